@@ -1,0 +1,35 @@
+"""Synchronous training of recommendation models with TensorFlow on several ranks, their embedding tables sharded.
+
+    from collective import CollectiveStrategy
+
+    strategy = CollectiveStrategy()
+    with strategy.scope(), tf.Graph().as_default():
+        with strategy.embedding_scope():
+            table = tf.get_variable('user', [1000000, 16])
+        ...
+
+Importing this package loads no TensorFlow; the first use of a name does.
+"""
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, List
+
+if TYPE_CHECKING:
+    from collective.errors import RankError
+    from collective.strategy import CollectiveStrategy
+    from collective.table import Table
+
+__all__ = ['CollectiveStrategy', 'RankError', 'Table']
+__version__ = '0.1.0'
+_MODULES = {'CollectiveStrategy': 'strategy', 'RankError': 'errors', 'Table': 'table'}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    return getattr(importlib.import_module(f'{__name__}.{_MODULES[name]}'), name)
+
+
+def __dir__() -> List[str]:
+    return sorted([*globals(), *_MODULES])

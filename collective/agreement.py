@@ -1,0 +1,161 @@
+"""How ranks agree on a run before any of its collectives starts.
+
+Every rank contributes one header. In the normal case the exchange of headers is an operation of the run itself, and opens the
+gate. A rank that can't run (its data has ended, it leaves, it has failed) contributes its header from outside. Headers are
+a few integers; only where they disagree do ranks exchange texts too, to say what each of them did.
+"""
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any, Callable, Dict, List, Optional, Sequence
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from collective.errors import RankError
+from collective.ops import communication
+from collective.ops.gate import Check, Gate
+
+RUNNING, INVALID, ENDED, LEFT, FAILED = range(5)
+NAME = communication.PREFIX + 'agreement'
+WIDTH = 5                                   # status, session, signature, number of the check, id
+
+
+@dataclasses.dataclass(frozen=True)
+class Header:
+    """What a rank says before a run.
+
+    Attributes:
+        status: RUNNING, INVALID (an id outside its table), ENDED (out of data), LEFT (closed the session) or FAILED.
+        session: the number of the session, counted alike on every rank.
+        signature: of the collectives that the run will use; 0 for LEFT and FAILED.
+        check: the number of the check that an id failed.
+        id: that id.
+    """
+    status: int
+    session: int
+    signature: int = 0
+    check: int = 0
+    id: int = 0
+
+
+class SideChannel:
+    """Exchanges between the ranks' Python programs, outside any user's graph or session."""
+
+    def __init__(self) -> None:
+        with tf.Graph().as_default(), tf.device('/cpu:0'):
+            self._header = tf.placeholder(tf.int64, [1, WIDTH])
+            self._headers = communication.allgather(self._header, NAME, 0)
+            self._text = tf.placeholder(tf.uint8, [None])
+            self._size = tf.placeholder(tf.int32, [1])
+            self._texts = communication.allgather(self._text, communication.PREFIX + 'texts', 0)
+            self._sizes = communication.allgather(self._size, communication.PREFIX + 'text_sizes', 0)
+            self._session = tf.Session(config=tf.ConfigProto(device_count={'GPU': 0}))
+
+    def headers(self, header: Header) -> List[Header]:
+        """Every rank's header; this one's is `header`. Meets both its like and the operation that a run carries."""
+        row = np.array([dataclasses.astuple(header)], np.int64)
+        return as_headers(self._session.run(self._headers, {self._header: row}))
+
+    def texts(self, mine: Dict[str, Any]) -> List[Dict[str, Any]]:
+        """Every rank's description of itself."""
+        data = np.frombuffer(json.dumps(mine).encode(), np.uint8)
+        joined, sizes = self._session.run([self._texts, self._sizes], {self._text: data, self._size: [len(data)]})
+        parts = np.split(joined, np.cumsum(sizes)[:-1])
+        return [json.loads(part.tobytes().decode()) for part in parts]
+
+
+def as_headers(rows: np.ndarray) -> List[Header]:
+    return [Header(*(int(x) for x in row)) for row in rows]
+
+
+def agree(gate: Gate, checks: Sequence[Check], after: Sequence[tf.Operation],
+          disagreed: Callable[[List[Header]], None]) -> tf.Operation:
+    """The operation that exchanges headers within a run and opens `gate` if all ranks are well and run the same.
+
+    Args:
+        gate: whose `ticket` is fed (1, session, signature).
+        checks: the lookups whose ids must be valid.
+        after: operations that must have succeeded first: the sources of the run's data.
+        disagreed: called with the headers if the gate stays closed; the run then fails.
+    """
+    level = '' if gate.level == 1 else f'.level{gate.level}'
+    with gate.zero.graph.as_default(), tf.init_scope(), tf.device('/cpu:0'), tf.name_scope('collective/agreement'):
+        status, check, worst = _first_invalid(checks)
+        with tf.control_dependencies(after):
+            header = tf.stack([status, gate.ticket[1], gate.ticket[2], check, worst])
+        headers = communication.allgather(header[None], NAME + level, 0)
+        well = tf.logical_and(tf.reduce_all(tf.equal(headers[:, 0], RUNNING)),
+                              tf.reduce_all(tf.equal(headers[:, 1:3], headers[:1, 1:3])))
+
+        def refuse(rows: np.ndarray) -> np.ndarray:
+            disagreed(as_headers(rows))
+            raise RuntimeError('the ranks do not agree on this run')
+
+        def open_gate() -> tf.Tensor:
+            with tf.control_dependencies([gate.open()]):
+                return tf.constant(0)
+
+        def keep_closed() -> tf.Tensor:
+            return tf.reshape(tf.numpy_function(refuse, [headers], tf.int32), [])
+
+        return tf.cond(well, open_gate, keep_closed).op
+
+
+def _first_invalid(checks: Sequence[Check]) -> List[tf.Tensor]:
+    """(status, number of the check, id), each an int64 scalar."""
+    if not checks:
+        return [tf.constant(x, tf.int64) for x in (RUNNING, 0, 0)]
+    bounds = tf.stack([check.bounds for check in checks])
+    rows = tf.constant([check.rows for check in checks], tf.int64)
+    low, high = bounds[:, 0], bounds[:, 1]
+    below, beyond = low < 0, tf.logical_and(high >= rows, high >= low)
+    first = tf.argmax(tf.cast(tf.logical_or(below, beyond), tf.int32), output_type=tf.int64)
+    worst = tf.where(below[first], low[first], high[first])
+    invalid = tf.logical_or(below[first], beyond[first])
+    return [tf.where(invalid, tf.constant(INVALID, tf.int64), tf.constant(RUNNING, tf.int64)), first, worst]
+
+
+def verdict(headers: Sequence[Header], checks: Sequence[Check], texts: Callable[[], List[Dict[str, Any]]]
+            ) -> Optional[BaseException]:
+    """What every rank raises for these headers, alike; None if all are well.
+
+    Args:
+        headers: of ranks 0, 1, ….
+        checks: the run's, to name a table.
+        texts: exchanges what the ranks did, {'doing': …, 'collectives': […]}; called on every rank or on none.
+    """
+    if any(h.status == FAILED for h in headers):
+        return RankError('A rank failed. ' + _each(texts(), lambda text: text['doing']))
+    sessions = {h.session for h in headers}
+    signatures = {h.signature for h in headers if h.status in (RUNNING, INVALID, ENDED)}
+    if len(sessions) > 1 or len(signatures) > 1:
+        return RankError('The ranks do not run the same. ' + _difference(texts()))
+    for r, h in enumerate(headers):
+        if h.status == INVALID:
+            check = checks[h.check]
+            return tf.errors.InvalidArgumentError(
+                None, None, f"table '{check.table}': id {h.id} is not in [0, {check.rows}) (on rank {r})")
+    for status, what in ((ENDED, 'is out of data'), (LEFT, 'has left the session')):
+        ranks = [str(r) for r, h in enumerate(headers) if h.status == status]
+        if ranks:
+            return tf.errors.OutOfRangeError(None, None, f"rank {', '.join(ranks)} {what}: the step ends on all ranks")
+    return None
+
+
+def _each(texts: Sequence[Dict[str, Any]], say: Callable[[Dict[str, Any]], str]) -> str:
+    return ' '.join(f'Rank {r}: {say(text)}.' for r, text in enumerate(texts))
+
+
+def _difference(texts: Sequence[Dict[str, Any]]) -> str:
+    """What each rank runs, and the first collective that not all of them use."""
+    used = [text['collectives'] for text in texts]
+    everywhere = set(used[0]).intersection(*used[1:]) if used else set()
+    odd = sorted({name for names in used for name in names} - everywhere)
+    first = ''
+    if odd:
+        who = [str(r) for r, names in enumerate(used) if odd[0] in names]
+        first = f" First difference: '{odd[0]}' is used by rank {', '.join(who)} only."
+    return _each(texts, lambda text: text['doing']) + first + \
+        ' Every rank must run the same fetches, in the same order, on the same graph.'

@@ -1,0 +1,44 @@
+"""Which variables become tables: `tf.get_variable` inside embedding_scope()."""
+from __future__ import annotations
+
+from typing import Any, Callable, Optional
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+from tensorflow.python.framework import tensor_shape
+
+from collective.table import Table, in_shard_view
+
+
+def _shape_of(shape: Any, initializer: Any) -> Optional[tf.TensorShape]:
+    if shape is None and initializer is not None and not callable(initializer):
+        shape = initializer.shape if hasattr(initializer, 'shape') else np.shape(initializer)
+    return None if shape is None else tensor_shape.as_shape(shape)
+
+
+def table_getter(getter: Callable[..., Any], name: str, shape: Any = None, dtype: Any = None, initializer: Any = None,
+                 partitioner: Any = None, **kwargs: Any) -> Any:
+    """A variable-scope getter that makes a `Table` of a 2-D floating-point variable, whatever its partitioner.
+
+    Other variables (other ranks, integers, slots that an optimizer makes) are made as outside: replicated. They aren't
+    partitioned either: a partitioner in embedding_scope() says how a table is to be sharded, which isn't its choice here.
+    """
+    del partitioner
+    whole = _shape_of(shape, initializer)
+    dtype = tf.as_dtype(dtype or getattr(initializer, 'dtype', None) or tf.float32).base_dtype
+    if in_shard_view() or whole is None or whole.rank != 2 or not whole.is_fully_defined() or not dtype.is_floating:
+        return getter(name, shape=shape, dtype=dtype, initializer=initializer, partitioner=None, **kwargs)
+    if initializer is None:
+        initializer = tf.glorot_uniform_initializer()       # tf.get_variable's own default
+
+    def create(next_creator: Any, **made: Any) -> Table:
+        del next_creator
+        return Table(initializer=initializer, shape=whole, dtype=dtype, name=made['name'], **{
+            key: made.get(key) for key in ('trainable', 'collections', 'caching_device', 'validate_shape', 'constraint',
+                                           'synchronization', 'aggregation')})
+
+    kwargs['use_resource'] = True
+    if not callable(initializer):
+        shape = None        # get_variable takes an array's or a tensor's own
+    with tf.variable_creator_scope(create):
+        return getter(name, shape=shape, dtype=dtype, initializer=initializer, partitioner=None, **kwargs)

@@ -1,0 +1,162 @@
+"""Everything in TensorFlow that scope() replaces, because TensorFlow has no extension point there. All of it is listed here.
+
+Entering the outermost scope() puts the replacements in place, leaving it puts the originals back.
+"""
+from __future__ import annotations
+
+import functools
+import logging
+from typing import Any, Callable, List, Tuple
+
+import tensorflow.compat.v1 as tf
+import tensorflow.compat.v2 as tf2
+from tensorflow.python.client import session as session_lib
+from tensorflow.python.ops import clip_ops, gradients_util, variable_scope
+from tensorflow.python.summary.writer import writer as writer_lib
+from tensorflow.python.training import (
+    basic_session_run_hooks,
+    monitored_session,
+    optimizer,
+    saver,
+    session_manager,
+)
+
+from collective import gradients, sessions
+from collective.creation import table_getter
+from collective.ops import communication
+
+Replacement = Tuple[Any, str, Callable[..., Any]]       # (owner, attribute, f(original, *args, **kwargs))
+
+
+class Patches:
+    """Puts the replacements in place and takes them away again; holds what they need to know of the strategy."""
+
+    def __init__(self, in_embedding_scope: Callable[[], bool], mean: Callable[[], bool]):
+        self._in_embedding_scope, self._mean = in_embedding_scope, mean
+        self._undo: List[Callable[[], None]] = []
+
+    def apply(self) -> None:
+        try:
+            for owner, attribute, replacement in self._replacements():
+                self._put(owner, attribute, replacement)
+            if communication.rank() > 0:
+                self._put_value(writer_lib, 'EventFileWriter', NoEvents)
+                logger, quiet = tf.get_logger(), _Quiet()
+                logger.addFilter(quiet)
+                self._undo.append(lambda: logger.removeFilter(quiet))
+        except BaseException:
+            self.restore()
+            raise
+
+    def restore(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+
+    def _put(self, owner: Any, attribute: str, replacement: Callable[..., Any]) -> None:
+        original = getattr(owner, attribute)
+
+        @functools.wraps(original)
+        def replaced(*args: Any, **kwargs: Any) -> Any:
+            return replacement(original, *args, **kwargs)
+        self._put_value(owner, attribute, replaced)
+
+    def _put_value(self, owner: Any, attribute: str, value: Any) -> None:
+        own = vars(owner).get(attribute, _ABSENT)
+        setattr(owner, attribute, value)
+        self._undo.append(lambda: delattr(owner, attribute) if own is _ABSENT else setattr(owner, attribute, own))
+
+    def _replacements(self) -> List[Replacement]:
+        session, create = session_lib.BaseSession, self._get_variable
+        return [
+            # Which variables become tables. TensorFlow's own place for a getter is the variable scope that is open now; a
+            # scope object captured before, or another graph, would not see it.
+            (variable_scope.VariableScope, 'get_variable', create),
+            # Gradients are reduced where they are taken; updates and slots are the shard's.
+            (gradients_util, '_GradientsHelper', self._gradients),
+            (optimizer.Optimizer, 'apply_gradients', gradients.apply_to_shards),
+            *((module, 'global_norm', gradients.global_norm) for module in
+              (clip_ops, tf, tf.linalg, tf2.linalg)),
+            # Runs are agreed on; a GPU is grown into, and one process uses one.
+            (session, '__init__', _with_own_gpu),
+            (session, 'run', sessions.run),
+            (session, 'make_callable', sessions.make_callable),
+            (session, 'partial_run_setup', sessions.partial_run_setup),
+            (session, 'close', sessions.close),
+            (session_manager.SessionManager, 'prepare_session', sessions.prepare_session),
+            # Not there yet with several ranks.
+            (saver.Saver, 'save', _no_checkpoint('Saver.save')),
+            (saver.Saver, 'restore', _no_checkpoint('Saver.restore')),
+            (basic_session_run_hooks.CheckpointSaverHook, '__init__', _no_checkpoint('CheckpointSaverHook')),
+            *((module, 'MonitoredTrainingSession', _no_checkpoint_dir) for module in (monitored_session, tf.train)),
+        ]
+
+    def _get_variable(self, original: Any, scope: Any, store: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+        if self._in_embedding_scope():
+            users = kwargs.get('custom_getter') or scope.custom_getter
+            kwargs['custom_getter'] = table_getter if users is None else _inside(users)
+        return original(scope, store, name, *args, **kwargs)
+
+    def _gradients(self, original: Any, ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
+        xs = list(xs) if isinstance(xs, (list, tuple)) else [xs]
+        return gradients.reduce_gradients(original(ys, xs, *args, **kwargs), xs, self._mean())
+
+
+_ABSENT = object()
+
+
+def _inside(users: Callable[..., Any]) -> Callable[..., Any]:
+    """The user's own getter around ours: it may rename or cast, and gets a table from its `getter`."""
+    def getter(getter: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return users(functools.partial(table_getter, getter), *args, **kwargs)
+    return getter
+
+
+def _with_own_gpu(original: Any, session: Any, target: str = '', graph: Any = None, config: Any = None) -> None:
+    """`Session.__init__`: memory of the GPU is taken as it is needed, and a process of several on a host sees one GPU."""
+    ours = tf.ConfigProto()
+    ours.gpu_options.allow_growth = True
+    if communication.size() > 1 and len(tf2.config.list_physical_devices('GPU')) > 1:
+        ours.gpu_options.visible_device_list = str(communication.local_rank())
+    if isinstance(config, tf.ConfigProto):
+        ours.MergeFrom(config)
+        config = ours
+    original(session, target, graph, ours if config is None else config)
+
+
+def _no_checkpoint(what: str) -> Callable[..., Any]:
+    def refuse(original: Any, *args: Any, **kwargs: Any) -> Any:
+        if communication.size() > 1:
+            raise NotImplementedError(
+                f"{what}: checkpoints of tables on {communication.size()} ranks aren't there yet. Run without one, or with "
+                'one rank.')
+        return original(*args, **kwargs)
+    return refuse
+
+
+def _no_checkpoint_dir(original: Any, *args: Any, **kwargs: Any) -> Any:
+    names = ('master', 'is_chief', 'checkpoint_dir')
+    if {**dict(zip(names, args)), **kwargs}.get('checkpoint_dir'):
+        return _no_checkpoint('MonitoredTrainingSession(checkpoint_dir=…)')(original, *args, **kwargs)
+    return original(*args, **kwargs)
+
+
+class NoEvents:
+    """An `EventFileWriter` that writes nothing: every rank computes its summaries, rank 0 alone writes them."""
+
+    def __init__(self, logdir: str, *args: Any, **kwargs: Any):
+        self._logdir = logdir
+
+    def get_logdir(self) -> str:
+        return self._logdir
+
+    def add_event(self, event: Any) -> None:
+        pass
+
+    reopen = flush = close = lambda self: None
+
+
+class _Quiet(logging.Filter):
+    """Lets warnings and errors of ranks other than 0 through, and nothing else."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.WARNING

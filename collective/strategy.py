@@ -1,0 +1,159 @@
+"""The facade."""
+from __future__ import annotations
+
+import threading
+import warnings
+from typing import Any, Dict, FrozenSet, Optional, Type
+
+from collective import lookups, strategies
+from collective.ops import communication
+from collective.patches import Patches
+
+# Tuning of HybridBackend and SparseOperationKit that scripts pass: accepted, and said to be without effect.
+FOREIGN_PREFIXES = ('emb_', 'comm_', 'grad_', 'data_', 'sok_')
+FOREIGN: FrozenSet[str] = frozenset({
+    'sharding', 'use_hierarchical_embedding_lookup', 'batch_size', 'model_dir', 'keep_checkpoint_max',
+    'keep_checkpoint_every_n_hours', 'mode', 'default_optimizer', 'seed', 'device', 'num_groups', 'wire_dtype_hint',
+    'global_batch_size', 'max_vocabulary_size_per_gpu', 'slot_num', 'max_nnz', 'max_feature_num', 'use_hashtable',
+    'dynamic_input', 'num_of_instances', 'key_type', 'var_type', 'unique_op_prefer', 'use_filter', 'hotness', 'optimizer'})
+
+
+class Scope:
+    """A context manager that can be entered again, and inside itself."""
+
+    def __init__(self, strategy: 'CollectiveStrategy', options: Dict[str, Any]):
+        self._strategy, self._options = strategy, options
+
+    def __enter__(self) -> 'CollectiveStrategy':
+        self._strategy._enter(type(self), self._options)
+        return self._strategy
+
+    def __exit__(self, kind: Optional[Type[BaseException]], error: Any, traceback: Any) -> None:
+        self._strategy._exit(type(self))
+
+
+class _DataScope(Scope):
+    OPTIONS: Dict[str, Any] = {'embedding_gradients': 'mean'}
+
+
+class _EmbeddingScope(Scope):
+    OPTIONS: Dict[str, Any] = {}
+
+
+class CollectiveStrategy:
+    """Synchronous training on all ranks of the job, with sharded embedding tables.
+
+    The interface is DeepRec's `CollectiveStrategy`. The backend is the environment variable COLLECTIVE_STRATEGY's, `hb` by
+    default. Started without the launcher it is one rank.
+
+        strategy = CollectiveStrategy()
+        with strategy.scope(), tf.Graph().as_default():
+            with strategy.embedding_scope():
+                table = tf.get_variable('user', [1000000, 16])
+            rows = tf.nn.embedding_lookup(table, ids)
+            ...
+            train_op = tf.train.AdagradOptimizer(0.05).minimize(loss)
+            with tf.train.MonitoredTrainingSession('') as session:
+                while not session.should_stop():
+                    session.run(train_op)
+
+    Training minimises the mean of the ranks' losses: with a mean loss over B / N samples on each of N ranks it takes the
+    same steps as plain TensorFlow in one process with B samples.
+
+    Raises:
+        ValueError: COLLECTIVE_STRATEGY names no backend.
+        ImportError: Horovod isn't installed.
+    """
+
+    def __init__(self) -> None:
+        lookups.use_backend(strategies.backend())
+        communication.init()
+        self._local = threading.local()
+        self._lock = threading.RLock()
+        self._patches = Patches(lambda: self._depth(_EmbeddingScope) > 0,
+                                lambda: self._current('embedding_gradients') == 'mean')
+        self._stack: list = []
+
+    def world_size(self) -> int:
+        """N, the number of ranks."""
+        return communication.size()
+
+    def rank(self) -> int:
+        """This rank, 0 ≤ rank < N."""
+        return communication.rank()
+
+    def local_rank(self) -> int:
+        """This rank's number on its host."""
+        return communication.local_rank()
+
+    def scope(self, **options: Any) -> Scope:
+        """The data-parallel part of a program: model, optimizer and sessions.
+
+        Inside, gradients are those of all ranks, sessions agree on every run, replicated variables start equal, and rank 0
+        alone writes summaries and logs. Leaving it restores TensorFlow as it was. It can be nested and entered again;
+        inside, options that are not given stay what they are outside.
+
+        Args:
+            embedding_gradients: 'mean' (default) or 'sum': of the ranks' gradients of a table. 'sum' is what HybridBackend
+                and SparseOperationKit do, for settings that were tuned for them.
+
+        Raises:
+            TypeError: an unknown option.
+            ValueError: an option's value isn't one of its values.
+        """
+        options = _known('scope', options, _DataScope.OPTIONS)
+        if options.get('embedding_gradients', 'mean') not in ('mean', 'sum'):
+            raise ValueError("scope(embedding_gradients=…) is 'mean' or 'sum', "
+                             f"not {options['embedding_gradients']!r}.")
+        return _DataScope(self, options)
+
+    def embedding_scope(self, **options: Any) -> Scope:
+        """Every 2-D floating-point variable that `tf.get_variable` makes inside is a table, sharded by rows over all ranks.
+
+        Row i lives on rank i mod N. A partitioner has no effect. Other variables are made as outside.
+
+        Raises:
+            TypeError: an unknown option.
+            RuntimeError: on entering it outside scope().
+        """
+        return _EmbeddingScope(self, _known('embedding_scope', options, _EmbeddingScope.OPTIONS))
+
+    # -- entering and leaving -----------------------------------------------------------------------------------------------
+
+    def _depth(self, kind: Type[Scope]) -> int:
+        return sum(entered is kind for entered in getattr(self._local, 'entered', []))
+
+    def _current(self, option: str) -> Any:
+        return next((given[option] for given in reversed(self._stack) if option in given), _DataScope.OPTIONS[option])
+
+    def _enter(self, kind: Type[Scope], options: Dict[str, Any]) -> None:
+        if kind is _EmbeddingScope and not self._stack:
+            raise RuntimeError('embedding_scope() has its effect inside scope() only: '
+                               'with strategy.scope(), tf.Graph().as_default(): with strategy.embedding_scope(): …')
+        with self._lock:
+            if kind is _DataScope:
+                if not self._stack:
+                    self._patches.apply()
+                self._stack.append(options)
+        self._local.entered = getattr(self._local, 'entered', []) + [kind]
+
+    def _exit(self, kind: Type[Scope]) -> None:
+        entered = self._local.entered
+        self._local.entered = entered[:len(entered) - 1 - entered[::-1].index(kind)]
+        with self._lock:
+            if kind is _DataScope:
+                self._stack.pop()
+                if not self._stack:
+                    self._patches.restore()
+
+
+def _known(what: str, options: Dict[str, Any], known: Dict[str, Any]) -> Dict[str, Any]:
+    """The options of ours; one warning for those of other libraries."""
+    foreign = sorted(o for o in options if o not in known and (o in FOREIGN or o.startswith(FOREIGN_PREFIXES)))
+    unknown = sorted(o for o in options if o not in known and o not in foreign)
+    if unknown:
+        raise TypeError(f"{what}() has no option {', '.join(unknown)}. Its options: {', '.join(known) or 'none'}.")
+    if foreign:
+        warnings.warn(f"{what}(): {', '.join(foreign)} tunes another library and has no effect here; leave it out to silence "
+                      'this.', stacklevel=3)
+    return {o: v for o, v in options.items() if o in known}

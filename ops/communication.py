@@ -1,0 +1,190 @@
+"""The collectives, over Horovod. Nothing else in the package calls Horovod's operations.
+
+Symbols: N ranks, r this rank. Every collective
+
+* has an explicit name, under which the ranks' calls find each other: `unique_name` numbers it within its graph, so that
+  ranks which build the same graph use the same names in the same order;
+* takes a `gate` (see `collective.ops.gate`), an int32 zero that exists only at run time. TensorFlow believes Horovod's
+  operations to be stateless: without such an input a collective of constants would be folded, that is, run once by the
+  graph optimizer, at a time of its own on each rank;
+* is differentiable any number of times: the gradient of a collective is the transposed collective, which makes
+  `tf.gradients` the gradient of the sum of all ranks' `ys`;
+* is the identity with one rank.
+
+Source: Horovod 0.28 (`horovod.tensorflow`).
+"""
+from __future__ import annotations
+
+import collections
+import contextlib
+import weakref
+from typing import Any, Iterator, List, Optional, Sequence, Tuple
+
+import tensorflow.compat.v1 as tf
+
+try:
+    import horovod.tensorflow as hvd
+except ImportError as error:
+    raise ImportError(
+        'collective needs Horovod, built against the installed TensorFlow; `make setup` in a checkout builds it '
+        f'(or set HOROVOD_WITH_TENSORFLOW=1 and pip install --no-build-isolation horovod). The cause: {error}') from error
+
+PREFIX = 'collective.'
+_counters: 'weakref.WeakKeyDictionary[tf.Graph, collections.Counter]' = weakref.WeakKeyDictionary()
+
+
+def init() -> None:
+    """Joins the job that the launcher (or horovodrun, or mpirun) described in the environment; alone without one."""
+    hvd.init()
+
+
+def rank() -> int:
+    return int(hvd.rank())
+
+
+def size() -> int:
+    return int(hvd.size())
+
+
+def local_rank() -> int:
+    return int(hvd.local_rank())
+
+
+def unique_name(base: str) -> str:
+    """`collective.base` for its first use in the graph, then `collective.base.1`, `collective.base.2`, …"""
+    base = base.replace('/', '.')       # Horovod takes the name for what follows the last slash
+    counter = _counters.setdefault(tf.get_default_graph(), collections.Counter())
+    counter[base] += 1
+    return PREFIX + base + (f'.{counter[base] - 1}' if counter[base] > 1 else '')
+
+
+def collective_name(op: tf.Operation) -> Optional[str]:
+    """The name under which `op` meets its peers, if it is one of this module's collectives."""
+    name = str(op.name).rpartition('/')[2]
+    return name if op.type.startswith('Horovod') and name.startswith(PREFIX) else None
+
+
+@contextlib.contextmanager
+def _meeting(kind: str, name: str, gate: Any) -> Iterator[None]:
+    """Where a Horovod operation is made: nothing else may have its name there, or TensorFlow would add a number to it."""
+    graph = tf.get_default_graph()
+    if not hasattr(graph, '_collective_gate_of'):
+        graph._collective_gate_of = {}
+    graph._collective_gate_of[name] = gate
+    with tf.name_scope('meeting'), graph.gradient_override_map({f'Horovod{kind}': f'Collective{kind}'}):
+        yield
+
+
+def _as_wire(x: tf.Tensor) -> Tuple[tf.Tensor, Optional[tf.DType]]:
+    """Horovod moves no bfloat16 by all-to-all: its bits travel as float16's, whatever they mean."""
+    return (_bits_as(x, tf.float16), tf.bfloat16) if x.dtype == tf.bfloat16 else (x, None)
+
+
+def _bits_as(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """`tf.bitcast`, differentiable: the gradient's bits go back the same way."""
+    @tf.custom_gradient
+    def cast(value: tf.Tensor) -> Any:
+        return tf.bitcast(value, dtype), lambda gradient: _bits_as(gradient, x.dtype)
+    return cast(x)
+
+
+def _of(op: tf.Operation) -> Tuple[str, Any]:
+    """(base of the name, gate) of the collective whose gradient is asked for."""
+    name, graph = str(op.name).rpartition('/')[2], op.graph
+    while name not in getattr(graph, '_collective_gate_of', {}):
+        graph = graph.outer_graph
+    return name[len(PREFIX):], graph._collective_gate_of[name]
+
+
+def alltoall(x: tf.Tensor, splits: tf.Tensor, name: str, gate: Any) -> Tuple[tf.Tensor, tf.Tensor]:
+    """Rows of `x` to the ranks, `splits[k]` consecutive ones to rank k.
+
+    Args:
+        x: [S, ...], any numeric dtype, rows in the order of the ranks they go to.
+        splits: [N] int32, summing to S. Below 2**31 rows: Horovod counts them in int32.
+        name: the explicit name, `unique_name(...)`.
+        gate: the gate's zero.
+
+    Returns:
+        ([R, ...] the rows received, in the order of the ranks they came from; [N] int32, how many came from each).
+    """
+    if size() == 1:
+        return tf.identity(x), tf.identity(splits)
+    wire, back = _as_wire(x)
+    with _meeting('Alltoall', name, gate):
+        out, received = hvd.alltoall(wire, splits=splits + gate, name=name, ignore_name_scope=True)
+    out.set_shape([None] + wire.shape[1:].as_list())
+    return (_bits_as(out, back) if back else out), received
+
+
+@tf.RegisterGradient('CollectiveAlltoall')
+def _alltoall_gradient(op: tf.Operation, gradient: Any, _: Any) -> Tuple[tf.Tensor, None]:
+    if isinstance(gradient, tf.IndexedSlices):      # what sparse_segment_sum gives: sum per row before it travels
+        gradient = tf.math.unsorted_segment_sum(gradient.values, gradient.indices, tf.shape(op.outputs[0])[0])
+    # Peers may update their rows as soon as they have every rank's gradient: send none before this rank has read the
+    # rows of this step (they are the input of `op`), so that a lookup fetched beside its own update is the value before.
+    with tf.control_dependencies([op.inputs[0]]):
+        gradient = tf.identity(gradient)
+    base, gate = _of(op)
+    return alltoall(gradient, op.outputs[1], unique_name(base + '.gradient'), gate)[0], None
+
+
+def allreduce_sum(tensors: Sequence[tf.Tensor], name: str, gate: Any) -> List[tf.Tensor]:
+    """The element-wise sums over ranks of `tensors` (one dtype, the same shapes on every rank), in one collective."""
+    if size() == 1:
+        return [tf.identity(x) for x in tensors]
+    dtype = tensors[0].dtype
+    # The gate travels as one more element: it costs no pass over the data.
+    flat = tf.concat([tf.reshape(x, [-1]) for x in tensors] + [tf.cast(gate, dtype)[None]], 0)
+    with _meeting('Allreduce', name, gate):
+        out = hvd.allreduce(flat, op=hvd.Sum, name=name, ignore_name_scope=True)
+    pieces = tf.split(out, [_elements(x) for x in tensors] + [1])[:-1]
+    return [_like(piece, x) for piece, x in zip(pieces, tensors)]
+
+
+@tf.RegisterGradient('CollectiveAllreduce')
+def _allreduce_gradient(op: tf.Operation, gradient: tf.Tensor) -> tf.Tensor:
+    base, gate = _of(op)
+    return allreduce_sum([gradient], unique_name(base + '.gradient'), gate)[0]
+
+
+def allgather(x: tf.Tensor, name: str, gate: Any) -> tf.Tensor:
+    """[R, ...], the ranks' `x` of shape [S_k, ...] one below the other; S may differ from rank to rank."""
+    if size() == 1:
+        return tf.identity(x)
+    wire, back = _as_wire(x)
+    with _meeting('Allgather', name, gate):
+        out = hvd.allgather(wire + tf.cast(gate, wire.dtype), name=name, ignore_name_scope=True)
+    out.set_shape([None] + x.shape[1:].as_list())
+    return _bits_as(out, back) if back else out
+
+
+@tf.RegisterGradient('CollectiveAllgather')
+def _allgather_gradient(op: tf.Operation, gradient: tf.Tensor) -> tf.Tensor:
+    base, gate = _of(op)
+    mine = tf.shape(op.inputs[0])[0]
+    sizes = allgather(mine[None], unique_name(base + '.sizes'), gate)
+    total = allreduce_sum([tf.convert_to_tensor(gradient)], unique_name(base + '.gradient'), gate)[0]
+    first = tf.reduce_sum(sizes[:rank()])
+    return total[first:first + mine]
+
+
+def broadcast(x: tf.Tensor, name: str) -> tf.Tensor:
+    """Rank 0's `x`, of the same shape on every rank, on every rank. Not differentiable; `x` is read at run time."""
+    if size() == 1:
+        return tf.identity(x)
+    wire, back = _as_wire(x)
+    with tf.name_scope('meeting'):
+        out = hvd.broadcast(wire, 0, name=name, ignore_name_scope=True)
+    out.set_shape(x.shape)
+    return tf.bitcast(out, back) if back else out
+
+
+def _elements(x: tf.Tensor) -> Any:
+    return x.shape.num_elements() if x.shape.is_fully_defined() else tf.size(x)
+
+
+def _like(piece: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    piece = tf.reshape(piece, tf.shape(x))
+    piece.set_shape(x.shape)
+    return piece

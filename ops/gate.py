@@ -1,0 +1,113 @@
+"""The gate: no collective of a run starts before every rank has said that it can take part in all of them.
+
+A collective that one rank starts and another never reaches hangs both. A rank may learn that it can't go on from the end of
+its data, from an id outside a table, from a peer that has left or that runs something else. All of this can be known before
+the first collective, so it is settled there: every collective depends on the gate of its graph, an operation that waits for
+a token; whoever runs the graph (`collective.sessions`) adds to each run the operation that exchanges the ranks' headers and
+puts the token there if all are well. A step is then carried out by all ranks or by none, and nothing was applied.
+
+    data, ids ──► header ──► allgather of headers ──► token ──► gate ──► keys ──► rows ──► gradients, allreduce ──► updates
+
+Ids that depend on rows of another lookup are known only behind that lookup: its gate is of level 1, theirs of level 2, which
+opens after everything of level 1 was exchanged.
+"""
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Dict, List, Sequence
+
+import tensorflow.compat.v1 as tf
+
+CLOSED = 'This run uses tables sharded over several ranks, but no session of strategy.scope() runs it. ' \
+         'Create the session, and run it, inside `with strategy.scope():`.'
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """The ids of one lookup against the range [0, rows) of its table.
+
+    Attributes:
+        collective: the name of the lookup's first collective: the check matters to the runs that reach it.
+        table: the table's name, for the message.
+        rows: V.
+        bounds: [2] int64, the smallest and the largest id (int64's largest and smallest for no id at all).
+    """
+    collective: str
+    table: str
+    rows: int
+    bounds: tf.Tensor
+
+
+class Gate:
+    """One level's gate in one graph.
+
+    Attributes:
+        level: 1 or higher.
+        ticket: [3] int64, fed by whoever runs the graph: (1, number of the session, signature of the run). Unfed, the gate
+            refuses to open.
+        zero: int32 scalar 0, which exists once the gate is open.
+    """
+
+    def __init__(self, level: int):
+        self.level = level
+        with tf.init_scope(), tf.name_scope(f'collective/gate{level}/'), tf.device('/cpu:0'):
+            self.ticket = tf.placeholder_with_default(tf.constant([0, 0, 0], tf.int64), [3], 'ticket')
+            self._tokens = tf.queue.FIFOQueue(1, [tf.int32], shapes=[[]], name='tokens')
+            self.zero = tf.cond(tf.equal(self.ticket[0], 1), self._tokens.dequeue, _refuse, name='zero')
+
+    def open(self) -> tf.Operation:
+        """The operation that lets this run's collectives go."""
+        return self._tokens.enqueue(tf.constant(0))
+
+
+def _refuse() -> tf.Tensor:
+    with tf.control_dependencies([tf.Assert(False, [CLOSED])]):
+        return tf.constant(0)
+
+
+class GraphGates:
+    """What a graph has of gates and checks."""
+
+    def __init__(self) -> None:
+        self.gates: List[Gate] = []
+        self.checks: List[Check] = []
+        self._levels: Dict[tf.Operation, int] = {}
+
+    def behind(self, tensors: Sequence[Any]) -> Gate:
+        """The gate of a lookup whose ids are `tensors`: of the first level that none of them waits for."""
+        return self._gate(1 + max((self.level(x.op) for x in tensors), default=0))
+
+    def beside(self, tensors: Sequence[Any]) -> Gate:
+        """The gate of any other collective of `tensors`: the last one that they wait for, else the first."""
+        return self._gate(max([1] + [self.level(x.op) for x in tensors]))
+
+    def _gate(self, level: int) -> Gate:
+        while len(self.gates) < level:
+            self.gates.append(Gate(len(self.gates) + 1))
+            self._levels[self.gates[-1].zero.op] = len(self.gates)
+        return self.gates[level - 1]
+
+    def level(self, op: tf.Operation) -> int:
+        """The highest level of a gate upstream of `op`, 0 for none."""
+        stack, entered = [op], set()
+        while stack:
+            top = stack[-1]
+            upstream = [x.op for x in top.inputs] + list(top.control_inputs)
+            if top not in self._levels and top not in entered:
+                entered.add(top)
+                stack.extend(o for o in upstream if o not in self._levels and o not in entered)
+                continue
+            # What isn't known by now is the back edge of a loop, which leads to nothing that isn't on the stack.
+            self._levels.setdefault(top, max((self._levels.get(o, 0) for o in upstream), default=0))
+            stack.pop()
+        return self._levels[op]
+
+
+def gates_of(graph: tf.Graph) -> GraphGates:
+    """The gates of `graph`; those of the graph around it if it is a function's."""
+    while hasattr(graph, 'outer_graph'):
+        graph = graph.outer_graph
+    if not hasattr(graph, '_collective_gates'):
+        graph._collective_gates = GraphGates()      # on the graph, not in a table of ours: they live and die together
+    gates: GraphGates = graph._collective_gates
+    return gates

@@ -1,0 +1,74 @@
+"""What a rank computes around an exchange, with TensorFlow's own operations.
+
+Symbols: K keys of one lookup, U of them distinct, N ranks, D the dimension.
+"""
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Optional
+
+import tensorflow.compat.v1 as tf
+
+
+class Distinct(NamedTuple):
+    """Distinct keys in the order in which they are sent.
+
+    Attributes:
+        keys: [U] int64, those of rank 0 first, then rank 1's, …
+        splits: [N] int32, how many belong to each rank.
+        positions: [K] int32, where each of the K keys stands among the U.
+    """
+    keys: tf.Tensor
+    splits: tf.Tensor
+    positions: tf.Tensor
+
+
+def distinct_by_owner(keys: tf.Tensor, ranks: int) -> Distinct:
+    """De-duplicates `keys` [K] int64 and orders them by owner, `key mod N`."""
+    unique, inverse = tf.unique(keys)
+    if ranks == 1:
+        return Distinct(unique, tf.size(unique)[None], inverse)
+    owner = tf.cast(tf.math.floormod(unique, ranks), tf.int32)
+    parts = tf.dynamic_partition(unique, owner, ranks)
+    places = tf.concat(tf.dynamic_partition(tf.range(tf.size(unique)), owner, ranks), 0)
+    return Distinct(keys=tf.concat(parts, 0),
+                    splits=tf.stack([tf.size(part) for part in parts]),
+                    positions=tf.gather(tf.math.invert_permutation(places), inverse))
+
+
+def gather_rows(table: Any, local_rows: tf.Tensor, row_shape: Any) -> tf.Tensor:
+    """Rows of a shard, read in place: [R, D] for `local_rows` [R] int64. Its gradient is `IndexedSlices` of the shard.
+
+    Args:
+        table: the shard's resource handle.
+        local_rows: indices into the shard.
+        row_shape: [D].
+    """
+    # Not tf.gather: a resource variable that was updated sparsely copies itself on every other kind of read.
+    rows = tf.raw_ops.ResourceGather(resource=table.handle, indices=local_rows, dtype=table.dtype)
+    rows.set_shape(tf.TensorShape([None]).concatenate(row_shape))
+    return rows
+
+
+def bounds(ids: tf.Tensor) -> tf.Tensor:
+    """[2] int64: the smallest and the largest of `ids`, (largest int64, smallest int64) for none."""
+    flat = tf.reshape(tf.cast(ids, tf.int64), [-1])
+    return tf.stack([tf.reduce_min(flat), tf.reduce_max(flat)])
+
+
+def pool(rows: tf.Tensor, positions: tf.Tensor, sparse_ids: tf.SparseTensor, sparse_weights: Optional[tf.SparseTensor],
+         combiner: str, max_norm: Optional[float]) -> tf.Tensor:
+    """Rows combined per sample, exactly as TensorFlow combines those of a whole table.
+
+    Args:
+        rows: [U, D], the distinct rows.
+        positions: [K] int32, the row of each id.
+        sparse_ids: the K ids; only their indices [K, 2] (sample, place in the sample) matter.
+        sparse_weights: K weights at the same indices, or None.
+        combiner: 'sum', 'mean' or 'sqrtn'.
+        max_norm: each row is clipped to this L2 norm first, unless None.
+
+    Returns:
+        [samples, D]: one more row than the last sample that has an id.
+    """
+    moved = tf.SparseTensor(sparse_ids.indices, positions, sparse_ids.dense_shape)
+    return tf.nn.embedding_lookup_sparse(rows, moved, sparse_weights, combiner=combiner, max_norm=max_norm)

@@ -1,0 +1,65 @@
+"""What a backend must do, for a group of lookups."""
+from __future__ import annotations
+
+import abc
+import dataclasses
+import importlib
+import os
+from typing import Any, List, Optional, Sequence
+
+import tensorflow.compat.v1 as tf
+
+BACKENDS = {'hb': 'collective.strategies.hb.HbBackend'}
+COMING = ('sok',)
+
+
+@dataclasses.dataclass(frozen=True)
+class Lookup:
+    """One lookup in one table. Symbols: K ids, V rows of dimension D.
+
+    Attributes:
+        table: what `collective.table.Table` promises: `name`, `rows` V, `dim` D, `dtype`, `handle` of this rank's shard.
+        ids: int64. Dense of any shape for plain rows; [K] if the rows are pooled. Already within [0, V).
+        bounds: [2] int64, the smallest and largest id that the caller gave.
+        sparse_ids: the `SparseTensor` whose values are the ids, if the rows are pooled per sample; else None.
+        sparse_weights: its weights, or None.
+        combiner: 'sum', 'mean' or 'sqrtn', if the rows are pooled; else None.
+        max_norm: L2 norm to which each row is clipped before pooling, or None.
+    """
+    table: Any
+    ids: tf.Tensor
+    bounds: tf.Tensor
+    sparse_ids: Optional[tf.SparseTensor] = None
+    sparse_weights: Optional[tf.SparseTensor] = None
+    combiner: Optional[str] = None
+    max_norm: Optional[float] = None
+
+
+class Backend(abc.ABC):
+    """A way to exchange."""
+
+    @abc.abstractmethod
+    def exchange(self, group: Sequence[Lookup]) -> List[tf.Tensor]:
+        """Builds one complete, differentiable exchange for `group` and returns what each lookup returns.
+
+        For a lookup of plain rows, ids' shape + [D]; for a pooled one [samples, D]. Differentiating with respect to
+        `table.handle` must give `IndexedSlices` of the shard: at every owner the sum of all ranks' gradients for its rows.
+        Every rank calls this with the same group, in the same order. All of its collectives take the gate that stands
+        behind the group's ids, and each lookup's ids are registered there as a `Check`.
+        """
+
+
+def backend(name: Optional[str] = None) -> Backend:
+    """The backend called `name`; by default the one in the environment variable COLLECTIVE_STRATEGY, else hb.
+
+    Raises:
+        ValueError: there is no such backend.
+    """
+    name = (name or os.environ.get('COLLECTIVE_STRATEGY') or 'hb').lower()
+    if name in COMING:
+        raise ValueError(f"COLLECTIVE_STRATEGY={name}: this backend isn't there yet. Known: {', '.join(BACKENDS)}.")
+    if name not in BACKENDS:
+        raise ValueError(f"COLLECTIVE_STRATEGY={name}: there is no such backend. Known: {', '.join(BACKENDS)}.")
+    module, _, kind = BACKENDS[name].rpartition('.')
+    made: Backend = getattr(importlib.import_module(module), kind)()
+    return made
