@@ -16,13 +16,13 @@ import importlib
 from typing import TYPE_CHECKING, Any, List
 
 if TYPE_CHECKING:
-    from collective.errors import RankError
+    from collective.errors import RankError, TableError
     from collective.strategy import CollectiveStrategy
     from collective.table import Table
 
-__all__ = ['CollectiveStrategy', 'RankError', 'Table']
+__all__ = ['CollectiveStrategy', 'RankError', 'Table', 'TableError']
 __version__ = '0.1.0'
-_MODULES = {'CollectiveStrategy': 'strategy', 'RankError': 'errors', 'Table': 'table'}
+_MODULES = {'CollectiveStrategy': 'strategy', 'RankError': 'errors', 'Table': 'table', 'TableError': 'errors'}
 
 
 def __getattr__(name: str) -> Any:

@@ -82,6 +82,7 @@ class Patches:
             (session, 'make_callable', sessions.make_callable),
             (session, 'partial_run_setup', sessions.partial_run_setup),
             (session, 'close', sessions.close),
+            (session_lib.Session, '__exit__', sessions.leave),
             (session_manager.SessionManager, 'prepare_session', sessions.prepare_session),
             # Not there yet with several ranks.
             (saver.Saver, 'save', _no_checkpoint('Saver.save')),

@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 import tensorflow.compat.v1 as tf
 
 from collective import agreement, runs
-from collective.agreement import ENDED, FAILED, LEFT, RUNNING, Header
+from collective.agreement import ENDED, FAILED, INVALID, LEFT, RUNNING, Header
 from collective.errors import RankError
 from collective.gradients import is_replicated
 from collective.ops import communication
@@ -143,12 +143,14 @@ class Protocol:
             self.members[session] = Membership(self.count)
         return self.members[session]
 
-    def leave(self, session: Any) -> None:
-        """Tells the peers that this rank runs nothing more in `session`: their next run there ends as if out of data."""
+    def leave(self, session: Any, error: Optional[BaseException] = None) -> None:
+        """Tells the peers that this rank runs nothing more in `session`: their next run there ends as if out of data.
+
+        `error` is what it is left with, if anything.
+        """
         member = self.members.pop(session, None)
         if member is None or member.over is not None or self.broken:
             return
-        error = sys.exc_info()[1]
         if error is not None and not _is_end(error):
             # Most likely the end of this program. Should it go on, the peers hear of it when they next wait for this rank.
             self.failure = self.failure or (member, f'left its session with {type(error).__name__}: {error}')
@@ -232,10 +234,17 @@ def partial_run_setup(original: Any, session: Any, *args: Any, **kwargs: Any) ->
 
 
 def close(original: Any, session: Any) -> None:
-    """`Session.close`."""
+    """`Session.close`, which a `with` statement of a monitored session or a `finally` may call for an error."""
     if _protocol:
-        _protocol[0].leave(session)
+        _protocol[0].leave(session, sys.exc_info()[1])
     original(session)
+
+
+def leave(original: Any, session: Any, kind: Any, error: Any, traceback: Any) -> Any:
+    """`Session.__exit__`, which closes the session in a thread that knows nothing of the error."""
+    if _protocol:
+        _protocol[0].leave(session, error)
+    return original(session, kind, error, traceback)
 
 
 def prepare_session(original: Any, manager: Any, *args: Any, **kwargs: Any) -> Any:

@@ -91,5 +91,5 @@ for _method, _way in {
         'scatter_add': 'A scatter', 'scatter_max': 'A scatter', 'scatter_min': 'A scatter', 'scatter_mul': 'A scatter',
         'scatter_div': 'A scatter', 'scatter_update': 'A scatter', 'batch_scatter_update': 'A scatter',
         'scatter_nd_sub': 'A scatter', 'scatter_nd_add': 'A scatter', 'scatter_nd_update': 'A scatter',
-        'scatter_nd_max': 'A scatter', 'scatter_nd_min': 'A scatter', 'to_proto': 'Serializing'}.items():
+        '_lazy_read': 'A scatter', 'scatter_nd_max': 'A scatter', 'scatter_nd_min': 'A scatter', 'to_proto': 'Serializing'}.items():
     setattr(Table, _method, _whole_only(_method, _way))

@@ -82,10 +82,15 @@ def _as_wire(x: tf.Tensor) -> Tuple[tf.Tensor, Optional[tf.DType]]:
 
 def _bits_as(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """`tf.bitcast`, differentiable: the gradient's bits go back the same way."""
-    @tf.custom_gradient
-    def cast(value: tf.Tensor) -> Any:
-        return tf.bitcast(value, dtype), lambda gradient: _bits_as(gradient, x.dtype)
-    return cast(x)
+    with tf.get_default_graph().gradient_override_map({'Bitcast': 'CollectiveBitcast'}):
+        return tf.bitcast(x, dtype)
+
+
+@tf.RegisterGradient('CollectiveBitcast')
+def _bitcast_gradient(op: tf.Operation, gradient: Any) -> tf.Tensor:
+    if isinstance(gradient, tf.IndexedSlices):
+        gradient = tf.math.unsorted_segment_sum(gradient.values, gradient.indices, tf.shape(op.inputs[0])[0])
+    return _bits_as(gradient, op.inputs[0].dtype)
 
 
 def _of(op: tf.Operation) -> Tuple[str, Any]:
@@ -177,7 +182,7 @@ def broadcast(x: tf.Tensor, name: str) -> tf.Tensor:
     with tf.name_scope('meeting'):
         out = hvd.broadcast(wire, 0, name=name, ignore_name_scope=True)
     out.set_shape(x.shape)
-    return tf.bitcast(out, back) if back else out
+    return _bits_as(out, back) if back else out
 
 
 def _elements(x: tf.Tensor) -> Any:

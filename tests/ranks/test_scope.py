@@ -1,0 +1,77 @@
+"""scope() and embedding_scope(): nesting, entering again, options, and TensorFlow left as it was."""
+import warnings
+
+import pytest
+import tensorflow.compat.v1 as tf
+import tensorflow.compat.v2 as tf2
+from tensorflow.python.client import session as session_lib
+from tensorflow.python.ops import clip_ops, gradients_util, variable_scope
+from tensorflow.python.summary.writer import writer
+from tensorflow.python.training import basic_session_run_hooks, monitored_session, optimizer, saver, session_manager
+
+from collective import Table
+
+OWNERS = [session_lib.BaseSession, session_lib.Session, variable_scope.VariableScope, optimizer.Optimizer, gradients_util,
+          clip_ops, tf, tf.linalg, tf2.linalg, writer, saver.Saver, basic_session_run_hooks.CheckpointSaverHook,
+          monitored_session, session_manager.SessionManager, tf.train]
+
+
+def everything():
+    return [dict(vars(owner)) for owner in OWNERS], list(tf.get_logger().filters)
+
+
+def test_leaving_restores_everything(strategy):
+    tf.nn, tf.train.Saver, tf.logging      # the lazily loaded parts of the API are there from the start
+    with strategy.scope():
+        pass
+    before = everything()
+    with strategy.scope():
+        assert everything() != before
+        with strategy.scope():
+            pass
+        assert everything() != before
+    assert everything() == before
+    with pytest.raises(ZeroDivisionError):
+        with strategy.scope(), strategy.embedding_scope():
+            raise ZeroDivisionError
+    assert everything() == before
+    with tf.Graph().as_default():
+        assert not isinstance(tf.get_variable('t', [3, 3]), Table)
+
+
+def test_scopes_can_be_entered_again(strategy):
+    scope, embedding = strategy.scope(), strategy.embedding_scope()
+    for i in range(2):
+        with scope as entered, scope, tf.Graph().as_default():
+            assert entered is strategy
+            with embedding, embedding:
+                assert isinstance(tf.get_variable(f't{i}', [3, 3]), Table)
+            assert not isinstance(tf.get_variable(f'u{i}', [3, 3]), Table)
+
+
+def test_embedding_scope_needs_scope(strategy):
+    with pytest.raises(RuntimeError, match=r'inside scope\(\)'):
+        with strategy.embedding_scope():
+            pass
+    # an error on the way in leaves nothing behind
+    with strategy.scope(), tf.Graph().as_default():
+        assert not isinstance(tf.get_variable('t', [3, 3]), Table)
+
+
+def test_options(strategy):
+    with pytest.raises(TypeError, match='no option colour.*embedding_gradients'):
+        strategy.scope(colour='red')
+    with pytest.raises(TypeError, match='no option rows'):
+        strategy.embedding_scope(rows=3)
+    with pytest.raises(ValueError, match="'mean' or 'sum', not 'max'"):
+        strategy.scope(embedding_gradients='max')
+    with pytest.warns(UserWarning, match='emb_num_groups, use_hierarchical_embedding_lookup tunes another library'):
+        strategy.scope(emb_num_groups=2, use_hierarchical_embedding_lookup=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        strategy.scope(embedding_gradients='sum')
+        strategy.embedding_scope()
+
+
+def test_the_counts(strategy, rank, size):
+    assert 0 <= strategy.local_rank() <= strategy.rank() == rank < strategy.world_size() == size

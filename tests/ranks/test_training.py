@@ -1,0 +1,186 @@
+"""Training on N ranks is plain TensorFlow on the global batch: what is differentiated, what is reduced, what is updated."""
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from tests.ranks import reference
+
+B = 12
+IDS = np.random.default_rng(0).integers(0, 9, B)
+X = np.random.default_rng(1).normal(size=(B, 3)).astype(np.float32)
+
+
+def model(embedding_scope, train, rows=9, dim=3):
+    """Rows of a table times a dense matrix; `train(loss, variables)` returns more fetches."""
+    with embedding_scope():
+        t = reference.table('t', rows, dim)
+    w = tf.get_variable('w', initializer=reference.table_values(3, 2, 1))
+    ids, x = tf.placeholder(tf.int64, [None]), tf.placeholder(tf.float32, [None, 3])
+    emb = tf.nn.embedding_lookup(t, ids)
+    loss = tf.reduce_mean(tf.square(tf.matmul(emb * x, w)) + emb[:, :2])
+    fetches = {'emb': emb, 'loss': loss, 'w': w.read_value(), 'rows': tf.nn.embedding_lookup(t, tf.range(rows))}
+    fetches.update(train(loss, [t, w]))
+    return fetches, {'ids': ids, 'x': x}
+
+
+def compare(strategy, rank, size, train, steps=3, names=('train',), rtol=2e-5):
+    def build(embedding_scope):
+        return model(embedding_scope, train)
+
+    def runs(ids, x):
+        return [(names, {'ids': ids, 'x': x})] * steps + [(['rows', 'w'], {})]
+
+    want = reference.plain(build, runs(IDS, X))
+    got = reference.sharded(strategy, build, runs(reference.part(IDS, rank, size), reference.part(X, rank, size)))
+    for name in ('rows', 'w'):
+        np.testing.assert_allclose(got[-1][name], want[-1][name], rtol=rtol, atol=1e-6, err_msg=name)
+    return want, got
+
+
+OPTIMIZERS = {
+    'adagrad_da': lambda: tf.train.AdagradDAOptimizer(0.1, tf.train.get_or_create_global_step()),
+    'proximal_adagrad': lambda: tf.train.ProximalAdagradOptimizer(0.1, l1_regularization_strength=0.001),
+    'proximal_sgd': lambda: tf.train.ProximalGradientDescentOptimizer(0.1, l2_regularization_strength=0.01),
+    'centered_rmsprop': lambda: tf.train.RMSPropOptimizer(0.01, centered=True),
+    'nesterov': lambda: tf.train.MomentumOptimizer(0.1, 0.9, use_nesterov=True),
+    'adam': lambda: tf.train.AdamOptimizer(0.01)}
+
+
+@pytest.mark.parametrize('name', OPTIMIZERS)
+def test_optimizers(strategy, rank, size, name):
+    """Beside those of the acceptance script. Slots are the shard's, whatever their first value."""
+    compare(strategy, rank, size, lambda loss, _: {'train': OPTIMIZERS[name]().minimize(
+        loss, global_step=tf.train.get_or_create_global_step())}, rtol=2e-4)
+
+
+def test_the_lookup_fetched_with_its_update_is_the_value_before(strategy, rank, size):
+    want, got = compare(strategy, rank, size, lambda loss, _: {'train': tf.train.GradientDescentOptimizer(0.5).minimize(loss)},
+                        names=('emb', 'loss', 'train'))
+    for before, mine in zip(want, got[:-1]):
+        np.testing.assert_allclose(mine['emb'], reference.part(before['emb'], rank, size), rtol=2e-5, atol=1e-6)
+
+
+def test_a_linear_loss_does_not_update_before_peers_have_read(strategy):
+    """The gradient of a linear loss needs no row: without an order, owners could update before they answer."""
+    with strategy.scope(), tf.Graph().as_default():
+        with strategy.embedding_scope():
+            t = tf.get_variable('t', [1000, 64], initializer=tf.ones_initializer())
+        emb = tf.nn.embedding_lookup(t, tf.range(1000))
+        train = tf.train.GradientDescentOptimizer(1.0).minimize(tf.reduce_sum(emb))
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            for step in range(10):
+                np.testing.assert_array_equal(session.run([emb, train])[0], 1.0 - step)
+
+
+def test_gradients_taken_directly_and_clipped(strategy, rank, size):
+    def train(loss, variables):
+        gradients = tf.gradients(loss, variables)
+        clipped = [gradients[0], tf.clip_by_norm(gradients[1], 0.1)]
+        return {'train': tf.train.AdagradOptimizer(0.3).apply_gradients(zip(clipped, variables))}
+    compare(strategy, rank, size, train)
+
+
+def test_global_norm_counts_every_shard_once(strategy, rank, size):
+    """Plain TensorFlow takes repeated ids apart: the reference's gradient is made dense, that is, summed, first."""
+    def train(loss, variables, dense):
+        gradients = tf.gradients(loss, variables)
+        summed = [tf.convert_to_tensor(gradients[0]) if dense else gradients[0], gradients[1]]
+        clipped, norm = tf.clip_by_global_norm(summed, 0.05)
+        return {'train': tf.train.GradientDescentOptimizer(0.3).apply_gradients(zip(clipped, variables)),
+                'norm': norm, 'norm2': tf.linalg.global_norm(summed)}
+
+    names = ('norm', 'norm2', 'train')
+    feeds = {'ids': IDS, 'x': X}
+    mine = {'ids': reference.part(IDS, rank, size), 'x': reference.part(X, rank, size)}
+    want = reference.plain(lambda scope: model(scope, lambda *a: train(*a, dense=True)), [(names, feeds), (['rows'], {})])
+    got = reference.sharded(strategy, lambda scope: model(scope, lambda *a: train(*a, dense=False)),
+                            [(names, mine), (['rows'], {})])
+    for name in ('norm', 'norm2'):
+        np.testing.assert_allclose(got[0][name], want[0]['norm'], rtol=1e-5)
+    np.testing.assert_allclose(got[1]['rows'], want[1]['rows'], rtol=1e-5)
+
+
+def test_gradient_penalties(strategy, rank, size):
+    """A penalty on the global gradient of a replicated variable, differentiated through the ranks' mean."""
+    def train(loss, variables):
+        penalty = tf.reduce_sum(tf.square(tf.gradients(loss, variables[1])[0]))
+        return {'train': tf.train.GradientDescentOptimizer(0.1).minimize(loss + 0.5 * penalty)}
+    compare(strategy, rank, size, train, rtol=1e-4)
+
+
+def test_gradients_with_respect_to_inputs_stay_local(strategy, rank, size):
+    def train(loss, _):
+        x = tf.get_default_graph().get_tensor_by_name('Placeholder_1:0')
+        return {'gx': tf.gradients(loss, x)[0], 'train': tf.no_op()}
+    want, got = compare(strategy, rank, size, train, steps=1, names=('gx',))
+    # the rank's loss is the mean of B / N samples, the reference's of B
+    np.testing.assert_allclose(got[0]['gx'] / size, reference.part(want[0]['gx'], rank, size), rtol=1e-5, atol=1e-7)
+
+
+def test_sparse_gradients_of_replicated_variables(strategy, rank, size):
+    """An embedding outside embedding_scope() keeps its sparse updates, as in plain TensorFlow (momentum of absent rows stays)."""
+    def build(embedding_scope):
+        v = reference.table('v', 9, 3)
+        ids = tf.placeholder(tf.int64, [None])
+        loss = tf.reduce_mean(tf.square(tf.nn.embedding_lookup(v, ids)))
+        return {'train': tf.train.MomentumOptimizer(0.5, 0.9).minimize(loss), 'v': v.read_value()}, {'ids': ids}
+    want = reference.plain(build, [(['train'], {'ids': IDS})] * 3 + [(['v'], {})])
+    got = reference.sharded(strategy, build, [(['train'], {'ids': reference.part(IDS, rank, size)})] * 3 + [(['v'], {})])
+    np.testing.assert_allclose(got[-1]['v'], want[-1]['v'], rtol=1e-5)
+
+
+def test_keys_that_come_from_another_lookup(strategy, rank, size):
+    """The second lookup's ids are known only behind the first: a gate of its own, and one update for both."""
+    def build(embedding_scope):
+        with embedding_scope():
+            a, b = reference.table('a', 9, 2), reference.table('b', 5, 2)
+        ids = tf.placeholder(tf.int64, [None])
+        first = tf.nn.embedding_lookup(a, ids)
+        second = tf.nn.embedding_lookup(b, tf.cast(tf.abs(first[:, 0]) * 100, tf.int64) % 5)
+        train = tf.train.AdagradOptimizer(0.3).minimize(tf.reduce_mean(first + second))
+        return {'train': train, 'a': tf.nn.embedding_lookup(a, tf.range(9)), 'b': tf.nn.embedding_lookup(b, tf.range(5))}, \
+            {'ids': ids}
+    want = reference.plain(build, [(['train'], {'ids': IDS}), (['a', 'b'], {})])
+    got = reference.sharded(strategy, build, [(['train'], {'ids': reference.part(IDS, rank, size)}), (['a', 'b'], {})])
+    for name in 'ab':
+        np.testing.assert_allclose(got[1][name], want[1][name], rtol=1e-5)
+
+
+def test_two_losses_with_optimizers_of_their_own(strategy, rank, size):
+    def train(loss, variables):
+        one = tf.train.GradientDescentOptimizer(0.2).minimize(loss, var_list=variables[:1])
+        two = tf.train.AdamOptimizer(0.02).minimize(3.0 * loss, var_list=variables[1:])
+        return {'train': one, 'other': two}
+    compare(strategy, rank, size, train, names=('other',))
+
+
+def test_the_sum_of_gradients_for_tuned_settings(strategy, rank, size):
+    """scope(embedding_gradients='sum'): N times the table's gradient, the dense ones as ever."""
+    def train(loss, _):
+        return {'train': tf.train.GradientDescentOptimizer(0.1).minimize(loss)}
+    with strategy.scope(embedding_gradients='sum'):
+        got = reference.sharded(strategy, lambda s: model(s, train), [
+            (['train'], {'ids': reference.part(IDS, rank, size), 'x': reference.part(X, rank, size)}), (['rows', 'w'], {})])
+    want = reference.plain(lambda s: model(s, train), [(['train'], {'ids': IDS, 'x': X}), (['rows', 'w'], {})])
+    start = reference.table_values(9, 3)
+    np.testing.assert_allclose(got[1]['rows'] - start, size * (want[1]['rows'] - start), rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(got[1]['w'], want[1]['w'], rtol=1e-5)
+
+
+def test_tensorflow_without_its_second_version(strategy):
+    """Reference variables and version 1 control flow, as after tf.disable_v2_behavior()."""
+    tf.disable_control_flow_v2()
+    tf.disable_resource_variables()
+    try:
+        with strategy.scope(), tf.Graph().as_default():
+            with strategy.embedding_scope():
+                t = tf.get_variable('t', [6, 2], initializer=tf.ones_initializer())
+            w = tf.get_variable('w', [], initializer=tf.ones_initializer())
+            train = tf.train.GradientDescentOptimizer(0.5).minimize(w * tf.reduce_sum(tf.nn.embedding_lookup(t, [1])))
+            with tf.train.MonitoredTrainingSession('') as session:
+                session.run(train)
+                np.testing.assert_allclose(session.run(w), 0.0, atol=1e-6)
+    finally:
+        tf.enable_control_flow_v2()
+        tf.enable_resource_variables()

@@ -1,0 +1,39 @@
+"""Launches the cases of tests/ranks once for each number of ranks: they run on every rank of one launch."""
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SEED = int(os.environ.get('COLLECTIVE_TEST_SEED') or random.SystemRandom().randrange(2 ** 31))
+
+
+def launch(ranks, *arguments, seed, examples=None, timeout=600, backend='hb'):
+    environment = dict(os.environ, COLLECTIVE_STRATEGY=backend)
+    if examples:
+        environment['COLLECTIVE_TEST_EXAMPLES'] = str(examples)
+    command = [sys.executable, '-m', 'collective.launch', '-np', str(ranks), '--tee', '0', '--device', 'cpu',
+               '-m', 'pytest', '-q', '-p', 'no:cacheprovider', f'--hypothesis-seed={seed}', '--timeout', '120', *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=environment, timeout=timeout, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors='replace')
+    print(f'COLLECTIVE_TEST_SEED={seed}', ' '.join(command), done.stdout[-12000:], sep='\n')
+    return done
+
+
+@pytest.mark.timeout(700)
+@pytest.mark.parametrize('ranks', [1, 2, 3])
+def test_every_case_on_every_rank(ranks):
+    done = launch(ranks, 'tests/ranks', seed=SEED, examples={1: 5, 2: 15, 3: 8}[ranks])
+    assert done.returncode == 0, 'the output above names the case'
+    assert ' passed' in done.stdout
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize('seed', range(3))
+@pytest.mark.parametrize('ranks', [2, 4])
+def test_every_case_with_more_seeds(ranks, seed):
+    assert launch(ranks, 'tests/ranks', seed=seed, examples=100, timeout=3500).returncode == 0
