@@ -13,7 +13,7 @@ Importing this package loads no TensorFlow; the first use of a name does.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any, List
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collective.errors import RankError, TableError
@@ -31,5 +31,5 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(f'{__name__}.{_MODULES[name]}'), name)
 
 
-def __dir__() -> List[str]:
+def __dir__() -> list[str]:
     return sorted([*globals(), *_MODULES])

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any, Callable
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -53,12 +54,12 @@ class SideChannel:
             self._sizes = communication.allgather(self._size, communication.PREFIX + 'text_sizes', 0)
             self._session = tf.Session(config=tf.ConfigProto(device_count={'GPU': 0}))
 
-    def headers(self, header: Header) -> List[Header]:
+    def headers(self, header: Header) -> list[Header]:
         """Every rank's header; this one's is `header`. Meets both its like and the operation that a run carries."""
         row = np.array([dataclasses.astuple(header)], np.int64)
         return as_headers(self._session.run(self._headers, {self._header: row}))
 
-    def texts(self, mine: Dict[str, Any]) -> List[Dict[str, Any]]:
+    def texts(self, mine: dict[str, Any]) -> list[dict[str, Any]]:
         """Every rank's description of itself."""
         data = np.frombuffer(json.dumps(mine).encode(), np.uint8)
         joined, sizes = self._session.run([self._texts, self._sizes], {self._text: data, self._size: [len(data)]})
@@ -66,12 +67,12 @@ class SideChannel:
         return [json.loads(part.tobytes().decode()) for part in parts]
 
 
-def as_headers(rows: np.ndarray) -> List[Header]:
+def as_headers(rows: np.ndarray) -> list[Header]:
     return [Header(*(int(x) for x in row)) for row in rows]
 
 
 def agree(gate: Gate, checks: Sequence[Check], after: Sequence[tf.Operation],
-          disagreed: Callable[[List[Header]], None]) -> tf.Operation:
+          disagreed: Callable[[list[Header]], None]) -> tf.Operation:
     """The operation that exchanges headers within a run and opens `gate` if all ranks are well and run the same.
 
     Args:
@@ -103,7 +104,7 @@ def agree(gate: Gate, checks: Sequence[Check], after: Sequence[tf.Operation],
         return tf.cond(well, open_gate, keep_closed).op
 
 
-def _first_invalid(checks: Sequence[Check]) -> List[tf.Tensor]:
+def _first_invalid(checks: Sequence[Check]) -> list[tf.Tensor]:
     """(status, number of the check, id), each an int64 scalar."""
     if not checks:
         return [tf.constant(x, tf.int64) for x in (RUNNING, 0, 0)]
@@ -117,8 +118,8 @@ def _first_invalid(checks: Sequence[Check]) -> List[tf.Tensor]:
     return [tf.where(invalid, tf.constant(INVALID, tf.int64), tf.constant(RUNNING, tf.int64)), first, worst]
 
 
-def verdict(headers: Sequence[Header], checks: Sequence[Check], texts: Callable[[], List[Dict[str, Any]]]
-            ) -> Optional[BaseException]:
+def verdict(headers: Sequence[Header], checks: Sequence[Check], texts: Callable[[], list[dict[str, Any]]]
+            ) -> BaseException | None:
     """What every rank raises for these headers, alike; None if all are well.
 
     Args:
@@ -144,11 +145,11 @@ def verdict(headers: Sequence[Header], checks: Sequence[Check], texts: Callable[
     return None
 
 
-def _each(texts: Sequence[Dict[str, Any]], say: Callable[[Dict[str, Any]], str]) -> str:
+def _each(texts: Sequence[dict[str, Any]], say: Callable[[dict[str, Any]], str]) -> str:
     return ' '.join(f'Rank {r}: {say(text)}.' for r, text in enumerate(texts))
 
 
-def _difference(texts: Sequence[Dict[str, Any]]) -> str:
+def _difference(texts: Sequence[dict[str, Any]]) -> str:
     """What each rank runs, and the first collective that not all of them use."""
     used = [text['collectives'] for text in texts]
     everywhere = set(used[0]).intersection(*used[1:]) if used else set()

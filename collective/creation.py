@@ -1,7 +1,7 @@
 """Which variables become tables: `tf.get_variable` inside embedding_scope()."""
 from __future__ import annotations
 
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -10,7 +10,7 @@ from tensorflow.python.framework import tensor_shape
 from collective.table import Table, in_shard_view
 
 
-def _shape_of(shape: Any, initializer: Any) -> Optional[tf.TensorShape]:
+def _shape_of(shape: Any, initializer: Any) -> tf.TensorShape | None:
     if shape is None and initializer is not None and not callable(initializer):
         shape = initializer.shape if hasattr(initializer, 'shape') else np.shape(initializer)
     return None if shape is None else tensor_shape.as_shape(shape)

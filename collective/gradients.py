@@ -7,12 +7,14 @@ ranks' losses. The means are differentiable, so a penalty on a gradient sees, an
 from __future__ import annotations
 
 import collections
-from typing import Any, Dict, List, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import variables
 
 from collective.ops import communication, gate
+from collective.replicated import mark_shard
 from collective.table import Table, shard_view
 
 VARIABLE_OPS = ('VarHandleOp', 'VariableV2', 'Variable')
@@ -22,7 +24,7 @@ class TableGradient(tf.IndexedSlices):
     """The gradient of a table: this rank's shard of it. Norms over it are the whole gradient's, see `global_norm`."""
 
 
-def _table_of(x: Any) -> Optional[Table]:
+def _table_of(x: Any) -> Table | None:
     if isinstance(x, Table):
         return x
     for variable in tf.global_variables():
@@ -37,7 +39,7 @@ def _is_variable(x: Any) -> bool:
     return isinstance(x, tf.Tensor) and x.op.type in VARIABLE_OPS
 
 
-def reduce_gradients(gradients: Sequence[Any], xs: Sequence[Any], mean: bool) -> List[Any]:
+def reduce_gradients(gradients: Sequence[Any], xs: Sequence[Any], mean: bool) -> list[Any]:
     """The gradients of all ranks.
 
     Args:
@@ -77,12 +79,12 @@ def _mean_slices(gradient: tf.IndexedSlices, x: Any) -> tf.IndexedSlices:
     return tf.IndexedSlices(values, indices, gradient.dense_shape)
 
 
-def _mean_dense(gradients: Sequence[tf.Tensor]) -> List[tf.Tensor]:
+def _mean_dense(gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """One allreduce per dtype for all of them. Half-precision gradients are added in float32."""
-    by_dtype: Dict[tf.DType, List[int]] = collections.defaultdict(list)
+    by_dtype: dict[tf.DType, list[int]] = collections.defaultdict(list)
     for i, gradient in enumerate(gradients):
         by_dtype[tf.float32 if gradient.dtype in (tf.float16, tf.bfloat16) else gradient.dtype].append(i)
-    out: List[Any] = [None] * len(gradients)
+    out: list[Any] = [None] * len(gradients)
     for dtype, which in by_dtype.items():
         sums = communication.allreduce_sum([tf.cast(gradients[i], dtype) for i in which],
                                            communication.unique_name('dense_gradients'),
@@ -96,7 +98,7 @@ def _gate(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     return gate.gates_of(tf.get_default_graph()).beside(tensors).zero
 
 
-def global_norm(original: Any, t_list: Sequence[Any], name: Optional[str] = None) -> tf.Tensor:
+def global_norm(original: Any, t_list: Sequence[Any], name: str | None = None) -> tf.Tensor:
     """`tf.linalg.global_norm`, in which a table's gradient counts whole, every shard once.
 
     Repeated ids are summed first: the norm is that of the gradient as a matrix. (Plain TensorFlow takes each occurrence of a
@@ -137,13 +139,3 @@ def apply_to_shards(original: Any, optimizer: tf.train.Optimizer, grads_and_vars
             for slot in optimizer.get_slot_names():
                 mark_shard(optimizer.get_slot(variable, slot))
     return applied
-
-
-def mark_shard(variable: Any) -> None:
-    """From now on `variable` holds rows of this rank's shard: it is never made equal over ranks."""
-    if variable is not None:
-        variable._collective_shard = True
-
-
-def is_replicated(variable: Any) -> bool:
-    return not isinstance(variable, Table) and not getattr(variable, '_collective_shard', False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import Any, Callable, Optional, Tuple
+from typing import Any, Callable
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -54,7 +54,7 @@ def truncated_normal(seed: int, counter: np.ndarray) -> np.ndarray:
         draw += 1
 
 
-def table_seed(name: str, seed: Optional[int]) -> int:
+def table_seed(name: str, seed: int | None) -> int:
     """64 bits from the table's name, its initializer's seed and the graph's (`tf.set_random_seed`).
 
     Without any seed the values are still a function of the name: ranks must agree on them.
@@ -63,7 +63,7 @@ def table_seed(name: str, seed: Optional[int]) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), 'little')
 
 
-def _random(seed: Optional[int], name: str, draw: Callable[[int, np.ndarray], np.ndarray]) -> Fill:
+def _random(seed: int | None, name: str, draw: Callable[[int, np.ndarray], np.ndarray]) -> Fill:
     random_seed.get_seed(seed)      # TensorFlow numbers unseeded operations: whatever comes next keeps its number
     base = table_seed(name, seed)
 
@@ -72,7 +72,7 @@ def _random(seed: Optional[int], name: str, draw: Callable[[int, np.ndarray], np
     return fill
 
 
-def _scaled(init: Any, shape: Tuple[int, int], name: str) -> Fill:
+def _scaled(init: Any, shape: tuple[int, int], name: str) -> Fill:
     fan = {'fan_in': shape[0], 'fan_out': shape[1]}.get(init.mode, sum(shape) / 2.0)
     variance = init.scale / max(1.0, fan)
     if init.distribution == 'uniform':
@@ -84,7 +84,7 @@ def _scaled(init: Any, shape: Tuple[int, int], name: str) -> Fill:
     return _random(init.seed, name, lambda s, c: truncated_normal(s, c) * (math.sqrt(variance) / .87962566103423978))
 
 
-def _constant(value: Any, shape: Tuple[int, int]) -> Optional[Fill]:
+def _constant(value: Any, shape: tuple[int, int]) -> Fill | None:
     array = np.asarray(value)
     if array.size == 1:
         return lambda rows, dim: np.broadcast_to(array.reshape(1, 1), (len(rows), dim))
@@ -93,7 +93,7 @@ def _constant(value: Any, shape: Tuple[int, int]) -> Optional[Fill]:
     return None
 
 
-def by_row(init: Any, shape: Tuple[int, int], name: str) -> Optional[Fill]:
+def by_row(init: Any, shape: tuple[int, int], name: str) -> Fill | None:
     """How `init` fills single rows, or None if it isn't one of TensorFlow's initializers that can.
 
     An initializer counts by the class that defines its `__call__`, so that a subclass which draws otherwise is not mistaken.
@@ -121,7 +121,7 @@ def by_row(init: Any, shape: Tuple[int, int], name: str) -> Optional[Fill]:
     return None
 
 
-def shard(init: Any, shape: Tuple[int, int], dtype: tf.DType, name: str, rank: int, ranks: int) -> tf.Tensor:
+def shard(init: Any, shape: tuple[int, int], dtype: tf.DType, name: str, rank: int, ranks: int) -> tf.Tensor:
     """The initial value of rank's shard: rows rank, rank + N, rank + 2N, … of [V, D], in `dtype`.
 
     A rank holds no more than its shard and one block while it draws, if `init` is an array or one of TensorFlow's zeros,

@@ -4,7 +4,7 @@
 """
 from __future__ import annotations
 
-from typing import Any, List, Optional, Union
+from typing import Any, List, Union  # noqa: UP035
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -16,7 +16,7 @@ from collective import strategies
 from collective.ops import communication, kernels
 from collective.table import Table
 
-_backend: List[strategies.Backend] = []
+_backend: list[strategies.Backend] = []
 
 
 def use_backend(backend: strategies.Backend) -> None:
@@ -41,12 +41,12 @@ def _checked(table: Table, ids: tf.Tensor) -> strategies.Lookup:
     return strategies.Lookup(table, ids, bounds)
 
 
-def _exchange(lookup: strategies.Lookup, name: Optional[str]) -> tf.Tensor:
+def _exchange(lookup: strategies.Lookup, name: str | None) -> tf.Tensor:
     # The identity is what later passes re-point: the exchange behind it is complete, so it is never wrong.
     return tf.identity(_backend[0].exchange([lookup])[0], name=name)
 
 
-def lookup_rows(table: Table, ids: Any, max_norm: Optional[float], name: Optional[str]) -> tf.Tensor:
+def lookup_rows(table: Table, ids: Any, max_norm: float | None, name: str | None) -> tf.Tensor:
     with tf.name_scope(name, 'embedding_lookup') as scope:
         ids = tf.convert_to_tensor(ids, name='ids')
         if not ids.dtype.is_integer:
@@ -55,8 +55,8 @@ def lookup_rows(table: Table, ids: Any, max_norm: Optional[float], name: Optiona
         return _exchange(strategies.Lookup(table, lookup.ids, lookup.bounds, max_norm=max_norm), scope)
 
 
-def lookup_pooled(table: Table, sparse_ids: Any, sparse_weights: Any, combiner: Optional[str],
-                  max_norm: Optional[float], name: Optional[str]) -> tf.Tensor:
+def lookup_pooled(table: Table, sparse_ids: Any, sparse_weights: Any, combiner: str | None,
+                  max_norm: float | None, name: str | None) -> tf.Tensor:
     combiner = combiner or 'mean'
     if combiner not in ('mean', 'sqrtn', 'sum'):
         raise ValueError(f"combiner must be one of 'mean', 'sqrtn' or 'sum', got {combiner!r} for table '{table.op.name}'.")
@@ -71,7 +71,7 @@ def lookup_pooled(table: Table, sparse_ids: Any, sparse_weights: Any, combiner: 
                          scope)
 
 
-def _only(params: Union[Table, List[Table]]) -> Table:
+def _only(params: Table | list[Table]) -> Table:
     """The table of `params`, a table or a list of one."""
     if isinstance(params, Table):
         return params
@@ -87,22 +87,22 @@ Sparse = Union[tf.SparseTensor, tf.SparseTensorValue, tensor_lib.Tensor]
 
 
 def _register() -> None:
-    for kind in (Table, List[Table]):
+    for kind in (Table, List[Table]):  # noqa: UP006 (TensorFlow knows typing.List only)
         @tf2.experimental.dispatch_for_api(tf.nn.embedding_lookup, {'params': kind, 'ids': Ids})
-        def _v1_rows(params, ids, partition_strategy='mod', name=None, validate_indices=True, max_norm=None):  # type: ignore
+        def _v1_rows(params, ids, partition_strategy='mod', name=None, validate_indices=True, max_norm=None):
             return lookup_rows(_only(params), ids, max_norm, name)
 
         @tf2.experimental.dispatch_for_api(tf2.nn.embedding_lookup, {'params': kind, 'ids': Ids})
-        def _v2_rows(params, ids, max_norm=None, name=None):  # type: ignore
+        def _v2_rows(params, ids, max_norm=None, name=None):
             return lookup_rows(_only(params), ids, max_norm, name)
 
         @tf2.experimental.dispatch_for_api(tf.nn.embedding_lookup_sparse, {'params': kind, 'sp_ids': Sparse})
-        def _v1_pooled(params, sp_ids, sp_weights, partition_strategy='mod', name=None, combiner=None,  # type: ignore
+        def _v1_pooled(params, sp_ids, sp_weights, partition_strategy='mod', name=None, combiner=None,
                        max_norm=None, allow_fast_lookup=False):
             return lookup_pooled(_only(params), sp_ids, sp_weights, combiner, max_norm, name)
 
         @tf2.experimental.dispatch_for_api(tf2.nn.embedding_lookup_sparse, {'params': kind, 'sp_ids': Sparse})
-        def _v2_pooled(params, sp_ids, sp_weights, combiner=None, max_norm=None, name=None,  # type: ignore
+        def _v2_pooled(params, sp_ids, sp_weights, combiner=None, max_norm=None, name=None,
                        allow_fast_lookup=False):
             return lookup_pooled(_only(params), sp_ids, sp_weights, combiner, max_norm, name)
 

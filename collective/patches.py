@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import Any, Callable, List, Tuple
+from typing import Any, Callable
 
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
@@ -25,7 +25,7 @@ from collective import gradients, sessions
 from collective.creation import table_getter
 from collective.ops import communication
 
-Replacement = Tuple[Any, str, Callable[..., Any]]       # (owner, attribute, f(original, *args, **kwargs))
+Replacement = tuple[Any, str, Callable[..., Any]]       # (owner, attribute, f(original, *args, **kwargs))
 
 
 class Patches:
@@ -33,7 +33,7 @@ class Patches:
 
     def __init__(self, in_embedding_scope: Callable[[], bool], mean: Callable[[], bool]):
         self._in_embedding_scope, self._mean = in_embedding_scope, mean
-        self._undo: List[Callable[[], None]] = []
+        self._undo: list[Callable[[], None]] = []
 
     def apply(self) -> None:
         try:
@@ -65,7 +65,7 @@ class Patches:
         setattr(owner, attribute, value)
         self._undo.append(lambda: delattr(owner, attribute) if own is _ABSENT else setattr(owner, attribute, own))
 
-    def _replacements(self) -> List[Replacement]:
+    def _replacements(self) -> list[Replacement]:
         session, create = session_lib.BaseSession, self._get_variable
         return [
             # Which variables become tables. TensorFlow's own place for a getter is the variable scope that is open now; a

@@ -3,7 +3,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from typing import Any, Dict, FrozenSet, Iterable, List, Sequence, Set, Tuple
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import variables
@@ -21,7 +22,7 @@ SOURCES = frozenset({
     'If', 'Case', 'While', 'Merge', 'Exit'})
 
 
-def flatten(structure: Any) -> List[Any]:
+def flatten(structure: Any) -> list[Any]:
     """The leaves of a session's fetches: lists, tuples, dictionaries (in any order) and composite tensors."""
     if isinstance(structure, dict):
         return [leaf for value in structure.values() for leaf in flatten(value)]
@@ -43,32 +44,32 @@ class Reach:
         collectives: the explicit names of its collectives, sorted.
         signature: 63 bits of them, by which ranks compare their runs.
     """
-    operations: FrozenSet[tf.Operation]
-    collectives: Tuple[str, ...]
+    operations: frozenset[tf.Operation]
+    collectives: tuple[str, ...]
     signature: int
 
-    def levels(self, gates: GraphGates) -> List[int]:
+    def levels(self, gates: GraphGates) -> list[int]:
         """The levels of the gates that it passes, ascending."""
         return [gate.level for gate in gates.gates if gate.zero.op in self.operations]
 
-    def checks(self, gates: GraphGates, level: int) -> List[Check]:
+    def checks(self, gates: GraphGates, level: int) -> list[Check]:
         """The lookups' checks that the gate of `level` waits for."""
         names = set(self.collectives)
         return [check for check in gates.checks
                 if check.collective in names and gates.level(check.bounds.op) == level - 1]
 
-    def sources(self, gates: GraphGates) -> List[tf.Operation]:
+    def sources(self, gates: GraphGates) -> list[tf.Operation]:
         """The operations that may end or fail before any collective, in the order of their names."""
         return sorted((op for op in self.operations if op.type in SOURCES and op._get_control_flow_context() is None
                        and gates.level(op) == 0), key=lambda op: str(op.name))
 
-    def exchanged_below(self, gates: GraphGates, level: int) -> List[tf.Operation]:
+    def exchanged_below(self, gates: GraphGates, level: int) -> list[tf.Operation]:
         """The collectives that must be over before the gate of `level` is settled: those that don't wait for it."""
         return sorted((op for op in self.operations if communication.collective_name(op)
                        and op._get_control_flow_context() is None and gates.level(op) < level),
                       key=lambda op: str(op.name))
 
-    def initialized(self, graph: tf.Graph) -> List[Any]:
+    def initialized(self, graph: tf.Graph) -> list[Any]:
         """The global variables whose initializers run."""
         return [v for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES) if v.initializer in self.operations]
 
@@ -79,15 +80,15 @@ def reach(graph: tf.Graph, fetches: Iterable[Any], fed: Iterable[Any]) -> Reach:
     Raises:
         Exception: whatever TensorFlow raises for something that isn't in the graph.
     """
-    given: Set[str] = {name for leaf in fed for name in _tensor_names(leaf)}
-    stack: List[tf.Operation] = []
+    given: set[str] = {name for leaf in fed for name in _tensor_names(leaf)}
+    stack: list[tf.Operation] = []
     for leaf in fetches:
         element = graph.as_graph_element(leaf, allow_tensor=True, allow_operation=True)
         if isinstance(element, tf.Operation):
             stack.append(element)
         elif element.name not in given:
             stack.append(element.op)
-    seen: Set[tf.Operation] = set(stack)
+    seen: set[tf.Operation] = set(stack)
     while stack:
         op = stack.pop()
         for upstream in [x.op for x in op.inputs if x.name not in given] + list(op.control_inputs):
@@ -107,10 +108,10 @@ def _tensor_names(leaf: Any) -> Sequence[str]:
     return [leaf.name] if hasattr(leaf, 'name') else []
 
 
-def upstream_names(operations: Iterable[tf.Operation]) -> Set[str]:
+def upstream_names(operations: Iterable[tf.Operation]) -> set[str]:
     """The names of `operations` and of all that they wait for."""
     stack = list(operations)
-    seen: Dict[str, bool] = {str(op.name): True for op in stack}
+    seen: dict[str, bool] = {str(op.name): True for op in stack}
     while stack:
         op = stack.pop()
         for upstream in [x.op for x in op.inputs] + list(op.control_inputs):

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from typing import Any, Dict, FrozenSet, Optional, Type
+from typing import Any
 
 from collective import lookups, strategies
 from collective.ops import communication
@@ -11,7 +11,7 @@ from collective.patches import Patches
 
 # Tuning of HybridBackend and SparseOperationKit that scripts pass: accepted, and said to be without effect.
 FOREIGN_PREFIXES = ('emb_', 'comm_', 'grad_', 'data_', 'sok_')
-FOREIGN: FrozenSet[str] = frozenset({
+FOREIGN: frozenset[str] = frozenset({
     'sharding', 'use_hierarchical_embedding_lookup', 'batch_size', 'model_dir', 'keep_checkpoint_max',
     'keep_checkpoint_every_n_hours', 'mode', 'default_optimizer', 'seed', 'device', 'num_groups', 'wire_dtype_hint',
     'global_batch_size', 'max_vocabulary_size_per_gpu', 'slot_num', 'max_nnz', 'max_feature_num', 'use_hashtable',
@@ -21,23 +21,23 @@ FOREIGN: FrozenSet[str] = frozenset({
 class Scope:
     """A context manager that can be entered again, and inside itself."""
 
-    def __init__(self, strategy: 'CollectiveStrategy', options: Dict[str, Any]):
+    def __init__(self, strategy: CollectiveStrategy, options: dict[str, Any]):
         self._strategy, self._options = strategy, options
 
-    def __enter__(self) -> 'CollectiveStrategy':
+    def __enter__(self) -> CollectiveStrategy:
         self._strategy._enter(type(self), self._options)
         return self._strategy
 
-    def __exit__(self, kind: Optional[Type[BaseException]], error: Any, traceback: Any) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: Any, traceback: Any) -> None:
         self._strategy._exit(type(self))
 
 
 class _DataScope(Scope):
-    OPTIONS: Dict[str, Any] = {'embedding_gradients': 'mean'}
+    OPTIONS: dict[str, Any] = {'embedding_gradients': 'mean'}
 
 
 class _EmbeddingScope(Scope):
-    OPTIONS: Dict[str, Any] = {}
+    OPTIONS: dict[str, Any] = {}
 
 
 class CollectiveStrategy:
@@ -120,13 +120,13 @@ class CollectiveStrategy:
 
     # -- entering and leaving -----------------------------------------------------------------------------------------------
 
-    def _depth(self, kind: Type[Scope]) -> int:
+    def _depth(self, kind: type[Scope]) -> int:
         return sum(entered is kind for entered in getattr(self._local, 'entered', []))
 
     def _current(self, option: str) -> Any:
         return next((given[option] for given in reversed(self._stack) if option in given), _DataScope.OPTIONS[option])
 
-    def _enter(self, kind: Type[Scope], options: Dict[str, Any]) -> None:
+    def _enter(self, kind: type[Scope], options: dict[str, Any]) -> None:
         if kind is _EmbeddingScope and not self._stack:
             raise RuntimeError('embedding_scope() has its effect inside scope() only: '
                                'with strategy.scope(), tf.Graph().as_default(): with strategy.embedding_scope(): …')
@@ -137,7 +137,7 @@ class CollectiveStrategy:
                 self._stack.append(options)
         self._local.entered = getattr(self._local, 'entered', []) + [kind]
 
-    def _exit(self, kind: Type[Scope]) -> None:
+    def _exit(self, kind: type[Scope]) -> None:
         entered = self._local.entered
         self._local.entered = entered[:len(entered) - 1 - entered[::-1].index(kind)]
         with self._lock:
@@ -147,7 +147,7 @@ class CollectiveStrategy:
                     self._patches.restore()
 
 
-def _known(what: str, options: Dict[str, Any], known: Dict[str, Any]) -> Dict[str, Any]:
+def _known(what: str, options: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
     """The options of ours; one warning for those of other libraries."""
     foreign = sorted(o for o in options if o not in known and (o in FOREIGN or o.startswith(FOREIGN_PREFIXES)))
     unknown = sorted(o for o in options if o not in known and o not in foreign)

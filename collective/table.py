@@ -3,7 +3,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import Any, Iterator, NoReturn, Optional
+from collections.abc import Iterator
+from typing import Any, NoReturn
 
 import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import resource_variable_ops
@@ -59,7 +60,7 @@ class Table(resource_variable_ops.ResourceVariable):
     def get_shape(self) -> tf.TensorShape:
         return self.shape
 
-    def sparse_read(self, indices: Any, name: Optional[str] = None) -> tf.Tensor:
+    def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
         """What `tf.gather(table, indices)` calls."""
         return tf.nn.embedding_lookup(self, indices, name=name)
 
@@ -91,5 +92,6 @@ for _method, _way in {
         'scatter_add': 'A scatter', 'scatter_max': 'A scatter', 'scatter_min': 'A scatter', 'scatter_mul': 'A scatter',
         'scatter_div': 'A scatter', 'scatter_update': 'A scatter', 'batch_scatter_update': 'A scatter',
         'scatter_nd_sub': 'A scatter', 'scatter_nd_add': 'A scatter', 'scatter_nd_update': 'A scatter',
-        '_lazy_read': 'A scatter', 'scatter_nd_max': 'A scatter', 'scatter_nd_min': 'A scatter', 'to_proto': 'Serializing'}.items():
+        '_lazy_read': 'A scatter',
+        'scatter_nd_max': 'A scatter', 'scatter_nd_min': 'A scatter', 'to_proto': 'Serializing'}.items():
     setattr(Table, _method, _whole_only(_method, _way))

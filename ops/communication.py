@@ -18,7 +18,8 @@ from __future__ import annotations
 import collections
 import contextlib
 import weakref
-from typing import Any, Iterator, List, Optional, Sequence, Tuple
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import tensorflow.compat.v1 as tf
 
@@ -30,7 +31,7 @@ except ImportError as error:
         f'(or set HOROVOD_WITH_TENSORFLOW=1 and pip install --no-build-isolation horovod). The cause: {error}') from error
 
 PREFIX = 'collective.'
-_counters: 'weakref.WeakKeyDictionary[tf.Graph, collections.Counter]' = weakref.WeakKeyDictionary()
+_counters: weakref.WeakKeyDictionary[tf.Graph, collections.Counter] = weakref.WeakKeyDictionary()
 
 
 def init() -> None:
@@ -58,7 +59,7 @@ def unique_name(base: str) -> str:
     return PREFIX + base + (f'.{counter[base] - 1}' if counter[base] > 1 else '')
 
 
-def collective_name(op: tf.Operation) -> Optional[str]:
+def collective_name(op: tf.Operation) -> str | None:
     """The name under which `op` meets its peers, if it is one of this module's collectives."""
     name = str(op.name).rpartition('/')[2]
     return name if op.type.startswith('Horovod') and name.startswith(PREFIX) else None
@@ -75,7 +76,7 @@ def _meeting(kind: str, name: str, gate: Any) -> Iterator[None]:
         yield
 
 
-def _as_wire(x: tf.Tensor) -> Tuple[tf.Tensor, Optional[tf.DType]]:
+def _as_wire(x: tf.Tensor) -> tuple[tf.Tensor, tf.DType | None]:
     """Horovod moves no bfloat16 by all-to-all: its bits travel as float16's, whatever they mean."""
     return (_bits_as(x, tf.float16), tf.bfloat16) if x.dtype == tf.bfloat16 else (x, None)
 
@@ -93,7 +94,7 @@ def _bitcast_gradient(op: tf.Operation, gradient: Any) -> tf.Tensor:
     return _bits_as(gradient, op.inputs[0].dtype)
 
 
-def _of(op: tf.Operation) -> Tuple[str, Any]:
+def _of(op: tf.Operation) -> tuple[str, Any]:
     """(base of the name, gate) of the collective whose gradient is asked for."""
     name, graph = str(op.name).rpartition('/')[2], op.graph
     while name not in getattr(graph, '_collective_gate_of', {}):
@@ -101,7 +102,7 @@ def _of(op: tf.Operation) -> Tuple[str, Any]:
     return name[len(PREFIX):], graph._collective_gate_of[name]
 
 
-def alltoall(x: tf.Tensor, splits: tf.Tensor, name: str, gate: Any) -> Tuple[tf.Tensor, tf.Tensor]:
+def alltoall(x: tf.Tensor, splits: tf.Tensor, name: str, gate: Any) -> tuple[tf.Tensor, tf.Tensor]:
     """Rows of `x` to the ranks, `splits[k]` consecutive ones to rank k.
 
     Args:
@@ -123,7 +124,7 @@ def alltoall(x: tf.Tensor, splits: tf.Tensor, name: str, gate: Any) -> Tuple[tf.
 
 
 @tf.RegisterGradient('CollectiveAlltoall')
-def _alltoall_gradient(op: tf.Operation, gradient: Any, _: Any) -> Tuple[tf.Tensor, None]:
+def _alltoall_gradient(op: tf.Operation, gradient: Any, _: Any) -> tuple[tf.Tensor, None]:
     if isinstance(gradient, tf.IndexedSlices):      # what sparse_segment_sum gives: sum per row before it travels
         gradient = tf.math.unsorted_segment_sum(gradient.values, gradient.indices, tf.shape(op.outputs[0])[0])
     # Peers may update their rows as soon as they have every rank's gradient: send none before this rank has read the
@@ -134,7 +135,7 @@ def _alltoall_gradient(op: tf.Operation, gradient: Any, _: Any) -> Tuple[tf.Tens
     return alltoall(gradient, op.outputs[1], unique_name(base + '.gradient'), gate)[0], None
 
 
-def allreduce_sum(tensors: Sequence[tf.Tensor], name: str, gate: Any) -> List[tf.Tensor]:
+def allreduce_sum(tensors: Sequence[tf.Tensor], name: str, gate: Any) -> list[tf.Tensor]:
     """The element-wise sums over ranks of `tensors` (one dtype, the same shapes on every rank), in one collective."""
     if size() == 1:
         return [tf.identity(x) for x in tensors]

@@ -14,7 +14,8 @@ opens after everything of level 1 was exchanged.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Dict, List, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import tensorflow.compat.v1 as tf
 
@@ -69,9 +70,9 @@ class GraphGates:
     """What a graph has of gates and checks."""
 
     def __init__(self) -> None:
-        self.gates: List[Gate] = []
-        self.checks: List[Check] = []
-        self._levels: Dict[tf.Operation, int] = {}
+        self.gates: list[Gate] = []
+        self.checks: list[Check] = []
+        self._levels: dict[tf.Operation, int] = {}
 
     def behind(self, tensors: Sequence[Any]) -> Gate:
         """The gate of a lookup whose ids are `tensors`: of the first level that none of them waits for."""
@@ -84,7 +85,9 @@ class GraphGates:
     def _gate(self, level: int) -> Gate:
         while len(self.gates) < level:
             self.gates.append(Gate(len(self.gates) + 1))
-            self._levels[self.gates[-1].zero.op] = len(self.gates)
+            zero = self.gates[-1].zero.op
+            # tf.cond returns what merges the branches (version 1), or an identity of the operation that has them (version 2)
+            self._levels.update(dict.fromkeys([zero, *(x.op for x in zero.inputs)], len(self.gates)))
         return self.gates[level - 1]
 
     def level(self, op: tf.Operation) -> int:

@@ -4,7 +4,7 @@ Symbols: K keys of one lookup, U of them distinct, N ranks, D the dimension.
 """
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
@@ -55,8 +55,8 @@ def bounds(ids: tf.Tensor) -> tf.Tensor:
     return tf.stack([tf.reduce_min(flat), tf.reduce_max(flat)])
 
 
-def pool(rows: tf.Tensor, positions: tf.Tensor, sparse_ids: tf.SparseTensor, sparse_weights: Optional[tf.SparseTensor],
-         combiner: str, max_norm: Optional[float]) -> tf.Tensor:
+def pool(rows: tf.Tensor, positions: tf.Tensor, sparse_ids: tf.SparseTensor, sparse_weights: tf.SparseTensor | None,
+         combiner: str, max_norm: float | None) -> tf.Tensor:
     """Rows combined per sample, exactly as TensorFlow combines those of a whole table.
 
     Args:

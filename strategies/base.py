@@ -5,7 +5,8 @@ import abc
 import dataclasses
 import importlib
 import os
-from typing import Any, List, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import tensorflow.compat.v1 as tf
 
@@ -29,17 +30,17 @@ class Lookup:
     table: Any
     ids: tf.Tensor
     bounds: tf.Tensor
-    sparse_ids: Optional[tf.SparseTensor] = None
-    sparse_weights: Optional[tf.SparseTensor] = None
-    combiner: Optional[str] = None
-    max_norm: Optional[float] = None
+    sparse_ids: tf.SparseTensor | None = None
+    sparse_weights: tf.SparseTensor | None = None
+    combiner: str | None = None
+    max_norm: float | None = None
 
 
 class Backend(abc.ABC):
     """A way to exchange."""
 
     @abc.abstractmethod
-    def exchange(self, group: Sequence[Lookup]) -> List[tf.Tensor]:
+    def exchange(self, group: Sequence[Lookup]) -> list[tf.Tensor]:
         """Builds one complete, differentiable exchange for `group` and returns what each lookup returns.
 
         For a lookup of plain rows, ids' shape + [D]; for a pooled one [samples, D]. Differentiating with respect to
@@ -49,7 +50,7 @@ class Backend(abc.ABC):
         """
 
 
-def backend(name: Optional[str] = None) -> Backend:
+def backend(name: str | None = None) -> Backend:
     """The backend called `name`; by default the one in the environment variable COLLECTIVE_STRATEGY, else hb.
 
     Raises:

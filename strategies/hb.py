@@ -12,7 +12,7 @@ shard `IndexedSlices` in which a row appears once per rank that asked for it.
 """
 from __future__ import annotations
 
-from typing import List, Sequence
+from collections.abc import Sequence
 
 import tensorflow.compat.v1 as tf
 
@@ -23,7 +23,7 @@ from collective.strategies import base
 class HbBackend(base.Backend):
     """The backend of COLLECTIVE_STRATEGY=hb."""
 
-    def exchange(self, group: Sequence[base.Lookup]) -> List[tf.Tensor]:
+    def exchange(self, group: Sequence[base.Lookup]) -> list[tf.Tensor]:
         return [self._exchange_one(lookup) for lookup in group]
 
     def _exchange_one(self, lookup: base.Lookup) -> tf.Tensor:

@@ -44,7 +44,7 @@ def test_alltoall(strategy, rank, size, dtype):
 
 
 def test_gradients_are_the_transposed_collectives(strategy, rank, size):
-    """d/dx of the sum over all ranks of f(received), first and second derivative, with f = x ** 3 times the receiver's number."""
+    """d/dx of the sum over all ranks of f(received), twice, with f = x ** 3 times the receiver's number."""
     mine = data(rank, sum(splits(rank, size)))
 
     def build(zero):

@@ -21,7 +21,7 @@ def everything():
 
 
 def test_leaving_restores_everything(strategy):
-    tf.nn, tf.train.Saver, tf.logging      # the lazily loaded parts of the API are there from the start
+    assert tf.nn and tf.train.Saver and tf.logging      # the lazily loaded parts of the API are there from the start
     with strategy.scope():
         pass
     before = everything()

@@ -182,11 +182,14 @@ def test_different_fetches_are_an_error_on_all(strategy, rank, size):
 
 def test_replicated_variables_start_equal(strategy, rank, size):
     """Without a seed, and also where an init_fn gives each rank values of its own."""
-    for init_fn in (None, lambda scaffold, session: w.load(np.full([2, 1], rank, np.float32), session)):
+    for own_values in (False, True):
         with strategy.scope(), tf.Graph().as_default():
             fetches = build(strategy, placeholder())
             w = fetches['w']
-            scaffold = tf.train.Scaffold(init_fn=init_fn)
+
+            def init_fn(scaffold, session, w=w):
+                w.load(np.full([2, 1], rank, np.float32), session)
+            scaffold = tf.train.Scaffold(init_fn=init_fn if own_values else None)
             with tf.train.MonitoredTrainingSession('', scaffold=scaffold) as session:
                 mine = session.run(w)
         everyone = np.array(_everyone(mine))

@@ -89,7 +89,7 @@ def test_given_values(strategy):
                  lambda: tf.get_variable('t', [7, 3], initializer=tf.constant_initializer(values.tolist())),
                  lambda: tf.get_variable('t', initializer=values),
                  lambda: tf.get_variable('t', initializer=tf.constant(values)),
-                 lambda: tf.get_variable('t', [7, 3], initializer=lambda shape, dtype, partition_info=None: tf.constant(values)),
+                 lambda: tf.get_variable('t', [7, 3], initializer=lambda shape, dtype: tf.constant(values)),
                  lambda: tf.get_variable('t', [7, 3], initializer=tf2.initializers.Constant(values))):
         np.testing.assert_array_equal(all_rows(strategy, make, 7), values)
     for init, value in ((tf.zeros_initializer(), 0), (tf.ones_initializer, 1), (tf.constant_initializer(2.5), 2.5)):

@@ -119,7 +119,7 @@ def test_gradients_with_respect_to_inputs_stay_local(strategy, rank, size):
 
 
 def test_sparse_gradients_of_replicated_variables(strategy, rank, size):
-    """An embedding outside embedding_scope() keeps its sparse updates, as in plain TensorFlow (momentum of absent rows stays)."""
+    """An embedding outside embedding_scope() keeps its sparse updates: the momentum of absent rows stays."""
     def build(embedding_scope):
         v = reference.table('v', 9, 3)
         ids = tf.placeholder(tf.int64, [None])

@@ -1,0 +1,43 @@
+# `make train` and `make test` work from a bare clone: `setup` makes .venv, and only what of it is out of date.
+
+NP ?= 2
+python := .venv/bin/python
+
+.DEFAULT_GOAL := help
+.PHONY: help setup ready train test test-all lint clean
+
+# What they said once, set-up remembers.
+export PYTHON GPU
+
+help:  ## List the targets
+	@echo 'make TARGET [NAME=value ...]'
+	@echo
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' Makefile | expand -t 14
+	@echo
+	@echo '  PYTHON=python3.10   the interpreter for .venv (else the newest of 3.11, 3.10, 3.9 that is found)'
+	@echo '  GPU=1               TensorFlow with CUDA, CuPy, and Horovod with NCCL (needs the CUDA 12 toolkit)'
+	@echo '  NP=2                train: how many ranks'
+	@echo '  ARGS="..."          train: the program'"'"'s arguments; test, test-all: pytest'"'"'s'
+
+setup:  ## Make .venv: pinned packages, Horovod built against TensorFlow, this package (4 to 8 minutes, once)
+	@tools/setup.sh
+
+ready:
+	@tools/setup.sh --quiet
+
+train: ready  ## Train on the census data, its embedding tables sharded over NP ranks
+	$(python) -m collective.launch -np $(NP) modelzoo/census_income/train.py $(ARGS)
+
+lint: ready  ## Check style (ruff) and types (mypy)
+	$(python) -m ruff check .
+	$(python) -m mypy
+
+test: lint  ## lint, and the tests that CI runs
+	$(python) -m pytest tests -m "not long" $(ARGS)
+
+test-all: lint  ## lint, and every test, also the long ones
+	$(python) -m pytest tests $(ARGS)
+
+clean:  ## Remove what builds and tests leave behind (not .venv: rm -rf .venv)
+	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name .venv -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

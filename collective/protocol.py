@@ -1,0 +1,204 @@
+"""How a rank takes part in the sessions that all ranks share: agreeing on each run, ending, leaving and failing together."""
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from collective import agreement, runs
+from collective.agreement import ENDED, FAILED, INVALID, LEFT, RUNNING, Header
+from collective.errors import RankError
+from collective.ops import communication
+from collective.ops.gate import Check
+from collective.replicated import is_replicated, make_equal
+
+_NODE = re.compile(r'\{\{(?:function_)?node ([^\s}]+)')
+
+
+@dataclasses.dataclass
+class Run:
+    """A way of running a graph, prepared once and used at every step.
+
+    Attributes:
+        reach: what it executes.
+        keep: the fetches themselves, so that their identities, by which a run is found again, stay theirs.
+        targets: the agreement operations that run beside the fetches, one per level.
+        tickets: the gates' placeholders.
+        checks: those of every level, one level after the other.
+        before: names of what runs before the first agreement.
+        variables: global variables that it initializes.
+        disagreement: (level, headers) if the gate stayed closed, set while it runs.
+    """
+    reach: runs.Reach
+    keep: Any
+    targets: list[tf.Operation] = dataclasses.field(default_factory=list)
+    tickets: list[tf.Tensor] = dataclasses.field(default_factory=list)
+    checks: list[list[Check]] = dataclasses.field(default_factory=list)
+    before: set[str] = dataclasses.field(default_factory=set)
+    variables: list[Any] = dataclasses.field(default_factory=list)
+    disagreement: tuple[int, list[Header]] | None = None
+
+
+class Membership:
+    """This rank's part in a session that all ranks have.
+
+    Attributes:
+        number: counts the sessions that ranks share; the same on every rank.
+        over: why nothing can be run in it any more, once a peer or this rank has left.
+    """
+
+    def __init__(self, number: int):
+        self.number = number
+        self.over: BaseException | None = None
+
+
+class Protocol:
+    """This rank's side of the agreement, over all of its sessions."""
+
+    def __init__(self) -> None:
+        self.channel = agreement.SideChannel()
+        self.members: dict[Any, Membership] = {}
+        self.count = 0
+        self.failure: tuple[Membership, str] | None = None      # said to the peers when they next wait for this rank
+        self.broken: str | None = None                           # a run failed half-way: peers can't be answered
+        atexit.register(self.leave_all)
+        self._hook, sys.excepthook = sys.excepthook, self._dying
+        self._dead = False
+
+    def _dying(self, *error: Any) -> None:
+        self._dead = True                   # the launcher ends the job; peers in a collective can't be told
+        self._hook(*error)
+
+    # -- one run ----------------------------------------------------------------------------------------------------------
+
+    def run(self, original: Any, session: Any, run: Run, fetches: Any, feeds: Any, options: Any, metadata: Any) -> Any:
+        member = self.member(session)
+        self.say_failure()
+        if self.broken:
+            raise RankError(f'An earlier run failed half-way on rank {communication.rank()} and left its peers waiting; '
+                            f'start again. It failed with: {self.broken}')
+        if member.over is not None:
+            raise member.over
+        doing = 'runs ' + ', '.join(sorted(str(getattr(f, 'name', f)) for f in runs.flatten(fetches)))
+        if run.variables:
+            self.settle(Header(RUNNING, member.number, run.reach.signature), member, run, doing)
+        ticket = [1, member.number, run.reach.signature]
+        feeds = {**(feeds or {}), **{placeholder: ticket for placeholder in run.tickets}}
+        run.disagreement = None
+        try:
+            out = original(session, [fetches, run.targets], feeds, options, metadata)[0]
+        except tf.errors.OpError as error:
+            raise self.after(error, member, run, doing) from None
+        except Exception as error:          # TensorFlow never started it: a feed of a wrong shape, say
+            self.failure = (member, f'failed with {type(error).__name__}: {error}')
+            raise
+        if run.variables:
+            make_equal(original, session, [v for v in run.variables if is_replicated(v)])
+        return out
+
+    def after(self, error: tf.errors.OpError, member: Membership, run: Run, doing: str) -> BaseException:
+        """What to raise for a run that failed with `error`, once the peers know what they must know."""
+        if run.disagreement is not None:
+            level, headers = run.disagreement
+            return self.judged(headers, run.checks[level - 1], member, run, doing) or error
+        if not _names(error) & run.before:
+            if run.targets:
+                self.broken = f'{type(error).__name__}: {error.message}'
+            return error
+        if isinstance(error, tf.errors.OutOfRangeError):
+            headers = self.channel.headers(Header(ENDED, member.number, run.reach.signature))
+            judged = self.judged(headers, run.checks[0] if run.checks else [], member, run, doing)
+            return error if isinstance(judged, tf.errors.OutOfRangeError) else judged or error
+        self.failure = (member, f'failed with {type(error).__name__}: {error.message}')
+        return error
+
+    def settle(self, header: Header, member: Membership, run: Run, doing: str) -> None:
+        """Agrees outside of any run; raises what all ranks raise."""
+        judged = self.judged(self.channel.headers(header), [], member, run, doing)
+        if judged is not None:
+            raise judged
+
+    def judged(self, headers: list[Header], checks: Sequence[Check], member: Membership, run: Run | None,
+               doing: str) -> BaseException | None:
+        names = list(run.reach.collectives) if run else []
+        judged = agreement.verdict(headers, checks, lambda: self.channel.texts({'doing': doing, 'collectives': names}))
+        if any(h.status in (LEFT, FAILED) for h in headers) or isinstance(judged, RankError):
+            member.over = judged or tf.errors.OutOfRangeError(None, None, 'this session is closed')
+        return judged
+
+    # -- coming and going ---------------------------------------------------------------------------------------------------
+
+    def member(self, session: Any) -> Membership:
+        if session not in self.members:
+            self.count += 1
+            self.members[session] = Membership(self.count)
+        return self.members[session]
+
+    def leave(self, session: Any, error: BaseException | None = None) -> None:
+        """Tells the peers that this rank runs nothing more in `session`: their next run there ends as if out of data.
+
+        `error` is what it is left with, if anything.
+        """
+        member = self.members.pop(session, None)
+        if member is None or member.over is not None or self.broken:
+            return
+        if error is not None and not _is_end(error):
+            # Most likely the end of this program. Should it go on, the peers hear of it when they next wait for this rank.
+            self.failure = self.failure or (member, f'left its session with {type(error).__name__}: {error}')
+            self._dead = self._dead or isinstance(error, (SystemExit, KeyboardInterrupt))
+            return
+        self.judged(self.channel.headers(Header(LEFT, member.number)), [], member, None, 'left its session')
+
+    def say_failure(self) -> None:
+        """Delivers a failure that this rank survived."""
+        if self.failure is None:
+            return
+        (member, doing), self.failure = self.failure, None
+        if member.over is None:
+            headers = self.channel.headers(Header(FAILED, member.number))
+            judged = self.judged(headers, [], member, None, doing)
+            if judged is not None and any(h.status in (RUNNING, ENDED, INVALID) for h in headers):
+                raise judged
+
+    def leave_all(self) -> None:
+        """At the end of the program: whoever still waits for this rank in an open session is told."""
+        if self._dead or self.broken:
+            return
+        try:
+            self.say_failure()
+        except RankError:
+            return
+        for session in list(self.members):
+            self.leave(session)
+
+
+def _is_end(error: BaseException) -> bool:
+    if isinstance(error, SystemExit):
+        return error.code in (None, 0)
+    return isinstance(error, (tf.errors.OutOfRangeError, StopIteration, GeneratorExit))
+
+
+def _names(error: tf.errors.OpError) -> set[str]:
+    """The operations that an error names."""
+    names = set(_NODE.findall(error.message or ''))
+    return names | {error.op.name} if getattr(error, 'op', None) is not None else names
+
+
+_protocol: list[Protocol] = []
+
+
+def started() -> bool:
+    """Whether this process has shared a session yet."""
+    return bool(_protocol)
+
+
+def of_process() -> Protocol:
+    """The process's own; made at the first need, after the user's first session, whose thread counts TensorFlow keeps."""
+    if not _protocol:
+        _protocol.append(Protocol())
+    return _protocol[0]

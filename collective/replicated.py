@@ -1,0 +1,40 @@
+"""Replicated variables: which they are, and how every rank comes to start with the same values."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from collective.ops import communication
+from collective.table import Table
+
+
+def mark_shard(variable: Any) -> None:
+    """From now on `variable` holds rows of this rank's shard: it is never made equal over ranks."""
+    if variable is not None:
+        variable._collective_shard = True
+
+
+def is_replicated(variable: Any) -> bool:
+    return not isinstance(variable, Table) and not getattr(variable, '_collective_shard', False)
+
+
+def make_equal(original: Any, session: Any, variables: Sequence[Any]) -> None:
+    """Gives every rank rank 0's values of `variables`. Called on every rank with the same variables."""
+    movable = [v for v in variables if v.dtype.base_dtype not in (tf.string, tf.variant, tf.resource)]
+    if not movable:
+        return
+    if not hasattr(session.graph, '_collective_broadcasts'):
+        session.graph._collective_broadcasts = {}
+    cache = session.graph._collective_broadcasts
+    key = tuple(v.name for v in movable)
+    if key not in cache:
+        finalized = session.graph.finalized
+        session.graph._unsafe_unfinalize()
+        with session.graph.as_default(), tf.init_scope(), tf.name_scope('collective/make_equal'):
+            cache[key] = [tf.assign(v, communication.broadcast(
+                v.read_value(), communication.unique_name(f'{v.op.name}/broadcast'))).op for v in movable]
+        if finalized:
+            session.graph.finalize()
+    original(session, cache[key])

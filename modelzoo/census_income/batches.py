@@ -1,0 +1,38 @@
+"""Which rows each rank works on at each step.
+
+The global batches are a function of the seed alone. N ranks cut each of them into N contiguous shares, so training on
+the mean of the ranks' losses gives the same numbers for every N.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+
+def training(rows: int, batch: int, steps: int, seed: int, rank: int, ranks: int) -> Iterator[np.ndarray]:
+    """This rank's share of each of `steps` global batches of `batch` rows (which `ranks` divides).
+
+    Each epoch goes through all rows in an order of its own, but for the last rows that fill no batch.
+    """
+    share = batch // ranks
+    per_epoch = rows // batch
+    for step in range(steps):
+        epoch, place = divmod(step, per_epoch)
+        if place == 0:
+            order = np.random.default_rng([seed, epoch]).permutation(rows)
+        start = place * batch + rank * share
+        yield order[start:start + share]
+
+
+def evaluation(rows: int, batch: int, rank: int, ranks: int) -> Iterator[np.ndarray]:
+    """This rank's share of each of `evaluation_steps` batches that together hold every row once.
+
+    All ranks get equally many; the last ones may be shorter, even empty.
+    """
+    for start in range(0, rows, batch):
+        yield np.array_split(np.arange(start, min(start + batch, rows)), ranks)[rank]
+
+
+def evaluation_steps(rows: int, batch: int) -> int:
+    return -(-rows // batch)

@@ -1,0 +1,18 @@
+"""Makes the modules of modelzoo/census_income importable: an example's folder stands alone, no package around it."""
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / 'modelzoo' / 'census_income'))
+
+
+@pytest.fixture(scope='session')
+def census_data():
+    """The environment with the census data in it; without it tests are skipped or, where CI is set, fail."""
+    folder = os.environ.get('COLLECTIVE_DATA_DIR')
+    if not folder or not (Path(folder) / 'census-income').is_dir():
+        reason = f'COLLECTIVE_DATA_DIR ({folder or "not set"}) names no folder that holds census-income/'
+        pytest.fail(reason) if os.environ.get('CI') else pytest.skip(reason)
+    return {'COLLECTIVE_DATA_DIR': folder}

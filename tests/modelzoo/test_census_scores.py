@@ -1,0 +1,34 @@
+"""AUC and accuracy beside their definitions."""
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import scores
+
+
+def by_definition(labels, values) -> float:
+    above = np.sign(values[labels > 0][:, None] - values[labels == 0][None, :]).astype(np.float64)
+    return float((above + 1).mean() / 2)
+
+
+@pytest.mark.parametrize('seed', range(20))
+def test_auc_is_the_chance_that_a_positive_is_above_a_negative(seed):
+    random = np.random.default_rng(seed)
+    count = int(random.integers(2, 200))
+    labels = random.integers(0, 2, count).astype(np.float32)
+    labels[:2] = 0, 1
+    values = random.integers(0, random.integers(1, 50), count).astype(np.float32)  # many ties
+    assert scores.auc(labels, values) == pytest.approx(by_definition(labels, values), abs=1e-12)
+
+
+def test_auc_at_its_limits():
+    assert scores.auc(np.array([0, 1]), np.array([1.0, 2.0])) == 1
+    assert scores.auc(np.array([1, 0]), np.array([1.0, 2.0])) == 0
+    assert scores.auc(np.array([1, 0]), np.array([3.0, 3.0])) == 0.5
+    assert math.isnan(scores.auc(np.array([1, 1]), np.array([1.0, 2.0])))
+
+
+def test_accuracy():
+    assert scores.accuracy(np.array([0, 0, 1, 1]), np.array([-1.0, 2.0, 3.0, 4.0])) == 0.75

@@ -1,0 +1,304 @@
+#!/usr/bin/env bash
+# Makes .venv: pinned packages, Horovod built against the TensorFlow among them, and this checkout.
+#
+#   tools/setup.sh [--quiet]            what `make setup` runs; --quiet: not a word where there is nothing to do
+#
+#   PYTHON=python3.10                   the interpreter; else the newest supported one that is found
+#   GPU=1                               TensorFlow with CUDA, CuPy, Horovod with NCCL (by CUDA's nvcc); GPU=0 undoes it
+#   HOROVOD_CUDA_HOME=/usr/local/cuda   where GPU=1 finds nvcc, if it is not on the PATH
+#   HOROVOD_NCCL_HOME=/usr              another NCCL than the one that TensorFlow brings
+#
+# What PYTHON and GPU said holds for later calls until they are given again.
+#
+# Four steps: environment, packages, Horovod, this package. Each leaves a stamp in .venv/.setup that says what it was
+# made from, and is repeated only when that changes: a new pin costs a minute, and Horovod is built again only for
+# another TensorFlow, Horovod or GPU setting. A call that is killed while it installs leaves `unfinished`, and the next
+# one starts from an empty .venv. A lock keeps two calls apart; what a killed call leaves running holds it to its end.
+set -euo pipefail
+
+readonly SUPPORTED='3.11 3.10 3.9'
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+readonly root venv=$root/.venv pins=$root/tools/pins
+readonly state=$venv/.setup
+quiet=${1-}
+
+# Neither the user's settings of Python and pip may lead out of .venv, nor make's job server into Horovod's make.
+unset PYTHONPATH PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV
+unset MAKEFLAGS MFLAGS GNUMAKEFLAGS MAKELEVEL
+export PYTHONNOUSERSITE=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+
+say() { printf 'setup: %s\n' "$*" >&2; }
+refuse() { say "$*"; exit 2; }
+
+# ---- What this machine has -------------------------------------------------------------------------------------------
+
+# What is missing, and the Debian packages that bring it: all of it is said at once.
+lacking=() install=()
+lacks() { lacking+=("$1"); shift; install+=("$@"); }
+
+refuse_if_lacking() {
+    local list
+    if [ ${#lacking[@]} != 0 ]; then
+        list=$(printf '%s, ' "${lacking[@]}")
+        refuse "missing: ${list%, }. To install: apt-get install ${install[*]}"
+    fi
+}
+
+# Prints "3.11 3.11.7 missing,modules /real/executable" of an interpreter, or nothing where it does not run
+# (a pyenv shim without that version does not). Written so that Python 2 can run it, and is refused by its version.
+probe() {
+    (cd / && "$1" -c '
+import os, sys
+missing = []
+for name in ("venv", "ensurepip", "ssl", "zlib", "ctypes"):
+    try:
+        __import__(name)
+    except ImportError:
+        missing.append(name)
+print("%d.%d %s %s %s" % (sys.version_info[0], sys.version_info[1], sys.version.split()[0],
+                          ",".join(missing) or "-", os.path.realpath(sys.executable)))' 2>/dev/null) || true
+}
+
+examine() {  # sets $version, $release, $missing and $real
+    read -r version release missing real <<<"$(probe "$1")"
+    [ -n "$version" ]
+}
+
+lacks_modules() {  # executable, version, missing modules
+    case $3 in
+        venv* | ensurepip*) lacks "the venv module of $1" "python$2-venv" ;;
+        *) lacks "$3 in $1" "python$2" "python$2-venv" ;;
+    esac
+}
+
+candidates() {  # of one version, in the order in which they are tried
+    type -aP "python$1" || true
+    printf '%s\n' "${PYENV_ROOT:-${HOME:-}/.pyenv}/versions/$1".*/bin/python | sort -rV
+    type -aP python3 python || true
+}
+
+examine_others() {  # python3.10: the first program of that version that runs, where the first of that name does not
+    local candidate
+    while read -r candidate; do
+        if [ -x "$candidate" ] && examine "$candidate" && [ "python$version" = "$1" ]; then
+            interpreter=$candidate
+            return
+        fi
+    done < <(candidates "${1#python}")
+    return 1
+}
+
+use_python() {  # what PYTHON= names; sets $interpreter and what `examine` sets
+    interpreter=$(type -P "$1") || refuse "PYTHON=$1 is no program here: leave PYTHON unset to have one looked for," \
+        "or apt-get install python3.11 python3.11-venv"
+    case $interpreter in /*) ;; *) interpreter=$PWD/$interpreter ;; esac
+    examine "$interpreter" || examine_others "$1" || refuse "PYTHON=$1 ($interpreter) does not run: name another," \
+        "or leave PYTHON unset to have one looked for"
+    case " $SUPPORTED " in
+        *" $version "*) ;;
+        *) refuse "PYTHON=$1 is Python $release, but TensorFlow 2.15 needs one of ${SUPPORTED// /, }: leave PYTHON" \
+            "unset to have one looked for, or apt-get install python3.11 python3.11-venv" ;;
+    esac
+    [ "$missing" = - ] || lacks_modules "$interpreter" "$version" "$missing"
+}
+
+find_python() {  # the newest that has all it needs; sets what `use_python` sets
+    local wanted incomplete=() others=' '
+    for wanted in $SUPPORTED; do
+        while read -r interpreter; do
+            [ -x "$interpreter" ] && examine "$interpreter" || continue
+            if [ "$version" != "$wanted" ]; then
+                case $others in *" $release "*) ;; *) others+="$release " ;; esac
+            elif [ "$missing" = - ]; then
+                return
+            elif [ ${#incomplete[@]} = 0 ]; then
+                incomplete=("$interpreter" "$version" "$missing")
+            fi
+        done < <(candidates "$wanted")
+    done
+    if [ ${#incomplete[@]} != 0 ]; then
+        lacks_modules "${incomplete[@]}"
+    else
+        others=$(echo $others)
+        lacks "one of Python ${SUPPORTED// /, }${others:+ (there is only ${others// /, })}" python3.11 python3.11-venv
+    fi
+}
+
+check_compiler() {  # Horovod includes no Python.h, so Python's headers are not needed
+    local program='#include <vector>
+int main() { return std::vector<int>().size(); }'
+    if ! type -P g++ >/dev/null; then
+        lacks g++ g++
+    elif ! g++ -std=c++17 -x c++ -fsyntax-only - <<<"$program" 2>/dev/null; then
+        lacks "a g++ that compiles C++17 ($(type -P g++) does not)" g++
+    fi
+    type -P make >/dev/null || lacks make make
+}
+
+check_cuda() {  # Horovod compiles a CUDA kernel, and TensorFlow's CUDA packages bring no nvcc
+    local home=${HOROVOD_CUDA_HOME:-${CUDA_HOME:-}} nvcc release
+    nvcc=$(type -P nvcc) && home=${home:-$(dirname "$(dirname "$(readlink -f "$nvcc")")")}
+    export HOROVOD_CUDA_HOME=${home:-/usr/local/cuda}
+    nvcc=$HOROVOD_CUDA_HOME/bin/nvcc
+    release=$("$nvcc" --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p') || true
+    case $release in
+        12.*) ;;
+        *) lacks "CUDA 12's compiler ($nvcc is ${release:-not there}; HOROVOD_CUDA_HOME= names another place)" \
+            "cuda-toolkit-12-2 (from NVIDIA's package source)" ;;
+    esac
+}
+
+# ---- The steps -------------------------------------------------------------------------------------------------------
+
+run() { echo "+ $*"; "$@"; }
+pip() { run "$venv/bin/python" -m pip "$@"; }
+
+make_environment() { run "$interpreter" -m venv "$venv"; }
+
+install_packages() {
+    cat "${pin_files[@]}" | grep -v '^horovod==' >"$state/packages.txt" || return
+    grep -E '^(pip|setuptools|wheel)==' "$base_pins" >"$state/build-tools.txt" || return
+    pip install -r "$state/build-tools.txt" && pip install --no-build-isolation -r "$state/packages.txt"
+}
+
+build_horovod() {  # a wheel first: a build that is killed leaves nothing installed
+    local jobs memory nccl
+    jobs=$(nproc)
+    memory=$(awk '/^MemAvailable/ { print int($2 / 1500000) }' /proc/meminfo)  # a compiler takes about a gigabyte
+    [ "$jobs" -le "$memory" ] || jobs=$((memory > 1 ? memory : 1))
+    export MAKEFLAGS=-j$jobs PATH=$venv/bin:$PATH  # for cmake
+    if [ "$gpu" = 1 ] && [ -z "${HOROVOD_NCCL_HOME-}" ]; then
+        # The very NCCL that TensorFlow loads. Its package has no libnccl.so to link with, nor is it on a library path.
+        nccl=$(echo "$venv"/lib/python*/site-packages/nvidia/nccl)
+        ln -sf libnccl.so.2 "$nccl/lib/libnccl.so" || return
+        export HOROVOD_NCCL_HOME=$nccl HOROVOD_NCCL_LINK=SHARED LDFLAGS="-Wl,-rpath,$nccl/lib ${LDFLAGS-}"
+    fi
+    rm -rf "$state/wheels"
+    # Without pip's cache: it would hand back a wheel that was built against another TensorFlow.
+    run env "${horovod_build[@]}" "$venv/bin/python" -m pip wheel --verbose --no-cache-dir --no-deps \
+        --no-build-isolation --wheel-dir "$state/wheels" "$horovod" || return
+    touch "$state/unfinished"
+    pip install --no-deps --force-reinstall "$state"/wheels/horovod-*.whl || return
+    rm -rf "$state/unfinished" "$state/wheels"
+    run "$venv/bin/python" -c "
+import horovod.tensorflow as hvd
+assert hvd.gloo_built(), 'Horovod was built without Gloo'
+assert $gpu == 0 or hvd.nccl_built(), 'Horovod was built without NCCL'"
+}
+
+install_package() { pip install --no-deps --no-build-isolation --editable "$root" && pip check; }
+
+readonly ERRORS='(error|ERROR|CMake Error[^:]*): |Killed|No space left'
+is_done() { [ -f "$state/$1" ] && [ "$(<"$state/$1")" = "${key[$1]}" ]; }
+
+step() {  # name, what it is, function: the output goes to a log, which is named if it fails
+    local started=$SECONDS log=$state/$1.log
+    if is_done "$1"; then
+        return
+    fi
+    say "$2 ..."
+    rm -f "$state/$1"
+    case $1 in packages | package) touch "$state/unfinished" ;; esac
+    if ! (cd "$root" && "$3") >"$log" 2>&1 </dev/null; then
+        say "this failed. The errors in its output, and its end:"
+        { grep -nE -m 5 "$ERRORS" "$log" || true; tail -n 15 "$log"; } | sed 's/^/    /' >&2
+        say "all of its output is in $log"
+        [ "$1" = packages ] || rm -f "$state/unfinished"  # it ended, if badly: nothing is half installed
+        exit 1
+    fi
+    rm -f "$state/unfinished"
+    echo "${key[$1]}" >"$state/$1"
+    say "    took $((SECONDS - started)) s"
+}
+
+# ---- All of it -------------------------------------------------------------------------------------------------------
+
+case ${GPU-} in '' | 0 | 1) ;; *) refuse "GPU=$GPU is neither 1 (CUDA, NCCL, CuPy) nor 0 (CPU only)" ;; esac
+[ "$(uname -s)" = Linux ] || refuse "Linux only: there is no Horovod with TensorFlow 2.15 for $(uname -s)"
+type -P flock >/dev/null || lacks flock util-linux
+refuse_if_lacking
+
+exec 9>"$root/.venv.lock"  # beside .venv, which may be removed while another call waits
+flock --nonblock 9 || { say 'another set-up is at work here; waiting for it'; flock 9; }
+
+if [ -e "$venv" ] && [ ! -d "$state" ]; then
+    refuse "$venv is not of this script's making: move it away, then call this again"
+fi
+remembered() { if [ -f "$state/$1" ]; then cat "$state/$1"; fi; }
+gpu=${GPU:-$(remembered GPU)}
+gpu=${gpu:-0}
+told=${PYTHON:-$(remembered PYTHON)}
+
+version='' release='' missing='' real='' interpreter=''
+environment_key() { echo "python $version, gpu $gpu, of $real, in $root"; }
+environment_is_due() {
+    [ ! -x "$venv/bin/python" ] || [ -f "$state/unfinished" ] || [ "$(remembered environment)" != "$(environment_key)" ]
+}
+[ ! -f "$state/interpreter" ] || read -r version real <"$state/interpreter"
+if [ -n "${PYTHON-}" ] || environment_is_due; then
+    if [ -n "${PYTHON-}" ] || { [ -n "$told" ] && type -P "$told" >/dev/null; }; then
+        use_python "$told"
+    else
+        told=
+        find_python
+    fi
+fi
+if [ ${#lacking[@]} != 0 ]; then
+    check_compiler
+    refuse_if_lacking
+fi
+
+base_pins=$pins/python$version.txt pin_files=("$pins/python$version.txt")
+[ "$gpu" = 0 ] || pin_files+=("$pins/gpu.txt")
+horovod=$(grep '^horovod==' "$base_pins") tensorflow=$(grep '^tensorflow==' "$base_pins")
+horovod_build=(
+    HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1
+    HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1
+    CMAKE_POLICY_VERSION_MINIMUM=3.5  # Horovod's Gloo was written for CMake 2.8
+)
+[ "$gpu" = 0 ] || horovod_build+=(HOROVOD_GPU_OPERATIONS=NCCL)
+hash_of() { cat "$@" | sha256sum; }
+declare -A key=(
+    [environment]=$(environment_key)
+    [packages]=$(hash_of "${pin_files[@]}")
+    [horovod]="$horovod $tensorflow ${horovod_build[*]}"
+    # The package's code is read where it lies: only its metadata is installed.
+    [package]=$(hash_of "$root/setup.py" <(sed '/^\[tool\.ruff\]/,$d' "$root/pyproject.toml"))
+)
+
+due=
+if environment_is_due; then
+    due='environment packages horovod package'
+else
+    for name in packages horovod package; do is_done $name || due+=" $name"; done
+fi
+if [ -z "$due" ]; then
+    [ "$quiet" = --quiet ] || say ".venv is up to date (Python $version, ${horovod/==/ }, GPU=$gpu)"
+    exit
+fi
+case $due in
+    *horovod*)
+        check_compiler
+        [ "$gpu" = 0 ] || check_cuda
+        refuse_if_lacking
+        ;;
+esac
+case $due in
+    *environment*)
+        [ ! -f "$state/unfinished" ] || say 'the last set-up did not finish: starting again'
+        case $interpreter in "$venv"/*) interpreter=$real ;; esac
+        mkdir -p "$state"
+        touch "$state/unfinished"
+        rm -rf "$state"/{environment,packages,horovod,package,wheels}
+        # Not .setup, which tells the next call that what a killed one leaves here is ours.
+        find "$venv" -mindepth 1 -maxdepth 1 ! -name .setup -exec rm -rf {} +
+        printf '%s %s\n' "$version" "$real" >"$state/interpreter"
+        ;;
+esac
+echo "$told" >"$state/PYTHON"
+echo "$gpu" >"$state/GPU"
+step environment "a virtual environment of Python $release ($interpreter)" make_environment
+step packages "packages: $tensorflow and what goes with it (one to three minutes)" install_packages
+step horovod "$horovod, built against $tensorflow (4 to 5 minutes on two cores)" build_horovod
+step package 'this package, to be used where it lies' install_package
+say "done in $SECONDS s: .venv has Python $version, ${horovod/==/ }, GPU=$gpu"
