@@ -24,6 +24,9 @@ def table_getter(getter: Callable[..., Any], name: str, shape: Any = None, dtype
     partitioned either: a partitioner in embedding_scope() says how a table is to be sharded, which isn't its choice here.
     """
     del partitioner
+    if tf.executing_eagerly():
+        raise RuntimeError(f"embedding_scope() is for graphs, but '{name}' is made eagerly. Build the model inside "
+                           '`with strategy.scope(), tf.Graph().as_default():`.')
     whole = _shape_of(shape, initializer)
     dtype = tf.as_dtype(dtype or getattr(initializer, 'dtype', None) or tf.float32).base_dtype
     if in_shard_view() or whole is None or whole.rank != 2 or not whole.is_fully_defined() or not dtype.is_floating:

@@ -64,7 +64,10 @@ def reduce_gradients(gradients: Sequence[Any], xs: Sequence[Any], mean: bool) ->
     return out
 
 
-def _table_gradient(gradient: tf.IndexedSlices, mean: bool) -> TableGradient:
+def _table_gradient(gradient: Any, mean: bool) -> TableGradient:
+    if not isinstance(gradient, tf.IndexedSlices):      # a loop's: TensorFlow adds up whole matrices there, here the shard's
+        shape = tf.shape(gradient)
+        gradient = tf.IndexedSlices(gradient, tf.range(shape[0]), shape)
     ranks = communication.size()
     values = gradient.values if not mean or ranks == 1 else gradient.values / tf.cast(ranks, gradient.dtype)
     return TableGradient(values, gradient.indices, gradient.dense_shape)

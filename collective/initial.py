@@ -121,6 +121,14 @@ def by_row(init: Any, shape: tuple[int, int], name: str) -> Fill | None:
     return None
 
 
+def _aligned(shape: tuple[int, int], dtype: Any) -> np.ndarray:
+    """An empty array that TensorFlow takes over as it is: it copies what doesn't lie on 64 bytes."""
+    size = shape[0] * shape[1] * np.dtype(dtype).itemsize
+    raw = np.empty(size + 64, np.uint8)
+    first = -raw.ctypes.data % 64
+    return raw[first:first + size].view(dtype).reshape(shape)
+
+
 def shard(init: Any, shape: tuple[int, int], dtype: tf.DType, name: str, rank: int, ranks: int) -> tf.Tensor:
     """The initial value of rank's shard: rows rank, rank + N, rank + 2N, … of [V, D], in `dtype`.
 
@@ -140,7 +148,7 @@ def shard(init: Any, shape: tuple[int, int], dtype: tf.DType, name: str, rank: i
     draw_dtype = np.float64 if dtype == tf.float64 else np.float32
 
     def draw() -> np.ndarray:
-        out = np.empty((mine, shape[1]), draw_dtype)
+        out = _aligned((mine, shape[1]), draw_dtype)
         step = max(1, BLOCK // max(1, shape[1]))
         for first in range(0, mine, step):
             local = np.arange(first, min(mine, first + step), dtype=np.uint64)

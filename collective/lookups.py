@@ -37,7 +37,7 @@ def _checked(table: Table, ids: tf.Tensor) -> strategies.Lookup:
         fine = tf.logical_or(bounds[0] > bounds[1], tf.logical_and(bounds[0] >= 0, bounds[1] < table.rows))
         message = [f"table '{table.op.name}': id", worst, f'is not in [0, {table.rows})']
         with tf.control_dependencies([tf.Assert(fine, message)]):
-            ids = tf.identity(ids)
+            return strategies.Lookup(table, tf.identity(ids), None)
     return strategies.Lookup(table, ids, bounds)
 
 

@@ -51,10 +51,17 @@ def local_rank() -> int:
     return int(hvd.local_rank())
 
 
+def outermost(graph: tf.Graph) -> tf.Graph:
+    """The graph around `graph`, if that is a function's or a branch's: the one that a session runs."""
+    while hasattr(graph, 'outer_graph'):
+        graph = graph.outer_graph
+    return graph
+
+
 def unique_name(base: str) -> str:
     """`collective.base` for its first use in the graph, then `collective.base.1`, `collective.base.2`, …"""
     base = base.replace('/', '.')       # Horovod takes the name for what follows the last slash
-    counter = _counters.setdefault(tf.get_default_graph(), collections.Counter())
+    counter = _counters.setdefault(outermost(tf.get_default_graph()), collections.Counter())
     counter[base] += 1
     return PREFIX + base + (f'.{counter[base] - 1}' if counter[base] > 1 else '')
 
@@ -129,7 +136,8 @@ def _alltoall_gradient(op: tf.Operation, gradient: Any, _: Any) -> tuple[tf.Tens
         gradient = tf.math.unsorted_segment_sum(gradient.values, gradient.indices, tf.shape(op.outputs[0])[0])
     # Peers may update their rows as soon as they have every rank's gradient: send none before this rank has read the
     # rows of this step (they are the input of `op`), so that a lookup fetched beside its own update is the value before.
-    with tf.control_dependencies([op.inputs[0]]):
+    # (Of a branch or a loop in an operation of its own, the gradient's graph is another one, which runs later anyway.)
+    with tf.control_dependencies([op.inputs[0]] if op.graph is tf.get_default_graph() else []):
         gradient = tf.identity(gradient)
     base, gate = _of(op)
     return alltoall(gradient, op.outputs[1], unique_name(base + '.gradient'), gate)[0], None

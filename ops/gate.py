@@ -19,6 +19,8 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
+from collective.ops.communication import outermost
+
 CLOSED = 'This run uses tables sharded over several ranks, but no session of strategy.scope() runs it. ' \
          'Create the session, and run it, inside `with strategy.scope():`.'
 
@@ -108,8 +110,7 @@ class GraphGates:
 
 def gates_of(graph: tf.Graph) -> GraphGates:
     """The gates of `graph`; those of the graph around it if it is a function's."""
-    while hasattr(graph, 'outer_graph'):
-        graph = graph.outer_graph
+    graph = outermost(graph)
     if not hasattr(graph, '_collective_gates'):
         graph._collective_gates = GraphGates()      # on the graph, not in a table of ours: they live and die together
     gates: GraphGates = graph._collective_gates

@@ -20,8 +20,8 @@ class Lookup:
 
     Attributes:
         table: what `collective.table.Table` promises: `name`, `rows` V, `dim` D, `dtype`, `handle` of this rank's shard.
-        ids: int64. Dense of any shape for plain rows; [K] if the rows are pooled. Already within [0, V).
-        bounds: [2] int64, the smallest and largest id that the caller gave.
+        ids: int64. Dense of any shape for plain rows; [K] if the rows are pooled.
+        bounds: [2] int64, the smallest and largest of the ids, for the gate to check; None if they are checked already.
         sparse_ids: the `SparseTensor` whose values are the ids, if the rows are pooled per sample; else None.
         sparse_weights: its weights, or None.
         combiner: 'sum', 'mean' or 'sqrtn', if the rows are pooled; else None.
@@ -29,7 +29,7 @@ class Lookup:
     """
     table: Any
     ids: tf.Tensor
-    bounds: tf.Tensor
+    bounds: tf.Tensor | None
     sparse_ids: tf.SparseTensor | None = None
     sparse_weights: tf.SparseTensor | None = None
     combiner: str | None = None
@@ -46,7 +46,7 @@ class Backend(abc.ABC):
         For a lookup of plain rows, ids' shape + [D]; for a pooled one [samples, D]. Differentiating with respect to
         `table.handle` must give `IndexedSlices` of the shard: at every owner the sum of all ranks' gradients for its rows.
         Every rank calls this with the same group, in the same order. All of its collectives take the gate that stands
-        behind the group's ids, and each lookup's ids are registered there as a `Check`.
+        behind the group's ids, and each lookup's bounds are registered there as a `Check`.
         """
 
 

@@ -33,7 +33,8 @@ class HbBackend(base.Backend):
         if ranks > 1:
             gates = gate.gates_of(tf.get_default_graph())
             zero = gates.behind([lookup.ids]).zero
-            gates.checks.append(gate.Check(name, table.op.name, table.rows, lookup.bounds))
+            if lookup.bounds is not None:
+                gates.checks.append(gate.Check(name, table.op.name, table.rows, lookup.bounds))
         distinct = kernels.distinct_by_owner(tf.reshape(lookup.ids, [-1]), ranks)                       # 1
         asked = exchange.keys_to_owners(distinct, name, zero)                                           # 2
         found = kernels.gather_rows(table, asked.keys // ranks, [table.dim])                            # 3

@@ -75,3 +75,18 @@ def test_options(strategy):
 
 def test_the_counts(strategy, rank, size):
     assert 0 <= strategy.local_rank() <= strategy.rank() == rank < strategy.world_size() == size
+
+
+def test_eager_tables_are_refused(strategy):
+    with strategy.scope(), strategy.embedding_scope():
+        with pytest.raises(RuntimeError, match=r'tf.Graph\(\).as_default'):
+            tf.get_variable('t', [3, 3])
+
+
+def test_a_session_grows_into_the_gpu_and_keeps_the_users_settings(strategy):
+    with strategy.scope(), tf.Graph().as_default():
+        assert tf.Session()._config.gpu_options.allow_growth
+        mine = tf.ConfigProto(log_device_placement=False, operation_timeout_in_ms=77)
+        config = tf.Session(config=mine)._config
+        assert config.operation_timeout_in_ms == 77 and config.gpu_options.allow_growth
+    assert not mine.gpu_options.allow_growth

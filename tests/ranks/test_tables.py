@@ -1,4 +1,6 @@
 """What a table is: which variables become one, its first values, and what it refuses."""
+import contextlib
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -164,3 +166,31 @@ def test_one_rank_has_it_whole(strategy, size):
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
             assert session.run(tf.reduce_sum(t)) == 30 and session.run(t).shape == (10, 3)
+
+
+def test_one_rank_keeps_tensorflows_checkpoints(strategy, size, tmp_path):
+    """Written with a table by one rank, read by plain TensorFlow, and the other way round."""
+    if size > 1:
+        return
+
+    def build(embedding_scope):
+        with embedding_scope():
+            t = tf.get_variable('t', [10, 3])
+        train = tf.train.AdagradOptimizer(0.1).minimize(
+            tf.reduce_sum(tf.nn.embedding_lookup(t, [1, 2])), global_step=tf.train.get_or_create_global_step())
+        return t, train
+
+    with strategy.scope(), tf.Graph().as_default():
+        t, train = build(strategy.embedding_scope)
+        with tf.train.MonitoredTrainingSession(checkpoint_dir=str(tmp_path), save_checkpoint_steps=1) as session:
+            session.run(train)
+            written = session.run(t)
+    with tf.Graph().as_default():
+        t, _ = build(contextlib.nullcontext)
+        with tf.Session() as session:
+            tf.train.Saver().restore(session, tf.train.latest_checkpoint(str(tmp_path)))
+            np.testing.assert_array_equal(session.run(t), written)
+    with strategy.scope(), tf.Graph().as_default():
+        t, _ = build(strategy.embedding_scope)
+        with tf.train.MonitoredTrainingSession(checkpoint_dir=str(tmp_path)) as session:
+            np.testing.assert_array_equal(session.run(t), written)

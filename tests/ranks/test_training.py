@@ -184,3 +184,27 @@ def test_tensorflow_without_its_second_version(strategy):
     finally:
         tf.enable_control_flow_v2()
         tf.enable_resource_variables()
+
+
+@pytest.mark.parametrize('version', [1, 2])
+def test_lookups_inside_control_flow(strategy, rank, size, version):
+    """A branch and a loop that all ranks take alike, differentiated through."""
+    def build(embedding_scope):
+        with embedding_scope():
+            t = reference.table('t', 9, 3)
+        ids = tf.placeholder(tf.int64, [None])
+        outside = tf.nn.embedding_lookup(t, ids)
+        branch = tf.cond(tf.shape(ids)[0] > 0, lambda: 2.0 * tf.nn.embedding_lookup(t, ids), lambda: outside)
+        total = tf.while_loop(lambda i, _: i < 3, lambda i, x: (i + 1, x + tf.nn.embedding_lookup(t, (ids + 1) % 9)),
+                              [0, tf.zeros_like(outside)], parallel_iterations=1)[1]
+        train = tf.train.GradientDescentOptimizer(0.5).minimize(tf.reduce_mean(tf.square(outside + branch + total)))
+        return {'train': train, 'rows': tf.nn.embedding_lookup(t, tf.range(9))}, {'ids': ids}
+
+    if version == 1:
+        tf.disable_control_flow_v2()
+    try:
+        want = reference.plain(build, [(['train'], {'ids': IDS}), (['rows'], {})])
+        got = reference.sharded(strategy, build, [(['train'], {'ids': reference.part(IDS, rank, size)}), (['rows'], {})])
+    finally:
+        tf.enable_control_flow_v2()
+    np.testing.assert_allclose(got[1]['rows'], want[1]['rows'], rtol=2e-5, atol=1e-6)
