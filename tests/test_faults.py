@@ -168,6 +168,22 @@ def test_an_operation_that_fails_half_way_on_one_rank(tmp_path):
 
 
 @pytest.mark.timeout(150)
+def test_unequal_data_is_no_failure(tmp_path):
+    """3, 5 and 0 batches: all ranks' loops end at once, with exit code 0."""
+    code, output, _ = job(tmp_path, '''
+        data = tf.data.Dataset.from_tensors(np.array([1, 2], np.int64)).repeat([3, 5, 0][rank])
+        rows = tf.nn.embedding_lookup(t, tf.data.make_one_shot_iterator(data).get_next())
+        train = tf.train.AdamOptimizer(0.1).minimize(tf.reduce_mean(rows))
+        with tf.train.MonitoredTrainingSession('') as session:
+            while not session.should_stop():
+                session.run(train)
+                print('stepped')
+        print('done', rank)
+        ''')
+    assert code == 0 and output.count('done') == 3 and 'stepped' not in output
+
+
+@pytest.mark.timeout(150)
 def test_two_sessions_one_after_the_other(tmp_path):
     """Leaving the first is agreed on; the second trains on."""
     code, output, _ = job(tmp_path, '''

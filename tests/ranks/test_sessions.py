@@ -1,4 +1,6 @@
 """Ranks stay together: they end at the same step, fail at the same step, and a step happens on all of them or on none."""
+import contextlib
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -9,13 +11,13 @@ from tests.ranks import reference
 START = reference.table_values(10, 2)
 
 
-def build(strategy, ids, bias=None):
-    """A table, a dense weight and a global step; (fetches)."""
-    with strategy.embedding_scope():
+def build(embedding_scope, ids, seed=None):
+    """A table, a dense weight (which starts anew on each rank, unless `seed` is given) and a global step."""
+    with embedding_scope():
         t = reference.table('t', 10, 2)
-    w = tf.get_variable('w', [2, 1], initializer=tf.random_normal_initializer())
+    w = tf.get_variable('w', [2, 1], initializer=tf.random_normal_initializer(seed=seed))
     emb = tf.nn.embedding_lookup(t, ids)
-    loss = tf.reduce_mean(tf.square(tf.matmul(emb, w)))
+    loss = tf.reduce_mean(tf.square(tf.matmul(tf.reshape(emb, [-1, 2]), w)))
     step = tf.train.get_or_create_global_step()
     train = tf.train.AdagradOptimizer(0.1).minimize(loss, global_step=step)
     return {'emb': emb, 'loss': loss, 'train': train, 'w': w, 'step': step,
@@ -30,17 +32,12 @@ def fed(ids):
     return {'ids:0': ids}
 
 
-def batches_here(rank, size, counts):
-    return counts[:size][rank]
-
-
 @pytest.mark.parametrize('counts', [(3, 5, 0, 4), (3, 5, 4, 6), (2, 2, 2, 2), (0, 1, 1, 1)])
 @pytest.mark.parametrize('source', ['one_shot', 'initializable', 'queue', 'generator'])
 def test_unequal_data_ends_at_the_same_step(strategy, rank, size, counts, source):
-    """Every rank takes min(counts) steps; the tables then are those of plain TensorFlow after as many."""
+    """Every rank takes min(counts) steps, whose losses are those of plain TensorFlow on all ranks' batches together."""
     mine = counts[rank]
     with strategy.scope(), tf.Graph().as_default():
-        hooks = []
         data = tf.data.Dataset.from_tensors(np.array([rank, 5], np.int64)).repeat(mine)
         if source == 'queue':
             values = tf.train.limit_epochs(tf.constant([rank, 5], tf.int64), num_epochs=mine) if mine else None
@@ -64,13 +61,18 @@ def test_unequal_data_ends_at_the_same_step(strategy, rank, size, counts, source
             ids = iterator.get_next()
         else:
             ids = tf.data.make_one_shot_iterator(data).get_next()
-        fetches = build(strategy, ids)
-        steps = 0
-        with tf.train.MonitoredTrainingSession('', hooks=hooks) as session:
+        fetches = build(strategy.embedding_scope, ids, seed=1)
+        losses = []
+        with tf.train.MonitoredTrainingSession('') as session:
             while not session.should_stop():
-                session.run(fetches['train'])
-                steps += 1
-    assert steps == min(counts[:size])
+                losses.append(session.run([fetches['loss'], fetches['train']])[0])
+    assert len(losses) == min(counts[:size])
+    with tf.Graph().as_default():
+        fetches = build(contextlib.nullcontext, tf.constant([[r, 5] for r in range(size)], tf.int64), seed=1)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            want = [session.run([fetches['loss'], fetches['train']])[0] for _ in losses]
+    np.testing.assert_allclose(np.mean(_everyone(losses), 0) if losses else [], want, rtol=1e-5)
 
 
 def test_a_plain_session_meets_the_end_as_an_error_and_goes_on(strategy, rank, size):
@@ -78,7 +80,7 @@ def test_a_plain_session_meets_the_end_as_an_error_and_goes_on(strategy, rank, s
     with strategy.scope(), tf.Graph().as_default():
         data = tf.data.Dataset.from_tensors(np.array([1], np.int64)).repeat(2 + rank)
         iterator = tf.data.make_initializable_iterator(data)
-        fetches = build(strategy, iterator.get_next())
+        fetches = build(strategy.embedding_scope, iterator.get_next())
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
             for _ in range(2):
@@ -95,7 +97,7 @@ def test_a_plain_session_meets_the_end_as_an_error_and_goes_on(strategy, rank, s
 def test_a_feed_loop_that_ends_earlier_on_one_rank(strategy, rank, size):
     counts, done = (4, 2, 6, 3), 0
     with strategy.scope(), tf.Graph().as_default():
-        fetches = build(strategy, placeholder())
+        fetches = build(strategy.embedding_scope, placeholder())
         with tf.train.MonitoredTrainingSession('') as session:
             for _ in range(counts[rank]):
                 if session.should_stop():
@@ -133,7 +135,7 @@ def test_an_early_session(strategy, rank, size):
 @pytest.mark.parametrize('bad', [10, -1, 2 ** 40, -2 ** 62])
 def test_an_invalid_id_on_one_rank_raises_on_all_and_changes_nothing(strategy, rank, size, bad):
     with strategy.scope(), tf.Graph().as_default():
-        fetches = build(strategy, placeholder())
+        fetches = build(strategy.embedding_scope, placeholder())
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
             session.run(fetches['train'], fed([1, 2]))
@@ -172,7 +174,7 @@ def test_different_fetches_are_an_error_on_all(strategy, rank, size):
     if size == 1:
         return
     with strategy.scope(), tf.Graph().as_default():
-        fetches = build(strategy, placeholder())
+        fetches = build(strategy.embedding_scope, placeholder())
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
             with pytest.raises(RankError) as raised:
@@ -184,7 +186,7 @@ def test_replicated_variables_start_equal(strategy, rank, size):
     """Without a seed, and also where an init_fn gives each rank values of its own."""
     for own_values in (False, True):
         with strategy.scope(), tf.Graph().as_default():
-            fetches = build(strategy, placeholder())
+            fetches = build(strategy.embedding_scope, placeholder())
             w = fetches['w']
 
             def init_fn(scaffold, session, w=w):
@@ -204,7 +206,7 @@ def _everyone(value):
 def test_unused_and_uncollective_runs_are_this_ranks_own(strategy, rank, size):
     """A rank may run what needs no peer as often as it likes."""
     with strategy.scope(), tf.Graph().as_default():
-        fetches = build(strategy, placeholder())
+        fetches = build(strategy.embedding_scope, placeholder())
         with tf.train.MonitoredTrainingSession('') as session:
             for _ in range(rank * 3):
                 session.run(fetches['w'])
@@ -214,7 +216,7 @@ def test_unused_and_uncollective_runs_are_this_ranks_own(strategy, rank, size):
 def test_a_callable_is_a_run(strategy, rank, size):
     with strategy.scope(), tf.Graph().as_default():
         ids = placeholder()
-        fetches = build(strategy, ids)
+        fetches = build(strategy.embedding_scope, ids)
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
             call = session.make_callable(fetches['emb'], [ids])
@@ -239,7 +241,7 @@ def test_a_session_outside_scope_says_so(strategy, rank, size):
     if size == 1:
         return
     with strategy.scope(), tf.Graph().as_default() as graph:
-        fetches = build(strategy, placeholder())
+        fetches = build(strategy.embedding_scope, placeholder())
     with tf.Session(graph=graph) as session:
         session.run([v.initializer for v in graph.get_collection('variables')])
         with pytest.raises(tf.errors.InvalidArgumentError, match='inside `with strategy.scope'):
@@ -250,7 +252,7 @@ def test_checkpoints_are_refused_with_a_sentence(strategy, rank, size, tmp_path)
     if size == 1:
         return
     with strategy.scope(), tf.Graph().as_default():
-        fetches = build(strategy, placeholder())
+        fetches = build(strategy.embedding_scope, placeholder())
         with pytest.raises(NotImplementedError, match=f'{size} ranks'):
             tf.train.MonitoredTrainingSession('', checkpoint_dir=str(tmp_path))
         with pytest.raises(NotImplementedError):
@@ -266,7 +268,7 @@ def test_checkpoints_are_refused_with_a_sentence(strategy, rank, size, tmp_path)
 
 def test_rank_0_alone_writes_summaries(strategy, rank, size, tmp_path):
     with strategy.scope(), tf.Graph().as_default():
-        fetches = build(strategy, placeholder())
+        fetches = build(strategy.embedding_scope, placeholder())
         tf.summary.scalar('loss', fetches['loss'])
         with tf.train.MonitoredTrainingSession('', summary_dir=str(tmp_path / 'events'), save_summaries_steps=1) as session:
             session.run(fetches['train'], fed([1]))
