@@ -3,8 +3,10 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import os
 import re
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -69,6 +71,8 @@ class Protocol:
         atexit.register(self.leave_all)
         self._hook, sys.excepthook = sys.excepthook, self._dying
         self._dead = False
+        self._process = os.getpid()
+        self._one_at_a_time = threading.RLock()     # two threads' collectives would meet the peers' in no order
 
     def _dying(self, *error: Any) -> None:
         self._dead = True                   # the launcher ends the job; peers in a collective can't be told
@@ -77,6 +81,10 @@ class Protocol:
     # -- one run ----------------------------------------------------------------------------------------------------------
 
     def run(self, original: Any, session: Any, run: Run, fetches: Any, feeds: Any, options: Any, metadata: Any) -> Any:
+        with self._one_at_a_time:
+            return self._run(original, session, run, fetches, feeds, options, metadata)
+
+    def _run(self, original: Any, session: Any, run: Run, fetches: Any, feeds: Any, options: Any, metadata: Any) -> Any:
         member = self.member(session)
         self.say_failure()
         if self.broken:
@@ -152,7 +160,8 @@ class Protocol:
             self.failure = self.failure or (member, f'left its session with {type(error).__name__}: {error}')
             self._dead = self._dead or isinstance(error, (SystemExit, KeyboardInterrupt))
             return
-        self.judged(self.channel.headers(Header(LEFT, member.number)), [], member, None, 'left its session')
+        with self._one_at_a_time:
+            self.judged(self.channel.headers(Header(LEFT, member.number)), [], member, None, 'left its session')
 
     def say_failure(self) -> None:
         """Delivers a failure that this rank survived."""
@@ -167,7 +176,7 @@ class Protocol:
 
     def leave_all(self) -> None:
         """At the end of the program: whoever still waits for this rank in an open session is told."""
-        if self._dead or self.broken:
+        if self._dead or self.broken or self._process != os.getpid():     # a forked child is no rank
             return
         try:
             self.say_failure()

@@ -9,13 +9,14 @@ from collective import lookups, strategies
 from collective.ops import communication
 from collective.patches import Patches
 
-# Tuning of HybridBackend and SparseOperationKit that scripts pass: accepted, and said to be without effect.
-FOREIGN_PREFIXES = ('emb_', 'comm_', 'grad_', 'data_', 'sok_')
+# Tuning that scripts pass to other libraries: accepted, and said to be without effect. HybridBackend registers emb_backend,
+# emb_num_groups, comm_…, grad_lazy_sync and so on with its context; SparseOperationKit takes the rest in its layers.
+FOREIGN_PREFIXES = ('emb_', 'comm_', 'grad_', 'data_')
 FOREIGN: frozenset[str] = frozenset({
     'sharding', 'use_hierarchical_embedding_lookup', 'batch_size', 'model_dir', 'keep_checkpoint_max',
-    'keep_checkpoint_every_n_hours', 'mode', 'default_optimizer', 'seed', 'device', 'num_groups', 'wire_dtype_hint',
-    'global_batch_size', 'max_vocabulary_size_per_gpu', 'slot_num', 'max_nnz', 'max_feature_num', 'use_hashtable',
-    'dynamic_input', 'num_of_instances', 'key_type', 'var_type', 'unique_op_prefer', 'use_filter', 'hotness', 'optimizer'})
+    'keep_checkpoint_every_n_hours', 'mode',
+    'global_batch_size', 'max_vocabulary_size_per_gpu', 'slot_num', 'max_nnz', 'max_feature_num', 'nnz_per_slot',
+    'use_hashtable', 'dynamic_input', 'var_type', 'key_type', 'init_capacity', 'max_capacity', 'hotness'})
 
 
 class Scope:
@@ -25,11 +26,11 @@ class Scope:
         self._strategy, self._options = strategy, options
 
     def __enter__(self) -> CollectiveStrategy:
-        self._strategy._enter(type(self), self._options)
+        _SCOPES.enter(type(self), self._options)
         return self._strategy
 
     def __exit__(self, kind: type[BaseException] | None, error: Any, traceback: Any) -> None:
-        self._strategy._exit(type(self))
+        _SCOPES.leave(type(self))
 
 
 class _DataScope(Scope):
@@ -68,11 +69,6 @@ class CollectiveStrategy:
     def __init__(self) -> None:
         lookups.use_backend(strategies.backend())
         communication.init()
-        self._local = threading.local()
-        self._lock = threading.RLock()
-        self._patches = Patches(lambda: self._depth(_EmbeddingScope) > 0,
-                                lambda: self._current('embedding_gradients') == 'mean')
-        self._stack: list = []
 
     def world_size(self) -> int:
         """N, the number of ranks."""
@@ -118,33 +114,45 @@ class CollectiveStrategy:
         """
         return _EmbeddingScope(self, _known('embedding_scope', options, _EmbeddingScope.OPTIONS))
 
-    # -- entering and leaving -----------------------------------------------------------------------------------------------
 
-    def _depth(self, kind: type[Scope]) -> int:
-        return sum(entered is kind for entered in getattr(self._local, 'entered', []))
+class _Scopes:
+    """The scopes that are open: of the process, whichever `CollectiveStrategy` object opened them."""
 
-    def _current(self, option: str) -> Any:
-        return next((given[option] for given in reversed(self._stack) if option in given), _DataScope.OPTIONS[option])
+    def __init__(self) -> None:
+        self._entered = threading.local()       # kinds of scopes, of each thread; embedding_scope() is a thread's own
+        self._lock = threading.RLock()
+        self._options: list[dict[str, Any]] = []
+        self._patches = Patches(lambda: _EmbeddingScope in self._kinds(),
+                                lambda: self._option('embedding_gradients') == 'mean')
 
-    def _enter(self, kind: type[Scope], options: dict[str, Any]) -> None:
-        if kind is _EmbeddingScope and not self._stack:
-            raise RuntimeError('embedding_scope() has its effect inside scope() only: '
-                               'with strategy.scope(), tf.Graph().as_default(): with strategy.embedding_scope(): …')
+    def _kinds(self) -> list[type[Scope]]:
+        return getattr(self._entered, 'kinds', [])
+
+    def _option(self, name: str) -> Any:
+        return next((given[name] for given in reversed(self._options) if name in given), _DataScope.OPTIONS[name])
+
+    def enter(self, kind: type[Scope], options: dict[str, Any]) -> None:
         with self._lock:
+            if kind is _EmbeddingScope and not self._options:
+                raise RuntimeError('embedding_scope() has its effect inside scope() only: '
+                                   'with strategy.scope(), tf.Graph().as_default(): with strategy.embedding_scope(): …')
             if kind is _DataScope:
-                if not self._stack:
+                if not self._options:
                     self._patches.apply()
-                self._stack.append(options)
-        self._local.entered = getattr(self._local, 'entered', []) + [kind]
+                self._options.append(options)
+        self._entered.kinds = [*self._kinds(), kind]
 
-    def _exit(self, kind: type[Scope]) -> None:
-        entered = self._local.entered
-        self._local.entered = entered[:len(entered) - 1 - entered[::-1].index(kind)]
+    def leave(self, kind: type[Scope]) -> None:
+        kinds = self._kinds()
+        self._entered.kinds = kinds[:len(kinds) - 1 - kinds[::-1].index(kind)]
         with self._lock:
             if kind is _DataScope:
-                self._stack.pop()
-                if not self._stack:
+                self._options.pop()
+                if not self._options:
                     self._patches.restore()
+
+
+_SCOPES = _Scopes()
 
 
 def _known(what: str, options: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from tensorflow.python.ops import clip_ops, gradients_util, variable_scope
 from tensorflow.python.summary.writer import writer
 from tensorflow.python.training import basic_session_run_hooks, monitored_session, optimizer, saver, session_manager
 
-from collective import Table
+from collective import CollectiveStrategy, Table
 
 OWNERS = [session_lib.BaseSession, session_lib.Session, variable_scope.VariableScope, optimizer.Optimizer, gradients_util,
           clip_ops, tf, tf.linalg, tf2.linalg, writer, saver.Saver, basic_session_run_hooks.CheckpointSaverHook,
@@ -47,6 +47,20 @@ def test_scopes_can_be_entered_again(strategy):
             with embedding, embedding:
                 assert isinstance(tf.get_variable(f't{i}', [3, 3]), Table)
             assert not isinstance(tf.get_variable(f'u{i}', [3, 3]), Table)
+
+
+def test_two_strategies_are_one(strategy, rank, size):
+    """Opened inside each other by parts of a program that know nothing of each other: gradients are still reduced once."""
+    with strategy.scope(), CollectiveStrategy().scope(), tf.Graph().as_default():
+        with strategy.embedding_scope():
+            t = tf.get_variable('t', [4, 1], initializer=tf.zeros_initializer())
+        w = tf.get_variable('w', [], initializer=tf.zeros_initializer())
+        loss = tf.reduce_sum(tf.nn.embedding_lookup(t, [1])) + w * (rank + 1.0)
+        train = tf.train.GradientDescentOptimizer(1.0).minimize(loss)
+        row = tf.nn.embedding_lookup(t, [1])
+        with tf.train.MonitoredTrainingSession('') as session:
+            session.run(train)
+            assert session.run([row, w]) == [[[-1.0]], -(size + 1) / 2]
 
 
 def test_embedding_scope_needs_scope(strategy):
