@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import variables
 
+from collective import runs
 from collective.ops import communication, gate
 from collective.replicated import mark_shard
 from collective.table import Table, shard_view
@@ -128,14 +129,15 @@ def _squares(gradient: TableGradient) -> tf.Tensor:
 def apply_to_shards(original: Any, optimizer: tf.train.Optimizer, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
     """`Optimizer.apply_gradients`, in which tables present themselves as their shards: slots and updates are local.
 
-    No update starts before every gate behind the gradients is open, so that a step that ranks can't take
-    together leaves nothing half-applied.
+    No update starts before everything that can refuse the step, upstream of any of the gradients, has let it pass: a step
+    that can't be taken leaves nothing half-applied.
     """
     grads_and_vars = tuple(grads_and_vars)
     gates = gate.gates_of(tf.get_default_graph())
     values = [g.values if isinstance(g, tf.IndexedSlices) else g for g, _ in grads_and_vars if g is not None]
-    level = max((gates.level(g.op) for g in values if isinstance(g, tf.Tensor)), default=0)
-    with shard_view(), tf.control_dependencies([opened.zero for opened in gates.gates[:level]]):
+    upstream = runs.upstream(g.op for g in values if isinstance(g, tf.Tensor))
+    refusing = [opened.zero.op for opened in gates.gates] + gates.checked
+    with shard_view(), tf.control_dependencies([op for op in refusing if op in upstream]):
         applied = original(optimizer, grads_and_vars, *args, **kwargs)
     for _, variable in grads_and_vars:
         if isinstance(variable, Table):

@@ -14,6 +14,7 @@ from tensorflow.python.ops import variables
 
 from collective import strategies
 from collective.ops import communication, kernels
+from collective.ops.gate import gates_of
 from collective.table import Table
 
 _backend: list[strategies.Backend] = []
@@ -32,13 +33,23 @@ def _checked(table: Table, ids: tf.Tensor) -> strategies.Lookup:
     ids = tf.cast(ids, tf.int64)
     bounds = kernels.bounds(ids)
     hidden = hasattr(bounds.graph, 'outer_graph') or bounds.op._get_control_flow_context() is not None
-    if communication.size() == 1 or hidden:
-        worst = tf.where(bounds[0] < 0, bounds[0], bounds[1])
-        fine = tf.logical_or(bounds[0] > bounds[1], tf.logical_and(bounds[0] >= 0, bounds[1] < table.rows))
-        message = [f"table '{table.op.name}': id", worst, f'is not in [0, {table.rows})']
-        with tf.control_dependencies([tf.Assert(fine, message)]):
-            return strategies.Lookup(table, tf.identity(ids), None)
-    return strategies.Lookup(table, ids, bounds)
+    if communication.size() > 1 and not hidden:
+        return strategies.Lookup(table, ids, bounds)
+    check = _check_now(table, bounds)
+    if not hidden:
+        gates_of(bounds.graph).checked.append(check)
+    with tf.control_dependencies([check]):
+        return strategies.Lookup(table, tf.identity(ids), None)
+
+
+def _check_now(table: Table, bounds: tf.Tensor) -> tf.Operation:
+    """Raises for an id outside of the table, in the words that the gate has for it."""
+    def refuse(low_and_high: np.ndarray) -> np.ndarray:
+        low, high = (int(x) for x in low_and_high)
+        raise ValueError(f"table '{table.op.name}': id {low if low < 0 else high} is not in [0, {table.rows})")
+
+    fine = tf.logical_or(bounds[0] > bounds[1], tf.logical_and(bounds[0] >= 0, bounds[1] < table.rows))
+    return tf.cond(fine, lambda: tf.constant(True), lambda: tf.reshape(tf.numpy_function(refuse, [bounds], tf.bool), [])).op
 
 
 def _exchange(lookup: strategies.Lookup, name: str | None) -> tf.Tensor:

@@ -108,14 +108,14 @@ def _tensor_names(leaf: Any) -> Sequence[str]:
     return [leaf.name] if hasattr(leaf, 'name') else []
 
 
-def upstream_names(operations: Iterable[tf.Operation]) -> set[str]:
-    """The names of `operations` and of all that they wait for."""
+def upstream(operations: Iterable[tf.Operation]) -> set[tf.Operation]:
+    """`operations` and all that they wait for."""
     stack = list(operations)
-    seen: dict[str, bool] = {str(op.name): True for op in stack}
+    seen = set(stack)
     while stack:
         op = stack.pop()
-        for upstream in [x.op for x in op.inputs] + list(op.control_inputs):
-            if upstream.name not in seen:
-                seen[str(upstream.name)] = True
-                stack.append(upstream)
-    return set(seen)
+        for before in [x.op for x in op.inputs] + list(op.control_inputs):
+            if before not in seen:
+                seen.add(before)
+                stack.append(before)
+    return seen

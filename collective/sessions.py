@@ -112,7 +112,7 @@ def _plan(graph: tf.Graph, reach: runs.Reach, keep: Any) -> Run:
             out.targets.append(agreement.agree(gates.gates[level - 1], checks, after, disagreed))
             out.tickets.append(gates.gates[level - 1].ticket)
             if level == 1:
-                out.before = runs.upstream_names([*after, *(check.bounds.op for check in checks)])
+                out.before = {str(op.name) for op in runs.upstream([*after, *(check.bounds.op for check in checks)])}
     finally:
         if finalized:
             graph.finalize()

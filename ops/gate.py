@@ -69,11 +69,18 @@ def _refuse() -> tf.Tensor:
 
 
 class GraphGates:
-    """What a graph has of gates and checks."""
+    """What a graph has of gates and checks.
+
+    Attributes:
+        gates: one for each level, from 1.
+        checks: of the lookups whose ids the gates wait for.
+        checked: the operations that check the ids of single lookups on the spot, with one rank.
+    """
 
     def __init__(self) -> None:
         self.gates: list[Gate] = []
         self.checks: list[Check] = []
+        self.checked: list[tf.Operation] = []
         self._levels: dict[tf.Operation, int] = {}
 
     def behind(self, tensors: Sequence[Any]) -> Gate:
