@@ -194,7 +194,8 @@ def test_half_precision_tables(strategy, rank):
                 session.run(tf.global_variables_initializer())
                 session.run(train)
                 moved = session.run(tf.cast(tf.nn.embedding_lookup(t, [5]), tf.float32))
-        np.testing.assert_allclose(moved, 0.5)
+        # the ranks' parts of the gradient are rounded to the table's precision before they are added
+        np.testing.assert_allclose(moved, 0.5, rtol={tf.float16: 1e-3, tf.bfloat16: 8e-3}.get(dtype, 1e-7))
 
 
 def test_bad_arguments_are_named(strategy):
