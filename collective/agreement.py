@@ -86,6 +86,8 @@ def agree(gate: Gate, checks: Sequence[Check], after: Sequence[tf.Operation],
         status, check, worst = _first_invalid(checks)
         with tf.control_dependencies(after):
             header = tf.stack([status, gate.ticket[1], gate.ticket[2], check, worst])
+        if gate.level == 1:
+            header = gate.counted(header)
         headers = communication.allgather(header[None], NAME + level, 0)
         well = tf.logical_and(tf.reduce_all(tf.equal(headers[:, 0], RUNNING)),
                               tf.reduce_all(tf.equal(headers[:, 1:3], headers[:1, 1:3])))

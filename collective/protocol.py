@@ -4,7 +4,6 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import os
-import re
 import sys
 import threading
 from collections.abc import Sequence
@@ -16,10 +15,8 @@ from collective import agreement, runs
 from collective.agreement import ENDED, FAILED, INVALID, LEFT, RUNNING, Header
 from collective.errors import RankError
 from collective.ops import communication
-from collective.ops.gate import Check
+from collective.ops.gate import Check, Gate
 from collective.replicated import is_replicated, make_equal
-
-_NODE = re.compile(r'\{\{(?:function_)?node ([^\s}]+)')
 
 
 @dataclasses.dataclass
@@ -32,7 +29,7 @@ class Run:
         targets: the agreement operations that run beside the fetches, one per level.
         tickets: the gates' placeholders.
         checks: those of every level, one level after the other.
-        before: names of what runs before the first agreement.
+        gate: the first of the gates that it passes, if any.
         variables: global variables that it initializes.
         disagreement: (level, headers) if the gate stayed closed, set while it runs.
     """
@@ -41,7 +38,7 @@ class Run:
     targets: list[tf.Operation] = dataclasses.field(default_factory=list)
     tickets: list[tf.Tensor] = dataclasses.field(default_factory=list)
     checks: list[list[Check]] = dataclasses.field(default_factory=list)
-    before: set[str] = dataclasses.field(default_factory=set)
+    gate: Gate | None = None
     variables: list[Any] = dataclasses.field(default_factory=list)
     disagreement: tuple[int, list[Header]] | None = None
 
@@ -52,10 +49,12 @@ class Membership:
     Attributes:
         number: counts the sessions that ranks share; the same on every rank.
         over: why nothing can be run in it any more, once a peer or this rank has left.
+        count: of the runs that came as far as the agreement; None before the first.
     """
 
     def __init__(self, number: int):
         self.number = number
+        self.count: int | None = None
         self.over: BaseException | None = None
 
 
@@ -95,28 +94,39 @@ class Protocol:
         doing = 'runs ' + ', '.join(sorted(str(getattr(f, 'name', f)) for f in runs.flatten(fetches)))
         if run.variables:
             self.settle(Header(RUNNING, member.number, run.reach.signature), member, run, doing)
+        if run.gate is not None and member.count is None:
+            original(session, run.gate.start)
+            member.count = 0
         ticket = [1, member.number, run.reach.signature]
         feeds = {**(feeds or {}), **{placeholder: ticket for placeholder in run.tickets}}
         run.disagreement = None
         try:
             out = original(session, [fetches, run.targets], feeds, options, metadata)[0]
         except tf.errors.OpError as error:
-            raise self.after(error, member, run, doing) from None
+            raise self.after(error, self.has_started(original, session, member, run), member, run, doing) from None
         except Exception as error:          # TensorFlow never started it: a feed of a wrong shape, say
             self.failure = (member, f'failed with {type(error).__name__}: {error}')
             raise
+        if run.gate is not None:
+            member.count = (member.count or 0) + 1
         if run.variables:
             make_equal(original, session, [v for v in run.variables if is_replicated(v)])
         return out
 
-    def after(self, error: tf.errors.OpError, member: Membership, run: Run, doing: str) -> BaseException:
+    def has_started(self, original: Any, session: Any, member: Membership, run: Run) -> bool:
+        """Whether the run that has just failed had come as far as its collectives."""
+        if run.gate is None:
+            return bool(run.variables)
+        before, member.count = member.count, int(original(session, run.gate.count))
+        return member.count != before
+
+    def after(self, error: tf.errors.OpError, started: bool, member: Membership, run: Run, doing: str) -> BaseException:
         """What to raise for a run that failed with `error`, once the peers know what they must know."""
         if run.disagreement is not None:
             level, headers = run.disagreement
             return self.judged(headers, run.checks[level - 1], member, run, doing) or error
-        if not _names(error) & run.before:
-            if run.targets:
-                self.broken = f'{type(error).__name__}: {error.message}'
+        if started:
+            self.broken = f'{type(error).__name__}: {error.message}'
             return error
         if isinstance(error, tf.errors.OutOfRangeError):
             headers = self.channel.headers(Header(ENDED, member.number, run.reach.signature))
@@ -190,12 +200,6 @@ def _is_end(error: BaseException) -> bool:
     if isinstance(error, SystemExit):
         return error.code in (None, 0)
     return isinstance(error, (tf.errors.OutOfRangeError, StopIteration, GeneratorExit))
-
-
-def _names(error: tf.errors.OpError) -> set[str]:
-    """The operations that an error names."""
-    names = set(_NODE.findall(error.message or ''))
-    return names | {error.op.name} if getattr(error, 'op', None) is not None else names
 
 
 _protocol: list[Protocol] = []

@@ -111,8 +111,7 @@ def _plan(graph: tf.Graph, reach: runs.Reach, keep: Any) -> Run:
             out.checks.append(checks)
             out.targets.append(agreement.agree(gates.gates[level - 1], checks, after, disagreed))
             out.tickets.append(gates.gates[level - 1].ticket)
-            if level == 1:
-                out.before = {str(op.name) for op in runs.upstream([*after, *(check.bounds.op for check in checks)])}
+            out.gate = out.gate or gates.gates[level - 1]
     finally:
         if finalized:
             graph.finalize()

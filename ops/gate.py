@@ -49,6 +49,9 @@ class Gate:
         ticket: [3] int64, fed by whoever runs the graph: (1, number of the session, signature of the run). Unfed, the gate
             refuses to open.
         zero: int32 scalar 0, which exists once the gate is open.
+        start: sets `count` to 0, once in every session.
+        count: int64 scalar, how often a run of the session has come as far as `counted`. It tells whether a run that failed
+            had started its collectives.
     """
 
     def __init__(self, level: int):
@@ -57,6 +60,16 @@ class Gate:
             self.ticket = tf.placeholder_with_default(tf.constant([0, 0, 0], tf.int64), [3], 'ticket')
             self._tokens = tf.queue.FIFOQueue(1, [tf.int32], shapes=[[]], name='tokens')
             self.zero = tf.cond(tf.equal(self.ticket[0], 1), self._tokens.dequeue, _refuse, name='zero')
+            self._counter = tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=[], shared_name=f'collective/gate{level}/counter')
+            self.start = tf.raw_ops.AssignVariableOp(resource=self._counter, value=tf.constant(0, tf.int64))
+            self.count = tf.raw_ops.ReadVariableOp(resource=self._counter, dtype=tf.int64)
+
+    def counted(self, header: tf.Tensor) -> tf.Tensor:
+        """`header`, on its way to the peers, and counted."""
+        with tf.control_dependencies([header]):
+            counted = tf.raw_ops.AssignAddVariableOp(resource=self._counter, value=tf.constant(1, tf.int64))
+        with tf.control_dependencies([counted]):
+            return tf.identity(header)
 
     def open(self) -> tf.Operation:
         """The operation that lets this run's collectives go."""

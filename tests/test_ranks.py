@@ -16,7 +16,8 @@ def launch(ranks, *arguments, seed, examples=None, timeout=600, backend='hb'):
     if examples:
         environment['COLLECTIVE_TEST_EXAMPLES'] = str(examples)
     command = [sys.executable, '-m', 'collective.launch', '-np', str(ranks), '--tee', '0', '--device', 'cpu',
-               '-m', 'pytest', '-q', '-p', 'no:cacheprovider', f'--hypothesis-seed={seed}', '--timeout', '120', *arguments]
+               '-m', 'pytest', '-q', '-p', 'no:cacheprovider', f'--hypothesis-seed={seed}',
+               '--timeout', '120', '--timeout-method', 'thread', *arguments]    # a thread ends also what hangs in C++
     done = subprocess.run(command, cwd=ROOT, env=environment, timeout=timeout, text=True,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors='replace')
     print(f'COLLECTIVE_TEST_SEED={seed}', ' '.join(command), done.stdout[-12000:], sep='\n')

@@ -83,7 +83,8 @@ def test_a_killed_preparation_is_redone_and_only_one_of_several_processes_prepar
     victim = start(home, files)
     deadline = time.monotonic() + 60
     while not list(home.glob('census_income/*/*incomplete*')):
-        assert victim.poll() is None and time.monotonic() < deadline, victim.stderr.read()
+        assert victim.poll() is None, victim.stderr.read()
+        assert time.monotonic() < deadline
         time.sleep(0.002)
     victim.send_signal(signal.SIGKILL)
     victim.communicate()

@@ -33,7 +33,7 @@ def fed(ids):
 
 
 @pytest.mark.parametrize('counts', [(3, 5, 0, 4), (3, 5, 4, 6), (2, 2, 2, 2), (0, 1, 1, 1)])
-@pytest.mark.parametrize('source', ['one_shot', 'initializable', 'queue', 'generator'])
+@pytest.mark.parametrize('source', ['one_shot', 'initializable', 'queue', 'generator', 'branch', 'feedable'])
 def test_unequal_data_ends_at_the_same_step(strategy, rank, size, counts, source):
     """Every rank takes min(counts) steps, whose losses are those of plain TensorFlow on all ranks' batches together."""
     mine = counts[rank]
@@ -55,6 +55,14 @@ def test_unequal_data_ends_at_the_same_step(strategy, rank, size, counts, source
                 return np.array([rank, 5], np.int64)
             ids = tf.numpy_function(produce, [], tf.int64)
             ids.set_shape([2])
+        elif source == 'branch':
+            one, other = (tf.data.make_one_shot_iterator(data) for _ in range(2))
+            ids = tf.cond(tf.constant(1.0) > 0, one.get_next, other.get_next)
+        elif source == 'feedable':
+            one = tf.data.make_one_shot_iterator(data)
+            handle = one.string_handle()
+            ids = tf.data.Iterator.from_string_handle(
+                handle, tf.data.get_output_types(data), tf.data.get_output_shapes(data)).get_next()
         elif source == 'initializable':
             iterator = tf.data.make_initializable_iterator(data)
             tf.add_to_collection(tf.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
