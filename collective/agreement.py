@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
 import numpy as np
@@ -31,7 +31,7 @@ class Header:
         status: RUNNING, INVALID (an id outside its table), ENDED (out of data), LEFT (closed the session) or FAILED.
         session: the number of the session, counted alike on every rank.
         signature: of the collectives that the run will use; 0 for LEFT and FAILED.
-        check: the number of the check that an id failed.
+        check: the number, in the graph, of the check that an id failed.
         id: that id.
     """
     status: int
@@ -71,13 +71,13 @@ def as_headers(rows: np.ndarray) -> list[Header]:
     return [Header(*(int(x) for x in row)) for row in rows]
 
 
-def agree(gate: Gate, checks: Sequence[Check], after: Sequence[tf.Operation],
+def agree(gate: Gate, checks: Mapping[int, Check], after: Sequence[tf.Operation],
           disagreed: Callable[[list[Header]], None]) -> tf.Operation:
     """The operation that exchanges headers within a run and opens `gate` if all ranks are well and run the same.
 
     Args:
         gate: whose `ticket` is fed (1, session, signature).
-        checks: the lookups whose ids must be valid.
+        checks: the lookups whose ids must be valid, by their number in the graph.
         after: operations that must have succeeded first: the sources of the run's data.
         disagreed: called with the headers if the gate stays closed; the run then fails.
     """
@@ -106,18 +106,19 @@ def agree(gate: Gate, checks: Sequence[Check], after: Sequence[tf.Operation],
         return tf.cond(well, open_gate, keep_closed).op
 
 
-def _first_invalid(checks: Sequence[Check]) -> list[tf.Tensor]:
+def _first_invalid(checks: Mapping[int, Check]) -> list[tf.Tensor]:
     """(status, number of the check, id), each an int64 scalar."""
     if not checks:
         return [tf.constant(x, tf.int64) for x in (RUNNING, 0, 0)]
-    bounds = tf.stack([check.bounds for check in checks])
-    rows = tf.constant([check.rows for check in checks], tf.int64)
+    bounds = tf.stack([check.bounds for check in checks.values()])
+    rows = tf.constant([check.rows for check in checks.values()], tf.int64)
     low, high = bounds[:, 0], bounds[:, 1]
     below, beyond = low < 0, tf.logical_and(high >= rows, high >= low)
     first = tf.argmax(tf.cast(tf.logical_or(below, beyond), tf.int32), output_type=tf.int64)
     worst = tf.where(below[first], low[first], high[first])
     invalid = tf.logical_or(below[first], beyond[first])
-    return [tf.where(invalid, tf.constant(INVALID, tf.int64), tf.constant(RUNNING, tf.int64)), first, worst]
+    return [tf.where(invalid, tf.constant(INVALID, tf.int64), tf.constant(RUNNING, tf.int64)),
+            tf.constant(list(checks), tf.int64)[first], worst]
 
 
 def verdict(headers: Sequence[Header], checks: Sequence[Check], texts: Callable[[], list[dict[str, Any]]]
@@ -126,8 +127,8 @@ def verdict(headers: Sequence[Header], checks: Sequence[Check], texts: Callable[
 
     Args:
         headers: of ranks 0, 1, ….
-        checks: the run's, to name a table.
-        texts: exchanges what the ranks did, {'doing': …, 'collectives': […]}; called on every rank or on none.
+        checks: the graph's, to name a table.
+        texts: exchanges what the ranks did, {'doing': …, 'shared': […]}; called on every rank or on none.
     """
     if any(h.status == FAILED for h in headers):
         return RankError('A rank failed. ' + _each(texts(), lambda text: text['doing']))
@@ -153,7 +154,7 @@ def _each(texts: Sequence[dict[str, Any]], say: Callable[[dict[str, Any]], str])
 
 def _difference(texts: Sequence[dict[str, Any]]) -> str:
     """What each rank runs, and the first collective that not all of them use."""
-    used = [text['collectives'] for text in texts]
+    used = [text['shared'] for text in texts]
     everywhere = set(used[0]).intersection(*used[1:]) if used else set()
     odd = sorted({name for names in used for name in names} - everywhere)
     first = ''

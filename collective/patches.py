@@ -88,7 +88,7 @@ class Patches:
             (saver.Saver, 'save', _no_checkpoint('Saver.save')),
             (saver.Saver, 'restore', _no_checkpoint('Saver.restore')),
             (basic_session_run_hooks.CheckpointSaverHook, '__init__', _no_checkpoint('CheckpointSaverHook')),
-            *((module, 'MonitoredTrainingSession', _no_checkpoint_dir) for module in (monitored_session, tf.train)),
+            *((module, 'MonitoredTrainingSession', _every_rank_for_itself) for module in (monitored_session, tf.train)),
         ]
 
     def _get_variable(self, original: Any, scope: Any, store: Any, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -134,11 +134,18 @@ def _no_checkpoint(what: str) -> Callable[..., Any]:
     return refuse
 
 
-def _no_checkpoint_dir(original: Any, *args: Any, **kwargs: Any) -> Any:
-    names = ('master', 'is_chief', 'checkpoint_dir')
-    if {**dict(zip(names, args)), **kwargs}.get('checkpoint_dir'):
-        return _no_checkpoint('MonitoredTrainingSession(checkpoint_dir=…)')(original, *args, **kwargs)
-    return original(*args, **kwargs)
+def _every_rank_for_itself(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """`MonitoredTrainingSession`: with several ranks each is the chief of its own process, whatever the script says of rank 0.
+
+    (A worker would wait for a chief to initialize variables that it doesn't share with it.)
+    """
+    if communication.size() == 1:
+        return original(*args, **kwargs)
+    given = {**dict(zip(('master', 'is_chief', 'checkpoint_dir'), args)), **kwargs}
+    if given.get('checkpoint_dir'):
+        return _no_checkpoint('MonitoredTrainingSession(checkpoint_dir=…)')(original)
+    given['is_chief'] = True
+    return original(*[given.pop(name) for name in ('master', 'is_chief', 'checkpoint_dir')[:len(args)]], *args[3:], **given)
 
 
 class NoEvents:

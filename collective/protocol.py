@@ -6,7 +6,6 @@ import dataclasses
 import os
 import sys
 import threading
-from collections.abc import Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -15,7 +14,7 @@ from collective import agreement, runs
 from collective.agreement import ENDED, FAILED, INVALID, LEFT, RUNNING, Header
 from collective.errors import RankError
 from collective.ops import communication
-from collective.ops.gate import Check, Gate
+from collective.ops.gate import Check, Gate, gates_of
 from collective.replicated import is_replicated, make_equal
 
 
@@ -28,19 +27,15 @@ class Run:
         keep: the fetches themselves, so that their identities, by which a run is found again, stay theirs.
         targets: the agreement operations that run beside the fetches, one per level.
         tickets: the gates' placeholders.
-        checks: those of every level, one level after the other.
         gate: the first of the gates that it passes, if any.
-        variables: global variables that it initializes.
-        disagreement: (level, headers) if the gate stayed closed, set while it runs.
+        disagreement: the headers for which a gate stayed closed, set while it runs.
     """
     reach: runs.Reach
     keep: Any
     targets: list[tf.Operation] = dataclasses.field(default_factory=list)
     tickets: list[tf.Tensor] = dataclasses.field(default_factory=list)
-    checks: list[list[Check]] = dataclasses.field(default_factory=list)
     gate: Gate | None = None
-    variables: list[Any] = dataclasses.field(default_factory=list)
-    disagreement: tuple[int, list[Header]] | None = None
+    disagreement: list[Header] | None = None
 
 
 class Membership:
@@ -48,12 +43,14 @@ class Membership:
 
     Attributes:
         number: counts the sessions that ranks share; the same on every rank.
+        checks: those of the session's graph.
         over: why nothing can be run in it any more, once a peer or this rank has left.
         count: of the runs that came as far as the agreement; None before the first.
     """
 
-    def __init__(self, number: int):
+    def __init__(self, number: int, checks: list[Check]):
         self.number = number
+        self.checks = checks
         self.count: int | None = None
         self.over: BaseException | None = None
 
@@ -92,7 +89,7 @@ class Protocol:
         if member.over is not None:
             raise member.over
         doing = 'runs ' + ', '.join(sorted(str(getattr(f, 'name', f)) for f in runs.flatten(fetches)))
-        if run.variables:
+        if run.reach.initialized:
             self.settle(Header(RUNNING, member.number, run.reach.signature), member, run, doing)
         if run.gate is not None and member.count is None:
             original(session, run.gate.start)
@@ -109,42 +106,40 @@ class Protocol:
             raise
         if run.gate is not None:
             member.count = (member.count or 0) + 1
-        if run.variables:
-            make_equal(original, session, [v for v in run.variables if is_replicated(v)])
+        if run.reach.initialized:
+            make_equal(original, session, [v for v in run.reach.initialized if is_replicated(v)])
         return out
 
     def has_started(self, original: Any, session: Any, member: Membership, run: Run) -> bool:
         """Whether the run that has just failed had come as far as its collectives."""
         if run.gate is None:
-            return bool(run.variables)
+            return bool(run.reach.initialized)
         before, member.count = member.count, int(original(session, run.gate.count))
         return member.count != before
 
     def after(self, error: tf.errors.OpError, started: bool, member: Membership, run: Run, doing: str) -> BaseException:
         """What to raise for a run that failed with `error`, once the peers know what they must know."""
         if run.disagreement is not None:
-            level, headers = run.disagreement
-            return self.judged(headers, run.checks[level - 1], member, run, doing) or error
+            return self.judged(run.disagreement, member, run, doing) or error
         if started:
             self.broken = f'{type(error).__name__}: {error.message}'
             return error
         if isinstance(error, tf.errors.OutOfRangeError):
             headers = self.channel.headers(Header(ENDED, member.number, run.reach.signature))
-            judged = self.judged(headers, run.checks[0] if run.checks else [], member, run, doing)
+            judged = self.judged(headers, member, run, doing)
             return error if isinstance(judged, tf.errors.OutOfRangeError) else judged or error
         self.failure = (member, f'failed with {type(error).__name__}: {error.message}')
         return error
 
     def settle(self, header: Header, member: Membership, run: Run, doing: str) -> None:
         """Agrees outside of any run; raises what all ranks raise."""
-        judged = self.judged(self.channel.headers(header), [], member, run, doing)
+        judged = self.judged(self.channel.headers(header), member, run, doing)
         if judged is not None:
             raise judged
 
-    def judged(self, headers: list[Header], checks: Sequence[Check], member: Membership, run: Run | None,
-               doing: str) -> BaseException | None:
-        names = list(run.reach.collectives) if run else []
-        judged = agreement.verdict(headers, checks, lambda: self.channel.texts({'doing': doing, 'collectives': names}))
+    def judged(self, headers: list[Header], member: Membership, run: Run | None, doing: str) -> BaseException | None:
+        names = list(run.reach.shared) if run else []
+        judged = agreement.verdict(headers, member.checks, lambda: self.channel.texts({'doing': doing, 'shared': names}))
         if any(h.status in (LEFT, FAILED) for h in headers) or isinstance(judged, RankError):
             member.over = judged or tf.errors.OutOfRangeError(None, None, 'this session is closed')
         return judged
@@ -154,7 +149,7 @@ class Protocol:
     def member(self, session: Any) -> Membership:
         if session not in self.members:
             self.count += 1
-            self.members[session] = Membership(self.count)
+            self.members[session] = Membership(self.count, gates_of(session.graph).checks)
         return self.members[session]
 
     def leave(self, session: Any, error: BaseException | None = None) -> None:
@@ -171,7 +166,7 @@ class Protocol:
             self._dead = self._dead or isinstance(error, (SystemExit, KeyboardInterrupt))
             return
         with self._one_at_a_time:
-            self.judged(self.channel.headers(Header(LEFT, member.number)), [], member, None, 'left its session')
+            self.judged(self.channel.headers(Header(LEFT, member.number)), member, None, 'left its session')
 
     def say_failure(self) -> None:
         """Delivers a failure that this rank survived."""
@@ -180,7 +175,7 @@ class Protocol:
         (member, doing), self.failure = self.failure, None
         if member.over is None:
             headers = self.channel.headers(Header(FAILED, member.number))
-            judged = self.judged(headers, [], member, None, doing)
+            judged = self.judged(headers, member, None, doing)
             if judged is not None and any(h.status in (RUNNING, ENDED, INVALID) for h in headers):
                 raise judged
 

@@ -41,12 +41,14 @@ class Reach:
 
     Attributes:
         operations: everything that is executed.
-        collectives: the explicit names of its collectives, sorted.
+        shared: the names of what all ranks must do alike: its collectives and the variables that it initializes, sorted.
         signature: 63 bits of them, by which ranks compare their runs.
+        initialized: the global variables whose initializers run.
     """
     operations: frozenset[tf.Operation]
-    collectives: tuple[str, ...]
+    shared: tuple[str, ...]
     signature: int
+    initialized: tuple[Any, ...]
 
     def levels(self, gates: GraphGates) -> list[int]:
         """The levels of the gates that it passes, ascending."""
@@ -54,7 +56,7 @@ class Reach:
 
     def checks(self, gates: GraphGates, level: int) -> list[Check]:
         """The lookups' checks that the gate of `level` waits for."""
-        names = set(self.collectives)
+        names = set(self.shared)
         return [check for check in gates.checks
                 if check.collective in names and gates.level(check.bounds.op) == level - 1]
 
@@ -68,10 +70,6 @@ class Reach:
         return sorted((op for op in self.operations if communication.collective_name(op)
                        and op._get_control_flow_context() is None and gates.level(op) < level),
                       key=lambda op: str(op.name))
-
-    def initialized(self, graph: tf.Graph) -> list[Any]:
-        """The global variables whose initializers run."""
-        return [v for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES) if v.initializer in self.operations]
 
 
 def reach(graph: tf.Graph, fetches: Iterable[Any], fed: Iterable[Any]) -> Reach:
@@ -95,9 +93,11 @@ def reach(graph: tf.Graph, fetches: Iterable[Any], fed: Iterable[Any]) -> Reach:
             if upstream not in seen:
                 seen.add(upstream)
                 stack.append(upstream)
-    names = tuple(sorted(filter(None, (communication.collective_name(op) for op in seen))))
+    initialized = tuple(v for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES) if v.initializer in seen)
+    shared = [communication.collective_name(op) or '' for op in seen] + [f'initialize {v.name}' for v in initialized]
+    names = tuple(sorted(name for name in shared if name))
     digest = hashlib.blake2b('\n'.join(names).encode(), digest_size=8).digest()
-    return Reach(frozenset(seen), names, int.from_bytes(digest, 'little') >> 1)
+    return Reach(frozenset(seen), names, int.from_bytes(digest, 'little') >> 1, initialized)
 
 
 def _tensor_names(leaf: Any) -> Sequence[str]:

@@ -24,7 +24,7 @@ def run(original: Any, session: Any, fetches: Any, feed_dict: Any = None, option
     if communication.size() == 1 or not (gates_of(session.graph).gates or _has_tables(session.graph)):
         return original(session, fetches, feed_dict, options, run_metadata)
     prepared = _prepare(session, fetches, feed_dict)
-    if prepared is None or not (prepared.targets or prepared.variables):
+    if prepared is None or not (prepared.targets or prepared.reach.initialized):
         return original(session, fetches, feed_dict, options, run_metadata)
     return protocol.of_process().run(original, session, prepared, fetches, feed_dict, options, run_metadata)
 
@@ -97,7 +97,7 @@ def _identity(leaf: Any) -> Any:
 
 def _plan(graph: tf.Graph, reach: runs.Reach, keep: Any) -> Run:
     gates = gates_of(graph)
-    out = Run(reach, keep, variables=reach.initialized(graph))
+    out = Run(reach, keep)
     finalized = graph.finalized
     graph._unsafe_unfinalize()
     try:
@@ -105,11 +105,11 @@ def _plan(graph: tf.Graph, reach: runs.Reach, keep: Any) -> Run:
             checks = reach.checks(gates, level)
             after = reach.sources(gates) if level == 1 else reach.exchanged_below(gates, level)
 
-            def disagreed(headers: list[Header], level: int = level) -> None:
-                out.disagreement = (level, headers)
+            def disagreed(headers: list[Header]) -> None:
+                out.disagreement = headers
 
-            out.checks.append(checks)
-            out.targets.append(agreement.agree(gates.gates[level - 1], checks, after, disagreed))
+            numbered = {gates.checks.index(check): check for check in checks}
+            out.targets.append(agreement.agree(gates.gates[level - 1], numbered, after, disagreed))
             out.tickets.append(gates.gates[level - 1].ticket)
             out.gate = out.gate or gates.gates[level - 1]
     finally:

@@ -43,7 +43,7 @@ def test_a_batch_size_that_three_ranks_do_not_divide_ends_the_job_with_code_2():
 
 @pytest.mark.parametrize('ranks, options', [
     ((2, 1), ()),
-    ((3, 1), ('--epochs', 1)),
+    ((3, 1), ('--steps', 40)),
     pytest.param((3, 2, 1), (), marks=[pytest.mark.long, pytest.mark.timeout(900)]),
 ])
 def test_the_census_auc_is_reached_and_does_not_depend_on_the_number_of_ranks(census_data, prepared_in, ranks, options):

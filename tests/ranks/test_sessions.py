@@ -188,6 +188,39 @@ def test_different_fetches_are_an_error_on_all(strategy, rank, size):
     assert 'embedding_lookup:0' in str(raised.value) and 'Adagrad' in str(raised.value)
 
 
+def test_initializing_different_variables_is_an_error_on_all(strategy, rank, size):
+    if size == 1:
+        return
+    with strategy.scope(), tf.Graph().as_default():
+        build(strategy.embedding_scope, placeholder())
+        a, b = tf.get_variable('a', [2]), tf.get_variable('b', [2])
+        with tf.Session() as session:
+            with pytest.raises(RankError, match='initialize a:0'):
+                session.run(a.initializer if rank == 0 else b.initializer)
+
+
+def test_a_rank_leaves_while_another_asks_for_an_invalid_id(strategy, rank, size):
+    if size == 1:
+        return
+    with strategy.scope(), tf.Graph().as_default():
+        fetches = build(strategy.embedding_scope, placeholder())
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            if rank == 0:
+                with pytest.raises(tf.errors.InvalidArgumentError, match='id 100 '):
+                    session.run(fetches['emb'], fed([100]))
+
+
+def test_every_rank_is_a_chief(strategy, rank, size):
+    """Scripts for parameter servers pass is_chief=(task == 0): the others would wait for a chief that isn't theirs."""
+    with strategy.scope(), tf.Graph().as_default():
+        fetches = build(strategy.embedding_scope, placeholder())
+        with tf.train.MonitoredTrainingSession('', is_chief=rank == 0) as session:
+            session.run(fetches['train'], fed([1]))
+        with tf.train.MonitoredTrainingSession('', rank == 0, None) as session:
+            session.run(fetches['train'], fed([1]))
+
+
 def test_replicated_variables_start_equal(strategy, rank, size):
     """Without a seed, and also where an init_fn gives each rank values of its own."""
     for own_values in (False, True):
