@@ -7,6 +7,7 @@ ranks' losses. The means are differentiable, so a penalty on a gradient sees, an
 from __future__ import annotations
 
 import collections
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,15 +15,12 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import variables
 
 from collective import runs
+from collective.clipping import table_gradient
 from collective.ops import communication, gate
 from collective.replicated import mark_shard
 from collective.table import Table, shard_view
 
 VARIABLE_OPS = ('VarHandleOp', 'VariableV2', 'Variable')
-
-
-class TableGradient(tf.IndexedSlices):
-    """The gradient of a table: this rank's shard of it. Norms over it are the whole gradient's, see `global_norm`."""
 
 
 def _table_of(x: Any) -> Table | None:
@@ -60,18 +58,19 @@ def reduce_gradients(gradients: Sequence[Any], xs: Sequence[Any], mean: bool) ->
             out[i] = _mean_slices(gradient, x)
         else:
             dense.append(i)
-    for i, reduced in zip(dense, _mean_dense([gradients[i] for i in dense])):
+    dense.sort(key=lambda i: str(xs[i].name))       # whatever the order in which this rank made its variables
+    for i, reduced in zip(dense, _mean_dense([gradients[i] for i in dense], [str(xs[i].name) for i in dense])):
         out[i] = reduced
     return out
 
 
-def _table_gradient(gradient: Any, mean: bool) -> TableGradient:
+def _table_gradient(gradient: Any, mean: bool) -> tf.IndexedSlices:
     if not isinstance(gradient, tf.IndexedSlices):      # a loop's: TensorFlow adds up whole matrices there, here the shard's
         shape = tf.shape(gradient)
         gradient = tf.IndexedSlices(gradient, tf.range(shape[0]), shape)
     ranks = communication.size()
     values = gradient.values if not mean or ranks == 1 else gradient.values / tf.cast(ranks, gradient.dtype)
-    return TableGradient(values, gradient.indices, gradient.dense_shape)
+    return table_gradient(values, gradient.indices, gradient.dense_shape)
 
 
 def _mean_slices(gradient: tf.IndexedSlices, x: Any) -> tf.IndexedSlices:
@@ -83,47 +82,29 @@ def _mean_slices(gradient: tf.IndexedSlices, x: Any) -> tf.IndexedSlices:
     return tf.IndexedSlices(values, indices, gradient.dense_shape)
 
 
-def _mean_dense(gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """One allreduce per dtype for all of them. Half-precision gradients are added in float32."""
+def _mean_dense(gradients: Sequence[tf.Tensor], names: Sequence[str]) -> list[tf.Tensor]:
+    """One allreduce per dtype for all of them, called by what it reduces. Half-precision gradients are added in float32."""
     by_dtype: dict[tf.DType, list[int]] = collections.defaultdict(list)
     for i, gradient in enumerate(gradients):
         by_dtype[tf.float32 if gradient.dtype in (tf.float16, tf.bfloat16) else gradient.dtype].append(i)
     out: list[Any] = [None] * len(gradients)
     for dtype, which in by_dtype.items():
         sums = communication.allreduce_sum([tf.cast(gradients[i], dtype) for i in which],
-                                           communication.unique_name('dense_gradients'),
+                                           communication.unique_name(_name_of([(names[i], gradients[i]) for i in which])),
                                            _gate([gradients[i] for i in which]))
         for i, total in zip(which, sums):
             out[i] = tf.cast(total / tf.cast(communication.size(), dtype), gradients[i].dtype)
     return out
 
 
+def _name_of(named: Sequence[tuple[str, tf.Tensor]]) -> str:
+    """A name by which ranks that reduce something else, or another shape, notice it before they do."""
+    listed = '\n'.join(f'{name} {gradient.shape} {gradient.dtype.name}' for name, gradient in named)
+    return f'dense_gradients.{hashlib.blake2b(listed.encode(), digest_size=4).hexdigest()}'
+
+
 def _gate(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     return gate.gates_of(tf.get_default_graph()).beside(tensors).zero
-
-
-def global_norm(original: Any, t_list: Sequence[Any], name: str | None = None) -> tf.Tensor:
-    """`tf.linalg.global_norm`, in which a table's gradient counts whole, every shard once.
-
-    Repeated ids are summed first: the norm is that of the gradient as a matrix. (Plain TensorFlow takes each occurrence of a
-    repeated id for a row of its own.)
-    """
-    tables = [t for t in t_list if isinstance(t, TableGradient)]
-    rest = [t for t in t_list if not isinstance(t, TableGradient)]
-    if not tables:
-        return original(t_list, name)
-    with tf.name_scope(name, 'global_norm'):
-        squares = tf.add_n([_squares(t) for t in tables])
-        if communication.size() > 1:
-            squares = communication.allreduce_sum([squares], communication.unique_name('global_norm'), _gate([squares]))[0]
-        if any(t is not None for t in rest):
-            squares += tf.square(tf.cast(original(rest), squares.dtype))
-        return tf.sqrt(squares)
-
-
-def _squares(gradient: TableGradient) -> tf.Tensor:
-    rows, positions = tf.unique(gradient.indices)
-    return tf.reduce_sum(tf.square(tf.math.unsorted_segment_sum(gradient.values, positions, tf.size(rows))))
 
 
 def apply_to_shards(original: Any, optimizer: tf.train.Optimizer, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
@@ -135,6 +116,7 @@ def apply_to_shards(original: Any, optimizer: tf.train.Optimizer, grads_and_vars
     grads_and_vars = tuple(grads_and_vars)
     gates = gate.gates_of(tf.get_default_graph())
     values = [g.values if isinstance(g, tf.IndexedSlices) else g for g, _ in grads_and_vars if g is not None]
+    _hold_update_ops(gates)
     upstream = runs.upstream(g.op for g in values if isinstance(g, tf.Tensor))
     refusing = [opened.zero.op for opened in gates.gates] + gates.checked
     with shard_view(), tf.control_dependencies([op for op in refusing if op in upstream]):
@@ -144,3 +126,25 @@ def apply_to_shards(original: Any, optimizer: tf.train.Optimizer, grads_and_vars
             for slot in optimizer.get_slot_names():
                 mark_shard(optimizer.get_slot(variable, slot))
     return applied
+
+
+def _hold_update_ops(gates: gate.GraphGates) -> None:
+    """Moving averages and their like (`tf.GraphKeys.UPDATE_OPS`) wait for the gate, too, as far as it doesn't wait for them."""
+    held = [op for op in tf.get_collection(tf.GraphKeys.UPDATE_OPS)
+            if isinstance(op, (tf.Operation, tf.Tensor)) and gates.gates]
+    needed = runs.upstream(check.bounds.op for check in gates.checks) if held else set()
+    for update in held:
+        op = update.op if isinstance(update, tf.Tensor) else update
+        if gates.level(op) == 0 and op not in needed and op._get_control_flow_context() is None:
+            op._add_control_input(gates.gates[0].zero.op)
+
+
+def reduce_tape(mean: bool, original: Any, tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+    """`tf.GradientTape.gradient` in a graph, and `minimize` of a callable loss, which uses it: reduced like any gradient."""
+    gradients = original(tape, target, sources, *args, **kwargs)
+    if tf.executing_eagerly():
+        return gradients
+    flat = tf.nest.flatten(sources)
+    found = gradients if isinstance(gradients, (list, tuple)) else [gradients]
+    reduced = reduce_gradients(tf.nest.flatten(found), flat, mean)
+    return tf.nest.pack_sequence_as(sources, reduced)

@@ -11,6 +11,7 @@ from typing import Any, Callable
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 from tensorflow.python.client import session as session_lib
+from tensorflow.python.eager import backprop
 from tensorflow.python.ops import clip_ops, gradients_util, variable_scope
 from tensorflow.python.summary.writer import writer as writer_lib
 from tensorflow.python.training import (
@@ -21,7 +22,7 @@ from tensorflow.python.training import (
     session_manager,
 )
 
-from collective import gradients, sessions
+from collective import clipping, gradients, sessions
 from collective.creation import table_getter
 from collective.ops import communication
 
@@ -74,8 +75,11 @@ class Patches:
             # Gradients are reduced where they are taken; updates and slots are the shard's.
             (gradients_util, '_GradientsHelper', self._gradients),
             (optimizer.Optimizer, 'apply_gradients', gradients.apply_to_shards),
-            *((module, 'global_norm', gradients.global_norm) for module in
-              (clip_ops, tf, tf.linalg, tf2.linalg)),
+            (backprop.GradientTape, 'gradient', self._tape),
+            *((module, 'global_norm', clipping.global_norm) for module in (clip_ops, tf, tf.linalg, tf2.linalg)),
+            *((module, function.__name__, function) for module in (clip_ops, tf, tf2) for function in
+              (clipping.clip_by_norm, clipping.clip_by_value)),
+            *((module, 'clip_by_average_norm', clipping.clip_by_average_norm) for module in (clip_ops, tf)),
             # Runs are agreed on; a GPU is grown into, and one process uses one.
             (session, '__init__', _with_own_gpu),
             (session, 'run', sessions.run),
@@ -96,6 +100,9 @@ class Patches:
             users = kwargs.get('custom_getter') or scope.custom_getter
             kwargs['custom_getter'] = table_getter if users is None else _inside(users)
         return original(scope, store, name, *args, **kwargs)
+
+    def _tape(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        return gradients.reduce_tape(self._mean(), original, *args, **kwargs)
 
     def _gradients(self, original: Any, ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
         xs = list(xs) if isinstance(xs, (list, tuple)) else [xs]

@@ -89,8 +89,10 @@ class Protocol:
         if member.over is not None:
             raise member.over
         doing = 'runs ' + ', '.join(sorted(str(getattr(f, 'name', f)) for f in runs.flatten(fetches)))
-        if run.reach.initialized:
+        early = [v for _, v in sorted(session.__dict__.pop('_collective_unequal', {}).items())]
+        if early or run.reach.initialized:
             self.settle(Header(RUNNING, member.number, run.reach.signature), member, run, doing)
+        make_equal(original, session, early)
         if run.gate is not None and member.count is None:
             original(session, run.gate.start)
             member.count = 0

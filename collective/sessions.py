@@ -21,9 +21,14 @@ from collective.table import Table
 def run(original: Any, session: Any, fetches: Any, feed_dict: Any = None, options: Any = None,
         run_metadata: Any = None) -> Any:
     """`Session.run`."""
-    if communication.size() == 1 or not (gates_of(session.graph).gates or _has_tables(session.graph)):
+    if communication.size() == 1:
         return original(session, fetches, feed_dict, options, run_metadata)
     prepared = _prepare(session, fetches, feed_dict)
+    if not (gates_of(session.graph).gates or _has_tables(session.graph)):
+        # Nothing is shared yet. If an optimizer comes later, what was initialized here is made equal then.
+        if prepared is not None and prepared.reach.initialized:
+            session.__dict__.setdefault('_collective_unequal', {}).update({v.name: v for v in prepared.reach.initialized})
+        return original(session, fetches, feed_dict, options, run_metadata)
     if prepared is None or not (prepared.targets or prepared.reach.initialized):
         return original(session, fetches, feed_dict, options, run_metadata)
     return protocol.of_process().run(original, session, prepared, fetches, feed_dict, options, run_metadata)

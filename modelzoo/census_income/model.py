@@ -41,7 +41,7 @@ class Network:
         for number, (kernel, bias) in enumerate(self._layers):
             values = tf.nn.bias_add(tf.matmul(values, kernel), bias)
             if number < len(HIDDEN_UNITS):
-                # Smooth where it bends: at relu's bend the order of a sum, which N changes, can decide about a gradient.
+                # Smooth where it bends: at relu's bend the order of a sum, which N changes, could decide a gradient.
                 values = tf.nn.elu(values)
         return tf.squeeze(values, axis=1)
 

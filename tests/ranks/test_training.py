@@ -1,8 +1,10 @@
 """Training on N ranks is plain TensorFlow on the global batch: what is differentiated, what is reduced, what is updated."""
+import horovod.tensorflow as hvd
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from collective import TableError
 from tests.ranks import reference
 
 B = 12
@@ -100,6 +102,97 @@ def test_global_norm_counts_every_shard_once(strategy, rank, size):
     for name in ('norm', 'norm2'):
         np.testing.assert_allclose(got[0][name], want[0]['norm'], rtol=1e-5)
     np.testing.assert_allclose(got[1]['rows'], want[1]['rows'], rtol=1e-5)
+
+
+def test_clipping_a_tables_gradient(strategy, rank, size):
+    """Beside plain TensorFlow on the summed gradient, also where a script has scaled the gradient first."""
+    def train(loss, variables, dense, clip):
+        gradients = tf.gradients(loss, variables)
+        table = tf.convert_to_tensor(gradients[0]) if dense else tf.IndexedSlices(
+            gradients[0].values * 1.0, gradients[0].indices, gradients[0].dense_shape)
+        clipped = [clip(table), gradients[1]]
+        return {'train': tf.train.GradientDescentOptimizer(0.3).apply_gradients(zip(clipped, variables))}
+
+    feeds = {'ids': IDS, 'x': X}
+    mine = {'ids': reference.part(IDS, rank, size), 'x': reference.part(X, rank, size)}
+    for clip in (lambda g: tf.clip_by_norm(g, 0.05), lambda g: tf.clip_by_value(g, -0.03, 0.02),
+                 lambda g: tf.clip_by_global_norm([tf.clip_by_global_norm([g], 0.2)[0][0]], 0.05)[0][0]):
+        want = reference.plain(lambda s, clip=clip: model(s, lambda *a: train(*a, dense=True, clip=clip)),
+                               [(['train'], feeds), (['rows'], {})])
+        got = reference.sharded(strategy, lambda s, clip=clip: model(s, lambda *a: train(*a, dense=False, clip=clip)),
+                                [(['train'], mine), (['rows'], {})])
+        np.testing.assert_allclose(got[1]['rows'], want[1]['rows'], rtol=1e-5, atol=1e-7)
+
+
+def test_a_tables_gradient_is_no_matrix(strategy, size):
+    if size == 1:
+        return
+    with strategy.scope(), tf.Graph().as_default():
+        with strategy.embedding_scope():
+            t = reference.table('t', 9, 3)
+        gradient = tf.gradients(tf.reduce_sum(tf.nn.embedding_lookup(t, [1])), t)[0]
+        for use in (tf.convert_to_tensor, tf.norm, lambda g: tf.clip_by_average_norm(g, 1.0)):
+            with pytest.raises(TableError):
+                use(gradient)
+
+
+def test_variables_made_in_another_order_on_each_rank(strategy, rank, size):
+    """As a loop over a set of names does: Python hashes strings anew in every process."""
+    def train(loss, variables):
+        del variables
+        names = ['a', 'b', 'c']
+        made = {name: tf.get_variable(name, initializer=reference.table_values(3, 2, ord(name)))
+                for name in names[rank:] + names[:rank]}
+        x = tf.get_default_graph().get_tensor_by_name('Placeholder_1:0')
+        loss += sum(tf.reduce_mean(tf.matmul(x, made[name]) ** 2) * (i + 1) for i, name in enumerate(names))
+        return {'train': tf.train.GradientDescentOptimizer(0.1).minimize(loss), 'abc': [made[n].read_value() for n in names]}
+    feeds, mine = {'ids': IDS, 'x': X}, {'ids': reference.part(IDS, rank, size), 'x': reference.part(X, rank, size)}
+    want = reference.plain(lambda s: model(s, train), [(['train'], feeds), (['abc'], {})])
+    got = reference.sharded(strategy, lambda s: model(s, train), [(['train'], mine), (['abc'], {})])
+    np.testing.assert_allclose(got[1]['abc'], want[1]['abc'], rtol=1e-5)
+
+
+def test_the_gradient_tape_of_a_callable_loss(strategy, rank, size):
+    def train(loss, variables):
+        ids, x = (tf.get_default_graph().get_tensor_by_name(f'Placeholder{i}:0') for i in ('', '_1'))
+
+        def again():
+            return tf.reduce_mean(tf.square(tf.matmul(tf.nn.embedding_lookup(variables[0], ids) * x, variables[1])))
+        return {'train': tf.train.GradientDescentOptimizer(0.1).minimize(again, var_list=variables)}
+    compare(strategy, rank, size, train)
+
+
+def test_moving_averages_do_not_run_ahead_of_a_refused_step(strategy, rank, size):
+    with strategy.scope(), tf.Graph().as_default():
+        data = tf.data.Dataset.from_tensors((np.array([1, 2], np.int64), np.ones([2, 3], np.float32))).repeat(2 + rank % 2)
+        ids, x = tf.data.make_one_shot_iterator(data).get_next()
+        with strategy.embedding_scope():
+            t = reference.table('t', 9, 3)
+        hidden = tf.layers.batch_normalization(x, training=True, momentum=0.5) + tf.nn.embedding_lookup(t, ids)
+        with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
+            train = tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(hidden))
+        mean = next(v for v in tf.global_variables() if 'moving_mean' in v.name)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            with pytest.raises(tf.errors.OutOfRangeError):
+                while True:
+                    session.run(train)
+            np.testing.assert_allclose(session.run(mean), 0.75)         # two updates, on every rank
+
+
+def test_variables_initialized_before_the_optimizer_exists(strategy, rank, size):
+    """Nothing in the graph is shared yet then; they are equal once something is."""
+    with strategy.scope(), tf.Graph().as_default():
+        w = tf.get_variable('w', [3, 2])
+        session = tf.Session()
+        session.run(w.initializer)
+        train = tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_sum(w * float(rank)))
+        session.run(train)
+        mine = session.run(w)
+        session.close()
+    everyone = hvd.allgather_object(mine)
+    for theirs in everyone:
+        np.testing.assert_array_equal(theirs, mine)
 
 
 def test_gradient_penalties(strategy, rank, size):
