@@ -165,7 +165,7 @@ class Protocol:
         if error is not None and not _is_end(error):
             # Most likely the end of this program. Should it go on, the peers hear of it when they next wait for this rank.
             self.failure = self.failure or (member, f'left its session with {type(error).__name__}: {error}')
-            self._dead = self._dead or isinstance(error, (SystemExit, KeyboardInterrupt))
+            self._dead = self._dead or isinstance(error, SystemExit)
             return
         with self._one_at_a_time:
             self.judged(self.channel.headers(Header(LEFT, member.number)), member, None, 'left its session')

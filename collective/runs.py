@@ -62,8 +62,11 @@ class Reach:
 
     def sources(self, gates: GraphGates) -> list[tf.Operation]:
         """The operations that may end or fail before any collective, in the order of their names."""
+        # A queue that this run fills behind a gate can't be waited for in front of it.
+        filled = {op.inputs[0].op for op in self.operations if 'Enqueue' in op.type and gates.level(op) > 0}
         return sorted((op for op in self.operations if op.type in SOURCES and op._get_control_flow_context() is None
-                       and gates.level(op) == 0), key=lambda op: str(op.name))
+                       and gates.level(op) == 0 and not (op.inputs and op.inputs[0].op in filled)),
+                      key=lambda op: str(op.name))
 
     def exchanged_below(self, gates: GraphGates, level: int) -> list[tf.Operation]:
         """The collectives that must be over before the gate of `level` is settled: those that don't wait for it."""

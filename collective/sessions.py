@@ -91,9 +91,20 @@ def _prepare(session: Any, fetches: Any, feed_dict: Any) -> Run | None:
             reach = runs.reach(session.graph, leaves, fed)
         except Exception:
             return None
+        _refuse_shards(session.graph, leaves)
         cache[key] = _plan(session.graph, reach, (leaves, fed))
     prepared: Run = cache[key]
     return prepared
+
+
+def _refuse_shards(graph: tf.Graph, leaves: list[Any]) -> None:
+    """A read of a table's resource, fetched by its name or made by hand, is a read of one shard."""
+    tables = {v.handle.op: v for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES) if isinstance(v, Table)}
+    for leaf in leaves:
+        op = graph.as_graph_element(leaf)
+        op = op if isinstance(op, tf.Operation) else op.op
+        if op.type == 'ReadVariableOp' and op.inputs[0].op in tables:
+            tables[op.inputs[0].op].refuse('Fetching the value')
 
 
 def _identity(leaf: Any) -> Any:

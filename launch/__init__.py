@@ -33,7 +33,8 @@ Environment, given to each rank; the launcher's value always wins
 Environment, given to each rank; the user's value wins
   OMP_NUM_THREADS, TF_NUM_INTRAOP_THREADS, TF_NUM_INTEROP_THREADS
                            its share of the cores that affinity and cgroup quota leave, at least 1
-  HOROVOD_CYCLE_TIME=0.1, HOROVOD_GLOO_TIMEOUT_SECONDS=600, NCCL_SOCKET_IFNAME=lo, PYTHONUNBUFFERED=1
+  HOROVOD_CYCLE_TIME=0.1, HOROVOD_GLOO_TIMEOUT_SECONDS=600, NCCL_SOCKET_IFNAME=lo, PYTHONUNBUFFERED=1,
+  TF_CPP_MIN_LOG_LEVEL=2 (TensorFlow's errors, without a page of warnings from every rank)
 
 Output
   Lines of rank 1 begin with "[1] "; stdout goes to stdout, stderr to stderr. A carriage return ends a line as a

@@ -87,6 +87,7 @@ def _tuning(world: World) -> dict[str, str]:
         "HOROVOD_GLOO_TIMEOUT_SECONDS": "600",
         "NCCL_SOCKET_IFNAME": "lo",
         "PYTHONUNBUFFERED": "1",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
     }
 
 

@@ -272,8 +272,22 @@ def test_fetching_a_table_names_it(strategy, rank, size):
             session.run(tf.global_variables_initializer())
             with pytest.raises(TableError, match="table 't'.*of its 10 rows"):
                 session.run(t)
-            with pytest.raises(TableError, match="table 't'"):
-                session.run({'a': [t]})
+            by_hand = tf.raw_ops.ReadVariableOp(resource=t.handle, dtype=tf.float32)
+            for fetch in ({'a': [t]}, 't/Read/ReadVariableOp:0', by_hand):
+                with pytest.raises(TableError, match="table 't'"):
+                    session.run(fetch)
+
+
+def test_a_queue_filled_and_drained_in_one_run(strategy, rank, size):
+    """Its end is no end of data that could be known before the exchange which fills it."""
+    with strategy.scope(), tf.Graph().as_default():
+        with strategy.embedding_scope():
+            t = reference.table('t', 10, 2)
+        queue = tf.queue.FIFOQueue(4, [tf.float32], [[2]])
+        put, got = queue.enqueue(tf.reduce_sum(tf.nn.embedding_lookup(t, [1, 2]), 0)), queue.dequeue()
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            np.testing.assert_allclose(session.run([got, put])[0], START[1] + START[2], rtol=1e-6)
 
 
 def test_a_session_outside_scope_says_so(strategy, rank, size):
