@@ -84,8 +84,9 @@ def agree(gate: Gate, checks: Mapping[int, Check], after: Sequence[tf.Operation]
     level = '' if gate.level == 1 else f'.level{gate.level}'
     with gate.zero.graph.as_default(), tf.init_scope(), tf.device('/cpu:0'), tf.name_scope('collective/agreement'):
         status, check, worst = _first_invalid(checks)
-        with tf.control_dependencies(after):
-            header = tf.stack([status, gate.ticket[1], gate.ticket[2], check, worst])
+        header = tf.stack([status, gate.ticket[1], gate.ticket[2], check, worst])
+        # Not tf.control_dependencies, which marks what is waited for, and TensorFlow warns of a mark on what has run already.
+        header.op._add_control_inputs(list(after))
         if gate.level == 1:
             header = gate.counted(header)
         headers = communication.allgather(header[None], NAME + level, 0)

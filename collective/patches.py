@@ -171,7 +171,7 @@ class NoEvents:
 
 
 class _Quiet(logging.Filter):
-    """Lets warnings and errors of ranks other than 0 through, and nothing else."""
+    """Lets warnings and errors of ranks other than 0 through, but for deprecations, which rank 0 has told."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return record.levelno >= logging.WARNING
+        return record.levelno >= logging.WARNING and not str(record.msg).startswith('From %s')
