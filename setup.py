@@ -3,7 +3,7 @@
 A checkout runs uninstalled through the links in `collective/`; a wheel gets the folders themselves, each module once.
 All other metadata is in pyproject.toml.
 """
-from setuptools import find_packages, setup
+from setuptools import Extension, find_packages, setup
 
 SUBPACKAGES = ['launch', 'strategies', 'ops']
 
@@ -23,4 +23,7 @@ setup(
     # Else the links' contents count as data of `collective`, and every module is there twice.
     include_package_data=False,
     zip_safe=False,
+    # No Python module, but a library with a C interface (see ops/keymap.py): it needs g++ only, no headers of Python.
+    ext_modules=[Extension('collective.ops._keymap', ['ops/keymap.cc'], language='c++',
+                           extra_compile_args=['-std=c++17', '-O3', '-fvisibility=default'])],
 )

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
+from tensorflow.core.framework import attr_value_pb2
 
 try:
     import horovod.tensorflow as hvd
@@ -74,12 +75,19 @@ def collective_name(op: tf.Operation) -> str | None:
 
 @contextlib.contextmanager
 def _meeting(kind: str, name: str, gate: Any) -> Iterator[None]:
-    """Where a Horovod operation is made: nothing else may have its name there, or TensorFlow would add a number to it."""
+    """Where a Horovod operation is made: nothing else may have its name there, or TensorFlow would add a number to it.
+
+    The name is also an attribute of it. TensorFlow believes that two operations of the same inputs and attributes are one, and
+    drops the second: the keys of two tables that are looked up by the same ids, say, but not on a rank that answers without
+    data, which would wait for them for ever.
+    """
     graph = tf.get_default_graph()
     if not hasattr(graph, '_collective_gate_of'):
         graph._collective_gate_of = {}
     graph._collective_gate_of[name] = gate
-    with tf.name_scope('meeting'), graph.gradient_override_map({f'Horovod{kind}': f'Collective{kind}'}):
+    own = {'_collective': attr_value_pb2.AttrValue(s=name.encode())}
+    with tf.name_scope('meeting'), graph._attr_scope(own), graph.gradient_override_map(
+            {f'Horovod{kind}': f'Collective{kind}'}):
         yield
 
 

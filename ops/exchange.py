@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import tensorflow.compat.v1 as tf
 
 from collective.ops import communication, kernels
+from collective.ops.gate import Asking, gates_of
 
 
 class Asked(NamedTuple):
@@ -21,6 +22,7 @@ class Asked(NamedTuple):
 
 def keys_to_owners(distinct: kernels.Distinct, name: str, gate: Any) -> Asked:
     """Every key travels to its owner."""
+    gates_of(tf.get_default_graph()).asked[name] = Asking(distinct.keys, distinct.splits)
     return Asked(*communication.alltoall(distinct.keys, distinct.splits, name, gate))
 
 

@@ -3,8 +3,8 @@
 A collective that one rank starts and another never reaches hangs both. A rank may learn that it can't go on from the end of
 its data, from an id outside a table, from a peer that has left or that runs something else. All of this can be known before
 the first collective, so it is settled there: every collective depends on the gate of its graph, an operation that waits for
-a token; whoever runs the graph (`collective.sessions`) adds to each run the operation that exchanges the ranks' headers and
-puts the token there if all are well. A step is then carried out by all ranks or by none, and nothing was applied.
+a token; whoever runs the graph (`collective.ranks.sessions`) adds to each run the operation that exchanges the ranks' headers
+and puts the token there if all are well. A step is then carried out by all ranks or by none, and nothing was applied.
 
     data, ids ──► header ──► allgather of headers ──► token ──► gate ──► keys ──► rows ──► gradients, allreduce ──► updates
 
@@ -41,13 +41,25 @@ class Check:
     bounds: tf.Tensor
 
 
+@dataclasses.dataclass(frozen=True)
+class Asking:
+    """What a rank sends to ask its peers for rows.
+
+    Attributes:
+        keys: [U] int64, those of rank 0 first.
+        splits: [N] int32, how many belong to each rank.
+    """
+    keys: tf.Tensor
+    splits: tf.Tensor
+
+
 class Gate:
     """One level's gate in one graph.
 
     Attributes:
         level: 1 or higher.
-        ticket: [3] int64, fed by whoever runs the graph: (1, number of the session, signature of the run). Unfed, the gate
-            refuses to open.
+        ticket: [4] int64, fed by whoever runs the graph: (1, number of the session, signature of the run, this rank's clock).
+            Unfed, the gate refuses to open.
         zero: int32 scalar 0, which exists once the gate is open.
         start: sets `count` to 0, once in every session.
         count: int64 scalar, how often a run of the session has come as far as `counted`. It tells whether a run that failed
@@ -57,7 +69,7 @@ class Gate:
     def __init__(self, level: int):
         self.level = level
         with tf.init_scope(), tf.name_scope(f'collective/gate{level}/'), tf.device('/cpu:0'):
-            self.ticket = tf.placeholder_with_default(tf.constant([0, 0, 0], tf.int64), [3], 'ticket')
+            self.ticket = tf.placeholder_with_default(tf.constant([0, 0, 0, 0], tf.int64), [4], 'ticket')
             self._tokens = tf.queue.FIFOQueue(1, [tf.int32], shapes=[[]], name='tokens')
             self.zero = tf.cond(tf.equal(self.ticket[0], 1), self._tokens.dequeue, _refuse, name='zero')
             self._counter = tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=[], shared_name=f'collective/gate{level}/counter')
@@ -88,12 +100,15 @@ class GraphGates:
         gates: one for each level, from 1.
         checks: of the lookups whose ids the gates wait for.
         checked: the operations that check the ids of single lookups on the spot, with one rank.
+        asked: by the names of the collectives that carry keys to their owners, what this rank puts in: a rank that is out of
+            data puts in nothing.
     """
 
     def __init__(self) -> None:
         self.gates: list[Gate] = []
         self.checks: list[Check] = []
         self.checked: list[tf.Operation] = []
+        self.asked: dict[str, Asking] = {}
         self._levels: dict[tf.Operation, int] = {}
 
     def behind(self, tensors: Sequence[Any]) -> Gate:

@@ -4,7 +4,7 @@ Symbols: K keys of one lookup, U of them distinct, N ranks, D the dimension.
 """
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
@@ -22,12 +22,12 @@ class Distinct(NamedTuple):
     positions: tf.Tensor
 
 
-def distinct_by_owner(keys: tf.Tensor, ranks: int) -> Distinct:
-    """De-duplicates `keys` [K] int64 and orders them by owner, `key mod N`."""
+def distinct_by_owner(keys: tf.Tensor, owners: Callable[[tf.Tensor], tf.Tensor], ranks: int) -> Distinct:
+    """De-duplicates `keys` [K] int64 and orders them by owner, which `owners` tells of distinct keys."""
     unique, inverse = tf.unique(keys)
     if ranks == 1:
         return Distinct(unique, tf.size(unique)[None], inverse)
-    owner = tf.cast(tf.math.floormod(unique, ranks), tf.int32)
+    owner = owners(unique)
     parts = tf.dynamic_partition(unique, owner, ranks)
     places = tf.concat(tf.dynamic_partition(tf.range(tf.size(unique)), owner, ranks), 0)
     return Distinct(keys=tf.concat(parts, 0),

@@ -1,0 +1,207 @@
+// The key map of a dynamic table: which local row an int64 key has. Rows are numbered 1, 2, 3, ... in the order of arrival;
+// row 0 belongs to no key.
+//
+// Every key is stored once, in an array by row, which is reserved as address space and takes memory as rows are used. The
+// hash table is open addressing with linear probing over 32-bit buckets that hold a row number, 0 for an empty one. The bits
+// which the row numbers don't need yet hold part of the hash, so that a probe seldom reads a key that isn't the one it
+// looks for. It grows by half at a load of 4/5, and is built anew from the array of keys: the old one is given back first.
+//
+// The hash has nothing in common with the mix that chooses a key's owner: all keys of a rank share a residue of that one.
+// Work is done in batches whose memory accesses are announced ahead: the time of a lookup is that of cache misses in
+// parallel, not one after the other.
+//
+// Removal would put rows on a list of free ones, taken from before new ones are numbered, and close the gap in the probe
+// sequence by moving what follows (backward shift); nothing else here depends on rows being dense.
+//
+// Plain C interface for ctypes. Not thread-safe: the caller holds a lock. Errors are returned, nothing throws.
+
+#include <sys/mman.h>
+
+#include <cstdint>
+#include <cstring>
+#include <new>
+
+namespace {
+
+constexpr int64_t kFull = -1;          // no row number is left
+constexpr int64_t kOutOfMemory = -2;
+constexpr uint64_t kFirstBuckets = 1 << 10;
+constexpr int64_t kBatch = 64;
+
+// MurmurHash3's finalizer (Appleby, public domain): a bijection of 64 bits.
+inline uint64_t Hash(uint64_t x) {
+  x ^= x >> 33;
+  x *= 0xFF51AFD7ED558CCDull;
+  x ^= x >> 33;
+  x *= 0xC4CEB9FE1A85EC53ull;
+  return x ^ (x >> 33);
+}
+
+void* Reserve(uint64_t bytes) {
+  void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return at == MAP_FAILED ? nullptr : at;
+}
+
+class KeyMap {
+ public:
+  KeyMap(const KeyMap&) = delete;
+  explicit KeyMap(uint64_t capacity) : capacity_(capacity) {}
+
+  ~KeyMap() {
+    if (keys_ != nullptr) munmap(keys_, KeyBytes());
+    if (buckets_ != nullptr) munmap(buckets_, size_ * sizeof(uint32_t));
+  }
+
+  bool Start() {
+    keys_ = static_cast<int64_t*>(Reserve(KeyBytes()));
+    return keys_ != nullptr && Allocate(kFirstBuckets);
+  }
+
+  uint64_t count() const { return count_; }
+  uint64_t bytes() const { return size_ * sizeof(uint32_t) + (count_ + 1) * sizeof(int64_t); }
+  const int64_t* keys() const { return keys_; }
+
+  void Find(const int64_t* keys, int64_t n, int64_t* rows) const {
+    for (int64_t first = 0; first < n; first += kBatch) {
+      FindBatch(keys + first, n - first < kBatch ? n - first : kBatch, rows + first);
+    }
+  }
+
+  // The number of keys that are new, or an error; those before it have their rows then.
+  int64_t FindOrInsert(const int64_t* keys, int64_t n, int64_t* rows) {
+    const uint64_t before = count_;
+    for (int64_t first = 0; first < n; first += kBatch) {
+      const int64_t m = n - first < kBatch ? n - first : kBatch;
+      const int64_t* batch = keys + first;
+      FindBatch(batch, m, rows + first);
+      for (int64_t i = 0; i < m; ++i) {
+        if (rows[first + i] != 0) continue;
+        if ((count_ + 1) * 5 > size_ * 4 && !Grow()) return kOutOfMemory;
+        int64_t row = Insert(batch[i]);
+        if (row < 0) return row;
+        rows[first + i] = row;
+      }
+    }
+    return static_cast<int64_t>(count_ - before);
+  }
+
+ private:
+  uint64_t KeyBytes() const { return (capacity_ + 1) * sizeof(int64_t); }
+  uint64_t Home(uint64_t hash) const { return static_cast<uint64_t>((static_cast<unsigned __int128>(hash) * size_) >> 64); }
+  uint32_t Tag(uint64_t hash) const { return static_cast<uint32_t>(hash) & ~row_mask_; }
+  uint64_t Next(uint64_t at) const { return at + 1 == size_ ? 0 : at + 1; }
+
+  // Reserves the new buckets before the old ones go, which costs no memory yet: a refusal leaves everything as it is.
+  bool Allocate(uint64_t size) {
+    uint32_t* buckets = static_cast<uint32_t*>(Reserve(size * sizeof(uint32_t)));
+    if (buckets == nullptr) return false;
+    if (buckets_ != nullptr) munmap(buckets_, size_ * sizeof(uint32_t));
+    // Large pages save a miss in the translation tables at every probe; this array is filled all over at once.
+    if (size * sizeof(uint32_t) >= (uint64_t{8} << 20)) madvise(buckets, size * sizeof(uint32_t), MADV_HUGEPAGE);
+    buckets_ = buckets;
+    size_ = size;
+    row_mask_ = 1;
+    while (row_mask_ < size && row_mask_ != 0xFFFFFFFFu) row_mask_ = row_mask_ * 2 + 1;
+    return true;
+  }
+
+  void FindBatch(const int64_t* keys, int64_t n, int64_t* rows) const {
+    uint64_t hashes[kBatch], places[kBatch];
+    uint32_t found[kBatch];
+    for (int64_t i = 0; i < n; ++i) {
+      hashes[i] = Hash(static_cast<uint64_t>(keys[i]));
+      places[i] = Home(hashes[i]);
+      __builtin_prefetch(buckets_ + places[i]);
+    }
+    for (int64_t i = 0; i < n; ++i) {
+      found[i] = Candidate(hashes[i], &places[i]);
+      __builtin_prefetch(keys_ + found[i]);
+    }
+    for (int64_t i = 0; i < n; ++i) {
+      uint32_t row = found[i];
+      while (row != 0 && keys_[row] != keys[i]) {
+        places[i] = Next(places[i]);
+        row = Candidate(hashes[i], &places[i]);
+      }
+      rows[i] = row;
+    }
+  }
+
+  // The row in the first bucket from *place on whose tag is that of `hash`, 0 if an empty bucket comes first.
+  uint32_t Candidate(uint64_t hash, uint64_t* place) const {
+    const uint32_t tag = Tag(hash);
+    uint64_t at = *place;
+    uint32_t bucket;
+    while ((bucket = buckets_[at]) != 0 && (bucket & ~row_mask_) != tag) at = Next(at);
+    *place = at;
+    return bucket & row_mask_;
+  }
+
+  // Of a key that may have come earlier in the same batch.
+  int64_t Insert(int64_t key) {
+    const uint64_t hash = Hash(static_cast<uint64_t>(key));
+    uint64_t at = Home(hash);
+    for (;;) {
+      const uint32_t row = Candidate(hash, &at);
+      if (row == 0) break;
+      if (keys_[row] == key) return row;
+      at = Next(at);
+    }
+    if (count_ >= capacity_) return kFull;
+    keys_[++count_] = key;
+    buckets_[at] = static_cast<uint32_t>(count_) | Tag(hash);
+    return static_cast<int64_t>(count_);
+  }
+
+  bool Grow() {
+    if (!Allocate(size_ + size_ / 2)) return false;
+    for (uint64_t first = 1; first <= count_; first += kBatch) {
+      const uint64_t n = count_ - first + 1 < kBatch ? count_ - first + 1 : kBatch;
+      uint64_t hashes[kBatch];
+      for (uint64_t i = 0; i < n; ++i) {
+        hashes[i] = Hash(static_cast<uint64_t>(keys_[first + i]));
+        __builtin_prefetch(buckets_ + Home(hashes[i]), 1);
+      }
+      for (uint64_t i = 0; i < n; ++i) {
+        uint64_t at = Home(hashes[i]);
+        while (buckets_[at] != 0) at = Next(at);
+        buckets_[at] = static_cast<uint32_t>(first + i) | Tag(hashes[i]);
+      }
+    }
+    return true;
+  }
+
+  const uint64_t capacity_;
+  int64_t* keys_ = nullptr;         // by row, from 1
+  uint32_t* buckets_ = nullptr;
+  uint64_t size_ = 0;               // of the buckets
+  uint32_t row_mask_ = 0;           // the bits of a bucket that hold the row; the others hold those bits of the hash
+  uint64_t count_ = 0;
+};
+
+}  // namespace
+
+extern "C" {
+
+void* keymap_new(uint64_t capacity) {
+  if (capacity == 0 || capacity > 0xFFFFFFFEull) return nullptr;
+  KeyMap* map = new (std::nothrow) KeyMap(capacity);
+  if (map != nullptr && !map->Start()) {
+    delete map;
+    return nullptr;
+  }
+  return map;
+}
+
+void keymap_free(void* map) { delete static_cast<KeyMap*>(map); }
+uint64_t keymap_count(void* map) { return static_cast<KeyMap*>(map)->count(); }
+uint64_t keymap_bytes(void* map) { return static_cast<KeyMap*>(map)->bytes(); }
+const int64_t* keymap_keys(void* map) { return static_cast<KeyMap*>(map)->keys(); }
+
+void keymap_find(void* map, const int64_t* keys, int64_t n, int64_t* rows) { static_cast<KeyMap*>(map)->Find(keys, n, rows); }
+
+int64_t keymap_find_or_insert(void* map, const int64_t* keys, int64_t n, int64_t* rows) {
+  return static_cast<KeyMap*>(map)->FindOrInsert(keys, n, rows);
+}
+
+}  // extern "C"

@@ -1,0 +1,108 @@
+"""Which local row an int64 key of a dynamic table has: the compiled map of keymap.cc, on NumPy arrays.
+
+It is loaded by ctypes, which lets other threads run meanwhile, and needs neither TensorFlow nor Python's headers.
+"""
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.machinery
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+MOST_ROWS = 2 ** 32 - 2
+_FULL, _OUT_OF_MEMORY = -1, -2
+
+
+@functools.cache
+def _library() -> Any:
+    """The compiled map.
+
+    Raises:
+        ImportError: it wasn't built.
+    """
+    here = Path(__file__).resolve().parent
+    built = [here / f'_keymap{suffix}' for suffix in importlib.machinery.EXTENSION_SUFFIXES]
+    path = next((path for path in built if path.exists()), None)
+    if path is None:
+        raise ImportError(f'dynamic tables need the compiled key map, and {here} has none. `make setup` in a checkout builds '
+                          'it (or python setup.py build_ext --inplace); an installed wheel has it.')
+    library = ctypes.CDLL(str(path))
+    pointer, count, size = ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint64
+    for name, result, arguments in (
+            ('new', pointer, [size]), ('free', None, [pointer]), ('count', size, [pointer]), ('bytes', size, [pointer]),
+            ('keys', pointer, [pointer]), ('find', None, [pointer, pointer, count, pointer]),
+            ('find_or_insert', count, [pointer, pointer, count, pointer])):
+        function = getattr(library, f'keymap_{name}')
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+def check() -> None:
+    """Raises ImportError, with the way to build it, if the compiled map isn't there."""
+    _library()
+
+
+class KeyMap:
+    """Rows 1, 2, 3, … of the keys that were inserted, in their order. One thread at a time.
+
+    Args:
+        capacity: the most rows, below 2**32 - 1. It is reserved as address space; memory is taken as keys come.
+
+    Raises:
+        ImportError: the compiled map isn't built.
+        MemoryError: the address space can't be had.
+    """
+
+    def __init__(self, capacity: int):
+        self._library, self._capacity = _library(), capacity
+        self._map = self._library.keymap_new(capacity)
+        if not self._map:
+            raise MemoryError(f'a key map for {capacity} rows can not be reserved')
+
+    def __del__(self) -> None:
+        if getattr(self, '_map', None):
+            self._library.keymap_free(self._map)
+            self._map = None
+
+    def __len__(self) -> int:
+        return int(self._library.keymap_count(self._map))
+
+    @property
+    def nbytes(self) -> int:
+        """Memory in use."""
+        return int(self._library.keymap_bytes(self._map))
+
+    def keys(self, first: int, last: int) -> np.ndarray:
+        """int64, the keys of the rows from `first` to before `last`: a view, while the map lives."""
+        if not 1 <= first <= last <= len(self) + 1:
+            raise IndexError(f'rows [{first}, {last}) of 1 … {len(self)}')
+        if first == last:
+            return np.empty(0, np.int64)
+        address = self._library.keymap_keys(self._map) + 8 * first
+        raw: Any = (ctypes.c_int64 * (last - first)).from_address(address)
+        return np.frombuffer(raw, np.int64)
+
+    def find(self, keys: np.ndarray) -> np.ndarray:
+        """int64, the rows of the int64 `keys`, 0 for what isn't there; of the shape of `keys`."""
+        keys = np.ascontiguousarray(keys, np.int64)
+        rows = np.empty(keys.shape, np.int64)
+        self._library.keymap_find(self._map, keys.ctypes.data, keys.size, rows.ctypes.data)
+        return rows
+
+    def find_or_insert(self, keys: np.ndarray) -> np.ndarray:
+        """int64, the rows of the int64 `keys`; those that aren't there are, afterwards.
+
+        Raises:
+            MemoryError: the map is full, or can't grow. Keys before the one that found no place have been inserted.
+        """
+        keys = np.ascontiguousarray(keys, np.int64)
+        rows = np.empty(keys.shape, np.int64)
+        new = self._library.keymap_find_or_insert(self._map, keys.ctypes.data, keys.size, rows.ctypes.data)
+        if new == _FULL:
+            raise MemoryError(f'it is full: {len(self)} rows of {self._capacity}')
+        if new == _OUT_OF_MEMORY:
+            raise MemoryError(f'its key map of {len(self)} keys can not grow')
+        return rows

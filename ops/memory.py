@@ -1,0 +1,138 @@
+"""Memory that TensorFlow takes over as it is, and memory that is there as far as it is used.
+
+An array that a `numpy_function` returns is taken over if it begins on 64 bytes, else copied. But it stays NumPy's: the first
+sparse update of a variable copies memory that isn't TensorFlow's own. A column of a dynamic table therefore lies in address
+space that TensorFlow maps itself, by `ImmutableConst`, a constant that lies in a file: the file is as long as a column and
+empty, and once it is mapped, `Region.move_to` puts zero pages there which come to be when they are written. TensorFlow unmaps
+it when its variable goes. Nothing is ever copied to grow, and nobody guesses a capacity.
+"""
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+_PAGE = mmap.PAGESIZE
+# Linux's, on every machine that TensorFlow runs on; Python's module hasn't all of them.
+_PROTECTION, _RESERVED = 0x1 | 0x2, 0x2 | 0x20 | 0x4000         # readable, writable; private, anonymous, not accounted for
+_MOVE = 0x1 | 0x2                                               # may move, to a given address
+_DONTDUMP, _NOHUGEPAGE = 16, 15
+# Columns of a table that must fit into what the process may reserve: its rows, the slots of two optimizers, one on its way.
+_COLUMNS = 8
+COLUMN_GB = 96
+
+_libc = ctypes.CDLL(None, use_errno=True)
+for _name, _arguments in (('mmap', 'pziiil'), ('mremap', 'pzzip'), ('munmap', 'pz'), ('madvise', 'pzi')):
+    getattr(_libc, _name).argtypes = [{'p': ctypes.c_void_p, 'z': ctypes.c_size_t, 'i': ctypes.c_int, 'l': ctypes.c_long}[kind]
+                                      for kind in _arguments]
+    getattr(_libc, _name).restype = ctypes.c_int if _name in ('munmap', 'madvise') else ctypes.c_void_p
+_FAILED = ctypes.c_void_p(-1).value
+
+
+def aligned(shape: tuple[int, int], dtype: Any) -> np.ndarray:
+    """An uninitialized array of `shape` that begins on 64 bytes."""
+    size = shape[0] * shape[1] * np.dtype(dtype).itemsize
+    raw = np.empty(size + 64, np.uint8)
+    first = -raw.ctypes.data % 64
+    return raw[first:first + size].view(dtype).reshape(shape)
+
+
+def rows_that_fit(row_bytes: int, most: int) -> int:
+    """How many rows to reserve for a column whose rows take `row_bytes`: all that this machine's memory could hold.
+
+    At most COLUMN_GB, or the environment variable COLLECTIVE_COLUMN_GB: a process has 128 TB of addresses for all columns.
+    Fewer where the process may reserve less (`ulimit -v`, strict overcommit). The same for every column of a table.
+    """
+    limit = int(os.environ.get('COLLECTIVE_COLUMN_GB') or COLUMN_GB) << 30
+    rows = min(most, max(1, min(limit, os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')) // row_bytes))
+    while rows > 1:
+        try:
+            Region(_COLUMNS * rows * row_bytes)
+            return rows
+        except MemoryError:
+            rows //= 2
+    return rows
+
+
+class Region:
+    """Address space of `size` bytes, all zeros, that takes memory, by pages, when it is written.
+
+    Attributes:
+        size: in bytes, whole pages.
+
+    Raises:
+        MemoryError: the address space can't be had.
+    """
+
+    def __init__(self, size: int):
+        self.size = max(_PAGE, -(-size // _PAGE) * _PAGE)
+        self._ours = False
+        self._address: int = _libc.mmap(None, self.size, _PROTECTION, _RESERVED, -1, 0)
+        if self._address == _FAILED:
+            raise MemoryError(f'{self.size} bytes of address space can not be reserved '
+                              f'({os.strerror(ctypes.get_errno())}): see ulimit -v')
+        self._ours = True
+        # Small tables would take two megabytes a column; core dumps would hold terabytes of nothing.
+        _libc.madvise(self._address, self.size, _NOHUGEPAGE)
+        _libc.madvise(self._address, self.size, _DONTDUMP)
+
+    def __del__(self) -> None:
+        if self._ours:
+            _libc.munmap(self._address, self.size)
+
+    def move_to(self, address: int) -> None:
+        """Puts the pages at `address`, in place of what is mapped there, whose owner unmaps them from now on."""
+        if not self._ours:
+            raise RuntimeError('this memory has been moved before')
+        if _libc.mremap(self._address, self.size, self.size, _MOVE, address) == _FAILED:
+            raise MemoryError(f'{self.size} bytes can not be moved: {os.strerror(ctypes.get_errno())}')
+        self._address, self._ours = address, False
+
+    def view(self, rows: int, dim: int, dtype: Any) -> np.ndarray:
+        """The array [rows, dim] in it, to be used while it, or the owner that it was moved to, lives."""
+        raw: Any = (ctypes.c_ubyte * (rows * dim * np.dtype(dtype).itemsize)).from_address(self._address)
+        return np.frombuffer(raw, np.uint8).view(dtype).reshape(rows, dim)
+
+
+class Hollow:
+    """A file of `size` bytes that holds nothing, at `path`, for something that maps it."""
+
+    def __init__(self, size: int, path: str):
+        self._path = path
+        self._descriptor = os.memfd_create('collective')
+        os.ftruncate(self._descriptor, size)
+        self._inode = os.fstat(self._descriptor).st_ino
+        if os.path.islink(path):        # of a run that failed before it was mapped
+            os.unlink(path)
+        os.symlink(f'/proc/{os.getpid()}/fd/{self._descriptor}', path)
+
+    def address(self) -> int:
+        """Where it is mapped.
+
+        Raises:
+            RuntimeError: nowhere, or in several places.
+        """
+        found = list(self._mappings())
+        if len(found) != 1:
+            raise RuntimeError(f'{self._path} is mapped {len(found)} times, not once')
+        return found[0]
+
+    def _mappings(self) -> Iterator[int]:
+        with open('/proc/self/maps') as lines:
+            for line in lines:
+                if 'memfd:collective' in line:
+                    place, _, _, _, inode = line.split()[:5]
+                    if int(inode) == self._inode:
+                        yield int(place.partition('-')[0], 16)
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.unlink(self._path)
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    __del__ = close
