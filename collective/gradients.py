@@ -14,11 +14,11 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import variables
 
-from collective import runs
 from collective.clipping import table_gradient
 from collective.ops import communication, gate
+from collective.ranks import runs
 from collective.replicated import mark_shard
-from collective.table import Table, shard_view
+from collective.tables.table import Table, shard_view
 
 VARIABLE_OPS = ('VarHandleOp', 'VariableV2', 'Variable')
 
@@ -124,7 +124,7 @@ def apply_to_shards(original: Any, optimizer: tf.train.Optimizer, grads_and_vars
     for _, variable in grads_and_vars:
         if isinstance(variable, Table):
             for slot in optimizer.get_slot_names():
-                mark_shard(optimizer.get_slot(variable, slot))
+                mark_shard(optimizer.get_slot(variable, slot), variable)
     return applied
 
 

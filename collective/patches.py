@@ -12,19 +12,28 @@ import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 from tensorflow.python.client import session as session_lib
 from tensorflow.python.eager import backprop
-from tensorflow.python.ops import clip_ops, gradients_util, variable_scope
+from tensorflow.python.feature_column import feature_column_v2
+from tensorflow.python.ops import clip_ops, gradients_util, metrics_impl, variable_scope
 from tensorflow.python.summary.writer import writer as writer_lib
 from tensorflow.python.training import (
     basic_session_run_hooks,
+    checkpoint_utils,
     monitored_session,
     optimizer,
-    saver,
     session_manager,
+    slot_creator,
+    training_util,
+    warm_starting_util,
 )
+from tensorflow.python.training import saver as saver_lib
+from tensorflow_estimator.python.estimator import estimator as estimator_lib
 
-from collective import clipping, gradients, sessions
-from collective.creation import table_getter
+from collective import clipping, feature_column, gradients, metrics
+from collective.checkpoint import restoring, saver, saving, start
 from collective.ops import communication
+from collective.ranks import clock, sessions
+from collective.tables import updates
+from collective.tables.creation import is_dynamic, table_getter
 
 Replacement = tuple[Any, str, Callable[..., Any]]       # (owner, attribute, f(original, *args, **kwargs))
 
@@ -32,14 +41,16 @@ Replacement = tuple[Any, str, Callable[..., Any]]       # (owner, attribute, f(o
 class Patches:
     """Puts the replacements in place and takes them away again; holds what they need to know of the strategy."""
 
-    def __init__(self, in_embedding_scope: Callable[[], bool], mean: Callable[[], bool]):
-        self._in_embedding_scope, self._mean = in_embedding_scope, mean
+    def __init__(self, in_embedding_scope: Callable[[], bool], mean: Callable[[], bool], fresh_slots: Callable[[], bool]):
+        self._in_embedding_scope, self._mean, self._fresh_slots = in_embedding_scope, mean, fresh_slots
         self._undo: list[Callable[[], None]] = []
 
     def apply(self) -> None:
         try:
             for owner, attribute, replacement in self._replacements():
                 self._put(owner, attribute, replacement)
+            # Hooks that act every so many seconds do so at the same step on every rank.
+            self._put_value(basic_session_run_hooks, 'time', clock.Clock())
             if communication.rank() > 0:
                 self._put_value(writer_lib, 'EventFileWriter', NoEvents)
                 logger, quiet = tf.get_logger(), _Quiet()
@@ -76,10 +87,19 @@ class Patches:
             (gradients_util, '_GradientsHelper', self._gradients),
             (optimizer.Optimizer, 'apply_gradients', gradients.apply_to_shards),
             (backprop.GradientTape, 'gradient', self._tape),
+            # A dynamic table's slots are as open-ended as it is, and nothing goes over all there could be of them.
+            (slot_creator, '_create_slot_var', updates.create_slot_var),
+            (optimizer, '_get_processor', updates.get_processor),
+            *((module, 'indicator_column', feature_column.indicator_column) for module in (
+                feature_column_v2, tf.feature_column, tf2.feature_column)),
             *((module, 'global_norm', clipping.global_norm) for module in (clip_ops, tf, tf.linalg, tf2.linalg)),
             *((module, function.__name__, function) for module in (clip_ops, tf, tf2) for function in
               (clipping.clip_by_norm, clipping.clip_by_value)),
             *((module, 'clip_by_average_norm', clipping.clip_by_average_norm) for module in (clip_ops, tf)),
+            # TensorFlow's own Estimator would train every rank on the same input, and count every record N times.
+            (estimator_lib.Estimator, '_call_model_fn', _only_ours),
+            # A metric's value is that of all ranks' records.
+            (metrics_impl, '_aggregate_across_replicas', metrics.aggregate_across_replicas),
             # Runs are agreed on; a GPU is grown into, and one process uses one.
             (session, '__init__', _with_own_gpu),
             (session, 'run', sessions.run),
@@ -88,15 +108,20 @@ class Patches:
             (session, 'close', sessions.close),
             (session_lib.Session, '__exit__', sessions.leave),
             (session_manager.SessionManager, 'prepare_session', sessions.prepare_session),
-            # Not there yet with several ranks.
-            (saver.Saver, 'save', _no_checkpoint('Saver.save')),
-            (saver.Saver, 'restore', _no_checkpoint('Saver.restore')),
-            (basic_session_run_hooks.CheckpointSaverHook, '__init__', _no_checkpoint('CheckpointSaverHook')),
+            # Every rank writes and reads its shards of a checkpoint; all take the same one for the latest.
+            (saver_lib.Saver, '_build', saver.build),
+            (saver_lib.Saver, 'save', saving.save),
+            (saver_lib.Saver, 'restore', self._restore),
+            (session_manager.SessionManager, '_restore_checkpoint', saver.restore_latest),
+            (checkpoint_utils, '_init_from_checkpoint', start.init_from_checkpoint),
+            (warm_starting_util, '_infer_var_name', start.infer_name),
+            (training_util, 'write_graph', saver.write_graph),
             *((module, 'MonitoredTrainingSession', _every_rank_for_itself) for module in (monitored_session, tf.train)),
         ]
 
     def _get_variable(self, original: Any, scope: Any, store: Any, name: str, *args: Any, **kwargs: Any) -> Any:
-        if self._in_embedding_scope():
+        # [None, D] is a dynamic table wherever it is made: TensorFlow has no such variable.
+        if self._in_embedding_scope() or is_dynamic(args[0] if args else kwargs.get('shape')):
             users = kwargs.get('custom_getter') or scope.custom_getter
             kwargs['custom_getter'] = table_getter if users is None else _inside(users)
         return original(scope, store, name, *args, **kwargs)
@@ -107,6 +132,9 @@ class Patches:
     def _gradients(self, original: Any, ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
         xs = list(xs) if isinstance(xs, (list, tuple)) else [xs]
         return gradients.reduce_gradients(original(ys, xs, *args, **kwargs), xs, self._mean())
+
+    def _restore(self, original: Any, *args: Any, **kwargs: Any) -> None:
+        restoring.restore(self._fresh_slots(), original, *args, **kwargs)
 
 
 _ABSENT = object()
@@ -131,14 +159,14 @@ def _with_own_gpu(original: Any, session: Any, target: str = '', graph: Any = No
     original(session, target, graph, ours if config is None else config)
 
 
-def _no_checkpoint(what: str) -> Callable[..., Any]:
-    def refuse(original: Any, *args: Any, **kwargs: Any) -> Any:
-        if communication.size() > 1:
-            raise NotImplementedError(
-                f"{what}: checkpoints of tables on {communication.size()} ranks aren't there yet. Run without one, or with "
-                'one rank.')
-        return original(*args, **kwargs)
-    return refuse
+def _only_ours(original: Any, estimator: Any, *args: Any, **kwargs: Any) -> Any:
+    """`Estimator._call_model_fn`, which each of its methods calls."""
+    if communication.size() > 1 and not hasattr(type(estimator), 'serving'):
+        raise TypeError(
+            f"{type(estimator).__name__} is TensorFlow's own Estimator: each of the {communication.size()} ranks would use all "
+            'of the input. Make it with strategy.estimator(model_fn, model_dir, …). (What tf.estimator.add_metrics returns is '
+            'one, too: put the metrics into model_fn.)')
+    return original(estimator, *args, **kwargs)
 
 
 def _every_rank_for_itself(original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -149,8 +177,6 @@ def _every_rank_for_itself(original: Any, *args: Any, **kwargs: Any) -> Any:
     if communication.size() == 1:
         return original(*args, **kwargs)
     given = {**dict(zip(('master', 'is_chief', 'checkpoint_dir'), args)), **kwargs}
-    if given.get('checkpoint_dir'):
-        return _no_checkpoint('MonitoredTrainingSession(checkpoint_dir=…)')(original)
     given['is_chief'] = True
     return original(*[given.pop(name) for name in ('master', 'is_chief', 'checkpoint_dir')[:len(args)]], *args[3:], **given)
 

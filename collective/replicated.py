@@ -7,17 +7,23 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.ops import communication
-from collective.table import Table
+from collective.tables.table import Table
 
 
-def mark_shard(variable: Any) -> None:
-    """From now on `variable` holds rows of this rank's shard: it is never made equal over ranks."""
+def mark_shard(variable: Any, table: Table) -> None:
+    """From now on `variable` holds one row for each row of `table`'s shard: it is never made equal over ranks."""
     if variable is not None:
-        variable._collective_shard = True
+        variable._collective_shard = table
+
+
+def shard_of(variable: Any) -> Table | None:
+    """The table whose shard `variable` is, or has a slot for; None for a replicated variable."""
+    table: Table | None = variable if isinstance(variable, Table) else getattr(variable, '_collective_shard', None)
+    return table
 
 
 def is_replicated(variable: Any) -> bool:
-    return not isinstance(variable, Table) and not getattr(variable, '_collective_shard', False)
+    return shard_of(variable) is None
 
 
 def make_equal(original: Any, session: Any, variables: Sequence[Any]) -> None:

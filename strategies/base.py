@@ -10,6 +10,8 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
+from collective.ops import kernels
+
 BACKENDS = {'hb': 'collective.strategies.hb.HbBackend'}
 COMING = ('sok',)
 
@@ -19,7 +21,7 @@ class Lookup:
     """One lookup in one table. Symbols: K ids, V rows of dimension D.
 
     Attributes:
-        table: what `collective.table.Table` promises: `name`, `rows` V, `dim` D, `dtype`, `handle` of this rank's shard.
+        table: a `collective.tables.table.Table`: `name`, `rows` V, `dim` D, `dtype`, `owners` of keys, `fetch` of rows.
         ids: int64. Dense of any shape for plain rows; [K] if the rows are pooled.
         bounds: [2] int64, the smallest and largest of the ids, for the gate to check; None if they are checked already.
         sparse_ids: the `SparseTensor` whose values are the ids, if the rows are pooled per sample; else None.
@@ -34,6 +36,19 @@ class Lookup:
     sparse_weights: tf.SparseTensor | None = None
     combiner: str | None = None
     max_norm: float | None = None
+
+    def combined(self, rows: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
+        """What the lookup returns.
+
+        Args:
+            rows: [U, D], its distinct rows.
+            positions: [K] int32, which of them is each id's.
+        """
+        if self.combiner is None:
+            places = tf.reshape(positions, tf.shape(self.ids))
+            places.set_shape(self.ids.shape)
+            return tf.nn.embedding_lookup(rows, places, max_norm=self.max_norm)
+        return kernels.pool(rows, positions, self.sparse_ids, self.sparse_weights, self.combiner, self.max_norm)
 
 
 class Backend(abc.ABC):

@@ -35,13 +35,8 @@ class HbBackend(base.Backend):
             zero = gates.behind([lookup.ids]).zero
             if lookup.bounds is not None:
                 gates.checks.append(gate.Check(name, table.op.name, table.rows, lookup.bounds))
-        distinct = kernels.distinct_by_owner(tf.reshape(lookup.ids, [-1]), ranks)                       # 1
+        distinct = kernels.distinct_by_owner(tf.reshape(lookup.ids, [-1]), table.owners, ranks)         # 1
         asked = exchange.keys_to_owners(distinct, name, zero)                                           # 2
-        found = kernels.gather_rows(table, asked.keys // ranks, [table.dim])                            # 3
+        found = table.fetch(asked.keys)                                                                 # 3
         rows = exchange.rows_back(found, asked, communication.unique_name(f'{table.op.name}/rows'), zero)   # 4
-        if lookup.combiner is None:                                                                     # 5
-            positions = tf.reshape(distinct.positions, tf.shape(lookup.ids))
-            positions.set_shape(lookup.ids.shape)
-            return tf.nn.embedding_lookup(rows, positions, max_norm=lookup.max_norm)
-        return kernels.pool(rows, distinct.positions, lookup.sparse_ids, lookup.sparse_weights,
-                            lookup.combiner, lookup.max_norm)
+        return lookup.combined(rows, distinct.positions)                                                # 5

@@ -9,21 +9,26 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective import agreement, protocol, runs
-from collective.agreement import Header
-from collective.ops import communication
+from collective.ops import communication, training
 from collective.ops.gate import gates_of
-from collective.protocol import Run
+from collective.ranks import agreement, protocol, runs
+from collective.ranks.agreement import Header
+from collective.ranks.protocol import Run
 from collective.replicated import is_replicated, make_equal
-from collective.table import Table
+from collective.tables.table import Table
 
 
 def run(original: Any, session: Any, fetches: Any, feed_dict: Any = None, options: Any = None,
         run_metadata: Any = None) -> Any:
     """`Session.run`."""
-    if communication.size() == 1:
+    flag = training.existing(session.graph)
+    if communication.size() == 1 and flag is None:
         return original(session, fetches, feed_dict, options, run_metadata)
     prepared = _prepare(session, fetches, feed_dict)
+    if flag is not None and prepared is not None and prepared.reach.trains:
+        feed_dict = {**(feed_dict or {}), flag.name: True}
+    if communication.size() == 1:
+        return original(session, fetches, feed_dict, options, run_metadata)
     if not (gates_of(session.graph).gates or _has_tables(session.graph)):
         # Nothing is shared yet. If an optimizer comes later, what was initialized here is made equal then.
         if prepared is not None and prepared.reach.initialized:
@@ -35,8 +40,8 @@ def run(original: Any, session: Any, fetches: Any, feed_dict: Any = None, option
 
 
 def make_callable(original: Any, session: Any, fetches: Any, feed_list: Any = None, accept_options: bool = False) -> Any:
-    """`Session.make_callable`: with several ranks a plain `run` in disguise."""
-    if communication.size() == 1:
+    """`Session.make_callable`: with several ranks, or a dynamic table, a plain `run` in disguise."""
+    if communication.size() == 1 and training.existing(session.graph) is None:
         return original(session, fetches, feed_list, accept_options)
 
     def call(*feeds: Any, options: Any = None, run_metadata: Any = None) -> Any:
@@ -83,7 +88,8 @@ def _prepare(session: Any, fetches: Any, feed_dict: Any) -> Run | None:
     leaves, fed = runs.flatten(fetches), list(feed_dict or {})
     cache = session.__dict__.setdefault('_collective_runs', {})
     for table in (leaf for leaf in leaves if isinstance(leaf, Table)):
-        table.refuse('Fetching the value')
+        if communication.size() > 1 or table.rows is None:
+            table.refuse('Fetching the value')
     gates = gates_of(session.graph)
     key = (tuple(map(_identity, leaves)), tuple(map(_identity, fed)), len(gates.gates))
     if key not in cache:
@@ -114,20 +120,24 @@ def _identity(leaf: Any) -> Any:
 def _plan(graph: tf.Graph, reach: runs.Reach, keep: Any) -> Run:
     gates = gates_of(graph)
     out = Run(reach, keep)
+
+    def disagreed(headers: list[Header]) -> None:
+        out.disagreement = headers
+
     finalized = graph.finalized
     graph._unsafe_unfinalize()
     try:
         for level in reach.levels(gates):
             checks = reach.checks(gates, level)
             after = reach.sources(gates) if level == 1 else reach.exchanged_below(gates, level)
-
-            def disagreed(headers: list[Header]) -> None:
-                out.disagreement = headers
-
+            out.repeatable = out.repeatable and (level > 1 or not after)
             numbered = {gates.checks.index(check): check for check in checks}
             out.targets.append(agreement.agree(gates.gates[level - 1], numbered, after, disagreed))
             out.tickets.append(gates.gates[level - 1].ticket)
             out.gate = out.gate or gates.gates[level - 1]
+        out.answer = reach.answer(gates) if communication.size() > 1 else None
+        for level in reach.levels(gates)[1:] if out.answer else []:
+            out.answering.append(agreement.agree(gates.gates[level - 1], {}, reach.exchanged_below(gates, level), disagreed))
     finally:
         if finalized:
             graph.finalize()

@@ -3,18 +3,20 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import functools
+import hashlib
 import os
 import sys
 import threading
-from typing import Any
+from typing import Any, Callable
 
 import tensorflow.compat.v1 as tf
 
-from collective import agreement, runs
-from collective.agreement import ENDED, FAILED, INVALID, LEFT, RUNNING, Header
 from collective.errors import RankError
 from collective.ops import communication
 from collective.ops.gate import Check, Gate, gates_of
+from collective.ranks import agreement, runs
+from collective.ranks.agreement import ENDED, FAILED, IDLE, LEFT, RUNNING, Header
 from collective.replicated import is_replicated, make_equal
 
 
@@ -25,14 +27,20 @@ class Run:
     Attributes:
         reach: what it executes.
         keep: the fetches themselves, so that their identities, by which a run is found again, stay theirs.
-        targets: the agreement operations that run beside the fetches, one per level.
+        targets: what agrees beside the fetches, one per level; the first gives rank 0's clock.
+        answer: how a rank that is out of data takes part; None if it can't.
+        answering: what then agrees, one per level but the first.
+        repeatable: whether it can be tried again when ranks were found not to be ready: it has taken no data.
         tickets: the gates' placeholders.
         gate: the first of the gates that it passes, if any.
         disagreement: the headers for which a gate stayed closed, set while it runs.
     """
     reach: runs.Reach
     keep: Any
-    targets: list[tf.Operation] = dataclasses.field(default_factory=list)
+    targets: list[tf.Tensor] = dataclasses.field(default_factory=list)
+    answer: runs.Answer | None = None
+    answering: list[tf.Tensor] = dataclasses.field(default_factory=list)
+    repeatable: bool = True
     tickets: list[tf.Tensor] = dataclasses.field(default_factory=list)
     gate: Gate | None = None
     disagreement: list[Header] | None = None
@@ -44,6 +52,7 @@ class Membership:
     Attributes:
         number: counts the sessions that ranks share; the same on every rank.
         checks: those of the session's graph.
+        evaluation: the signature of the last run if that was an evaluation.
         over: why nothing can be run in it any more, once a peer or this rank has left.
         count: of the runs that came as far as the agreement; None before the first.
     """
@@ -52,6 +61,7 @@ class Membership:
         self.number = number
         self.checks = checks
         self.count: int | None = None
+        self.evaluation: int | None = None
         self.over: BaseException | None = None
 
 
@@ -68,6 +78,7 @@ class Protocol:
         self._hook, sys.excepthook = sys.excepthook, self._dying
         self._dead = False
         self._process = os.getpid()
+        self.clock: float | None = None             # rank 0's, as of the last exchange: seconds since 1970
         self._one_at_a_time = threading.RLock()     # two threads' collectives would meet the peers' in no order
 
     def _dying(self, *error: Any) -> None:
@@ -83,9 +94,7 @@ class Protocol:
     def _run(self, original: Any, session: Any, run: Run, fetches: Any, feeds: Any, options: Any, metadata: Any) -> Any:
         member = self.member(session)
         self.say_failure()
-        if self.broken:
-            raise RankError(f'An earlier run failed half-way on rank {communication.rank()} and left its peers waiting; '
-                            f'start again. It failed with: {self.broken}')
+        self.refuse_if_broken()
         if member.over is not None:
             raise member.over
         doing = 'runs ' + ', '.join(sorted(str(getattr(f, 'name', f)) for f in runs.flatten(fetches)))
@@ -96,21 +105,37 @@ class Protocol:
         if run.gate is not None and member.count is None:
             original(session, run.gate.start)
             member.count = 0
-        ticket = [1, member.number, run.reach.signature]
-        feeds = {**(feeds or {}), **{placeholder: ticket for placeholder in run.tickets}}
-        run.disagreement = None
-        try:
-            out = original(session, [fetches, run.targets], feeds, options, metadata)[0]
-        except tf.errors.OpError as error:
-            raise self.after(error, self.has_started(original, session, member, run), member, run, doing) from None
-        except Exception as error:          # TensorFlow never started it: a feed of a wrong shape, say
-            self.failure = (member, f'failed with {type(error).__name__}: {error}')
-            raise
+        if run.gate is not None and not run.repeatable and member.evaluation not in (None, run.reach.signature):
+            self.wait_for_the_idle(member, run, doing)
+        ticket = [1, member.number, run.reach.signature, agreement.now()]
+        feeds = {**(feeds or {}), **{placeholder.name: ticket for placeholder in run.tickets}}
+        out = None
+        while out is None:
+            run.disagreement = None
+            try:
+                out = original(session, [fetches, run.targets], feeds, options, metadata)
+            except tf.errors.OpError as error:
+                started = self.has_started(original, session, member, run)
+                if run.repeatable and _peers_are_idle_elsewhere(run.disagreement or [], run):
+                    continue
+                answer = functools.partial(self.answer, original, session, run, feeds)
+                raise self.after(error, started, member, run, doing, answer) from None
+            except Exception as error:          # TensorFlow never started it: a feed of a wrong shape, say
+                self.failure = (member, f'failed with {type(error).__name__}: {error}')
+                raise
+        if run.targets:
+            self.clock = int(out[1][0]) / 1e6
+            member.evaluation = run.reach.signature if run.answer is not None else None
         if run.gate is not None:
             member.count = (member.count or 0) + 1
         if run.reach.initialized:
             make_equal(original, session, [v for v in run.reach.initialized if is_replicated(v)])
-        return out
+        return out[0]
+
+    def refuse_if_broken(self) -> None:
+        if self.broken:
+            raise RankError(f'An earlier run failed half-way on rank {communication.rank()} and left its peers waiting; '
+                            f'start again. It failed with: {self.broken}')
 
     def has_started(self, original: Any, session: Any, member: Membership, run: Run) -> bool:
         """Whether the run that has just failed had come as far as its collectives."""
@@ -119,7 +144,8 @@ class Protocol:
         before, member.count = member.count, int(original(session, run.gate.count))
         return member.count != before
 
-    def after(self, error: tf.errors.OpError, started: bool, member: Membership, run: Run, doing: str) -> BaseException:
+    def after(self, error: tf.errors.OpError, started: bool, member: Membership, run: Run, doing: str,
+              answer: Callable[[], None]) -> BaseException:
         """What to raise for a run that failed with `error`, once the peers know what they must know."""
         if run.disagreement is not None:
             return self.judged(run.disagreement, member, run, doing) or error
@@ -127,17 +153,60 @@ class Protocol:
             self.broken = f'{type(error).__name__}: {error.message}'
             return error
         if isinstance(error, tf.errors.OutOfRangeError):
-            headers = self.channel.headers(Header(ENDED, member.number, run.reach.signature))
-            judged = self.judged(headers, member, run, doing)
+            if run.answer is not None:
+                return self.idle(error, member, run, doing, answer)
+            evaluating = 0 if run.reach.trains else agreement.EVALUATING
+            ended = Header(ENDED, member.number, run.reach.signature, evaluating)
+            judged = self.judged(self.headers(ended), member, run, doing)
             return error if isinstance(judged, tf.errors.OutOfRangeError) else judged or error
         self.failure = (member, f'failed with {type(error).__name__}: {error.message}')
         return error
 
-    def settle(self, header: Header, member: Membership, run: Run, doing: str) -> None:
-        """Agrees outside of any run; raises what all ranks raise."""
-        judged = self.judged(self.channel.headers(header), member, run, doing)
+    def wait_for_the_idle(self, member: Membership, run: Run, doing: str) -> None:
+        """Before a run takes data: peers may still answer an evaluation that this rank has left, and must come out of it."""
+        headers = self.headers(Header(RUNNING, member.number, run.reach.signature))
+        while _peers_are_idle_elsewhere(headers, run):
+            headers = self.headers(Header(RUNNING, member.number, run.reach.signature))
+        judged = self.judged(headers, member, run, doing)
         if judged is not None:
             raise judged
+
+    def idle(self, error: tf.errors.OutOfRangeError, member: Membership, run: Run, doing: str, answer: Callable[[], None]
+             ) -> BaseException:
+        """Answers the peers' evaluation until all of them are out of data, too; then what to raise here."""
+        mine = member.evaluation = run.reach.signature
+        while True:
+            headers = self.headers(Header(IDLE, member.number, mine))
+            running = {h.signature for h in headers if h.status == RUNNING}
+            alike = all(h.status in (RUNNING, IDLE) and h.session == member.number for h in headers)
+            if alike and running == {mine}:
+                try:
+                    answer()
+                except tf.errors.OpError as failed:
+                    self.broken = f'{type(failed).__name__}: {failed.message}'
+                    return failed
+            elif alike and len(running) == 1 and all(h.signature == mine for h in headers if h.status == IDLE):
+                return error        # the others have finished early, and go on to something else
+            else:
+                judged = self.judged(headers, member, run, doing)
+                return error if isinstance(judged, tf.errors.OutOfRangeError) else judged or error
+
+    def answer(self, original: Any, session: Any, run: Run, feeds: dict[Any, Any]) -> None:
+        assert run.answer is not None
+        original(session, [run.answer.operations, run.answering],
+                 {**feeds, **{x.name: value for x, value in run.answer.feeds}}, None, None)
+
+    def settle(self, header: Header, member: Membership, run: Run | None, doing: str) -> None:
+        """Agrees outside of any run; raises what all ranks raise."""
+        judged = self.judged(self.headers(header), member, run, doing)
+        if judged is not None:
+            raise judged
+
+    def headers(self, header: Header) -> list[Header]:
+        """Every rank's header, exchanged outside of any run."""
+        headers = self.channel.headers(header)
+        self.clock = headers[0].clock / 1e6
+        return headers
 
     def judged(self, headers: list[Header], member: Membership, run: Run | None, doing: str) -> BaseException | None:
         names = list(run.reach.shared) if run else []
@@ -145,6 +214,18 @@ class Protocol:
         if any(h.status in (LEFT, FAILED) for h in headers) or isinstance(judged, RankError):
             member.over = judged or tf.errors.OutOfRangeError(None, None, 'this session is closed')
         return judged
+
+    def meet(self, session: Any, what: str, doing: str, mine: dict[str, Any]) -> list[dict[str, Any]]:
+        """Every rank's `mine`, if all meet for the same (see `collective.ranks.meeting`); `doing` is for the error if not."""
+        with self._one_at_a_time:
+            self.say_failure()
+            self.refuse_if_broken()
+            member = Membership(0, []) if session is None else self.member(session)
+            if member.over is not None:
+                raise member.over
+            signature = int.from_bytes(hashlib.blake2b(what.encode(), digest_size=8).digest(), 'little') >> 1
+            self.settle(Header(RUNNING, member.number, signature), member, None, doing)
+            return self.channel.texts(mine)
 
     # -- coming and going ---------------------------------------------------------------------------------------------------
 
@@ -168,7 +249,7 @@ class Protocol:
             self._dead = self._dead or isinstance(error, SystemExit)
             return
         with self._one_at_a_time:
-            self.judged(self.channel.headers(Header(LEFT, member.number)), member, None, 'left its session')
+            self.judged(self.headers(Header(LEFT, member.number)), member, None, 'left its session')
 
     def say_failure(self) -> None:
         """Delivers a failure that this rank survived."""
@@ -176,10 +257,8 @@ class Protocol:
             return
         (member, doing), self.failure = self.failure, None
         if member.over is None:
-            headers = self.channel.headers(Header(FAILED, member.number))
-            judged = self.judged(headers, member, None, doing)
-            if judged is not None and any(h.status in (RUNNING, ENDED, INVALID) for h in headers):
-                raise judged
+            # Peers that wait in that session get the error there. This rank goes on, as they do if they survive it.
+            self.judged(self.headers(Header(FAILED, member.number)), member, None, doing)
 
     def leave_all(self) -> None:
         """At the end of the program: whoever still waits for this rank in an open session is told."""
@@ -197,6 +276,14 @@ def _is_end(error: BaseException) -> bool:
     if isinstance(error, SystemExit):
         return error.code in (None, 0)
     return isinstance(error, (tf.errors.OutOfRangeError, StopIteration, GeneratorExit))
+
+
+def _peers_are_idle_elsewhere(headers: list[Header], run: Run) -> bool:
+    """Whether all is well but for peers that still answer an earlier evaluation: they come to `run`, too."""
+    return (any(h.status == IDLE for h in headers) and all(h.status in (RUNNING, IDLE) for h in headers)
+            and len({h.session for h in headers}) == 1
+            and {h.signature for h in headers if h.status == RUNNING} == {run.reach.signature}
+            and all(h.signature != run.reach.signature for h in headers if h.status == IDLE))
 
 
 _protocol: list[Protocol] = []

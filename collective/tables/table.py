@@ -9,9 +9,9 @@ from typing import Any, NoReturn
 import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import resource_variable_ops
 
-from collective import initial
 from collective.errors import TableError
-from collective.ops import communication
+from collective.ops import communication, kernels
+from collective.tables import initial
 
 _view = threading.local()
 
@@ -52,6 +52,7 @@ class Table(resource_variable_ops.ResourceVariable):
             super().__init__(
                 initial_value=lambda: initial.shard(initializer, (self.rows, self.dim), dtype, name, rank, ranks),
                 name=name, dtype=dtype, **kwargs)
+        initial.only_after(self.initializer, self._initial_value)
 
     @property
     def shape(self) -> tf.TensorShape:
@@ -63,6 +64,14 @@ class Table(resource_variable_ops.ResourceVariable):
     def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
         """What `tf.gather(table, indices)` calls."""
         return tf.nn.embedding_lookup(self, indices, name=name)
+
+    def owners(self, keys: tf.Tensor) -> tf.Tensor:
+        """int32 [K], the ranks that own the int64 `keys` [K]."""
+        return tf.cast(tf.math.floormod(keys, communication.size()), tf.int32)
+
+    def fetch(self, keys: tf.Tensor) -> tf.Tensor:
+        """[K, D], the rows of `keys` [K] int64, all of which this rank owns. Its gradient is `IndexedSlices` of the shard."""
+        return kernels.gather_rows(self, keys // communication.size(), [self.dim])
 
     def refuse(self, way: str) -> NoReturn:
         """Raises the error that names the table, and what to do instead of `way`."""
@@ -83,15 +92,17 @@ def _whole_only(method: str, way: str) -> Any:
     return guarded
 
 
-for _method, _way in {
-        'value': 'Reading the value', 'read_value': 'Reading the value', 'read_value_no_copy': 'Reading the value',
-        '_dense_var_to_tensor': 'Converting to a tensor',
-        'initialized_value': 'Reading the value', 'eval': 'Reading the value', 'gather_nd': 'tf.gather_nd',
-        'assign': 'Assigning to all', 'assign_add': 'Adding to all', 'assign_sub': 'Subtracting from all',
-        'load': 'Loading the value', 'count_up_to': 'Counting up', 'scatter_sub': 'A scatter',
-        'scatter_add': 'A scatter', 'scatter_max': 'A scatter', 'scatter_min': 'A scatter', 'scatter_mul': 'A scatter',
-        'scatter_div': 'A scatter', 'scatter_update': 'A scatter', 'batch_scatter_update': 'A scatter',
-        'scatter_nd_sub': 'A scatter', 'scatter_nd_add': 'A scatter', 'scatter_nd_update': 'A scatter',
-        '_lazy_read': 'A scatter',
-        'scatter_nd_max': 'A scatter', 'scatter_nd_min': 'A scatter', 'to_proto': 'Serializing'}.items():
+# What would read or write all of a table, and how the error calls it.
+WHOLE = {
+    'value': 'Reading the value', 'read_value': 'Reading the value', 'read_value_no_copy': 'Reading the value',
+    '_dense_var_to_tensor': 'Converting to a tensor',
+    'initialized_value': 'Reading the value', 'eval': 'Reading the value', 'gather_nd': 'tf.gather_nd',
+    'assign': 'Assigning to all', 'assign_add': 'Adding to all', 'assign_sub': 'Subtracting from all',
+    'load': 'Loading the value', 'count_up_to': 'Counting up', 'scatter_sub': 'A scatter',
+    'scatter_add': 'A scatter', 'scatter_max': 'A scatter', 'scatter_min': 'A scatter', 'scatter_mul': 'A scatter',
+    'scatter_div': 'A scatter', 'scatter_update': 'A scatter', 'batch_scatter_update': 'A scatter',
+    'scatter_nd_sub': 'A scatter', 'scatter_nd_add': 'A scatter', 'scatter_nd_update': 'A scatter',
+    '_lazy_read': 'A scatter',
+    'scatter_nd_max': 'A scatter', 'scatter_nd_min': 'A scatter'}
+for _method, _way in WHOLE.items():
     setattr(Table, _method, _whole_only(_method, _way))

@@ -1,6 +1,7 @@
 """TensorFlow's lookup functions on tables, by TensorFlow's type-based dispatch: registered once, for the type alone.
 
-`tf.nn.safe_embedding_lookup_sparse`, feature columns and `tf.gather` need nothing of their own: they end in these two.
+`tf.nn.safe_embedding_lookup_sparse`, feature columns and `tf.gather` need nothing of their own: they end in these two. Only
+on dynamic tables the first does: TensorFlow's own takes negative keys for invalid ones.
 """
 from __future__ import annotations
 
@@ -13,9 +14,11 @@ from tensorflow.python.framework import tensor as tensor_lib
 from tensorflow.python.ops import variables
 
 from collective import strategies
-from collective.ops import communication, kernels
+from collective.ops import communication, kernels, keys
 from collective.ops.gate import gates_of
-from collective.table import Table
+from collective.serving.serving import ServedDynamicTable, ServedTable, look_up
+from collective.tables.dynamic import DynamicTable
+from collective.tables.table import Table
 
 _backend: list[strategies.Backend] = []
 
@@ -25,12 +28,15 @@ def use_backend(backend: strategies.Backend) -> None:
     _backend[:] = [backend]
 
 
-def _checked(table: Table, ids: tf.Tensor) -> strategies.Lookup:
+def _checked(table: Table | ServedTable, ids: tf.Tensor) -> strategies.Lookup:
     """The ids as int64, with their bounds. Where no gate can see them, they are checked on the spot.
 
     That is with one rank, which has no gate, and inside control flow or a function, whose tensors the gate can't reach.
     """
-    ids = tf.cast(ids, tf.int64)
+    ids = _as_keys(table, ids)
+    # Every key of a dynamic table is valid; those of a served one are checked by TensorFlow's own operations.
+    if table.rows is None or isinstance(table, ServedTable):
+        return strategies.Lookup(table, ids, None)
     bounds = kernels.bounds(ids)
     hidden = hasattr(bounds.graph, 'outer_graph') or bounds.op._get_control_flow_context() is not None
     if communication.size() > 1 and not hidden:
@@ -40,6 +46,11 @@ def _checked(table: Table, ids: tf.Tensor) -> strategies.Lookup:
         gates_of(bounds.graph).checked.append(check)
     with tf.control_dependencies([check]):
         return strategies.Lookup(table, tf.identity(ids), None)
+
+
+def _as_keys(table: Table | ServedTable, ids: tf.Tensor) -> tf.Tensor:
+    """int64; strings are keys of dynamic tables only."""
+    return keys.of_strings(ids) if table.rows is None and ids.dtype == tf.string else tf.cast(ids, tf.int64)
 
 
 def _check_now(table: Table, bounds: tf.Tensor) -> tf.Operation:
@@ -53,20 +64,22 @@ def _check_now(table: Table, bounds: tf.Tensor) -> tf.Operation:
 
 
 def _exchange(lookup: strategies.Lookup, name: str | None) -> tf.Tensor:
+    if isinstance(lookup.table, ServedTable):
+        return tf.identity(look_up(lookup), name=name)
     # The identity is what later passes re-point: the exchange behind it is complete, so it is never wrong.
     return tf.identity(_backend[0].exchange([lookup])[0], name=name)
 
 
-def lookup_rows(table: Table, ids: Any, max_norm: float | None, name: str | None) -> tf.Tensor:
+def lookup_rows(table: Table | ServedTable, ids: Any, max_norm: float | None, name: str | None) -> tf.Tensor:
     with tf.name_scope(name, 'embedding_lookup') as scope:
         ids = tf.convert_to_tensor(ids, name='ids')
-        if not ids.dtype.is_integer:
+        if not (ids.dtype.is_integer or table.rows is None and ids.dtype == tf.string):
             raise TypeError(f"table '{table.op.name}': ids must be integers, not {ids.dtype.name}.")
         lookup = _checked(table, ids)
         return _exchange(strategies.Lookup(table, lookup.ids, lookup.bounds, max_norm=max_norm), scope)
 
 
-def lookup_pooled(table: Table, sparse_ids: Any, sparse_weights: Any, combiner: str | None,
+def lookup_pooled(table: Table | ServedTable, sparse_ids: Any, sparse_weights: Any, combiner: str | None,
                   max_norm: float | None, name: str | None) -> tf.Tensor:
     combiner = combiner or 'mean'
     if combiner not in ('mean', 'sqrtn', 'sum'):
@@ -82,9 +95,38 @@ def lookup_pooled(table: Table, sparse_ids: Any, sparse_weights: Any, combiner: 
                          scope)
 
 
-def _only(params: Table | list[Table]) -> Table:
+def lookup_safely(table: DynamicTable | ServedDynamicTable, sparse_ids: Any, sparse_weights: Any, combiner: str | None,
+                  default_id: Any, max_norm: float | None, name: str | None) -> tf.Tensor:
+    """`tf.nn.safe_embedding_lookup_sparse`, where every key is valid: nothing is pruned but weights that aren't positive (with
+    the combiners that divide by them, as TensorFlow does), and a sample without keys gets zeros without looking anything up.
+    """
+    if not isinstance(sparse_ids, tf.SparseTensor):
+        raise TypeError(f"table '{table.op.name}': sparse_ids must be a SparseTensor, got {type(sparse_ids).__name__}.")
+    with tf.name_scope(name, 'embedding_lookup'):
+        shape = sparse_ids.dense_shape
+        samples = tf.reduce_prod(shape[:-1])
+        ids = tf.sparse.reshape(sparse_ids, tf.stack([samples, shape[-1]]))
+        ids = tf.SparseTensor(ids.indices, _as_keys(table, ids.values), ids.dense_shape)
+        weights = None if sparse_weights is None else tf.SparseTensor(ids.indices, sparse_weights.values, ids.dense_shape)
+        if weights is not None and combiner != 'sum':
+            positive = weights.values > 0
+            ids, weights = tf.sparse.retain(ids, positive), tf.sparse.retain(weights, positive)
+        if default_id is not None:
+            ids = tf.sparse.fill_empty_rows(ids, _as_keys(table, tf.convert_to_tensor(default_id)))[0]
+            weights = weights if weights is None else tf.sparse.fill_empty_rows(weights, tf.ones([], weights.dtype))[0]
+        pooled = lookup_pooled(table, ids, weights, combiner, max_norm, None)
+        # Samples behind the last that has a key; those before it have zeros by the sum over none.
+        behind = samples - tf.shape(pooled, out_type=tf.int64)[0]
+        rows = tf.pad(pooled, tf.stack([tf.stack([tf.zeros([], tf.int64), behind]), tf.zeros([2], tf.int64)]))
+        out = tf.reshape(rows, tf.concat([shape[:-1], [table.dim]], 0))
+        rank = tf.compat.dimension_value(shape.shape[0])
+        out.set_shape(tf.TensorShape(None if rank is None else [None] * (rank - 1) + [table.dim]))
+        return out
+
+
+def _only(params: Table | ServedTable | list[Any]) -> Any:
     """The table of `params`, a table or a list of one."""
-    if isinstance(params, Table):
+    if isinstance(params, (Table, ServedTable)):
         return params
     if len(params) != 1:
         raise ValueError('A list of tables is not one table: each is sharded by itself. Look up '
@@ -98,7 +140,7 @@ Sparse = Union[tf.SparseTensor, tf.SparseTensorValue, tensor_lib.Tensor]
 
 
 def _register() -> None:
-    for kind in (Table, List[Table]):  # noqa: UP006 (TensorFlow knows typing.List only)
+    for kind in (Table, List[Table], ServedTable, List[ServedTable]):  # noqa: UP006 (TensorFlow knows typing.List only)
         @tf2.experimental.dispatch_for_api(tf.nn.embedding_lookup, {'params': kind, 'ids': Ids})
         def _v1_rows(params, ids, partition_strategy='mod', name=None, validate_indices=True, max_norm=None):
             return lookup_rows(_only(params), ids, max_norm, name)
@@ -116,6 +158,19 @@ def _register() -> None:
         def _v2_pooled(params, sp_ids, sp_weights, combiner=None, max_norm=None, name=None,
                        allow_fast_lookup=False):
             return lookup_pooled(_only(params), sp_ids, sp_weights, combiner, max_norm, name)
+
+    for dynamic in (DynamicTable, List[DynamicTable], ServedDynamicTable, List[ServedDynamicTable]):  # noqa: UP006
+        safe: Any = {'embedding_weights': dynamic, 'sparse_ids': Sparse}
+
+        @tf2.experimental.dispatch_for_api(tf.nn.safe_embedding_lookup_sparse, safe)
+        def _v1_safe(embedding_weights, sparse_ids, sparse_weights=None, combiner='mean', default_id=None, name=None,
+                     partition_strategy='div', max_norm=None, allow_fast_lookup=False):
+            return lookup_safely(_only(embedding_weights), sparse_ids, sparse_weights, combiner, default_id, max_norm, name)
+
+        @tf2.experimental.dispatch_for_api(tf2.nn.safe_embedding_lookup_sparse, safe)
+        def _v2_safe(embedding_weights, sparse_ids, sparse_weights=None, combiner='mean', default_id=None, max_norm=None,
+                     name=None, allow_fast_lookup=False):
+            return lookup_safely(_only(embedding_weights), sparse_ids, sparse_weights, combiner, default_id, max_norm, name)
 
 
 _register()

@@ -7,7 +7,9 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from tensorflow.python.framework import tensor_shape
 
-from collective.table import Table, in_shard_view
+from collective.serving import serving
+from collective.tables.dynamic import DynamicTable
+from collective.tables.table import Table, in_shard_view
 
 
 def _shape_of(shape: Any, initializer: Any) -> tf.TensorShape | None:
@@ -16,9 +18,19 @@ def _shape_of(shape: Any, initializer: Any) -> tf.TensorShape | None:
     return None if shape is None else tensor_shape.as_shape(shape)
 
 
+def is_dynamic(shape: Any) -> bool:
+    """Whether `shape` is [None, D]: a dynamic table's."""
+    try:
+        known = tensor_shape.as_shape(shape)
+    except (TypeError, ValueError):         # TensorFlow takes more than that for a shape
+        return False
+    return bool(known.rank == 2 and known[0] is None and known[1] is not None)
+
+
 def table_getter(getter: Callable[..., Any], name: str, shape: Any = None, dtype: Any = None, initializer: Any = None,
                  partitioner: Any = None, **kwargs: Any) -> Any:
-    """A variable-scope getter that makes a `Table` of a 2-D floating-point variable, whatever its partitioner.
+    """A variable-scope getter that makes a `Table` of a 2-D floating-point variable, whatever its partitioner: [V, D] is a
+    static one, [None, D] a dynamic one.
 
     Other variables (other ranks, integers, slots that an optimizer makes) are made as outside: replicated. They aren't
     partitioned either: a partitioner in embedding_scope() says how a table is to be sharded, which isn't its choice here.
@@ -29,19 +41,30 @@ def table_getter(getter: Callable[..., Any], name: str, shape: Any = None, dtype
                            '`with strategy.scope(), tf.Graph().as_default():`.')
     whole = _shape_of(shape, initializer)
     dtype = tf.as_dtype(dtype or getattr(initializer, 'dtype', None) or tf.float32).base_dtype
-    if in_shard_view() or whole is None or whole.rank != 2 or not whole.is_fully_defined() or not dtype.is_floating:
+    if is_dynamic(shape) and not dtype.is_floating:
+        raise ValueError(f"dynamic table '{name}': values of a dynamic table are floating-point numbers, not {dtype.name}.")
+    if in_shard_view() or whole is None or whole.rank != 2 or whole[1] is None or not dtype.is_floating:
         return getter(name, shape=shape, dtype=dtype, initializer=initializer, partitioner=None, **kwargs)
-    if initializer is None:
+    if initializer is None and not is_dynamic(shape):
         initializer = tf.glorot_uniform_initializer()       # tf.get_variable's own default
 
-    def create(next_creator: Any, **made: Any) -> Table:
+    def create(next_creator: Any, **made: Any) -> Any:
         del next_creator
-        return Table(initializer=initializer, shape=whole, dtype=dtype, name=made['name'], **{
+        served = serving.of(tf.get_default_graph())
+        if served is not None:
+            rows, dim = whole.as_list()
+            return served.table(made['name'], rows, dim, dtype, trainable=made.get('trainable'),
+                                collections=made.get('collections'))
+        kind = DynamicTable if is_dynamic(whole) else Table
+        return kind(initializer=initializer, shape=whole, dtype=dtype, name=made['name'], **{
             key: made.get(key) for key in ('trainable', 'collections', 'caching_device', 'validate_shape', 'constraint',
                                            'synchronization', 'aggregation')})
 
     kwargs['use_resource'] = True
-    if not callable(initializer):
+    placeholder = initializer
+    if is_dynamic(whole):       # get_variable wants to know of how many rows, and what they start from
+        shape, placeholder = [1, whole[1]], tf.zeros_initializer()
+    elif not callable(initializer):
         shape = None        # get_variable takes an array's or a tensor's own
     with tf.variable_creator_scope(create):
-        return getter(name, shape=shape, dtype=dtype, initializer=initializer, partitioner=None, **kwargs)
+        return getter(name, shape=shape, dtype=dtype, initializer=placeholder, partitioner=None, **kwargs)

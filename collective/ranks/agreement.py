@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
@@ -18,9 +19,15 @@ from collective.errors import RankError
 from collective.ops import communication
 from collective.ops.gate import Check, Gate
 
-RUNNING, INVALID, ENDED, LEFT, FAILED = range(5)
+RUNNING, INVALID, ENDED, LEFT, FAILED, IDLE = range(6)
+EVALUATING = 1                              # the check of a rank that is ENDED, and should have been IDLE
 NAME = communication.PREFIX + 'agreement'
-WIDTH = 5                                   # status, session, signature, number of the check, id
+WIDTH = 6                                   # status, session, signature, number of the check, id, clock
+
+
+def now() -> int:
+    """Microseconds since 1970."""
+    return time.time_ns() // 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,17 +35,20 @@ class Header:
     """What a rank says before a run.
 
     Attributes:
-        status: RUNNING, INVALID (an id outside its table), ENDED (out of data), LEFT (closed the session) or FAILED.
+        status: RUNNING, INVALID (an id outside its table), ENDED (out of data), LEFT (closed the session), FAILED or IDLE (out
+            of data in an evaluation, in which it answers whoever goes on).
         session: the number of the session, counted alike on every rank.
         signature: of the collectives that the run will use; 0 for LEFT and FAILED.
-        check: the number, in the graph, of the check that an id failed.
+        check: the number, in the graph, of the check that an id failed; of an ENDED rank EVALUATING if it only evaluates.
         id: that id.
+        clock: microseconds since 1970.
     """
     status: int
     session: int
     signature: int = 0
     check: int = 0
     id: int = 0
+    clock: int = dataclasses.field(default_factory=now)
 
 
 class SideChannel:
@@ -72,26 +82,30 @@ def as_headers(rows: np.ndarray) -> list[Header]:
 
 
 def agree(gate: Gate, checks: Mapping[int, Check], after: Sequence[tf.Operation],
-          disagreed: Callable[[list[Header]], None]) -> tf.Operation:
-    """The operation that exchanges headers within a run and opens `gate` if all ranks are well and run the same.
+          disagreed: Callable[[list[Header]], None]) -> tf.Tensor:
+    """Exchanges headers within a run and opens `gate` if all ranks are well and run the same. A rank may be idle, if not all.
 
     Args:
-        gate: whose `ticket` is fed (1, session, signature).
+        gate: whose `ticket` is fed (1, session, signature, clock).
         checks: the lookups whose ids must be valid, by their number in the graph.
         after: operations that must have succeeded first: the sources of the run's data.
         disagreed: called with the headers if the gate stays closed; the run then fails.
+
+    Returns:
+        int64 scalar, rank 0's clock.
     """
     level = '' if gate.level == 1 else f'.level{gate.level}'
     with gate.zero.graph.as_default(), tf.init_scope(), tf.device('/cpu:0'), tf.name_scope('collective/agreement'):
         status, check, worst = _first_invalid(checks)
-        header = tf.stack([status, gate.ticket[1], gate.ticket[2], check, worst])
+        header = tf.stack([status, gate.ticket[1], gate.ticket[2], check, worst, gate.ticket[3]])
         # Not tf.control_dependencies, which marks what is waited for, and TensorFlow warns of a mark on what has run already.
         header.op._add_control_inputs(list(after))
         if gate.level == 1:
             header = gate.counted(header)
         headers = communication.allgather(header[None], NAME + level, 0)
-        well = tf.logical_and(tf.reduce_all(tf.equal(headers[:, 0], RUNNING)),
-                              tf.reduce_all(tf.equal(headers[:, 1:3], headers[:1, 1:3])))
+        running = tf.equal(headers[:, 0], RUNNING)
+        well = tf.reduce_all(tf.logical_or(running, tf.equal(headers[:, 0], IDLE)))
+        well = tf.logical_and(well, tf.reduce_all(tf.equal(headers[:, 1:3], headers[:1, 1:3])))
 
         def refuse(rows: np.ndarray) -> np.ndarray:
             disagreed(as_headers(rows))
@@ -99,12 +113,12 @@ def agree(gate: Gate, checks: Mapping[int, Check], after: Sequence[tf.Operation]
 
         def open_gate() -> tf.Tensor:
             with tf.control_dependencies([gate.open()]):
-                return tf.constant(0)
+                return tf.identity(headers[0, 5])
 
         def keep_closed() -> tf.Tensor:
-            return tf.reshape(tf.numpy_function(refuse, [headers], tf.int32), [])
+            return tf.reshape(tf.numpy_function(refuse, [headers], tf.int64), [])
 
-        return tf.cond(well, open_gate, keep_closed).op
+        return tf.cond(well, open_gate, keep_closed)
 
 
 def _first_invalid(checks: Mapping[int, Check]) -> list[tf.Tensor]:
@@ -134,15 +148,21 @@ def verdict(headers: Sequence[Header], checks: Sequence[Check], texts: Callable[
     if any(h.status == FAILED for h in headers):
         return RankError('A rank failed. ' + _each(texts(), lambda text: text['doing']))
     sessions = {h.session for h in headers}
-    signatures = {h.signature for h in headers if h.status in (RUNNING, INVALID, ENDED)}
+    signatures = {h.signature for h in headers if h.status in (RUNNING, INVALID, ENDED, IDLE)}
     if len(sessions) > 1 or len(signatures) > 1:
         return RankError('The ranks do not run the same. ' + _difference(texts()))
+    running = any(h.status == RUNNING for h in headers)
     for r, h in enumerate(headers):
+        if h.status == ENDED and h.check == EVALUATING and running:
+            return RankError(
+                f'Rank {r} is out of data in an evaluation, others are not, and it can not answer them: the run has a lookup '
+                'in tf.cond or tf.while_loop, or a gradient. Look up outside of control flow, or give every rank the same '
+                'number of batches.')
         if h.status == INVALID:
             check = checks[h.check]
             return tf.errors.InvalidArgumentError(
                 None, None, f"table '{check.table}': id {h.id} is not in [0, {check.rows}) (on rank {r})")
-    for status, what in ((ENDED, 'is out of data'), (LEFT, 'has left the session')):
+    for status, what in ((ENDED, 'is out of data'), (IDLE, 'is out of data'), (LEFT, 'has left the session')):
         ranks = [str(r) for r, h in enumerate(headers) if h.status == status]
         if ranks:
             return tf.errors.OutOfRangeError(None, None, f"rank {', '.join(ranks)} {what}: the step ends on all ranks")

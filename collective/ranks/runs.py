@@ -3,9 +3,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Sequence, Set
 from typing import Any
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import variables
 
@@ -20,6 +22,7 @@ SOURCES = frozenset({
     'EagerPyFunc', 'MultiDeviceIteratorGetNextFromShard', 'StatefulPartitionedCall', 'PartitionedCall', 'RemoteCall',
     # control flow as a whole, which may hold any of these: in one operation, or where it is left
     'If', 'Case', 'While', 'Merge', 'Exit'})
+CALLS = frozenset({'If', 'StatelessIf', 'Case', 'While', 'StatelessWhile', 'StatefulPartitionedCall', 'PartitionedCall'})
 
 
 def flatten(structure: Any) -> list[Any]:
@@ -36,6 +39,18 @@ def flatten(structure: Any) -> list[Any]:
 
 
 @dataclasses.dataclass(frozen=True)
+class Answer:
+    """How a rank without data takes part in its peers' evaluation: it asks for nothing and gives the rows that they ask for.
+
+    Attributes:
+        operations: the collectives of the run.
+        feeds: no keys in place of the run's, and the first gate open: the ranks have agreed outside of the run.
+    """
+    operations: list[tf.Operation]
+    feeds: list[tuple[tf.Tensor, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
 class Reach:
     """The part of a graph that a run executes.
 
@@ -44,11 +59,13 @@ class Reach:
         shared: the names of what all ranks must do alike: its collectives and the variables that it initializes, sorted.
         signature: 63 bits of them, by which ranks compare their runs.
         initialized: the global variables whose initializers run.
+        trains: whether it updates a table or a global variable. What doesn't is an evaluation.
     """
     operations: frozenset[tf.Operation]
     shared: tuple[str, ...]
     signature: int
     initialized: tuple[Any, ...]
+    trains: bool
 
     def levels(self, gates: GraphGates) -> list[int]:
         """The levels of the gates that it passes, ascending."""
@@ -67,6 +84,24 @@ class Reach:
         return sorted((op for op in self.operations if op.type in SOURCES and op._get_control_flow_context() is None
                        and gates.level(op) == 0 and not (op.inputs and op.inputs[0].op in filled)),
                       key=lambda op: str(op.name))
+
+    def answer(self, gates: GraphGates) -> Answer | None:
+        """How a rank that is out of data takes part in it; None if it can't without data of its own."""
+        if self.trains or self.initialized or not self.shared:
+            return None
+        exchanged = sorted((op for op in self.operations if communication.collective_name(op)), key=lambda op: str(op.name))
+        feeds: list[tuple[tf.Tensor, Any]] = [(gates.gates[0].zero, 0)] if gates.gates else []
+        for op in exchanged:
+            asked = gates.asked.get(communication.collective_name(op) or '')
+            if asked is not None:
+                feeds += [(asked.keys, np.empty(0, np.int64)), (asked.splits, np.zeros(communication.size(), np.int32))]
+        needed = upstream(exchanged, {x.name for x, _ in feeds})
+        hidden = any(op._get_control_flow_context() is not None for op in exchanged) or any(
+            _has_inside(op.graph, op, COLLECTIVES) for op in self.operations if op.type in CALLS)
+        if hidden or any(op.type in SOURCES and op._get_control_flow_context() is None and gates.level(op) == 0
+                         for op in needed):
+            return None
+        return Answer(exchanged, feeds)
 
     def exchanged_below(self, gates: GraphGates, level: int) -> list[tf.Operation]:
         """The collectives that must be over before the gate of `level` is settled: those that don't wait for it."""
@@ -89,18 +124,55 @@ def reach(graph: tf.Graph, fetches: Iterable[Any], fed: Iterable[Any]) -> Reach:
             stack.append(element)
         elif element.name not in given:
             stack.append(element.op)
-    seen: set[tf.Operation] = set(stack)
-    while stack:
-        op = stack.pop()
-        for upstream in [x.op for x in op.inputs if x.name not in given] + list(op.control_inputs):
-            if upstream not in seen:
-                seen.add(upstream)
-                stack.append(upstream)
+    seen = upstream(stack, given)
     initialized = tuple(v for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES) if v.initializer in seen)
     shared = [communication.collective_name(op) or '' for op in seen] + [f'initialize {v.name}' for v in initialized]
     names = tuple(sorted(name for name in shared if name))
-    digest = hashlib.blake2b('\n'.join(names).encode(), digest_size=8).digest()
-    return Reach(frozenset(seen), names, int.from_bytes(digest, 'little') >> 1, initialized)
+    trains = _updates(graph, seen)
+    digest = hashlib.blake2b('\n'.join([*names, str(trains)]).encode(), digest_size=8).digest()
+    return Reach(frozenset(seen), names, int.from_bytes(digest, 'little') >> 1, initialized, trains)
+
+
+# Operations that write the variable which is their first input (a reference, or a resource).
+WRITES = re.compile('(Resource(Sparse)?Apply|ResourceScatter|ResourceStridedSliceAssign|ResourceCountUpTo|Assign|'
+                    '(Sparse)?Apply|Scatter|CountUpTo)')
+PASSES = frozenset({'Identity', 'Enter', 'Switch', 'RefIdentity', 'RefEnter', 'RefSwitch'})
+COLLECTIVES = re.compile('Horovod')
+
+
+def _updates(graph: tf.Graph, operations: Iterable[tf.Operation]) -> bool:
+    """Whether any of `operations` writes a global variable, other than to initialize it."""
+    variables_ = graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
+    holders = {(v.handle if hasattr(v, 'handle') else v).op for v in variables_}
+    initializers = {v.initializer for v in variables_}
+    for op in operations:
+        if op.type in CALLS:
+            if _has_inside(graph, op, WRITES) and any(_holder(x) in holders for x in op.inputs):
+                return True
+        elif op.inputs and op not in initializers and WRITES.match(op.type) and _holder(op.inputs[0]) in holders:
+            return True
+    return False
+
+
+def _holder(x: tf.Tensor) -> tf.Operation:
+    while x.op.type in PASSES:
+        x = x.op.inputs[0]
+    return x.op
+
+
+def _has_inside(graph: tf.Graph, op: tf.Operation, types: re.Pattern[str]) -> bool:
+    """Whether a function that `op` calls, or one that this calls, has operations of `types`."""
+    stack, seen = [op.node_def], set()
+    while stack:
+        for value in stack.pop().attr.values():
+            for name in [value.func.name, *(f.name for f in value.list.func)]:
+                function = graph._functions.get(name) if name and name not in seen else None
+                seen.add(name)
+                nodes = list(function.cached_definition.node_def) if function is not None else []
+                if any(types.match(node.op) for node in nodes):
+                    return True
+                stack += nodes
+    return False
 
 
 def _tensor_names(leaf: Any) -> Sequence[str]:
@@ -111,13 +183,13 @@ def _tensor_names(leaf: Any) -> Sequence[str]:
     return [leaf.name] if hasattr(leaf, 'name') else []
 
 
-def upstream(operations: Iterable[tf.Operation]) -> set[tf.Operation]:
-    """`operations` and all that they wait for."""
+def upstream(operations: Iterable[tf.Operation], fed: Set[str] = frozenset()) -> set[tf.Operation]:
+    """`operations` and all that they wait for; what comes before the tensors named in `fed` is not waited for."""
     stack = list(operations)
     seen = set(stack)
     while stack:
         op = stack.pop()
-        for before in [x.op for x in op.inputs] + list(op.control_inputs):
+        for before in [x.op for x in op.inputs if x.name not in fed] + list(op.control_inputs):
             if before not in seen:
                 seen.add(before)
                 stack.append(before)

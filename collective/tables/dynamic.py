@@ -1,0 +1,291 @@
+"""The dynamic table: a table without a vocabulary, whose rows come into being as training meets their keys.
+
+One run of a lookup on the rank that owns the keys:
+
+    keys ──► local rows, found or (in training) inserted, by one function of the session's `Store` ──► ResourceGather
+
+Rows and slots are resource variables whose memory is reserved address space (`collective.ops.memory`): it never moves, so
+new rows are written straight into it, and TensorFlow's own kernels read and update it in place.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from collective.errors import TableError
+from collective.ops import communication, gate, keymap, keys, memory, training
+from collective.replicated import mark_shard
+from collective.tables import initial, store
+from collective.tables.lazy import Lazy, never, run_here
+from collective.tables.table import WHOLE, Table, in_shard_view
+
+
+class DynamicTable(Lazy, Table):
+    """A table of any int64 keys, whose key k lives on rank mix(k) mod N (`collective.ops.keys`).
+
+    A key gets its row when training looks it up for the first time; row and slots start from (seed, name, key) alone.
+    Elsewhere an unknown key has a row of zeros, and stays unknown. It is looked up and trained like any table:
+    `tf.nn.embedding_lookup`, `embedding_lookup_sparse`, `safe_embedding_lookup_sparse`, `tf.gather`, feature columns, every
+    optimizer of `tf.train`. Keys are of any integer type, or strings (`collective.ops.keys.of_strings`).
+
+    Attributes:
+        rows: None.
+        dim: D.
+        shape: [None, D].
+        slots: those that optimizers have made for it.
+        capacity: the most rows on this rank: what the machine's memory can hold.
+    """
+
+    def __init__(self, *, initializer: Any, shape: tf.TensorShape, dtype: tf.DType, name: str, trainable: bool | None = None,
+                 collections: Sequence[str] | None = None, constraint: Any = None, **_: Any):
+        keymap.check()
+        self.rows, self.dim = None, shape.as_list()[1]
+        self._numpy, self._name = dtype.as_numpy_dtype, name
+        self.slots: list[Any] = []
+        self.first_rows: Callable[[Loading], None] | None = None        # set by tf.train.init_from_checkpoint
+        self.capacity = memory.rows_that_fit(self.dim * dtype.size, keymap.MOST_ROWS)
+        if initializer is None:
+            initializer = tf.truncated_normal_initializer(stddev=self.dim ** -0.5)
+        self._fill = initial.by_key(initializer, self.dim, name)
+        with tf.init_scope(), tf.device('/cpu:0'):
+            # The number of rows that were read and wait to replace the session's, 0 for none.
+            self.source = tf.placeholder_with_default(tf.constant(0, tf.int64), [], f'{name}/source')
+        self._make(name, self.capacity + 1, self.dim, dtype, self._start, [self.source], trainable is not False, collections,
+                   constraint)
+
+    def _new_store(self) -> store.Store:
+        return store.Store(self.capacity, self.dim, self._numpy, self._name, self._fill)
+
+    def _first_store(self) -> store.Store:
+        """What it starts with: nothing, or what `first_rows` adds."""
+        if self.first_rows is None:
+            return self._new_store()
+        loading = self.loading([])
+        self.first_rows(loading)
+        return loading.store
+
+    def _start(self, path: str, source: np.ndarray) -> np.ndarray:
+        made = store.living(int(source)).store if source else self._first_store()
+        made.values.offer(path)
+        return store.keep(made.number, made)
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """[None, D]; for optimizers, which make slots of one row that stands for all, [1, D]."""
+        return tf.TensorShape([1 if in_shard_view() else None, self.dim])
+
+    def owners(self, keys_: tf.Tensor) -> tf.Tensor:
+        """int32 [K], the ranks that own the int64 `keys_` [K]."""
+        return keys.owners(keys_, communication.size())
+
+    def fetch(self, keys_: tf.Tensor) -> tf.Tensor:
+        """[K, D], the rows of `keys_` [K] int64, all of which this rank owns; zeros for unknown ones, except in training.
+
+        Its gradient is `IndexedSlices` by local row.
+        """
+        graph = tf.get_default_graph()
+        with tf.device('/cpu:0'):
+            local = tf.numpy_function(_find, [self.number, keys_, training.flag(graph)], tf.int64, stateful=True)
+            local.set_shape(keys_.shape)
+            with graph.gradient_override_map({'ResourceGather': 'CollectiveDynamicGather'}):
+                rows = tf.raw_ops.ResourceGather(resource=self.handle, indices=local, dtype=self.dtype)
+        rows.set_shape(keys_.shape.concatenate([self.dim]))
+        return rows
+
+    def refuse(self, way: str) -> NoReturn:
+        raise TableError(
+            f"{way} of table '{self.op.name}' isn't possible: it is dynamic, and has rows for the keys that came, on their "
+            'ranks. Look rows up by their keys (tf.nn.embedding_lookup, embedding_lookup_sparse, safe_embedding_lookup_sparse, '
+            'tf.gather), or go through all with table.export(session) and table.import_(session, keys, rows).')
+
+    # -- all rows --------------------------------------------------------------------------------------------------------
+
+    def count(self) -> tf.Tensor:
+        """int64 scalar: the rows on this rank, at some moment of the run."""
+        with tf.control_dependencies([self._gate()]):
+            return count_rows(self)
+
+    def total_count(self) -> tf.Tensor:
+        """int64 scalar: the rows on all ranks. Every rank runs it, like a training step; it isn't one."""
+        name = communication.unique_name(f'{self.op.name}/total_count')
+        return communication.allreduce_sum([self.count()], name, self._gate())[0]
+
+    @staticmethod
+    def _gate() -> tf.Tensor:
+        if communication.size() == 1:
+            return tf.constant(0)
+        return gate.gates_of(tf.get_default_graph()).beside([]).zero
+
+    def store(self, session: Any) -> store.Store:
+        """What `session` holds of it.
+
+        Raises:
+            tf.errors.FailedPreconditionError: it isn't initialized.
+        """
+        found: store.Store = store.living(int(run_here(session, self.number)))
+        return found
+
+    def local_count(self, session: Any) -> int:
+        """The rows on this rank."""
+        return len(self.store(session))
+
+    def ascending(self, session: Any, block: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """(keys [b] int64, local rows [b] int64), b <= block: this rank's, by ascending keys."""
+        return self.store(session).ascending(block)
+
+    def export(self, session: Any, block: int = 1 << 16) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """This rank's keys, ascending, and their rows: (int64 [b], [b, D]) with b <= block.
+
+        Args:
+            session: the session; a `MonitoredSession`, too. What it trains meanwhile may be in it or not.
+            block: rows at a time, which bounds the memory.
+        """
+        held = self.store(raw(session))
+        for some, local in held.ascending(block):
+            yield some, held.values.view()[local]
+
+    def import_(self, session: Any, keys_: Any, rows: Any) -> None:
+        """Gives keys these rows. Call it for block after block; every rank keeps the keys that it owns.
+
+        A key that is there has its row replaced and keeps its slots, a new one's slots start fresh. Nothing else changes.
+
+        Args:
+            session: the session; a `MonitoredSession`, too.
+            keys_: [b] int64. Ranks may pass the same block or each its own; of a key given twice the last row stays.
+            rows: [b, D].
+
+        Raises:
+            ValueError: the shapes don't fit.
+        """
+        keys_, rows = np.asarray(keys_, np.int64), np.asarray(rows)
+        if keys_.ndim != 1 or rows.shape != (len(keys_), self.dim):
+            raise ValueError(f"table '{self.op.name}': import_ takes keys [b] and rows [b, {self.dim}], "
+                             f'not {list(keys_.shape)} and {list(rows.shape)}.')
+        mine = self._mine(keys_)
+        self.store(raw(session)).put(keys_[mine], rows[mine])
+
+    @staticmethod
+    def _mine(keys_: np.ndarray) -> np.ndarray:
+        return keys.owners_np(keys_, communication.size()) == communication.rank()
+
+    def settle_slots(self, session: Any, slots: Sequence[Any]) -> None:
+        """Rows that a slot hasn't got yet get their first value: before slots are read."""
+        count = self.local_count(session)
+        for slot in slots:
+            slot.column(session).settle(count)
+
+    def loading(self, slots: Sequence[Any]) -> Loading:
+        """Begins to read rows, and slots, from somewhere: `add` them, then `assign` all at once."""
+        return Loading(self, slots)
+
+
+class Loading:
+    """Rows and slots that replace those of a session once all of them are there."""
+
+    def __init__(self, table: DynamicTable, slots: Sequence[Any]):
+        self._table, self._slots = table, list(slots)
+        fresh = table._new_store()
+        self._loading = store.Loading(fresh, {slot.op.name: slot.new_column() for slot in slots}, table._mine)
+
+    @property
+    def store(self) -> store.Store:
+        """What was added."""
+        return self._loading.store
+
+    def add(self, keys_: np.ndarray, rows: dict[Any, np.ndarray]) -> None:
+        """Rows [b, D] of the table and of every slot, by variable, for `keys_` [b]; other ranks' keys are left out."""
+        by_name = {variable.op.name: values for variable, values in rows.items()}
+        self._loading.add(np.asarray(keys_, np.int64), by_name.pop(self._table.op.name), by_name)
+
+    def assign(self, session: Any) -> None:
+        """Replaces the table and all of its slots in `session`; a slot that wasn't read starts fresh."""
+        store._living[self._loading.number] = self._loading
+        try:
+            run_here(session, [v.initializer for v in (self._table, *self._table.slots)],
+                     {self._table.source: self._loading.number})
+        finally:
+            store._living.pop(self._loading.number, None)
+
+
+class Slot(Lazy):
+    """An optimizer's slot for a dynamic table: one row for each row of it. Its local rows are read by `ResourceGather`.
+
+    Attributes:
+        table: the table.
+        zero: whether rows start from zeros, which fresh memory is.
+    """
+
+    def __init__(self, table: DynamicTable, first: tf.Tensor, name: str, collections: Sequence[str] | None = None):
+        if first.shape.as_list() != [1, table.dim]:
+            raise TableError(f"table '{table.op.name}' is dynamic: its slot '{name}' must start from one row [1, {table.dim}], "
+                             f'not {first.shape}.')
+        self.table, self.dim, self._numpy = table, table.dim, first.dtype.as_numpy_dtype
+        value = tf.get_static_value(first)
+        self.zero = value is not None and not np.asarray(value, np.float64).any()
+        self._make(name, table.capacity + 1, table.dim, first.dtype.base_dtype, self._start, [table.source, first], False,
+                   collections)
+        table.slots.append(self)
+        mark_shard(self, table)
+
+    def new_column(self, first: np.ndarray | None = None) -> store.Column:
+        return store.Column(self.table.capacity + 1, self.dim, self._numpy, first)
+
+    def _start(self, path: str, source: np.ndarray, first: np.ndarray) -> np.ndarray:
+        read = store.living(int(source)).columns.get(self.op.name) if source else None
+        column = self.new_column() if read is None else read
+        column.first = first[0].copy()
+        column.offer(path)
+        return store.keep(column.number, column)
+
+    def column(self, session: Any) -> store.Column:
+        """What `session` holds of it."""
+        found: store.Column = store.living(int(run_here(session, self.number)))
+        return found
+
+    def refuse(self, way: str) -> NoReturn:
+        raise TableError(
+            f"{way} of '{self.op.name}', a slot of the dynamic table '{self.table.op.name}', isn't possible: its memory is "
+            "address space for all the rows there could be. The optimizer must read and update single rows of it.")
+
+
+def raw(session: Any) -> Any:
+    """The `tf.Session` in a monitored session."""
+    while not isinstance(session, tf.Session) and hasattr(session, '_sess'):
+        session = session._sess
+    return session
+
+
+def count_rows(table: DynamicTable) -> tf.Tensor:
+    """int64 scalar: the rows on this rank, once what is waited for here is done."""
+    with tf.device('/cpu:0'):
+        count = tf.numpy_function(_count, [tf.identity(table.number)], tf.int64, stateful=True)
+    count.set_shape([])
+    return count
+
+
+def _find(number: np.ndarray, keys_: np.ndarray, insert: np.ndarray) -> np.ndarray:
+    return store.living(int(number)).rows(keys_, bool(insert))
+
+
+def _count(number: np.ndarray) -> np.int64:
+    return np.int64(len(store.living(int(number))))
+
+
+@tf.RegisterGradient('CollectiveDynamicGather')
+def _gather_gradient(op: tf.Operation, gradient: Any) -> tuple[tf.IndexedSlices, None]:
+    if hasattr(op.graph, 'outer_graph') or op._get_control_flow_context() is not None:
+        raise TableError(f"A lookup in the dynamic table '{op.inputs[0].op.name}' inside tf.cond or tf.while_loop has no "
+                         'gradient: look up outside, and choose among the rows inside.')
+    if isinstance(gradient, tf.IndexedSlices):
+        gradient = tf.math.unsorted_segment_sum(gradient.values, gradient.indices, tf.shape(op.outputs[0])[0])
+    # Without a dense shape nobody can make a matrix of it, which would be one of all reserved memory.
+    return tf.IndexedSlices(gradient, op.inputs[1], None), None
+
+
+for _method, _way in WHOLE.items():
+    setattr(DynamicTable, _method, never(_method, _way))
+    if not _method.startswith(('scatter', 'batch_scatter', '_lazy')):       # an optimizer may update rows of a slot by these
+        setattr(Slot, _method, never(_method, _way))

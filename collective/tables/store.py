@@ -1,0 +1,211 @@
+"""What a session holds of a dynamic table: its keys, and the memory of its rows and slots. NumPy only.
+
+TensorFlow owns the memory: each column (the rows, a slot) is the buffer of one resource variable, reserved once and taken by
+pages as rows are used. A `Column` knows where it lies and writes into it; it is forgotten when its variable goes. Row 0
+belongs to no key and stays zero: it is what an unknown key gets.
+"""
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any, Callable
+
+import numpy as np
+
+from collective.ops import keymap, memory
+from collective.tables import initial
+
+RANGE = 1 << 22         # keys that are sorted at once
+
+_numbers = itertools.count(1)
+_living: dict[int, Any] = {}
+
+
+def living(number: int) -> Any:
+    """The store or column with this number.
+
+    Raises:
+        RuntimeError: it is gone.
+    """
+    try:
+        return _living[number]
+    except KeyError:
+        raise RuntimeError('This memory of a dynamic table is gone: its session is closed, or initialized it anew.') from None
+
+
+def keep(number: int, thing: Any) -> np.ndarray:
+    """An int64 array [1, 1] of `number`, by which `living` finds `thing` for as long as TensorFlow has the array's memory."""
+    array = memory.aligned((1, 1), np.int64)
+    array[:] = number
+    _living[number] = thing
+    weakref.finalize(_bottom(array), _living.pop, number, None)
+    return array
+
+
+def _bottom(array: np.ndarray) -> np.ndarray:
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+class Column:
+    """One row of memory for each row of a table: its values, or a slot.
+
+    Attributes:
+        number: by which a graph's operations find it.
+        first: [D], what a row starts from; None if the store draws it.
+        filled: rows 1 … filled have their first value or a later one.
+    """
+
+    def __init__(self, rows: int, dim: int, dtype: Any, first: np.ndarray | None = None):
+        self._shape = (rows, dim, dtype)
+        self._region = memory.Region(rows * dim * np.dtype(dtype).itemsize)
+        self._hollow: memory.Hollow | None = None
+        self.first = first
+        self.filled = 0
+        self.number = next(_numbers)
+
+    def offer(self, path: str) -> None:
+        """TensorFlow may map the file at `path` now, and only once: `settle_in` follows."""
+        self._hollow = memory.Hollow(self._region.size, path)
+
+    def settle_in(self) -> None:
+        """What TensorFlow has mapped becomes this column's memory, and TensorFlow's to unmap."""
+        hollow, self._hollow = self._hollow, None
+        if hollow is None:
+            raise RuntimeError('this column has settled before')
+        try:
+            self._region.move_to(hollow.address())
+        finally:
+            hollow.close()
+
+    def view(self) -> np.ndarray:
+        """[rows, D], while TensorFlow has it."""
+        return self._region.view(*self._shape)
+
+    def settle(self, count: int) -> None:
+        """Rows up to `count` that haven't got their first value yet get it. Fresh memory is zero."""
+        if self.first is not None and self.first.any() and count > self.filled:
+            self.view()[self.filled + 1:count + 1] = self.first
+        self.filled = max(self.filled, count)
+
+
+class Store:
+    """The keys of a table on this rank, and its rows.
+
+    Args:
+        capacity: the most rows.
+        name: the table's, for errors.
+        fill: draws first values, see `collective.tables.initial`.
+    """
+
+    def __init__(self, capacity: int, dim: int, dtype: Any, name: str, fill: initial.Fill):
+        self.number = next(_numbers)
+        self._keys = keymap.KeyMap(capacity)
+        self._dim, self._name, self._fill = dim, name, fill
+        self._lock = threading.RLock()
+        self.values = Column(capacity + 1, dim, dtype)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def rows(self, keys: np.ndarray, insert: bool) -> np.ndarray:
+        """int64, the local rows of `keys`; new ones are inserted, or have row 0.
+
+        Raises:
+            MemoryError: there is no room for them.
+        """
+        with self._lock:
+            if not insert:
+                return self._keys.find(keys)
+            try:
+                return self._keys.find_or_insert(keys)
+            except MemoryError as error:
+                raise self._full(error) from error
+            finally:
+                self._draw()
+
+    def _full(self, error: MemoryError) -> MemoryError:
+        return MemoryError(f"dynamic table '{self._name}': {error}. Train on more ranks, each holds its share; or, where "
+                           'memory is left, set COLLECTIVE_COLUMN_GB (96) higher.')
+
+    def _draw(self) -> None:
+        """First values for the rows that have just been numbered."""
+        values, count = self.values.view(), len(self._keys)
+        block = max(1, initial.BLOCK // self._dim)
+        for first in range(self.values.filled + 1, count + 1, block):
+            last = min(first + block, count + 1)
+            values[first:last] = self._fill(self._keys.keys(first, last).view(np.uint64), self._dim)
+        self.values.filled = max(self.values.filled, count)
+
+    def put(self, keys: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Gives `keys` these values, whether new or not. Returns their local rows."""
+        with self._lock:
+            values = self.values.view()
+            try:
+                local = self._keys.find_or_insert(keys)
+            except MemoryError as error:
+                self._draw()
+                raise self._full(error) from error
+            values[local] = rows
+            self.values.filled = max(self.values.filled, len(self._keys))
+            return local
+
+    def ascending(self, block: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """(keys, local rows) of all rows there are now, by ascending keys, at most `block` at a time.
+
+        They are sorted by ranges of about `RANGE` keys, found by a sample: memory is bounded, at the cost of a pass over all
+        keys for each range.
+        """
+        count = len(self)
+        if count == 0:
+            return
+        keys = self._keys.keys(1, count + 1)
+        ranges = -(-count // RANGE)
+        sample = np.sort(keys[::max(1, count // (1000 * ranges))]) if ranges > 1 else keys[:0]
+        ends = [int(sample[len(sample) * i // ranges]) for i in range(1, ranges)]
+        for low, high in zip([-2 ** 63, *ends], [*ends, None]):
+            rows = _within(keys, low, high)
+            rows = rows[np.argsort(keys[rows])]
+            for first in range(0, len(rows), block):
+                part = rows[first:first + block]
+                yield keys[part], part + 1
+
+
+def _within(keys: np.ndarray, low: int, high: int | None) -> np.ndarray:
+    """int64, the places in `keys` of those in [low, high)."""
+    found = []
+    for first in range(0, len(keys), RANGE):
+        part = keys[first:first + RANGE]
+        fits = part >= low
+        if high is not None:
+            fits &= part < high
+        found.append(np.flatnonzero(fits) + first)
+    return np.concatenate(found)
+
+
+class Loading:
+    """Rows and slots of a table that are being read, until they replace those of a session.
+
+    Args:
+        store: empty.
+        columns: of the slots, by the slot.
+    """
+
+    def __init__(self, store: Store, columns: dict[Any, Column], keep: Callable[[np.ndarray], np.ndarray]):
+        self.number = next(_numbers)
+        self.store, self.columns = store, columns
+        self._keep = keep
+
+    def add(self, keys: np.ndarray, values: np.ndarray, slots: dict[Any, np.ndarray]) -> None:
+        """Rows of `keys` and of slots; those of other ranks' keys are left out."""
+        mine = self._keep(keys)
+        if not mine.all():
+            keys, values = keys[mine], values[mine]
+            slots = {slot: rows[mine] for slot, rows in slots.items()}
+        local = self.store.put(keys, values)
+        for slot, rows in slots.items():
+            self.columns[slot].view()[local] = rows
+            self.columns[slot].filled = len(self.store)

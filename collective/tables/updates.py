@@ -1,0 +1,132 @@
+"""How optimizers update dynamic tables: slots in reserved memory, updates row by row.
+
+An optimizer makes its slots for one row, [1, D], which stands for all of them. Where TensorFlow's own update goes over the
+whole slot (Adam's), the rows in use are gone over in blocks, with the same arithmetic.
+"""
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+from tensorflow.python.ops import variable_scope
+from tensorflow.python.training import adam, optimizer
+
+from collective.errors import TableError
+from collective.ops import training
+from collective.tables import store
+from collective.tables.dynamic import DynamicTable, Slot, count_rows
+
+BLOCK = 1 << 20         # elements of a table that a dense update holds at once
+
+UNSEEN = 'is updated by a run that no session of strategy.scope() runs: the keys of its lookups were not inserted. Create ' \
+         'the session, and run it, inside `with strategy.scope():`.'
+
+
+def create_slot_var(original: Any, primary: Any, val: Any, scope: str, validate_shape: bool, shape: Any, dtype: Any,
+                    **kwargs: Any) -> Any:
+    """`slot_creator._create_slot_var`: a `Slot` for a dynamic table."""
+    if not isinstance(primary, DynamicTable):
+        return original(primary, val, scope, validate_shape, shape, dtype, **kwargs)
+
+    def create(next_creator: Any, **made: Any) -> Slot:
+        del next_creator
+        first = made['initial_value']
+        first = first() if callable(first) else first
+        return Slot(primary, tf.convert_to_tensor(first), made['name'], made.get('collections'))
+
+    with tf.variable_creator_scope(create):
+        return variable_scope.get_variable(scope, initializer=val, trainable=False, use_resource=True, dtype=dtype,
+                                           shape=shape if callable(val) else None, partitioner=None)
+
+
+def get_processor(original: Any, v: Any) -> Any:
+    """`optimizer._get_processor`: what applies a gradient to `v`."""
+    return _Processor(v) if isinstance(v, DynamicTable) else original(v)
+
+
+class _Processor(optimizer._OptimizableVariable):
+    def __init__(self, table: DynamicTable):
+        self._table = table
+
+    def target(self) -> DynamicTable:
+        return self._table
+
+    def update_op(self, optimizer_: Any, gradient: Any) -> Any:
+        table = self._table
+        if not isinstance(gradient, tf.IndexedSlices):
+            raise TableError(f"The gradient of the dynamic table '{table.op.name}' must stay IndexedSlices; '{gradient.name}' "
+                             'is a matrix.')
+        if table.constraint is not None:
+            raise RuntimeError(f"table '{table.op.name}': a constraint is not possible for a sparsely updated variable.")
+        with tf.device('/cpu:0'), tf.control_dependencies([gradient.values, gradient.indices]):
+            seen = tf.Assert(training.flag(tf.get_default_graph()), [f"dynamic table '{table.op.name}' {UNSEEN}"])
+            slots = [slot for slot in _slots(optimizer_, table) if not slot.zero]
+            with tf.control_dependencies([seen]):
+                ready = [tf.numpy_function(_settle, [tf.identity(table.number), *(slot.number for slot in slots)], tf.int64,
+                                           stateful=True)] if slots else [seen]
+            with tf.control_dependencies(ready):
+                if _is_adam(optimizer_):
+                    return _adam(optimizer_, gradient, table)
+                return optimizer_._resource_apply_sparse_duplicate_indices(gradient.values, table, gradient.indices)
+
+
+def _slots(optimizer_: Any, table: DynamicTable) -> list[Slot]:
+    found = [optimizer_.get_slot(table, name) for name in optimizer_.get_slot_names()]
+    return [slot for slot in found if isinstance(slot, Slot)]
+
+
+def _settle(number: np.ndarray, *slots: np.ndarray) -> np.int64:
+    count = len(store.living(int(number)))
+    for slot in slots:
+        store.living(int(slot)).settle(count)
+    return np.int64(count)
+
+
+def _is_adam(optimizer_: Any) -> bool:
+    """Adam, or a subclass that updates as Adam does."""
+    names = ('_resource_apply_sparse_duplicate_indices', '_resource_apply_sparse', '_apply_sparse_shared')
+    return isinstance(optimizer_, adam.AdamOptimizer) and all(
+        getattr(type(optimizer_), name) is getattr(adam.AdamOptimizer, name) for name in names)
+
+
+def _adam(optimizer_: Any, gradient: tf.IndexedSlices, table: DynamicTable) -> tf.Operation:
+    """`AdamOptimizer._apply_sparse_shared`, in the same order: the moments decay in all rows, and all rows move."""
+    def scalar(x: Any) -> tf.Tensor:
+        return tf.cast(x, table.dtype)
+    powers, beta1, beta2 = optimizer_._get_beta_accumulators(), scalar(optimizer_._beta1_t), scalar(optimizer_._beta2_t)
+    rate = scalar(optimizer_._lr_t) * tf.sqrt(1 - scalar(powers[1])) / (1 - scalar(powers[0]))
+    epsilon = scalar(optimizer_._epsilon_t)
+    m, v = optimizer_.get_slot(table, 'm'), optimizer_.get_slot(table, 'v')
+    values, rows = optimizer._deduplicate_indexed_slices(gradient.values, gradient.indices)
+    count = count_rows(table)
+
+    def gather(x: Any, rows: tf.Tensor) -> tf.Tensor:
+        return tf.raw_ops.ResourceGather(resource=x.handle, indices=rows, dtype=x.dtype)
+
+    def decay(block: tf.Tensor) -> list[tf.Operation]:
+        return [tf.raw_ops.ResourceScatterUpdate(resource=x.handle, indices=block, updates=gather(x, block) * beta)
+                for x, beta in ((m, beta1), (v, beta2))]
+
+    def move(block: tf.Tensor) -> list[tf.Operation]:
+        step = rate * gather(m, block) / (tf.sqrt(gather(v, block)) + epsilon)
+        return [tf.raw_ops.ResourceScatterSub(resource=table.handle, indices=block, updates=step)]
+
+    with tf.control_dependencies([_over_blocks(count, table.dim, decay)]):
+        added = [tf.raw_ops.ResourceScatterAdd(resource=m.handle, indices=rows, updates=values * (1 - beta1)),
+                 tf.raw_ops.ResourceScatterAdd(resource=v.handle, indices=rows, updates=(values * values) * (1 - beta2))]
+    with tf.control_dependencies(added):
+        return _over_blocks(count, table.dim, move).op
+
+
+def _over_blocks(count: tf.Tensor, dim: int, work: Callable[[tf.Tensor], list[tf.Operation]]) -> tf.Tensor:
+    """Does `work` for the local rows 1 … count, block by block."""
+    step = max(1, BLOCK // dim)
+
+    def body(first: tf.Tensor, last: tf.Tensor) -> list[tf.Tensor]:
+        after = tf.minimum(first + step, last)
+        with tf.control_dependencies(work(tf.range(first, after))):
+            return [tf.identity(after), tf.identity(last)]
+    start = tf.identity(count) + 1      # behind whatever must come first
+    return tf.while_loop(lambda first, last: first < last, body, [tf.ones_like(start), start], parallel_iterations=1,
+                         back_prop=False)[0]
