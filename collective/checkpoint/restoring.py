@@ -1,0 +1,76 @@
+"""`Saver.restore` inside scope(): everything is checked and read on all ranks before anything is changed on any."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from collective.checkpoint import bundle, recent, source, tables
+from collective.checkpoint.saver import def_of_rest, rest_def, rest_of, same_path, shards_in
+from collective.ops import communication
+from collective.ranks import meeting
+from collective.serving import serving
+
+
+def restore(fresh_slots: bool, original: Any, saver: Any, sess: Any, save_path: Any) -> None:
+    """`Saver.restore`: everything is checked and read on all ranks before anything is changed on any."""
+    if tf.executing_eagerly() or saver._is_empty or save_path is None:
+        return original(saver, sess, save_path)
+    prefix, served = tf.compat.as_text(save_path), serving.of(sess.graph)
+    if served is not None:
+        return served.source(prefix, saver)
+    shards = shards_in(saver, sess.graph)
+    if communication.size() == 1 and not shards:
+        original(saver, sess, save_path)
+        recent.note(prefix)
+        return None
+    same_path(sess, 'restoring a checkpoint', prefix)
+    what, made = f"restoring checkpoint '{prefix}'", list[Any]()
+
+    def step(doing: str, function: Callable[[], Any]) -> list[Any]:
+        return meeting.together(sess, f'{what}: {doing}', function)
+
+    if not tf.io.gfile.exists(f'{prefix}.index') and not shards:        # none, or of TensorFlow's first format
+        step('all of it', lambda: original(saver, sess, prefix))
+        recent.note(prefix)
+        return None
+
+    def compare() -> None:
+        opened = bundle.Bundle(prefix)
+        made.append(source.plan(opened, shards, source.saved_by(sess.graph, rest_def(saver)), fresh_slots, saver._reshape))
+        made.append(tables.Loaded(sess, opened, made[0].pairs))
+    step('comparing', compare)
+    plan, loaded = made
+    loaded.twice = any(step('memory', loaded.must_read_twice))
+    if loaded.twice:
+        step('verifying', loaded.verify)
+    try:
+        step('reading', loaded.read)
+        step('replicated variables', lambda: _restore_rest(original, saver, sess, prefix, plan.missing))
+    except BaseException:
+        loaded.undo()
+        raise
+    step('tables', loaded.assign)
+    recent.note(prefix)
+    anew = [shard.variable for shard in plan.fresh if not shard.dynamic]
+    anew += [v for name, v in rest_of(saver).items() if name in plan.missing]
+    if anew:
+        sess.run([v.initializer for v in anew])
+    return None
+
+
+def _restore_rest(original: Any, saver: Any, sess: Any, prefix: str, missing: list[str]) -> None:
+    whole, listed, rest = saver.saver_def, saver._var_list, rest_def(saver)
+    if missing:
+        finalized = sess.graph.finalized
+        sess.graph._unsafe_unfinalize()
+        with sess.graph.as_default(), tf.init_scope():
+            rest = def_of_rest(saver, {name: v for name, v in rest_of(saver).items() if name not in missing}, saver._filename)
+        if finalized:
+            sess.graph.finalize()
+    saver.saver_def, saver._var_list = rest, rest_of(saver)
+    try:
+        original(saver, sess, prefix)
+    finally:
+        saver.saver_def, saver._var_list = whole, listed
