@@ -16,20 +16,27 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collective.embedding_variable import embedding_sizes, get_embedding_variable
     from collective.errors import RankError, TableError
     from collective.strategy import CollectiveStrategy
-    from collective.table import Table
+    from collective.tables.dynamic import DynamicTable
+    from collective.tables.table import Table
 
-__all__ = ['CollectiveStrategy', 'RankError', 'Table', 'TableError']
+__all__ = ['CollectiveStrategy', 'DynamicTable', 'RankError', 'Table', 'TableError', 'embedding_sizes',
+           'get_embedding_variable']
 __version__ = '0.1.0'
-_MODULES = {'CollectiveStrategy': 'strategy', 'RankError': 'errors', 'Table': 'table', 'TableError': 'errors'}
+_MODULES = {'CollectiveStrategy': 'strategy', 'DynamicTable': 'tables.dynamic', 'RankError': 'errors', 'Table': 'tables.table',
+            'TableError': 'errors', 'embedding_sizes': 'embedding_variable', 'get_embedding_variable': 'embedding_variable'}
+_SUBMODULES = frozenset({'checkpoint', 'feature_column'})
 
 
 def __getattr__(name: str) -> Any:
+    if name in _SUBMODULES:
+        return importlib.import_module(f'{__name__}.{name}')
     if name not in _MODULES:
         raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
     return getattr(importlib.import_module(f'{__name__}.{_MODULES[name]}'), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_MODULES])
+    return sorted([*globals(), *_MODULES, *_SUBMODULES])

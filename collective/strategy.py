@@ -3,11 +3,16 @@ from __future__ import annotations
 
 import threading
 import warnings
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Callable
 
-from collective import lookups, strategies
+from collective import strategies
 from collective.ops import communication
 from collective.patches import Patches
+from collective.tables import lookups
+
+if TYPE_CHECKING:
+    from collective.estimator.estimator import Estimator
 
 # Tuning that scripts pass to other libraries: accepted, and said to be without effect. HybridBackend registers emb_backend,
 # emb_num_groups, comm_…, grad_lazy_sync and so on with its context; SparseOperationKit takes the rest in its layers.
@@ -34,7 +39,7 @@ class Scope:
 
 
 class _DataScope(Scope):
-    OPTIONS: dict[str, Any] = {'embedding_gradients': 'mean'}
+    OPTIONS: dict[str, Any] = {'embedding_gradients': 'mean', 'missing_slots': 'error'}
 
 
 class _EmbeddingScope(Scope):
@@ -92,6 +97,8 @@ class CollectiveStrategy:
         Args:
             embedding_gradients: 'mean' (default) or 'sum': of the ranks' gradients of a table. 'sum' is what HybridBackend
                 and SparseOperationKit do, for settings that were tuned for them.
+            missing_slots: 'error' (default) or 'fresh': what restoring a checkpoint does about an optimizer's slots and
+                scalars that it lacks, because another optimizer wrote it. 'fresh' starts them anew.
 
         Raises:
             TypeError: an unknown option.
@@ -101,6 +108,8 @@ class CollectiveStrategy:
         if options.get('embedding_gradients', 'mean') not in ('mean', 'sum'):
             raise ValueError("scope(embedding_gradients=…) is 'mean' or 'sum', "
                              f"not {options['embedding_gradients']!r}.")
+        if options.get('missing_slots', 'error') not in ('error', 'fresh'):
+            raise ValueError(f"scope(missing_slots=…) is 'error' or 'fresh', not {options['missing_slots']!r}.")
         return _DataScope(self, options)
 
     def embedding_scope(self, **options: Any) -> Scope:
@@ -114,6 +123,75 @@ class CollectiveStrategy:
         """
         return _EmbeddingScope(self, _known('embedding_scope', options, _EmbeddingScope.OPTIONS))
 
+    def estimator(self, model_fn: Any, model_dir: Any = None, config: Any = None, params: Any = None,
+                  warm_start_from: Any = None, **kwargs: Any) -> Estimator:
+        """A `tf.estimator.Estimator` that trains, evaluates, predicts and exports on all ranks.
+
+        Every rank makes it and calls its methods, in the same order, inside scope() or outside; those keep the options of the
+        scope() that it is made in. An input_fn without an argument `input_context` returns a `tf.data.Dataset` of batches, the
+        same on every rank: batch k goes to rank k mod N, and what it shuffles without a seed is shuffled alike. (Each rank
+        reads all of it; an operation that is told `deterministic=False` would give each rank an order of its own.) One with
+        `input_context` (`tf.distribute.InputContext`) returns its rank's own share.
+
+        Args:
+            model_fn: as for `tf.estimator.Estimator`; so are params and warm_start_from.
+            model_dir: one folder that all ranks reach. None: that of `config`, or else a temporary one, made by rank 0.
+            config: `tf.estimator.RunConfig`. Every rank is its own chief: a cluster in TF_CONFIG and device_filters have no
+                effect.
+            shard_input: False: every rank uses all that its input_fn gives. Default True.
+
+        Raises:
+            TypeError: an unknown option.
+            ValueError: `config` has a `tf.distribute` strategy, or another model_dir.
+            RankError: the ranks' model_dirs differ.
+        """
+        from collective.estimator.estimator import Estimator  # tf.estimator takes a while to load
+        options = _known('estimator', kwargs, {'shard_input': True})
+        inherited = _SCOPES.options()
+        return Estimator(lambda: self.scope(**inherited), options.get('shard_input', True), model_fn, model_dir, config, params,
+                         warm_start_from)
+
+    def export_saved_model(self, savedmodel_dir: str, checkpoint_dir: str | None = None,
+                           signature_def_fn: Callable[[], Any] | None = None, assets_extra: Mapping[str, str] | None = None,
+                           as_text: bool = False, clear_devices: bool = True, strip_default_attrs: bool = True) -> str:
+        """Exports a checkpoint as a SavedModel that TensorFlow alone serves.
+
+        Every rank calls it, inside scope() or outside, also while a session is open. No values pass through a session: each
+        rank copies its part of the checkpoint. Tables become variables for TensorFlow's own lookups; a key that a dynamic
+        table doesn't have yields zeros.
+
+            def serving():
+                ids = tf.placeholder(tf.int64, [None])
+                return tf.saved_model.predict_signature_def({'ids': ids}, {'score': model(ids)})
+
+            path = strategy.export_saved_model('export', 'checkpoints', serving)
+
+        Args:
+            savedmodel_dir: the SavedModel is written to `<savedmodel_dir>/<seconds since 1970>`, in a file system that all
+                ranks have in common.
+            checkpoint_dir: a folder, of which the latest checkpoint is exported, or a checkpoint's prefix. None: the one that
+                this process saved or restored last.
+            signature_def_fn: builds the graph to be served, with the variable names that were trained, and returns its
+                `SignatureDef` (which becomes 'serving_default') or a dict of them. Called on every rank, in a graph of its own.
+            assets_extra: {path within `assets.extra`: file}; rank 0 copies them.
+            as_text: whether to write saved_model.pbtxt.
+            clear_devices: whether to leave out the devices of the operations.
+            strip_default_attrs: whether to leave out attributes that have their default, for older releases of TensorFlow.
+
+        Returns:
+            The path of the SavedModel, on every rank. It appears when it is complete; after an error nothing is left of it.
+
+        Raises:
+            TypeError: signature_def_fn is none, or returns something else.
+            ValueError: there is no checkpoint; or it lacks a variable of the graph or has it in another shape; or the graph
+                has operations that TensorFlow alone can't run (`tf.py_function`).
+            RankError: another rank failed, or the ranks' arguments or graphs differ.
+        """
+        from collective.serving import export  # loads what only an export needs
+        with self.scope():
+            return export.from_session_script(savedmodel_dir, checkpoint_dir, signature_def_fn, assets_extra, as_text,
+                                              clear_devices, strip_default_attrs)
+
 
 class _Scopes:
     """The scopes that are open: of the process, whichever `CollectiveStrategy` object opened them."""
@@ -123,13 +201,18 @@ class _Scopes:
         self._lock = threading.RLock()
         self._options: list[dict[str, Any]] = []
         self._patches = Patches(lambda: _EmbeddingScope in self._kinds(),
-                                lambda: self._option('embedding_gradients') == 'mean')
+                                lambda: self._option('embedding_gradients') == 'mean',
+                                lambda: self._option('missing_slots') == 'fresh')
 
     def _kinds(self) -> list[type[Scope]]:
         return getattr(self._entered, 'kinds', [])
 
     def _option(self, name: str) -> Any:
         return next((given[name] for given in reversed(self._options) if name in given), _DataScope.OPTIONS[name])
+
+    def options(self) -> dict[str, Any]:
+        """Those in effect; none outside of scope()."""
+        return {name: self._option(name) for name in _DataScope.OPTIONS} if self._options else {}
 
     def enter(self, kind: type[Scope], options: dict[str, Any]) -> None:
         with self._lock:

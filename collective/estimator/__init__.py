@@ -1,0 +1,1 @@
+"""`tf.estimator.Estimator` on all ranks."""

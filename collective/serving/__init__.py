@@ -1,0 +1,1 @@
+"""SavedModels: tables of stock operations, copied from a checkpoint."""
