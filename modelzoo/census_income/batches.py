@@ -10,19 +10,25 @@ from collections.abc import Iterator
 import numpy as np
 
 
-def training(rows: int, batch: int, steps: int, seed: int, rank: int, ranks: int) -> Iterator[np.ndarray]:
-    """This rank's share of each of `steps` global batches of `batch` rows (which `ranks` divides).
+def training(rows: int, batch: int, steps: int, seed: int, rank: int, ranks: int, done: int = 0) -> Iterator[np.ndarray]:
+    """This rank's share of each of `steps` global batches of `batch` rows (which `ranks` divides), but for the first `done`.
 
     Each epoch goes through all rows in an order of its own, but for the last rows that fill no batch.
     """
     share = batch // ranks
     per_epoch = rows // batch
-    for step in range(steps):
+    for step in range(done, steps):
         epoch, place = divmod(step, per_epoch)
-        if place == 0:
+        if place == 0 or step == done:
             order = np.random.default_rng([seed, epoch]).permutation(rows)
         start = place * batch + rank * share
         yield order[start:start + share]
+
+
+def dealt(rows: int, batch: int, steps: int, seed: int, ranks: int, done: int = 0) -> Iterator[np.ndarray]:
+    """All ranks' shares one after another, for `strategy.estimator`, which deals every `ranks`-th to one rank."""
+    for whole in training(rows, batch, steps, seed, 0, 1, done):
+        yield from np.split(whole, ranks)
 
 
 def evaluation(rows: int, batch: int, rank: int, ranks: int) -> Iterator[np.ndarray]:

@@ -39,18 +39,23 @@ class Encoder:
     """
 
     def __init__(self, train: Rows):
-        self._vocabulary = {column: np.unique(train[column]) for column in CATEGORICAL}
-        self._edges, self._mean, self._deviation = {}, {}, {}
+        self.vocabulary = {column: np.unique(train[column]) for column in CATEGORICAL}
+        self.edges, self.mean, self.deviation = {}, {}, {}
         for column in NUMERIC:
             values = train[column]
             quantiles = np.quantile(values[values != 0], np.linspace(0, 1, BINS + 1)) if values.any() else [0.0]
-            self._edges[column] = np.unique(quantiles)
+            self.edges[column] = np.unique(quantiles)
             level = _level(column, values)
-            self._mean[column], self._deviation[column] = level.mean(), level.std() or 1.0
+            self.mean[column], self.deviation[column] = level.mean(), level.std() or 1.0
+
+    @property
+    def width(self) -> int:
+        """Of the numeric vector."""
+        return sum(len(edges) for edges in self.edges.values())
 
     def table_rows(self, column: str) -> int:
         """How many rows this column's table needs, the one for unknown values included."""
-        return len(self._vocabulary[column]) + 1
+        return len(self.vocabulary[column]) + 1
 
     def encode(self, rows: Rows) -> Examples:
         numeric = np.concatenate([self._numeric(column, rows[column]) for column in NUMERIC], axis=1)
@@ -58,13 +63,13 @@ class Encoder:
                         numeric=numeric.astype(np.float32), label=rows[LABEL].astype(np.float32))
 
     def _ids(self, column: str, values: np.ndarray) -> np.ndarray:
-        vocabulary = self._vocabulary[column]
+        vocabulary = self.vocabulary[column]
         place = np.minimum(np.searchsorted(vocabulary, values), len(vocabulary) - 1)
         return np.where(vocabulary[place] == values, place + 1, OUT_OF_VOCABULARY).astype(np.int64)
 
     def _numeric(self, column: str, values: np.ndarray) -> np.ndarray:
-        standard = (_level(column, values) - self._mean[column]) / self._deviation[column]
-        low, high = self._edges[column][:-1], self._edges[column][1:]
+        standard = (_level(column, values) - self.mean[column]) / self.deviation[column]
+        low, high = self.edges[column][:-1], self.edges[column][1:]
         filled = np.clip((values[:, None] - low) / (high - low), 0, 1)
         return np.concatenate([standard[:, None], filled], axis=1)
 

@@ -1,6 +1,8 @@
 """The model: one embedding table for each categorical column, and a small network over their rows and the numbers."""
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import tensorflow.compat.v1 as tf
 from columns import CATEGORICAL
 
@@ -44,6 +46,14 @@ class Network:
                 # Smooth where it bends: at relu's bend the order of a sum, which N changes, could decide a gradient.
                 values = tf.nn.elu(values)
         return tf.squeeze(values, axis=1)
+
+
+def create(strategy, encoder, dim: int) -> Callable[[dict], tf.Tensor]:
+    """The tables and the network; calling it builds the logits [B] of a batch."""
+    with strategy.embedding_scope():  # what is made here is sharded, everything else replicated
+        tables = create_tables(encoder, dim)
+    network = Network(inputs=dim * len(tables) + encoder.width)
+    return lambda batch: network(batch, tables)
 
 
 def mean_loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:

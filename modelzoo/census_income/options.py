@@ -1,4 +1,4 @@
-"""The command line of train.py. What is wrong with it is said once, by rank 0, and ends every rank with exit code 2."""
+"""The command line of both programs. What is wrong with it is said once, by rank 0, and ends every rank with exit code 2."""
 from __future__ import annotations
 
 import argparse
@@ -30,6 +30,9 @@ class Options:
     dim: int
     folder: Path | None  # of the census files; None: they are downloaded
     click_log: bool
+    checkpoint_dir: str | None
+    save_steps: int
+    export_dir: str | None
 
     def total_steps(self, rows: int) -> int:
         return self.steps or self.epochs * (rows // self.batch_size)
@@ -40,7 +43,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, rank: int):
         super().__init__(
-            prog='train.py', allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+            allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter,
             description='Trains a model of census income with sharded embedding tables and prints its test AUC.')
         self._rank = rank
 
@@ -74,6 +77,9 @@ def parser(rank: int) -> Parser:
         help=f'the folder of data sets that holds {DATA_SET}/ ({", ".join(FILES)}); also ${DATA_DIR_VARIABLE}; '
              'without it the files are downloaded')
     add('--click-log', action='store_true', help='train on the generated click log instead of the census data')
+    add('--checkpoint-dir', help='save checkpoints in this folder, which all ranks reach, and go on from the latest one there')
+    add('--save-steps', type=_whole(1), default=200, help='save a checkpoint after every so many steps')
+    add('--export-dir', help='export the trained model to a new folder in this one')
     return result
 
 
@@ -90,7 +96,14 @@ def parse(arguments: list[str] | None = None, rank: int = 0) -> Options:
                           f'folder that holds {DATA_SET}/; without both the files are downloaded')
     return Options(batch_size=given.batch_size, epochs=given.epochs, steps=given.steps, seed=given.seed,
                    optimizer=given.optimizer, learning_rate=rate, dim=given.dim, folder=folder,
-                   click_log=given.click_log)
+                   click_log=given.click_log, checkpoint_dir=given.checkpoint_dir, save_steps=given.save_steps,
+                   export_dir=given.export_dir)
+
+
+def check_export(chosen: Options, rank: int) -> None:
+    if chosen.export_dir and not chosen.checkpoint_dir:
+        parser(rank).error(f'--export-dir {chosen.export_dir} exports the last checkpoint, and without --checkpoint-dir there '
+                           'is none')
 
 
 def check_batch_size(batch: int, rank: int, ranks: int) -> None:

@@ -5,7 +5,9 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Callable
 
+import tensorflow.compat.v1 as tf
 from tqdm import tqdm
 
 
@@ -16,26 +18,29 @@ def on_terminal() -> bool:
 
 
 class Progress:
-    """A context; call `step` after each training step with this rank's loss.
+    """A context; call `step` after each training step with this rank's loss. `done` steps were taken before.
 
     The samples are all ranks' together. The loss is rank 0's own: on the bar the last step's, on a line the mean since
     the line before.
     """
 
-    def __init__(self, steps: int, batch: int, rank: int):
+    def __init__(self, steps: int, batch: int, rank: int, done: int = 0):
         self._steps, self._batch = steps, batch
         self._silent = rank != 0
         self._bar = None
         if not self._silent and on_terminal():
-            self._bar = tqdm(total=steps, file=sys.stderr, ncols=min(100, shutil.get_terminal_size().columns),
+            self._bar = tqdm(total=steps, initial=done, file=sys.stderr, ncols=min(100, shutil.get_terminal_size().columns),
                              bar_format='{n_fmt}/{total_fmt} steps |{bar}| {elapsed}<{remaining}{postfix}')
-        self._done = 0
+        self._done, self._before = done, done
         self._losses: list[float] = []
 
     def __enter__(self) -> Progress:
         return self
 
     def __exit__(self, *error) -> None:
+        self.close()
+
+    def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
 
@@ -43,7 +48,7 @@ class Progress:
         if self._silent:
             return
         self._done += 1
-        if self._done == 1:
+        if self._done == self._before + 1:
             self._started = time.monotonic()  # the first step also starts the machinery: it doesn't count for the rate
         if self._bar is not None:
             self._bar.set_postfix_str(f'{self._rate()}, loss {loss:.4f} (rank 0)', refresh=False)
@@ -58,5 +63,26 @@ class Progress:
             self._losses.clear()
 
     def _rate(self) -> str:
-        seconds = time.monotonic() - self._started
-        return f'{(self._done - 1) * self._batch / seconds:,.0f} samples/s' if self._done > 1 else '- samples/s'
+        seconds, steps = time.monotonic() - self._started, self._done - self._before - 1
+        return f'{steps * self._batch / seconds:,.0f} samples/s' if steps else '- samples/s'
+
+
+class ProgressHook(tf.train.SessionRunHook):
+    """`Progress` for an Estimator, which takes the steps itself."""
+
+    def __init__(self, loss: tf.Tensor, steps: int, batch: int, rank: int, done: int = 0):
+        self._loss, self._progress = loss, Progress(steps, batch, rank, done)
+
+    def before_run(self, context) -> tf.train.SessionRunArgs:
+        return tf.train.SessionRunArgs(self._loss)
+
+    def after_run(self, context, values) -> None:
+        self._progress.step(values.results)
+
+    def end(self, session) -> None:
+        self._progress.close()
+
+
+def speaker(rank: int) -> Callable[[str], None]:
+    """What prints a line, on rank 0; what doesn't, elsewhere."""
+    return lambda line: print(line, flush=True) if rank == 0 else None
