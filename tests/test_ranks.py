@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SEED = int(os.environ.get('COLLECTIVE_TEST_SEED') or random.SystemRandom().randrange(2 ** 31))
 
 
-def launch(ranks, *arguments, seed, examples=None, timeout=600, backend='hb'):
+def launch(ranks, *arguments, seed, examples=None, timeout=1500, backend='hb'):
     environment = dict(os.environ, COLLECTIVE_STRATEGY=backend)
     if examples:
         environment['COLLECTIVE_TEST_EXAMPLES'] = str(examples)
@@ -24,7 +24,7 @@ def launch(ranks, *arguments, seed, examples=None, timeout=600, backend='hb'):
     return done
 
 
-@pytest.mark.timeout(700)
+@pytest.mark.timeout(1600)
 @pytest.mark.parametrize('ranks', [1, 2, 3])
 def test_every_case_on_every_rank(ranks):
     done = launch(ranks, 'tests/ranks', seed=SEED, examples={1: 5, 2: 15, 3: 8}[ranks])

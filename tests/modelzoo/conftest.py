@@ -1,11 +1,14 @@
-"""Makes the modules of modelzoo/census_income importable: an example's folder stands alone, no package around it."""
+"""Makes the modules of the example programs importable: an example's folder stands alone, no package around it.
+
+So no two of them may have modules of one name, but for train.py, which tests start and don't import.
+"""
 import os
 import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / 'modelzoo' / 'census_income'))
+sys.path[:0] = [str(Path(__file__).resolve().parents[2] / 'modelzoo' / name) for name in ('census_income', 'movielens')]
 
 
 @pytest.fixture(scope='session')

@@ -18,6 +18,21 @@ def test_the_shares_make_up_the_same_global_batches(ranks):
     np.testing.assert_array_equal(global_batches(ranks), global_batches(1))
 
 
+@pytest.mark.parametrize('done', [0, 1, 4, 6, 11])
+def test_what_is_done_is_left_out(done):
+    rest = list(batches.training(50, 12, 11, 3, rank=1, ranks=2, done=done))
+    whole = list(batches.training(50, 12, 11, 3, rank=1, ranks=2))
+    assert len(rest) == 11 - done
+    np.testing.assert_array_equal(rest, whole[done:])
+
+
+@pytest.mark.parametrize('ranks', [1, 2, 3])
+def test_dealt_batches_are_the_shares(ranks):
+    dealt = list(batches.dealt(50, 12, 11, 3, ranks, done=2))
+    for rank in range(ranks):
+        np.testing.assert_array_equal(dealt[rank::ranks], list(batches.training(50, 12, 11, 3, rank, ranks, done=2)))
+
+
 def test_an_epoch_takes_a_row_at_most_once_and_drops_the_last_partial_batch():
     steps = global_batches(1)
     assert len(steps) == 11  # four batches in an epoch: two rows of each are dropped

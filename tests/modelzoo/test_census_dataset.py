@@ -12,7 +12,7 @@ import census_files
 import click_log
 import dataset
 import pytest
-from census_launch import CENSUS_INCOME, NO_NETWORK, environ
+from zoo_launch import CENSUS_INCOME, NO_NETWORK, environ
 
 LOAD = """
 import sys

@@ -17,6 +17,7 @@ def test_defaults():
     chosen = options.parse([])
     assert (chosen.batch_size, chosen.epochs, chosen.steps, chosen.seed, chosen.dim) == (384, 8, None, 0, 8)
     assert (chosen.optimizer, chosen.learning_rate, chosen.folder) == ('adagrad', 0.05, None)
+    assert (chosen.checkpoint_dir, chosen.save_steps, chosen.export_dir) == (None, 200, None)
     assert chosen.total_steps(32561) == 8 * 84
 
 
@@ -41,6 +42,7 @@ def test_every_optimizer_has_a_learning_rate_that_can_be_changed(name):
     ('--batch-size many', "--batch-size: 'many' instead of a whole number"),
     ('--dim 0', "--dim: '0' instead of a whole number"),
     ('--seed -1', "--seed: '-1' instead of a whole number from 0 to 2147483647"),
+    ('--save-steps 0', "--save-steps: '0' instead of a whole number of at least 1"),
     ('--learning-rate 0', "--learning-rate: '0' instead of a number above 0"),
     ('--learning-rate nan', "--learning-rate: 'nan' instead of a number above 0"),
     ('--optimizer newton', "--optimizer: invalid choice: 'newton'"),
@@ -88,6 +90,14 @@ def test_a_batch_of_more_than_all_rows_is_an_error(capsys):
     with pytest.raises(SystemExit):
         options.check_rows(101, 100, 0)
     assert '--batch-size 101 is more than the 100 training rows' in capsys.readouterr().err
+
+
+def test_an_export_needs_a_checkpoint(capsys):
+    options.check_export(options.parse(['--export-dir', 'x', '--checkpoint-dir', 'y']), 0)
+    options.check_export(options.parse([]), 0)
+    with pytest.raises(SystemExit):
+        options.check_export(options.parse(['--export-dir', 'x']), 0)
+    assert '--export-dir x exports the last checkpoint, and without --checkpoint-dir there is none' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('terminal', ['0', '1'])

@@ -4,7 +4,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from census_launch import NO_NETWORK, train
+from zoo_launch import NO_NETWORK, train
 
 RESULT = re.compile(r'test AUC (\d\.\d+)  accuracy (\d\.\d+)  \((\d+) rows\)')
 

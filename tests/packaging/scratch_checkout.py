@@ -41,6 +41,8 @@ class Checkout:
         self.programs.mkdir()
         for name in ('pyproject.toml', 'setup.py'):
             shutil.copy(ROOT / name, self.root)
+        (self.root / 'ops').mkdir()
+        shutil.copy(ROOT / 'ops' / 'keymap.cc', self.root / 'ops')
         shutil.copy(ROOT / 'tools' / 'setup.sh', self.root / 'tools')
         shutil.copytree(ROOT / 'tools' / 'pins', self.root / 'tools' / 'pins')
         for name in PROGRAMS:

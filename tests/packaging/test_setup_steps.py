@@ -36,6 +36,7 @@ def test_each_step_is_named_with_its_time(checkout: Checkout):
     ('tools/setup.sh', '# Makes .venv', '# Fills .venv', []),
     ('pyproject.toml', '[tool.mypy]', '[tool.mypy]  # types', []),
     ('pyproject.toml', 'name = "collective"', 'name = "collective2"', ['package']),
+    ('ops/keymap.cc', 'class KeyMap', 'class  KeyMap', ['package']),
 ])
 def test_only_what_depends_on_a_change_is_repeated(ready: Checkout, file: str, old: str, new: str, steps: list[str]):
     ready.edit(file, lambda text: text.replace(old, new))

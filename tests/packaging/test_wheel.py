@@ -1,10 +1,12 @@
-"""The wheel and the source distribution hold every module once, under the names that a checkout has."""
+"""The wheel and the source distribution hold every module once, under the names that a checkout has; a
+wheel also the compiled key map."""
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import zipfile
 from pathlib import Path
@@ -37,7 +39,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ('pyproject.toml', 'setup.py', 'README.md', 'LICENSE'):
         shutil.copy(ROOT / name, copy)
     for folder in ('collective', *SUBPACKAGES):
-        shutil.copytree(ROOT / folder, copy / folder, symlinks=True, ignore=shutil.ignore_patterns('__pycache__'))
+        shutil.copytree(ROOT / folder, copy / folder, symlinks=True, ignore=shutil.ignore_patterns('__pycache__', '*.so'))
     (copy / 'ops' / 'packaging_probe.cu').write_text('// kernel\n')
     return copy
 
@@ -53,11 +55,13 @@ def package_files(wheel: Path) -> list[str]:
 
 def files_of(checkout: Path) -> list[str]:
     """What a wheel must hold: each file of the four folders where `import` looks for it."""
-    found = ['collective/py.typed', *(f'collective/{file.name}' for file in (checkout / 'collective').glob('*.py'))]
+    found = ['collective/py.typed']
+    for directory, _, files in os.walk(checkout / 'collective'):       # links not followed
+        found += [str((Path(directory) / file).relative_to(checkout)) for file in files if file.endswith('.py')]
     for folder in SUBPACKAGES:
         found += [f'collective/{file.relative_to(checkout)}' for file in (checkout / folder).rglob('*')
                   if file.suffix in ('.py', *DATA)]
-    return sorted(found)
+    return sorted([*found, f'collective/ops/_keymap{sysconfig.get_config_var("EXT_SUFFIX")}'])
 
 
 def test_the_wheel_holds_every_module_once(checkout: Path, wheel: Path):
@@ -90,7 +94,8 @@ def test_a_wheel_built_from_the_source_distribution_is_the_same(checkout: Path, 
 def test_an_installed_wheel_is_importable_without_the_checkout(wheel: Path, tmp_path: Path):
     target = tmp_path / 'installed'
     run(sys.executable, '-m', 'pip', 'install', '--no-deps', '--target', target, wheel, cwd=tmp_path)
-    program = 'import collective.launch, collective.ops; print(collective.launch.__file__)'
+    program = ('import collective.launch, collective.ops.keymap; assert len(collective.ops.keymap.KeyMap(9)) == 0; '
+               'print(collective.launch.__file__)')
     printed = run(sys.executable, '-c', program, cwd=tmp_path, PYTHONPATH=str(target))
     assert Path(printed.strip()) == target / 'collective' / 'launch' / '__init__.py'
     run(sys.executable, '-m', 'collective.launch', '--help', cwd=tmp_path, PYTHONPATH=str(target))

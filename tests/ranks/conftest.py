@@ -4,6 +4,7 @@ They know their rank and hold for any N, also without the launcher. After each c
 that one rank's failure is every rank's and all go on in step.
 """
 import os
+import tempfile
 import traceback
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
@@ -13,7 +14,7 @@ import pytest  # noqa: E402
 import tensorflow.compat.v1 as tf  # noqa: E402
 
 from collective import CollectiveStrategy  # noqa: E402
-from collective.agreement import SideChannel  # noqa: E402
+from collective.ranks.agreement import SideChannel  # noqa: E402
 
 tf.logging.set_verbosity(tf.logging.ERROR)
 # No shrinking and no database: every rank must draw the same examples (the seed comes with --hypothesis-seed).
@@ -44,6 +45,14 @@ def rank():
 @pytest.fixture
 def size():
     return _strategy.world_size()
+
+
+@pytest.fixture
+def folder():
+    """One temporary folder for all ranks."""
+    with tempfile.TemporaryDirectory() as made:
+        yield _channel.texts({'folder': made})[0]['folder']
+        _channel.texts({})      # nobody is in it any more
 
 
 @pytest.hookimpl(hookwrapper=True)

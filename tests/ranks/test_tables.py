@@ -6,7 +6,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 
-from collective import Table, TableError, initial
+from collective import Table, TableError
+from collective.tables import initial
 from tests.ranks import reference
 
 
@@ -194,3 +195,16 @@ def test_one_rank_keeps_tensorflows_checkpoints(strategy, size, tmp_path):
         t, _ = build(strategy.embedding_scope)
         with tf.train.MonitoredTrainingSession(checkpoint_dir=str(tmp_path)) as session:
             np.testing.assert_array_equal(session.run(t), written)
+
+
+@pytest.mark.parametrize('dtype', [tf.float16, tf.bfloat16, tf.float32, tf.float64])
+def test_first_values_are_there_before_they_are_read(strategy, dtype):
+    """They are written in place by a function of Python: the graph optimizer once let a cast read the memory before."""
+    for _ in range(10):
+        with strategy.scope(), tf.Graph().as_default():
+            with strategy.embedding_scope():
+                t = tf.get_variable('t', [6, 4], dtype, initializer=tf.ones_initializer())
+            rows = tf.cast(tf.nn.embedding_lookup(t, tf.range(6)), tf.float32)
+            with tf.Session() as session:
+                session.run(tf.global_variables_initializer())
+                np.testing.assert_array_equal(session.run(rows), np.ones([6, 4]))

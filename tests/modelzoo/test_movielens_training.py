@@ -1,0 +1,72 @@
+"""train.py as a user starts it where MovieLens can't be had, and the model it exports, asked by TensorFlow alone."""
+from __future__ import annotations
+
+import re
+
+import measures
+import numpy as np
+import pytest
+import ratings
+from zoo_launch import MOVIELENS, NO_NETWORK, alone, launch
+
+RESULT = re.compile(r'test AUC (\d\.\d+)  log loss (\d\.\d+)  \((\d+) ratings, after step (\d+)\)')
+SMALL = ('--ratings', 8000, '--batch-size', 96, '--steps', 150)  # two evaluations: an epoch has 66 steps
+
+ASK = f"""
+import sys
+sys.path.insert(0, {str(MOVIELENS)!r})
+import numpy as np
+import serve
+served = serve.tf.saved_model.load(serve.latest(sys.argv[1])).signatures['serving_default']
+asked = np.load(sys.argv[2])
+answer = served(**{{name: serve.tf.constant(asked[name].tolist()) for name in ('user_id', 'movie_id')}})
+np.save(sys.argv[3], answer['probability'].numpy())
+foreign = {{name.split('.')[0] for name in sys.modules}} & {{'collective', 'horovod'}}
+assert not foreign, foreign
+"""
+
+
+def results(completed) -> list[tuple[float, ...]]:
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    return [tuple(map(float, found)) for found in RESULT.findall(completed.stdout)]
+
+
+def test_two_ranks_train_and_export_what_tensorflow_alone_serves(tmp_path):
+    completed = launch(MOVIELENS / 'train.py', 2, *SMALL, '--export-dir', tmp_path / 'export', COLLECTIVE_DATA_DIR=None,
+                       TFDS_DATA_DIR=str(tmp_path / 'tfds'), **NO_NETWORK)
+    found = results(completed)
+    assert [(count, step) for _, _, count, step in found] == [(1600, 66), (1600, 132), (1600, 150)]
+    assert completed.stdout.count('could not be downloaded, so generated ratings take its place') == 1
+    best = [float(part) for part in re.search(r'is AUC (\S+)  log loss (\S+)', completed.stdout).groups()]
+    auc, log_loss = found[-1][:2]
+    assert 0.6 < auc < best[0] + 0.005 and log_loss > best[1] - 0.005
+
+    test = ratings.generate(8000).test
+    np.savez(tmp_path / 'asked.npz', user_id=test.user_id, movie_id=test.movie_id)
+    alone(ASK, tmp_path / 'export', tmp_path / 'asked.npz', tmp_path / 'answer.npy')
+    served = np.load(tmp_path / 'answer.npy')
+    assert measures.auc(test.high, served) == pytest.approx(auc, abs=1e-3)  # Estimator's has thresholds
+    assert measures.log_loss(test.high, served) == pytest.approx(log_loss, abs=1e-4)
+
+    said = alone(MOVIELENS / 'serve.py', tmp_path / 'export', '--user', test.user_id[0], '--movies', test.movie_id[0], 'new')
+    assert said.splitlines()[0] == f'user {test.user_id[0]}  movie {test.movie_id[0]}  {served[0]:.4f}'
+    assert re.fullmatch(rf'user {test.user_id[0]}  movie new  0\.\d+', said.splitlines()[1])
+
+    rest = launch(MOVIELENS / 'train.py', 1, *SMALL, '--generated')
+    np.testing.assert_allclose(results(rest), found, atol=2e-4)  # whatever the number of ranks
+
+
+def test_without_an_exported_model_there_is_one_line():
+    with pytest.raises(AssertionError, match='serve.py: error: no SavedModel in /nowhere'):
+        alone(MOVIELENS / 'serve.py', '/nowhere', '--user', 7, '--movies', 1)
+
+
+@pytest.mark.long
+def test_training_goes_on_where_it_ended_on_another_number_of_ranks(tmp_path):
+    whole = results(launch(MOVIELENS / 'train.py', 2, *SMALL, '--generated'))
+    first = (*SMALL[:-1], 100, '--generated', '--model-dir', tmp_path)
+    results(launch(MOVIELENS / 'train.py', 3, *first))
+    rest = results(launch(MOVIELENS / 'train.py', 1, *SMALL, '--generated', '--model-dir', tmp_path))
+    np.testing.assert_allclose(rest[-1], whole[-1], atol=2e-4)
+    again = results(launch(MOVIELENS / 'train.py', 2, *SMALL, '--generated', '--model-dir', tmp_path))
+    np.testing.assert_allclose(again, rest[-1:], atol=1e-4)  # nothing to train, but it says the scores

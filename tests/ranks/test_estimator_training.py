@@ -1,0 +1,124 @@
+"""Training by strategy.estimator, with evaluations and exports between its steps."""
+import contextlib
+import os
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+import tensorflow.compat.v2 as tf2
+
+from tests.ranks.estimators import BATCH, IDS, assert_equal, few_metrics, made, model, plain, records, told
+
+
+def test_training_is_that_of_one_process(strategy, folder, size):
+    """N ranks with batches of 4 take the steps of one process with batches of 4 N; then evaluation of the checkpoint."""
+    for ours, batch in ((True, BATCH), (False, BATCH * size)):
+        estimator = made(strategy, folder, metrics=few_metrics) if ours else plain(folder, few_metrics)
+        estimator.train(records(8 * BATCH * size, batch), steps=3)
+        estimator.train(records(8 * BATCH * size, batch), max_steps=5)
+        assert estimator.train(records(30), max_steps=5) is estimator
+        results = estimator.evaluate(records(33))
+        assert results['global_step'] == 5
+        if ours:
+            got = results, [p['p'] for p in estimator.predict(records(33), gather=True)]
+    assert_equal(got[0], results)
+    if got[1]:
+        np.testing.assert_allclose(got[1], [p['p'] for p in estimator.predict(records(33))], rtol=1e-5)
+
+
+def test_training_ends_with_the_first_rank_that_is_out_of_data(strategy, folder, size):
+    estimator = made(strategy, folder).train(records(7 * BATCH))
+    assert estimator.get_variable_value('global_step') == 7 // size
+
+
+class _Counting(tf.train.SessionRunHook):
+    def __init__(self):
+        self.runs = 0
+
+    def after_run(self, context, values):
+        self.runs += 1
+
+
+@pytest.mark.parametrize('train_and_evaluate', [
+    lambda estimator, *specs: estimator.train_and_evaluate(*specs), tf.estimator.train_and_evaluate])
+def test_train_and_evaluate(strategy, folder, rank, size, train_and_evaluate):
+    """Evaluations don't train, nor use up training data; the module's function and the method do the same."""
+    trained, evaluated = _Counting(), _Counting()
+    config = tf.estimator.RunConfig(save_checkpoints_steps=4, save_summary_steps=2, log_step_count_steps=3)
+    estimator = made(strategy, folder, config=config)
+    evaluation = tf.estimator.EvalSpec(records(13), steps=None, throttle_secs=0, hooks=[evaluated])
+    train = tf.estimator.TrainSpec(records(6 * BATCH * size), max_steps=6, hooks=[trained])
+    metrics, exports = train_and_evaluate(estimator, train, evaluation)
+    assert metrics['global_step'] == 6 and exports == [] and trained.runs == 6
+    assert evaluated.runs == 2 * len(range(rank, 4, size))       # at steps 4 and 6
+    assert_equal(metrics, estimator.evaluate(records(13)))
+    told()
+    assert len([f for f in os.listdir(os.path.join(folder, 'eval')) if 'tfevents' in f]) == 1
+    again = tf.estimator.TrainSpec(records(9), max_steps=6)
+    assert train_and_evaluate(estimator, again, evaluation) == (None, None)
+
+
+def receiver():
+    inputs = {'ids': tf.placeholder(tf.int64, [None, 3]), 'number': tf.placeholder(tf.int64, [None])}
+    return tf.estimator.export.ServingInputReceiver(inputs, inputs)
+
+
+def test_exporters(strategy, folder, rank):
+    """All ranks get the same paths; rank 0 alone deletes old exports."""
+    exporters = [tf.estimator.FinalExporter('final', receiver),
+                 tf.estimator.LatestExporter('latest', receiver, exports_to_keep=1),
+                 tf.estimator.BestExporter('best', receiver, exports_to_keep=1)]
+    estimator = made(strategy, folder, config=tf.estimator.RunConfig(save_checkpoints_steps=2))
+    _, exports = estimator.train_and_evaluate(
+        tf.estimator.TrainSpec(lambda: records(40)().repeat(), max_steps=4),
+        tf.estimator.EvalSpec(records(9), throttle_secs=0, exporters=exporters))
+    texts = [text['exports'] for text in told(exports=[tf.compat.as_str(path or '') for path in exports])]
+    assert all(text == texts[0] for text in texts) and texts[0][0] and texts[0][1]
+    for exporter in exporters:
+        found = os.listdir(os.path.join(folder, 'export', exporter.name))
+        assert len(found) == 1 and found[0].isdigit()
+    assert '_garbage_collect_exports' not in vars(exporters[1])
+    told()
+    served = tf2.saved_model.load(texts[0][0]).signatures['serving_default']
+    with tf.Session() if not tf.executing_eagerly() else contextlib.nullcontext():
+        got = served(ids=tf.constant(IDS[:9]), number=tf.range(9, dtype=tf.int64))['p']
+    want = [p['p'] for p in estimator.predict(records(9), gather=True)]
+    if rank == 0:
+        np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+def test_early_stopping(strategy, folder):
+    estimator = made(strategy, folder, config=tf.estimator.RunConfig(save_checkpoints_steps=2))
+    hook = tf.estimator.experimental.stop_if_no_decrease_hook(
+        estimator, 'loss', max_steps_without_decrease=0, run_every_secs=None, run_every_steps=3)
+    metrics, _ = estimator.train_and_evaluate(
+        tf.estimator.TrainSpec(lambda: records(200)().repeat(), max_steps=30, hooks=[hook]),
+        tf.estimator.EvalSpec(records(9), throttle_secs=0))
+    assert 3 <= metrics['global_step'] < 8
+
+
+class _Listener(tf.train.CheckpointSaverListener):
+    def __init__(self):
+        self.steps = []
+
+    def after_save(self, session, global_step_value):
+        self.steps.append(int(global_step_value))
+
+
+def test_listeners_and_a_warm_start(strategy, folder):
+    listener, first = _Listener(), os.path.join(folder, 'first')
+    config = tf.estimator.RunConfig(save_checkpoints_steps=2, keep_checkpoint_max=2)
+    estimator = made(strategy, first, config=config)
+    estimator.train(lambda: records(40)().repeat(), steps=5, saving_listeners=[listener])
+    assert listener.steps == [0, 2, 4, 5]
+    assert len([f for f in os.listdir(first) if f.endswith('.index')]) == 2
+    want = estimator.evaluate(records(9))
+    told()
+    for start in (estimator.latest_checkpoint(), tf.estimator.WarmStartSettings(first)):
+        warm = strategy.estimator(model(strategy.embedding_scope), os.path.join(folder, 'warm'), params={},
+                                  warm_start_from=start)
+        assert_equal(warm.evaluate(records(9)) | {'global_step': 5}, want)
+    assert warm.evaluate(records(9))['global_step'] == 0
+    warm.train(lambda: records(40)().repeat(), steps=1)
+    assert warm.evaluate(records(9), checkpoint_path=estimator.latest_checkpoint())['global_step'] == 5
+    assert warm.evaluate(records(9))['global_step'] == 1
