@@ -4,7 +4,7 @@ NP ?= 2
 python := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ready train test test-all lint clean
+.PHONY: help setup ready train bench test test-all lint clean
 
 # What they said once, set-up remembers.
 export PYTHON GPU
@@ -16,8 +16,8 @@ help:  ## List the targets
 	@echo
 	@echo '  PYTHON=python3.10   the interpreter for .venv (else the newest of 3.11, 3.10, 3.9 that is found)'
 	@echo '  GPU=1               TensorFlow with CUDA, CuPy, and Horovod with NCCL (needs the CUDA 12 toolkit)'
-	@echo '  NP=2                train: how many ranks'
-	@echo '  ARGS="..."          train: the program'"'"'s arguments; test, test-all: pytest'"'"'s'
+	@echo '  NP=2                train, bench: how many ranks'
+	@echo '  ARGS="..."          train, bench: the program'"'"'s arguments; test, test-all: pytest'"'"'s'
 
 setup:  ## Make .venv: pinned packages, Horovod built against TensorFlow, this package (4 to 8 minutes, once)
 	@tools/setup.sh
@@ -27,6 +27,9 @@ ready:
 
 train: ready  ## Train on the census data, its embedding tables sharded over NP ranks
 	$(python) -m collective.launch -np $(NP) modelzoo/census_income/train.py $(ARGS)
+
+bench: ready  ## Time a training step on NP ranks beside plain TensorFlow, the bare exchange and replicated tables
+	$(python) benchmarks/step.py --ranks $(NP) $(ARGS)
 
 lint: ready  ## Check style (ruff) and types (mypy)
 	$(python) -m ruff check .

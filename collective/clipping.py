@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.framework import indexed_slices, tensor_conversion_registry
 
 from collective.errors import TableError
-from collective.ops import communication, gate
+from collective.ops import communication, gate, slices
 
 
 class TableGradient(tf.IndexedSlices):
@@ -65,14 +65,9 @@ def global_norm(original: Any, t_list: Sequence[Any], name: str | None = None) -
         return tf.sqrt(squares)
 
 
-def _summed(gradient: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:
-    """(values, indices), each row once. Its owner has all of a row's occurrences, whichever rank they come from."""
-    rows, positions = tf.unique(gradient.indices)
-    return tf.math.unsorted_segment_sum(gradient.values, positions, tf.size(rows)), rows
-
-
 def _squares(gradient: tf.IndexedSlices) -> tf.Tensor:
-    return tf.reduce_sum(tf.square(_summed(gradient)[0]))
+    # Its owner has all of a row's occurrences, whichever rank they come from.
+    return tf.reduce_sum(tf.square(slices.summed(gradient.values, gradient.indices)[0]))
 
 
 def clip_by_norm(original: Any, t: Any, clip_norm: Any, axes: Any = None, name: str | None = None) -> Any:
@@ -90,7 +85,7 @@ def clip_by_value(original: Any, t: Any, *args: Any, **kwargs: Any) -> Any:
     """`tf.clip_by_value`."""
     if not is_of_table(t):
         return original(t, *args, **kwargs)
-    values, rows = _summed(t)
+    values, rows = slices.summed(t.values, t.indices)
     return table_gradient(original(values, *args, **kwargs), rows, t.dense_shape)
 
 

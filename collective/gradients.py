@@ -8,19 +8,34 @@ from __future__ import annotations
 
 import collections
 import hashlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import variables
 
+from collective import accumulation
 from collective.clipping import table_gradient
-from collective.ops import communication, gate
+from collective.ops import communication, gate, slices
+from collective.ops.compression import compressed_mean
 from collective.ranks import runs
 from collective.replicated import mark_shard
 from collective.tables.table import Table, shard_view
 
 VARIABLE_OPS = ('VarHandleOp', 'VariableV2', 'Variable')
+
+
+class Options(NamedTuple):
+    """What scope() says of gradients.
+
+    Attributes:
+        mean: a table's gradient is the mean of the ranks' gradients; else their sum.
+        wire: the type in which dense gradients travel; None: their own.
+        local_steps: how many batches an update is made of.
+    """
+    mean: bool
+    wire: tf.DType | None
+    local_steps: int
 
 
 def _table_of(x: Any) -> Table | None:
@@ -38,20 +53,24 @@ def _is_variable(x: Any) -> bool:
     return isinstance(x, tf.Tensor) and x.op.type in VARIABLE_OPS
 
 
-def reduce_gradients(gradients: Sequence[Any], xs: Sequence[Any], mean: bool) -> list[Any]:
+def reduce_gradients(take: Callable[[], Sequence[Any]], xs: Sequence[Any], options: Options, taped: bool = False) -> list[Any]:
     """The gradients of all ranks.
 
     Args:
-        gradients: what TensorFlow computed on this rank, with respect to `xs`; `None` for what isn't connected.
+        take: computes them on this rank, with respect to `xs`; `None` for what isn't connected.
         xs: variables, tables, tensors.
-        mean: a table's gradient is the mean of the ranks' gradients; else their sum.
+        options: of the scope.
+        taped: whether a tape takes them, which knows nothing of the gradients that our operations have.
     """
+    with slices.scaled(1 / communication.size() if options.mean else 1.0):
+        gradients = [slices.of_shard(g) if taped and isinstance(g, tf.IndexedSlices) and _table_of(x) is not None else g
+                     for g, x in zip(take(), xs)]
     out, dense = list(gradients), []
     for i, (gradient, x) in enumerate(zip(gradients, xs)):
         if gradient is None or not _is_variable(x):
             continue
         if _table_of(x) is not None:
-            out[i] = _table_gradient(gradient, mean)
+            out[i] = _table_gradient(gradient)
         elif communication.size() == 1:
             continue
         elif isinstance(gradient, tf.IndexedSlices):
@@ -59,18 +78,24 @@ def reduce_gradients(gradients: Sequence[Any], xs: Sequence[Any], mean: bool) ->
         else:
             dense.append(i)
     dense.sort(key=lambda i: str(xs[i].name))       # whatever the order in which this rank made its variables
-    for i, reduced in zip(dense, _mean_dense([gradients[i] for i in dense], [str(xs[i].name) for i in dense])):
+    means = _mean_dense([gradients[i] for i in dense], [str(xs[i].name) for i in dense], options.wire)
+    for i, reduced in zip(dense, means):
         out[i] = reduced
+    if options.local_steps > 1:
+        out = [accumulation.mark(g) if g is not None and _is_variable(x) else g for g, x in zip(out, xs)]
     return out
 
 
-def _table_gradient(gradient: Any, mean: bool) -> tf.IndexedSlices:
+def _table_gradient(gradient: Any) -> tf.IndexedSlices:
     if not isinstance(gradient, tf.IndexedSlices):      # a loop's: TensorFlow adds up whole matrices there, here the shard's
         shape = tf.shape(gradient)
         gradient = tf.IndexedSlices(gradient, tf.range(shape[0]), shape)
-    ranks = communication.size()
-    values = gradient.values if not mean or ranks == 1 else gradient.values / tf.cast(ranks, gradient.dtype)
-    return table_gradient(values, gradient.indices, gradient.dense_shape)
+    return table_gradient(gradient.values, gradient.indices, gradient.dense_shape)
+
+
+def deduplicated(original: Any, values: tf.Tensor, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """`optimizer._deduplicate_indexed_slices`: an exchange's gradient names each row once already."""
+    return (values, indices) if slices.is_distinct(indices) else original(values, indices)
 
 
 def _mean_slices(gradient: tf.IndexedSlices, x: Any) -> tf.IndexedSlices:
@@ -82,18 +107,26 @@ def _mean_slices(gradient: tf.IndexedSlices, x: Any) -> tf.IndexedSlices:
     return tf.IndexedSlices(values, indices, gradient.dense_shape)
 
 
-def _mean_dense(gradients: Sequence[tf.Tensor], names: Sequence[str]) -> list[tf.Tensor]:
-    """One allreduce per dtype for all of them, called by what it reduces. Half-precision gradients are added in float32."""
+def _mean_dense(gradients: Sequence[tf.Tensor], names: Sequence[str], wire: tf.DType | None) -> list[tf.Tensor]:
+    """One allreduce per dtype for all of them, called by what it reduces. Half-precision gradients are added in float32.
+
+    With `wire`, one exchange for all of a floating type, in which they travel in that type.
+    """
     by_dtype: dict[tf.DType, list[int]] = collections.defaultdict(list)
     for i, gradient in enumerate(gradients):
-        by_dtype[tf.float32 if gradient.dtype in (tf.float16, tf.bfloat16) else gradient.dtype].append(i)
+        half = gradient.dtype in (tf.float16, tf.bfloat16)
+        by_dtype[wire if wire and gradient.dtype.is_floating else tf.float32 if half else gradient.dtype].append(i)
     out: list[Any] = [None] * len(gradients)
     for dtype, which in by_dtype.items():
-        sums = communication.allreduce_sum([tf.cast(gradients[i], dtype) for i in which],
-                                           communication.unique_name(_name_of([(names[i], gradients[i]) for i in which])),
-                                           _gate([gradients[i] for i in which]))
-        for i, total in zip(which, sums):
-            out[i] = tf.cast(total / tf.cast(communication.size(), dtype), gradients[i].dtype)
+        base, zero = _name_of([(names[i], gradients[i]) for i in which]), _gate([gradients[i] for i in which])
+        if dtype == wire:
+            means = compressed_mean([gradients[i] for i in which], dtype, communication.unique_name(f'{base}.{dtype.name}'), zero)
+        else:
+            sums = communication.allreduce_sum([tf.cast(gradients[i], dtype) for i in which], communication.unique_name(base),
+                                               zero)
+            means = [total / tf.cast(communication.size(), dtype) for total in sums]
+        for i, mean in zip(which, means):
+            out[i] = tf.cast(mean, gradients[i].dtype)
     return out
 
 
@@ -107,20 +140,21 @@ def _gate(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     return gate.gates_of(tf.get_default_graph()).beside(tensors).zero
 
 
-def apply_to_shards(original: Any, optimizer: tf.train.Optimizer, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+def apply_to_shards(local_steps: int, original: Any, optimizer: tf.train.Optimizer, grads_and_vars: Any, *args: Any,
+                    **kwargs: Any) -> Any:
     """`Optimizer.apply_gradients`, in which tables present themselves as their shards: slots and updates are local.
 
     No update starts before everything that can refuse the step, upstream of any of the gradients, has let it pass: a step
     that can't be taken leaves nothing half-applied.
     """
-    grads_and_vars = tuple(grads_and_vars)
+    grads_and_vars, apply = accumulation.accumulate(local_steps, original, optimizer, tuple(grads_and_vars))
     gates = gate.gates_of(tf.get_default_graph())
     values = [g.values if isinstance(g, tf.IndexedSlices) else g for g, _ in grads_and_vars if g is not None]
     _hold_update_ops(gates)
     upstream = runs.upstream(g.op for g in values if isinstance(g, tf.Tensor))
     refusing = [opened.zero.op for opened in gates.gates] + gates.checked
     with shard_view(), tf.control_dependencies([op for op in refusing if op in upstream]):
-        applied = original(optimizer, grads_and_vars, *args, **kwargs)
+        applied = apply(optimizer, grads_and_vars, *args, **kwargs)
     for _, variable in grads_and_vars:
         if isinstance(variable, Table):
             for slot in optimizer.get_slot_names():
@@ -139,12 +173,13 @@ def _hold_update_ops(gates: gate.GraphGates) -> None:
             op._add_control_input(gates.gates[0].zero.op)
 
 
-def reduce_tape(mean: bool, original: Any, tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+def reduce_tape(options: Options, original: Any, tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
     """`tf.GradientTape.gradient` in a graph, and `minimize` of a callable loss, which uses it: reduced like any gradient."""
-    gradients = original(tape, target, sources, *args, **kwargs)
     if tf.executing_eagerly():
-        return gradients
-    flat = tf.nest.flatten(sources)
-    found = gradients if isinstance(gradients, (list, tuple)) else [gradients]
-    reduced = reduce_gradients(tf.nest.flatten(found), flat, mean)
-    return tf.nest.pack_sequence_as(sources, reduced)
+        return original(tape, target, sources, *args, **kwargs)
+
+    def take() -> Sequence[Any]:
+        gradients = original(tape, target, sources, *args, **kwargs)
+        found: list[Any] = tf.nest.flatten(gradients if isinstance(gradients, (list, tuple)) else [gradients])
+        return found
+    return tf.nest.pack_sequence_as(sources, reduce_gradients(take, tf.nest.flatten(sources), options, taped=True))

@@ -28,12 +28,16 @@ from tensorflow.python.training import (
 from tensorflow.python.training import saver as saver_lib
 from tensorflow_estimator.python.estimator import estimator as estimator_lib
 
-from collective import clipping, feature_column, gradients, metrics
-from collective.checkpoint import restoring, saver, saving, start
+from collective import accumulation, clipping, feature_column, gradients, metrics, strategies
+from collective.checkpoint import restoring, saver, saving, warm_start
 from collective.ops import communication
+from collective.ops.exchange import Wire
+from collective.profiling import profiler
 from collective.ranks import clock, sessions
 from collective.tables import updates
 from collective.tables.creation import is_dynamic, table_getter
+from collective.tables.grouping import lookups_of
+from collective.watching import Watch
 
 Replacement = tuple[Any, str, Callable[..., Any]]       # (owner, attribute, f(original, *args, **kwargs))
 
@@ -41,11 +45,12 @@ Replacement = tuple[Any, str, Callable[..., Any]]       # (owner, attribute, f(o
 class Patches:
     """Puts the replacements in place and takes them away again; holds what they need to know of the strategy."""
 
-    def __init__(self, in_embedding_scope: Callable[[], bool], mean: Callable[[], bool], fresh_slots: Callable[[], bool]):
-        self._in_embedding_scope, self._mean, self._fresh_slots = in_embedding_scope, mean, fresh_slots
+    def __init__(self, in_embedding_scope: Callable[[], bool], option: Callable[[str], Any]):
+        self._in_embedding_scope, self._option = in_embedding_scope, option
         self._undo: list[Callable[[], None]] = []
 
     def apply(self) -> None:
+        self._undo.append(profiler.finish)
         try:
             for owner, attribute, replacement in self._replacements():
                 self._put(owner, attribute, replacement)
@@ -85,11 +90,12 @@ class Patches:
             (variable_scope.VariableScope, 'get_variable', create),
             # Gradients are reduced where they are taken; updates and slots are the shard's.
             (gradients_util, '_GradientsHelper', self._gradients),
-            (optimizer.Optimizer, 'apply_gradients', gradients.apply_to_shards),
+            (optimizer.Optimizer, 'apply_gradients', self._apply),
             (backprop.GradientTape, 'gradient', self._tape),
             # A dynamic table's slots are as open-ended as it is, and nothing goes over all there could be of them.
             (slot_creator, '_create_slot_var', updates.create_slot_var),
             (optimizer, '_get_processor', updates.get_processor),
+            (optimizer, '_deduplicate_indexed_slices', gradients.deduplicated),
             *((module, 'indicator_column', feature_column.indicator_column) for module in (
                 feature_column_v2, tf.feature_column, tf2.feature_column)),
             *((module, 'global_norm', clipping.global_norm) for module in (clip_ops, tf, tf.linalg, tf2.linalg)),
@@ -102,7 +108,7 @@ class Patches:
             (metrics_impl, '_aggregate_across_replicas', metrics.aggregate_across_replicas),
             # Runs are agreed on; a GPU is grown into, and one process uses one.
             (session, '__init__', _with_own_gpu),
-            (session, 'run', sessions.run),
+            (session, 'run', self._run),
             (session, 'make_callable', sessions.make_callable),
             (session, 'partial_run_setup', sessions.partial_run_setup),
             (session, 'close', sessions.close),
@@ -113,8 +119,8 @@ class Patches:
             (saver_lib.Saver, 'save', saving.save),
             (saver_lib.Saver, 'restore', self._restore),
             (session_manager.SessionManager, '_restore_checkpoint', saver.restore_latest),
-            (checkpoint_utils, '_init_from_checkpoint', start.init_from_checkpoint),
-            (warm_starting_util, '_infer_var_name', start.infer_name),
+            (checkpoint_utils, '_init_from_checkpoint', warm_start.init_from_checkpoint),
+            (warm_starting_util, '_infer_var_name', warm_start.infer_name),
             (training_util, 'write_graph', saver.write_graph),
             *((module, 'MonitoredTrainingSession', _every_rank_for_itself) for module in (monitored_session, tf.train)),
         ]
@@ -126,15 +132,38 @@ class Patches:
             kwargs['custom_getter'] = table_getter if users is None else _inside(users)
         return original(scope, store, name, *args, **kwargs)
 
+    def _about_gradients(self) -> gradients.Options:
+        wire = {'none': None, 'fp16': tf.float16, 'bf16': tf.bfloat16}[self._option('dense_compression')]
+        return gradients.Options(self._option('embedding_gradients') == 'mean', wire, self._option('local_steps'))
+
     def _tape(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        return gradients.reduce_tape(self._mean(), original, *args, **kwargs)
+        return gradients.reduce_tape(self._about_gradients(), original, *args, **kwargs)
+
+    def _apply(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        return gradients.apply_to_shards(self._option('local_steps'), original, *args, **kwargs)
 
     def _gradients(self, original: Any, ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
         xs = list(xs) if isinstance(xs, (list, tuple)) else [xs]
-        return gradients.reduce_gradients(original(ys, xs, *args, **kwargs), xs, self._mean())
+        self._group(tf.get_default_graph(), ys)
+        return gradients.reduce_gradients(functools.partial(original, ys, xs, *args, **kwargs), xs,
+                                          self._about_gradients())
+
+    def _run(self, original: Any, session: Any, *args: Any, **kwargs: Any) -> Any:
+        self._group(session.graph)
+        lookups_of(session.graph).run = session.graph.version + 1      # TensorFlow numbers operations from 2
+        watch = Watch(self._option('plan') == 'quiet', profiler.of_options(self._option))
+        return sessions.run(watch, original, session, *args, **kwargs)
+
+    def _group(self, graph: Any, ys: Any = None) -> None:
+        lookups = lookups_of(graph)
+        if self._option('grouping') and lookups.waiting():
+            wire = Wire(*(tf.as_dtype(self._option(name) or 'float32') for name in ('wire_dtype', 'gradient_wire_dtype')))
+            with graph.as_default():
+                lookups.group(strategies.backend(), wire, None if ys is None else tf.nest.flatten(ys))
 
     def _restore(self, original: Any, *args: Any, **kwargs: Any) -> None:
-        restoring.restore(self._fresh_slots(), original, *args, **kwargs)
+        restoring.restore(self._option('missing_slots') == 'fresh', original, *args, **kwargs)
+        accumulation.restart(kwargs['sess'] if 'sess' in kwargs else args[1])
 
 
 _ABSENT = object()

@@ -6,10 +6,16 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Callable
 
-from collective import strategies
+import tensorflow.compat.v1 as tf
+
+from collective import accumulation, strategies
 from collective.ops import communication
 from collective.patches import Patches
-from collective.tables import lookups
+from collective.plan import reading
+from collective.plan.description import Plan
+from collective.profiling import profiler
+from collective.ranks import runs
+from collective.tables import lookups as _lookups  # noqa: F401 (registers the lookup functions)
 
 if TYPE_CHECKING:
     from collective.estimator.estimator import Estimator
@@ -22,6 +28,14 @@ FOREIGN: frozenset[str] = frozenset({
     'keep_checkpoint_every_n_hours', 'mode',
     'global_batch_size', 'max_vocabulary_size_per_gpu', 'slot_num', 'max_nnz', 'max_feature_num', 'nnz_per_slot',
     'use_hashtable', 'dynamic_input', 'var_type', 'key_type', 'init_capacity', 'max_capacity', 'hotness'})
+
+
+# The values of options, the default first.
+DTYPES = (None, 'float32', 'float16', 'bfloat16')
+CHOICES: dict[str, tuple[Any, ...]] = {
+    'embedding_gradients': ('mean', 'sum'), 'missing_slots': ('error', 'fresh'), 'grouping': (True, False),
+    'wire_dtype': DTYPES, 'gradient_wire_dtype': DTYPES, 'plan': ('print', 'quiet'),
+    'dense_compression': ('none', 'fp16', 'bf16')}
 
 
 class Scope:
@@ -39,7 +53,9 @@ class Scope:
 
 
 class _DataScope(Scope):
-    OPTIONS: dict[str, Any] = {'embedding_gradients': 'mean', 'missing_slots': 'error'}
+    OPTIONS: dict[str, Any] = {'embedding_gradients': 'mean', 'missing_slots': 'error', 'grouping': True, 'wire_dtype': None,
+                               'gradient_wire_dtype': None, 'plan': 'print', 'profile': None, 'profile_steps': (11, 20),
+                               'profile_every': 0, 'local_steps': 1, 'dense_compression': 'none'}
 
 
 class _EmbeddingScope(Scope):
@@ -72,7 +88,7 @@ class CollectiveStrategy:
     """
 
     def __init__(self) -> None:
-        lookups.use_backend(strategies.backend())
+        strategies.backend()
         communication.init()
 
     def world_size(self) -> int:
@@ -99,17 +115,40 @@ class CollectiveStrategy:
                 and SparseOperationKit do, for settings that were tuned for them.
             missing_slots: 'error' (default) or 'fresh': what restoring a checkpoint does about an optimizer's slots and
                 scalars that it lacks, because another optimizer wrote it. 'fresh' starts them anew.
+            grouping: whether lookups share exchanges. Default True; False leaves each its own. The numbers are the same.
+            wire_dtype: tf.float16 or tf.bfloat16: in which rows of float32 tables travel, rounded; None (default): exact.
+            gradient_wire_dtype: the same for the rows' gradients. Both need grouped lookups.
+            plan: 'print' (default) or 'quiet': whether rank 0 of several prints the plan (see `plan()`) to stderr when the
+                first training run of a graph starts.
+            profile: a folder for where the time of training steps goes (see `collective.profiling`); None (default): nothing
+                is measured. It is made on every rank.
+            profile_steps: (first, last), the training runs of this process that are traced, the first is 1. Default (11, 20).
+                Behind the last one rank 0 prints a split of the step, and every rank writes its trace.
+            profile_every: in addition every so many training runs are measured, one each time, for TensorBoard's scalars.
+                Default 0: none.
+            local_steps: k, how many batches an update is made of. Default 1. With k > 1 a run of the train_op adds its
+                gradients to those of the runs before, and every k-th applies their mean: the update that one batch k times as
+                large makes, by any optimizer of `tf.compat.v1.train`; what a script does to gradients (clipping) it does to
+                the mean. `global_step` counts updates, so `max_steps`, learning-rate schedules and hooks by steps say the same
+                as with the large batch. (TensorFlow's step counter may remark that it stands still in between.) Whatever else
+                hangs on a run happens in each: batch normalisation sees one batch, moving averages are updated for each.
+                Sums that haven't come to k are in no checkpoint, which holds the state after the last update: those of the
+                last batches before the data end, or before a session is left, are dropped; saving changes nothing, restoring
+                into the session starts anew. Optimizers that share gradients (clipped by one norm) are run together.
+            dense_compression: 'fp16' or 'bf16': the type of 16 bits in which gradients of replicated variables travel, rounded
+                once on each way and added in float32; 'none' (default): exact. With 'fp16', one beyond 65504 is infinite.
 
         Raises:
             TypeError: an unknown option.
             ValueError: an option's value isn't one of its values.
+            OSError: the folder of `profile` can't be made.
         """
         options = _known('scope', options, _DataScope.OPTIONS)
-        if options.get('embedding_gradients', 'mean') not in ('mean', 'sum'):
-            raise ValueError("scope(embedding_gradients=…) is 'mean' or 'sum', "
-                             f"not {options['embedding_gradients']!r}.")
-        if options.get('missing_slots', 'error') not in ('error', 'fresh'):
-            raise ValueError(f"scope(missing_slots=…) is 'error' or 'fresh', not {options['missing_slots']!r}.")
+        for name, values in CHOICES.items():
+            if options.get(name, values[0]) not in values:
+                raise ValueError(f'scope({name}=…) is {" or ".join(map(repr, values))}, not {options[name]!r}.')
+        profiler.check(options)
+        accumulation.check(options)
         return _DataScope(self, options)
 
     def embedding_scope(self, **options: Any) -> Scope:
@@ -122,6 +161,24 @@ class CollectiveStrategy:
             RuntimeError: on entering it outside scope().
         """
         return _EmbeddingScope(self, _known('embedding_scope', options, _EmbeddingScope.OPTIONS))
+
+    def plan(self, graph: Any = None, fetches: Any = None, session: Any = None) -> Plan:
+        """What was built for a graph: its tables and their shards, its groups, the exchanges of a step, as data.
+
+        No rank waits for another. `str(plan)` is the table that rank 0 prints when training starts, `plan.to_dict()` and
+        `plan.to_json()` are for programs.
+
+        Args:
+            graph: by default the current one.
+            fetches: of the run whose exchanges are wanted; by default those of the first training run there was in the
+                graph, and as long as there was none those of the whole graph.
+            session: in which the rows of dynamic tables on this rank are counted; without one they aren't known.
+
+        Raises:
+            Exception: whatever TensorFlow raises for fetches that aren't in the graph.
+        """
+        graph = graph or tf.get_default_graph()
+        return reading.plan(graph, None if fetches is None else runs.reach(graph, runs.flatten(fetches), []), session)
 
     def estimator(self, model_fn: Any, model_dir: Any = None, config: Any = None, params: Any = None,
                   warm_start_from: Any = None, **kwargs: Any) -> Estimator:
@@ -200,9 +257,7 @@ class _Scopes:
         self._entered = threading.local()       # kinds of scopes, of each thread; embedding_scope() is a thread's own
         self._lock = threading.RLock()
         self._options: list[dict[str, Any]] = []
-        self._patches = Patches(lambda: _EmbeddingScope in self._kinds(),
-                                lambda: self._option('embedding_gradients') == 'mean',
-                                lambda: self._option('missing_slots') == 'fresh')
+        self._patches = Patches(lambda: _EmbeddingScope in self._kinds(), self._option)
 
     def _kinds(self) -> list[type[Scope]]:
         return getattr(self._entered, 'kinds', [])

@@ -6,6 +6,8 @@ Words
   rendezvous   a small key-value server in the launcher, on loopback only, by which the ranks find each other
   keeper       a helper process between launcher and ranks that lets no descendant escape
   root cause   the rank that failed first; others that fail because it is gone are its victims
+  run          a run of a session, or whatever else all ranks carry out together (agreeing, saving, restoring)
+  stall        ranks wait in a run for others that don't come
 
 How many ranks
   -np says it. Without it: one for each device in CUDA_VISIBLE_DEVICES; if that isn't set, one for each GPU that
@@ -26,6 +28,8 @@ Environment, given to each rank; the launcher's value always wins
   _CPU_OPERATIONS=gloo, _GLOO_RENDEZVOUS_ADDR, _GLOO_RENDEZVOUS_PORT, _GLOO_IFACE=lo
                            the same for Horovod, and where the rendezvous is
   COLLECTIVE_LAUNCHED      1
+  COLLECTIVE_PROGRESS      where it posts its progress: memory of the launcher, which no folder has; empty if nobody
+                           looks (--stall-timeout 0, or one rank)
   COLLECTIVE_TERMINAL      1 if the launcher's stderr is a terminal, else 0 (a rank's own never is); then also
   COLUMNS                  the terminal's width less the prefix
   What mpirun or another outer job left behind (OMPI_COMM_WORLD_*, PMI*, TF_CONFIG, ...) is taken away.
@@ -48,6 +52,7 @@ Exit codes
   the rank's   a rank failed: the exit code of the root cause, 128 + signal number if a signal ended it
   128 + signal the launcher itself was told to stop by INT, TERM, HUP or QUIT, even if the ranks then left with 0; but a
                failure that came before the signal counts
+  124          the job stalled (--stall-timeout), as with timeout(1)
   141          nobody reads the output any more (128 + SIGPIPE)
   137          the keeper was killed
   126, 127     the interpreter can't be started, or isn't there
@@ -67,5 +72,16 @@ What happens when
   the keeper is killed     the kernel kills the ranks, the launcher the rest.
   ranks leave children     behind: when the last rank has ended they get TERM and after the grace KILL, in whatever
                            session they are. What others started for a rank (docker, systemd, cron) isn't below it.
-  a rank hangs             nothing: the launcher can't tell work from waiting.
+  ranks wait in a run      for others: after 60 s a warning, once for each rank that is missing; after --stall-timeout
+                           TERM and after the grace KILL to all, and a report that comes last: who is missing, what
+                           each rank does, in which fetches and collectives, and since when. A rank is missing that is
+                           in no run, whatever it does by itself, or that is still in a run which others have finished.
+                           If all are in one and the same run, that is a stall, too: a run must take less than the
+                           timeout. A rank that works for all by itself (it initialises, saves, restores, exports) may
+                           keep the others waiting for six timeouts, an hour by default.
+  no rank is in a run      nothing, however long: they prepare data, or are debugged. (Who stops only some of them in
+                           a debugger wants --stall-timeout 0.)
+  ranks on other machines  each launcher watches the ranks of its own. If the missing rank is elsewhere, it says that
+                           all of its ranks are in the same run; only the launcher of that machine can name it, if it
+                           watches another rank that waits.
 """

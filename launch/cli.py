@@ -27,6 +27,7 @@ class Options:
     log_dir: str | None
     tee: str
     grace: float
+    stall_timeout: float
     dry_run: bool
     check: bool
     command: tuple[str, ...]
@@ -62,7 +63,15 @@ def parse(arguments: Sequence[str]) -> Options:
     ours, command = _split(arguments)
     found = _parser().parse_args(ours)
     return Options(
-        found.ranks, found.device, found.log_dir, found.tee, found.grace, found.dry_run, found.check, tuple(command)
+        found.ranks,
+        found.device,
+        found.log_dir,
+        found.tee,
+        found.grace,
+        found.stall_timeout,
+        found.dry_run,
+        found.check,
+        tuple(command),
     )
 
 
@@ -75,6 +84,8 @@ def make_plan(options: Options, environment: Mapping[str, str]) -> Plan:
     command = rank_command(options.command)
     if not 0 <= options.grace < math.inf:
         raise UsageError(f"--grace {options.grace}: give a number of seconds, 0 or more")
+    if not 0 <= options.stall_timeout < math.inf:
+        raise UsageError(f"--stall-timeout {options.stall_timeout}: give a number of seconds, 0 for no limit")
     cores = available_cores()
     devices = choose_devices(_count(options.ranks), options.device, _gpus(options, environment), cores)
     terminal = os.isatty(2)
@@ -88,6 +99,7 @@ def make_plan(options: Options, environment: Mapping[str, str]) -> Plan:
         grace=options.grace,
         shown=shown_ranks(options.tee, len(devices)),
         log_dir=options.log_dir,
+        stall_timeout=options.stall_timeout,
     )
 
 
@@ -148,6 +160,13 @@ def _parser() -> _Parser:
     add("--log-dir", metavar="FOLDER", help="also keep the output, as FOLDER/rank.N/stdout and stderr")
     add("--tee", metavar="RANKS", default="all", help='show these ranks only: "0", "0,2-3", "all", "none"')
     add("--grace", type=float, default=5.0, metavar="SECONDS", help="from TERM to KILL (default: %(default)g)")
+    add(
+        "--stall-timeout",
+        type=float,
+        default=600.0,
+        metavar="SECONDS",
+        help="how long ranks may wait for one another before the job ends; 0: for ever (default: %(default)g)",
+    )
     add("--dry-run", action="store_true", help="print the plan, start nothing")
     add("--check", action="store_true", help="print what is installed and what is missing")
     return parser

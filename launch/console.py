@@ -98,6 +98,11 @@ class Console:
                 stream.close()
 
     @property
+    def congested(self) -> bool:
+        """Is there output that isn't read, so that who writes more may have to wait?"""
+        return any(screen.writer.congested for screen in self._screens)
+
+    @property
     def written(self) -> bool:
         """Has everything reached its reader, or none to reach?"""
         return all(screen.writer.idle for screen in self._screens)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from .board import VARIABLE
+
 LOOPBACK = "127.0.0.1"
 
 # An outer job's identity under other launchers' names. TF_CONFIG describes a cluster of TensorFlow servers, which
@@ -27,6 +29,7 @@ class World:
     cores: int  # that the launcher may use
     terminal: bool  # is the launcher's stderr one?
     columns: int | None = None  # how wide that terminal is
+    board: str = ""  # where ranks post their progress; "" if nobody watches
 
 
 def prefix(rank: int, size: int) -> str:
@@ -53,6 +56,7 @@ def _identity(world: World, rank: int, device: str | None) -> dict[str, str]:
     size, number = str(world.size), str(rank)
     return {
         "COLLECTIVE_LAUNCHED": "1",
+        VARIABLE: world.board,
         "RANK": number,
         "LOCAL_RANK": number,
         "WORLD_SIZE": size,

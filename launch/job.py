@@ -2,7 +2,7 @@
 
     running ──a rank fails──▶ settling ──it is known who is to blame──▶ stopping ──"done"──▶ over
        │                                                                 ▲                    ▲
-       ├──INT, TERM, HUP, QUIT; nobody reads our output──────────────────┘                    │
+       ├──INT, TERM, HUP, QUIT; nobody reads our output; a stall─────────┘                    │
        └──"done": every rank has left with 0──────────────────────────────────────────────────┘
 
 "done" is the keeper's word that nothing is left. Each state has an end that doesn't depend on the ranks' good will:
@@ -18,7 +18,8 @@ import selectors
 import signal
 import time
 
-from . import processes
+from . import processes, stall
+from .board import OwnBoard
 from .console import Console, open_logs
 from .fate import SETTLING, Exit, Fate
 from .keeper import PATIENCE, Child, Event, Keeper
@@ -41,6 +42,7 @@ class Job:
         self._stopping = Stopping(plan.grace)
         self._settle_until = math.inf
         self._exit_code: int | None = None  # of an end that wasn't a rank's failure
+        self._stall: stall.Stall | None = None  # if it was one
         self._over = False
 
     def run(self) -> int:
@@ -62,16 +64,21 @@ class Job:
         self._wakeup = Wakeup()
         rendezvous = Rendezvous(self._plan.size)
         try:
+            self._board = OwnBoard(self._plan.size)
             pipes = [(os.pipe(), os.pipe()) for _ in range(self._plan.size)]
         except OSError as error:
             raise UsageError(f"-np {self._plan.size} needs four pipe ends a rank: {error.strerror}") from None
+        environments = [
+            self._plan.environment(rank, str(rendezvous.port), self._board.place) for rank in range(self._plan.size)
+        ]
         self._keeper = Keeper(
             [
-                Child(self._plan.command, self._plan.environment(rank, str(rendezvous.port)), stdout[1], stderr[1])
+                Child(self._plan.command, environments[rank], stdout[1], stderr[1])
                 for rank, (stdout, stderr) in enumerate(pipes)
             ],
             self._plan.grace,
         )
+        self._watch = stall.Watch(self._plan.size, self._plan.stall_timeout, time.monotonic())
         for pair in pipes:
             for _, end in pair:
                 os.close(end)
@@ -84,7 +91,17 @@ class Job:
 
     def _next_time(self) -> float:
         stop = self._stopping
-        return min(self._settle_until, stop.next_time(), stop.gave_up_at(2 * PATIENCE), self._console.next_flush())
+        return min(
+            self._settle_until,
+            stop.next_time(),
+            stop.gave_up_at(2 * PATIENCE),
+            self._console.next_flush(),
+            math.inf if self._ending else self._watch.next_look(),
+        )
+
+    @property
+    def _ending(self) -> bool:
+        return self._stopping.begun or self._fate.cause() is not None
 
     def _wait(self, until: float) -> None:
         """Handles what happens next, or nothing if nothing does until then."""
@@ -96,6 +113,8 @@ class Job:
     def _act(self, now: float) -> None:
         """Does what is due."""
         self._console.flush_due(now)
+        if now >= self._watch.next_look() and not self._ending:
+            self._look(now)
         if now >= self._settle_until:
             self._settle_until = math.inf
             self._stopping.begin(signal.SIGTERM, now)
@@ -105,6 +124,20 @@ class Job:
             self._keeper.signal(signum)
         if now >= self._stopping.gave_up_at(2 * PATIENCE):
             self._do_without_keeper("doesn't answer")
+
+    def _look(self, now: float) -> None:
+        """Sees whether the ranks go on, and ends a job that stands still."""
+        gone = {ended.rank: ended.manner() for ended in self._fate.exits}
+        found = self._watch.look(now, stall.posted(self._board, self._plan.size), gone, self._console.congested)
+        if found is None:
+            return
+        if not found.over:
+            self._console.say(found.block(self._plan.stall_timeout))
+            return
+        self._stall = found
+        self._exit_code = stall.EXIT_CODE
+        self._say(f"no progress for {found.waited:.0f} s, {found.who()}: stopping {self._fate.living_text()}")
+        self._stopping.begin(signal.SIGTERM, now)
 
     # What the selector calls.
 
@@ -172,6 +205,8 @@ class Job:
         self._console.end(self._selector)
         cause = self._fate.cause()
         code = self._exit_code
+        if self._stall is not None:
+            self._console.say(self._stall.block(self._plan.stall_timeout))
         if code is None:
             code = cause.shell_code if cause else 0
             if cause:

@@ -11,6 +11,7 @@ from .environment import World, rank_environment
 from .usage import UsageError
 
 _PORT_TO_COME = "<a free port>"
+_BOARD_TO_COME = "<memory of the launcher>"
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class Plan:
 
     devices: of each rank its CUDA_VISIBLE_DEVICES entry, None for a CPU rank.
     shown: the ranks whose output is shown.
+    stall_timeout: after how many seconds without progress the job ends; 0 is never.
     """
 
     command: tuple[str, ...]
@@ -30,13 +32,15 @@ class Plan:
     grace: float = 5.0
     shown: frozenset[int] = frozenset()
     log_dir: str | None = None
+    stall_timeout: float = 600.0
 
     @property
     def size(self) -> int:
         return len(self.devices)
 
-    def environment(self, rank: int, port: str = _PORT_TO_COME) -> dict[str, str]:
-        world = World(self.size, port, self.cores, self.terminal, self.columns)
+    def environment(self, rank: int, port: str = _PORT_TO_COME, board: str = _BOARD_TO_COME) -> dict[str, str]:
+        board = board if self.stall_timeout and self.size > 1 else ""
+        world = World(self.size, port, self.cores, self.terminal, self.columns, board)
         return rank_environment(self.outer, world, rank, self.devices[rank])
 
     def describe(self) -> str:
@@ -56,6 +60,7 @@ class Plan:
             f"command      {shlex.join(self.command)}",
             f"cores        {self.cores}",
             f"output       {self._output()}",
+            f"stall        {f'after {self.stall_timeout:g} s' if self.stall_timeout else 'never'}",
             f"environment  of every rank, beside what the launcher's own holds{self._removed()}:",
             *(f"  {name}={environments[0][name]}" for name in same),
         ]

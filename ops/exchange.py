@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import communication, kernels
+from collective.ops import communication
 from collective.ops.gate import Asking, gates_of
 
 
@@ -13,19 +13,53 @@ class Asked(NamedTuple):
     """What the peers want of this rank.
 
     Attributes:
-        keys: [R] int64, in the order of the ranks that ask.
-        splits: [N] int32, how many each of them asks for.
+        keys: int64, in the order of the ranks that ask.
+        splits: [N] int32, how much of it comes from each of them.
     """
     keys: tf.Tensor
     splits: tf.Tensor
 
 
-def keys_to_owners(distinct: kernels.Distinct, name: str, gate: Any) -> Asked:
-    """Every key travels to its owner."""
-    gates_of(tf.get_default_graph()).asked[name] = Asking(distinct.keys, distinct.splits)
-    return Asked(*communication.alltoall(distinct.keys, distinct.splits, name, gate))
+class Wire(NamedTuple):
+    """The types in which rows and their gradients travel."""
+    rows: tf.DType
+    gradients: tf.DType
 
 
-def rows_back(rows: tf.Tensor, asked: Asked, name: str, gate: Any) -> tf.Tensor:
-    """[U, D]: the rows of this rank's distinct keys, from `rows` [R, D] that every owner found for `asked`."""
-    return communication.alltoall(rows, asked.splits, name, gate)[0]
+def keys_to_owners(keys: tf.Tensor, splits: tf.Tensor, name: str, gate: Any, nothing: int = 0) -> Asked:
+    """Every key travels to its owner; `nothing`: see `Asking`."""
+    gates_of(tf.get_default_graph()).asked[name] = Asking(keys, splits, nothing)
+    return Asked(*communication.alltoall(keys, splits, name, gate))
+
+
+def rows_back(rows: tf.Tensor, splits: tf.Tensor, name: str, gate: Any, wire: Wire | None = None) -> tf.Tensor:
+    """The rows that this rank asked for, from what every owner found.
+
+    Args:
+        rows: what this rank found.
+        splits: [N] int32, how much of its first dimension goes to each rank.
+        name: the collective's.
+        gate: the gate's zero.
+        wire: the types in which rows and gradients travel; their own by default.
+    """
+    wire = wire or Wire(rows.dtype, rows.dtype)
+    received = communication.alltoall(_cast(rows, wire.rows, rows.dtype), splits, name, gate)[0]
+    return _cast(received, rows.dtype, wire.gradients)
+
+
+def _cast(x: tf.Tensor, dtype: tf.DType, gradient: tf.DType) -> tf.Tensor:
+    """`tf.cast`, whose gradient is cast to `gradient` instead of the type of `x`."""
+    if x.dtype == dtype == gradient:
+        return x
+    graph = tf.get_default_graph()
+    with graph.gradient_override_map({'Cast': 'CollectiveWire', 'Identity': 'CollectiveWire'}):
+        out = tf.identity(x) if x.dtype == dtype else tf.cast(x, dtype)
+    if not hasattr(graph, '_collective_wire'):
+        graph._collective_wire = {}
+    graph._collective_wire[out.op.name] = gradient
+    return out
+
+
+@tf.RegisterGradient('CollectiveWire')
+def _wire_gradient(op: tf.Operation, gradient: tf.Tensor) -> tf.Tensor:
+    return _cast(tf.convert_to_tensor(gradient), op.graph._collective_wire[op.name], op.outputs[0].dtype)

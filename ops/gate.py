@@ -27,17 +27,17 @@ CLOSED = 'This run uses tables sharded over several ranks, but no session of str
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """The ids of one lookup against the range [0, rows) of its table.
+    """The ids of n lookups that share an exchange against the ranges [0, rows) of their tables.
 
     Attributes:
-        collective: the name of the lookup's first collective: the check matters to the runs that reach it.
-        table: the table's name, for the message.
-        rows: V.
-        bounds: [2] int64, the smallest and the largest id (int64's largest and smallest for no id at all).
+        collective: the name of the exchange's first collective: the check matters to the runs that reach it.
+        tables: [n] the tables' names, for the message.
+        rows: [n] their V.
+        bounds: [n, 2] int64, the smallest and the largest id (int64's largest and smallest for no id at all).
     """
     collective: str
-    table: str
-    rows: int
+    tables: tuple[str, ...]
+    rows: tuple[int, ...]
     bounds: tf.Tensor
 
 
@@ -46,11 +46,13 @@ class Asking:
     """What a rank sends to ask its peers for rows.
 
     Attributes:
-        keys: [U] int64, those of rank 0 first.
-        splits: [N] int32, how many belong to each rank.
+        keys: int64, what goes to rank 0 first.
+        splits: [N] int32, how much of it goes to each rank.
+        nothing: how many words, all zero, go to each rank from one that asks for nothing.
     """
     keys: tf.Tensor
     splits: tf.Tensor
+    nothing: int = 0
 
 
 class Gate:
@@ -113,13 +115,14 @@ class GraphGates:
 
     def behind(self, tensors: Sequence[Any]) -> Gate:
         """The gate of a lookup whose ids are `tensors`: of the first level that none of them waits for."""
-        return self._gate(1 + max((self.level(x.op) for x in tensors), default=0))
+        return self.at(1 + max((self.level(x.op) for x in tensors), default=0))
 
     def beside(self, tensors: Sequence[Any]) -> Gate:
         """The gate of any other collective of `tensors`: the last one that they wait for, else the first."""
-        return self._gate(max([1] + [self.level(x.op) for x in tensors]))
+        return self.at(max([1] + [self.level(x.op) for x in tensors]))
 
-    def _gate(self, level: int) -> Gate:
+    def at(self, level: int) -> Gate:
+        """The gate of `level`, from 1."""
         while len(self.gates) < level:
             self.gates.append(Gate(len(self.gates) + 1))
             zero = self.gates[-1].zero.op

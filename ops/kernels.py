@@ -7,6 +7,9 @@ from __future__ import annotations
 from typing import Any, Callable, NamedTuple
 
 import tensorflow.compat.v1 as tf
+from tensorflow.python.ops import resource_variable_ops
+
+from collective.ops import slices
 
 
 class Distinct(NamedTuple):
@@ -44,9 +47,15 @@ def gather_rows(table: Any, local_rows: tf.Tensor, row_shape: Any) -> tf.Tensor:
         row_shape: [D].
     """
     # Not tf.gather: a resource variable that was updated sparsely copies itself on every other kind of read.
-    rows = tf.raw_ops.ResourceGather(resource=table.handle, indices=local_rows, dtype=table.dtype)
+    with tf.get_default_graph().gradient_override_map({'ResourceGather': 'CollectiveStaticGather'}):
+        rows = tf.raw_ops.ResourceGather(resource=table.handle, indices=local_rows, dtype=table.dtype)
     rows.set_shape(tf.TensorShape([None]).concatenate(row_shape))
     return rows
+
+
+@tf.RegisterGradient('CollectiveStaticGather')
+def _gather_gradient(op: tf.Operation, gradient: Any) -> tuple[tf.IndexedSlices, None]:
+    return slices.of_shard(resource_variable_ops._GatherGrad(op, gradient)[0]), None
 
 
 def bounds(ids: tf.Tensor) -> tf.Tensor:

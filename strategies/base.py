@@ -11,9 +11,9 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.ops import kernels
+from collective.ops.bags import Section
 
-BACKENDS = {'hb': 'collective.strategies.hb.HbBackend'}
-COMING = ('sok',)
+BACKENDS = {'hb': 'collective.strategies.hb.HbBackend', 'sok': 'collective.strategies.sok.SokBackend'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Lookup:
         sparse_weights: its weights, or None.
         combiner: 'sum', 'mean' or 'sqrtn', if the rows are pooled; else None.
         max_norm: L2 norm to which each row is clipped before pooling, or None.
+        weights_have_gradients: whether the weights depend on something that can be trained.
     """
     table: Any
     ids: tf.Tensor
@@ -36,6 +37,7 @@ class Lookup:
     sparse_weights: tf.SparseTensor | None = None
     combiner: str | None = None
     max_norm: float | None = None
+    weights_have_gradients: bool = False
 
     def combined(self, rows: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
         """What the lookup returns.
@@ -51,18 +53,35 @@ class Lookup:
         return kernels.pool(rows, positions, self.sparse_ids, self.sparse_weights, self.combiner, self.max_norm)
 
 
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How a group's lookups share an exchange.
+
+    What travels is ordered by section, and one row comes back for each *bag* of a section. A section is of one table. Its bags
+    are the distinct keys of all its lookups, whose rows the asker pools; or, if it is pooled, the keys of one sample on one
+    owner, which the owner pools, of a single lookup.
+
+    Attributes:
+        tables: the group's, each once.
+        sections: what travels: of one table each, `table` is its place in `tables`.
+        members: for each lookup the section that it is in.
+    """
+    tables: tuple[Any, ...]
+    sections: tuple[Section, ...]
+    members: tuple[int, ...]
+
+
 class Backend(abc.ABC):
-    """A way to exchange."""
+    """A way to exchange: what a backend decides is the layout of a group; `collective.strategies.together` carries it out."""
 
     @abc.abstractmethod
-    def exchange(self, group: Sequence[Lookup]) -> list[tf.Tensor]:
-        """Builds one complete, differentiable exchange for `group` and returns what each lookup returns.
+    def layout(self, group: Sequence[Lookup]) -> Layout:
+        """How `group` shares an exchange. A pure function: every rank gets the same for the same group."""
 
-        For a lookup of plain rows, ids' shape + [D]; for a pooled one [samples, D]. Differentiating with respect to
-        `table.handle` must give `IndexedSlices` of the shard: at every owner the sum of all ranks' gradients for its rows.
-        Every rank calls this with the same group, in the same order. All of its collectives take the gate that stands
-        behind the group's ids, and each lookup's bounds are registered there as a `Check`.
-        """
+
+def tables_of(group: Sequence[Lookup]) -> tuple[Any, ...]:
+    """The tables of `group`, each once, in the order of their first lookups."""
+    return tuple({id(lookup.table): lookup.table for lookup in group}.values())
 
 
 def backend(name: str | None = None) -> Backend:
@@ -72,8 +91,6 @@ def backend(name: str | None = None) -> Backend:
         ValueError: there is no such backend.
     """
     name = (name or os.environ.get('COLLECTIVE_STRATEGY') or 'hb').lower()
-    if name in COMING:
-        raise ValueError(f"COLLECTIVE_STRATEGY={name}: this backend isn't there yet. Known: {', '.join(BACKENDS)}.")
     if name not in BACKENDS:
         raise ValueError(f"COLLECTIVE_STRATEGY={name}: there is no such backend. Known: {', '.join(BACKENDS)}.")
     module, _, kind = BACKENDS[name].rpartition('.')

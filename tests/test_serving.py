@@ -15,7 +15,8 @@ TRAIN = '''
 import json, os, sys
 import numpy as np
 import tensorflow.compat.v1 as tf
-from collective import CollectiveStrategy, RankError, feature_column as columns, meeting
+from collective import CollectiveStrategy, RankError, feature_column as columns
+from collective.ranks import meeting
 
 tf.logging.set_verbosity(tf.logging.ERROR)
 strategy = CollectiveStrategy()
@@ -130,10 +131,13 @@ def alone(*arguments, **kwargs):
 
 def launched(tmp_path, script, ranks, *arguments, timeout=240):
     (tmp_path / 'script.py').write_text(script)
-    done = subprocess.run(
-        [sys.executable, '-m', 'collective.launch', '-np', str(ranks), '--device', 'cpu', str(tmp_path / 'script.py'),
-         *map(str, arguments)], cwd=ROOT, text=True, timeout=timeout, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env=dict(os.environ, PYTHONPATH=str(ROOT), TF_CPP_MIN_LOG_LEVEL='3'))
+    try:
+        done = subprocess.run(
+            [sys.executable, '-m', 'collective.launch', '-np', str(ranks), '--device', 'cpu', str(tmp_path / 'script.py'),
+             *map(str, arguments)], cwd=ROOT, text=True, errors='replace', timeout=timeout, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, env=dict(os.environ, PYTHONPATH=str(ROOT), TF_CPP_MIN_LOG_LEVEL='3'))
+    except subprocess.TimeoutExpired as late:           # which doesn't tell what was printed
+        pytest.fail(f'not over after {timeout} s: {(late.stdout or b"")[-6000:]!r}')
     assert done.returncode == 0, done.stdout[-6000:]
     return done.stdout
 
@@ -141,7 +145,8 @@ def launched(tmp_path, script, ranks, *arguments, timeout=240):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize('ranks', [2, pytest.param(1, marks=pytest.mark.long), pytest.param(3, marks=pytest.mark.long)])
 def test_processes_without_this_library_answer_as_predict_does(tmp_path, ranks):
-    assert launched(tmp_path, TRAIN, ranks, tmp_path).count('done') == ranks
+    output = launched(tmp_path, TRAIN, ranks, tmp_path)
+    assert all(f'[{rank}] done {rank}' in output for rank in range(ranks)), output
     (tmp_path / 'serve.py').write_text(SERVE)
     assert 'same' in alone(sys.executable, str(tmp_path / 'serve.py'), str(tmp_path), cwd=tmp_path)
     path = json.loads((tmp_path / 'paths.json').read_text())[0]

@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 from collective.checkpoint.bundle import Bundle
 from collective.checkpoint.layout import DYNAMIC, Column
-from collective.checkpoint.source import column_of
+from collective.checkpoint.matching import column_of
 
 BUFFER = 128 << 20          # bytes that all parts of a table have in memory together
 

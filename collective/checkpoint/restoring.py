@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.checkpoint import bundle, recent, source, tables
+from collective.checkpoint import bundle, matching, recent, tables
 from collective.checkpoint.saver import def_of_rest, rest_def, rest_of, same_path, shards_in
 from collective.ops import communication
 from collective.ranks import meeting
@@ -38,7 +38,7 @@ def restore(fresh_slots: bool, original: Any, saver: Any, sess: Any, save_path: 
 
     def compare() -> None:
         opened = bundle.Bundle(prefix)
-        made.append(source.plan(opened, shards, source.saved_by(sess.graph, rest_def(saver)), fresh_slots, saver._reshape))
+        made.append(matching.plan(opened, shards, matching.saved_by(sess.graph, rest_def(saver)), fresh_slots, saver._reshape))
         made.append(tables.Loaded(sess, opened, made[0].pairs))
     step('comparing', compare)
     plan, loaded = made

@@ -41,9 +41,10 @@ class Shard:
         return self.table.dim if self.slot_of is None else int(self.variable.shape[1])
 
     @property
-    def mine(self) -> int:
-        """Rows of a static shard."""
-        return 0 if self.dynamic else part_rows(self.table.rows, communication.size(), communication.rank())
+    def shape(self) -> tuple[int, int]:
+        """Of this rank's rows, if it is static; a dynamic one's grows, and counts as [0, D]."""
+        rows = 0 if self.dynamic else part_rows(self.table.rows, communication.size(), communication.rank())
+        return rows, self.dim
 
     @property
     def dtype(self) -> Any:
@@ -105,7 +106,7 @@ class Operations:
         initialized: whether it isn't.
     """
 
-    def __init__(self, variable: Any, shape: list[int]):
+    def __init__(self, variable: Any, shape: tuple[int, int]):
         graph = variable.graph
         finalized = graph.finalized
         graph._unsafe_unfinalize()
@@ -123,12 +124,11 @@ class Operations:
             graph.finalize()
 
 
-
 def operations(shards: Sequence[Shard]) -> list[Operations]:
     """Those of each shard; all are made before any runs, since a session takes in a graph anew whenever it has grown."""
     for shard in shards:
         if not hasattr(shard.variable, '_collective_checkpoint'):
-            shard.variable._collective_checkpoint = Operations(shard.variable, [shard.mine, shard.dim])
+            shard.variable._collective_checkpoint = Operations(shard.variable, shard.shape)
     return [shard.variable._collective_checkpoint for shard in shards]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from collective.checkpoint.bundle import Bundle, Writer, raw_run
-from collective.checkpoint.layout import Column, Layout, part_rows
+from collective.checkpoint.layout import Column, Layout
 from collective.checkpoint.shards import Gather, Scatter, Shard, block_of, by_table, operations
 from collective.ops import communication
 from collective.ops import keys as owning
@@ -28,7 +28,8 @@ def write(session: Any, shards: Sequence[Shard], writer: Writer) -> dict[str, in
     gather = Gather(session, keep)
     for group in by_table(shards):
         block, table = block_of(group), group[0].table
-        count, blocks = _dynamic_rows(session, table, group, block) if group[0].dynamic else _static_rows(table, block)
+        count, blocks = _dynamic_rows(session, table, group, block) if group[0].dynamic else \
+            _static_rows(group[0].shape[0], block)
         columns.update({shard.name: shard.column([count] * ranks, block) for shard in group})
         first = 0
         for keys, rows in blocks if count else [(np.zeros(0, np.int64), np.zeros(0, np.int64))]:
@@ -41,8 +42,7 @@ def write(session: Any, shards: Sequence[Shard], writer: Writer) -> dict[str, in
     return {name: column.parts[rank] for name, column in columns.items()}
 
 
-def _static_rows(table: Any, block: int) -> tuple[int, Iterator[Any]]:
-    count = part_rows(table.rows, communication.size(), communication.rank())
+def _static_rows(count: int, block: int) -> tuple[int, Iterator[Any]]:
     return count, ((None, np.arange(first, min(first + block, count))) for first in range(0, count, block))
 
 
@@ -71,12 +71,21 @@ def own_rows(column: Column, ranks: int, rank: int) -> Iterator[tuple[int, int, 
             yield part, first, step
 
 
-def read_static(bundle: Bundle, column: Column, layout: Layout, ranks: int, rank: int,
-                keep: Callable[[np.ndarray, np.ndarray], None]) -> None:
-    """Calls keep(local rows [b], their values [b, D]) for all rows that `rank` of `ranks` owns, a block at a time."""
-    saved = len(column.parts)
-    for part, offset, step in own_rows(column, ranks, rank):
-        entry = layout.entry(column, part)
+def own_parts(saved: int, ranks: int, rank: int) -> range:
+    """Which of `saved` parts of a dynamic column can hold keys of `rank` of `ranks`.
+
+    A key is in part mix(key) mod `saved`, and its owner is mix(key) mod `ranks`: some number has both remainders only if they
+    are the same modulo gcd(saved, ranks).
+    """
+    step = math.gcd(saved, ranks)
+    return range(rank % step, saved, step)
+
+
+def read_static(bundle: Bundle, column: Column, keep: Callable[[np.ndarray, np.ndarray], None]) -> None:
+    """Calls keep(local rows [b], their values [b, D]) for all rows that this rank owns, a block at a time."""
+    saved, ranks = len(column.parts), communication.size()
+    for part, offset, step in own_rows(column, ranks, communication.rank()):
+        entry = bundle.layout.entry(column, part)
         for first in range(0, column.parts[part], column.block):
             count = min(column.block, column.parts[part] - first)
             here = (offset - first) % step
@@ -85,31 +94,22 @@ def read_static(bundle: Bundle, column: Column, layout: Layout, ranks: int, rank
             keep(local, values)
 
 
-def shape_of(shard: Shard) -> tuple[int, int]:
-    """That of this rank's rows of a static table or slot."""
-    return part_rows(shard.table.rows, communication.size(), communication.rank()), shard.dim
-
-
 def read_shard(bundle: Bundle, column: Column, out: np.ndarray) -> np.ndarray:
     """Fills `out` with this rank's rows of a static table or slot, and returns it."""
-    ranks, rank = communication.size(), communication.rank()
-
     def keep(local: np.ndarray, values: np.ndarray) -> None:
         if len(local):
             out[int(local[0]):int(local[-1]) + 1:int(local[1] - local[0]) if len(local) > 1 else 1] = values
-    read_static(bundle, column, bundle.layout, ranks, rank, keep)
+    read_static(bundle, column, keep)
     return out
 
 
-def read_dynamic(bundle: Bundle, columns: Sequence[Column], layout: Layout, ranks: int, rank: int,
-                 keep: Callable[[np.ndarray, list[np.ndarray]], None]) -> None:
-    """Calls keep(keys [b], the values [b, D] of each column) for all keys that `rank` of `ranks` owns."""
-    for part, total in enumerate(columns[0].parts):
-        if len(columns[0].parts) == ranks and part != rank:
-            continue
-        for first in range(0, total, columns[0].block):
-            count = min(columns[0].block, total - first)
-            keys = bundle.read(layout.keys_entry(columns[0], part), first, count)
+def read_dynamic(bundle: Bundle, columns: Sequence[Column], keep: Callable[[np.ndarray, list[np.ndarray]], None]) -> None:
+    """Calls keep(keys [b], the values [b, D] of each of `columns`) for all keys that this rank owns, a block at a time."""
+    layout, own, ranks, rank = bundle.layout, columns[0], communication.size(), communication.rank()
+    for part in own_parts(len(own.parts), ranks, rank):
+        for first in range(0, own.parts[part], own.block):
+            count = min(own.block, own.parts[part] - first)
+            keys = bundle.read(layout.keys_entry(own, part), first, count)
             mine = owning.owners_np(keys, ranks) == rank
             keep(keys[mine], [bundle.read(layout.entry(column, part), first, count)[mine] for column in columns])
 
@@ -145,13 +145,12 @@ class Loaded:
 
     def verify(self) -> None:
         """Reads all of it once, keeping nothing."""
-        ranks, rank = communication.size(), communication.rank()
         for group in self._groups:
             columns = [self._columns[shard.name] for shard in group]
             if group[0].dynamic:
-                read_dynamic(self._bundle, columns, self._bundle.layout, ranks, rank, lambda *_: None)
+                read_dynamic(self._bundle, columns, lambda *_: None)
             else:
-                read_static(self._bundle, columns[0], self._bundle.layout, ranks, rank, lambda *_: None)
+                read_static(self._bundle, columns[0], lambda *_: None)
 
     def read(self) -> None:
         """Reads all that can be read before every rank has read without an error."""
@@ -160,7 +159,7 @@ class Loaded:
         self._fill(new)
         if not self.twice:
             self._waiting = [
-                (shard, read_shard(self._bundle, self._columns[shard.name], np.empty(shape_of(shard), shard.dtype)))
+                (shard, read_shard(self._bundle, self._columns[shard.name], np.empty(shard.shape, shard.dtype)))
                 for shard in self._static if shard.name in self._there]
         for group in self._groups:
             if group[0].dynamic:
@@ -181,9 +180,8 @@ class Loaded:
         scatter.flush()
         if self.twice:
             self._fill([shard for shard in self._static if shard.name in self._there])
-        with self._session.graph.as_default():          # outside of a graph variables can't be keys of a dictionary
-            while self._dynamic:
-                self._dynamic.pop().assign(self._session)
+        while self._dynamic:
+            self._dynamic.pop().assign(self._session)
 
     def _fill(self, shards: Sequence[Shard]) -> None:
         """Reads static shards right into their variables."""
@@ -191,19 +189,17 @@ class Loaded:
         for shard in shards:
             def keep(local: np.ndarray, values: np.ndarray, shard: Shard = shard) -> None:
                 scatter.ask(shard, 0, local, values)
-            read_static(self._bundle, self._columns[shard.name], self._bundle.layout, communication.size(),
-                        communication.rank(), keep)
+            read_static(self._bundle, self._columns[shard.name], keep)
         scatter.flush()
 
     def _read_dynamic(self, group: Sequence[Shard]) -> None:
         table: Any = group[0].table
+        slots = [shard.variable for shard in group if shard.slot_of is not None]
         if self.twice:      # an empty one in its place: its memory belongs to more than the variable
             raw_run(self._session, [v.initializer for v in (table, *getattr(table, 'slots', []))])
-        loading = table.loading([shard.variable for shard in group if shard.slot_of is not None])
-        columns = [self._columns[shard.name] for shard in group]
+        loading = table.loading(slots)
 
         def add(keys: np.ndarray, values: list[np.ndarray]) -> None:
-            with self._session.graph.as_default():      # outside of a graph variables can't be keys of a dictionary
-                loading.add(keys, dict(zip([shard.variable for shard in group], values)))
-        read_dynamic(self._bundle, columns, self._bundle.layout, communication.size(), communication.rank(), add)
+            loading.add(keys, values[0], dict(zip([slot.op.name for slot in slots], values[1:])))
+        read_dynamic(self._bundle, [self._columns[shard.name] for shard in group], add)
         self._dynamic.append(loading)

@@ -15,7 +15,7 @@ from collective import checkpoint
 from collective.checkpoint.bundle import Bundle
 from collective.checkpoint.layout import ENTRY, FORMAT_ENTRY, Column
 from collective.errors import RankError
-from collective.estimator import dealing, evaluating, prediction
+from collective.estimator import dealing, evaluation, prediction
 from collective.estimator.run_config import local_config
 from collective.ops import communication
 from collective.ranks import meeting, protocol
@@ -57,9 +57,9 @@ class Estimator(estimator_lib.EstimatorV2):
             if max_steps is not None and 0 < max_steps <= of_rank_0['step'] and steps is None:
                 tf.logging.info('Skipping training since max_steps has already saved.')
                 return self
-            if max_steps is not None and evaluating.is_train_and_evaluate(saving_listeners) and self._deals(input_fn):
+            if max_steps is not None and evaluation.is_train_and_evaluate(saving_listeners) and self._deals(input_fn):
                 input_fn = dealing.Use(input_fn, passes=communication.size())
-            listeners = [evaluating.in_step(self, listener) for listener in saving_listeners or []]
+            listeners = [evaluation.in_step(self, listener) for listener in saving_listeners or []]
             super().train(input_fn, hooks, steps, max_steps, listeners)
         return self
 
@@ -78,7 +78,7 @@ class Estimator(estimator_lib.EstimatorV2):
             if communication.size() > 1 and steps is not None and steps > 0 and self._deals(input_fn):
                 input_fn, steps = dealing.Use(input_fn, batches=steps), None
             metrics = super().evaluate(input_fn, steps, hooks, of_rank_0['latest'], name)
-            return evaluating.agreed(metrics)
+            return evaluation.agreed(metrics)
 
     def predict(self, input_fn: Any, predict_keys: Any = None, hooks: Any = None, checkpoint_path: str | None = None,
                 yield_single_examples: bool = True, gather: bool = False) -> Iterator[Any]:
@@ -170,7 +170,7 @@ class Estimator(estimator_lib.EstimatorV2):
 
     def _call_model_fn_eval(self, input_fn: Any, config: Any) -> Any:
         scaffold, hooks, input_hooks, update, values = super()._call_model_fn_eval(input_fn, config)
-        return scaffold, [*(hooks or []), *evaluating.summing_hooks(values)], input_hooks, update, values
+        return scaffold, [*(hooks or []), *evaluation.summing_hooks(values)], input_hooks, update, values
 
     def _export_all_saved_models(self, export_dir_base: Any, input_receiver_fn_map: Any, assets_extra: Any = None,
                                  as_text: bool = False, checkpoint_path: Any = None, strip_default_attrs: bool = True) -> bytes:

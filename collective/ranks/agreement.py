@@ -22,6 +22,7 @@ from collective.ops.gate import Check, Gate
 RUNNING, INVALID, ENDED, LEFT, FAILED, IDLE = range(6)
 EVALUATING = 1                              # the check of a rank that is ENDED, and should have been IDLE
 NAME = communication.PREFIX + 'agreement'
+LOOKUPS = 1 << 24                           # more than a check has
 WIDTH = 6                                   # status, session, signature, number of the check, id, clock
 
 
@@ -39,7 +40,8 @@ class Header:
             of data in an evaluation, in which it answers whoever goes on).
         session: the number of the session, counted alike on every rank.
         signature: of the collectives that the run will use; 0 for LEFT and FAILED.
-        check: the number, in the graph, of the check that an id failed; of an ENDED rank EVALUATING if it only evaluates.
+        check: which lookup's id failed: the number of its check in the graph times LOOKUPS plus its place in the check; of an
+            ENDED rank EVALUATING if it only evaluates.
         id: that id.
         clock: microseconds since 1970.
     """
@@ -122,18 +124,18 @@ def agree(gate: Gate, checks: Mapping[int, Check], after: Sequence[tf.Operation]
 
 
 def _first_invalid(checks: Mapping[int, Check]) -> list[tf.Tensor]:
-    """(status, number of the check, id), each an int64 scalar."""
+    """(status, which lookup, id), each an int64 scalar."""
     if not checks:
         return [tf.constant(x, tf.int64) for x in (RUNNING, 0, 0)]
-    bounds = tf.stack([check.bounds for check in checks.values()])
-    rows = tf.constant([check.rows for check in checks.values()], tf.int64)
+    bounds = tf.concat([check.bounds for check in checks.values()], 0)
+    rows = tf.constant([rows for check in checks.values() for rows in check.rows], tf.int64)
+    which = tf.constant([number * LOOKUPS + i for number, check in checks.items() for i in range(len(check.rows))], tf.int64)
     low, high = bounds[:, 0], bounds[:, 1]
     below, beyond = low < 0, tf.logical_and(high >= rows, high >= low)
     first = tf.argmax(tf.cast(tf.logical_or(below, beyond), tf.int32), output_type=tf.int64)
     worst = tf.where(below[first], low[first], high[first])
     invalid = tf.logical_or(below[first], beyond[first])
-    return [tf.where(invalid, tf.constant(INVALID, tf.int64), tf.constant(RUNNING, tf.int64)),
-            tf.constant(list(checks), tf.int64)[first], worst]
+    return [tf.where(invalid, tf.constant(INVALID, tf.int64), tf.constant(RUNNING, tf.int64)), which[first], worst]
 
 
 def verdict(headers: Sequence[Header], checks: Sequence[Check], texts: Callable[[], list[dict[str, Any]]]
@@ -159,9 +161,9 @@ def verdict(headers: Sequence[Header], checks: Sequence[Check], texts: Callable[
                 'in tf.cond or tf.while_loop, or a gradient. Look up outside of control flow, or give every rank the same '
                 'number of batches.')
         if h.status == INVALID:
-            check = checks[h.check]
+            check, place = checks[h.check // LOOKUPS], h.check % LOOKUPS
             return tf.errors.InvalidArgumentError(
-                None, None, f"table '{check.table}': id {h.id} is not in [0, {check.rows}) (on rank {r})")
+                None, None, f"table '{check.tables[place]}': id {h.id} is not in [0, {check.rows[place]}) (on rank {r})")
     for status, what in ((ENDED, 'is out of data'), (IDLE, 'is out of data'), (LEFT, 'has left the session')):
         ranks = [str(r) for r, h in enumerate(headers) if h.status == status]
         if ranks:
@@ -177,7 +179,8 @@ def _difference(texts: Sequence[dict[str, Any]]) -> str:
     """What each rank runs, and the first collective that not all of them use."""
     used = [text['shared'] for text in texts]
     everywhere = set(used[0]).intersection(*used[1:]) if used else set()
-    odd = sorted({name for names in used for name in names} - everywhere)
+    odd = sorted({name for names in used for name in names} - everywhere,      # what a user knows by its name comes first
+                 key=lambda name: (name.startswith(communication.PREFIX), name))
     first = ''
     if odd:
         who = [str(r) for r, names in enumerate(used) if odd[0] in names]

@@ -13,10 +13,12 @@ from typing import Any, Callable
 import tensorflow.compat.v1 as tf
 
 from collective.errors import RankError
+from collective.launch.board import Label, Phase
 from collective.ops import communication
 from collective.ops.gate import Check, Gate, gates_of
 from collective.ranks import agreement, runs
 from collective.ranks.agreement import ENDED, FAILED, IDLE, LEFT, RUNNING, Header
+from collective.ranks.progress import Progress
 from collective.replicated import is_replicated, make_equal
 
 
@@ -34,6 +36,7 @@ class Run:
         tickets: the gates' placeholders.
         gate: the first of the gates that it passes, if any.
         disagreement: the headers for which a gate stayed closed, set while it runs.
+        label: what the launcher is told of it.
     """
     reach: runs.Reach
     keep: Any
@@ -44,6 +47,7 @@ class Run:
     tickets: list[tf.Tensor] = dataclasses.field(default_factory=list)
     gate: Gate | None = None
     disagreement: list[Header] | None = None
+    label: Label | None = None
 
 
 class Membership:
@@ -70,6 +74,7 @@ class Protocol:
 
     def __init__(self) -> None:
         self.channel = agreement.SideChannel()
+        self.progress = Progress(os.environ)
         self.members: dict[Any, Membership] = {}
         self.count = 0
         self.failure: tuple[Membership, str] | None = None      # said to the peers when they next wait for this rank
@@ -88,7 +93,7 @@ class Protocol:
     # -- one run ----------------------------------------------------------------------------------------------------------
 
     def run(self, original: Any, session: Any, run: Run, fetches: Any, feeds: Any, options: Any, metadata: Any) -> Any:
-        with self._one_at_a_time:
+        with self._one_at_a_time, self.progress:
             return self._run(original, session, run, fetches, feeds, options, metadata)
 
     def _run(self, original: Any, session: Any, run: Run, fetches: Any, feeds: Any, options: Any, metadata: Any) -> Any:
@@ -98,9 +103,12 @@ class Protocol:
         if member.over is not None:
             raise member.over
         doing = 'runs ' + ', '.join(sorted(str(getattr(f, 'name', f)) for f in runs.flatten(fetches)))
+        run.label = run.label or Label(doing, run.reach.shared)
+        self.progress.does(run.label)
         early = [v for _, v in sorted(session.__dict__.pop('_collective_unequal', {}).items())]
         if early or run.reach.initialized:
             self.settle(Header(RUNNING, member.number, run.reach.signature), member, run, doing)
+            self.progress.enters(Phase.EQUALISING)
         make_equal(original, session, early)
         if run.gate is not None and member.count is None:
             original(session, run.gate.start)
@@ -112,10 +120,12 @@ class Protocol:
         out = None
         while out is None:
             run.disagreement = None
+            self.progress.enters(Phase.WORKING if run.gate is None else Phase.RUNNING)
             try:
                 out = original(session, [fetches, run.targets], feeds, options, metadata)
             except tf.errors.OpError as error:
                 started = self.has_started(original, session, member, run)
+                self.progress.passed += started
                 if run.repeatable and _peers_are_idle_elsewhere(run.disagreement or [], run):
                     continue
                 answer = functools.partial(self.answer, original, session, run, feeds)
@@ -124,11 +134,13 @@ class Protocol:
                 self.failure = (member, f'failed with {type(error).__name__}: {error}')
                 raise
         if run.targets:
+            self.progress.passed += 1
             self.clock = int(out[1][0]) / 1e6
             member.evaluation = run.reach.signature if run.answer is not None else None
         if run.gate is not None:
             member.count = (member.count or 0) + 1
         if run.reach.initialized:
+            self.progress.enters(Phase.EQUALISING)
             make_equal(original, session, [v for v in run.reach.initialized if is_replicated(v)])
         return out[0]
 
@@ -193,6 +205,7 @@ class Protocol:
 
     def answer(self, original: Any, session: Any, run: Run, feeds: dict[Any, Any]) -> None:
         assert run.answer is not None
+        self.progress.enters(Phase.ANSWERING)
         original(session, [run.answer.operations, run.answering],
                  {**feeds, **{x.name: value for x, value in run.answer.feeds}}, None, None)
 
@@ -204,7 +217,9 @@ class Protocol:
 
     def headers(self, header: Header) -> list[Header]:
         """Every rank's header, exchanged outside of any run."""
+        self.progress.enters(Phase.AGREEING)
         headers = self.channel.headers(header)
+        self.progress.passed += 1
         self.clock = headers[0].clock / 1e6
         return headers
 
@@ -217,12 +232,13 @@ class Protocol:
 
     def meet(self, session: Any, what: str, doing: str, mine: dict[str, Any]) -> list[dict[str, Any]]:
         """Every rank's `mine`, if all meet for the same (see `collective.ranks.meeting`); `doing` is for the error if not."""
-        with self._one_at_a_time:
+        with self._one_at_a_time, self.progress:
             self.say_failure()
             self.refuse_if_broken()
             member = Membership(0, []) if session is None else self.member(session)
             if member.over is not None:
                 raise member.over
+            self.progress.does(doing)
             signature = int.from_bytes(hashlib.blake2b(what.encode(), digest_size=8).digest(), 'little') >> 1
             self.settle(Header(RUNNING, member.number, signature), member, None, doing)
             return self.channel.texts(mine)
@@ -248,7 +264,7 @@ class Protocol:
             self.failure = self.failure or (member, f'left its session with {type(error).__name__}: {error}')
             self._dead = self._dead or isinstance(error, SystemExit)
             return
-        with self._one_at_a_time:
+        with self._one_at_a_time, self.progress.does('leaves its session'):
             self.judged(self.headers(Header(LEFT, member.number)), member, None, 'left its session')
 
     def say_failure(self) -> None:
@@ -258,6 +274,7 @@ class Protocol:
         (member, doing), self.failure = self.failure, None
         if member.over is None:
             # Peers that wait in that session get the error there. This rank goes on, as they do if they survive it.
+            self.progress.does(doing)
             self.judged(self.headers(Header(FAILED, member.number)), member, None, doing)
 
     def leave_all(self) -> None:

@@ -13,6 +13,7 @@ from tensorflow.python.ops import variables
 
 from collective.ops import communication
 from collective.ops.gate import Check, GraphGates
+from collective.strategies.together import Group, groups_of
 
 # What may find its data at an end, or fail for reasons of its own, before any collective of the run has started.
 SOURCES = frozenset({
@@ -22,6 +23,7 @@ SOURCES = frozenset({
     'EagerPyFunc', 'MultiDeviceIteratorGetNextFromShard', 'StatefulPartitionedCall', 'PartitionedCall', 'RemoteCall',
     # control flow as a whole, which may hold any of these: in one operation, or where it is left
     'If', 'Case', 'While', 'Merge', 'Exit'})
+ALIKE = 'collective/alike/'      # begins the names of operations that ranks must have alike, beside collectives
 CALLS = frozenset({'If', 'StatelessIf', 'Case', 'While', 'StatelessWhile', 'StatefulPartitionedCall', 'PartitionedCall'})
 
 
@@ -56,16 +58,19 @@ class Reach:
 
     Attributes:
         operations: everything that is executed.
-        shared: the names of what all ranks must do alike: its collectives and the variables that it initializes, sorted.
+        shared: the names of what all ranks must do alike: its collectives, the lookups of groups that it needs, the variables
+            that it initializes, what is called `ALIKE`; sorted.
         signature: 63 bits of them, by which ranks compare their runs.
         initialized: the global variables whose initializers run.
         trains: whether it updates a table or a global variable. What doesn't is an evaluation.
+        nothing: what it is fed for the lookups of its groups that it doesn't need.
     """
     operations: frozenset[tf.Operation]
     shared: tuple[str, ...]
     signature: int
     initialized: tuple[Any, ...]
     trains: bool
+    nothing: tuple[tuple[tf.Tensor, np.ndarray], ...]
 
     def levels(self, gates: GraphGates) -> list[int]:
         """The levels of the gates that it passes, ascending."""
@@ -94,7 +99,9 @@ class Reach:
         for op in exchanged:
             asked = gates.asked.get(communication.collective_name(op) or '')
             if asked is not None:
-                feeds += [(asked.keys, np.empty(0, np.int64)), (asked.splits, np.zeros(communication.size(), np.int32))]
+                ranks = communication.size()
+                feeds += [(asked.keys, np.zeros(ranks * asked.nothing, np.int64)),
+                          (asked.splits, np.full(ranks, asked.nothing, np.int32))]
         needed = upstream(exchanged, {x.name for x, _ in feeds})
         hidden = any(op._get_control_flow_context() is not None for op in exchanged) or any(
             _has_inside(op.graph, op, COLLECTIVES) for op in self.operations if op.type in CALLS)
@@ -124,13 +131,17 @@ def reach(graph: tf.Graph, fetches: Iterable[Any], fed: Iterable[Any]) -> Reach:
             stack.append(element)
         elif element.name not in given:
             stack.append(element.op)
-    seen = upstream(stack, given)
+    seen, nothing = needed(stack, given, groups_of(graph))
     initialized = tuple(v for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES) if v.initializer in seen)
     shared = [communication.collective_name(op) or '' for op in seen] + [f'initialize {v.name}' for v in initialized]
+    absent = {x.name for x, _ in nothing}
+    shared += [str(op.name) for op in seen if str(op.name).startswith(ALIKE)]
+    shared += [f'lookup {i} of {group.name}, in table {member.lookup.table.op.name}' for group in groups_of(graph)
+               for i, member in enumerate(group.members) if member.ids.op in seen and member.ids.name not in absent]
     names = tuple(sorted(name for name in shared if name))
     trains = _updates(graph, seen)
     digest = hashlib.blake2b('\n'.join([*names, str(trains)]).encode(), digest_size=8).digest()
-    return Reach(frozenset(seen), names, int.from_bytes(digest, 'little') >> 1, initialized, trains)
+    return Reach(frozenset(seen), names, int.from_bytes(digest, 'little') >> 1, initialized, trains, tuple(nothing))
 
 
 # Operations that write the variable which is their first input (a reference, or a resource).
@@ -185,12 +196,46 @@ def _tensor_names(leaf: Any) -> Sequence[str]:
 
 def upstream(operations: Iterable[tf.Operation], fed: Set[str] = frozenset()) -> set[tf.Operation]:
     """`operations` and all that they wait for; what comes before the tensors named in `fed` is not waited for."""
+    return needed(operations, fed, [])[0]
+
+
+def needed(operations: Iterable[tf.Operation], fed: Set[str], groups: Sequence[Group]
+           ) -> tuple[set[tf.Operation], list[tuple[tf.Tensor, np.ndarray]]]:
+    """(`operations` and all that they wait for, what to feed for the lookups of `groups` that they don't need).
+
+    A group's exchange waits for the inputs of all its lookups. But one whose rows reach nothing, neither forward nor by its
+    gradient, isn't needed: nothing is looked up for it, and what its inputs come from isn't run.
+    """
+    members = [(group, i, member) for group in groups for i, member in enumerate(group.members)]
+    inputs = {x.op: at for at, (_, _, member) in enumerate(members)
+              for x in (member.ids, member.samples, member.weights) if x is not None}
+    # Every operation that pools, forward or backward, has the group's positions as its second input.
+    outputs = {(group.pool.inputs[1].name, i): at for at, (group, i, _) in enumerate(members)}
+    held: dict[int, list[tf.Operation]] = {}
+    wanted: set[int] = set()
     stack = list(operations)
     seen = set(stack)
+
+    def want(at: int | None) -> None:
+        if at is not None and at not in wanted:
+            wanted.add(at)
+            stack.extend(held.pop(at, []))
+
     while stack:
         op = stack.pop()
-        for before in [x.op for x in op.inputs if x.name not in fed] + list(op.control_inputs):
-            if before not in seen:
-                seen.add(before)
-                stack.append(before)
-    return seen
+        at = inputs.get(op)
+        if at is not None and at not in wanted:
+            held.setdefault(at, []).append(op)
+            continue
+        if outputs and op.type == 'CollectivePoolGradient':
+            for i in op.get_attr('members'):
+                want(outputs.get((op.inputs[1].name, i)))
+        before = [x for x in op.inputs if x.name not in fed]
+        for x in before:
+            if outputs and x.op.type == 'CollectivePool':
+                want(outputs.get((x.op.inputs[1].name, x.value_index)))
+        for upper in [x.op for x in before] + list(op.control_inputs):
+            if upper not in seen:
+                seen.add(upper)
+                stack.append(upper)
+    return seen, [feed for at in held for feed in members[at][2].nothing()]

@@ -15,20 +15,24 @@ from collective.ranks import agreement, protocol, runs
 from collective.ranks.agreement import Header
 from collective.ranks.protocol import Run
 from collective.replicated import is_replicated, make_equal
+from collective.strategies.together import groups_of
 from collective.tables.table import Table
+from collective.watching import Watch
 
 
-def run(original: Any, session: Any, fetches: Any, feed_dict: Any = None, options: Any = None,
+def run(watch: Watch, original: Any, session: Any, fetches: Any, feed_dict: Any = None, options: Any = None,
         run_metadata: Any = None) -> Any:
     """`Session.run`."""
     flag = training.existing(session.graph)
-    if communication.size() == 1 and flag is None:
+    if communication.size() == 1 and flag is None and watch.profiler is None:
         return original(session, fetches, feed_dict, options, run_metadata)
     prepared = _prepare(session, fetches, feed_dict)
     if flag is not None and prepared is not None and prepared.reach.trains:
         feed_dict = {**(feed_dict or {}), flag.name: True}
     if communication.size() == 1:
-        return original(session, fetches, feed_dict, options, run_metadata)
+        def run_here(original: Any) -> Any:
+            return original(session, fetches, feed_dict, options, run_metadata)
+        return run_here(original) if prepared is None else watch(original, session, prepared, run_here)
     if not (gates_of(session.graph).gates or _has_tables(session.graph)):
         # Nothing is shared yet. If an optimizer comes later, what was initialized here is made equal then.
         if prepared is not None and prepared.reach.initialized:
@@ -36,7 +40,12 @@ def run(original: Any, session: Any, fetches: Any, feed_dict: Any = None, option
         return original(session, fetches, feed_dict, options, run_metadata)
     if prepared is None or not (prepared.targets or prepared.reach.initialized):
         return original(session, fetches, feed_dict, options, run_metadata)
-    return protocol.of_process().run(original, session, prepared, fetches, feed_dict, options, run_metadata)
+    if prepared.reach.nothing:
+        feed_dict = {**(feed_dict or {}), **{x.name: nothing for x, nothing in prepared.reach.nothing}}
+
+    def run_together(original: Any) -> Any:
+        return protocol.of_process().run(original, session, prepared, fetches, feed_dict, options, run_metadata)
+    return watch(original, session, prepared, run_together)
 
 
 def make_callable(original: Any, session: Any, fetches: Any, feed_list: Any = None, accept_options: bool = False) -> Any:
@@ -91,7 +100,7 @@ def _prepare(session: Any, fetches: Any, feed_dict: Any) -> Run | None:
         if communication.size() > 1 or table.rows is None:
             table.refuse('Fetching the value')
     gates = gates_of(session.graph)
-    key = (tuple(map(_identity, leaves)), tuple(map(_identity, fed)), len(gates.gates))
+    key = (tuple(map(_identity, leaves)), tuple(map(_identity, fed)), len(gates.gates), len(groups_of(session.graph)))
     if key not in cache:
         try:
             reach = runs.reach(session.graph, leaves, fed)
@@ -105,7 +114,8 @@ def _prepare(session: Any, fetches: Any, feed_dict: Any) -> Run | None:
 
 def _refuse_shards(graph: tf.Graph, leaves: list[Any]) -> None:
     """A read of a table's resource, fetched by its name or made by hand, is a read of one shard."""
-    tables = {v.handle.op: v for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES) if isinstance(v, Table)}
+    tables = {v.handle.op: v for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
+              if isinstance(v, Table) and (communication.size() > 1 or v.rows is None)}
     for leaf in leaves:
         op = graph.as_graph_element(leaf)
         op = op if isinstance(op, tf.Operation) else op.op

@@ -3,7 +3,7 @@
 A SavedModel must answer in a process that has TensorFlow alone. So while one is exported, `tf.get_variable` in
 embedding_scope() makes no `Table` but the parts of one, as a checkpoint has them: a plain variable for each. They are never
 initialized here: `Saver.restore` only notes the checkpoint, and `Saver.save` copies what the variables need from one to
-the other (`collective.serving.variables_copy`).
+the other (`collective.serving.copying`).
 """
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tensorflow.python.ops import resource_variable_ops
 from collective import strategies
 from collective.checkpoint.bundle import Bundle
 from collective.checkpoint.layout import DYNAMIC, STATIC, Column
-from collective.checkpoint.source import column_of
+from collective.checkpoint.matching import column_of
 from collective.errors import TableError
 from collective.ops import communication, kernels, keys
 from collective.ranks.steps import Steps
-from collective.serving.variables_copy import Source, copy_variables
+from collective.serving.copying import Source, copy_variables
 
 
 def of(graph: tf.Graph) -> Serving | None:

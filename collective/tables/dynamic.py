@@ -9,14 +9,14 @@ new rows are written straight into it, and TensorFlow's own kernels read and upd
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective.errors import TableError
-from collective.ops import communication, gate, keymap, keys, memory, training
+from collective.ops import communication, gate, keymap, keys, memory, slices, training
 from collective.replicated import mark_shard
 from collective.tables import initial, store
 from collective.tables.lazy import Lazy, never, run_here
@@ -38,6 +38,8 @@ class DynamicTable(Lazy, Table):
         slots: those that optimizers have made for it.
         capacity: the most rows on this rank: what the machine's memory can hold.
     """
+
+    hashed = True
 
     def __init__(self, *, initializer: Any, shape: tf.TensorShape, dtype: tf.DType, name: str, trainable: bool | None = None,
                  collections: Sequence[str] | None = None, constraint: Any = None, **_: Any):
@@ -77,9 +79,22 @@ class DynamicTable(Lazy, Table):
         """[None, D]; for optimizers, which make slots of one row that stands for all, [1, D]."""
         return tf.TensorShape([1 if in_shard_view() else None, self.dim])
 
+    @property
+    def shard_shape(self) -> tf.TensorShape:
+        """Unknown rows: nobody can make a matrix of a gradient, which would be one of all reserved memory."""
+        return tf.TensorShape([None, self.dim])
+
     def owners(self, keys_: tf.Tensor) -> tf.Tensor:
         """int32 [K], the ranks that own the int64 `keys_` [K]."""
         return keys.owners(keys_, communication.size())
+
+    def local(self, keys_: tf.Tensor) -> tf.Tensor:
+        """[K] int64, the local rows of `keys_` [K], inserted in training; 0, a row of zeros, for unknown ones elsewhere."""
+        with tf.device('/cpu:0'):
+            local = tf.numpy_function(_find, [self.number, keys_, training.flag(tf.get_default_graph())], tf.int64,
+                                      stateful=True)
+        local.set_shape(keys_.shape)
+        return local
 
     def fetch(self, keys_: tf.Tensor) -> tf.Tensor:
         """[K, D], the rows of `keys_` [K] int64, all of which this rank owns; zeros for unknown ones, except in training.
@@ -87,9 +102,8 @@ class DynamicTable(Lazy, Table):
         Its gradient is `IndexedSlices` by local row.
         """
         graph = tf.get_default_graph()
+        local = self.local(keys_)
         with tf.device('/cpu:0'):
-            local = tf.numpy_function(_find, [self.number, keys_, training.flag(graph)], tf.int64, stateful=True)
-            local.set_shape(keys_.shape)
             with graph.gradient_override_map({'ResourceGather': 'CollectiveDynamicGather'}):
                 rows = tf.raw_ops.ResourceGather(resource=self.handle, indices=local, dtype=self.dtype)
         rows.set_shape(keys_.shape.concatenate([self.dim]))
@@ -178,36 +192,34 @@ class DynamicTable(Lazy, Table):
             slot.column(session).settle(count)
 
     def loading(self, slots: Sequence[Any]) -> Loading:
-        """Begins to read rows, and slots, from somewhere: `add` them, then `assign` all at once."""
+        """Begins to read rows, and those of `slots`, from somewhere: `add` them, then `assign` all at once."""
         return Loading(self, slots)
 
 
 class Loading:
-    """Rows and slots that replace those of a session once all of them are there."""
+    """Rows and slots of a table that are being read, until they replace those of a session.
+
+    Attributes:
+        store: the keys and rows that were added.
+        columns: the rows of the slots, by their names.
+    """
 
     def __init__(self, table: DynamicTable, slots: Sequence[Any]):
-        self._table, self._slots = table, list(slots)
-        fresh = table._new_store()
-        self._loading = store.Loading(fresh, {slot.op.name: slot.new_column() for slot in slots}, table._mine)
+        self._table = table
+        self.store = table._new_store()
+        self.columns = {slot.op.name: slot.new_column() for slot in slots}
 
-    @property
-    def store(self) -> store.Store:
-        """What was added."""
-        return self._loading.store
-
-    def add(self, keys_: np.ndarray, rows: dict[Any, np.ndarray]) -> None:
-        """Rows [b, D] of the table and of every slot, by variable, for `keys_` [b]; other ranks' keys are left out."""
-        by_name = {variable.op.name: values for variable, values in rows.items()}
-        self._loading.add(np.asarray(keys_, np.int64), by_name.pop(self._table.op.name), by_name)
+    def add(self, keys_: np.ndarray, rows: np.ndarray, slots: Mapping[str, np.ndarray]) -> None:
+        """`keys_` [b] int64 that this rank owns, with their rows [b, D], and those of every slot by its name."""
+        local = self.store.put(keys_, rows)
+        for name, column in self.columns.items():
+            column.view()[local] = slots[name]
+            column.filled = len(self.store)
 
     def assign(self, session: Any) -> None:
         """Replaces the table and all of its slots in `session`; a slot that wasn't read starts fresh."""
-        store._living[self._loading.number] = self._loading
-        try:
-            run_here(session, [v.initializer for v in (self._table, *self._table.slots)],
-                     {self._table.source: self._loading.number})
-        finally:
-            store._living.pop(self._loading.number, None)
+        with store.lent(self) as number:
+            run_here(session, [v.initializer for v in (self._table, *self._table.slots)], {self._table.source: number})
 
 
 class Slot(Lazy):
@@ -282,7 +294,7 @@ def _gather_gradient(op: tf.Operation, gradient: Any) -> tuple[tf.IndexedSlices,
     if isinstance(gradient, tf.IndexedSlices):
         gradient = tf.math.unsorted_segment_sum(gradient.values, gradient.indices, tf.shape(op.outputs[0])[0])
     # Without a dense shape nobody can make a matrix of it, which would be one of all reserved memory.
-    return tf.IndexedSlices(gradient, op.inputs[1], None), None
+    return slices.of_shard(tf.IndexedSlices(gradient, op.inputs[1], None)), None
 
 
 for _method, _way in WHOLE.items():

@@ -17,15 +17,10 @@ from collective import strategies
 from collective.ops import communication, kernels, keys
 from collective.ops.gate import gates_of
 from collective.serving.serving import ServedDynamicTable, ServedTable, look_up
+from collective.strategies.alone import exchange_alone
 from collective.tables.dynamic import DynamicTable
+from collective.tables.grouping import lookups_of
 from collective.tables.table import Table
-
-_backend: list[strategies.Backend] = []
-
-
-def use_backend(backend: strategies.Backend) -> None:
-    """Tables are looked up by `backend` from now on."""
-    _backend[:] = [backend]
 
 
 def _checked(table: Table | ServedTable, ids: tf.Tensor) -> strategies.Lookup:
@@ -66,8 +61,10 @@ def _check_now(table: Table, bounds: tf.Tensor) -> tf.Operation:
 def _exchange(lookup: strategies.Lookup, name: str | None) -> tf.Tensor:
     if isinstance(lookup.table, ServedTable):
         return tf.identity(look_up(lookup), name=name)
-    # The identity is what later passes re-point: the exchange behind it is complete, so it is never wrong.
-    return tf.identity(_backend[0].exchange([lookup])[0], name=name)
+    # The identity is what grouping points elsewhere: the exchange behind it is complete, so it is never wrong.
+    out = tf.identity(exchange_alone(lookup), name=name)
+    lookups_of(out.graph).add(lookup, out)
+    return out
 
 
 def lookup_rows(table: Table | ServedTable, ids: Any, max_norm: float | None, name: str | None) -> tf.Tensor:

@@ -6,11 +6,12 @@ belongs to no key and stays zero: it is what an unknown key gets.
 """
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import weakref
 from collections.abc import Iterator
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 
@@ -42,6 +43,17 @@ def keep(number: int, thing: Any) -> np.ndarray:
     _living[number] = thing
     weakref.finalize(_bottom(array), _living.pop, number, None)
     return array
+
+
+@contextlib.contextmanager
+def lent(thing: Any) -> Iterator[int]:
+    """A number by which `living` finds `thing`, inside."""
+    number = next(_numbers)
+    _living[number] = thing
+    try:
+        yield number
+    finally:
+        del _living[number]
 
 
 def _bottom(array: np.ndarray) -> np.ndarray:
@@ -184,28 +196,3 @@ def _within(keys: np.ndarray, low: int, high: int | None) -> np.ndarray:
             fits &= part < high
         found.append(np.flatnonzero(fits) + first)
     return np.concatenate(found)
-
-
-class Loading:
-    """Rows and slots of a table that are being read, until they replace those of a session.
-
-    Args:
-        store: empty.
-        columns: of the slots, by the slot.
-    """
-
-    def __init__(self, store: Store, columns: dict[Any, Column], keep: Callable[[np.ndarray], np.ndarray]):
-        self.number = next(_numbers)
-        self.store, self.columns = store, columns
-        self._keep = keep
-
-    def add(self, keys: np.ndarray, values: np.ndarray, slots: dict[Any, np.ndarray]) -> None:
-        """Rows of `keys` and of slots; those of other ranks' keys are left out."""
-        mine = self._keep(keys)
-        if not mine.all():
-            keys, values = keys[mine], values[mine]
-            slots = {slot: rows[mine] for slot, rows in slots.items()}
-        local = self.store.put(keys, values)
-        for slot, rows in slots.items():
-            self.columns[slot].view()[local] = rows
-            self.columns[slot].filled = len(self.store)

@@ -43,7 +43,11 @@ class Table(resource_variable_ops.ResourceVariable):
         dim: D.
         shape: [V, D].
         handle: the resource of this rank's shard, [ceil((V - rank) / N), D].
+        shard_shape: its shape.
+        hashed: whether a key's owner is found by hashing it.
     """
+
+    hashed = False
 
     def __init__(self, *, initializer: Any, shape: tf.TensorShape, dtype: tf.DType, name: str, **kwargs: Any):
         self.rows, self.dim = shape.as_list()
@@ -61,6 +65,10 @@ class Table(resource_variable_ops.ResourceVariable):
     def get_shape(self) -> tf.TensorShape:
         return self.shape
 
+    @property
+    def shard_shape(self) -> tf.TensorShape:
+        return self._shape
+
     def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
         """What `tf.gather(table, indices)` calls."""
         return tf.nn.embedding_lookup(self, indices, name=name)
@@ -68,6 +76,10 @@ class Table(resource_variable_ops.ResourceVariable):
     def owners(self, keys: tf.Tensor) -> tf.Tensor:
         """int32 [K], the ranks that own the int64 `keys` [K]."""
         return tf.cast(tf.math.floormod(keys, communication.size()), tf.int32)
+
+    def local(self, keys: tf.Tensor) -> tf.Tensor:
+        """[K] int64, the shard's rows for what the exchange of a group tells an owner of keys [K]: here the rows themselves."""
+        return keys
 
     def fetch(self, keys: tf.Tensor) -> tf.Tensor:
         """[K, D], the rows of `keys` [K] int64, all of which this rank owns. Its gradient is `IndexedSlices` of the shard."""

@@ -74,6 +74,9 @@ def test_another_interpreter_is_taken_at_its_word(launch, tmp_path):
         ("--tee 5 script.py", "there is no rank 5"),
         ("--grace -1 script.py", "--grace -1"),
         ("--grace soon script.py", "--grace"),
+        ("--stall-timeout -3 script.py", "--stall-timeout -3"),
+        ("--stall-timeout nan script.py", "--stall-timeout nan"),
+        ("--stall-timeout never script.py", "--stall-timeout"),
         ("--log-dir script.py/logs script.py", "--log-dir script.py/logs can't be written"),
         ("--no-such-option script.py", "--no-such-option"),
     ],
@@ -115,6 +118,7 @@ def test_dry_run_prints_the_plan_and_starts_nothing(launch, tmp_path):
     assert (code, stderr) == (0, b"")
     assert f"{sys.executable} {script} --epochs '3 4'" in plan
     assert "rank 0       on GPU GPU-b:" in plan and "rank 1       on GPU 0:" in plan
+    assert "stall        after 600 s" in plan and "COLLECTIVE_PROGRESS=<" in plan
     assert "HOROVOD_RANK=1" in plan and "HOROVOD_CYCLE_TIME=0.1" in plan and "kept in logs" in plan
     assert not (tmp_path / "started").exists() and not (tmp_path / "logs").exists()
 
@@ -122,7 +126,7 @@ def test_dry_run_prints_the_plan_and_starts_nothing(launch, tmp_path):
 def test_help_is_the_manual(launch):
     code, stdout, _ = launch("--help")
     assert code == 0
-    for word in (b"--grace", b"COLLECTIVE_TERMINAL", b"CUDA_VISIBLE_DEVICES", b"128 + "):
+    for word in (b"--grace", b"--stall-timeout", b"  124 ", b"COLLECTIVE_TERMINAL", b"CUDA_VISIBLE_DEVICES", b"128 + "):
         assert word in stdout
 
 

@@ -13,6 +13,7 @@ def test_identity():
         name: value for name, value in environment.items() if not name.startswith(("TF_", "OMP_", "NCCL", "PY"))
     } == {
         "COLLECTIVE_LAUNCHED": "1",
+        "COLLECTIVE_PROGRESS": "",
         "COLLECTIVE_TERMINAL": "0",
         "CUDA_VISIBLE_DEVICES": "GPU-b",
         "RANK": "2",

@@ -7,6 +7,7 @@ import collective
 from collective import checkpoint
 from collective.checkpoint import __main__ as command
 from collective.checkpoint import bundle as bundles
+from collective.checkpoint import tables
 from collective.ranks import meeting
 
 KEYS = np.array([-2 ** 63, 2 ** 63 - 1, -1, 0, 5, 10 ** 12, -77, 8, 9, 10, 11, 12], np.int64)
@@ -64,6 +65,15 @@ def test_rows_come_back(strategy, rank, size, folder, initialize, slices, monkey
     want = saved(strategy, rank, size, f'{folder}/m')
     assert (want != 1).all() and (want != 0).all()
     np.testing.assert_array_equal(restored(strategy, f'{folder}/m', initialize), want)
+
+
+def test_parts_without_a_ranks_keys_are_left_out():
+    """Counted out: of the mixes of one period, those that a rank owns, and the parts that they are in."""
+    for saved in range(1, 9):
+        for ranks in range(1, 9):
+            for rank in range(ranks):
+                want = {mix % saved for mix in range(rank, saved * ranks, ranks)}
+                assert set(tables.own_parts(saved, ranks, rank)) == want
 
 
 def test_read_in_the_order_of_keys(strategy, rank, size, folder, monkeypatch):

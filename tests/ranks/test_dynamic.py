@@ -364,9 +364,10 @@ def test_what_was_read_replaces_all_at_once(strategy, rank, size):
                 if start:
                     session.run([v.initializer for v in tf.global_variables()])
                     session.run(trains[1], {p: [5, 6, 7]})
-                loading = t.loading([slot])
-                loading.add(keys[:3], {t: rows[:3], slot: accumulators[:3]})
-                loading.add(keys[3:], {t: rows[3:], slot: accumulators[3:]})
+                loading, mine = t.loading([slot]), key_ops.owners_np(keys, size) == rank
+                for block in (slice(0, 3), slice(3, None)):
+                    own = mine[block]
+                    loading.add(keys[block][own], rows[block][own], {slot.op.name: accumulators[block][own]})
                 loading.assign(session)
                 del loading
                 assert session.run(total) == 4

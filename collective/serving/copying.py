@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 
 from collective.checkpoint import bundle, commit
 from collective.checkpoint.bundle import Bundle
-from collective.checkpoint.source import saved_by
+from collective.checkpoint.matching import saved_by
 from collective.errors import RankError
 from collective.ops import communication
 from collective.ranks.steps import Steps

@@ -11,8 +11,8 @@ from tensorflow.python.training import checkpoint_utils
 from collective.checkpoint import tables
 from collective.checkpoint.bundle import Bundle
 from collective.checkpoint.layout import Column
+from collective.checkpoint.matching import column_of, difference
 from collective.checkpoint.shards import Shard
-from collective.checkpoint.source import column_of, difference
 from collective.ops import communication
 from collective.ranks import meeting
 from collective.replicated import shard_of
@@ -80,7 +80,7 @@ def _start(bundle: Bundle, name: str, variable: Any) -> None:
         _start_dynamic(bundle, shard, column)
         return
     with variable.graph.as_default(), tf.init_scope(), tf.device('/cpu:0'), tf.name_scope('collective/checkpoint'):
-        value = initial.filled(tables.shape_of(shard), variable.dtype.base_dtype,
+        value = initial.filled(shard.shape, variable.dtype.base_dtype,
                                lambda out: tables.read_shard(bundle, column, out))
         variable._initializer_op = tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
         variable._initial_value = value
@@ -92,12 +92,8 @@ def _start_dynamic(bundle: Bundle, shard: Shard, column: Column) -> None:
         raise ValueError(f"'{shard.name}' is a slot of the dynamic table '{shard.slot_of}', and can't start from a checkpoint "
                          'without it: restore both with a Saver, or let it start fresh.')
     table: Any = shard.table
-
-    def read(loading: Any) -> None:
-        with table.graph.as_default():      # outside of a graph variables can't be keys of a dictionary
-            tables.read_dynamic(bundle, [column], bundle.layout, communication.size(), communication.rank(),
-                                lambda keys, values: loading.add(keys, {table: values[0]}))
-    table.first_rows = read
+    table.first_rows = lambda loading: tables.read_dynamic(
+        bundle, [column], lambda keys, values: loading.add(keys, values[0], {}))
 
 
 def infer_name(original: Any, var: Any) -> str:

@@ -1,0 +1,211 @@
+"""The workload of step.py: sizes of the tables, batches of ids, and what has to travel for them. NumPy only.
+
+Symbols: N ranks, F features, each with a table of its own, B samples a rank, D the tables' dimension, K ids of a batch.
+
+The tables have the sizes of Criteo-Kaggle's 26 categorical features, clipped to [100, 1,000,000]. Ids follow Zipf's law with
+exponent 1.05 and are scattered over the table by a fixed permutation. Samples have one id for each feature, or a number of them
+that is drawn uniformly (from 1 to 10, say), to be sum-pooled.
+
+With F > 26 the same number of ids, and about as many rows, are spread over F tables: sizes repeat, each divided by F / 26 (not
+below 100), and a rank takes B × 26 / F samples. With F < 26 there are as many samples, and fewer ids.
+"""
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+CRITEO_ROWS = (1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10, 5652,
+               2173, 4, 7046547, 18, 15, 286181, 105, 142572)
+FEATURES = len(CRITEO_ROWS)
+FEWEST_ROWS = 100
+DENSE_FEATURES = 13                     # numbers of a sample that enter the network beside the embeddings
+BOTTOM, TOP = (512, 256), (512, 256)    # hidden layers of the network; the bottom one ends in D units, the top one in 1
+SLOTS = {'adagrad': 1, 'ftrl': 2, 'sgd': 0}
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """One thing to measure.
+
+    Attributes:
+        ranks: N.
+        tables: F.
+        dim: D.
+        ids: the smallest and the largest number of ids of a sample and feature. (1, 1): plain lookups, nothing is pooled.
+        batch: samples of all ranks together, with up to 26 tables; see `samples`.
+        backend: COLLECTIVE_STRATEGY.
+        optimizer: of SLOTS.
+        network: 'dlrm' or 'none', the logit then being a fixed weighted sum of the embeddings.
+        input: 'feed' or 'dataset', how a batch reaches the graph.
+        steps, warmup: how many are timed, and come before that.
+        zipf: the exponent; 0 draws ids uniformly.
+        max_rows: the largest table.
+        pool: different batches of a rank, taken in turn.
+        seed: of the data.
+        inter_op: threads that run operations.
+        scope: options of scope().
+    """
+    ranks: int = 2
+    tables: int = FEATURES
+    dim: int = 16
+    ids: tuple[int, int] = (1, 1)
+    batch: int = 8192
+    backend: str = 'hb'
+    optimizer: str = 'adagrad'
+    network: str = 'none'
+    input: str = 'feed'
+    steps: int = 40
+    warmup: int = 10
+    zipf: float = 1.05
+    max_rows: int = 1_000_000
+    pool: int = 20
+    seed: int = 2024
+    inter_op: int = 1
+    scope: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def samples(self) -> int:
+        """B, of one rank."""
+        return max(1, round(self.batch * FEATURES / max(self.tables, FEATURES) / self.ranks))
+
+    @property
+    def pooled(self) -> bool:
+        return self.ids != (1, 1)
+
+    def rows(self) -> list[int]:
+        """Of each table."""
+        shrink = max(1.0, self.tables / FEATURES)
+        clipped = [min(max(rows, FEWEST_ROWS), 1_000_000) for rows in CRITEO_ROWS]
+        return [min(max(int(clipped[f % FEATURES] / shrink), FEWEST_ROWS), self.max_rows) for f in range(self.tables)]
+
+    def shard_bytes(self) -> int:
+        """Of one rank's shards with the optimizer's slots, float32."""
+        return sum(-(-rows // self.ranks) for rows in self.rows()) * self.dim * 4 * (1 + SLOTS[self.optimizer])
+
+    def layers(self) -> list[tuple[int, int]]:
+        """(inputs, units) of the network's layers, bottom ones first."""
+        if self.network == 'none':
+            return []
+        vectors = self.tables + 1
+        bottom = [DENSE_FEATURES, *BOTTOM, self.dim]
+        top = [self.dim + vectors * (vectors - 1) // 2, *TOP, 1]
+        return [*zip(bottom, bottom[1:]), *zip(top, top[1:])]
+
+    def dense_parameters(self) -> int:
+        """Numbers in the network: what an allreduce carries."""
+        return sum(inputs * units + units for inputs, units in self.layers())
+
+    def save(self, folder: Path) -> None:
+        (folder / 'setting.json').write_text(json.dumps(dataclasses.asdict(self)))
+
+    @classmethod
+    def load(cls, folder: Path) -> Setting:
+        read = json.loads((folder / 'setting.json').read_text())
+        return cls(**{**read, 'ids': tuple(read['ids'])})
+
+
+def shapes(setting: Setting) -> dict[str, tuple[str, list[int | None]]]:
+    """(dtype, shape) of the arrays that a batch consists of.
+
+        ids      [F, B], or pooled [K], feature by feature and sample by sample
+        indices  [K, 2], pooled only: (sample, position) of each id, as in a `tf.SparseTensor`
+        sizes    [F], pooled only: how many ids each feature has
+        label    [B, 1], 0 or 1
+        dense    [B, 13], with a network only
+    """
+    out: dict[str, tuple[str, list[int | None]]] = {'ids': ('int64', [setting.tables, setting.samples])}
+    if setting.pooled:
+        out = {'ids': ('int64', [None]), 'indices': ('int64', [None, 2]), 'sizes': ('int64', [setting.tables])}
+    out['label'] = ('float32', [setting.samples, 1])
+    if setting.layers():
+        out['dense'] = ('float32', [setting.samples, DENSE_FEATURES])
+    return out
+
+
+def _id_source(setting: Setting, feature: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """(cumulative probabilities, ids) by how often an id is drawn."""
+    shares = np.cumsum(np.arange(1, rows + 1, dtype=np.float64) ** -setting.zipf)
+    return shares / shares[-1], np.random.default_rng([setting.seed, 1, feature]).permutation(rows)
+
+
+def batches(setting: Setting, rank: int) -> Iterator[dict[str, np.ndarray]]:
+    """The rank's `pool` batches, each a dict of arrays as in `shapes`."""
+    rng = np.random.default_rng([setting.seed, 2, rank])
+    low, high = setting.ids
+    lengths = rng.integers(low, high + 1, (setting.pool, setting.tables, setting.samples))
+    parts: list[list[np.ndarray]] = [[] for _ in range(setting.pool)]
+    for feature, rows in enumerate(setting.rows()):
+        shares, ids = _id_source(setting, feature, rows)
+        for part, counts in zip(parts, lengths[:, feature].sum(1)):
+            drawn = np.minimum(np.searchsorted(shares, rng.random(counts)), rows - 1)
+            part.append(ids[drawn].astype(np.int64))
+    for part, counts in zip(parts, lengths):
+        batch = {'ids': np.concatenate(part)}
+        if setting.pooled:
+            batch['indices'] = np.concatenate([_indices(samples) for samples in counts])
+            batch['sizes'] = counts.sum(1).astype(np.int64)
+        else:
+            batch['ids'] = batch['ids'].reshape(setting.tables, setting.samples)
+        batch['label'] = rng.integers(0, 2, (setting.samples, 1)).astype(np.float32)
+        if setting.layers():
+            batch['dense'] = rng.random((setting.samples, DENSE_FEATURES), np.float32)
+        yield batch
+
+
+def _indices(counts: np.ndarray) -> np.ndarray:
+    """[K, 2] (sample, position) for samples with `counts` ids."""
+    first = np.cumsum(counts) - counts
+    samples = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
+    return np.stack([samples, np.arange(len(samples), dtype=np.int64) - first[samples]], 1)
+
+
+def by_feature(setting: Setting, batch: dict[str, np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(ids, the sample of each) of each feature."""
+    if not setting.pooled:
+        return [(ids, np.arange(setting.samples)) for ids in batch['ids']]
+    ends = np.cumsum(batch['sizes'])[:-1]
+    return list(zip(np.split(batch['ids'], ends), np.split(batch['indices'][:, 0], ends)))
+
+
+def traffic(setting: Setting, batch: dict[str, np.ndarray]) -> np.ndarray:
+    """What a rank needs for a batch: [N, 2] int64, by owner: words of 8 bytes that it sends, rows that it gets back.
+
+    hb, and sok where nothing is pooled: each distinct key of a table, and its row. sok: each key, four bytes for the number of
+    keys of each (sample, feature) that has some on that owner, and one row for each of these.
+    """
+    ranks, out = setting.ranks, np.zeros([setting.ranks, 2], np.int64)
+    for ids, samples in by_feature(setting, batch):
+        if setting.backend == 'sok' and setting.pooled:
+            keys = np.bincount(ids % ranks, minlength=ranks)
+            rows = np.bincount(np.unique(samples * ranks + ids % ranks) % ranks, minlength=ranks)
+            out += np.stack([keys + (rows + 1) // 2, rows], 1)
+        else:
+            out += np.bincount(np.unique(ids) % ranks, minlength=ranks)[:, None]
+    return out
+
+
+def write(setting: Setting, folder: Path) -> None:
+    """Everything that the ranks read: the setting, all batches, and `traffic` of all of them, [pool, N askers, N owners, 2]."""
+    setting.save(folder)
+    counted = np.zeros([setting.pool, setting.ranks, setting.ranks, 2], np.int64)
+    for rank in range(setting.ranks):
+        for i, batch in enumerate(batches(setting, rank)):
+            counted[i, rank] = traffic(setting, batch)
+            for name, array in batch.items():
+                np.save(folder / f'{name}.{rank}.{i}.npy', array)
+    np.save(folder / 'traffic.npy', counted)
+
+
+def read(setting: Setting, folder: Path, rank: int) -> list[dict[str, np.ndarray]]:
+    """The rank's batches, mapped into memory: that starts them on 64 bytes, so that TensorFlow takes them without a copy."""
+    out = [{name: np.load(folder / f'{name}.{rank}.{i}.npy', mmap_mode='r') for name in shapes(setting)}
+           for i in range(setting.pool)]
+    for batch in out:
+        for array in batch.values():
+            array.max()         # reads every page, before anything is timed
+    return out

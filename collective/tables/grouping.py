@@ -1,0 +1,137 @@
+"""Lookups share exchanges without being asked to: whoever takes gradients, or runs a graph first, has its lookups grouped.
+
+Each lookup was written as the identity of a complete exchange of its own, which is right wherever it is used. Grouping builds
+one exchange for many of them and points their identities to it. A run that needs only some of a group's lookups feeds nothing
+for the others (`collective.ranks.runs.needed`), so what it is about, and what data it takes, stay what they were.
+
+Left alone, and right all the same, are lookups
+
+* in branches, loops and functions, where an identity can't be pointed elsewhere;
+* made under `tf.control_dependencies`, or while a `tf.GradientTape` records: their own exchange is what was asked for;
+* in a graph that a session has run already: TensorFlow takes no change of it;
+* of other types than float32, or where the compiled operations aren't built.
+"""
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+from tensorflow.python import pywrap_tfe
+
+from collective import strategies
+from collective.ops import bags, communication, gate
+from collective.ops.exchange import Wire
+from collective.ranks.runs import upstream
+from collective.strategies.together import Group, exchange_together, groups_of
+
+
+@dataclasses.dataclass
+class Written:
+    """A lookup as a script wrote it.
+
+    Attributes:
+        lookup: the lookup.
+        out: the identity that the script was given.
+        alone: why it keeps an exchange of its own; '' if it needn't.
+        group: the group that it is in, once it is.
+    """
+    lookup: strategies.Lookup
+    out: tf.Operation
+    alone: str
+    group: Group | None = None
+
+
+class Lookups:
+    """Those of one graph.
+
+    Attributes:
+        written: all of them, in the order in which they were written.
+        run: the number of operations that a session has seen.
+    """
+
+    def __init__(self) -> None:
+        self.written: list[Written] = []
+        self._ungrouped: list[Written] = []
+        self.run = 0
+
+    def add(self, lookup: strategies.Lookup, out: tf.Tensor) -> None:
+        """Notes that `lookup` was written, and is `out`."""
+        if communication.size() > 1 and not hasattr(out.graph, 'outer_graph'):
+            self.written.append(Written(lookup, out.op, _alone(lookup, out)))
+            self._ungrouped.append(self.written[-1])
+
+    def waiting(self) -> list[Written]:
+        """Those that could be grouped."""
+        return [written for written in self._ungrouped if not written.alone]
+
+    def group(self, backend: strategies.Backend, wire: Wire, ys: Iterable[Any] | None = None) -> None:
+        """Builds exchanges for lookups that have none but their own: those that `ys` depend on; by default all.
+
+        A lookup that depends on another's rows comes a level later, in an exchange that waits for theirs.
+        """
+        graph = tf.get_default_graph()
+        for written in self.waiting():
+            if written.out._id <= self.run:
+                written.alone = 'a session had run its graph'
+        waiting = self.waiting()
+        if not waiting or hasattr(graph, 'outer_graph'):
+            return
+        if ys is not None:
+            reached = upstream(y.op for y in ys)
+            waiting = [w for w in waiting if w.out in reached]
+        gates = gate.gates_of(graph)
+        by_level: dict[int, list[Written]] = {}
+        for written in waiting:
+            by_level.setdefault(1 + max(gates.level(x.op) for x in _inputs(written.lookup)), []).append(written)
+        finalized = graph.finalized
+        graph._unsafe_unfinalize()
+        try:
+            for level, together in sorted(by_level.items()):
+                with tf.init_scope(), tf.device(None), tf.name_scope(f'collective/group{len(groups_of(graph)) + 1}/'):
+                    built = exchange_together(backend, [_weighed(w.lookup) for w in together], level, wire)
+                for written, member in zip(together, built.members):
+                    written.out._update_input(0, member.out)
+                    written.group = built
+                    self._ungrouped.remove(written)
+        finally:
+            if finalized:
+                graph.finalize()
+
+
+def lookups_of(graph: tf.Graph) -> Lookups:
+    """The lookups of `graph`; those of the graph around it if it is a function's."""
+    graph = communication.outermost(graph)
+    if not hasattr(graph, '_collective_lookups'):
+        graph._collective_lookups = Lookups()
+    found: Lookups = graph._collective_lookups
+    return found
+
+
+def _inputs(lookup: strategies.Lookup) -> list[tf.Tensor]:
+    sparse = [x for x in (lookup.sparse_ids, lookup.sparse_weights) if x is not None]
+    return [lookup.ids, *(x.indices for x in sparse), *(x.values for x in sparse)]
+
+
+def _alone(lookup: strategies.Lookup, out: tf.Tensor) -> str:
+    if lookup.bounds is None and lookup.table.rows is not None or out.op._get_control_flow_context() is not None:
+        return 'it is in a branch or a loop'
+    if lookup.table.dtype.base_dtype != tf.float32:
+        return f'its table is {lookup.table.dtype.base_dtype.name}'
+    if out.graph._current_control_dependencies():      # not those of `out`: what it is made of waits for them already
+        return 'it was made under tf.control_dependencies'
+    if not pywrap_tfe.TFE_Py_TapeSetIsEmpty():
+        return 'a tf.GradientTape records it'
+    if lookup.max_norm is not None and not lookup.max_norm > 0:
+        return f'its max_norm is {lookup.max_norm}'
+    return f'the compiled operations are missing: {bags.missing()}' if bags.missing() else ''
+
+
+def _weighed(lookup: strategies.Lookup) -> strategies.Lookup:
+    """`lookup`, with what is known of its weights."""
+    if lookup.sparse_weights is None:
+        return lookup
+    variables = {'VarHandleOp', 'VariableV2', 'Variable'}
+    learned = any(op.type in variables for op in upstream([lookup.sparse_weights.values.op]))
+    return dataclasses.replace(lookup, weights_have_gradients=learned)

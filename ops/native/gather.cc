@@ -1,0 +1,148 @@
+// CollectiveGatherRows: one row for each bag that the ranks asked for, from shards that are read in place.
+// CollectiveSpreadRows: the same from matrices, which makes it the transposed of CollectiveReduceRows.
+
+#include "parallel.h"
+#include "variables.h"
+#include "vectors.h"
+#include "wire.h"
+
+namespace collective {
+namespace {
+
+using namespace tensorflow;
+
+struct Scratch {
+  Room<int32_t> starts;
+  Room<float> factors;
+};
+
+// Whether all of them are in [0, count).
+template <class Index>
+bool AreWithin(const Index* rows, int64_t n, int64_t count) {
+  Index wrong = 0;
+  for (int64_t i = 0; i < n; ++i) wrong |= rows[i] | (static_cast<Index>(count - 1) - rows[i]);
+  return n == 0 || (count > 0 && wrong >= 0);
+}
+
+// The rows of `piece`, from `table` by the numbers `rows`, times `scale`.
+template <class Index>
+Status Answer(const Section& section, const Piece& piece, const Table& table, const Index* rows, float scale, Scratch* scratch,
+              float* out) {
+  if (piece.keys > 0 && table.dim != section.dim) {
+    return errors::InvalidArgument("table ", section.table, " has rows of ", table.dim, ", but section ", piece.section, " of ",
+                                   section.dim);
+  }
+  if (!AreWithin(rows, piece.keys, table.rows)) {
+    int64_t k = 0;
+    while (rows[k] >= 0 && rows[k] < table.rows) ++k;
+    return errors::InvalidArgument("table ", section.table, " has no local row ", rows[k], ": there are ", table.rows);
+  }
+  const Rows<Index> from{table.values, rows, section.dim};
+  if (!section.pooled) {
+    CopyRows(from, piece.bags, section.dim, out);
+  } else {
+    int32_t* starts = scratch->starts.At(piece.bags + 1);
+    starts[0] = 0;
+    for (int64_t b = 0; b < piece.bags; ++b) starts[b + 1] = starts[b] + piece.lengths[b];
+    const float* factors = piece.weights;
+    if (section.max_norm > 0) {
+      float* clip = scratch->factors.At(piece.keys);
+      ClipFactors(from, piece.keys, section.dim, section.max_norm, piece.weights, clip);
+      factors = clip;
+    }
+    SumRows(from, factors, Bags{piece.bags, starts, nullptr, nullptr}, section.dim, out);
+  }
+  if (scale != 1) Scale(out, piece.bags * section.dim, scale);
+  return OkStatus();
+}
+
+// What both operations do, once they know their tables.
+class AnswerOp : public OpKernel {
+ public:
+  explicit AnswerOp(OpKernelConstruction* context) : OpKernel(context) { OP_REQUIRES_OK(context, layout_.Read(context)); }
+
+ protected:
+  // `rows`: for each table the row number of each key.
+  template <class Index>
+  void AnswerAll(OpKernelContext* context, const std::vector<Table>& tables, const OpInputList& rows, const Heard& heard,
+                 float scale) {
+    Tensor* flat = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({heard.elements}), &flat));
+    float* out = flat->flat<float>().data();
+    std::vector<Status> errors(heard.pieces.size());
+    Parallel(context, static_cast<int64_t>(heard.pieces.size()), heard.elements, [&](int64_t p) {
+      const Piece& piece = heard.pieces[p];
+      const Section& section = layout_.sections[piece.section];
+      auto scratch = scratch_.Take();
+      errors[p] = Answer(section, piece, tables[section.table], rows[section.table].template flat<Index>().data() + piece.row,
+                         scale, &*scratch, out + piece.flat);
+    });
+    for (const Status& error : errors) OP_REQUIRES_OK(context, error);
+  }
+
+  Status Parse(OpKernelContext* context, const OpInputList& rows, Heard* heard) const {
+    const Tensor *message = nullptr, *splits = nullptr;
+    TF_RETURN_IF_ERROR(context->input("message", &message));
+    TF_RETURN_IF_ERROR(context->input("splits", &splits));
+    TF_RETURN_IF_ERROR(layout_.Parse(*message, *splits, heard));
+    for (int t = 0; t < layout_.tables; ++t) {
+      if (rows[t].NumElements() != heard->rows[t]) {
+        return errors::InvalidArgument("the ranks ask for ", heard->rows[t], " rows of table ", t, ", but ", rows[t].NumElements(),
+                                       " row numbers are given");
+      }
+    }
+    return OkStatus();
+  }
+
+  Layout layout_;
+  Kept<Scratch> scratch_;
+};
+
+class GatherRowsOp : public AnswerOp {
+ public:
+  using AnswerOp::AnswerOp;
+
+  void Compute(OpKernelContext* context) override {
+    OpInputList handles, rows;
+    Heard heard;
+    LockedVariables variables;
+    std::vector<Table> tables;
+    OP_REQUIRES_OK(context, context->input_list("handles", &handles));
+    OP_REQUIRES_OK(context, context->input_list("rows", &rows));
+    OP_REQUIRES_OK(context, Parse(context, rows, &heard));
+    OP_REQUIRES_OK(context, variables.Lock(context, handles, &tables));
+    AnswerAll<int64_t>(context, tables, rows, heard, 1);
+  }
+};
+
+class SpreadRowsOp : public AnswerOp {
+ public:
+  explicit SpreadRowsOp(OpKernelConstruction* context) : AnswerOp(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("scale", &scale_));
+    for (Section& section : layout_.sections) section.max_norm = 0;
+  }
+
+  void Compute(OpKernelContext* context) override {
+    OpInputList values, inverse;
+    Heard heard;
+    std::vector<Table> tables;
+    OP_REQUIRES_OK(context, context->input_list("values", &values));
+    OP_REQUIRES_OK(context, context->input_list("inverse", &inverse));
+    OP_REQUIRES_OK(context, Parse(context, inverse, &heard));
+    for (int t = 0; t < layout_.tables; ++t) {
+      OP_REQUIRES(context, TensorShapeUtils::IsMatrix(values[t].shape()),
+                  errors::InvalidArgument("values of table ", t, " are no matrix, but ", values[t].shape().DebugString()));
+      tables.push_back({values[t].matrix<float>().data(), values[t].dim_size(0), values[t].dim_size(1)});
+    }
+    AnswerAll<int32_t>(context, tables, inverse, heard, scale_);
+  }
+
+ private:
+  float scale_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("CollectiveGatherRows").Device(DEVICE_CPU), GatherRowsOp);
+REGISTER_KERNEL_BUILDER(Name("CollectiveSpreadRows").Device(DEVICE_CPU), SpreadRowsOp);
+
+}  // namespace
+}  // namespace collective

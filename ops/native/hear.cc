@@ -1,0 +1,72 @@
+// CollectiveBounds: smallest and largest ids. CollectiveHear: the keys in a received message.
+
+#include <algorithm>
+#include <limits>
+
+#include "parallel.h"
+#include "wire.h"
+
+namespace collective {
+namespace {
+
+using namespace tensorflow;
+
+class BoundsOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    OpInputList ids;
+    OP_REQUIRES_OK(context, context->input_list("ids", &ids));
+    Tensor* bounds = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({ids.size(), 2}), &bounds));
+    int64_t* out = bounds->flat<int64_t>().data();
+    for (int m = 0; m < ids.size(); ++m) {
+      const int64_t* id = ids[m].flat<int64_t>().data();
+      int64_t smallest = std::numeric_limits<int64_t>::max(), largest = std::numeric_limits<int64_t>::min();
+      for (int64_t i = 0, n = ids[m].NumElements(); i < n; ++i) {
+        smallest = std::min(smallest, id[i]);
+        largest = std::max(largest, id[i]);
+      }
+      out[2 * m] = smallest;
+      out[2 * m + 1] = largest;
+    }
+  }
+};
+
+class HearOp : public OpKernel {
+ public:
+  explicit HearOp(OpKernelConstruction* context) : OpKernel(context) { OP_REQUIRES_OK(context, layout_.Read(context)); }
+
+  void Compute(OpKernelContext* context) override {
+    Heard heard;
+    OP_REQUIRES_OK(context, layout_.Parse(context->input(0), context->input(1), &heard));
+    std::vector<int64_t*> keys(layout_.tables);
+    for (int t = 0; t < layout_.tables; ++t) {
+      Tensor* out = nullptr;
+      OP_REQUIRES_OK(context, context->allocate_output(t, TensorShape({heard.rows[t]}), &out));
+      keys[t] = out->flat<int64_t>().data();
+    }
+    int64_t all = 0;
+    for (int64_t rows : heard.rows) all += rows;
+    Parallel(context, static_cast<int64_t>(heard.pieces.size()), all, [&](int64_t p) {
+      const Piece& piece = heard.pieces[p];
+      const Section& section = layout_.sections[piece.section];
+      const Owners owners(section.kind, layout_.ranks);
+      int64_t* out = keys[section.table] + piece.row;
+      for (int64_t k = 0; k < piece.keys; ++k) out[k] = owners.Local(piece.key[k]);
+    });
+    Tensor* row_splits = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(layout_.tables, TensorShape({layout_.ranks}), &row_splits));
+    std::copy(heard.row_splits.begin(), heard.row_splits.end(), row_splits->flat<int32_t>().data());
+  }
+
+ private:
+  Layout layout_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("CollectiveBounds").Device(DEVICE_CPU), BoundsOp);
+REGISTER_KERNEL_BUILDER(Name("CollectiveHear").Device(DEVICE_CPU), HearOp);
+
+}  // namespace
+}  // namespace collective

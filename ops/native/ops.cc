@@ -1,0 +1,252 @@
+// What TensorFlow knows of the operations before it runs them: inputs, outputs, attributes, shapes. ops/bags.py describes them.
+//
+// TensorFlow has a CollectiveGather and a CollectiveReduce of its own: ours are of rows.
+
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+#include "tensorflow/core/public/version.h"
+
+extern "C" __attribute__((used, visibility("default")))
+const char collective_native_version[] = "collective native, TensorFlow "  // ops/bags.py reads it from the file
+    TF_STR(TF_MAJOR_VERSION) "." TF_STR(TF_MINOR_VERSION) "." TF_STR(TF_PATCH_VERSION) TF_VERSION_SUFFIX ";";
+
+namespace tensorflow {
+namespace {
+
+using shape_inference::InferenceContext;
+
+// Outputs from the `first` on: one for each of `dims`, [?, D] or [?].
+Status SetMatrices(InferenceContext* c, int first, const std::vector<int64_t>& dims) {
+  for (size_t i = 0; i < dims.size(); ++i) {
+    c->set_output(first + static_cast<int>(i), c->Matrix(InferenceContext::kUnknownDim, dims[i]));
+  }
+  return OkStatus();
+}
+
+void SetVectors(InferenceContext* c, int first, int count) {
+  for (int i = 0; i < count; ++i) c->set_output(first + i, c->Vector(InferenceContext::kUnknownDim));
+}
+
+// The D of each table, from the sections that it has (unknown if it has none).
+Status TableDims(InferenceContext* c, int tables, std::vector<int64_t>* table_dims) {
+  std::vector<int> of;
+  std::vector<int64_t> dims;
+  TF_RETURN_IF_ERROR(c->GetAttr("section_tables", &of));
+  TF_RETURN_IF_ERROR(c->GetAttr("dims", &dims));
+  table_dims->assign(tables, InferenceContext::kUnknownDim);
+  for (size_t s = 0; s < of.size() && s < dims.size(); ++s) {
+    if (of[s] >= 0 && of[s] < tables) (*table_dims)[of[s]] = dims[s];
+  }
+  return OkStatus();
+}
+
+Status AskShapes(InferenceContext* c) {
+  int ranks;
+  std::vector<int> sections;
+  std::vector<bool> pooled;
+  TF_RETURN_IF_ERROR(c->GetAttr("ranks", &ranks));
+  TF_RETURN_IF_ERROR(c->GetAttr("member_sections", &sections));
+  TF_RETURN_IF_ERROR(c->GetAttr("pooled", &pooled));
+  SetVectors(c, 0, c->num_outputs());
+  c->set_output(1, c->Vector(ranks));
+  c->set_output(2, c->Vector(ranks));
+  for (size_t m = 0; m < sections.size(); ++m) {
+    const int s = sections[m];
+    if (s >= 0 && s < static_cast<int>(pooled.size()) && !pooled[s]) c->set_output(3 + static_cast<int>(m), c->input(static_cast<int>(m)));
+  }
+  return OkStatus();
+}
+
+Status HearShapes(InferenceContext* c) {
+  int ranks;
+  TF_RETURN_IF_ERROR(c->GetAttr("ranks", &ranks));
+  SetVectors(c, 0, c->num_outputs() - 1);
+  c->set_output(c->num_outputs() - 1, c->Vector(ranks));
+  return OkStatus();
+}
+
+Status ReduceShapes(InferenceContext* c) {
+  int tables;
+  std::vector<int64_t> dims;
+  TF_RETURN_IF_ERROR(c->GetAttr("T", &tables));
+  TF_RETURN_IF_ERROR(TableDims(c, tables, &dims));
+  TF_RETURN_IF_ERROR(SetMatrices(c, 0, dims));
+  SetVectors(c, tables, 2 * tables);
+  return OkStatus();
+}
+
+Status PoolShapes(InferenceContext* c) {
+  std::vector<int64_t> dims;
+  std::vector<int> combiners;
+  TF_RETURN_IF_ERROR(c->GetAttr("dims", &dims));
+  TF_RETURN_IF_ERROR(c->GetAttr("combiners", &combiners));
+  TF_RETURN_IF_ERROR(SetMatrices(c, 0, dims));
+  for (size_t m = 0; m < dims.size() && m < combiners.size(); ++m) {
+    const auto positions = c->input(1 + static_cast<int>(m));
+    if (combiners[m] == 0 && c->RankKnown(positions) && c->Rank(positions) == 1) {
+      c->set_output(static_cast<int>(m), c->Matrix(c->Dim(positions, 0), dims[m]));
+    }
+  }
+  return OkStatus();
+}
+
+Status PoolGradientShapes(InferenceContext* c) {
+  int members, pooled, weights;
+  TF_RETURN_IF_ERROR(c->GetAttr("M", &members));
+  TF_RETURN_IF_ERROR(c->GetAttr("P", &pooled));
+  TF_RETURN_IF_ERROR(c->GetAttr("W", &weights));
+  c->set_output(0, c->input(0));
+  for (int w = 0; w < weights; ++w) c->set_output(1 + w, c->input(1 + members + pooled + w));
+  return OkStatus();
+}
+
+Status Flat(InferenceContext* c) {
+  SetVectors(c, 0, 1);
+  return OkStatus();
+}
+
+REGISTER_OP("CollectiveBounds")
+    .Input("ids: M * int64")
+    .Output("bounds: int64")
+    .Attr("M: int >= 1")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Matrix(c->num_inputs(), 2));
+      return OkStatus();
+    });
+
+REGISTER_OP("CollectiveAsk")
+    .Input("ids: M * int64")
+    .Input("samples: P * int64")
+    .Input("weights: W * float")
+    .Output("message: int64")
+    .Output("splits: int32")
+    .Output("row_splits: int32")
+    .Output("positions: M * int32")
+    .Output("bag_samples: P * int64")
+    .Output("bag_scales: P * float")
+    .Attr("M: int >= 1")
+    .Attr("P: int >= 0")
+    .Attr("W: int >= 0")
+    .Attr("ranks: int >= 1")
+    .Attr("member_sections: list(int)")
+    .Attr("combiners: list(int)")
+    .Attr("kinds: list(int)")
+    .Attr("dims: list(int)")
+    .Attr("pooled: list(bool)")
+    .Attr("weighted: list(bool)")
+    .SetShapeFn(AskShapes);
+
+REGISTER_OP("CollectiveHear")
+    .Input("message: int64")
+    .Input("splits: int32")
+    .Output("keys: T * int64")
+    .Output("row_splits: int32")
+    .Attr("T: int >= 1")
+    .Attr("ranks: int >= 1")
+    .Attr("section_tables: list(int)")
+    .Attr("kinds: list(int)")
+    .Attr("dims: list(int)")
+    .Attr("pooled: list(bool)")
+    .Attr("weighted: list(bool)")
+    .SetShapeFn(HearShapes);
+
+REGISTER_OP("CollectiveGatherRows")
+    .Input("handles: T * resource")
+    .Input("rows: T * int64")
+    .Input("message: int64")
+    .Input("splits: int32")
+    .Output("flat: float")
+    .Attr("T: int >= 1")
+    .Attr("ranks: int >= 1")
+    .Attr("section_tables: list(int)")
+    .Attr("kinds: list(int)")
+    .Attr("dims: list(int)")
+    .Attr("pooled: list(bool)")
+    .Attr("weighted: list(bool)")
+    .Attr("max_norms: list(float)")
+    .Attr("shapes: list(shape)")
+    .SetIsStateful()  // it reads variables: never folded, never merged with another
+    .SetShapeFn(Flat);
+
+REGISTER_OP("CollectiveReduceRows")
+    .Input("gradient: float")
+    .Input("handles: T * resource")
+    .Input("rows: T * int64")
+    .Input("message: int64")
+    .Input("splits: int32")
+    .Output("values: T * float")
+    .Output("indices: T * int64")
+    .Output("inverse: T * int32")
+    .Attr("T: int >= 1")
+    .Attr("ranks: int >= 1")
+    .Attr("section_tables: list(int)")
+    .Attr("kinds: list(int)")
+    .Attr("dims: list(int)")
+    .Attr("pooled: list(bool)")
+    .Attr("weighted: list(bool)")
+    .Attr("max_norms: list(float)")
+    .Attr("shapes: list(shape)")
+    .Attr("scale: float = 1.0")
+    .SetIsStateful()
+    .SetShapeFn(ReduceShapes);
+
+// The transposed of CollectiveReduceRows, for gradients of gradients: the last four inputs are those of the reduction.
+REGISTER_OP("CollectiveSpreadRows")
+    .Input("values: T * float")
+    .Input("inverse: T * int32")
+    .Input("handles: T * resource")
+    .Input("rows: T * int64")
+    .Input("message: int64")
+    .Input("splits: int32")
+    .Output("flat: float")
+    .Attr("T: int >= 1")
+    .Attr("ranks: int >= 1")
+    .Attr("section_tables: list(int)")
+    .Attr("kinds: list(int)")
+    .Attr("dims: list(int)")
+    .Attr("pooled: list(bool)")
+    .Attr("weighted: list(bool)")
+    .Attr("max_norms: list(float)")
+    .Attr("shapes: list(shape)")
+    .Attr("scale: float = 1.0")
+    .SetShapeFn(Flat);
+
+REGISTER_OP("CollectivePool")
+    .Input("rows: float")
+    .Input("positions: M * int32")
+    .Input("samples: P * int64")
+    .Input("weights: W * float")
+    .Output("pooled: M * float")
+    .Attr("M: int >= 1")
+    .Attr("P: int >= 0")
+    .Attr("W: int >= 0")
+    .Attr("sections: list(int)")
+    .Attr("dims: list(int)")
+    .Attr("combiners: list(int)")
+    .Attr("weighted: list(bool)")
+    .Attr("max_norms: list(float)")
+    .SetShapeFn(PoolShapes);
+
+REGISTER_OP("CollectivePoolGradient")
+    .Input("rows: float")
+    .Input("positions: M * int32")
+    .Input("samples: P * int64")
+    .Input("weights: W * float")
+    .Input("gradients: G * float")
+    .Output("flat: float")
+    .Output("weight_gradients: W * float")
+    .Attr("M: int >= 1")
+    .Attr("P: int >= 0")
+    .Attr("W: int >= 0")
+    .Attr("G: int >= 1")
+    .Attr("sections: list(int)")
+    .Attr("dims: list(int)")
+    .Attr("combiners: list(int)")
+    .Attr("weighted: list(bool)")
+    .Attr("max_norms: list(float)")
+    .Attr("members: list(int)")
+    .SetShapeFn(PoolGradientShapes);
+
+}  // namespace
+}  // namespace tensorflow

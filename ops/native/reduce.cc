@@ -1,0 +1,160 @@
+// CollectiveReduceRows: gradients of bags, as the ranks sent them, summed by row of each table.
+
+#include <cmath>
+#include <cstring>
+
+#include "numbering.h"
+#include "parallel.h"
+#include "variables.h"
+#include "vectors.h"
+#include "wire.h"
+
+namespace collective {
+namespace {
+
+using namespace tensorflow;
+
+struct Shared {
+  Room<int64_t> distinct;
+  Room<int32_t> numbers;
+};
+
+struct Scratch {
+  Room<uint32_t> targets;
+  Room<int32_t> starts;
+  Room<float> factors;
+};
+
+class ReduceRowsOp : public OpKernel {
+ public:
+  explicit ReduceRowsOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, layout_.Read(context));
+    OP_REQUIRES_OK(context, context->GetAttr("scale", &scale_));
+    int exponent;
+    early_ = std::frexp(scale_, &exponent) == 0.5f;
+    dims_.assign(layout_.tables, 1);
+    for (const Section& section : layout_.sections) {
+      OP_REQUIRES(context, dims_[section.table] == 1 || dims_[section.table] == section.dim,
+                  errors::InvalidArgument("table ", section.table, " has sections of dimension ", dims_[section.table], " and ",
+                                          section.dim));
+      dims_[section.table] = section.dim;
+      clips_ |= section.max_norm > 0;
+    }
+  }
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor *gradient = nullptr, *message = nullptr, *splits = nullptr;
+    OpInputList handles, rows;
+    OpOutputList values, indices, inverse;
+    Heard heard;
+    OP_REQUIRES_OK(context, context->input("gradient", &gradient));
+    OP_REQUIRES_OK(context, context->input("message", &message));
+    OP_REQUIRES_OK(context, context->input("splits", &splits));
+    OP_REQUIRES_OK(context, context->input_list("handles", &handles));
+    OP_REQUIRES_OK(context, context->input_list("rows", &rows));
+    OP_REQUIRES_OK(context, context->output_list("values", &values));
+    OP_REQUIRES_OK(context, context->output_list("indices", &indices));
+    OP_REQUIRES_OK(context, context->output_list("inverse", &inverse));
+    OP_REQUIRES_OK(context, layout_.Parse(*message, *splits, &heard));
+    OP_REQUIRES(context, gradient->NumElements() == heard.elements,
+                errors::InvalidArgument("the gradient has ", gradient->NumElements(), " elements, but the ranks asked for ",
+                                        heard.elements));
+    LockedVariables variables;
+    std::vector<Table> tables(layout_.tables);
+    if (clips_) OP_REQUIRES_OK(context, variables.Lock(context, handles, &tables));
+
+    // 1. The rows of each table are numbered.
+    const int64_t count = layout_.tables;
+    std::vector<int64_t> first(1, 0), distinct(count);
+    for (int64_t t = 0; t < count; ++t) {
+      OP_REQUIRES(context, rows[t].NumElements() == heard.rows[t],
+                  errors::InvalidArgument("the ranks asked for ", heard.rows[t], " rows of table ", t, ", but ",
+                                          rows[t].NumElements(), " row numbers are given"));
+      if (clips_) OP_REQUIRES_OK(context, Check(tables[t], t, rows[t].flat<int64_t>()));
+      first.push_back(first.back() + heard.rows[t]);
+    }
+    auto shared = shared_.Take();
+    int64_t* all_distinct = shared->distinct.At(first[count] + count);
+    int32_t* all_numbers = shared->numbers.At(first[count] + 1);
+    Parallel(context, count, 5 * first[count], [&](int64_t t) {
+      const int64_t* row = rows[t].flat<int64_t>().data();
+      auto numbering = numberings_.Take();
+      numbering->Start(heard.rows[t], Numbering::Bits(row, heard.rows[t]), all_distinct + first[t] + t);
+      numbering->Add(row, heard.rows[t], all_numbers + first[t]);
+      distinct[t] = numbering->count();
+    });
+
+    // 2. Now it is known how many there are.
+    std::vector<float*> out(count);
+    for (int t = 0; t < count; ++t) {
+      Tensor *made = nullptr, *index = nullptr;
+      OP_REQUIRES_OK(context, values.allocate(t, TensorShape({distinct[t], dims_[t]}), &made));
+      OP_REQUIRES_OK(context, indices.allocate(t, TensorShape({distinct[t]}), &index));
+      out[t] = made->flat<float>().data();
+      std::memcpy(index->flat<int64_t>().data(), all_distinct + first[t] + t, distinct[t] * sizeof(int64_t));
+      if (!inverse.required(t)) continue;
+      OP_REQUIRES_OK(context, inverse.allocate(t, TensorShape({heard.rows[t]}), &index));
+      std::memcpy(index->flat<int32_t>().data(), all_numbers + first[t], heard.rows[t] * sizeof(int32_t));
+    }
+
+    // 3. The gradients of each table are summed, in the order in which they came.
+    const float* flat = gradient->flat<float>().data();
+    Parallel(context, count, heard.elements, [&](int64_t t) {
+      auto scratch = scratch_.Take();
+      uint32_t next = 0;
+      for (const Piece& piece : heard.pieces) {
+        if (layout_.sections[piece.section].table != t) continue;
+        const int32_t* numbers = all_numbers + first[t] + piece.row;
+        uint32_t* targets = scratch->targets.At(piece.keys);
+        for (int64_t k = 0; k < piece.keys; ++k) {
+          const uint32_t number = static_cast<uint32_t>(numbers[k]), is_new = number == next;
+          targets[k] = number | is_new << 31;
+          next += is_new;
+        }
+        Add(piece, tables[t], rows[t].flat<int64_t>().data() + piece.row, flat + piece.flat, targets, &*scratch, out[t]);
+      }
+      if (!early_) Scale(out[t], distinct[t] * dims_[t], scale_);
+    });
+  }
+
+ private:
+  // What max_norm reads must be there.
+  static Status Check(const Table& table, int64_t t, const TTypes<const int64_t>::Flat& rows) {
+    for (int64_t i = 0; i < rows.size(); ++i) {
+      if (rows(i) >= 0 && rows(i) < table.rows) continue;
+      return errors::InvalidArgument("table ", t, " has no local row ", rows(i), ": there are ", table.rows);
+    }
+    return OkStatus();
+  }
+
+  void Add(const Piece& piece, const Table& table, const int64_t* rows, const float* gradients, const uint32_t* targets,
+           Scratch* scratch, float* out) const {
+    const Section& section = layout_.sections[piece.section];
+    const int64_t dim = section.dim;
+    // A power of two may come before the sum: the result is the same.
+    const float scale = early_ ? scale_ : 1;
+    if (!section.pooled) return AddRows(gradients, piece.bags, dim, scale, targets, dim, out);
+    int32_t* starts = scratch->starts.At(piece.bags + 1);
+    starts[0] = 0;
+    for (int64_t b = 0; b < piece.bags; ++b) starts[b + 1] = starts[b] + piece.lengths[b];
+    const Bags bags{piece.bags, starts, nullptr, nullptr};
+    if (section.max_norm == 0) return AddBags(gradients, bags, dim, scale, piece.weights, targets, dim, out);
+    const Rows<int64_t> from{table.values, rows, dim};
+    float* factors = scratch->factors.At(piece.keys);
+    ClipFactors(from, piece.keys, dim, section.max_norm, piece.weights, factors);
+    AddClipped(from, gradients, bags, dim, scale, section.max_norm, factors, targets, dim, out);
+  }
+
+  Layout layout_;
+  float scale_ = 1;
+  bool early_ = true, clips_ = false;
+  std::vector<int64_t> dims_;  // [T]
+  Kept<Shared> shared_;
+  Kept<Scratch> scratch_;
+  Kept<Numbering> numberings_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("CollectiveReduceRows").Device(DEVICE_CPU), ReduceRowsOp);
+
+}  // namespace
+}  // namespace collective

@@ -1,0 +1,132 @@
+#include "wire.h"
+
+namespace collective {
+
+using tensorflow::OkStatus;
+using tensorflow::Status;
+using tensorflow::Tensor;
+using tensorflow::TensorShapeUtils;
+using tensorflow::errors::InvalidArgument;
+
+Status Layout::Read(tensorflow::OpKernelConstruction* context) {
+  std::vector<int> of, kinds;
+  std::vector<int64_t> dims;
+  std::vector<bool> pooled, weighted;
+  std::vector<float> max_norms;
+  TF_RETURN_IF_ERROR(context->GetAttr("ranks", &ranks));
+  TF_RETURN_IF_ERROR(context->GetAttr("T", &tables));
+  TF_RETURN_IF_ERROR(context->GetAttr("section_tables", &of));
+  TF_RETURN_IF_ERROR(context->GetAttr("kinds", &kinds));
+  TF_RETURN_IF_ERROR(context->GetAttr("dims", &dims));
+  TF_RETURN_IF_ERROR(context->GetAttr("pooled", &pooled));
+  TF_RETURN_IF_ERROR(context->GetAttr("weighted", &weighted));
+  if (context->HasAttr("max_norms")) {
+    TF_RETURN_IF_ERROR(context->GetAttr("max_norms", &max_norms));
+  } else {
+    max_norms.assign(of.size(), 0.f);
+  }
+  const size_t count = of.size();
+  if (dims.size() != count || pooled.size() != count || weighted.size() != count || max_norms.size() != count) {
+    return InvalidArgument("section_tables names ", count, " sections, but there are ", dims.size(), " dims, ", pooled.size(),
+                           " pooled, ", weighted.size(), " weighted and ", max_norms.size(), " max_norms");
+  }
+  if (kinds.size() != static_cast<size_t>(tables)) {
+    return InvalidArgument("kinds has ", kinds.size(), " of ", tables, " tables");
+  }
+  for (size_t s = 0; s < count; ++s) {
+    if (of[s] < 0 || of[s] >= tables) return InvalidArgument("section ", s, " is of table ", of[s], " of ", tables);
+    if (kinds[of[s]] != kStatic && kinds[of[s]] != kDynamic) return InvalidArgument("table ", of[s], " is of no kind that there is");
+    if (dims[s] < 1 || dims[s] > kMost) return InvalidArgument("section ", s, " has dimension ", dims[s]);
+    if (weighted[s] && !pooled[s]) return InvalidArgument("section ", s, " is weighted, but not pooled");
+    Section section;
+    section.table = of[s];
+    section.kind = kinds[of[s]];
+    section.dim = dims[s];
+    section.pooled = pooled[s];
+    section.weighted = weighted[s];
+    section.max_norm = pooled[s] && max_norms[s] > 0 ? max_norms[s] : 0.f;
+    sections.push_back(section);
+  }
+  return OkStatus();
+}
+
+namespace {
+
+// The sum of `n` lengths, or -1 if one is negative.
+int64_t Sum(const int32_t* lengths, int64_t n) {
+  int64_t sum = 0;
+  int32_t signs = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    sum += lengths[i];
+    signs |= lengths[i];
+  }
+  return signs < 0 ? -1 : sum;
+}
+
+}  // namespace
+
+Status Layout::Parse(const Tensor& message, const Tensor& splits, Heard* heard) const {
+  if (!TensorShapeUtils::IsVector(message.shape()) || !TensorShapeUtils::IsVector(splits.shape()) ||
+      splits.NumElements() != ranks) {
+    return InvalidArgument("a message is a vector, and its splits are one for each of ", ranks, " ranks: there are ",
+                           message.shape().DebugString(), " and ", splits.shape().DebugString());
+  }
+  const int count = static_cast<int>(sections.size());
+  const int64_t* words = message.vec<int64_t>().data();
+  const int32_t* lengths = splits.vec<int32_t>().data();
+  int64_t left = message.NumElements();
+  heard->rows.assign(tables, 0);
+  heard->pieces.clear();
+  heard->pieces.reserve(static_cast<size_t>(ranks) * count);
+  heard->row_splits.assign(ranks, 0);
+  heard->elements = 0;
+  for (int r = 0; r < ranks; ++r) {
+    const int64_t length = lengths[r];
+    if (length < 2 * count || length > left) {
+      return InvalidArgument("the message of rank ", r, " is malformed: it has ", length, " words of ", left,
+                             " that are left, and its header needs ", 2 * count);
+    }
+    const int64_t* at = words + 2 * count;
+    int64_t rest = length - 2 * count;
+    for (int s = 0; s < count; ++s) {
+      const Section& section = sections[s];
+      Piece piece{s, words[2 * s], words[2 * s + 1], at, nullptr, nullptr, heard->elements, heard->rows[section.table]};
+      const bool plausible = piece.keys >= 0 && piece.keys <= rest && piece.bags >= 0 && piece.bags <= 2 * rest &&
+                             (section.pooled || piece.bags == piece.keys);
+      if (!plausible || section.Words(piece.bags, piece.keys) > rest) {
+        return InvalidArgument("the message of rank ", r, " is malformed: section ", s, " has ", piece.bags, " bags of ",
+                               piece.keys, " keys in ", rest, " words");
+      }
+      at += piece.keys;
+      if (section.pooled) {
+        piece.lengths = reinterpret_cast<const int32_t*>(at);
+        at += (piece.bags + 1) / 2;
+        const int64_t sum = Sum(piece.lengths, piece.bags);
+        if (sum != piece.keys) {
+          return InvalidArgument("the message of rank ", r, " is malformed: the bags of section ", s, " have ",
+                                 sum < 0 ? "negative lengths" : "other lengths", " than its ", piece.keys, " keys");
+        }
+      }
+      if (section.weighted) {
+        piece.weights = reinterpret_cast<const float*>(at);
+        at += (piece.keys + 1) / 2;
+      }
+      rest -= section.Words(piece.bags, piece.keys);
+      heard->elements += piece.bags * section.dim;
+      heard->row_splits[r] += piece.bags * section.dim;
+      heard->rows[section.table] += piece.keys;
+      if (heard->elements > kMost) {
+        return InvalidArgument("the ranks ask for ", heard->elements, " elements of rows or more, but no more than ", kMost,
+                               " can travel at once: use smaller batches");
+      }
+      heard->pieces.push_back(piece);
+    }
+    if (rest != 0) return InvalidArgument("the message of rank ", r, " is malformed: ", rest, " words are left over");
+    words += length;
+    left -= length;
+  }
+  if (left != 0) return InvalidArgument("the message is malformed: its splits leave ", left, " words over");
+  return OkStatus();
+}
+
+}  // namespace collective

@@ -1,0 +1,104 @@
+// What travels between ranks: the sections of a message, and how a received one is read. ops/bags.py describes the format.
+
+#ifndef COLLECTIVE_NATIVE_WIRE_H_
+#define COLLECTIVE_NATIVE_WIRE_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace collective {
+
+constexpr int64_t kMost = (int64_t{1} << 31) - 1;  // elements of anything that is counted in int32
+
+enum Kind { kStatic = 0, kDynamic = 1 };
+
+// Which rank owns a key, and where the owner keeps it. `kind` as above.
+class Owners {
+ public:
+  Owners(int kind, int ranks)
+      : dynamic_(kind == kDynamic), ranks_(ranks), mask_((ranks & (ranks - 1)) == 0 ? ranks - 1 : -1) {
+    while ((1 << shift_) < ranks) ++shift_;
+  }
+
+  int32_t Of(int64_t key) const {
+    if (dynamic_) {
+      const uint64_t mixed = Mix(static_cast<uint64_t>(key));
+      return static_cast<int32_t>(mask_ >= 0 ? mixed & static_cast<uint64_t>(mask_) : mixed % static_cast<uint64_t>(ranks_));
+    }
+    if (mask_ >= 0) return static_cast<int32_t>(key & mask_);
+    if (Fits(key)) return static_cast<int32_t>(static_cast<uint32_t>(key) % static_cast<uint32_t>(ranks_));
+    const int64_t rest = key % ranks_;
+    return static_cast<int32_t>(rest < 0 ? rest + ranks_ : rest);
+  }
+
+  // The local row of a static table's key; a dynamic table's key itself.
+  int64_t Local(int64_t key) const {
+    if (dynamic_) return key;
+    if (mask_ >= 0) return key >> shift_;
+    if (Fits(key)) return static_cast<uint32_t>(key) / static_cast<uint32_t>(ranks_);
+    return (key - Of(key)) / ranks_;
+  }
+
+ private:
+  static bool Fits(int64_t key) { return static_cast<uint64_t>(key) >> 32 == 0; }
+
+  // SplitMix64's output function, as in ops/keys.py.
+  static uint64_t Mix(uint64_t x) {
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+    return x ^ (x >> 31);
+  }
+
+  bool dynamic_;
+  int ranks_;
+  int64_t mask_;
+  int shift_ = 0;
+};
+
+struct Section {
+  int table = 0;
+  int kind = kStatic;
+  int64_t dim = 0;
+  bool pooled = false, weighted = false;
+  float max_norm = 0;
+
+  // How many words its part of a message takes.
+  int64_t Words(int64_t bags, int64_t keys) const {
+    return keys + (pooled ? (bags + 1) / 2 : 0) + (weighted ? (keys + 1) / 2 : 0);
+  }
+};
+
+// What one rank sent of one section.
+struct Piece {
+  int section;
+  int64_t bags, keys;
+  const int64_t* key;
+  const int32_t* lengths;  // [bags], null if not pooled
+  const float* weights;    // [keys], null if not weighted
+  int64_t flat;            // element offset of its first bag's row
+  int64_t row;             // its first key's place among the keys of its table
+};
+
+// A received message, its pieces ordered by rank, then section.
+struct Heard {
+  std::vector<Piece> pieces;
+  std::vector<int64_t> rows;        // [T], keys of each table
+  std::vector<int64_t> row_splits;  // [N], elements that go back to each rank
+  int64_t elements = 0;
+};
+
+// The attributes that describe what is received.
+struct Layout {
+  int ranks = 0;
+  int tables = 0;
+  std::vector<Section> sections;
+
+  tensorflow::Status Read(tensorflow::OpKernelConstruction* context);
+  tensorflow::Status Parse(const tensorflow::Tensor& message, const tensorflow::Tensor& splits, Heard* heard) const;
+};
+
+}  // namespace collective
+
+#endif  // COLLECTIVE_NATIVE_WIRE_H_

@@ -1,0 +1,145 @@
+"""The exchange of a group of lookups: three all-to-alls (keys, rows, gradients), however many tables and lookups there are.
+
+    asker                                       owner
+    1. ask: its bags, by owner
+    2. messages        ── all-to-all ──►
+                                                3. hear: keys by table; find or insert; gather one row a bag
+    4. rows            ◄── all-to-all ──
+    5. pool: what each lookup returns
+
+What a bag is, is the backend's decision (`collective.strategies.base.Layout`).
+"""
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from collective.ops import bags, communication, exchange, gate
+from collective.strategies.base import Backend, Layout, Lookup
+
+COMBINERS = {None: 0, 'sum': 1, 'mean': 2, 'sqrtn': 3}
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """A lookup of a group, as the exchange takes it in.
+
+    Attributes:
+        lookup: the lookup.
+        ids, samples, weights: its inputs, flat and of unknown size: a run that doesn't need the lookup feeds nothing for them,
+            and what they come from isn't run. `samples` and `weights` are None where it has none.
+        out: what it returns.
+    """
+    lookup: Lookup
+    ids: tf.Tensor
+    samples: tf.Tensor | None
+    weights: tf.Tensor | None
+    out: tf.Tensor
+
+    def nothing(self) -> list[tuple[tf.Tensor, np.ndarray]]:
+        """The feeds of a run without it."""
+        return [(x, np.empty(0, x.dtype.as_numpy_dtype)) for x in (self.ids, self.samples, self.weights) if x is not None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """An exchange that was built.
+
+    Attributes:
+        name: of its collectives.
+        layout: what travels.
+        members: its lookups.
+        pool: the operation whose outputs they are.
+    """
+    name: str
+    layout: Layout
+    members: tuple[Member, ...]
+    pool: tf.Operation
+
+
+def exchange_together(backend: Backend, group: Sequence[Lookup], level: int, wire: exchange.Wire) -> Group:
+    """Builds one exchange for `group`, none of whose inputs depends on another's rows.
+
+    Args:
+        backend: decides the layout.
+        group: lookups of float32 tables, in the same order on every rank.
+        level: of the gate that it waits for.
+        wire: the types in which rows and gradients travel.
+    """
+    ranks, layout = communication.size(), backend.layout(group)
+    kinds = [int(table.hashed) for table in layout.tables]
+    base = f'group{level}.{_digest(group, layout, wire)}'
+    name, rows_name = communication.unique_name(f'{base}/keys'), communication.unique_name(f'{base}/rows')
+    gates = gate.gates_of(tf.get_default_graph())
+    zero = gates.at(level).zero
+    pooled = [layout.sections[s].pooled for s in layout.members]
+    ids = [_open(lookup.ids, 'ids') for lookup in group]
+    samples = [None if x.sparse_ids is None else _open(x.sparse_ids.indices[:, 0], 'samples') for x in group]
+    weights = [None if x.sparse_weights is None else _open(tf.cast(x.sparse_weights.values, tf.float32), 'weights')
+               for x in group]
+    static = [i for i, lookup in enumerate(group) if lookup.bounds is not None]
+    if static:
+        gates.checks.append(gate.Check(name, tuple(group[i].table.op.name for i in static),
+                                       tuple(group[i].table.rows for i in static), bags.bounds([ids[i] for i in static])))
+    asked = bags.ask(                                                                                           # 1
+        ids, [x for x, by_owner in zip(samples, pooled) if by_owner and x is not None],
+        [x for x, by_owner in zip(weights, pooled) if by_owner and x is not None],
+        [bags.Member(s, layout.sections[s].dim, COMBINERS[lookup.combiner] if by_owner else 0,
+                     by_owner and lookup.sparse_weights is not None)
+         for lookup, s, by_owner in zip(group, layout.members, pooled)], layout.sections, kinds, ranks)
+    message, splits = exchange.keys_to_owners(asked.message, asked.splits, name, zero, 2 * len(layout.sections))    # 2
+    heard = bags.hear(message, splits, layout.sections, kinds, ranks)                                           # 3
+    rows = [table.local(keys) for table, keys in zip(layout.tables, heard.keys)]
+    found = bags.gather([table.handle for table in layout.tables], rows, message, splits, layout.sections, kinds, ranks,
+                        [table.shard_shape for table in layout.tables])
+    received = exchange.rows_back(found, heard.row_splits, rows_name, zero, wire)                               # 4
+    mine, scales = iter(asked.samples), iter(asked.scales)
+    members = []                                                                                                # 5
+    pool_samples, pool_weights = [], []
+    for lookup, s, by_owner, sample, weight in zip(group, layout.members, pooled, samples, weights):
+        if by_owner:        # the sum of the owners' sums, each times its scale
+            members.append(bags.Member(s, layout.sections[s].dim, COMBINERS['sum'], True))
+            pool_samples.append(next(mine))
+            pool_weights.append(next(scales))
+            continue
+        members.append(bags.Member(s, layout.sections[s].dim, COMBINERS[lookup.combiner], weight is not None,
+                                   lookup.max_norm or 0.0))
+        pool_samples += [] if sample is None else [sample]
+        pool_weights += [] if weight is None else [weight]
+    outs = bags.pool(received, asked.positions, pool_samples, pool_weights, members)
+    built = Group(name, layout, tuple(Member(lookup, i, s, w, _shaped(out, lookup)) for lookup, i, s, w, out in zip(
+        group, ids, samples, weights, outs)), outs[0].op)
+    groups_of(outs[0].graph).append(built)
+    return built
+
+
+def groups_of(graph: tf.Graph) -> list[Group]:
+    """The groups that were built in `graph`, or in the graph around it if it is a function's."""
+    graph = communication.outermost(graph)
+    if not hasattr(graph, '_collective_groups'):
+        graph._collective_groups = []
+    found: list[Group] = graph._collective_groups
+    return found
+
+
+def _open(x: tf.Tensor, name: str) -> tf.Tensor:
+    return tf.placeholder_with_default(tf.reshape(x, [-1]), [None], name)
+
+
+def _shaped(out: tf.Tensor, lookup: Lookup) -> tf.Tensor:
+    if lookup.sparse_ids is None and lookup.ids.shape.ndims != 1:
+        out = tf.reshape(out, tf.concat([tf.shape(lookup.ids), [lookup.table.dim]], 0))
+    return out
+
+
+def _digest(group: Sequence[Lookup], layout: Layout, wire: exchange.Wire) -> str:
+    """A name by which ranks that exchange something else notice it before they do."""
+    told: list[Any] = [(x.table.op.name, x.table.rows, x.table.dim, x.combiner, x.max_norm, s)
+                       for x, s in zip(group, layout.members)]
+    told += [dataclasses.astuple(section) for section in layout.sections] + [str(wire)]
+    return hashlib.blake2b(repr(told).encode(), digest_size=4).hexdigest()

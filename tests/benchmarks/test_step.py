@@ -1,0 +1,100 @@
+"""benchmarks/step.py at a tiny size: what it reports is there and sane, and what it counts is right. Nothing is timed here."""
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+STEP = ROOT / 'benchmarks' / 'step.py'
+sys.path.insert(0, str(STEP.parent))
+
+import step_workload  # noqa: E402
+from step_workload import CRITEO_ROWS, Setting  # noqa: E402
+
+TINY = ['--tables', '3', '--dim', '8', '--batch', '64', '--steps', '3', '--warmup', '1', '--max-rows', '500']
+
+
+def call(*arguments: str, timeout: int = 250) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, str(STEP), *arguments], cwd='/', timeout=timeout, text=True, capture_output=True,
+                          env={name: value for name, value in os.environ.items() if not name.startswith('MALLOC_')})
+
+
+def test_the_last_line_has_every_figure():
+    done = call(*TINY, '--ids', '1-3', '--network', 'dlrm', '--json')
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    *lines, last = done.stdout.splitlines()
+    out = json.loads(last)
+    for name in ('step_ms', 'step_p90_ms', 'plain_ms', 'wire_ms', 'replicated_ms', 'samples_per_s', 'peak_rss_mb'):
+        assert out[name] > 0, name
+    assert out['step_p90_ms'] >= out['step_ms']
+    assert out['ratio'] == pytest.approx(out['step_ms'] / (out['plain_ms'] + out['wire_ms']), abs=2e-3)
+    assert out['samples_per_s'] == pytest.approx(64e3 / out['step_ms'], rel=1e-3)
+    assert any(line.startswith('step ÷ (plain + wire)') for line in lines)
+
+    collectives = {name: program['collectives'] for name, program in out['programs'].items()}
+    assert collectives['plain'] == {}
+    assert collectives['wire'] == {'HorovodAllgather': 1, 'HorovodAlltoall': 3, 'HorovodAllreduce': 1}
+    assert collectives['replicated']['HorovodAllgather'] == 2 * 3       # values and indices of each table
+    assert collectives['step']['HorovodAlltoall'] >= 3 and collectives['step']['HorovodAllreduce'] >= 1
+    assert out['collectives_per_step'] == sum(collectives['step'].values())
+
+    # A rank's part of the traced step, which uses its batch 4: keys, rows, gradients, headers, dense gradients.
+    setting = Setting(tables=3, dim=8, batch=64, ids=(1, 3), network='dlrm', max_rows=500)
+    traced = [list(step_workload.batches(setting, rank))[4] for rank in range(2)]
+    distinct = sum(len(np.unique(ids)) for batch in traced for ids, _ in step_workload.by_feature(setting, batch)) / 2
+    needed = distinct * (8 + 2 * 4 * 8) + 2 * 6 * 8 + 4 * setting.dense_parameters()
+    assert out['wire_bytes_per_step'] == pytest.approx(needed, abs=1)
+    assert out['bytes_per_step'] >= out['wire_bytes_per_step']
+
+    first = {name: program['losses'][0] for name, program in out['programs'].items()}
+    assert first['step'] == pytest.approx(first['plain'], rel=1e-5) and first['step'] > 0.1
+
+
+def test_bad_arguments_are_refused_before_anything_starts():
+    for option, value, word in (('--tables', '0', 'at least 1'), ('--ids', '5-2', 'such as 1-10'), ('--backend', 'ps', 'sok')):
+        done = call(option, value, timeout=60)
+        assert done.returncode == 2 and word in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize('tables, samples', [(3, 4096), (26, 4096), (260, 410)])
+def test_the_number_of_ids_stays_when_there_are_more_tables(tables: int, samples: int):
+    setting = Setting(tables=tables)
+    rows = setting.rows()
+    assert setting.samples == samples and len(rows) == tables
+    assert rows[:3] == ([1460, 583, 1_000_000] if tables <= 26 else [146, 100, 100_000])
+    assert max(CRITEO_ROWS) > 1_000_000 and min(rows) >= 100
+
+
+@pytest.mark.parametrize('backend', ['hb', 'sok'])
+@pytest.mark.parametrize('ids', [(1, 1), (1, 4)])
+def test_traffic_is_what_counting_by_hand_gives(backend: str, ids: tuple[int, int]):
+    setting = Setting(ranks=3, tables=4, dim=8, batch=90, ids=ids, max_rows=40, pool=2, backend=backend)
+    for batch in step_workload.batches(setting, 1):
+        words, rows = np.zeros(3, int), np.zeros(3, int)
+        for table_ids, samples in step_workload.by_feature(setting, batch):
+            pooled = backend == 'sok' and ids != (1, 1)
+            for owner in range(3):
+                mine = [(int(s), int(i)) for i, s in zip(table_ids, samples) if i % 3 == owner]
+                bags = {s for s, _ in mine}
+                words[owner] += len(mine) + -(-len(bags) // 2) if pooled else len({i for _, i in mine})
+                rows[owner] += len(bags) if pooled else len({i for _, i in mine})
+        assert np.array_equal(step_workload.traffic(setting, batch), np.stack([words, rows], 1))
+
+
+def test_batches_are_those_of_the_seed_and_within_their_tables():
+    setting = Setting(tables=5, batch=60, ids=(2, 3), max_rows=300, pool=2)
+    once, again = (list(step_workload.batches(setting, 0)) for _ in range(2))
+    other = next(step_workload.batches(setting, 1))
+    for a, b in zip(once, again):
+        assert all(np.array_equal(a[name], b[name]) for name in step_workload.shapes(setting))
+    assert not np.array_equal(once[0]['label'], other['label'])
+    for rows, (ids, samples) in zip(setting.rows(), step_workload.by_feature(setting, once[0])):
+        counts = np.bincount(samples, minlength=setting.samples)
+        assert 0 <= ids.min() and ids.max() < rows and (np.diff(samples) >= 0).all()
+        assert counts.min() >= 2 and counts.max() <= 3

@@ -1,0 +1,67 @@
+"""What the cases of grouped lookups share: batches, runs of both kinds, and a count of what a step exchanges."""
+import collections
+import re
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from tests.ranks import reference
+
+B = 12      # samples of a global batch: 1 to 4 ranks divide it
+
+
+def both(strategy, rank, size, build, runs):
+    """(what plain TensorFlow gives for the whole batches, what this rank gives for its part of them).
+
+    `runs` are those of `reference.plain`, whose values are arrays of B samples.
+    """
+    mine = [(names, {key: reference.part(value, rank, size) for key, value in values.items()}) for names, values in runs]
+    return reference.plain(build, runs), reference.sharded(strategy, build, mine)
+
+
+def same(got, want, rtol=2e-5, atol=1e-6):
+    """That all arrays of two results, dictionaries of any depth, are close."""
+    if isinstance(want, dict):
+        assert got.keys() == want.keys()
+        for name in want:
+            same(got[name], want[name], rtol, atol)
+    else:
+        np.testing.assert_allclose(got, want, rtol=rtol, atol=atol)
+
+
+def padded(rng, rows, most, least=1, samples=B):
+    """[samples, most] int64: from `least` to `most` ids below `rows` a sample, then -1."""
+    ids = rng.integers(0, rows, (samples, most))
+    return np.where(np.arange(most) < rng.integers(least, most + 1, (samples, 1)), ids, -1)
+
+
+def sparse(ids, values=None):
+    """The sparse ids of a tensor [samples, most] in which -1 is none; with `values`, what this has at their places."""
+    places = tf.where(ids >= 0)
+    shape = tf.shape(ids, out_type=tf.int64)
+    return tf.SparseTensor(places, tf.gather_nd(ids if values is None else values, places), shape)
+
+
+def rows_of(tables):
+    """All rows of static tables, as fetches by name."""
+    return {name: tf.nn.embedding_lookup(table, tf.range(table.shape[0])) for name, table in tables.items()}
+
+
+def counted(session, fetches, feed=None):
+    """(what the run gives, how often it executed operations of each type)."""
+    metadata = tf.RunMetadata()
+    out = session.run(fetches, feed, options=tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE), run_metadata=metadata)
+    labels = [node.timeline_label for device in metadata.step_stats.dev_stats for node in device.node_stats]
+    return out, collections.Counter(found.group(1) for label in labels if (found := re.search(r' = (\w+)\(', label)))
+
+
+def exchanged(session, fetches, feed=None):
+    """(all-to-alls, allreduces, allgathers) of a run."""
+    counts = counted(session, fetches, feed)[1]
+    return tuple(counts[f'Horovod{kind}'] for kind in ('Alltoall', 'Allreduce', 'Allgather'))
+
+
+def everyone(value):
+    """The ranks' values."""
+    return hvd.allgather_object(value)
