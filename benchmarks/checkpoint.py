@@ -3,7 +3,8 @@
     python -m collective.launch -np 2 --device cpu benchmarks/checkpoint.py [--megabytes 1000] [--folder .] [--rounds 3]
 
 A save ends when everything is on the disk (fsync); so does `dd … conv=fsync`. A restore reads what the page cache holds, as
-`dd` to /dev/null does; both say what the software costs, not the disk. The median of the rounds is printed.
+`dd` to /dev/null does; both say what the software costs, not the disk. The median of the rounds is printed, with the least and
+the most, since disks and machines are shared.
 """
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ def main() -> None:
     given = parser.parse_args()
     tf.logging.set_verbosity(tf.logging.ERROR)
     strategy = CollectiveStrategy()
-    rank = strategy.rank()
+    rank, before = strategy.rank(), os.getloadavg()[0]
     rows = given.megabytes * 10 ** 6 // (2 * DIM * 4)
     total = 2 * rows * DIM * 4
     made = tempfile.mkdtemp(dir=given.folder) if rank == 0 else ''
@@ -73,11 +74,14 @@ def main() -> None:
         if rank == 0:
             shutil.rmtree(folder)
     if rank == 0:
-        rate = {what: total / 1e6 / statistics.median(took) for what, took in times.items()}
+        load = os.getloadavg()[0]
         print(f'{total / 1e6:,.0f} MB on {strategy.world_size()} ranks, a table of {rows:,} rows of {DIM} float32 and a slot')
-        print(f'{"":10}{"MB/s":>8}{"dd MB/s":>10}{"ratio":>8}')
-        for what, beside in (('save', 'dd write'), ('restore', 'dd read')):
-            print(f'{what:10}{rate[what]:8.0f}{rate[beside]:10.0f}{rate[what] / rate[beside]:8.2f}')
+        print(f'load average {before:.1f} before, {load:.1f} after, {os.cpu_count()} processors, {given.rounds} rounds')
+        print('\n|  | MB/s | least | most |')
+        print('|---|---|---|---|')
+        for what, took in times.items():
+            rates = [total / 1e6 / seconds_ for seconds_ in (statistics.median(took), max(took), min(took))]
+            print(f'| {what} |' + ''.join(f' {rate:,.0f} |' for rate in rates))
 
 
 if __name__ == '__main__':

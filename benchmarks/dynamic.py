@@ -2,7 +2,9 @@
 
     python benchmarks/dynamic.py [--largest 10000000] [--dim 16] [--without-tensorflow-tables]
 
-Prints three tables in Markdown. One rank, one process; every number is the median of several runs.
+Prints two tables in Markdown, and the load of the machine before and after each. One rank, one process. A lookup's time is the
+median of 100 batches, an insert's that of all keys once. "The same reads" are what cache misses cost: NumPy reads as many random
+places of arrays as large as the buckets, the keys and the rows of the table, which is all that a lookup reads of one.
 """
 from __future__ import annotations
 
@@ -42,6 +44,13 @@ def median(run: Callable[[np.ndarray], Any], keys: np.ndarray, times: int = 100)
         run(batch)
         taken.append(time.perf_counter() - start)
     return float(np.median(taken))
+
+
+def same_reads(count: int, dim: int, keys: np.ndarray) -> float:
+    """Seconds to read a bucket (4 bytes), a key (8) and a row for each of a batch of keys, at random places."""
+    places = np.random.default_rng(3).integers(0, count, len(keys))
+    arrays = [np.ones(count + count // 2, np.uint32), np.ones(count, np.int64), np.ones((count, dim), np.float32)]
+    return median(lambda at: [array[at] for array in arrays], places)
 
 
 def key_map(count: int, keys: np.ndarray) -> tuple[float, float, float]:
@@ -91,6 +100,10 @@ def whole_table(count: int, dim: int, keys: np.ndarray) -> tuple[float, float, f
             return count / taken, lookup, median(lambda b: session.run(train, {ids: b}), keys)
 
 
+def load() -> str:
+    return f'load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} processors'
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
     arguments.add_argument('--largest', type=int, default=10 ** 7, help='the most keys')
@@ -100,12 +113,15 @@ def main() -> None:
     tf.logging.set_verbosity(tf.logging.ERROR)
     everything = keys_of(options.largest)
 
-    print(f'| keys | insert, with rows of {options.dim} drawn (M keys/s) | lookup of {BATCH} (ms) | '
+    print(load())
+    print(f'\n| keys | insert, with rows of {options.dim} drawn (M keys/s) | lookup of {BATCH} (ms) | the same reads (ms) | '
           f'Adagrad step of {BATCH} (ms) |')
-    print('|---|---|---|---|')
+    print('|---|---|---|---|---|')
     for count in sizes(options.largest):
         rate, lookup, step = whole_table(count, options.dim, everything[:count])
-        print(f'| {count:,} | {rate / 1e6:.2f} | {lookup * 1e3:.2f} | {step * 1e3:.2f} |', flush=True)
+        reads = same_reads(count, options.dim, everything[:count])
+        print(f'| {count:,} | {rate / 1e6:.2f} | {lookup * 1e3:.2f} | {reads * 1e3:.2f} | {step * 1e3:.2f} |', flush=True)
+    print('\n' + load())
 
     maps: dict[str, Callable[[int, np.ndarray], tuple[float, float, float]]] = {'KeyMap (keymap.cc)': key_map}
     if not options.without_tensorflow_tables:
@@ -121,6 +137,7 @@ def main() -> None:
             rate, find, size = measure(count, everything[:count])
             bytes_ = f'{size:.0f}' if count >= 10 ** 6 else ''         # of a process's memory, too little to tell
             print(f'| {name} | {count:,} | {rate / 1e6:.2f} | {find:.0f} | {bytes_} |', flush=True)
+    print('\n' + load())
 
 
 if __name__ == '__main__':

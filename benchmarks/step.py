@@ -26,6 +26,7 @@ import argparse
 import dataclasses
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -121,8 +122,7 @@ def run(program: str, setting: Setting, folder: Path, given: argparse.Namespace)
         try:
             ended = str(launcher.wait(given.timeout))
         except BaseException as error:          # also Ctrl-C: the launcher ends its ranks, if it is told to
-            launcher.terminate()
-            launcher.wait(30)
+            stop(launcher)
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
             ended = f'nothing after {given.timeout:.0f} s (--timeout)'
@@ -130,6 +130,16 @@ def run(program: str, setting: Setting, folder: Path, given: argparse.Namespace)
         if ended != '0':
             sys.exit(f'{log.read()[-6000:]}\nstep.py: {program} ended with {ended}')
     return summary(program, [json.loads((folder / f'{program}.{r}.json').read_text()) for r in range(setting.ranks)])
+
+
+def stop(launcher: subprocess.Popen) -> None:
+    """Ends a job, gently if that helps: a launcher that is killed takes its ranks with it, too."""
+    launcher.terminate()
+    try:
+        launcher.wait(30)
+    except subprocess.TimeoutExpired:
+        launcher.kill()
+        launcher.wait()
 
 
 def summary(program: str, ranks: list[dict[str, Any]]) -> dict[str, Any]:
@@ -214,6 +224,7 @@ def table(setting: Setting, out: dict[str, Any]) -> str:
 def main() -> None:
     given = parse()
     setting = setting_of(given)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))     # so that no rank and no file is left
     with tempfile.TemporaryDirectory(prefix='step-') as made:
         folder = Path(made)
         step_workload.write(setting, folder)

@@ -135,9 +135,9 @@ class Sums:
     def __init__(self, markers: Sequence[Marker], steps: int):
         gradients = [marker.gradient for marker in markers]
         # Without what a script makes updates wait for, which may be downstream of a marker.
-        with tf.init_scope(), tf.device(None), tf.name_scope(f'{SCOPE}_{steps}/'):
-            self._count = _variable(tf.int64, f'{ALIKE}local_steps_{steps}/')
-            self._kept = [[_variable(_added_in(x.dtype), 'sum') for x in _tensors(g)] for g in gradients]
+        with tf.init_scope(), tf.device(None), tf.name_scope(f'{SCOPE}/'):
+            self._count = _variable(tf.int64, f'{ALIKE}local_steps_{steps}')
+            self._kept = [[_variable(_added_in(x.dtype), f'{SCOPE}/sum') for x in _tensors(g)] for g in gradients]
             # Not before the gradients are there: whatever may refuse the run comes first.
             with tf.control_dependencies([x for g in gradients for x in _tensors(g)]):
                 started = tf.raw_ops.VarIsInitializedOp(resource=self._count)
@@ -271,9 +271,10 @@ def _added(gradient: Any, kept: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def _variable(dtype: tf.DType, name: str) -> tf.Tensor:
-    """The handle of a variable of any shape, not initialized."""
-    with tf.name_scope(name) as scope:
-        return tf.raw_ops.VarHandleOp(dtype=dtype, shape=tf.TensorShape(None), shared_name=scope, name='handle')
+    """The handle of a variable of its own, of any shape, not initialized."""
+    with tf.name_scope(None):
+        name = tf.get_default_graph().unique_name(name)
+    return tf.raw_ops.VarHandleOp(dtype=dtype, shape=tf.TensorShape(None), shared_name=name, name=f'{name}/')
 
 
 def _assign(variable: tf.Tensor, value: tf.Tensor) -> tf.Operation:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-CLI = str(Path(sys.executable).with_name('saved_model_cli'))
+CLI = (sys.executable, str(Path(sys.executable).with_name('saved_model_cli')))
 
 TRAIN = '''
 import json, os, sys
@@ -146,16 +146,16 @@ def launched(tmp_path, script, ranks, *arguments, timeout=240):
 @pytest.mark.parametrize('ranks', [2, pytest.param(1, marks=pytest.mark.long), pytest.param(3, marks=pytest.mark.long)])
 def test_processes_without_this_library_answer_as_predict_does(tmp_path, ranks):
     output = launched(tmp_path, TRAIN, ranks, tmp_path)
-    assert all(f'[{rank}] done {rank}' in output for rank in range(ranks)), output
+    assert all(f'done {rank}\n' in output for rank in range(ranks)), output
     (tmp_path / 'serve.py').write_text(SERVE)
     assert 'same' in alone(sys.executable, str(tmp_path / 'serve.py'), str(tmp_path), cwd=tmp_path)
     path = json.loads((tmp_path / 'paths.json').read_text())[0]
-    shown = alone(CLI, 'show', '--dir', path, '--all', cwd=tmp_path)
+    shown = alone(*CLI, 'show', '--dir', path, '--all', cwd=tmp_path)
     assert "signature_def['serving_default']" in shown and "inputs['words'] tensor_info" in shown
     answers = np.load(tmp_path / 'answers.npz')
     for name in ('user', 'item', 'words'):
         np.save(tmp_path / f'{name}.npy', answers[name])
-    alone(CLI, 'run', '--dir', path, '--tag_set', 'serve', '--signature_def', 'serving_default',
+    alone(*CLI, 'run', '--dir', path, '--tag_set', 'serve', '--signature_def', 'serving_default',
           '--outdir', str(tmp_path / 'cli'),
           '--inputs', ';'.join(f'{name}={tmp_path}/{name}.npy' for name in ('user', 'item', 'words')), cwd=tmp_path)
     np.testing.assert_allclose(np.load(tmp_path / 'cli' / 'score.npy'), answers['score'], rtol=1e-6)

@@ -17,6 +17,7 @@ from collective.checkpoint import bundle, index
 from collective.checkpoint.layout import ENTRY, FORMAT_ENTRY, VERSION, Layout
 
 RECORD, MERGED, META, STATE = 'record', 'merged', 'graph.meta', 'state'
+PATIENCE = 10.0             # seconds that a network's file system may take to show what another host has written
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,9 +216,9 @@ def sync_bundle(prefix: str) -> None:
         sync(index.data_path(prefix, shard, shards))
 
 
-def appears(path: str, seconds: float = 10.0) -> bool:
-    """Whether a file that another host has written is seen here; a network's file system may take a while."""
-    end = time.monotonic() + seconds
+def appears(path: str) -> bool:
+    """Whether a file that another host has written is seen here, for which it has `PATIENCE`."""
+    end = time.monotonic() + PATIENCE
     while not tf.io.gfile.exists(path):
         if time.monotonic() > end:
             return False

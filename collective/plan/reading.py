@@ -174,7 +174,7 @@ def _exchange(graph: tf.Graph, op: tf.Operation, carriers: dict[str, tuple[Group
     name = communication.collective_name(op) or ''
     phase, of = split_name(name)
     sent, level = op.inputs[0], _level(graph, op)
-    dtype = sent.op.inputs[0].dtype if sent.op.type == 'Bitcast' else sent.dtype       # see `communication._as_wire`
+    dtype = _wire_dtype(sent)
     kind = re.sub('Horovod(Grouped)?', '', str(op.type))
     carrier, members = carriers.get(of, (None, []))
     if phase not in (KEYS, ROWS, GRADIENTS) or carrier is None:
@@ -191,6 +191,13 @@ def _exchange(graph: tf.Graph, op: tf.Operation, carriers: dict[str, tuple[Group
         header = 16 * len(carrier.layout.sections) * communication.size() if phase == KEYS else 0
     return ExchangePlan(name, kind, phase, of, level, len({id(x.table) for x in lookups}), sections, len(lookups), dtype.name,
                         _most(lookups, phase, dtype, header), False)
+
+
+def _wire_dtype(sent: tf.Tensor) -> tf.DType:
+    """Of what travels, also where its bits stand for those of another type (see `communication`)."""
+    while sent.op.type == 'Identity':
+        sent = sent.op.inputs[0]
+    return sent.op.inputs[0].dtype if sent.op.type == 'Bitcast' else sent.dtype
 
 
 def _most(lookups: Sequence[Any], phase: str, dtype: tf.DType, header: int) -> int | None:

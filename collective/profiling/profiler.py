@@ -46,8 +46,8 @@ class Profiler:
     """Traces training runs `first` to `last` of this process, and every `every`-th; 1 is the first. 0: none of these.
 
     Ranks measure the same runs, and meet behind the last of them to put their measurements together. In `folder` every rank
-    writes rank_<r>.trace.json, for chrome://tracing or Perfetto, and TensorFlow's own profile, for TensorBoard, into
-    rank_<r>/; rank 0 writes split.json, scalars for TensorBoard and, where Horovod lets it, Horovod's timeline.
+    writes rank_<r>.trace.json, for chrome://tracing or Perfetto, and into rank_<r>/, for TensorBoard, TensorFlow's own profile
+    of the last one; rank 0 writes split.json, scalars for TensorBoard and, where Horovod lets it, Horovod's timeline.
     """
 
     def __init__(self, folder: str, first: int, last: int, every: int):
@@ -57,7 +57,7 @@ class Profiler:
         self._traced: list[Traced] = []
         self._ways: dict[int, tuple[Any, Phases, Counting]] = {}        # of running the graph, by the identity of the first
         self._writer: Writer | None = None
-        self._started = self._profiling = self._timeline = False
+        self._timeline = False
 
     def watch(self, original: Original, session: Any, run: Run, carry_out: Callable[[Original], Any]) -> Any:
         """Carries out a training run, and measures it if it is one of those to be measured.
@@ -70,14 +70,15 @@ class Profiler:
         """
         number = self.count + 1
         inside = self.first <= number <= self.last
-        if number == self.first and not self._started:
-            self._start()
+        if number == self.first and not self._timeline:
+            self._start_timeline()
         began = time.perf_counter()
         if not (inside or self.every and number % self.every == 0):
             out = carry_out(original)
         else:
             metadata = tf.RunMetadata()
-            out = carry_out(_tracing(original, metadata))
+            own = os.path.join(self.folder, f'rank_{communication.rank()}') if number == self.last else None
+            out = carry_out(_tracing(original, metadata, own))
             ended = time.perf_counter()
             traced = Traced(split.Step(number, (ended - began) * 1e3), [], number)      # should the trace be none to understand
             with _unharmed('the trace'):
@@ -122,25 +123,11 @@ class Profiler:
 
     # -- all ranks --------------------------------------------------------------------------------------------------------
 
-    def _start(self) -> None:
-        self._started = True
-        with _unharmed("TensorFlow's profiler"):
-            tf2.profiler.experimental.start(os.path.join(self.folder, f'rank_{communication.rank()}'))
-            self._profiling = True
+    def _start_timeline(self) -> None:
         if communication.size() > 1 and os.environ.get('HOROVOD_TIMELINE') == 'DYNAMIC':
             with _unharmed("Horovod's timeline"):
                 hvd.start_timeline(os.path.join(self.folder, 'horovod.json'))
                 self._timeline = True
-
-    def _stop(self) -> None:
-        if self._profiling:
-            self._profiling = False
-            with _unharmed("TensorFlow's profiler"):
-                tf2.profiler.experimental.stop()
-        if self._timeline:
-            self._timeline = False
-            with _unharmed("Horovod's timeline"):
-                hvd.stop_timeline()
 
     def _tell(self, session: Any) -> None:
         """All ranks' measurements are put together, and written."""
@@ -167,28 +154,49 @@ class Profiler:
                 self._writer.add(split.join([[rank[i]] for rank in steps]), t.global_step)
 
     def _write_traces(self, traced: list[Traced]) -> None:
-        self._stop()
+        if self._timeline:
+            self._timeline = False
+            with _unharmed("Horovod's timeline"):
+                hvd.stop_timeline()
         rank = communication.rank()
         with _unharmed('the trace'):
             trace.write(os.path.join(self.folder, f'rank_{rank}.trace.json'),
                         [event for t in traced for event in trace.events(t.spans, rank, t.step.number)], rank)
 
 
-def _tracing(original: Original, metadata: Any) -> Original:
-    """`Session.run` that traces a run with options, which is how the user's is carried out."""
+def _tracing(original: Original, metadata: Any, folder: str | None) -> Original:
+    """`Session.run` that traces a run with options, which is how the user's is carried out; its profile goes to `folder`."""
     def traced(session: Any, fetches: Any, *rest: Any) -> Any:
         if not rest:
             return original(session, fetches)
         feeds, options, theirs = rest
         ours = tf.RunOptions()
         ours.CopyFrom(options or tf.RunOptions())
-        ours.trace_level = max(ours.trace_level, tf.RunOptions.SOFTWARE_TRACE)
-        metadata.Clear()
-        out = original(session, fetches, feeds, ours, metadata)
+        # A trace that the user asked for, of more than the host, would fail beside TensorFlow's profiler.
+        with _own_profile(None if ours.trace_level > tf.RunOptions.SOFTWARE_TRACE else folder):
+            ours.trace_level = max(ours.trace_level, tf.RunOptions.SOFTWARE_TRACE)
+            metadata.Clear()
+            out = original(session, fetches, feeds, ours, metadata)
         if theirs is not None:
             theirs.CopyFrom(metadata)
         return out
     return traced
+
+
+@contextlib.contextmanager
+def _own_profile(folder: str | None) -> Iterator[None]:
+    """TensorFlow's profile of what runs inside, for TensorBoard."""
+    on = False
+    with _unharmed("TensorFlow's profiler"):
+        if folder is not None:
+            tf2.profiler.experimental.start(folder)
+            on = True
+    try:
+        yield
+    finally:
+        with _unharmed("TensorFlow's profiler"):
+            if on:
+                tf2.profiler.experimental.stop()
 
 
 def _global_step(session: Any, number: int) -> int:

@@ -18,7 +18,7 @@ import numpy as np
 from collective.ops import keymap, memory
 from collective.tables import initial
 
-RANGE = 1 << 22         # keys that are sorted at once
+RANGE = 1 << 21         # keys that are sorted at once
 
 _numbers = itertools.count(1)
 _living: dict[int, Any] = {}

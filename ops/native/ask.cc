@@ -10,6 +10,7 @@
 
 #include "numbering.h"
 #include "parallel.h"
+#include "scans.h"
 #include "wire.h"
 
 namespace collective {
@@ -173,7 +174,7 @@ class AskOp : public OpKernel {
   void Number(Run* run, int64_t s) {
     int64_t* distinct = run->distinct + run->first[s] + s;
     uint64_t bits = 0;
-    for (int m : members_of_[s]) bits |= Numbering::Bits(Ids(*run, m), run->ids[m].NumElements());
+    for (int m : members_of_[s]) bits |= Bits(Ids(*run, m), run->ids[m].NumElements());
     auto numbering = numberings_.Take();
     numbering->Start(run->first[s + 1] - run->first[s], bits, distinct);
     for (int m : members_of_[s]) {

@@ -1,7 +1,11 @@
 // CollectiveGatherRows: one row for each bag that the ranks asked for, from shards that are read in place.
 // CollectiveSpreadRows: the same from matrices, which makes it the transposed of CollectiveReduceRows.
 
+#include <algorithm>
+
+#include "clip.h"
 #include "parallel.h"
+#include "scans.h"
 #include "variables.h"
 #include "vectors.h"
 #include "wire.h"
@@ -12,17 +16,9 @@ namespace {
 using namespace tensorflow;
 
 struct Scratch {
-  Room<int32_t> starts;
+  Room<int32_t> bags;
   Room<float> factors;
 };
-
-// Whether all of them are in [0, count).
-template <class Index>
-bool AreWithin(const Index* rows, int64_t n, int64_t count) {
-  Index wrong = 0;
-  for (int64_t i = 0; i < n; ++i) wrong |= rows[i] | (static_cast<Index>(count - 1) - rows[i]);
-  return n == 0 || (count > 0 && wrong >= 0);
-}
 
 // The rows of `piece`, from `table` by the numbers `rows`, times `scale`.
 template <class Index>
@@ -40,19 +36,20 @@ Status Answer(const Section& section, const Piece& piece, const Table& table, co
   const Rows<Index> from{table.values, rows, section.dim};
   if (!section.pooled) {
     CopyRows(from, piece.bags, section.dim, out);
-  } else {
-    int32_t* starts = scratch->starts.At(piece.bags + 1);
-    starts[0] = 0;
-    for (int64_t b = 0; b < piece.bags; ++b) starts[b + 1] = starts[b] + piece.lengths[b];
-    const float* factors = piece.weights;
-    if (section.max_norm > 0) {
-      float* clip = scratch->factors.At(piece.keys);
-      ClipFactors(from, piece.keys, section.dim, section.max_norm, piece.weights, clip);
-      factors = clip;
-    }
-    SumRows(from, factors, Bags{piece.bags, starts, nullptr, nullptr}, section.dim, out);
+    if (scale != 1) Scale(out, piece.bags * section.dim, scale);
+    return OkStatus();
   }
-  if (scale != 1) Scale(out, piece.bags * section.dim, scale);
+  const float* factors = piece.weights;
+  if (section.max_norm > 0) {
+    float* clipped = scratch->factors.At(piece.keys);
+    Clip<Index>(from, piece.keys, section.dim, section.max_norm).Factors(piece.weights, clipped);
+    factors = clipped;
+  }
+  const int32_t* bags = BagOfKeys(piece, &scratch->bags);
+  for (int64_t b = 0; b < piece.bags; ++b) {
+    if (piece.lengths[b] == 0) std::fill_n(out + b * section.dim, section.dim, 0.f);
+  }
+  SumRows<First::kRuns>(Sums<Index, int32_t>{from, piece.keys, factors, scale, bags, section.dim, out}, section.dim);
   return OkStatus();
 }
 

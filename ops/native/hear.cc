@@ -1,9 +1,9 @@
 // CollectiveBounds: smallest and largest ids. CollectiveHear: the keys in a received message.
 
 #include <algorithm>
-#include <limits>
 
 #include "parallel.h"
+#include "scans.h"
 #include "wire.h"
 
 namespace collective {
@@ -22,14 +22,7 @@ class BoundsOp : public OpKernel {
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({ids.size(), 2}), &bounds));
     int64_t* out = bounds->flat<int64_t>().data();
     for (int m = 0; m < ids.size(); ++m) {
-      const int64_t* id = ids[m].flat<int64_t>().data();
-      int64_t smallest = std::numeric_limits<int64_t>::max(), largest = std::numeric_limits<int64_t>::min();
-      for (int64_t i = 0, n = ids[m].NumElements(); i < n; ++i) {
-        smallest = std::min(smallest, id[i]);
-        largest = std::max(largest, id[i]);
-      }
-      out[2 * m] = smallest;
-      out[2 * m + 1] = largest;
+      SmallestAndLargest(ids[m].flat<int64_t>().data(), ids[m].NumElements(), &out[2 * m], &out[2 * m + 1]);
     }
   }
 };

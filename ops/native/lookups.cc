@@ -2,13 +2,14 @@
 
 #include <cmath>
 
+#include "scans.h"
 #include "wire.h"
 
 namespace collective {
 
 using namespace tensorflow;
 
-Status Lookups::Read(OpKernelConstruction* context) {
+Status ReadLookups(OpKernelConstruction* context, std::vector<Lookup>* members) {
   int count = 0, pooled_wanted = 0, weighted_wanted = 0, pooled = 0, with_weights = 0;
   std::vector<int> sections, combiners;
   std::vector<int64_t> dims;
@@ -42,7 +43,7 @@ Status Lookups::Read(OpKernelConstruction* context) {
     member.max_norm = max_norms[m] > 0 ? max_norms[m] : 0.f;
     if (member.combiner != kRows) member.samples = pooled++;
     if (weighted[m]) member.weights = with_weights++;
-    members.push_back(member);
+    members->push_back(member);
   }
   if (pooled != pooled_wanted || with_weights != weighted_wanted) {
     return errors::InvalidArgument(pooled, " members have a combiner and ", with_weights, " weights, but there are ",
@@ -51,62 +52,73 @@ Status Lookups::Read(OpKernelConstruction* context) {
   return OkStatus();
 }
 
-Status Opened::Open(const Lookup& member, int m, const Tensor& flat, const OpInputList& positions, const OpInputList& samples,
-                    const OpInputList& all_weights, LookupScratch* scratch) {
-  const Tensor& places = positions[m];
+Status LookupInputs::Read(OpKernelContext* context) {
+  TF_RETURN_IF_ERROR(context->input("rows", &flat));
+  TF_RETURN_IF_ERROR(context->input_list("positions", &positions));
+  TF_RETURN_IF_ERROR(context->input_list("samples", &samples));
+  return context->input_list("weights", &weights);
+}
+
+Status Opened::Open(const Lookup& member, int number, const LookupInputs& inputs) {
+  const Tensor& places = inputs.positions[number];
   if (!TensorShapeUtils::IsVector(places.shape())) {
-    return errors::InvalidArgument("positions of member ", m, " must be a vector, but are ", places.shape().DebugString());
+    return errors::InvalidArgument("positions of member ", number, " must be a vector, but are ", places.shape().DebugString());
   }
   ids = places.NumElements();
-  if (ids > kMost) return errors::InvalidArgument("member ", m, " has ", ids, " ids, but no more than ", kMost, " can be");
-  rows = {flat.flat<float>().data(), places.vec<int32_t>().data(), 1};
-  const int32_t last_place = static_cast<int32_t>(std::max<int64_t>(flat.NumElements() - member.dim, -1));
-  int32_t wrong = 0;
-  for (int64_t k = 0; k < ids; ++k) wrong |= rows.at[k] | (last_place - rows.at[k]);
-  if (ids > 0 && (wrong < 0 || last_place < 0)) {
-    return errors::InvalidArgument("member ", m, " has positions outside of the ", flat.NumElements(), " elements that came back");
+  const int64_t elements = inputs.flat->NumElements();
+  if (ids > kMost || elements > kMost) {
+    return errors::InvalidArgument("member ", number, " has ", ids, " ids in rows of ", elements, " elements, but no more than ",
+                                   kMost, " can be");
   }
-  int32_t* starts = scratch->starts.At(ids + 1);
-  if (member.combiner == kRows) {
-    for (int64_t k = 0; k <= ids; ++k) starts[k] = static_cast<int32_t>(k);
-    bags = {ids, starts, nullptr, nullptr};
-    out = ids;
-    return OkStatus();
+  rows = {inputs.flat->flat<float>().data(), places.vec<int32_t>().data(), 1};
+  if (!AreWithin(rows.at, ids, elements - member.dim + 1)) {
+    return errors::InvalidArgument("member ", number, " has positions that are not those of rows of ", member.dim, " in the ",
+                                   elements, " elements that came back");
   }
-  const Tensor& of = samples[member.samples];
+  out = bags = ids;
+  if (member.combiner == kRows) return OkStatus();
+  const Tensor& of = inputs.samples[member.samples];
   if (of.shape() != places.shape()) {
-    return errors::InvalidArgument("member ", m, " has positions of shape ", places.shape().DebugString(),
+    return errors::InvalidArgument("member ", number, " has positions of shape ", places.shape().DebugString(),
                                    " and samples of shape ", of.shape().DebugString());
   }
-  const int64_t* sample = of.vec<int64_t>().data();
-  int64_t count = 0, before = -1, falls = 0;
+  samples = of.vec<int64_t>().data();
+  bags = CountAscending(samples, ids);
+  if (bags < 0) return errors::InvalidArgument("samples of member ", number, " must ascend from 0 on: they are not sorted");
+  if (ids > 0 && samples[ids - 1] >= kMost / member.dim) {
+    return errors::InvalidArgument("member ", number, " has sample ", samples[ids - 1], ": so many rows of ", member.dim,
+                                   " have more than ", kMost, " elements");
+  }
+  out = ids == 0 ? 0 : samples[ids - 1] + 1;
+  if (member.weights < 0) return OkStatus();
+  const Tensor& given = inputs.weights[member.weights];
+  if (given.shape() != places.shape()) {
+    return errors::InvalidArgument("member ", number, " has positions of shape ", places.shape().DebugString(),
+                                   " and weights of shape ", given.shape().DebugString());
+  }
+  weights = given.vec<float>().data();
+  return OkStatus();
+}
+
+const int64_t* Opened::Samples(LookupScratch* scratch) const {
+  if (samples != nullptr) return samples;
+  int64_t* iota = scratch->iota.At(ids);
+  for (int64_t k = 0; k < ids; ++k) iota[k] = k;
+  return iota;
+}
+
+BagDivisors Opened::Divisors(const Lookup& member, LookupScratch* scratch) const {
+  int32_t* starts = scratch->starts.At(bags + 1);
+  int64_t* bag_samples = scratch->bag_samples.At(bags);
+  float* divisors = scratch->divisors.At(bags);
+  int64_t count = 0;
   for (int64_t k = 0; k < ids; ++k) {
+    if (k > 0 && samples[k] == samples[k - 1]) continue;
     starts[count] = static_cast<int32_t>(k);
-    count += sample[k] != before;
-    falls |= sample[k] < before;
-    before = sample[k];
+    bag_samples[count++] = samples[k];
   }
-  starts[count] = static_cast<int32_t>(ids);
-  if (falls != 0 || (ids > 0 && sample[0] < 0)) {
-    return errors::InvalidArgument("samples of member ", m, " must ascend from 0 on: they are not sorted");
-  }
-  out = ids == 0 ? 0 : before + 1;
-  if (out < 0 || out > kMost / member.dim) {
-    return errors::InvalidArgument("member ", m, " has sample ", before, ": its ", out, " rows of ", member.dim,
-                                   " are more than ", kMost, " elements");
-  }
-  bags = {count, starts, sample, nullptr};
-  if (member.weights >= 0) {
-    const Tensor& given = all_weights[member.weights];
-    if (given.shape() != places.shape()) {
-      return errors::InvalidArgument("member ", m, " has positions of shape ", places.shape().DebugString(),
-                                     " and weights of shape ", given.shape().DebugString());
-    }
-    weights = given.vec<float>().data();
-  }
-  if (member.combiner == kSum) return OkStatus();
-  float* divisors = scratch->divisors.At(count);
-  for (int64_t b = 0; b < count; ++b) {
+  starts[bags] = static_cast<int32_t>(ids);
+  for (int64_t b = 0; b < bags; ++b) {
     double sum = starts[b + 1] - starts[b];
     if (weights != nullptr) {
       sum = 0;
@@ -114,17 +126,9 @@ Status Opened::Open(const Lookup& member, int m, const Tensor& flat, const OpInp
         sum += member.combiner == kMean ? weights[k] : static_cast<double>(weights[k]) * weights[k];
       }
     }
-    divisors[b] = static_cast<float>(member.combiner == kMean ? sum : std::sqrt(sum));
+    divisors[b] = static_cast<float>(member.combiner == kSum ? 1 : member.combiner == kMean ? sum : std::sqrt(sum));
   }
-  bags.divisors = divisors;
-  return OkStatus();
-}
-
-const float* Opened::Factors(const Lookup& member, LookupScratch* scratch) const {
-  if (member.max_norm == 0) return weights;
-  float* factors = scratch->factors.At(ids);
-  ClipFactors(rows, ids, member.dim, member.max_norm, weights, factors);
-  return factors;
+  return {divisors, bag_samples, starts};
 }
 
 }  // namespace collective

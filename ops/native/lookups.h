@@ -1,4 +1,4 @@
-// What CollectivePool and its gradient have in common: the members, their inputs, and which ids make a row.
+// What CollectivePool and its gradient have in common: the members, and their inputs.
 
 #ifndef COLLECTIVE_NATIVE_LOOKUPS_H_
 #define COLLECTIVE_NATIVE_LOOKUPS_H_
@@ -19,32 +19,45 @@ struct Lookup {
   float max_norm = 0;
 };
 
-struct Lookups {
-  std::vector<Lookup> members;
-
-  tensorflow::Status Read(tensorflow::OpKernelConstruction* context);
-};
+tensorflow::Status ReadLookups(tensorflow::OpKernelConstruction* context, std::vector<Lookup>* members);
 
 struct LookupScratch {
+  Room<int64_t> iota, bag_samples;
   Room<int32_t> starts;
-  Room<float> divisors, factors, products;
-  Room<uint32_t> targets;
+  Room<float> divisors, factors;
 };
 
-// One member's inputs, checked.
-struct Opened {
+struct LookupInputs {
+  const tensorflow::Tensor* flat = nullptr;
+  tensorflow::OpInputList positions, samples, weights;
+
+  tensorflow::Status Read(tensorflow::OpKernelContext* context);
+};
+
+// Of each bag, the ids of one sample: what the sum of its rows is divided by, its sample, and where it starts among the ids.
+struct BagDivisors {
+  const float* of;
+  const int64_t* samples;
+  const int32_t* starts;  // one more, of the end
+};
+
+// One member's inputs, checked. Valid as long as they are.
+class Opened {
+ public:
+  tensorflow::Status Open(const Lookup& member, int number, const LookupInputs& inputs);
+
   int64_t ids = 0;
-  int64_t out = 0;  // rows of its output
-  Rows<int32_t> rows{};
-  const float* weights = nullptr;
-  Bags bags{};  // of a member without a combiner: one for each id
+  int64_t out = 0;                   // rows of the output
+  int64_t bags = 0;                  // of them that have ids
+  Rows<int32_t> rows{};              // that came back
+  const int64_t* samples = nullptr;  // row of the output that each id belongs to; null if they are 0, 1, 2, ...
+  const float* weights = nullptr;    // or null
 
-  // The result is valid as long as `scratch` and the inputs are.
-  tensorflow::Status Open(const Lookup& member, int m, const tensorflow::Tensor& flat, const tensorflow::OpInputList& positions,
-                          const tensorflow::OpInputList& samples, const tensorflow::OpInputList& weights, LookupScratch* scratch);
+  // `samples`, made in `scratch` if need be.
+  const int64_t* Samples(LookupScratch* scratch) const;
 
-  // What each row is multiplied by, if by anything.
-  const float* Factors(const Lookup& member, LookupScratch* scratch) const;
+  // 1 for a sum. In `scratch`.
+  BagDivisors Divisors(const Lookup& member, LookupScratch* scratch) const;
 };
 
 }  // namespace collective

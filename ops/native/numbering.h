@@ -20,7 +20,7 @@ namespace collective {
 
 class Numbering {
  public:
-  // For up to `most` keys (below 2**31), whose bitwise or is `bits`. `distinct` takes the distinct keys: room for most + 1.
+  // For up to `most` keys (below 2**31), whose bitwise or is `bits` (see scans.h). `distinct` takes the distinct keys: room for most + 1.
   void Start(int64_t most, uint64_t bits, int64_t* distinct) {
     const uint64_t slots = std::max<uint64_t>(uint64_t{1} << 6, PowerOfTwo(2 * static_cast<uint64_t>(most)));
     direct_ = bits < std::max(kDirect, slots);
@@ -51,12 +51,6 @@ class Numbering {
   }
 
   int64_t count() const { return count_; }
-
-  static uint64_t Bits(const int64_t* keys, int64_t n) {
-    uint64_t bits = 0;
-    for (int64_t i = 0; i < n; ++i) bits |= static_cast<uint64_t>(keys[i]);
-    return bits;
-  }
 
  private:
   static constexpr uint64_t kDirect = uint64_t{1} << 16;  // words: a quarter of a megabyte

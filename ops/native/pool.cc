@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "clip.h"
 #include "lookups.h"
 
 namespace collective {
@@ -11,53 +12,57 @@ using namespace tensorflow;
 
 class PoolOp : public OpKernel {
  public:
-  explicit PoolOp(OpKernelConstruction* context) : OpKernel(context) { OP_REQUIRES_OK(context, lookups_.Read(context)); }
+  explicit PoolOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, ReadLookups(context, &members_));
+  }
 
   void Compute(OpKernelContext* context) override {
-    OpInputList positions, samples, weights;
-    OP_REQUIRES_OK(context, context->input_list("positions", &positions));
-    OP_REQUIRES_OK(context, context->input_list("samples", &samples));
-    OP_REQUIRES_OK(context, context->input_list("weights", &weights));
-    const Tensor& flat = context->input(0);
-    const int count = static_cast<int>(lookups_.members.size());
+    LookupInputs inputs;
+    OP_REQUIRES_OK(context, inputs.Read(context));
+    const int64_t count = static_cast<int64_t>(members_.size());
     std::vector<Opened> opened(count);
-    std::vector<typename Kept<LookupScratch>::Loan> scratch;
     std::vector<float*> out(count);
     int64_t cost = 0;
     for (int m = 0; m < count; ++m) {
-      const Lookup& member = lookups_.members[m];
-      scratch.push_back(scratch_.Take());
-      OP_REQUIRES_OK(context, opened[m].Open(member, m, flat, positions, samples, weights, &*scratch[m]));
+      OP_REQUIRES_OK(context, opened[m].Open(members_[m], m, inputs));
       Tensor* pooled = nullptr;
-      OP_REQUIRES_OK(context, context->allocate_output(m, TensorShape({opened[m].out, member.dim}), &pooled));
+      OP_REQUIRES_OK(context, context->allocate_output(m, TensorShape({opened[m].out, members_[m].dim}), &pooled));
       out[m] = pooled->flat<float>().data();
-      cost += opened[m].ids * member.dim;
+      cost += opened[m].ids * members_[m].dim;
     }
     Parallel(context, count, cost, [&](int64_t m) {
-      const Lookup& member = lookups_.members[m];
-      const float* factors = opened[m].Factors(member, &*scratch[m]);
-      if (member.combiner == kRows && factors == nullptr) {
-        CopyRows(opened[m].rows, opened[m].ids, member.dim, out[m]);
-      } else {
-        FillGaps(opened[m], member.dim, out[m]);
-        SumRows(opened[m].rows, factors, opened[m].bags, member.dim, out[m]);
-      }
+      auto scratch = scratch_.Take();
+      Pool(members_[m], opened[m], &*scratch, out[m]);
     });
   }
 
  private:
+  static void Pool(const Lookup& member, const Opened& opened, LookupScratch* scratch, float* out) {
+    if (member.combiner == kRows && member.max_norm == 0) return CopyRows(opened.rows, opened.ids, member.dim, out);
+    const float* factors = opened.weights;
+    if (member.max_norm > 0) {
+      float* clipped = scratch->factors.At(opened.ids);
+      Clip<int32_t>(opened.rows, opened.ids, member.dim, member.max_norm).Factors(opened.weights, clipped);
+      factors = clipped;
+    }
+    const int64_t* samples = opened.Samples(scratch);
+    if (opened.bags < opened.out) FillGaps(samples, opened.ids, member.dim, out);
+    SumRows<First::kRuns>(Sums<int32_t, int64_t>{opened.rows, opened.ids, factors, 1, samples, member.dim, out}, member.dim);
+    if (member.combiner != kMean && member.combiner != kSqrtN) return;
+    const BagDivisors divisors = opened.Divisors(member, scratch);
+    DivideRows(out, divisors.samples, divisors.of, opened.bags, member.dim);
+  }
+
   // Samples without ids are zeros.
-  static void FillGaps(const Opened& opened, int64_t dim, float* out) {
-    if (opened.out == opened.bags.count) return;
+  static void FillGaps(const int64_t* samples, int64_t ids, int64_t dim, float* out) {
     int64_t next = 0;
-    for (int64_t b = 0; b < opened.bags.count; ++b) {
-      const int64_t row = opened.bags.Row(b);
-      std::fill(out + next * dim, out + row * dim, 0.f);
-      next = row + 1;
+    for (int64_t k = 0; k < ids; ++k) {
+      if (samples[k] > next) std::fill(out + next * dim, out + samples[k] * dim, 0.f);
+      next = samples[k] + 1;
     }
   }
 
-  Lookups lookups_;
+  std::vector<Lookup> members_;
   Kept<LookupScratch> scratch_;
 };
 

@@ -1,8 +1,9 @@
 // CollectivePoolGradient: the gradient of CollectivePool with respect to the rows that came back, and to weights.
 
-#include <cmath>
+#include <algorithm>
 #include <cstring>
 
+#include "clip.h"
 #include "lookups.h"
 
 namespace collective {
@@ -14,19 +15,19 @@ class PoolGradientOp : public OpKernel {
  public:
   explicit PoolGradientOp(OpKernelConstruction* context) : OpKernel(context) {
     int gradients = 0;
-    OP_REQUIRES_OK(context, lookups_.Read(context));
+    OP_REQUIRES_OK(context, ReadLookups(context, &members_));
     OP_REQUIRES_OK(context, context->GetAttr("members", &of_));
     OP_REQUIRES_OK(context, context->GetAttr("G", &gradients));
     OP_REQUIRES(context, of_.size() == static_cast<size_t>(gradients),
                 errors::InvalidArgument("there are ", gradients, " gradients, of ", of_.size(), " members"));
-    const int count = static_cast<int>(lookups_.members.size());
+    const int count = static_cast<int>(members_.size());
     std::vector<bool> seen(count);
     std::vector<int> group_of;
     for (int g = 0; g < gradients; ++g) {
       OP_REQUIRES(context, of_[g] >= 0 && of_[g] < count && !seen[of_[g]],
                   errors::InvalidArgument("gradient ", g, " is of member ", of_[g], " of ", count, ", or that has two"));
       seen[of_[g]] = true;
-      const size_t section = lookups_.members[of_[g]].section;
+      const size_t section = members_[of_[g]].section;
       if (section >= group_of.size()) group_of.resize(section + 1, -1);
       if (group_of[section] < 0) {
         group_of[section] = static_cast<int>(groups_.size());
@@ -37,25 +38,23 @@ class PoolGradientOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* context) override {
-    OpInputList positions, samples, weights, gradients;
+    LookupInputs inputs;
+    OpInputList gradients;
     OpOutputList weight_gradients;
-    OP_REQUIRES_OK(context, context->input_list("positions", &positions));
-    OP_REQUIRES_OK(context, context->input_list("samples", &samples));
-    OP_REQUIRES_OK(context, context->input_list("weights", &weights));
+    OP_REQUIRES_OK(context, inputs.Read(context));
     OP_REQUIRES_OK(context, context->input_list("gradients", &gradients));
     OP_REQUIRES_OK(context, context->output_list("weight_gradients", &weight_gradients));
-    const Tensor& rows = context->input(0);
     Tensor* flat = nullptr;
-    OP_REQUIRES_OK(context, context->allocate_output(0, rows.shape(), &flat));
+    OP_REQUIRES_OK(context, context->allocate_output(0, inputs.flat->shape(), &flat));
     float* out = flat->flat<float>().data();
     std::memset(out, 0, flat->NumElements() * sizeof(float));
 
-    std::vector<float*> of_weights(lookups_.members.size());
-    for (size_t m = 0; m < lookups_.members.size(); ++m) {
-      const int w = lookups_.members[m].weights;
+    std::vector<float*> of_weights(members_.size());
+    for (size_t m = 0; m < members_.size(); ++m) {
+      const int w = members_[m].weights;
       if (w < 0 || !weight_gradients.required(w)) continue;
       Tensor* made = nullptr;
-      OP_REQUIRES_OK(context, weight_gradients.allocate(w, weights[w].shape(), &made));
+      OP_REQUIRES_OK(context, weight_gradients.allocate(w, inputs.weights[w].shape(), &made));
       of_weights[m] = made->flat<float>().data();
       std::memset(of_weights[m], 0, made->NumElements() * sizeof(float));
     }
@@ -67,9 +66,9 @@ class PoolGradientOp : public OpKernel {
       auto scratch = scratch_.Take();
       for (int g : groups_[group]) {
         const int m = of_[g];
-        const Lookup& member = lookups_.members[m];
+        const Lookup& member = members_[m];
         Opened opened;
-        errors[group] = opened.Open(member, m, rows, positions, samples, weights, &*scratch);
+        errors[group] = opened.Open(member, m, inputs);
         if (!errors[group].ok()) return;
         if (gradients[g].dims() != 2 || gradients[g].dim_size(0) != opened.out || gradients[g].dim_size(1) != member.dim) {
           errors[group] = errors::InvalidArgument("the gradient of member ", m, " must be of shape [", opened.out, ", ", member.dim,
@@ -86,30 +85,49 @@ class PoolGradientOp : public OpKernel {
 
  private:
   static void Add(const Lookup& member, const Opened& opened, const float* gradient, LookupScratch* scratch, float* out) {
-    const uint32_t* targets = reinterpret_cast<const uint32_t*>(opened.rows.at);
-    const float* factors = opened.Factors(member, scratch);
-    if (member.max_norm > 0) {
-      AddClipped(opened.rows, gradient, opened.bags, member.dim, 1, member.max_norm, factors, targets, 1, out);
-    } else if (member.combiner == kRows) {
-      AddRows(gradient, opened.ids, member.dim, 1, targets, 1, out);
-    } else {
-      AddBags(gradient, opened.bags, member.dim, 1, factors, targets, 1, out);
+    const int64_t dim = member.dim;
+    const int32_t* positions = opened.rows.at;
+    if (member.combiner == kRows && member.max_norm == 0) {
+      return AddRows<First::kNever>(gradient, opened.ids, 1, positions, 1, dim, out);
     }
+    const Rows<int64_t> of_samples{gradient, opened.Samples(scratch), dim};
+    if (member.max_norm == 0 && member.combiner == kSum) {
+      return SumRows<First::kNever>(Sums<int64_t, int32_t>{of_samples, opened.ids, opened.weights, 1, positions, 1, out}, dim);
+    }
+    float* factors = scratch->factors.At(opened.ids);
+    const Clip<int32_t> clip(opened.rows, member.max_norm > 0 ? opened.ids : 0, dim, member.max_norm);
+    if (member.max_norm > 0) {
+      clip.Factors(opened.weights, factors);
+    } else if (opened.weights != nullptr) {
+      std::copy_n(opened.weights, opened.ids, factors);
+    } else {
+      std::fill_n(factors, opened.ids, 1.f);
+    }
+    if (member.combiner == kMean || member.combiner == kSqrtN) {
+      const BagDivisors divisors = opened.Divisors(member, scratch);
+      for (int64_t b = 0; b < opened.bags; ++b) {
+        const float share = divisors.of[b] == 0 ? 0 : 1 / divisors.of[b];
+        for (int64_t k = divisors.starts[b]; k < divisors.starts[b + 1]; ++k) factors[k] *= share;
+      }
+    }
+    SumRows<First::kNever>(Sums<int64_t, int32_t>{of_samples, opened.ids, factors, 1, positions, 1, out}, dim);
+    if (member.max_norm == 0) return;
+    const std::vector<float> back = clip.Backward(of_samples, factors);
+    SumRows<First::kNever>(Sums<int32_t, int32_t>{opened.rows, opened.ids, back.data(), 1, positions, 1, out}, dim);
   }
 
   // With p the product of each (clipped) row and its sample's gradient: p for sums; (p - sum(w p) / sum(w)) / sum(w) for means;
   // (p - w sum(w p) / q) / sqrt(q) with q = sum(w w) for sqrtn. 0 where the sum of weights is.
   static void AddWeights(const Lookup& member, const Opened& opened, const float* gradient, LookupScratch* scratch, float* out) {
-    Products(opened.rows, gradient, opened.bags, member.dim, out);
+    Products(opened.rows, Rows<int64_t>{gradient, opened.samples, member.dim}, opened.ids, member.dim, out);
     if (member.max_norm > 0) {
-      float* clip = scratch->products.At(opened.ids);
-      ClipFactors(opened.rows, opened.ids, member.dim, member.max_norm, nullptr, clip);
-      for (int64_t k = 0; k < opened.ids; ++k) out[k] *= clip[k];
+      Clip<int32_t>(opened.rows, opened.ids, member.dim, member.max_norm).Factors(out, out);
     }
     if (member.combiner == kSum) return;
-    for (int64_t b = 0; b < opened.bags.count; ++b) {
-      const int64_t first = opened.bags.starts[b], end = opened.bags.starts[b + 1];
-      const double divisor = opened.bags.divisors[b];
+    const BagDivisors divisors = opened.Divisors(member, scratch);
+    for (int64_t b = 0; b < opened.bags; ++b) {
+      const int64_t first = divisors.starts[b], end = divisors.starts[b + 1];
+      const double divisor = divisors.of[b];
       double pooled = 0;
       for (int64_t k = first; k < end; ++k) pooled += static_cast<double>(opened.weights[k]) * out[k];
       for (int64_t k = first; k < end; ++k) {
@@ -119,7 +137,7 @@ class PoolGradientOp : public OpKernel {
     }
   }
 
-  Lookups lookups_;
+  std::vector<Lookup> members_;
   std::vector<int> of_;                   // [G], which member each gradient is of
   std::vector<std::vector<int>> groups_;  // gradients of members of one section
   Kept<LookupScratch> scratch_;

@@ -3,8 +3,10 @@
 #include <cmath>
 #include <cstring>
 
+#include "clip.h"
 #include "numbering.h"
 #include "parallel.h"
+#include "scans.h"
 #include "variables.h"
 #include "vectors.h"
 #include "wire.h"
@@ -21,7 +23,7 @@ struct Shared {
 
 struct Scratch {
   Room<uint32_t> targets;
-  Room<int32_t> starts;
+  Room<int32_t> bags;
   Room<float> factors;
 };
 
@@ -70,7 +72,7 @@ class ReduceRowsOp : public OpKernel {
       OP_REQUIRES(context, rows[t].NumElements() == heard.rows[t],
                   errors::InvalidArgument("the ranks asked for ", heard.rows[t], " rows of table ", t, ", but ",
                                           rows[t].NumElements(), " row numbers are given"));
-      if (clips_) OP_REQUIRES_OK(context, Check(tables[t], t, rows[t].flat<int64_t>()));
+      if (clips_) OP_REQUIRES_OK(context, Check(tables[t], t, rows[t]));
       first.push_back(first.back() + heard.rows[t]);
     }
     auto shared = shared_.Take();
@@ -79,7 +81,7 @@ class ReduceRowsOp : public OpKernel {
     Parallel(context, count, 5 * first[count], [&](int64_t t) {
       const int64_t* row = rows[t].flat<int64_t>().data();
       auto numbering = numberings_.Take();
-      numbering->Start(heard.rows[t], Numbering::Bits(row, heard.rows[t]), all_distinct + first[t] + t);
+      numbering->Start(heard.rows[t], Bits(row, heard.rows[t]), all_distinct + first[t] + t);
       numbering->Add(row, heard.rows[t], all_numbers + first[t]);
       distinct[t] = numbering->count();
     });
@@ -119,30 +121,31 @@ class ReduceRowsOp : public OpKernel {
 
  private:
   // What max_norm reads must be there.
-  static Status Check(const Table& table, int64_t t, const TTypes<const int64_t>::Flat& rows) {
-    for (int64_t i = 0; i < rows.size(); ++i) {
-      if (rows(i) >= 0 && rows(i) < table.rows) continue;
-      return errors::InvalidArgument("table ", t, " has no local row ", rows(i), ": there are ", table.rows);
-    }
-    return OkStatus();
+  Status Check(const Table& table, int64_t t, const Tensor& rows) const {
+    if (AreWithin(rows.flat<int64_t>().data(), rows.NumElements(), table.rows) && table.dim == dims_[t]) return OkStatus();
+    return errors::InvalidArgument("table ", t, " has ", table.rows, " rows of ", table.dim, ": not all local rows of dimension ",
+                                   dims_[t], " that were asked for");
   }
 
-  void Add(const Piece& piece, const Table& table, const int64_t* rows, const float* gradients, const uint32_t* targets,
+  void Add(const Piece& piece, const Table& table, const int64_t* rows, const float* gradients, uint32_t* targets,
            Scratch* scratch, float* out) const {
     const Section& section = layout_.sections[piece.section];
     const int64_t dim = section.dim;
     // A power of two may come before the sum: the result is the same.
     const float scale = early_ ? scale_ : 1;
-    if (!section.pooled) return AddRows(gradients, piece.bags, dim, scale, targets, dim, out);
-    int32_t* starts = scratch->starts.At(piece.bags + 1);
-    starts[0] = 0;
-    for (int64_t b = 0; b < piece.bags; ++b) starts[b + 1] = starts[b] + piece.lengths[b];
-    const Bags bags{piece.bags, starts, nullptr, nullptr};
-    if (section.max_norm == 0) return AddBags(gradients, bags, dim, scale, piece.weights, targets, dim, out);
-    const Rows<int64_t> from{table.values, rows, dim};
+    if (!section.pooled) return AddRows<First::kFlags>(gradients, piece.bags, scale, targets, dim, dim, out);
+    const Rows<int32_t> of_bags{gradients, BagOfKeys(piece, &scratch->bags), dim};
+    if (section.max_norm == 0) {
+      return SumRows<First::kFlags>(Sums<int32_t, uint32_t>{of_bags, piece.keys, piece.weights, scale, targets, dim, out}, dim);
+    }
+    const Rows<int64_t> of_table{table.values, rows, dim};
+    const Clip<int64_t> clip(of_table, piece.keys, dim, section.max_norm);
     float* factors = scratch->factors.At(piece.keys);
-    ClipFactors(from, piece.keys, dim, section.max_norm, piece.weights, factors);
-    AddClipped(from, gradients, bags, dim, scale, section.max_norm, factors, targets, dim, out);
+    clip.Factors(piece.weights, factors);
+    SumRows<First::kFlags>(Sums<int32_t, uint32_t>{of_bags, piece.keys, factors, scale, targets, dim, out}, dim);
+    for (int64_t k = 0; k < piece.keys; ++k) targets[k] &= ~kNew;
+    const std::vector<float> back = clip.Backward(of_bags, factors);
+    SumRows<First::kFlags>(Sums<int64_t, uint32_t>{of_table, piece.keys, back.data(), scale, targets, dim, out}, dim);
   }
 
   Layout layout_;

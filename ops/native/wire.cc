@@ -1,5 +1,9 @@
 #include "wire.h"
 
+#include <algorithm>
+
+#include "scans.h"
+
 namespace collective {
 
 using tensorflow::OkStatus;
@@ -50,20 +54,19 @@ Status Layout::Read(tensorflow::OpKernelConstruction* context) {
   return OkStatus();
 }
 
-namespace {
-
-// The sum of `n` lengths, or -1 if one is negative.
-int64_t Sum(const int32_t* lengths, int64_t n) {
-  int64_t sum = 0;
-  int32_t signs = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    sum += lengths[i];
-    signs |= lengths[i];
+const int32_t* BagOfKeys(const Piece& piece, Room<int32_t>* room) {
+  // How many bags begin at each key; their running sum. How long a bag is can't be predicted: no loop over its keys.
+  int32_t* bags = room->At(piece.keys + 1);
+  std::fill_n(bags, piece.keys + 1, 0);
+  int64_t first = 0;
+  for (int64_t b = 0; b < piece.bags; ++b) {
+    ++bags[first];
+    first += piece.lengths[b];
   }
-  return signs < 0 ? -1 : sum;
+  int32_t bag = -1;
+  for (int64_t k = 0; k < piece.keys; ++k) bags[k] = bag += bags[k];
+  return bags;
 }
-
-}  // namespace
 
 Status Layout::Parse(const Tensor& message, const Tensor& splits, Heard* heard) const {
   if (!TensorShapeUtils::IsVector(message.shape()) || !TensorShapeUtils::IsVector(splits.shape()) ||
@@ -101,7 +104,7 @@ Status Layout::Parse(const Tensor& message, const Tensor& splits, Heard* heard) 
       if (section.pooled) {
         piece.lengths = reinterpret_cast<const int32_t*>(at);
         at += (piece.bags + 1) / 2;
-        const int64_t sum = Sum(piece.lengths, piece.bags);
+        const int64_t sum = SumOfLengths(piece.lengths, piece.bags);
         if (sum != piece.keys) {
           return InvalidArgument("the message of rank ", r, " is malformed: the bags of section ", s, " have ",
                                  sum < 0 ? "negative lengths" : "other lengths", " than its ", piece.keys, " keys");

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "parallel.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace collective {
@@ -80,6 +81,9 @@ struct Piece {
   int64_t flat;            // element offset of its first bag's row
   int64_t row;             // its first key's place among the keys of its table
 };
+
+// The bag of each key of a pooled piece, in `room`.
+const int32_t* BagOfKeys(const Piece& piece, Room<int32_t>* room);
 
 // A received message, its pieces ordered by rank, then section.
 struct Heard {

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 STEP = ROOT / 'benchmarks' / 'step.py'
 sys.path.insert(0, str(STEP.parent))
 
+import step  # noqa: E402
 import step_workload  # noqa: E402
 from step_workload import CRITEO_ROWS, Setting  # noqa: E402
 
@@ -60,6 +62,56 @@ def test_bad_arguments_are_refused_before_anything_starts():
     for option, value, word in (('--tables', '0', 'at least 1'), ('--ids', '5-2', 'such as 1-10'), ('--backend', 'ps', 'sok')):
         done = call(option, value, timeout=60)
         assert done.returncode == 2 and word in done.stderr, done.stderr
+
+
+def test_nothing_is_left_when_it_is_told_to_stop(tmp_path: Path):
+    process = subprocess.Popen([sys.executable, str(STEP), *TINY], env={**os.environ, 'TMPDIR': str(tmp_path)},
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    end = time.monotonic() + 60
+    while not list(tmp_path.glob('step-*/step.log')):
+        assert process.poll() is None and time.monotonic() < end
+        time.sleep(0.01)
+    process.terminate()
+    assert process.wait(60) == 128 + 15
+    assert not list(tmp_path.glob('step-*'))
+
+
+def measured(times: list[float], losses: list[float]) -> dict:
+    return {'times': times, 'cpu_ms': 1.0, 'losses': losses, 'bytes': 8, 'collectives': {'HorovodAlltoall': 3},
+            'peak_rss_mb': times[0], 'base_rss_mb': 1.0}
+
+
+def test_a_step_takes_as_long_as_its_slowest_rank():
+    ranks = [measured([1, 9, 2], [1, 2]), measured([8, 1, 3], [3, 4])]
+    assert step.summary('step', ranks)['ms'] == 8               # of 8, 9 and 3
+    assert step.summary('plain', ranks)['ms'] == 3              # of the medians 2 and 3: the copies don't wait
+    assert step.summary('step', ranks)['losses'] == [2, 3] and step.summary('step', ranks)['peak_rss_mb'] == 8
+
+
+def test_the_ratio_is_the_median_of_the_rounds():
+    def figures(*rounds: tuple[float, float, float]) -> dict:
+        named = [{name: step.summary(name, [measured([ms], [1.0])]) for name, ms in zip(('step', 'plain', 'wire'), r)}
+                 for r in rounds]
+        return step.figures(Setting(), named, 0.0)
+    out = figures((20, 8, 2), (90, 20, 10), (10, 10, 10))
+    assert out['ratios'] == [2, 3, 0.5] and out['ratio'] == 2 and out['step_ms'] == 20 and out['replicated_ms'] is None
+
+
+def test_other_losses_than_replicated_tables_have_are_an_error():
+    def check(ours: list[float], **scope: object) -> None:
+        step.check_losses(Setting(scope=scope), {'step': measured([1], ours), 'replicated': measured([1], [0.5, 0.4])})
+    check([0.5, 0.400001])
+    check([0.5, 0.41], wire_dtype='float16')        # rounded on purpose
+    with pytest.raises(SystemExit, match='step 1 is 0.410000 in `step`, but 0.400000'):
+        check([0.5, 0.41])
+
+
+def test_options_reach_scope_only_if_they_are_given():
+    assert step.setting_of(step.parse([])).scope == {} and step.setting_of(step.parse([])).input == 'feed'
+    options = ['--grouping', 'off', '--wire-dtype', 'float16', '--local-steps', '4', '--prefetch-keys']
+    given = step.setting_of(step.parse(options))
+    assert given.scope == {'grouping': False, 'wire_dtype': 'float16', 'local_steps': 4, 'prefetch_keys': True}
+    assert given.input == 'dataset'
 
 
 @pytest.mark.parametrize('tables, samples', [(3, 4096), (26, 4096), (260, 410)])

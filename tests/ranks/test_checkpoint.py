@@ -419,8 +419,10 @@ def test_an_exported_graph(strategy, rank, size, folder):
                     saver.restore(session, f'{folder}/m')
 
 
-def test_a_file_system_of_tensorflows_own(strategy, rank, size):
+def test_a_file_system_of_tensorflows_own(strategy, rank, size, monkeypatch):
     """ram:// is each process's own: one rank can use it, several are told what is wrong."""
+    from collective.checkpoint import commit
+    monkeypatch.setattr(commit, 'PATIENCE', 0.5)
     if size == 1:
         want = saved(strategy, rank, 'ram://checkpoints/m')
         np.testing.assert_array_equal(restored(strategy, 'ram://checkpoints/m'), want)

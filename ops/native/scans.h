@@ -1,0 +1,28 @@
+// Single passes over integers.
+
+#ifndef COLLECTIVE_NATIVE_SCANS_H_
+#define COLLECTIVE_NATIVE_SCANS_H_
+
+#include <cstdint>
+
+namespace collective {
+
+// The smallest and the largest; int64's largest and smallest of none.
+void SmallestAndLargest(const int64_t* values, int64_t n, int64_t* smallest, int64_t* largest);
+
+// The bitwise or.
+uint64_t Bits(const int64_t* values, int64_t n);
+
+// Whether all are in [0, count).
+bool AreWithin(const int32_t* values, int64_t n, int64_t count);
+bool AreWithin(const int64_t* values, int64_t n, int64_t count);
+
+// How many different values there are, if they ascend and none is negative; else -1.
+int64_t CountAscending(const int64_t* values, int64_t n);
+
+// The sum, or -1 if one is negative.
+int64_t SumOfLengths(const int32_t* lengths, int64_t n);
+
+}  // namespace collective
+
+#endif  // COLLECTIVE_NATIVE_SCANS_H_
