@@ -1,4 +1,4 @@
-"""Where the sub-packages lie: `launch/`, `strategies/` and `ops/` at the top are `collective.launch` and so on; what is compiled.
+"""Where the sub-packages lie: `launch/`, `strategies/` and `ops/` at the top are `collective.launch` and so on.
 
 A checkout runs uninstalled through the links in `collective/`; a wheel gets the folders themselves, each module once.
 All other metadata is in pyproject.toml.

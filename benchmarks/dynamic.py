@@ -2,9 +2,9 @@
 
     python benchmarks/dynamic.py [--largest 10000000] [--dim 16] [--without-tensorflow-tables]
 
-Prints two tables in Markdown, and the load of the machine before and after each. One rank, one process. A lookup's time is the
-median of 100 batches, an insert's that of all keys once. "The same reads" are what cache misses cost: NumPy reads as many random
-places of arrays as large as the buckets, the keys and the rows of the table, which is all that a lookup reads of one.
+Prints two tables in Markdown, and the machine's load before and after each. One rank, one process. A lookup's time is the
+median of 100 batches, an insert's that of all keys once. "The same reads" are what cache misses cost: NumPy reads as many
+random places of arrays as large as the table's buckets, keys and rows, which is all that a lookup reads of a table.
 """
 from __future__ import annotations
 

@@ -2,12 +2,13 @@
 
     python benchmarks/exchange_ops.py [--dims 16 128] [--ids one many] [--pooling asker owner] [--runs 40] [--malloc default]
 
-26 tables of 100 to 1,000,000 rows (the sizes of Criteo-Kaggle's features, clipped), 4096 samples a rank, Zipf(1.05) ids scattered
-over the tables, one id a feature or 1 to 10 that are summed; Adagrad. Two ranks are simulated in one process and one thread: both
-ask, messages and rows change hands without a network, both answer. Printed are the times of rank 0's operations, taken from the
+26 tables of 100 to 1,000,000 rows (the sizes of Criteo-Kaggle's features, clipped), 4096 samples a rank, Zipf(1.05) ids
+scattered over the tables, one id a feature or 1 to 10 that are summed; Adagrad. Two ranks are simulated in one process and
+one thread: both ask, messages and rows change hands without a network, both answer. Printed are the times of rank 0's operations, taken from the
 trace of each run, and, without a trace, the whole step of plain TensorFlow with whole tables and half of the batch.
 glibc is told to keep freed memory, unless --malloc default.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -19,7 +20,7 @@ from typing import Any
 
 KEEP = {'MALLOC_MMAP_MAX_': '0', 'MALLOC_TRIM_THRESHOLD_': str(8 << 30), 'MALLOC_TOP_PAD_': str(256 << 20)}
 if __name__ == '__main__' and 'default' not in sys.argv and 'MALLOC_TOP_PAD_' not in os.environ:
-    os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **KEEP})      # glibc reads it when it starts
+    os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **KEEP})  # glibc reads it when it starts
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '0')
 
@@ -28,11 +29,45 @@ import tensorflow.compat.v1 as tf  # noqa: E402
 
 from collective.ops import bags  # noqa: E402
 
-SIZES = [1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10, 5652,
-         2173, 4, 7046547, 18, 15, 286181, 105, 142572]
+SIZES = [
+    1460,
+    583,
+    10131227,
+    2202608,
+    305,
+    24,
+    12517,
+    633,
+    3,
+    93145,
+    5683,
+    8351593,
+    3194,
+    27,
+    14992,
+    5461306,
+    10,
+    5652,
+    2173,
+    4,
+    7046547,
+    18,
+    15,
+    286181,
+    105,
+    142572,
+]
 RANKS, SAMPLES, BATCHES = 2, 4096, 4
-KINDS = ['CollectiveBounds', 'CollectiveAsk', 'CollectiveHear', 'CollectiveGatherRows', 'CollectivePool', 'CollectivePoolGradient',
-         'CollectiveReduceRows', 'ResourceSparseApplyAdagrad']
+KINDS = [
+    'CollectiveBounds',
+    'CollectiveAsk',
+    'CollectiveHear',
+    'CollectiveGatherRows',
+    'CollectivePool',
+    'CollectivePoolGradient',
+    'CollectiveReduceRows',
+    'ResourceSparseApplyAdagrad',
+]
 RATE, FIRST = 0.01, 0.1
 
 
@@ -75,8 +110,9 @@ def variable(name: str, rows: int, dim: int, value: float) -> tf.Variable:
 
 
 def update(table: tf.Variable, slot: tf.Variable, gradient: tf.IndexedSlices) -> tf.Operation:
-    return tf.raw_ops.ResourceSparseApplyAdagrad(var=table.handle, accum=slot.handle, lr=RATE, grad=gradient.values,
-                                                 indices=gradient.indices)
+    return tf.raw_ops.ResourceSparseApplyAdagrad(
+        var=table.handle, accum=slot.handle, lr=RATE, grad=gradient.values, indices=gradient.indices
+    )
 
 
 def inputs(count: int) -> list[tf.Tensor]:
@@ -87,15 +123,21 @@ def aligned(array: np.ndarray) -> np.ndarray:
     """A copy that starts on 64 bytes, which a session takes without another copy."""
     room = np.empty(array.nbytes + 64, np.uint8)
     start = -room.ctypes.data % 64
-    copy = room[start:start + array.nbytes].view(array.dtype)
+    copy = room[start : start + array.nbytes].view(array.dtype)
     copy[...] = array
     return copy
 
 
 def feeds(workload: Workload, ids: list[list[Any]], samples: list[list[Any]]) -> list[dict[Any, np.ndarray]]:
-    return [{place: aligned(value) for rank in range(len(ids)) for places, values in
-             ((ids, workload.ids), (samples, workload.samples)) for place, value in zip(places[rank], values[batch][rank])}
-            for batch in range(BATCHES)]
+    return [
+        {
+            place: aligned(value)
+            for rank in range(len(ids))
+            for places, values in ((ids, workload.ids), (samples, workload.samples))
+            for place, value in zip(places[rank], values[batch][rank])
+        }
+        for batch in range(BATCHES)
+    ]
 
 
 def exchange(workload: Workload, dim: int, many: bool, by_owner: bool, runs: int) -> dict[str, np.ndarray]:
@@ -106,9 +148,16 @@ def exchange(workload: Workload, dim: int, many: bool, by_owner: bool, runs: int
     members = [bags.Member(t, dim, bags.SUM if many or by_owner else bags.ROWS) for t in range(count)]
     with tf.Graph().as_default(), session() as running:
         ids, samples = [[inputs(count) for _ in range(RANKS)] for _ in range(2)]
-        tables, slots = [[[variable(f'{name}{rank}_{t}', (rows + RANKS - 1 - rank) // RANKS, dim, value)
-                           for t, rows in enumerate(workload.rows)] for rank in range(RANKS)]
-                         for name, value in (('table', 0.01), ('slot', FIRST))]
+        tables, slots = [
+            [
+                [
+                    variable(f'{name}{rank}_{t}', (rows + RANKS - 1 - rank) // RANKS, dim, value)
+                    for t, rows in enumerate(workload.rows)
+                ]
+                for rank in range(RANKS)
+            ]
+            for name, value in (('table', 0.01), ('slot', FIRST))
+        ]
         asked, wanted = [], []
         for rank in range(RANKS):
             with tf.name_scope(f'rank{rank}'):
@@ -122,7 +171,9 @@ def exchange(workload: Workload, dim: int, many: bool, by_owner: bool, runs: int
             with tf.name_scope(f'rank{rank}'):
                 heard = bags.hear(message, splits, sections, kinds, RANKS)
                 handles = [table.handle for table in tables[rank]]
-                flat = bags.gather(handles, heard.keys, message, splits, sections, kinds, RANKS, [t.shape for t in tables[rank]])
+                flat = bags.gather(
+                    handles, heard.keys, message, splits, sections, kinds, RANKS, [t.shape for t in tables[rank]]
+                )
             flats.append(tf.split(flat, heard.row_splits, num=RANKS))
         losses = []
         for rank in range(RANKS):
@@ -179,7 +230,9 @@ def plain(workload: Workload, dim: int, many: bool, runs: int) -> np.ndarray:
         for table, keys, of in zip(tables, ids, samples):
             if many:
                 sparse = tf.SparseTensor(tf.stack([of, tf.zeros_like(of)], 1), keys, [SAMPLES, 10])
-                outputs.append(tf.ensure_shape(tf.nn.embedding_lookup_sparse(table, sparse, None, combiner='sum'), [SAMPLES, dim]))
+                outputs.append(
+                    tf.ensure_shape(tf.nn.embedding_lookup_sparse(table, sparse, None, combiner='sum'), [SAMPLES, dim])
+                )
             else:
                 outputs.append(tf.nn.embedding_lookup(table, keys))
         train = tf.train.AdagradOptimizer(RATE, FIRST).minimize(loss_of(outputs, dim))
@@ -197,8 +250,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
     parser.add_argument('--dims', type=int, nargs='+', default=[16, 128], help='D')
     parser.add_argument('--ids', nargs='+', choices=['one', 'many'], default=['one', 'many'], help='one a feature, or 1 to 10')
-    parser.add_argument('--pooling', nargs='+', choices=['asker', 'owner'], default=['asker', 'owner'],
-                        help='who sums many ids: the rank that asks, or the one that owns them')
+    parser.add_argument(
+        '--pooling',
+        nargs='+',
+        choices=['asker', 'owner'],
+        default=['asker', 'owner'],
+        help='who sums many ids: the rank that asks, or the one that owns them',
+    )
     parser.add_argument('--runs', type=int, default=40, help='timed runs of each')
     parser.add_argument('--rows', type=int, default=1_000_000, help='of the largest tables')
     parser.add_argument('--malloc', choices=['keep', 'default'], default='keep', help="glibc's settings")
@@ -217,7 +275,8 @@ def main() -> None:
                 print('| operation | ms | p90 | least | share |\n|---|---|---|---|---|')
                 for kind, each in [*times.items(), ('all of them', whole), ('plain TensorFlow, one step', beside)]:
                     share = np.median(each) / np.median(whole)
-                    print(f'| {kind} | {np.median(each):.2f} | {np.percentile(each, 90):.2f} | {each.min():.2f} | {share:.0%} |', flush=True)
+                    numbers = (np.median(each), np.percentile(each, 90), each.min())
+                    print(f'| {kind} | ' + ' | '.join(f'{x:.2f}' for x in numbers) + f' | {share:.0%} |', flush=True)
 
 
 if __name__ == '__main__':

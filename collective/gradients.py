@@ -118,12 +118,12 @@ def _mean_dense(gradients: Sequence[tf.Tensor], names: Sequence[str], wire: tf.D
         by_dtype[wire if wire and gradient.dtype.is_floating else tf.float32 if half else gradient.dtype].append(i)
     out: list[Any] = [None] * len(gradients)
     for dtype, which in by_dtype.items():
-        base, zero = _name_of([(names[i], gradients[i]) for i in which]), _gate([gradients[i] for i in which])
+        some = [gradients[i] for i in which]
+        name, zero = _name_of([(names[i], gradients[i]) for i in which]), _gate(some)
         if dtype == wire:
-            means = compressed_mean([gradients[i] for i in which], dtype, communication.unique_name(f'{base}.{dtype.name}'), zero)
+            means = compressed_mean(some, dtype, communication.unique_name(f'{name}.{dtype.name}'), zero)
         else:
-            sums = communication.allreduce_sum([tf.cast(gradients[i], dtype) for i in which], communication.unique_name(base),
-                                               zero)
+            sums = communication.allreduce_sum([tf.cast(g, dtype) for g in some], communication.unique_name(name), zero)
             means = [total / tf.cast(communication.size(), dtype) for total in sums]
         for i, mean in zip(which, means):
             out[i] = tf.cast(mean, gradients[i].dtype)

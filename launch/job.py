@@ -42,7 +42,7 @@ class Job:
         self._stopping = Stopping(plan.grace)
         self._settle_until = math.inf
         self._exit_code: int | None = None  # of an end that wasn't a rank's failure
-        self._stall: stall.Stall | None = None  # if it was one
+        self._report = ""  # on that end
         self._over = False
 
     def run(self) -> int:
@@ -131,10 +131,11 @@ class Job:
         found = self._watch.look(now, stall.posted(self._board, self._plan.size), gone, self._console.congested)
         if found is None:
             return
+        report = found.block(self._plan.stall_timeout)
         if not found.over:
-            self._console.say(found.block(self._plan.stall_timeout))
+            self._console.say(report)
             return
-        self._stall = found
+        self._report = report  # comes last, as that on a root cause does
         self._exit_code = stall.EXIT_CODE
         self._say(f"no progress for {found.waited:.0f} s, {found.who()}: stopping {self._fate.living_text()}")
         self._stopping.begin(signal.SIGTERM, now)
@@ -205,8 +206,8 @@ class Job:
         self._console.end(self._selector)
         cause = self._fate.cause()
         code = self._exit_code
-        if self._stall is not None:
-            self._console.say(self._stall.block(self._plan.stall_timeout))
+        if self._report:
+            self._console.say(self._report)
         if code is None:
             code = cause.shell_code if cause else 0
             if cause:

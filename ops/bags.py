@@ -1,12 +1,12 @@
 """What a rank computes around a group's exchange on a CPU: many lookups on many tables, by a few compiled operations.
 
-Words: N ranks. T tables. S *sections*: what travels is ordered by section; a section belongs to one table. M *members*: lookups.
+Words: N ranks. T tables. S *sections*: what travels is ordered by section; each is of one table. M *members*: lookups.
 A *bag* is what one row vector comes back for: of an unpooled section a distinct key, which all unpooled members of its table
 share; of a pooled section, which serves one member, the keys that one sample has on one owner.
 
     ids ──ask──► message ══keys══► hear ──► rows of the shard ──gather──► flat ══rows══► flat ──pool──► one tensor a member
 
-`message` is int64 words, `splits[r]` of them for rank r: for each section (bags, keys); then for each section its keys, if it is
+`message` is int64 words, `splits[r]` of them for rank r: for each section (bags, keys); then for each section its keys, if it's
 pooled the lengths of its bags (int32, two to a word), if it is weighted the keys' weights (float32, two to a word). `flat` is
 float32: for each rank, for each section, one row a bag; positions are element offsets into it. All of it is deterministic: keys
 are ordered by first appearance, whatever the number of threads.
@@ -244,7 +244,7 @@ def _reduce_gradient(op: tf.Operation, *gradients: Any) -> list[Any]:
     tables, inputs = op.get_attr('T'), list(op.inputs)
     spread = library().collective_spread_rows(
         [tf.convert_to_tensor(gradient) for gradient in gradients[:tables]], list(op.outputs[2 * tables:]),
-        *inputs[1:], **_attributes(op, 'scale', 'max_norms', 'shapes', *_LAYOUT))
+        inputs[1:1 + tables], inputs[1 + tables:1 + 2 * tables], *inputs[1 + 2 * tables:], **_attributes(op, 'scale', 'max_norms', 'shapes', *_LAYOUT))
     return [spread, *[None] * (2 * tables + 2)]
 
 

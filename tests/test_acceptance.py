@@ -12,8 +12,12 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = os.environ.get('COLLECTIVE_ACCEPTANCE_DIR')
 OPTIMIZERS = ('sgd', 'momentum', 'adagrad', 'adam', 'ftrl', 'rmsprop', 'adadelta')
 SEED = int(os.environ.get('COLLECTIVE_TEST_SEED') or random.SystemRandom().randrange(2 ** 31))
-# every optimizer once and every N, the pairs drawn by a seed that is printed; `make test-all` has them all
-SAMPLE = set(zip(random.Random(SEED).sample(OPTIMIZERS, len(OPTIMIZERS)), itertools.cycle((3, 2, 4, 1))))
+# every optimizer once, every N and both backends, drawn by a seed that is printed; `make test-all` has all of them
+SAMPLE = set(zip(random.Random(SEED).sample(OPTIMIZERS, len(OPTIMIZERS)), itertools.cycle((3, 2, 4, 3, 2, 4, 1)),
+                 itertools.cycle(('hb', 'sok'))))
+ON_RANKS = pytest.mark.parametrize('ranks, backend', [
+    (1, 'hb'), (2, 'sok'), (3, 'hb'), *(pytest.param(ranks, backend, marks=pytest.mark.long)
+                                        for ranks, backend in ((1, 'sok'), (2, 'hb'), (3, 'sok')))])
 
 
 def script(name):
@@ -24,22 +28,22 @@ def script(name):
     return str(Path(FOLDER) / name)
 
 
-def run(command, timeout=240):
+def run(command, timeout=240, **environment):
     done = subprocess.run([sys.executable, *command], cwd=ROOT, timeout=timeout, text=True,
-                          env=dict(os.environ, TF_CPP_MIN_LOG_LEVEL='3', PYTHONPATH=str(ROOT)),
+                          env=dict(os.environ, TF_CPP_MIN_LOG_LEVEL='3', PYTHONPATH=str(ROOT), **environment),
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors='replace')
     print(f'COLLECTIVE_TEST_SEED={SEED}', done.stdout[-6000:], sep='\n')
     assert done.returncode == 0
     return done.stdout
 
 
-def on_ranks(ranks, command):
-    return run(['-m', 'collective.launch', '-np', str(ranks), '--device', 'cpu', *command])
+def on_ranks(ranks, backend, command):
+    return run(['-m', 'collective.launch', '-np', str(ranks), '--device', 'cpu', *command], COLLECTIVE_STRATEGY=backend)
 
 
-@pytest.mark.parametrize('ranks', [1, 2, 3])
-def test_seed_session(ranks):
-    out = on_ranks(ranks, [script('seed_session.py')])
+@ON_RANKS
+def test_seed_session(ranks, backend):
+    out = on_ranks(ranks, backend, [script('seed_session.py')])
     for rank in range(ranks):
         assert f'rank {rank} of {ranks}: seed session ok' in out
 
@@ -49,13 +53,13 @@ def test_seed_session(ranks):
 BAR = "assert metrics['auc'] > 0.6, metrics\n"
 
 
-@pytest.mark.parametrize('ranks', [1, 2, 3])
-def test_seed_estimator_and_what_it_exports(ranks, tmp_path):
+@ON_RANKS
+def test_seed_estimator_and_what_it_exports(ranks, backend, tmp_path):
     """The script but for its bar, which plain TensorFlow doesn't reach either."""
     text = Path(script('seed_estimator.py')).read_text()
     assert BAR in text, 'the script has changed: run it as it is'
     (tmp_path / 'seed_estimator.py').write_text(text.replace(BAR, ''))
-    out = on_ranks(ranks, [str(tmp_path / 'seed_estimator.py'), '--out', str(tmp_path)])
+    out = on_ranks(ranks, backend, [str(tmp_path / 'seed_estimator.py'), '--out', str(tmp_path)])
     for rank in range(ranks):
         assert f'rank {rank} of {ranks}: seed estimator ok' in out
     assert 'serve check ok' in run([script('serve_check.py'), str(tmp_path)])
@@ -73,9 +77,9 @@ def references(tmp_path_factory):
     return reference
 
 
-@pytest.mark.parametrize('ranks, optimizer', [
-    pytest.param(ranks, optimizer, marks=[] if (optimizer, ranks) in SAMPLE else [pytest.mark.long])
-    for ranks in (1, 2, 3, 4) for optimizer in OPTIMIZERS])
-def test_equivalence(ranks, optimizer, references):
-    out = on_ranks(ranks, [script('equivalence.py'), '--optimizer', optimizer, '--check', references(optimizer)])
+@pytest.mark.parametrize('ranks, optimizer, backend', [
+    pytest.param(ranks, optimizer, backend, marks=[] if (optimizer, ranks, backend) in SAMPLE else [pytest.mark.long])
+    for ranks in (1, 2, 3, 4) for optimizer in OPTIMIZERS for backend in ('hb', 'sok')])
+def test_equivalence(ranks, optimizer, backend, references):
+    out = on_ranks(ranks, backend, [script('equivalence.py'), '--optimizer', optimizer, '--check', references(optimizer)])
     assert out.count('equals plain TensorFlow') == ranks

@@ -142,7 +142,7 @@ def launched(tmp_path, script, ranks, *arguments, timeout=240):
     return done.stdout
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize('ranks', [2, pytest.param(1, marks=pytest.mark.long), pytest.param(3, marks=pytest.mark.long)])
 def test_processes_without_this_library_answer_as_predict_does(tmp_path, ranks):
     output = launched(tmp_path, TRAIN, ranks, tmp_path)

@@ -262,8 +262,8 @@ declare -A key=(
     [environment]=$(environment_key)
     [packages]=$(hash_of "${pin_files[@]}")
     [horovod]="$horovod $tensorflow ${horovod_build[*]}"
-    # The package's code is read where it lies: only its metadata is installed, and the key map compiled.
-    [package]=$(hash_of "$root/setup.py" "$root/ops/keymap.cc" <(sed '/^\[tool\.ruff\]/,$d' "$root/pyproject.toml"))
+    # The package's code is read where it lies: only its metadata is installed, and libraries compiled, one against TensorFlow.
+    [package]="$tensorflow $(hash_of "$root/setup.py" "$root"/ops/keymap.cc "$root"/ops/native/* <(sed '/^\[tool\.ruff\]/,$d' "$root/pyproject.toml"))
 )
 
 due=

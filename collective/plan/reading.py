@@ -210,7 +210,9 @@ def _most(lookups: Sequence[Any], phase: str, dtype: tf.DType, header: int) -> i
 def _with_gradient(graph: tf.Graph, op: tf.Operation, group: Group) -> list[Member]:
     """The lookups whose gradients the exchange `op` carries."""
     pools: dict[tf.Operation, tuple[int, ...]] = getattr(graph, '_collective_pool_gradients', {})
-    stack, seen, found = [op.inputs[0].op], set(), set()
+    stack = [op.inputs[0].op]
+    seen: set[tf.Operation] = set()
+    found: set[int] = set()
     while stack:
         top = stack.pop()
         if top in seen:

@@ -41,10 +41,11 @@ class Counting:
     def __init__(self, graph: tf.Graph, reach: runs.Reach):
         self._written = [w for w in lookups_of(graph).written if w.out in reach.operations]
         absent = {x.name for x, _ in reach.nothing}
-        self._ids: list[str] = []
+        self._ids: list[tuple[str, ...]] = []       # of each lookup, tensors of as many elements as it has ids
         self._asked: list[tuple[str, str]] = []
         for group in groups_of(graph):
-            self._ids += [m.ids.name for m in group.members if m.ids.op in reach.operations and m.ids.name not in absent]
+            self._ids += [(m.ids.name, m.lookup.ids.name) for m in group.members
+                          if m.ids.op in reach.operations and m.ids.name not in absent]
             heard = next((op for op in runs.upstream([group.pool]) if op.type == 'CollectiveHear' and op in reach.operations
                           and len(op.outputs) > len(group.layout.tables)), None)
             if heard is not None:
@@ -59,7 +60,7 @@ class Counting:
         inside = runs.upstream([out], inputs)
         for keys in (op for op in inside if op in asked):
             distinct = next((op for op in runs.upstream([keys], inputs) if op.type == 'Unique'), None)
-            self._ids += [distinct.outputs[1].name] if distinct is not None else []
+            self._ids += [(distinct.outputs[1].name, lookup.ids.name)] if distinct is not None else []
             self._asked += [(lookup.table.op.name, f'{op.name}:0') for op in inside if op.type == 'HorovodAlltoall'
                             and str(op.name).endswith(f'/{asked[keys]}')]
 
@@ -70,7 +71,8 @@ class Counting:
             received[table] += _elements(shapes, tensor)
         batches = collections.Counter(rows for w in self._written if (rows := _rows(w.out.outputs[0], shapes)))
         most = max(batches.items(), key=lambda item: (item[1], item[0]), default=(None, 0))[0]
-        return Counts(most, sum(_elements(shapes, name) for name in self._ids), dict(received))
+        ids = sum(next((_elements(shapes, name) for name in names if name in shapes), 0) for names in self._ids)
+        return Counts(most, ids, dict(received))
 
 
 def _elements(shapes: Shapes, tensor: str) -> int:

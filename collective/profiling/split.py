@@ -80,7 +80,7 @@ class Split:
 
     def mean_phases(self) -> dict[str, float]:
         """Milliseconds, the mean over ranks, all collectives of one phase together."""
-        out: collections.Counter[str] = collections.Counter()
+        out: dict[str, float] = collections.defaultdict(float)
         for of in self.phases:
             for name, ms in of.items():
                 out[split_name(name)[0] if name.startswith('collective.') else name] += ms / len(self.phases)
@@ -100,7 +100,7 @@ def join(told: Sequence[Sequence[Step]]) -> Split:
     count = len(told[0])
     phases = []
     for steps in told:
-        mine: collections.Counter[str] = collections.Counter()
+        mine: dict[str, float] = collections.defaultdict(float)
         for i, step in enumerate(steps):
             for name, ms in step.phases.items():
                 took = step.collectives.get(name)
@@ -122,9 +122,10 @@ def join(told: Sequence[Sequence[Step]]) -> Split:
 
 
 def _mean(of: Sequence[Mapping[str, int]]) -> dict[str, float]:
-    total: collections.Counter[str] = collections.Counter()
+    total: dict[str, float] = collections.defaultdict(float)
     for one in of:
-        total.update(one)
+        for name, value in one.items():
+            total[name] += value
     return {name: value / len(of) for name, value in total.items()}
 
 
@@ -155,9 +156,9 @@ def _rows(split: Split) -> tuple[list[dict[str, float]], dict[str, float]]:
         labels[name] = f'{phase} of {number} exchanges' if len(names) > MOST_EXCHANGES and number > 1 else \
             f'{phase} {of}'.rstrip() if phase in PHASES[:-1] else name
     rows = []
-    received: collections.Counter[str] = collections.Counter()
+    received: dict[str, float] = collections.defaultdict(float)
     for phases, got in zip(split.phases, split.received):
-        row: collections.Counter[str] = collections.Counter()
+        row: dict[str, float] = collections.defaultdict(float)
         for name, ms in phases.items():
             row[labels[name]] += ms
         for name, size in got.items():

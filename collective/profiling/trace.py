@@ -79,7 +79,7 @@ def split(ran: Sequence[Span]) -> dict[str, float]:
     """
     changes = sorted([(span.start, 1, span) for span in ran] + [(span.end, -1, span) for span in ran], key=lambda c: c[:2])
     running: tuple[collections.Counter[str], ...] = (collections.Counter(), collections.Counter())     # computing, waiting
-    out: collections.Counter[str] = collections.Counter()
+    out: dict[str, float] = collections.defaultdict(float)
     before = 0
     for now, change, span in changes:
         for active in running:

@@ -6,7 +6,6 @@
 //   3. Each section by itself: keys are written, and numbers become positions.
 
 #include <cmath>
-#include <cstring>
 
 #include "numbering.h"
 #include "parallel.h"
@@ -33,7 +32,8 @@ struct Part {
 
 struct Scratch {
   Room<int64_t> distinct;
-  Room<int32_t> owner, place;  // of each distinct key; of each id of a pooled member
+  Room<int32_t> owner, place;  // of each distinct key; or of each id, and the sample of each bag
+  Room<int32_t> starts;        // of each sample of a pooled member
 };
 
 class AskOp : public OpKernel {
@@ -95,6 +95,7 @@ class AskOp : public OpKernel {
     run.distinct = scratch->distinct.At(run.first[count] + count);
     run.owner = scratch->owner.At(run.first[count] + count);
     run.place = scratch->place.At(run.first[count] + count);
+    run.starts = scratch->starts.At(run.first[count] + count);
     run.parts.resize(count * ranks_);
     run.counts.resize(count);
     run.errors.resize(count);
@@ -126,7 +127,7 @@ class AskOp : public OpKernel {
     std::vector<Part> parts;      // [S, N]
     std::vector<Status> errors;   // [S]
     int64_t* distinct;
-    int32_t *owner, *place;
+    int32_t *owner, *place, *starts;
   };
 
   Status Open(OpKernelContext* context, Run* run) const {
@@ -211,30 +212,49 @@ class AskOp : public OpKernel {
 
   // ---- A pooled section ----------------------------------------------------------------------------------------------
 
+  // Nothing here branches on where one sample ends or which owner comes next: that can't be predicted.
+
   void Count(Run* run, int64_t s) const {
     if (members_of_[s].empty()) return;
     const int m = members_of_[s][0];
     const int64_t *ids = Ids(*run, m), *samples = run->samples[members_[m].pooled].flat<int64_t>().data();
+    const int64_t n = run->ids[m].NumElements();
+    if (CountAscending(samples, n) < 0) {
+      run->errors[s] = errors::InvalidArgument("samples of member ", m, " must ascend from 0 on: they are not sorted");
+      return;
+    }
+    struct Counter {
+      int64_t keys = 0, bags = 0, last = -1;
+    };
+    std::vector<Counter> counters(ranks_);
     const Owners owners(sections_[s].kind, ranks_);
     int32_t* owner = run->owner + run->first[s] + s;
-    Part* parts = &run->parts[s * ranks_];
-    std::vector<int64_t> last(ranks_, -1);
-    int64_t before = 0;
-    for (int64_t i = 0, n = run->ids[m].NumElements(); i < n; ++i) {
-      if (samples[i] < before) {
-        run->errors[s] = errors::InvalidArgument("samples of member ", m, " must ascend from 0 on, but there is ", samples[i],
-                                                 " after ", before);
-        return;
-      }
-      before = samples[i];
+    for (int64_t i = 0; i < n; ++i) {
       const int32_t r = owners.Of(ids[i]);
+      Counter& counter = counters[r];
       owner[i] = r;
-      ++parts[r].keys;
-      parts[r].bags += last[r] != before;
-      run->counts[s] += last[r] != before;
-      last[r] = before;
+      ++counter.keys;
+      counter.bags += counter.last != samples[i];
+      counter.last = samples[i];
+    }
+    for (int r = 0; r < ranks_; ++r) {
+      Part& part = run->parts[s * ranks_ + r];
+      part.keys = counters[r].keys;
+      part.bags = counters[r].bags;
+      run->counts[s] += part.bags;
     }
   }
+
+  // Where what is for one owner is written.
+  struct Writer {
+    int64_t* key;
+    int32_t* length;  // of the bag that is being filled
+    float* weight;
+    int32_t* sample;  // of that bag: its number among the samples
+    int64_t position;
+    int32_t last;  // sample
+    int32_t keys;  // in that bag
+  };
 
   void WriteBags(Run& run, int64_t s) const {
     if (members_of_[s].empty()) return;
@@ -242,55 +262,76 @@ class AskOp : public OpKernel {
     const int64_t *ids = Ids(run, m), *samples = run.samples[p].flat<int64_t>().data();
     const float* weights = w < 0 ? nullptr : run.weights[w].flat<float>().data();
     const int32_t* owner = run.owner + run.first[s] + s;
-    int32_t* positions = run.positions[m]->flat<int32_t>().data();
-    int64_t* bag_samples = run.bag_samples[p]->flat<int64_t>().data();
-    float* bag_scales = run.bag_scales[p]->flat<float>().data();
-    const int64_t n = run.ids[m].NumElements(), dim = sections_[s].dim;
-
-    struct Writer {
-      int64_t* key;
-      int32_t* length;  // of the bag that is being filled
-      float* weight;
-      int64_t position;
-      bool open;
-    };
+    const int64_t n = run.ids[m].NumElements();
     std::vector<Writer> writers(ranks_);
+    int32_t* sample_of_bag = run.place + run.first[s] + s;
     for (int r = 0; r < ranks_; ++r) {
       const Part& part = run.parts[s * ranks_ + r];
       int64_t* lengths = part.words + part.keys;
       int64_t* factors = lengths + (part.bags + 1) / 2;
-      writers[r] = {part.words, reinterpret_cast<int32_t*>(lengths), reinterpret_cast<float*>(factors), part.flat, false};
+      writers[r] = {part.words, reinterpret_cast<int32_t*>(lengths) - 1, reinterpret_cast<float*>(factors), sample_of_bag - 1,
+                    part.flat, -1, 0};
+      sample_of_bag += part.bags;
       if (part.bags % 2 == 1) factors[-1] = 0;
       if (weights != nullptr && part.keys % 2 == 1) factors[part.keys / 2] = 0;
     }
+    int32_t* starts = run.starts + run.first[s] + s;  // of the samples
+    int32_t sample = -1;
+    for (int64_t i = 0; i < n; ++i) {
+      sample += i == 0 || samples[i] != samples[i - 1];
+      starts[sample + 1] = static_cast<int32_t>(i + 1);
+      Writer& writer = writers[owner[i]];
+      const bool is_new = writer.last != sample;
+      writer.last = sample;
+      writer.keys = is_new ? 1 : writer.keys + 1;
+      writer.length += is_new;
+      writer.sample += is_new;
+      *writer.length = writer.keys;
+      *writer.sample = sample;
+      *writer.key++ = ids[i];
+      if (weights != nullptr) *writer.weight++ = weights[i];
+    }
+    starts[0] = 0;
+    ListBags(run, s, sample + 1, starts, weights, &writers);
+  }
+
+  // The bags as the asker sees them: by sample, then owner.
+  void ListBags(Run& run, int64_t s, int32_t count, const int32_t* starts, const float* weights,
+                std::vector<Writer>* writers) const {
+    const int m = members_of_[s][0], p = members_[m].pooled;
+    const int64_t *samples = run.samples[p].flat<int64_t>().data(), dim = sections_[s].dim;
+    int32_t* positions = run.positions[m]->flat<int32_t>().data();
+    int64_t* bag_samples = run.bag_samples[p]->flat<int64_t>().data();
+    float* bag_scales = run.bag_scales[p]->flat<float>().data();
+    for (int r = 0; r < ranks_; ++r) {
+      Writer& writer = (*writers)[r];
+      writer.length = writer.sample + 1;  // the end of what follows
+      writer.sample -= run.parts[s * ranks_ + r].bags - 1;
+    }
     int64_t bag = 0;
-    for (int64_t i = 0; i < n;) {
-      const int64_t sample = samples[i], first = i;
-      double sum = 0, squares = 0;
-      for (; i < n && samples[i] == sample; ++i) {
-        Writer& writer = writers[owner[i]];
-        if (!writer.open) *writer.length = 0;
-        writer.open = true;
-        ++*writer.length;
-        *writer.key++ = ids[i];
-        if (weights == nullptr) continue;
-        *writer.weight++ = weights[i];
-        sum += weights[i];
-        squares += static_cast<double>(weights[i]) * weights[i];
-      }
-      if (weights == nullptr) sum = squares = static_cast<double>(i - first);
-      const double divisor = members_[m].combiner == 1 ? 1 : members_[m].combiner == 2 ? sum : std::sqrt(squares);
-      const float scale = static_cast<float>(divisor) == 0 ? 0.f : static_cast<float>(1 / divisor);
-      for (Writer& writer : writers) {
-        if (!writer.open) continue;
-        writer.open = false;
-        ++writer.length;
+    for (int32_t sample = 0; sample < count; ++sample) {
+      const float scale = ScaleOf(members_[m].combiner, starts[sample], starts[sample + 1], weights);
+      for (Writer& writer : *writers) {
+        if (writer.sample == writer.length || *writer.sample != sample) continue;
+        ++writer.sample;
         positions[bag] = static_cast<int32_t>(writer.position);
         writer.position += dim;
-        bag_samples[bag] = sample;
+        bag_samples[bag] = samples[starts[sample]];
         bag_scales[bag++] = scale;
       }
     }
+  }
+
+  // What the sum of the ids from `first` to before `end` is multiplied by.
+  static float ScaleOf(int combiner, int32_t first, int32_t end, const float* weights) {
+    if (combiner == kSum) return 1;
+    double sum = end - first;
+    if (weights != nullptr) {
+      sum = 0;
+      for (int32_t i = first; i < end; ++i) sum += combiner == kMean ? weights[i] : static_cast<double>(weights[i]) * weights[i];
+    }
+    const float divisor = static_cast<float>(combiner == kMean ? sum : std::sqrt(sum));
+    return divisor == 0 ? 0 : 1 / divisor;
   }
 
   // ---- All of them ---------------------------------------------------------------------------------------------------

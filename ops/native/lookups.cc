@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "scans.h"
-#include "wire.h"
 
 namespace collective {
 

@@ -7,10 +7,9 @@
 
 #include "parallel.h"
 #include "vectors.h"
+#include "wire.h"
 
 namespace collective {
-
-enum Combiner { kRows = 0, kSum = 1, kMean = 2, kSqrtN = 3 };
 
 struct Lookup {
   int section = 0, combiner = kRows;

@@ -43,18 +43,9 @@ INLINE void Announce(const float* row, int64_t dim) {
   UNROLL for (int64_t c = 0; c < dim; c += kLine) __builtin_prefetch(row + c);
 }
 
-// Eight columns, in a register or two.
+// Eight columns, in a register or two. They may begin anywhere; a template's argument would lose that.
 typedef float Eight __attribute__((vector_size(32), aligned(4), may_alias));
 typedef int32_t Bits8 __attribute__((vector_size(32), aligned(4), may_alias));
-
-template <class T>
-INLINE T* As(float* at) {
-  return reinterpret_cast<T*>(at);
-}
-template <class T>
-INLINE const T* As(const float* at) {
-  return reinterpret_cast<const T*>(at);
-}
 
 // out[c] = (out[c] & keep) + factor * in[c]. Whether a row is new can't be predicted: no branch, but memory that may hold
 // anything is read, and masked.
@@ -62,9 +53,10 @@ template <bool kMasked, bool kScaled>
 INLINE void AddRow(const float* in, int64_t dim, float factor, int32_t keep, float* out) {
   int64_t c = 0;
   UNROLL for (; c + 8 <= dim; c += 8) {
-    Eight before = *As<Eight>(out + c);
-    if (kMasked) before = reinterpret_cast<Eight>(reinterpret_cast<Bits8>(before) & keep);
-    *As<Eight>(out + c) = before + (kScaled ? factor * *As<Eight>(in + c) : *As<Eight>(in + c));
+    const Eight& row = *reinterpret_cast<const Eight*>(in + c);
+    Eight& sum = *reinterpret_cast<Eight*>(out + c);
+    const Eight before = kMasked ? reinterpret_cast<Eight>(reinterpret_cast<Bits8>(sum) & keep) : sum;
+    sum = before + (kScaled ? factor * row : row);
   }
   for (; c < dim; ++c) out[c] = (kMasked && keep == 0 ? 0 : out[c]) + (kScaled ? factor * in[c] : in[c]);
 }

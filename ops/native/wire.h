@@ -14,6 +14,7 @@ namespace collective {
 constexpr int64_t kMost = (int64_t{1} << 31) - 1;  // elements of anything that is counted in int32
 
 enum Kind { kStatic = 0, kDynamic = 1 };
+enum Combiner { kRows = 0, kSum = 1, kMean = 2, kSqrtN = 3 };
 
 // Which rank owns a key, and where the owner keeps it. `kind` as above.
 class Owners {
@@ -39,7 +40,7 @@ class Owners {
     if (dynamic_) return key;
     if (mask_ >= 0) return key >> shift_;
     if (Fits(key)) return static_cast<uint32_t>(key) / static_cast<uint32_t>(ranks_);
-    return (key - Of(key)) / ranks_;
+    return key / ranks_ - (key % ranks_ < 0 ? 1 : 0);
   }
 
  private:

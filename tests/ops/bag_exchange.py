@@ -2,6 +2,7 @@
 
 Beside it the same lookups on whole tables, by plain TensorFlow.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -18,6 +19,7 @@ COMBINERS = {None: bags.ROWS, 'sum': bags.SUM, 'mean': bags.MEAN, 'sqrtn': bags.
 @dataclasses.dataclass
 class Table:
     """`keys` [V] is None for a static table; a dynamic one has the row of each of its keys, which are sorted."""
+
     rows: np.ndarray
     keys: np.ndarray | None = None
 
@@ -35,7 +37,8 @@ class Table:
 
 @dataclasses.dataclass
 class Lookup:
-    """What every rank looks up: `ids`, `samples` and `weights` are one array for each rank. By row number, also of a dynamic table."""
+    """What the ranks look up: `ids`, `samples`, `weights` are one array a rank. Ids are row numbers, also of a dynamic table."""
+
     table: int
     ids: list[np.ndarray]
     combiner: str | None = None
@@ -65,43 +68,62 @@ class Simulation:
             dim = tables[lookup.table].rows.shape[1]
             if lookup.by_owner:
                 section = len(self.sections)
-                self.sections.append(bags.Section(lookup.table, dim, True, lookup.weights is not None, lookup.max_norm or 0.))
+                self.sections.append(bags.Section(lookup.table, dim, True, lookup.weights is not None, lookup.max_norm or 0.0))
             else:
                 if lookup.table not in shared:
                     shared[lookup.table] = len(self.sections)
                     self.sections.append(bags.Section(lookup.table, dim))
                 section = shared[lookup.table]
-            self.members.append(bags.Member(section, dim, COMBINERS[lookup.combiner], lookup.weights is not None,
-                                            0. if lookup.by_owner else lookup.max_norm or 0.))
+            self.members.append(
+                bags.Member(
+                    section,
+                    dim,
+                    COMBINERS[lookup.combiner],
+                    lookup.weights is not None,
+                    0.0 if lookup.by_owner else lookup.max_norm or 0.0,
+                )
+            )
         self.numbers = [table.shards(ranks) for table in tables]
         self.shards = [[variable(table.rows[mine]) for mine in numbers] for table, numbers in zip(tables, self.numbers)]
         self.tables = [variable(table.rows) for table in tables]
-        self.weights = [[lookup.weights and given(lookup.weights[rank], np.float32) for lookup in lookups]
-                        for rank in range(ranks)]
-        self.plain_weights = [[lookup.weights and given(lookup.weights[rank], np.float32) for lookup in lookups]
-                              for rank in range(ranks)]
+        self.weights = [
+            [lookup.weights and given(lookup.weights[rank], np.float32) for lookup in lookups] for rank in range(ranks)
+        ]
+        self.plain_weights = [
+            [lookup.weights and given(lookup.weights[rank], np.float32) for lookup in lookups] for rank in range(ranks)
+        ]
         self._exchange(tables)
-        self.plain = [[self._plain(lookup, rank, self.plain_weights[rank][i]) for i, lookup in enumerate(lookups)]
-                      for rank in range(ranks)]
+        self.plain = [
+            [self._plain(lookup, rank, self.plain_weights[rank][i]) for i, lookup in enumerate(lookups)]
+            for rank in range(ranks)
+        ]
 
     def _exchange(self, tables: list[Table]) -> None:
         ranks, layout = self.ranks, (self.sections, self.kinds, self.ranks)
         self.asked = []
         for rank in range(ranks):
-            ids = [given(lookup.ids[rank] if tables[lookup.table].keys is None else tables[lookup.table].keys[lookup.ids[rank]])
-                   for lookup in self.lookups]
-            self.asked.append(bags.ask(
-                ids, [given(lookup.samples[rank]) for lookup in self.lookups if lookup.by_owner],
-                [w for w, lookup in zip(self.weights[rank], self.lookups) if lookup.by_owner and w is not None],
-                self.members, *layout))
+            ids = [
+                given(lookup.ids[rank] if tables[lookup.table].keys is None else tables[lookup.table].keys[lookup.ids[rank]])
+                for lookup in self.lookups
+            ]
+            self.asked.append(
+                bags.ask(
+                    ids,
+                    [given(lookup.samples[rank]) for lookup in self.lookups if lookup.by_owner],
+                    [w for w, lookup in zip(self.weights[rank], self.lookups) if lookup.by_owner and w is not None],
+                    self.members,
+                    *layout,
+                )
+            )
         messages = [tf.split(a.message, a.splits, num=ranks) for a in self.asked]
         answers = []
         for owner in range(ranks):
             message, splits = tf.concat([m[owner] for m in messages], 0), tf.stack([a.splits[owner] for a in self.asked])
             heard = bags.hear(message, splits, *layout)
-            rows = [local if table.keys is None else
-                    tf.searchsorted(tf.constant(table.keys[mine[owner]]), local, out_type=tf.int64)
-                    for table, mine, local in zip(tables, self.numbers, heard.keys)]
+            rows = [
+                local if table.keys is None else tf.searchsorted(tf.constant(table.keys[mine[owner]]), local, out_type=tf.int64)
+                for table, mine, local in zip(tables, self.numbers, heard.keys)
+            ]
             shards = [shard[owner] for shard in self.shards]
             flat = bags.gather([shard.handle for shard in shards], rows, message, splits, *layout, [s.shape for s in shards])
             answers.append(tf.split(flat, heard.row_splits, num=ranks))

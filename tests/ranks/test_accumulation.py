@@ -1,4 +1,4 @@
-"""scope(local_steps=k) is training with a k times larger batch, beside plain TensorFlow; and what happens in the middle of k."""
+"""scope(local_steps=k) is training with a k times larger batch, beside plain TensorFlow; what happens in the middle of k."""
 import functools
 
 import numpy as np
@@ -101,7 +101,7 @@ def compare(strategy, rank, size, train, updates=2, want=None, rtol=2e-5, **kwar
     return got
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def larger_by(optimizer):
     return larger(minimize(optimizer), 2)
 
@@ -181,7 +181,8 @@ def test_the_gradient_tape_of_a_callable_loss(strategy, rank, size):
         x = tf.get_default_graph().get_tensor_by_name('Placeholder_4:0')
 
         def again():
-            return tf.reduce_mean(tf.square(tf.matmul(x, variables['w'][:3]) + tf.nn.embedding_lookup(variables['u'], [1, 2])[0]))
+            row = tf.nn.embedding_lookup(variables['u'], [1, 2])[0]
+            return tf.reduce_mean(tf.square(tf.matmul(x, variables['w'][:3]) + row))
         return tf.train.AdagradOptimizer(0.1).minimize(again, tf.train.get_or_create_global_step(),
                                                        [variables['u'], variables['w']])
     compare(strategy, rank, size, train)
@@ -340,8 +341,9 @@ def test_max_steps_and_hooks_count_updates(strategy, folder):
         _, train, fetch = build_small(strategy)
         runs = 0
         hooks = [tf.train.StopAtStepHook(last_step=2)]
-        with tf.train.MonitoredTrainingSession(checkpoint_dir=folder, hooks=hooks, save_checkpoint_secs=None, save_checkpoint_steps=1,
-                                               save_summaries_steps=None, log_step_count_steps=None) as session:
+        with tf.train.MonitoredTrainingSession(
+                checkpoint_dir=folder, hooks=hooks, save_checkpoint_secs=None, save_checkpoint_steps=1,
+                save_summaries_steps=None, log_step_count_steps=None) as session:
             while not session.should_stop():
                 session.run(train)
                 runs += 1
@@ -473,19 +475,19 @@ def test_ranks_with_different_numbers_of_batches(strategy, rank, size):
             session.run(train)
 
 
-def test_an_update_inside_a_branch_is_refused(strategy):
-    for version in (1, 2):
-        if version == 1:
-            tf.disable_control_flow_v2()
-        try:
-            with strategy.scope(local_steps=2), tf.Graph().as_default():
-                w = tf.get_variable('w', initializer=tf.zeros([]))
-                optimizer = tf.train.GradientDescentOptimizer(1.0)
-                gradients = optimizer.compute_gradients(w * 2.0)
-                with pytest.raises(NotImplementedError, match='local_steps=2'):
-                    tf.cond(tf.constant(True), lambda: optimizer.apply_gradients(gradients), tf.no_op)
-        finally:
-            tf.enable_control_flow_v2()
+@pytest.mark.parametrize('version', [1, 2])
+def test_an_update_inside_a_branch_is_refused(strategy, version):
+    if version == 1:
+        tf.disable_control_flow_v2()
+    try:
+        with strategy.scope(local_steps=2), tf.Graph().as_default():
+            w = tf.get_variable('w', initializer=tf.zeros([]))
+            optimizer = tf.train.GradientDescentOptimizer(1.0)
+            gradients = optimizer.compute_gradients(w * 2.0)
+            with pytest.raises(NotImplementedError, match='local_steps=2'):
+                tf.cond(tf.constant(True), lambda: optimizer.apply_gradients(gradients), tf.no_op)
+    finally:
+        tf.enable_control_flow_v2()
 
 
 def test_gradients_that_are_shared_in_part_are_refused(strategy):
