@@ -4,7 +4,8 @@
 
 26 tables of 100 to 1,000,000 rows (the sizes of Criteo-Kaggle's features, clipped), 4096 samples a rank, Zipf(1.05) ids
 scattered over the tables, one id a feature or 1 to 10 that are summed; Adagrad. Two ranks are simulated in one process and
-one thread: both ask, messages and rows change hands without a network, both answer. Printed are the times of rank 0's operations, taken from the
+one thread: both ask, messages and rows change hands without a network, both answer. Printed are the times of rank 0's
+operations, taken from the
 trace of each run, and, without a trace, the whole step of plain TensorFlow with whole tables and half of the batch.
 glibc is told to keep freed memory, unless --malloc default.
 """

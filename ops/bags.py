@@ -244,17 +244,14 @@ def _reduce_gradient(op: tf.Operation, *gradients: Any) -> list[Any]:
     tables, inputs = op.get_attr('T'), list(op.inputs)
     spread = library().collective_spread_rows(
         [tf.convert_to_tensor(gradient) for gradient in gradients[:tables]], list(op.outputs[2 * tables:]),
-        inputs[1:1 + tables], inputs[1 + tables:1 + 2 * tables], *inputs[1 + 2 * tables:], **_attributes(op, 'scale', 'max_norms', 'shapes', *_LAYOUT))
+        inputs[1:1 + tables], inputs[1 + tables:1 + 2 * tables], *inputs[1 + 2 * tables:],
+        **_attributes(op, 'scale', 'max_norms', 'shapes', *_LAYOUT))
     return [spread, *[None] * (2 * tables + 2)]
 
 
 @tf.RegisterGradient('CollectiveSpreadRows')
-def _spread_gradient(op: tf.Operation, gradient: Any) -> list[Any]:
-    tables, inputs = op.get_attr('T'), list(op.inputs)
-    values, _, _ = library().collective_reduce_rows(
-        tf.convert_to_tensor(gradient), inputs[2 * tables:3 * tables], inputs[3 * tables:4 * tables], *inputs[4 * tables:],
-        **_attributes(op, 'scale', 'max_norms', 'shapes', *_LAYOUT))
-    return [*values, *[None] * (3 * tables + 2)]
+def _spread_gradient(op: tf.Operation, _: Any) -> None:
+    raise NotImplementedError(f'{op.name}: there is no third derivative of a lookup')
 
 
 def _is_zero(gradient: Any) -> bool:
@@ -264,8 +261,10 @@ def _is_zero(gradient: Any) -> bool:
     if isinstance(gradient, tf.IndexedSlices):
         return False
     op = gradient.op
-    value = op.inputs[1] if op.type == 'Fill' else gradient
-    return op.type == 'ZerosLike' or (op.type in ('Fill', 'Const') and not np.any(tf.get_static_value(value)))
+    if op.type not in ('Fill', 'Const'):
+        return bool(op.type == 'ZerosLike')
+    value = tf.get_static_value(op.inputs[1] if op.type == 'Fill' else gradient)
+    return value is not None and not np.any(value)
 
 
 def _pool_inputs(op: tf.Operation) -> tuple[Any, list[Any], list[Any], list[Any], list[Any]]:
@@ -274,7 +273,7 @@ def _pool_inputs(op: tf.Operation) -> tuple[Any, list[Any], list[Any], list[Any]
     for name in ('M', 'P', 'W'):
         last.append(last[-1] + op.get_attr(name))
     lists = [inputs[first:end] for first, end in zip(last, [*last[1:], len(inputs)])]
-    return (inputs[0], *lists)      # type: ignore[return-value]
+    return (inputs[0], *lists)
 
 
 def _pool_gradient(op: tf.Operation, rows: Any, members: Sequence[int], gradients: Sequence[Any]) -> Any:

@@ -263,7 +263,7 @@ declare -A key=(
     [packages]=$(hash_of "${pin_files[@]}")
     [horovod]="$horovod $tensorflow ${horovod_build[*]}"
     # The package's code is read where it lies: only its metadata is installed, and libraries compiled, one against TensorFlow.
-    [package]="$tensorflow $(hash_of "$root/setup.py" "$root"/ops/keymap.cc "$root"/ops/native/* <(sed '/^\[tool\.ruff\]/,$d' "$root/pyproject.toml"))
+    [package]="$tensorflow $(hash_of "$root/setup.py" "$root"/ops/keymap.cc "$root"/ops/native/* <(sed '/^\[tool\.ruff\]/,$d' "$root/pyproject.toml"))"
 )
 
 due=

@@ -37,7 +37,7 @@ class Table:
 
 @dataclasses.dataclass
 class Lookup:
-    """What the ranks look up: `ids`, `samples`, `weights` are one array a rank. Ids are row numbers, also of a dynamic table."""
+    """What the ranks look up: `ids`, `samples`, `weights` are an array a rank. Ids are row numbers, also of dynamic tables."""
 
     table: int
     ids: list[np.ndarray]
@@ -51,6 +51,8 @@ class Lookup:
 class Simulation:
     """The graph of an exchange, and of plain lookups.
 
+    `twice`: TensorFlow has no second derivative of means without weights; they get weights of 1, which make no difference.
+
     Attributes:
         outputs: [rank][lookup], what the exchange gives.
         plain: the same by TensorFlow's own lookups.
@@ -60,7 +62,7 @@ class Simulation:
         flats: [rank] what came back to it, before it was pooled.
     """
 
-    def __init__(self, tables: list[Table], lookups: list[Lookup], ranks: int):
+    def __init__(self, tables: list[Table], lookups: list[Lookup], ranks: int, twice: bool = False):
         self.sections, self.members, self.lookups, self.ranks = [], [], lookups, ranks
         self.kinds = [table.kind for table in tables]
         shared: dict[int, int] = {}
@@ -92,6 +94,7 @@ class Simulation:
         self.plain_weights = [
             [lookup.weights and given(lookup.weights[rank], np.float32) for lookup in lookups] for rank in range(ranks)
         ]
+        self._twice = twice
         self._exchange(tables)
         self.plain = [
             [self._plain(lookup, rank, self.plain_weights[rank][i]) for i, lookup in enumerate(lookups)]
@@ -155,6 +158,8 @@ class Simulation:
         if lookup.combiner is None:
             return tf.nn.embedding_lookup(table, ids, max_norm=lookup.max_norm)
         samples = lookup.samples[rank]
+        if weights is None and self._twice:
+            weights = tf.ones([len(samples)])
         indices = np.stack([samples, np.arange(len(samples))], 1).astype(np.int64)
         shape = [int(samples[-1]) + 1 if len(samples) else 0, max(len(samples), 1)]
         sparse = tf.SparseTensor(indices, ids, shape)
