@@ -24,8 +24,8 @@ packages += [f'collective.{inner}' for inner in find_packages('collective', excl
 keymap = Extension('collective.ops._keymap', ['ops/keymap.cc'], language='c++',
                    extra_compile_args=[*OPTIMIZED, '-fvisibility=default'])
 # Operations of TensorFlow (see ops/bags.py). Without contraction a sum is the same on every processor.
-native = Extension('collective.ops._native', sorted(glob.glob('ops/native/*.cc')), language='c++',
-                   depends=sorted(glob.glob('ops/native/*.h')))
+native = Extension('collective.ops._native', ['ops/native/native.cc'], language='c++',
+                   depends=sorted(glob.glob('ops/native/*')))
 
 
 class Build(build_ext):

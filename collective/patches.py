@@ -144,7 +144,7 @@ class Patches:
 
     def _gradients(self, original: Any, ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
         xs = list(xs) if isinstance(xs, (list, tuple)) else [xs]
-        self._group(tf.get_default_graph(), ys)
+        self._group(tf.get_default_graph(), ys, xs)
         return gradients.reduce_gradients(functools.partial(original, ys, xs, *args, **kwargs), xs,
                                           self._about_gradients())
 
@@ -154,12 +154,12 @@ class Patches:
         watch = Watch(self._option('plan') == 'quiet', profiler.of_options(self._option))
         return sessions.run(watch, original, session, *args, **kwargs)
 
-    def _group(self, graph: Any, ys: Any = None) -> None:
+    def _group(self, graph: Any, ys: Any = None, xs: Any = ()) -> None:
         lookups = lookups_of(graph)
         if self._option('grouping') and lookups.waiting():
             wire = Wire(*(tf.as_dtype(self._option(name) or 'float32') for name in ('wire_dtype', 'gradient_wire_dtype')))
             with graph.as_default():
-                lookups.group(strategies.backend(), wire, None if ys is None else tf.nest.flatten(ys))
+                lookups.group(strategies.backend(), wire, None if ys is None else tf.nest.flatten(ys), xs)
 
     def _restore(self, original: Any, *args: Any, **kwargs: Any) -> None:
         restoring.restore(self._option('missing_slots') == 'fresh', original, *args, **kwargs)

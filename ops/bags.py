@@ -210,8 +210,15 @@ def _lookups(members: Sequence[Member]) -> dict[str, Any]:
 
 # ---- Gradients -------------------------------------------------------------------------------------------------------
 
-for _name in ('CollectiveBounds', 'CollectiveAsk', 'CollectiveHear'):
+for _name in ('CollectiveBounds', 'CollectiveHear'):
     tf.no_gradient(_name)
+
+
+@tf.RegisterGradient('CollectiveAsk')
+def _ask_gradient(op: tf.Operation, *gradients: Any) -> list[Any]:
+    """Only weights that the owner multiplies by could have one."""
+    raise NotImplementedError(f'{op.name}: the gradient with respect to weights of a lookup that its owner pools is asked for '
+                              'after the lookup was built into an exchange; ask for it first, or use scope(grouping=False)')
 
 
 def _attributes(op: tf.Operation, *names: str) -> dict[str, Any]:

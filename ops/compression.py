@@ -51,8 +51,9 @@ def _mean(x: tf.Tensor, wire: tf.DType, name: str, gate: Any) -> tf.Tensor:
         sent = tf.cast(tf.pad(x, [[0, part * ranks - size]]), wire)                                         # 1
         received, _ = communication.alltoall(sent, tf.fill([ranks], part), f'{name}.parts', gate)           # 2
         mine = tf.reduce_mean(tf.cast(tf.reshape(received, [ranks, part]), tf.float32), 0)                  # 3
-        means = communication.allgather(tf.cast(mine, wire), f'{name}.means', gate)                         # 4
+        # As integers: the gate is added to what is gathered, and no float but its own keeps the bits of infinity.
+        bits = communication.allgather(tf.bitcast(tf.cast(mine, wire), tf.int16), f'{name}.means', gate)    # 4
         # Linear, and its own transpose: the gradient of the sum of all ranks' outputs is the mean of theirs.
-        return tf.cast(means[:size], tf.float32), lambda gradient: _mean(
+        return tf.cast(tf.bitcast(bits[:size], wire), tf.float32), lambda gradient: _mean(
             gradient, wire, communication.unique_name(name[len(communication.PREFIX):] + '.gradient'), gate)
     return mean(x)

@@ -42,15 +42,14 @@ def rows_back(rows: tf.Tensor, splits: tf.Tensor, name: str, gate: Any, wire: Wi
         gate: the gate's zero.
         wire: the types in which rows and gradients travel; their own by default.
     """
-    wire = wire or Wire(rows.dtype, rows.dtype)
+    if wire is None or wire == Wire(rows.dtype, rows.dtype):
+        return communication.alltoall(rows, splits, name, gate)[0]
     received = communication.alltoall(_cast(rows, wire.rows, rows.dtype), splits, name, gate)[0]
     return _cast(received, rows.dtype, wire.gradients)
 
 
 def _cast(x: tf.Tensor, dtype: tf.DType, gradient: tf.DType) -> tf.Tensor:
     """`tf.cast`, whose gradient is cast to `gradient` instead of the type of `x`."""
-    if x.dtype == dtype == gradient:
-        return x
     graph = tf.get_default_graph()
     with graph.gradient_override_map({'Cast': 'CollectiveWire', 'Identity': 'CollectiveWire'}):
         out = tf.identity(x) if x.dtype == dtype else tf.cast(x, dtype)

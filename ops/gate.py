@@ -14,7 +14,7 @@ opens after everything of level 1 was exchanged.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -125,25 +125,45 @@ class GraphGates:
         """The gate of `level`, from 1."""
         while len(self.gates) < level:
             self.gates.append(Gate(len(self.gates) + 1))
-            zero = self.gates[-1].zero.op
-            # tf.cond returns what merges the branches (version 1), or an identity of the operation that has them (version 2)
-            self._levels.update(dict.fromkeys([zero, *(x.op for x in zero.inputs)], len(self.gates)))
+            self._levels.update(dict.fromkeys(_passes(self.gates[-1]), len(self.gates)))
         return self.gates[level - 1]
 
     def level(self, op: tf.Operation) -> int:
         """The highest level of a gate upstream of `op`, 0 for none."""
-        stack, entered = [op], set()
-        while stack:
-            top = stack[-1]
-            upstream = [x.op for x in top.inputs] + list(top.control_inputs)
-            if top not in self._levels and top not in entered:
-                entered.add(top)
-                stack.extend(o for o in upstream if o not in self._levels and o not in entered)
-                continue
-            # What isn't known by now is the back edge of a loop, which leads to nothing that isn't on the stack.
-            self._levels.setdefault(top, max((self._levels.get(o, 0) for o in upstream), default=0))
-            stack.pop()
-        return self._levels[op]
+        return _level(op, self._levels, {})
+
+    def levels_of(self, exchanges: Mapping[tf.Operation, Sequence[tf.Operation]]) -> list[int]:
+        """The levels of the gates of exchanges that are still to be built.
+
+        Args:
+            exchanges: by the operations that they are to provide, what each of them waits for.
+        """
+        known = {op: gate.level for gate in self.gates for op in _passes(gate)}
+        return [_level(op, known, exchanges) for op in exchanges]
+
+    def changed(self) -> None:
+        """Forgets levels: operations of the graph wait for something else now."""
+        self._levels = {op: gate.level for gate in self.gates for op in _passes(gate)}
+
+
+def _passes(gate: Gate) -> list[tf.Operation]:
+    """tf.cond returns what merges the branches (version 1), or an identity of the operation that has them (version 2)."""
+    return [gate.zero.op, *(x.op for x in gate.zero.op.inputs)]
+
+
+def _level(op: tf.Operation, known: dict[tf.Operation, int], exchanges: Mapping[tf.Operation, Sequence[tf.Operation]]) -> int:
+    stack, entered = [op], set()
+    while stack:
+        top = stack[-1]
+        upstream = list(exchanges[top]) if top in exchanges else [x.op for x in top.inputs] + list(top.control_inputs)
+        if top not in known and top not in entered:
+            entered.add(top)
+            stack.extend(o for o in upstream if o not in known and o not in entered)
+            continue
+        # What isn't known by now is the back edge of a loop, which leads to nothing that isn't on the stack.
+        known.setdefault(top, max((known.get(o, 0) for o in upstream), default=0) + (top in exchanges))
+        stack.pop()
+    return known[op]
 
 
 def gates_of(graph: tf.Graph) -> GraphGates:

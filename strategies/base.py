@@ -39,6 +39,12 @@ class Lookup:
     max_norm: float | None = None
     weights_have_gradients: bool = False
 
+    def __str__(self) -> str:
+        """What every rank must have alike."""
+        how = f", combined by '{self.combiner}'" if self.combiner else ''
+        return (f"table '{self.table.op.name}' of {'any' if self.table.rows is None else self.table.rows} rows of dimension "
+                f'{self.table.dim}{how}' + (f', max_norm {self.max_norm}' if self.max_norm is not None else ''))
+
     def combined(self, rows: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
         """What the lookup returns.
 

@@ -84,7 +84,7 @@ def as_headers(rows: np.ndarray) -> list[Header]:
 
 
 def agree(gate: Gate, checks: Mapping[int, Check], after: Sequence[tf.Operation],
-          disagreed: Callable[[list[Header]], None]) -> tf.Tensor:
+          disagreed: Callable[[list[Header]], None], first: bool) -> tf.Tensor:
     """Exchanges headers within a run and opens `gate` if all ranks are well and run the same. A rank may be idle, if not all.
 
     Args:
@@ -92,6 +92,7 @@ def agree(gate: Gate, checks: Mapping[int, Check], after: Sequence[tf.Operation]
         checks: the lookups whose ids must be valid, by their number in the graph.
         after: operations that must have succeeded first: the sources of the run's data.
         disagreed: called with the headers if the gate stays closed; the run then fails.
+        first: whether the run passes no other gate before.
 
     Returns:
         int64 scalar, rank 0's clock.
@@ -102,7 +103,7 @@ def agree(gate: Gate, checks: Mapping[int, Check], after: Sequence[tf.Operation]
         header = tf.stack([status, gate.ticket[1], gate.ticket[2], check, worst, gate.ticket[3]])
         # Not tf.control_dependencies, which marks what is waited for, and TensorFlow warns of a mark on what has run already.
         header.op._add_control_inputs(list(after))
-        if gate.level == 1:
+        if first:
             header = gate.counted(header)
         headers = communication.allgather(header[None], NAME + level, 0)
         running = tf.equal(headers[:, 0], RUNNING)

@@ -76,11 +76,11 @@ class Reach:
         """The levels of the gates that it passes, ascending."""
         return [gate.level for gate in gates.gates if gate.zero.op in self.operations]
 
-    def checks(self, gates: GraphGates, level: int) -> list[Check]:
-        """The lookups' checks that the gate of `level` waits for."""
+    def checks(self, gates: GraphGates, level: int, first: bool) -> list[Check]:
+        """The lookups' checks that the gate of `level`, the `first` of the run or not, waits for."""
         names = set(self.shared)
-        return [check for check in gates.checks
-                if check.collective in names and gates.level(check.bounds.op) == level - 1]
+        known = range(level) if first else [level - 1]
+        return [check for check in gates.checks if check.collective in names and gates.level(check.bounds.op) in known]
 
     def sources(self, gates: GraphGates) -> list[tf.Operation]:
         """The operations that may end or fail before any collective, in the order of their names."""
@@ -95,7 +95,7 @@ class Reach:
         if self.trains or self.initialized or not self.shared:
             return None
         exchanged = sorted((op for op in self.operations if communication.collective_name(op)), key=lambda op: str(op.name))
-        feeds: list[tuple[tf.Tensor, Any]] = [(gates.gates[0].zero, 0)] if gates.gates else []
+        feeds: list[tuple[tf.Tensor, Any]] = [(gates.gates[level - 1].zero, 0) for level in self.levels(gates)[:1]]
         for op in exchanged:
             asked = gates.asked.get(communication.collective_name(op) or '')
             if asked is not None:
@@ -136,7 +136,7 @@ def reach(graph: tf.Graph, fetches: Iterable[Any], fed: Iterable[Any]) -> Reach:
     shared = [communication.collective_name(op) or '' for op in seen] + [f'initialize {v.name}' for v in initialized]
     absent = {x.name for x, _ in nothing}
     shared += [str(op.name) for op in seen if str(op.name).startswith(ALIKE)]
-    shared += [f'lookup {i} of {group.name}, in table {member.lookup.table.op.name}' for group in groups_of(graph)
+    shared += [f'lookup {i:03} of {group.name.split(".")[1]}: {member.lookup}' for group in groups_of(graph)
                for i, member in enumerate(group.members) if member.ids.op in seen and member.ids.name not in absent]
     names = tuple(sorted(name for name in shared if name))
     trains = _updates(graph, seen)

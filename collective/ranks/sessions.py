@@ -138,16 +138,18 @@ def _plan(graph: tf.Graph, reach: runs.Reach, keep: Any) -> Run:
     graph._unsafe_unfinalize()
     try:
         for level in reach.levels(gates):
-            checks = reach.checks(gates, level)
-            after = reach.sources(gates) if level == 1 else reach.exchanged_below(gates, level)
-            out.repeatable = out.repeatable and (level > 1 or not after)
+            first = out.gate is None
+            checks = reach.checks(gates, level, first)
+            after = reach.sources(gates) if first else reach.exchanged_below(gates, level)
+            out.repeatable = out.repeatable and not (first and after)
             numbered = {gates.checks.index(check): check for check in checks}
-            out.targets.append(agreement.agree(gates.gates[level - 1], numbered, after, disagreed))
+            out.targets.append(agreement.agree(gates.gates[level - 1], numbered, after, disagreed, first))
             out.tickets.append(gates.gates[level - 1].ticket)
             out.gate = out.gate or gates.gates[level - 1]
         out.answer = reach.answer(gates) if communication.size() > 1 else None
         for level in reach.levels(gates)[1:] if out.answer else []:
-            out.answering.append(agreement.agree(gates.gates[level - 1], {}, reach.exchanged_below(gates, level), disagreed))
+            out.answering.append(agreement.agree(gates.gates[level - 1], {}, reach.exchanged_below(gates, level), disagreed,
+                                                first=False))
     finally:
         if finalized:
             graph.finalize()

@@ -14,7 +14,7 @@ Left alone, and right all the same, are lookups
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -66,8 +66,10 @@ class Lookups:
         """Those that could be grouped."""
         return [written for written in self._ungrouped if not written.alone]
 
-    def group(self, backend: strategies.Backend, wire: Wire, ys: Iterable[Any] | None = None) -> None:
-        """Builds exchanges for lookups that have none but their own: those that `ys` depend on; by default all.
+    def group(self, backend: strategies.Backend, wire: Wire, ys: Iterable[Any] | None = None, xs: Iterable[Any] = ()) -> None:
+        """Builds exchanges for lookups that have none but their own: those that `ys` depend on, by default all.
+
+        `xs` is what gradients are about to be taken with respect to.
 
         A lookup that depends on another's rows comes a level later, in an exchange that waits for theirs.
         """
@@ -81,21 +83,24 @@ class Lookups:
         if ys is not None:
             reached = upstream(y.op for y in ys)
             waiting = [w for w in waiting if w.out in reached]
+        learned = {x.op for x in xs if isinstance(x, tf.Tensor)}
         gates = gate.gates_of(graph)
         by_level: dict[int, list[Written]] = {}
-        for written in waiting:
-            by_level.setdefault(1 + max(gates.level(x.op) for x in _inputs(written.lookup)), []).append(written)
+        levels = gates.levels_of({written.out: [x.op for x in _inputs(written.lookup)] for written in waiting})
+        for written, level in zip(waiting, levels):
+            by_level.setdefault(level, []).append(written)
         finalized = graph.finalized
         graph._unsafe_unfinalize()
         try:
             for level, together in sorted(by_level.items()):
                 with tf.init_scope(), tf.device(None), tf.name_scope(f'collective/group{len(groups_of(graph)) + 1}/'):
-                    built = exchange_together(backend, [_weighed(w.lookup) for w in together], level, wire)
+                    built = exchange_together(backend, [_weighed(w.lookup, learned) for w in together], level, wire)
                 for written, member in zip(together, built.members):
                     written.out._update_input(0, member.out)
                     written.group = built
                     self._ungrouped.remove(written)
         finally:
+            gates.changed()
             if finalized:
                 graph.finalize()
 
@@ -128,10 +133,10 @@ def _alone(lookup: strategies.Lookup, out: tf.Tensor) -> str:
     return f'the compiled operations are missing: {bags.missing()}' if bags.missing() else ''
 
 
-def _weighed(lookup: strategies.Lookup) -> strategies.Lookup:
-    """`lookup`, with what is known of its weights."""
+def _weighed(lookup: strategies.Lookup, learned: Set[tf.Operation]) -> strategies.Lookup:
+    """`lookup`, with what is known of its weights: whether they depend on a variable, or on any of `learned`."""
     if lookup.sparse_weights is None:
         return lookup
     variables = {'VarHandleOp', 'VariableV2', 'Variable'}
-    learned = any(op.type in variables for op in upstream([lookup.sparse_weights.values.op]))
-    return dataclasses.replace(lookup, weights_have_gradients=learned)
+    depends = any(op.type in variables or op in learned for op in upstream([lookup.sparse_weights.values.op]))
+    return dataclasses.replace(lookup, weights_have_gradients=depends)

@@ -28,6 +28,8 @@ def _checked(table: Table | ServedTable, ids: tf.Tensor) -> strategies.Lookup:
 
     That is with one rank, which has no gate, and inside control flow or a function, whose tensors the gate can't reach.
     """
+    if not (ids.dtype.is_integer or table.rows is None and ids.dtype == tf.string):
+        raise TypeError(f"table '{table.op.name}': ids must be integers, not {ids.dtype.name}.")
     ids = _as_keys(table, ids)
     # Every key of a dynamic table is valid; those of a served one are checked by TensorFlow's own operations.
     if table.rows is None or isinstance(table, ServedTable):
@@ -69,10 +71,7 @@ def _exchange(lookup: strategies.Lookup, name: str | None) -> tf.Tensor:
 
 def lookup_rows(table: Table | ServedTable, ids: Any, max_norm: float | None, name: str | None) -> tf.Tensor:
     with tf.name_scope(name, 'embedding_lookup') as scope:
-        ids = tf.convert_to_tensor(ids, name='ids')
-        if not (ids.dtype.is_integer or table.rows is None and ids.dtype == tf.string):
-            raise TypeError(f"table '{table.op.name}': ids must be integers, not {ids.dtype.name}.")
-        lookup = _checked(table, ids)
+        lookup = _checked(table, tf.convert_to_tensor(ids, name='ids'))
         return _exchange(strategies.Lookup(table, lookup.ids, lookup.bounds, max_norm=max_norm), scope)
 
 

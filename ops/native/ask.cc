@@ -13,7 +13,7 @@
 #include "wire.h"
 
 namespace collective {
-namespace {
+namespace ask_op {
 
 using namespace tensorflow;
 
@@ -394,5 +394,5 @@ class AskOp : public OpKernel {
 
 REGISTER_KERNEL_BUILDER(Name("CollectiveAsk").Device(DEVICE_CPU), AskOp);
 
-}  // namespace
+}  // namespace ask_op
 }  // namespace collective

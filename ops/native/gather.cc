@@ -11,7 +11,7 @@
 #include "wire.h"
 
 namespace collective {
-namespace {
+namespace gather_op {
 
 using namespace tensorflow;
 
@@ -141,5 +141,5 @@ class SpreadRowsOp : public AnswerOp {
 REGISTER_KERNEL_BUILDER(Name("CollectiveGatherRows").Device(DEVICE_CPU), GatherRowsOp);
 REGISTER_KERNEL_BUILDER(Name("CollectiveSpreadRows").Device(DEVICE_CPU), SpreadRowsOp);
 
-}  // namespace
+}  // namespace gather_op
 }  // namespace collective

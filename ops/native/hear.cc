@@ -7,7 +7,7 @@
 #include "wire.h"
 
 namespace collective {
-namespace {
+namespace hear_op {
 
 using namespace tensorflow;
 
@@ -61,5 +61,5 @@ class HearOp : public OpKernel {
 REGISTER_KERNEL_BUILDER(Name("CollectiveBounds").Device(DEVICE_CPU), BoundsOp);
 REGISTER_KERNEL_BUILDER(Name("CollectiveHear").Device(DEVICE_CPU), HearOp);
 
-}  // namespace
+}  // namespace hear_op
 }  // namespace collective

@@ -6,7 +6,7 @@
 #include "lookups.h"
 
 namespace collective {
-namespace {
+namespace pool_op {
 
 using namespace tensorflow;
 
@@ -68,5 +68,5 @@ class PoolOp : public OpKernel {
 
 REGISTER_KERNEL_BUILDER(Name("CollectivePool").Device(DEVICE_CPU), PoolOp);
 
-}  // namespace
+}  // namespace pool_op
 }  // namespace collective

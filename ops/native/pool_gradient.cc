@@ -7,7 +7,7 @@
 #include "lookups.h"
 
 namespace collective {
-namespace {
+namespace pool_gradient_op {
 
 using namespace tensorflow;
 
@@ -145,5 +145,5 @@ class PoolGradientOp : public OpKernel {
 
 REGISTER_KERNEL_BUILDER(Name("CollectivePoolGradient").Device(DEVICE_CPU), PoolGradientOp);
 
-}  // namespace
+}  // namespace pool_gradient_op
 }  // namespace collective

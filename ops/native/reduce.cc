@@ -12,7 +12,7 @@
 #include "wire.h"
 
 namespace collective {
-namespace {
+namespace reduce_op {
 
 using namespace tensorflow;
 
@@ -159,5 +159,5 @@ class ReduceRowsOp : public OpKernel {
 
 REGISTER_KERNEL_BUILDER(Name("CollectiveReduceRows").Device(DEVICE_CPU), ReduceRowsOp);
 
-}  // namespace
+}  // namespace reduce_op
 }  // namespace collective

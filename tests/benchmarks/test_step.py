@@ -150,3 +150,30 @@ def test_batches_are_those_of_the_seed_and_within_their_tables():
         counts = np.bincount(samples, minlength=setting.samples)
         assert 0 <= ids.min() and ids.max() < rows and (np.diff(samples) >= 0).all()
         assert counts.min() >= 2 and counts.max() <= 3
+
+
+@pytest.mark.parametrize('kind', ['feed', 'dataset'])
+@pytest.mark.parametrize('tables, ids', [(30, (1, 1)), (3, (1, 4))])
+def test_the_model_computes_what_numpy_does(tmp_path: Path, kind: str, tables: int, ids: tuple[int, int]):
+    import contextlib
+
+    import step_model
+    import tensorflow.compat.v1 as tf
+    setting = Setting(tables=tables, dim=8, batch=80, ids=ids, max_rows=50, pool=2, input=kind)
+    step_workload.write(setting, tmp_path)
+    arrays = step_workload.read(setting, tmp_path, 0)
+    with tf.Graph().as_default():
+        data, optimizer = step_model.Input(setting, arrays), step_model.optimizer(setting)
+        loss = step_model.loss(setting, data.tensors, contextlib.nullcontext())
+        optimizer.minimize(loss)
+        with tf.Session(config=step_model.session_config(setting)) as session:
+            step_model.initialize_whole(session, optimizer)
+            session.run(data.start)
+            losses = [session.run(loss, data.feed(i)) for i in range(3)]        # the third has the first batch again
+    weights = np.random.default_rng(7).uniform(-1.0, 1.0, [tables, 8]).astype(np.float32).astype(np.float64)
+    for i, got in enumerate(losses):
+        batch = arrays[i % 2]
+        logits = sum(np.bincount(samples, minlength=setting.samples) * 0.01 * w.sum()
+                     for (_, samples), w in zip(step_workload.by_feature(setting, batch), weights))
+        expected = np.mean(np.logaddexp(0, logits) - logits * batch['label'][:, 0])
+        assert got == pytest.approx(expected, rel=1e-5)

@@ -43,6 +43,7 @@ class Checkout:
             shutil.copy(ROOT / name, self.root)
         (self.root / 'ops').mkdir()
         shutil.copy(ROOT / 'ops' / 'keymap.cc', self.root / 'ops')
+        shutil.copytree(ROOT / 'ops' / 'native', self.root / 'ops' / 'native')
         shutil.copy(ROOT / 'tools' / 'setup.sh', self.root / 'tools')
         shutil.copytree(ROOT / 'tools' / 'pins', self.root / 'tools' / 'pins')
         for name in PROGRAMS:

@@ -29,7 +29,7 @@ def test_each_step_is_named_with_its_time(checkout: Checkout):
 
 @pytest.mark.parametrize('file, old, new, steps', [
     (PINS, 'ruff==', 'ruff==9.', ['packages']),
-    (PINS, 'tensorflow==2.15.1', 'tensorflow==2.15.2', ['packages', 'horovod']),
+    (PINS, 'tensorflow==2.15.1', 'tensorflow==2.15.2', ['packages', 'horovod', 'package']),
     (PINS, 'horovod==0.28.1', 'horovod==0.28.2', ['packages', 'horovod']),
     ('tools/pins/python3.10.txt', 'ruff==', 'ruff==9.', []),
     ('tools/pins/gpu.txt', 'fastrlock==', 'fastrlock==9.', []),
@@ -37,6 +37,7 @@ def test_each_step_is_named_with_its_time(checkout: Checkout):
     ('pyproject.toml', '[tool.mypy]', '[tool.mypy]  # types', []),
     ('pyproject.toml', 'name = "collective"', 'name = "collective2"', ['package']),
     ('ops/keymap.cc', 'class KeyMap', 'class  KeyMap', ['package']),
+    ('ops/native/hear.cc', 'class HearOp', 'class  HearOp', ['package']),
 ])
 def test_only_what_depends_on_a_change_is_repeated(ready: Checkout, file: str, old: str, new: str, steps: list[str]):
     ready.edit(file, lambda text: text.replace(old, new))

@@ -61,7 +61,8 @@ def files_of(checkout: Path) -> list[str]:
     for folder in SUBPACKAGES:
         found += [f'collective/{file.relative_to(checkout)}' for file in (checkout / folder).rglob('*')
                   if file.suffix in ('.py', *DATA)]
-    return sorted([*found, f'collective/ops/_keymap{sysconfig.get_config_var("EXT_SUFFIX")}'])
+    suffix = sysconfig.get_config_var('EXT_SUFFIX')
+    return sorted([*found, f'collective/ops/_keymap{suffix}', f'collective/ops/_native{suffix}'])
 
 
 def test_the_wheel_holds_every_module_once(checkout: Path, wheel: Path):

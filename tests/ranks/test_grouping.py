@@ -19,7 +19,7 @@ def batches(steps=3):
 
 
 def everything(embedding_scope, dynamic):
-    """A step over tables of all dimensions, in all kinds of lookups; `dynamic`: two of the tables are dynamic, one of strings."""
+    """A step over tables of all dimensions, in all kinds of lookups; `dynamic`: two of them dynamic, one of strings."""
     p = {'ids': tf.placeholder(tf.int64, [None]), 'dense': tf.placeholder(tf.int64, [None]),
          'many': tf.placeholder(tf.int64, [None, 4]), 'few': tf.placeholder(tf.int64, [None, 3]),
          'weights': tf.placeholder(tf.float32, [None, 4])}

@@ -1,4 +1,4 @@
-"""What is wrong with one lookup of a group is everyone's error, in the same words as without grouping, before anything moved."""
+"""What is wrong with one lookup of a group is everyone's error, in the words it has without grouping, before anything moves."""
 import contextlib
 
 import numpy as np

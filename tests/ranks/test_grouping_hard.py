@@ -1,4 +1,4 @@
-"""Where grouping is hard: lookups that depend on each other, are of several losses, in branches, or were differentiated early."""
+"""Where grouping is hard: lookups that depend on each other, are of several losses, in branches, or differentiated early."""
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -130,7 +130,8 @@ def test_penalties_on_gradients_of_tables(strategy, rank, size):
         t, p = tables(embedding_scope, a=3, b=2), placeholders()
         w = tf.get_variable('w', initializer=reference.table_values(5, 2, 1))
         many, weights = sparse(p['many']), sparse(p['many'], p['weights'])
-        rows = [tf.nn.embedding_lookup(t['a'], p['ids']) + pool(t['a'], many, weights, False), pool(t['b'], many, weights, True)]
+        rows = [tf.nn.embedding_lookup(t['a'], p['ids']) + pool(t['a'], many, weights, False),
+                pool(t['b'], many, weights, True)]
         loss = tf.reduce_mean(tf.square(tf.sigmoid(tf.matmul(tf.concat(rows, 1), w)) - 0.3))
         gradients = tf.gradients(loss, list(t.values()))
         parts = [tf.convert_to_tensor(g) if whole else g.values for g in gradients]

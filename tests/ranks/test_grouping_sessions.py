@@ -1,4 +1,4 @@
-"""Grouped lookups in sessions: which input a run takes, what it finds, in graphs that were run, finalized, changed or copied."""
+"""Grouped lookups in sessions: which input a run takes, what it finds, in graphs run, finalized, changed or copied."""
 import contextlib
 
 import numpy as np
@@ -199,8 +199,8 @@ def test_a_lookup_under_control_dependencies_sees_the_value_after(strategy, rank
             train = tf.train.GradientDescentOptimizer(1.0).minimize(sum(tf.reduce_sum(row) for row in before.values()))
         with tf.control_dependencies([train]):
             after = {name: tf.nn.embedding_lookup(table_, ids) for name, table_ in t.items()}
-            pooled = tf.nn.embedding_lookup_sparse(t['a'], tf.SparseTensor([[0, 0], [0, 1]], tf.cast(ids[:2], tf.int64), [1, 2]),
-                                                   None, combiner='sum')
+            pair = tf.SparseTensor([[0, 0], [0, 1]], tf.cast(ids[:2], tf.int64), [1, 2])
+            pooled = tf.nn.embedding_lookup_sparse(t['a'], pair, None, combiner='sum')
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
             for step in range(4):

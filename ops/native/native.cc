@@ -1,0 +1,14 @@
+// The library, as one unit: TensorFlow's headers take longer to compile than all of it.
+
+#include "scans.cc"    // these two specialise
+#include "vectors.cc"  // what the others use
+// and now in any order
+#include "ask.cc"
+#include "gather.cc"
+#include "hear.cc"
+#include "lookups.cc"
+#include "ops.cc"
+#include "pool.cc"
+#include "pool_gradient.cc"
+#include "reduce.cc"
+#include "wire.cc"
