@@ -27,7 +27,7 @@ _PAGE = 4096
 _FIELDS = struct.Struct("<HBxIQQ")  # length of the text, phase, pid, passed, since
 _CHECKSUM = struct.Struct("<I")
 _TEXT = _CHECKSUM.size + _FIELDS.size  # where it begins
-_LONGEST_DOING = 1500
+_LONGEST_DOING = 2000  # bytes, and characters of names, which are mostly ASCII
 _LONGEST_NAMES = 1500
 _TRIES = 100
 
@@ -56,9 +56,9 @@ class Label:
           doing: in words, with the names of the fetches.
           collectives: the names of those that it takes part in.
         """
-        words = doing.replace("\n", " ")
-        words = words if len(words) <= _LONGEST_DOING else words[:_LONGEST_DOING] + "..."
-        self.text = f"{words}\n{_listed(collectives)}".encode("utf-8", "replace")[: _PAGE - _TEXT]
+        words = doing.replace("\n", " ").encode("utf-8", "replace")
+        words = words if len(words) <= _LONGEST_DOING else words[:_LONGEST_DOING] + b"..."
+        self.text = (words + b"\n" + _listed(collectives).encode("utf-8", "replace"))[: _PAGE - _TEXT]
         self.checksum = zlib.crc32(self.text)
 
 

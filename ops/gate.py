@@ -64,8 +64,8 @@ class Gate:
             Unfed, the gate refuses to open.
         zero: int32 scalar 0, which exists once the gate is open.
         start: sets `count` to 0, once in every session.
-        count: int64 scalar, how often a run of the session has come as far as `counted`. It tells whether a run that failed
-            had started its collectives.
+        count: int64 scalar, the same for all gates of a graph: how often a run of the session has come as far as `counted`. It
+            tells whether a run that failed had started its collectives.
     """
 
     def __init__(self, level: int):
@@ -74,7 +74,7 @@ class Gate:
             self.ticket = tf.placeholder_with_default(tf.constant([0, 0, 0, 0], tf.int64), [4], 'ticket')
             self._tokens = tf.queue.FIFOQueue(1, [tf.int32], shapes=[[]], name='tokens')
             self.zero = tf.cond(tf.equal(self.ticket[0], 1), self._tokens.dequeue, _refuse, name='zero')
-            self._counter = tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=[], shared_name=f'collective/gate{level}/counter')
+            self._counter = tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=[], shared_name='collective/counter')
             self.start = tf.raw_ops.AssignVariableOp(resource=self._counter, value=tf.constant(0, tf.int64))
             self.count = tf.raw_ops.ReadVariableOp(resource=self._counter, dtype=tf.int64)
 

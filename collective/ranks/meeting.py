@@ -46,6 +46,7 @@ def together(session: Any, what: str, step: Callable[[], T]) -> list[T]:
     if communication.size() == 1:
         return [step()]
     try:
+        protocol.of_process().progress.works(what)
         mine: dict[str, Any] = {'result': step()}
     except Exception as error:
         failed = f'{type(error).__name__}: {error}'

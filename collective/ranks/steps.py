@@ -4,7 +4,8 @@ from __future__ import annotations
 from typing import Any
 
 from collective.errors import RankError
-from collective.ranks import meeting
+from collective.ops import communication
+from collective.ranks import meeting, protocol
 
 
 class Steps:
@@ -32,6 +33,7 @@ class Steps:
         """
         try:
             told = meeting.exchange(None, self._what, mine)
+            self._works()
             failures = [f'rank {r}: {text["error"]}' for r, text in enumerate(told) if 'error' in text]
             if failures:
                 raise RankError(f'{self._what} failed on ' + '; '.join(failures))
@@ -40,7 +42,13 @@ class Steps:
             raise
         return told
 
+    def _works(self) -> None:
+        """Peers may wait meanwhile, and the launcher shall know why."""
+        if communication.size() > 1:
+            protocol.of_process().progress.works(self._what)
+
     def __enter__(self) -> Steps:
+        self._works()
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
@@ -50,3 +58,5 @@ class Steps:
                 meeting.exchange(None, self._what, {'error': f'{type(error).__name__}: {error}'})
             except Exception:       # a peer is elsewhere, and now knows where this one was
                 pass
+        if communication.size() > 1:
+            protocol.of_process().progress.leaves()
