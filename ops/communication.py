@@ -106,7 +106,7 @@ def _bits_as(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 def _bitcast_gradient(op: tf.Operation, gradient: Any) -> tf.Tensor:
     if isinstance(gradient, tf.IndexedSlices):
         gradient = tf.math.unsorted_segment_sum(gradient.values, gradient.indices, tf.shape(op.inputs[0])[0])
-    if gradient.dtype != op.outputs[0].dtype:       # travels as a type of its own (collective.ops.exchange): no bits of this one
+    if gradient.dtype != op.outputs[0].dtype:       # it travels in a type of its own (collective.ops.exchange)
         return gradient
     return _bits_as(gradient, op.inputs[0].dtype)
 

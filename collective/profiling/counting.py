@@ -22,7 +22,7 @@ class Counts(NamedTuple):
 
     Attributes:
         samples: of the batch: what most lookups return one row, or one row of rows, for; None without a lookup.
-        ids: that were looked up.
+        ids: that were looked up; lookups with exchanges of their own by the same ids count once.
         asked: the keys that this rank was asked for, by the names of the tables.
     """
     samples: int | None

@@ -73,17 +73,18 @@ def test_a_step_of_which_every_byte_is_known(strategy, rank, size, folder, group
     if size == 1:
         assert out['received'] == [{}]
     else:
-        assert out['ids'] == 3 * 6 * size
-        assert out['keys_per_owner'] == {name: [owned(size, r)[name] for r in range(size)] for name in DIMS}
-        travelled = sum(len(np.unique(batch(r))) for r in range(size)) * 3
-        assert out['distinct_share'] == pytest.approx(travelled / (18 * size))
+        if grouping:    # of lookups with exchanges of their own, those by the same ids are told apart in bytes only
+            assert out['ids'] == 3 * 6 * size
+            assert out['keys_per_owner'] == {name: [owned(size, r)[name] for r in range(size)] for name in DIMS}
+            travelled = sum(len(np.unique(batch(r))) for r in range(size)) * 3
+            assert out['distinct_share'] == pytest.approx(travelled / (18 * size))
+            asked = {table.name: table.keys_per_owner for table in plan.tables}
+            assert asked == {name: tuple(owned(size, r)[name] for r in range(size)) for name in DIMS}
+            worst = max(owned(size, r)['user'] for r in range(size)) / np.mean([owned(size, r)['user'] for r in range(size)])
+            assert next(t for t in plan.tables if t.name == 'user').key_imbalance == pytest.approx(worst)
         for r in range(size):
             check_received(out['received'][r], plan, r, size)
         assert {x.received for x in plan.exchanges if x.phase == 'dense gradients'} == {4. * (WEIGHTS + 1)}
-        asked = {table.name: table.keys_per_owner for table in plan.tables}
-        assert asked == {name: tuple(owned(size, r)[name] for r in range(size)) for name in DIMS}
-        worst = max(owned(size, r)['user'] for r in range(size)) / np.mean([owned(size, r)['user'] for r in range(size)])
-        assert next(t for t in plan.tables if t.name == 'user').key_imbalance == pytest.approx(worst)
     err = capsys.readouterr().err
     assert err.count('collective: steps 3 to 6') == (rank == 0)
     check_trace(folder, rank, range(3, 7), counts)

@@ -41,7 +41,7 @@ def build(embedding_scope, combiners, weighted, dynamic):
             tf.SparseTensor(places, tf.gather_nd(weights, places), shape) if weighted else None, combiner=combiner))
     first = tf.cast(p['ids0'][:, 0], tf.float32)[:, None] / ROWS[0]
     losses = [tf.reduce_mean(tf.square(rows / scale - first)) for rows, scale in zip(pooled, HOTNESS)]
-    return {'train': tf.train.GradientDescentOptimizer(20.0).minimize(tf.add_n(losses)), 'pooled': pooled,
+    return {'train': tf.train.GradientDescentOptimizer(1000.0).minimize(tf.add_n(losses)), 'pooled': pooled,
             'rows': [tf.nn.embedding_lookup(table, tf.range(rows)) for table, rows in zip(tables, ROWS)]}, p
 
 
