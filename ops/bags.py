@@ -16,17 +16,13 @@ The library is compiled against one TensorFlow (see setup.py). Rows are float32,
 from __future__ import annotations
 
 import dataclasses
-import functools
-import importlib.machinery
-import mmap
-import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from collective.ops.compiled import library, missing  # noqa: F401 (missing: for those who ask first)
 from collective.ops.slices import gradient_scale, mark_distinct, scaled  # noqa: F401 (scaled: for those who call gather)
 
 ROWS, SUM, MEAN, SQRTN = range(4)       # combiners
@@ -99,40 +95,6 @@ class Heard(NamedTuple):
     """
     keys: list[tf.Tensor]
     row_splits: tf.Tensor
-
-
-def _file() -> Path | None:
-    here = Path(__file__).resolve().parent
-    built = (here / f'_native{suffix}' for suffix in importlib.machinery.EXTENSION_SUFFIXES)
-    return next((path for path in built if path.exists()), None)
-
-
-@functools.cache
-def missing() -> str | None:
-    """Why the compiled operations can't be used here; None if they can."""
-    path = _file()
-    if path is None:
-        return 'they were not built, as there was no TensorFlow to build them against: run `make setup`, or ' \
-               'pip install --no-build-isolation beside TensorFlow'
-    with open(path, 'rb') as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        found = re.search(rb'collective native, TensorFlow ([^;]*);', content)
-        built_for = found.group(1).decode() if found else 'none'
-    if built_for != tf.__version__:
-        return f'they were built for TensorFlow {built_for}, and this is {tf.__version__}: run `make setup` again'
-    return None
-
-
-@functools.cache
-def library() -> Any:
-    """The compiled operations, loaded once.
-
-    Raises:
-        ImportError: they can't be used here; it says why.
-    """
-    reason = missing()
-    if reason is not None:
-        raise ImportError(f'the compiled operations of collective.ops.bags: {reason}')
-    return tf.load_op_library(str(_file()))
 
 
 def bounds(ids: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -10,7 +10,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 from bag_exchange import given, variable
 
-from collective.ops import bags
+from collective.ops import bags, compiled
 
 SECTIONS = [bags.Section(0, 3), bags.Section(1, 2, True, True), bags.Section(0, 3, True)]
 KINDS = [bags.STATIC, bags.DYNAMIC]
@@ -264,7 +264,7 @@ def test_a_library_that_is_not_there_or_not_of_this_tensorflow(monkeypatch: pyte
         path = tmp_path / 'library.so'
         if content is not None:
             path.write_bytes(content)
-        monkeypatch.setattr(bags, '_file', functools.partial(lambda found: found if found.exists() else None, path))
+        monkeypatch.setattr(compiled, '_file', functools.partial(lambda found: found if found.exists() else None, path))
         bags.missing.cache_clear()
         assert word in str(bags.missing()) and 'make setup' in str(bags.missing())
         bags.library.cache_clear()
