@@ -109,6 +109,7 @@ class Patches:
             # Runs are agreed on; a GPU is grown into, and one process uses one.
             (session, '__init__', _with_own_gpu),
             (session, 'run', self._run),
+            (session, '_extend_graph', self._extend),
             (session, 'make_callable', sessions.make_callable),
             (session, 'partial_run_setup', sessions.partial_run_setup),
             (session, 'close', sessions.close),
@@ -150,9 +151,14 @@ class Patches:
 
     def _run(self, original: Any, session: Any, *args: Any, **kwargs: Any) -> Any:
         self._group(session.graph)
-        lookups_of(session.graph).run = session.graph.version + 1      # TensorFlow numbers operations from 2
         watch = Watch(self._option('plan') == 'quiet', profiler.of_options(self._option))
         return sessions.run(watch, original, session, *args, **kwargs)
+
+    def _extend(self, original: Any, session: Any) -> None:
+        """What every run of a session begins with, our own included: it takes no change of what it has seen by then."""
+        self._group(session.graph)
+        lookups_of(session.graph).run = session.graph.version + 1      # TensorFlow numbers operations from 2
+        original(session)
 
     def _group(self, graph: Any, ys: Any = None, xs: Any = ()) -> None:
         lookups = lookups_of(graph)
