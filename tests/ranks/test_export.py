@@ -170,7 +170,8 @@ def test_every_way_to_look_up_a_dynamic_table(strategy, folder, count):
                                        signature(strategy, lambda: dynamic_model()[:2]))
     got = served(path, feeds)
     for name in here:
-        np.testing.assert_array_equal(got[name], here[name], err_msg=name)
+        # Rounded otherwise: owners add up their parts of a sample (sok), and a group multiplies where TensorFlow divides.
+        np.testing.assert_allclose(got[name], here[name], rtol=1e-6, atol=1e-7, err_msg=name)
     assert served(path, {**feeds, 'p': np.zeros([0, 5])})['rows'].shape == (0, 5, 3)
     rows = values[np.array(numbers(asked))]
     want = {'rows': rows, 'gather': rows, 'int32': values[np.array(numbers(asked % 100))],
