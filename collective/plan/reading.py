@@ -112,6 +112,8 @@ def _level(graph: tf.Graph, op: tf.Operation) -> int:
 
 
 def _alone(graph: tf.Graph, reach: runs.Reach | None) -> Iterable[AlonePlan]:
+    if communication.size() == 1:       # nothing is exchanged
+        return
     lookups = lookups_of(graph)
     for written in lookups.written:
         if written.group is None:

@@ -58,7 +58,7 @@ class Lookups:
 
     def add(self, lookup: strategies.Lookup, out: tf.Tensor) -> None:
         """Notes that `lookup` was written, and is `out`."""
-        if communication.size() > 1 and not hasattr(out.graph, 'outer_graph'):
+        if not hasattr(out.graph, 'outer_graph'):
             self.written.append(Written(lookup, out.op, _alone(lookup, out)))
             self._ungrouped.append(self.written[-1])
 
@@ -120,6 +120,8 @@ def _inputs(lookup: strategies.Lookup) -> list[tf.Tensor]:
 
 
 def _alone(lookup: strategies.Lookup, out: tf.Tensor) -> str:
+    if communication.size() == 1:
+        return 'there is one rank'
     if lookup.bounds is None and lookup.table.rows is not None or out.op._get_control_flow_context() is not None:
         return 'it is in a branch or a loop'
     if lookup.table.dtype.base_dtype != tf.float32:
