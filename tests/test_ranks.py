@@ -24,14 +24,19 @@ def launch(ranks, *arguments, seed, examples=None, timeout=1500, backend='hb'):
     return done
 
 
-LONG = pytest.mark.long     # one rank exchanges nothing, and three take long: `make test` has one of them with each backend
+LONG = pytest.mark.long
+EVERYTHING = ('tests/ranks',)
+# What depends on how many ranks there are: three of them take long on two cores.
+CORE = tuple(f'tests/ranks/test_{name}.py' for name in (
+    'communication', 'tables', 'training', 'dynamic', 'checkpoint', 'evaluation', 'grouping', 'grouping_hard', 'sessions'))
 
 
-@pytest.mark.timeout(1600)
-@pytest.mark.parametrize('ranks,backend', [(1, 'hb'), (2, 'sok'), (3, 'hb'), pytest.param(2, 'hb', marks=LONG),
-                                           pytest.param(3, 'sok', marks=LONG), pytest.param(1, 'sok', marks=LONG)])
-def test_every_case_on_every_rank(ranks, backend):
-    done = launch(ranks, 'tests/ranks', seed=SEED, examples={1: 4, 2: 8, 3: 4}[ranks], backend=backend)
+@pytest.mark.timeout(1900)
+@pytest.mark.parametrize('ranks, backend, cases', [
+    (1, 'hb', EVERYTHING), (2, 'sok', EVERYTHING), (3, 'hb', CORE),
+    *(pytest.param(ranks, backend, EVERYTHING, marks=LONG) for ranks, backend in ((1, 'sok'), (2, 'hb'), (3, 'hb'), (3, 'sok')))])
+def test_every_case_on_every_rank(ranks, backend, cases):
+    done = launch(ranks, *cases, seed=SEED, examples={1: 4, 2: 8, 3: 3}[ranks], backend=backend, timeout=1800)
     assert done.returncode == 0, 'the output above names the case'
     assert ' passed' in done.stdout
 
