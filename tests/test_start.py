@@ -4,8 +4,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -19,10 +17,10 @@ def test_one_rank_without_the_launcher():
     assert done.stdout.split()[-3:] == ['0', '1', '0']
 
 
-@pytest.mark.parametrize('name, words', [('sok', "isn't there yet. Known: hb"), ('ps', 'no such backend. Known: hb')])
-def test_backends_are_named(name, words):
-    done = python('from collective import CollectiveStrategy; CollectiveStrategy()', COLLECTIVE_STRATEGY=name)
-    assert done.returncode == 1 and f'COLLECTIVE_STRATEGY={name}' in done.stdout and words in done.stdout
+def test_backends_are_named():
+    done = python('from collective import CollectiveStrategy; CollectiveStrategy()', COLLECTIVE_STRATEGY='ps')
+    assert done.returncode == 1 and 'COLLECTIVE_STRATEGY=ps' in done.stdout
+    assert 'no such backend. Known: hb, sok' in done.stdout
 
 
 def test_a_missing_horovod_is_named():
