@@ -75,8 +75,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add('--json', action='store_true', help='one last line for programs')
     scope = parser.add_argument_group("options of the library's scope(), of `step` alone; not given, they are scope()'s own")
     scope.add_argument('--grouping', choices=['on', 'off'])
-    for name in ('--wire-dtype', '--gradient-wire-dtype', '--dense-compression'):
+    for name in ('--wire-dtype', '--gradient-wire-dtype'):
         scope.add_argument(name, choices=['float16', 'bfloat16', 'float32'])
+    scope.add_argument('--dense-compression', choices=['none', 'fp16', 'bf16'])
     scope.add_argument('--local-steps', type=_count)
     scope.add_argument('--prefetch-keys', action='store_true', default=None)
     return parser.parse_args(arguments)

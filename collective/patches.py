@@ -32,6 +32,7 @@ from collective import accumulation, clipping, feature_column, gradients, metric
 from collective.checkpoint import restoring, saver, saving, warm_start
 from collective.ops import communication
 from collective.ops.exchange import Wire
+from collective.prefetch import choice as prefetch
 from collective.profiling import profiler
 from collective.ranks import clock, sessions
 from collective.tables import updates
@@ -151,14 +152,17 @@ class Patches:
 
     def _run(self, original: Any, session: Any, *args: Any, **kwargs: Any) -> Any:
         self._group(session.graph)
+        prefetch.settle(session.graph, self._option('prefetch_keys'))
         watch = Watch(self._option('plan') == 'quiet', profiler.of_options(self._option))
         return sessions.run(watch, original, session, *args, **kwargs)
 
     def _extend(self, original: Any, session: Any) -> None:
         """What every run of a session begins with, our own included: it takes no change of what it has seen by then."""
-        self._group(session.graph)
-        lookups_of(session.graph).run = session.graph.version + 1      # TensorFlow numbers operations from 2
+        if not prefetch.is_of_keys():       # which runs beside whoever adds something to the graph just now
+            self._group(session.graph)
+            prefetch.settle(session.graph, self._option('prefetch_keys'))
         original(session)
+        lookups_of(session.graph).run = session.graph.version + 1      # TensorFlow numbers operations from 2
 
     def _group(self, graph: Any, ys: Any = None, xs: Any = ()) -> None:
         lookups = lookups_of(graph)

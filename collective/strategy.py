@@ -35,7 +35,7 @@ DTYPES = (None, 'float32', 'float16', 'bfloat16')
 CHOICES: dict[str, tuple[Any, ...]] = {
     'embedding_gradients': ('mean', 'sum'), 'missing_slots': ('error', 'fresh'), 'grouping': (True, False),
     'wire_dtype': DTYPES, 'gradient_wire_dtype': DTYPES, 'plan': ('print', 'quiet'),
-    'dense_compression': ('none', 'fp16', 'bf16')}
+    'dense_compression': ('none', 'fp16', 'bf16'), 'prefetch_keys': (False, True)}
 
 
 class Scope:
@@ -55,7 +55,8 @@ class Scope:
 class _DataScope(Scope):
     OPTIONS: dict[str, Any] = {'embedding_gradients': 'mean', 'missing_slots': 'error', 'grouping': True, 'wire_dtype': None,
                                'gradient_wire_dtype': None, 'plan': 'print', 'profile': None, 'profile_steps': (11, 20),
-                               'profile_every': 0, 'local_steps': 1, 'dense_compression': 'none'}
+                               'profile_every': 0, 'local_steps': 1, 'dense_compression': 'none',
+                               'prefetch_keys': False}
 
 
 class _EmbeddingScope(Scope):
@@ -137,6 +138,11 @@ class CollectiveStrategy:
                 into the session starts anew. Optimizers that share gradients (clipped by one norm) are run together.
             dense_compression: 'fp16' or 'bf16': the type of 16 bits in which gradients of replicated variables travel, rounded
                 once on each way and added in float32; 'none' (default): exact. With 'fp16', one beyond 65504 is infinite.
+
+            prefetch_keys: whether the keys of a batch are de-duplicated and exchanged while the batch before computes. Default
+                False. Keys don't depend on weights: the numbers are the same. It is for models whose ids come from one tf.data
+                iterator; the plan says whether it is on, or why not. An iterator is then a batch ahead of training, and a run
+                that takes a batch without training ends with the first rank that has none.
 
         Raises:
             TypeError: an unknown option.

@@ -6,7 +6,7 @@ from typing import Any, Callable
 
 from collective.plan import reading
 from collective.profiling.profiler import Original, Profiler
-from collective.ranks.protocol import Run
+from collective.ranks.shared import Run
 
 
 @dataclasses.dataclass(frozen=True)

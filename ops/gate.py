@@ -60,21 +60,24 @@ class Gate:
 
     Attributes:
         level: 1 or higher.
+        channel: '' for level 1, and for others what distinguishes the names of their agreements.
         ticket: [4] int64, fed by whoever runs the graph: (1, number of the session, signature of the run, this rank's clock).
             Unfed, the gate refuses to open.
         zero: int32 scalar 0, which exists once the gate is open.
         start: sets `count` to 0, once in every session.
-        count: int64 scalar, the same for all gates of a graph: how often a run of the session has come as far as `counted`. It
-            tells whether a run that failed had started its collectives.
+        count: int64 scalar, the same for the gates of all levels of a graph: how often a run of the session has come as far as
+            `counted`. It tells whether a run that failed had started its collectives.
     """
 
-    def __init__(self, level: int):
+    def __init__(self, level: int, ahead: bool = False):
         self.level = level
-        with tf.init_scope(), tf.name_scope(f'collective/gate{level}/'), tf.device('/cpu:0'):
+        self.channel = '.ahead' if ahead else f'.level{level}' if level > 1 else ''
+        with tf.init_scope(), tf.name_scope(f'collective/gate{"_ahead" if ahead else level}/'), tf.device('/cpu:0'):
             self.ticket = tf.placeholder_with_default(tf.constant([0, 0, 0, 0], tf.int64), [4], 'ticket')
             self._tokens = tf.queue.FIFOQueue(1, [tf.int32], shapes=[[]], name='tokens')
             self.zero = tf.cond(tf.equal(self.ticket[0], 1), self._tokens.dequeue, _refuse, name='zero')
-            self._counter = tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=[], shared_name='collective/counter')
+            self._counter = tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=[],
+                                                   shared_name='collective/counter' + ('_ahead' if ahead else ''))
             self.start = tf.raw_ops.AssignVariableOp(resource=self._counter, value=tf.constant(0, tf.int64))
             self.count = tf.raw_ops.ReadVariableOp(resource=self._counter, dtype=tf.int64)
 
@@ -100,6 +103,7 @@ class GraphGates:
 
     Attributes:
         gates: one for each level, from 1.
+        ahead: that of keys which are exchanged a batch ahead, in runs of their own (see `collective.prefetch`); else None.
         checks: of the lookups whose ids the gates wait for.
         checked: the operations that check the ids of single lookups on the spot, with one rank.
         asked: by the names of the collectives that carry keys to their owners, what this rank puts in: a rank that is out of
@@ -108,6 +112,7 @@ class GraphGates:
 
     def __init__(self) -> None:
         self.gates: list[Gate] = []
+        self.ahead: Gate | None = None
         self.checks: list[Check] = []
         self.checked: list[tf.Operation] = []
         self.asked: dict[str, Asking] = {}
@@ -128,6 +133,12 @@ class GraphGates:
             self._levels.update(dict.fromkeys(_passes(self.gates[-1]), len(self.gates)))
         return self.gates[level - 1]
 
+    def open_ahead(self) -> Gate:
+        """Makes the gate of keys that are exchanged a batch ahead."""
+        self.ahead = Gate(1, ahead=True)
+        self.changed()
+        return self.ahead
+
     def level(self, op: tf.Operation) -> int:
         """The highest level of a gate upstream of `op`, 0 for none."""
         return _level(op, self._levels, {})
@@ -138,12 +149,15 @@ class GraphGates:
         Args:
             exchanges: by the operations that they are to provide, what each of them waits for.
         """
-        known = {op: gate.level for gate in self.gates for op in _passes(gate)}
+        known = self._passes()
         return [_level(op, known, exchanges) for op in exchanges]
 
     def changed(self) -> None:
         """Forgets levels: operations of the graph wait for something else now."""
-        self._levels = {op: gate.level for gate in self.gates for op in _passes(gate)}
+        self._levels = self._passes()
+
+    def _passes(self) -> dict[tf.Operation, int]:
+        return {op: gate.level for gate in filter(None, [*self.gates, self.ahead]) for op in _passes(gate)}
 
 
 def _passes(gate: Gate) -> list[tf.Operation]:

@@ -46,20 +46,26 @@ class Member:
         return [(x, np.empty(0, x.dtype.as_numpy_dtype)) for x in (self.ids, self.samples, self.weights) if x is not None]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Group:
     """An exchange that was built.
 
     Attributes:
         name: of its collectives.
+        level: of its gate.
         layout: what travels.
         members: its lookups.
-        pool: the operation whose outputs they are.
+        keys: the operations with which the exchange of keys ends.
+        pool: the operation whose outputs the members' are.
+        ahead: whether keys are exchanged in runs of their own, a batch ahead, for all members (see `collective.prefetch`).
     """
     name: str
+    level: int
     layout: Layout
     members: tuple[Member, ...]
+    keys: tuple[tf.Operation, ...]
     pool: tf.Operation
+    ahead: bool = False
 
 
 def exchange_together(backend: Backend, group: Sequence[Lookup], level: int, wire: exchange.Wire) -> Group:
@@ -83,9 +89,9 @@ def exchange_together(backend: Backend, group: Sequence[Lookup], level: int, wir
     weights = [None if x.sparse_weights is None else _open(tf.cast(x.sparse_weights.values, tf.float32), 'weights')
                for x in group]
     static = [i for i, lookup in enumerate(group) if lookup.bounds is not None]
-    if static:
-        gates.checks.append(gate.Check(name, tuple(group[i].table.op.name for i in static),
-                                       tuple(group[i].table.rows for i in static), bags.bounds([ids[i] for i in static])))
+    checks = [gate.Check(name, tuple(group[i].table.op.name for i in static), tuple(group[i].table.rows for i in static),
+                         bags.bounds([ids[i] for i in static]))] if static else []
+    gates.checks += checks
     asked = bags.ask(                                                                                           # 1
         ids, [x for x, by_owner in zip(samples, pooled) if by_owner and x is not None],
         [x for x, by_owner in zip(weights, pooled) if by_owner and x is not None],
@@ -112,8 +118,10 @@ def exchange_together(backend: Backend, group: Sequence[Lookup], level: int, wir
         pool_samples += [] if sample is None else [sample]
         pool_weights += [] if weight is None else [weight]
     outs = bags.pool(received, asked.positions, pool_samples, pool_weights, members)
-    built = Group(name, layout, tuple(Member(lookup, i, s, w, _shaped(out, lookup)) for lookup, i, s, w, out in zip(
-        group, ids, samples, weights, outs)), outs[0].op)
+    built = Group(
+        name, level, layout, tuple(Member(lookup, i, s, w, _shaped(out, lookup)) for lookup, i, s, w, out in zip(
+            group, ids, samples, weights, outs)),
+        (asked.message.op, message.op, heard.row_splits.op, *(check.bounds.op for check in checks)), outs[0].op)
     groups_of(outs[0].graph).append(built)
     return built
 

@@ -14,10 +14,11 @@ import tensorflow.compat.v1 as tf
 
 from collective.columns import imbalance
 from collective.ops import communication
-from collective.ops.gate import gates_of
+from collective.ops.gate import Gate, gates_of
 from collective.plan.description import AlonePlan, ExchangePlan, GroupPlan, Plan, SectionPlan, TablePlan
 from collective.plan.known import known
 from collective.plan.names import AGREEMENT, DENSE, GRADIENTS, KEYS, OTHER, PHASES, ROWS, short, split_name
+from collective.prefetch.cut import cut_of, run_of_keys
 from collective.ranks import agreement, runs
 from collective.replicated import shard_of
 from collective.strategies import Lookup
@@ -128,12 +129,15 @@ def _alone(graph: tf.Graph, reach: runs.Reach | None) -> Iterable[AlonePlan]:
 
 def _exchanges(graph: tf.Graph, reach: runs.Reach | None) -> Iterable[ExchangePlan]:
     """In the order of a step: the agreement, then by level and phase."""
-    operations = _whole(graph) if reach is None else reach.operations
     carriers = _carriers(graph, reach)
-    gates = gates_of(graph)
-    levels = [gate.level for gate in gates.gates] if reach is None else reach.levels(gates)
-    found = [ExchangePlan(agreement.NAME + ('' if level == 1 else f'.level{level}'), 'Allgather', AGREEMENT, '', level, 0, 0, 0,
-                          'int64', 8 * agreement.WIDTH, True) for level in levels]
+    gates, cut = gates_of(graph), cut_of(graph)
+    passed: list[Gate] = [gate for gate in gates.gates if reach is None or gate.zero.op in reach.operations]
+    operations = set(_whole(graph) if reach is None else reach.operations)
+    if cut is not None and cut.take in operations:      # its keys are exchanged in a run of their own
+        operations |= run_of_keys(cut).reach.operations
+        passed += filter(None, [gates.ahead])
+    found = [ExchangePlan(agreement.NAME + gate.channel, 'Allgather', AGREEMENT, '', gate.level, 0, 0, 0,
+                          'int64', 8 * agreement.WIDTH, True) for gate in passed]
     found += [_exchange(graph, op, carriers) for op in operations if communication.collective_name(op)]
     received = known(graph).received
     return [dataclasses.replace(x, received=received.get(x.name)) for x in sorted(
@@ -155,8 +159,8 @@ def _carriers(graph: tf.Graph, reach: runs.Reach | None) -> dict[str, tuple[Grou
     """What each name of a group, or of a lookup on its own, stands for, and the members that the run needs."""
     fed = set() if reach is None else {x.name for x, _ in reach.nothing}
     found: dict[str, tuple[Group | Written, list[Member]]] = {
-        short(group.name): (group, [m for m in group.members if reach is None or m.ids.op in reach.operations
-                                    and m.ids.name not in fed]) for group in groups_of(graph)}
+        short(group.name): (group, [m for m in group.members if reach is None or group.ahead or
+                                    m.ids.op in reach.operations and m.ids.name not in fed]) for group in groups_of(graph)}
     asked = {asking.keys.op: name for name, asking in gates_of(graph).asked.items()}
     for written in lookups_of(graph).written:
         if written.group is None:

@@ -22,7 +22,7 @@ from collective.profiling.counting import Counting
 from collective.profiling.phases import Phases
 from collective.profiling.summaries import Writer
 from collective.ranks import meeting
-from collective.ranks.protocol import Run
+from collective.ranks.shared import Run
 from collective.tables.lazy import run_here
 
 Original = Callable[..., Any]

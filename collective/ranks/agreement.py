@@ -22,6 +22,7 @@ from collective.ops.gate import Check, Gate
 RUNNING, INVALID, ENDED, LEFT, FAILED, IDLE = range(6)
 EVALUATING = 1                              # the check of a rank that is ENDED, and should have been IDLE
 NAME = communication.PREFIX + 'agreement'
+AHEAD = '.ahead'                            # the channel on which ranks agree on keys that are exchanged a batch ahead
 LOOKUPS = 1 << 24                           # more than a check has
 WIDTH = 6                                   # status, session, signature, number of the check, id, clock
 
@@ -59,17 +60,17 @@ class SideChannel:
     def __init__(self) -> None:
         with tf.Graph().as_default(), tf.device('/cpu:0'):
             self._header = tf.placeholder(tf.int64, [1, WIDTH])
-            self._headers = communication.allgather(self._header, NAME, 0)
+            self._headers = {channel: communication.allgather(self._header, NAME + channel, 0) for channel in ('', AHEAD)}
             self._text = tf.placeholder(tf.uint8, [None])
             self._size = tf.placeholder(tf.int32, [1])
             self._texts = communication.allgather(self._text, communication.PREFIX + 'texts', 0)
             self._sizes = communication.allgather(self._size, communication.PREFIX + 'text_sizes', 0)
             self._session = tf.Session(config=tf.ConfigProto(device_count={'GPU': 0}))
 
-    def headers(self, header: Header) -> list[Header]:
+    def headers(self, header: Header, channel: str = '') -> list[Header]:
         """Every rank's header; this one's is `header`. Meets both its like and the operation that a run carries."""
         row = np.array([dataclasses.astuple(header)], np.int64)
-        return as_headers(self._session.run(self._headers, {self._header: row}))
+        return as_headers(self._session.run(self._headers[channel], {self._header: row}))
 
     def texts(self, mine: dict[str, Any]) -> list[dict[str, Any]]:
         """Every rank's description of itself."""
@@ -84,7 +85,7 @@ def as_headers(rows: np.ndarray) -> list[Header]:
 
 
 def agree(gate: Gate, checks: Mapping[int, Check], after: Sequence[tf.Operation],
-          disagreed: Callable[[list[Header]], None], first: bool) -> tf.Tensor:
+          disagreed: Callable[[list[Header]], None], first: bool, opened: Callable[[], tf.Operation] = tf.no_op) -> tf.Tensor:
     """Exchanges headers within a run and opens `gate` if all ranks are well and run the same. A rank may be idle, if not all.
 
     Args:
@@ -93,11 +94,11 @@ def agree(gate: Gate, checks: Mapping[int, Check], after: Sequence[tf.Operation]
         after: operations that must have succeeded first: the sources of the run's data.
         disagreed: called with the headers if the gate stays closed; the run then fails.
         first: whether the run passes no other gate before.
+        opened: makes an operation that is to be executed when the gate is open.
 
     Returns:
         int64 scalar, rank 0's clock.
     """
-    level = '' if gate.level == 1 else f'.level{gate.level}'
     with gate.zero.graph.as_default(), tf.init_scope(), tf.device('/cpu:0'), tf.name_scope('collective/agreement'):
         status, check, worst = _first_invalid(checks)
         header = tf.stack([status, gate.ticket[1], gate.ticket[2], check, worst, gate.ticket[3]])
@@ -105,7 +106,7 @@ def agree(gate: Gate, checks: Mapping[int, Check], after: Sequence[tf.Operation]
         header.op._add_control_inputs(list(after))
         if first:
             header = gate.counted(header)
-        headers = communication.allgather(header[None], NAME + level, 0)
+        headers = communication.allgather(header[None], NAME + gate.channel, 0)
         running = tf.equal(headers[:, 0], RUNNING)
         well = tf.reduce_all(tf.logical_or(running, tf.equal(headers[:, 0], IDLE)))
         well = tf.logical_and(well, tf.reduce_all(tf.equal(headers[:, 1:3], headers[:1, 1:3])))
@@ -115,7 +116,7 @@ def agree(gate: Gate, checks: Mapping[int, Check], after: Sequence[tf.Operation]
             raise RuntimeError('the ranks do not agree on this run')
 
         def open_gate() -> tf.Tensor:
-            with tf.control_dependencies([gate.open()]):
+            with tf.control_dependencies([gate.open(), opened()]):
                 return tf.identity(headers[0, 5])
 
         def keep_closed() -> tf.Tensor:

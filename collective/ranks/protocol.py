@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import atexit
-import dataclasses
 import functools
 import hashlib
 import os
@@ -15,58 +14,13 @@ import tensorflow.compat.v1 as tf
 from collective.errors import RankError
 from collective.launch.board import Label, Phase
 from collective.ops import communication
-from collective.ops.gate import Check, Gate, gates_of
+from collective.ops.gate import gates_of
+from collective.prefetch import taking
 from collective.ranks import agreement, runs
 from collective.ranks.agreement import ENDED, FAILED, IDLE, LEFT, RUNNING, Header
 from collective.ranks.progress import Progress
+from collective.ranks.shared import Membership, Run
 from collective.replicated import is_replicated, make_equal
-
-
-@dataclasses.dataclass
-class Run:
-    """A way of running a graph, prepared once and used at every step.
-
-    Attributes:
-        reach: what it executes.
-        keep: the fetches themselves, so that their identities, by which a run is found again, stay theirs.
-        targets: what agrees beside the fetches, one per level; the first gives rank 0's clock.
-        answer: how a rank that is out of data takes part; None if it can't.
-        answering: what then agrees, one per level but the first.
-        repeatable: whether it can be tried again when ranks were found not to be ready: it has taken no data.
-        tickets: the gates' placeholders.
-        gate: the first of the gates that it passes, if any.
-        disagreement: the headers for which a gate stayed closed, set while it runs.
-        label: what the launcher is told of it.
-    """
-    reach: runs.Reach
-    keep: Any
-    targets: list[tf.Tensor] = dataclasses.field(default_factory=list)
-    answer: runs.Answer | None = None
-    answering: list[tf.Tensor] = dataclasses.field(default_factory=list)
-    repeatable: bool = True
-    tickets: list[tf.Tensor] = dataclasses.field(default_factory=list)
-    gate: Gate | None = None
-    disagreement: list[Header] | None = None
-    label: Label | None = None
-
-
-class Membership:
-    """This rank's part in a session that all ranks have.
-
-    Attributes:
-        number: counts the sessions that ranks share; the same on every rank.
-        checks: those of the session's graph.
-        evaluation: the signature of the last run if that was an evaluation.
-        over: why nothing can be run in it any more, once a peer or this rank has left.
-        count: of the runs that came as far as the agreement; None before the first.
-    """
-
-    def __init__(self, number: int, checks: list[Check]):
-        self.number = number
-        self.checks = checks
-        self.count: int | None = None
-        self.evaluation: int | None = None
-        self.over: BaseException | None = None
 
 
 class Protocol:
@@ -93,6 +47,7 @@ class Protocol:
     # -- one run ----------------------------------------------------------------------------------------------------------
 
     def run(self, original: Any, session: Any, run: Run, fetches: Any, feeds: Any, options: Any, metadata: Any) -> Any:
+        """TensorFlow's `original(session, fetches, feeds, options, metadata)`, on all ranks or on none."""
         with self._one_at_a_time, self.progress:
             return self._run(original, session, run, fetches, feeds, options, metadata)
 
@@ -115,6 +70,8 @@ class Protocol:
             member.count = 0
         if run.gate is not None and not run.repeatable and member.evaluation not in (None, run.reach.signature):
             self.wait_for_the_idle(member, run, doing)
+        if run.cut is not None:
+            feeds = {**(feeds or {}), **taking.take(self, session, member, run, feeds or {}, doing)}
         ticket = [1, member.number, run.reach.signature, agreement.now()]
         feeds = {**(feeds or {}), **{placeholder.name: ticket for placeholder in run.tickets}}
         out = None
@@ -126,11 +83,15 @@ class Protocol:
             except tf.errors.OpError as error:
                 started = self.has_started(original, session, member, run)
                 self.progress.passed += started
+                if run.cut is not None and (run.disagreement is not None or not started):
+                    member.ahead.stop()
                 if run.repeatable and _peers_are_idle_elsewhere(run.disagreement or [], run):
                     continue
                 answer = functools.partial(self.answer, original, session, run, feeds)
                 raise self.after(error, started, member, run, doing, answer) from None
             except Exception as error:          # TensorFlow never started it: a feed of a wrong shape, say
+                if run.cut is not None:
+                    member.ahead.stop()
                 self.failure = (member, f'failed with {type(error).__name__}: {error}')
                 raise
         if run.targets:
@@ -243,6 +204,12 @@ class Protocol:
             self.settle(Header(RUNNING, member.number, signature), member, None, doing)
             return self.channel.texts(mine)
 
+    def restart(self, session: Any) -> None:
+        """Before an iterator of `session` starts anew."""
+        if session in self.members:
+            with self._one_at_a_time, self.progress.does('starts an iterator anew'):
+                taking.restart(self, self.members[session])
+
     # -- coming and going ---------------------------------------------------------------------------------------------------
 
     def member(self, session: Any) -> Membership:
@@ -259,6 +226,9 @@ class Protocol:
         member = self.members.pop(session, None)
         if member is None or member.over is not None or self.broken:
             return
+        with self._one_at_a_time, self.progress.does('leaves its session'):
+            if taking.leave(self, member):
+                return
         if error is not None and not _is_end(error):
             # Most likely the end of this program. Should it go on, the peers hear of it when they next wait for this rank.
             self.failure = self.failure or (member, f'left its session with {type(error).__name__}: {error}')

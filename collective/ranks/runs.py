@@ -123,7 +123,7 @@ def reach(graph: tf.Graph, fetches: Iterable[Any], fed: Iterable[Any]) -> Reach:
     Raises:
         Exception: whatever TensorFlow raises for something that isn't in the graph.
     """
-    given: set[str] = {name for leaf in fed for name in _tensor_names(leaf)}
+    given: set[str] = {name for leaf in fed for name in tensor_names(leaf)}
     stack: list[tf.Operation] = []
     for leaf in fetches:
         element = graph.as_graph_element(leaf, allow_tensor=True, allow_operation=True)
@@ -131,7 +131,7 @@ def reach(graph: tf.Graph, fetches: Iterable[Any], fed: Iterable[Any]) -> Reach:
             stack.append(element)
         elif element.name not in given:
             stack.append(element.op)
-    seen, nothing = needed(stack, given, groups_of(graph))
+    seen, nothing = needed(stack, given, [group for group in groups_of(graph) if not group.ahead])
     initialized = tuple(v for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES) if v.initializer in seen)
     shared = [communication.collective_name(op) or '' for op in seen] + [f'initialize {v.name}' for v in initialized]
     absent = {x.name for x, _ in nothing}
@@ -186,7 +186,7 @@ def _has_inside(graph: tf.Graph, op: tf.Operation, types: re.Pattern[str]) -> bo
     return False
 
 
-def _tensor_names(leaf: Any) -> Sequence[str]:
+def tensor_names(leaf: Any) -> Sequence[str]:
     if isinstance(leaf, str):
         return [leaf if ':' in leaf else leaf + ':0']
     if isinstance(leaf, (tf.SparseTensor, tf.IndexedSlices)):

@@ -5,15 +5,17 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
+from tensorflow.python.client import session as session_lib
 
 from collective.ops import communication, training
 from collective.ops.gate import gates_of
+from collective.prefetch.cut import Cut, cut_of, follow
 from collective.ranks import agreement, protocol, runs
 from collective.ranks.agreement import Header
-from collective.ranks.protocol import Run
+from collective.ranks.shared import Run
 from collective.replicated import is_replicated, make_equal
 from collective.strategies.together import groups_of
 from collective.tables.table import Table
@@ -26,6 +28,12 @@ def run(watch: Watch, original: Any, session: Any, fetches: Any, feed_dict: Any 
     flag = training.existing(session.graph)
     if communication.size() == 1 and flag is None and watch.profiler is None:
         return original(session, fetches, feed_dict, options, run_metadata)
+    cut = cut_of(session.graph)
+    if cut is not None:
+        behind = _behind(cut, fetches)
+        if behind is not None:
+            values = run(watch, original, session, behind.fetches, feed_dict, options, run_metadata)
+            return behind.mapper.build_results(values)
     prepared = _prepare(session, fetches, feed_dict)
     if flag is not None and prepared is not None and prepared.reach.trains:
         feed_dict = {**(feed_dict or {}), flag.name: True}
@@ -38,7 +46,9 @@ def run(watch: Watch, original: Any, session: Any, fetches: Any, feed_dict: Any 
         if prepared is not None and prepared.reach.initialized:
             session.__dict__.setdefault('_collective_unequal', {}).update({v.name: v for v in prepared.reach.initialized})
         return original(session, fetches, feed_dict, options, run_metadata)
-    if prepared is None or not (prepared.targets or prepared.reach.initialized):
+    if prepared is not None and cut is not None and cut.restarts(prepared.reach.operations):
+        protocol.of_process().restart(session)
+    if prepared is None or not (prepared.targets or prepared.reach.initialized or prepared.cut):
         return original(session, fetches, feed_dict, options, run_metadata)
     if prepared.reach.nothing:
         feed_dict = {**(feed_dict or {}), **{x.name: nothing for x, nothing in prepared.reach.nothing}}
@@ -46,6 +56,25 @@ def run(watch: Watch, original: Any, session: Any, fetches: Any, feed_dict: Any 
     def run_together(original: Any) -> Any:
         return protocol.of_process().run(original, session, prepared, fetches, feed_dict, options, run_metadata)
     return watch(original, session, prepared, run_together)
+
+
+class _Behind(NamedTuple):
+    """Fetches of a script of which some are known behind a cut (see `collective.prefetch`)."""
+    mapper: Any
+    fetches: list[Any]
+
+
+def _behind(cut: Cut, fetches: Any) -> _Behind | None:
+    """The fetches to run in the place of `fetches`; None if these can be run as they are, or not at all."""
+    follow(cut)
+    with cut.graph.as_default():
+        try:
+            mapper = session_lib._FetchMapper.for_fetch(fetches)
+            wanted = mapper.unique_fetches()
+            behind = [cut.stand_in(leaf) for leaf in wanted]
+        except (TypeError, ValueError, KeyError):       # TensorFlow refuses them
+            return None
+    return _Behind(mapper, behind) if any(x is not y for x, y in zip(behind, wanted)) else None
 
 
 def make_callable(original: Any, session: Any, fetches: Any, feed_list: Any = None, accept_options: bool = False) -> Any:
@@ -129,7 +158,10 @@ def _identity(leaf: Any) -> Any:
 
 def _plan(graph: tf.Graph, reach: runs.Reach, keep: Any) -> Run:
     gates = gates_of(graph)
-    out = Run(reach, keep)
+    out, cut = Run(reach, keep), cut_of(graph)
+    release = tf.no_op
+    if cut is not None and cut.take in reach.operations:
+        out.cut, release = cut, cut.release
 
     def disagreed(headers: list[Header]) -> None:
         out.disagreement = headers
@@ -143,7 +175,8 @@ def _plan(graph: tf.Graph, reach: runs.Reach, keep: Any) -> Run:
             after = reach.sources(gates) if first else reach.exchanged_below(gates, level)
             out.repeatable = out.repeatable and not (first and after)
             numbered = {gates.checks.index(check): check for check in checks}
-            out.targets.append(agreement.agree(gates.gates[level - 1], numbered, after, disagreed, first))
+            out.targets.append(agreement.agree(gates.gates[level - 1], numbered, after, disagreed, first,
+                                              release if first else tf.no_op))
             out.tickets.append(gates.gates[level - 1].ticket)
             out.gate = out.gate or gates.gates[level - 1]
         out.answer = reach.answer(gates) if communication.size() > 1 else None

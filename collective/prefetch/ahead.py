@@ -1,0 +1,146 @@
+"""The runs of keys of one session: each beside the run of the script before it, on a thread of its own.
+
+    script      run of batch i            run of batch i + 1
+    keys        ·  keys of batch i + 1    ·  keys of batch i + 2
+                ▲ begin when the ranks have agreed on the run beside them
+
+So every rank has started the same runs of keys, and all of them come to their end. What one learns, that the data end, say, or
+that an id is outside its table, all ranks learn in it, and it is raised by the run that would have used its batch.
+"""
+from __future__ import annotations
+
+import dataclasses
+import threading
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+from tensorflow.python.client import session as session_lib
+
+from collective.prefetch.cut import Cut, run_of_keys
+from collective.ranks.agreement import AHEAD, ENDED, FAILED, Header, SideChannel, now
+from collective.ranks.shared import Run
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a run of keys ended, if not well.
+
+    Attributes:
+        headers: what the ranks said of themselves; None if they didn't disagree.
+        error: what this rank's run failed with; None if the headers say it all.
+        started: whether it failed among the collectives, which leaves the peers waiting.
+    """
+    headers: list[Header] | None
+    error: Exception | None = None
+    started: bool = False
+
+
+class Ahead:
+    """Those of one session.
+
+    Attributes:
+        staged: the number of the batch that the next run takes; None if there is none.
+
+    Args:
+        session: the session.
+        number: of the session, alike on every rank.
+        channel: the way to the peers outside of runs.
+        cut: through the session's graph.
+    """
+
+    def __init__(self, session: Any, number: int, channel: SideChannel, cut: Cut):
+        self._session, self._number, self._channel, self.cut = session, number, channel, cut
+        self._batches = self._count = 0
+        self._thread: threading.Thread | None = None
+        self._outcome: Outcome | None = None
+        self._stopped = False
+        self.staged: int | None = None
+        gate = self.run.gate
+        assert gate is not None
+        self._run(gate.start)
+
+    def _run(self, fetches: Any, feeds: dict[Any, Any] | None = None) -> Any:
+        run = session_lib.BaseSession.run
+        return getattr(run, '__wrapped__', run)(self._session, fetches, feeds)      # TensorFlow's own
+
+    @property
+    def run(self) -> Run:
+        """Of keys that come from the iterator."""
+        return run_of_keys(self.cut)
+
+    def exchange(self, run: Run, feeds: dict[Any, Any]) -> tuple[int, Outcome | None]:
+        """Executes `run`, of keys, fed with `feeds`: (the number of the batch that it has staged, how it failed)."""
+        self._batches += 1
+        return self._batches, self._exchange(run, self._batches, {**feeds, self.cut.wait.name: 1})
+
+    def start(self) -> None:
+        """Starts a run of keys, which waits for the agreement on the run beside it."""
+        self._batches += 1
+        run, batch, self._stopped = self.run, self._batches, False
+
+        def work() -> None:
+            _threads.of_keys = True
+            try:
+                self._outcome = self._exchange(run, batch, {})
+            except Exception as error:      # the session was closed meanwhile
+                self._outcome = Outcome(None, error, started=True)
+            self.staged = batch if self._outcome is None and not self._stopped else None
+
+        self._thread = threading.Thread(target=work, name='collective keys', daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the run of keys that waits for an agreement which didn't come about."""
+        if self._thread is not None:
+            self._stopped = True
+            self._run(self.cut.refuse)
+            self.join()
+
+    def join(self) -> None:
+        """Waits for the run of keys, if there is one."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def outcome(self) -> Outcome | None:
+        """How the last run of keys failed; told once."""
+        outcome, self._outcome = self._outcome, None
+        return outcome
+
+    def drop(self) -> Outcome | None:
+        """Forgets what was taken ahead, once that has come to its end."""
+        self.join()
+        self.staged = None
+        self._run(self.cut.forget)
+        return self.outcome()
+
+    def _exchange(self, run: Run, batch: int, feeds: dict[Any, Any]) -> Outcome | None:
+        signature = run.reach.signature
+        feeds = {**feeds, self.cut.number.name: batch, run.tickets[0].name: [1, self._number, signature, now()]}
+        try:
+            self._run([self.cut.stage, run.targets], feeds)
+            self._count += 1
+            return None
+        except tf.errors.OpError as error:
+            if self._stopped:
+                return None
+            headers, run.disagreement = run.disagreement, None
+            if headers is not None:
+                self._count += 1
+                return Outcome(headers)
+            assert run.gate is not None
+            before, self._count = self._count, int(self._run(run.gate.count))
+            if self._count != before:
+                return Outcome(None, error, started=True)
+            status = ENDED if isinstance(error, tf.errors.OutOfRangeError) else FAILED
+            return Outcome(self._channel.headers(Header(status, self._number, signature), AHEAD), error)
+        except Exception as error:      # a feed of a wrong shape, say: TensorFlow never started it
+            return Outcome(self._channel.headers(Header(FAILED, self._number, signature), AHEAD), error)
+
+
+def is_of_keys() -> bool:
+    """Whether the thread that asks executes a run of keys: it changes nothing of the graph."""
+    return getattr(_threads, 'of_keys', False)
+
+
+_threads = threading.local()

@@ -1,0 +1,63 @@
+"""What a rank keeps of the runs and the sessions that all ranks share."""
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from collective.launch.board import Label
+from collective.ops.gate import Check, Gate
+from collective.ranks import runs
+from collective.ranks.agreement import Header
+
+
+@dataclasses.dataclass
+class Run:
+    """A way of running a graph, prepared once and used at every step.
+
+    Attributes:
+        reach: what it executes.
+        keep: the fetches themselves, so that their identities, by which a run is found again, stay theirs.
+        targets: what agrees beside the fetches, one per level; the first gives rank 0's clock.
+        answer: how a rank that is out of data takes part; None if it can't.
+        answering: what then agrees, one per level but the first.
+        repeatable: whether it can be tried again when ranks were found not to be ready: it has taken no data.
+        tickets: the gates' placeholders.
+        gate: the first of the gates that it passes, if any.
+        disagreement: the headers for which a gate stayed closed, set while it runs.
+        label: what the launcher is told of it.
+        cut: through its graph, if it takes a batch whose keys are exchanged ahead.
+    """
+    reach: runs.Reach
+    keep: Any
+    targets: list[tf.Tensor] = dataclasses.field(default_factory=list)
+    answer: runs.Answer | None = None
+    answering: list[tf.Tensor] = dataclasses.field(default_factory=list)
+    repeatable: bool = True
+    tickets: list[tf.Tensor] = dataclasses.field(default_factory=list)
+    gate: Gate | None = None
+    disagreement: list[Header] | None = None
+    label: Label | None = None
+    cut: Any = None
+
+
+class Membership:
+    """This rank's part in a session that all ranks have.
+
+    Attributes:
+        number: counts the sessions that ranks share; the same on every rank.
+        checks: those of the session's graph.
+        evaluation: the signature of the last run if that was an evaluation.
+        over: why nothing can be run in it any more, once a peer or this rank has left.
+        count: of the runs that came as far as the agreement; None before the first.
+        ahead: its runs of keys, if there are any.
+    """
+
+    def __init__(self, number: int, checks: list[Check]):
+        self.number = number
+        self.checks = checks
+        self.count: int | None = None
+        self.evaluation: int | None = None
+        self.over: BaseException | None = None
+        self.ahead: Any = None

@@ -1,0 +1,355 @@
+"""scope(prefetch_keys=True) changes no number, bit for bit, and no end: beside the same runs without it."""
+import contextlib
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import collective
+from collective import RankError
+from collective.prefetch.cut import cut_of
+from tests.ranks import reference
+
+V, D, B = 40, 3, 8
+
+
+def batches(rank, count, bad=None):
+    """Batches of this rank: plain ids; ragged ones with weights, some samples empty; a feature, a text and a label."""
+    for i in range(count):
+        rng = np.random.default_rng([5, rank, i])
+        length = rng.integers(0, 4, B)
+        places = np.array([(s, j) for s in range(B) for j in range(length[s])], np.int64).reshape(-1, 2)
+        ids = rng.integers(0, V, B)
+        if i == bad:
+            ids[3] = V + 7
+        yield {'ids': ids, 'places': places, 'values': rng.integers(0, V, len(places)),
+               'weights': rng.uniform(0.5, 2, len(places)).astype(np.float32), 'x': rng.normal(size=(B, 2)).astype(np.float32),
+               'text': np.array([b'label %d' % rng.integers(9) for _ in range(B)]),
+               'y': rng.integers(0, 2, (B, 1)).astype(np.float32)}
+
+
+def dataset(rank, count, bad=None, taken=None):
+    def generate():
+        for batch in batches(rank, count, bad):
+            if taken is not None:
+                taken.append(1)
+            yield batch
+    some = next(batches(0, 1))
+    return tf.data.Dataset.from_generator(
+        generate, {name: tf.as_dtype(value.dtype if value.dtype.kind != 'S' else tf.string) for name, value in some.items()},
+        {name: [None, 2] if name == 'places' else [None] if name in ('values', 'weights') else value.shape
+         for name, value in some.items()})
+
+
+def model(strategy, batch, dynamic=False, optimizer=None, random=False):
+    """Four lookups and a dense layer; if it is `random`, a shift of ids and dropout, too.
+
+    (Whether these draw numbers in a run that is refused is a matter of chance, with keys ahead or without.)
+    """
+    tf.set_random_seed(7)
+    with strategy.embedding_scope():
+        if dynamic:
+            t = collective.get_embedding_variable('t', D, initializer=tf.constant_initializer(0.5))
+        else:
+            t = reference.table('t', V, D)
+        u = reference.table('u', V, 2)
+    shift = tf.random.uniform([], 0, V, tf.int64, seed=3) if random else tf.constant(5, tf.int64)
+    sparse, weights = (tf.SparseTensor(batch['places'], batch[name], [B, 4]) for name in ('values', 'weights'))
+    wide = tf.concat([
+        batch['x'], tf.nn.embedding_lookup(t, batch['ids']), tf.nn.embedding_lookup(u, (batch['ids'] + shift) % V),
+        tf.nn.safe_embedding_lookup_sparse(t, sparse, weights, combiner='mean'),
+        tf.nn.safe_embedding_lookup_sparse(u, sparse, combiner='sum')], 1)
+    wide = tf.nn.dropout(wide, rate=0.2, seed=5) if random else wide
+    logits = tf.layers.dense(wide, 1, kernel_initializer=tf.ones_initializer())
+    loss = tf.losses.sigmoid_cross_entropy(batch['y'], logits) + tf.cast(shift, tf.float32)
+    step = tf.train.get_or_create_global_step()
+    train = (optimizer or tf.train.AdagradOptimizer(0.1)).minimize(loss, step)
+    rows = [tf.nn.embedding_lookup(t, tf.range(V, dtype=tf.int64)), tf.nn.embedding_lookup(u, tf.range(V))]
+    return {'train': train, 'loss': loss, 'rows': rows, 'logits': logits, 'step': step}
+
+
+def note():
+    return collective.CollectiveStrategy().plan().notes['prefetch_keys']
+
+
+def expects(size, start):
+    assert note().startswith(start if size > 1 else 'off: there is one rank'), note()
+
+
+@pytest.mark.parametrize('how, counts', [
+    ('static', (4, 4, 4, 4)), ('static', (2, 0, 3, 3)), ('dynamic', (5, 3, 6, 4)), ('local_steps', (4, 6, 5, 6)),
+    ('wire', (5, 3, 6, 4)), ('adam', (4, 4, 4, 4))])
+def test_the_same_numbers_and_the_same_end(strategy, rank, size, how, counts):
+    options = {'local_steps': {'local_steps': 2}, 'wire': {'wire_dtype': tf.bfloat16}}.get(how, {})
+    optimizer = tf.train.AdamOptimizer if how == 'adam' else tf.train.AdagradOptimizer
+
+    def run(ahead):
+        with strategy.scope(prefetch_keys=ahead, plan='quiet', **options), tf.Graph().as_default():
+            batch = tf.data.make_one_shot_iterator(dataset(rank, counts[rank])).get_next()
+            fetches = model(strategy, batch, how == 'dynamic', optimizer(0.1), random=True)
+            out, rows = [], []
+
+            class Last(tf.train.SessionRunHook):
+                def end(self, session):
+                    rows.extend(session.run(fetches['rows']))
+
+            with tf.train.MonitoredTrainingSession('', hooks=[Last()]) as session:
+                while not session.should_stop():
+                    out.append(session.run({name: fetches[name] for name in ('loss', 'logits', 'train')}))
+            if ahead:
+                expects(size, 'on: ')
+        return out, rows
+
+    (want, want_rows), (got, got_rows) = run(False), run(True)
+    assert len(got) == len(want) == min(counts[:size])
+    for a, b in zip(got, want):
+        assert a['loss'] == b['loss'] and np.array_equal(a['logits'], b['logits'])
+    assert all(map(np.array_equal, got_rows, want_rows))
+
+
+def test_the_next_batch_is_taken_while_this_one_computes(strategy, rank, size):
+    """Closing the session waits for the keys of the batch that nobody takes."""
+    def run(ahead):
+        taken = []
+        with strategy.scope(prefetch_keys=ahead, plan='quiet'), tf.Graph().as_default():
+            fetches = model(strategy, tf.data.make_one_shot_iterator(dataset(rank, 9, taken=taken)).get_next())
+            with tf.train.MonitoredTrainingSession('') as session:
+                for _ in range(3):
+                    session.run(fetches['train'])
+        return len(taken)
+
+    assert run(True) == run(False) + (size > 1)
+
+
+def test_what_a_script_fetches_of_a_batch_is_of_the_batch_it_trains_on(strategy, rank, size):
+    with strategy.scope(prefetch_keys=True, plan='quiet'), tf.Graph().as_default():
+        batch = tf.data.make_one_shot_iterator(dataset(rank, 5)).get_next()
+        fetches = model(strategy, batch)
+        with tf.train.MonitoredTrainingSession('') as session:
+            for want in batches(rank, 5):
+                got = session.run({'batch': batch, 'train': fetches['train'], 'op': batch['x'].op, 'name': batch['y'].name,
+                                   'sparse': tf.SparseTensorValue(batch['places'], batch['values'], batch['y'])})
+                assert got['op'] is None and got['train'] is None
+                for name, value in want.items():
+                    assert np.array_equal(got['batch'][name], value), name
+                assert np.array_equal(got['name'], want['y'])
+                assert np.array_equal(got['sparse'].values, want['values'])
+            with pytest.raises(tf.errors.OutOfRangeError):
+                session.run(batch['x'])
+
+
+def test_a_batch_that_is_fed(strategy, rank, size):
+    """It comes between those of the iterator, as it does without."""
+    def run(ahead):
+        with strategy.scope(prefetch_keys=ahead, plan='quiet'), tf.Graph().as_default():
+            batch = tf.data.make_one_shot_iterator(dataset(rank, 5)).get_next()
+            fetches = model(strategy, batch)
+            other = next(batches(rank + 10, 1))
+            losses = []
+            with tf.Session() as session:
+                session.run(tf.global_variables_initializer())
+                for i in range(7):
+                    feed = {batch[name]: other[name] for name in other} if i in (0, 3) else {}
+                    losses.append(session.run([fetches['loss'], fetches['train']], feed)[0])
+                if ahead and size > 1:
+                    with pytest.raises(ValueError, match='Feed all that the model takes of the batch'):
+                        session.run(fetches['train'], {batch['ids']: other['ids']})
+                with pytest.raises(tf.errors.OutOfRangeError):
+                    session.run(fetches['train'])
+                losses.append(session.run(fetches['rows']))
+        return losses
+
+    for a, b in zip(run(True), run(False)):
+        assert all(map(np.array_equal, a, b)) if isinstance(a, list) else a == b
+
+
+def test_an_iterator_that_starts_anew(strategy, rank, size):
+    """In the middle, and at the end of the data, which ranks have different amounts of."""
+    def run(ahead):
+        with strategy.scope(prefetch_keys=ahead, plan='quiet'), tf.Graph().as_default():
+            iterator = tf.data.make_initializable_iterator(dataset(rank, 3 + rank))
+            fetches = model(strategy, iterator.get_next())
+            losses = []
+            with tf.Session() as session:
+                session.run(tf.global_variables_initializer())
+                for steps in (1, 2, 9, 9):
+                    session.run(iterator.initializer)
+                    try:
+                        for _ in range(steps):
+                            losses.append(session.run([fetches['loss'], fetches['train']])[0])
+                    except tf.errors.OutOfRangeError:
+                        losses.append(None)
+        return losses
+
+    want = run(False)
+    assert run(True) == want and want.count(None) == 2
+
+
+def test_an_iterator_that_starts_anew_on_one_rank_only(strategy, rank, size):
+    """Its rank has no keys, the others have: an error on all, no hang."""
+    if size == 1:
+        return      # there are no others
+    with strategy.scope(prefetch_keys=True, plan='quiet'), tf.Graph().as_default():
+        iterator = tf.data.make_initializable_iterator(dataset(rank, 9))
+        fetches = model(strategy, iterator.get_next())
+        with tf.Session() as session:
+            session.run([tf.global_variables_initializer(), iterator.initializer])
+            session.run(fetches['train'])
+            if rank == 0:
+                session.run(iterator.initializer)
+            with pytest.raises(RankError, match='do not run the same'):
+                session.run(fetches['train'])
+
+
+@pytest.mark.parametrize('at', [0, 2])
+def test_an_invalid_id_is_an_error_of_its_own_batch(strategy, rank, size, at):
+    """On one rank, and on all at the same step; training may go on behind it."""
+    def run(ahead):
+        with strategy.scope(prefetch_keys=ahead, plan='quiet'), tf.Graph().as_default():
+            batch = tf.data.make_one_shot_iterator(dataset(rank, 5, bad=at if rank == size - 1 else None)).get_next()
+            fetches = model(strategy, batch)
+            losses = []
+            with tf.Session() as session:
+                session.run(tf.global_variables_initializer())
+                for i in range(5):
+                    if i == at:
+                        with pytest.raises(tf.errors.InvalidArgumentError, match=rf"table 't': id {V + 7} .*{V}"):
+                            session.run(fetches['train'])
+                    else:
+                        losses.append(session.run([fetches['loss'], fetches['train']])[0])
+                losses += [float(rows.sum()) for rows in session.run(fetches['rows'])]
+        return losses
+
+    assert run(True) == run(False)
+
+
+def test_a_rank_that_leaves_early(strategy, rank, size):
+    with strategy.scope(prefetch_keys=True, plan='quiet'), tf.Graph().as_default():
+        fetches = model(strategy, tf.data.make_one_shot_iterator(dataset(rank, 9)).get_next())
+        done = 0
+        with tf.train.MonitoredTrainingSession('') as session:
+            while not session.should_stop() and not (rank == size - 1 and done == 3):
+                session.run(fetches['train'])
+                done += 1
+        assert done == 3
+
+
+def test_a_rank_that_survives_its_failure(strategy, rank, size):
+    """Its peers hear of it when it next waits for them; the session after is as ever."""
+    for attempt in range(2):
+        with strategy.scope(prefetch_keys=True, plan='quiet'), tf.Graph().as_default():
+            fetches = model(strategy, tf.data.make_one_shot_iterator(dataset(rank, 9)).get_next())
+            with contextlib.nullcontext() if attempt else pytest.raises((KeyError, RankError)):
+                with tf.train.MonitoredTrainingSession('') as session:
+                    session.run(fetches['train'])
+                    if not attempt and rank == size - 1:
+                        raise KeyError('mine')
+                    session.run(fetches['train'])
+
+
+def test_input_that_fails_on_one_rank(strategy, rank, size):
+    """The rank gets its own error, the others one that names it; nobody hangs."""
+    def checked(x):
+        if rank == size - 1 and checked.calls == 2:
+            raise ValueError('a broken record')
+        checked.calls += 1
+        return x
+    checked.calls = 0
+
+    with strategy.scope(prefetch_keys=True, plan='quiet'), tf.Graph().as_default():
+        batch = tf.data.make_one_shot_iterator(dataset(rank, 9)).get_next()
+        batch['ids'] = tf.ensure_shape(tf.numpy_function(checked, [batch['ids']], tf.int64), [B])
+        fetches = model(strategy, batch)
+        expected = tf.errors.OpError if rank == size - 1 else RankError
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            for _ in range(2):
+                session.run(fetches['train'])
+            with pytest.raises(expected, match='a broken record'):
+                session.run(fetches['train'])
+
+
+def test_runs_of_something_else_in_between(strategy, rank, size):
+    """Evaluation with data of its own, unequal ones, while keys of the next batch are under way; saving."""
+    def run(ahead):
+        with strategy.scope(prefetch_keys=ahead, plan='quiet'), tf.Graph().as_default():
+            batch = tf.data.make_one_shot_iterator(dataset(rank, 6)).get_next()
+            fetches = model(strategy, batch)
+            with tf.variable_scope('', reuse=True), strategy.embedding_scope():
+                again = tf.get_variable('t', [V, D])
+            held_out = tf.data.make_initializable_iterator(tf.data.Dataset.range(2 + rank).batch(1))
+            score = tf.reduce_sum(tf.nn.embedding_lookup(again, held_out.get_next()))
+            out = []
+            with tf.Session() as session:
+                session.run(tf.global_variables_initializer())
+                for _ in range(3):
+                    out += [session.run([fetches['loss'], fetches['train']])[0] for _ in range(2)]
+                    session.run(held_out.initializer)
+                    try:
+                        while True:
+                            out.append(session.run(score))
+                    except tf.errors.OutOfRangeError:
+                        out.append(None)
+            if ahead:
+                expects(size, 'on: ')
+        return out
+
+    assert run(True) == run(False)
+
+
+@pytest.mark.parametrize('why', [
+    'placeholder', 'several', 'variable', 'constant', 'queue', 'ungrouped', 'early', 'cond', 'nothing'])
+def test_where_it_is_off_the_plan_says_why(strategy, rank, size, why):
+    with strategy.scope(prefetch_keys=True, plan='quiet', grouping=why != 'ungrouped'), tf.Graph().as_default():
+        batch = tf.data.make_one_shot_iterator(dataset(rank, 2)).get_next()
+        other = tf.data.make_one_shot_iterator(dataset(rank, 2)).get_next()
+        feed, ids = {}, batch['ids']
+        if why == 'placeholder':
+            ids = tf.placeholder(tf.int64, [B], 'which')
+            feed = {ids: np.zeros(B, np.int64)}
+        elif why == 'several':
+            ids = other['ids']
+        elif why == 'variable':
+            counter = tf.get_variable('counter', [], tf.int64, tf.zeros_initializer(), trainable=False)
+            ids = (ids + counter) % V
+        elif why == 'queue':
+            queue = tf.queue.FIFOQueue(9, [tf.int64], [[B]])
+            ids = queue.dequeue()
+            fill = queue.enqueue_many(np.zeros([2, B], np.int64))
+        elif why == 'cond':
+            tf.disable_control_flow_v2()
+            try:
+                ids = tf.cond(tf.reduce_sum(ids) > 0, lambda: ids, lambda: ids + 1)
+            finally:
+                tf.enable_control_flow_v2()
+        elif why == 'early':
+            with tf.Session() as session:
+                session.run(tf.constant(1))
+        if why == 'constant':
+            batch = {name: tf.constant(value) for name, value in next(batches(rank, 1)).items()}
+            ids = batch['ids']
+        fetches = model(strategy, {**batch, 'ids': ids})
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            if why == 'queue':
+                session.run(fill)
+            session.run(fetches['train'], feed)
+        expects(size, {
+            'placeholder': "off: keys depend on the placeholder 'which'", 'several': 'off: keys come from several iterators',
+            'variable': "off: keys depend on the variable 'counter'", 'constant': 'off: keys come from no tf.data iterator',
+            'queue': "off: keys come from 'fifo_queue_Dequeue' (QueueDequeueV2)", 'ungrouped': 'off: no lookup with gradients',
+            'early': "off: a session had run 'IteratorGetNext'",
+            'cond': 'off: keys pass through tf.cond', 'nothing': 'on: '}[why])
+        assert (cut_of(tf.get_default_graph()) is None) == (size == 1 or why != 'nothing')
+
+
+def test_what_is_added_after_a_run_sees_the_batch_of_its_run(strategy, rank, size):
+    with strategy.scope(prefetch_keys=True, plan='quiet'), tf.Graph().as_default():
+        batch = tf.data.make_one_shot_iterator(dataset(rank, 5)).get_next()
+        fetches = model(strategy, batch)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            session.run(fetches['train'])
+            doubled = 2 * batch['x']
+            got = session.run([doubled, fetches['train']])[0]
+    assert np.array_equal(got, 2 * list(batches(rank, 2))[1]['x'])
