@@ -55,6 +55,12 @@ def wait_until(condition, what, deadline=DEADLINE):
         time.sleep(0.01)
 
 
+def _signals_as_in_a_terminal():
+    """Whoever runs the tests may ignore some (under nohup, or in the background of a shell), which is inherited."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+
+
 class Launcher:
     """Starts launchers whose processes can all be found again."""
 
@@ -77,7 +83,13 @@ class Launcher:
 
     def start(self, *arguments, environment=None, **how):
         """A launcher that runs, as a Popen; its output goes to pipes unless `how` says otherwise."""
-        settings = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **how}
+        settings = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            "preexec_fn": _signals_as_in_a_terminal,
+            **how,
+        }
         return subprocess.Popen(
             [sys.executable, "-m", "collective.launch", *map(str, arguments)],
             cwd=self.folder,
