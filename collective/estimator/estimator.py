@@ -18,6 +18,7 @@ from collective.errors import RankError
 from collective.estimator import dealing, evaluation, prediction
 from collective.estimator.run_config import local_config
 from collective.ops import communication
+from collective.prefetch import choice as prefetch
 from collective.ranks import meeting, protocol
 from collective.serving import export
 from collective.serving.serving import Serving
@@ -166,6 +167,8 @@ class Estimator(estimator_lib.EstimatorV2):
         call = super()._call_model_fn
         if self.serving is not None:
             return call(features, labels, mode, config)         # an export tells its errors itself
+        if mode != ModeKeys.TRAIN:      # may have a train_op all the same
+            prefetch.keep_whole(tf.get_default_graph(), f'the graph is for mode {mode!r}')
         return _everywhere(f'calling model_fn ({mode})', lambda: call(features, labels, mode, config))
 
     def _call_model_fn_eval(self, input_fn: Any, config: Any) -> Any:

@@ -17,7 +17,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.client import session as session_lib
 
 from collective.prefetch.cut import Cut, run_of_keys
-from collective.ranks.agreement import AHEAD, ENDED, FAILED, Header, SideChannel, now
+from collective.ranks.agreement import AHEAD, ENDED, EVALUATING, FAILED, Header, SideChannel, now
 from collective.ranks.shared import Run
 
 
@@ -68,12 +68,15 @@ class Ahead:
         """Of keys that come from the iterator."""
         return run_of_keys(self.cut)
 
-    def exchange(self, run: Run, feeds: dict[Any, Any]) -> tuple[int, Outcome | None]:
-        """Executes `run`, of keys, fed with `feeds`: (the number of the batch that it has staged, how it failed)."""
-        self._batches += 1
-        return self._batches, self._exchange(run, self._batches, {**feeds, self.cut.wait.name: 1})
+    def exchange(self, run: Run, feeds: dict[Any, Any], trains: bool) -> tuple[int, Outcome | None]:
+        """Executes `run`, of keys, fed with `feeds`: (the number of the batch that it has staged, how it failed).
 
-    def start(self) -> None:
+        `trains`: whether the batch is to be trained with.
+        """
+        self._batches += 1
+        return self._batches, self._exchange(run, self._batches, {**feeds, self.cut.wait.name: 1}, trains)
+
+    def start(self, trains: bool) -> None:
         """Starts a run of keys, which waits for the agreement on the run beside it."""
         self._batches += 1
         run, batch, self._stopped = self.run, self._batches, False
@@ -81,7 +84,7 @@ class Ahead:
         def work() -> None:
             _threads.of_keys = True
             try:
-                self._outcome = self._exchange(run, batch, {})
+                self._outcome = self._exchange(run, batch, {}, trains)
             except Exception as error:      # the session was closed meanwhile
                 self._outcome = Outcome(None, error, started=True)
             self.staged = batch if self._outcome is None and not self._stopped else None
@@ -114,7 +117,7 @@ class Ahead:
         self._run(self.cut.forget)
         return self.outcome()
 
-    def _exchange(self, run: Run, batch: int, feeds: dict[Any, Any]) -> Outcome | None:
+    def _exchange(self, run: Run, batch: int, feeds: dict[Any, Any], trains: bool) -> Outcome | None:
         signature = run.reach.signature
         feeds = {**feeds, self.cut.number.name: batch, run.tickets[0].name: [1, self._number, signature, now()]}
         try:
@@ -132,8 +135,9 @@ class Ahead:
             before, self._count = self._count, int(self._run(run.gate.count))
             if self._count != before:
                 return Outcome(None, error, started=True)
-            status = ENDED if isinstance(error, tf.errors.OutOfRangeError) else FAILED
-            return Outcome(self._channel.headers(Header(status, self._number, signature), AHEAD), error)
+            ended = isinstance(error, tf.errors.OutOfRangeError)
+            header = Header(ENDED if ended else FAILED, self._number, signature, EVALUATING if ended and not trains else 0)
+            return Outcome(self._channel.headers(header, AHEAD), error)
         except Exception as error:      # a feed of a wrong shape, say: TensorFlow never started it
             return Outcome(self._channel.headers(Header(FAILED, self._number, signature), AHEAD), error)
 

@@ -173,7 +173,7 @@ def _cut(graph: tf.Graph, groups: Sequence[Group]) -> Cut:
     closed = gates.at(1).zero
     path = upstream([op for group in groups for op in group.keys], {closed.name})
     iterator = _iterator(path)
-    before = _depending(path)
+    before = _depending(path - upstream([iterator]))
     late = [op for op in before if op._id <= run]
     if late:
         raise NotPossible(f"a session had run '{late[0].name}' before the model was complete")
@@ -201,10 +201,8 @@ def _cut(graph: tf.Graph, groups: Sequence[Group]) -> Cut:
         which, about = tf.range(len(kept)), {'dtypes': [x.dtype for x in kept], 'shared_name': 'collective/ahead'}
         stage = tf.raw_ops.MapStage(key=number, indices=which, values=kept, **about)
         taken = tf.raw_ops.MapUnstage(key=batch, indices=which, **about)
-        stand_ins = {}
-        for x, stand_in in zip(kept, taken):
-            stand_in.set_shape(x.shape)
-            stand_ins[x.name] = stand_in
+        # With its shape: what TensorFlow's graph optimizer makes of the rest depends on it, to the last bit of the numbers.
+        stand_ins = {x.name: tf.ensure_shape(y, x.shape) if x.shape.ndims is not None else y for x, y in zip(kept, taken)}
         made = Cut(
             graph, iterator, frozenset(before), number, stage, wait,
             lambda: tf.cond(releases, lambda: tf.group(go.enqueue(1)), tf.no_op), releases, go.enqueue(0), batch, taken[0].op,

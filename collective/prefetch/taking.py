@@ -36,14 +36,15 @@ def take(protocol: Protocol, session: Any, member: Membership, run: Run, feeds: 
     batch = ahead.staged
     if given or batch is None:
         keys = run_of_keys(cut, sorted(name for leaf in given for name in runs.tensor_names(leaf)))
-        protocol.wait_for_the_idle(member, keys, doing)     # a rank that has keys already runs something else
-        batch, outcome = ahead.exchange(keys, given)
+        # A rank that has keys already, or exchanges none ahead, runs something else.
+        protocol.wait_for_the_idle(member, keys, f'{doing} (whose keys it exchanges first, with prefetch_keys)')
+        batch, outcome = ahead.exchange(keys, given, run.reach.trains)
         _learn(protocol, member, outcome, doing)
     else:
         ahead.staged = None
     starts = not given and run.gate is not None
     if starts:
-        ahead.start()
+        ahead.start(run.reach.trains)
     return {cut.batch.name: batch, cut.releases.name: starts}
 
 

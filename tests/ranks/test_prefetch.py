@@ -98,6 +98,9 @@ def test_the_same_numbers_and_the_same_end(strategy, rank, size, how, counts):
                     out.append(session.run({name: fetches[name] for name in ('loss', 'logits', 'train')}))
             if ahead:
                 expects(size, 'on: ')
+                if size > 1:
+                    assert [x.phase for x in strategy.plan().exchanges] == [
+                        'agreement', 'agreement', 'keys', 'rows', 'gradients', 'dense gradients']
         return out, rows
 
     (want, want_rows), (got, got_rows) = run(False), run(True)
@@ -136,6 +139,28 @@ def test_what_a_script_fetches_of_a_batch_is_of_the_batch_it_trains_on(strategy,
                 assert np.array_equal(got['sparse'].values, want['values'])
             with pytest.raises(tf.errors.OutOfRangeError):
                 session.run(batch['x'])
+
+
+def test_evaluation_of_unequal_data_with_the_same_iterator(strategy, rank, size):
+    """No record is passed over in silence: where a rank can't answer the others, that is an error on all."""
+    with strategy.scope(prefetch_keys=True, plan='quiet'), tf.Graph().as_default():
+        iterator = tf.data.make_initializable_iterator(dataset(rank, 2 + (rank == 0)))
+        fetches = model(strategy, iterator.get_next())
+        with tf.Session() as session:
+            session.run([tf.global_variables_initializer(), iterator.initializer])
+            for _ in range(2):
+                session.run(fetches['train'])
+            with pytest.raises(tf.errors.OutOfRangeError):
+                for _ in range(2):
+                    session.run(fetches['train'])
+            session.run(iterator.initializer)
+            for _ in range(2):
+                session.run(fetches['logits'])
+            if size == 1:
+                session.run(fetches['logits'])
+            else:
+                with pytest.raises(RankError, match='prefetch_keys'):
+                    session.run(fetches['logits'])
 
 
 def test_a_batch_that_is_fed(strategy, rank, size):
