@@ -102,6 +102,22 @@ def bounds(ids: Sequence[tf.Tensor]) -> tf.Tensor:
     return library().collective_bounds(ids)
 
 
+def mismatches(ids: Sequence[tf.Tensor], samples: Sequence[tf.Tensor], weights: Sequence[tf.Tensor], weighted: Sequence[int]
+               ) -> tf.Tensor:
+    """What is wrong with P lookups whose rows are combined, W of them weighted: [2 P + W] int64, all 0 if nothing is.
+
+    For each lookup by how many it has more samples than ids, and how many samples are smaller than the one before (the first:
+    than 0); then for each of the weights by how many they are more than the ids.
+
+    Args:
+        ids: for each lookup int64.
+        samples: for each lookup int64, the sample of each id.
+        weights: W times float32.
+        weighted: the places of the lookups that they belong to.
+    """
+    return library().collective_mismatches(ids, samples, weights, weighted=list(weighted))
+
+
 def ask(ids: Sequence[tf.Tensor], samples: Sequence[tf.Tensor], weights: Sequence[tf.Tensor], members: Sequence[Member],
         sections: Sequence[Section], kinds: Sequence[int], ranks: int) -> Asked:
     """De-duplicates keys by section, orders them by owner, and says where their rows will be found.
@@ -172,7 +188,7 @@ def _lookups(members: Sequence[Member]) -> dict[str, Any]:
 
 # ---- Gradients -------------------------------------------------------------------------------------------------------
 
-for _name in ('CollectiveBounds', 'CollectiveHear'):
+for _name in ('CollectiveBounds', 'CollectiveMismatches', 'CollectiveHear'):
     tf.no_gradient(_name)
 
 

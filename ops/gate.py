@@ -25,20 +25,34 @@ CLOSED = 'This run uses tables sharded over several ranks, but no session of str
          'Create the session, and run it, inside `with strategy.scope():`.'
 
 
+IDS = "table '{table}': id {value} is not in [0, {rows})"
+PLACES = "table '{table}': sp_ids has {value:+d} indices compared with its values; there must be one for each"
+ORDER = ("table '{table}': in {value} places sp_ids has a sample below the one before it, or below 0; "
+         'order it with tf.sparse.reorder')
+WEIGHTS = "table '{table}': sp_weights has {value:+d} values compared with sp_ids; there must be one weight for each id"
+
+
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """The ids of n lookups that share an exchange against the ranges [0, rows) of their tables.
+    """n values that lookups which share an exchange are given, against ranges [0, rows).
 
     Attributes:
         collective: the name of the exchange's first collective: the check matters to the runs that reach it.
         tables: [n] the tables' names, for the message.
-        rows: [n] their V.
-        bounds: [n, 2] int64, the smallest and the largest id (int64's largest and smallest for no id at all).
+        rows: [n] of ids their tables' V.
+        bounds: [n, 2] int64, the smallest and the largest value (int64's largest and smallest for none at all).
+        wrong: [n] what is said of a value outside, with {table}, {value} and {rows}; by default all are ids.
     """
     collective: str
     tables: tuple[str, ...]
     rows: tuple[int, ...]
     bounds: tf.Tensor
+    wrong: tuple[str, ...] = ()
+
+    def says(self, place: int, value: int) -> str:
+        """What is wrong with `value`, the one at `place` of n."""
+        wrong = self.wrong[place] if self.wrong else IDS
+        return wrong.format(table=self.tables[place], value=value, rows=self.rows[place])
 
 
 @dataclasses.dataclass(frozen=True)

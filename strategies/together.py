@@ -91,6 +91,7 @@ def exchange_together(backend: Backend, group: Sequence[Lookup], level: int, wir
     static = [i for i, lookup in enumerate(group) if lookup.bounds is not None]
     checks = [gate.Check(name, tuple(group[i].table.op.name for i in static), tuple(group[i].table.rows for i in static),
                          bags.bounds([ids[i] for i in static]))] if static else []
+    checks += _mismatches(name, group, ids, samples, weights)
     gates.checks += checks
     asked = bags.ask(                                                                                           # 1
         ids, [x for x, by_owner in zip(samples, pooled) if by_owner and x is not None],
@@ -133,6 +134,21 @@ def groups_of(graph: tf.Graph) -> list[Group]:
         graph._collective_groups = []
     found: list[Group] = graph._collective_groups
     return found
+
+
+def _mismatches(name: str, group: Sequence[Lookup], ids: Sequence[tf.Tensor], samples: Sequence[tf.Tensor | None],
+                weights: Sequence[tf.Tensor | None]) -> list[gate.Check]:
+    """Whether indices, weights and ids of the lookups that combine rows belong together. All that comes before these inputs
+    has then succeeded, too, before anything moves."""
+    combined = [i for i, x in enumerate(samples) if x is not None]
+    if not combined:
+        return []
+    weighted = [(place, i, weights[i]) for place, i in enumerate(combined) if weights[i] is not None]
+    found = bags.mismatches([ids[i] for i in combined], [samples[i] for i in combined], [w for _, _, w in weighted],
+                            [place for place, _, _ in weighted])
+    tables = [group[i].table.op.name for i in combined for _ in range(2)] + [group[i].table.op.name for _, i, _ in weighted]
+    wrong = [gate.PLACES, gate.ORDER] * len(combined) + [gate.WEIGHTS] * len(weighted)
+    return [gate.Check(name, tuple(tables), (1,) * len(wrong), tf.stack([found, found], 1), tuple(wrong))]
 
 
 def _open(x: tf.Tensor, name: str) -> tf.Tensor:

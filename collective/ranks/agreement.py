@@ -43,7 +43,7 @@ class Header:
         signature: of the collectives that the run will use; 0 for LEFT and FAILED.
         check: which lookup's id failed: the number of its check in the graph times LOOKUPS plus its place in the check; of an
             ENDED rank EVALUATING if it only evaluates.
-        id: that id.
+        id: that id, or what else is wrong of it.
         clock: microseconds since 1970.
     """
     status: int
@@ -165,7 +165,7 @@ def verdict(headers: Sequence[Header], checks: Sequence[Check], texts: Callable[
         if h.status == INVALID:
             check, place = checks[h.check // LOOKUPS], h.check % LOOKUPS
             return tf.errors.InvalidArgumentError(
-                None, None, f"table '{check.tables[place]}': id {h.id} is not in [0, {check.rows[place]}) (on rank {r})")
+                None, None, f'{check.says(place, h.id)} (on rank {r})')
     for status, what in ((ENDED, 'is out of data'), (IDLE, 'is out of data'), (LEFT, 'has left the session')):
         ranks = [str(r) for r, h in enumerate(headers) if h.status == status]
         if ranks:

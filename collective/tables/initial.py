@@ -124,6 +124,12 @@ def _constant(value: Any, shape: tuple[int | None, int]) -> Fill | None:
     return None
 
 
+def is_constant(init: Any) -> bool:
+    """Whether `init` is an initializer of TensorFlow's that fills everything with one number."""
+    names = {c.__name__ for c in (init if isinstance(init, type) else type(init)).__mro__}
+    return bool(names & {'Zeros', 'Ones', 'Constant'}) and np.size(getattr(init, 'value', 0)) == 1
+
+
 def by_row(init: Any, shape: tuple[int | None, int], name: str) -> Fill | None:
     """How `init` fills single rows, or None if it isn't one of TensorFlow's initializers that can.
 

@@ -1,7 +1,10 @@
-"""How optimizers update dynamic tables: slots in reserved memory, updates row by row.
+"""How optimizers make slots of tables, and update dynamic ones: slots in reserved memory, updates row by row.
 
-An optimizer makes its slots for one row, [1, D], which stands for all of them. Where TensorFlow's own update goes over the
-whole slot (Adam's), the rows in use are gone over in blocks, with the same arithmetic.
+A static table's slots start in memory of their own. TensorFlow's constant initializers keep what they start from with the
+graph, as large as the shard, and the first update copies it.
+
+Of a dynamic table, an optimizer makes its slots for one row, [1, D], which stands for all of them. Where TensorFlow's own
+update goes over the whole slot (Adam's), the rows in use are gone over in blocks, with the same arithmetic.
 """
 from __future__ import annotations
 
@@ -14,8 +17,9 @@ from tensorflow.python.training import adam, optimizer
 
 from collective.errors import TableError
 from collective.ops import training
-from collective.tables import store
+from collective.tables import initial, store
 from collective.tables.dynamic import DynamicTable, Slot, count_rows
+from collective.tables.table import Table
 
 BLOCK = 1 << 20         # elements of a table that a dense update holds at once
 
@@ -27,7 +31,13 @@ def create_slot_var(original: Any, primary: Any, val: Any, scope: str, validate_
                     **kwargs: Any) -> Any:
     """`slot_creator._create_slot_var`: a `Slot` for a dynamic table."""
     if not isinstance(primary, DynamicTable):
-        return original(primary, val, scope, validate_shape, shape, dtype, **kwargs)
+        rows = shape.as_list() if isinstance(primary, Table) and initial.is_constant(val) and len(shape or ()) == 2 else None
+        if rows is None:
+            return original(primary, val, scope, validate_shape, shape, dtype, **kwargs)
+        made = original(primary, lambda *_, **__: initial.shard(val, (rows[0], rows[1]), dtype, scope, 0, 1), scope,
+                        validate_shape, shape, dtype, **kwargs)
+        initial.only_after(made.initializer, made._initial_value)
+        return made
 
     def create(next_creator: Any, **made: Any) -> Slot:
         del next_creator

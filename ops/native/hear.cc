@@ -1,31 +1,14 @@
-// CollectiveBounds: smallest and largest ids. CollectiveHear: the keys in a received message.
+// CollectiveHear: the keys in a received message.
 
 #include <algorithm>
 
 #include "parallel.h"
-#include "scans.h"
 #include "wire.h"
 
 namespace collective {
 namespace hear_op {
 
 using namespace tensorflow;
-
-class BoundsOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(OpKernelContext* context) override {
-    OpInputList ids;
-    OP_REQUIRES_OK(context, context->input_list("ids", &ids));
-    Tensor* bounds = nullptr;
-    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({ids.size(), 2}), &bounds));
-    int64_t* out = bounds->flat<int64_t>().data();
-    for (int m = 0; m < ids.size(); ++m) {
-      SmallestAndLargest(ids[m].flat<int64_t>().data(), ids[m].NumElements(), &out[2 * m], &out[2 * m + 1]);
-    }
-  }
-};
 
 class HearOp : public OpKernel {
  public:
@@ -58,7 +41,6 @@ class HearOp : public OpKernel {
   Layout layout_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("CollectiveBounds").Device(DEVICE_CPU), BoundsOp);
 REGISTER_KERNEL_BUILDER(Name("CollectiveHear").Device(DEVICE_CPU), HearOp);
 
 }  // namespace hear_op

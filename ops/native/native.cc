@@ -4,6 +4,7 @@
 #include "vectors.cc"  // what the others use
 // and now in any order
 #include "ask.cc"
+#include "checks.cc"
 #include "gather.cc"
 #include "hear.cc"
 #include "lookups.cc"

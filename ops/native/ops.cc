@@ -115,6 +115,19 @@ REGISTER_OP("CollectiveBounds")
       return OkStatus();
     });
 
+REGISTER_OP("CollectiveMismatches")
+    .Input("ids: P * int64")
+    .Input("samples: P * int64")
+    .Input("weights: W * float")
+    .Output("found: int64")
+    .Attr("P: int >= 1")
+    .Attr("W: int >= 0")
+    .Attr("weighted: list(int)")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(c->num_inputs()));
+      return OkStatus();
+    });
+
 REGISTER_OP("CollectiveAsk")
     .Input("ids: M * int64")
     .Input("samples: P * int64")

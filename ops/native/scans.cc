@@ -48,6 +48,12 @@ CLONES int64_t CountAscending(const int64_t* values, int64_t n) {
   return falls != 0 || values[0] < 0 ? -1 : count;
 }
 
+CLONES int64_t CountFalls(const int64_t* values, int64_t n) {
+  int64_t falls = n > 0 && values[0] < 0;
+  for (int64_t i = 1; i < n; ++i) falls += values[i] < values[i - 1];
+  return falls;
+}
+
 CLONES int64_t SumOfLengths(const int32_t* lengths, int64_t n) {
   int64_t sum = 0;
   int32_t signs = 0;

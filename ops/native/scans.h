@@ -17,6 +17,9 @@ uint64_t Bits(const int64_t* values, int64_t n);
 bool AreWithin(const int32_t* values, int64_t n, int64_t count);
 bool AreWithin(const int64_t* values, int64_t n, int64_t count);
 
+// How many are smaller than the one before, or the first than 0.
+int64_t CountFalls(const int64_t* values, int64_t n);
+
 // How many different values there are, if they ascend and none is negative; else -1.
 int64_t CountAscending(const int64_t* values, int64_t n);
 

@@ -56,6 +56,29 @@ def test_an_invalid_id_of_any_member_is_everyones_error_and_nothing_is_applied(s
             session.run(train, good)
 
 
+def test_ids_indices_and_weights_that_do_not_belong_together(strategy, rank, size):
+    """On one rank: the same error on all, before anything moves, and the session goes on."""
+    with strategy.scope(), tf.Graph().as_default():
+        with strategy.embedding_scope():
+            t, u = reference.table('t', 9, 2), tf.get_variable('u', [None, 2], initializer=tf.ones_initializer())
+        places, ids = tf.placeholder(tf.int64, [None, 2]), tf.placeholder(tf.int64, [None])
+        weights = tf.placeholder(tf.float32, [None])
+        sparse, weighing = (tf.SparseTensor(places, values, [3, 3]) for values in (ids, weights))
+        rows = [tf.nn.embedding_lookup_sparse(table, sparse, weighing, combiner='sum') for table in (t, u)]
+        rows.append(tf.nn.embedding_lookup(t, [0, 1]))
+        train = tf.train.AdagradOptimizer(0.1).minimize(sum(tf.reduce_mean(tf.square(row)) for row in rows))
+        good = {places: [[0, 0], [1, 0], [1, 1]], ids: [1, 2, 3], weights: [1.0, 0.5, 2.0]}
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            for wrong, words in (({weights: [1.0, 0.5]}, 'sp_weights has -1 values'), ({ids: [1, 2]}, 'sp_ids has .1 indices'),
+                                 ({places: [[1, 0], [0, 0], [1, 1]]}, 'in 1 places sp_ids has a sample below the one before')):
+                before = session.run(rows_of({'t': t}))
+                with pytest.raises(tf.errors.InvalidArgumentError, match=f"table '[tu]': {words}" if size > 1 else ''):
+                    session.run(train, {**good, **(wrong if rank == size - 1 else {})})
+                same(session.run(rows_of({'t': t})), before, rtol=0, atol=0)
+                session.run(train, good)
+
+
 @pytest.mark.parametrize('grouping', [True, False])
 def test_lookups_that_cannot_be_are_refused_where_they_are_written(strategy, grouping):
     with strategy.scope(grouping=grouping), tf.Graph().as_default():
