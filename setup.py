@@ -41,8 +41,8 @@ class Build(build_ext):
                   'Build beside TensorFlow, with --no-build-isolation, to have them.')
             self.extensions = [extension for extension in self.extensions if extension.name != native.name]
             return
-        native.extra_compile_args = [*tf.sysconfig.get_compile_flags(), *OPTIMIZED, '-ffp-contract=off', '-fno-strict-aliasing',
-                                     '-fvisibility=hidden', '-g0', '-Wno-sign-compare']
+        native.extra_compile_args = [*tf.sysconfig.get_compile_flags(), *OPTIMIZED, '-ffp-contract=off', '-fno-math-errno',
+                                     '-fno-strict-aliasing', '-fvisibility=hidden', '-g0', '-Wno-sign-compare']
         native.extra_link_args = tf.sysconfig.get_link_flags()
 
 

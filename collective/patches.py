@@ -16,6 +16,7 @@ from tensorflow.python.feature_column import feature_column_v2
 from tensorflow.python.ops import clip_ops, gradients_util, metrics_impl, variable_scope
 from tensorflow.python.summary.writer import writer as writer_lib
 from tensorflow.python.training import (
+    adagrad,
     basic_session_run_hooks,
     checkpoint_utils,
     monitored_session,
@@ -97,6 +98,7 @@ class Patches:
             (slot_creator, '_create_slot_var', updates.create_slot_var),
             (optimizer, '_get_processor', updates.get_processor),
             (optimizer, '_deduplicate_indexed_slices', gradients.deduplicated),
+            (adagrad.AdagradOptimizer, '_resource_apply_sparse', updates.sparse_adagrad),
             *((module, 'indicator_column', feature_column.indicator_column) for module in (
                 feature_column_v2, tf.feature_column, tf2.feature_column)),
             *((module, 'global_norm', clipping.global_norm) for module in (clip_ops, tf, tf.linalg, tf2.linalg)),

@@ -89,6 +89,8 @@ def _tuning(world: World) -> dict[str, str]:
         "HOROVOD_CYCLE_TIME": "0.1",
         # Horovod's default of 30 s ends a job in which one rank is merely slow to start or paused by a debugger.
         "HOROVOD_GLOO_TIMEOUT_SECONDS": "600",
+        # Large blocks on huge pages: fewer faults where each step's buffers are new memory (benchmarks/RESULTS.md).
+        "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
         "NCCL_SOCKET_IFNAME": "lo",
         "PYTHONUNBUFFERED": "1",
         "TF_CPP_MIN_LOG_LEVEL": "2",

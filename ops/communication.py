@@ -178,7 +178,9 @@ def allgather(x: tf.Tensor, name: str, gate: Any) -> tf.Tensor:
         return tf.identity(x)
     wire, back = _as_wire(x)
     with _meeting('Allgather', name, gate):
-        out = hvd.allgather(wire + tf.cast(gate, wire.dtype), name=name, ignore_name_scope=True)
+        # Bits that stand for another type's aren't to be added to.
+        gated = tf.where(tf.equal(gate, 0), wire, tf.zeros_like(wire)) if back else wire + tf.cast(gate, wire.dtype)
+        out = hvd.allgather(gated, name=name, ignore_name_scope=True)
     out.set_shape([None] + x.shape[1:].as_list())
     return _bits_as(out, back) if back else out
 

@@ -16,7 +16,7 @@ from tensorflow.python.ops import variable_scope
 from tensorflow.python.training import adam, optimizer
 
 from collective.errors import TableError
-from collective.ops import training
+from collective.ops import sparse_updates, training
 from collective.tables import initial, store
 from collective.tables.dynamic import DynamicTable, Slot, count_rows
 from collective.tables.table import Table
@@ -48,6 +48,14 @@ def create_slot_var(original: Any, primary: Any, val: Any, scope: str, validate_
     with tf.variable_creator_scope(create):
         return variable_scope.get_variable(scope, initializer=val, trainable=False, use_resource=True, dtype=dtype,
                                            shape=shape if callable(val) else None, partitioner=None)
+
+
+def sparse_adagrad(original: Any, optimizer_: Any, gradient: Any, variable: Any, rows: Any) -> tf.Operation:
+    """`AdagradOptimizer._resource_apply_sparse`: of a table, whose gradients name each row once, by a compiled operation."""
+    if not (isinstance(variable, Table) and sparse_updates.is_possible(variable.dtype, gradient.dtype)):
+        return original(optimizer_, gradient, variable, rows)
+    return sparse_updates.adagrad(variable, optimizer_.get_slot(variable, 'accumulator'),
+                                  tf.cast(optimizer_._learning_rate_tensor, tf.float32), gradient, tf.cast(rows, tf.int64))
 
 
 def get_processor(original: Any, v: Any) -> Any:

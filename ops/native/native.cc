@@ -3,6 +3,7 @@
 #include "scans.cc"    // these two specialise
 #include "vectors.cc"  // what the others use
 // and now in any order
+#include "adagrad.cc"
 #include "ask.cc"
 #include "checks.cc"
 #include "gather.cc"

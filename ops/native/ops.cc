@@ -106,6 +106,15 @@ Status Flat(InferenceContext* c) {
   return OkStatus();
 }
 
+REGISTER_OP("CollectiveSparseAdagrad")
+    .Input("table: resource")
+    .Input("accumulator: resource")
+    .Input("rate: float")
+    .Input("gradient: float")
+    .Input("rows: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext*) { return OkStatus(); });
+
 REGISTER_OP("CollectiveBounds")
     .Input("ids: M * int64")
     .Output("bounds: int64")

@@ -46,6 +46,7 @@ def test_the_users_tuning_wins():
         "HOROVOD_GLOO_TIMEOUT_SECONDS": "9",
         "PYTHONUNBUFFERED": "",
         "NCCL_SOCKET_IFNAME": "eth0",
+        "GLIBC_TUNABLES": "",
         "HOROVOD_FUSION_THRESHOLD": "1",
         "OMPI_MCA_btl": "tcp",
         "HOME": "/home/me",

@@ -78,6 +78,20 @@ def test_allreduce_and_allgather(strategy, rank, size):
     np.testing.assert_allclose(dg, every * np.arange(first, first + 2 * (rank + 1)).reshape(-1, 2))
 
 
+@pytest.mark.parametrize('dtype', [tf.float16, tf.bfloat16])
+def test_allgather_of_half_precision_keeps_every_bit(strategy, rank, size, dtype):
+    """Infinities, the smallest numbers and -0 among them; bfloat16 travels as the bits of another type."""
+    with strategy.scope(), tf.Graph().as_default():
+        bits = tf.constant(np.array([0x7F80, 0xFF80, 0x8000, 0x0001, 0x3F80 + rank, 0x7BFF], np.uint16))
+        zero = gate.gates_of(tf.get_default_graph()).at(1).zero if size > 1 else 0
+        got = tf.bitcast(communication.allgather(tf.bitcast(bits, dtype), communication.unique_name('bits'), zero), tf.uint16)
+        with tf.Session() as session:
+            got = session.run(got).reshape(size, 6)
+    if dtype == tf.bfloat16:
+        assert got[:, :4].tolist() == [[0x7F80, 0xFF80, 0x8000, 0x0001]] * size
+    assert got[:, 4].tolist() == [0x3F80 + r for r in range(size)]
+
+
 def test_names_are_the_same_on_every_rank_and_unlike_each_other(strategy):
     with tf.Graph().as_default():
         assert [communication.unique_name('a/b') for _ in range(3)] == [
