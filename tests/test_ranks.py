@@ -28,7 +28,8 @@ LONG = pytest.mark.long
 EVERYTHING = ('tests/ranks',)
 # What depends on how many ranks there are: three of them take long on two cores.
 CORE = tuple(f'tests/ranks/test_{name}.py' for name in (
-    'communication', 'tables', 'training', 'dynamic', 'checkpoint', 'evaluation', 'grouping', 'grouping_hard', 'sessions'))
+    'communication', 'tables', 'training', 'dynamic', 'checkpoint', 'evaluation', 'grouping', 'grouping_hard',
+    'prefetch', 'sessions'))
 
 
 @pytest.mark.timeout(1900)

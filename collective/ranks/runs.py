@@ -145,8 +145,8 @@ def reach(graph: tf.Graph, fetches: Iterable[Any], fed: Iterable[Any]) -> Reach:
 
 
 # Operations that write the variable which is their first input (a reference, or a resource).
-WRITES = re.compile('(Resource(Sparse)?Apply|ResourceScatter|ResourceStridedSliceAssign|ResourceCountUpTo|Assign|'
-                    '(Sparse)?Apply|Scatter|CountUpTo)')
+WRITES = re.compile('(Resource(Sparse)?Apply|CollectiveSparse|ResourceScatter|ResourceStridedSliceAssign|ResourceCountUpTo|'
+                    'Assign|(Sparse)?Apply|Scatter|CountUpTo)')
 PASSES = frozenset({'Identity', 'Enter', 'Switch', 'RefIdentity', 'RefEnter', 'RefSwitch'})
 COLLECTIVES = re.compile('Horovod')
 
