@@ -83,7 +83,7 @@ class Protocol:
             except tf.errors.OpError as error:
                 started = self.has_started(original, session, member, run)
                 self.progress.passed += started
-                if run.cut is not None and (run.disagreement is not None or not started):
+                if run.cut is not None and not run.opened(started):
                     member.ahead.stop()
                 if run.repeatable and _peers_are_idle_elsewhere(run.disagreement or [], run):
                     continue

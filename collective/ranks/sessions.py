@@ -4,6 +4,7 @@
 """
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any, NamedTuple
 
@@ -163,8 +164,8 @@ def _plan(graph: tf.Graph, reach: runs.Reach, keep: Any) -> Run:
     if cut is not None and cut.take in reach.operations:
         out.cut, release = cut, cut.release
 
-    def disagreed(headers: list[Header]) -> None:
-        out.disagreement = headers
+    def disagreed(first: bool, headers: list[Header]) -> None:
+        out.disagreement, out.begun = headers, not first
 
     finalized = graph.finalized
     graph._unsafe_unfinalize()
@@ -175,14 +176,14 @@ def _plan(graph: tf.Graph, reach: runs.Reach, keep: Any) -> Run:
             after = reach.sources(gates) if first else reach.exchanged_below(gates, level)
             out.repeatable = out.repeatable and not (first and after)
             numbered = {gates.checks.index(check): check for check in checks}
-            out.targets.append(agreement.agree(gates.gates[level - 1], numbered, after, disagreed, first,
+            out.targets.append(agreement.agree(gates.gates[level - 1], numbered, after, functools.partial(disagreed, first), first,
                                               release if first else tf.no_op))
             out.tickets.append(gates.gates[level - 1].ticket)
             out.gate = out.gate or gates.gates[level - 1]
         out.answer = reach.answer(gates) if communication.size() > 1 else None
         for level in reach.levels(gates)[1:] if out.answer else []:
-            out.answering.append(agreement.agree(gates.gates[level - 1], {}, reach.exchanged_below(gates, level), disagreed,
-                                                first=False))
+            out.answering.append(agreement.agree(gates.gates[level - 1], {}, reach.exchanged_below(gates, level),
+                                                functools.partial(disagreed, False), first=False))
     finally:
         if finalized:
             graph.finalize()

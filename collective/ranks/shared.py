@@ -26,6 +26,7 @@ class Run:
         tickets: the gates' placeholders.
         gate: the first of the gates that it passes, if any.
         disagreement: the headers for which a gate stayed closed, set while it runs.
+        begun: whether that was another gate than the first, so that collectives had been executed.
         label: what the launcher is told of it.
         cut: through its graph, if it takes a batch whose keys are exchanged ahead.
     """
@@ -38,8 +39,13 @@ class Run:
     tickets: list[tf.Tensor] = dataclasses.field(default_factory=list)
     gate: Gate | None = None
     disagreement: list[Header] | None = None
+    begun: bool = False
     label: Label | None = None
     cut: Any = None
+
+    def opened(self, started: bool) -> bool:
+        """Whether the first gate had opened in a run that failed, if it had `started`, that is, come as far as the agreement."""
+        return started and (self.disagreement is None or self.begun)
 
 
 class Membership:

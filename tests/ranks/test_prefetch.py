@@ -248,6 +248,32 @@ def test_an_invalid_id_is_an_error_of_its_own_batch(strategy, rank, size, at):
     assert run(True) == run(False)
 
 
+def test_a_step_that_is_refused_behind_its_first_exchange(strategy, rank, size):
+    """Ids that depend on rows turn out invalid when keys of the next batch are under way: these are not lost."""
+    with strategy.scope(prefetch_keys=True, plan='quiet'), tf.Graph().as_default():
+        with strategy.embedding_scope():
+            which = tf.get_variable('which', [6, 1], initializer=tf.constant_initializer([[0.], [1.], [9.], [2.], [0.], [1.]]))
+            t = reference.table('t', 3, 2)
+        data = tf.data.Dataset.range(6).map(lambda i: tf.reshape(tf.where(rank > 0, tf.constant(0, tf.int64), i), [1]))
+        ids = tf.data.make_one_shot_iterator(data).get_next()
+        chosen = tf.cast(tf.nn.embedding_lookup(which, ids)[:, 0], tf.int64)
+        loss = tf.reduce_sum(tf.nn.embedding_lookup(t, chosen)) + 0 * tf.reduce_sum(tf.nn.embedding_lookup(which, ids))
+        train = tf.train.GradientDescentOptimizer(0.1).minimize(loss, var_list=[v for v in tf.global_variables()])
+        seen = []
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            for i in range(6):
+                if i == 2:
+                    with pytest.raises(tf.errors.InvalidArgumentError, match='id 9'):
+                        session.run([ids, train])
+                else:
+                    seen.append(int(session.run([ids, train])[0][0]))
+            with pytest.raises(tf.errors.OutOfRangeError):
+                session.run(train)
+        expects(size, 'on: ')
+    assert seen == ([0, 1, 3, 4, 5] if rank == 0 else [0] * 5)
+
+
 def test_a_rank_that_leaves_early(strategy, rank, size):
     with strategy.scope(prefetch_keys=True, plan='quiet'), tf.Graph().as_default():
         fetches = model(strategy, tf.data.make_one_shot_iterator(dataset(rank, 9)).get_next())
