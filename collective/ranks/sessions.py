@@ -176,8 +176,8 @@ def _plan(graph: tf.Graph, reach: runs.Reach, keep: Any) -> Run:
             after = reach.sources(gates) if first else reach.exchanged_below(gates, level)
             out.repeatable = out.repeatable and not (first and after)
             numbered = {gates.checks.index(check): check for check in checks}
-            out.targets.append(agreement.agree(gates.gates[level - 1], numbered, after, functools.partial(disagreed, first), first,
-                                              release if first else tf.no_op))
+            out.targets.append(agreement.agree(gates.gates[level - 1], numbered, after, functools.partial(disagreed, first),
+                                              first, release if first else tf.no_op))
             out.tickets.append(gates.gates[level - 1].ticket)
             out.gate = out.gate or gates.gates[level - 1]
         out.answer = reach.answer(gates) if communication.size() > 1 else None

@@ -44,7 +44,7 @@ class Run:
     cut: Any = None
 
     def opened(self, started: bool) -> bool:
-        """Whether the first gate had opened in a run that failed, if it had `started`, that is, come as far as the agreement."""
+        """Whether the first gate had opened in a run that failed, `started` being whether it came as far as the agreement."""
         return started and (self.disagreement is None or self.begun)
 
 
