@@ -148,6 +148,7 @@ class Patches:
 
     def _gradients(self, original: Any, ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
         xs = list(xs) if isinstance(xs, (list, tuple)) else [xs]
+        xs = prefetch.stand_ins(tf.get_default_graph(), xs)
         self._group(tf.get_default_graph(), ys, xs)
         return gradients.reduce_gradients(functools.partial(original, ys, xs, *args, **kwargs), xs,
                                           self._about_gradients())
@@ -160,9 +161,10 @@ class Patches:
 
     def _extend(self, original: Any, session: Any) -> None:
         """What every run of a session begins with, our own included: it takes no change of what it has seen by then."""
-        if not prefetch.is_of_keys():       # which runs beside whoever adds something to the graph just now
-            self._group(session.graph)
-            prefetch.settle(session.graph, self._option('prefetch_keys'))
+        if prefetch.is_of_keys():       # the session has seen all of that; somebody else may add to the graph just now
+            return
+        self._group(session.graph)
+        prefetch.settle(session.graph, self._option('prefetch_keys'))
         original(session)
         lookups_of(session.graph).run = session.graph.version + 1      # TensorFlow numbers operations from 2
 

@@ -141,7 +141,8 @@ class CollectiveStrategy:
 
             prefetch_keys: whether the keys of a batch are de-duplicated and exchanged while the batch before computes. Default
                 False. Keys don't depend on weights: the numbers are the same. It is for models whose ids come from one tf.data
-                iterator; the plan says whether it is on, or why not. An iterator is then a batch ahead of training. It is off
+                iterator; the plan says whether it is on, or why not. An iterator is then a batch ahead of training, and a
+                session that is left waits for that batch. It is off
                 where an Estimator evaluates or predicts; other evaluations with the same iterator need equal numbers of
                 batches on all ranks, or are an error on all.
 

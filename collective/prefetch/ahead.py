@@ -16,8 +16,9 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 from tensorflow.python.client import session as session_lib
 
+from collective.ops.gate import gates_of
 from collective.prefetch.cut import Cut, run_of_keys
-from collective.ranks.agreement import AHEAD, ENDED, EVALUATING, FAILED, Header, SideChannel, now
+from collective.ranks.agreement import AHEAD, ENDED, EVALUATING, FAILED, Header, SideChannel, now, verdict
 from collective.ranks.shared import Run
 
 
@@ -26,13 +27,13 @@ class Outcome:
     """How a run of keys ended, if not well.
 
     Attributes:
-        headers: what the ranks said of themselves; None if they didn't disagree.
+        headers: what the ranks said of themselves; None if this rank failed among the collectives, which leaves peers waiting.
+        judged: what all ranks raise for that.
         error: what this rank's run failed with; None if the headers say it all.
-        started: whether it failed among the collectives, which leaves the peers waiting.
     """
     headers: list[Header] | None
+    judged: BaseException | None = None
     error: Exception | None = None
-    started: bool = False
 
 
 class Ahead:
@@ -73,7 +74,7 @@ class Ahead:
 
         `trains`: whether the batch is to be trained with.
         """
-        self._batches += 1
+        self._batches, self._stopped = self._batches + 1, False
         return self._batches, self._exchange(run, self._batches, {**feeds, self.cut.wait.name: 1}, trains)
 
     def start(self, trains: bool) -> None:
@@ -86,7 +87,7 @@ class Ahead:
             try:
                 self._outcome = self._exchange(run, batch, {}, trains)
             except Exception as error:      # the session was closed meanwhile
-                self._outcome = Outcome(None, error, started=True)
+                self._outcome = Outcome(None, None, error)
             self.staged = batch if self._outcome is None and not self._stopped else None
 
         self._thread = threading.Thread(target=work, name='collective keys', daemon=True)
@@ -104,6 +105,10 @@ class Ahead:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+
+    def abandon(self) -> None:
+        """Never waits for it: this program is about to end."""
+        self._thread = None
 
     def outcome(self) -> Outcome | None:
         """How the last run of keys failed; told once."""
@@ -130,16 +135,25 @@ class Ahead:
             headers, run.disagreement = run.disagreement, None
             if headers is not None:
                 self._count += 1
-                return Outcome(headers)
+                return self._heard(run, headers)
             assert run.gate is not None
             before, self._count = self._count, int(self._run(run.gate.count))
             if self._count != before:
-                return Outcome(None, error, started=True)
+                return Outcome(None, None, error)
             ended = isinstance(error, tf.errors.OutOfRangeError)
             header = Header(ENDED if ended else FAILED, self._number, signature, EVALUATING if ended and not trains else 0)
-            return Outcome(self._channel.headers(header, AHEAD), error)
+            return self._heard(run, self._channel.headers(header, AHEAD), error)
         except Exception as error:      # a feed of a wrong shape, say: TensorFlow never started it
-            return Outcome(self._channel.headers(Header(FAILED, self._number, signature), AHEAD), error)
+            return self._heard(run, self._channel.headers(Header(FAILED, self._number, signature), AHEAD), error)
+
+    def _heard(self, run: Run, headers: list[Header], error: Exception | None = None) -> Outcome:
+        """Here and now, where all ranks' runs of keys are: a rank may run something else next, or nothing."""
+        doing = 'exchanges the keys of a batch ahead (prefetch_keys)'
+        if error is not None and not isinstance(error, tf.errors.OutOfRangeError):
+            doing = f'failed with {type(error).__name__}: {error}'
+        mine = {'doing': doing, 'shared': list(run.reach.shared)}
+        checks = gates_of(self._session.graph).checks
+        return Outcome(headers, verdict(headers, checks, lambda: self._channel.texts(mine, AHEAD)), error)
 
 
 def is_of_keys() -> bool:

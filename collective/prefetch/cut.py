@@ -29,7 +29,9 @@ from collective.tables.grouping import lookups_of
 ITERATORS = frozenset({'IteratorGetNext', 'IteratorGetNextSync'})
 _CALLS = frozenset({'PyFunc', 'PyFuncStateless', 'EagerPyFunc', 'If', 'Case', 'While', 'StatefulPartitionedCall',
                     'PartitionedCall', 'RemoteCall'})
-_READS = frozenset({'ReadVariableOp', 'ResourceGather', 'ResourceGatherNd', 'VariableV2', 'Variable'})
+_VARIABLES = frozenset({'VarHandleOp', 'VariableV2', 'Variable'})      # also where a function or a branch reads them
+_CHANGING = frozenset({'MutableHashTableV2', 'MutableHashTable', 'MutableDenseHashTableV2', 'MutableDenseHashTable',
+                       'MutableHashTableOfTensorsV2', 'MutableHashTableOfTensors'})
 _OURS = 'collective/'
 
 
@@ -85,7 +87,8 @@ class Cut:
 
     def restarts(self, operations: Iterable[tf.Operation]) -> bool:
         """Whether any of `operations` starts the iterator anew: batches that were taken ahead are void."""
-        return any(op.type == 'MakeIterator' and op.inputs[1].op is self.iterator for op in operations)
+        return any(op.type in ('MakeIterator', 'DeserializeIterator') and any(x.op is self.iterator for x in op.inputs)
+                   for op in operations)
 
 
 def cut_of(graph: tf.Graph) -> Cut | None:
@@ -142,6 +145,8 @@ def run_of_keys(made: Cut, fed: Sequence[str] = ()) -> Run:
         if fed and any(op.type in ITERATORS for op in reach.operations):
             raise ValueError(f'{", ".join(fed)}: with scope(prefetch_keys=True) keys are exchanged before the run that is fed. '
                              'Feed all that the model takes of the batch, or leave prefetch_keys out.')
+        if fed:     # the same collectives, but of another batch
+            reach = dataclasses.replace(reach, signature=reach.signature ^ 1)
         out = made.runs[tuple(fed)] = Run(reach, made)
 
         def disagreed(headers: list[Header]) -> None:
@@ -174,10 +179,9 @@ def _cut(graph: tf.Graph, groups: Sequence[Group]) -> Cut:
     path = upstream([op for group in groups for op in group.keys], {closed.name})
     iterator = _iterator(path)
     before = _depending(path - upstream([iterator]))
-    late = [op for op in before if op._id <= run]
-    if late:
-        raise NotPossible(f"a session had run '{late[0].name}' before the model was complete")
-    for op in before:
+    for op in sorted(before, key=lambda op: op._id):
+        if op._id <= run:
+            raise NotPossible(f"a session had run '{op.name}' before the model was complete")
         if op._get_control_flow_context() is not None:
             raise NotPossible(f"keys pass through tf.cond or tf.while_loop ('{op.name}')")
     with tf.init_scope(), tf.device('/cpu:0'), tf.name_scope('collective/ahead/'):
@@ -226,8 +230,10 @@ def _iterator(path: Iterable[tf.Operation]) -> tf.Operation:
     for op in sorted(path, key=lambda op: op._id):
         if op.type == 'Placeholder':
             raise NotPossible(f"keys depend on the placeholder '{op.name}'")
-        if op.type in _READS:
-            raise NotPossible(f"keys depend on the variable '{(op.inputs[0].op if op.inputs else op).name}'")
+        if op.type in _VARIABLES:
+            raise NotPossible(f"keys depend on the variable '{op.name}'")
+        if op.type in _CHANGING:
+            raise NotPossible(f"keys depend on the table '{op.name}', which may change")
         if op.type in SOURCES - ITERATORS - _CALLS - {'Merge', 'Exit'}:
             raise NotPossible(f"keys come from '{op.name}' ({op.type}), not from a tf.data iterator")
     if len(given) != 1:

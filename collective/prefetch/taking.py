@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import tensorflow.compat.v1 as tf
@@ -32,14 +33,14 @@ def take(protocol: Protocol, session: Any, member: Membership, run: Run, feeds: 
     ahead.join()
     given = {leaf: value for leaf, value in feeds.items() if not cut.feedable.isdisjoint(runs.tensor_names(leaf))}
     if not given:
-        _learn(protocol, member, ahead.outcome(), doing)
+        _learn(protocol, member, ahead.outcome())
     batch = ahead.staged
     if given or batch is None:
         keys = run_of_keys(cut, sorted(name for leaf in given for name in runs.tensor_names(leaf)))
         # A rank that has keys already, or exchanges none ahead, runs something else.
         protocol.wait_for_the_idle(member, keys, f'{doing} (whose keys it exchanges first, with prefetch_keys)')
         batch, outcome = ahead.exchange(keys, given, run.reach.trains)
-        _learn(protocol, member, outcome, doing)
+        _learn(protocol, member, outcome)
     else:
         ahead.staged = None
     starts = not given and run.gate is not None
@@ -53,7 +54,14 @@ def restart(protocol: Protocol, member: Membership) -> None:
     if member.ahead is not None:
         protocol.progress.enters(Phase.AGREEING)
         with contextlib.suppress(tf.errors.OpError):
-            _learn(protocol, member, member.ahead.drop(), 'starts an iterator anew')
+            _learn(protocol, member, member.ahead.drop())
+
+
+def alone(members: Iterable[Membership], member: Membership) -> None:
+    """Waits for the runs of keys of other sessions: those of two graphs may have collectives of the same names."""
+    for other in members:
+        if other is not member and other.ahead is not None:
+            other.ahead.join()
 
 
 def leave(protocol: Protocol, member: Membership) -> bool:
@@ -62,21 +70,20 @@ def leave(protocol: Protocol, member: Membership) -> bool:
         protocol.progress.enters(Phase.AGREEING)
         with contextlib.suppress(tf.errors.OpError, RankError):
             member.ahead.join()
-            _learn(protocol, member, member.ahead.outcome(), 'left its session')
+            _learn(protocol, member, member.ahead.outcome())
     return member.over is not None or protocol.broken is not None
 
 
-def _learn(protocol: Protocol, member: Membership, outcome: Outcome | None, doing: str) -> None:
+def _learn(protocol: Protocol, member: Membership, outcome: Outcome | None) -> None:
     """Raises what all ranks have learned in a run of keys, if it didn't end well."""
     if outcome is None:
         return
-    error = outcome.error
+    error, judged = outcome.error, outcome.judged
     if outcome.headers is None:
         protocol.broken = f'{type(error).__name__}: {error}'
         raise error or RankError(protocol.broken)
+    protocol.conclude(outcome.headers, judged, member)
     failed = error is not None and not isinstance(error, tf.errors.OutOfRangeError)
-    judged = protocol.judged(outcome.headers, member, member.ahead.run,
-                             f'failed with {type(error).__name__}: {error}' if failed else doing)
     if error is not None and (failed or isinstance(judged, tf.errors.OutOfRangeError)):
         raise error
     if judged is not None:

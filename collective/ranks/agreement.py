@@ -63,8 +63,9 @@ class SideChannel:
             self._headers = {channel: communication.allgather(self._header, NAME + channel, 0) for channel in ('', AHEAD)}
             self._text = tf.placeholder(tf.uint8, [None])
             self._size = tf.placeholder(tf.int32, [1])
-            self._texts = communication.allgather(self._text, communication.PREFIX + 'texts', 0)
-            self._sizes = communication.allgather(self._size, communication.PREFIX + 'text_sizes', 0)
+            self._texts = {channel: [communication.allgather(self._text, f'{communication.PREFIX}texts{channel}', 0),
+                                     communication.allgather(self._size, f'{communication.PREFIX}text_sizes{channel}', 0)]
+                           for channel in ('', AHEAD)}
             self._session = tf.Session(config=tf.ConfigProto(device_count={'GPU': 0}))
 
     def headers(self, header: Header, channel: str = '') -> list[Header]:
@@ -72,10 +73,10 @@ class SideChannel:
         row = np.array([dataclasses.astuple(header)], np.int64)
         return as_headers(self._session.run(self._headers[channel], {self._header: row}))
 
-    def texts(self, mine: dict[str, Any]) -> list[dict[str, Any]]:
+    def texts(self, mine: dict[str, Any], channel: str = '') -> list[dict[str, Any]]:
         """Every rank's description of itself."""
         data = np.frombuffer(json.dumps(mine).encode(), np.uint8)
-        joined, sizes = self._session.run([self._texts, self._sizes], {self._text: data, self._size: [len(data)]})
+        joined, sizes = self._session.run(self._texts[channel], {self._text: data, self._size: [len(data)]})
         parts = np.split(joined, np.cumsum(sizes)[:-1])
         return [json.loads(part.tobytes().decode()) for part in parts]
 

@@ -57,6 +57,7 @@ class Protocol:
         self.refuse_if_broken()
         if member.over is not None:
             raise member.over
+        taking.alone(self.members.values(), member)
         doing = 'runs ' + ', '.join(sorted(str(getattr(f, 'name', f)) for f in runs.flatten(fetches)))
         run.label = run.label or Label(doing, run.reach.shared)
         self.progress.does(run.label)
@@ -93,6 +94,10 @@ class Protocol:
                 if run.cut is not None:
                     member.ahead.stop()
                 self.failure = (member, f'failed with {type(error).__name__}: {error}')
+                raise
+            except BaseException:               # this program is told to end
+                if run.cut is not None:
+                    member.ahead.abandon()
                 raise
         if run.targets:
             self.progress.passed += 1
@@ -187,9 +192,13 @@ class Protocol:
     def judged(self, headers: list[Header], member: Membership, run: Run | None, doing: str) -> BaseException | None:
         names = list(run.reach.shared) if run else []
         judged = agreement.verdict(headers, member.checks, lambda: self.channel.texts({'doing': doing, 'shared': names}))
+        self.conclude(headers, judged, member)
+        return judged
+
+    def conclude(self, headers: list[Header], judged: BaseException | None, member: Membership) -> None:
+        """Notes whether the session is over."""
         if any(h.status in (LEFT, FAILED) for h in headers) or isinstance(judged, RankError):
             member.over = judged or tf.errors.OutOfRangeError(None, None, 'this session is closed')
-        return judged
 
     def meet(self, session: Any, what: str, doing: str, mine: dict[str, Any]) -> list[dict[str, Any]]:
         """Every rank's `mine`, if all meet for the same (see `collective.ranks.meeting`); `doing` is for the error if not."""
@@ -206,6 +215,7 @@ class Protocol:
 
     def restart(self, session: Any) -> None:
         """Before an iterator of `session` starts anew."""
+        self.refuse_if_broken()
         if session in self.members:
             with self._one_at_a_time, self.progress.does('starts an iterator anew'):
                 taking.restart(self, self.members[session])
@@ -224,7 +234,7 @@ class Protocol:
         `error` is what it is left with, if anything.
         """
         member = self.members.pop(session, None)
-        if member is None or member.over is not None or self.broken:
+        if member is None or self.broken:
             return
         with self._one_at_a_time, self.progress.does('leaves its session'):
             if taking.leave(self, member):

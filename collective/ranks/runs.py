@@ -189,9 +189,7 @@ def _has_inside(graph: tf.Graph, op: tf.Operation, types: re.Pattern[str]) -> bo
 def tensor_names(leaf: Any) -> Sequence[str]:
     if isinstance(leaf, str):
         return [leaf if ':' in leaf else leaf + ':0']
-    if isinstance(leaf, (tf.SparseTensor, tf.IndexedSlices)):
-        return [x.name for x in (leaf.indices, leaf.values, leaf.dense_shape) if x is not None]
-    return [leaf.name] if hasattr(leaf, 'name') else []
+    return [x.name for x in flatten(leaf) if hasattr(x, 'name')]
 
 
 def upstream(operations: Iterable[tf.Operation], fed: Set[str] = frozenset()) -> set[tf.Operation]:

@@ -36,7 +36,8 @@ def create_slot_var(original: Any, primary: Any, val: Any, scope: str, validate_
             return original(primary, val, scope, validate_shape, shape, dtype, **kwargs)
         made = original(primary, lambda *_, **__: initial.shard(val, (rows[0], rows[1]), dtype, scope, 0, 1), scope,
                         validate_shape, shape, dtype, **kwargs)
-        initial.only_after(made.initializer, made._initial_value)
+        if getattr(made, '_initial_value', None) is not None:     # no wrapper of the user's
+            initial.only_after(made.initializer, made._initial_value)
         return made
 
     def create(next_creator: Any, **made: Any) -> Slot:

@@ -188,6 +188,57 @@ def test_a_batch_that_is_fed(strategy, rank, size):
         assert all(map(np.array_equal, a, b)) if isinstance(a, list) else a == b
 
 
+def test_a_batch_that_one_rank_alone_is_fed(strategy, rank, size):
+    """At the first step, where no rank has keys: an error on all, no hang."""
+    if size == 1:
+        return      # there are no others
+    with strategy.scope(prefetch_keys=True, plan='quiet'), tf.Graph().as_default():
+        batch = tf.data.make_one_shot_iterator(dataset(rank, 5)).get_next()
+        fetches = model(strategy, batch)
+        other = next(batches(rank, 1))
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            with pytest.raises(RankError, match='do not run the same'):
+                session.run(fetches['train'], {batch[name]: other[name] for name in other} if rank == 0 else None)
+
+
+def test_data_that_end_behind_a_run_that_was_refused(strategy, rank, size):
+    """By a lookup that isn't in the exchange; then the end is the end."""
+    with strategy.scope(prefetch_keys=True, plan='quiet'), tf.Graph().as_default():
+        batch = tf.data.make_one_shot_iterator(dataset(rank, 2 + (rank == 0))).get_next()
+        fetches = model(strategy, batch)
+        which = tf.placeholder_with_default(tf.constant([0], tf.int64), [1])
+        with strategy.embedding_scope(), tf.control_dependencies([tf.no_op()]):
+            alone = tf.nn.embedding_lookup(reference.table('alone', 3, 2), which)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            session.run([fetches['train'], alone])
+            with pytest.raises(tf.errors.InvalidArgumentError, match="table 'alone': id 7"):
+                session.run([fetches['train'], alone], {which: [7]})
+            for _ in range(2):
+                with pytest.raises(tf.errors.OutOfRangeError):
+                    for _ in range(2):
+                        session.run([fetches['train'], alone])
+
+
+def test_two_sessions_in_turn(strategy, rank, size):
+    """Of two graphs with the same lookups, each with keys under way while the other runs."""
+    def run(ahead):
+        losses = []
+        with strategy.scope(prefetch_keys=ahead, plan='quiet'), contextlib.ExitStack() as stack:
+            made = []
+            for _ in range(2):
+                with tf.Graph().as_default() as graph:
+                    fetches = model(strategy, tf.data.make_one_shot_iterator(dataset(rank, 4)).get_next())
+                    made.append((stack.enter_context(tf.Session(graph=graph)), fetches))
+                    made[-1][0].run(tf.global_variables_initializer())
+            for _ in range(4):
+                losses += [session.run([fetches['loss'], fetches['train']])[0] for session, fetches in made]
+        return losses
+
+    assert run(True) == run(False)
+
+
 def test_an_iterator_that_starts_anew(strategy, rank, size):
     """In the middle, and at the end of the data, which ranks have different amounts of."""
     def run(ahead):
@@ -349,7 +400,7 @@ def test_runs_of_something_else_in_between(strategy, rank, size):
 
 
 @pytest.mark.parametrize('why', [
-    'placeholder', 'several', 'variable', 'constant', 'queue', 'ungrouped', 'early', 'cond', 'nothing'])
+    'placeholder', 'several', 'variable', 'constant', 'queue', 'ungrouped', 'early', 'cond', 'branch', 'nothing'])
 def test_where_it_is_off_the_plan_says_why(strategy, rank, size, why):
     with strategy.scope(prefetch_keys=True, plan='quiet', grouping=why != 'ungrouped'), tf.Graph().as_default():
         batch = tf.data.make_one_shot_iterator(dataset(rank, 2)).get_next()
@@ -363,6 +414,9 @@ def test_where_it_is_off_the_plan_says_why(strategy, rank, size, why):
         elif why == 'variable':
             counter = tf.get_variable('counter', [], tf.int64, tf.zeros_initializer(), trainable=False)
             ids = (ids + counter) % V
+        elif why == 'branch':
+            counter = tf.get_variable('counter', [], tf.int64, tf.zeros_initializer(), trainable=False, use_resource=True)
+            ids = tf.cond(tf.reduce_sum(ids) > 0, lambda: (ids + counter) % V, lambda: ids)
         elif why == 'queue':
             queue = tf.queue.FIFOQueue(9, [tf.int64], [[B]])
             ids = queue.dequeue()
@@ -387,6 +441,7 @@ def test_where_it_is_off_the_plan_says_why(strategy, rank, size, why):
             session.run(fetches['train'], feed)
         expects(size, {
             'placeholder': "off: keys depend on the placeholder 'which'", 'several': 'off: keys come from several iterators',
+            'branch': "off: keys depend on the variable 'counter'",
             'variable': "off: keys depend on the variable 'counter'", 'constant': 'off: keys come from no tf.data iterator',
             'queue': "off: keys come from 'fifo_queue_Dequeue' (QueueDequeueV2)", 'ungrouped': 'off: no lookup with gradients',
             'early': "off: a session had run 'IteratorGetNext'",
@@ -403,4 +458,6 @@ def test_what_is_added_after_a_run_sees_the_batch_of_its_run(strategy, rank, siz
             session.run(fetches['train'])
             doubled = 2 * batch['x']
             got = session.run([doubled, fetches['train']])[0]
+            slope = session.run(tf.gradients(tf.reduce_sum(fetches['logits']), batch['x'])[0])
     assert np.array_equal(got, 2 * list(batches(rank, 2))[1]['x'])
+    assert slope.shape == (B, 2) and np.all(slope != 0)
