@@ -230,8 +230,10 @@ def test_two_sessions_in_turn(strategy, rank, size):
             for _ in range(2):
                 with tf.Graph().as_default() as graph:
                     fetches = model(strategy, tf.data.make_one_shot_iterator(dataset(rank, 4)).get_next())
-                    made.append((stack.enter_context(tf.Session(graph=graph)), fetches))
-                    made[-1][0].run(tf.global_variables_initializer())
+                    session = tf.Session(graph=graph)       # not entered: contexts of two graphs must be left in order
+                    stack.callback(session.close)
+                    session.run(tf.global_variables_initializer())
+                    made.append((session, fetches))
             for _ in range(4):
                 losses += [session.run([fetches['loss'], fetches['train']])[0] for session, fetches in made]
         return losses
