@@ -118,10 +118,10 @@ def check_trace(folder, rank, steps, counts):
         assert sum(e['name'] == 'IteratorGetNext' and e['cat'] == 'input' for e in mine) == 1
         updates = [e for e in mine if 'Apply' in e['name']]
         assert updates and {e['cat'] for e in updates} == {'optimizer'}
-        # Rows of one kind don't overlap: they would hide each other.
+        # Rows of one kind don't overlap: they would hide each other. (As float64, microseconds since 1970 are 0.25 apart.)
         for tid in {e['tid'] for e in mine}:
             line = sorted((e['ts'], e['ts'] + e['dur']) for e in mine if e['tid'] == tid)
-            assert all(end <= start + 0.01 for (_, end), (start, _) in zip(line, line[1:]))
+            assert all(end <= start + 0.5 for (_, end), (start, _) in zip(line, line[1:]))
 
 
 @pytest.mark.skipif(bags.missing() is not None, reason='the operations of groups are not built')
