@@ -23,9 +23,8 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.clipping import is_of_table, table_gradient
-from collective.ops import slices
+from collective.ops import communication, slices
 from collective.ops.communication import outermost
-from collective.ranks.runs import ALIKE
 from collective.tables.dynamic import raw
 from collective.tables.grouping import lookups_of
 from collective.tables.lazy import run_here
@@ -136,7 +135,7 @@ class Sums:
         gradients = [marker.gradient for marker in markers]
         # Without what a script makes updates wait for, which may be downstream of a marker.
         with tf.init_scope(), tf.device(None), tf.name_scope(f'{SCOPE}/'):
-            self._count = _variable(tf.int64, f'{ALIKE}local_steps_{steps}')
+            self._count = _variable(tf.int64, f'{communication.ALIKE}local_steps_{steps}')
             self._kept = [[_variable(_added_in(x.dtype), f'{SCOPE}/sum') for x in _tensors(g)] for g in gradients]
             # Not before the gradients are there: whatever may refuse the run comes first.
             with tf.control_dependencies([x for g in gradients for x in _tensors(g)]):

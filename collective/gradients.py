@@ -6,18 +6,15 @@ ranks' losses. The means are differentiable, so a penalty on a gradient sees, an
 """
 from __future__ import annotations
 
-import collections
-import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import variables
 
-from collective import accumulation
+from collective import accumulation, averages, means
 from collective.clipping import table_gradient
 from collective.ops import communication, gate, slices
-from collective.ops.compression import compressed_mean
 from collective.ranks import runs
 from collective.replicated import mark_shard
 from collective.tables.table import Table, shard_view
@@ -78,9 +75,9 @@ def reduce_gradients(take: Callable[[], Sequence[Any]], xs: Sequence[Any], optio
         else:
             dense.append(i)
     dense.sort(key=lambda i: str(xs[i].name))       # whatever the order in which this rank made its variables
-    means = _mean_dense([gradients[i] for i in dense], [str(xs[i].name) for i in dense], options.wire)
-    for i, reduced in zip(dense, means):
-        out[i] = reduced
+    reduced = means.over_ranks('dense_gradients', [(str(xs[i].name), gradients[i]) for i in dense], options.wire)
+    for i, mean in zip(dense, reduced):
+        out[i] = mean
     if options.local_steps > 1:
         out = [accumulation.mark(g) if g is not None and _is_variable(x) else g for g, x in zip(out, xs)]
     return out
@@ -100,44 +97,11 @@ def deduplicated(original: Any, values: tf.Tensor, indices: tf.Tensor) -> tuple[
 
 def _mean_slices(gradient: tf.IndexedSlices, x: Any) -> tf.IndexedSlices:
     """A replicated variable's sparse gradient stays sparse: every rank gets everyone's slices."""
-    name, zero = x.name.partition(':')[0], _gate([gradient.values, gradient.indices])
+    name, zero = x.name.partition(':')[0], means.opened([gradient.values, gradient.indices])
     values = communication.allgather(gradient.values / tf.cast(communication.size(), gradient.dtype),
                                      communication.unique_name(f'{name}/gradient_values'), zero)
     indices = communication.allgather(gradient.indices, communication.unique_name(f'{name}/gradient_indices'), zero)
     return tf.IndexedSlices(values, indices, gradient.dense_shape)
-
-
-def _mean_dense(gradients: Sequence[tf.Tensor], names: Sequence[str], wire: tf.DType | None) -> list[tf.Tensor]:
-    """One allreduce per dtype for all of them, called by what it reduces. Half-precision gradients are added in float32.
-
-    With `wire`, one exchange for all of a floating type, in which they travel in that type.
-    """
-    by_dtype: dict[tf.DType, list[int]] = collections.defaultdict(list)
-    for i, gradient in enumerate(gradients):
-        half = gradient.dtype in (tf.float16, tf.bfloat16)
-        by_dtype[wire if wire and gradient.dtype.is_floating else tf.float32 if half else gradient.dtype].append(i)
-    out: list[Any] = [None] * len(gradients)
-    for dtype, which in by_dtype.items():
-        some = [gradients[i] for i in which]
-        name, zero = _name_of([(names[i], gradients[i]) for i in which]), _gate(some)
-        if dtype == wire:
-            means = compressed_mean(some, dtype, communication.unique_name(f'{name}.{dtype.name}'), zero)
-        else:
-            sums = communication.allreduce_sum([tf.cast(g, dtype) for g in some], communication.unique_name(name), zero)
-            means = [total / tf.cast(communication.size(), dtype) for total in sums]
-        for i, mean in zip(which, means):
-            out[i] = tf.cast(mean, gradients[i].dtype)
-    return out
-
-
-def _name_of(named: Sequence[tuple[str, tf.Tensor]]) -> str:
-    """A name by which ranks that reduce something else, or another shape, notice it before they do."""
-    listed = '\n'.join(f'{name} {gradient.shape} {gradient.dtype.name}' for name, gradient in named)
-    return f'dense_gradients.{hashlib.blake2b(listed.encode(), digest_size=4).hexdigest()}'
-
-
-def _gate(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    return gate.gates_of(tf.get_default_graph()).beside(tensors).zero
 
 
 def apply_to_shards(local_steps: int, original: Any, optimizer: tf.train.Optimizer, grads_and_vars: Any, *args: Any,
@@ -150,7 +114,7 @@ def apply_to_shards(local_steps: int, original: Any, optimizer: tf.train.Optimiz
     grads_and_vars, apply = accumulation.accumulate(local_steps, original, optimizer, tuple(grads_and_vars))
     gates = gate.gates_of(tf.get_default_graph())
     values = [g.values if isinstance(g, tf.IndexedSlices) else g for g, _ in grads_and_vars if g is not None]
-    _hold_update_ops(gates)
+    averages.hold_updates(gates)
     upstream = runs.upstream(g.op for g in values if isinstance(g, tf.Tensor))
     refusing = [opened.zero.op for opened in gates.gates] + gates.checked
     with shard_view(), tf.control_dependencies([op for op in refusing if op in upstream]):
@@ -160,17 +124,6 @@ def apply_to_shards(local_steps: int, original: Any, optimizer: tf.train.Optimiz
             for slot in optimizer.get_slot_names():
                 mark_shard(optimizer.get_slot(variable, slot), variable)
     return applied
-
-
-def _hold_update_ops(gates: gate.GraphGates) -> None:
-    """Moving averages and their like (`tf.GraphKeys.UPDATE_OPS`) wait for the gate, too, as far as it doesn't wait for them."""
-    held = [op for op in tf.get_collection(tf.GraphKeys.UPDATE_OPS)
-            if isinstance(op, (tf.Operation, tf.Tensor)) and gates.gates]
-    needed = runs.upstream(check.bounds.op for check in gates.checks) if held else set()
-    for update in held:
-        op = update.op if isinstance(update, tf.Tensor) else update
-        if gates.level(op) == 0 and op not in needed and op._get_control_flow_context() is None:
-            op._add_control_input(gates.gates[0].zero.op)
 
 
 def reduce_tape(options: Options, original: Any, tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:

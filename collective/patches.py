@@ -20,6 +20,7 @@ from tensorflow.python.training import (
     basic_session_run_hooks,
     checkpoint_utils,
     monitored_session,
+    moving_averages,
     optimizer,
     session_manager,
     slot_creator,
@@ -29,7 +30,7 @@ from tensorflow.python.training import (
 from tensorflow.python.training import saver as saver_lib
 from tensorflow_estimator.python.estimator import estimator as estimator_lib
 
-from collective import accumulation, clipping, feature_column, gradients, metrics, strategies
+from collective import accumulation, averages, clipping, feature_column, gradients, metrics, strategies
 from collective.checkpoint import restoring, saver, saving, warm_start
 from collective.ops import communication
 from collective.ops.exchange import Wire
@@ -105,6 +106,9 @@ class Patches:
             *((module, function.__name__, function) for module in (clip_ops, tf, tf2) for function in
               (clipping.clip_by_norm, clipping.clip_by_value)),
             *((module, 'clip_by_average_norm', clipping.clip_by_average_norm) for module in (clip_ops, tf)),
+            # Moving averages are of what all ranks see; a table's is sharded.
+            (moving_averages, 'assign_moving_average', averages.assign_moving_average),
+            (moving_averages.ExponentialMovingAverage, 'apply', averages.apply_average),
             # TensorFlow's own Estimator would train every rank on the same input, and count every record N times.
             (estimator_lib.Estimator, '_call_model_fn', _only_ours),
             # A metric's value is that of all ranks' records.
@@ -154,6 +158,7 @@ class Patches:
                                           self._about_gradients())
 
     def _run(self, original: Any, session: Any, *args: Any, **kwargs: Any) -> Any:
+        sessions.name_fetches(session, args[0] if args else kwargs['fetches'])
         self._group(session.graph)
         prefetch.settle(session.graph, self._option('prefetch_keys'))
         watch = Watch(self._option('plan') == 'quiet', profiler.of_options(self._option))

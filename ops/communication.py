@@ -32,6 +32,7 @@ except ImportError as error:
         f'(or set HOROVOD_WITH_TENSORFLOW=1 and pip install --no-build-isolation horovod). The cause: {error}') from error
 
 PREFIX = 'collective.'
+ALIKE = 'collective/alike/'      # begins the names of operations that ranks must have alike, beside collectives
 _counters: weakref.WeakKeyDictionary[tf.Graph, collections.Counter] = weakref.WeakKeyDictionary()
 
 

@@ -23,7 +23,6 @@ SOURCES = frozenset({
     'EagerPyFunc', 'MultiDeviceIteratorGetNextFromShard', 'StatefulPartitionedCall', 'PartitionedCall', 'RemoteCall',
     # control flow as a whole, which may hold any of these: in one operation, or where it is left
     'If', 'Case', 'While', 'Merge', 'Exit'})
-ALIKE = 'collective/alike/'      # begins the names of operations that ranks must have alike, beside collectives
 CALLS = frozenset({'If', 'StatelessIf', 'Case', 'While', 'StatelessWhile', 'StatefulPartitionedCall', 'PartitionedCall'})
 
 
@@ -59,7 +58,7 @@ class Reach:
     Attributes:
         operations: everything that is executed.
         shared: the names of what all ranks must do alike: its collectives, the lookups of groups that it needs, the variables
-            that it initializes, what is called `ALIKE`; sorted.
+            that it initializes, what is called `communication.ALIKE`; sorted.
         signature: 63 bits of them, by which ranks compare their runs.
         initialized: the global variables whose initializers run.
         trains: whether it updates a table or a global variable. What doesn't is an evaluation.
@@ -135,7 +134,7 @@ def reach(graph: tf.Graph, fetches: Iterable[Any], fed: Iterable[Any]) -> Reach:
     initialized = tuple(v for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES) if v.initializer in seen)
     shared = [communication.collective_name(op) or '' for op in seen] + [f'initialize {v.name}' for v in initialized]
     absent = {x.name for x, _ in nothing}
-    shared += [str(op.name) for op in seen if str(op.name).startswith(ALIKE)]
+    shared += [str(op.name) for op in seen if str(op.name).startswith(communication.ALIKE)]
     shared += [f'lookup {i:03} of {group.name.split(".")[1]}: {member.lookup}' for group in groups_of(graph)
                for i, member in enumerate(group.members) if member.ids.op in seen and member.ids.name not in absent]
     names = tuple(sorted(name for name in shared if name))

@@ -19,7 +19,7 @@ from collective.ranks.agreement import Header
 from collective.ranks.shared import Run
 from collective.replicated import is_replicated, make_equal
 from collective.strategies.together import groups_of
-from collective.tables.table import Table
+from collective.tables.table import Sharded, Table
 from collective.watching import Watch
 
 
@@ -78,6 +78,13 @@ def _behind(cut: Cut, fetches: Any) -> _Behind | None:
     return _Behind(mapper, behind) if any(x is not y for x, y in zip(behind, wanted)) else None
 
 
+def name_fetches(session: Any, fetches: Any) -> None:
+    """Tables that are fetched as one value are looked up, before lookups are grouped and the run is read off the graph."""
+    for leaf in runs.flatten(fetches):
+        if isinstance(leaf, Sharded):
+            session.graph.as_graph_element(leaf)
+
+
 def make_callable(original: Any, session: Any, fetches: Any, feed_list: Any = None, accept_options: bool = False) -> Any:
     """`Session.make_callable`: with several ranks, or a dynamic table, a plain `run` in disguise."""
     if communication.size() == 1 and training.existing(session.graph) is None:
@@ -126,9 +133,6 @@ def _prepare(session: Any, fetches: Any, feed_dict: Any) -> Run | None:
     """The `Run` for these fetches and feeds; None if TensorFlow would refuse them, which it then does itself."""
     leaves, fed = runs.flatten(fetches), list(feed_dict or {})
     cache = session.__dict__.setdefault('_collective_runs', {})
-    for table in (leaf for leaf in leaves if isinstance(leaf, Table)):
-        if communication.size() > 1 or table.rows is None:
-            table.refuse('Fetching the value')
     gates = gates_of(session.graph)
     key = (tuple(map(_identity, leaves)), tuple(map(_identity, fed)), len(gates.gates), len(groups_of(session.graph)))
     if key not in cache:
@@ -145,7 +149,7 @@ def _prepare(session: Any, fetches: Any, feed_dict: Any) -> Run | None:
 def _refuse_shards(graph: tf.Graph, leaves: list[Any]) -> None:
     """A read of a table's resource, fetched by its name or made by hand, is a read of one shard."""
     tables = {v.handle.op: v for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
-              if isinstance(v, Table) and (communication.size() > 1 or v.rows is None)}
+              if isinstance(v, Sharded) and (communication.size() > 1 or v.rows is None)}
     for leaf in leaves:
         op = graph.as_graph_element(leaf)
         op = op if isinstance(op, tf.Operation) else op.op

@@ -20,7 +20,7 @@ from collective.ops import communication, gate, keymap, keys, memory, slices, tr
 from collective.replicated import mark_shard
 from collective.tables import initial, store
 from collective.tables.lazy import Lazy, never, run_here
-from collective.tables.table import WHOLE, Table, in_shard_view
+from collective.tables.table import REFUSED, WHOLE, Table, in_shard_view
 
 
 class DynamicTable(Lazy, Table):
@@ -40,6 +40,7 @@ class DynamicTable(Lazy, Table):
     """
 
     hashed = True
+    initial_value = None        # of which rows?
 
     def __init__(self, *, initializer: Any, shape: tf.TensorShape, dtype: tf.DType, name: str, trainable: bool | None = None,
                  collections: Sequence[str] | None = None, constraint: Any = None, **_: Any):
@@ -297,7 +298,7 @@ def _gather_gradient(op: tf.Operation, gradient: Any) -> tuple[tf.IndexedSlices,
     return slices.of_shard(tf.IndexedSlices(gradient, op.inputs[1], None)), None
 
 
-for _method, _way in WHOLE.items():
+for _method, _way in {**WHOLE, **REFUSED}.items():
     setattr(DynamicTable, _method, never(_method, _way))
     if not _method.startswith(('scatter', 'batch_scatter', '_lazy')):       # an optimizer may update rows of a slot by these
         setattr(Slot, _method, never(_method, _way))

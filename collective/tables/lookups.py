@@ -20,10 +20,10 @@ from collective.serving.serving import ServedDynamicTable, ServedTable, look_up
 from collective.strategies.alone import exchange_alone
 from collective.tables.dynamic import DynamicTable
 from collective.tables.grouping import lookups_of
-from collective.tables.table import Table
+from collective.tables.table import Sharded
 
 
-def _checked(table: Table | ServedTable, ids: tf.Tensor) -> strategies.Lookup:
+def _checked(table: Sharded | ServedTable, ids: tf.Tensor) -> strategies.Lookup:
     """The ids as int64, with their bounds. Where no gate can see them, they are checked on the spot.
 
     That is with one rank, which has no gate, and inside control flow or a function, whose tensors the gate can't reach.
@@ -45,12 +45,12 @@ def _checked(table: Table | ServedTable, ids: tf.Tensor) -> strategies.Lookup:
         return strategies.Lookup(table, tf.identity(ids), None)
 
 
-def _as_keys(table: Table | ServedTable, ids: tf.Tensor) -> tf.Tensor:
+def _as_keys(table: Sharded | ServedTable, ids: tf.Tensor) -> tf.Tensor:
     """int64; strings are keys of dynamic tables only."""
     return keys.of_strings(ids) if table.rows is None and ids.dtype == tf.string else tf.cast(ids, tf.int64)
 
 
-def _check_now(table: Table, bounds: tf.Tensor) -> tf.Operation:
+def _check_now(table: Sharded, bounds: tf.Tensor) -> tf.Operation:
     """Raises for an id outside of the table, in the words that the gate has for it."""
     def refuse(low_and_high: np.ndarray) -> np.ndarray:
         low, high = (int(x) for x in low_and_high)
@@ -69,13 +69,13 @@ def _exchange(lookup: strategies.Lookup, name: str | None) -> tf.Tensor:
     return out
 
 
-def lookup_rows(table: Table | ServedTable, ids: Any, max_norm: float | None, name: str | None) -> tf.Tensor:
+def lookup_rows(table: Sharded | ServedTable, ids: Any, max_norm: float | None, name: str | None) -> tf.Tensor:
     with tf.name_scope(name, 'embedding_lookup') as scope:
         lookup = _checked(table, tf.convert_to_tensor(ids, name='ids'))
         return _exchange(strategies.Lookup(table, lookup.ids, lookup.bounds, max_norm=max_norm), scope)
 
 
-def lookup_pooled(table: Table | ServedTable, sparse_ids: Any, sparse_weights: Any, combiner: str | None,
+def lookup_pooled(table: Sharded | ServedTable, sparse_ids: Any, sparse_weights: Any, combiner: str | None,
                   max_norm: float | None, name: str | None) -> tf.Tensor:
     combiner = combiner or 'mean'
     if combiner not in ('mean', 'sqrtn', 'sum'):
@@ -120,9 +120,9 @@ def lookup_safely(table: DynamicTable | ServedDynamicTable, sparse_ids: Any, spa
         return out
 
 
-def _only(params: Table | ServedTable | list[Any]) -> Any:
+def _only(params: Sharded | ServedTable | list[Any]) -> Any:
     """The table of `params`, a table or a list of one."""
-    if isinstance(params, (Table, ServedTable)):
+    if isinstance(params, (Sharded, ServedTable)):
         return params
     if len(params) != 1:
         raise ValueError('A list of tables is not one table: each is sharded by itself. Look up '
@@ -136,7 +136,7 @@ Sparse = Union[tf.SparseTensor, tf.SparseTensorValue, tensor_lib.Tensor]
 
 
 def _register() -> None:
-    for kind in (Table, List[Table], ServedTable, List[ServedTable]):  # noqa: UP006 (TensorFlow knows typing.List only)
+    for kind in (Sharded, List[Sharded], ServedTable, List[ServedTable]):  # noqa: UP006 (TensorFlow knows typing.List only)
         @tf2.experimental.dispatch_for_api(tf.nn.embedding_lookup, {'params': kind, 'ids': Ids})
         def _v1_rows(params, ids, partition_strategy='mod', name=None, validate_indices=True, max_norm=None):
             return lookup_rows(_only(params), ids, max_norm, name)

@@ -1,7 +1,8 @@
-"""The static table: a resource variable whose shape is the whole table's and whose memory is this rank's shard."""
+"""The static table, and its slots: resource variables whose shape is the whole's and whose memory is this rank's shard."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Iterator
 from typing import Any, NoReturn
@@ -11,7 +12,7 @@ from tensorflow.python.ops import resource_variable_ops
 
 from collective.errors import TableError
 from collective.ops import communication, kernels
-from collective.tables import initial
+from collective.tables import initial, whole
 
 _view = threading.local()
 
@@ -30,13 +31,14 @@ def in_shard_view() -> bool:
     return getattr(_view, 'on', False)
 
 
-class Table(resource_variable_ops.ResourceVariable):
-    """A table of V rows of dimension D, whose row i lives on rank i mod N, as row i div N of the shard there.
+class Sharded(resource_variable_ops.ResourceVariable):
+    """A variable of V rows of dimension D, whose row i lives on rank i mod N, as row i div N of the shard there.
 
-    It stands in `tf.trainable_variables()` under its own name and goes wherever a variable goes: optimizers, `var_list`,
-    `tf.gradients`. Rows are read by `tf.nn.embedding_lookup`, `embedding_lookup_sparse`, `safe_embedding_lookup_sparse` and
-    `tf.gather`, and by the feature columns that use them. Every other way to read or write it would reach one
-    rank's shard only and raises `TableError`. With one rank, shard and table are the same and nothing raises.
+    Rows are read by `tf.nn.embedding_lookup`, `embedding_lookup_sparse`, `safe_embedding_lookup_sparse` and `tf.gather`, and by
+    the feature columns that use them. Whatever takes a variable for one value (fetching it, `tf.matmul`, slices,
+    `tf.nn.l2_loss`, `read_value`) gets all rows from all ranks, and `assign`, `assign_add`, `assign_sub` and `load` take such a
+    value, the same on every rank (see `collective.tables.whole`). What else would reach one rank's shard only raises
+    `TableError`. With one rank, shard and variable are the same.
 
     Attributes:
         rows: V.
@@ -45,18 +47,24 @@ class Table(resource_variable_ops.ResourceVariable):
         handle: the resource of this rank's shard, [ceil((V - rank) / N), D].
         shard_shape: its shape.
         hashed: whether a key's owner is found by hashing it.
+        told: whether somebody was warned that it is read as one value.
+
+    Args:
+        rows, dim: V and D.
+        **kwargs: `ResourceVariable`'s; its initial value is the shard's.
     """
 
     hashed = False
 
-    def __init__(self, *, initializer: Any, shape: tf.TensorShape, dtype: tf.DType, name: str, **kwargs: Any):
-        self.rows, self.dim = shape.as_list()
-        rank, ranks = communication.rank(), communication.size()
+    rows: Any       # None of dynamic ones
+
+    def __init__(self, *, rows: int, dim: int, **kwargs: Any):
+        self.rows, self.dim, self.told = rows, dim, False
+        self._fetched: tf.Tensor | None = None
         with shard_view():
-            super().__init__(
-                initial_value=lambda: initial.shard(initializer, (self.rows, self.dim), dtype, name, rank, ranks),
-                name=name, dtype=dtype, **kwargs)
-        initial.only_after(self.initializer, self._initial_value)
+            super().__init__(**kwargs)
+        if isinstance(self._initial_value, tf.Tensor):
+            initial.only_after(self.initializer, self._initial_value)
 
     @property
     def shape(self) -> tf.TensorShape:
@@ -85,36 +93,123 @@ class Table(resource_variable_ops.ResourceVariable):
         """[K, D], the rows of `keys` [K] int64, all of which this rank owns. Its gradient is `IndexedSlices` of the shard."""
         return kernels.gather_rows(self, keys // communication.size(), [self.dim])
 
+    # -- as one value ----------------------------------------------------------------------------------------------------
+
+    def _is_whole(self) -> bool:
+        return communication.size() == 1 or in_shard_view()
+
+    def value(self) -> tf.Tensor:
+        return super().value() if self._is_whole() else whole.read(self)
+
+    def read_value(self) -> tf.Tensor:
+        return super().read_value() if self._is_whole() else whole.read(self)
+
+    def read_value_no_copy(self) -> tf.Tensor:
+        return super().read_value_no_copy() if self._is_whole() else whole.read(self)
+
+    def gather_nd(self, indices: Any, name: str | None = None) -> tf.Tensor:
+        return super().gather_nd(indices, name) if self._is_whole() else whole.gather_nd(self, indices, name)
+
+    @property
+    def initial_value(self) -> Any:
+        return self._initial_value if self._is_whole() else self.refuse('Reading the initial value')
+
+    def _as_graph_element(self) -> tf.Tensor:
+        if self._is_whole():
+            return super()._as_graph_element()
+        if self._fetched is None:
+            graph = self.graph
+            finalized = graph.finalized
+            graph._unsafe_unfinalize()
+            with graph.as_default(), tf.init_scope():
+                self._fetched = whole.read(self)
+            if finalized:
+                graph.finalize()
+        return self._fetched
+
+    def eval(self, session: Any = None) -> Any:
+        return self._as_graph_element().eval(session=session)
+
+    def load(self, value: Any, session: Any = None) -> None:
+        if self._is_whole():
+            super().load(value, session)
+        else:
+            whole.load(self, value, session)
+
     def refuse(self, way: str) -> NoReturn:
         """Raises the error that names the table, and what to do instead of `way`."""
         raise TableError(
             f"{way} of table '{self.op.name}' would see only this rank's {self._shape[0]} of its {self.rows} rows. Look the "
-            'rows up (tf.nn.embedding_lookup, embedding_lookup_sparse, safe_embedding_lookup_sparse, tf.gather), or make '
-            'the variable outside embedding_scope() to have it whole on every rank.')
+            'rows up (tf.nn.embedding_lookup, embedding_lookup_sparse, safe_embedding_lookup_sparse, tf.gather), assign a '
+            'whole value, or make the variable outside embedding_scope() to have it whole on every rank.')
 
 
-def _whole_only(method: str, way: str) -> Any:
+class Table(Sharded):
+    """A sharded variable of the model, what `tf.get_variable` makes in embedding_scope().
+
+    It stands in `tf.trainable_variables()` under its own name and goes wherever a variable goes: optimizers, `var_list`,
+    `tf.gradients`.
+
+    Args:
+        initializer: fills [V, D]; see `collective.tables.initial.shard`.
+        shape: [V, D].
+    """
+
+    def __init__(self, *, initializer: Any, shape: tf.TensorShape, dtype: tf.DType, name: str, **kwargs: Any):
+        rows, dim = shape.as_list()
+        self._whole_value = functools.partial(initial.shard, initializer, (rows, dim), dtype, name)
+        super().__init__(rows=rows, dim=dim, initial_value=lambda: self._whole_value(
+            communication.rank(), communication.size()), name=name, dtype=dtype, **kwargs)
+
+    @property
+    def initial_value(self) -> Any:
+        """What it starts from: all rows, made on this rank."""
+        return self._initial_value if self._is_whole() else self._whole_value(0, 1)
+
+
+def _assigned(method: str) -> Any:
+    """`assign`, `assign_add` or `assign_sub`, of a value that all ranks give whole."""
     inherited = getattr(resource_variable_ops.ResourceVariable, method)
 
-    def guarded(self: Table, *args: Any, **kwargs: Any) -> Any:
-        if communication.size() > 1 and not in_shard_view():
+    @functools.wraps(inherited)
+    def assign(self: Sharded, value: Any, use_locking: bool | None = None, name: str | None = None, read_value: bool = True
+               ) -> Any:
+        if self._is_whole():
+            return inherited(self, value, use_locking, name, read_value)
+        value = whole.mine(self, tf.convert_to_tensor(value, self.dtype))
+        with tf.control_dependencies([whole.agreed(self, method)]), shard_view():
+            done = inherited(self, tf.identity(value), use_locking, name, False)
+        if not read_value:
+            return done
+        with tf.control_dependencies([done]):
+            return whole.read(self)
+    return assign
+
+
+def _refused(method: str, way: str) -> Any:
+    inherited = getattr(resource_variable_ops.ResourceVariable, method)
+
+    @functools.wraps(inherited)
+    def guarded(self: Sharded, *args: Any, **kwargs: Any) -> Any:
+        if not self._is_whole():
             self.refuse(way)
         return inherited(self, *args, **kwargs)
-    guarded.__name__, guarded.__doc__ = method, inherited.__doc__
     return guarded
 
 
-# What would read or write all of a table, and how the error calls it.
+# What would read or write all of a sharded variable, and how an error calls it.
 WHOLE = {
     'value': 'Reading the value', 'read_value': 'Reading the value', 'read_value_no_copy': 'Reading the value',
-    '_dense_var_to_tensor': 'Converting to a tensor',
-    'initialized_value': 'Reading the value', 'eval': 'Reading the value', 'gather_nd': 'tf.gather_nd',
+    '_dense_var_to_tensor': 'Converting to a tensor', 'eval': 'Reading the value', 'gather_nd': 'tf.gather_nd',
     'assign': 'Assigning to all', 'assign_add': 'Adding to all', 'assign_sub': 'Subtracting from all',
-    'load': 'Loading the value', 'count_up_to': 'Counting up', 'scatter_sub': 'A scatter',
-    'scatter_add': 'A scatter', 'scatter_max': 'A scatter', 'scatter_min': 'A scatter', 'scatter_mul': 'A scatter',
-    'scatter_div': 'A scatter', 'scatter_update': 'A scatter', 'batch_scatter_update': 'A scatter',
-    'scatter_nd_sub': 'A scatter', 'scatter_nd_add': 'A scatter', 'scatter_nd_update': 'A scatter',
-    '_lazy_read': 'A scatter',
+    'load': 'Loading the value'}
+REFUSED = {
+    'initialized_value': 'initialized_value (its initial_value is there)', 'count_up_to': 'Counting up',
+    'scatter_sub': 'A scatter', 'scatter_add': 'A scatter', 'scatter_max': 'A scatter', 'scatter_min': 'A scatter',
+    'scatter_mul': 'A scatter', 'scatter_div': 'A scatter', 'scatter_update': 'A scatter', 'batch_scatter_update': 'A scatter',
+    'scatter_nd_sub': 'A scatter', 'scatter_nd_add': 'A scatter', 'scatter_nd_update': 'A scatter', '_lazy_read': 'A scatter',
     'scatter_nd_max': 'A scatter', 'scatter_nd_min': 'A scatter'}
-for _method, _way in WHOLE.items():
-    setattr(Table, _method, _whole_only(_method, _way))
+for _method in ('assign', 'assign_add', 'assign_sub'):
+    setattr(Sharded, _method, _assigned(_method))
+for _method, _way in REFUSED.items():
+    setattr(Sharded, _method, _refused(_method, _way))

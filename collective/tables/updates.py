@@ -8,6 +8,7 @@ update goes over the whole slot (Adam's), the rows in use are gone over in block
 """
 from __future__ import annotations
 
+import functools
 from typing import Any, Callable
 
 import numpy as np
@@ -17,9 +18,10 @@ from tensorflow.python.training import adam, optimizer
 
 from collective.errors import TableError
 from collective.ops import sparse_updates, training
+from collective.replicated import mark_shard
 from collective.tables import initial, store
 from collective.tables.dynamic import DynamicTable, Slot, count_rows
-from collective.tables.table import Table
+from collective.tables.table import Sharded, Table
 
 BLOCK = 1 << 20         # elements of a table that a dense update holds at once
 
@@ -29,16 +31,18 @@ UNSEEN = 'is updated by a run that no session of strategy.scope() runs: the keys
 
 def create_slot_var(original: Any, primary: Any, val: Any, scope: str, validate_shape: bool, shape: Any, dtype: Any,
                     **kwargs: Any) -> Any:
-    """`slot_creator._create_slot_var`: a `Slot` for a dynamic table."""
+    """`slot_creator._create_slot_var`: a `Slot` for a dynamic table, and for a static one what is sharded as it is."""
     if not isinstance(primary, DynamicTable):
-        rows = shape.as_list() if isinstance(primary, Table) and initial.is_constant(val) and len(shape or ()) == 2 else None
-        if rows is None:
+        whole = tf.TensorShape(val.shape if shape is None else shape)
+        if not isinstance(primary, Sharded) or whole.rank != 2 or not whole.is_compatible_with(primary.shard_shape):
             return original(primary, val, scope, validate_shape, shape, dtype, **kwargs)
-        made = original(primary, lambda *_, **__: initial.shard(val, (rows[0], rows[1]), dtype, scope, 0, 1), scope,
-                        validate_shape, shape, dtype, **kwargs)
-        if getattr(made, '_initial_value', None) is not None:     # no wrapper of the user's
-            initial.only_after(made.initializer, made._initial_value)
-        return made
+        rows, dim = primary.shard_shape.as_list()
+        first = val
+        if initial.is_constant(val):
+            def first(*_: Any, **__: Any) -> tf.Tensor:
+                return initial.shard(val, (rows, dim), dtype, scope, 0, 1)
+        with tf.variable_creator_scope(functools.partial(_sharded_as, primary)):
+            return original(primary, first, scope, validate_shape, shape, dtype, **kwargs)
 
     def create(next_creator: Any, **made: Any) -> Slot:
         del next_creator
@@ -49,6 +53,14 @@ def create_slot_var(original: Any, primary: Any, val: Any, scope: str, validate_
     with tf.variable_creator_scope(create):
         return variable_scope.get_variable(scope, initializer=val, trainable=False, use_resource=True, dtype=dtype,
                                            shape=shape if callable(val) else None, partitioner=None)
+
+
+def _sharded_as(table: Sharded, next_creator: Any, **made: Any) -> Sharded:
+    del next_creator
+    slot = Sharded(rows=table.rows, dim=table.dim, **{key: made.get(key) for key in (
+        'initial_value', 'name', 'dtype', 'trainable', 'collections', 'validate_shape')})
+    mark_shard(slot, table)
+    return slot
 
 
 def sparse_adagrad(original: Any, optimizer_: Any, gradient: Any, variable: Any, rows: Any) -> tf.Operation:

@@ -1,0 +1,68 @@
+"""A sharded variable as one value: what TensorFlow's own operations on a variable mean, at the cost of moving all of it.
+
+A read is the lookup of every row, so it shares exchanges, agreements and gradients with the lookups of the script. A write
+takes the same whole value on every rank, which keeps its own rows.
+"""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from collective.ops import communication, gate
+
+if TYPE_CHECKING:
+    from collective.tables.table import Sharded
+
+MANY = 64 << 20         # bytes: a read of more is worth a word
+
+
+def read(table: Sharded, name: str | None = None) -> tf.Tensor:
+    """[V, D], all rows on every rank. Its gradient is that of all rows, as a sparse one."""
+    size = table.rows * table.dim * table.dtype.size
+    if size > MANY and not table.told:
+        table.told = True
+        tf.logging.warning(
+            "table '%s' is read as one value: each run that uses it sends all of its %.1f GB to every rank. Look rows up "
+            'instead (tf.nn.embedding_lookup), or make it outside embedding_scope().', table.op.name, size / 1e9)
+    return tf.nn.embedding_lookup(table, tf.range(table.rows, dtype=tf.int64), name=name)
+
+
+def gather_nd(table: Sharded, indices: Any, name: str | None = None) -> tf.Tensor:
+    """`tf.gather_nd(table, indices)`: a lookup of the rows that `indices` [..., 1 or 2] name."""
+    indices = tf.convert_to_tensor(indices, name='indices')
+    depth = tf.compat.dimension_value(indices.shape[-1])
+    if depth not in (1, 2):
+        return tf.gather_nd(read(table), indices, name=name)
+    rows = tf.nn.embedding_lookup(table, indices[..., 0], name=name if depth == 1 else None)
+    return rows if depth == 1 else tf.gather(rows, indices[..., 1], batch_dims=indices.shape.rank - 1, name=name)
+
+
+def mine(table: Sharded, value: Any) -> Any:
+    """This rank's rows of `value` [V, D], a tensor or an array.
+
+    Raises:
+        ValueError: it has another shape.
+    """
+    if not tf.TensorShape(value.shape).is_compatible_with([table.rows, table.dim]):
+        raise ValueError(f"table '{table.op.name}' is [{table.rows}, {table.dim}], and can't be assigned a value of shape "
+                         f'{value.shape}: give the whole table, the same on every rank.')
+    return value[communication.rank()::communication.size()]
+
+
+def agreed(table: Sharded, what: str) -> tf.Tensor:
+    """An operation behind which all ranks do `what` to `table`, or none: one alone would change its shard only."""
+    opened = gate.gates_of(tf.get_default_graph()).beside([]).zero
+    name = communication.unique_name(f'{what}/{table.op.name}')
+    with tf.name_scope(None):
+        return tf.identity(opened, name=communication.ALIKE + name)
+
+
+def load(table: Sharded, value: Any, session: Any) -> None:
+    """`table.load(value, session)`: on every rank, which keeps its rows."""
+    session = session or tf.get_default_session()
+    if session is None:
+        raise ValueError(f"table '{table.op.name}': load needs a session, or a default one.")
+    array = np.asarray(value, table.dtype.as_numpy_dtype)
+    session.run(table.initializer, {table.initializer.inputs[1]: mine(table, array)})

@@ -1,0 +1,137 @@
+"""Moving averages: of batch normalisation, of tensors, of variables and of tables."""
+import contextlib
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import collective
+from collective import TableError
+from tests.ranks import grouped, reference
+
+V, D = 11, 3
+RNG = np.random.default_rng(5)
+BATCHES = [{'ids': RNG.integers(0, V, grouped.B), 'x': RNG.normal(size=(grouped.B, D)), 'labels': RNG.normal(size=grouped.B)}
+           for _ in range(3)]
+
+
+def placeholders():
+    return {'ids': tf.placeholder(tf.int64, [None]), 'x': tf.placeholder(tf.float32, [None, D]),
+            'labels': tf.placeholder(tf.float32, [None])}
+
+
+def normalized(t, feeds, reuse=None):
+    """The loss of a batch that is normalised by itself, in front of a lookup and behind it."""
+    with tf.variable_scope('model', reuse=reuse):
+        x = tf.layers.batch_normalization(feeds['x'], training=True, momentum=0.8, name='in')
+        x += tf.nn.embedding_lookup(t, feeds['ids'])
+        x = tf.layers.batch_normalization(x, training=True, momentum=0.8, name='behind')
+        out = tf.layers.dense(x, 1, kernel_initializer=tf.ones_initializer(), name='out')[:, 0]
+        return tf.reduce_mean(tf.square(out - feeds['labels']))
+
+
+def test_batch_normalization(strategy, rank, size):
+    """The truth: the ranks' parts in one graph, each normalised by itself; the averages take the mean of theirs."""
+    def averages():
+        return {v.op.name: v for v in tf.global_variables() if 'moving' in v.op.name}
+
+    with strategy.scope(), tf.Graph().as_default():
+        with strategy.embedding_scope():
+            t = reference.table('t', V, D)
+        feeds = placeholders()
+        loss = normalized(t, feeds)
+        with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
+            train = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            for batch in BATCHES:
+                session.run(train, {feeds[k]: reference.part(v, rank, size) for k, v in batch.items()})
+            counts = grouped.exchanged(session, train, {feeds[k]: v for k, v in BATCHES[0].items()})
+            got = session.run({'t': t, **{v.op.name: v for v in tf.trainable_variables()[1:]}, **averages()})
+    assert size == 1 or counts[1] == 2, 'one allreduce for gradients and one for averages'
+
+    with tf.Graph().as_default():
+        t = reference.table('t', V, D)
+        parts = [placeholders() for _ in range(size)]
+        updates = {}
+        losses = [normalized(t, feeds, tf.AUTO_REUSE) for feeds in parts]
+        for op in tf.get_collection(tf.GraphKeys.UPDATE_OPS):
+            updates.setdefault(op.inputs[0].op.name, []).append(op.inputs[1])       # what is taken off the average
+        averages = averages()
+        means = {name: tf.add_n(deltas) / size for name, deltas in updates.items()}
+        with tf.control_dependencies(list(means.values())):
+            with tf.control_dependencies([tf.assign_sub(averages[name], delta) for name, delta in means.items()]):
+                train = tf.train.GradientDescentOptimizer(0.1).minimize(tf.add_n(losses) / size)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            for batch in BATCHES:
+                session.run(train, {feeds[k]: reference.part(v, r, size) for r, feeds in enumerate(parts)
+                                    for k, v in batch.items()})
+            session.run(train, {feeds[k]: v for feeds in parts for k, v in BATCHES[0].items()})     # as it was counted
+            want = session.run({v.op.name: v for v in tf.global_variables()})
+    assert len(averages) == 4
+    grouped.same(got, want)
+    assert grouped.everyone(str(sorted((k, v.tolist()) for k, v in got.items()))) == [
+        str(sorted((k, v.tolist()) for k, v in got.items()))] * size
+
+
+@pytest.mark.parametrize('debias', [False, True])
+def test_of_a_tensor(strategy, rank, size, debias):
+    """Of the loss, say: the average of everyone's, and the same on every rank."""
+    def build(embedding_scope):
+        with embedding_scope():
+            t = reference.table('t', V, D)
+        feeds = placeholders()
+        loss = tf.reduce_mean(tf.square(tf.nn.embedding_lookup(t, feeds['ids']) - feeds['x']))
+        average = tf.train.ExponentialMovingAverage(0.7, zero_debias=debias)
+        update = average.apply([loss])
+        with tf.control_dependencies([tf.train.GradientDescentOptimizer(0.1).minimize(loss), update]):
+            return {'train': tf.no_op(), 'average': average.average(loss)}, {k: feeds[k] for k in ('ids', 'x')}
+    runs = [(['train'], {k: b[k] for k in ('ids', 'x')}) for b in BATCHES] + [(['average'], {})]
+    want, got = grouped.both(strategy, rank, size, build, runs)
+    grouped.same(got[-1], want[-1])
+
+
+def test_of_tables_and_other_variables(strategy, rank, size, folder):
+    """Behind the update; looked up, read, and restored into the table, as for an evaluation."""
+    def build(embedding_scope):
+        with embedding_scope():
+            t = reference.table('t', V, D)
+        feeds = placeholders()
+        x = tf.nn.embedding_lookup(t, feeds['ids'])
+        out = tf.layers.dense(x, 1, kernel_initializer=tf.ones_initializer())[:, 0]
+        train = tf.train.AdamOptimizer(0.1).minimize(tf.reduce_mean(tf.square(out - feeds['labels'])))
+        average = tf.train.ExponentialMovingAverage(0.7)
+        with tf.control_dependencies([train]):
+            update = average.apply(tf.trainable_variables())
+        averages = {average.average_name(v): average.average(v) for v in tf.trainable_variables()}
+        assert average.average(t).shape.as_list() == [V, D]
+        saver = tf.train.Saver(average.variables_to_restore(), save_relative_paths=True)
+        return {'train': train, 'update': update, **averages, 'row': tf.nn.embedding_lookup(average.average(t), [0, V - 1])}, {
+            k: feeds[k] for k in ('ids', 'labels')}, saver, t
+
+    def run(scope, embedding_scope, r, n, path):
+        with scope, tf.Graph().as_default():
+            fetches, feeds, saver, t = build(embedding_scope)
+            with tf.Session() as session:
+                session.run(tf.global_variables_initializer())
+                for batch in BATCHES:
+                    session.run([fetches['train'], fetches['update']],
+                                {feeds[k]: reference.part(batch[k], r, n) for k in feeds})
+                everything = tf.train.Saver()
+                names = [name for name in fetches if name not in ('train', 'update')]
+                out = session.run({name: fetches[name] for name in names})
+                saver.restore(session, everything.save(session, path))
+                return {**out, 'restored': session.run(t)}
+    got = run(strategy.scope(), strategy.embedding_scope, rank, size, f'{folder}/model')
+    want = run(contextlib.nullcontext(), contextlib.nullcontext, 0, 1, f'{folder}/plain-{rank}')
+    grouped.same(got, want)
+    np.testing.assert_allclose(got['restored'], got['t/ExponentialMovingAverage'], rtol=1e-6)
+
+
+def test_of_a_dynamic_table_is_refused(strategy):
+    with strategy.scope(), tf.Graph().as_default():
+        with strategy.embedding_scope():
+            collective.get_embedding_variable('t', D)
+        with pytest.raises(TableError, match="table 't'.*var_list without it"):
+            tf.train.ExponentialMovingAverage(0.9).apply()

@@ -1,0 +1,175 @@
+"""Tables, and their slots, used as one value: as TensorFlow's operations use any variable."""
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from collective import RankError
+from tests.ranks import grouped, reference
+
+V, D = 11, 3        # rows that no number of ranks divides
+ONES = np.ones([V, D], np.float32)
+VALUES = reference.table_values(V, D)
+READS = {
+    'convert': lambda t: tf.convert_to_tensor(t), 'identity': lambda t: tf.identity(t), 'value': lambda t: t.value(),
+    'read_value': lambda t: t.read_value(), 'add': lambda t: t + 1.0, 'matmul': lambda t: tf.matmul(t, tf.ones([D, 2])),
+    'transposed': lambda t: tf.matmul(tf.ones([2, D]), t, transpose_b=True), 'norm': lambda t: tf.nn.l2_loss(t),
+    'row': lambda t: t[4], 'slice': lambda t: t[2:9:3, 1:], 'reduce': lambda t: tf.reduce_mean(t, 0),
+    'gather_nd': lambda t: tf.gather_nd(t, [[[0, 1]], [[10, 2]]]), 'gather_rows': lambda t: tf.gather_nd(t, [[3], [10]]),
+    'gather_columns': lambda t: tf.gather(t, [2, 0], axis=1), 'cast': lambda t: tf.cast(t, tf.float64),
+    'unstack': lambda t: tf.stack(tf.unstack(t)[::-1]), 'split': lambda t: tf.split(t, [4, 7])[1],
+    'cond': lambda t: tf.cond(tf.constant(True), lambda: t + 1.0, lambda: tf.zeros([V, D])),
+    'shape': lambda t: tf.shape(t), 'initial': lambda t: t.initial_value}
+
+
+@pytest.mark.parametrize('way', READS)
+def test_a_read_has_every_row(strategy, rank, size, way):
+    def build(embedding_scope):
+        with embedding_scope():
+            t = reference.table('t', V, D)
+        return {'out': READS[way](t)}, {}
+    want, got = grouped.both(strategy, rank, size, build, [(['out'], {})])
+    np.testing.assert_allclose(got[0]['out'], want[0]['out'], rtol=1e-6)
+
+
+def test_fetching_a_table(strategy, rank, size):
+    """By itself, among others, by a hook in a finalized graph, and by `eval`."""
+    with strategy.scope(), tf.Graph().as_default():
+        with strategy.embedding_scope():
+            t = reference.table('t', V, D)
+        row = tf.nn.embedding_lookup(t, [rank])
+
+        class Hook(tf.train.SessionRunHook):
+            def before_run(self, context):
+                return tf.train.SessionRunArgs({'table': t})
+
+            def after_run(self, context, values):
+                np.testing.assert_array_equal(values.results['table'], VALUES)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            np.testing.assert_array_equal(session.run(t), VALUES)
+            out = session.run({'a': [t, row], 'b': t})
+            np.testing.assert_array_equal(out['a'][0], VALUES)
+            np.testing.assert_array_equal(out['a'][1], VALUES[[rank]])
+            np.testing.assert_array_equal(t.eval(), VALUES)
+            np.testing.assert_array_equal(session.make_callable(t)(), VALUES)
+        with tf.train.MonitoredSession(hooks=[Hook()]) as session:
+            session.run(row)
+            np.testing.assert_array_equal(session.run(t), VALUES)
+
+
+@pytest.mark.parametrize('make', [
+    lambda: tf.train.GradientDescentOptimizer(0.1), lambda: tf.train.AdagradOptimizer(0.1),
+    lambda: tf.train.MomentumOptimizer(0.1, 0.9), lambda: tf.train.AdamOptimizer(0.1), lambda: tf.train.FtrlOptimizer(0.1)])
+@pytest.mark.parametrize('lookups', [True, False])
+def test_penalties_on_all_weights(strategy, rank, size, make, lookups):
+    """`l2_loss` over `trainable_variables()`: in plain TensorFlow a table's gradient is then dense."""
+    def build(embedding_scope):
+        with embedding_scope():
+            tables = {name: reference.table(name, V, dim, regularizer=lambda v: 0.01 * tf.reduce_sum(tf.abs(v)))
+                      for name, dim in (('t', D), ('u', 2))}
+        ids, labels = tf.placeholder(tf.int64, [None]), tf.placeholder(tf.float32, [None])
+        rows = [tf.nn.embedding_lookup(t, ids) for t in tables.values()] if lookups else [tf.ones([1, 2])]
+        loss = tf.reduce_mean(tf.square(tf.layers.dense(tf.concat(rows, 1), 1, kernel_initializer=tf.ones_initializer())
+                                        - labels[:, None]))
+        total = loss + tf.losses.get_regularization_loss() + 0.1 * tf.add_n(list(map(tf.nn.l2_loss, tf.trainable_variables())))
+        return {'train': make().minimize(total), **grouped.rows_of(tables)}, {'ids': ids, 'labels': labels}
+    rng = np.random.default_rng(1)
+    batches = [{'ids': rng.integers(0, V, grouped.B), 'labels': rng.normal(size=grouped.B)} for _ in range(3)]
+    want, got = grouped.both(strategy, rank, size, build, [(['train'], b) for b in batches] + [(['t', 'u'], {})])
+    grouped.same(got[-1], want[-1])
+
+
+def test_gradients_through_a_read(strategy, rank, size):
+    """All of a table against each sample: the gradient is every rank's, and the clipped norm the whole table's."""
+    def build(embedding_scope):
+        with embedding_scope():
+            t = reference.table('t', V, D)
+        x, labels = tf.placeholder(tf.float32, [None, D]), tf.placeholder(tf.int64, [None])
+        loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(
+            labels=labels, logits=tf.matmul(x, t, transpose_b=True)))
+        optimizer = tf.train.GradientDescentOptimizer(0.5)
+        clipped, norm = tf.clip_by_global_norm(tf.gradients(loss, [t]), 0.1)
+        return {'train': optimizer.apply_gradients(zip(clipped, [t])), 'norm': norm, 't': t}, {'x': x, 'labels': labels}
+    rng = np.random.default_rng(2)
+    batches = [{'x': rng.normal(size=(grouped.B, D)), 'labels': rng.integers(0, V, grouped.B)} for _ in range(3)]
+    want, got = grouped.both(strategy, rank, size, build, [(['train', 'norm'], b) for b in batches] + [(['t'], {})])
+    for a, b in zip(got, want):
+        grouped.same({k: v for k, v in a.items() if v is not None}, {k: v for k, v in b.items() if v is not None})
+
+
+def test_losses_over_sampled_rows(strategy, rank, size):
+    """`sampled_softmax_loss` and `nce_loss` with the same negatives on every rank."""
+    def build(embedding_scope):
+        with embedding_scope():
+            t, u = reference.table('t', V, D), reference.table('u', V, D, seed=1)
+        biases = tf.get_variable('biases', [V], initializer=tf.zeros_initializer())
+        ids, labels = tf.placeholder(tf.int64, [None]), tf.placeholder(tf.int64, [None, 1])
+        negatives = (tf.constant([1, 4, 7], tf.int64), tf.fill([tf.shape(labels)[0], 1], 0.3), tf.fill([3], 0.3))
+        x = tf.nn.embedding_lookup(t, ids)
+        loss = tf.reduce_mean(tf.nn.sampled_softmax_loss(u, biases, labels, x, 3, V, sampled_values=negatives))
+        loss += tf.reduce_mean(tf.nn.nce_loss([u], biases, labels, x, 3, V, sampled_values=negatives))
+        return {'train': tf.train.AdagradOptimizer(0.2).minimize(loss), 'biases': biases, 't': t, 'u': u}, {
+            'ids': ids, 'labels': labels}
+    rng = np.random.default_rng(3)
+    batches = [{'ids': rng.integers(0, V, grouped.B), 'labels': rng.integers(0, V, (grouped.B, 1))} for _ in range(3)]
+    want, got = grouped.both(strategy, rank, size, build, [(['train'], b) for b in batches] + [(['t', 'u', 'biases'], {})])
+    grouped.same(got[-1], want[-1])
+
+
+def test_writes_take_a_whole_value(strategy, rank, size):
+    def build(embedding_scope):
+        with embedding_scope():
+            t = reference.table('t', V, D)
+        value = tf.placeholder(tf.float32, [V, D])
+        with tf.control_dependencies([t.assign_sub(3 * ONES, read_value=False)]):
+            after = t.read_value()
+        return {'t': t, 'assign': tf.assign(t, value), 'add': t.assign_add(2 * ONES), 'after': after}, {'value': value}
+    new = np.arange(V * D, dtype=np.float32).reshape(V, D)
+
+    def run(scope, embedding_scope):
+        with scope, tf.Graph().as_default():
+            fetches, feeds = build(embedding_scope)
+            with tf.Session() as session:
+                session.run(tf.global_variables_initializer())
+                out = [session.run(fetches['assign'], {feeds['value']: new}), session.run(fetches['add'])]
+                out += [session.run(fetches['t']), session.run(fetches['after'])]
+                fetches['t'].load(4 * new, session)
+                return [*out, session.run(fetches['t'])]
+    for got, want in zip(run(strategy.scope(), strategy.embedding_scope), [new, new + 2, new + 2, new - 1, 4 * new]):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_writes_of_another_shape_and_by_one_rank_alone(strategy, rank, size):
+    if size == 1:
+        return      # TensorFlow's own
+    with strategy.scope(), tf.Graph().as_default():
+        with strategy.embedding_scope():
+            t = reference.table('t', V, D)
+        with pytest.raises(ValueError, match=r"table 't' is \[11, 3\].*shape \(4, 3\)"):
+            t.assign(np.zeros([4, 3], np.float32))
+        change, other = t.assign(ONES, read_value=False), tf.nn.embedding_lookup(t, [0])
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            with pytest.raises(RankError, match='do not run the same'):
+                session.run(change if rank == 0 else other)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            with pytest.raises(ValueError, match=r"table 't' is \[11, 3\].*shape \(2, 2\)"):
+                t.load(np.zeros([2, 2]), session)
+
+
+def test_slots_are_whole_to_whoever_reads_them(strategy, rank, size):
+    def build(embedding_scope):
+        with embedding_scope():
+            t = reference.table('t', V, D)
+        ids = tf.placeholder(tf.int64, [None])
+        optimizer = tf.train.AdamOptimizer(0.1)
+        train = optimizer.minimize(tf.reduce_mean(tf.square(tf.nn.embedding_lookup(t, ids))))
+        slots = {name: optimizer.get_slot(t, name) for name in optimizer.get_slot_names()}
+        assert all(slot.shape.as_list() == [V, D] for slot in slots.values())
+        return {'train': train, **slots, 'row': tf.nn.embedding_lookup(slots['m'], [3, V - 1]),
+                'norm': tf.linalg.global_norm(list(slots.values()))}, {'ids': ids}
+    rng = np.random.default_rng(4)
+    batches = [{'ids': rng.integers(0, V, grouped.B)} for _ in range(2)]
+    want, got = grouped.both(strategy, rank, size, build, [(['train'], b) for b in batches] + [(['m', 'v', 'row', 'norm'], {})])
+    grouped.same(got[-1], want[-1])
