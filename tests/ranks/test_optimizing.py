@@ -105,8 +105,8 @@ WAYS = {
     'gate_graph': minimized(gate_gradients=tf.train.Optimizer.GATE_GRAPH),
     'colocate': minimized(colocate_gradients_with_ops=True), 'grad_loss': lambda m: minimized(grad_loss=tf.constant(2.0))(m),
     'aggregation': minimized(aggregation_method=tf.AggregationMethod.EXPERIMENTAL_TREE), 'scaled': changed(scaled),
-    'clip_by_norm': changed(lambda g: tf.clip_by_norm(summed(g), 0.05)), 'schedule': schedule, 'several': several, 'taken': taken,
-    'stopped': stopped, 'clipped': clipped, 'penalised': penalised, 'keras_losses': by_keras}
+    'clip_by_norm': changed(lambda g: tf.clip_by_norm(summed(g), 0.05)), 'schedule': schedule, 'several': several,
+    'taken': taken, 'stopped': stopped, 'clipped': clipped, 'penalised': penalised, 'keras_losses': by_keras}
 
 
 def beside(strategy, rank, size, build):
