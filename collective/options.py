@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from collective import accumulation
+from collective import accumulation, comparing
 from collective.profiling import profiler
 
 # Tuning that scripts pass to other libraries: accepted, and said to be without effect. HybridBackend registers emb_backend,
@@ -22,7 +22,7 @@ DTYPES = (None, 'float32', 'float16', 'bfloat16')
 CHOICES: dict[str, tuple[Any, ...]] = {
     'embedding_gradients': ('mean', 'sum'), 'missing_slots': ('error', 'fresh'), 'grouping': (True, False),
     'wire_dtype': DTYPES, 'gradient_wire_dtype': DTYPES, 'plan': ('print', 'quiet'),
-    'dense_compression': ('none', 'fp16', 'bf16'), 'prefetch_keys': (False, True)}
+    'dense_compression': ('none', 'fp16', 'bf16'), 'prefetch_keys': (False, True), 'deterministic': (False, True)}
 
 
 def check(options: Mapping[str, Any]) -> None:
@@ -32,6 +32,7 @@ def check(options: Mapping[str, Any]) -> None:
             raise ValueError(f'scope({name}=…) is {" or ".join(map(repr, values))}, not {options[name]!r}.')
     profiler.check(options)
     accumulation.check(options)
+    comparing.check(options)
 
 
 def known(what: str, options: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Callable
 import tensorflow.compat.v1 as tf
 
 from collective import strategies
+from collective.determinism import Determinism
 from collective.ops import communication
 from collective.options import check, known
 from collective.patches import Patches
@@ -38,7 +39,7 @@ class _DataScope(Scope):
     OPTIONS: dict[str, Any] = {'embedding_gradients': 'mean', 'missing_slots': 'error', 'grouping': True, 'wire_dtype': None,
                                'gradient_wire_dtype': None, 'plan': 'print', 'profile': None, 'profile_steps': (11, 20),
                                'profile_every': 0, 'local_steps': 1, 'dense_compression': 'none',
-                               'prefetch_keys': False}
+                               'prefetch_keys': False, 'check': False, 'deterministic': False}
 
 
 class _EmbeddingScope(Scope):
@@ -127,6 +128,19 @@ class CollectiveStrategy:
                 session that is left waits for that batch. It is off
                 where an Estimator evaluates or predicts; other evaluations with the same iterator need equal numbers of
                 batches on all ranks, or are an error on all.
+            check: k: after every k-th training run of a session the ranks compare checksums of the bits of all replicated
+                variables; a difference is a `ReplicaError` on every rank, which names them. True: every 100; default False.
+                It reads all of them, one after another. Left alone is what is each rank's own: local variables, those with
+                `VariableSynchronization.ON_READ`, and what UPDATE_OPS write (moving averages of batch normalisation).
+            deterministic: whether two launches of a program, on one machine and number of ranks, give the same bits. Default
+                False. Inside it is `tf.config.experimental.enable_op_determinism`: kernels and tf.data have one order, whatever
+                they are told, and what has no such kernel is an error. And sums over three ranks or more are formed in the
+                order of the ranks, by two exchanges in place of one. Give it before the graph is built. What draws random
+                numbers (dropout, `shuffle`, one-shot iterators) needs a seed, or TensorFlow raises a RuntimeError:
+                `tf.set_random_seed`, and `seed=… + strategy.rank()` where ranks shall draw their own. Left to the program:
+                numbers of NumPy, and of Python, from which Keras and `tf.layers` draw first values (`random.seed`); threads and
+                queues of its own; variables that a run reads and writes with nothing to order the two, as TensorFlow warns of
+                sessions; what it reduces by Horovod itself, if HOROVOD_FUSION_THRESHOLD isn't 0.
 
         Raises:
             TypeError: an unknown option.
@@ -243,6 +257,7 @@ class _Scopes:
         self._entered = threading.local()       # kinds of scopes, of each thread; embedding_scope() is a thread's own
         self._lock = threading.RLock()
         self._options: list[dict[str, Any]] = []
+        self._determinism = Determinism()
         self._patches = Patches(lambda: _EmbeddingScope in self._kinds(), self._option)
 
     def _kinds(self) -> list[type[Scope]]:
@@ -264,6 +279,7 @@ class _Scopes:
                 if not self._options:
                     self._patches.apply()
                 self._options.append(options)
+                self._determinism.follow(self._option('deterministic'))
         self._entered.kinds = [*self._kinds(), kind]
 
     def leave(self, kind: type[Scope]) -> None:
@@ -272,6 +288,7 @@ class _Scopes:
         with self._lock:
             if kind is _DataScope:
                 self._options.pop()
+                self._determinism.follow(bool(self._options) and self._option('deterministic'))
                 if not self._options:
                     self._patches.restore()
 
