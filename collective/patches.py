@@ -30,7 +30,7 @@ from tensorflow.python.training import (
 from tensorflow.python.training import saver as saver_lib
 from tensorflow_estimator.python.estimator import estimator as estimator_lib
 
-from collective import accumulation, averages, clipping, feature_column, gradients, metrics, strategies
+from collective import accumulation, averages, clipping, feature_column, gradients, metrics, strategies, watching
 from collective.checkpoint import restoring, saver, saving, warm_start
 from collective.ops import communication
 from collective.ops.exchange import Wire
@@ -40,7 +40,6 @@ from collective.ranks import clock, sessions
 from collective.tables import updates
 from collective.tables.creation import is_dynamic, table_getter
 from collective.tables.grouping import lookups_of
-from collective.watching import Watch
 
 Replacement = tuple[Any, str, Callable[..., Any]]       # (owner, attribute, f(original, *args, **kwargs))
 
@@ -161,8 +160,7 @@ class Patches:
         sessions.name_fetches(session, args[0] if args else kwargs['fetches'])
         self._group(session.graph)
         prefetch.settle(session.graph, self._option('prefetch_keys'))
-        watch = Watch(self._option('plan') == 'quiet', profiler.of_options(self._option))
-        return sessions.run(watch, original, session, *args, **kwargs)
+        return sessions.run(watching.of_options(self._option), original, session, *args, **kwargs)
 
     def _extend(self, original: Any, session: Any) -> None:
         """What every run of a session begins with, our own included: it takes no change of what it has seen by then."""

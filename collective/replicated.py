@@ -26,9 +26,14 @@ def is_replicated(variable: Any) -> bool:
     return shard_of(variable) is None
 
 
+def is_movable(variable: Any) -> bool:
+    """Whether its values are numbers, which can be compared and sent."""
+    return variable.dtype.base_dtype not in (tf.string, tf.variant, tf.resource)
+
+
 def make_equal(original: Any, session: Any, variables: Sequence[Any]) -> None:
     """Gives every rank rank 0's values of `variables`. Called on every rank with the same variables."""
-    movable = [v for v in variables if v.dtype.base_dtype not in (tf.string, tf.variant, tf.resource)]
+    movable = [v for v in variables if is_movable(v)]
     if not movable:
         return
     if not hasattr(session.graph, '_collective_broadcasts'):

@@ -2,40 +2,23 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Callable
 
 import tensorflow.compat.v1 as tf
 
-from collective import accumulation, strategies
+from collective import strategies
+from collective.determinism import Determinism
 from collective.ops import communication
+from collective.options import check, known
 from collective.patches import Patches
 from collective.plan import reading
 from collective.plan.description import Plan
-from collective.profiling import profiler
 from collective.ranks import runs
 from collective.tables import lookups as _lookups  # noqa: F401 (registers the lookup functions)
 
 if TYPE_CHECKING:
     from collective.estimator.estimator import Estimator
-
-# Tuning that scripts pass to other libraries: accepted, and said to be without effect. HybridBackend registers emb_backend,
-# emb_num_groups, comm_…, grad_lazy_sync and so on with its context; SparseOperationKit takes the rest in its layers.
-FOREIGN_PREFIXES = ('emb_', 'comm_', 'grad_', 'data_')
-FOREIGN: frozenset[str] = frozenset({
-    'sharding', 'use_hierarchical_embedding_lookup', 'batch_size', 'model_dir', 'keep_checkpoint_max',
-    'keep_checkpoint_every_n_hours', 'mode',
-    'global_batch_size', 'max_vocabulary_size_per_gpu', 'slot_num', 'max_nnz', 'max_feature_num', 'nnz_per_slot',
-    'use_hashtable', 'dynamic_input', 'var_type', 'key_type', 'init_capacity', 'max_capacity', 'hotness'})
-
-
-# The values of options, the default first.
-DTYPES = (None, 'float32', 'float16', 'bfloat16')
-CHOICES: dict[str, tuple[Any, ...]] = {
-    'embedding_gradients': ('mean', 'sum'), 'missing_slots': ('error', 'fresh'), 'grouping': (True, False),
-    'wire_dtype': DTYPES, 'gradient_wire_dtype': DTYPES, 'plan': ('print', 'quiet'),
-    'dense_compression': ('none', 'fp16', 'bf16'), 'prefetch_keys': (False, True)}
 
 
 class Scope:
@@ -56,7 +39,7 @@ class _DataScope(Scope):
     OPTIONS: dict[str, Any] = {'embedding_gradients': 'mean', 'missing_slots': 'error', 'grouping': True, 'wire_dtype': None,
                                'gradient_wire_dtype': None, 'plan': 'print', 'profile': None, 'profile_steps': (11, 20),
                                'profile_every': 0, 'local_steps': 1, 'dense_compression': 'none',
-                               'prefetch_keys': False}
+                               'prefetch_keys': False, 'check': False, 'deterministic': False}
 
 
 class _EmbeddingScope(Scope):
@@ -145,18 +128,27 @@ class CollectiveStrategy:
                 session that is left waits for that batch. It is off
                 where an Estimator evaluates or predicts; other evaluations with the same iterator need equal numbers of
                 batches on all ranks, or are an error on all.
+            check: k: after every k-th training run of a session the ranks compare checksums of the bits of all replicated
+                variables; a difference is a `ReplicaError` on every rank, which names them. True: every 100; default False.
+                It reads all of them, one after another. Left alone is what is each rank's own: local variables, those with
+                `VariableSynchronization.ON_READ`, and what UPDATE_OPS write (moving averages of batch normalisation).
+            deterministic: whether two launches of a program, on one machine and number of ranks, give the same bits. Default
+                False. Inside it is `tf.config.experimental.enable_op_determinism`: kernels and tf.data have one order, whatever
+                they are told, and what has no such kernel is an error. And sums over three ranks or more are formed in the
+                order of the ranks, by two exchanges in place of one. Give it before the graph is built. What draws random
+                numbers (dropout, `shuffle`, one-shot iterators) needs a seed, or TensorFlow raises a RuntimeError:
+                `tf.set_random_seed`, and `seed=… + strategy.rank()` where ranks shall draw their own. Left to the program:
+                numbers of NumPy, and of Python, from which Keras and `tf.layers` draw first values (`random.seed`); threads and
+                queues of its own; variables that a run reads and writes with nothing to order the two, as TensorFlow warns of
+                sessions; what it reduces by Horovod itself, if HOROVOD_FUSION_THRESHOLD isn't 0.
 
         Raises:
             TypeError: an unknown option.
             ValueError: an option's value isn't one of its values.
             OSError: the folder of `profile` can't be made.
         """
-        options = _known('scope', options, _DataScope.OPTIONS)
-        for name, values in CHOICES.items():
-            if options.get(name, values[0]) not in values:
-                raise ValueError(f'scope({name}=…) is {" or ".join(map(repr, values))}, not {options[name]!r}.')
-        profiler.check(options)
-        accumulation.check(options)
+        options = known('scope', options, _DataScope.OPTIONS)
+        check(options)
         return _DataScope(self, options)
 
     def embedding_scope(self, **options: Any) -> Scope:
@@ -168,7 +160,7 @@ class CollectiveStrategy:
             TypeError: an unknown option.
             RuntimeError: on entering it outside scope().
         """
-        return _EmbeddingScope(self, _known('embedding_scope', options, _EmbeddingScope.OPTIONS))
+        return _EmbeddingScope(self, known('embedding_scope', options, _EmbeddingScope.OPTIONS))
 
     def plan(self, graph: Any = None, fetches: Any = None, session: Any = None) -> Plan:
         """What was built for a graph: its tables and their shards, its groups, the exchanges of a step, as data.
@@ -211,7 +203,7 @@ class CollectiveStrategy:
             RankError: the ranks' model_dirs differ.
         """
         from collective.estimator.estimator import Estimator  # tf.estimator takes a while to load
-        options = _known('estimator', kwargs, {'shard_input': True})
+        options = known('estimator', kwargs, {'shard_input': True})
         inherited = _SCOPES.options()
         return Estimator(lambda: self.scope(**inherited), options.get('shard_input', True), model_fn, model_dir, config, params,
                          warm_start_from)
@@ -265,6 +257,7 @@ class _Scopes:
         self._entered = threading.local()       # kinds of scopes, of each thread; embedding_scope() is a thread's own
         self._lock = threading.RLock()
         self._options: list[dict[str, Any]] = []
+        self._determinism = Determinism()
         self._patches = Patches(lambda: _EmbeddingScope in self._kinds(), self._option)
 
     def _kinds(self) -> list[type[Scope]]:
@@ -286,6 +279,7 @@ class _Scopes:
                 if not self._options:
                     self._patches.apply()
                 self._options.append(options)
+                self._determinism.follow(self._option('deterministic'))
         self._entered.kinds = [*self._kinds(), kind]
 
     def leave(self, kind: type[Scope]) -> None:
@@ -294,20 +288,9 @@ class _Scopes:
         with self._lock:
             if kind is _DataScope:
                 self._options.pop()
+                self._determinism.follow(bool(self._options) and self._option('deterministic'))
                 if not self._options:
                     self._patches.restore()
 
 
 _SCOPES = _Scopes()
-
-
-def _known(what: str, options: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
-    """The options of ours; one warning for those of other libraries."""
-    foreign = sorted(o for o in options if o not in known and (o in FOREIGN or o.startswith(FOREIGN_PREFIXES)))
-    unknown = sorted(o for o in options if o not in known and o not in foreign)
-    if unknown:
-        raise TypeError(f"{what}() has no option {', '.join(unknown)}. Its options: {', '.join(known) or 'none'}.")
-    if foreign:
-        warnings.warn(f"{what}(): {', '.join(foreign)} tunes another library and has no effect here; leave it out to silence "
-                      'this.', stacklevel=3)
-    return {o: v for o, v in options.items() if o in known}

@@ -23,6 +23,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 from tensorflow.core.framework import attr_value_pb2
+from tensorflow.python.framework import config
 
 try:
     import horovod.tensorflow as hvd
@@ -159,12 +160,40 @@ def allreduce_sum(tensors: Sequence[tf.Tensor], name: str, gate: Any) -> list[tf
     if size() == 1:
         return [tf.identity(x) for x in tensors]
     dtype = tensors[0].dtype
+    if in_order():
+        flat = tf.concat([tf.reshape(x, [-1]) for x in tensors], 0)
+        return [_like(piece, x) for piece, x in zip(
+            tf.split(_sum_in_order(flat, name, gate), [_elements(x) for x in tensors], num=len(tensors)), tensors)]
     # The gate travels as one more element: it costs no pass over the data.
     flat = tf.concat([tf.reshape(x, [-1]) for x in tensors] + [tf.cast(gate, dtype)[None]], 0)
     with _meeting('Allreduce', name, gate):
         out = hvd.allreduce(flat, op=hvd.Sum, name=name, ignore_name_scope=True)
     pieces = tf.split(out, [_elements(x) for x in tensors] + [1])[:-1]
     return [_like(piece, x) for piece, x in zip(pieces, tensors)]
+
+
+def in_order() -> bool:
+    """Whether sums over ranks must be formed in the order of the ranks, as TensorFlow's kernels form theirs in one order.
+
+    In Horovod's ring, where the sum of an element starts depends on its place in the buffer, and so on what is reduced at the
+    same time. The sum of two has one order only.
+    """
+    return size() > 2 and bool(config.is_op_determinism_enabled())
+
+
+def _sum_in_order(x: tf.Tensor, name: str, gate: Any) -> tf.Tensor:
+    """[E], the sum over ranks of `x` [E]: rank k adds up everyone's part k, and tells it to all."""
+    ranks = size()
+
+    @tf.custom_gradient
+    def add(x: tf.Tensor) -> Any:
+        part = (tf.size(x) + ranks - 1) // ranks
+        padded = tf.pad(x, [[0, part * ranks - tf.size(x)]])
+        received, _ = alltoall(padded, tf.fill([ranks], part), f'{name}.parts', gate)
+        mine = tf.add_n(tf.unstack(tf.reshape(received, [ranks, part])))
+        return allgather(mine, f'{name}.sums', gate)[:tf.size(x)], lambda gradient: _sum_in_order(
+            gradient, unique_name(name[len(PREFIX):] + '.gradient'), gate)
+    return add(x)
 
 
 @tf.RegisterGradient('CollectiveAllreduce')

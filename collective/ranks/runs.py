@@ -58,7 +58,7 @@ class Reach:
     Attributes:
         operations: everything that is executed.
         shared: the names of what all ranks must do alike: its collectives, the lookups of groups that it needs, the variables
-            that it initializes, what is called `communication.ALIKE`; sorted.
+            that it initializes, what is called `communication.ALIKE`, options of scope(); sorted.
         signature: 63 bits of them, by which ranks compare their runs.
         initialized: the global variables whose initializers run.
         trains: whether it updates a table or a global variable. What doesn't is an evaluation.
@@ -70,6 +70,11 @@ class Reach:
     initialized: tuple[Any, ...]
     trains: bool
     nothing: tuple[tuple[tf.Tensor, np.ndarray], ...]
+
+    def alike(self, names: Iterable[str]) -> Reach:
+        """The same, for ranks that compare `names`, too."""
+        shared = tuple(sorted([*self.shared, *names]))
+        return dataclasses.replace(self, shared=shared, signature=_signature(shared, self.trains))
 
     def levels(self, gates: GraphGates) -> list[int]:
         """The levels of the gates that it passes, ascending."""
@@ -139,8 +144,12 @@ def reach(graph: tf.Graph, fetches: Iterable[Any], fed: Iterable[Any]) -> Reach:
                for i, member in enumerate(group.members) if member.ids.op in seen and member.ids.name not in absent]
     names = tuple(sorted(name for name in shared if name))
     trains = _updates(graph, seen)
+    return Reach(frozenset(seen), names, _signature(names, trains), initialized, trains, tuple(nothing))
+
+
+def _signature(names: Iterable[str], trains: bool) -> int:
     digest = hashlib.blake2b('\n'.join([*names, str(trains)]).encode(), digest_size=8).digest()
-    return Reach(frozenset(seen), names, int.from_bytes(digest, 'little') >> 1, initialized, trains, tuple(nothing))
+    return int.from_bytes(digest, 'little') >> 1
 
 
 # Operations that write the variable which is their first input (a reference, or a resource).
@@ -153,18 +162,25 @@ COLLECTIVES = re.compile('Horovod')
 def _updates(graph: tf.Graph, operations: Iterable[tf.Operation]) -> bool:
     """Whether any of `operations` writes a global variable, other than to initialize it."""
     variables_ = graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
-    holders = {(v.handle if hasattr(v, 'handle') else v).op for v in variables_}
+    holders = {memory(v) for v in variables_}
     initializers = {v.initializer for v in variables_}
     for op in operations:
         if op.type in CALLS:
-            if _has_inside(graph, op, WRITES) and any(_holder(x) in holders for x in op.inputs):
+            if _has_inside(graph, op, WRITES) and any(holder(x) in holders for x in op.inputs):
                 return True
-        elif op.inputs and op not in initializers and WRITES.match(op.type) and _holder(op.inputs[0]) in holders:
+        elif op.inputs and op not in initializers and WRITES.match(op.type) and holder(op.inputs[0]) in holders:
             return True
     return False
 
 
-def _holder(x: tf.Tensor) -> tf.Operation:
+def memory(variable: Any) -> tf.Operation:
+    """The operation that has `variable`."""
+    found: tf.Operation = (variable.handle if hasattr(variable, 'handle') else variable).op
+    return found
+
+
+def holder(x: tf.Tensor) -> tf.Operation:
+    """The operation that has the variable to which `x` refers, if it refers to one."""
     while x.op.type in PASSES:
         x = x.op.inputs[0]
     return x.op

@@ -35,7 +35,7 @@ def run(watch: Watch, original: Any, session: Any, fetches: Any, feed_dict: Any 
         if behind is not None:
             values = run(watch, original, session, behind.fetches, feed_dict, options, run_metadata)
             return behind.mapper.build_results(values)
-    prepared = _prepare(session, fetches, feed_dict)
+    prepared = _prepare(session, fetches, feed_dict, watch.alike)
     if flag is not None and prepared is not None and prepared.reach.trains:
         feed_dict = {**(feed_dict or {}), flag.name: True}
     if communication.size() == 1:
@@ -129,19 +129,22 @@ def _has_tables(graph: tf.Graph) -> bool:
     return any(isinstance(v, Table) for v in graph.get_collection_ref(tf.GraphKeys.GLOBAL_VARIABLES))
 
 
-def _prepare(session: Any, fetches: Any, feed_dict: Any) -> Run | None:
-    """The `Run` for these fetches and feeds; None if TensorFlow would refuse them, which it then does itself."""
+def _prepare(session: Any, fetches: Any, feed_dict: Any, alike: tuple[str, ...]) -> Run | None:
+    """The `Run` for these fetches and feeds; None if TensorFlow would refuse them, which it then does itself.
+
+    If it trains, the ranks compare the names `alike`, too.
+    """
     leaves, fed = runs.flatten(fetches), list(feed_dict or {})
     cache = session.__dict__.setdefault('_collective_runs', {})
     gates = gates_of(session.graph)
-    key = (tuple(map(_identity, leaves)), tuple(map(_identity, fed)), len(gates.gates), len(groups_of(session.graph)))
+    key = (tuple(map(_identity, leaves)), tuple(map(_identity, fed)), len(gates.gates), len(groups_of(session.graph)), alike)
     if key not in cache:
         try:
             reach = runs.reach(session.graph, leaves, fed)
         except Exception:
             return None
         _refuse_shards(session.graph, leaves)
-        cache[key] = _plan(session.graph, reach, (leaves, fed))
+        cache[key] = _plan(session.graph, reach.alike(alike) if reach.trains else reach, (leaves, fed))
     prepared: Run = cache[key]
     return prepared
 

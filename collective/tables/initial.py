@@ -87,7 +87,8 @@ def table_seed(name: str, seed: int | None) -> int:
 
 
 def _random(seed: int | None, name: str, draw: Callable[[np.ndarray], np.ndarray]) -> Fill:
-    random_seed.get_seed(seed)      # TensorFlow numbers unseeded operations: whatever comes next keeps its number
+    if tf.get_default_graph().seed is not None:
+        random_seed.get_seed(seed)      # TensorFlow numbers unseeded operations: whatever comes next keeps its number
     base = table_seed(name, seed)
 
     def fill(rows: np.ndarray, dim: int) -> np.ndarray:

@@ -1,0 +1,116 @@
+"""Whether replicated variables are still equal on all ranks: scope(check=k).
+
+    every k-th training run of a session ──► this rank's checksums ──► a meeting ──► an error on all ranks, or on none
+
+They start equal and every rank applies the same updates to them. Whatever else a script does to them (`tf.assign` of something
+that this rank alone knows) makes replicas drift apart, and nobody would notice before the numbers are wrong.
+"""
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from collective.errors import ReplicaError
+from collective.ops import communication
+from collective.ranks import meeting, runs
+from collective.replicated import is_movable, is_replicated
+from collective.tables.lazy import run_here
+
+USUAL = 100         # training runs, for scope(check=True)
+FIRST = 5           # variables that an error names
+
+
+def check(options: Mapping[str, Any]) -> None:
+    """Raises ValueError for scope(check=…) that is neither a truth value nor a number of training runs."""
+    given = options.get('check', False)
+    if not isinstance(given, int) or given < 0:
+        raise ValueError(f'scope(check=…) is True, False or a number of training runs, not {given!r}.')
+
+
+def every(option: Any) -> int:
+    """After how many training runs; 0 for never."""
+    return USUAL if option is True else int(option)
+
+
+def after_training(session: Any, runs_between: int) -> None:
+    """Called on every rank after a training run of `session`. After every `runs_between`-th of them ranks compare.
+
+    Raises:
+        ReplicaError: a replicated variable isn't equal on all ranks; on every rank.
+        RankError: a rank could not read its own, or does something else; on every rank.
+    """
+    if communication.size() == 1:
+        return
+    number = session.__dict__['_collective_trained'] = session.__dict__.get('_collective_trained', 0) + 1
+    if number % runs_between:
+        return
+    told = meeting.together(session, f'compares replicated variables after training run {number} (scope(check={runs_between}))',
+                            lambda: {str(v.name): _checksum(session, v) for v in compared(session.graph)})
+    odd = [name for name in told[0] if len({mine.get(name) for mine in told} - {None}) > 1]
+    if odd:
+        raise ReplicaError(_says(number, {name: [mine.get(name, '') for mine in told] for name in odd[:FIRST]},
+                                 len(odd) - FIRST, runs_between))
+
+
+def compared(graph: tf.Graph) -> list[Any]:
+    """The global variables of `graph` that every rank has alike.
+
+    Not among them are tables and their slots; what UPDATE_OPS write (moving averages of batch normalisation), which is each
+    rank's own; and what a script says is: local variables, and those with `VariableSynchronization.ON_READ`.
+    """
+    own = {id(v) for key in (tf.GraphKeys.LOCAL_VARIABLES, tf.GraphKeys.METRIC_VARIABLES) for v in graph.get_collection(key)}
+    # A moving average without bias has variables of its own, called as if they were inside of it.
+    updated = tuple(f'{op.name}/' for op in _written_by_update_ops(graph))
+    return [v for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
+            if is_replicated(v) and is_movable(v) and id(v) not in own and not str(v.op.name + '/').startswith(updated)
+            and getattr(v, 'synchronization', None) != tf.VariableSynchronization.ON_READ]
+
+
+def _written_by_update_ops(graph: tf.Graph) -> set[tf.Operation]:
+    """The operations of the variables that UPDATE_OPS write; not those which they only wait for."""
+    listed = (getattr(update, 'op', update) for update in graph.get_collection(tf.GraphKeys.UPDATE_OPS))
+    stack = [op for op in listed if isinstance(op, tf.Operation)]
+    seen, found = set(stack), set()
+    while stack:
+        op = stack.pop()
+        if op.inputs and runs.WRITES.match(op.type):
+            found.add(runs.holder(op.inputs[0]))
+            continue
+        behind = list(op.control_inputs) if op.type in ('NoOp', 'Identity', 'ReadVariableOp') else []
+        for upper in [x.op for x in op.inputs] + behind:
+            if upper not in seen:
+                seen.add(upper)
+                stack.append(upper)
+    return found
+
+
+def _checksum(session: Any, variable: Any) -> str:
+    """Of the bits, so that NaN is equal to itself. One variable at a time is read."""
+    try:
+        value = np.ascontiguousarray(run_here(session, variable))
+    except tf.errors.FailedPreconditionError:
+        return 'not initialized'
+    digest = hashlib.blake2b(f'{value.dtype} {value.shape}'.encode(), digest_size=12)
+    digest.update(value.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def _says(number: int, sums: Mapping[str, Sequence[str]], more: int, runs_between: int) -> str:
+    """The error: which variables, and which ranks have which value of them."""
+    named = ', '.join(f"'{name}' ({_groups(of)})" for name, of in sums.items()) + (f' and {more} more' if more > 0 else '')
+    closer = ' scope(check=1) finds the first run after which they differ.' if runs_between > 1 else ''
+    return (f'After training run {number} of this session replicated variables are not equal on all ranks any more: {named}. '
+            "Usually one was updated from what only this rank knows (its part of the data, as in tf.assign or a moving average "
+            "of this rank's loss; its rank; numbers that NumPy or Python drew without a seed) or loaded on some ranks only. "
+            'Update it from what all ranks have: horovod.tensorflow.allreduce(x) is the mean of their x. Or make what is meant '
+            f"to be each rank's own a local variable: collections=[tf.GraphKeys.LOCAL_VARIABLES].{closer}")
+
+
+def _groups(sums: Sequence[str]) -> str:
+    """Which ranks have the same."""
+    return ' | '.join('rank ' + ', '.join(str(r) for r, mine in enumerate(sums) if mine == value)
+                      for value in dict.fromkeys(sums))
