@@ -221,11 +221,15 @@ def keys_of(table: Table, ids: tf.Tensor) -> tf.Tensor:
     return tf.cast(ids, tf.int64) * (2 ** 59 + 1) - 2 ** 61 if table.keys == 'huge' else ids
 
 
-def int64_keys(table: Table) -> np.ndarray:
-    """Those of all ids, as the table holds them."""
+def ids_of(table: Table, keys: np.ndarray) -> np.ndarray:
+    """The ids whose keys a table holds as int64 `keys`."""
+    if table.kind != 'dynamic':
+        return keys
     with tf.Graph().as_default(), tf.Session() as session:
-        keys = keys_of(table, tf.range(table.rows, dtype=tf.int64))
-        return session.run(key_ops.of_strings(keys) if table.keys == 'strings' else keys)
+        all_keys = keys_of(table, tf.range(table.rows, dtype=tf.int64))
+        found = session.run(key_ops.of_strings(all_keys) if table.keys == 'strings' else all_keys)
+    ids = {key: i for i, key in enumerate(found.tolist())}
+    return np.array([ids[key] for key in keys.tolist()], np.int64)
 
 
 class Built:
@@ -319,7 +323,10 @@ class Built:
         else:
             if lookup.deep:
                 ids, weights = (x if x is None else tf.sparse.expand_dims(x, 1) for x in (ids, weights))
-            out = nn.safe_embedding_lookup_sparse(table, ids, weights, combiner=lookup.combiner, default_id=lookup.default_id,
+            default = lookup.default_id
+            if default is not None and self._is_dynamic(lookup.table):
+                default = keys_of(lookup.table, tf.constant(default))
+            out = nn.safe_embedding_lookup_sparse(table, ids, weights, combiner=lookup.combiner, default_id=default,
                                                   max_norm=lookup.max_norm)
             out = out[:, 0] if lookup.deep else out
         out = tf.pad(tf.cast(out, tf.float32), [[0, samples - tf.shape(out)[0]], [0, 0]])   # behind the last that has ids

@@ -36,24 +36,33 @@ def in_plain_tensorflow(model, batches):
             return losses, rows, session.run({v.op.name: v for v in tf.global_variables()})
 
 
-def held(built, session, rank, size):
-    """{variable: (the ids that this rank has, its rows of them)}, read past all that looks up; ids None: it has all."""
-    ids, values = {}, {}
+def held(session, rank, size):
+    """{variable: (the keys that this rank has, its rows of them)}, read past all that looks up; keys None: it has all."""
+    keys, values = {}, {}
     for v in tf.global_variables():
         name, table = v.op.name, shard_of(v)
         if table is None:
-            ids[name], values[name] = None, v.read_value()
+            keys[name], values[name] = None, v.read_value()
         elif table.rows is None:
             table.settle_slots(session, [] if v is table else [v])
             blocks = [(np.zeros(0, np.int64),) * 2, *table.ascending(session, 1000)]
-            keys, local = (np.concatenate(x) for x in zip(*blocks))
-            known = {key: i for i, key in enumerate(random_models.int64_keys(built.tables[table.op.name]).tolist())}
-            ids[name] = np.array([known[key] for key in keys.tolist()], np.int64)
+            keys[name], local = (np.concatenate(x) for x in zip(*blocks))
             values[name] = tf.raw_ops.ResourceGather(resource=v.handle, indices=local, dtype=v.dtype)
         else:
-            ids[name] = np.arange(rank, table.rows, size)
-            values[name] = tf.raw_ops.ResourceGather(resource=v.handle, indices=ids[name] // size, dtype=v.dtype)
-    return {name: (ids[name], value) for name, value in session.run(values).items()}
+            keys[name] = np.arange(rank, table.rows, size)
+            values[name] = tf.raw_ops.ResourceGather(resource=v.handle, indices=keys[name] // size, dtype=v.dtype)
+    return {name: (keys[name], value) for name, value in session.run(values).items()}
+
+
+def on_ranks(strategy, rank, size, model, batches):
+    """(the tables by their variables' names, losses, rows, what this rank holds)."""
+    options = {'grouping': model.grouping, 'prefetch_keys': model.source == 'keys ahead', 'plan': 'quiet'}
+    with strategy.scope(**options), tf.Graph().as_default():
+        tf.set_random_seed(7)
+        mine = [{name: reference.part(value, rank, size) for name, value in batch.items()} for batch in batches]
+        built, losses, rows, session = trained(model, strategy.embedding_scope, size, mine)
+        with session:
+            return built.tables, losses, rows, held(session, rank, size)
 
 
 def close(got, want, name, rtol=2e-4):
@@ -64,22 +73,18 @@ def close(got, want, name, rtol=2e-4):
 def check(strategy, rank, size, model):
     batches = random_models.batches(model)
     want_losses, want_rows, want = in_plain_tensorflow(model, batches)
-    options = {'grouping': model.grouping, 'prefetch_keys': model.source == 'keys ahead', 'plan': 'quiet'}
-    with strategy.scope(**options), tf.Graph().as_default():
-        tf.set_random_seed(7)
-        mine = [{name: reference.part(value, rank, size) for name, value in batch.items()} for batch in batches]
-        built, losses, rows, session = trained(model, strategy.embedding_scope, size, mine)
-        with session:
-            got = held(built, session, rank, size)
-    everyone = grouped.everyone((losses, {name: ids for name, (ids, _) in got.items() if ids is not None}))
+    tables, losses, rows, got = on_ranks(strategy, rank, size, model, batches)
+    everyone = grouped.everyone((losses, {name: keys for name, (keys, _) in got.items()}))
     np.testing.assert_allclose(np.mean([losses for losses, _ in everyone], 0), want_losses, rtol=2e-5, err_msg='losses')
-    assert got.keys() == want.keys() and rows.keys() == want_rows.keys() == built.tables.keys()
-    for name, (ids, value) in got.items():
-        close(value, want[name] if ids is None else want[name][ids], f'{name} on this rank')
-    for name, table in built.tables.items():
+    assert got.keys() == want.keys() and rows.keys() == want_rows.keys() == tables.keys()
+    for name, (keys, value) in got.items():
+        # of a slot, whose name begins with its table's
+        table = next((tables[of] for of in tables if f'{name}/'.startswith(f'{of}/')), None)
+        close(value, want[name] if keys is None else want[name][random_models.ids_of(table, keys)], f'{name} on this rank')
+    for name, table in tables.items():
         there = np.arange(table.rows)
         if table.kind != 'replicated':
-            there = np.sort(np.concatenate([ids[name] for _, ids in everyone]))
+            there = random_models.ids_of(table, np.concatenate([keys[name] for _, keys in everyone]))
             assert len(np.unique(there)) == len(there), name
         close(rows[name][there], want_rows[name][there], f'{name} looked up')
         never = np.setdiff1d(np.arange(table.rows), there)     # a dynamic table has no row of these, and zeros for them
