@@ -181,7 +181,7 @@ def _column(r: random.Random, number: int) -> Lookup:
     layer = r.choice(['input_layer', 'DenseFeatures', 'shared', *(['SequenceFeatures'] if column == 'identity' else [])])
     return Lookup('column', table, column=column, layer=layer, inner=(r.choice([1, 3]),),
                   least=int(dynamic or r.random() < 0.5),
-                  weighted=layer in ('input_layer', 'DenseFeatures') and r.random() < 0.5,
+                  weighted=layer in ('input_layer', 'DenseFeatures') and column != 'crossed' and r.random() < 0.5,
                   combiner=r.choice(['sum', 'mean', 'sqrtn']), max_norm=r.choice([None, 0.7]) if table.dim > 1 else None,
                   invalid=column in ('hash', 'hash of strings', 'vocabulary and more'), skewed=r.random() < 0.5)
 
