@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
-from collective import TableError
+from collective import RankError, TableError
 from tests.ranks import grouped, reference
 
 IDS = np.random.default_rng(0).integers(0, 9, grouped.B)
@@ -218,3 +218,19 @@ def test_a_mean_that_no_lookup_is_part_of_ends_with_the_data(strategy, rank, siz
             with pytest.raises(tf.errors.OutOfRangeError):
                 for _ in range(5):
                     session.run([train, mean])
+
+
+def test_an_evaluation_with_a_mean_of_its_own_does_not_wait(strategy, rank, size):
+    """A rank without data can answer our lookups, but takes no part in a script's own collective."""
+    if size == 1:
+        return
+    with strategy.scope(), tf.Graph().as_default():
+        data = tf.data.Dataset.from_tensors(np.array([1, 2], np.int64)).repeat(2 + rank % 2)
+        with strategy.embedding_scope():
+            t = reference.table('t', 9, 3)
+        mean = hvd.allreduce(tf.reduce_mean(tf.nn.embedding_lookup(t, tf.data.make_one_shot_iterator(data).get_next())))
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            with pytest.raises(RankError, match='Rank 0 is out of data.*hvd.allreduce'):
+                for _ in range(5):
+                    np.testing.assert_allclose(session.run(mean), reference.table_values(9, 3)[1:3].mean(), rtol=1e-5)
