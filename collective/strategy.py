@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import collections
 import threading
-import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Callable
 
@@ -11,6 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from collective import accumulation, strategies
 from collective.ops import communication
+from collective.options import known
 from collective.patches import Patches
 from collective.plan import reading
 from collective.plan.description import Plan
@@ -20,16 +20,6 @@ from collective.tables import lookups as _lookups  # noqa: F401 (registers the l
 
 if TYPE_CHECKING:
     from collective.estimator.estimator import Estimator
-
-# Tuning that scripts pass to other libraries: accepted, and said to be without effect. HybridBackend registers emb_backend,
-# emb_num_groups, comm_…, grad_lazy_sync and so on with its context; SparseOperationKit takes the rest in its layers.
-FOREIGN_PREFIXES = ('emb_', 'comm_', 'grad_', 'data_')
-FOREIGN: frozenset[str] = frozenset({
-    'sharding', 'use_hierarchical_embedding_lookup', 'batch_size', 'model_dir', 'keep_checkpoint_max',
-    'keep_checkpoint_every_n_hours', 'mode',
-    'global_batch_size', 'max_vocabulary_size_per_gpu', 'slot_num', 'max_nnz', 'max_feature_num', 'nnz_per_slot',
-    'use_hashtable', 'dynamic_input', 'var_type', 'key_type', 'init_capacity', 'max_capacity', 'hotness'})
-
 
 # The values of options, the default first.
 DTYPES = (None, 'float32', 'float16', 'bfloat16')
@@ -152,7 +142,7 @@ class CollectiveStrategy:
             ValueError: an option's value isn't one of its values.
             OSError: the folder of `profile` can't be made.
         """
-        options = _known('scope', options, _DataScope.OPTIONS)
+        options = known('scope', options, _DataScope.OPTIONS)
         for name, values in CHOICES.items():
             if options.get(name, values[0]) not in values:
                 raise ValueError(f'scope({name}=…) is {" or ".join(map(repr, values))}, not {options[name]!r}.')
@@ -176,7 +166,7 @@ class CollectiveStrategy:
             ValueError: min_rows isn't a whole number from 0.
             RuntimeError: on entering it outside scope().
         """
-        options = _known('embedding_scope', options, _EmbeddingScope.OPTIONS)
+        options = known('embedding_scope', options, _EmbeddingScope.OPTIONS)
         rows = options.get('min_rows', 0)
         if isinstance(rows, bool) or not isinstance(rows, int) or rows < 0:
             raise ValueError(f'embedding_scope(min_rows=…) is a whole number from 0, not {rows!r}.')
@@ -223,7 +213,7 @@ class CollectiveStrategy:
             RankError: the ranks' model_dirs differ.
         """
         from collective.estimator.estimator import Estimator  # tf.estimator takes a while to load
-        options = _known('estimator', kwargs, {'shard_input': True})
+        options = known('estimator', kwargs, {'shard_input': True})
         inherited = _SCOPES.options()
         return Estimator(lambda: self.scope(**inherited), options.get('shard_input', True), model_fn, model_dir, config, params,
                          warm_start_from)
@@ -317,15 +307,3 @@ class _Scopes:
 
 
 _SCOPES = _Scopes()
-
-
-def _known(what: str, options: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
-    """The options of ours; one warning for those of other libraries."""
-    foreign = sorted(o for o in options if o not in known and (o in FOREIGN or o.startswith(FOREIGN_PREFIXES)))
-    unknown = sorted(o for o in options if o not in known and o not in foreign)
-    if unknown:
-        raise TypeError(f"{what}() has no option {', '.join(unknown)}. Its options: {', '.join(known) or 'none'}.")
-    if foreign:
-        warnings.warn(f"{what}(): {', '.join(foreign)} tunes another library and has no effect here; leave it out to silence "
-                      'this.', stacklevel=3)
-    return {o: v for o, v in options.items() if o in known}
