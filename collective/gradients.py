@@ -6,7 +6,8 @@ ranks' losses. The means are differentiable, so a penalty on a gradient sees, an
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
@@ -106,24 +107,38 @@ def _mean_slices(gradient: tf.IndexedSlices, x: Any) -> tf.IndexedSlices:
 
 def apply_to_shards(local_steps: int, original: Any, optimizer: tf.train.Optimizer, grads_and_vars: Any, *args: Any,
                     **kwargs: Any) -> Any:
-    """`Optimizer.apply_gradients`, in which tables present themselves as their shards: slots and updates are local.
-
-    No update starts before everything that can refuse the step, upstream of any of the gradients, has let it pass: a step
-    that can't be taken leaves nothing half-applied.
-    """
+    """`Optimizer.apply_gradients`, in which tables present themselves as their shards: slots and updates are local."""
     grads_and_vars, apply = accumulation.accumulate(local_steps, original, optimizer, tuple(grads_and_vars))
-    gates = gate.gates_of(tf.get_default_graph())
-    values = [g.values if isinstance(g, tf.IndexedSlices) else g for g, _ in grads_and_vars if g is not None]
-    averages.hold_updates(gates)
-    upstream = runs.upstream(g.op for g in values if isinstance(g, tf.Tensor))
-    refusing = [opened.zero.op for opened in gates.gates] + gates.checked
-    with shard_view(), tf.control_dependencies([op for op in refusing if op in upstream]):
+    with updating_shards(grads_and_vars):
         applied = apply(optimizer, grads_and_vars, *args, **kwargs)
     for _, variable in grads_and_vars:
         if isinstance(variable, Table):
             for slot in optimizer.get_slot_names():
                 mark_shard(optimizer.get_slot(variable, slot), variable)
     return applied
+
+
+@contextlib.contextmanager
+def updating_shards(grads_and_vars: Sequence[Any]) -> Iterator[None]:
+    """Where an optimizer makes slots and updates: tables present themselves as their shards.
+
+    No update starts before everything that can refuse the step, upstream of any of the gradients, has let it pass: a step
+    that can't be taken leaves nothing half-applied.
+
+    Raises:
+        RuntimeError: a table has a constraint.
+    """
+    for _, variable in grads_and_vars:
+        if isinstance(variable, Table) and variable.constraint is not None:
+            raise RuntimeError(f"table '{variable.op.name}': a constraint is not possible for a sparsely updated variable. To "
+                               'have one, make it outside embedding_scope(), and its gradient a matrix (tf.convert_to_tensor).')
+    gates = gate.gates_of(tf.get_default_graph())
+    values = [g.values if isinstance(g, tf.IndexedSlices) else g for g, _ in grads_and_vars if g is not None]
+    averages.hold_updates(gates)
+    upstream = runs.upstream(g.op for g in values if isinstance(g, tf.Tensor))
+    refusing = [opened.zero.op for opened in gates.gates] + gates.checked
+    with shard_view(), tf.control_dependencies([op for op in refusing if op in upstream]):
+        yield
 
 
 def reduce_tape(options: Options, original: Any, tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:

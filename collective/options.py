@@ -35,6 +35,13 @@ def check(options: Mapping[str, Any]) -> None:
     comparing.check(options)
 
 
+def check_rows(options: Mapping[str, Any]) -> None:
+    """Raises ValueError for embedding_scope(min_rows=…) that isn't a number of rows."""
+    rows = options.get('min_rows', 0)
+    if isinstance(rows, bool) or not isinstance(rows, int) or rows < 0:
+        raise ValueError(f'embedding_scope(min_rows=…) is a whole number from 0, not {rows!r}.')
+
+
 def known(what: str, options: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
     """The options of ours; one warning for those of other libraries."""
     foreign = sorted(o for o in options if o not in known and (o in FOREIGN or o.startswith(FOREIGN_PREFIXES)))

@@ -8,8 +8,15 @@ import functools
 import logging
 from typing import Any, Callable
 
+import horovod.tensorflow as hvd
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
+from horovod.tensorflow import functions as hvd_functions
+from horovod.tensorflow import mpi_ops
+from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
+from keras.src.layers.core import embedding
+from keras.src.optimizers import optimizer as keras_optimizer
+from keras.src.optimizers.legacy import optimizer_v2
 from tensorflow.python.client import session as session_lib
 from tensorflow.python.eager import backprop
 from tensorflow.python.feature_column import feature_column_v2
@@ -24,13 +31,25 @@ from tensorflow.python.training import (
     optimizer,
     session_manager,
     slot_creator,
+    sync_replicas_optimizer,
     training_util,
     warm_starting_util,
 )
 from tensorflow.python.training import saver as saver_lib
 from tensorflow_estimator.python.estimator import estimator as estimator_lib
 
-from collective import accumulation, averages, clipping, feature_column, gradients, metrics, strategies, watching
+from collective import (
+    accumulation,
+    averages,
+    clipping,
+    feature_column,
+    foreign,
+    gradients,
+    keras,
+    metrics,
+    strategies,
+    watching,
+)
 from collective.checkpoint import restoring, saver, saving, warm_start
 from collective.ops import communication
 from collective.ops.exchange import Wire
@@ -47,8 +66,8 @@ Replacement = tuple[Any, str, Callable[..., Any]]       # (owner, attribute, f(o
 class Patches:
     """Puts the replacements in place and takes them away again; holds what they need to know of the strategy."""
 
-    def __init__(self, in_embedding_scope: Callable[[], bool], option: Callable[[str], Any]):
-        self._in_embedding_scope, self._option = in_embedding_scope, option
+    def __init__(self, embedding: Callable[[], dict[str, Any] | None], option: Callable[[str], Any]):
+        self._embedding, self._option = embedding, option
         self._undo: list[Callable[[], None]] = []
 
     def apply(self) -> None:
@@ -94,6 +113,25 @@ class Patches:
             (gradients_util, '_GradientsHelper', self._gradients),
             (optimizer.Optimizer, 'apply_gradients', self._apply),
             (backprop.GradientTape, 'gradient', self._tape),
+            # Keras in a graph: its legacy optimizers have slots of their own making, its Embedding doesn't call
+            # tf.get_variable, and its new optimizers would train nothing.
+            (optimizer_v2.OptimizerV2, 'apply_gradients', self._apply_keras),
+            (embedding.Embedding, 'add_weight', self._add_weight),
+            *((keras_optimizer._BaseOptimizer, name, keras.trains_nothing) for name in (
+                'compute_gradients', 'apply_gradients')),
+            # Horovod's wrappers would reduce once more, its broadcasts would give all ranks rank 0's shards. By functions that
+            # it looks up when it needs them: a script may have made a wrapper, or imported its functions, before.
+            *((hvd, name, foreign.allreduce) for name in ('_allreduce_cond', '_grouped_allreduce_cond')),
+            (hvd._DistributedOptimizer, 'compute_gradients', foreign.compute_gradients),
+            *((optimizer_v2.OptimizerV2, name, foreign.compute_gradients) for name in ('get_gradients', '_compute_gradients')),
+            *((hvd._DistributedAdasumOptimizer, name, foreign.adasum) for name in ('compute_gradients', 'apply_gradients')),
+            (LocalGradientAggregationHelper, 'compute_gradients', foreign.aggregate),
+            (hvd_functions, '_make_broadcast_group_fn', foreign.broadcast_group),
+            (hvd_functions, '_make_inplace_broadcast_group_fn', foreign.broadcast_groups),
+            *((mpi_ops.MPI_LIB, name, foreign.behind_gate) for name in (
+                'horovod_allreduce', 'horovod_grouped_allreduce', 'horovod_allgather', 'horovod_grouped_allgather',
+                'horovod_broadcast', 'horovod_alltoall', 'horovod_reducescatter', 'horovod_grouped_reducescatter')),
+            (sync_replicas_optimizer.SyncReplicasOptimizer, 'apply_gradients', foreign.sync_replicas),
             # A dynamic table's slots are as open-ended as it is, and nothing goes over all there could be of them.
             (slot_creator, '_create_slot_var', updates.create_slot_var),
             (optimizer, '_get_processor', updates.get_processor),
@@ -134,20 +172,28 @@ class Patches:
 
     def _get_variable(self, original: Any, scope: Any, store: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         # [None, D] is a dynamic table wherever it is made: TensorFlow has no such variable.
-        if self._in_embedding_scope() or is_dynamic(args[0] if args else kwargs.get('shape')):
-            users = kwargs.get('custom_getter') or scope.custom_getter
-            kwargs['custom_getter'] = table_getter if users is None else _inside(users)
+        options = self._embedding()
+        if options is not None or is_dynamic(args[0] if args else kwargs.get('shape')):
+            users, ours = kwargs.get('custom_getter') or scope.custom_getter, functools.partial(table_getter, **options or {})
+            kwargs['custom_getter'] = ours if users is None else _inside(users, ours)
         return original(scope, store, name, *args, **kwargs)
 
     def _about_gradients(self) -> gradients.Options:
         wire = {'none': None, 'fp16': tf.float16, 'bf16': tf.bfloat16}[self._option('dense_compression')]
         return gradients.Options(self._option('embedding_gradients') == 'mean', wire, self._option('local_steps'))
 
-    def _tape(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        return gradients.reduce_tape(self._about_gradients(), original, *args, **kwargs)
+    def _tape(self, original: Any, tape: Any, *args: Any, **kwargs: Any) -> Any:
+        foreign.take_over(tape)
+        return gradients.reduce_tape(self._about_gradients(), original, tape, *args, **kwargs)
 
     def _apply(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         return gradients.apply_to_shards(self._option('local_steps'), original, *args, **kwargs)
+
+    def _apply_keras(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        return keras.apply_gradients(self._option('local_steps'), original, *args, **kwargs)
+
+    def _add_weight(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        return keras.add_weight(self._embedding(), original, *args, **kwargs)
 
     def _gradients(self, original: Any, ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
         xs = list(xs) if isinstance(xs, (list, tuple)) else [xs]
@@ -186,10 +232,10 @@ class Patches:
 _ABSENT = object()
 
 
-def _inside(users: Callable[..., Any]) -> Callable[..., Any]:
+def _inside(users: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
     """The user's own getter around ours: it may rename or cast, and gets a table from its `getter`."""
     def getter(getter: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return users(functools.partial(table_getter, getter), *args, **kwargs)
+        return users(functools.partial(ours, getter), *args, **kwargs)
     return getter
 
 

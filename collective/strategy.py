@@ -1,6 +1,7 @@
 """The facade."""
 from __future__ import annotations
 
+import collections
 import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Callable
@@ -10,7 +11,7 @@ import tensorflow.compat.v1 as tf
 from collective import strategies
 from collective.determinism import Determinism
 from collective.ops import communication
-from collective.options import check, known
+from collective.options import check, check_rows, known
 from collective.patches import Patches
 from collective.plan import reading
 from collective.plan.description import Plan
@@ -43,7 +44,7 @@ class _DataScope(Scope):
 
 
 class _EmbeddingScope(Scope):
-    OPTIONS: dict[str, Any] = {}
+    OPTIONS: dict[str, Any] = {'min_rows': 0}
 
 
 class CollectiveStrategy:
@@ -154,13 +155,22 @@ class CollectiveStrategy:
     def embedding_scope(self, **options: Any) -> Scope:
         """Every 2-D floating-point variable that `tf.get_variable` makes inside is a table, sharded by rows over all ranks.
 
-        Row i lives on rank i mod N. A partitioner has no effect. Other variables are made as outside.
+        Row i lives on rank i mod N. A partitioner has no effect. What a `tf.keras.layers.Embedding` makes when it is built
+        inside is a table, too. Other variables (those of other Keras layers, `tf.Variable`) are made as outside: replicated.
+        It can be nested; inside, options that are not given stay what they are outside.
+
+        Args:
+            min_rows: variables of fewer rows are no tables. Default 0: all are. For the kernels of `tf.layers.dense` in a
+                model that is built inside as a whole, say, and for tables that are too small to be worth an exchange.
 
         Raises:
             TypeError: an unknown option.
+            ValueError: min_rows isn't a whole number from 0.
             RuntimeError: on entering it outside scope().
         """
-        return _EmbeddingScope(self, known('embedding_scope', options, _EmbeddingScope.OPTIONS))
+        options = known('embedding_scope', options, _EmbeddingScope.OPTIONS)
+        check_rows(options)
+        return _EmbeddingScope(self, options)
 
     def plan(self, graph: Any = None, fetches: Any = None, session: Any = None) -> Plan:
         """What was built for a graph: its tables and their shards, its groups, the exchanges of a step, as data.
@@ -254,14 +264,19 @@ class _Scopes:
     """The scopes that are open: of the process, whichever `CollectiveStrategy` object opened them."""
 
     def __init__(self) -> None:
-        self._entered = threading.local()       # kinds of scopes, of each thread; embedding_scope() is a thread's own
+        self._entered = threading.local()       # (kind, options), of each thread; embedding_scope() is a thread's own
         self._lock = threading.RLock()
         self._options: list[dict[str, Any]] = []
         self._determinism = Determinism()
-        self._patches = Patches(lambda: _EmbeddingScope in self._kinds(), self._option)
+        self._patches = Patches(self._embedding, self._option)
 
-    def _kinds(self) -> list[type[Scope]]:
-        return getattr(self._entered, 'kinds', [])
+    def _scopes(self) -> list[tuple[type[Scope], dict[str, Any]]]:
+        return getattr(self._entered, 'scopes', [])
+
+    def _embedding(self) -> dict[str, Any] | None:
+        """The options of embedding_scope() that are in effect; None outside of it."""
+        given = [options for kind, options in self._scopes() if kind is _EmbeddingScope]
+        return dict(collections.ChainMap(*reversed(given), _EmbeddingScope.OPTIONS)) if given else None
 
     def _option(self, name: str) -> Any:
         return next((given[name] for given in reversed(self._options) if name in given), _DataScope.OPTIONS[name])
@@ -280,11 +295,12 @@ class _Scopes:
                     self._patches.apply()
                 self._options.append(options)
                 self._determinism.follow(self._option('deterministic'))
-        self._entered.kinds = [*self._kinds(), kind]
+        self._entered.scopes = [*self._scopes(), (kind, options)]
 
     def leave(self, kind: type[Scope]) -> None:
-        kinds = self._kinds()
-        self._entered.kinds = kinds[:len(kinds) - 1 - kinds[::-1].index(kind)]
+        scopes = self._scopes()
+        last = max(i for i, (entered, _) in enumerate(scopes) if entered is kind)
+        self._entered.scopes = scopes[:last]
         with self._lock:
             if kind is _DataScope:
                 self._options.pop()

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import re
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -34,6 +35,7 @@ except ImportError as error:
 
 PREFIX = 'collective.'
 ALIKE = 'collective/alike/'      # begins the names of operations that ranks must have alike, beside collectives
+MEETINGS = re.compile('Horovod((Grouped)?(Allreduce|Allgather|Reducescatter)|Broadcast|Alltoall)')
 _counters: weakref.WeakKeyDictionary[tf.Graph, collections.Counter] = weakref.WeakKeyDictionary()
 
 
@@ -73,6 +75,11 @@ def collective_name(op: tf.Operation) -> str | None:
     """The name under which `op` meets its peers, if it is one of this module's collectives."""
     name = str(op.name).rpartition('/')[2]
     return name if op.type.startswith('Horovod') and name.startswith(PREFIX) else None
+
+
+def is_scripts_own(op: tf.Operation) -> bool:
+    """Whether `op` is a collective of Horovod's that a script makes by itself, to report the mean of all losses, say."""
+    return bool(MEETINGS.fullmatch(op.type)) and collective_name(op) is None
 
 
 @contextlib.contextmanager

@@ -96,7 +96,7 @@ class Reach:
 
     def answer(self, gates: GraphGates) -> Answer | None:
         """How a rank that is out of data takes part in it; None if it can't without data of its own."""
-        if self.trains or self.initialized or not self.shared:
+        if self.trains or self.initialized or not self.shared or any(map(communication.is_scripts_own, self.operations)):
             return None
         exchanged = sorted((op for op in self.operations if communication.collective_name(op)), key=lambda op: str(op.name))
         feeds: list[tuple[tf.Tensor, Any]] = [(gates.gates[level - 1].zero, 0) for level in self.levels(gates)[:1]]
@@ -116,7 +116,8 @@ class Reach:
 
     def exchanged_below(self, gates: GraphGates, level: int) -> list[tf.Operation]:
         """The collectives that must be over before the gate of `level` is settled: those that don't wait for it."""
-        return sorted((op for op in self.operations if communication.collective_name(op)
+        return sorted((op for op in self.operations
+                       if (communication.collective_name(op) or communication.is_scripts_own(op))
                        and op._get_control_flow_context() is None and gates.level(op) < level),
                       key=lambda op: str(op.name))
 
@@ -139,7 +140,8 @@ def reach(graph: tf.Graph, fetches: Iterable[Any], fed: Iterable[Any]) -> Reach:
     initialized = tuple(v for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES) if v.initializer in seen)
     shared = [communication.collective_name(op) or '' for op in seen] + [f'initialize {v.name}' for v in initialized]
     absent = {x.name for x, _ in nothing}
-    shared += [str(op.name) for op in seen if str(op.name).startswith(communication.ALIKE)]
+    shared += [str(op.name) for op in seen
+               if str(op.name).startswith(communication.ALIKE) or communication.is_scripts_own(op)]
     shared += [f'lookup {i:03} of {group.name.split(".")[1]}: {member.lookup}' for group in groups_of(graph)
                for i, member in enumerate(group.members) if member.ids.op in seen and member.ids.name not in absent]
     names = tuple(sorted(name for name in shared if name))

@@ -28,9 +28,9 @@ def is_dynamic(shape: Any) -> bool:
 
 
 def table_getter(getter: Callable[..., Any], name: str, shape: Any = None, dtype: Any = None, initializer: Any = None,
-                 partitioner: Any = None, **kwargs: Any) -> Any:
+                 partitioner: Any = None, min_rows: int = 0, **kwargs: Any) -> Any:
     """A variable-scope getter that makes a `Table` of a 2-D floating-point variable, whatever its partitioner: [V, D] is a
-    static one, [None, D] a dynamic one.
+    static one if V is `min_rows` at least, [None, D] a dynamic one.
 
     Other variables (other ranks, integers, slots that an optimizer makes) are made as outside: replicated. They aren't
     partitioned either: a partitioner in embedding_scope() says how a table is to be sharded, which isn't its choice here.
@@ -43,7 +43,8 @@ def table_getter(getter: Callable[..., Any], name: str, shape: Any = None, dtype
     dtype = tf.as_dtype(dtype or getattr(initializer, 'dtype', None) or tf.float32).base_dtype
     if is_dynamic(shape) and not dtype.is_floating:
         raise ValueError(f"dynamic table '{name}': values of a dynamic table are floating-point numbers, not {dtype.name}.")
-    if in_shard_view() or whole is None or whole.rank != 2 or whole[1] is None or not dtype.is_floating:
+    if (in_shard_view() or whole is None or whole.rank != 2 or whole[1] is None or not dtype.is_floating
+            or whole[0] is not None and whole[0] < min_rows):
         return getter(name, shape=shape, dtype=dtype, initializer=initializer, partitioner=None, **kwargs)
     if initializer is None and not is_dynamic(shape):
         initializer = tf.glorot_uniform_initializer()       # tf.get_variable's own default

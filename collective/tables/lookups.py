@@ -10,6 +10,7 @@ from typing import Any, List, Union  # noqa: UP035
 import numpy as np
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
+from tensorflow.python.eager import tape
 from tensorflow.python.framework import tensor as tensor_lib
 from tensorflow.python.ops import variables
 
@@ -63,6 +64,8 @@ def _check_now(table: Sharded, bounds: tf.Tensor) -> tf.Operation:
 def _exchange(lookup: strategies.Lookup, name: str | None) -> tf.Tensor:
     if isinstance(lookup.table, ServedTable):
         return tf.identity(look_up(lookup), name=name)
+    if lookup.table.trainable:
+        tape.variable_accessed(lookup.table)        # which a tf.GradientTape then watches, as it does what it sees read
     # The identity is what grouping points elsewhere: the exchange behind it is complete, so it is never wrong.
     out = tf.identity(exchange_alone(lookup), name=name)
     lookups_of(out.graph).add(lookup, out)

@@ -1,9 +1,14 @@
 """scope() and embedding_scope(): nesting, entering again, options, and TensorFlow left as it was."""
 import warnings
 
+import horovod.tensorflow as hvd
 import pytest
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
+from horovod.tensorflow import functions as hvd_functions
+from horovod.tensorflow import mpi_ops
+from keras.src.layers.core import embedding
+from keras.src.optimizers.legacy import optimizer_v2
 from tensorflow.python.client import session as session_lib
 from tensorflow.python.ops import clip_ops, gradients_util, variable_scope
 from tensorflow.python.summary.writer import writer
@@ -13,7 +18,8 @@ from collective import CollectiveStrategy, Table
 
 OWNERS = [session_lib.BaseSession, session_lib.Session, variable_scope.VariableScope, optimizer.Optimizer, gradients_util,
           clip_ops, tf, tf.linalg, tf2.linalg, writer, saver.Saver, basic_session_run_hooks.CheckpointSaverHook,
-          monitored_session, session_manager.SessionManager, tf.train]
+          monitored_session, session_manager.SessionManager, tf.train, hvd, hvd._DistributedOptimizer, hvd_functions,
+          mpi_ops.MPI_LIB, embedding.Embedding, optimizer_v2.OptimizerV2]
 
 
 def everything():
