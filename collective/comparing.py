@@ -16,7 +16,7 @@ import tensorflow.compat.v1 as tf
 
 from collective.errors import ReplicaError
 from collective.ops import communication
-from collective.ranks import meeting, runs
+from collective.ranks import meeting
 from collective.replicated import is_movable, is_replicated
 from collective.tables.lazy import run_here
 
@@ -59,33 +59,13 @@ def after_training(session: Any, runs_between: int) -> None:
 def compared(graph: tf.Graph) -> list[Any]:
     """The global variables of `graph` that every rank has alike.
 
-    Not among them are tables and their slots; what UPDATE_OPS write (moving averages of batch normalisation), which is each
-    rank's own; and what a script says is: local variables, and those with `VariableSynchronization.ON_READ`.
+    Not among them are tables and their slots, and what a script says is each rank's own: local variables, and those with
+    `VariableSynchronization.ON_READ`.
     """
     own = {id(v) for key in (tf.GraphKeys.LOCAL_VARIABLES, tf.GraphKeys.METRIC_VARIABLES) for v in graph.get_collection(key)}
-    # A moving average without bias has variables of its own, called as if they were inside of it.
-    updated = tuple(f'{op.name}/' for op in _written_by_update_ops(graph))
     return [v for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
-            if is_replicated(v) and is_movable(v) and id(v) not in own and not str(v.op.name + '/').startswith(updated)
+            if is_replicated(v) and is_movable(v) and id(v) not in own
             and getattr(v, 'synchronization', None) != tf.VariableSynchronization.ON_READ]
-
-
-def _written_by_update_ops(graph: tf.Graph) -> set[tf.Operation]:
-    """The operations of the variables that UPDATE_OPS write; not those which they only wait for."""
-    listed = (getattr(update, 'op', update) for update in graph.get_collection(tf.GraphKeys.UPDATE_OPS))
-    stack = [op for op in listed if isinstance(op, tf.Operation)]
-    seen, found = set(stack), set()
-    while stack:
-        op = stack.pop()
-        if op.inputs and runs.WRITES.match(op.type):
-            found.add(runs.holder(op.inputs[0]))
-            continue
-        behind = list(op.control_inputs) if op.type in ('NoOp', 'Identity', 'ReadVariableOp') else []
-        for upper in [x.op for x in op.inputs] + behind:
-            if upper not in seen:
-                seen.add(upper)
-                stack.append(upper)
-    return found
 
 
 def _checksum(session: Any, variable: Any) -> str:
