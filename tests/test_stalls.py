@@ -92,6 +92,21 @@ def test_a_lookup_that_one_rank_fetches_alone(tmp_path, what):
         assert 'in a run since' in told[rank] and 'runs emb:0' in told[rank] and 'users' in told[rank]
 
 
+def test_a_rank_that_is_stopped(tmp_path):
+    """By SIGSTOP: it hears no signal but the last."""
+    code, output = job(tmp_path, '''
+        with tf.train.MonitoredTrainingSession('') as session:
+            steps(session, 2)
+            if rank == 1:
+                import signal
+                os.kill(os.getpid(), signal.SIGSTOP)
+            steps(session, 2)
+        ''')
+    told = report(output)
+    assert code == 124 and told[None].endswith('rank 1 of 2 is missing')
+    assert 'in no run since' in told[1] and 'in a run since' in told[0] and 'runs train' in told[0]
+
+
 def test_a_rank_that_never_comes_to_a_first_run(tmp_path):
     code, output = job(tmp_path, '''
         if rank == 0:

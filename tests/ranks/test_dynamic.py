@@ -392,6 +392,23 @@ def test_what_would_need_all_rows_is_refused(strategy, way):
             way(t)
 
 
+def test_ragged_keys(strategy):
+    """As rows; TensorFlow's own way of pooling them takes negative keys for none, so they are pooled as sparse ones."""
+    with strategy.scope(), tf.Graph().as_default():
+        t = tf.get_variable('t', [None, 3], initializer=tf.ones_initializer())
+        keys = tf.RaggedTensor.from_row_lengths(tf.constant([7, -1, 7], tf.int64), [1, 0, 2])
+        loss = tf.reduce_sum(tf.nn.embedding_lookup(t, keys).flat_values)
+        for pooled in (tf.nn.embedding_lookup_sparse, tf.nn.safe_embedding_lookup_sparse):
+            with pytest.raises(TableError, match=r"table 't'.*ids\.to_sparse\(\)"):
+                pooled(t, keys, None)
+        rows = tf.nn.safe_embedding_lookup_sparse(t, keys.to_sparse(), combiner='sum')
+        train = tf.train.GradientDescentOptimizer(0.0).minimize(loss)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            session.run(train)
+            np.testing.assert_array_equal(session.run(rows), [[1] * 3, [0] * 3, [2] * 3])
+
+
 def test_an_optimizer_that_goes_over_whole_slots_is_refused(strategy):
     class Own(tf.train.AdamOptimizer):
         def _apply_sparse_shared(self, grad, var, indices, scatter_add):

@@ -139,6 +139,17 @@ def test_small_variables_can_be_left_replicated(strategy, rank, size):
     compare(strategy, rank, size, model)
 
 
+def test_a_dense_layer_that_is_a_table(strategy, rank, size):
+    """A kernel that tf.layers makes in embedding_scope() is read whole."""
+    def model(embedding_scope, ids, x, y):
+        with embedding_scope():
+            t = reference.table('t', 9, 3)
+            hidden = tf.layers.dense(tf.nn.embedding_lookup(t, ids[:, 0]) * x, 4, tf.nn.relu, name='hidden',
+                                     kernel_initializer=tf.constant_initializer(reference.table_values(3, 4)))
+        return tf.reduce_mean(tf.square(hidden)), {'t': t}
+    compare(strategy, rank, size, model)
+
+
 def test_a_dynamic_table_has_no_number_of_rows(strategy):
     with strategy.scope(), tf.Graph().as_default(), strategy.embedding_scope(min_rows=1000):
         assert tf.get_variable('d', [None, 3]).rows is None

@@ -119,6 +119,21 @@ def test_embedding_lookup(strategy, rank, size, dtype, rows, dim, inner, seed, m
     np.testing.assert_allclose(got[1]['rows'], want[1]['rows'], rtol=2e-4, atol=1e-5)
 
 
+def test_arguments_without_effect(strategy, rank, size):
+    """How TensorFlow would cut a variable into pieces, of which a table is one."""
+    def build(embedding_scope):
+        with embedding_scope():
+            t = reference.table('t', 7, 3)
+        ids, bags = tf.constant([6, 0, 3, 3]), tf.sparse.from_dense([[1, 6], [2, 0]])
+        return {'rows': tf.nn.embedding_lookup(t, ids, 'div', validate_indices=False),
+                'pooled': tf.nn.embedding_lookup_sparse(t, bags, None, 'div', combiner='sum'),
+                'safe': tf.nn.safe_embedding_lookup_sparse([t], bags, partition_strategy='mod')}, {}
+    names = ['rows', 'pooled', 'safe']
+    got, want = reference.sharded(strategy, build, [(names, {})])[0], reference.plain(build, [(names, {})])[0]
+    for name in names:
+        np.testing.assert_allclose(got[name], want[name], rtol=1e-6)
+
+
 @given(rows=st.integers(1, 9), dim=st.integers(1, 3), lengths=st.lists(st.integers(0, 3), min_size=1, max_size=5),
        seed=st.integers(0, 99), combiner=st.sampled_from(['sum', 'mean', 'sqrtn']))
 def test_ragged_ids(strategy, rows, dim, lengths, seed, combiner):
