@@ -114,8 +114,8 @@ class DynamicTable(Lazy, Table):
         raise TableError(
             f"{way} of table '{self.op.name}' isn't possible: it is dynamic, and has rows for the keys that came, on their "
             'ranks. Look rows up by their keys (tf.nn.embedding_lookup, embedding_lookup_sparse, safe_embedding_lookup_sparse, '
-            'tf.gather; what pools them takes ragged keys as ids.to_sparse()), or go through all with table.export(session) and '
-            'table.import_(session, keys, rows).')
+            'tf.gather; what pools them takes ragged keys as ids.to_sparse()), or go through all with table.export(session) '
+            'and table.import_(session, keys, rows).')
 
     # -- all rows --------------------------------------------------------------------------------------------------------
 

@@ -158,6 +158,10 @@ def _register() -> None:
                        allow_fast_lookup=False):
             return lookup_pooled(_only(params), sp_ids, sp_weights, combiner, max_norm, name)
 
+    @tf2.experimental.dispatch_for_api(tf.nn.l2_loss, {'t': Sharded})
+    def _l2_loss(t, name=None):
+        return t.l2_loss(name)
+
     for dynamic in (DynamicTable, List[DynamicTable], ServedDynamicTable, List[ServedDynamicTable]):  # noqa: UP006
         safe: Any = {'embedding_weights': dynamic, 'sparse_ids': Sparse}
 

@@ -110,6 +110,12 @@ class Sharded(resource_variable_ops.ResourceVariable):
     def gather_nd(self, indices: Any, name: str | None = None) -> tf.Tensor:
         return super().gather_nd(indices, name) if self._is_whole() else whole.gather_nd(self, indices, name)
 
+    def l2_loss(self, name: str | None = None) -> tf.Tensor:
+        """What `tf.nn.l2_loss(table)` calls."""
+        if self.rows is None:
+            self.refuse('tf.nn.l2_loss')
+        return tf.nn.l2_loss(super().value(), name) if self._is_whole() else whole.l2_loss(self, name)
+
     @property
     def initial_value(self) -> Any:
         return self._initial_value if self._is_whole() else self.refuse('Reading the initial value')

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.ops import communication, gate
+from collective.ops import communication, gate, slices
 
 if TYPE_CHECKING:
     from collective.tables.table import Sharded
@@ -37,6 +37,21 @@ def gather_nd(table: Sharded, indices: Any, name: str | None = None) -> tf.Tenso
         return tf.gather_nd(read(table), indices, name=name)
     rows = tf.nn.embedding_lookup(table, indices[..., 0], name=name if depth == 1 else None)
     return rows if depth == 1 else tf.gather(rows, indices[..., 1], batch_dims=indices.shape.rank - 1, name=name)
+
+
+def l2_loss(table: Sharded, name: str | None = None) -> tf.Tensor:
+    """`tf.nn.l2_loss(table)`: half the sum of the squares of all rows. Each rank adds up its own, and no row travels."""
+    with tf.name_scope(name, 'L2Loss'):
+        shard = _of_shard(tf.raw_ops.ReadVariableOp(resource=table.handle, dtype=table.dtype))
+        opened = gate.gates_of(tf.get_default_graph()).beside([]).zero
+        return communication.allreduce_sum([tf.nn.l2_loss(shard)], communication.unique_name(f'{table.op.name}/l2_loss'),
+                                           opened)[0]
+
+
+@tf.custom_gradient
+def _of_shard(shard: tf.Tensor) -> Any:
+    """`shard`, whose gradient is scaled as those of lookups are."""
+    return tf.identity(shard), lambda gradient: gradient * tf.cast(slices.gradient_scale(), gradient.dtype)
 
 
 def mine(table: Sharded, value: Any) -> Any:

@@ -147,7 +147,7 @@ def test_a_dense_layer_that_is_a_table(strategy, rank, size):
             hidden = tf.layers.dense(tf.nn.embedding_lookup(t, ids[:, 0]) * x, 4, tf.nn.relu, name='hidden',
                                      kernel_initializer=tf.constant_initializer(reference.table_values(3, 4)))
         return tf.reduce_mean(tf.square(hidden)), {'t': t}
-    compare(strategy, rank, size, model)
+    compare(strategy, rank, size, model, tables=['hidden/kernel', 't'])
 
 
 def test_a_dynamic_table_has_no_number_of_rows(strategy):

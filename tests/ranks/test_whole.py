@@ -79,6 +79,20 @@ def test_penalties_on_all_weights(strategy, rank, size, make, lookups):
     grouped.same(got[-1], want[-1])
 
 
+def test_an_l2_loss_moves_no_rows(strategy, size):
+    """Each rank adds up its own: an allreduce of one number, and one of its gradient."""
+    with strategy.scope(), tf.Graph().as_default():
+        with strategy.embedding_scope():
+            t = reference.table('t', V, D)
+        loss = tf.nn.l2_loss(t)
+        train = tf.train.GradientDescentOptimizer(0.25).minimize(loss)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            np.testing.assert_allclose(session.run(loss), 0.5 * np.sum(np.square(VALUES, dtype=np.float64)), rtol=1e-6)
+            assert grouped.exchanged(session, [loss, train])[:2] == ((0, 2) if size > 1 else (0, 0))
+            np.testing.assert_allclose(session.run(t), 0.75 * VALUES, rtol=1e-6)
+
+
 def test_gradients_through_a_read(strategy, rank, size):
     """All of a table against each sample: the gradient is every rank's, and the clipped norm the whole table's."""
     def build(embedding_scope):
