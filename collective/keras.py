@@ -11,13 +11,12 @@ from typing import Any, Callable
 import tensorflow.compat.v1 as tf
 from keras.src.engine import base_layer_utils
 from keras.src.layers.core import embedding
-from keras.src.optimizers.legacy import optimizer_v2
 from tensorflow.python.framework.func_graph import FuncGraph
 
 from collective.gradients import updating_shards
-from collective.replicated import mark_shard
 from collective.tables.creation import table_getter
 from collective.tables.table import Table
+from collective.tables.updates import sharded_as
 
 
 def apply_gradients(local_steps: int, original: Callable[..., Any], optimizer: Any, grads_and_vars: Any, *args: Any,
@@ -37,12 +36,13 @@ def apply_gradients(local_steps: int, original: Callable[..., Any], optimizer: A
     for table in tables:
         if table.rows is None:
             raise NotImplementedError(f"{like}, which makes no slots for the dynamic table '{table.op.name}'.")
-    with updating_shards(grads_and_vars):
-        applied = original(optimizer, grads_and_vars, *args, **kwargs)
-    for table in tables:
-        for slot in optimizer._slots.get(optimizer_v2._var_key(table), {}).values():
-            mark_shard(slot, table)
-    return applied
+
+    def create(next_creator: Callable[..., Any], **made: Any) -> Any:
+        table = next((t for t in tables if str(made.get('name')).startswith(f'{t._shared_name}/')), None)
+        return next_creator(**made) if table is None else sharded_as(table, next_creator, **made)
+
+    with updating_shards(grads_and_vars), tf.variable_creator_scope(create):
+        return original(optimizer, grads_and_vars, *args, **kwargs)
 
 
 def trains_nothing(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:

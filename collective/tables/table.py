@@ -79,6 +79,8 @@ class Sharded(resource_variable_ops.ResourceVariable):
 
     def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
         """What `tf.gather(table, indices)` calls."""
+        if in_shard_view():
+            return super().sparse_read(indices, name)
         return tf.nn.embedding_lookup(self, indices, name=name)
 
     def owners(self, keys: tf.Tensor) -> tf.Tensor:

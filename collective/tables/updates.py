@@ -41,7 +41,7 @@ def create_slot_var(original: Any, primary: Any, val: Any, scope: str, validate_
         if initial.is_constant(val):
             def first(*_: Any, **__: Any) -> tf.Tensor:
                 return initial.shard(val, (rows, dim), dtype, scope, 0, 1)
-        with tf.variable_creator_scope(functools.partial(_sharded_as, primary)):
+        with tf.variable_creator_scope(functools.partial(sharded_as, primary)):
             return original(primary, first, scope, validate_shape, shape, dtype, **kwargs)
 
     def create(next_creator: Any, **made: Any) -> Slot:
@@ -55,7 +55,8 @@ def create_slot_var(original: Any, primary: Any, val: Any, scope: str, validate_
                                            shape=shape if callable(val) else None, partitioner=None)
 
 
-def _sharded_as(table: Sharded, next_creator: Any, **made: Any) -> Sharded:
+def sharded_as(table: Sharded, next_creator: Any, **made: Any) -> Sharded:
+    """A variable creator: a slot that starts from this rank's rows, and is sharded as `table` is."""
     del next_creator
     slot = Sharded(rows=table.rows, dim=table.dim, **{key: made.get(key) for key in (
         'initial_value', 'name', 'dtype', 'trainable', 'collections', 'validate_shape')})

@@ -123,3 +123,19 @@ def test_new_optimizers_would_train_nothing(strategy, way):
         loss, variables, _ = model(strategy.embedding_scope)
         with pytest.raises(NotImplementedError, match='legacy.Adam'):
             WAYS[way](tf2.keras.optimizers.Adam(0.1), loss, variables)
+
+
+def test_slots_are_whole_to_whoever_reads_them(strategy, rank, size):
+    def build(embedding_scope):
+        with embedding_scope():
+            t = reference.table('t', 11, 3)
+        ids = tf.placeholder(tf.int64, [None])
+        optimizer = tf.keras.optimizers.legacy.Adam(0.1)
+        loss = tf.reduce_mean(tf.square(tf.nn.embedding_lookup(t, ids)))
+        train = tf.group(optimizer.get_updates(loss, [t]))
+        slot = optimizer.get_slot(t, 'm')
+        assert slot.shape.as_list() == [11, 3]
+        return {'train': train, 'slot': slot, 'row': tf.nn.embedding_lookup(slot, [10, 0])}, {'ids': ids}
+    batch = {'ids': np.random.default_rng(4).integers(0, 11, grouped.B)}
+    want, got = grouped.both(strategy, rank, size, build, [(['train'], batch), (['slot', 'row'], {})])
+    grouped.same(got[-1], want[-1])
