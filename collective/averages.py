@@ -13,7 +13,6 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import variables
 
 from collective import means
-from collective.errors import TableError
 from collective.ops import communication
 from collective.ops.gate import GraphGates
 from collective.ranks import runs
@@ -86,8 +85,7 @@ def apply_average(original: Any, average: Any, var_list: Any = None) -> tf.Opera
     tables = [v for v in listed if isinstance(v, Sharded)]
     for table in tables:
         if table.rows is None:
-            raise TableError(f"ExponentialMovingAverage of table '{table.op.name}' isn't possible: it is dynamic. Give "
-                             'apply() a var_list without it.')
+            table.refuse('tf.train.ExponentialMovingAverage')
     if communication.size() == 1 or not tables:
         return original(average, var_list)
     with tf.control_dependencies([whole.agreed(tables[0], average.name)]), shard_view():

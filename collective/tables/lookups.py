@@ -133,6 +133,12 @@ def _only(params: Sharded | ServedTable | list[Any]) -> Any:
     return params[0]
 
 
+def _shape(table: Sharded, out_type: Any, name: str | None) -> tf.Tensor:
+    if table.rows is None:
+        table.refuse('tf.shape')
+    return tf.constant(table.shape.as_list(), out_type or tf.int32, name=name)
+
+
 # Whatever ids may be but a RaggedTensor: TensorFlow's own dispatch takes those apart and calls again.
 Ids = Union[tensor_lib.Tensor, variables.Variable, np.ndarray, np.generic, list, tuple, int]
 Sparse = Union[tf.SparseTensor, tf.SparseTensorValue, tensor_lib.Tensor]
@@ -157,6 +163,15 @@ def _register() -> None:
         def _v2_pooled(params, sp_ids, sp_weights, combiner=None, max_norm=None, name=None,
                        allow_fast_lookup=False):
             return lookup_pooled(_only(params), sp_ids, sp_weights, combiner, max_norm, name)
+
+    # A shape is known without reading anything.
+    @tf2.experimental.dispatch_for_api(tf.shape, {'input': Sharded})
+    def _v1_shape(input, name=None, out_type=None):
+        return _shape(input, out_type, name)
+
+    @tf2.experimental.dispatch_for_api(tf2.shape, {'input': Sharded})
+    def _v2_shape(input, out_type=None, name=None):
+        return _shape(input, out_type, name)
 
     @tf2.experimental.dispatch_for_api(tf.nn.l2_loss, {'t': Sharded})
     def _l2_loss(t, name=None):

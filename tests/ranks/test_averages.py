@@ -133,5 +133,5 @@ def test_of_a_dynamic_table_is_refused(strategy):
     with strategy.scope(), tf.Graph().as_default():
         with strategy.embedding_scope():
             collective.get_embedding_variable('t', D)
-        with pytest.raises(TableError, match="table 't'.*var_list without it"):
+        with pytest.raises(TableError, match="ExponentialMovingAverage of table 't'.*dynamic"):
             tf.train.ExponentialMovingAverage(0.9).apply()
