@@ -29,7 +29,7 @@ EVERYTHING = ('tests/ranks',)
 # What depends on how many ranks there are: three of them take long on two cores.
 CORE = tuple(f'tests/ranks/test_{name}.py' for name in (
     'communication', 'tables', 'training', 'dynamic', 'checkpoint', 'evaluation', 'grouping', 'grouping_hard',
-    'prefetch', 'sessions'))
+    'prefetch', 'sessions', 'whole', 'averages', 'optimizing', 'foreign', 'scripts'))
 
 
 @pytest.mark.timeout(1900)
