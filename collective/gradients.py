@@ -18,7 +18,7 @@ from collective.clipping import table_gradient
 from collective.ops import communication, gate, slices
 from collective.ranks import runs
 from collective.replicated import mark_shard
-from collective.tables.table import Table, shard_view
+from collective.tables.table import Sharded, shard_view
 
 VARIABLE_OPS = ('VarHandleOp', 'VariableV2', 'Variable')
 
@@ -36,11 +36,11 @@ class Options(NamedTuple):
     local_steps: int
 
 
-def _table_of(x: Any) -> Table | None:
-    if isinstance(x, Table):
+def _table_of(x: Any) -> Sharded | None:
+    if isinstance(x, Sharded):
         return x
     for variable in tf.global_variables():
-        if isinstance(variable, Table) and variable.handle is x:
+        if isinstance(variable, Sharded) and variable.handle is x:
             return variable
     return None
 
@@ -112,7 +112,7 @@ def apply_to_shards(local_steps: int, original: Any, optimizer: tf.train.Optimiz
     with updating_shards(grads_and_vars):
         applied = apply(optimizer, grads_and_vars, *args, **kwargs)
     for _, variable in grads_and_vars:
-        if isinstance(variable, Table):
+        if isinstance(variable, Sharded):
             for slot in optimizer.get_slot_names():
                 mark_shard(optimizer.get_slot(variable, slot), variable)
     return applied
@@ -129,7 +129,7 @@ def updating_shards(grads_and_vars: Sequence[Any]) -> Iterator[None]:
         RuntimeError: a table has a constraint.
     """
     for _, variable in grads_and_vars:
-        if isinstance(variable, Table) and variable.constraint is not None:
+        if isinstance(variable, Sharded) and variable.constraint is not None:
             raise RuntimeError(f"table '{variable.op.name}': a constraint is not possible for a sparsely updated variable. To "
                                'have one, make it outside embedding_scope(), and its gradient a matrix (tf.convert_to_tensor).')
     gates = gate.gates_of(tf.get_default_graph())

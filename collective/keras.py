@@ -38,7 +38,8 @@ def apply_gradients(local_steps: int, original: Callable[..., Any], optimizer: A
             raise NotImplementedError(f"{like}, which makes no slots for the dynamic table '{table.op.name}'.")
 
     def create(next_creator: Callable[..., Any], **made: Any) -> Any:
-        table = next((t for t in tables if str(made.get('name')).startswith(f'{t._shared_name}/')), None)
+        of = str(made.get('name')).rpartition('/')[0]
+        table = next((t for t in tables if t._shared_name == of), None)
         return next_creator(**made) if table is None else sharded_as(table, next_creator, **made)
 
     with updating_shards(grads_and_vars), tf.variable_creator_scope(create):

@@ -15,6 +15,7 @@ from horovod.tensorflow import functions as hvd_functions
 from horovod.tensorflow import mpi_ops
 from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from keras.src.layers.core import embedding
+from keras.src.layers.normalization import batch_normalization
 from keras.src.optimizers import optimizer as keras_optimizer
 from keras.src.optimizers.legacy import optimizer_v2
 from tensorflow.python.client import session as session_lib
@@ -146,6 +147,8 @@ class Patches:
             # Moving averages are of what all ranks see; a table's is sharded.
             (moving_averages, 'assign_moving_average', averages.assign_moving_average),
             (moving_averages.ExponentialMovingAverage, 'apply', averages.apply_average),
+            *((batch_normalization.BatchNormalizationBase, name, averages.of_layer) for name in (
+                '_assign_moving_average', '_assign_new_value')),
             # TensorFlow's own Estimator would train every rank on the same input, and count every record N times.
             (estimator_lib.Estimator, '_call_model_fn', _only_ours),
             # A metric's value is that of all ranks' records.
@@ -219,6 +222,8 @@ class Patches:
 
     def _group(self, graph: Any, ys: Any = None, xs: Any = ()) -> None:
         lookups = lookups_of(graph)
+        if ys is None:
+            averages.settle(graph)
         if self._option('grouping') and lookups.waiting():
             wire = Wire(*(tf.as_dtype(self._option(name) or 'float32') for name in ('wire_dtype', 'gradient_wire_dtype')))
             with graph.as_default():

@@ -132,7 +132,7 @@ class CollectiveStrategy:
             check: k: after every k-th training run of a session the ranks compare checksums of the bits of all replicated
                 variables; a difference is a `ReplicaError` on every rank, which names them. True: every 100; default False.
                 It reads all of them, one after another. Left alone is what is each rank's own: local variables, those with
-                `VariableSynchronization.ON_READ`, and what UPDATE_OPS write (moving averages of batch normalisation).
+                `VariableSynchronization.ON_READ`.
             deterministic: whether two launches of a program, on one machine and number of ranks, give the same bits. Default
                 False. Inside it is `tf.config.experimental.enable_op_determinism`: kernels and tf.data have one order, whatever
                 they are told, and what has no such kernel is an error. And sums over three ranks or more are formed in the

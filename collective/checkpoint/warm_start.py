@@ -83,7 +83,7 @@ def _start(bundle: Bundle, name: str, variable: Any) -> None:
         value = initial.filled(shard.shape, variable.dtype.base_dtype,
                                lambda out: tables.read_shard(bundle, column, out))
         variable._initializer_op = tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
-        variable._initial_value = value
+        variable._initial_value, variable._whole_value = value, None       # its initial_value isn't to be had whole
         initial.only_after(variable._initializer_op, value)
 
 

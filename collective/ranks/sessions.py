@@ -81,8 +81,8 @@ def _behind(cut: Cut, fetches: Any) -> _Behind | None:
 def name_fetches(session: Any, fetches: Any) -> None:
     """Tables that are fetched as one value are looked up, before lookups are grouped and the run is read off the graph."""
     for leaf in runs.flatten(fetches):
-        if isinstance(leaf, Sharded):
-            session.graph.as_graph_element(leaf)
+        if isinstance(leaf, Sharded) and leaf.rows is not None:
+            leaf.to_be_fetched()
 
 
 def make_callable(original: Any, session: Any, fetches: Any, feed_list: Any = None, accept_options: bool = False) -> Any:

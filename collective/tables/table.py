@@ -65,6 +65,7 @@ class Sharded(resource_variable_ops.ResourceVariable):
             super().__init__(**kwargs)
         if isinstance(self._initial_value, tf.Tensor):
             initial.only_after(self.initializer, self._initial_value)
+        self._unread = None if self._is_whole() else whole.unread(self)
 
     @property
     def shape(self) -> tf.TensorShape:
@@ -122,20 +123,26 @@ class Sharded(resource_variable_ops.ResourceVariable):
     def initial_value(self) -> Any:
         return self._initial_value if self._is_whole() else self.refuse('Reading the initial value')
 
-    def _as_graph_element(self) -> tf.Tensor:
+    def _as_graph_element(self) -> Any:
         if self._is_whole():
             return super()._as_graph_element()
-        if self._fetched is None:
-            graph = self.graph
-            finalized = graph.finalized
-            graph._unsafe_unfinalize()
-            with graph.as_default(), tf.init_scope():
-                self._fetched = whole.read(self)
-            if finalized:
-                graph.finalize()
-        return self._fetched
+        # Name scopes ask for it, too, who want to know its graph.
+        return self._unread if self._fetched is None else self._fetched
+
+    def to_be_fetched(self) -> None:
+        """From now on its graph element is the whole value."""
+        if self._is_whole() or self._fetched is not None:
+            return
+        graph = self.graph
+        finalized = graph.finalized
+        graph._unsafe_unfinalize()
+        with graph.as_default(), tf.init_scope():
+            self._fetched = whole.read(self)
+        if finalized:
+            graph.finalize()
 
     def eval(self, session: Any = None) -> Any:
+        self.to_be_fetched()
         return self._as_graph_element().eval(session=session)
 
     def load(self, value: Any, session: Any = None) -> None:
@@ -165,14 +172,16 @@ class Table(Sharded):
 
     def __init__(self, *, initializer: Any, shape: tf.TensorShape, dtype: tf.DType, name: str, **kwargs: Any):
         rows, dim = shape.as_list()
-        self._whole_value = functools.partial(initial.shard, initializer, (rows, dim), dtype, name)
+        self._whole_value: Any = functools.partial(initial.shard, initializer, (rows, dim), dtype, name)
         super().__init__(rows=rows, dim=dim, initial_value=lambda: self._whole_value(
             communication.rank(), communication.size()), name=name, dtype=dtype, **kwargs)
 
     @property
     def initial_value(self) -> Any:
         """What it starts from: all rows, made on this rank."""
-        return self._initial_value if self._is_whole() else self._whole_value(0, 1)
+        if self._is_whole():
+            return self._initial_value
+        return self._whole_value(0, 1) if self._whole_value else self.refuse('Reading the initial value, a checkpoint\'s,')
 
 
 def _assigned(method: str) -> Any:

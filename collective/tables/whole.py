@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
+from tensorflow.python import pywrap_tfe
 
 from collective.ops import communication, gate, slices
 
@@ -29,6 +30,14 @@ def read(table: Sharded, name: str | None = None) -> tf.Tensor:
     return tf.nn.embedding_lookup(table, tf.range(table.rows, dtype=tf.int64), name=name)
 
 
+def unread(table: Sharded) -> tf.Tensor:
+    """What a session that isn't strategy.scope()'s gets in the place of the table: an error."""
+    message = f"table '{table.op.name}' is sharded, and fetched by a session that isn't run inside `with strategy.scope():`."
+    with tf.init_scope(), tf.device('/cpu:0'), tf.name_scope(f'{table.op.name}/unread/'):
+        with tf.control_dependencies([tf.raw_ops.Assert(condition=tf.constant(False), data=[message])]):
+            return tf.zeros([table.rows, table.dim], table.dtype)
+
+
 def gather_nd(table: Sharded, indices: Any, name: str | None = None) -> tf.Tensor:
     """`tf.gather_nd(table, indices)`: a lookup of the rows that `indices` [..., 1 or 2] name."""
     indices = tf.convert_to_tensor(indices, name='indices')
@@ -41,6 +50,8 @@ def gather_nd(table: Sharded, indices: Any, name: str | None = None) -> tf.Tenso
 
 def l2_loss(table: Sharded, name: str | None = None) -> tf.Tensor:
     """`tf.nn.l2_loss(table)`: half the sum of the squares of all rows. Each rank adds up its own, and no row travels."""
+    if not pywrap_tfe.TFE_Py_TapeSetIsEmpty():      # which knows lookups
+        return tf.nn.l2_loss(read(table), name)
     with tf.name_scope(name, 'L2Loss'):
         shard = _of_shard(tf.raw_ops.ReadVariableOp(resource=table.handle, dtype=table.dtype))
         opened = gate.gates_of(tf.get_default_graph()).beside([]).zero

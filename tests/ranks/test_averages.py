@@ -4,6 +4,7 @@ import contextlib
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from tensorflow.python.training import moving_averages
 
 import collective
 from collective import TableError
@@ -48,7 +49,7 @@ def test_batch_normalization(strategy, rank, size):
                 session.run(train, {feeds[k]: reference.part(v, rank, size) for k, v in batch.items()})
             counts = grouped.exchanged(session, train, {feeds[k]: v for k, v in BATCHES[0].items()})
             got = session.run({'t': t, **{v.op.name: v for v in tf.trainable_variables()[1:]}, **averages()})
-    assert size == 1 or counts[1] == 2, 'one allreduce for gradients and one for averages'
+    assert size == 1 or counts[1] == 3, 'one allreduce for gradients, one for averages of x alone, one for those behind ids'
 
     with tf.Graph().as_default():
         t = reference.table('t', V, D)
@@ -135,3 +136,80 @@ def test_of_a_dynamic_table_is_refused(strategy):
             collective.get_embedding_variable('t', D)
         with pytest.raises(TableError, match="ExponentialMovingAverage of table 't'.*dynamic"):
             tf.train.ExponentialMovingAverage(0.9).apply()
+
+
+def layers(kind, x, training):
+    if kind == 'placeholder':
+        return tf.layers.batch_normalization(x, training=training, momentum=0.8)
+    if kind == 'renorm':
+        return tf.layers.batch_normalization(x, training=True, momentum=0.8, renorm=True)
+    if kind == 'keras':
+        return tf.keras.layers.BatchNormalization(momentum=0.8)(x, training=True)
+    mean, seen = (tf.get_variable(name, shape, initializer=tf.zeros_initializer(), trainable=False)
+                  for name, shape in (('mean', [D]), ('seen', [])))
+    if kind == 'own':           # the mean of all that was seen, by Welford's method: one update waits for another
+        count = tf.assign_add(seen, 1.0)
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign_add(mean, (tf.reduce_mean(x, 0) - mean) / count))
+    if kind == 'branch':        # of what is computed outside
+        batch_mean = tf.reduce_mean(x, 0)
+        average = tf.train.ExponentialMovingAverage(0.8)
+
+        def update():
+            with tf.control_dependencies([average.apply([batch_mean])]):
+                return tf.identity(batch_mean)
+        return x - tf.cond(training, update, lambda: tf.zeros([D]))
+    return x
+
+
+@pytest.mark.parametrize('kind', ['placeholder', 'renorm', 'keras', 'own', 'branch'])
+@pytest.mark.parametrize('version', [1, 2])
+def test_all_ranks_have_the_same(strategy, rank, size, kind, version):
+    """However a model updates them, and whatever else is in the graph: a second model with data of its own isn't touched."""
+    if version == 1:
+        tf.disable_control_flow_v2()
+    try:
+        with strategy.scope(check=1), tf.Graph().as_default():
+            with strategy.embedding_scope():
+                t = reference.table('t', V, D)
+            feeds = placeholders()
+            training, other = tf.placeholder_with_default(True, []), tf.placeholder(tf.float32, [None, D])
+            x = layers(kind, feeds['x'], training)
+            with tf.variable_scope('other'):
+                unfed = tf.layers.batch_normalization(other, training=True)
+            updates = [op for op in tf.get_collection(tf.GraphKeys.UPDATE_OPS) if 'other' not in op.name]
+            bn = [v for v in tf.global_variables() if v.op.name.startswith('batch_normalization')]
+            loss = tf.reduce_mean(tf.square(x + tf.nn.embedding_lookup(t, feeds['ids'])))
+            train = tf.group(tf.train.GradientDescentOptimizer(0.1).minimize(loss), *updates)
+            both = tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(unfed))
+            averages = [v for v in tf.global_variables() if v not in tf.trainable_variables()]
+            with tf.Session() as session:
+                session.run(tf.global_variables_initializer())
+                before = session.run(averages)
+                for batch in BATCHES:
+                    session.run(train, {feeds[k]: reference.part(batch[k], rank, size) for k in feeds})
+                session.run(both, {other: BATCHES[0]['x']})
+                after = session.run(averages)
+        assert averages and (kind in ('placeholder', 'renorm') or bn or kind != 'keras')
+        if kind in ('placeholder', 'renorm', 'own', 'branch'):
+            assert any(not np.array_equal(a, b) for a, b in zip(before, after))
+        told = grouped.everyone([v.tolist() for v in after])
+        assert all(mine == told[0] for mine in told)
+        if kind == 'own':
+            values = dict(zip((v.op.name for v in averages), after))
+            want = np.mean([b['x'].mean(0) for b in BATCHES], 0)
+            np.testing.assert_allclose(values['mean'], want, rtol=1e-5, atol=1e-6)
+    finally:
+        tf.enable_control_flow_v2()
+
+
+def test_a_value_that_a_branch_computes_is_refused(strategy, size):
+    if size == 1:
+        return
+    with strategy.scope(), tf.Graph().as_default():
+        x, training = tf.placeholder(tf.float32, [None, D]), tf.placeholder(tf.bool, [])
+        mean = tf.get_variable('mean', [D], trainable=False)
+
+        def update():
+            return moving_averages.assign_moving_average(mean, tf.reduce_mean(x, 0), 0.9, zero_debias=False)
+        with pytest.raises(NotImplementedError, match="moving average 'mean'.*compute it outside"):
+            tf.cond(training, lambda: tf.identity(update()), lambda: tf.zeros([D]))

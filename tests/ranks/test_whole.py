@@ -3,7 +3,8 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective import RankError
+from collective import RankError, TableError
+from collective.tables.grouping import lookups_of
 from tests.ranks import grouped, reference
 
 V, D = 11, 3        # rows that no number of ranks divides
@@ -187,3 +188,87 @@ def test_slots_are_whole_to_whoever_reads_them(strategy, rank, size):
     batches = [{'ids': rng.integers(0, V, grouped.B)} for _ in range(2)]
     want, got = grouped.both(strategy, rank, size, build, [(['train'], b) for b in batches] + [(['m', 'v', 'row', 'norm'], {})])
     grouped.same(got[-1], want[-1])
+
+
+@pytest.mark.parametrize('first', [True, False])
+def test_a_callable_loss_with_an_l2_loss(strategy, rank, size, first):
+    """Before the lookup and behind it: the tape knows the table either way."""
+    def build(embedding_scope):
+        with embedding_scope():
+            t = reference.table('t', V, D)
+        ids = tf.placeholder(tf.int64, [None])
+
+        def loss():
+            parts = [lambda: 0.1 * tf.nn.l2_loss(t), lambda: tf.reduce_mean(tf.square(tf.nn.embedding_lookup(t, ids)))]
+            return tf.add_n([part() for part in (parts if first else parts[::-1])])
+        return {'train': tf.train.GradientDescentOptimizer(0.5).minimize(loss), 't': t}, {'ids': ids}
+    batch = {'ids': np.random.default_rng(7).integers(0, V, grouped.B)}
+    want, got = grouped.both(strategy, rank, size, build, [(['train'], batch), (['t'], {})])
+    grouped.same(got[1], want[1])
+
+
+def test_gradients_with_respect_to_slots_and_averages(strategy, rank, size):
+    """Which are sharded, too: each row's gradient is that of all ranks."""
+    def build(embedding_scope):
+        with embedding_scope():
+            t = reference.table('t', V, D)
+        ids = tf.placeholder(tf.int64, [None])
+        average = tf.train.ExponentialMovingAverage(0.5)
+        update = average.apply([t])
+        rows = tf.nn.embedding_lookup(average.average(t), ids)
+        gradient = tf.gradients(tf.reduce_mean(tf.reduce_sum(tf.square(rows), 1)), [average.average(t)])[0]
+        moved = tf.train.GradientDescentOptimizer(0.5).apply_gradients([(gradient, average.average(t))])
+        return {'update': update, 'moved': moved, 'average': average.average(t)}, {'ids': ids}
+    batch = {'ids': np.random.default_rng(7).integers(0, V, grouped.B)}
+    want, got = grouped.both(strategy, rank, size, build, [(['moved'], batch), (['average'], {})])
+    grouped.same(got[1], want[1])
+
+
+def test_nothing_is_read_whole_unasked(strategy, size, caplog):
+    """By feature columns, name scopes, shapes and savers."""
+    with caplog.at_level('WARNING', 'tensorflow'), strategy.scope(), tf.Graph().as_default() as graph:
+        with strategy.embedding_scope():
+            t = tf.get_variable('t', [1 << 21, 16])
+            column = tf.feature_column.categorical_column_with_identity('x', 9)
+            tf.feature_column.input_layer({'x': tf.constant([[1]])}, [tf.feature_column.embedding_column(column, 4)])
+        with tf.name_scope(None, 'inside', [t]):
+            loss = tf.reduce_sum(tf.nn.safe_embedding_lookup_sparse(t, tf.sparse.from_dense([[1, 2]])))
+        assert tf.get_static_value(tf.shape(t)).tolist() == [1 << 21, 16]
+        tf.train.AdagradOptimizer(0.1).minimize(loss)
+        tf.train.Saver()
+        tf.report_uninitialized_variables().mark_used()
+        assert len(lookups_of(graph).written) == 2 and 'read as one value' not in caplog.text
+        tf.reduce_sum(t)
+        if size > 1:
+            assert len(lookups_of(graph).written) == 3
+            assert "table 't' is read as one value: each run that uses it sends all of its 0.1 GB" in caplog.text
+
+
+def test_a_session_outside_of_scope_gets_no_shard(strategy, size):
+    if size == 1:
+        return
+    with tf.Graph().as_default():
+        with strategy.scope(), strategy.embedding_scope():
+            t = reference.table('t', V, D)
+        with tf.Session() as session, pytest.raises(tf.errors.InvalidArgumentError, match='is sharded, and fetched by a session'):
+            session.run(t)
+
+
+def test_first_values_that_a_checkpoint_gives(strategy, rank, size, folder):
+    """They can't be had as one value; the table starts from them."""
+    with strategy.scope(), tf.Graph().as_default():
+        with strategy.embedding_scope():
+            reference.table('t', V, D)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            tf.train.Saver().save(session, f'{folder}/model')
+    with strategy.scope(), tf.Graph().as_default():
+        with strategy.embedding_scope():
+            t = tf.get_variable('t', [V, D], initializer=tf.zeros_initializer())
+        tf.train.init_from_checkpoint(f'{folder}/model', {'t': 't'})
+        if size > 1:
+            with pytest.raises(TableError, match="initial value, a checkpoint's, of table 't'"):
+                t.initial_value  # noqa: B018 (a property)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            np.testing.assert_array_equal(session.run(t), VALUES)
