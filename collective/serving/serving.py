@@ -34,8 +34,9 @@ def of(graph: tf.Graph) -> Serving | None:
 class ServedTable(composite_tensor.CompositeTensor):
     """A table in a graph that is to be served.
 
-    It is looked up as a `Table` is. With several parts every other use is an error; with one part it isn't made at all:
-    the part is the table. (It is no composite tensor, but TensorFlow dispatches by the types of those only.)
+    It is looked up as a `Table` is. Whatever else takes a variable for one value gets all rows of a static one, put together
+    from its parts. With one part it isn't made at all: the part is the table. (It is no composite tensor, but TensorFlow
+    dispatches by the types of those only.)
 
     Attributes:
         rows: V; None if dynamic.
@@ -71,6 +72,14 @@ class ServedTable(composite_tensor.CompositeTensor):
     def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
         """What `tf.gather(table, indices)` calls."""
         return tf.nn.embedding_lookup(self, indices, name=name)
+
+    def value(self, name: str | None = None) -> tf.Tensor:
+        """[V, D], all rows."""
+        if self.rows is None:
+            self.refuse()
+        return tf.nn.embedding_lookup(self, tf.range(self.rows, dtype=tf.int64), name=name)
+
+    read_value = value
 
     def refuse(self) -> NoReturn:
         raise TableError(
@@ -123,11 +132,19 @@ def look_up(lookup: strategies.Lookup) -> tf.Tensor:
     return lookup.combined(lookup.table.fetch(keys), positions)
 
 
-def _convert(table: ServedTable, *unused: Any, **also_unused: Any) -> NoReturn:
-    table.refuse()
+def _convert(table: ServedTable, dtype: Any = None, name: str | None = None, as_ref: bool = False) -> tf.Tensor:
+    return table.value(name)
+
+
+def _operator(name: str) -> Any:
+    def operate(table: ServedTable, *args: Any, **kwargs: Any) -> Any:
+        return getattr(tf.Tensor, name)(table.value(), *args, **kwargs)
+    return operate
 
 
 tensor_conversion_registry.register_tensor_conversion_function(ServedTable, _convert)
+for _name in tf.Tensor.OVERLOADABLE_OPERATORS:
+    setattr(ServedTable, _name, _operator(_name))
 
 
 class Serving:

@@ -196,6 +196,25 @@ def an_output(value):
     return {'p': tf.placeholder(tf.int64)}, {'x': tf.identity(value)}
 
 
+def test_tables_that_are_used_as_one_value(strategy, folder):
+    """The kernel of a dense layer that was built in embedding_scope(), slices, products, norms."""
+    values = reference.table_values(7, 3)
+
+    def build():
+        t, x = reference.table('t', 7, 3), tf.placeholder(tf.float32, [None, 7])
+        layer = tf.layers.dense(x, 3, use_bias=False, name='layer', kernel_initializer=tf.constant_initializer(values))
+        return {'x': x}, {'layer': layer, 'product': tf.matmul(x, t), 'slice': t[2:, 1], 'sum': 2.0 * t + t.read_value(),
+                          'norm': tf.nn.l2_loss(t)}
+    path = strategy.export_saved_model(os.path.join(folder, 'export'), trained(strategy, build, folder),
+                                       signature(strategy, build))
+    x = np.random.default_rng(0).normal(size=(4, 7)).astype(np.float32)
+    want = {'layer': x @ values, 'product': x @ values, 'slice': values[2:, 1], 'sum': 3 * values,
+            'norm': 0.5 * np.sum(np.square(values))}
+    got = served(path, {'x': x})
+    for name in want:
+        np.testing.assert_allclose(got[name], want[name], rtol=1e-5, atol=1e-6)
+
+
 def test_an_id_outside_of_the_table(strategy, folder):
     path = strategy.export_saved_model(folder, trained(strategy, one_table, folder), signature(strategy, one_table))
     for wrong in (-1, 5, 2 ** 40):
