@@ -9,6 +9,7 @@ as few allreduces as its dependences allow.
 """
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -25,7 +26,11 @@ from collective.tables.grouping import lookups_of
 from collective.tables.table import Sharded, shard_view
 
 ASSIGNS = frozenset({'AssignVariableOp', 'AssignSubVariableOp', 'AssignAddVariableOp', 'Assign', 'AssignSub', 'AssignAdd'})
-DATA = runs.SOURCES | {'Placeholder', 'PlaceholderWithDefault'}
+REDUCED = re.compile('Horovod(Grouped)?(Allreduce|Allgather)|HorovodBroadcast')       # whose results all ranks have
+RANDOM = re.compile('Random|TruncatedNormal|Multinomial|Stateful(Uniform|Standard|Random)|.*CandidateSampler')
+# What reads data, and what may do so in a function.
+DATA = runs.SOURCES - runs.CALLS - {'Merge', 'Exit'} | {'Placeholder', 'PlaceholderWithDefault'}
+READS = re.compile('Iterator|OptionalGetValue|Queue|ReaderRead|PyFunc|EagerPyFunc|(Ordered)?(Map)?Unstage')
 
 
 class Own(NamedTuple):
@@ -99,23 +104,44 @@ def hold_updates(gates: GraphGates) -> None:
     if communication.size() == 1 or not held or hasattr(graph, 'outer_graph'):
         return
     needed, found = runs.upstream(check.bounds.op for check in gates.checks), averages_of(graph)
-    holders = {(v.handle if hasattr(v, 'handle') else v).op: str(v.name) for v in tf.global_variables()
-               if isinstance(v, variables.Variable) and is_replicated(v) and v.dtype.base_dtype.is_floating}
-    for op in sorted(runs.upstream(held), key=lambda op: op._id):
-        if (op.type in ASSIGNS and op.inputs[0].op in holders and op not in needed and op not in found.known
-                and op._get_control_flow_context() is None and _is_own(op.inputs[1], found)):
-            found.note(op, 1, holders[op.inputs[0].op])
+    holders = {(v.handle if hasattr(v, 'handle') else v).op: v for v in tf.global_variables()
+               if isinstance(v, variables.Variable) and is_replicated(v)}
+    for op in sorted(runs.upstream(held) - needed - found.known, key=lambda op: op._id):
+        variable = holders.get(op.inputs[0].op) if op.inputs and runs.WRITES.match(op.type) else None
+        if variable is None or op._get_control_flow_context() is not None or not _is_own(op.inputs[1:], found):
+            continue
+        if op.type not in ASSIGNS or not variable.dtype.base_dtype.is_floating:
+            raise NotImplementedError(
+                f"'{op.name}' ({op.type}), one of tf.GraphKeys.UPDATE_OPS, changes the replicated variable "
+                f"'{variable.op.name}' by what this rank alone knows: its replicas would drift apart. Assign floating-point "
+                "values, which become the mean over ranks; or make it each rank's own, a local variable: "
+                'collections=[tf.GraphKeys.LOCAL_VARIABLES].')
+        found.note(op, 1, str(variable.name))
     settle(graph)
     for op in held:
         if gates.gates and gates.level(op) == 0 and op not in needed and op._get_control_flow_context() is None:
             op._add_control_input(gates.gates[0].zero.op)
+    gates.changed()
 
 
-def _is_own(value: tf.Tensor, found: Averages) -> bool:
-    """Whether `value` comes from what this rank alone knows, other than by a mean: its data, its random numbers."""
-    known = {x.name for op in found.known for x in op.outputs}
-    return value.name not in known and any(op.type in DATA or op.type.startswith(('Random', 'TruncatedNormal', 'Stateless'))
-                                           for op in runs.upstream([value.op], known))
+def _is_own(values: Iterable[tf.Tensor], found: Averages) -> bool:
+    """Whether any of `values` comes from what this rank alone knows, other than by a mean: its data, its random numbers."""
+    stack = [x.op for x in values]
+    seen = set(stack)
+    while stack:
+        op = stack.pop()
+        if op in found.known or REDUCED.match(op.type):
+            continue
+        if _takes_data(op) or RANDOM.match(op.type):
+            return True
+        new = {x.op for x in op.inputs} - seen
+        seen |= new
+        stack.extend(new)
+    return False
+
+
+def _takes_data(op: tf.Operation) -> bool:
+    return op.type in DATA or op.type in runs.CALLS and runs.has_inside(op.graph, op, READS)
 
 
 # -- and what becomes of it ------------------------------------------------------------------------------------------------
@@ -131,10 +157,11 @@ def settle(graph: tf.Graph) -> None:
     found = averages_of(graph)
     if not found.own:
         return
-    left, found.own = sorted(found.own, key=lambda own: (own.name, own.op._id)), []
+    left = sorted(found.own, key=lambda own: (own.name, own.op._id))
     if any(own.op._id <= lookups_of(graph).run for own in left):
         raise NotImplementedError(f"A session had run the moving average '{left[0].name}' before the optimizer was made: its "
                                   'values would stay this rank\'s own. Build the whole graph before the first run.')
+    found.own = []
     finalized = graph.finalized
     graph._unsafe_unfinalize()
     try:
@@ -154,10 +181,12 @@ def settle(graph: tf.Graph) -> None:
 
 
 def _by_data(ready: Iterable[Own], behind: dict[Own, set[tf.Operation]]) -> Iterable[Sequence[Own]]:
-    """Those that come from the same iterators and feeds together: a run that needs some of them takes no other data for it."""
+    """Those together that come from the same iterators and feeds and behind the same updates: a run that needs some of them
+    takes no other data for it, and changes nothing else."""
     out: dict[tuple[str, ...], list[Own]] = {}
     for own in ready:
-        out.setdefault(tuple(sorted(str(op.name) for op in behind[own] if op.type in DATA)), []).append(own)
+        out.setdefault(tuple(sorted(str(op.name) for op in behind[own] if _takes_data(op) or runs.WRITES.match(op.type))),
+                       []).append(own)
     return [some for _, some in sorted(out.items())]
 
 

@@ -145,7 +145,8 @@ class Patches:
               (clipping.clip_by_norm, clipping.clip_by_value)),
             *((module, 'clip_by_average_norm', clipping.clip_by_average_norm) for module in (clip_ops, tf)),
             # Moving averages are of what all ranks see; a table's is sharded.
-            (moving_averages, 'assign_moving_average', averages.assign_moving_average),
+            *((module, 'assign_moving_average', averages.assign_moving_average) for module in (
+                moving_averages, tf2.__internal__.train)),
             (moving_averages.ExponentialMovingAverage, 'apply', averages.apply_average),
             *((batch_normalization.BatchNormalizationBase, name, averages.of_layer) for name in (
                 '_assign_moving_average', '_assign_new_value')),

@@ -108,7 +108,7 @@ class Reach:
                           (asked.splits, np.full(ranks, asked.nothing, np.int32))]
         needed = upstream(exchanged, {x.name for x, _ in feeds})
         hidden = any(op._get_control_flow_context() is not None for op in exchanged) or any(
-            _has_inside(op.graph, op, COLLECTIVES) for op in self.operations if op.type in CALLS)
+            has_inside(op.graph, op, COLLECTIVES) for op in self.operations if op.type in CALLS)
         if hidden or any(op.type in SOURCES and op._get_control_flow_context() is None and gates.level(op) == 0
                          for op in needed):
             return None
@@ -168,7 +168,7 @@ def _updates(graph: tf.Graph, operations: Iterable[tf.Operation]) -> bool:
     initializers = {v.initializer for v in variables_}
     for op in operations:
         if op.type in CALLS:
-            if _has_inside(graph, op, WRITES) and any(holder(x) in holders for x in op.inputs):
+            if has_inside(graph, op, WRITES) and any(holder(x) in holders for x in op.inputs):
                 return True
         elif op.inputs and op not in initializers and WRITES.match(op.type) and holder(op.inputs[0]) in holders:
             return True
@@ -188,7 +188,7 @@ def holder(x: tf.Tensor) -> tf.Operation:
     return x.op
 
 
-def _has_inside(graph: tf.Graph, op: tf.Operation, types: re.Pattern[str]) -> bool:
+def has_inside(graph: tf.Graph, op: tf.Operation, types: re.Pattern[str]) -> bool:
     """Whether a function that `op` calls, or one that this calls, has operations of `types`."""
     stack, seen = [op.node_def], set()
     while stack:

@@ -151,6 +151,16 @@ class Sharded(resource_variable_ops.ResourceVariable):
         else:
             whole.load(self, value, session)
 
+    def _serialize_to_tensors(self) -> Any:
+        return super()._serialize_to_tensors() if self._is_whole() else self._refuse_checkpoint()
+
+    def _restore_from_tensors(self, restored_tensors: Any) -> Any:
+        return super()._restore_from_tensors(restored_tensors) if self._is_whole() else self._refuse_checkpoint()
+
+    def _refuse_checkpoint(self) -> NoReturn:
+        raise TableError(f"tf.train.Checkpoint of table '{self.op.name}' isn't possible, whose rows are on several ranks: use "
+                         'tf.train.Saver, or a session with a checkpoint_dir.')
+
     def refuse(self, way: str) -> NoReturn:
         """Raises the error that names the table, and what to do instead of `way`."""
         raise TableError(

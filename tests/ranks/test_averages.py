@@ -202,6 +202,80 @@ def test_all_ranks_have_the_same(strategy, rank, size, kind, version):
         tf.enable_control_flow_v2()
 
 
+@pytest.mark.parametrize('kind', ['scatter', 'integer'])
+def test_updates_that_have_no_mean_are_refused(strategy, size, kind):
+    """Of what a rank alone knows, that is; a count of steps is everyone's."""
+    with strategy.scope(), tf.Graph().as_default():
+        w = tf.get_variable('w', [D], initializer=tf.ones_initializer())
+        x, labels = tf.placeholder(tf.float32, [None, D]), tf.placeholder(tf.int64, [None])
+        if kind == 'scatter':       # the centre loss
+            centers = tf.get_variable('centers', [V, D], trainable=False)
+            change = tf.scatter_sub(centers, labels, 0.5 * (tf.gather(centers, labels) - x))
+        else:
+            change = tf.assign_add(tf.get_variable('seen', [], tf.int64, trainable=False), tf.size(x, out_type=tf.int64))
+        steps = tf.get_variable('steps', [], tf.int64, initializer=tf.zeros_initializer(), trainable=False)
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign_add(steps, 1))
+        loss = tf.reduce_mean(x * w)
+        tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, change)
+        for _ in range(2):
+            with pytest.raises(NotImplementedError, match="replicated variable '(centers|seen)'") if size > 1 else (
+                    contextlib.nullcontext()):
+                tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+
+
+def test_an_average_is_fetched_without_what_it_does_not_need(strategy, rank, size):
+    """One of what is known before the step, one of what is known behind it."""
+    with strategy.scope(), tf.Graph().as_default():
+        w = tf.get_variable('w', [D], initializer=tf.ones_initializer())
+        x = tf.placeholder(tf.float32, [None, D])
+        loss = tf.reduce_mean(x * w)
+        train = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+        before, behind = tf.train.ExponentialMovingAverage(0.5), tf.train.ExponentialMovingAverage(0.5, name='behind')
+        with tf.control_dependencies([train]):
+            updated = behind.apply([tf.reduce_mean(tf.square(x * w))])
+        monitor = before.apply([loss])
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            feed = {x: np.full([2, D], rank + 1.0)}
+            session.run(monitor, feed)
+            np.testing.assert_array_equal(session.run(w), np.ones(D))
+            np.testing.assert_allclose(session.run(before.average(loss)), 0.5 * (size + 1) / 2)
+            session.run(updated, feed)
+            assert not np.array_equal(session.run(w), np.ones(D))
+
+
+def test_an_update_of_no_data_in_front_of_a_function(strategy, rank, size):
+    """Which is then no source of data that the gate could wait for."""
+    with strategy.scope(), tf.Graph().as_default():
+        with strategy.embedding_scope():
+            t = reference.table('t', V, D)
+        seen = tf.get_variable('seen', [], initializer=tf.zeros_initializer(), trainable=False)
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign_add(seen, 1.0))
+        loss = tf.reduce_mean(tf.nn.embedding_lookup(t, [rank, 3]))
+        with tf.control_dependencies([x.op for x in tf.get_collection(tf.GraphKeys.UPDATE_OPS)]):
+            rate = tf.reshape(tf.numpy_function(lambda: np.float32(0.1), [], tf.float32), [])
+            train = tf.train.GradientDescentOptimizer(rate).minimize(loss)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            session.run(train)
+            assert session.run(seen) == 1
+
+
+def test_averages_that_a_session_has_run_are_refused(strategy, size):
+    if size == 1:
+        return
+    with strategy.scope(), tf.Graph().as_default():
+        w, x = tf.get_variable('w', [D]), tf.placeholder(tf.float32, [None, D])
+        mean = tf.get_variable('mean', [D], trainable=False)
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign(mean, tf.reduce_mean(x, 0)))
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            for _ in range(2):
+                with pytest.raises(NotImplementedError, match="'mean:0' before the optimizer"):
+                    tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(x * w))
+
+
 def test_a_value_that_a_branch_computes_is_refused(strategy, size):
     if size == 1:
         return

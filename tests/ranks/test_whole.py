@@ -1,4 +1,6 @@
 """Tables, and their slots, used as one value: as TensorFlow's operations use any variable."""
+import contextlib
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -272,3 +274,14 @@ def test_first_values_that_a_checkpoint_gives(strategy, rank, size, folder):
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
             np.testing.assert_array_equal(session.run(t), VALUES)
+
+
+def test_object_based_checkpoints_are_refused(strategy, size, folder):
+    """They would put the whole table into each rank's shard."""
+    with strategy.scope(), tf.Graph().as_default():
+        with strategy.embedding_scope():
+            t = reference.table('t', V, D)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            with pytest.raises(TableError, match="tf.train.Checkpoint of table 't'") if size > 1 else contextlib.nullcontext():
+                tf.train.Checkpoint(t=t).save(f'{folder}/model', session)
