@@ -55,7 +55,6 @@ class Sharded(resource_variable_ops.ResourceVariable):
     """
 
     hashed = False
-
     rows: Any       # None of dynamic ones
 
     def __init__(self, *, rows: int, dim: int, **kwargs: Any):
@@ -191,7 +190,7 @@ class Table(Sharded):
         """What it starts from: all rows, made on this rank."""
         if self._is_whole():
             return self._initial_value
-        return self._whole_value(0, 1) if self._whole_value else self.refuse('Reading the initial value, a checkpoint\'s,')
+        return self._whole_value(0, 1) if self._whole_value else self.refuse("Reading the initial value, a checkpoint's,")
 
 
 def _assigned(method: str) -> Any:

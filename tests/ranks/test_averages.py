@@ -227,13 +227,16 @@ def test_updates_that_have_no_mean_are_refused(strategy, size, kind):
 def test_an_average_is_fetched_without_what_it_does_not_need(strategy, rank, size):
     """One of what is known before the step, one of what is known behind it."""
     with strategy.scope(), tf.Graph().as_default():
+        with strategy.embedding_scope():
+            ones = tf.get_variable('ones', [V, D], initializer=tf.ones_initializer(), trainable=False)
         w = tf.get_variable('w', [D], initializer=tf.ones_initializer())
         x = tf.placeholder(tf.float32, [None, D])
-        loss = tf.reduce_mean(x * w)
+        seen = x * tf.nn.embedding_lookup(ones, [rank])         # both wait for the same exchange
+        loss = tf.reduce_mean(seen * w)
         train = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
         before, behind = tf.train.ExponentialMovingAverage(0.5), tf.train.ExponentialMovingAverage(0.5, name='behind')
         with tf.control_dependencies([train]):
-            updated = behind.apply([tf.reduce_mean(tf.square(x * w))])
+            updated = behind.apply([tf.reduce_mean(tf.square(seen * w))])
         monitor = before.apply([loss])
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
