@@ -149,6 +149,14 @@ def test_an_optimizer_made_before_scope(strategy, rank, size):
         beside(strategy, rank, size, build)
 
 
+def test_a_constraint_of_a_table_is_refused(strategy, rank, size):
+    """As TensorFlow refuses it for a sparsely updated variable."""
+    with strategy.scope(), tf.Graph().as_default():
+        model = Model(strategy.embedding_scope, constraint=lambda rows: tf.maximum(rows, 0.0))
+        with pytest.raises(RuntimeError, match='constraint'):
+            sgd().minimize(model.losses[1])
+
+
 def test_nan_gradients_of_one_rank(strategy, rank, size):
     """Of one sample: what it touches becomes NaN, as in one process, and nothing else."""
     def build(embedding_scope):
