@@ -232,6 +232,11 @@ def _upstream(gradient: Any, graph: tf.Graph) -> list[Marker]:
     return found
 
 
+def is_marker(op: tf.Operation) -> bool:
+    """Whether `op` is of what a script is given for a gradient."""
+    return op in _markers_of(op.graph)
+
+
 def _is_outside(graph: tf.Graph) -> bool:
     return not hasattr(graph, 'outer_graph') and graph._get_control_flow_context() is None
 

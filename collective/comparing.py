@@ -2,8 +2,9 @@
 
     every k-th training run of a session ──► this rank's checksums ──► a meeting ──► an error on all ranks, or on none
 
-They start equal and every rank applies the same updates to them. Whatever else a script does to them (`tf.assign` of something
-that this rank alone knows) makes replicas drift apart, and nobody would notice before the numbers are wrong.
+They start equal, every rank applies the same updates to them, and what a script assigns becomes the mean over ranks (see
+`collective.alike`). Whatever else it does to them (it feeds, or runs, something else on one rank) makes replicas drift apart,
+and nobody would notice before the numbers are wrong.
 """
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from collective.alike import replicated
 from collective.errors import ReplicaError
 from collective.ops import communication
 from collective.ranks import meeting
-from collective.replicated import is_movable, is_replicated
 from collective.tables.lazy import run_here
 
 USUAL = 100         # training runs, for scope(check=True)
@@ -49,23 +50,11 @@ def after_training(session: Any, runs_between: int) -> None:
     if number % runs_between:
         return
     told = meeting.together(session, f'compares replicated variables after training run {number} (scope(check={runs_between}))',
-                            lambda: {str(v.name): _checksum(session, v) for v in compared(session.graph)})
+                            lambda: {str(v.name): _checksum(session, v) for v in replicated(session.graph)})
     odd = [name for name in told[0] if len({mine.get(name) for mine in told} - {None}) > 1]
     if odd:
         raise ReplicaError(_says(number, {name: [mine.get(name, '') for mine in told] for name in odd[:FIRST]},
                                  len(odd) - FIRST, runs_between))
-
-
-def compared(graph: tf.Graph) -> list[Any]:
-    """The global variables of `graph` that every rank has alike.
-
-    Not among them are tables and their slots, and what a script says is each rank's own: local variables, and those with
-    `VariableSynchronization.ON_READ`.
-    """
-    own = {id(v) for key in (tf.GraphKeys.LOCAL_VARIABLES, tf.GraphKeys.METRIC_VARIABLES) for v in graph.get_collection(key)}
-    return [v for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
-            if is_replicated(v) and is_movable(v) and id(v) not in own
-            and getattr(v, 'synchronization', None) != tf.VariableSynchronization.ON_READ]
 
 
 def _checksum(session: Any, variable: Any) -> str:
@@ -84,8 +73,8 @@ def _says(number: int, sums: Mapping[str, Sequence[str]], more: int, runs_betwee
     named = ', '.join(f"'{name}' ({_groups(of)})" for name, of in sums.items()) + (f' and {more} more' if more > 0 else '')
     closer = ' scope(check=1) finds the first run after which they differ.' if runs_between > 1 else ''
     return (f'After training run {number} of this session replicated variables are not equal on all ranks any more: {named}. '
-            "Usually one was updated from what only this rank knows (its part of the data, as in tf.assign or a moving average "
-            "of this rank's loss; its rank; numbers that NumPy or Python drew without a seed) or loaded on some ranks only. "
+            "Usually one was updated from what only this rank knows (integers that count its part of the data; its rank; "
+            "numbers that NumPy or Python drew without a seed) or loaded on some ranks only. "
             'Update it from what all ranks have: horovod.tensorflow.allreduce(x) is the mean of their x. Or make what is meant '
             f"to be each rank's own a local variable: collections=[tf.GraphKeys.LOCAL_VARIABLES].{closer}")
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import variables
 
-from collective import accumulation, averages, means
+from collective import accumulation, alike, means
 from collective.clipping import table_gradient
 from collective.ops import communication, gate, slices
 from collective.ranks import runs
@@ -108,7 +108,8 @@ def _mean_slices(gradient: tf.IndexedSlices, x: Any) -> tf.IndexedSlices:
 def apply_to_shards(local_steps: int, original: Any, optimizer: tf.train.Optimizer, grads_and_vars: Any, *args: Any,
                     **kwargs: Any) -> Any:
     """`Optimizer.apply_gradients`, in which tables present themselves as their shards: slots and updates are local."""
-    grads_and_vars, apply = accumulation.accumulate(local_steps, original, optimizer, tuple(grads_and_vars))
+    grads_and_vars = alike.gradients(grads_and_vars)
+    grads_and_vars, apply = accumulation.accumulate(local_steps, original, optimizer, grads_and_vars)
     with updating_shards(grads_and_vars):
         applied = apply(optimizer, grads_and_vars, *args, **kwargs)
     for _, variable in grads_and_vars:
@@ -134,7 +135,7 @@ def updating_shards(grads_and_vars: Sequence[Any]) -> Iterator[None]:
                                'have one, make it outside embedding_scope(), and its gradient a matrix (tf.convert_to_tensor).')
     gates = gate.gates_of(tf.get_default_graph())
     values = [g.values if isinstance(g, tf.IndexedSlices) else g for g, _ in grads_and_vars if g is not None]
-    averages.hold_updates(gates)
+    alike.hold_updates(gates)
     upstream = runs.upstream(g.op for g in values if isinstance(g, tf.Tensor))
     refusing = [opened.zero.op for opened in gates.gates] + gates.checked
     with shard_view(), tf.control_dependencies([op for op in refusing if op in upstream]):

@@ -21,7 +21,7 @@ from keras.src.optimizers.legacy import optimizer_v2
 from tensorflow.python.client import session as session_lib
 from tensorflow.python.eager import backprop
 from tensorflow.python.feature_column import feature_column_v2
-from tensorflow.python.ops import clip_ops, gradients_util, metrics_impl, variable_scope
+from tensorflow.python.ops import clip_ops, gradients_util, metrics_impl, resource_variable_ops, state_ops, variable_scope
 from tensorflow.python.summary.writer import writer as writer_lib
 from tensorflow.python.training import (
     adagrad,
@@ -41,6 +41,7 @@ from tensorflow_estimator.python.estimator import estimator as estimator_lib
 
 from collective import (
     accumulation,
+    alike,
     averages,
     clipping,
     feature_column,
@@ -150,6 +151,9 @@ class Patches:
             (moving_averages.ExponentialMovingAverage, 'apply', averages.apply_average),
             *((batch_normalization.BatchNormalizationBase, name, averages.of_layer) for name in (
                 '_assign_moving_average', '_assign_new_value')),
+            # What a script assigns in a branch or a function, where nothing can be put in front of it later.
+            *((owner, name, alike.assign) for owner in (resource_variable_ops.BaseResourceVariable, state_ops, tf)
+              for name in ('assign', 'assign_add', 'assign_sub')),
             # TensorFlow's own Estimator would train every rank on the same input, and count every record N times.
             (estimator_lib.Estimator, '_call_model_fn', _only_ours),
             # A metric's value is that of all ranks' records.
@@ -224,7 +228,7 @@ class Patches:
     def _group(self, graph: Any, ys: Any = None, xs: Any = ()) -> None:
         lookups = lookups_of(graph)
         if ys is None:
-            averages.settle(graph)
+            alike.settle(graph)
         if self._option('grouping') and lookups.waiting():
             wire = Wire(*(tf.as_dtype(self._option(name) or 'float32') for name in ('wire_dtype', 'gradient_wire_dtype')))
             with graph.as_default():

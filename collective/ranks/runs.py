@@ -168,9 +168,9 @@ def _updates(graph: tf.Graph, operations: Iterable[tf.Operation]) -> bool:
     initializers = {v.initializer for v in variables_}
     for op in operations:
         if op.type in CALLS:
-            if has_inside(graph, op, WRITES) and any(_holder(x) in holders for x in op.inputs):
+            if has_inside(graph, op, WRITES) and any(holder(x) in holders for x in op.inputs):
                 return True
-        elif op.inputs and op not in initializers and WRITES.match(op.type) and _holder(op.inputs[0]) in holders:
+        elif op.inputs and op not in initializers and WRITES.match(op.type) and holder(op.inputs[0]) in holders:
             return True
     return False
 
@@ -181,7 +181,7 @@ def memory(variable: Any) -> tf.Operation:
     return found
 
 
-def _holder(x: tf.Tensor) -> tf.Operation:
+def holder(x: tf.Tensor) -> tf.Operation:
     """The operation that has the variable to which `x` refers, if it refers to one."""
     while x.op.type in PASSES:
         x = x.op.inputs[0]

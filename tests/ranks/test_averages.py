@@ -4,7 +4,6 @@ import contextlib
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from tensorflow.python.training import moving_averages
 
 import collective
 from collective import TableError
@@ -263,30 +262,3 @@ def test_an_update_of_no_data_in_front_of_a_function(strategy, rank, size):
             session.run(tf.global_variables_initializer())
             session.run(train)
             assert session.run(seen) == 1
-
-
-def test_averages_that_a_session_has_run_are_refused(strategy, size):
-    if size == 1:
-        return
-    with strategy.scope(), tf.Graph().as_default():
-        w, x = tf.get_variable('w', [D]), tf.placeholder(tf.float32, [None, D])
-        mean = tf.get_variable('mean', [D], trainable=False)
-        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign(mean, tf.reduce_mean(x, 0)))
-        with tf.Session() as session:
-            session.run(tf.global_variables_initializer())
-            for _ in range(2):
-                with pytest.raises(NotImplementedError, match="'mean:0' before the optimizer"):
-                    tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(x * w))
-
-
-def test_a_value_that_a_branch_computes_is_refused(strategy, size):
-    if size == 1:
-        return
-    with strategy.scope(), tf.Graph().as_default():
-        x, training = tf.placeholder(tf.float32, [None, D]), tf.placeholder(tf.bool, [])
-        mean = tf.get_variable('mean', [D], trainable=False)
-
-        def update():
-            return moving_averages.assign_moving_average(mean, tf.reduce_mean(x, 0), 0.9, zero_debias=False)
-        with pytest.raises(NotImplementedError, match="moving average 'mean'.*compute it outside"):
-            tf.cond(training, lambda: tf.identity(update()), lambda: tf.zeros([D]))

@@ -1,0 +1,195 @@
+"""What a script itself writes to replicated variables, by what each rank alone knows: all ranks keep the mean."""
+import contextlib
+import logging
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from tensorflow.python.training import moving_averages
+
+from tests.ranks import grouped, reference
+
+V, D = 11, 3
+RNG = np.random.default_rng(6)
+BATCHES = [{'ids': RNG.integers(0, V, grouped.B), 'x': RNG.normal(size=(grouped.B, D))} for _ in range(3)]
+
+
+@pytest.fixture(params=['v1', 'v2', 'references'])
+def flavour(request):
+    """Control flow of either version, and variables of the first version."""
+    if request.param != 'v2':
+        tf.disable_control_flow_v2()
+    if request.param == 'references':
+        tf.disable_resource_variables()
+    yield request.param
+    tf.enable_control_flow_v2()
+    tf.enable_resource_variables()
+
+
+@contextlib.contextmanager
+def warnings():
+    """The warnings that TensorFlow's logger is given."""
+    said, logger, level = [], tf.get_logger(), tf.get_logger().level
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logger.addHandler(handler)
+    logger.setLevel(logging.WARNING)
+    try:
+        yield said
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+def running_mean(kind, x, mean, training):
+    """`x` less its running mean, which a script keeps in one of the ways that scripts have."""
+    def moved():
+        return 0.8 * mean + 0.2 * tf.reduce_mean(x, 0)
+
+    if kind == 'written':
+        with tf.control_dependencies([tf.assign(mean, moved())]):
+            return x - tf.identity(mean)
+    if kind == 'read':
+        step = 0.2 * (tf.reduce_mean(x, 0) - mean)
+        return x - (mean.assign_add(delta=step) if hasattr(mean, 'handle') else tf.assign(mean, moved()))
+    if kind == 'branch':
+        def update():
+            with tf.control_dependencies([tf.assign(mean, moved())]):
+                return tf.identity(mean)
+        return x - tf.cond(training, update, lambda: tf.identity(mean))
+    if kind == 'average':       # computed, and updated, in the branch
+        def average():
+            with tf.control_dependencies([moving_averages.assign_moving_average(mean, tf.reduce_mean(x, 0), 0.8, False)]):
+                return tf.identity(mean)
+        return x - tf.cond(training, average, lambda: tf.identity(mean))
+    assert kind == 'loop'
+
+    def body(i, _):
+        with tf.control_dependencies([tf.assign(mean, value=moved())]):
+            return i + 1, tf.identity(mean)
+    return x - tf.while_loop(lambda i, _: i < 2, body, [0, tf.zeros([D])])[1]
+
+
+@pytest.mark.parametrize('kind', ['written', 'read', 'branch', 'average', 'loop'])
+def test_averages_that_a_script_keeps_by_itself(strategy, rank, size, kind, flavour):
+    def build(embedding_scope):
+        with embedding_scope():
+            t = reference.table('t', V, D)
+        ids, x, training = tf.placeholder(tf.int64, [None]), tf.placeholder(tf.float32, [None, D]), tf.placeholder(tf.bool, [])
+        mean = tf.get_variable('mean', [D], initializer=tf.ones_initializer(), trainable=False)
+        less = running_mean(kind, x, mean, training)
+        loss = tf.reduce_mean(tf.square(less + tf.nn.embedding_lookup(t, ids)))
+        train = tf.train.GradientDescentOptimizer(0.3).minimize(loss)
+        return {'train': train, 'mean': mean, **grouped.rows_of({'t': t})}, {'ids': ids, 'x': x, 'training': training}
+
+    runs = [run for batch in BATCHES for run in ((['train'], batch), (['mean', 't'], {}))]
+    want = reference.plain(*with_training(build, runs))
+    got = reference.sharded(strategy, *with_training(build, [
+        (names, {key: reference.part(value, rank, size) for key, value in values.items()}) for names, values in runs]))
+    for mine, whole in zip(got[1::2], want[1::2]):
+        grouped.same(mine, whole)
+    everyone = grouped.everyone(got[-1]['mean'].tolist())
+    assert all(mean == everyone[0] for mean in everyone)
+
+
+def with_training(build, runs):
+    return build, [(names, {**values, 'training': True} if values else {}) for names, values in runs]
+
+
+def test_an_average_beside_the_training_step(strategy, rank, size):
+    """Made after the update, by a script that shows a smooth loss; it says once what becomes of it."""
+    def build(embedding_scope):
+        w, x = tf.get_variable('w', [D], initializer=tf.ones_initializer()), tf.placeholder(tf.float32, [None, D])
+        smooth = tf.get_variable('smooth', [], initializer=tf.zeros_initializer(), trainable=False)
+        loss = tf.reduce_mean(tf.square(x * w))
+        train = tf.train.GradientDescentOptimizer(0.3).minimize(loss)
+        return {'step': tf.group(train, tf.assign(smooth, 0.9 * smooth + 0.1 * loss)), 'smooth': smooth, 'w': w}, {'x': x}
+
+    with warnings() as said:
+        want, got = grouped.both(strategy, rank, size, build, [
+            *((['step'], {'x': batch['x']}) for batch in BATCHES), (['smooth', 'w'], {})])
+    grouped.same(got[-1], want[-1])
+    about = [text for text in said if "'smooth'" in text]
+    assert len(about) == (size > 1 and rank == 0), said
+    assert all('mean over ranks' in text and 'LOCAL_VARIABLES' in text for text in about)
+
+
+def test_updates_that_a_session_saw_before_there_was_an_optimizer(strategy, rank, size):
+    def build(embedding_scope):
+        w, x = tf.get_variable('w', [D], initializer=tf.ones_initializer()), tf.placeholder(tf.float32, [None, D])
+        mean = tf.get_variable('mean', [D], initializer=tf.ones_initializer(), trainable=False)
+        update = tf.assign(mean, tf.reduce_mean(x, 0))
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, update)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            train = tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(x * w))
+        return {'step': tf.group(train, update), 'mean': mean, 'w': w}, {'x': x}
+
+    want, got = grouped.both(strategy, rank, size, build, [
+        *((['step'], {'x': batch['x']}) for batch in BATCHES), (['mean', 'w'], {})])
+    grouped.same(got[-1], want[-1])
+
+
+def test_gradients_changed_by_what_a_rank_alone_knows(strategy, rank, size):
+    """Noise, or a factor from the batch; and gradients that a script computed by itself."""
+    with strategy.scope(check=1), tf.Graph().as_default():
+        w = tf.get_variable('w', [D], initializer=tf.ones_initializer())
+        v = tf.get_variable('v', [D], initializer=tf.ones_initializer())
+        x = tf.placeholder(tf.float32, [None, D])
+        optimizer = tf.train.GradientDescentOptimizer(0.5)
+        (gradient, _), = optimizer.compute_gradients(tf.reduce_mean(x * w), [w])
+        noisy = gradient * tf.reduce_mean(x) + 0 * tf.random.normal([D])
+        train = optimizer.apply_gradients([(noisy, w), (tf.reduce_mean(x, 0), v)])
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            batch = BATCHES[0]['x']
+            with warnings() as said:
+                session.run(train, {x: reference.part(batch, rank, size)})
+            got = session.run({'w': w, 'v': v})
+    assert not said, 'it was said where the update was made'
+    grouped.same(got, {'w': 1 - 0.5 * batch.mean(0) / D * batch.mean(), 'v': 1 - 0.5 * batch.mean(0)})
+
+
+def test_settings_are_not_data(strategy, rank, size):
+    """A rate or a norm that is fed costs no exchange, and one rank alone may set a variable to what it feeds."""
+    with strategy.scope(), tf.Graph().as_default():
+        w, x = tf.get_variable('w', [D], initializer=tf.ones_initializer()), tf.placeholder(tf.float32, [None, D])
+        rate = tf.get_variable('rate', [], initializer=tf.zeros_initializer(), trainable=False)
+        fed, norm = tf.placeholder(tf.float64, []), tf.placeholder_with_default(1.0, [])
+        slower, faster = tf.assign(rate, tf.cast(fed, tf.float32)), tf.assign(rate, 2 * tf.cast(fed, tf.float32))
+        row = tf.placeholder(tf.float32, [D])
+        load = tf.assign(w, row)
+        optimizer = tf.train.GradientDescentOptimizer(rate)
+        (gradient, _), = optimizer.compute_gradients(tf.reduce_mean(x * w), [w])
+        train = optimizer.apply_gradients([(tf.clip_by_norm(gradient, norm), w)])
+        with warnings() as said, tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            assert grouped.exchanged(session, [slower, faster], {fed: 0.5})[1] == 0
+            counts = grouped.exchanged(session, train, {x: BATCHES[0]['x']})
+            if rank == size - 1:
+                session.run(load, {row: np.full(D, 7)})
+                np.testing.assert_array_equal(session.run(w), np.full(D, 7))
+    assert counts[1] == (size > 1)
+    assert not said
+
+
+def test_what_has_no_mean_is_said(strategy, rank, size):
+    """Integers, and some elements only: each rank's own, as a rank's local variables are, of which nothing is said."""
+    with strategy.scope(), tf.Graph().as_default():
+        x = tf.placeholder(tf.float32, [None])
+        seen = tf.get_variable('seen', [], tf.int64, initializer=tf.zeros_initializer(), trainable=False)
+        last = tf.get_variable('last', [2], initializer=tf.zeros_initializer(), trainable=False)
+        own = tf.get_variable('own', [], initializer=tf.zeros_initializer(), collections=[tf.GraphKeys.LOCAL_VARIABLES])
+        steps = tf.get_variable('steps', [], tf.int64, initializer=tf.zeros_initializer(), trainable=False)
+        step = [tf.assign_add(seen, tf.size(x, out_type=tf.int64)), tf.scatter_update(last, [1], x[:1]),
+                tf.assign_add(own, x[0]), tf.assign_add(steps, 1)]
+        with warnings() as said, tf.Session() as session:
+            session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+            for _ in range(2):
+                session.run(step, {x: [rank + 1.0] * (rank + 1)})
+            assert session.run([seen, own, steps]) == [2 * (rank + 1), 2 * (rank + 1), 2]
+    for name in ('seen', 'last'):
+        about = [text for text in said if f"'{name}'" in text]
+        assert len(about) == (size > 1), said
+        assert all('drift' in text and 'LOCAL_VARIABLES' in text for text in about)
+    assert len(said) == 2 * (size > 1)
