@@ -47,13 +47,13 @@ class Written:
     Attributes:
         own: what is still to become a mean.
         known: the operations of which a value is, or will be, one.
-        last: the number of the last operation that was looked at.
+        version: the graph's when its operations were last looked at.
     """
 
     def __init__(self) -> None:
         self.own: list[Own] = []
         self.known: set[tf.Operation] = set()
-        self.last = 0
+        self.version = 0
 
     def note(self, op: tf.Operation, place: int, name: str) -> None:
         self.own.append(Own(op, place, name))
@@ -173,9 +173,11 @@ def hold_updates(gates: GraphGates) -> None:
 
 def _note_assignments(graph: tf.Graph, found: Written) -> None:
     """What was written since the last time, other than by optimizers; in a branch `assign` has seen to it."""
+    if graph.version == found.version:      # as before nearly every step
+        return
     listed = runs.upstream(_update_ops(graph))
-    new = {op for op in graph.get_operations() if op._id > found.last} - found.known
-    found.last = max((op._id for op in new), default=found.last)
+    new = {op for op in graph.get_operations() if op._id > found.version + 1} - found.known
+    found.version = graph.version
     for op, variable in _writes(graph, {op for op in new if runs.WRITES.match(op.type)}):
         if op.type.startswith(('ResourceApply', 'ResourceSparseApply', 'Apply', 'SparseApply')) or _is_fed(op.inputs[1]):
             continue
