@@ -21,7 +21,15 @@ from keras.src.optimizers.legacy import optimizer_v2
 from tensorflow.python.client import session as session_lib
 from tensorflow.python.eager import backprop
 from tensorflow.python.feature_column import feature_column_v2
-from tensorflow.python.ops import clip_ops, gradients_util, metrics_impl, resource_variable_ops, state_ops, variable_scope
+from tensorflow.python.ops import (
+    clip_ops,
+    gradients_util,
+    metrics_impl,
+    resource_variable_ops,
+    state_ops,
+    variable_scope,
+    while_v2,
+)
 from tensorflow.python.summary.writer import writer as writer_lib
 from tensorflow.python.training import (
     adagrad,
@@ -48,6 +56,7 @@ from collective import (
     foreign,
     gradients,
     keras,
+    loops,
     metrics,
     strategies,
     watching,
@@ -154,6 +163,8 @@ class Patches:
             # What a script assigns in a branch or a function, where nothing can be put in front of it later.
             *((owner, name, alike.assign) for owner in (resource_variable_ops.BaseResourceVariable, state_ops, tf)
               for name in ('assign', 'assign_add', 'assign_sub')),
+            # Iterations of a loop with collectives inside must not run at the same time.
+            (while_v2, '_build_while_op', loops.build_while_op),
             # TensorFlow's own Estimator would train every rank on the same input, and count every record N times.
             (estimator_lib.Estimator, '_call_model_fn', _only_ours),
             # A metric's value is that of all ranks' records.

@@ -242,7 +242,7 @@ def test_lookups_in_branches_and_loops_beside_grouped_ones(strategy, rank, size,
         pooled = tf.cond(tf.size(ids) > 0, lambda: tf.nn.embedding_lookup_sparse(t['a'], many, None, combiner='sum') + b,
                          lambda: b)
         total = tf.while_loop(lambda i, _: i < 2, lambda i, x: (i + 1, x + b * tf.nn.embedding_lookup(t['b'], (ids + 1) % 9)),
-                              [0, tf.zeros_like(a)], parallel_iterations=1)[1]
+                              [0, tf.zeros_like(a)])[1]
         behind = tf.nn.embedding_lookup(t['c'], tf.argmax(chosen, 1))
         loss = tf.reduce_mean(tf.square(a + b + chosen + pooled + total + behind))
         return {'train': tf.train.AdagradOptimizer(0.05).minimize(loss), 'loss': loss, 'state': rows_of(t)}, p

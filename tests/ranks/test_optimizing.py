@@ -157,6 +157,36 @@ def test_a_constraint_of_a_table_is_refused(strategy, rank, size):
             sgd().minimize(model.losses[1])
 
 
+def second_order(m):
+    """Newton's direction: of the kernel of a layer behind a table, by its hessian and by a jacobian of per-sample losses."""
+    kernel = tf.trainable_variables()[2]
+    gradient = tf.gradients(m.losses[0], [kernel])[0]
+    hessian = tf.reshape(tf.hessians(m.losses[0], [kernel])[0], [D, D])
+    step = tf.linalg.solve(hessian + tf.eye(D), gradient)
+    return tf.group(tf.assign_sub(kernel, step), sgd().minimize(m.losses[0], m.step, var_list=[m.t]))
+
+
+def test_hessians(strategy, rank, size):
+    def build(embedding_scope):
+        model = Model(embedding_scope)
+        return model, second_order(model)
+    beside(strategy, rank, size, build)
+
+
+def test_jacobians(strategy, rank, size):
+    """Of a vector that all ranks have: row by row the mean of theirs, as gradients are."""
+    def build(embedding_scope):
+        model = Model(embedding_scope)
+        kernel = tf.trainable_variables()[2]
+        with tf.GradientTape() as tape:
+            tape.watch(kernel)
+            out = tf.matmul(tf.nn.embedding_lookup(model.t, model.feeds['ids']), kernel)[:, 0]
+            losses = tf.stack([tf.reduce_mean(tf.square(out - model.feeds['labels'])), tf.reduce_mean(out)])
+        return {'jacobian': tape.jacobian(losses, kernel, experimental_use_pfor=False)}, model.feeds
+    want, got = grouped.both(strategy, rank, size, build, [(['jacobian'], BATCHES[0])])
+    grouped.same(got[0], want[0])
+
+
 def test_nan_gradients_of_one_rank(strategy, rank, size):
     """Of one sample: what it touches becomes NaN, as in one process, and nothing else."""
     def build(embedding_scope):

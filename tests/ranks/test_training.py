@@ -282,7 +282,7 @@ def test_tensorflow_without_its_second_version(strategy):
 
 @pytest.mark.parametrize('version', [1, 2])
 def test_lookups_inside_control_flow(strategy, rank, size, version):
-    """A branch and a loop that all ranks take alike, differentiated through."""
+    """A branch and loops that all ranks take alike, differentiated through; iterations don't wait for each other."""
     def build(embedding_scope):
         with embedding_scope():
             t = reference.table('t', 9, 3)
@@ -290,8 +290,10 @@ def test_lookups_inside_control_flow(strategy, rank, size, version):
         outside = tf.nn.embedding_lookup(t, ids)
         branch = tf.cond(tf.shape(ids)[0] > 0, lambda: 2.0 * tf.nn.embedding_lookup(t, ids), lambda: outside)
         total = tf.while_loop(lambda i, _: i < 3, lambda i, x: (i + 1, x + tf.nn.embedding_lookup(t, (ids + 1) % 9)),
-                              [0, tf.zeros_like(outside)], parallel_iterations=1)[1]
-        train = tf.train.GradientDescentOptimizer(0.5).minimize(tf.reduce_mean(tf.square(outside + branch + total)))
+                              [0, tf.zeros_like(outside)])[1]
+        each = tf.map_fn(lambda row: tf.nn.embedding_lookup(t, row) + tf.map_fn(
+            lambda i: tf.reduce_sum(tf.nn.embedding_lookup(t, i)), row[None], tf.float32), ids[:, None], tf.float32)[:, 0]
+        train = tf.train.GradientDescentOptimizer(0.5).minimize(tf.reduce_mean(tf.square(outside + branch + total + each)))
         return {'train': train, 'rows': tf.nn.embedding_lookup(t, tf.range(9))}, {'ids': ids}
 
     if version == 1:

@@ -133,6 +133,34 @@ def test_losses_over_sampled_rows(strategy, rank, size):
     grouped.same(got[-1], want[-1])
 
 
+def test_losses_that_draw_their_negatives(strategy, rank, size):
+    """From a seed all ranks draw the same: beside the ranks' parts in one graph, each with such a sampler, and their mean."""
+    rng = np.random.default_rng(4)
+    batches = [{'ids': rng.integers(0, V, grouped.B), 'labels': rng.integers(0, V, (grouped.B, 1))} for _ in range(3)]
+
+    def run(scope, embedding_scope, parts):
+        with scope, tf.Graph().as_default():
+            with embedding_scope():
+                t, u = reference.table('t', V, D), reference.table('u', V, D, seed=1)
+            biases, feeds, losses = tf.get_variable('biases', [V], initializer=tf.zeros_initializer()), [], []
+            for _ in parts:
+                ids, labels = tf.placeholder(tf.int64, [None]), tf.placeholder(tf.int64, [None, 1])
+                x = tf.nn.embedding_lookup(t, ids)
+                loss = tf.reduce_mean(tf.nn.sampled_softmax_loss(u, biases, labels, x, 3, V, seed=5))
+                losses.append(loss + tf.reduce_mean(tf.nn.nce_loss(u, biases, labels, x, 4, V, sampled_values=(
+                    tf.random.uniform_candidate_sampler(labels, 1, 4, True, V, seed=6)))))
+                feeds.append((ids, labels))
+            train = tf.train.AdagradOptimizer(0.2).minimize(tf.add_n(losses) / len(parts))
+            with tf.Session() as session:
+                session.run(tf.global_variables_initializer())
+                for batch in batches:
+                    session.run(train, {place: reference.part(batch[name], part, size) for part, places in zip(parts, feeds)
+                                        for name, place in zip(('ids', 'labels'), places)})
+                return session.run({'t': t, 'u': u, 'biases': biases})
+    got = run(strategy.scope(), strategy.embedding_scope, [rank])
+    grouped.same(got, run(contextlib.nullcontext(), contextlib.nullcontext, range(size)))
+
+
 def test_writes_take_a_whole_value(strategy, rank, size):
     def build(embedding_scope):
         with embedding_scope():

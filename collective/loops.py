@@ -1,0 +1,37 @@
+"""Loops with collectives inside take one iteration at a time.
+
+TensorFlow lets iterations that don't depend on each other run at the same time (10 of them in `tf.while_loop` and
+`tf.map_fn`). A collective of one iteration would then meet its peers' of another, or itself under the same name.
+"""
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import tensorflow.compat.v1 as tf
+from tensorflow.core.framework import attr_value_pb2
+
+from collective.ops.communication import MEETINGS
+from collective.ranks import runs
+
+
+def one_at_a_time() -> None:
+    """Where a collective is made: the loops around it, of version 1, which are still being built."""
+    graph = tf.get_default_graph()
+    context = graph._get_control_flow_context()
+    while context is not None:
+        if context.IsWhileContext() and context.parallel_iterations > 1:
+            context._parallel_iterations = 1
+            frame = context.name.encode()
+            for op in graph.get_operations():
+                if op.type in ('Enter', 'RefEnter') and op.get_attr('frame_name') == frame:
+                    op._set_attr('parallel_iterations', attr_value_pb2.AttrValue(i=1))
+        context = context.outer_context
+
+
+def build_while_op(original: Callable[..., Any], loop_vars: Any, cond_graph: Any, body_graph: Any, output_shapes: Any,
+                   parallel_iterations: int, *args: Any, **kwargs: Any) -> Any:
+    """`while_v2._build_while_op`: of version 2, a loop's or its gradient's."""
+    if any(MEETINGS.match(op.type) or op.type in runs.CALLS and runs.has_inside(body_graph, op, MEETINGS)
+           for op in body_graph.get_operations()):
+        parallel_iterations = 1
+    return original(loop_vars, cond_graph, body_graph, output_shapes, parallel_iterations, *args, **kwargs)
