@@ -122,3 +122,70 @@ def test_listeners_and_a_warm_start(strategy, folder):
     warm.train(lambda: records(40)().repeat(), steps=1)
     assert warm.evaluate(records(9), checkpoint_path=estimator.latest_checkpoint())['global_step'] == 5
     assert warm.evaluate(records(9))['global_step'] == 1
+
+
+def features_of(rank, step):
+    """[BATCH, 2] of a rank's batch."""
+    return np.random.default_rng([rank, step]).normal(rank, 1 + rank, (BATCH, 2)).astype(np.float32)
+
+
+@pytest.mark.parametrize('fused', [False, True])
+def test_batch_normalization(strategy, folder, rank, size, fused):
+    """Training keeps one average of all ranks' batches; evaluation and prediction use it."""
+    def input_fn(steps):
+        x = np.concatenate([features_of(rank, step) for step in range(steps)])
+        return lambda: tf2.data.Dataset.from_tensor_slices({'x': x}).batch(BATCH)
+
+    def model_fn(features, mode):
+        images = tf.reshape(features['x'], [-1, 1, 1, 2])
+        out = tf.layers.batch_normalization(images, momentum=0.5, fused=fused, training=mode == tf.estimator.ModeKeys.TRAIN)
+        out = tf.reshape(out, [-1, 2])
+        if mode == tf.estimator.ModeKeys.PREDICT:
+            return tf.estimator.EstimatorSpec(mode, predictions={'out': out})
+        with strategy.embedding_scope():
+            t = tf.get_variable('t', [4, 2], initializer=tf.ones_initializer())
+        loss = tf.reduce_mean(tf.square(out)) + tf.reduce_mean(tf.nn.embedding_lookup(t, [1]))
+        with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
+            train = tf.train.GradientDescentOptimizer(0.0).minimize(loss, tf.train.get_or_create_global_step())
+        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train,
+                                          eval_metric_ops={'mean': tf.metrics.mean(tf.square(out))})
+
+    estimator = strategy.estimator(model_fn, folder, shard_input=False).train(input_fn(3))
+    mean, variance = np.zeros(2), np.ones(2)
+    for step in range(3):
+        batches = [features_of(r, step) for r in range(size)]
+        mean = (mean + np.mean([b.mean(0) for b in batches], 0)) / 2
+        # The fused kernel takes its average of the unbiased variance.
+        variance = (variance + np.mean([b.var(0, ddof=1 if fused else 0) for b in batches], 0)) / 2
+    for name, want in (('mean', mean), ('variance', variance)):
+        np.testing.assert_allclose(estimator.get_variable_value(f'batch_normalization/moving_{name}'), want, rtol=1e-5)
+    want = [(features_of(r, 0) - mean) / np.sqrt(variance + 1e-3) for r in range(size)]
+    np.testing.assert_allclose([p['out'] for p in estimator.predict(input_fn(1))], want[rank], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(estimator.evaluate(input_fn(1))['mean'], np.mean(np.square(want)), rtol=1e-4)
+
+
+def test_evaluation_of_averages(strategy, folder, size):
+    """Restored for the variables by a Scaffold's saver."""
+    def averaged(embedding_scope):
+        inner = model(embedding_scope)
+
+        def model_fn(features, labels, mode, params):
+            made = inner(features, labels, mode, params)
+            average = tf.train.ExponentialMovingAverage(0.5)
+            if mode == tf.estimator.ModeKeys.EVAL:
+                saver = tf.train.Saver(average.variables_to_restore())
+                return made._replace(scaffold=tf.train.Scaffold(saver=saver))
+            if mode == tf.estimator.ModeKeys.TRAIN:
+                with tf.control_dependencies([made.train_op]):
+                    return made._replace(train_op=average.apply(tf.trainable_variables()))
+            return made
+        return model_fn
+
+    ours = strategy.estimator(averaged(strategy.embedding_scope), os.path.join(folder, 'ours'), params={})
+    alone = tf.estimator.Estimator(averaged(contextlib.nullcontext), os.path.join(folder, f'plain{strategy.rank()}'), params={})
+    ours.train(records(8 * BATCH * size), steps=4)
+    alone.train(records(8 * BATCH * size, BATCH * size), steps=4)
+    want, last = alone.evaluate(records(33)), tf.estimator.Estimator(
+        model(contextlib.nullcontext), alone.model_dir, params={}).evaluate(records(33))
+    assert abs(want['loss'] - last['loss']) > 1e-5
+    assert_equal(ours.evaluate(records(33)), want)

@@ -4,6 +4,7 @@ import contextlib
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+import tensorflow.compat.v2 as tf2
 
 from collective import RankError
 from tests.ranks import grouped, reference
@@ -278,3 +279,44 @@ def test_one_ranks_data_end_before_the_step_that_a_hook_stops_at(strategy, rank,
                 session.run(train)
                 done += 1
     assert done == 2
+
+
+@pytest.mark.parametrize('iterator', ['one_shot', 'initializable', 'feedable', 'reinitializable'])
+def test_datasets_that_a_script_shards_by_rank(strategy, rank, size, iterator):
+    """With the sharding of TensorFlow's distribution strategies off, on, or left to them: it does nothing here."""
+    def data(n, r, policy):
+        options = tf2.data.Options()
+        options.experimental_distribute.auto_shard_policy = policy
+        return tf.data.Dataset.from_tensor_slices(IDS.reshape(-1)).shard(n, r).batch(B // n).with_options(options)
+
+    def run(scope, embedding_scope, n, r, policy):
+        with scope, tf.Graph().as_default():
+            source, start, feed = data(n, r, policy), [], {}
+            if iterator == 'one_shot':
+                ids = tf.data.make_one_shot_iterator(source).get_next()
+            elif iterator == 'initializable':
+                made = tf.data.make_initializable_iterator(source)
+                ids, start = made.get_next(), [made.initializer]
+            elif iterator == 'feedable':
+                handle, made = tf.placeholder(tf.string, []), tf.data.make_one_shot_iterator(source).string_handle()
+                ids = tf.data.Iterator.from_string_handle(handle, tf.int64, [None]).get_next()
+            else:
+                made = tf.data.Iterator.from_structure(tf.int64, [None])
+                ids, start = made.get_next(), [made.make_initializer(source)]
+            with embedding_scope():
+                t = reference.table('t', 10, 2)
+            loss = tf.reduce_mean(tf.reduce_sum(tf.square(tf.nn.embedding_lookup(t, ids)), 1))
+            train = tf.train.AdagradOptimizer(0.1).minimize(loss)
+            with tf.Session() as session:
+                session.run([tf.global_variables_initializer(), *start])
+                if iterator == 'feedable':
+                    feed = {handle: session.run(made)}
+                for _ in range(STEPS):
+                    session.run(train, feed)
+                with pytest.raises(tf.errors.OutOfRangeError):
+                    session.run(train, feed)
+                return session.run({'t': t})
+    policies = tf2.data.experimental.AutoShardPolicy
+    for policy in (policies.OFF, policies.DATA, policies.AUTO):
+        got = run(strategy.scope(plan='quiet'), strategy.embedding_scope, size, rank, policy)
+        grouped.same(got, run(contextlib.nullcontext(), contextlib.nullcontext, 1, 0, policy))
