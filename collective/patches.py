@@ -174,6 +174,7 @@ class Patches:
             (session, 'run', self._run),
             (session, '_extend_graph', self._extend),
             (session, 'make_callable', sessions.make_callable),
+            (session, '_make_callable_from_options', sessions.make_callable_from_options),
             (session, 'partial_run_setup', sessions.partial_run_setup),
             (session, 'close', sessions.close),
             (session_lib.Session, '__exit__', sessions.leave),

@@ -95,6 +95,21 @@ def make_callable(original: Any, session: Any, fetches: Any, feed_list: Any = No
     return call
 
 
+def make_callable_from_options(original: Any, session: Any, options: Any) -> Any:
+    """`Session._make_callable_from_options`, by which Keras fits, evaluates and predicts in a graph: a plain `run`, too."""
+    if communication.size() == 1 and training.existing(session.graph) is None:
+        return original(session, options)
+    fetches, connected = list(options.fetch), list(options.tensor_connection)
+
+    def call(*feeds: Any, run_metadata: Any = None) -> Any:
+        given = dict(zip(options.feed, feeds))
+        if connected:       # a dataset's next batch, say, in the place of a placeholder
+            given.update(zip((x.to_tensor for x in connected), session.run([x.from_tensor for x in connected])))
+        values = session.run([*fetches, *options.target], given, options.run_options, run_metadata)
+        return values[:len(fetches)]
+    return call
+
+
 def partial_run_setup(original: Any, session: Any, *args: Any, **kwargs: Any) -> Any:
     """`Session.partial_run_setup`."""
     if communication.size() > 1 and gates_of(session.graph).gates:

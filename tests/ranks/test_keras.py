@@ -1,4 +1,6 @@
 """Keras in graphs: its legacy optimizers over tables, its layers inside embedding_scope()."""
+import contextlib
+
 import numpy as np
 import pytest
 import tensorflow as tf2
@@ -139,3 +141,46 @@ def test_slots_are_whole_to_whoever_reads_them(strategy, rank, size):
     batch = {'ids': np.random.default_rng(4).integers(0, 11, grouped.B)}
     want, got = grouped.both(strategy, rank, size, build, [(['train'], batch), (['slot', 'row'], {})])
     grouped.same(got[-1], want[-1])
+
+
+@pytest.mark.parametrize('way', ['fit', 'train_on_batch', 'dataset'])
+def test_models_of_keras(strategy, rank, size, way):
+    """`fit`, `evaluate`, `predict` of a compiled model, each rank with its part of every batch."""
+    rng, steps = np.random.default_rng(3), 3
+    ids = rng.integers(0, 9, (steps, grouped.B, 2))
+    y = rng.normal(size=(steps, grouped.B, 1)).astype(np.float32)
+
+    def run(scope, embedding_scope, r, n):
+        mine = [np.concatenate([reference.part(batch, r, n) for batch in whole]) for whole in (ids, y)]
+        batch = grouped.B // n
+        with scope, tf.Graph().as_default(), tf.Session().as_default() as session:
+            tf.keras.backend.set_session(session)
+            with embedding_scope():
+                table = tf2.keras.layers.Embedding(9, 3, tf.constant_initializer(reference.table_values(9, 3)), input_length=2)
+            model = tf.keras.Sequential([table, tf2.keras.layers.Flatten(),
+                                         tf2.keras.layers.BatchNormalization(trainable=False),
+                                         tf2.keras.layers.Dense(1, kernel_initializer=tf.constant_initializer(0.3))])
+            model.compile(legacy.Adam(0.05), 'mse', metrics=['mae'])
+            for _ in range(2):
+                if way == 'fit':
+                    model.fit(*mine, batch_size=batch, shuffle=False, verbose=0)
+                elif way == 'dataset':
+                    model.fit(tf2.data.Dataset.from_tensor_slices(tuple(mine)).batch(batch), steps_per_epoch=steps, verbose=0)
+                else:
+                    for step in range(steps):
+                        model.train_on_batch(*(x[step * batch:(step + 1) * batch] for x in mine))
+            loss, error = model.evaluate(*mine, batch_size=batch, verbose=0)
+            out = {'predicted': model.predict(mine[0], batch_size=batch), 'loss': loss, 'error': error,
+                   'weights': dict(zip(('t', 'a', 'b', 'c', 'd', 'e', 'f'), model.get_weights()))}
+            tf.keras.backend.set_session(None)
+            return out
+
+    want = run(contextlib.nullcontext(), contextlib.nullcontext, 0, 1)
+    got = run(strategy.scope(plan='quiet'), strategy.embedding_scope, rank, size)
+    grouped.same(got['weights'], want['weights'], 2e-4, 2e-6)
+    everyones = grouped.everyone({name: got[name] for name in ('predicted', 'loss', 'error')})
+    for name in ('loss', 'error'):
+        grouped.same(np.mean([mine[name] for mine in everyones]), want[name], 2e-4)
+    predicted = np.concatenate([np.concatenate([mine['predicted'].reshape(steps, -1)[step] for mine in everyones])
+                                for step in range(steps)])
+    grouped.same(predicted, want['predicted'][:, 0], 2e-4, 1e-5)
