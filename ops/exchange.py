@@ -26,9 +26,9 @@ class Wire(NamedTuple):
     gradients: tf.DType
 
 
-def keys_to_owners(keys: tf.Tensor, splits: tf.Tensor, name: str, gate: Any, nothing: int = 0) -> Asked:
-    """Every key travels to its owner; `nothing`: see `Asking`."""
-    gates_of(tf.get_default_graph()).asked[name] = Asking(keys, splits, nothing)
+def keys_to_owners(keys: tf.Tensor, splits: tf.Tensor, name: str, gate: Any, nothing: int = 0, what: str = '') -> Asked:
+    """Every key travels to its owner; `nothing` and `what`: see `Asking`."""
+    gates_of(tf.get_default_graph()).asked[name] = Asking(keys, splits, nothing, what)
     return Asked(*communication.alltoall(keys, splits, name, gate))
 
 

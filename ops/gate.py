@@ -63,10 +63,12 @@ class Asking:
         keys: int64, what goes to rank 0 first.
         splits: [N] int32, how much of it goes to each rank.
         nothing: how many words, all zero, go to each rank from one that asks for nothing.
+        what: ranks must have alike of it, beside the collective's name; '' for nothing else.
     """
     keys: tf.Tensor
     splits: tf.Tensor
     nothing: int = 0
+    what: str = ''
 
 
 class Gate:

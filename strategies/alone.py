@@ -29,7 +29,7 @@ def exchange_alone(lookup: Lookup) -> tf.Tensor:
         if lookup.bounds is not None:
             gates.checks.append(gate.Check(name, (table.op.name,), (table.rows,), lookup.bounds[None]))
     distinct = kernels.distinct_by_owner(tf.reshape(lookup.ids, [-1]), table.owners, ranks)                 # 1
-    asked = exchange.keys_to_owners(distinct.keys, distinct.splits, name, zero)                             # 2
+    asked = exchange.keys_to_owners(distinct.keys, distinct.splits, name, zero, what=str(lookup))           # 2
     found = table.fetch(asked.keys)                                                                         # 3
     rows = exchange.rows_back(found, asked.splits, communication.unique_name(f'{table.op.name}/rows'), zero)    # 4
     return lookup.combined(rows, distinct.positions)                                                        # 5

@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import variables
 
 from collective.ops import communication
-from collective.ops.gate import Check, GraphGates
+from collective.ops.gate import Check, GraphGates, gates_of
 from collective.strategies.together import Group, groups_of
 
 # What may find its data at an end, or fail for reasons of its own, before any collective of the run has started.
@@ -144,6 +144,8 @@ def reach(graph: tf.Graph, fetches: Iterable[Any], fed: Iterable[Any]) -> Reach:
                if str(op.name).startswith(communication.ALIKE) or communication.is_scripts_own(op)]
     shared += [f'lookup {i:03} of {group.name.split(".")[1]}: {member.lookup}' for group in groups_of(graph)
                for i, member in enumerate(group.members) if member.ids.op in seen and member.ids.name not in absent]
+    asked = gates_of(graph).asked
+    shared += [f'{name}: {asked[name].what}' for name in shared if name in asked and asked[name].what]
     names = tuple(sorted(name for name in shared if name))
     trains = _updates(graph, seen)
     return Reach(frozenset(seen), names, _signature(names, trains), initialized, trains, tuple(nothing))

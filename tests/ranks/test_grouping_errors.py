@@ -118,13 +118,17 @@ def differing(strategy, rank, difference):
     return tf.train.GradientDescentOptimizer(0.1).minimize(loss), tf.nn.embedding_lookup(a, tf.range(9))
 
 
-@pytest.mark.parametrize('difference', ['dimension', 'size', 'combiner', 'order', 'another lookup', 'wire', 'grouping'])
-def test_ranks_with_different_graphs_are_told_the_first_difference(strategy, rank, size, difference):
+DIFFERENT = ['dimension', 'size', 'combiner', 'another lookup']
+
+
+@pytest.mark.parametrize('grouping, difference', [
+    *((True, kind) for kind in [*DIFFERENT, 'order', 'wire', 'grouping']), *((False, kind) for kind in DIFFERENT)])
+def test_ranks_with_different_graphs_are_told_the_first_difference(strategy, rank, size, grouping, difference):
     """On every rank, before anything is updated. (A lookup's place in its group is part of what it is.)"""
     if size == 1:
         return
     options = {'wire': {'wire_dtype': tf.float16}, 'grouping': {'grouping': False}} if rank == 0 else {}
-    with strategy.scope(**options.get(difference, {})), tf.Graph().as_default():
+    with strategy.scope(**{'grouping': grouping, **options.get(difference, {})}), tf.Graph().as_default():
         train, _ = differing(strategy, rank, difference)
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
@@ -134,7 +138,7 @@ def test_ranks_with_different_graphs_are_told_the_first_difference(strategy, ran
     assert len(set(everyone(told))) == 1
     named = {'dimension': 'b', 'size': 'c', 'combiner': 'c', 'order': 'b', 'another lookup': 'b'}.get(difference)
     if named is not None:
-        assert f"table '{named}'" in told.partition(' is used by')[0], told
+        assert (f"table '{named}'" if grouping else f'collective.{named}.keys') in told.partition(' is used by')[0], told
 
 
 def test_ranks_that_need_different_members_are_told(strategy, rank, size):
