@@ -23,8 +23,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.clipping import is_of_table, table_gradient
-from collective.ops import communication, slices
-from collective.ops.communication import outermost
+from collective.ops import communication, graphs, slices
 from collective.tables.dynamic import raw
 from collective.tables.grouping import lookups_of
 from collective.tables.lazy import run_here
@@ -63,7 +62,7 @@ def mark(gradient: Any) -> Any:
     In a function or a branch it is returned as it is: there, nothing could be put in front of a marker later.
     """
     graph = tf.get_default_graph()
-    if not _is_outside(graph):
+    if not graphs.is_outside(graph):
         return gradient
     with tf.name_scope(f'{SCOPE}/gradient'):
         if isinstance(gradient, tf.IndexedSlices):
@@ -97,7 +96,7 @@ def accumulate(steps: int, original: Callable[..., Any], optimizer: tf.train.Opt
     if steps == 1 or not updated:       # which TensorFlow refuses
         return grads_and_vars, original
     graph = tf.get_default_graph()
-    if not _is_outside(graph):
+    if not graphs.is_outside(graph):
         raise NotImplementedError(f'apply_gradients of {optimizer.get_name()} inside tf.cond, tf.while_loop or a function is '
                                   f'not possible with scope(local_steps={steps}): call it outside.')
     markers, marked = [], []
@@ -207,11 +206,7 @@ def _sums_of(markers: Sequence[Marker], steps: int, optimizer: tf.train.Optimize
 
 def _markers_of(graph: tf.Graph) -> dict[tf.Operation, Marker]:
     """By their operations."""
-    graph = outermost(graph)
-    if not hasattr(graph, '_collective_markers'):
-        graph._collective_markers = {}
-    found: dict[tf.Operation, Marker] = graph._collective_markers
-    return found
+    return graphs.kept(graphs.outermost(graph), 'markers', dict)
 
 
 def _upstream(gradient: Any, graph: tf.Graph) -> list[Marker]:
@@ -235,10 +230,6 @@ def _upstream(gradient: Any, graph: tf.Graph) -> list[Marker]:
 def is_marker(op: tf.Operation) -> bool:
     """Whether `op` is of what a script is given for a gradient."""
     return op in _markers_of(op.graph)
-
-
-def _is_outside(graph: tf.Graph) -> bool:
-    return not hasattr(graph, 'outer_graph') and graph._get_control_flow_context() is None
 
 
 def _tensors(gradient: Any) -> list[tf.Tensor]:

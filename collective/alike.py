@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import tensorflow.compat.v1 as tf
 
 from collective import accumulation, means
-from collective.ops import communication
+from collective.ops import communication, graphs
 from collective.ops.gate import GraphGates, gates_of
 from collective.ranks import runs
 from collective.replicated import is_movable, is_replicated
@@ -62,11 +62,7 @@ class Written:
 
 def written_in(graph: tf.Graph) -> Written:
     """That of `graph`; of the graph around it if it is a function's."""
-    graph = communication.outermost(graph)
-    if not hasattr(graph, '_collective_written'):
-        graph._collective_written = Written()
-    found: Written = graph._collective_written
-    return found
+    return graphs.kept(graphs.outermost(graph), 'written', Written)
 
 
 def replicated(graph: tf.Graph) -> list[Any]:
@@ -86,7 +82,7 @@ def replicated(graph: tf.Graph) -> list[Any]:
 
 def alike(variable: Any, value: Any) -> Any:
     """`value`, a tensor on its way to `variable`, or what will be the mean of it over ranks."""
-    graph = communication.outermost(tf.get_default_graph())
+    graph = graphs.outermost(tf.get_default_graph())
     if communication.size() == 1 or tf.executing_eagerly() or not is_replicated(variable):
         return value
     if not isinstance(value, tf.Tensor) or not value.dtype.is_floating or value.op in written_in(graph).known:
@@ -104,9 +100,7 @@ def assign(original: Any, *args: Any, **kwargs: Any) -> Any:
 
     Outside of these they are found once the graph is there.
     """
-    graph = tf.get_default_graph()
-    if communication.size() == 1 or tf.executing_eagerly() or not (
-            hasattr(graph, 'outer_graph') or graph._get_control_flow_context() is not None):
+    if communication.size() == 1 or tf.executing_eagerly() or graphs.is_outside(tf.get_default_graph()):
         return original(*args, **kwargs)
     given = inspect.signature(original).bind(*args, **kwargs)
     variable, value = list(given.arguments)[:2]
@@ -115,7 +109,7 @@ def assign(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _written_inside(variable: Any, value: Any) -> Any:
-    around = communication.outermost(tf.get_default_graph())
+    around = graphs.outermost(tf.get_default_graph())
     memory = runs.holder(variable.handle if hasattr(variable, 'handle') else variable)
     held = next((v for v in replicated(around) if runs.memory(v) is memory), None)
     if held is None or not held.dtype.base_dtype.is_floating:
@@ -135,7 +129,7 @@ def gradients(grads_and_vars: Sequence[Any]) -> list[Any]:
     the mean over ranks once more."""
     graph = tf.get_default_graph()
     out = list(grads_and_vars)
-    if communication.size() == 1 or hasattr(graph, 'outer_graph') or graph._get_control_flow_context() is not None:
+    if communication.size() == 1 or not graphs.is_outside(graph):
         return out
     found = written_in(graph)
     for i, (gradient, variable) in enumerate(out):
@@ -264,7 +258,7 @@ def takes_data(op: tf.Operation) -> bool:
 
 def settle(graph: tf.Graph) -> None:
     """Exchanges all that was noted: by one allreduce for what comes from the same data, one more for what depends on that."""
-    graph = communication.outermost(graph)
+    graph = graphs.outermost(graph)
     if communication.size() == 1:
         return
     found = written_in(graph)
@@ -273,22 +267,17 @@ def settle(graph: tf.Graph) -> None:
         return
     left = sorted(found.own, key=lambda own: (own.name, own.op._id))
     found.own = []
-    finalized = graph.finalized
-    graph._unsafe_unfinalize()
-    try:
-        with graph.as_default(), tf.init_scope(), tf.device(None), tf.name_scope('collective/written/'):
-            while left:
-                behind = {own: runs.upstream([own.op.inputs[own.place].op]) for own in left}
-                ready = [own for own in left if not any(other.op in behind[own] for other in left)]
-                left = [own for own in left if own not in ready]
-                for some in _by_data(ready, behind):
-                    values = means.over_ranks('written', [(own.name, own.op.inputs[own.place]) for own in some])
-                    for own, mean in zip(some, values):
-                        own.op._update_input(own.place, mean)
-                gates_of(graph).changed()
-    finally:
-        if finalized:
-            graph.finalize()
+    with graphs.open_for_changes(graph), graph.as_default(), tf.init_scope(), tf.device(None), tf.name_scope(
+            'collective/written/'):
+        while left:
+            behind = {own: runs.upstream([own.op.inputs[own.place].op]) for own in left}
+            ready = [own for own in left if not any(other.op in behind[own] for other in left)]
+            left = [own for own in left if own not in ready]
+            for some in _by_data(ready, behind):
+                values = means.over_ranks('written', [(own.name, own.op.inputs[own.place]) for own in some])
+                for own, mean in zip(some, values):
+                    own.op._update_input(own.place, mean)
+            gates_of(graph).changed()
 
 
 def _by_data(ready: Iterable[Own], behind: dict[Own, set[tf.Operation]]) -> Iterable[Sequence[Own]]:

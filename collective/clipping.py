@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.framework import indexed_slices, tensor_conversion_registry
 
 from collective.errors import TableError
-from collective.ops import communication, gate, slices
+from collective.ops import communication, gate, graphs, slices
 
 
 class TableGradient(tf.IndexedSlices):
@@ -20,17 +20,14 @@ class TableGradient(tf.IndexedSlices):
 
 
 def table_gradient(values: tf.Tensor, indices: tf.Tensor, dense_shape: Any) -> TableGradient:
-    graph = communication.outermost(tf.get_default_graph())
-    if not hasattr(graph, '_collective_table_indices'):
-        graph._collective_table_indices = set()
-    graph._collective_table_indices.add(indices.name)
+    graphs.kept(graphs.outermost(tf.get_default_graph()), 'table_indices', set).add(indices.name)
     return TableGradient(values, indices, dense_shape)
 
 
 def is_of_table(gradient: Any) -> bool:
     if not isinstance(gradient, tf.IndexedSlices):
         return False
-    known: set[str] = getattr(communication.outermost(gradient.indices.graph), '_collective_table_indices', set())
+    known: set[str] = graphs.kept(graphs.outermost(gradient.indices.graph), 'table_indices', set)
     return isinstance(gradient, TableGradient) or gradient.indices.name in known
 
 

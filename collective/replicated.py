@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import communication
+from collective.ops import communication, graphs
 from collective.tables.table import Table
 
 
@@ -36,16 +36,11 @@ def make_equal(original: Any, session: Any, variables: Sequence[Any]) -> None:
     movable = [v for v in variables if is_movable(v)]
     if not movable:
         return
-    if not hasattr(session.graph, '_collective_broadcasts'):
-        session.graph._collective_broadcasts = {}
-    cache = session.graph._collective_broadcasts
+    cache: dict[Any, list[tf.Operation]] = graphs.kept(session.graph, 'broadcasts', dict)
     key = tuple(v.name for v in movable)
     if key not in cache:
-        finalized = session.graph.finalized
-        session.graph._unsafe_unfinalize()
-        with session.graph.as_default(), tf.init_scope(), tf.name_scope('collective/make_equal'):
+        with graphs.open_for_changes(session.graph), session.graph.as_default(), tf.init_scope(), tf.name_scope(
+                'collective/make_equal'):
             cache[key] = [tf.assign(v, communication.broadcast(
                 v.read_value(), communication.unique_name(f'{v.op.name}/broadcast'))).op for v in movable]
-        if finalized:
-            session.graph.finalize()
     original(session, cache[key])

@@ -26,6 +26,8 @@ import tensorflow.compat.v1 as tf
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.framework import config
 
+from collective.ops.graphs import kept, outermost
+
 try:
     import horovod.tensorflow as hvd
 except ImportError as error:
@@ -56,13 +58,6 @@ def local_rank() -> int:
     return int(hvd.local_rank())
 
 
-def outermost(graph: tf.Graph) -> tf.Graph:
-    """The graph around `graph`, if that is a function's or a branch's: the one that a session runs."""
-    while hasattr(graph, 'outer_graph'):
-        graph = graph.outer_graph
-    return graph
-
-
 def unique_name(base: str) -> str:
     """`collective.base` for its first use in the graph, then `collective.base.1`, `collective.base.2`, …"""
     base = base.replace('/', '.')       # Horovod takes the name for what follows the last slash
@@ -91,9 +86,8 @@ def _meeting(kind: str, name: str, gate: Any) -> Iterator[None]:
     data, which would wait for them for ever.
     """
     graph = tf.get_default_graph()
-    if not hasattr(graph, '_collective_gate_of'):
-        graph._collective_gate_of = {}
-    graph._collective_gate_of[name] = gate
+    gates: dict[str, Any] = kept(graph, 'gate_of', dict)
+    gates[name] = gate
     own = {'_collective': attr_value_pb2.AttrValue(s=name.encode())}
     with tf.name_scope('meeting'), graph._attr_scope(own), graph.gradient_override_map(
             {f'Horovod{kind}': f'Collective{kind}'}):

@@ -19,7 +19,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops.communication import outermost
+from collective.ops.graphs import kept, outermost
 
 CLOSED = 'This run uses tables sharded over several ranks, but no session of strategy.scope() runs it. ' \
          'Create the session, and run it, inside `with strategy.scope():`.'
@@ -198,8 +198,4 @@ def _level(op: tf.Operation, known: dict[tf.Operation, int], exchanges: Mapping[
 
 def gates_of(graph: tf.Graph) -> GraphGates:
     """The gates of `graph`; those of the graph around it if it is a function's."""
-    graph = outermost(graph)
-    if not hasattr(graph, '_collective_gates'):
-        graph._collective_gates = GraphGates()      # on the graph, not in a table of ours: they live and die together
-    gates: GraphGates = graph._collective_gates
-    return gates
+    return kept(outermost(graph), 'gates', GraphGates)

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops.communication import outermost
+from collective.ops.graphs import outermost
 
 
 def flag(graph: tf.Graph) -> tf.Tensor:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.ops import bags, communication, exchange, gate
+from collective.ops import bags, communication, exchange, gate, graphs
 from collective.strategies.base import Backend, Layout, Lookup
 
 COMBINERS = {None: 0, 'sum': 1, 'mean': 2, 'sqrtn': 3}
@@ -129,10 +129,7 @@ def exchange_together(backend: Backend, group: Sequence[Lookup], level: int, wir
 
 def groups_of(graph: tf.Graph) -> list[Group]:
     """The groups that were built in `graph`, or in the graph around it if it is a function's."""
-    graph = communication.outermost(graph)
-    if not hasattr(graph, '_collective_groups'):
-        graph._collective_groups = []
-    found: list[Group] = graph._collective_groups
+    found: list[Group] = graphs.kept(graphs.outermost(graph), 'groups', list)
     return found
 
 

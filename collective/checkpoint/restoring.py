@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 
 from collective.checkpoint import bundle, matching, recent, tables
 from collective.checkpoint.saver import def_of_rest, rest_def, rest_of, same_path, shards_in
-from collective.ops import communication
+from collective.ops import communication, graphs
 from collective.ranks import meeting
 from collective.serving import serving
 
@@ -63,12 +63,8 @@ def restore(fresh_slots: bool, original: Any, saver: Any, sess: Any, save_path: 
 def _restore_rest(original: Any, saver: Any, sess: Any, prefix: str, missing: list[str]) -> None:
     whole, listed, rest = saver.saver_def, saver._var_list, rest_def(saver)
     if missing:
-        finalized = sess.graph.finalized
-        sess.graph._unsafe_unfinalize()
-        with sess.graph.as_default(), tf.init_scope():
+        with graphs.open_for_changes(sess.graph), sess.graph.as_default(), tf.init_scope():
             rest = def_of_rest(saver, {name: v for name, v in rest_of(saver).items() if name not in missing}, saver._filename)
-        if finalized:
-            sess.graph.finalize()
     saver.saver_def, saver._var_list = rest, rest_of(saver)
     try:
         original(saver, sess, prefix)

@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 from collective.checkpoint import bundle
 from collective.checkpoint.bundle import raw_run, slice_rows
 from collective.checkpoint.layout import DYNAMIC, STATIC, Column, part_rows
-from collective.ops import communication
+from collective.ops import communication, graphs
 from collective.replicated import shard_of
 from collective.tables.table import Table
 
@@ -108,9 +108,7 @@ class Operations:
 
     def __init__(self, variable: Any, shape: tuple[int, int]):
         graph = variable.graph
-        finalized = graph.finalized
-        graph._unsafe_unfinalize()
-        with graph.as_default(), tf.init_scope(), tf.name_scope('collective/checkpoint'):
+        with graphs.open_for_changes(graph), graph.as_default(), tf.init_scope(), tf.name_scope('collective/checkpoint'):
             self.rows = tf.placeholder(tf.int64, [None])
             self.gathered = tf.raw_ops.ResourceGather(resource=variable.handle, indices=self.rows,
                                                        dtype=variable.dtype.base_dtype)
@@ -120,8 +118,6 @@ class Operations:
                 shape=shape, dtype=variable.dtype.base_dtype))
             self.destroy = tf.raw_ops.DestroyResourceOp(resource=variable.handle, ignore_lookup_error=True)
             self.initialized = tf.raw_ops.VarIsInitializedOp(resource=variable.handle)
-        if finalized:
-            graph.finalize()
 
 
 def operations(shards: Sequence[Shard]) -> list[Operations]:

@@ -5,6 +5,7 @@ import dataclasses
 
 import tensorflow.compat.v1 as tf
 
+from collective.ops import graphs
 from collective.ranks import runs
 
 
@@ -26,7 +27,4 @@ class Known:
 
 def known(graph: tf.Graph) -> Known:
     """What is known of `graph`, to be added to."""
-    if not hasattr(graph, '_collective_known'):
-        graph._collective_known = Known()
-    found: Known = graph._collective_known
-    return found
+    return graphs.kept(graph, 'known', Known)

@@ -18,7 +18,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import gate
+from collective.ops import gate, graphs
 from collective.ranks import agreement, runs
 from collective.ranks.agreement import Header
 from collective.ranks.runs import SOURCES, upstream
@@ -104,17 +104,12 @@ def cut(graph: tf.Graph) -> str:
     trained = _trained(graph)
     if not trained:
         return 'off: no lookup with gradients shares an exchange' if lookups_of(graph).run else ''
-    finalized = graph.finalized
-    graph._unsafe_unfinalize()
     try:
-        with graph.as_default():
+        with graphs.open_for_changes(graph), graph.as_default():
             graph._collective_cut = made = _cut(graph, trained)
             run_of_keys(made)
     except NotPossible as why:
         return f'off: {why}'
-    finally:
-        if finalized:
-            graph.finalize()
     return f'on: keys of {len(trained)} group{"s" * (len(trained) > 1)} are exchanged while the batch before computes'
 
 
@@ -155,13 +150,8 @@ def run_of_keys(made: Cut, fed: Sequence[str] = ()) -> Run:
         gates = gate.gates_of(made.graph)
         assert gates.ahead is not None
         numbered = {gates.checks.index(check): check for check in reach.checks(gates, 1, first=True)}
-        finalized = made.graph.finalized
-        made.graph._unsafe_unfinalize()
-        try:
+        with graphs.open_for_changes(made.graph):
             out.targets.append(agreement.agree(gates.ahead, numbered, reach.sources(gates), disagreed, first=True))
-        finally:
-            if finalized:
-                made.graph.finalize()
         out.tickets.append(gates.ahead.ticket)
         out.gate = gates.ahead
         made.followed = made.graph.version + 1

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import tensorflow.compat.v1 as tf
 from tensorflow.python.client import session as session_lib
 
-from collective.ops import communication, training
+from collective.ops import communication, graphs, training
 from collective.ops.gate import gates_of
 from collective.prefetch.cut import Cut, cut_of, follow
 from collective.ranks import agreement, protocol, runs
@@ -189,9 +189,7 @@ def _plan(graph: tf.Graph, reach: runs.Reach, keep: Any) -> Run:
     def disagreed(first: bool, headers: list[Header]) -> None:
         out.disagreement, out.begun = headers, not first
 
-    finalized = graph.finalized
-    graph._unsafe_unfinalize()
-    try:
+    with graphs.open_for_changes(graph):
         for level in reach.levels(gates):
             first = out.gate is None
             checks = reach.checks(gates, level, first)
@@ -206,7 +204,4 @@ def _plan(graph: tf.Graph, reach: runs.Reach, keep: Any) -> Run:
         for level in reach.levels(gates)[1:] if out.answer else []:
             out.answering.append(agreement.agree(gates.gates[level - 1], {}, reach.exchanged_below(gates, level),
                                                 functools.partial(disagreed, False), first=False))
-    finally:
-        if finalized:
-            graph.finalize()
     return out

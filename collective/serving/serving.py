@@ -20,14 +20,14 @@ from collective.checkpoint.bundle import Bundle
 from collective.checkpoint.layout import DYNAMIC, STATIC, Column
 from collective.checkpoint.matching import column_of
 from collective.errors import TableError
-from collective.ops import communication, kernels, keys
+from collective.ops import graphs, kernels, keys
 from collective.ranks.steps import Steps
 from collective.serving.copying import Source, copy_variables
 
 
 def of(graph: tf.Graph) -> Serving | None:
     """What `graph` is served from, if it is built to be served."""
-    found: Serving | None = getattr(communication.outermost(graph), '_collective_serving', None)
+    found: Serving | None = getattr(graphs.outermost(graph), '_collective_serving', None)
     return found
 
 

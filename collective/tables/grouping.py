@@ -21,7 +21,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python import pywrap_tfe
 
 from collective import strategies
-from collective.ops import bags, communication, gate
+from collective.ops import bags, communication, gate, graphs
 from collective.ops.exchange import Wire
 from collective.ranks.runs import upstream
 from collective.strategies.together import Group, exchange_together, groups_of
@@ -89,9 +89,7 @@ class Lookups:
         levels = gates.levels_of({written.out: [x.op for x in _inputs(written.lookup)] for written in waiting})
         for written, level in zip(waiting, levels):
             by_level.setdefault(level, []).append(written)
-        finalized = graph.finalized
-        graph._unsafe_unfinalize()
-        try:
+        with graphs.open_for_changes(graph):
             for level, together in sorted(by_level.items()):
                 with tf.init_scope(), tf.device(None), tf.name_scope(f'collective/group{len(groups_of(graph)) + 1}/'):
                     built = exchange_together(backend, [_weighed(w.lookup, learned) for w in together], level, wire)
@@ -99,19 +97,12 @@ class Lookups:
                     written.out._update_input(0, member.out)
                     written.group = built
                     self._ungrouped.remove(written)
-        finally:
-            gates.changed()
-            if finalized:
-                graph.finalize()
+        gates.changed()
 
 
 def lookups_of(graph: tf.Graph) -> Lookups:
     """The lookups of `graph`; those of the graph around it if it is a function's."""
-    graph = communication.outermost(graph)
-    if not hasattr(graph, '_collective_lookups'):
-        graph._collective_lookups = Lookups()
-    found: Lookups = graph._collective_lookups
-    return found
+    return graphs.kept(graphs.outermost(graph), 'lookups', Lookups)
 
 
 def _inputs(lookup: strategies.Lookup) -> list[tf.Tensor]:

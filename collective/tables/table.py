@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import resource_variable_ops
 
 from collective.errors import TableError
-from collective.ops import communication, kernels
+from collective.ops import communication, graphs, kernels
 from collective.tables import initial, whole
 
 _view = threading.local()
@@ -133,12 +133,8 @@ class Sharded(resource_variable_ops.ResourceVariable):
         if self._is_whole() or self._fetched is not None:
             return
         graph = self.graph
-        finalized = graph.finalized
-        graph._unsafe_unfinalize()
-        with graph.as_default(), tf.init_scope():
+        with graphs.open_for_changes(graph), graph.as_default(), tf.init_scope():
             self._fetched = whole.read(self)
-        if finalized:
-            graph.finalize()
 
     def eval(self, session: Any = None) -> Any:
         self.to_be_fetched()
