@@ -3,7 +3,7 @@
 Optimizers write what `gradients` has reduced already. Everything else that changes a replicated variable (batch normalisation,
 averages of a loss, a script's own `tf.assign`, a gradient with noise added) may depend on this rank's data or random numbers.
 Such a value is noted where it is written; before updates are made, or a session runs, what was noted gets as few allreduces as
-its dependences allow. In a branch, a loop or a function it gets one on the spot: nothing can be put in front of it later.
+its dependences allow. In a branch or a function it gets one on the spot: nothing can be put in front of it later.
 
 Variables that a script says are each rank's own (local variables, those of `VariableSynchronization.ON_READ`) are left alone,
 as is a value fed directly, which is the script's to choose.
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from collective import accumulation, means
+from collective import accumulation, control_flow, means
 from collective.ops import communication, graphs
 from collective.ops.gate import GraphGates, gates_of
 from collective.ranks import runs
@@ -31,6 +31,7 @@ READS = re.compile('Iterator|OptionalGetValue|Queue|ReaderRead|PyFunc|EagerPyFun
 FED = frozenset({'Placeholder', 'PlaceholderWithDefault'})
 DATA = runs.SOURCES - runs.CALLS - {'Merge', 'Exit'} | FED
 CHANGES = frozenset({'Cast', 'Reshape', 'ExpandDims', 'Squeeze'}) | runs.PASSES      # what is fed is still what is fed
+DRIFTS = "Its replicas drift apart, and a checkpoint has rank 0's"
 LOCAL = 'collections=[tf.GraphKeys.LOCAL_VARIABLES]'
 
 
@@ -88,7 +89,7 @@ def alike(variable: Any, value: Any) -> Any:
     if not isinstance(value, tf.Tensor) or not value.dtype.is_floating or value.op in written_in(graph).known:
         return value
     if value.graph is not graph or value.op._get_control_flow_context() is not None:
-        return _mean_here(variable, value) if _is_own([value], written_in(graph)) else value
+        return _mean_inside(variable, value)
     with tf.init_scope():
         own = tf.identity(value, name='collective/written/value')
     written_in(graph).note(own.op, 0, str(variable.op.name))
@@ -96,7 +97,7 @@ def alike(variable: Any, value: Any) -> Any:
 
 
 def assign(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """`assign`, `assign_add` and `assign_sub` of variables: in a branch, a loop or a function they write the mean over ranks.
+    """`assign`, `assign_add` and `assign_sub` of variables: in a branch or a function they write the mean over ranks.
 
     Outside of these they are found once the graph is there.
     """
@@ -115,10 +116,18 @@ def _written_inside(variable: Any, value: Any) -> Any:
     if held is None or not held.dtype.base_dtype.is_floating:
         return value
     value = tf.convert_to_tensor(value, held.dtype.base_dtype)
-    return _mean_here(held, value) if not _is_fed(value) and _is_own([value], written_in(around)) else value
+    return value if _is_fed(value) else _mean_inside(held, value)
 
 
-def _mean_here(variable: Any, value: tf.Tensor) -> tf.Tensor:
+def _mean_inside(variable: Any, value: tf.Tensor) -> tf.Tensor:
+    """In a branch, a loop or a function: the mean over ranks of a value of this rank's own, if all ranks come by."""
+    found = written_in(value.graph)
+    if not _is_own([value], found):
+        return value
+    if any(x is None or _is_own([tf.convert_to_tensor(x)], found) for x in control_flow.deciders()):
+        _warn(f"The replicated variable '{variable.op.name}' is changed in a loop, or a branch that a rank takes by itself, by",
+              DRIFTS)
+        return value
     mean = means.over_ranks('written', [(str(variable.name), value)])[0]
     written_in(mean.graph).known.add(mean.op)
     return mean
@@ -181,8 +190,7 @@ def _note_assignments(graph: tf.Graph, found: Written) -> None:
                 _warn(f'{what} depends on')
             found.note(op, 1, str(variable.name))
         else:
-            tf.logging.warning(f"{what} depends on what this rank alone knows and has no mean over ranks: its replicas drift "
-                               f"apart, and a checkpoint has rank 0's. If that is meant, make it a local variable: {LOCAL}.")
+            _warn(f'{what} has no mean over ranks, and depends on', DRIFTS)
 
 
 def _update_ops(graph: tf.Graph) -> list[tf.Operation]:
@@ -190,10 +198,10 @@ def _update_ops(graph: tf.Graph) -> list[tf.Operation]:
     return [op for op in listed if isinstance(op, tf.Operation)]
 
 
-def _warn(what: str) -> None:
+def _warn(what: str, then: str = 'It becomes the mean over ranks') -> None:
     if communication.rank() == 0:
-        tf.logging.warning(f"{what} what each rank alone knows (its data, its random numbers). It becomes the mean over "
-                           f"ranks. A variable that is meant to be each rank's own is a local one: {LOCAL}.")
+        tf.logging.warning(f"{what} what each rank alone knows (its data, its random numbers). {then}. A variable that is "
+                           f"meant to be each rank's own is a local one: {LOCAL}.")
 
 
 def _before_gates(graph: tf.Graph) -> set[tf.Operation]:
@@ -229,7 +237,7 @@ def _is_fed(value: tf.Tensor) -> bool:
 def _is_own(values: Iterable[tf.Tensor], found: Written) -> bool:
     """Whether any of `values` comes from what this rank alone knows, other than by a mean: its data, its random numbers.
 
-    A placeholder of a single number is a setting (a rate, a switch), which ranks feed alike.
+    A placeholder of a single number is a setting (a rate, a switch), which ranks feed alike; so is one without a shape.
     """
     stack = [x.op for x in values]
     seen = set(stack)
@@ -242,7 +250,7 @@ def _is_own(values: Iterable[tf.Tensor], found: Written) -> bool:
             new = {outer.op for outer, inner in op.graph.captures if inner.op is op}
         elif accumulation.is_marker(op):
             pass
-        elif RANDOM.match(op.type) or takes_data(op) and (op.type not in FED or op.outputs[0].shape.rank != 0):
+        elif RANDOM.match(op.type) or takes_data(op) and (op.type not in FED or op.outputs[0].shape.rank):
             return True
         stack.extend(new - seen)
         seen |= new

@@ -13,7 +13,7 @@ from typing import Any, Callable, NoReturn
 import horovod.tensorflow as hvd
 import tensorflow.compat.v1 as tf
 
-from collective import loops
+from collective import control_flow
 from collective.ops import communication
 from collective.ops.gate import gates_of
 from collective.replicated import is_replicated
@@ -109,7 +109,7 @@ def behind_gate(original: Callable[..., Any], tensors: Any, *args: Any, name: st
     all ranks have agreed on the run, so that nobody waits in it for a rank whose data has ended.
     """
     if not tf.executing_eagerly():
-        loops.one_at_a_time()
+        control_flow.one_at_a_time()
     graph = tf.get_default_graph()
     ours = str(name).startswith(communication.PREFIX)
     if communication.size() == 1 or ours or tf.executing_eagerly() or hasattr(graph, 'outer_graph'):

@@ -23,6 +23,7 @@ from tensorflow.python.eager import backprop
 from tensorflow.python.feature_column import feature_column_v2
 from tensorflow.python.ops import (
     clip_ops,
+    cond_v2,
     gradients_util,
     metrics_impl,
     resource_variable_ops,
@@ -52,11 +53,11 @@ from collective import (
     alike,
     averages,
     clipping,
+    control_flow,
     feature_column,
     foreign,
     gradients,
     keras,
-    loops,
     metrics,
     strategies,
     watching,
@@ -163,8 +164,10 @@ class Patches:
             # What a script assigns in a branch or a function, where nothing can be put in front of it later.
             *((owner, name, alike.assign) for owner in (resource_variable_ops.BaseResourceVariable, state_ops, tf)
               for name in ('assign', 'assign_add', 'assign_sub')),
-            # Iterations of a loop with collectives inside must not run at the same time.
-            (while_v2, '_build_while_op', loops.build_while_op),
+            # Iterations of a loop with collectives inside must not run at the same time; branches don't know who takes them.
+            (while_v2, '_build_while_op', control_flow.build_while_op),
+            (while_v2, 'while_loop', control_flow.loop),
+            *((cond_v2, name, control_flow.branch) for name in ('cond_v2', 'indexed_case')),
             # TensorFlow's own Estimator would train every rank on the same input, and count every record N times.
             (estimator_lib.Estimator, '_call_model_fn', _only_ours),
             # A metric's value is that of all ranks' records.

@@ -1,10 +1,11 @@
-"""Loops with collectives inside take one iteration at a time.
+"""Collectives in branches and loops: one iteration at a time, and only where all ranks come by.
 
 TensorFlow lets iterations that don't depend on each other run at the same time (10 of them in `tf.while_loop` and
 `tf.map_fn`). A collective of one iteration would then meet its peers' of another, or itself under the same name.
 """
 from __future__ import annotations
 
+import threading
 from typing import Any, Callable
 
 import tensorflow.compat.v1 as tf
@@ -12,6 +13,8 @@ from tensorflow.core.framework import attr_value_pb2
 
 from collective.ops.communication import MEETINGS
 from collective.ranks import runs
+
+_building = threading.local()       # what decides on the branches of version 2 that are being built; None for a loop
 
 
 def one_at_a_time() -> None:
@@ -35,3 +38,34 @@ def build_while_op(original: Callable[..., Any], loop_vars: Any, cond_graph: Any
            for op in body_graph.get_operations()):
         parallel_iterations = 1
     return original(loop_vars, cond_graph, body_graph, output_shapes, parallel_iterations, *args, **kwargs)
+
+
+def branch(original: Callable[..., Any], decider: Any, *args: Any, **kwargs: Any) -> Any:
+    """`cond_v2.cond_v2` and `indexed_case`, whose branches don't know on what they depend."""
+    return _within(decider, original, decider, *args, **kwargs)
+
+
+def loop(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """`while_v2.while_loop`."""
+    return _within(None, original, *args, **kwargs)
+
+
+def _within(decider: Any, build: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    around = getattr(_building, 'deciders', ())
+    _building.deciders = (*around, decider)
+    try:
+        return build(*args, **kwargs)
+    finally:
+        _building.deciders = around
+
+
+def deciders() -> list[Any]:
+    """What decides whether, or how often, what is being built now is run: the predicates and indices of the branches around
+    it, None for a loop.
+    """
+    found = list(getattr(_building, 'deciders', ()))
+    context = tf.get_default_graph()._get_control_flow_context()
+    while context is not None:
+        found.append(None if context.IsWhileContext() else getattr(context, 'pred', None))
+        context = context.outer_context
+    return found
