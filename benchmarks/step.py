@@ -64,7 +64,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add('--steps', type=_count, default=default.steps)
     add('--warmup', type=int, default=default.warmup)
     add('--zipf', type=float, default=default.zipf, help='exponent of the distribution of ids; 0: all alike')
-    add('--max-rows', type=_count, default=default.max_rows, help='of a table')
+    for name, rows in (('--min-rows', default.min_rows), ('--max-rows', default.max_rows)):
+        add(name, type=_count, default=rows, help='of a table')
     add('--seed', type=int, default=default.seed)
     add('--inter-op', type=_count, default=default.inter_op, help='threads of each rank that run operations')
     add('--repeat', type=_count, default=1, help='rounds of all programs')

@@ -44,7 +44,7 @@ class Setting:
         input: 'feed' or 'dataset', how a batch reaches the graph.
         steps, warmup: how many are timed, and come before that.
         zipf: the exponent; 0 draws ids uniformly.
-        max_rows: the largest table.
+        min_rows, max_rows: the smallest and the largest table.
         pool: different batches of a rank, taken in turn.
         seed: of the data.
         inter_op: threads that run operations.
@@ -62,6 +62,7 @@ class Setting:
     steps: int = 40
     warmup: int = 10
     zipf: float = 1.05
+    min_rows: int = FEWEST_ROWS
     max_rows: int = 1_000_000
     pool: int = 20
     seed: int = 2024
@@ -81,7 +82,7 @@ class Setting:
         """Of each table."""
         shrink = max(1.0, self.tables / FEATURES)
         clipped = [min(max(rows, FEWEST_ROWS), 1_000_000) for rows in CRITEO_ROWS]
-        return [min(max(int(clipped[f % FEATURES] / shrink), FEWEST_ROWS), self.max_rows) for f in range(self.tables)]
+        return [min(max(int(clipped[f % FEATURES] / shrink), self.min_rows), self.max_rows) for f in range(self.tables)]
 
     def shard_bytes(self) -> int:
         """Of one rank's shards with the optimizer's slots, float32."""
