@@ -11,28 +11,26 @@ as is a value fed directly, which is the script's to choose.
 from __future__ import annotations
 
 import inspect
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
+from tensorflow.python.ops import variables
 
-from collective import accumulation, control_flow, means
+from collective import control_flow, means
 from collective.ops import communication, graphs
 from collective.ops.gate import GraphGates, gates_of
+from collective.own import Search, is_fed, replicated, takes_data
 from collective.ranks import runs
-from collective.replicated import is_movable, is_replicated
+from collective.replicated import is_replicated
+from collective.tables.grouping import lookups_of
+from collective.tables.table import Table
 
 ASSIGNS = frozenset({'AssignVariableOp', 'AssignSubVariableOp', 'AssignAddVariableOp', 'Assign', 'AssignSub', 'AssignAdd'})
-REDUCED = re.compile('Horovod(Grouped)?(Allreduce|Allgather)|HorovodBroadcast')       # whose results all ranks have
-RANDOM = re.compile('Random|TruncatedNormal|Multinomial|Stateful(Uniform|Standard|Random)|.*CandidateSampler')
-# What reads data, and what may do so in a function.
-READS = re.compile('Iterator|OptionalGetValue|Queue|ReaderRead|PyFunc|EagerPyFunc|(Ordered)?(Map)?Unstage')
-FED = frozenset({'Placeholder', 'PlaceholderWithDefault'})
-DATA = runs.SOURCES - runs.CALLS - {'Merge', 'Exit'} | FED
-CHANGES = frozenset({'Cast', 'Reshape', 'ExpandDims', 'Squeeze'}) | runs.PASSES      # what is fed is still what is fed
-DRIFTS = "Its replicas drift apart, and a checkpoint has rank 0's"
+APPLIES = ('ResourceApply', 'ResourceSparseApply', 'Apply', 'SparseApply')
 LOCAL = 'collections=[tf.GraphKeys.LOCAL_VARIABLES]'
+MEAN = 'It becomes the mean over ranks'
+DRIFTS = "Its replicas drift apart, and a checkpoint has rank 0's"
 
 
 class Own(NamedTuple):
@@ -48,12 +46,14 @@ class Written:
     Attributes:
         own: what is still to become a mean.
         known: the operations of which a value is, or will be, one.
+        drifting: the memory of variables that have none, and were warned of.
         version: the graph's when its operations were last looked at.
     """
 
     def __init__(self) -> None:
         self.own: list[Own] = []
         self.known: set[tf.Operation] = set()
+        self.drifting: set[tf.Operation] = set()
         self.version = 0
 
     def note(self, op: tf.Operation, place: int, name: str) -> None:
@@ -66,16 +66,9 @@ def written_in(graph: tf.Graph) -> Written:
     return graphs.kept(graphs.outermost(graph), 'written', Written)
 
 
-def replicated(graph: tf.Graph) -> list[Any]:
-    """The global variables of `graph` that every rank has alike.
-
-    Not among them are tables and their slots, and what a script says is each rank's own: local variables, and those with
-    `VariableSynchronization.ON_READ`.
-    """
-    own = {id(v) for key in (tf.GraphKeys.LOCAL_VARIABLES, tf.GraphKeys.METRIC_VARIABLES) for v in graph.get_collection(key)}
-    return [v for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
-            if is_replicated(v) and is_movable(v) and id(v) not in own
-            and getattr(v, 'synchronization', None) != tf.VariableSynchronization.ON_READ]
+def _search(graph: tf.Graph) -> Search:
+    found = written_in(graph)
+    return Search(graphs.outermost(graph), found.known, found.drifting)
 
 
 # -- what is noted ---------------------------------------------------------------------------------------------------------
@@ -84,7 +77,7 @@ def replicated(graph: tf.Graph) -> list[Any]:
 def alike(variable: Any, value: Any) -> Any:
     """`value`, a tensor on its way to `variable`, or what will be the mean of it over ranks."""
     graph = graphs.outermost(tf.get_default_graph())
-    if communication.size() == 1 or tf.executing_eagerly() or not is_replicated(variable):
+    if not _concerns(graph) or not is_replicated(variable):
         return value
     if not isinstance(value, tf.Tensor) or not value.dtype.is_floating or value.op in written_in(graph).known:
         return value
@@ -96,12 +89,18 @@ def alike(variable: Any, value: Any) -> Any:
     return own
 
 
+def _concerns(graph: tf.Graph) -> bool:
+    """Whether ranks have variables in `graph` that are to stay alike: not if it is built to be served."""
+    return communication.size() > 1 and not tf.executing_eagerly() and not hasattr(graph, '_collective_serving')
+
+
 def assign(original: Any, *args: Any, **kwargs: Any) -> Any:
     """`assign`, `assign_add` and `assign_sub` of variables: in a branch or a function they write the mean over ranks.
 
     Outside of these they are found once the graph is there.
     """
-    if communication.size() == 1 or tf.executing_eagerly() or graphs.is_outside(tf.get_default_graph()):
+    graph = tf.get_default_graph()
+    if graphs.is_outside(graph) or not _concerns(graphs.outermost(graph)):
         return original(*args, **kwargs)
     given = inspect.signature(original).bind(*args, **kwargs)
     variable, value = list(given.arguments)[:2]
@@ -110,41 +109,54 @@ def assign(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _written_inside(variable: Any, value: Any) -> Any:
-    around = graphs.outermost(tf.get_default_graph())
+    if not isinstance(variable, (variables.Variable, tf.Tensor)):       # a partitioned one, whose parts come here by themselves
+        return value
     memory = runs.holder(variable.handle if hasattr(variable, 'handle') else variable)
-    held = next((v for v in replicated(around) if runs.memory(v) is memory), None)
+    held = next((v for v in replicated(graphs.outermost(tf.get_default_graph())) if runs.memory(v) is memory), None)
     if held is None or not held.dtype.base_dtype.is_floating:
         return value
     value = tf.convert_to_tensor(value, held.dtype.base_dtype)
-    return value if _is_fed(value) else _mean_inside(held, value)
+    return value if is_fed(value) else _mean_inside(held, value)
 
 
 def _mean_inside(variable: Any, value: tf.Tensor) -> tf.Tensor:
     """In a branch, a loop or a function: the mean over ranks of a value of this rank's own, if all ranks come by."""
-    found = written_in(value.graph)
-    if not _is_own([value], found):
+    found, search = written_in(value.graph), _search(value.graph)
+    if not search.is_own([value]):
         return value
-    if any(x is None or _is_own([tf.convert_to_tensor(x)], found) for x in control_flow.deciders()):
-        _warn(f"The replicated variable '{variable.op.name}' is changed in a loop, or a branch that a rank takes by itself, by",
-              DRIFTS)
+    if any(x is None or search.is_own([tf.convert_to_tensor(x)]) for x in control_flow.deciders()):
+        _drifts(variable, 'in a loop, or a branch that a rank takes by itself, and')
+        return value
+    if search.is_of_samples([value]) or not variable.shape.is_fully_defined():
+        _drifts(variable, f"by '{value.op.name}', which has no mean over ranks, and")
         return value
     mean = means.over_ranks('written', [(str(variable.name), value)])[0]
-    written_in(mean.graph).known.add(mean.op)
+    found.known.add(mean.op)
     return mean
 
 
-def gradients(grads_and_vars: Sequence[Any]) -> list[Any]:
+def gradients(grads_and_vars: Sequence[Any], mean_slices: Callable[[tf.IndexedSlices, Any], tf.IndexedSlices]) -> list[Any]:
     """Of replicated variables: those that depend on what this rank alone knows, though they were reduced, or never were, become
-    the mean over ranks once more."""
+    the mean over ranks once more: of sparse ones, if the rows are each rank's own, by `mean_slices`.
+    """
     graph = tf.get_default_graph()
     out = list(grads_and_vars)
-    if communication.size() == 1 or not graphs.is_outside(graph):
+    if not graphs.is_outside(graph) or not _concerns(graph):
         return out
-    found = written_in(graph)
+    search = _search(graph)
     for i, (gradient, variable) in enumerate(out):
-        if isinstance(gradient, tf.Tensor) and is_replicated(variable) and _is_own([gradient], found):
-            _warn(f"The gradient of the replicated variable '{variable.op.name}' depends on")
-            out[i] = alike(variable, gradient), variable
+        sparse = isinstance(gradient, tf.IndexedSlices)
+        values = [gradient.values, gradient.indices] if sparse else [gradient]
+        if not isinstance(values[0], tf.Tensor) or not is_replicated(variable) or not search.is_own(values):
+            continue
+        _warn(f"The gradient of the replicated variable '{variable.op.name}' depends on", MEAN)
+        if not sparse:
+            gradient = alike(variable, gradient)
+        elif search.is_own([gradient.indices]):
+            gradient = mean_slices(gradient, variable)
+        else:
+            gradient = tf.IndexedSlices(alike(variable, gradient.values), gradient.indices, gradient.dense_shape)
+        out[i] = gradient, variable
     return out
 
 
@@ -153,7 +165,7 @@ def hold_updates(gates: GraphGates) -> None:
     and what they assign to replicated variables becomes the mean over ranks.
 
     Raises:
-        NotImplementedError: one of them writes what has no mean: integers, or some elements only.
+        NotImplementedError: one of them writes what has no mean (integers, some elements only), or was run already.
     """
     graph = tf.get_default_graph()
     if communication.size() == 1 or hasattr(graph, 'outer_graph'):
@@ -166,6 +178,10 @@ def hold_updates(gates: GraphGates) -> None:
                 f"'{op.name}' ({op.type}), one of tf.GraphKeys.UPDATE_OPS, changes the replicated variable "
                 f"'{variable.op.name}' by what this rank alone knows: its replicas would drift apart. Assign floating-point "
                 f"values, which become the mean over ranks; or make it each rank's own, a local variable: {LOCAL}.")
+        if op._id <= lookups_of(graph).run:
+            raise NotImplementedError(
+                f"A session had run '{op.name}' before it was one of tf.GraphKeys.UPDATE_OPS: what it writes to "
+                f"'{variable.op.name}' would stay this rank's own. Add it before the first run.")
         found.note(op, 1, str(variable.name))
     settle(graph)
     for op in held:
@@ -175,22 +191,35 @@ def hold_updates(gates: GraphGates) -> None:
 
 
 def _note_assignments(graph: tf.Graph, found: Written) -> None:
-    """What was written since the last time, other than by optimizers; in a branch `assign` has seen to it."""
-    if graph.version == found.version:      # as before nearly every step
+    """What was written since the last time; in a branch `assign` has seen to it."""
+    if graph.version == found.version or not _is_shared(graph):      # as it was before nearly every step
         return
-    listed = runs.upstream(_update_ops(graph))
-    new = {op for op in graph.get_operations() if op._id > found.version + 1} - found.known
+    listed, needed = runs.upstream(_update_ops(graph)), _before_gates(graph)
+    everything = graph.get_operations()
+    # A queue is filled by a thread of its own, while training waits for it.
+    needed |= runs.upstream(op for op in everything if 'Enqueue' in op.type)
+    new = {op for op in everything if op._id > found.version + 1} - found.known
     found.version = graph.version
+    search = _search(graph)
     for op, variable in _writes(graph, {op for op in new if runs.WRITES.match(op.type)}):
-        if op.type.startswith(('ResourceApply', 'ResourceSparseApply', 'Apply', 'SparseApply')) or _is_fed(op.inputs[1]):
+        if op.type.startswith(APPLIES):
+            _drifts(variable, f"by an update, '{op.name}', that")
+        elif is_fed(op.inputs[1]):
             continue
-        what = f"The replicated variable '{variable.op.name}' is changed by '{op.name}' ({op.type}), which"
-        if _has_mean(op, variable) and op not in _before_gates(graph):
-            if op not in listed:
-                _warn(f'{what} depends on')
+        elif op in listed and _has_mean(op, variable) and op not in needed:
             found.note(op, 1, str(variable.name))
+        elif (not _has_mean(op, variable) or op in needed or op._id <= lookups_of(graph).run
+              or search.is_of_samples(op.inputs[1:])):
+            _drifts(variable, f"by '{op.name}' ({op.type}), which has no mean over ranks, and")
         else:
-            _warn(f'{what} has no mean over ranks, and depends on', DRIFTS)
+            _warn(f"The replicated variable '{variable.op.name}' is changed by '{op.name}', which depends on", MEAN)
+            found.note(op, 1, str(variable.name))
+
+
+def _is_shared(graph: tf.Graph) -> bool:
+    """Whether ranks train `graph` together; they may have others by themselves."""
+    return bool(gates_of(graph).gates or _update_ops(graph)
+                or any(isinstance(v, Table) for v in graph.get_collection_ref(tf.GraphKeys.GLOBAL_VARIABLES)))
 
 
 def _update_ops(graph: tf.Graph) -> list[tf.Operation]:
@@ -198,7 +227,14 @@ def _update_ops(graph: tf.Graph) -> list[tf.Operation]:
     return [op for op in listed if isinstance(op, tf.Operation)]
 
 
-def _warn(what: str, then: str = 'It becomes the mean over ranks') -> None:
+def _drifts(variable: Any, by: str) -> None:
+    drifting, memory = written_in(variable.graph).drifting, runs.memory(variable)
+    if memory not in drifting:
+        drifting.add(memory)
+        _warn(f"The replicated variable '{variable.op.name}' is changed {by} depends on", DRIFTS)
+
+
+def _warn(what: str, then: str) -> None:
     if communication.rank() == 0:
         tf.logging.warning(f"{what} what each rank alone knows (its data, its random numbers). {then}. A variable that is "
                            f"meant to be each rank's own is a local one: {LOCAL}.")
@@ -211,54 +247,20 @@ def _before_gates(graph: tf.Graph) -> set[tf.Operation]:
 
 def _writes(graph: tf.Graph, operations: Iterable[tf.Operation]) -> list[tuple[tf.Operation, Any]]:
     """Those of `operations` outside of branches that write a replicated variable, with it, what this rank alone knows."""
-    holders = {runs.memory(v): v for v in replicated(graph)}
-    initial = {v.initializer for v in holders.values()}
+    holders, search = {runs.memory(v): v for v in replicated(graph)}, _search(graph)
+    # Also the initializers that others were put in the place of.
+    initial = {v.initializer for v in holders.values()} | {f'{v.op.name}/Assign' for v in holders.values()}
     out = []
     for op in sorted(operations, key=lambda op: op._id):
         variable = holders.get(op.inputs[0].op) if op.inputs and runs.WRITES.match(op.type) else None
-        if variable is not None and op not in initial and op._get_control_flow_context() is None and (
-                _is_own(op.inputs[1:], written_in(graph))):
+        if variable is not None and op not in initial and op.name not in initial and (
+                op._get_control_flow_context() is None and search.is_own(op.inputs[1:])):
             out.append((op, variable))
     return out
 
 
 def _has_mean(op: tf.Operation, variable: Any) -> bool:
-    return op.type in ASSIGNS and bool(variable.dtype.base_dtype.is_floating)
-
-
-def _is_fed(value: tf.Tensor) -> bool:
-    """Whether it is a placeholder's as it is."""
-    op = value.op
-    while op.type in CHANGES and op.inputs:
-        op = op.inputs[0].op
-    return op.type == 'Placeholder' and not hasattr(op.graph, 'outer_graph')
-
-
-def _is_own(values: Iterable[tf.Tensor], found: Written) -> bool:
-    """Whether any of `values` comes from what this rank alone knows, other than by a mean: its data, its random numbers.
-
-    A placeholder of a single number is a setting (a rate, a switch), which ranks feed alike; so is one without a shape.
-    """
-    stack = [x.op for x in values]
-    seen = set(stack)
-    while stack:
-        op = stack.pop()
-        if op in found.known or REDUCED.match(op.type):
-            continue
-        new = {x.op for x in op.inputs}
-        if op.type == 'Placeholder' and hasattr(op.graph, 'outer_graph'):       # in a function: what it is called with
-            new = {outer.op for outer, inner in op.graph.captures if inner.op is op}
-        elif accumulation.is_marker(op):
-            pass
-        elif RANDOM.match(op.type) or takes_data(op) and (op.type not in FED or op.outputs[0].shape.rank):
-            return True
-        stack.extend(new - seen)
-        seen |= new
-    return False
-
-
-def takes_data(op: tf.Operation) -> bool:
-    return op.type in DATA or op.type in runs.CALLS and runs.has_inside(op.graph, op, READS)
+    return op.type in ASSIGNS and bool(variable.dtype.base_dtype.is_floating) and bool(variable.shape.is_fully_defined())
 
 
 # -- and what becomes of it ------------------------------------------------------------------------------------------------

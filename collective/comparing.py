@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.alike import replicated
 from collective.errors import ReplicaError
 from collective.ops import communication
+from collective.own import replicated
 from collective.ranks import meeting
 from collective.tables.lazy import run_here
 

@@ -72,7 +72,7 @@ def reduce_gradients(take: Callable[[], Sequence[Any]], xs: Sequence[Any], optio
         elif communication.size() == 1:
             continue
         elif isinstance(gradient, tf.IndexedSlices):
-            out[i] = _mean_slices(gradient, x)
+            out[i] = mean_slices(gradient, x)
         else:
             dense.append(i)
     dense.sort(key=lambda i: str(xs[i].name))       # whatever the order in which this rank made its variables
@@ -96,7 +96,7 @@ def deduplicated(original: Any, values: tf.Tensor, indices: tf.Tensor) -> tuple[
     return (values, indices) if slices.is_distinct(indices) else original(values, indices)
 
 
-def _mean_slices(gradient: tf.IndexedSlices, x: Any) -> tf.IndexedSlices:
+def mean_slices(gradient: tf.IndexedSlices, x: Any) -> tf.IndexedSlices:
     """A replicated variable's sparse gradient stays sparse: every rank gets everyone's slices."""
     name, zero = x.name.partition(':')[0], means.opened([gradient.values, gradient.indices])
     values = communication.allgather(gradient.values / tf.cast(communication.size(), gradient.dtype),
@@ -108,7 +108,7 @@ def _mean_slices(gradient: tf.IndexedSlices, x: Any) -> tf.IndexedSlices:
 def apply_to_shards(local_steps: int, original: Any, optimizer: tf.train.Optimizer, grads_and_vars: Any, *args: Any,
                     **kwargs: Any) -> Any:
     """`Optimizer.apply_gradients`, in which tables present themselves as their shards: slots and updates are local."""
-    grads_and_vars = alike.gradients(grads_and_vars)
+    grads_and_vars = alike.gradients(grads_and_vars, mean_slices)
     grads_and_vars, apply = accumulation.accumulate(local_steps, original, optimizer, grads_and_vars)
     with updating_shards(grads_and_vars):
         applied = apply(optimizer, grads_and_vars, *args, **kwargs)

@@ -14,7 +14,7 @@ from keras.src.layers.core import embedding
 from tensorflow.python.framework.func_graph import FuncGraph
 
 from collective import alike
-from collective.gradients import updating_shards
+from collective.gradients import mean_slices, updating_shards
 from collective.tables.creation import table_getter
 from collective.tables.table import Table
 from collective.tables.updates import sharded_as
@@ -29,7 +29,7 @@ def apply_gradients(local_steps: int, original: Callable[..., Any], optimizer: A
     """
     if tf.executing_eagerly():
         return original(optimizer, grads_and_vars, *args, **kwargs)
-    grads_and_vars = alike.gradients(list(grads_and_vars))
+    grads_and_vars = alike.gradients(list(grads_and_vars), mean_slices)
     tables = [v for g, v in grads_and_vars if g is not None and isinstance(v, Table)]
     like = f'Use an optimizer of tf.compat.v1.train in the place of the Keras optimizer {type(optimizer).__name__}'
     if local_steps > 1:

@@ -26,11 +26,11 @@ from tensorflow.python.ops import (
     cond_v2,
     gradients_util,
     metrics_impl,
-    resource_variable_ops,
     state_ops,
     variable_scope,
     while_v2,
 )
+from tensorflow.python.ops import resource_variable_ops as resources
 from tensorflow.python.summary.writer import writer as writer_lib
 from tensorflow.python.training import (
     adagrad,
@@ -162,8 +162,8 @@ class Patches:
             *((batch_normalization.BatchNormalizationBase, name, averages.of_layer) for name in (
                 '_assign_moving_average', '_assign_new_value')),
             # What a script assigns in a branch or a function, where nothing can be put in front of it later.
-            *((owner, name, alike.assign) for owner in (resource_variable_ops.BaseResourceVariable, state_ops, tf)
-              for name in ('assign', 'assign_add', 'assign_sub')),
+            *((owner, name, alike.assign) for owner in (resources.ResourceVariable, resources.BaseResourceVariable,
+              resources._UnreadVariable, state_ops, tf) for name in ('assign', 'assign_add', 'assign_sub')),
             # Iterations of a loop with collectives inside must not run at the same time; branches don't know who takes them.
             (while_v2, '_build_while_op', control_flow.build_while_op),
             (while_v2, 'while_loop', control_flow.loop),

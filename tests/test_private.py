@@ -60,6 +60,7 @@ def probes():
     yield variable_scope._get_default_variable_store(), ['_vars']
     yield variables, ['_all_saveable_objects']
     yield resource_variable_ops, ['_GatherGrad', '_variable_handle_from_shape_and_dtype']
+    yield resource_variable_ops, ['_UnreadVariable']
     yield control_flow_ops.WhileContext(), ['_parallel_iterations']
     yield indexed_slices, ['_indexed_slices_to_tensor']
     yield feature_column, ['_CategoricalColumn']

@@ -54,7 +54,7 @@ def running_mean(kind, x, mean, training):
         return x - (mean.assign_add(delta=step) if hasattr(mean, 'handle') else tf.assign(mean, moved()))
     if kind == 'branch':
         def update():
-            with tf.control_dependencies([tf.assign(mean, moved())]):
+            with tf.control_dependencies([mean.assign(moved())]):
                 return tf.identity(mean)
         return x - tf.cond(training, update, lambda: tf.identity(mean))
     assert kind == 'average'
@@ -169,25 +169,33 @@ def test_settings_are_not_data(strategy, rank, size):
 
 
 def test_what_has_no_mean_is_said(strategy, rank, size):
-    """Integers, and some elements only: each rank's own, as a rank's local variables are, of which nothing is said."""
+    """Integers, some elements only, what grows, what belongs to samples, what comes of such: each rank's own, as a rank's local
+    variables are, of which nothing is said."""
     with strategy.scope(), tf.Graph().as_default():
         x = tf.placeholder(tf.float32, [None])
         seen = tf.get_variable('seen', [], tf.int64, initializer=tf.zeros_initializer(), trainable=False)
         last = tf.get_variable('last', [2], initializer=tf.zeros_initializer(), trainable=False)
         own = tf.get_variable('own', [], initializer=tf.zeros_initializer(), collections=[tf.GraphKeys.LOCAL_VARIABLES])
         steps = tf.get_variable('steps', [], tf.int64, initializer=tf.zeros_initializer(), trainable=False)
+        grown = tf.Variable([1.0], validate_shape=False, trainable=False, name='grown', shape=[None])
+        state = tf.get_variable('state', [2, 1], initializer=tf.zeros_initializer(), trainable=False)
+        of_own = tf.get_variable('of_own', [], initializer=tf.zeros_initializer(), trainable=False)
         step = [tf.assign_add(seen, tf.size(x, out_type=tf.int64)), tf.scatter_update(last, [1], x[:1]),
-                tf.assign_add(own, x[0]), tf.assign_add(steps, 1)]
+                tf.assign_add(own, x[0]), tf.assign_add(steps, 1), tf.assign(grown, tf.reduce_sum(x)[None]),
+                tf.assign(state, tf.tanh(state + x[0])), tf.assign(of_own, 2 * own)]
+        with strategy.embedding_scope():
+            reference.table('t', V, D)
         with warnings() as said, tf.Session() as session:
             session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
             for _ in range(2):
                 session.run(step, {x: [rank + 1.0] * (rank + 1)})
             assert session.run([seen, own, steps]) == [2 * (rank + 1), 2 * (rank + 1), 2]
-    for name in ('seen', 'last'):
+    names = ('seen', 'last', 'grown', 'state', 'of_own')
+    for name in names:
         about = [text for text in said if f"'{name}'" in text]
         assert len(about) == (size > 1 and rank == 0), said
         assert all('drift' in text and 'LOCAL_VARIABLES' in text for text in about)
-    assert len(said) == 2 * (size > 1 and rank == 0)
+    assert len(said) == len(names) * (size > 1 and rank == 0)
 
 
 @pytest.mark.parametrize('kind', ['branch', 'case', 'loop'])
@@ -215,3 +223,102 @@ def test_where_ranks_do_not_all_come_by_nobody_waits(strategy, rank, size, kind,
             assert session.run(best) == (9.0 if rank and kind != 'loop' else 8.0 + 2 * rank)
     about = [text for text in said if "'best'" in text and 'drift' in text]
     assert len(about) == len(said) == (size > 1 and rank == 0)
+
+
+def test_a_graph_of_a_ranks_own(strategy, rank, size):
+    """Without tables and training: one rank may count in it by itself."""
+    with strategy.scope(), tf.Graph().as_default(), warnings() as said:
+        x = tf.placeholder(tf.float32, [None, D])
+        total = tf.get_variable('total', [D], initializer=tf.zeros_initializer())
+        add = tf.assign_add(total, tf.reduce_sum(x, 0))
+        if rank == 0:
+            with tf.Session() as session:
+                session.run(tf.global_variables_initializer())
+                np.testing.assert_array_equal(session.run(add, {x: np.ones([4, D])}), np.full(D, 4))
+    assert not said
+
+
+def test_a_queue_is_filled_by_a_thread_of_its_own(strategy, rank, size):
+    """Which takes part in no mean, while training waits for what it enqueues."""
+    with strategy.scope(), tf.Graph().as_default(), warnings() as said:
+        with strategy.embedding_scope():
+            t = reference.table('t', V, D)
+        mean = tf.get_variable('mean', [], initializer=tf.zeros_initializer(), trainable=False)
+        ids = tf.random.uniform([4], maxval=V, dtype=tf.int64)
+        with tf.control_dependencies([tf.assign(mean, 0.9 * mean + 0.1 * tf.reduce_mean(tf.cast(ids, tf.float32)))]):
+            ids = tf.identity(ids)
+        queue = tf.queue.FIFOQueue(2, [tf.int64], [[4]])
+        tf.train.add_queue_runner(tf.train.QueueRunner(queue, [queue.enqueue(ids)]))
+        loss = tf.reduce_mean(tf.square(tf.nn.embedding_lookup(t, queue.dequeue())))
+        train = tf.train.AdagradOptimizer(0.1).minimize(loss, tf.train.get_or_create_global_step())
+        with tf.train.MonitoredTrainingSession('', hooks=[tf.train.StopAtStepHook(last_step=5)]) as session:
+            while not session.should_stop():
+                session.run(train)
+    assert len([text for text in said if "'mean'" in text and 'drift' in text]) == (size > 1 and rank == 0)
+
+
+def test_a_partitioned_variable_in_a_branch(strategy, rank, size):
+    def build(embedding_scope):
+        with embedding_scope():
+            t = reference.table('t', V, D)
+        x, training = tf.placeholder(tf.float32, [None, D]), tf.placeholder(tf.bool, [])
+        parts = tf.get_variable('v', [4, D], partitioner=tf.fixed_size_partitioner(2), initializer=tf.zeros_initializer())
+        new = tf.tile(tf.reduce_mean(x, 0)[None], [4, 1]) + tf.nn.embedding_lookup(t, [0])
+        done = tf.cond(training, lambda: tf.group(tf.assign(parts, new)), tf.no_op)
+        return {'done': done, 'v': parts.as_tensor()}, {'x': x, 'training': training}
+    want = reference.plain(build, [(['done'], {'x': BATCHES[0]['x'], 'training': True}), (['v'], {})])
+    got = reference.sharded(strategy, build, [
+        (['done'], {'x': reference.part(BATCHES[0]['x'], rank, size), 'training': True}), (['v'], {})])
+    grouped.same(got[1], want[1])
+
+
+@pytest.mark.parametrize('kind', ['noise', 'by hand'])
+def test_sparse_gradients_changed_by_what_a_rank_alone_knows(strategy, rank, size, kind):
+    """Of a replicated variable."""
+    def build(embedding_scope):
+        v = tf.get_variable('v', [V, D], initializer=tf.ones_initializer())
+        ids, x = tf.placeholder(tf.int64, [None]), tf.placeholder(tf.float32, [None, D])
+        optimizer = tf.train.AdagradOptimizer(0.5)
+        if kind == 'noise':
+            (g, _), = optimizer.compute_gradients(tf.reduce_mean(tf.gather(v, ids)))
+            g = tf.IndexedSlices(g.values * tf.reduce_mean(x), g.indices, g.dense_shape)
+        else:
+            g = tf.IndexedSlices(x / tf.cast(tf.shape(x)[0], tf.float32), ids, [V, D])
+        return {'train': optimizer.apply_gradients([(g, v)]), 'v': v}, {'ids': ids, 'x': x}
+    want, got = grouped.both(strategy, rank, size, build, [(['train'], BATCHES[0]), (['v'], {})])
+    grouped.same(got[1], want[1])
+
+
+def test_an_update_at_a_rate_of_the_ranks_own_is_said(strategy, rank, size):
+    with strategy.scope(), tf.Graph().as_default():
+        w, x = tf.get_variable('w', [D], initializer=tf.ones_initializer()), tf.placeholder(tf.float32, [None, D])
+        loss = tf.reduce_mean(x * w)
+        train = tf.train.GradientDescentOptimizer(0.1 * loss).minimize(loss)
+        with warnings() as said, tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            session.run(train, {x: np.full([2, D], rank + 1)})
+    assert len([text for text in said if "'w'" in text and 'drift' in text]) == len(said) == (size > 1 and rank == 0)
+
+
+def test_a_warm_start_changes_nothing_else(strategy, rank, size, folder):
+    def model():
+        with strategy.embedding_scope():
+            t = reference.table('t', V, D)
+        w = tf.get_variable('w', [D], initializer=tf.random_normal_initializer())
+        loss = tf.reduce_mean(tf.nn.embedding_lookup(t, [0, 1]) * w)
+        return w, tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+
+    with strategy.scope(), tf.Graph().as_default():
+        w, _ = model()
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            tf.train.Saver().save(session, f'{folder}/model')
+            want = session.run(w)
+    with strategy.scope(), tf.Graph().as_default(), warnings() as said:
+        w, train = model()
+        tf.train.init_from_checkpoint(f'{folder}/model', {'w': 'w'})
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            np.testing.assert_array_equal(session.run(w), want)
+            session.run(train)
+    assert not [text for text in said if "'w'" in text and 'rank' in text], said
