@@ -40,11 +40,10 @@ class Workspace:
         """
         array = self._arrays.get(name)
         if array is None or array.size < size or array.dtype != dtype:
+            # A quarter more, so that batches of slowly growing sizes don't allocate each time.
+            room = size if array is None else size + size // 4
             del array
             self._arrays.pop(name, None)
-            # A quarter more, so that batches of slowly growing sizes don't allocate each time.
-            room = size if name not in self._kept else size + size // 4
-            self._kept.setdefault(name, True)
             try:
                 self._arrays[name] = self.device.empty(max(room, 1), dtype)
             except MemoryError as error:
