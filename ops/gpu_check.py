@@ -2,11 +2,12 @@
 
     python -m collective.ops.gpu_check [--json FILE] [--family NAME ...] [--seed N] [--no-times]
 
-Every kernel is held against its reference in NumPy, then timed beside a copy from device to device in the same run. Needs a GPU,
-CuPy and NumPy. The exit code is 0 if all is well, 1 if a kernel is wrong, 2 if there is no GPU or no CuPy.
+Every kernel is held against its reference in NumPy, then timed beside a copy from device to device in the same run. Needs a
+GPU, CuPy and NumPy. The exit code is 0 if all is well, 1 if a kernel is wrong, 2 if there is no GPU or no CuPy.
 
-A table row is the median, the 10th and the 90th percentile of the time on the device, in milliseconds; useful bytes a second; and
-these in percent of what the copy moves. The file is a list of such rows with the GPU's name, versions and the date in each.
+A row of the table is the median, the 10th and the 90th percentile of the time on the device, in milliseconds; useful bytes a
+second; and these in percent of what the copy moves. The file is a list of such rows, each with the GPU's name, versions and the
+date.
 """
 from __future__ import annotations
 

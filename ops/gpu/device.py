@@ -85,7 +85,7 @@ class Device(abc.ABC):
         """The address of an array's first element."""
 
     @abc.abstractmethod
-    def milliseconds(self, work: Callable[[], None]) -> float:
+    def milliseconds(self, work: Callable[[], object]) -> float:
         """How long what `work` launches takes on the device, not the host, and with nothing of it in the caches."""
 
     @abc.abstractmethod
@@ -136,7 +136,7 @@ class CupyDevice(Device):
                               ) from error
 
     def upload(self, values: np.ndarray, into: Any) -> None:
-        into.set(values)
+        into.set(values, stream=self.xp.cuda.get_current_stream())
 
     def download(self, array: Any) -> np.ndarray:
         return np.asarray(self.xp.asnumpy(array))
@@ -144,7 +144,7 @@ class CupyDevice(Device):
     def pointer(self, array: Any) -> int:
         return int(array.data.ptr)
 
-    def milliseconds(self, work: Callable[[], None]) -> float:
+    def milliseconds(self, work: Callable[[], object]) -> float:
         begin, end = self.xp.cuda.Event(), self.xp.cuda.Event()
         if self._filler is None:
             self._filler = self.empty(_FILLER, np.uint8)

@@ -72,9 +72,9 @@ def distinct(keys: Any, segments: Segments, kinds: Sequence[int], ranks: int, wo
 
     The host needs `counts` before it can exchange keys: one `Device.download`.
 
-    Bytes moved: of each key about 8 + 4 for insert, 8 for count, 4 + 12 a distinct one for number, 8 for inverse, and one access
-    at random to the table of 8 K bytes in each of insert (an atomic one, if the key is new), count and inverse. The part of
-    the table that one section uses is 8 bytes a key of it, and mostly stays in the L2.
+    Bytes moved: of each key about 8 + 4 for insert, 8 for count, 4 + 20 a distinct one for number, 8 for inverse; and at random
+    one word in insert (atomically, if the key is new, else with one key), count and inverse. The part of the scratch table
+    that one section uses is 8 bytes a key of it, and mostly stays in the L2.
 
     Args:
         keys: [K] int64, any values, the extreme ones too. A key of a static table belongs to key mod N, of a dynamic one to

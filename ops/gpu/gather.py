@@ -26,7 +26,8 @@ def gather(tables: Sequence[Any], rows: Any, segments: Segments, element: Elemen
     A row outside of its table comes back as zeros. One kernel; the host waits for nothing.
 
     Accesses are of 16 bytes of the wider type where a table's address and dimension and the place in the buffer allow, else of
-    one element: order sections so that odd dimensions come last. Bytes moved: for a row 8 of its number, D elements read, D written.
+    one element: order sections so that odd dimensions come last. Bytes moved: for each row 8 of its number, D elements read and
+    D written.
 
     Args:
         tables: S times [V, D] of `element`, C-contiguous, D at least 1 and V·D beyond 2**31 if need be; V and D by table.

@@ -27,7 +27,7 @@ class Segments:
     sections: np.ndarray
 
     @classmethod
-    def of(cls, lengths: Sequence[int], sections: Sequence[int]) -> Segments:
+    def of(cls, lengths: Sequence[int] | np.ndarray, sections: Sequence[int] | np.ndarray) -> Segments:
         """Of [M] numbers of keys and [M] sections."""
         return cls(np.concatenate([np.zeros(1, np.int64), np.cumsum(np.asarray(lengths, np.int64))]),
                    np.asarray(sections, np.int64))

@@ -35,6 +35,6 @@ def _inlined(name: str, seen: set[str]) -> str:
         pieces.append(text[at:match.start()])
         if match[1] not in seen:
             pieces.append(_inlined(match[1], seen))
-        pieces.append(f'#line {text.count(chr(10), 0, match.end()) + 1} "{name}"')
+        pieces.append(f'#line {text.count(chr(10), 0, match.end()) + 2} "{name}"')
         at = match.end()
     return ''.join([*pieces, text[at:]])

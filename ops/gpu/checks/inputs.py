@@ -9,8 +9,7 @@ from collective.ops.gpu.device import Device
 from collective.ops.gpu.elements import Element, from_float32
 from collective.ops.gpu.segments import Segments
 
-EXTREME = np.array([np.iinfo(np.int64).min, np.iinfo(np.int64).max, 0, -1, 1, 2 ** 32, -2 ** 32, 2 ** 31 - 1, 2 ** 63 - 2 ** 32],
-                   np.int64)
+EXTREME = np.array([-2 ** 63, 2 ** 63 - 1, 0, -1, 1, 2 ** 32, -2 ** 32, 2 ** 31 - 1, 2 ** 63 - 2 ** 32], np.int64)
 SPECIAL = np.array([np.nan, np.inf, -np.inf, -0., 0., 1e-45, 6e-8, 65504., 65520., 3.4e38, -1e38, 1 + 2 ** -9, 1 + 3 * 2 ** -9],
                    np.float32)
 

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from collective.ops.gpu.workspace import Workspace
 KINDS = (STATIC, DYNAMIC, STATIC, DYNAMIC)
 
 
-def partition(device: Device, scale: Scale, rng: np.random.Generator) -> None:
+def by_owner(device: Device, scale: Scale, rng: np.random.Generator) -> None:
     """Order, counts and positions, for any keys, segments and numbers of ranks."""
     workspace = Workspace(device)
     for name, keys in key_cases(scale.keys, rng):
@@ -54,7 +55,7 @@ def prefix_sums(device: Device, scale: Scale, rng: np.random.Generator) -> None:
         assert_same(device, kernels.prefix_sums(on(device, values), workspace), reference.prefix_sums(values), f'{size} values')
 
 
-CHECKS = (partition, many_ranks, local_rows, prefix_sums)
+CHECKS = (by_owner, many_ranks, local_rows, prefix_sums)
 
 
 def measurements(device: Device, scale: Scale, rng: np.random.Generator) -> Iterator[Measurement]:
@@ -62,7 +63,7 @@ def measurements(device: Device, scale: Scale, rng: np.random.Generator) -> Iter
     size, workspace = scale.measured_keys, Workspace(device)
     inputs = [on(device, rng.integers(0, 2 ** 40, size, np.int64)) for _ in range(3)]
     segments = Segments.of([size], [0])
-    yield Measurement('partition, 8 ranks', [
-        lambda keys=keys: kernels.partition(keys, segments, [STATIC], 8, workspace) for keys in inputs], 28 * size, keys=size)
+    run = partial(kernels.partition, segments=segments, kinds=[STATIC], ranks=8, workspace=workspace)
+    yield Measurement('partition, 8 ranks', [partial(run, keys) for keys in inputs], 28 * size, keys=size)
     values = on(device, rng.integers(0, 100, size, np.int32))
     yield Measurement('prefix sums', [lambda: kernels.prefix_sums(values, workspace)], 12 * size, keys=size)

@@ -81,7 +81,7 @@ class EmulatedDevice(Device):
     def pointer(self, array: Any) -> int:
         return int(array.ctypes.data)
 
-    def milliseconds(self, work: Callable[[], None]) -> float:
+    def milliseconds(self, work: Callable[[], object]) -> float:
         begin = time.perf_counter()
         work()
         return 1e3 * (time.perf_counter() - begin)
@@ -128,6 +128,7 @@ class EmulatedKernel:
         else:
             assert isinstance(argument, np.generic), f'{self._name}: argument {number} is {type(argument)}, no NumPy scalar'
             value = np.array(argument)
-        if number < len(self._sizes) and value.itemsize != self._sizes[number]:
-            raise KernelError(f'{self._name}: argument {number} has {value.itemsize} bytes, its parameter {self._sizes[number]}')
+        wanted = self._sizes[number] if number < len(self._sizes) else value.itemsize
+        if value.itemsize != wanted:
+            raise KernelError(f'{self._name}: argument {number} has {value.itemsize} bytes, its parameter {wanted}')
         return value
