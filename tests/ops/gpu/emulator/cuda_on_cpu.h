@@ -1,8 +1,8 @@
 // Stands in for CUDA, so that g++ compiles kernels and a CPU runs them.
 //
 // Every thread of a block is a fibre. It runs until it waits: at a barrier, at a warp's exchange, or, if the order is shuffled,
-// at any atomic operation. Blocks run one after the other. With a seed, blocks and threads take their turns at random, so that
-// a kernel which counts on an order goes wrong. What could never go on is an error: a barrier that some threads don't reach,
+// at any atomic operation. Blocks run one after the other. With a seed, blocks and threads take their turns at random, some
+// warps far ahead of others, so that a kernel which counts on an order goes wrong. What could never go on is an error: a barrier that some threads don't reach,
 // lanes that wait with different masks, and more seconds than were granted (seen by what waits or calls an atomic operation).
 #pragma once
 
@@ -70,7 +70,8 @@ struct Thread {
 static dim3 block_index, block_size, grid_size;
 static Thread* current = nullptr;
 static std::vector<Thread> threads;
-static std::vector<unsigned> ready;
+static std::vector<std::vector<unsigned>> ready;  // of each warp
+static size_t favourite = 0;                      // warp
 static std::vector<char*> stacks;
 static std::vector<char> shared_memory;
 static char* dynamic_shared = nullptr;
@@ -101,11 +102,16 @@ static inline void Tick() {
   }
 }
 
+static inline void MakeReady(Thread& thread) {
+  thread.state = kReady;
+  ready[thread.number / kWarp].push_back(thread.number);
+}
+
 // Lets others go first, sometimes.
 static inline void Yield() {
   Tick();
   if (shuffled && random_numbers() % 4 == 0) {
-    ready.push_back(current->number);
+    MakeReady(*current);
     Pause();
   }
 }
@@ -139,8 +145,7 @@ static inline const uint64_t* Exchange(const char* name, unsigned mask, uint64_t
       for (unsigned from = 0; from < kWarp; ++from) {
         if (mask >> from & 1) other.seen[from] = threads[first + from].value;
       }
-      other.state = kReady;
-      ready.push_back(other.number);
+      MakeReady(other);
     }
   }
   Pause();
@@ -197,9 +202,8 @@ static inline bool Release() {
   }
   for (Thread& thread : threads) {
     if (thread.state == kDone) continue;
-    thread.state = kReady;
     thread.seen[0] = count;
-    ready.push_back(thread.number);
+    MakeReady(thread);
   }
   return name != nullptr;
 }
@@ -214,23 +218,43 @@ static inline void ReportDeadlock() {
   Fail("deadlock:%s of %zu threads", text, threads.size());
 }
 
+// Null if all wait.
+static inline Thread* Next() {
+  if (shuffled && random_numbers() % 64 == 0) favourite = random_numbers() % ready.size();
+  if (!shuffled) favourite = 0;
+  for (size_t tried = 0; tried < ready.size(); ++tried) {
+    std::vector<unsigned>& lanes = ready[favourite];
+    if (lanes.empty()) {
+      favourite = (favourite + 1) % ready.size();
+      continue;
+    }
+    if (shuffled) std::swap(lanes[random_numbers() % lanes.size()], lanes.back());
+    const unsigned number = lanes.back();
+    lanes.pop_back();
+    return &threads[number];
+  }
+  return nullptr;
+}
+
 static inline void RunBlock() {
   threads.assign(block_size.x * block_size.y * block_size.z, Thread());
-  ready.clear();
-  for (unsigned t = 0; t < threads.size(); ++t) {
+  ready.assign((threads.size() + kWarp - 1) / kWarp, {});
+  favourite = 0;
+  for (unsigned t = static_cast<unsigned>(threads.size()); t-- > 0;) {
     threads[t].number = t;
     threads[t].index = {t % block_size.x, t / block_size.x % block_size.y, t / block_size.x / block_size.y};
-    ready.push_back(static_cast<unsigned>(threads.size()) - 1 - t);
+    MakeReady(threads[t]);
   }
   // Nobody may count on what shared memory holds.
   std::memset(shared_memory.data(), 0xA5, shared_memory.size());
   if (__start_cuda_shared != nullptr) std::memset(__start_cuda_shared, 0xA5, __stop_cuda_shared - __start_cuda_shared);
-  while (!ready.empty() && failure[0] == 0) {
-    if (shuffled) std::swap(ready[random_numbers() % ready.size()], ready.back());
-    Thread* next = &threads[ready.back()];
-    ready.pop_back();
-    Resume(next);
-    if (ready.empty() && failure[0] == 0) Release();
+  while (failure[0] == 0) {
+    Thread* next = Next();
+    if (next != nullptr) {
+      Resume(next);
+    } else if (!Release()) {
+      break;
+    }
   }
   if (failure[0] == 0 && std::any_of(threads.begin(), threads.end(), [](const Thread& t) { return t.state != kDone; })) {
     ReportDeadlock();
