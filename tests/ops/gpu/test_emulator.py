@@ -60,13 +60,23 @@ extern "C" __global__ void absent_lane() { __shfl_sync(0x0000FFFFu << (threadIdx
 extern "C" __global__ void endless(int* flag) { while (atomicAdd(flag, 0) == 0) {} }
 extern "C" __global__ void beside(int* out) { out[threadIdx.x] = 1; }
 extern "C" __global__ void unset(int* out) { __shared__ int word; out[0] = word; }
+template <class T>
+__device__ int reversed_in_shared_memory() {
+  __shared__ T words[64];
+  words[threadIdx.x] = threadIdx.x;
+  __syncthreads();
+  return words[63 - threadIdx.x];
+}
+extern "C" __global__ void of_templates(int* out) {
+  out[threadIdx.x] = reversed_in_shared_memory<int>() + 100 * reversed_in_shared_memory<float>();
+}
 extern "C" __global__ void halves(const float* in, unsigned short* out, float* back) {
   out[threadIdx.x] = FloatToHalf(in[threadIdx.x]);
   back[threadIdx.x] = HalfToFloat(out[threadIdx.x]);
 }
 '''
 NAMES = ('reversed', 'warp_sums', 'dynamic_shared', 'lanes', 'counted', 'unsafe_count', 'half_barrier', 'wrong_mask',
-         'lonely_lane', 'absent_lane', 'endless', 'beside', 'unset', 'halves')
+         'lonely_lane', 'absent_lane', 'endless', 'beside', 'unset', 'of_templates', 'halves')
 SEEDS = pytest.mark.parametrize('seed', [0, 1, 2])
 
 
@@ -88,6 +98,13 @@ def test_dynamic_shared_memory(seed: int):
     out = np.zeros(128, np.int32)
     launch('dynamic_shared', 1, 128, out, seed=seed, shared=512)
     np.testing.assert_array_equal(out, np.roll(np.arange(128), -1))
+
+
+@SEEDS
+def test_shared_memory_of_templates(seed: int):
+    out = np.zeros(64, np.int32)
+    launch('of_templates', 1, 64, out, seed=seed)
+    np.testing.assert_array_equal(out, 101 * (63 - np.arange(64)))
 
 
 @SEEDS

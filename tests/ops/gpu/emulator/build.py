@@ -44,7 +44,7 @@ def library(text: str, kernels: tuple[str, ...]) -> Path:
     """
     text = _DYNAMIC_SHARED.sub(r'\1* const \2 = reinterpret_cast<\1*>(cuda_on_cpu::dynamic_shared);', text)
     program = '\n'.join(['#include "cuda_on_cpu.h"', text, *(_ENTRY.format(name=name) for name in kernels)])
-    headers = ''.join((HERE / name).read_text(encoding='utf-8') for name in ('cuda_on_cpu.h', 'cuda_functions.h'))
+    headers = ''.join(file.read_text(encoding='utf-8') for file in sorted(HERE.glob('*.h')))
     digest = hashlib.sha256('\0'.join([program, headers, *FLAGS]).encode()).hexdigest()[:32]
     built = _folder() / f'{digest}.so'
     if built.exists():

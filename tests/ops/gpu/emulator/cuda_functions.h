@@ -99,20 +99,24 @@ T Atomic(T* at, Change change) {
   return old;
 }
 
-#define CUDA_INTEGER_ATOMICS(T)                                                                 \
+#define CUDA_ATOMIC_BOUNDS(T)                                                                                    \
+  inline T atomicMin(T* at, T value) { return Atomic(at, [=](T old) { return old < value ? old : value; }); }    \
+  inline T atomicMax(T* at, T value) { return Atomic(at, [=](T old) { return old > value ? old : value; }); }
+#define CUDA_INTEGER_ATOMICS(T)                                                                                  \
+  CUDA_ATOMIC_BOUNDS(T)                                                                                          \
   inline T atomicAdd(T* at, T value) { return Atomic(at, [=](T old) { return static_cast<T>(old + value); }); }  \
-  inline T atomicExch(T* at, T value) { return Atomic(at, [=](T) { return value; }); }              \
-  inline T atomicMin(T* at, T value) { return Atomic(at, [=](T old) { return old < value ? old : value; }); } \
-  inline T atomicMax(T* at, T value) { return Atomic(at, [=](T old) { return old > value ? old : value; }); } \
+  inline T atomicExch(T* at, T value) { return Atomic(at, [=](T) { return value; }); }                           \
   inline T atomicAnd(T* at, T value) { return Atomic(at, [=](T old) { return static_cast<T>(old & value); }); }  \
   inline T atomicOr(T* at, T value) { return Atomic(at, [=](T old) { return static_cast<T>(old | value); }); }   \
-  inline T atomicCAS(T* at, T expected, T value) {                                              \
-    return Atomic(at, [=](T old) { return old == expected ? value : old; });                    \
+  inline T atomicCAS(T* at, T expected, T value) {                                                               \
+    return Atomic(at, [=](T old) { return old == expected ? value : old; });                                     \
   }
 CUDA_INTEGER_ATOMICS(int)
 CUDA_INTEGER_ATOMICS(unsigned)
 CUDA_INTEGER_ATOMICS(unsigned long long)
+CUDA_ATOMIC_BOUNDS(long long)
 #undef CUDA_INTEGER_ATOMICS
+#undef CUDA_ATOMIC_BOUNDS
 inline float atomicAdd(float* at, float value) { return Atomic(at, [=](float old) { return old + value; }); }
 inline double atomicAdd(double* at, double value) { return Atomic(at, [=](double old) { return old + value; }); }
 inline float atomicExch(float* at, float value) { return Atomic(at, [=](float) { return value; }); }
