@@ -60,7 +60,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 distinct_count(const i64* __restrict__ keys, const Segment* __restrict__ segments, int segment_count, u32 ranks,
                u32* __restrict__ counts, u32 tiles, const u32* __restrict__ words, u32 base, u32* __restrict__ firsts) {
   extern __shared__ u32 counters[];
-  count_tile(Tile(segments, segment_count), keys, ranks, counts, tiles, counters, [=](i64 at) {
+  const Tile tile(segments, segment_count);
+  count_tile(tile, keys, ranks, ByOwner{tile.dynamic, ranks}, counts, tiles, counters, [=](i64 at) {
     const u32 first = words[firsts[at]] - base;
     firsts[at] = first;
     return first == static_cast<u32>(at);
@@ -73,7 +74,8 @@ distinct_number(const i64* __restrict__ keys, const Segment* __restrict__ segmen
                 const u32* __restrict__ counts, u32 tiles, const u32* __restrict__ starts, const u32* __restrict__ firsts,
                 u32* __restrict__ numbers, i64* __restrict__ distinct) {
   extern __shared__ u32 counters[];
-  place_tile(Tile(segments, segment_count), keys, ranks, counts, tiles, starts, counters,
+  const Tile tile(segments, segment_count);
+  place_tile(tile, keys, ranks, ByOwner{tile.dynamic, ranks}, counts, tiles, starts, counters,
              [=](i64 at) { return firsts[at] == static_cast<u32>(at); },
              [=](i64 at, i64 key, u32 number) {
                numbers[at] = number;

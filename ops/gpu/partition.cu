@@ -7,7 +7,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 partition_count(const i64* __restrict__ keys, const Segment* __restrict__ segments, int segment_count, u32 ranks,
                 u32* __restrict__ counts, u32 tiles) {
   extern __shared__ u32 counters[];
-  count_tile(Tile(segments, segment_count), keys, ranks, counts, tiles, counters, [](i64) { return true; });
+  const Tile tile(segments, segment_count);
+  count_tile(tile, keys, ranks, ByOwner{tile.dynamic, ranks}, counts, tiles, counters, [](i64) { return true; });
 }
 
 // One block for each owner: the sums over its tiles, and what each section has. The block that ends last sums over owners.
@@ -57,7 +58,8 @@ partition_scatter(const i64* __restrict__ keys, const Segment* __restrict__ segm
                   const u32* __restrict__ counts, u32 tiles, const u32* __restrict__ starts, i64* __restrict__ ordered,
                   int* __restrict__ positions) {
   extern __shared__ u32 counters[];
-  place_tile(Tile(segments, segment_count), keys, ranks, counts, tiles, starts, counters, [](i64) { return true; },
+  const Tile tile(segments, segment_count);
+  place_tile(tile, keys, ranks, ByOwner{tile.dynamic, ranks}, counts, tiles, starts, counters, [](i64) { return true; },
              [=](i64 at, i64 key, u32 number) {
                ordered[number] = key;
                positions[at] = static_cast<int>(number);

@@ -12,10 +12,17 @@ __device__ __forceinline__ u32 peers_of(u32 owner, u32 ranks) {
   return ranks == 1 ? __ballot_sync(kAllLanes, owner == 0) : __match_any_sync(kAllLanes, owner);
 }
 
-// Counts by owner the keys for which `select(position)` holds. `counters` is shared memory for [N].
-template <class Select>
-__device__ __forceinline__ void count_tile(const Tile& tile, const i64* keys, u32 ranks, u32* counts, u32 tiles, u32* counters,
-                                           Select select) {
+// The owner of a key of a tile.
+struct ByOwner {
+  bool dynamic;
+  u32 ranks;
+  __device__ __forceinline__ u32 operator()(i64 key) const { return owner_of(key, dynamic, ranks); }
+};
+
+// Counts by owner(key) the keys for which `select(position)` holds. `counters` is shared memory for [N].
+template <class Key, class Owner, class Select>
+__device__ __forceinline__ void count_tile(const Tile& tile, const Key* keys, u32 ranks, Owner owner, u32* counts, u32 tiles,
+                                           u32* counters, Select select) {
   for (u32 r = threadIdx.x; r < ranks; r += kThreads) counters[r] = 0;
   __syncthreads();
 #pragma unroll
@@ -26,7 +33,7 @@ __device__ __forceinline__ void count_tile(const Tile& tile, const i64* keys, u3
       const u32 lanes = __ballot_sync(kAllLanes, selected);
       if (threadIdx.x % 32 == 0) atomicAdd(counters, static_cast<u32>(__popc(lanes)));
     } else if (selected) {
-      atomicAdd(counters + owner_of(keys[at], tile.dynamic, ranks), 1u);
+      atomicAdd(counters + owner(keys[at]), 1u);
     }
   }
   __syncthreads();
@@ -35,14 +42,14 @@ __device__ __forceinline__ void count_tile(const Tile& tile, const i64* keys, u3
 
 // Calls place(position, key, number) for each selected key, where numbers go by owner, then tile, then position.
 // `counters` is shared memory for [kWarps, N].
-template <class Select, class Place>
-__device__ __forceinline__ void place_tile(const Tile& tile, const i64* keys, u32 ranks, const u32* counts, u32 tiles,
+template <class Key, class Owner, class Select, class Place>
+__device__ __forceinline__ void place_tile(const Tile& tile, const Key* keys, u32 ranks, Owner owner, const u32* counts, u32 tiles,
                                            const u32* starts, u32* counters, Select select, Place place) {
   for (u32 c = threadIdx.x; c < kWarps * ranks; c += kThreads) counters[c] = 0;
   __syncthreads();
   const u32 lane = threadIdx.x % 32;
   u32* mine = counters + threadIdx.x / 32 * ranks;
-  i64 held[kTurns];
+  Key held[kTurns];
   u32 owners[kTurns];
 #pragma unroll
   for (int turn = 0; turn < kTurns; ++turn) {
@@ -50,13 +57,13 @@ __device__ __forceinline__ void place_tile(const Tile& tile, const i64* keys, u3
     owners[turn] = kNone;
     if (at < tile.end && select(at)) {
       held[turn] = keys[at];
-      owners[turn] = owner_of(held[turn], tile.dynamic, ranks);
+      owners[turn] = owner(held[turn]);
     }
   }
 #pragma unroll
   for (int turn = 0; turn < kTurns; ++turn) {
-    const u32 owner = owners[turn], peers = peers_of(owner, ranks);
-    if (owner != kNone && (peers & ((1u << lane) - 1)) == 0) mine[owner] += __popc(peers);
+    const u32 of_key = owners[turn], peers = peers_of(of_key, ranks);
+    if (of_key != kNone && (peers & ((1u << lane) - 1)) == 0) mine[of_key] += __popc(peers);
     __syncwarp();
   }
   __syncthreads();
@@ -71,10 +78,10 @@ __device__ __forceinline__ void place_tile(const Tile& tile, const i64* keys, u3
   __syncthreads();
 #pragma unroll
   for (int turn = 0; turn < kTurns; ++turn) {
-    const u32 owner = owners[turn], peers = peers_of(owner, ranks), before = peers & ((1u << lane) - 1);
-    if (owner != kNone) place(tile.key(turn), held[turn], mine[owner] + __popc(before));
+    const u32 of_key = owners[turn], peers = peers_of(of_key, ranks), before = peers & ((1u << lane) - 1);
+    if (of_key != kNone) place(tile.key(turn), held[turn], mine[of_key] + __popc(before));
     __syncwarp();
-    if (owner != kNone && before == 0) mine[owner] += __popc(peers);
+    if (of_key != kNone && before == 0) mine[of_key] += __popc(peers);
     __syncwarp();
   }
 }
