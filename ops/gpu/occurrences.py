@@ -77,8 +77,8 @@ def occurrences(numbers: Any, rows: int, workspace: Workspace, name: str = 'occu
         placed = workspace.take(f'{name}.rows{number % 2}', size, np.int32)
         placed_order = workspace.take(f'{name}.order{number % 2}', size, np.int32)
         device.kernel(SOURCE, 'occurrences_place')(
-            count, THREADS, (numbers, order, *by_tile, *digit, tiles.counts, np.uint32(count), tiles.starts, placed, placed_order),
-            shared=4 * _WARPS * digits)
+            count, THREADS, (numbers, order, *by_tile, *digit, tiles.counts, np.uint32(count), tiles.starts, placed,
+                             placed_order), shared=4 * _WARPS * digits)
         numbers, order = placed, placed_order
     offsets = workspace.take(f'{name}.offsets', rows + 1, np.int32)
     counters = workspace.take(f'{name}.counters', 2, np.uint32)

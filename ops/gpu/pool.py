@@ -1,8 +1,8 @@
 """Pooled look-ups: rows combined by sample, and their gradients.
 
-Whoever asks pools the rows that came back, by the inverse index; an owner that pools sums the rows of its tables, by row number.
-Ids of all look-ups stand one after the other, and so do samples: sample b has the ids offsets[b] to before offsets[b + 1]. An id
-whose row is wanted as it is, without a combiner, is a sample of its own.
+Whoever asks pools the rows that came back, by the inverse index; an owner that pools sums the rows of its tables, by row
+number. Ids of all look-ups stand one after the other, and so do samples: sample b has the ids offsets[b] to before
+offsets[b + 1]. An id whose row is wanted as it is, without a combiner, is a sample of its own.
 
 The gradient of rows is `sums.sum_rows` with the `terms` of `pool_terms`; or `update.update` with them, which applies it without
 writing it. `reference/pool.py` has the same functions in NumPy.
@@ -73,8 +73,8 @@ class Terms(NamedTuple):
 
 
 def pool(lookups: Sequence[Lookup], rows: Sequence[Rows], ids: Ids, element: Element, workspace: Workspace) -> list[Any]:
-    """[B, D] of `element` for each look-up: what `tf.nn.embedding_lookup_sparse` computes; a sample without ids is zeros, and so
-    is one whose weights (of SQRTN: their squares) add up to 0.
+    """[B, D] of `element` for each look-up: what `tf.nn.embedding_lookup_sparse` computes; a sample without ids is zeros, and
+    so is one whose weights (of SQRTN: their squares) add up to 0.
 
     Sums are of float32, of weights float64. One kernel, two if there is a max_norm; the host waits for nothing. Bytes moved: 4
     for each sample; 4 (positions of 64 bits: 8; weights: 4 more) and D elements for each id read; D elements for each sample
@@ -169,8 +169,8 @@ def _aligned(lookups: Sequence[Lookup], rows: Sequence[Rows]) -> np.ndarray:
     return aligned[np.array([lookup.source for lookup in lookups], np.int64)]
 
 
-def _words(lookups: Sequence[Lookup], runs: np.ndarray, out: np.ndarray, aligned: np.ndarray, each: int, lanes: int | None = None
-           ) -> tuple[np.ndarray, int]:
+def _words(lookups: Sequence[Lookup], runs: np.ndarray, out: np.ndarray, aligned: np.ndarray, each: int,
+           lanes: int | None = None) -> tuple[np.ndarray, int]:
     """([M, 12] int64 as pool.cu reads them, how many tiles they have); `each` samples for a group of lanes."""
     samples = np.array([lookup.samples for lookup in lookups], np.int64)
     dims = np.array([lookup.dim for lookup in lookups], np.int64)
@@ -178,8 +178,9 @@ def _words(lookups: Sequence[Lookup], runs: np.ndarray, out: np.ndarray, aligned
     firsts, accesses = np.cumsum(samples) - samples, -(-dims // _WIDTH)
     group = np.minimum(32, 2 ** np.ceil(np.log2(accesses)).astype(np.int64)) if lanes is None else np.full_like(dims, lanes)
     tiles = -(-samples // (THREADS // group * each))
-    words = np.column_stack([np.cumsum(tiles) - tiles, firsts, firsts + samples, dims, group, (dims % _WIDTH == 0) & aligned, out,
-                             runs, [lookup.combiner for lookup in lookups], [lookup.weighted for lookup in lookups], norms])
+    vectors = (dims % _WIDTH == 0) & aligned
+    words = np.column_stack([np.cumsum(tiles) - tiles, firsts, firsts + samples, dims, group, vectors, out, runs,
+                             [lookup.combiner for lookup in lookups], [lookup.weighted for lookup in lookups], norms])
     return words[samples > 0].astype(np.int64), int(tiles.sum())
 
 

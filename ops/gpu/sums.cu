@@ -5,7 +5,7 @@
 constexpr int kFlight = 4;
 
 // One block for each piece, by turns: its partial sum.
-extern "C" __global__ void __launch_bounds__(kThreads)
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
 sum_pieces(WORK_PARAMETERS, const Piece* __restrict__ pieces, float* __restrict__ partials, float* __restrict__ partials_along) {
   __shared__ float shared[kThreads * kWidth];
   const Work work = WORK;

@@ -87,8 +87,8 @@ class Rows:
         return not np.any(self.addresses[wide] % (_WIDTH * self.element.size))
 
 
-def target_words(segments: Segments, dims: np.ndarray, addresses: np.ndarray, counts: np.ndarray, aligned: np.ndarray, each: int,
-                 touched: np.ndarray | None = None) -> tuple[np.ndarray, int]:
+def target_words(segments: Segments, dims: np.ndarray, addresses: np.ndarray, counts: np.ndarray, aligned: np.ndarray,
+                 each: int, touched: np.ndarray | None = None) -> tuple[np.ndarray, int]:
     """([T, 12] int64 as targets.cuh reads them, how many tiles they have).
 
     Args:

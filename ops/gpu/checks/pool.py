@@ -20,7 +20,7 @@ from collective.ops.gpu.pool import MEAN, SQRTN, SUM, Ids, Lookup
 from collective.ops.gpu.reference import occurrences as reference_occurrences
 from collective.ops.gpu.reference import pool as reference
 from collective.ops.gpu.reference import sums as reference_sums
-from collective.ops.gpu.rules import Adagrad, Rule, SGD
+from collective.ops.gpu.rules import SGD, Adagrad, Rule
 from collective.ops.gpu.segments import Segments
 from collective.ops.gpu.sums import Rows, sum_rows
 from collective.ops.gpu.workspace import Workspace
@@ -124,8 +124,8 @@ def backward(device: Device, scale: Scale, rng: np.random.Generator) -> None:
                                    ('weights', device.download(got.weights), wanted.weights)):
             assert_close(mine, theirs, 2e-5, f'{name}, dimension {dim}')
         segments = Segments.of([rows], [0])
-        summed = device.download(sum_rows(given, occurrences(there.positions, rows, workspace), segments, [dim], FLOAT32, workspace,
-                                          got.terms, 1., got.along, own))
+        found = occurrences(there.positions, rows, workspace)
+        summed = device.download(sum_rows(given, found, segments, [dim], FLOAT32, workspace, got.terms, 1., got.along, own))
         known = reference_occurrences.occurrences(ids.positions, rows)
         assert_close(summed, reference_sums.sum_rows(of_samples, known, segments, [dim], FLOAT32, None, wanted.terms, 1.,
                                                      wanted.along, [of_rows]), 2e-5, f'gradients, dimension {dim}')
@@ -157,11 +157,11 @@ def _timed(device: Device, scale: Scale, rng: np.random.Generator, dim: int, ele
     local, numbers = on(device, drawn), on(device, inverse.reshape(-1).astype(np.int32))
     gradients = [device.zeros((size // length, dim), np.float32) for _ in range(2)]
 
-    def backward_of(gradient: Any) -> object:
+    def backward_of(gradient: Any) -> None:
         ids, given = Ids(numbers, offsets), Rows.of([gradient], FLOAT32, device)
         terms = kernels.pool_terms(lookups, [Rows.of([table], element, device)], ids, given, workspace)
         found = occurrences(numbers, len(drawn), workspace)
-        return updates.update(rule, [state], local, Segments.of([len(drawn)], [0]), given, found, workspace, terms.terms)
+        updates.update(rule, [state], local, Segments.of([len(drawn)], [0]), given, found, workspace, terms.terms)
 
     return Measurement(f'pool backward, {rule.kernel}', [partial(backward_of, gradient) for gradient in gradients],
                        size // length * 4 * dim + len(drawn) * 8 * dim * (1 + slots) + 4 * size, dim, element.name, size)

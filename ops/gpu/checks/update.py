@@ -42,8 +42,8 @@ def tables_for(rule: Rule, shapes: list[tuple[int, int]], rng: np.random.Generat
     return made
 
 
-def _agree(device: Device, rule: Rule, tables: list[Table], rows: np.ndarray, one: Case, workspace: Workspace, scale: float = 1.,
-           bound: float = math.inf, steps: int = 1) -> None:
+def _agree(device: Device, rule: Rule, tables: list[Table], rows: np.ndarray, one: Case, workspace: Workspace,
+           scale: float = 1., bound: float = math.inf, steps: int = 1) -> None:
     there = [Table(on(device, table.weights), [on(device, slot) for slot in table.slots]) for table in tables]
     gradients, found, terms, _alive = one.there(device, workspace)
     matrices, known = one.here()
@@ -106,8 +106,8 @@ def _timed(device: Device, scale: Scale, rng: np.random.Generator, rule: Rule, d
     found = occurrences(on(device, rng.permutation(size).astype(np.int32)), size, workspace)
     inputs: list[Any] = [on(device, rng.choice(total, size, replace=False)) for _ in range(2)]
 
-    def run(rows: Any, found: Occurrences) -> object:
-        return kernels.update(rule, [table], rows, segments, Rows.of([gradients], element, device), found, workspace)
+    def run(rows: Any, found: Occurrences) -> None:
+        kernels.update(rule, [table], rows, segments, Rows.of([gradients], element, device), found, workspace)
 
     slots = 8 if rule.rowwise else 8 * dim * rule.slots
     return Measurement(f'update: {rule.kernel}', [partial(run, rows, found) for rows in inputs],

@@ -11,7 +11,8 @@ from collective.ops.gpu.occurrences import LONG, PIECE, Occurrences
 def occurrences(numbers: np.ndarray, rows: int, workspace: Any = None, name: str = '') -> Occurrences:
     """See `collective.ops.gpu.occurrences.occurrences`; rows with many occurrences ascend."""
     offsets = np.concatenate([[0], np.cumsum(np.bincount(numbers, minlength=rows))]).astype(np.int32)
-    longs, pieces = [], []
+    longs: list[tuple[int, int, int]] = []
+    pieces: list[tuple[int, int, int]] = []
     for row in np.flatnonzero(np.diff(offsets) > LONG):
         firsts = np.arange(offsets[row], offsets[row + 1], PIECE)
         longs.append((row, len(pieces), len(firsts)))

@@ -26,7 +26,9 @@ def _bags(lookups: Sequence[Lookup], rows: Sequence[np.ndarray], ids: Ids
             clips = np.ones(len(at))
             if lookup.max_norm > 0:
                 clips = lookup.max_norm / np.maximum(np.sqrt((found * found).sum(1)), lookup.max_norm)
-            total = 1. if lookup.combiner == SUM else weights.sum() if lookup.combiner == MEAN else np.sqrt((weights ** 2).sum())
+            total = 1.
+            if lookup.combiner != SUM:
+                total = weights.sum() if lookup.combiner == MEAN else np.sqrt((weights ** 2).sum())
             yield m, number, lookup, part, found, weights, clips, float(total)
             number += 1
 

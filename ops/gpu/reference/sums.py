@@ -36,9 +36,9 @@ def row_sums(gradients: Sequence[np.ndarray], occurrences: Occurrences, segments
     return sums
 
 
-def sum_rows(gradients: Sequence[np.ndarray], occurrences: Occurrences, segments: Segments, dims: Sequence[int], element: Element,
-             workspace: Any = None, terms: np.ndarray | None = None, scale: float = 1., along: np.ndarray | None = None,
-             own: Sequence[np.ndarray] | None = None) -> np.ndarray:
+def sum_rows(gradients: Sequence[np.ndarray], occurrences: Occurrences, segments: Segments, dims: Sequence[int],
+             element: Element, workspace: Any = None, terms: np.ndarray | None = None, scale: float = 1.,
+             along: np.ndarray | None = None, own: Sequence[np.ndarray] | None = None) -> np.ndarray:
     """See `collective.ops.gpu.sums.sum_rows`."""
     sums = row_sums(gradients, occurrences, segments, dims, terms, scale, along, own)
     with np.errstate(over='ignore', invalid='ignore'):

@@ -39,7 +39,7 @@ def applied(rule: Rule, w: np.ndarray, g: np.ndarray, slots: Sequence[np.ndarray
         return (np.clip(linear, -rule.l1, rule.l1) - linear) / (a ** p / rate + 2 * rule.l2), [a, linear]
     assert isinstance(rule, RMSProp)
     s, rest = rule.decay * slots[0] + (1 - rule.decay) * g * g, []
-    center = 0.
+    center: np.ndarray | float = 0.
     if isinstance(rule, CenteredRMSProp):
         rest = [rule.decay * slots[2] + (1 - rule.decay) * g]
         center = rest[0] ** 2
