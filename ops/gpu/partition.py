@@ -55,7 +55,8 @@ def scan(tiles: Tiled, ranks: int, workspace: Workspace, name: str) -> None:
     """Turns counts by tile into sums of those before, and fills `starts` and `section_counts`."""
     section_tiles = workspace.upload(f'{name}.section_tiles', tiles.plan.section_tiles)
     ended = workspace.keep(f'{name}.ended', lambda: workspace.device.zeros(1, np.uint32))
-    workspace.device.kernel(SOURCE, 'partition_scan')(ranks, _SCAN_THREADS, (
+    threads = min(_SCAN_THREADS, 32 * -(-max(tiles.plan.tiles, 1) // 32))
+    workspace.device.kernel(SOURCE, 'partition_scan')(ranks, threads, (
         tiles.counts, np.uint32(tiles.plan.tiles), section_tiles, np.uint32(len(tiles.plan.section_tiles) - 1),
         tiles.section_counts, tiles.starts, ended))
 

@@ -53,6 +53,7 @@ sum_rows(WORK_PARAMETERS, int own_type, int out_type, float scale) {
       const bool has = target.slots[0] != 0 && segments.row[f] >= 0 && segments.along[f] != 0;
       own[f] = has ? target.slots[0] + segments.row[f] * target.dim * bytes_of(own_type) : 0;
     }
+#pragma unroll 1
     for (int access = share.lane; access < accesses_of(target); access += share.lanes) {
       float sums[kFlight][kWidth];
       const Span span(access, target.dim, target.vectors != 0);

@@ -29,6 +29,7 @@ struct Source {
 // 0 if there is no such row.
 __device__ __forceinline__ i64 address_of(const Run* runs, int count, i64 row, i64 pitch) {
   int low = 0, high = count;
+#pragma unroll 1
   while (high - low > 1) {
     const int middle = (low + high) / 2;
     if (runs[middle].first <= row) {
@@ -128,6 +129,7 @@ __device__ __forceinline__ void sum_places(const Source& source, const u32 (&beg
 #pragma unroll
     for (int e = 0; e < kWidth; ++e) sums[f][e] = 0;
   }
+#pragma unroll 1
   for (u32 turn = 0; turn < longest; ++turn) {
     i64 addresses[kFlight];
     float factors[kFlight], values[kFlight][kWidth];

@@ -43,6 +43,7 @@ struct Work {
 
 __device__ __forceinline__ const Target& target_of(const Work& work, i64 segment) {
   int low = 0, high = work.target_count;
+#pragma unroll 1
   while (high - low > 1) {
     const int middle = (low + high) / 2;
     if (work.targets[middle].first <= segment) {
@@ -65,6 +66,7 @@ struct Segments {
 
 __device__ __forceinline__ float sum_along(const float* along, const u32* order, u32 begin, u32 end) {
   float sum = 0;
+#pragma unroll 1
   for (u32 place = begin; place < end; ++place) sum += along[order == nullptr ? place : order[place]];
   return sum;
 }

@@ -5,6 +5,13 @@
 
 constexpr int kFlight = 2;
 
+// Blocks of a multiprocessor: what registers allow without a spill.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#define RESIDENT(Rule) 2
+#else
+#define RESIDENT(Rule) (Rule::kSlots > 1 ? 2 : 3)
+#endif
+
 // Weights and slots are read and written in the same kernel: not by way of read-only memory.
 __device__ __forceinline__ Pack<float, kWidth> read(i64 address, i64 row, i64 dim, const Span& span) {
   Pack<float, kWidth> pack;
@@ -69,6 +76,7 @@ __device__ __forceinline__ void row_rates(const Rule& rule, const Share<kFlight>
 #pragma unroll
   for (int f = 0; f < kFlight; ++f) {
     float sum = squares[f];
+#pragma unroll 1
     for (int distance = share.lanes / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(kAllLanes, sum, distance);
     float* at = reinterpret_cast<float*>(share.target->slots[0]) + share.segments.row[f];
     const bool is_row = share.segments.row[f] >= 0;
@@ -96,7 +104,8 @@ __device__ __forceinline__ void update_rows(const Rule& rule, const Share<kFligh
   float rates[kFlight] = {}, sums[kFlight][kWidth];
   if constexpr (Rule::kRowwise) {
     float squares[kFlight] = {};
-    for (int access = share.lane; access < accesses; access += share.lanes) {
+#pragma unroll 1
+  for (int access = share.lane; access < accesses; access += share.lanes) {
       const Span span(access, target.dim, vectors);
       gradients_of<kFlight>(share, span, own, kFloat32, sums);
 #pragma unroll
@@ -107,6 +116,7 @@ __device__ __forceinline__ void update_rows(const Rule& rule, const Share<kFligh
     }
     row_rates(rule, share, squares, rates);
   }
+#pragma unroll 1
   for (int access = share.lane; access < accesses; access += share.lanes) {
     const Span span(access, target.dim, vectors);
     // Before the sums: what they wait for is a chain of four.
@@ -119,7 +129,7 @@ __device__ __forceinline__ void update_rows(const Rule& rule, const Share<kFligh
 
 // `options`: the gradient's scale, the weights' bound, then the rule's.
 #define UPDATE(name, Rule)                                                                                                     \
-  extern "C" __global__ void __launch_bounds__(kThreads)                                                                       \
+  extern "C" __global__ void __launch_bounds__(kThreads, RESIDENT(Rule))                                                       \
   update_##name(WORK_PARAMETERS, const float* __restrict__ options) {                                                          \
     const float scale = options[0], bound = options[1];                                                                        \
     const Rule rule(options + 2);                                                                                              \

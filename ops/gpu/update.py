@@ -1,7 +1,8 @@
 """Updates of rows of many tables by the sums of their gradients, the sum and the rule in one kernel.
 
 What the owner of the rows does with the gradients that it received; and, with `terms`, what backward and update are in one
-where gradients are of its own samples: no gradient of a row is written then. `reference/update.py` has the same function in NumPy.
+where gradients are of its own samples: no gradient of a row is written then. `reference/update.py` has the same function in
+NumPy.
 """
 from __future__ import annotations
 
