@@ -140,7 +140,7 @@ pool_products(IDS_PARAMETERS, const Run* __restrict__ runs, int type, const Run*
       fetch<1>(type, row, span, here);
       fetch<1>(gradients == nullptr ? type : gradient_type, with, span, there);
 #pragma unroll
-      for (int e = 0; e < kWidth; ++e) sum += e < span.count ? here[0][e] * there[0][e] : 0.f;
+      for (int e = 0; e < kWidth; ++e) sum += here[0][e] * there[0][e];  // beyond the row's end they are 0
     }
     for (u32 distance = lanes / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(peers, sum, static_cast<int>(distance));
     if (lane == 0) products[id] = sum;

@@ -132,7 +132,24 @@ def all_equal(device: Device, scale: Scale, rng: np.random.Generator) -> None:
         np.testing.assert_array_equal(got.reshape(2, 4), [made.astype(np.float32).sum(0, np.float64), np.zeros(4)])
 
 
-CHECKS = (one_dimension, many_sections, not_finite, all_equal)
+def edges(device: Device, scale: Scale, rng: np.random.Generator) -> None:
+    """Rows that occur as often as is not cut, and once more; an infinite factor of a row that isn't there makes nothing."""
+    numbers = rng.permutation(np.repeat(np.arange(5, dtype=np.int32), [64, 65, 512, 513, 1]))
+    made = rng.integers(-9, 9, (len(numbers), 3)).astype(np.float32)
+    terms = np.stack([np.arange(len(numbers), dtype=np.uint32), np.ones(len(numbers), np.float32).view(np.uint32)], 1)
+    known = reference_occurrences.occurrences(numbers, 5)
+    one = Case(Segments.of([5], [0]), [3], numbers, None, [made], FLOAT32)
+    wanted = reference.sum_rows([made], known, one.segments, [3], FLOAT32).reshape(5, 3)
+    _agree(device, one, FLOAT32, Workspace(device), 1., 'edges')
+    absent = np.flatnonzero(numbers == 4)
+    terms[absent] = len(numbers), np.array([np.inf], np.float32).view(np.uint32)[0]
+    rows, found, there, _alive = one._replace(terms=terms).there(device, workspace := Workspace(device))
+    got = device.download(kernels.sum_rows(rows, found, one.segments, [3], FLOAT32, workspace, there)).reshape(5, 3)
+    wanted[4] = 0
+    np.testing.assert_array_equal(got, wanted)
+
+
+CHECKS = (one_dimension, many_sections, not_finite, all_equal, edges)
 
 
 def measurements(device: Device, scale: Scale, rng: np.random.Generator) -> Iterator[Measurement]:
