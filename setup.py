@@ -50,7 +50,8 @@ setup(
     license='Apache-2.0',
     packages=packages,
     package_dir=package_dir,
-    package_data={'collective': ['py.typed'], 'collective.ops': ['*.cu', '*.cuh', '*.cc', '*.h', 'native/*.cc', 'native/*.h']},
+    package_data={'collective': ['py.typed'], 'collective.ops': ['*.cu', '*.cuh', '*.cc', '*.h', 'native/*.cc', 'native/*.h'],
+                  'collective.ops.gpu': ['*.cu', '*.cuh']},
     # Else the links' contents count as data of `collective`, and every module is there twice.
     include_package_data=False,
     zip_safe=False,

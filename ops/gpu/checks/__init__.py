@@ -1,0 +1,70 @@
+"""What shows that kernels are right, and how fast they are; `python -m collective.ops.gpu_check` runs all of it.
+
+A kernel family has a module here, named in `FAMILIES`, with
+
+    CHECKS          functions (device, scale, rng) that raise AssertionError where a kernel and its reference differ
+    measurements    a function (device, scale, rng) that makes inputs and yields what is to be timed
+"""
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Sequence
+from typing import Callable, NamedTuple, Protocol, cast
+
+import numpy as np
+
+from collective.ops.gpu.device import Device
+
+FAMILIES = ('partition', 'distinct', 'gather', 'occurrences', 'sums', 'pool', 'update')
+
+
+class Scale(NamedTuple):
+    """How large inputs are.
+
+    Attributes:
+        keys: the most keys that a check uses.
+        elements: of the largest table that a check uses.
+        measured_keys: of one measurement.
+        measured_bytes: of the tables and buffers of a measurement: several times the L2.
+    """
+    keys: int
+    elements: int
+    measured_keys: int
+    measured_bytes: int
+
+
+FULL = Scale(keys=2 ** 24, elements=2 ** 31 + 2 ** 20, measured_keys=2 ** 24, measured_bytes=2 ** 32)
+SMALL = Scale(keys=5000, elements=2 ** 16, measured_keys=3000, measured_bytes=2 ** 16)
+
+Check = Callable[[Device, Scale, np.random.Generator], None]
+
+
+class Measurement(NamedTuple):
+    """One row of the report.
+
+    Attributes:
+        kernel: which, and on what.
+        runs: what is timed, by turns: the same with other inputs.
+        bytes: what one of them must move: useful bytes only.
+        dim, dtype: of rows, where there are rows.
+        keys: how many one of them works on.
+    """
+    kernel: str
+    runs: Sequence[Callable[[], object]]
+    bytes: int
+    dim: int | None = None
+    dtype: str | None = None
+    keys: int | None = None
+
+
+class Family(Protocol):
+    """A module with the checks and the measurements of a kernel family."""
+    CHECKS: Sequence[Check]
+
+    def measurements(self, device: Device, scale: Scale, rng: np.random.Generator) -> Iterator[Measurement]:
+        """What to time; inputs of one are dropped before the next is made."""
+
+
+def family(name: str) -> Family:
+    """The module of one of `FAMILIES`."""
+    return cast(Family, importlib.import_module(f'{__name__}.{name}'))

@@ -1,0 +1,56 @@
+"""How long work takes on a device, beside a copy of memory."""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from collective.ops.gpu.checks import Measurement, Scale
+from collective.ops.gpu.device import Device
+
+REPEATS = 40
+
+
+class Times(NamedTuple):
+    """Milliseconds."""
+    median: float
+    p10: float
+    p90: float
+
+
+class Row(NamedTuple):
+    """One row of the report: see `Measurement`. GB are 10**9 bytes; `percent_of_copy` compares bytes a second."""
+    kernel: str
+    dim: int | None
+    dtype: str | None
+    ms: float
+    ms_p10: float
+    ms_p90: float
+    gb_per_s: float
+    percent_of_copy: float
+    gkeys_per_s: float | None
+
+
+def times(device: Device, runs: Sequence[Callable[[], object]], repeats: int = REPEATS) -> Times:
+    """Of `repeats` runs by turns, after each has run once: what they allocate, they allocate then."""
+    for run in runs:
+        run()
+    device.synchronize()
+    taken = [device.milliseconds(runs[number % len(runs)]) for number in range(repeats)]
+    return Times(*(float(value) for value in np.percentile(taken, [50, 10, 90])))
+
+
+def copy_bandwidth(device: Device, scale: Scale, repeats: int = REPEATS) -> float:
+    """Bytes read and written in a second by a copy from device to device."""
+    size = scale.measured_bytes // 4
+    source, target = device.zeros(size, np.uint8), device.zeros(size, np.uint8)
+    return 2 * size / (1e-3 * times(device, [lambda: device.xp.copyto(target, source)], repeats).median)
+
+
+def row(device: Device, measurement: Measurement, copied: float, repeats: int = REPEATS) -> Row:
+    """Times one `measurement`, where a copy moves `copied` bytes a second."""
+    taken = times(device, measurement.runs, repeats)
+    speed = measurement.bytes / (1e-3 * taken.median)
+    return Row(measurement.kernel, measurement.dim, measurement.dtype, taken.median, taken.p10, taken.p90, speed / 1e9,
+               100 * speed / copied, None if measurement.keys is None else measurement.keys / (1e6 * taken.median))

@@ -1,0 +1,182 @@
+"""How kernels are launched: the only place that knows CuPy.
+
+Whatever launches kernels is given a `Device`. `CupyDevice` is a GPU; a double with NumPy arrays stands in for it in tests.
+"""
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import Any, Callable, Protocol
+
+import numpy as np
+
+from collective.ops.gpu.sources import Source
+
+OPTIONS = ('-std=c++17',)
+_STATIC_SHARED = 48 * 1024      # bytes; more must be asked for
+_FILLER = 2 ** 30               # bytes, many times an L2
+
+
+class Kernel(Protocol):
+    """A compiled kernel."""
+
+    def __call__(self, blocks: int, threads: int, arguments: Sequence[Any], shared: int = 0) -> None:
+        """Puts it on the current stream; nothing happens for 0 `blocks`.
+
+        Args:
+            blocks, threads: of the grid, and of each block.
+            arguments: arrays of the device, NumPy scalars of exactly the parameter's type.
+            shared: bytes of dynamic shared memory.
+        """
+
+
+class Device(abc.ABC):
+    """A device that runs kernels in the order in which they are launched.
+
+    Attributes:
+        xp: the array module: `cupy` or what has the same functions.
+        name: what to call it in a report.
+        multiprocessors: how many there are.
+    """
+    xp: Any
+    name: str
+    multiprocessors: int
+
+    def __init__(self) -> None:
+        self._kernels: dict[tuple[str, str], Kernel] = {}
+
+    def kernel(self, source: Source, name: str) -> Kernel:
+        """The kernel `name` of `source`, compiled when it is first asked for."""
+        key = source.file, name
+        if key not in self._kernels:
+            if name not in source.kernels:
+                raise ValueError(f'{source.file} has the kernels {", ".join(source.kernels)}, not {name}')
+            self._kernels[key] = self._load(source, name)
+        return self._kernels[key]
+
+    @abc.abstractmethod
+    def _load(self, source: Source, name: str) -> Kernel:
+        """Compiles what `kernel` returns."""
+
+    @abc.abstractmethod
+    def empty(self, shape: int | tuple[int, ...], dtype: Any) -> Any:
+        """An array that isn't filled. It begins at a multiple of 256 bytes.
+
+        Raises:
+            MemoryError: the device has not so much.
+        """
+
+    def zeros(self, shape: int | tuple[int, ...], dtype: Any) -> Any:
+        """An array of zeros."""
+        array = self.empty(shape, dtype)
+        array.fill(0)
+        return array
+
+    @abc.abstractmethod
+    def upload(self, values: np.ndarray, into: Any) -> None:
+        """Copies a NumPy array into one of the device of the same shape and type. The host does not wait."""
+
+    @abc.abstractmethod
+    def download(self, array: Any) -> np.ndarray:
+        """A NumPy copy of an array of the device. The host waits for all that was launched before."""
+
+    @abc.abstractmethod
+    def pointer(self, array: Any) -> int:
+        """The address of an array's first element."""
+
+    @abc.abstractmethod
+    def milliseconds(self, work: Callable[[], object]) -> float:
+        """How long what `work` launches takes on the device, not the host, and with nothing of it in the caches."""
+
+    @abc.abstractmethod
+    def synchronize(self) -> None:
+        """Waits for all that was launched."""
+
+    @abc.abstractmethod
+    def versions(self) -> dict[str, str]:
+        """What runs the kernels: names and versions, for a report."""
+
+
+class CupyDevice(Device):
+    """The current GPU, by CuPy: its current stream, its memory pool, its cache of compiled kernels on disk.
+
+    Raises:
+        RuntimeError: there is no CuPy, or no GPU that it can use; says which, and what to do.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        try:
+            import cupy
+        except ImportError as error:
+            raise RuntimeError(f'CuPy can not be imported ({error}): install the one for your CUDA, '
+                               'cupy-cuda12x or cupy-cuda13x') from error
+        try:
+            if cupy.cuda.runtime.getDeviceCount() == 0:
+                raise RuntimeError('CuPy sees no GPU: look at nvidia-smi and CUDA_VISIBLE_DEVICES')
+            properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.runtime.getDevice())
+        except cupy.cuda.runtime.CUDARuntimeError as error:
+            raise RuntimeError(f'CuPy can use no GPU ({error}): look at nvidia-smi and CUDA_VISIBLE_DEVICES') from error
+        self.xp = cupy
+        self.name = properties['name'].decode()
+        self.multiprocessors = int(properties['multiProcessorCount'])
+        self._modules: dict[str, Any] = {}
+        self._filler: Any = None
+
+    def _load(self, source: Source, name: str) -> Kernel:
+        if source.file not in self._modules:
+            self._modules[source.file] = self.xp.RawModule(code=source.text(), options=OPTIONS)
+        return _CupyKernel(self._modules[source.file].get_function(name))
+
+    def empty(self, shape: int | tuple[int, ...], dtype: Any) -> Any:
+        try:
+            return self.xp.empty(shape, dtype)
+        except self.xp.cuda.memory.OutOfMemoryError as error:
+            raise MemoryError(f'{self.name} has no room for {np.prod(shape) * np.dtype(dtype).itemsize:,} bytes: {error}'
+                              ) from error
+
+    def upload(self, values: np.ndarray, into: Any) -> None:
+        into.set(values, stream=self.xp.cuda.get_current_stream())
+
+    def download(self, array: Any) -> np.ndarray:
+        return np.asarray(self.xp.asnumpy(array))
+
+    def pointer(self, array: Any) -> int:
+        return int(array.data.ptr)
+
+    def milliseconds(self, work: Callable[[], object]) -> float:
+        begin, end = self.xp.cuda.Event(), self.xp.cuda.Event()
+        if self._filler is None:
+            self._filler = self.empty(_FILLER, np.uint8)
+        # Meanwhile the host launches all of `work`.
+        for _ in range(4):
+            self._filler.fill(0)
+        begin.record()
+        work()
+        end.record()
+        end.synchronize()
+        return float(self.xp.cuda.get_elapsed_time(begin, end))
+
+    def synchronize(self) -> None:
+        self.xp.cuda.get_current_stream().synchronize()
+
+    def versions(self) -> dict[str, str]:
+        runtime = self.xp.cuda.runtime
+        return {'gpu': self.name, 'cupy': self.xp.__version__, 'numpy': np.__version__,
+                'cuda': _version(runtime.runtimeGetVersion()), 'driver': _version(runtime.driverGetVersion())}
+
+
+class _CupyKernel:
+    def __init__(self, function: Any):
+        self._function = function
+
+    def __call__(self, blocks: int, threads: int, arguments: Sequence[Any], shared: int = 0) -> None:
+        if blocks == 0:
+            return
+        if shared > _STATIC_SHARED and self._function.max_dynamic_shared_size_bytes < shared:
+            self._function.max_dynamic_shared_size_bytes = shared
+        self._function((blocks,), (threads,), tuple(arguments), shared_mem=shared)
+
+
+def _version(number: int) -> str:
+    return f'{number // 1000}.{number % 1000 // 10}'

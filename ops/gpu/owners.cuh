@@ -1,0 +1,28 @@
+// Which rank owns a key: the same function as that of the CPU (ops/native/wire.h, ops/keys.py).
+
+#include "integers.cuh"
+
+// SplitMix64's output function.
+__device__ __forceinline__ u64 mix(u64 x) {
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+  return x ^ (x >> 31);
+}
+
+// key mod N for a static table, mix(key) mod N for a dynamic one. Divisions of 64 bits are slow, and seldom needed.
+__device__ __forceinline__ u32 owner_of(i64 key, bool dynamic, u32 ranks) {
+  const u64 x = dynamic ? mix(static_cast<u64>(key)) : static_cast<u64>(key);
+  if ((ranks & (ranks - 1)) == 0) return static_cast<u32>(x) & (ranks - 1);
+  if (dynamic) return static_cast<u32>(x % ranks);
+  if (x >> 32 == 0) return static_cast<u32>(x) % ranks;
+  const i64 rest = key % static_cast<i64>(ranks);
+  return static_cast<u32>(rest < 0 ? rest + ranks : rest);
+}
+
+// Where the owner keeps it: row key div N of a static table; a dynamic table's key itself.
+__device__ __forceinline__ i64 local_of(i64 key, bool dynamic, u32 ranks) {
+  if (dynamic || ranks == 1) return key;
+  if (static_cast<u64>(key) >> 32 == 0) return static_cast<u32>(key) / ranks;
+  const i64 quotient = key / static_cast<i64>(ranks);
+  return quotient - (key % static_cast<i64>(ranks) < 0 ? 1 : 0);
+}

@@ -1,0 +1,170 @@
+// Sums of rows by segment, and where these rows are.
+
+#include "elements.cuh"
+#include "occurrences.cuh"
+#include "segments.cuh"
+
+enum Type { kFloat32, kFloat16, kBFloat16 };  // in the order of ELEMENTS
+
+struct Run {
+  i64 first;    // number of its first row
+  i64 count;
+  i64 address;  // of that row
+};
+
+// What a place among the occurrences stands for: a row that is multiplied.
+struct Term {
+  u32 row;
+  float factor;
+};
+
+struct Source {
+  const u32* order;   // which occurrence has a place; null: they are in order
+  const Term* terms;  // of each occurrence; null: the row of that number, once
+  const Run* runs;    // of rows, side by side
+  int run_count;
+  int type;
+};
+
+// 0 if there is no such row.
+__device__ __forceinline__ i64 address_of(const Run* runs, int count, i64 row, i64 pitch) {
+  int low = 0, high = count;
+#pragma unroll 1
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    if (runs[middle].first <= row) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  const i64 at = row - runs[low].first;
+  return at >= 0 && at < runs[low].count ? runs[low].address + at * pitch : 0;
+}
+
+// What a thread has of a row: 4 elements at once, or fewer at the end of a row that doesn't allow it.
+constexpr int kWidth = 4;
+
+struct Span {
+  int element;  // the first
+  int count;    // kWidth for a single access, else how many single elements
+  bool whole;
+
+  __device__ __forceinline__ Span(int access, i64 dim, bool vectors)
+      : element(access * kWidth), count(min(kWidth, static_cast<int>(dim) - access * kWidth)), whole(vectors) {}
+};
+
+template <class T, int kFlight>
+__device__ __forceinline__ void fetch(const i64 (&addresses)[kFlight], const Span& span, float (&values)[kFlight][kWidth]) {
+  Pack<T, kWidth> packs[kFlight];
+#pragma unroll
+  for (int f = 0; f < kFlight; ++f) {
+    packs[f].words = {};
+    if (addresses[f] == 0) continue;
+    const T* from = reinterpret_cast<const T*>(addresses[f]) + span.element;
+    if (span.whole) {
+      packs[f] = load<T, kWidth>(from);
+    } else {
+#pragma unroll
+      for (int e = 0; e < kWidth; ++e) {
+        if (e < span.count) packs[f].elements[e] = from[e];
+      }
+    }
+  }
+#pragma unroll
+  for (int f = 0; f < kFlight; ++f) {
+#pragma unroll
+    for (int e = 0; e < kWidth; ++e) values[f][e] = to_float(packs[f].elements[e]);
+  }
+}
+
+// Elements of kFlight rows, all fetched at once; zeros where the address is 0.
+template <int kFlight>
+__device__ __forceinline__ void fetch(int type, const i64 (&addresses)[kFlight], const Span& span,
+                                      float (&values)[kFlight][kWidth]) {
+  if (type == kFloat32) {
+    fetch<float, kFlight>(addresses, span, values);
+  } else if (type == kFloat16) {
+    fetch<Half, kFlight>(addresses, span, values);
+  } else {
+    fetch<BFloat16, kFlight>(addresses, span, values);
+  }
+}
+
+template <class T>
+__device__ __forceinline__ void put(i64 address, const Span& span, const Pack<float, kWidth>& values) {
+  Pack<T, kWidth> rounded;
+  convert(values, &rounded);
+  T* to = reinterpret_cast<T*>(address) + span.element;
+  if (span.whole) {
+    store<T, kWidth>(to, rounded);
+  } else {
+#pragma unroll
+    for (int e = 0; e < kWidth; ++e) {
+      if (e < span.count) to[e] = rounded.elements[e];
+    }
+  }
+}
+
+__device__ __forceinline__ void put(int type, i64 address, const Span& span, const Pack<float, kWidth>& values) {
+  if (type == kFloat32) {
+    put<float>(address, span, values);
+  } else if (type == kFloat16) {
+    put<Half>(address, span, values);
+  } else {
+    put<BFloat16>(address, span, values);
+  }
+}
+
+__device__ __forceinline__ int bytes_of(int type) { return type == kFloat32 ? 4 : 2; }
+
+// For each of kFlight ranges of places the sum over its rows, of the elements of `span`. `pitch` bytes are between rows.
+template <int kFlight>
+__device__ __forceinline__ void sum_places(const Source& source, const u32 (&begin)[kFlight], const u32 (&end)[kFlight], i64 pitch,
+                                           const Span& span, float (&sums)[kFlight][kWidth]) {
+  u32 longest = 0;
+#pragma unroll
+  for (int f = 0; f < kFlight; ++f) {
+    longest = max(longest, end[f] - begin[f]);
+#pragma unroll
+    for (int e = 0; e < kWidth; ++e) sums[f][e] = 0;
+  }
+#pragma unroll 1
+  for (u32 turn = 0; turn < longest; ++turn) {
+    i64 addresses[kFlight];
+    float factors[kFlight], values[kFlight][kWidth];
+#pragma unroll
+    for (int f = 0; f < kFlight; ++f) {
+      const u32 place = begin[f] + turn;
+      addresses[f] = 0;
+      factors[f] = 1;
+      if (place >= end[f]) continue;
+      i64 row = source.order == nullptr ? place : source.order[place];
+      if (source.terms != nullptr) {
+        const Term term = source.terms[row];
+        row = term.row;
+        factors[f] = term.factor;
+      }
+      addresses[f] = address_of(source.runs, source.run_count, row, pitch);
+    }
+    fetch<kFlight>(source.type, addresses, span, values);
+#pragma unroll
+    for (int f = 0; f < kFlight; ++f) {
+      // Not even an infinite factor makes something of a row that isn't there.
+      if (addresses[f] == 0) continue;
+#pragma unroll
+      for (int e = 0; e < kWidth; ++e) sums[f][e] += factors[f] * values[f][e];
+    }
+  }
+}
+
+// A range of places in kFlight equal parts.
+template <int kFlight>
+__device__ __forceinline__ void cut(u32 first, u32 end, u32 part, u32 parts, u32 (&begins)[kFlight], u32 (&ends)[kFlight]) {
+  const u32 each = (end - first + parts - 1) / parts;
+#pragma unroll
+  for (int f = 0; f < kFlight; ++f) {
+    begins[f] = min(first + (part + f) * each, end);
+    ends[f] = min(begins[f] + each, end);
+  }
+}

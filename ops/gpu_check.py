@@ -1,0 +1,96 @@
+"""Are the GPU kernels right, and how fast are they?
+
+    python -m collective.ops.gpu_check [--json FILE] [--family NAME ...] [--seed N] [--no-times]
+
+Every kernel is held against its reference in NumPy, then timed beside a copy from device to device in the same run. Needs a
+GPU, CuPy and NumPy. The exit code is 0 if all is well, 1 if a kernel is wrong, 2 if there is no GPU or no CuPy.
+
+A row of the table is the median, the 10th and the 90th percentile of the time on the device, in milliseconds; useful bytes a
+second; and these in percent of what the copy moves. The file is a list of such rows, each with the GPU's name, versions and the
+date.
+"""
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from collective.ops.gpu import checks
+from collective.ops.gpu.checks import timing
+from collective.ops.gpu.device import CupyDevice, Device
+
+_COLUMNS = '{:<24} {:>5} {:<22} {:>9} {:>9} {:>9} {:>8} {:>6} {:>9}'
+
+
+def check(device: Device, families: Sequence[str], scale: checks.Scale, seed: int) -> int:
+    """Runs all checks, says of each how it went, and returns how many failed."""
+    failed = 0
+    for name in families:
+        for one in checks.family(name).CHECKS:
+            begin = time.monotonic()
+            try:
+                one(device, scale, np.random.default_rng(seed))
+                outcome = f'ok ({time.monotonic() - begin:.1f} s)'
+            except AssertionError as error:
+                failed += 1
+                outcome = f'WRONG\n{error}'
+            print(f'{name}: {one.__name__}: {outcome}', flush=True)
+    return failed
+
+
+def measure(device: Device, families: Sequence[str], scale: checks.Scale, seed: int, repeats: int = timing.REPEATS
+            ) -> list[timing.Row]:
+    """Times all there is to time and prints the table."""
+    copied = timing.copy_bandwidth(device, scale, repeats)
+    print(f'\n{device.versions()}\na copy from device to device moves {copied / 1e9:,.0f} GB/s, read and written\n')
+    print(_COLUMNS.format('kernel', 'dim', 'dtype', 'ms', 'p10', 'p90', 'GB/s', '% copy', 'Gkeys/s'))
+    rows = []
+    for name in families:
+        for measurement in checks.family(name).measurements(device, scale, np.random.default_rng(seed)):
+            row = timing.row(device, measurement, copied, repeats)
+            rows.append(row)
+            print(_COLUMNS.format(row.kernel, row.dim or '', row.dtype or '', f'{row.ms:.4f}', f'{row.ms_p10:.4f}',
+                                  f'{row.ms_p90:.4f}', f'{row.gb_per_s:,.0f}', f'{row.percent_of_copy:.0f}',
+                                  '' if row.gkeys_per_s is None else f'{row.gkeys_per_s:.2f}'), flush=True)
+    return rows
+
+
+def write(file: Path, device: Device, rows: Sequence[timing.Row]) -> None:
+    """Writes `rows` as JSON, each with what it was measured on and when."""
+    about = {**device.versions(), 'date': datetime.datetime.now(datetime.timezone.utc).strftime('%Y-%m-%d')}
+    file.write_text(json.dumps([{**row._asdict(), **about} for row in rows], indent=1) + '\n', encoding='utf-8')
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser('python -m collective.ops.gpu_check', description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--json', type=Path, metavar='FILE', help='write the table there, too')
+    parser.add_argument('--family', action='append', choices=checks.FAMILIES, help='these kernels only')
+    parser.add_argument('--seed', type=int, default=0, help='of the inputs')
+    parser.add_argument('--no-times', action='store_true', help='check only')
+    options = parser.parse_args(arguments)
+    families = options.family or checks.FAMILIES
+    try:
+        device = CupyDevice()
+    except RuntimeError as error:
+        print(f'gpu_check: {error}', file=sys.stderr)
+        return 2
+    failed = check(device, families, checks.FULL, options.seed)
+    if not options.no_times:
+        rows = measure(device, families, checks.FULL, options.seed)
+        if options.json is not None:
+            write(options.json, device, rows)
+    if failed:
+        print(f'gpu_check: {failed} checks failed', file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())
