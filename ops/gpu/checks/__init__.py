@@ -15,7 +15,7 @@ import numpy as np
 
 from collective.ops.gpu.device import Device
 
-FAMILIES = ('partition', 'distinct', 'gather')
+FAMILIES = ('partition', 'distinct', 'gather', 'hash_table')
 
 
 class Scale(NamedTuple):
