@@ -38,8 +38,8 @@ hash_table_find(const i64* __restrict__ keys, const Segment* __restrict__ segmen
                 const Table* __restrict__ tables, i64* __restrict__ rows) {
   const Table table = table_of(tables, segments, segment_count);
   visit_keys(Tile(segments, segment_count), table, keys, [&](i64 at, u64 key, u32 sector, const Sector& seen) {
-    const u32 row = find(table, key, sector, seen).row;
-    rows[at] = is_row(row) ? row : 0;
+    const Place place = find(table, key, sector, seen);
+    rows[at] = place.there && is_row(place.row) ? place.row : 0;
   });
 }
 
@@ -264,9 +264,11 @@ hash_table_set_steps(const i64* __restrict__ keys, i64 count, const Table* __res
   const i64 at = thread_index();
   if (at >= count) return;
   const Place place = find(*table, static_cast<u64>(keys[at]));
+  if (!place.there || !is_live({0, place.row, place.step})) return;
+  Slot* slot = table->slot(place.slot);
   if (is_row(place.row)) {
-    table->slot(place.slot)->step = steps[at];
-  } else if (place.there && place.row != 0) {
-    table->slot(place.slot)->row = kNoRow | steps[at];
+    slot->step = steps[at];
+  } else {
+    slot->row = kNoRow | steps[at];
   }
 }

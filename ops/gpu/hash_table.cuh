@@ -76,11 +76,10 @@ __device__ __forceinline__ Sector fetch(const Table& table, u32 sector) {
 // Where a key is, if it is; `sector` is its home and `seen` what that holds.
 __device__ __forceinline__ Place find(const Table& table, u64 key, u32 sector, Sector seen) {
   while (true) {
-#pragma unroll
-    for (u32 s = 0; s < 2; ++s) {
-      const Slot& slot = seen.slots[s];
-      if (slot.key == key) return {2 * sector + s, slot.row, slot.step, true};
-      if (slot.key == kFree) return {0, 0, 0, false};
+    const Slot &left = seen.slots[0], &right = seen.slots[1];
+    const bool in_left = left.key == key, in_right = !in_left && right.key == key;
+    if (in_left || in_right || left.key == kFree || right.key == kFree) {
+      return {2 * sector + in_right, in_left ? left.row : right.row, in_left ? left.step : right.step, in_left || in_right};
     }
     sector = next(table, sector);
     seen = fetch(table, sector);
