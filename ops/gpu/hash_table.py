@@ -1,7 +1,7 @@
 """Rows of any int64 keys: hash tables in the device's memory, for dynamic tables.
 
 Slots are 16 bytes: the key, its row, and the step at which it was last used. A sector of 32 bytes, the least that memory moves,
-has two of them: at a load of 3/4 a key that is there is found after 1.7 sectors on average, one that isn't after 4.5 that lie
+has two of them: at a load of 3/4 a key that is there is found after 1.7 sectors on average, one that isn't after 4.6 that lie
 side by side. Each thread probes by itself and has four keys in flight. A group of threads for each key would read lines of
 128 bytes, most of it for nothing, and make one probe where a warp makes 32.
 
@@ -56,6 +56,19 @@ class Inserted(NamedTuple):
     new_counts: Any
 
 
+class FullError(MemoryError):
+    """Tables have had no rows left for all new keys.
+
+    Attributes:
+        inserted: what was found and made nevertheless: `rows` and `new_rows` are 0 where there was none left. The values of the
+            new rows must be made as ever.
+    """
+
+    def __init__(self, message: str, inserted: Inserted):
+        super().__init__(message)
+        self.inserted = inserted
+
+
 def find(tables: Sequence[HashTable], keys: Any, segments: Segments, workspace: Workspace) -> Any:
     """[K] int64: the row of each key, 0 for one that has none. One kernel; the host waits for nothing.
 
@@ -99,8 +112,9 @@ def find_or_insert(tables: Sequence[HashTable], keys: Any, segments: Segments, s
 
     Raises:
         ValueError: a table given twice, a segment of no table, too many keys, or a step that isn't from 0 to 2**30 - 1.
-        MemoryError: slots can't grow, and nothing has changed but for the size of other tables; or a table has no rows left for
-            all new keys: those that came first have got theirs, the others are as they were, or counted.
+        FullError: a table has no rows left for all new keys: those that came first have theirs, the others are not there, or
+            are counted and wait.
+        MemoryError: slots can't grow; no key was inserted.
     """
     _check(tables)
     if not 0 <= step < STEPS or segments.keys > MOST_KEYS:
@@ -125,10 +139,11 @@ def find_or_insert(tables: Sequence[HashTable], keys: Any, segments: Segments, s
         *by_tile, np.uint32(step), rows, slots, *sums, tiles.starts, new_keys, new_rows), shared=4 * THREADS // 32)
     device.kernel(SOURCE, 'hash_table_settle')(-(-size // TILE), THREADS, (
         np.int64(size), described, np.int32(len(tables)), tiles.section_counts, rows))
+    inserted = Inserted(rows, new_keys, new_rows, tiles.section_counts[0])
     refusals = [refusal for refusal in (table.refusal() for table in tables) if refusal]
     if refusals:
-        raise MemoryError(' '.join(refusals))
-    return Inserted(rows, new_keys, new_rows, tiles.section_counts[0])
+        raise FullError(' '.join(refusals), inserted)
+    return inserted
 
 
 def _check(tables: Sequence[HashTable]) -> None:

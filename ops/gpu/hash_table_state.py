@@ -24,7 +24,8 @@ COUNTERS = 6
 class HashTable:
     """Rows 1, 2, 3, … of keys; row 0 belongs to no key.
 
-    New keys take the lowest rows that removal has freed, then new ones. Memory: 16 bytes a slot, and 4 for each free row.
+    New keys take the lowest rows that removal has freed, then new ones. Memory: 16 bytes a slot; once keys were removed,
+    up to 4 for each row.
 
     Args:
         name: for errors.

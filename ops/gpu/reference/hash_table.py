@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from collective.ops.gpu.hash_table import Inserted
+from collective.ops.gpu.hash_table import FullError, Inserted
 from collective.ops.gpu.hash_table_state import MOST_ROWS
 from collective.ops.gpu.hash_table_upkeep import Exported
 from collective.ops.gpu.segments import Segments
@@ -88,11 +88,12 @@ def find_or_insert(tables: Sequence[HashTable], keys: np.ndarray, segments: Segm
         rows[of_table], some_keys, some_rows = tables[t].insert(keys[of_table], counts[of_table], step)
         new_keys.append(some_keys)
         new_rows.append(some_rows)
+    new_counts = np.array([len(some) for some in new_rows], np.int32)
+    inserted = Inserted(rows, np.concatenate(new_keys), np.concatenate(new_rows), new_counts)
     full = [table.name for table, some in zip(tables, new_rows) if np.any(some == 0)]
     if full:
-        raise MemoryError(f'{full} are full')
-    new_counts = np.array([len(some) for some in new_rows], np.int32)
-    return Inserted(rows, np.concatenate(new_keys), np.concatenate(new_rows), new_counts)
+        raise FullError(f'{full} are full', inserted)
+    return inserted
 
 
 def remove(table: HashTable, keys: np.ndarray, workspace: Any = None) -> int:

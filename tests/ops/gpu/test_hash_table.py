@@ -6,8 +6,8 @@ import pytest
 
 from collective.ops import keymap
 from collective.ops.gpu.checks.hash_table import colliding
-from collective.ops.gpu.hash_table import find, find_or_insert
-from collective.ops.gpu.hash_table_state import MOST_LOAD, MOST_ROWS, STEPS, HashTable
+from collective.ops.gpu.hash_table import FullError, find, find_or_insert
+from collective.ops.gpu.hash_table_state import MOST_LOAD, MOST_ROWS, STEPS, USED, HashTable
 from collective.ops.gpu.hash_table_upkeep import export, import_, remove, remove_unused
 from collective.ops.gpu.reference import hash_table as reference
 from collective.ops.gpu.segments import Segments
@@ -143,17 +143,27 @@ def test_removed_keys_leave_their_slots_when_those_are_needed():
 
 
 def test_keys_that_come_back_are_not_taken_for_removed_ones():
-    """Their slots were counted as free to be: a table of the same size has no room, and must grow."""
+    """Their slots were thought to become free: building the table anew makes no room, and it must grow."""
     table, workspace = HashTable('t', EmulatedDevice(4), slots=500), Workspace(EmulatedDevice(4))
-    keys = np.arange(390)
-    for step in range(2):
-        find_or_insert([table], keys, whole(keys), step, workspace)
-        if step == 0:
-            remove(table, keys, workspace)
-    more = np.arange(1000, 1200)
+    keys, more = np.arange(390), np.arange(1000, 1020)
+    find_or_insert([table], keys, whole(keys), 0, workspace)
+    remove(table, keys, workspace)
+    for part in keys.reshape(-1, 10):
+        assert table.count() == part[0]     # which tells the host that nothing was added
+        find_or_insert([table], part, whole(part), 1, workspace)
+    assert (table.slots, table.count()) == (500, 390)
     find_or_insert([table], more, whole(more), 2, workspace)
-    assert table.slots * MOST_LOAD >= 590
-    assert np.all(find([table], np.concatenate([keys, more]), Segments.of([590], [0]), workspace) > 0)
+    assert table.slots * MOST_LOAD >= 410 == table.count() == np.count_nonzero(
+        find([table], np.concatenate([keys, more]), Segments.of([410], [0]), workspace))
+
+
+@pytest.mark.parametrize('filter_freq', [1, 10])
+def test_a_key_uses_one_slot_however_often_it_comes(filter_freq: int):
+    table, workspace = HashTable('t', EmulatedDevice(6), slots=300, filter_freq=filter_freq), Workspace(EmulatedDevice(6))
+    keys = np.repeat(np.arange(1, 16), 5)
+    for step in range(8):
+        find_or_insert([table], keys, whole(keys), step, workspace)
+    assert table.slots == 300 and table.read()[USED] == 15
 
 
 def test_a_table_that_can_not_grow_keeps_what_it_has():
@@ -180,10 +190,10 @@ def test_full_tables_are_named_each():
     device = EmulatedDevice()
     tables, workspace = [HashTable(name, device, most_rows=30) for name in 'abc'], Workspace(device)
     keys, segments = np.arange(90), Segments.of([40, 30, 20, 0], [2, 1, 0, 0])
-    with pytest.raises(MemoryError, match=r"^hash table 'c' is full: all of its 30 rows are taken, and 10 new keys have got n"):
+    with pytest.raises(FullError, match=r"^hash table 'c' is full: all of its 30 rows are taken, and 10 new keys have got n"):
         find_or_insert(tables, keys, segments, 0, workspace)
     assert find(tables, keys, segments, workspace).tolist() == [*range(1, 31), *[0] * 10, *range(1, 31), *range(1, 21)]
-    with pytest.raises(MemoryError, match=r"'b' is full.*, and 40 .*'c' is full.*, and 30 "):
+    with pytest.raises(FullError, match=r"'b' is full.*, and 40 .*'c' is full.*, and 30 "):
         find_or_insert(tables, keys + 1000, Segments.of([40, 30, 10, 10], [1, 2, 0, 0]), 0, workspace)
     assert [table.count() for table in tables] == [30, 30, 30]
     assert find_or_insert(tables, keys[:30], Segments.of([30], [2]), 0, workspace).rows.tolist() == list(range(1, 31))
