@@ -144,6 +144,7 @@ hash_table_settle(i64 count, const Table* __restrict__ tables, int table_count, 
     *table.counter(kFreeFirst) += reused;
     *table.counter(kHighest) += numbered;
     *table.counter(kRefused) += made - reused - numbered;
+    if (table.filter <= 1) *table.counter(kDead) += made - reused - numbered;  // they don't wait
   }
 }
 

@@ -199,6 +199,16 @@ def test_full_tables_are_named_each():
     assert find_or_insert(tables, keys[:30], Segments.of([30], [2]), 0, workspace).rows.tolist() == list(range(1, 31))
 
 
+def test_keys_that_a_full_table_refuses_leave_their_slots():
+    table, workspace = HashTable('t', EmulatedDevice(7), slots=300, most_rows=30), Workspace(EmulatedDevice(7))
+    for step in range(15):
+        keys = np.arange(60) + 100 * step
+        with pytest.raises(FullError, match=f'{30 if step == 0 else 60} new keys') as raised:
+            find_or_insert([table], keys, whole(keys), step, workspace)
+        assert raised.value.inserted.rows.tolist() == ([*range(1, 31), *[0] * 30] if step == 0 else [0] * 60)
+    assert table.slots == 300 and table.count() == 30
+
+
 def test_what_is_imported_may_have_been_seen_often_enough_here():
     device = EmulatedDevice(5)
     table, workspace = HashTable('t', device, filter_freq=3), Workspace(device)
