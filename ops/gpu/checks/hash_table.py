@@ -66,13 +66,26 @@ def colliding(keys: int) -> np.ndarray:
 
 def any_keys(device: Device, scale: Scale, rng: np.random.Generator) -> None:
     """Of three tables that begin with one slot: unknown, inserted, known; the last batch has half of them again."""
-    for name, keys in key_cases(scale.keys, rng):
+    for name, keys in key_cases(scale.keys // 4, rng):
         both, segments = _Both(device, 3), list(segment_cases(len(keys), 3, rng))[-1]
         both.find(keys, segments, f'keys {name} before')
         both.insert(keys, segments, 1, f'keys {name}')
         both.find(keys, segments, f'keys {name} after')
         both.insert(np.where(rng.random(len(keys)) < .5, keys, keys ^ 2 ** 40), segments, 2, f'keys {name} again')
         both.all_same(f'keys {name}')
+
+
+def large(device: Device, scale: Scale, rng: np.random.Generator) -> None:
+    """As many keys as a check has, all new at once: rows are their positions; then one new key as many times."""
+    keys = np.arange(scale.keys) * (2 * int(rng.integers(2 ** 40, 2 ** 62)) + 1)        # odd: they all differ
+    table, workspace, segments = HashTable('large', device), Workspace(device), Segments.of([len(keys)], [0])
+    here, wanted = on(device, keys), np.arange(1, len(keys) + 1)
+    assert_same(device, kernels.find_or_insert([table], here, segments, 1, workspace).rows, wanted, f'rows of {len(keys)} keys')
+    assert_same(device, kernels.find([table], here, segments, workspace), wanted, f'rows found of {len(keys)} keys')
+    same = on(device, np.full(len(keys), keys[-1] + 1))
+    got = kernels.find_or_insert([table], same, segments, 2, workspace)
+    assert_same(device, got.rows, np.full(len(keys), len(keys) + 1), 'rows of one key')
+    assert_same(device, got.new_counts, np.ones(1, np.int32), 'number of one key')
 
 
 def admission(device: Device, scale: Scale, rng: np.random.Generator) -> None:
@@ -147,7 +160,7 @@ def full(device: Device, scale: Scale, rng: np.random.Generator) -> None:
         both.all_same('a table that was full')
 
 
-CHECKS = (any_keys, admission, collisions, sequences, full)
+CHECKS = (any_keys, large, admission, collisions, sequences, full)
 
 
 def _filled(device: Device, slots: int, load: float, rng: np.random.Generator, workspace: Workspace) -> tuple[HashTable, Any]:
