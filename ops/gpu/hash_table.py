@@ -17,12 +17,17 @@ Only insert and, for keys without a row, count and number touch the table; the r
 follow positions and not the order in which threads ran: the result is always the same, at no cost worth a choice.
 
 Growth. The host keeps an upper bound of the slots in use, adds every batch's keys to it, and only where that exceeds the load
-that is allowed reads how many there are: 40 bytes, log(slots / keys of a batch) times from one growth to the next. If there is
-no room for a batch of new keys, one kernel puts what lives into slots twice as many, in the stream: the host waits for nothing
-more. That reads 16 bytes a slot and writes a sector at random for each key, as an insertion does; old and new slots are there
-together meanwhile. Rows never move.
+that is allowed reads how many there are: 48 bytes, log(slots / keys of a batch) times from one growth to the next, and in every
+call where the next batch of new keys would just fit. If it wouldn't, one kernel puts what lives into slots twice as many, in the
+stream: the host waits for nothing more. That reads 16 bytes a slot and writes a sector at random for each key, as an insertion
+does; old and new slots are there together meanwhile. Rows never move. (Moving a piece with every batch would spread this one
+kernel over many steps, but make every look-up until the end probe two tables.)
 
-`reference/hash_table.py` has the same functions and class with a dictionary.
+Rows are those of the CPU's key map: 1, 2, 3, … by first appearance; row 0 is of no key, and its values stay zero. Removal
+(`hash_table_upkeep.py`, as export and import) leaves keys in their slots, as removed, until the table is built anew; their rows
+are given to new keys, lowest first.
+
+`reference/hash_table.py` has the same functions and class with sorted arrays.
 """
 from __future__ import annotations
 

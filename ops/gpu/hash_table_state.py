@@ -92,12 +92,27 @@ class HashTable:
         if self._most_used + keys > MOST_LOAD * self.slots:
             used, dead = (int(counter) for counter in self.read()[[USED, DEAD]])
             if used + keys > MOST_LOAD * self.slots:
-                self._rebuild(max(self.slots, int(2 * (used - dead + keys) / MOST_LOAD) + 1))
+                self.rebuild(int(2 * (used - dead + keys) / MOST_LOAD) + 1)
                 # Some of the dead may have come back: there is less room than it seems.
                 if dead and int(self.read()[USED]) + keys > MOST_LOAD * self.slots:
-                    self._rebuild(int(2 * (used + keys) / MOST_LOAD) + 1)
+                    self.rebuild(int(2 * (used + keys) / MOST_LOAD) + 1)
         self._most_used += keys
         self._most_highest += keys
+
+    def rebuild(self, slots: int) -> None:
+        """Puts what lives into so many slots, not fewer than there are. The host waits for nothing.
+
+        Raises:
+            MemoryError: the device has no room for them beside the old ones; nothing has changed.
+        """
+        slots = max(slots, self.slots)
+        if slots > _MOST_SLOTS:
+            raise MemoryError(f"hash table '{self.name}' can not grow to {slots:,} slots: there can be {_MOST_SLOTS:,}")
+        sectors, before = self._free_sectors(slots), self.slots + 2
+        old, new = self.on_device(), self.on_device(sectors)
+        self.counters[:HIGHEST].fill(0)
+        self.launch('hash_table_rebuild', before, (old, np.int64(before), new))
+        self._sectors = sectors
 
     def refusal(self) -> str | None:
         """After an insertion: what to say if keys have got no row since there was none left."""
@@ -142,12 +157,3 @@ class HashTable:
         sectors = self.empty(((slots + 1) // 2 + 1) * 4, np.int64, f'{slots:,} slots')
         sectors.fill(0)
         return sectors
-
-    def _rebuild(self, slots: int) -> None:
-        if slots > _MOST_SLOTS:
-            raise MemoryError(f"hash table '{self.name}' can not grow to {slots:,} slots: there can be {_MOST_SLOTS:,}")
-        sectors, before = self._free_sectors(slots), self.slots + 2
-        old, new = self.on_device(), self.on_device(sectors)
-        self.counters[:HIGHEST].fill(0)
-        self.launch('hash_table_rebuild', before, (old, np.int64(before), new))
-        self._sectors = sectors

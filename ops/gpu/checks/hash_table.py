@@ -197,16 +197,17 @@ def measurements(device: Device, scale: Scale, rng: np.random.Generator) -> Iter
     steps = iter(range(2, 2 ** 30))
     later = [partial(lambda run: run(step=next(steps)), run) for run in runs(kernels.find_or_insert, known)]
     yield Measurement('find or insert, step moves', later, 80 * size, keys=size)
+    yield Measurement('hash table, built anew', [lambda: table.rebuild(slots)], 32 * slots + 64 * there, keys=there)
     del known, unknown, later
     # Every run brings keys that were never there, and the load goes from 5/8 to 3/4 at most.
     few = max(min(size, slots // 8 // 45), 1)
-    table, key = _filled(device, slots, .625, rng, workspace)
+    filled, key = _filled(device, slots, .625, rng, workspace)
     keys: Any = on(device, key(np.arange(int(.625 * slots), int(.625 * slots) + few)).view(np.int64))
     stride = np.int64(key(np.array([few])).view(np.int64)[0])
 
     def new() -> object:
         keys[...] += stride
-        return kernels.find_or_insert([table], keys, Segments.of([few], [0]), 1, workspace)
+        return kernels.find_or_insert([filled], keys, Segments.of([few], [0]), 1, workspace)
 
     yield Measurement('find or insert, all new', [new], 80 * few, keys=few)
-    assert table.slots == slots, 'the table grew while it was measured'
+    assert filled.slots == slots, 'the table grew while it was measured'
