@@ -18,7 +18,7 @@ follow positions and not the order in which threads ran: the result is always th
 
 Growth. The host keeps an upper bound of the slots in use, adds every batch's keys to it, and only where that exceeds the load
 that is allowed reads how many there are: 48 bytes, log(slots / keys of a batch) times from one growth to the next, and in every
-call where the next batch of new keys would just fit. If it wouldn't, one kernel puts what lives into slots twice as many, in the
+call where one more batch of new keys just fits. If it doesn't, one kernel puts what lives into slots twice as many, in the
 stream: the host waits for nothing more. That reads 16 bytes a slot and writes a sector at random for each key, as an insertion
 does; old and new slots are there together meanwhile. Rows never move. (Moving a piece with every batch would spread this one
 kernel over many steps, but make every look-up until the end probe two tables.)

@@ -56,9 +56,10 @@ class _Both:
             assert (table.count(), table.highest()) == (wanted.count(), wanted.highest()), what
 
 
-def colliding(keys: int) -> np.ndarray:
-    """Different keys that all begin to look in the first sector, however many there are: the inverse of the hash."""
+def colliding(keys: int, last: bool = False) -> np.ndarray:
+    """Different keys that all begin to look in the first sector, or the last, however many there are: the inverse of the hash."""
     x, word = np.arange(1, keys + 1, dtype=np.uint64), 2 ** 64
+    x = ~x if last else x
     for factor in (0xC4CEB9FE1A85EC53, 0xFF51AFD7ED558CCD):
         x = (x ^ (x >> np.uint64(33))) * np.uint64(pow(factor, -1, word))
     return (x ^ (x >> np.uint64(33))).view(np.int64)
@@ -101,8 +102,9 @@ def admission(device: Device, scale: Scale, rng: np.random.Generator) -> None:
 
 
 def collisions(device: Device, scale: Scale, rng: np.random.Generator) -> None:
-    """Keys that all begin in one sector; a third of them removed, and half of these again."""
-    keys = rng.permutation(colliding(min(scale.keys // 10, 2000)))
+    """Keys that all begin in one of two sectors, and 0; a third of them removed, and half of these again."""
+    size = min(scale.keys // 20, 1000)
+    keys = rng.permutation(np.concatenate([colliding(size), colliding(size, last=True), [0]]))
     both, segments = _Both(device, 1, slots=len(keys)), Segments.of([len(keys)], [0])
     both.insert(keys, segments, 1, 'colliding keys')
     both.removed(0, keys[:len(keys) // 3])
