@@ -57,7 +57,7 @@ class _Both:
 
 
 def colliding(keys: int, last: bool = False) -> np.ndarray:
-    """Different keys that all begin to look in the first sector, or the last, however many there are: the inverse of the hash."""
+    """Different keys that all begin to look in the first sector, or the last, of however many: the inverse of the hash."""
     x, word = np.arange(1, keys + 1, dtype=np.uint64), 2 ** 64
     x = ~x if last else x
     for factor in (0xC4CEB9FE1A85EC53, 0xFF51AFD7ED558CCD):
