@@ -15,7 +15,7 @@ import numpy as np
 
 from collective.ops.gpu.device import Device
 
-FAMILIES = ('partition', 'distinct', 'gather', 'occurrences', 'sums', 'pool', 'update')
+FAMILIES = ('distinct', 'partition', 'gather', 'occurrences', 'sums', 'pool', 'update', 'hash_table')
 
 
 class Scale(NamedTuple):
