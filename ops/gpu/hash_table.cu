@@ -80,7 +80,7 @@ hash_table_count(const i64* __restrict__ keys, const Segment* __restrict__ segme
                  u32* __restrict__ counts, u32 tiles) {
   extern __shared__ u32 counters[];
   const Table table = table_of(tables, segments, segment_count);
-  count_tile(Tile(segments, segment_count), keys, 1, counts, tiles, counters, [&](i64 at) {
+  count_tile(Tile(segments, segment_count), keys, 1, ByOwner{true, 1}, counts, tiles, counters, [&](i64 at) {
     if (rows[at] >= 0) return false;
     Slot* slot = table.slot(slots[at]);
     const Slot seen = fetch_slot(slot);
@@ -107,7 +107,8 @@ hash_table_number(const i64* __restrict__ keys, const Segment* __restrict__ segm
   const Table table = table_of(tables, segments, segment_count);
   const u32 before = counts[table.first_tile];
   const i64 first = *table.counter(kFreeFirst), free = *table.counter(kFreeEnd) - first, highest = *table.counter(kHighest);
-  place_tile(Tile(segments, segment_count), keys, 1, counts, tiles, starts, counters, [=](i64 at) { return rows[at] == ~at; },
+  place_tile(Tile(segments, segment_count), keys, 1, ByOwner{true, 1}, counts, tiles, starts, counters,
+             [=](i64 at) { return rows[at] == ~at; },
              [=](i64 at, i64 key, u32 number) {
                const i64 i = number - before;
                i64 row = i < free ? reinterpret_cast<const u32*>(table.free_rows)[first + i] : highest + i - free + 1;
