@@ -113,7 +113,7 @@ def _written_inside(variable: Any, value: Any) -> Any:
         return value
     memory = runs.holder(variable.handle if hasattr(variable, 'handle') else variable)
     held = next((v for v in replicated(graphs.outermost(tf.get_default_graph())) if runs.memory(v) is memory), None)
-    if held is None or not held.dtype.base_dtype.is_floating:
+    if held is None:
         return value
     value = tf.convert_to_tensor(value, held.dtype.base_dtype)
     return value if is_fed(value) else _mean_inside(held, value)
@@ -122,17 +122,23 @@ def _written_inside(variable: Any, value: Any) -> Any:
 def _mean_inside(variable: Any, value: tf.Tensor) -> tf.Tensor:
     """In a branch, a loop or a function: the mean over ranks of a value of this rank's own, if all ranks come by."""
     found, search = written_in(value.graph), _search(value.graph)
-    if not search.is_own([value]):
+    apart = _come_apart(search)
+    if not apart and not search.is_own([value]):
         return value
-    if any(x is None or search.is_own([tf.convert_to_tensor(x)]) for x in control_flow.deciders()):
+    if apart or None in control_flow.deciders():
         _drifts(variable, 'in a loop, or a branch that a rank takes by itself, and')
         return value
-    if search.is_of_samples([value]) or not variable.shape.is_fully_defined():
+    if not value.dtype.is_floating or search.is_of_samples([value]) or not variable.shape.is_fully_defined():
         _drifts(variable, f"by '{value.op.name}', which has no mean over ranks, and")
         return value
     mean = means.over_ranks('written', [(str(variable.name), value)])[0]
     found.known.add(mean.op)
     return mean
+
+
+def _come_apart(search: Search) -> bool:
+    """Whether ranks may take different branches to where the graph is being built."""
+    return any(search.is_own([tf.convert_to_tensor(x)]) for x in control_flow.deciders() if x is not None)
 
 
 def gradients(grads_and_vars: Sequence[Any], mean_slices: Callable[[tf.IndexedSlices, Any], tf.IndexedSlices]) -> list[Any]:
@@ -141,9 +147,13 @@ def gradients(grads_and_vars: Sequence[Any], mean_slices: Callable[[tf.IndexedSl
     """
     graph = tf.get_default_graph()
     out = list(grads_and_vars)
-    if not graphs.is_outside(graph) or not _concerns(graph):
+    if not _concerns(graphs.outermost(graph)):
         return out
     search = _search(graph)
+    if not graphs.is_outside(graph):
+        if _come_apart(search):
+            _warn(f"Variables ('{out[0][1].op.name}' and others) are updated in a branch that", DRIFTS)
+        return out
     for i, (gradient, variable) in enumerate(out):
         sparse = isinstance(gradient, tf.IndexedSlices)
         values = [gradient.values, gradient.indices] if sparse else [gradient]

@@ -198,6 +198,28 @@ def test_what_has_no_mean_is_said(strategy, rank, size):
     assert len(said) == len(names) * (size > 1 and rank == 0)
 
 
+@pytest.mark.parametrize('kind', ['rate', 'count', 'update'])
+def test_what_a_rank_alone_decides_is_said(strategy, rank, size, kind):
+    """A rate that one rank halves, by numbers that all have; an update that it leaves out."""
+    with strategy.scope(), tf.Graph().as_default(), warnings() as said:
+        x = tf.placeholder(tf.float32, [None])
+        w = tf.get_variable('w', [], initializer=tf.ones_initializer())
+        count = tf.get_variable('count', [], tf.int64, initializer=tf.zeros_initializer(), trainable=False)
+        loss = tf.reduce_mean(x) * w
+        pairs = tf.train.GradientDescentOptimizer(0.1).compute_gradients(loss, [w])
+
+        def change():
+            if kind == 'update':
+                return tf.train.GradientDescentOptimizer(0.1).apply_gradients(pairs)
+            return tf.group(tf.assign(w, w * 0.5) if kind == 'rate' else tf.assign_add(count, 1))
+        done = tf.cond(loss < 2.5, change, tf.no_op)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            session.run(done, {x: [2.0 + rank]})
+    about = [text for text in said if 'drift' in text and ("'count'" if kind == 'count' else "'w'") in text]
+    assert len(about) == len(said) == (size > 1 and rank == 0), said
+
+
 @pytest.mark.parametrize('kind', ['branch', 'case', 'loop'])
 def test_where_ranks_do_not_all_come_by_nobody_waits(strategy, rank, size, kind, flavour):
     """The best loss of a rank's own so far: taken on one rank, not on another."""
