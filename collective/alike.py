@@ -279,7 +279,7 @@ def _has_mean(op: tf.Operation, variable: Any) -> bool:
 def settle(graph: tf.Graph) -> None:
     """Exchanges all that was noted: by one allreduce for what comes from the same data, one more for what depends on that."""
     graph = graphs.outermost(graph)
-    if communication.size() == 1:
+    if not _concerns(graph):
         return
     found = written_in(graph)
     _note_assignments(graph, found)
