@@ -215,6 +215,28 @@ def test_tables_that_are_used_as_one_value(strategy, folder):
         np.testing.assert_allclose(got[name], want[name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize('kind', ['layer', 'by hand'])
+def test_averages_that_training_alone_moves(strategy, folder, kind):
+    """In a model that has a switch for it: the mean over ranks is none of what is served."""
+    def build():
+        x, training = tf.placeholder(tf.float32, [None, 2]), tf.placeholder_with_default(False, [])
+        rows = x + tf.nn.embedding_lookup(reference.table('t', 5, 2), [0])
+        if kind == 'layer':
+            out = tf.layers.batch_normalization(rows, training=training, epsilon=0.0)
+        else:
+            mean = tf.get_variable('mean', [1, 2], initializer=tf.zeros_initializer(), trainable=False)
+
+            def moved():
+                with tf.control_dependencies([mean.assign(tf.reduce_mean(rows, 0, keepdims=True))]):
+                    return tf.identity(mean)
+            out = rows - tf.cond(training, moved, lambda: tf.identity(mean))
+        return {'x': x}, {'out': out}
+    path = strategy.export_saved_model(os.path.join(folder, 'export'), trained(strategy, build, folder),
+                                       signature(strategy, build))
+    x = np.ones([3, 2], np.float32)
+    np.testing.assert_allclose(served(path, {'x': x})['out'], x + reference.table_values(5, 2)[0], rtol=1e-6)
+
+
 def test_an_id_outside_of_the_table(strategy, folder):
     path = strategy.export_saved_model(folder, trained(strategy, one_table, folder), signature(strategy, one_table))
     for wrong in (-1, 5, 2 ** 40):
