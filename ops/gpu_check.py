@@ -16,7 +16,8 @@ import datetime
 import json
 import sys
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -34,19 +35,36 @@ def check(device: Device, families: Sequence[str], scale: checks.Scale, seed: in
     for name in families:
         for one in checks.family(name).CHECKS:
             begin = time.monotonic()
+            print(f'{name}: {one.__name__}: ', end='', flush=True)     # before it: a fault of the GPU may end the process
             try:
                 one(device, scale, np.random.default_rng(seed))
-                outcome = f'ok ({time.monotonic() - begin:.1f} s)'
+                device.synchronize()
+                print(f'ok ({time.monotonic() - begin:.1f} s)', flush=True)
             except AssertionError as error:
                 failed += 1
-                outcome = f'WRONG\n{error}'
-            print(f'{name}: {one.__name__}: {outcome}', flush=True)
+                print(f'WRONG\n{error}', flush=True)
+            except Exception:
+                failed += 1
+                print(f'FAILED\n{traceback.format_exc()}', flush=True)
+                if _is_lost(device):
+                    return failed
     return failed
 
 
-def measure(device: Device, families: Sequence[str], scale: checks.Scale, seed: int, repeats: int = timing.REPEATS
-            ) -> list[timing.Row]:
-    """Times all there is to time and prints the table."""
+def _is_lost(device: Device) -> bool:
+    """Whether a kernel's fault has made the GPU useless to this process."""
+    try:
+        device.synchronize()
+    except Exception as error:
+        print(f'gpu_check: nothing can run on the GPU any more ({error}): check the families one by one (--family)',
+              file=sys.stderr)
+        return True
+    return False
+
+
+def measure(device: Device, families: Sequence[str], scale: checks.Scale, seed: int, repeats: int = timing.REPEATS,
+            keep: Callable[[list[timing.Row]], None] = lambda rows: None) -> list[timing.Row]:
+    """Times all there is to time and prints the table; `keep` is given all rows so far, after each."""
     copied = timing.copy_bandwidth(device, scale, repeats)
     print(f'\n{device.versions()}\na copy from device to device moves {copied / 1e9:,.0f} GB/s, read and written\n')
     print(_COLUMNS.format('kernel', 'dim', 'dtype', 'ms', 'p10', 'p90', 'GB/s', '% copy', 'Gkeys/s'))
@@ -55,6 +73,7 @@ def measure(device: Device, families: Sequence[str], scale: checks.Scale, seed: 
         for measurement in checks.family(name).measurements(device, scale, np.random.default_rng(seed)):
             row = timing.row(device, measurement, copied, repeats)
             rows.append(row)
+            keep(rows)
             print(_COLUMNS.format(row.kernel, row.dim or '', row.dtype or '', f'{row.ms:.4f}', f'{row.ms_p10:.4f}',
                                   f'{row.ms_p90:.4f}', f'{row.gb_per_s:,.0f}', f'{row.percent_of_copy:.0f}',
                                   '' if row.gkeys_per_s is None else f'{row.gkeys_per_s:.2f}'), flush=True)
@@ -83,10 +102,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f'gpu_check: {error}', file=sys.stderr)
         return 2
     failed = check(device, families, checks.FULL, options.seed)
-    if not options.no_times:
-        rows = measure(device, families, checks.FULL, options.seed)
-        if options.json is not None:
-            write(options.json, device, rows)
+    if not options.no_times and not (failed and _is_lost(device)):
+        def keep(rows: list[timing.Row]) -> None:
+            if options.json is not None:
+                write(options.json, device, rows)
+        measure(device, families, checks.FULL, options.seed, keep=keep)
     if failed:
         print(f'gpu_check: {failed} checks failed', file=sys.stderr)
     return 1 if failed else 0

@@ -117,6 +117,11 @@ class CupyDevice(Device):
             properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.runtime.getDevice())
         except cupy.cuda.runtime.CUDARuntimeError as error:
             raise RuntimeError(f'CuPy can use no GPU ({error}): look at nvidia-smi and CUDA_VISIBLE_DEVICES') from error
+        try:
+            cupy.cuda.nvrtc.getVersion()
+        except Exception as error:      # where CuPy 13 finds no CUDA toolkit; it says so at the first kernel only
+            raise RuntimeError(f'CuPy finds no compiler for kernels ({error}): install the CUDA toolkit, or '
+                               'nvidia-cuda-nvrtc-cu12 where CuPy looks for it') from error
         self.xp = cupy
         self.name = properties['name'].decode()
         self.multiprocessors = int(properties['multiProcessorCount'])

@@ -62,6 +62,27 @@ def test_a_wrong_kernel_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert 'gather: wrong: WRONG\nthree differ' in said and 'gather: nothing: ok' in said
 
 
+def test_a_fault_of_the_gpu_ends_the_checks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    class Lost(EmulatedDevice):
+        def synchronize(self):
+            raise RuntimeError('cudaErrorIllegalAddress')
+
+    def fine(device: object, scale: object, rng: object) -> None:
+        pass
+
+    monkeypatch.setattr(checks.family('gather'), 'CHECKS', (fine, fine))
+    assert gpu_check.check(Lost(), ['gather'], SMALL, 0) == 1
+    told = capsys.readouterr()
+    assert told.out.startswith('gather: fine: FAILED') and told.out.count('gather: fine') == 1
+    assert 'nothing can run on the GPU any more (cudaErrorIllegalAddress)' in told.err
+
+
+def test_rows_are_kept_as_they_come():
+    kept: list[int] = []
+    rows = gpu_check.measure(EmulatedDevice(), ['gather'], SMALL, 0, repeats=1, keep=lambda rows: kept.append(len(rows)))
+    assert kept == list(range(1, len(rows) + 1))
+
+
 def test_without_a_gpu_it_says_so():
     finished = subprocess.run([sys.executable, '-m', 'collective.ops.gpu_check'], capture_output=True, text=True,
                               env={**os.environ, 'CUDA_VISIBLE_DEVICES': ''})

@@ -123,7 +123,7 @@ class _RuntimeError(RuntimeError):
     """CuPy's own."""
 
 
-def cupy_double(gpus: int) -> types.SimpleNamespace:
+def cupy_double(gpus: int, compiler: bool = True) -> types.SimpleNamespace:
     """As much of CuPy as launches a kernel; modules and launches are listed in `calls`."""
     calls: list[tuple] = []
 
@@ -145,12 +145,25 @@ def cupy_double(gpus: int) -> types.SimpleNamespace:
 
     runtime = types.SimpleNamespace(getDeviceCount=count, getDevice=lambda: 0, CUDARuntimeError=_RuntimeError,
                                     getDeviceProperties=lambda _: {'name': b'H200', 'multiProcessorCount': 132})
-    return types.SimpleNamespace(cuda=types.SimpleNamespace(runtime=runtime), RawModule=RawModule, calls=calls)
+
+    def version() -> tuple[int, int]:
+        if not compiler:
+            raise RuntimeError('CuPy failed to load libnvrtc.so.12')
+        return 12, 2
+
+    nvrtc = types.SimpleNamespace(getVersion=version)
+    return types.SimpleNamespace(cuda=types.SimpleNamespace(runtime=runtime, nvrtc=nvrtc), RawModule=RawModule, calls=calls)
 
 
 def test_cupy_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, 'cupy', cupy_double(0))
     with pytest.raises(RuntimeError, match='CuPy can use no GPU .cudaErrorNoDevice.: look at nvidia-smi'):
+        CupyDevice()
+
+
+def test_cupy_without_a_compiler_says_so(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, 'cupy', cupy_double(1, compiler=False))
+    with pytest.raises(RuntimeError, match='no compiler for kernels .CuPy failed to load libnvrtc.*: install'):
         CupyDevice()
 
 
