@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import variables
@@ -20,64 +20,26 @@ from tensorflow.python.ops import variables
 from collective import control_flow, means
 from collective.ops import communication, graphs
 from collective.ops.gate import GraphGates, gates_of
-from collective.own import Search, is_fed, replicated, takes_data
+from collective.own import Search, is_fed, replicated
 from collective.ranks import runs
 from collective.replicated import is_replicated
 from collective.tables.grouping import lookups_of
 from collective.tables.table import Table
+from collective.written import Written, exchange, search_of, written_in
 
 ASSIGNS = frozenset({'AssignVariableOp', 'AssignSubVariableOp', 'AssignAddVariableOp', 'Assign', 'AssignSub', 'AssignAdd'})
 APPLIES = ('ResourceApply', 'ResourceSparseApply', 'Apply', 'SparseApply')
+LOCAL_KEYS = (tf.GraphKeys.LOCAL_VARIABLES, tf.GraphKeys.METRIC_VARIABLES)
 LOCAL = 'collections=[tf.GraphKeys.LOCAL_VARIABLES]'
 MEAN = 'It becomes the mean over ranks'
 DRIFTS = "Its replicas drift apart, and a checkpoint has rank 0's"
 
 
-class Own(NamedTuple):
-    """A value of this rank's: input `place` of `op`, on its way to the variable `name`."""
-    op: tf.Operation
-    place: int
-    name: str
-
-
-class Written:
-    """What is written to the replicated variables of one graph.
-
-    Attributes:
-        own: what is still to become a mean.
-        known: the operations of which a value is, or will be, one.
-        drifting: the memory of variables that have none, and were warned of.
-        version: the graph's when its operations were last looked at.
-    """
-
-    def __init__(self) -> None:
-        self.own: list[Own] = []
-        self.known: set[tf.Operation] = set()
-        self.drifting: set[tf.Operation] = set()
-        self.version = 0
-
-    def note(self, op: tf.Operation, place: int, name: str) -> None:
-        self.own.append(Own(op, place, name))
-        self.known.add(op)
-
-
-def written_in(graph: tf.Graph) -> Written:
-    """That of `graph`; of the graph around it if it is a function's."""
-    return graphs.kept(graphs.outermost(graph), 'written', Written)
-
-
-def _search(graph: tf.Graph) -> Search:
-    found = written_in(graph)
-    return Search(graphs.outermost(graph), found.known, found.drifting)
-
-
-# -- what is noted ---------------------------------------------------------------------------------------------------------
-
-
 def alike(variable: Any, value: Any) -> Any:
     """`value`, a tensor on its way to `variable`, or what will be the mean of it over ranks."""
     graph = graphs.outermost(tf.get_default_graph())
-    if not _concerns(graph) or not is_replicated(variable):
+    if not _concerns(graph) or not is_replicated(variable) or any(
+            v is variable for key in LOCAL_KEYS for v in graph.get_collection(key)):
         return value
     if not isinstance(value, tf.Tensor) or not value.dtype.is_floating or value.op in written_in(graph).known:
         return value
@@ -86,6 +48,7 @@ def alike(variable: Any, value: Any) -> Any:
     with tf.init_scope():
         own = tf.identity(value, name='collective/written/value')
     written_in(graph).note(own.op, 0, str(variable.op.name))
+    written_in(graph).averaged.add(runs.memory(variable))
     return own
 
 
@@ -121,12 +84,12 @@ def _written_inside(variable: Any, value: Any) -> Any:
 
 def _mean_inside(variable: Any, value: tf.Tensor) -> tf.Tensor:
     """In a branch, a loop or a function: the mean over ranks of a value of this rank's own, if all ranks come by."""
-    found, search = written_in(value.graph), _search(value.graph)
+    found, search = written_in(value.graph), search_of(value.graph)
     apart = _come_apart(search)
     if not apart and not search.is_own([value]):
         return value
     if apart or None in control_flow.deciders():
-        _drifts(variable, 'in a loop, or a branch that a rank takes by itself, and')
+        _drifts(variable, 'in a loop, a function, or a branch that a rank takes by itself, and')
         return value
     if not value.dtype.is_floating or search.is_of_samples([value]) or not variable.shape.is_fully_defined():
         _drifts(variable, f"by '{value.op.name}', which has no mean over ranks, and")
@@ -138,7 +101,16 @@ def _mean_inside(variable: Any, value: tf.Tensor) -> tf.Tensor:
 
 def _come_apart(search: Search) -> bool:
     """Whether ranks may take different branches to where the graph is being built."""
-    return any(search.is_own([tf.convert_to_tensor(x)]) for x in control_flow.deciders() if x is not None)
+    deciders = [tf.convert_to_tensor(x) for x in control_flow.deciders() if x is not None]
+    if not deciders:
+        return False
+    if search.is_own(deciders):
+        return True
+    graph = graphs.outermost(tf.get_default_graph())
+    found, everything = written_in(graph), graph.get_operations()
+    new, found.looked = everything[found.looked:], len(everything)
+    found.changed.update(runs.memory(v) for op, v in _writes(graph, (op for op in new if runs.WRITES.match(op.type))))
+    return bool(found.changed) and Search(graph, found.known, found.drifting | found.changed, found.averaged).is_own(deciders)
 
 
 def gradients(grads_and_vars: Sequence[Any], mean_slices: Callable[[tf.IndexedSlices, Any], tf.IndexedSlices]) -> list[Any]:
@@ -149,7 +121,7 @@ def gradients(grads_and_vars: Sequence[Any], mean_slices: Callable[[tf.IndexedSl
     out = list(grads_and_vars)
     if not _concerns(graphs.outermost(graph)):
         return out
-    search = _search(graph)
+    search = search_of(graph)
     if not graphs.is_outside(graph):
         if _come_apart(search):
             _warn(f"Variables ('{out[0][1].op.name}' and others) are updated in a branch that", DRIFTS)
@@ -182,7 +154,7 @@ def hold_updates(gates: GraphGates) -> None:
         return
     held = _update_ops(graph)
     needed, found = _before_gates(graph), written_in(graph)
-    for op, variable in _writes(graph, runs.upstream(held) - needed - found.known):
+    for op, variable in _writes(graph, _listed(held) - needed - found.known):
         if not _has_mean(op, variable):
             raise NotImplementedError(
                 f"'{op.name}' ({op.type}), one of tf.GraphKeys.UPDATE_OPS, changes the replicated variable "
@@ -193,7 +165,7 @@ def hold_updates(gates: GraphGates) -> None:
                 f"A session had run '{op.name}' before it was one of tf.GraphKeys.UPDATE_OPS: what it writes to "
                 f"'{variable.op.name}' would stay this rank's own. Add it before the first run.")
         found.note(op, 1, str(variable.name))
-    settle(graph)
+    settle(graph, training=True)
     for op in held:
         if gates.gates and gates.level(op) == 0 and op not in needed and op._get_control_flow_context() is None:
             op._add_control_input(gates.gates[0].zero.op)
@@ -210,10 +182,10 @@ def _note_assignments(graph: tf.Graph, found: Written) -> None:
     needed |= runs.upstream(op for op in everything if 'Enqueue' in op.type)
     new = {op for op in everything if op._id > found.version + 1} - found.known
     found.version = graph.version
-    search = _search(graph)
+    search, updated = search_of(graph), []
     for op, variable in _writes(graph, {op for op in new if runs.WRITES.match(op.type)}):
         if op.type.startswith(APPLIES):
-            _drifts(variable, f"by an update, '{op.name}', that")
+            updated.append(variable)
         elif is_fed(op.inputs[1]):
             continue
         elif op in listed and _has_mean(op, variable) and op not in needed:
@@ -224,17 +196,34 @@ def _note_assignments(graph: tf.Graph, found: Written) -> None:
         else:
             _warn(f"The replicated variable '{variable.op.name}' is changed by '{op.name}', which depends on", MEAN)
             found.note(op, 1, str(variable.name))
+    if updated:
+        found.drifting.update(map(runs.memory, updated))
+        _warn(f"{len(updated)} replicated variables ('{updated[0].op.name}' is one) are updated, at a rate or otherwise, by",
+              DRIFTS)
 
 
 def _is_shared(graph: tf.Graph) -> bool:
     """Whether ranks train `graph` together; they may have others by themselves."""
-    return bool(gates_of(graph).gates or _update_ops(graph)
-                or any(isinstance(v, Table) for v in graph.get_collection_ref(tf.GraphKeys.GLOBAL_VARIABLES)))
+    return bool(gates_of(graph).gates) or any(
+        isinstance(v, Table) for v in graph.get_collection_ref(tf.GraphKeys.GLOBAL_VARIABLES))
 
 
 def _update_ops(graph: tf.Graph) -> list[tf.Operation]:
     listed = (getattr(x, 'op', x) for x in graph.get_collection(tf.GraphKeys.UPDATE_OPS))
     return [op for op in listed if isinstance(op, tf.Operation)]
+
+
+def _listed(held: Iterable[tf.Operation]) -> set[tf.Operation]:
+    """`held`, and what they only stand for: a group, or what is read after a change."""
+    stack = list(held)
+    found = set(stack)
+    while stack:
+        op = stack.pop()
+        if not runs.WRITES.match(op.type):
+            new = set(op.control_inputs) | ({x.op for x in op.inputs} if op.type == 'Identity' else set())
+            stack.extend(new - found)
+            found |= new
+    return found
 
 
 def _drifts(variable: Any, by: str) -> None:
@@ -257,7 +246,7 @@ def _before_gates(graph: tf.Graph) -> set[tf.Operation]:
 
 def _writes(graph: tf.Graph, operations: Iterable[tf.Operation]) -> list[tuple[tf.Operation, Any]]:
     """Those of `operations` outside of branches that write a replicated variable, with it, what this rank alone knows."""
-    holders, search = {runs.memory(v): v for v in replicated(graph)}, _search(graph)
+    holders, search = {runs.memory(v): v for v in replicated(graph)}, search_of(graph)
     # Also the initializers that others were put in the place of.
     initial = {v.initializer for v in holders.values()} | {f'{v.op.name}/Assign' for v in holders.values()}
     out = []
@@ -273,38 +262,17 @@ def _has_mean(op: tf.Operation, variable: Any) -> bool:
     return op.type in ASSIGNS and bool(variable.dtype.base_dtype.is_floating) and bool(variable.shape.is_fully_defined())
 
 
-# -- and what becomes of it ------------------------------------------------------------------------------------------------
+def settle(graph: tf.Graph, training: bool = False) -> None:
+    """Finds what was written since the last time, and exchanges all that is to become a mean.
 
+    Args:
+        graph: to which a session or an optimizer comes.
+        training: whether updates are being made, so that ranks train the graph together.
 
-def settle(graph: tf.Graph) -> None:
-    """Exchanges all that was noted: by one allreduce for what comes from the same data, one more for what depends on that."""
+    Raises:
+        NotImplementedError: a session has run it already.
+    """
     graph = graphs.outermost(graph)
-    if not _concerns(graph):
-        return
-    found = written_in(graph)
-    _note_assignments(graph, found)
-    if not found.own:
-        return
-    left = sorted(found.own, key=lambda own: (own.name, own.op._id))
-    found.own = []
-    with graphs.open_for_changes(graph), graph.as_default(), tf.init_scope(), tf.device(None), tf.name_scope(
-            'collective/written/'):
-        while left:
-            behind = {own: runs.upstream([own.op.inputs[own.place].op]) for own in left}
-            ready = [own for own in left if not any(other.op in behind[own] for other in left)]
-            left = [own for own in left if own not in ready]
-            for some in _by_data(ready, behind):
-                values = means.over_ranks('written', [(own.name, own.op.inputs[own.place]) for own in some])
-                for own, mean in zip(some, values):
-                    own.op._update_input(own.place, mean)
-            gates_of(graph).changed()
-
-
-def _by_data(ready: Iterable[Own], behind: dict[Own, set[tf.Operation]]) -> Iterable[Sequence[Own]]:
-    """Those together that come from the same iterators and feeds and behind the same updates: a run that needs some of them
-    takes no other data for it, and changes nothing else."""
-    out: dict[tuple[str, ...], list[Own]] = {}
-    for own in ready:
-        out.setdefault(tuple(sorted(str(op.name) for op in behind[own] if takes_data(op) or runs.WRITES.match(op.type))),
-                       []).append(own)
-    return [some for _, some in sorted(out.items())]
+    if _concerns(graph) and (training or _is_shared(graph)):
+        _note_assignments(graph, written_in(graph))
+        exchange(graph)

@@ -61,9 +61,14 @@ def _within(decider: Any, build: Callable[..., Any], *args: Any, **kwargs: Any) 
 
 def deciders() -> list[Any]:
     """What decides whether, or how often, what is being built now is run: the predicates and indices of the branches around
-    it, None for a loop.
+    it, None for a loop or a function (which may be called anywhere, and several times at once).
     """
     found = list(getattr(_building, 'deciders', ()))
+    inner, depth = tf.get_default_graph(), 0
+    while hasattr(inner, 'outer_graph'):
+        inner = inner.outer_graph
+        depth += 1
+    found += [None] * (depth > len(found))
     context = tf.get_default_graph()._get_control_flow_context()
     while context is not None:
         found.append(None if context.IsWhileContext() else getattr(context, 'pred', None))

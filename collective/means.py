@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import communication, gate
+from collective.ops import communication, gate, graphs
 from collective.ops.compression import compressed_mean
 
 
@@ -35,6 +35,7 @@ def over_ranks(what: str, tensors: Sequence[tuple[str, tf.Tensor]], wire: tf.DTy
             means = [total / tf.cast(communication.size(), dtype) for total in sums]
         for i, mean in zip(which, means):
             out[i] = tf.cast(mean, tensors[i][1].dtype)
+            graphs.known_alike(mean.graph).update((mean.op, out[i].op))
     return out
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective import accumulation
+from collective.ops import graphs
 from collective.ops.gate import gates_of
 from collective.ranks import runs
 from collective.replicated import is_movable, is_replicated
@@ -25,7 +26,8 @@ MEMORY = frozenset({'VarHandleOp', 'VariableV2', 'Variable'})
 # What leaves each number that is fed a number that was fed.
 CHANGES = frozenset({
     'Const', 'Cast', 'Reshape', 'ExpandDims', 'Squeeze', 'Transpose', 'ConcatV2', 'Pack', 'Slice', 'StridedSlice', 'Tile',
-    'Fill', 'Mul', 'AddV2', 'Sub', 'RealDiv', 'Neg', 'Shape', 'BroadcastTo'}) | runs.PASSES
+    'Fill', 'Mul', 'AddV2', 'Sub', 'RealDiv', 'Neg', 'BroadcastTo'}) | runs.PASSES
+SHAPED = frozenset({'Reshape', 'BroadcastTo', 'Tile'})      # by their second input
 # Results of a whole batch, if it is their first dimension that they reduce.
 REDUCTIONS = frozenset({'Mean', 'Sum', 'Max', 'Min', 'Prod', 'Any', 'All', 'EuclideanNorm'})
 AGGREGATES = frozenset({'L2Loss', 'Size', 'Shape', 'Bincount', 'DenseBincount', 'FusedBatchNorm', 'FusedBatchNormV2',
@@ -53,14 +55,18 @@ class Search:
 
     Args:
         graph: that a session runs.
-        known: operations that give what all ranks have, or will have.
+        known: operations that give what all ranks will have.
         drifting: the memory of replicated variables that ranks have changed apart.
+        averaged: the memory of variables that all ranks have alike, whatever their script says of them.
     """
 
-    def __init__(self, graph: tf.Graph, known: set[tf.Operation], drifting: set[tf.Operation]):
+    def __init__(self, graph: tf.Graph, known: set[tf.Operation], drifting: set[tf.Operation], averaged: set[tf.Operation]):
         gates = gates_of(graph)
-        self._known = known | {gate.zero.op for gate in [*gates.gates, gates.ahead] if gate is not None}
-        self._own = {runs.memory(v) for v in _own_variables(graph)} | drifting
+        self._known = graphs.known_alike(graph) | known | {
+            gate.zero.op for gate in [*gates.gates, gates.ahead] if gate is not None}
+        own = {runs.memory(v) for v in _own_variables(graph)} - averaged | drifting
+        listed = graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES) + graph.get_collection(tf.GraphKeys.TRAINABLE_VARIABLES)
+        self._variables = {runs.memory(v) for v in listed} - own
         self._alike: set[tf.Operation] = set()      # found to be, with all that they are computed from
 
     def is_own(self, values: Iterable[tf.Tensor]) -> bool:
@@ -74,7 +80,7 @@ class Search:
         """Whether any of `values` is own and has numbers of single samples: the state of a recurrent network, say, whose mean
         over ranks would be that of different samples.
         """
-        return self._reaches([x.op for x in values], AGGREGATES)
+        return self._reaches([x.op for x in values if x.shape.rank != 0], AGGREGATES)
 
     def _reaches(self, stack: list[tf.Operation], stops: frozenset[str]) -> bool:
         seen = set(stack)
@@ -98,14 +104,16 @@ class Search:
 
     def _is_source(self, op: tf.Operation) -> bool:
         if op.type in MEMORY:
-            return op in self._own
-        if op.type == 'Merge':      # of a loop, whose values of later iterations come from where nobody has been yet
+            return op not in self._variables and not str(op.name).startswith('collective/')
+        if op.type == 'Merge':      # of a loop that is being built, whose later values come from where nobody has been yet
             context = op._get_control_flow_context()
-            return context is not None and bool(context.IsWhileContext())
+            return (context is not None and bool(context.IsWhileContext())
+                    and not any(x.op.type == 'NextIteration' for x in op.inputs))
         if op.type in FED and not op.outputs[0].shape.rank:
             return False
-        inside = op.type in runs.CALLS and runs.has_inside(op.graph, op, RANDOM)
-        return bool(RANDOM.match(op.type)) or inside or takes_data(op)
+        if RANDOM.match(op.type):       # all ranks draw the same of a seed
+            return not ('seed' in op.node_def.attr and (op.get_attr('seed') or op.get_attr('seed2')))
+        return op.type in runs.CALLS and runs.has_inside(op.graph, op, RANDOM) or takes_data(op)
 
 
 def takes_data(op: tf.Operation) -> bool:
@@ -114,9 +122,17 @@ def takes_data(op: tf.Operation) -> bool:
 
 def is_fed(value: tf.Tensor) -> bool:
     """Whether it is what a script feeds, at most put into another form: the script's to choose."""
-    found = runs.upstream([value.op])
-    return any(op.type == 'Placeholder' for op in found) and all(
-        (op.type in CHANGES or op.type in FED) and not hasattr(op.graph, 'outer_graph') for op in found)
+    stack, fed = [value.op], False
+    seen = set(stack)
+    while stack:
+        op = stack.pop()
+        if op.type not in CHANGES and op.type not in FED or hasattr(op.graph, 'outer_graph'):
+            return False
+        fed = fed or op.type == 'Placeholder'
+        new = {x.op for x in (op.inputs[:1] if op.type in SHAPED else op.inputs)} - seen
+        seen |= new
+        stack.extend(new)
+    return fed
 
 
 def _is_aggregate(op: tf.Operation) -> bool:
@@ -124,7 +140,7 @@ def _is_aggregate(op: tf.Operation) -> bool:
     if op.type in AGGREGATES:
         return True
     if op.type == 'MatMul':
-        return bool(op.get_attr('transpose_a'))
+        return bool(op.get_attr('transpose_a')) or op.inputs[0].op.type == 'Transpose'
     if op.type not in REDUCTIONS:
         return False
     rank, axes = op.inputs[0].shape.rank, tf.get_static_value(op.inputs[1])

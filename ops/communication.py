@@ -26,7 +26,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.framework import config
 
-from collective.ops.graphs import kept, outermost
+from collective.ops.graphs import kept, known_alike, outermost
 
 try:
     import horovod.tensorflow as hvd
@@ -163,14 +163,19 @@ def allreduce_sum(tensors: Sequence[tf.Tensor], name: str, gate: Any) -> list[tf
     dtype = tensors[0].dtype
     if in_order():
         flat = tf.concat([tf.reshape(x, [-1]) for x in tensors], 0)
-        return [_like(piece, x) for piece, x in zip(
-            tf.split(_sum_in_order(flat, name, gate), [_elements(x) for x in tensors], num=len(tensors)), tensors)]
+        pieces = tf.split(_sum_in_order(flat, name, gate), [_elements(x) for x in tensors], num=len(tensors))
+        return _known([_like(piece, x) for piece, x in zip(pieces, tensors)])
     # The gate travels as one more element: it costs no pass over the data.
     flat = tf.concat([tf.reshape(x, [-1]) for x in tensors] + [tf.cast(gate, dtype)[None]], 0)
     with _meeting('Allreduce', name, gate):
         out = hvd.allreduce(flat, op=hvd.Sum, name=name, ignore_name_scope=True)
     pieces = tf.split(out, [_elements(x) for x in tensors] + [1])[:-1]
-    return [_like(piece, x) for piece, x in zip(pieces, tensors)]
+    return _known([_like(piece, x) for piece, x in zip(pieces, tensors)])
+
+
+def _known(sums: list[tf.Tensor]) -> list[tf.Tensor]:
+    known_alike(sums[0].graph).update(x.op for x in sums)
+    return sums
 
 
 def in_order() -> bool:

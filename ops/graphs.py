@@ -33,6 +33,11 @@ def kept(graph: tf.Graph, name: str, make: Callable[[], Kept]) -> Kept:
     return found
 
 
+def known_alike(graph: tf.Graph) -> set[tf.Operation]:
+    """The operations in `graph`, and in functions and branches inside, whose results all ranks have alike."""
+    return kept(outermost(graph), 'alike', set)
+
+
 @contextlib.contextmanager
 def open_for_changes(graph: tf.Graph) -> Iterator[None]:
     """Inside, `graph` takes new operations, though a session may have made it final; afterwards it is as it was."""
