@@ -5,7 +5,9 @@ Whatever launches kernels is given a `Device`. `CupyDevice` is a GPU; a double w
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+import contextlib
+import ctypes
+from collections.abc import Iterator, Sequence
 from typing import Any, Callable, Protocol
 
 import numpy as np
@@ -15,6 +17,18 @@ from collective.ops.gpu.sources import Source
 OPTIONS = ('-std=c++17',)
 _STATIC_SHARED = 48 * 1024      # bytes; more must be asked for
 _FILLER = 2 ** 30               # bytes, many times an L2
+
+
+@contextlib.contextmanager
+def kept_locale() -> Iterator[None]:
+    """NVIDIA's compiler (12.2) leaves its thread in the locale "C", where what Python opens from then on is ASCII."""
+    library = ctypes.CDLL(None)
+    library.uselocale.argtypes, library.uselocale.restype = [ctypes.c_void_p], ctypes.c_void_p
+    before = library.uselocale(None)
+    try:
+        yield
+    finally:
+        library.uselocale(before)
 
 
 class Kernel(Protocol):
@@ -131,7 +145,8 @@ class CupyDevice(Device):
     def _load(self, source: Source, name: str) -> Kernel:
         if source.file not in self._modules:
             self._modules[source.file] = self.xp.RawModule(code=source.text(), options=OPTIONS)
-        return _CupyKernel(self._modules[source.file].get_function(name))
+        with kept_locale():
+            return _CupyKernel(self._modules[source.file].get_function(name))
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any) -> Any:
         try:

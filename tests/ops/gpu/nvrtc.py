@@ -7,6 +7,8 @@ import importlib.util
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from collective.ops.gpu.device import kept_locale
+
 
 class Compiled(NamedTuple):
     """What the compiler made, and what it said."""
@@ -52,7 +54,8 @@ def compiled(text: str, architecture: str, options: tuple[str, ...]) -> Compiled
     assert _call('CreateProgram', ctypes.byref(program), text.encode(), b'kernels.cu', 0, None, None) == 0
     try:
         given = [f'--gpu-architecture={architecture}'.encode(), *(option.encode() for option in options)]
-        result = _call('CompileProgram', program, len(given), (ctypes.c_char_p * len(given))(*given))
+        with kept_locale():
+            result = _call('CompileProgram', program, len(given), (ctypes.c_char_p * len(given))(*given))
         log = _bytes('ProgramLog', program).rstrip(b'\0').decode()
         if result != 0:
             raise CompileError(log)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import importlib
+import locale
 import re
 
 import pytest
@@ -61,3 +62,10 @@ def test_an_error_names_file_and_line():
 def test_no_source_is_long():
     files = [*FOLDER.glob('*.cu'), *FOLDER.glob('*.cuh')]
     assert not [file.name for file in files if len(file.read_text(encoding='utf-8').splitlines()) > 320]
+
+
+def test_compiling_leaves_the_locale():
+    """Else whatever this process reads afterwards is ASCII."""
+    before = locale.getpreferredencoding(False)
+    compiled('extern "C" __global__ void nothing() {}', 'sm_80', ())
+    assert locale.getpreferredencoding(False) == before
