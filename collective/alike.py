@@ -20,7 +20,7 @@ from tensorflow.python.ops import variables
 from collective import control_flow, means
 from collective.ops import communication, graphs
 from collective.ops.gate import GraphGates, gates_of
-from collective.own import Search, is_fed, replicated
+from collective.own import Search, is_fed, local, replicated
 from collective.ranks import runs
 from collective.replicated import is_replicated
 from collective.tables.grouping import lookups_of
@@ -29,7 +29,6 @@ from collective.written import Written, exchange, search_of, written_in
 
 ASSIGNS = frozenset({'AssignVariableOp', 'AssignSubVariableOp', 'AssignAddVariableOp', 'Assign', 'AssignSub', 'AssignAdd'})
 APPLIES = ('ResourceApply', 'ResourceSparseApply', 'Apply', 'SparseApply')
-LOCAL_KEYS = (tf.GraphKeys.LOCAL_VARIABLES, tf.GraphKeys.METRIC_VARIABLES)
 LOCAL = 'collections=[tf.GraphKeys.LOCAL_VARIABLES]'
 MEAN = 'It becomes the mean over ranks'
 DRIFTS = "Its replicas drift apart, and a checkpoint has rank 0's"
@@ -38,8 +37,7 @@ DRIFTS = "Its replicas drift apart, and a checkpoint has rank 0's"
 def alike(variable: Any, value: Any) -> Any:
     """`value`, a tensor on its way to `variable`, or what will be the mean of it over ranks."""
     graph = graphs.outermost(tf.get_default_graph())
-    if not _concerns(graph) or not is_replicated(variable) or any(
-            v is variable for key in LOCAL_KEYS for v in graph.get_collection(key)):
+    if not _concerns(graph) or not is_replicated(variable) or any(v is variable for v in local(graph)):
         return value
     if not isinstance(value, tf.Tensor) or not value.dtype.is_floating or value.op in written_in(graph).known:
         return value

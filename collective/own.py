@@ -22,6 +22,7 @@ FED = frozenset({'Placeholder', 'PlaceholderWithDefault'})
 # What reads data, and what may do so in a function.
 DATA = runs.SOURCES - runs.CALLS - {'Merge', 'Exit'} | FED
 READS = re.compile('Iterator|OptionalGetValue|Queue|ReaderRead|PyFunc|EagerPyFunc|(Ordered)?(Map)?Unstage')
+LOCAL_KEYS = (tf.GraphKeys.LOCAL_VARIABLES, tf.GraphKeys.METRIC_VARIABLES)
 MEMORY = frozenset({'VarHandleOp', 'VariableV2', 'Variable'})
 # What leaves each number that is fed a number that was fed.
 CHANGES = frozenset({
@@ -43,10 +44,14 @@ def replicated(graph: tf.Graph) -> list[Any]:
             if is_replicated(v) and is_movable(v) and id(v) not in own]
 
 
+def local(graph: tf.Graph) -> list[Any]:
+    """The local variables of `graph`, metrics' included."""
+    return [v for key in LOCAL_KEYS for v in graph.get_collection(key)]
+
+
 def _own_variables(graph: tf.Graph) -> list[Any]:
     """Local variables, and those of `VariableSynchronization.ON_READ`."""
-    local = [v for key in (tf.GraphKeys.LOCAL_VARIABLES, tf.GraphKeys.METRIC_VARIABLES) for v in graph.get_collection(key)]
-    return local + [v for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
+    return local(graph) + [v for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
                     if getattr(v, 'synchronization', None) == tf.VariableSynchronization.ON_READ]
 
 
