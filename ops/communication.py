@@ -78,20 +78,25 @@ def is_scripts_own(op: tf.Operation) -> bool:
 
 
 @contextlib.contextmanager
-def _meeting(kind: str, name: str, gate: Any) -> Iterator[None]:
-    """Where a Horovod operation is made: nothing else may have its name there, or TensorFlow would add a number to it.
+def _meeting(kind: str, name: str, gate: Any) -> Iterator[Any]:
+    """Where a Horovod operation is made, with the gate as it is known there.
+
+    Nothing else may have the operation's name there, or TensorFlow would add a number to it.
 
     The name is also an attribute of it. TensorFlow believes that two operations of the same inputs and attributes are one, and
     drops the second: the keys of two tables that are looked up by the same ids, say, but not on a rank that answers without
     data, which would wait for them for ever.
     """
     graph = tf.get_default_graph()
+    if hasattr(graph, 'outer_graph'):
+        # The gradient of a branch or a function takes from here what it needs, and nothing from further outside.
+        gate = graph.capture(gate)
     gates: dict[str, Any] = kept(graph, 'gate_of', dict)
     gates[name] = gate
     own = {'_collective': attr_value_pb2.AttrValue(s=name.encode())}
     with tf.name_scope('meeting'), graph._attr_scope(own), graph.gradient_override_map(
             {f'Horovod{kind}': f'Collective{kind}'}):
-        yield
+        yield gate
 
 
 def _as_wire(x: tf.Tensor) -> tuple[tf.Tensor, tf.DType | None]:
@@ -137,8 +142,8 @@ def alltoall(x: tf.Tensor, splits: tf.Tensor, name: str, gate: Any) -> tuple[tf.
     if size() == 1:
         return tf.identity(x), tf.identity(splits)
     wire, back = _as_wire(x)
-    with _meeting('Alltoall', name, gate):
-        out, received = hvd.alltoall(wire, splits=splits + gate, name=name, ignore_name_scope=True)
+    with _meeting('Alltoall', name, gate) as opened:
+        out, received = hvd.alltoall(wire, splits=splits + opened, name=name, ignore_name_scope=True)
     out.set_shape([None] + wire.shape[1:].as_list())
     return (_bits_as(out, back) if back else out), received
 
@@ -166,8 +171,8 @@ def allreduce_sum(tensors: Sequence[tf.Tensor], name: str, gate: Any) -> list[tf
         pieces = tf.split(_sum_in_order(flat, name, gate), [_elements(x) for x in tensors], num=len(tensors))
         return _known([_like(piece, x) for piece, x in zip(pieces, tensors)])
     # The gate travels as one more element: it costs no pass over the data.
-    flat = tf.concat([tf.reshape(x, [-1]) for x in tensors] + [tf.cast(gate, dtype)[None]], 0)
-    with _meeting('Allreduce', name, gate):
+    with _meeting('Allreduce', name, gate) as opened:
+        flat = tf.concat([tf.reshape(x, [-1]) for x in tensors] + [tf.cast(opened, dtype)[None]], 0)
         out = hvd.allreduce(flat, op=hvd.Sum, name=name, ignore_name_scope=True)
     pieces = tf.split(out, [_elements(x) for x in tensors] + [1])[:-1]
     return _known([_like(piece, x) for piece, x in zip(pieces, tensors)])
@@ -213,9 +218,9 @@ def allgather(x: tf.Tensor, name: str, gate: Any) -> tf.Tensor:
     if size() == 1:
         return tf.identity(x)
     wire, back = _as_wire(x)
-    with _meeting('Allgather', name, gate):
+    with _meeting('Allgather', name, gate) as opened:
         # Bits that stand for another type's aren't to be added to.
-        gated = tf.where(tf.equal(gate, 0), wire, tf.zeros_like(wire)) if back else wire + tf.cast(gate, wire.dtype)
+        gated = tf.where(tf.equal(opened, 0), wire, tf.zeros_like(wire)) if back else wire + tf.cast(opened, wire.dtype)
         out = hvd.allgather(gated, name=name, ignore_name_scope=True)
     out.set_shape([None] + x.shape[1:].as_list())
     return _bits_as(out, back) if back else out

@@ -57,8 +57,9 @@ class Reach:
 
     Attributes:
         operations: everything that is executed.
-        shared: the names of what all ranks must do alike: its collectives, the lookups of groups that it needs, the variables
-            that it initializes, what is called `communication.ALIKE`, options of scope(); sorted.
+        shared: the names of what all ranks must do alike: its collectives, the calls, branches and loops that have some
+            inside, the lookups of groups that it needs, the variables that it initializes, what is called
+            `communication.ALIKE`, options of scope(); sorted.
         signature: 63 bits of them, by which ranks compare their runs.
         initialized: the global variables whose initializers run.
         trains: whether it updates a table or a global variable. What doesn't is an evaluation.
@@ -142,6 +143,7 @@ def reach(graph: tf.Graph, fetches: Iterable[Any], fed: Iterable[Any]) -> Reach:
     absent = {x.name for x, _ in nothing}
     shared += [str(op.name) for op in seen
                if str(op.name).startswith(communication.ALIKE) or communication.is_scripts_own(op)]
+    shared += [f'call of {op.name}' for op in seen if op.type in CALLS and has_inside(graph, op, COLLECTIVES)]
     shared += [f'lookup {i:03} of {group.name.split(".")[1]}: {member.lookup}' for group in groups_of(graph)
                for i, member in enumerate(group.members) if member.ids.op in seen and member.ids.name not in absent]
     asked = gates_of(graph).asked

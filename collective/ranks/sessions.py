@@ -14,7 +14,7 @@ from tensorflow.python.client import session as session_lib
 from collective.ops import communication, graphs, training
 from collective.ops.gate import gates_of
 from collective.prefetch.cut import Cut, cut_of, follow
-from collective.ranks import agreement, protocol, runs
+from collective.ranks import agreement, calls, protocol, runs
 from collective.ranks.agreement import Header
 from collective.ranks.shared import Run
 from collective.replicated import is_replicated, make_equal
@@ -152,6 +152,7 @@ def _prepare(session: Any, fetches: Any, feed_dict: Any, alike: tuple[str, ...])
     leaves, fed = runs.flatten(fetches), list(feed_dict or {})
     cache = session.__dict__.setdefault('_collective_runs', {})
     gates = gates_of(session.graph)
+    calls.separate(session.graph)
     key = (tuple(map(_identity, leaves)), tuple(map(_identity, fed)), len(gates.gates), len(groups_of(session.graph)), alike)
     if key not in cache:
         try:

@@ -15,6 +15,7 @@ import tensorflow.compat.v1 as tf  # noqa: E402
 
 from collective import CollectiveStrategy  # noqa: E402
 from collective.ranks.agreement import SideChannel  # noqa: E402
+from collective.strategy import _DataScope  # noqa: E402
 
 tf.logging.set_verbosity(tf.logging.ERROR)
 # No shrinking and no database: every rank must draw the same examples (the seed comes with --hypothesis-seed).
@@ -24,12 +25,17 @@ hypothesis.settings.register_profile(
     suppress_health_check=list(hypothesis.HealthCheck))
 hypothesis.settings.load_profile('ranks')
 
+# Whether a case that doesn't say groups its lookups: numbers are the same.
+GROUPING = os.environ.get('COLLECTIVE_TEST_GROUPING', 'on') == 'on'
+_DataScope.OPTIONS['grouping'] = GROUPING
+
 _strategy = CollectiveStrategy()
 _channel = SideChannel()
 
 
 def pytest_report_header(config):
-    return f'rank {_strategy.rank()} of {_strategy.world_size()}, backend {os.environ.get("COLLECTIVE_STRATEGY", "hb")}'
+    backend = os.environ.get('COLLECTIVE_STRATEGY', 'hb') + ('' if GROUPING else ', lookups not grouped')
+    return f'rank {_strategy.rank()} of {_strategy.world_size()}, backend {backend}'
 
 
 @pytest.fixture(scope='session')
