@@ -18,8 +18,9 @@ import tensorflow.compat.v1 as tf
 from collective.errors import ReplicaError
 from collective.ops import communication
 from collective.own import replicated
-from collective.ranks import meeting
+from collective.ranks import meeting, runs
 from collective.tables.lazy import run_here
+from collective.written import written_in
 
 USUAL = 100         # training runs, for scope(check=True)
 FIRST = 5           # variables that an error names
@@ -50,11 +51,18 @@ def after_training(session: Any, runs_between: int) -> None:
     if number % runs_between:
         return
     told = meeting.together(session, f'compares replicated variables after training run {number} (scope(check={runs_between}))',
-                            lambda: {str(v.name): _checksum(session, v) for v in replicated(session.graph)})
+                            lambda: {str(v.name): _checksum(session, v) for v in _compared(session.graph)})
     odd = [name for name in told[0] if len({mine.get(name) for mine in told} - {None}) > 1]
     if odd:
         raise ReplicaError(_says(number, {name: [mine.get(name, '') for mine in told] for name in odd[:FIRST]},
                                  len(odd) - FIRST, runs_between))
+
+
+def _compared(graph: tf.Graph) -> list[Any]:
+    """Replicated variables, and those that averages of all ranks are in, though a layer says that each rank has its own."""
+    averaged, found = written_in(graph).averaged, replicated(graph)
+    return found + [v for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
+                    if runs.memory(v) in averaged and not any(v is x for x in found)]
 
 
 def _checksum(session: Any, variable: Any) -> str:

@@ -64,6 +64,18 @@ def bounds(ids: tf.Tensor) -> tf.Tensor:
     return tf.stack([tf.reduce_min(flat), tf.reduce_max(flat)])
 
 
+def mismatches(ids: tf.Tensor, samples: tf.Tensor, weights: tf.Tensor | None) -> tf.Tensor:
+    """What is wrong with what rows are combined by: [2] int64, with weights [3], all 0 if nothing is.
+
+    By how many there are more samples than ids, how many samples are smaller than the one before (the first: than 0), and by
+    how many there are more weights than ids.
+    """
+    count = tf.size(ids, out_type=tf.int64)
+    found = [tf.size(samples, out_type=tf.int64) - count,
+             tf.math.count_nonzero(samples < tf.concat([tf.zeros_like(samples[:1]), samples[:-1]], 0))]
+    return tf.stack(found if weights is None else [*found, tf.size(weights, out_type=tf.int64) - count])
+
+
 def pool(rows: tf.Tensor, positions: tf.Tensor, sparse_ids: tf.SparseTensor, sparse_weights: tf.SparseTensor | None,
          combiner: str, max_norm: float | None) -> tf.Tensor:
     """Rows combined per sample, exactly as TensorFlow combines those of a whole table.

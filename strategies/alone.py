@@ -15,6 +15,7 @@ from __future__ import annotations
 import tensorflow.compat.v1 as tf
 
 from collective.ops import communication, exchange, gate, kernels
+from collective.ops.graphs import is_outside
 from collective.strategies.base import Lookup
 
 
@@ -28,8 +29,18 @@ def exchange_alone(lookup: Lookup) -> tf.Tensor:
         zero = gates.behind([lookup.ids]).zero
         if lookup.bounds is not None:
             gates.checks.append(gate.Check(name, (table.op.name,), (table.rows,), lookup.bounds[None]))
+        if lookup.sparse_ids is not None and is_outside(tf.get_default_graph()):
+            gates.checks.append(_belong_together(name, lookup, lookup.sparse_ids.indices[:, 0]))
     distinct = kernels.distinct_by_owner(tf.reshape(lookup.ids, [-1]), table.owners, ranks)                 # 1
     asked = exchange.keys_to_owners(distinct.keys, distinct.splits, name, zero, what=str(lookup))           # 2
     found = table.fetch(asked.keys)                                                                         # 3
     rows = exchange.rows_back(found, asked.splits, communication.unique_name(f'{table.op.name}/rows'), zero)    # 4
     return lookup.combined(rows, distinct.positions)                                                        # 5
+
+
+def _belong_together(name: str, lookup: Lookup, samples: tf.Tensor) -> gate.Check:
+    """Whether the indices and weights of a lookup that combines rows belong to its ids."""
+    weights = None if lookup.sparse_weights is None else lookup.sparse_weights.values
+    found = kernels.mismatches(lookup.ids, samples, weights)
+    wrong = (gate.PLACES, gate.ORDER, gate.WEIGHTS)[:2 if weights is None else 3]
+    return gate.Check(name, (lookup.table.op.name,) * len(wrong), (1,) * len(wrong), tf.stack([found, found], 1), wrong)

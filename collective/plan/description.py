@@ -22,6 +22,9 @@ class TablePlan:
         shard_rows: [N], each rank's; of a dynamic table those there are so far on this rank, None where it isn't known.
         shard_bytes: [N], slots included; None where shard_rows is.
         groups: the groups in which it is looked up.
+        packed: how many tables the operations read and sum gradients of that do it for this one: those of its (largest)
+            group at once, however many and of whatever dimensions; 1 for lookups on their own. Its memory is its own, and so
+            is its update.
         imbalance: of shard_bytes, the largest over their mean; None if it isn't known.
         keys_per_owner: [N], the keys a step that each rank was asked for, as of the last profile of the graph; else None.
         key_imbalance: of keys_per_owner, the largest over their mean.
@@ -35,6 +38,7 @@ class TablePlan:
     shard_rows: tuple[int | None, ...]
     shard_bytes: tuple[int | None, ...]
     groups: tuple[str, ...]
+    packed: int
     imbalance: float | None
     keys_per_owner: tuple[float, ...] | None = None
     key_imbalance: float | None = None

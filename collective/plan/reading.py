@@ -78,11 +78,12 @@ def _table(table: Any, session: Any) -> TablePlan:
     shard_bytes = tuple(None if rows is None else rows * row_bytes for rows in shard_rows)
     sizes = [b for b in shard_bytes if b is not None]
     asked = known(graph).keys_per_owner.get(table.op.name)
+    groups = [g for g in groups_of(graph) if any(t is table for t in g.layout.tables)]
     return TablePlan(
         name=table.op.name, rows=table.rows, dim=table.dim, dtype=table.dtype.base_dtype.name,
         slots=tuple(sorted(v.op.name for v in slots)), row_bytes=row_bytes, shard_rows=tuple(shard_rows),
         shard_bytes=shard_bytes,
-        groups=tuple(short(g.name) for g in groups_of(graph) if any(t is table for t in g.layout.tables)),
+        groups=tuple(short(g.name) for g in groups), packed=max((len(g.layout.tables) for g in groups), default=1),
         imbalance=imbalance(sizes) if len(sizes) == ranks else None,
         keys_per_owner=tuple(asked) if asked else None, key_imbalance=imbalance(asked) if asked else None)
 

@@ -51,7 +51,9 @@ def _ways(plan: Plan, table: TablePlan) -> str:
         mine = [section for section in group.sections if section.table == table.name]
         kinds = [f'{sum(s.lookups for s in mine if s.pooled == pooled)} {how}' for pooled, how in (
             (False, 'by distinct rows'), (True, 'pooled by the owner')) if any(s.pooled == pooled for s in mine)]
-        said += [f'{group.name}: {", ".join(kinds)}'] if kinds else []
+        others = len({section.table for section in group.sections}) - 1
+        packed = f' (packed with {others} other{"s" * (others > 1)})' * bool(others)
+        said += [f'{group.name}{packed}: {", ".join(kinds)}'] if kinds else []
     alone = sum(x.table == table.name for x in plan.alone)
     return '; '.join(said + [f'{alone} alone'] * bool(alone))
 

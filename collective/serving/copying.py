@@ -4,7 +4,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -30,12 +30,13 @@ class Source(NamedTuple):
     block: int
 
 
-def copy_variables(source: Bundle, tables: dict[str, Source], graph: tf.Graph, saver: Any, path: str, steps: Steps) -> str:
+def copy_variables(source: Bundle, part_of: Callable[[str, Any], Source | None], graph: tf.Graph, saver: Any, path: str,
+                   steps: Steps) -> str:
     """Writes the checkpoint `path` of what `saver` saves, with the values that `source` has. Called on every rank.
 
     Args:
         source: the checkpoint that was trained.
-        tables: by the name of the variable, where each part of a table comes from.
+        part_of: given what is saved, and under which name, where that comes from if it is a part of a table.
         graph: the saver's.
         saver: a `tf.train.Saver`; what isn't a part of a table is in `source` under the name that the saver has for it.
         path: the new checkpoint's prefix; rank 0's counts.
@@ -51,6 +52,7 @@ def copy_variables(source: Bundle, tables: dict[str, Source], graph: tf.Graph, s
     """
     _refuse_foreign(graph)
     wanted = {} if saver._is_empty else saved_by(graph, saver.saver_def)
+    tables = {name: part for name, saved in wanted.items() if (part := part_of(name, saved)) is not None}
     _check(source, tables, wanted)
     names = hashlib.blake2b('\n'.join(sorted(wanted)).encode(), digest_size=8).hexdigest()
     told = steps.meet({'path': path, 'variables': names, 'count': len(wanted)})

@@ -226,4 +226,24 @@ class Serving:
 
     def write_variables(self, session: Any, saver: Any, path: str) -> str:
         """`Saver.save`: the checkpoint `path` of the variables, on rank 0; every rank copies parts of it."""
-        return copy_variables(self.bundle, self._sources, session.graph, saver, path, self._steps)
+        return copy_variables(self.bundle, self._source_of, session.graph, saver, path, self._steps)
+
+    def _source_of(self, name: str, saved: tf.Tensor | None) -> Source | None:
+        """Where what a saver has under `name` comes from, if that is a part of a table.
+
+        A saver may restore a variable from another one's values, its moving average's
+        (`ExponentialMovingAverage.variables_to_restore`): under the variable's name and what that adds to it.
+        """
+        if name in self._sources or saved is None:
+            return self._sources.get(name)
+        op = saved.op
+        while op.type in ('Identity', 'ReadVariableOp'):
+            op = op.inputs[0].op
+        source, added = self._sources.get(op.name), name[len(op.name):]
+        if source is None or name != op.name + added:
+            return source
+        column = column_of(self.bundle, source.entry)
+        other = None if column is None else column_of(self.bundle, column.name + added)
+        if other is None or column is None or other.parts != column.parts:
+            return None
+        return source._replace(entry=self.bundle.layout.entry(other, source.part))

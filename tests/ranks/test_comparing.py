@@ -84,6 +84,17 @@ def test_one_rank_that_differs_is_told_from_the_others_and_training_can_go_on(st
         session.run(train)
 
 
+def test_averages_of_layers_are_compared(strategy, rank, size):
+    """Which layers declare to be each rank's own."""
+    with training(strategy, rank, check=1) as (session, train, _):
+        average, = (v for v in tf.global_variables() if v.op.name == 'batch_normalization/moving_mean')
+        assert average.synchronization == tf.VariableSynchronization.ON_READ
+        session.run(train)
+        session.run(tf.assign(average, [0.0, 1.0, float(rank)]))
+        with pytest.raises(ReplicaError, match=average.name) if size > 1 else contextlib.nullcontext():
+            session.run(train)
+
+
 def test_values_are_compared_by_their_bits(strategy, rank, size):
     """NaN is equal to itself; a zero's sign counts."""
     with training(strategy, rank, check=1) as (session, train, drift):

@@ -8,6 +8,7 @@ import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 
 from tests.ranks.estimators import BATCH, IDS, assert_equal, few_metrics, made, model, plain, records, told
+from tests.ranks.test_export import served
 
 
 def test_training_is_that_of_one_process(strategy, folder, size):
@@ -164,7 +165,7 @@ def test_batch_normalization(strategy, folder, rank, size, fused):
     np.testing.assert_allclose(estimator.evaluate(input_fn(1))['mean'], np.mean(np.square(want)), rtol=1e-4)
 
 
-def test_evaluation_of_averages(strategy, folder, size):
+def test_evaluation_and_export_of_averages(strategy, folder, size):
     """Restored for the variables by a Scaffold's saver."""
     def averaged(embedding_scope):
         inner = model(embedding_scope)
@@ -172,13 +173,10 @@ def test_evaluation_of_averages(strategy, folder, size):
         def model_fn(features, labels, mode, params):
             made = inner(features, labels, mode, params)
             average = tf.train.ExponentialMovingAverage(0.5)
-            if mode == tf.estimator.ModeKeys.EVAL:
-                saver = tf.train.Saver(average.variables_to_restore())
-                return made._replace(scaffold=tf.train.Scaffold(saver=saver))
             if mode == tf.estimator.ModeKeys.TRAIN:
                 with tf.control_dependencies([made.train_op]):
                     return made._replace(train_op=average.apply(tf.trainable_variables()))
-            return made
+            return made._replace(scaffold=tf.train.Scaffold(saver=tf.train.Saver(average.variables_to_restore())))
         return model_fn
 
     ours = strategy.estimator(averaged(strategy.embedding_scope), os.path.join(folder, 'ours'), params={})
@@ -189,3 +187,6 @@ def test_evaluation_of_averages(strategy, folder, size):
         model(contextlib.nullcontext), alone.model_dir, params={}).evaluate(records(33))
     assert abs(want['loss'] - last['loss']) > 1e-5
     assert_equal(ours.evaluate(records(33)), want)
+    path = tf.compat.as_str(ours.export_saved_model(os.path.join(folder, 'export'), receiver))
+    answer = served(path, {'ids': IDS[:33], 'number': np.arange(33)})['p']
+    np.testing.assert_allclose(answer, [p['p'] for p in alone.predict(records(33))], rtol=1e-5)

@@ -56,9 +56,10 @@ def test_an_invalid_id_of_any_member_is_everyones_error_and_nothing_is_applied(s
             session.run(train, good)
 
 
-def test_ids_indices_and_weights_that_do_not_belong_together(strategy, rank, size):
+@pytest.mark.parametrize('grouping', [True, False])
+def test_ids_indices_and_weights_that_do_not_belong_together(strategy, rank, size, grouping):
     """On one rank: the same error on all, before anything moves, and the session goes on."""
-    with strategy.scope(), tf.Graph().as_default():
+    with strategy.scope(grouping=grouping), tf.Graph().as_default():
         with strategy.embedding_scope():
             t, u = reference.table('t', 9, 2), tf.get_variable('u', [None, 2], initializer=tf.ones_initializer())
         places, ids = tf.placeholder(tf.int64, [None, 2]), tf.placeholder(tf.int64, [None])
