@@ -46,6 +46,16 @@ def test_every_case_on_every_rank(ranks, backend, cases):
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
+@pytest.mark.parametrize('ranks, backend', [(2, 'hb'), (3, 'sok')])
+def test_every_case_without_grouping(monkeypatch, ranks, backend):
+    """The numbers, ends and errors of lookups that have an exchange each."""
+    monkeypatch.setenv('COLLECTIVE_TEST_GROUPING', 'off')
+    done = launch(ranks, '-m', 'not grouped', *EVERYTHING, seed=SEED, examples=3, backend=backend, timeout=3500)
+    assert done.returncode == 0, 'the output above names the case'
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize('seed', range(3))
 @pytest.mark.parametrize('ranks', [2, 4])
 def test_every_case_with_more_seeds(ranks, seed):

@@ -156,11 +156,12 @@ __device__ __forceinline__ i64 thread_index() { return static_cast<i64>(blockIdx
 // Whether it has a row, or waits for one; a removed key does neither.
 __device__ __forceinline__ bool is_live(const Slot& slot) { return is_row(slot.row) || (slot.row != 0 && slot.step != 0); }
 
-// Bits of `freed` say which rows become free.
-__device__ __forceinline__ void remove(Slot* slot, u32* freed) {
-  const u32 was = atomicExch(&slot->row, kNoRow);
-  slot->step = 0;
-  if (is_row(was)) atomicOr(freed + was / 32, 1u << was % 32);
+// Whether it was there to be removed: of several threads one is told so. Bits of `freed` say which rows become free.
+__device__ __forceinline__ bool remove(Slot* slot, u32* freed) {
+  const u64 words = atomicExch(reinterpret_cast<u64*>(&slot->row), static_cast<u64>(kNoRow));  // step 0
+  const Slot was = {0, static_cast<u32>(words), static_cast<u32>(words >> 32)};
+  if (is_row(was.row)) atomicOr(freed + was.row / 32, 1u << was.row % 32);
+  return is_live(was);
 }
 
 // All threads of a block call it.
@@ -180,8 +181,7 @@ hash_table_remove(const i64* __restrict__ keys, i64 count, const Table* __restri
   bool removed = false;
   if (at < count) {
     const Place place = find(*table, static_cast<u64>(keys[at]));
-    removed = place.there && is_live({0, place.row, place.step});
-    if (removed) remove(table->slot(place.slot), freed);
+    removed = place.there && remove(table->slot(place.slot), freed);
   }
   count_dead(*table, removed);
 }
@@ -193,8 +193,7 @@ hash_table_remove_unused(u32 since, i64 slots, const Table* __restrict__ table, 
   if (at < slots) {
     Slot* place = table->slot(static_cast<u32>(at));
     const Slot slot = fetch_slot(place);
-    removed = is_live(slot) && (is_row(slot.row) ? slot.step : slot.row & kMost) < since;
-    if (removed) remove(place, freed);
+    removed = is_live(slot) && (is_row(slot.row) ? slot.step : slot.row & kMost) < since && remove(place, freed);
   }
   count_dead(*table, removed);
 }

@@ -38,6 +38,7 @@ partition_scan(u32* counts, u32 tiles, const u32* __restrict__ section_tiles, u3
   if (threadIdx.x == 0) last = atomicAdd(ended, 1u) == ranks - 1;
   __syncthreads();
   if (!last) return;
+  __threadfence();
   before = 0;
   for (u32 first = 0; first < ranks; first += blockDim.x) {
     const u32 r = first + threadIdx.x;

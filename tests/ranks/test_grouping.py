@@ -107,6 +107,7 @@ def many_tables(strategy, tables):
     return tf.train.GradientDescentOptimizer(0.1).minimize(loss), {ids: [1, 9, 3, 3, 0]}
 
 
+@pytest.mark.grouped
 @pytest.mark.parametrize('tables', [3, 300])
 def test_three_all_to_alls_whatever_the_number_of_tables(strategy, size, tables):
     """Beside one allreduce of the dense gradients and the ranks' one agreement."""
@@ -126,6 +127,7 @@ def test_three_all_to_alls_a_lookup_without_grouping(strategy, size):
             assert exchanged(session, train, feed) == COLLECTIVES.get(size, (12, 1, 1))
 
 
+@pytest.mark.grouped
 def test_three_more_for_keys_that_come_from_another_lookup(strategy, size):
     """A second level for two tables, in four lookups."""
     with strategy.scope(), tf.Graph().as_default():
@@ -139,6 +141,7 @@ def test_three_more_for_keys_that_come_from_another_lookup(strategy, size):
             assert exchanged(session, train) == COLLECTIVES.get(size, (6, 0, 2))
 
 
+@pytest.mark.grouped
 def test_feature_columns_share_an_exchange(strategy, rank, size):
     rng = np.random.default_rng(6)
     feeds = [{'a': rng.integers(0, 9, B), 'b': rng.integers(0, 9, (B, 2)), 'c': padded(rng, 9, 3, least=0)} for _ in range(2)]

@@ -142,6 +142,7 @@ def test_ranks_with_different_graphs_are_told_the_first_difference(strategy, ran
         assert (f"table '{named}'" if grouping else f'collective.{named}.keys') in told.partition(' is used by')[0], told
 
 
+@pytest.mark.grouped
 def test_ranks_that_need_different_members_are_told(strategy, rank, size):
     """The same graph, the same exchange: but one rank needs a lookup that its peers don't."""
     if size == 1:

@@ -111,6 +111,7 @@ def test_penalties_on_gradients_of_looked_up_rows(strategy, rank, size):
     check(strategy, rank, size, build, [(['train'], FEED)] * 2, rtol=1e-4)
 
 
+@pytest.mark.grouped
 def test_penalties_on_gradients_of_tables(strategy, rank, size):
     """Second derivatives through the exchange. A rank has its shard's part of the whole gradient, each row summed once.
 

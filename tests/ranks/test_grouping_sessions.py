@@ -101,6 +101,7 @@ def test_two_inputs_without_any_optimizer(strategy, rank, size):
 
 # ---- Sessions ------------------------------------------------------------------------------------------------------------
 
+@pytest.mark.grouped
 @pytest.mark.parametrize('monitored', [False, True])
 @pytest.mark.parametrize('finalized', [False, True])
 def test_inference_shares_two_all_to_alls(strategy, rank, size, monitored, finalized):

@@ -74,6 +74,7 @@ def test_by_default_rows_and_gradients_are_exact(strategy, rank, size):
         near(moved[i], gradients[i], gradient_sizes[i] + 1.0, 0.0)
 
 
+@pytest.mark.grouped
 @pytest.mark.parametrize('dtype', EPSILON)
 @pytest.mark.parametrize('option', ['wire_dtype', 'gradient_wire_dtype'])
 def test_what_travels_is_rounded_once(strategy, rank, size, option, dtype):

@@ -117,6 +117,7 @@ def test_bytes_that_the_graph_tells(strategy, size):
     assert sum(x.bytes for x in found['keys']) == 3 * 5 * 8 + header
 
 
+@pytest.mark.grouped
 @pytest.mark.skipif(bags.missing() is not None, reason='wire types are those of groups, which need the compiled operations')
 @pytest.mark.parametrize('wire', [None, 'float16', 'bfloat16'])
 def test_wire_types(strategy, size, wire):
@@ -134,6 +135,7 @@ def test_wire_types(strategy, size, wire):
         assert rows.members == 3 and rows.tables == 2 and rows.sections == len(group.sections)
 
 
+@pytest.mark.grouped
 @pytest.mark.skipif(bags.missing() is not None, reason='groups need the compiled operations')
 def test_pooled_sections_and_levels(strategy, size):
     """A sok group pools sparse lookups at the owner; keys from another lookup's rows are a level later."""

@@ -10,6 +10,8 @@ from collective import RankError
 from collective.prefetch.cut import cut_of
 from tests.ranks import reference
 
+pytestmark = pytest.mark.grouped        # only keys of groups are exchanged ahead
+
 V, D, B = 40, 3, 8
 
 

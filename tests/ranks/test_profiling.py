@@ -124,6 +124,7 @@ def check_trace(folder, rank, steps, counts):
             assert all(end <= start + 0.5 for (_, end), (start, _) in zip(line, line[1:]))
 
 
+@pytest.mark.grouped
 @pytest.mark.skipif(bags.missing() is not None, reason='the operations of groups are not built')
 def test_what_a_group_computes_is_its_lookup(strategy, rank, size, folder):
     train(strategy, 2, folder, profile_steps=(2, 2))

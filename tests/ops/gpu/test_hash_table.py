@@ -7,7 +7,7 @@ import pytest
 from collective.ops import keymap
 from collective.ops.gpu.checks.hash_table import colliding
 from collective.ops.gpu.hash_table import FullError, find, find_or_insert
-from collective.ops.gpu.hash_table_state import MOST_LOAD, MOST_ROWS, STEPS, USED, HashTable
+from collective.ops.gpu.hash_table_state import DEAD, MOST_LOAD, MOST_ROWS, STEPS, USED, HashTable
 from collective.ops.gpu.hash_table_upkeep import export, import_, remove, remove_unused
 from collective.ops.gpu.reference import hash_table as reference
 from collective.ops.gpu.segments import Segments
@@ -140,6 +140,15 @@ def test_removed_keys_leave_their_slots_when_those_are_needed():
         find_or_insert([table], keys, whole(keys), step, workspace)
         assert remove(table, keys, workspace) == 100
     assert table.slots == 512 and (table.count(), table.highest()) == (0, 100)
+
+
+def test_a_key_is_removed_once_however_often_it_is_named():
+    """By any of the threads that have it: counted twice, the dead would make room that isn't there."""
+    table, workspace = HashTable('t', EmulatedDevice(5), slots=512), Workspace(EmulatedDevice(5))
+    keys = np.arange(40)
+    find_or_insert([table], keys, whole(keys), 0, workspace)
+    assert remove(table, np.repeat(keys[:30], 20), workspace) == 30
+    assert int(table.read()[DEAD]) == 30 and table.count() == 10
 
 
 def test_keys_that_come_back_are_not_taken_for_removed_ones():
