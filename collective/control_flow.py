@@ -20,7 +20,11 @@ _building = threading.local()       # what decides on the branches of version 2 
 def one_at_a_time() -> None:
     """Where a collective is made: the loops around it, of version 1, which are still being built."""
     graph = tf.get_default_graph()
-    context = graph._get_control_flow_context()
+    in_loops_one_at_a_time(graph, graph._get_control_flow_context())
+
+
+def in_loops_one_at_a_time(graph: tf.Graph, context: Any) -> None:
+    """The loops of version 1 in `context` and around it, of which no session of `graph` knows yet."""
     while context is not None:
         if context.IsWhileContext() and context.parallel_iterations > 1:
             context._parallel_iterations = 1

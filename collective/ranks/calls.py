@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 from tensorflow.core.framework import function_pb2, graph_pb2
 
+from collective.control_flow import in_loops_one_at_a_time
 from collective.ops import graphs
 from collective.ranks import runs
 
@@ -37,6 +38,7 @@ def separate(graph: tf.Graph) -> None:
     for op in graph.get_operations():
         if op.type not in runs.CALLS or not runs.has_inside(graph, op, runs.COLLECTIVES):
             continue
+        in_loops_one_at_a_time(graph, op._get_control_flow_context())
         for name, value in op.node_def.attr.items():
             called = value.func.name
             if called and known.called.get((op, name)) != called:       # a gradient gives a call another function

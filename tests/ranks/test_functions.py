@@ -39,7 +39,20 @@ def several(t):
     return lambda ids: once(ids) + 2 * once((ids + 1) % 9) + 4 * once((ids + 5) % 9)
 
 
-@pytest.mark.parametrize('called', [several, twice_in_one_function, in_a_branch, in_a_loop])
+def in_a_loop_of_version_1(t):
+    once = squares(t)
+
+    def loop(ids):
+        tf.disable_control_flow_v2()
+        try:
+            return tf.while_loop(lambda i, _: i < 5, lambda i, x: (i + 1, x + once((ids + i) % 9)),
+                                 [tf.constant(0, tf.int64), tf.constant(0.0)])[1]
+        finally:
+            tf.enable_control_flow_v2()
+    return loop
+
+
+@pytest.mark.parametrize('called', [several, twice_in_one_function, in_a_branch, in_a_loop, in_a_loop_of_version_1])
 def test_functions_that_are_called_several_times(strategy, rank, size, called):
     """At the same time, for all that TensorFlow knows: each call meets its peers' same call."""
     def build(embedding_scope):
