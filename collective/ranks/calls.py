@@ -26,7 +26,7 @@ class Calls:
         taken: the functions that somebody has.
     """
     version: int = 0
-    called: dict[tuple[tf.Operation, str], str] = dataclasses.field(default_factory=dict)
+    called: dict[tuple[tf.Operation, str], tuple[str, ...]] = dataclasses.field(default_factory=dict)
     taken: set[str] = dataclasses.field(default_factory=set)
 
 
@@ -40,12 +40,17 @@ def separate(graph: tf.Graph) -> None:
             continue
         in_loops_one_at_a_time(graph, op._get_control_flow_context())
         for name, value in op.node_def.attr.items():
-            called = value.func.name
+            called = tuple(f.name for f in _functions(graph, value))
             if called and known.called.get((op, name)) != called:       # a gradient gives a call another function
-                known.called[op, name] = own = _own(graph, called, known.taken)
+                known.called[op, name] = own = tuple(_own(graph, f, known.taken) for f in called)
                 if own != called:
-                    op._set_func_attr(name, own)
+                    op._set_func_attr(name, own[0]) if value.func.name else op._set_func_list_attr(name, own)
     known.version = graph.version
+
+
+def _functions(graph: tf.Graph, attribute: Any) -> list[Any]:
+    """The functions of `graph` that an operation's attribute names: one, or those of its branches."""
+    return [f for f in (attribute.func, *attribute.list.func) if f.name in graph._functions]
 
 
 def _own(graph: tf.Graph, name: str, taken: set[str]) -> str:
@@ -53,15 +58,14 @@ def _own(graph: tf.Graph, name: str, taken: set[str]) -> str:
     definition = function_pb2.FunctionDef()
     definition.CopyFrom(graph._functions[name].cached_definition)
     collectives = {node.name for node in definition.node_def if runs.COLLECTIVES.match(node.op)}
-    inner = [(node, key, value.func.name) for node in definition.node_def for key, value in node.attr.items()
-             if value.func.name in graph._functions]
-    owned = [_own(graph, called, taken) for _, _, called in inner]
+    inner = [f for node in definition.node_def for value in node.attr.values() for f in _functions(graph, value)]
+    owned = [_own(graph, f.name, taken) for f in inner]
     shared = bool(collectives) and name in taken
-    if not shared and owned == [called for _, _, called in inner]:
+    if not shared and owned == [f.name for f in inner]:
         taken.update({name} if collectives else ())
         return name
-    for (node, key, _), own in zip(inner, owned):
-        node.attr[key].func.name = own
+    for f, own in zip(inner, owned):
+        f.name = own
     number = 2
     while f'{name}_call{number}' in graph._functions:
         number += 1

@@ -2,6 +2,7 @@
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+import tensorflow.compat.v2 as tf2
 
 from collective.errors import RankError
 from tests.ranks import reference
@@ -25,6 +26,13 @@ def in_a_branch(t):
     def branch(ids):
         return tf.cond(tf.size(ids) > 0, lambda: 2 * once((ids + 1) % 9) + once(ids), lambda: tf.constant(0.0))
     return lambda ids: tf.function(branch)(ids) + branch((ids + 2) % 9)
+
+
+def in_one_of_several_branches(t):
+    once = squares(t)
+    chosen = tf.function(lambda ids: tf2.switch_case(tf.size(ids) % 1 + 1, [
+        lambda: tf.constant(0.0), lambda: once(ids) + once((ids + 3) % 9), lambda: once(ids)]))
+    return lambda ids: chosen(ids) + 2 * chosen((ids + 1) % 9)
 
 
 def in_a_loop(t):
@@ -52,7 +60,8 @@ def in_a_loop_of_version_1(t):
     return loop
 
 
-@pytest.mark.parametrize('called', [several, twice_in_one_function, in_a_branch, in_a_loop, in_a_loop_of_version_1])
+@pytest.mark.parametrize('called', [several, twice_in_one_function, in_a_branch, in_one_of_several_branches, in_a_loop,
+                                    in_a_loop_of_version_1])
 def test_functions_that_are_called_several_times(strategy, rank, size, called):
     """At the same time, for all that TensorFlow knows: each call meets its peers' same call."""
     def build(embedding_scope):
