@@ -31,6 +31,7 @@ from tensorflow.python.ops import (
     while_v2,
 )
 from tensorflow.python.ops import resource_variable_ops as resources
+from tensorflow.python.saved_model import builder_impl
 from tensorflow.python.summary.writer import writer as writer_lib
 from tensorflow.python.training import (
     adagrad,
@@ -41,6 +42,7 @@ from tensorflow.python.training import (
     optimizer,
     session_manager,
     slot_creator,
+    supervisor,
     sync_replicas_optimizer,
     training_util,
     warm_starting_util,
@@ -68,6 +70,7 @@ from collective.ops.exchange import Wire
 from collective.prefetch import choice as prefetch
 from collective.profiling import profiler
 from collective.ranks import clock, sessions
+from collective.serving import export
 from collective.tables import updates
 from collective.tables.creation import is_dynamic, table_getter
 from collective.tables.grouping import lookups_of
@@ -173,7 +176,7 @@ class Patches:
             # A metric's value is that of all ranks' records.
             (metrics_impl, '_aggregate_across_replicas', metrics.aggregate_across_replicas),
             # Runs are agreed on; a GPU is grown into, and one process uses one.
-            (session, '__init__', _with_own_gpu),
+            (session, '__init__', sessions.with_own_gpu),
             (session, 'run', self._run),
             (session, '_extend_graph', self._extend),
             (session, 'make_callable', sessions.make_callable),
@@ -181,7 +184,10 @@ class Patches:
             (session, 'partial_run_setup', sessions.partial_run_setup),
             (session, 'close', sessions.close),
             (session_lib.Session, '__exit__', sessions.leave),
+            (monitored_session._MonitoredSession, '_close_internal', sessions.end),
             (session_manager.SessionManager, 'prepare_session', sessions.prepare_session),
+            (session_manager.SessionManager, 'wait_for_session', sessions.wait_for_session),
+            (supervisor.Supervisor, '__init__', sessions.supervise),
             # Every rank writes and reads its shards of a checkpoint; all take the same one for the latest.
             (saver_lib.Saver, '_build', saver.build),
             (saver_lib.Saver, 'save', saving.save),
@@ -190,7 +196,8 @@ class Patches:
             (checkpoint_utils, '_init_from_checkpoint', warm_start.init_from_checkpoint),
             (warm_starting_util, '_infer_var_name', warm_start.infer_name),
             (training_util, 'write_graph', saver.write_graph),
-            *((module, 'MonitoredTrainingSession', _every_rank_for_itself) for module in (monitored_session, tf.train)),
+            (builder_impl.SavedModelBuilder, 'add_meta_graph_and_variables', export.add_graph),
+            *((module, 'MonitoredTrainingSession', sessions.every_rank_for_itself) for module in (monitored_session, tf.train)),
         ]
 
     def _get_variable(self, original: Any, scope: Any, store: Any, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -264,18 +271,6 @@ def _inside(users: Callable[..., Any], ours: Callable[..., Any]) -> Callable[...
     return getter
 
 
-def _with_own_gpu(original: Any, session: Any, target: str = '', graph: Any = None, config: Any = None) -> None:
-    """`Session.__init__`: memory of the GPU is taken as it is needed, and a process of several on a host sees one GPU."""
-    ours = tf.ConfigProto()
-    ours.gpu_options.allow_growth = True
-    if communication.size() > 1 and len(tf2.config.list_physical_devices('GPU')) > 1:
-        ours.gpu_options.visible_device_list = str(communication.local_rank())
-    if isinstance(config, tf.ConfigProto):
-        ours.MergeFrom(config)
-        config = ours
-    original(session, target, graph, ours if config is None else config)
-
-
 def _only_ours(original: Any, estimator: Any, *args: Any, **kwargs: Any) -> Any:
     """`Estimator._call_model_fn`, which each of its methods calls."""
     if communication.size() > 1 and not hasattr(type(estimator), 'serving'):
@@ -284,18 +279,6 @@ def _only_ours(original: Any, estimator: Any, *args: Any, **kwargs: Any) -> Any:
             'of the input. Make it with strategy.estimator(model_fn, model_dir, …). (What tf.estimator.add_metrics returns is '
             'one, too: put the metrics into model_fn.)')
     return original(estimator, *args, **kwargs)
-
-
-def _every_rank_for_itself(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """`MonitoredTrainingSession`: with several ranks each is the chief of its own process, whatever the script says of rank 0.
-
-    (A worker would wait for a chief to initialize variables that it doesn't share with it.)
-    """
-    if communication.size() == 1:
-        return original(*args, **kwargs)
-    given = {**dict(zip(('master', 'is_chief', 'checkpoint_dir'), args)), **kwargs}
-    given['is_chief'] = True
-    return original(*[given.pop(name) for name in ('master', 'is_chief', 'checkpoint_dir')[:len(args)]], *args[3:], **given)
 
 
 class NoEvents:

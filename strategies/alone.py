@@ -26,7 +26,8 @@ def exchange_alone(lookup: Lookup) -> tf.Tensor:
     zero = 0
     if ranks > 1:
         gates = gate.gates_of(tf.get_default_graph())
-        zero = gates.behind([lookup.ids]).zero
+        sparse = [x for x in (lookup.sparse_ids, lookup.sparse_weights) if x is not None]
+        zero = gates.behind([lookup.ids, *(x.indices for x in sparse), *(x.values for x in sparse)]).zero
         if lookup.bounds is not None:
             gates.checks.append(gate.Check(name, (table.op.name,), (table.rows,), lookup.bounds[None]))
         if lookup.sparse_ids is not None and is_outside(tf.get_default_graph()):

@@ -19,7 +19,7 @@ from collective.errors import RankError
 from collective.ops import communication
 from collective.ops.gate import Check, Gate
 
-RUNNING, INVALID, ENDED, LEFT, FAILED, IDLE = range(6)
+RUNNING, INVALID, ENDED, LEFT, FAILED, IDLE, CLOSING = range(7)
 EVALUATING = 1                              # the check of a rank that is ENDED, and should have been IDLE
 NAME = communication.PREFIX + 'agreement'
 AHEAD = '.ahead'                            # the channel on which ranks agree on keys that are exchanged a batch ahead
@@ -37,10 +37,11 @@ class Header:
     """What a rank says before a run.
 
     Attributes:
-        status: RUNNING, INVALID (an id outside its table), ENDED (out of data), LEFT (closed the session), FAILED or IDLE (out
-            of data in an evaluation, in which it answers whoever goes on).
+        status: RUNNING, INVALID (an id outside its table), ENDED (out of data), CLOSING (at the end of the session, whose hooks
+            may still run), LEFT (closed the session), FAILED or IDLE (out of data in an evaluation, in which it answers whoever
+            goes on).
         session: the number of the session, counted alike on every rank.
-        signature: of the collectives that the run will use; 0 for LEFT and FAILED.
+        signature: of the collectives that the run will use; 0 for CLOSING, LEFT and FAILED.
         check: which lookup's id failed: the number of its check in the graph times LOOKUPS plus its place in the check; of an
             ENDED rank EVALUATING if it only evaluates.
         id: that id, or what else is wrong of it.
@@ -168,7 +169,8 @@ def verdict(headers: Sequence[Header], checks: Sequence[Check], texts: Callable[
             check, place = checks[h.check // LOOKUPS], h.check % LOOKUPS
             return tf.errors.InvalidArgumentError(
                 None, None, f'{check.says(place, h.id)} (on rank {r})')
-    for status, what in ((ENDED, 'is out of data'), (IDLE, 'is out of data'), (LEFT, 'has left the session')):
+    for status, what in ((ENDED, 'is out of data'), (IDLE, 'is out of data'), (CLOSING, 'is at the end of the session'),
+                         (LEFT, 'has left the session')):
         ranks = [str(r) for r, h in enumerate(headers) if h.status == status]
         if ranks:
             return tf.errors.OutOfRangeError(None, None, f"rank {', '.join(ranks)} {what}: the step ends on all ranks")
@@ -191,3 +193,9 @@ def _difference(texts: Sequence[dict[str, Any]]) -> str:
         first = f" First difference: '{odd[0]}' is used by rank {', '.join(who)} only."
     return _each(texts, lambda text: text['doing']) + first + \
         ' Every rank must run the same fetches, in the same order, on the same graph.'
+
+
+def takes_all(doing: str, error: tf.errors.OutOfRangeError) -> RankError:
+    """What is raised, in the place of an end of data, where nothing is about data: a session would swallow that."""
+    return RankError(f'{doing[:1].upper()}{doing[1:]} takes all ranks, but {error.message}. Every rank must do it before '
+                     'any of them leaves the session.')

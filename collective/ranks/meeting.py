@@ -23,8 +23,7 @@ def exchange(session: Any, what: str, mine: dict[str, Any]) -> list[dict[str, An
         mine: what JSON can hold.
 
     Raises:
-        RankError: a rank does something else, or has failed; on every rank.
-        tf.errors.OutOfRangeError: a rank has left the session.
+        RankError: a rank does something else, has failed, or has left the session; on every rank.
     """
     if communication.size() == 1:
         return [mine]

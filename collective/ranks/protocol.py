@@ -17,7 +17,7 @@ from collective.ops import communication
 from collective.ops.gate import gates_of
 from collective.prefetch import taking
 from collective.ranks import agreement, runs
-from collective.ranks.agreement import ENDED, FAILED, IDLE, LEFT, RUNNING, Header
+from collective.ranks.agreement import CLOSING, ENDED, FAILED, IDLE, LEFT, RUNNING, Header
 from collective.ranks.progress import Progress
 from collective.ranks.shared import Membership, Run
 from collective.replicated import is_replicated, make_equal
@@ -55,10 +55,10 @@ class Protocol:
         member = self.member(session)
         self.say_failure()
         self.refuse_if_broken()
+        doing, given = 'runs ' + ', '.join(sorted(str(getattr(f, 'name', f)) for f in runs.flatten(fetches))), bool(feeds)
         if member.over is not None:
-            raise member.over
+            raise run.missed(member.over, doing, given)
         taking.alone(self.members.values(), member)
-        doing = 'runs ' + ', '.join(sorted(str(getattr(f, 'name', f)) for f in runs.flatten(fetches)))
         run.label = run.label or Label(doing, run.reach.shared)
         self.progress.does(run.label)
         early = [v for _, v in sorted(session.__dict__.pop('_collective_unequal', {}).items())]
@@ -69,7 +69,7 @@ class Protocol:
         if run.gate is not None and member.count is None:
             original(session, run.gate.start)
             member.count = 0
-        if run.gate is not None and not run.repeatable and member.evaluation not in (None, run.reach.signature):
+        if run.gate is not None and member.evaluation not in (None, run.reach.signature):
             self.wait_for_the_idle(member, run, doing)
         if run.cut is not None:
             feeds = {**(feeds or {}), **taking.take(self, session, member, run, feeds or {}, doing)}
@@ -86,10 +86,10 @@ class Protocol:
                 self.progress.passed += started
                 if run.cut is not None and not run.opened(started):
                     member.ahead.stop()
-                if run.repeatable and _peers_are_idle_elsewhere(run.disagreement or [], run):
+                if run.repeatable and run.finds_peers_idle(run.disagreement or []):
                     continue
                 answer = functools.partial(self.answer, original, session, run, feeds)
-                raise self.after(error, started, member, run, doing, answer) from None
+                raise run.missed(self.after(error, started, member, run, doing, answer), doing, given) from None
             except Exception as error:          # TensorFlow never started it: a feed of a wrong shape, say
                 if run.cut is not None:
                     member.ahead.stop()
@@ -143,7 +143,7 @@ class Protocol:
     def wait_for_the_idle(self, member: Membership, run: Run, doing: str) -> None:
         """Before a run takes data: peers may still answer an evaluation that this rank has left, and must come out of it."""
         headers = self.headers(Header(RUNNING, member.number, run.reach.signature))
-        while _peers_are_idle_elsewhere(headers, run):
+        while run.finds_peers_idle(headers):
             headers = self.headers(Header(RUNNING, member.number, run.reach.signature))
         judged = self.judged(headers, member, run, doing)
         if judged is not None:
@@ -206,11 +206,16 @@ class Protocol:
             self.say_failure()
             self.refuse_if_broken()
             member = Membership(0, []) if session is None else self.member(session)
+            if isinstance(member.over, tf.errors.OutOfRangeError):
+                raise RankError(agreement.takes_all(doing, member.over))
             if member.over is not None:
                 raise member.over
             self.progress.does(doing)
             signature = int.from_bytes(hashlib.blake2b(what.encode(), digest_size=8).digest(), 'little') >> 1
-            self.settle(Header(RUNNING, member.number, signature), member, None, doing)
+            try:
+                self.settle(Header(RUNNING, member.number, signature), member, None, doing)
+            except tf.errors.OutOfRangeError as error:
+                raise RankError(agreement.takes_all(doing, error)) from None
             return self.channel.texts(mine)
 
     def restart(self, session: Any) -> None:
@@ -227,6 +232,22 @@ class Protocol:
             self.count += 1
             self.members[session] = Membership(self.count, gates_of(session.graph).checks)
         return self.members[session]
+
+    def end(self, session: Any) -> None:
+        """Waits for all ranks to come to the end of `session`; the peers' runs there end as if out of data.
+
+        What runs at its end, a last checkpoint for one, all ranks then run.
+        """
+        member = self.members.get(session)
+        if member is None or self.broken:
+            return
+        with self._one_at_a_time, self.progress.does('ends its session'):
+            self.say_failure()
+            over = taking.leave(self, member)
+            while not over:
+                headers = self.headers(Header(CLOSING, member.number))
+                judged = self.judged(headers, member, None, 'ends its session')
+                over = isinstance(judged, RankError) or member.over is not None or all(h.status == CLOSING for h in headers)
 
     def leave(self, session: Any, error: BaseException | None = None) -> None:
         """Tells the peers that this rank runs nothing more in `session`: their next run there ends as if out of data.
@@ -273,14 +294,6 @@ def _is_end(error: BaseException) -> bool:
     if isinstance(error, SystemExit):
         return error.code in (None, 0)
     return isinstance(error, (tf.errors.OutOfRangeError, StopIteration, GeneratorExit))
-
-
-def _peers_are_idle_elsewhere(headers: list[Header], run: Run) -> bool:
-    """Whether all is well but for peers that still answer an earlier evaluation: they come to `run`, too."""
-    return (any(h.status == IDLE for h in headers) and all(h.status in (RUNNING, IDLE) for h in headers)
-            and len({h.session for h in headers}) == 1
-            and {h.signature for h in headers if h.status == RUNNING} == {run.reach.signature}
-            and all(h.signature != run.reach.signature for h in headers if h.status == IDLE))
 
 
 _protocol: list[Protocol] = []

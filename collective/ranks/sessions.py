@@ -9,12 +9,13 @@ import sys
 from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
+import tensorflow.compat.v2 as tf2
 from tensorflow.python.client import session as session_lib
 
 from collective.ops import communication, graphs, training
 from collective.ops.gate import gates_of
 from collective.prefetch.cut import Cut, cut_of, follow
-from collective.ranks import agreement, calls, protocol, runs
+from collective.ranks import agreement, calls, meeting, protocol, runs
 from collective.ranks.agreement import Header
 from collective.ranks.shared import Run
 from collective.replicated import is_replicated, make_equal
@@ -131,13 +132,68 @@ def leave(original: Any, session: Any, kind: Any, error: Any, traceback: Any) ->
     return original(session, kind, error, traceback)
 
 
+def end(original: Any, session: Any, exception_type: Any = None) -> None:
+    """`_MonitoredSession._close_internal`: hooks that run something at the end do so on all ranks together."""
+    at_end = session._coordinated_creator.tf_sess
+    if not exception_type and at_end is not None and protocol.started():
+        try:
+            protocol.of_process().end(at_end)
+        except BaseException as error:
+            original(session, type(error))
+            raise
+    original(session, exception_type)
+
+
 def prepare_session(original: Any, manager: Any, *args: Any, **kwargs: Any) -> Any:
     """`SessionManager.prepare_session`: an init_fn may have given variables values of its own."""
     session = original(manager, *args, **kwargs)
-    if communication.size() > 1 and kwargs.get('init_fn') is not None:
+    if communication.size() == 1 or not (gates_of(session.graph).gates or _has_tables(session.graph)):
+        return session
+    given = meeting.exchange(session, 'what a session starts from', {'init_fn': kwargs.get('init_fn') is not None})
+    if any(text['init_fn'] for text in given):
         make_equal(type(session).run, session, [
             v for v in session.graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES) if is_replicated(v)])
     return session
+
+
+def with_own_gpu(original: Any, session: Any, target: str = '', graph: Any = None, config: Any = None) -> None:
+    """`Session.__init__`: memory of the GPU is taken as it is needed, and a process of several on a host sees one GPU."""
+    ours = tf.ConfigProto()
+    ours.gpu_options.allow_growth = True
+    if communication.size() > 1 and len(tf2.config.list_physical_devices('GPU')) > 1:
+        ours.gpu_options.visible_device_list = str(communication.local_rank())
+    if isinstance(config, tf.ConfigProto):
+        ours.MergeFrom(config)
+        config = ours
+    original(session, target, graph, ours if config is None else config)
+
+
+def every_rank_for_itself(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """`MonitoredTrainingSession`: with several ranks each is the chief of its own process, whatever the script says of rank 0.
+
+    (A worker would wait for a chief to initialize variables that it doesn't share with it.)
+    """
+    if communication.size() == 1:
+        return original(*args, **kwargs)
+    given = {**dict(zip(('master', 'is_chief', 'checkpoint_dir'), args)), **kwargs}
+    given['is_chief'] = True
+    return original(*[given.pop(name) for name in ('master', 'is_chief', 'checkpoint_dir')[:len(args)]], *args[3:], **given)
+
+
+def wait_for_session(original: Any, manager: Any, *args: Any, **kwargs: Any) -> Any:
+    """`SessionManager.wait_for_session`, for a chief to initialize what this process would then see."""
+    if communication.size() == 1:
+        return original(manager, *args, **kwargs)
+    raise NotImplementedError('A worker waits for a chief to initialize its variables, which several ranks have each for '
+                              'itself. Use tf.train.MonitoredTrainingSession, or ChiefSessionCreator on every rank.')
+
+
+def supervise(original: Any, supervisor: Any, *args: Any, **kwargs: Any) -> None:
+    """`Supervisor.__init__`, whose threads save and summarize by each rank's own clock."""
+    if communication.size() == 1:
+        return original(supervisor, *args, **kwargs)
+    raise NotImplementedError('tf.train.Supervisor saves and summarizes in threads, whenever it is time on a rank, which its '
+                              'peers would have to do with it. Use tf.train.MonitoredTrainingSession.')
 
 
 def _has_tables(graph: tf.Graph) -> bool:

@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 from collective.launch.board import Label
 from collective.ops.gate import Check, Gate
 from collective.ranks import runs
-from collective.ranks.agreement import Header
+from collective.ranks.agreement import IDLE, RUNNING, Header, takes_all
 
 
 @dataclasses.dataclass
@@ -46,6 +46,18 @@ class Run:
     def opened(self, started: bool) -> bool:
         """Whether the first gate had opened in a run that failed, `started` being whether it came as far as the agreement."""
         return started and (self.disagreement is None or self.begun)
+
+    def finds_peers_idle(self, headers: list[Header]) -> bool:
+        """Whether all is well but for peers that still answer an earlier evaluation: they come to this run, too."""
+        return (any(h.status == IDLE for h in headers) and all(h.status in (RUNNING, IDLE) for h in headers)
+                and len({h.session for h in headers}) == 1
+                and {h.signature for h in headers if h.status == RUNNING} == {self.reach.signature}
+                and all(h.signature != self.reach.signature for h in headers if h.status == IDLE))
+
+    def missed(self, error: BaseException, doing: str, fed: bool) -> BaseException:
+        """`error`; if it is an end of data, but the run has none and updates nothing, what `agreement.takes_all` says."""
+        about_data = self.reach.trains or not self.repeatable or self.cut is not None or fed
+        return error if about_data or not isinstance(error, tf.errors.OutOfRangeError) else takes_all(doing, error)
 
 
 class Membership:

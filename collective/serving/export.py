@@ -17,6 +17,8 @@ from collective.errors import RankError
 from collective.ops import communication
 from collective.ranks.steps import Steps
 from collective.serving.serving import Serving
+from collective.serving.serving import of as serving_of
+from collective.tables.table import Sharded
 
 Build = Callable[[str, str, Serving], Any]     # (folder, checkpoint, what the graph is served from) -> the SavedModel's path
 
@@ -68,6 +70,20 @@ def exported(base: Any, checkpoint: Any, find: Callable[[], str | None], build: 
         if rank == 0:
             tf.io.gfile.rename(made, final)
         return str(steps.meet({'path': final})[0]['path'])
+
+
+def add_graph(original: Any, builder: Any, session: Any, *args: Any, **kwargs: Any) -> Any:
+    """`SavedModelBuilder.add_meta_graph_and_variables`, which `simple_save` calls, too: of no graph that trains with tables.
+
+    Raises:
+        ValueError: TensorFlow alone could not load it.
+    """
+    graph = session.graph
+    if serving_of(graph) is None and any(isinstance(v, Sharded) for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)):
+        raise ValueError('A SavedModel of this graph would hold one part of its tables, and operations that TensorFlow alone '
+                         "can't run. strategy.export_saved_model(folder, checkpoint, signature_def_fn) makes one that serves "
+                         'anywhere; signature_def_fn builds the model for inference and returns its signatures.')
+    return original(builder, session, *args, **kwargs)
 
 
 def from_session_script(base: str, checkpoint: str | None, signature_def_fn: Callable[[], Any] | None,

@@ -6,6 +6,7 @@ from typing import Any, Callable
 import numpy as np
 import tensorflow.compat.v1 as tf
 from tensorflow.python.framework import tensor_shape
+from tensorflow.python.framework.tensor_util import make_tensor_proto
 
 from collective.serving import serving
 from collective.tables.dynamic import DynamicTable
@@ -16,6 +17,13 @@ def _shape_of(shape: Any, initializer: Any) -> tf.TensorShape | None:
     if shape is None and initializer is not None and not callable(initializer):
         shape = initializer.shape if hasattr(initializer, 'shape') else np.shape(initializer)
     return None if shape is None else tensor_shape.as_shape(shape)
+
+
+def _dtype_of(value: Any) -> Any:
+    """The type that a given value has as a tensor."""
+    if hasattr(value, 'dtype'):
+        return value.dtype
+    return make_tensor_proto(value).dtype
 
 
 def is_dynamic(shape: Any) -> bool:
@@ -32,19 +40,22 @@ def table_getter(getter: Callable[..., Any], name: str, shape: Any = None, dtype
     """A variable-scope getter that makes a `Table` of a 2-D floating-point variable, whatever its partitioner: [V, D] is a
     static one if V is `min_rows` at least, [None, D] a dynamic one.
 
-    Other variables (other ranks, integers, slots that an optimizer makes) are made as outside: replicated. They aren't
-    partitioned either: a partitioner in embedding_scope() says how a table is to be sharded, which isn't its choice here.
+    Other variables (other ranks, integers, local ones, slots that an optimizer makes) are made as outside: replicated. They
+    aren't partitioned either: a partitioner in embedding_scope() would say how to shard a table, which isn't its choice here.
     """
     del partitioner
     if tf.executing_eagerly():
         raise RuntimeError(f"embedding_scope() is for graphs, but '{name}' is made eagerly. Build the model inside "
                            '`with strategy.scope(), tf.Graph().as_default():`.')
     whole = _shape_of(shape, initializer)
+    if initializer is not None and not callable(initializer) and not is_dynamic(shape):
+        dtype = _dtype_of(initializer)      # as in TensorFlow, whatever is asked for
     dtype = tf.as_dtype(dtype or getattr(initializer, 'dtype', None) or tf.float32).base_dtype
     if is_dynamic(shape) and not dtype.is_floating:
         raise ValueError(f"dynamic table '{name}': values of a dynamic table are floating-point numbers, not {dtype.name}.")
     if (in_shard_view() or whole is None or whole.rank != 2 or whole[1] is None or not dtype.is_floating
-            or whole[0] is not None and whole[0] < min_rows):
+            or whole[0] is not None and whole[0] < min_rows
+            or tf.GraphKeys.LOCAL_VARIABLES in (kwargs.get('collections') or ())):
         return getter(name, shape=shape, dtype=dtype, initializer=initializer, partitioner=None, **kwargs)
     if initializer is None and not is_dynamic(shape):
         initializer = tf.glorot_uniform_initializer()       # tf.get_variable's own default

@@ -291,12 +291,22 @@ def _count(number: np.ndarray) -> np.int64:
 @tf.RegisterGradient('CollectiveDynamicGather')
 def _gather_gradient(op: tf.Operation, gradient: Any) -> tuple[tf.IndexedSlices, None]:
     if hasattr(op.graph, 'outer_graph') or op._get_control_flow_context() is not None:
-        raise TableError(f"A lookup in the dynamic table '{op.inputs[0].op.name}' inside tf.cond or tf.while_loop has no "
-                         'gradient: look up outside, and choose among the rows inside.')
+        raise TableError(f"A lookup in the dynamic table '{_outside(op.inputs[0]).op.name}' inside tf.cond, tf.while_loop or "
+                         'tf.function has no gradient: look up outside, and choose among the rows inside.')
     if isinstance(gradient, tf.IndexedSlices):
         gradient = tf.math.unsorted_segment_sum(gradient.values, gradient.indices, tf.shape(op.outputs[0])[0])
     # Without a dense shape nobody can make a matrix of it, which would be one of all reserved memory.
     return slices.of_shard(tf.IndexedSlices(gradient, op.inputs[1], None)), None
+
+
+def _outside(x: tf.Tensor) -> tf.Tensor:
+    """What `x` stands for in a function or a branch, if it is given from outside."""
+    while hasattr(x.graph, 'captures'):
+        outer = next((outer for outer, inner in x.graph.captures if inner is x), None)
+        if outer is None:
+            break
+        x = outer
+    return x
 
 
 for _method, _way in {**WHOLE, **REFUSED}.items():

@@ -121,6 +121,8 @@ def _alone(lookup: strategies.Lookup, out: tf.Tensor) -> str:
         return 'it was made under tf.control_dependencies'
     if not pywrap_tfe.TFE_Py_TapeSetIsEmpty():
         return 'a tf.GradientTape records it'
+    if isinstance(lookup.max_norm, tf.Tensor):
+        return 'its max_norm is a tensor'
     if lookup.max_norm is not None and not lookup.max_norm > 0:
         return f'its max_norm is {lookup.max_norm}'
     return f'the compiled operations are missing: {bags.missing()}' if bags.missing() else ''

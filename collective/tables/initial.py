@@ -6,10 +6,12 @@ generators", OOPSLA 2014). The distributions are TensorFlow's, the numbers are n
 """
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import math
 import statistics
+from collections.abc import Iterator
 from typing import Any, Callable
 
 import numpy as np
@@ -193,7 +195,8 @@ def shard(init: Any, shape: tuple[int, int], dtype: tf.DType, name: str, rank: i
     fill = by_row(init, shape, name) if value is None else _constant(value, shape)
     mine = len(range(rank, shape[0], ranks))
     if fill is None:
-        whole = init(list(shape), dtype=dtype) if callable(init) else tf.convert_to_tensor(init, dtype)
+        with _alike(init, name):
+            whole = init(list(shape), dtype=dtype) if callable(init) else tf.convert_to_tensor(init, dtype)
         return tf.reshape(whole[rank::ranks], [mine, shape[1]]) if ranks > 1 else tf.reshape(whole, shape)
 
     def draw(out: np.ndarray) -> None:
@@ -203,6 +206,19 @@ def shard(init: Any, shape: tuple[int, int], dtype: tf.DType, name: str, rank: i
             out[first:first + step] = fill(local * np.uint64(ranks) + np.uint64(rank), shape[1])
 
     return filled((mine, shape[1]), dtype, draw)
+
+
+@contextlib.contextmanager
+def _alike(init: Any, name: str) -> Iterator[None]:
+    """Inside, an initializer that draws the whole table draws the same on every rank, without any seed, too."""
+    graph = tf.get_default_graph()
+    given = graph.seed
+    if given is None and getattr(init, 'seed', 0) is None:
+        graph.seed = table_seed(name, None) % 2 ** 31
+    try:
+        yield
+    finally:
+        graph.seed = given
 
 
 def filled(shape: tuple[int, int], dtype: tf.DType, fill: Callable[[np.ndarray], Any]) -> tf.Tensor:

@@ -5,12 +5,14 @@ takes the same whole value on every rank, which keeps its own rows.
 """
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 from tensorflow.python import pywrap_tfe
 
+from collective import control_flow
 from collective.ops import communication, gate, slices
 
 if TYPE_CHECKING:
@@ -27,7 +29,9 @@ def read(table: Sharded, name: str | None = None) -> tf.Tensor:
         tf.logging.warning(
             "table '%s' is read as one value: each run that uses it sends all of its %.1f GB to every rank. Look rows up "
             'instead (tf.nn.embedding_lookup), or make it outside embedding_scope().', table.op.name, size / 1e9)
-    return tf.nn.embedding_lookup(table, tf.range(table.rows, dtype=tf.int64), name=name)
+    # In a loop it would be read in every iteration, of which ranks may have different numbers.
+    with tf.init_scope() if None in control_flow.deciders() else contextlib.nullcontext():
+        return tf.nn.embedding_lookup(table, tf.range(table.rows, dtype=tf.int64), name=name)
 
 
 def unread(table: Sharded) -> tf.Tensor:

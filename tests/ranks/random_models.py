@@ -79,6 +79,7 @@ class Lookup:
     skewed: bool = False
     column: str = ''
     layer: str = ''
+    within: str = ''        # a branch that all ranks take, or a function, which may be called twice
 
     def __repr__(self) -> str:
         return _text(self)
@@ -171,7 +172,8 @@ def _lookup(r: random.Random, table: Table) -> Lookup:
         tuple(r.choice([(), (1,), (3,), (2, 2)]) if kind in ('rows', 'gather') and not ragged else (r.choice([1, 3, 5]),)),
         1 if dynamic and kind == 'safe' and default_id is None else r.choice([0, 1]), ragged, r.random() < 0.5,
         r.choice(['sum', 'mean', 'sqrtn']), r.choice([None, 0.7]) if table.dim > 1 and kind != 'gather' else None, default_id,
-        kind == 'safe' and not dynamic and r.random() < 0.5, not ragged and r.random() < 0.2, r.random() < 0.5)
+        kind == 'safe' and not dynamic and r.random() < 0.5, not ragged and r.random() < 0.2, r.random() < 0.5,
+        within=r.choice([''] * 9 + ['branch', 'function', 'function twice']))
 
 
 def _column(r: random.Random, number: int) -> Lookup:
@@ -304,7 +306,23 @@ class Built:
         """[samples, F] float32."""
         if lookup.kind == 'column':
             return self._of_column(lookup, i)
-        table, nn = self._variable(lookup.table, lookup.reuse), (tf if lookup.api == 'v1' else tf2).nn
+        table = self._variable(lookup.table, lookup.reuse)
+        width = (int(np.prod(lookup.inner, dtype=int)) if lookup.kind in ('rows', 'gather') and not lookup.ragged else 1
+                 ) * lookup.table.dim
+
+        def looked_up() -> tf.Tensor:
+            return self._looked_up(i, lookup, table)
+        if lookup.within == 'branch':
+            out = tf.cond(tf.size(self._p['x']) > 0, looked_up, lambda: tf.zeros([0, width]))
+        elif lookup.within:
+            function = tf.function(looked_up)
+            out = function() if lookup.within == 'function' else 0.75 * function() + 0.25 * function()
+        else:
+            out = looked_up()
+        return tf.ensure_shape(out, [None, width])
+
+    def _looked_up(self, i: int, lookup: Lookup, table: Any) -> tf.Tensor:
+        nn = (tf if lookup.api == 'v1' else tf2).nn
         samples, width = tf.shape(self._p['x'])[0], int(np.prod(lookup.inner, dtype=int)) * lookup.table.dim
         if lookup.kind in ('rows', 'gather'):
             if lookup.ragged:

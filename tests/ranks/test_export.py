@@ -237,6 +237,21 @@ def test_averages_that_training_alone_moves(strategy, folder, kind):
     np.testing.assert_allclose(served(path, {'x': x})['out'], x + reference.table_values(5, 2)[0], rtol=1e-6)
 
 
+@pytest.mark.parametrize('way', ['simple_save', 'builder'])
+def test_a_graph_that_trains_is_refused(strategy, folder, way):
+    """It would hold one part of the table, and operations that TensorFlow alone doesn't have."""
+    with strategy.scope(), tf.Graph().as_default():
+        with strategy.embedding_scope():
+            inputs, outputs = one_table()
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            with pytest.raises(ValueError, match=r'strategy\.export_saved_model'):
+                if way == 'builder':
+                    tf.saved_model.Builder(f'{folder}/{strategy.rank()}').add_meta_graph_and_variables(session, ['serve'])
+                else:
+                    tf.saved_model.simple_save(session, f'{folder}/{strategy.rank()}', inputs, outputs)
+
+
 def test_an_id_outside_of_the_table(strategy, folder):
     path = strategy.export_saved_model(folder, trained(strategy, one_table, folder), signature(strategy, one_table))
     for wrong in (-1, 5, 2 ** 40):

@@ -178,6 +178,22 @@ def test_gather_and_columns_are_lookups(strategy, rank, size):
         np.testing.assert_allclose(got[name], reference.table_values(7, dim)[mine], rtol=1e-6)
 
 
+def test_a_norm_that_is_a_tensor(strategy, rank, size):
+    def build(embedding_scope):
+        with embedding_scope():
+            t = reference.table('t', 9, 3)
+        ids, most = tf.placeholder(tf.int64, [None]), tf.constant(0.5)
+        rows = tf.nn.embedding_lookup(t, ids, max_norm=most)
+        sparse = tf.SparseTensor(tf.stack([tf.range(tf.size(ids, out_type=tf.int64)), tf.zeros_like(ids)], 1), ids, [6, 1])
+        rows += tf.nn.embedding_lookup_sparse(t, sparse, None, combiner='sum', max_norm=most)
+        train = tf.train.GradientDescentOptimizer(0.5).minimize(tf.reduce_mean(tf.square(rows)))
+        return {'train': train, 'rows': tf.nn.embedding_lookup(t, tf.range(9))}, {'ids': ids}
+    ids = np.array([1, 2, 2, 8, 0, 5])
+    want = reference.plain(build, [(['train'], {'ids': ids}), (['rows'], {})])
+    got = reference.sharded(strategy, build, [(['train'], {'ids': reference.part(ids, rank, size)}), (['rows'], {})])
+    np.testing.assert_allclose(got[1]['rows'], want[1]['rows'], rtol=2e-5)
+
+
 def test_a_rank_may_ask_for_nothing(strategy, rank, size):
     def build(embedding_scope):
         with embedding_scope():

@@ -97,8 +97,35 @@ def test_given_values(strategy):
         np.testing.assert_array_equal(all_rows(strategy, make, 7), values)
     for init, value in ((tf.zeros_initializer(), 0), (tf.ones_initializer, 1), (tf.constant_initializer(2.5), 2.5)):
         assert (all_rows(strategy, lambda init=init: tf.get_variable('t', [7, 3], initializer=init), 7) == value).all()
-    orthogonal = all_rows(strategy, lambda: tf.get_variable('t', [6, 3], initializer=tf.orthogonal_initializer(seed=1)), 6)
-    np.testing.assert_allclose(orthogonal.T @ orthogonal, np.eye(3), atol=1e-5)
+    for seed in (1, None):      # all ranks draw the same, each its rows of it
+        init = tf.orthogonal_initializer(seed=seed)
+        orthogonal = all_rows(strategy, lambda init=init: tf.get_variable('t', [6, 3], initializer=init), 6)
+        np.testing.assert_allclose(orthogonal.T @ orthogonal, np.eye(3), atol=1e-5)
+
+
+@pytest.mark.parametrize('value', [np.array([[1, 2], [3, 2 ** 24 + 1]]), np.array([[1.0, 2.0]]), [[1.0, 2.0]], [[1, 2]],
+                                   np.ones([2, 2], np.float16)], ids=lambda value: str(np.asarray(value).dtype))
+def test_a_given_value_has_its_own_type(strategy, value):
+    """Whatever the scope's is, and integers are no table."""
+    with tf.Graph().as_default():
+        want = tf.get_variable('v', initializer=value)
+    with strategy.scope(plan='quiet'), tf.Graph().as_default():
+        with strategy.embedding_scope():
+            made = tf.get_variable('v', initializer=value)
+        assert made.dtype == want.dtype and isinstance(made, Table) == made.dtype.base_dtype.is_floating
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            np.testing.assert_array_equal(session.run(made), value)
+
+
+def test_a_local_variable_is_each_ranks_own(strategy, rank):
+    with strategy.scope(plan='quiet'), tf.Graph().as_default():
+        with strategy.embedding_scope():
+            confusion = tf.get_local_variable('confusion', [3, 3], initializer=tf.zeros_initializer())
+        added = confusion.assign_add(tf.fill([3, 3], rank + 1.0), read_value=True)
+        with tf.Session() as session:
+            session.run(tf.local_variables_initializer())
+            np.testing.assert_array_equal(session.run(added), np.full([3, 3], rank + 1.0))
 
 
 def test_fewer_rows_than_ranks(strategy):

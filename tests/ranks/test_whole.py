@@ -274,6 +274,31 @@ def test_nothing_is_read_whole_unasked(strategy, size, caplog):
             assert "table 't' is read as one value: each run that uses it sends all of its 0.1 GB" in caplog.text
 
 
+@pytest.mark.parametrize('version', [1, 2])
+def test_a_table_that_a_loop_reads_is_read_before_it(strategy, rank, size, version):
+    """A cell's kernel, made in embedding_scope(): ranks' sequences may have different lengths."""
+    def build(embedding_scope):
+        lengths = tf.placeholder(tf.int64, [None])
+        with embedding_scope():
+            t = reference.table('t', 9, 3)
+            kernel = reference.table('kernel', 3, 3, 1)
+        steps = tf.cast(tf.reduce_max(lengths), tf.int32)
+        out = tf.while_loop(lambda i, x: i < steps, lambda i, x: (i + 1, tf.where(
+            lengths > tf.cast(i, tf.int64), tf.tanh(tf.matmul(x, kernel)), x)), [0, tf.nn.embedding_lookup(t, lengths)])[1]
+        train = tf.train.GradientDescentOptimizer(0.5).minimize(tf.reduce_mean(tf.square(out - 0.3)))
+        return {'train': train, 'rows': tf.nn.embedding_lookup(t, tf.range(9)), 'kernel': kernel}, {'lengths': lengths}
+    lengths = np.array([5, 1, 4, 3, 1, 2])      # the longest on the first rank
+    if version == 1:
+        tf.disable_control_flow_v2()
+    try:
+        want = reference.plain(build, [(['train'], {'lengths': lengths}), (['rows', 'kernel'], {})])
+        mine = {'lengths': reference.part(lengths, rank, size)}
+        got = reference.sharded(strategy, build, [(['train'], mine), (['rows', 'kernel'], {})])
+    finally:
+        tf.enable_control_flow_v2()
+    grouped.same(got[1], want[1])
+
+
 def test_a_session_outside_of_scope_gets_no_shard(strategy, size):
     if size == 1:
         return

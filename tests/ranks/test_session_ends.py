@@ -1,0 +1,136 @@
+"""How sessions start and end together: with a last checkpoint, and with no rank that does by itself what takes all."""
+import os
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from collective import RankError
+from collective.ranks import meeting
+from tests.ranks import grouped
+from tests.ranks.test_session_kinds import build
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Rank 0's, which all ranks see."""
+    return meeting.exchange(None, 'a folder', {'path': str(tmp_path)})[0]['path']
+
+
+@pytest.mark.parametrize('prefetch_keys', [False, True])
+@pytest.mark.parametrize('stop', ['leaves', 'breaks'])
+def test_a_feed_loop_of_unequal_length_ends_with_a_checkpoint(strategy, rank, size, folder, stop, prefetch_keys):
+    """The last rank has two batches less, and leaves; the others' next step ends as data do."""
+    with strategy.scope(plan='quiet', prefetch_keys=prefetch_keys), tf.Graph().as_default():
+        f = build(strategy.embedding_scope)
+        done = 0
+        with tf.train.MonitoredTrainingSession(checkpoint_dir=folder, save_checkpoint_steps=100) as session:
+            for _ in range(4 if rank == size - 1 else 6):
+                if stop == 'breaks' and session.should_stop():
+                    break
+                session.run(f['train'], {f['ids']: [rank, 3]})
+                done += 1
+    assert done == 4
+    assert os.path.basename(tf.train.latest_checkpoint(folder)) == 'model.ckpt-4'
+
+
+class Final(tf.train.SessionRunHook):
+    """Looks rows up at the end, which takes all ranks."""
+
+    def __init__(self, rows):
+        self._rows, self.seen = rows, None
+
+    def end(self, session):
+        self.seen = session.run(self._rows)
+
+
+def test_hooks_at_the_end_look_rows_up(strategy, rank, size):
+    with strategy.scope(plan='quiet'), tf.Graph().as_default():
+        f = build(strategy.embedding_scope)
+        final = Final(f['rows'])
+        with tf.train.MonitoredTrainingSession('', hooks=[final]) as session:
+            for _ in range(2 + rank):
+                session.run(f['train'], {f['ids']: [rank, 3]})
+    everyone = grouped.everyone(final.seen)
+    np.testing.assert_array_equal(everyone, [everyone[0]] * size)
+
+
+@pytest.mark.parametrize('monitored', [True, False])
+def test_what_one_rank_reads_at_the_end_is_no_end_of_data(strategy, rank, size, monitored):
+    """A session would swallow that, and the rank go on without its number."""
+    if size == 1:
+        return
+    with strategy.scope(plan='quiet'), tf.Graph().as_default():
+        f = build(strategy.embedding_scope)
+        session = tf.train.MonitoredSession() if monitored else tf.Session()
+        if not monitored:
+            session.run(tf.global_variables_initializer())
+
+        def use():
+            with session:
+                session.run(f['train'], {f['ids']: [rank, 3]})
+                if rank == 0:
+                    session.run(f['rows'])
+        if rank == 0:
+            with pytest.raises(RankError, match='^Runs .* takes all ranks, but rank .* (at the end of|left) the session'):
+                use()
+        else:
+            use()
+        with tf.Session() as other:     # a rank that survives its error says so when it next waits for its peers
+            other.run(tf.global_variables_initializer())
+
+
+def test_a_checkpoint_that_one_rank_saves_is_no_end_of_data(strategy, rank, size, folder):
+    if size == 1:
+        return
+    with strategy.scope(plan='quiet'), tf.Graph().as_default():
+        f = build(strategy.embedding_scope)
+        saver = tf.train.Saver()
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            session.run(f['train'], {f['ids']: [rank, 3]})
+            if rank == 0:
+                with pytest.raises(RankError, match='takes all ranks, but .* has left the session'):
+                    saver.save(session, os.path.join(folder, 'model'))
+
+
+def test_first_values_that_one_rank_gives(strategy, rank, size):
+    """An init_fn on rank 0 alone, as with Horovod, whose rank 0 tells the others."""
+    with strategy.scope(plan='quiet'), tf.Graph().as_default():
+        f = build(strategy.embedding_scope)
+        given = tf.assign(f['w'], [[5.0], [7.0]])
+        scaffold = tf.train.Scaffold(init_fn=(lambda _, session: session.run(given)) if rank == 0 else None)
+        with tf.train.MonitoredTrainingSession('', scaffold=scaffold) as session:
+            np.testing.assert_array_equal(session.run(f['w']), [[5.0], [7.0]])
+    with tf.Graph().as_default():       # a graph of its own takes nobody else
+        if rank == 0:
+            alone = tf.get_variable('alone', [], initializer=tf.zeros_initializer())
+            scaffold = tf.train.Scaffold(init_fn=lambda _, session: None)
+            with strategy.scope(plan='quiet'), tf.train.MonitoredTrainingSession('', scaffold=scaffold) as session:
+                assert session.run(alone) == 0
+
+
+@pytest.mark.parametrize('way', ['supervisor', 'worker'])
+def test_workers_and_supervisors_are_refused(strategy, rank, size, way):
+    if size == 1:
+        return
+    with strategy.scope(plan='quiet'), tf.Graph().as_default():
+        build(strategy.embedding_scope)
+        with pytest.raises(NotImplementedError, match='MonitoredTrainingSession'):
+            if way == 'supervisor':
+                tf.train.Supervisor(is_chief=rank == 0)
+            else:
+                tf.train.MonitoredSession(session_creator=tf.train.WorkerSessionCreator())
+
+
+def test_a_fetch_of_one_ranks_own_after_an_evaluation(strategy, rank, size):
+    """What could fail before any collective is settled by all ranks in the same way."""
+    with strategy.scope(plan='quiet'), tf.Graph().as_default():
+        f = build(strategy.embedding_scope)
+        note = tf.py_func(lambda: np.float64(1), [], tf.float64)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            for _ in range(2):
+                session.run(f['loss'], {f['ids']: [rank, 3]})
+                session.run([f['train'], note] if rank == 0 else [f['train']], {f['ids']: [rank, 3]})
+            assert session.run(f['step']) == 2
