@@ -14,7 +14,7 @@ from tensorflow.python.client import session as session_lib
 from tensorflow.python.feature_column import feature_column
 from tensorflow.python.framework import indexed_slices
 from tensorflow.python.ops import control_flow_ops, resource_variable_ops, variable_scope, variables
-from tensorflow.python.training import checkpoint_utils, optimizer
+from tensorflow.python.training import checkpoint_utils, monitored_session, optimizer
 from tensorflow.python.training import saver as saver_lib
 from tensorflow_estimator.python.estimator import estimator as estimator_lib
 from tensorflow_estimator.python.estimator import exporter, run_config, training
@@ -29,7 +29,7 @@ def files():
 
 def used():
     """{attribute: where} of all that begin with one underscore and are not the product's own."""
-    own, found = {'_asdict'}, {}       # of named tuples
+    own, found = {'_asdict', '_replace'}, {}       # of named tuples
     trees = {file: ast.parse(file.read_text(encoding='utf-8')) for file in files()}
     for tree in trees.values():
         for node in ast.walk(tree):
@@ -53,7 +53,7 @@ def probes():
     yield tf.get_default_graph(), ['_attr_scope', '_current_control_dependencies', '_functions', '_unsafe_unfinalize',
                                    '_get_control_flow_context']
     yield tf.constant(1).op, ['_add_control_input', '_add_control_inputs', '_get_control_flow_context', '_id', '_original_op',
-                              '_remove_all_control_inputs', '_set_attr', '_update_input']
+                              '_remove_all_control_inputs', '_set_attr', '_set_func_attr', '_set_func_list_attr', '_update_input']
     yield tf.float32, ['_is_ref_dtype']
     yield variable, ['_initial_value', '_initializer_op', '_shared_name']
     yield variable_scope, ['_get_default_variable_store']
@@ -65,6 +65,7 @@ def probes():
     yield indexed_slices, ['_indexed_slices_to_tensor']
     yield feature_column, ['_CategoricalColumn']
     yield session_lib, ['_FetchMapper']
+    yield monitored_session, ['_MonitoredSession']
     yield tf2.data.Dataset.range(1), ['_variant_tensor']
     saver = tf.train.Saver([variable])
     yield saver, ['_builder', '_check_saver_def', '_checkpoints_to_be_deleted', '_filename', '_is_built', '_is_empty',
@@ -97,7 +98,7 @@ def probes():
 
 # Found in the source of what makes them, since no object is at hand without running it.
 WRITTEN = {'_eval_spec': training._TrainingExecutor, '_max_training_steps': training._TrainingExecutor._Evaluator,
-           '_sess': tf.train.MonitoredSession}
+           '_sess': tf.train.MonitoredSession, '_coordinated_creator': tf.train.MonitoredSession}
 
 
 def test_what_is_used_is_there():

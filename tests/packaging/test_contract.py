@@ -12,8 +12,8 @@ PAGE = (ROOT / 'docs' / 'equal-to-tensorflow.md').read_text(encoding='utf-8')
 ROWS = [[cell.strip() for cell in re.split(r'(?<!\\)\|', line)[1:-1]] for line in PAGE.splitlines()
         if line.startswith('| ') and '::' in line]
 # Every test of these is a row of the contract, or part of one.
-CONTRACT = ('alike', 'averages', 'columns', 'foreign', 'functions', 'keras', 'layers', 'optimizing', 'scripts', 'session_ends', 'variables',
-            'whole')
+CONTRACT = ('alike', 'averages', 'columns', 'foreign', 'functions', 'keras', 'layers', 'optimizing', 'scripts', 'session_ends',
+            'variables', 'whole')
 
 
 def cases_in(file: Path) -> set[str]:
