@@ -53,7 +53,8 @@ def probes():
     yield tf.get_default_graph(), ['_attr_scope', '_current_control_dependencies', '_functions', '_unsafe_unfinalize',
                                    '_get_control_flow_context']
     yield tf.constant(1).op, ['_add_control_input', '_add_control_inputs', '_get_control_flow_context', '_id', '_original_op',
-                              '_remove_all_control_inputs', '_set_attr', '_set_func_attr', '_set_func_list_attr', '_update_input']
+                              '_remove_all_control_inputs', '_set_attr', '_set_func_attr', '_set_func_list_attr',
+                              '_update_input']
     yield tf.float32, ['_is_ref_dtype']
     yield variable, ['_initial_value', '_initializer_op', '_shared_name']
     yield variable_scope, ['_get_default_variable_store']

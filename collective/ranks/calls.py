@@ -40,7 +40,7 @@ def separate(graph: tf.Graph) -> None:
             continue
         in_loops_one_at_a_time(graph, op._get_control_flow_context())
         for name, value in op.node_def.attr.items():
-            called = tuple(f.name for f in _functions(graph, value))
+            called = tuple(f.name for f in _named(graph, value))
             if called and known.called.get((op, name)) != called:       # a gradient gives a call another function
                 known.called[op, name] = own = tuple(_own(graph, f, known.taken) for f in called)
                 if own != called:
@@ -48,7 +48,7 @@ def separate(graph: tf.Graph) -> None:
     known.version = graph.version
 
 
-def _functions(graph: tf.Graph, attribute: Any) -> list[Any]:
+def _named(graph: tf.Graph, attribute: Any) -> list[Any]:
     """The functions of `graph` that an operation's attribute names: one, or those of its branches."""
     return [f for f in (attribute.func, *attribute.list.func) if f.name in graph._functions]
 
@@ -58,7 +58,7 @@ def _own(graph: tf.Graph, name: str, taken: set[str]) -> str:
     definition = function_pb2.FunctionDef()
     definition.CopyFrom(graph._functions[name].cached_definition)
     collectives = {node.name for node in definition.node_def if runs.COLLECTIVES.match(node.op)}
-    inner = [f for node in definition.node_def for value in node.attr.values() for f in _functions(graph, value)]
+    inner = [f for node in definition.node_def for value in node.attr.values() for f in _named(graph, value)]
     owned = [_own(graph, f.name, taken) for f in inner]
     shared = bool(collectives) and name in taken
     if not shared and owned == [f.name for f in inner]:
