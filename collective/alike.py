@@ -14,6 +14,7 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import variables
 
@@ -24,13 +25,14 @@ from collective.own import Search, is_fed, local, replicated
 from collective.ranks import runs
 from collective.replicated import is_replicated
 from collective.tables.grouping import lookups_of
-from collective.tables.table import Table
+from collective.tables.table import Table, in_shard_view
 from collective.written import Written, exchange, search_of, written_in
 
 ASSIGNS = frozenset({'AssignVariableOp', 'AssignSubVariableOp', 'AssignAddVariableOp', 'Assign', 'AssignSub', 'AssignAdd'})
 APPLIES = ('ResourceApply', 'ResourceSparseApply', 'Apply', 'SparseApply')
 LOCAL = 'collections=[tf.GraphKeys.LOCAL_VARIABLES]'
 MEAN = 'It becomes the mean over ranks'
+ROWS = 'Each of its rows becomes what the rank that has it knows; horovod.tensorflow.allreduce(x) is the mean of their x'
 DRIFTS = "Its replicas drift apart, and a checkpoint has rank 0's"
 
 
@@ -67,6 +69,16 @@ def assign(original: Any, *args: Any, **kwargs: Any) -> Any:
     variable, value = list(given.arguments)[:2]
     given.arguments[value] = _written_inside(given.arguments[variable], given.arguments[value])
     return original(*given.args, **given.kwargs)
+
+
+def assign_table(original: Any, table: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+    """`assign` and its like of a table: all ranks give the same whole value, of which each keeps its rows."""
+    graph = graphs.outermost(tf.get_default_graph())
+    if _concerns(graph) and not in_shard_view() and not isinstance(value, (np.ndarray, list, float, int)):
+        given = tf.convert_to_tensor(value, table.dtype)
+        if not is_fed(given) and search_of(graph).is_own([given]):
+            _warn(f"The table '{table.op.name}' is assigned what depends on", ROWS)
+    return original(table, value, *args, **kwargs)
 
 
 def _written_inside(variable: Any, value: Any) -> Any:

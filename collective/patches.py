@@ -74,6 +74,7 @@ from collective.serving import export
 from collective.tables import updates
 from collective.tables.creation import is_dynamic, table_getter
 from collective.tables.grouping import lookups_of
+from collective.tables.table import Sharded
 
 Replacement = tuple[Any, str, Callable[..., Any]]       # (owner, attribute, f(original, *args, **kwargs))
 
@@ -167,6 +168,7 @@ class Patches:
             # What a script assigns in a branch or a function, where nothing can be put in front of it later.
             *((owner, name, alike.assign) for owner in (resources.ResourceVariable, resources.BaseResourceVariable,
               resources._UnreadVariable, state_ops, tf) for name in ('assign', 'assign_add', 'assign_sub')),
+            *((Sharded, name, alike.assign_table) for name in ('assign', 'assign_add', 'assign_sub')),
             # Iterations of a loop with collectives inside must not run at the same time; branches don't know who takes them.
             (while_v2, '_build_while_op', control_flow.build_while_op),
             (while_v2, 'while_loop', control_flow.loop),

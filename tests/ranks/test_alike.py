@@ -467,3 +467,17 @@ def test_a_count_in_front_of_batch_normalization_is_said_not_refused(strategy, r
             session.run(tf.global_variables_initializer())
             session.run(train, {x: BATCHES[0]['x']})
     assert len([text for text in said if "'seen'" in text]) == len(said) == (size > 1 and rank == 0)
+
+
+def test_a_table_that_is_assigned_what_a_rank_alone_knows_is_warned_of(strategy, rank, size):
+    """Rows by their owners' data; what all ranks have, a value that is fed, or a mean needs no word."""
+    with strategy.scope(plan='quiet'), tf.Graph().as_default(), warnings() as said:
+        with strategy.embedding_scope():
+            codebook = reference.table('codebook', V, D)
+        x = tf.placeholder(tf.float32, [None, D])
+        fine = [codebook.assign(codebook * 0.5), tf.assign_add(codebook, np.ones([V, D])), codebook.assign_sub(tf.ones([V, D])),
+                codebook.assign(tf.placeholder(tf.float32, [V, D])), codebook.assign_add(tf.zeros([V, D]) + tf.norm(codebook))]
+        assert not said and len(fine) == 5
+        codebook.assign(0.9 * codebook + 0.1 * tf.reduce_mean(x, 0))
+    assert len(said) == (size > 1 and rank == 0)
+    assert not said or said[0].startswith("The table 'codebook' is assigned what depends on") and 'allreduce' in said[0]
