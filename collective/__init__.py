@@ -18,16 +18,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collective.embedding_variable import embedding_sizes, get_embedding_variable
     from collective.errors import RankError, ReplicaError, TableError
+    from collective.group_embedding import group_embedding_lookup, group_embedding_lookup_sparse
     from collective.strategy import CollectiveStrategy
     from collective.tables.dynamic import DynamicTable
     from collective.tables.table import Table
 
 __all__ = ['CollectiveStrategy', 'DynamicTable', 'RankError', 'ReplicaError', 'Table', 'TableError', 'embedding_sizes',
-           'get_embedding_variable']
+           'get_embedding_variable', 'group_embedding_lookup', 'group_embedding_lookup_sparse']
 __version__ = '0.1.0'
 _MODULES = {'CollectiveStrategy': 'strategy', 'DynamicTable': 'tables.dynamic', 'RankError': 'errors', 'ReplicaError': 'errors',
             'Table': 'tables.table', 'TableError': 'errors', 'embedding_sizes': 'embedding_variable',
-            'get_embedding_variable': 'embedding_variable'}
+            'get_embedding_variable': 'embedding_variable', 'group_embedding_lookup': 'group_embedding',
+            'group_embedding_lookup_sparse': 'group_embedding'}
 _SUBMODULES = frozenset({'checkpoint', 'feature_column'})
 
 

@@ -46,10 +46,15 @@ def get_embedding_variable(name: str, embedding_dim: int, key_dtype: Any = tf.in
     if not isinstance(embedding_dim, int) or embedding_dim < 1:
         raise ValueError(f"dynamic table '{name}': embedding_dim must be a positive integer, not {embedding_dim!r}.")
     if ev_option is not None:
-        warnings.warn(f"dynamic table '{name}': ev_option has no effect yet: every key is admitted and none is evicted. Leave "
-                      'it out to silence this.', stacklevel=2)
+        warn_of_option(f"dynamic table '{name}'")
     made = tf.get_variable(name, [None, embedding_dim], values, initializer, trainable=trainable, collections=collections)
     return made
+
+
+def warn_of_option(what: str) -> None:
+    """Of DeepRec's options, to the caller's caller."""
+    warnings.warn(f'{what}: ev_option has no effect yet: every key is admitted and none is evicted. Leave it out to silence '
+                  'this.', stacklevel=3)
 
 
 def check_scope(what: str) -> None:

@@ -2,18 +2,32 @@
 from __future__ import annotations
 
 import collections
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 from tensorflow.python.feature_column import feature_column as v1
 from tensorflow.python.feature_column import feature_column_v2 as v2
 
-from collective.embedding_variable import check_scope
+from collective.embedding_variable import check_scope, warn_of_option
 from collective.ops import keys
 
 
-def categorical_column_with_embedding(key: str, dtype: tf.DType = tf.int64) -> EmbeddingCategoricalColumn:
-    """A column of keys that are looked up as they are: no hashing into buckets, no vocabulary.
+@contextlib.contextmanager
+def group_embedding_column_scope(name: str | None = None) -> Iterator[None]:
+    """DeepRec's: the embedding columns that are made inside are looked up together, as all of them are anyway.
+
+    Args:
+        name: no effect.
+    """
+    del name
+    yield
+
+
+def categorical_column_with_embedding(key: str, dtype: tf.DType = tf.int64, partition_num: int | None = None,
+                                      ev_option: Any = None) -> EmbeddingCategoricalColumn:
+    """A column of keys that are looked up as they are: no hashing into buckets, no vocabulary. The signature is DeepRec's.
 
         user = collective.feature_column.categorical_column_with_embedding('user')
         columns = [tf.feature_column.embedding_column(user, dimension=16)]
@@ -25,11 +39,16 @@ def categorical_column_with_embedding(key: str, dtype: tf.DType = tf.int64) -> E
 
     Args:
         key: the feature's name.
-        dtype: tf.int64, tf.int32 or tf.string: of the feature.
+        dtype: tf.int64, tf.int32 or tf.string: of the feature. (DeepRec's default is tf.string.)
+        partition_num: no effect: the table is sharded over all ranks anyway.
+        ev_option: DeepRec's options of admission, eviction and storage: accepted, no effect yet, which a warning says.
 
     Raises:
         ValueError: another dtype.
     """
+    del partition_num
+    if ev_option is not None:
+        warn_of_option(f"categorical_column_with_embedding('{key}')")
     dtype = tf.as_dtype(dtype)
     if dtype not in (tf.int64, tf.int32, tf.string):
         raise ValueError(f"categorical_column_with_embedding('{key}'): dtype is tf.int64, tf.int32 or tf.string, "

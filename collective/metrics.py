@@ -1,4 +1,4 @@
-"""`tf.metrics` over all ranks: a metric's value is that of the ranks' states added up, its update is this rank's own."""
+"""`tf.metrics` over all ranks: a metric's value, and what its update returns, are those of the ranks' states added up."""
 from __future__ import annotations
 
 import collections
@@ -7,7 +7,14 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import variables
 
-from collective.ops import communication, gate
+from collective.ops import communication, gate, graphs
+
+# What `tf.metrics` makes of updated states.
+PURE = frozenset({
+    'Const', 'Identity', 'Cast', 'Reshape', 'ExpandDims', 'Squeeze', 'StridedSlice', 'ConcatV2', 'Pack', 'Shape', 'Size',
+    'NoOp', 'AddV2', 'Sub', 'Mul', 'RealDiv', 'DivNoNan', 'Maximum', 'Minimum', 'Sqrt', 'Neg', 'Abs', 'Sum', 'Mean', 'Select',
+    'SelectV2', 'Greater', 'GreaterEqual', 'Less', 'LessEqual', 'Equal', 'NotEqual', 'LogicalAnd', 'ZerosLike', 'OnesLike',
+    'Fill', 'Prod', 'Range', 'GatherV2', 'ArgMax', 'ArgMin', 'Min', 'Max'})
 
 
 def aggregate_across_replicas(original: Any, metrics_collections: Any, metric_value_fn: Any, *args: Any) -> Any:
@@ -23,6 +30,52 @@ def aggregate_across_replicas(original: Any, metrics_collections: Any, metric_va
         summed = iter(_sums([x for x in flat if isinstance(x, variables.Variable)]))
     whole = [next(summed) if isinstance(x, variables.Variable) else x for x in flat]
     return original(metrics_collections, metric_value_fn, *tf.nest.pack_sequence_as(args, whole))
+
+
+def updated(original: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+    """`state_ops.assign_add` and `scatter_add`, by which `tf.metrics` updates a state: what they return is of all ranks.
+
+    A rank without data, which answers its peers' evaluation, adds the state that it has.
+    """
+    mine = original(state, *args, **kwargs)
+    graph = tf.get_default_graph()
+    if communication.size() == 1 or tf.executing_eagerly() or not graphs.is_outside(graph) or not any(
+            v is state for v in graph.get_collection_ref(tf.GraphKeys.METRIC_VARIABLES)):
+        return mine
+    mine = tf.convert_to_tensor(mine)
+    with tf.name_scope('collective/metric'), tf.control_dependencies(None):     # none but what `mine` waits for
+        given, now = tf.placeholder_with_default(mine, mine.shape), tf.convert_to_tensor(state)
+        gates, name = gate.gates_of(graph), communication.unique_name(f'{state.op.name}/updated')
+        total = communication.allreduce_sum([given], name, gates.beside([mine]).zero)[0]
+    gates.states[name] = (given, now)
+    _updates(graph)[total.op] = mine.op
+    return total
+
+
+def _updates(graph: tf.Graph) -> dict[tf.Operation, tf.Operation]:
+    """By the operations that give sums over ranks, this rank's own updates before them."""
+    return graphs.kept(graph, 'metric_updates', dict)
+
+
+def without_sums(update: tf.Operation) -> tf.Operation:
+    """What updates metrics as `update` does, but for sums over ranks that nobody looks at."""
+    return tf.group(*sorted(_without_sums(update), key=lambda op: op._id))
+
+
+def _without_sums(update: tf.Operation) -> set[tf.Operation]:
+    if update.type == 'NoOp':       # a group
+        return {op for part in update.control_inputs for op in _without_sums(part)}
+    known, mine, seen, stack = _updates(update.graph), set(), set(), [update]
+    while stack:
+        op = stack.pop()
+        if op in known:
+            mine.add(known[op])
+        elif op not in seen:
+            seen.add(op)
+            if op.type not in PURE:
+                return {update}
+            stack += [x.op for x in op.inputs] + list(op.control_inputs)
+    return mine or {update}
 
 
 def _sums(states: list[Any]) -> list[tf.Tensor]:

@@ -175,7 +175,8 @@ class Patches:
             *((cond_v2, name, control_flow.branch) for name in ('cond_v2', 'indexed_case')),
             # TensorFlow's own Estimator would train every rank on the same input, and count every record N times.
             (estimator_lib.Estimator, '_call_model_fn', _only_ours),
-            # A metric's value is that of all ranks' records.
+            # A metric's value is that of all ranks' records, and so is what its update returns.
+            *((state_ops, name, metrics.updated) for name in ('assign_add', 'scatter_add')),
             (metrics_impl, '_aggregate_across_replicas', metrics.aggregate_across_replicas),
             # Runs are agreed on; a GPU is grown into, and one process uses one.
             (session, '__init__', sessions.with_own_gpu),
@@ -275,11 +276,13 @@ def _inside(users: Callable[..., Any], ours: Callable[..., Any]) -> Callable[...
 
 def _only_ours(original: Any, estimator: Any, *args: Any, **kwargs: Any) -> Any:
     """`Estimator._call_model_fn`, which each of its methods calls."""
-    if communication.size() > 1 and not hasattr(type(estimator), 'serving'):
+    ours = hasattr(type(estimator), 'serving') or hasattr(tf.get_default_graph(), '_collective_estimator')
+    if communication.size() > 1 and not ours:
         raise TypeError(
             f"{type(estimator).__name__} is TensorFlow's own Estimator: each of the {communication.size()} ranks would use all "
-            'of the input. Make it with strategy.estimator(model_fn, model_dir, …). (What tf.estimator.add_metrics returns is '
-            'one, too: put the metrics into model_fn.)')
+            'of the input. Make it with strategy.estimator(model_fn, model_dir, …); of an estimator that you have, with '
+            'strategy.estimator(estimator.model_fn, model_dir, …). (What tf.estimator.add_metrics returns is one, too: put the '
+            'metrics into model_fn.)')
     return original(estimator, *args, **kwargs)
 
 

@@ -124,6 +124,8 @@ class GraphGates:
         checked: the operations that check the ids of single lookups on the spot, with one rank.
         asked: by the names of the collectives that carry keys to their owners, what this rank puts in: a rank that is out of
             data puts in nothing.
+        states: by the names of the collectives that sum a metric's states, what this rank puts in, and what it has: a rank that
+            is out of data puts in that.
     """
 
     def __init__(self) -> None:
@@ -132,6 +134,7 @@ class GraphGates:
         self.checks: list[Check] = []
         self.checked: list[tf.Operation] = []
         self.asked: dict[str, Asking] = {}
+        self.states: dict[str, tuple[tf.Tensor, tf.Tensor]] = {}
         self._levels: dict[tf.Operation, int] = {}
 
     def behind(self, tensors: Sequence[Any]) -> Gate:

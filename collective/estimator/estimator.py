@@ -11,13 +11,13 @@ from tensorflow_estimator.python.estimator import estimator as estimator_lib
 from tensorflow_estimator.python.estimator import training
 from tensorflow_estimator.python.estimator.mode_keys import ModeKeys
 
-from collective import checkpoint
+from collective import checkpoint, metrics
 from collective.checkpoint.bundle import Bundle
 from collective.checkpoint.layout import ENTRY, FORMAT_ENTRY, Column
 from collective.errors import RankError
 from collective.estimator import dealing, evaluation, prediction
 from collective.estimator.run_config import local_config
-from collective.ops import communication
+from collective.ops import communication, graphs
 from collective.prefetch import choice as prefetch
 from collective.ranks import meeting, protocol
 from collective.serving import export
@@ -140,11 +140,7 @@ class Estimator(estimator_lib.EstimatorV2):
     def get_variable_names(self) -> list[str]:
         """`tf.estimator.Estimator.get_variable_names`; tables and their slots by their own names."""
         columns = self._columns()
-        if not columns:
-            names: list[str] = super().get_variable_names()
-            return names
-        layout = Bundle(self.latest_checkpoint()).layout
-        inner = layout.entries() | {ENTRY, FORMAT_ENTRY}
+        inner = {ENTRY, FORMAT_ENTRY} | (Bundle(self.latest_checkpoint()).layout.entries() if columns else set())
         return sorted({*columns, *(name for name in super().get_variable_names() if name not in inner)})
 
     def _columns(self) -> dict[str, Column]:
@@ -165,6 +161,7 @@ class Estimator(estimator_lib.EstimatorV2):
 
     def _call_model_fn(self, features: Any, labels: Any, mode: str, config: Any) -> Any:
         call = super()._call_model_fn
+        graphs.kept(tf.get_default_graph(), 'estimator', lambda: self)      # within which another one's model_fn may be called
         if self.serving is not None:
             return call(features, labels, mode, config)         # an export tells its errors itself
         if mode != ModeKeys.TRAIN:      # may have a train_op all the same
@@ -173,7 +170,7 @@ class Estimator(estimator_lib.EstimatorV2):
 
     def _call_model_fn_eval(self, input_fn: Any, config: Any) -> Any:
         scaffold, hooks, input_hooks, update, values = super()._call_model_fn_eval(input_fn, config)
-        return scaffold, [*(hooks or []), *evaluation.summing_hooks(values)], input_hooks, update, values
+        return scaffold, [*(hooks or []), *evaluation.summing_hooks(values)], input_hooks, metrics.without_sums(update), values
 
     def _export_all_saved_models(self, export_dir_base: Any, input_receiver_fn_map: Any, assets_extra: Any = None,
                                  as_text: bool = False, checkpoint_path: Any = None, strip_default_attrs: bool = True) -> bytes:

@@ -192,7 +192,7 @@ def _difference(texts: Sequence[dict[str, Any]]) -> str:
         who = [str(r) for r, names in enumerate(used) if odd[0] in names]
         first = f" First difference: '{odd[0]}' is used by rank {', '.join(who)} only."
     return _each(texts, lambda text: text['doing']) + first + \
-        ' Every rank must run the same fetches, in the same order, on the same graph.'
+        ' Every rank must run the same fetches, save and restore, in the same order, on the same graph.'
 
 
 def takes_all(doing: str, error: tf.errors.OutOfRangeError) -> RankError:

@@ -172,8 +172,10 @@ class Protocol:
     def answer(self, original: Any, session: Any, run: Run, feeds: dict[Any, Any]) -> None:
         assert run.answer is not None
         self.progress.enters(Phase.ANSWERING)
-        original(session, [run.answer.operations, run.answering],
-                 {**feeds, **{x.name: value for x, value in run.answer.feeds}}, None, None)
+        states = original(session, [now for _, now in run.answer.states]) if run.answer.states else []
+        given = run.answer.feeds + [(x, value) for (x, _), value in zip(run.answer.states, states)]
+        original(session, [run.answer.operations, run.answering], {**feeds, **{x.name: value for x, value in given}},
+                 None, None)
 
     def settle(self, header: Header, member: Membership, run: Run | None, doing: str) -> None:
         """Agrees outside of any run; raises what all ranks raise."""

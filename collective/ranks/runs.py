@@ -46,9 +46,11 @@ class Answer:
     Attributes:
         operations: the collectives of the run.
         feeds: no keys in place of the run's, and the first gate open: the ranks have agreed outside of the run.
+        states: what is fed, too, with the value that another tensor has.
     """
     operations: list[tf.Operation]
     feeds: list[tuple[tf.Tensor, Any]]
+    states: list[tuple[tf.Tensor, tf.Tensor]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,13 +109,14 @@ class Reach:
                 ranks = communication.size()
                 feeds += [(asked.keys, np.zeros(ranks * asked.nothing, np.int64)),
                           (asked.splits, np.full(ranks, asked.nothing, np.int32))]
-        needed = upstream(exchanged, {x.name for x, _ in feeds})
+        states = [gates.states[name] for name in self.shared if name in gates.states]
+        needed = upstream(exchanged, {x.name for x, _ in [*feeds, *states]})
         hidden = any(op._get_control_flow_context() is not None for op in exchanged) or any(
             has_inside(op.graph, op, COLLECTIVES) for op in self.operations if op.type in CALLS)
         if hidden or any(op.type in SOURCES and op._get_control_flow_context() is None and gates.level(op) == 0
                          for op in needed):
             return None
-        return Answer(exchanged, feeds)
+        return Answer(exchanged, feeds, states)
 
     def exchanged_below(self, gates: GraphGates, level: int) -> list[tf.Operation]:
         """The collectives that must be over before the gate of `level` is settled: those that don't wait for it."""

@@ -32,7 +32,7 @@ def is_dynamic(shape: Any) -> bool:
         known = tensor_shape.as_shape(shape)
     except (TypeError, ValueError):         # TensorFlow takes more than that for a shape
         return False
-    return bool(known.rank == 2 and known[0] is None and known[1] is not None)
+    return bool(known.rank == 2 and known.as_list()[0] is None and known.as_list()[1] is not None)
 
 
 def table_getter(getter: Callable[..., Any], name: str, shape: Any = None, dtype: Any = None, initializer: Any = None,
@@ -53,8 +53,9 @@ def table_getter(getter: Callable[..., Any], name: str, shape: Any = None, dtype
     dtype = tf.as_dtype(dtype or getattr(initializer, 'dtype', None) or tf.float32).base_dtype
     if is_dynamic(shape) and not dtype.is_floating:
         raise ValueError(f"dynamic table '{name}': values of a dynamic table are floating-point numbers, not {dtype.name}.")
-    if (in_shard_view() or whole is None or whole.rank != 2 or whole[1] is None or not dtype.is_floating
-            or whole[0] is not None and whole[0] < min_rows
+    # (Not whole[0], which is something else without TensorFlow's second version.)
+    rows, dim = whole.as_list() if whole is not None and whole.rank == 2 else (None, None)
+    if (in_shard_view() or dim is None or not dtype.is_floating or rows is not None and rows < min_rows
             or tf.GraphKeys.LOCAL_VARIABLES in (kwargs.get('collections') or ())):
         return getter(name, shape=shape, dtype=dtype, initializer=initializer, partitioner=None, **kwargs)
     if initializer is None and not is_dynamic(shape):
@@ -64,7 +65,6 @@ def table_getter(getter: Callable[..., Any], name: str, shape: Any = None, dtype
         del next_creator
         served = serving.of(tf.get_default_graph())
         if served is not None:
-            rows, dim = whole.as_list()
             return served.table(made['name'], rows, dim, dtype, trainable=made.get('trainable'),
                                 collections=made.get('collections'))
         kind = DynamicTable if is_dynamic(whole) else Table
@@ -75,7 +75,7 @@ def table_getter(getter: Callable[..., Any], name: str, shape: Any = None, dtype
     kwargs['use_resource'] = True
     placeholder = initializer
     if is_dynamic(whole):       # get_variable wants to know of how many rows, and what they start from
-        shape, placeholder = [1, whole[1]], tf.zeros_initializer()
+        shape, placeholder = [1, dim], tf.zeros_initializer()
     elif not callable(initializer):
         shape = None        # get_variable takes an array's or a tensor's own
     with tf.variable_creator_scope(create):

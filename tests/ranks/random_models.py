@@ -173,7 +173,7 @@ def _lookup(r: random.Random, table: Table) -> Lookup:
         1 if dynamic and kind == 'safe' and default_id is None else r.choice([0, 1]), ragged, r.random() < 0.5,
         r.choice(['sum', 'mean', 'sqrtn']), r.choice([None, 0.7]) if table.dim > 1 and kind != 'gather' else None, default_id,
         kind == 'safe' and not dynamic and r.random() < 0.5, not ragged and r.random() < 0.2, r.random() < 0.5,
-        within=r.choice([''] * 9 + ['branch', 'function', 'function twice']))
+        within='' if dynamic else r.choice([''] * 9 + ['branch', 'function', 'function twice']))
 
 
 def _column(r: random.Random, number: int) -> Lookup:

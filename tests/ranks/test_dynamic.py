@@ -499,3 +499,27 @@ def test_a_session_that_is_gone_leaves_no_memory(strategy):
     with tf.Graph().as_default(), tf.Session() as session:      # TensorFlow lets go of arrays when it next meets Python
         session.run(tf.numpy_function(lambda: np.float32(1), [], tf.float32))
     assert len(store._living) <= before
+
+
+def test_without_tensorflows_second_version(strategy, rank, size):
+    """As after tf.disable_v2_behavior(): shapes are of other numbers, branches and variables of the first version."""
+    switches = ('v2_tensorshape', 'control_flow_v2', 'resource_variables')
+    for name in switches:
+        getattr(tf, f'disable_{name}')()
+    try:
+        with strategy.scope(plan='quiet'), tf.Graph().as_default():
+            t = collective.get_embedding_variable('t', 2, initializer=tf.ones_initializer())
+            column = tf.feature_column.embedding_column(
+                collective.feature_column.categorical_column_with_embedding('key'), 2, initializer=tf.ones_initializer())
+            with strategy.embedding_scope():
+                out = tf.feature_column.input_layer({'key': tf.constant([[7], [9]], tf.int64)}, [column])
+                static = tf.get_variable('static', [5, 2], initializer=tf.ones_initializer())
+            ids = tf.constant([1, 2], tf.int64)
+            loss = tf.reduce_sum(tf.nn.embedding_lookup(t, ids) + out + tf.nn.embedding_lookup(static, ids))
+            train = tf.train.GradientDescentOptimizer(0.5).minimize(loss)
+            with tf.train.MonitoredTrainingSession('') as session:
+                session.run(train)
+                assert session.run(loss) == 2 * 2 * 1.5
+    finally:
+        for name in switches:
+            getattr(tf, f'enable_{name}')()

@@ -190,3 +190,21 @@ def test_evaluation_and_export_of_averages(strategy, folder, size):
     path = tf.compat.as_str(ours.export_saved_model(os.path.join(folder, 'export'), receiver))
     answer = served(path, {'ids': IDS[:33], 'number': np.arange(33)})['p']
     np.testing.assert_allclose(answer, [p['p'] for p in alone.predict(records(33))], rtol=1e-5)
+
+
+def test_the_model_of_a_canned_estimator(strategy, folder, size):
+    """Of TensorFlow's own: its model_fn, on all ranks. Nothing but the model's variables is told of a model without tables."""
+    def canned():
+        columns = [tf.feature_column.numeric_column('weight'), tf.feature_column.numeric_column('number')]
+        return tf.estimator.LinearRegressor(columns, optimizer=lambda: tf.train.GradientDescentOptimizer(1e-4),
+                                            loss_reduction=tf.losses.Reduction.SUM_OVER_BATCH_SIZE)
+    ours = strategy.estimator(canned().model_fn, os.path.join(folder, 'ours'))
+    alone = tf.estimator.Estimator(canned().model_fn, os.path.join(folder, f'plain{strategy.rank()}'))
+    ours.train(records(8 * BATCH * size), steps=3)
+    alone.train(records(8 * BATCH * size, BATCH * size), steps=3)
+    assert ours.get_variable_names() == alone.get_variable_names()
+    for name in alone.get_variable_names():
+        np.testing.assert_allclose(ours.get_variable_value(name), alone.get_variable_value(name), rtol=1e-5)
+    if size > 1:
+        with pytest.raises(TypeError, match=r'strategy.estimator\(estimator.model_fn'), strategy.scope():
+            canned().train(records(8), steps=1)

@@ -1,4 +1,6 @@
 """An evaluation goes on until every rank is out of data, and its metrics are those of all records."""
+import contextlib
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -96,6 +98,70 @@ def test_metrics_are_of_all_records(strategy, rank, size):
     expected = _plain_metrics(everything)
     for name, value in expected.items():
         np.testing.assert_allclose(got[name], value, rtol=1e-5, err_msg=name)
+
+
+def metrics_of(score, label):
+    guess, weights = tf.round(score), 0.5 + label
+    classes = tf.cast(label, tf.int64)
+    return {'mean': tf.metrics.mean(score, weights), 'rmse': tf.metrics.root_mean_squared_error(label, score),
+            'accuracy': tf.metrics.accuracy(label, guess), 'auc': tf.metrics.auc(label, score),
+            'precision': tf.metrics.precision(label, guess), 'recall': tf.metrics.recall(label, guess),
+            'iou': tf.metrics.mean_iou(classes, tf.cast(guess, tf.int64), 2), 'cosine': tf.metrics.mean_cosine_distance(
+                tf.nn.l2_normalize(tf.stack([score, label], 1), 1), tf.nn.l2_normalize(tf.ones([tf.size(score), 2]), 1), 1),
+            'at k': tf.metrics.recall_at_k(classes, tf.stack([1 - score, score], 1), 1),
+            'per class': tf.metrics.mean_per_class_accuracy(classes, tf.cast(guess, tf.int64), 2),
+            'below': tf.metrics.percentage_below(score, 0.5),
+            'at': tf.metrics.precision_at_thresholds(label, score, [0.3, 0.7])}
+
+
+@pytest.mark.parametrize('resources', [True, False])
+def test_what_updates_return_is_of_all_records(strategy, rank, size, resources):
+    """After each step; where ranks have batches of unequal sizes, too."""
+    rng = np.random.default_rng(12)
+    steps = [[rng.integers(0, ROWS, 3 + (r + step) % 3) for r in range(size)] for step in range(3)]
+
+    def run(scope, embedding_scope, mine):
+        with scope, tf.Graph().as_default():
+            with embedding_scope():
+                table = reference.table('metrics', ROWS, DIM)
+            ids = tf.placeholder(tf.int64, [None])
+            score = tf.sigmoid(tf.reduce_sum(tf.nn.embedding_lookup(table, ids), -1))
+            updates = {name: update for name, (_, update) in metrics_of(
+                score, tf.cast(tf.equal(ids % 3, 0), tf.float32)).items()}
+            seen = tf.metrics.mean(tf.identity(score))[1] * 2        # computed further, in a summary for one
+            with tf.Session() as session:
+                session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+                return [session.run({**updates, 'further': seen}, {ids: batch}) for batch in mine]
+    if not resources:
+        tf.disable_resource_variables()
+    try:
+        got = run(strategy.scope(), strategy.embedding_scope, [batches[rank] for batches in steps])
+        want = run(contextlib.nullcontext(), contextlib.nullcontext, [np.concatenate(batches) for batches in steps])
+    finally:
+        tf.enable_resource_variables()
+    for mine, truth in zip(got, want):
+        for name, value in truth.items():
+            np.testing.assert_allclose(mine[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_updates_in_an_evaluation_of_unequal_length(strategy, rank, size):
+    """A rank without data adds what it has; what the last step returns is the result."""
+    with strategy.scope(), tf.Graph().as_default():
+        with strategy.embedding_scope():
+            table = reference.table('metrics', ROWS, DIM)
+        ids = batches(records(rank, size))
+        score = tf.sigmoid(tf.reduce_sum(tf.nn.embedding_lookup(table, ids), -1))
+        value, update = tf.metrics.mean(score)
+        with tf.Session() as session:
+            session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+            seen = drain(session, update)
+            got = session.run(value)
+    assert len(seen) == counts(rank, size)
+    everything = np.concatenate([records(r, size) for r in range(size)])
+    want = (1 / (1 + np.exp(-VALUES.astype(np.float64)[everything].sum(-1)))).mean()
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    if counts(rank, size) == max(counts(r, size) for r in range(size)):
+        np.testing.assert_allclose(seen[-1], want, rtol=1e-5)
 
 
 def _plain_metrics(ids):
