@@ -262,7 +262,7 @@ class Protocol:
         with self._one_at_a_time, self.progress.does('leaves its session'):
             if taking.leave(self, member):
                 return
-        if error is not None and not _is_end(error):
+        if error is not None and not is_end(error):
             # Most likely the end of this program. Should it go on, the peers hear of it when they next wait for this rank.
             self.failure = self.failure or (member, f'left its session with {type(error).__name__}: {error}')
             self._dead = self._dead or isinstance(error, SystemExit)
@@ -292,7 +292,7 @@ class Protocol:
             self.leave(session)
 
 
-def _is_end(error: BaseException) -> bool:
+def is_end(error: BaseException) -> bool:
     if isinstance(error, SystemExit):
         return error.code in (None, 0)
     return isinstance(error, (tf.errors.OutOfRangeError, StopIteration, GeneratorExit))

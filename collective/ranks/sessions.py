@@ -134,8 +134,8 @@ def leave(original: Any, session: Any, kind: Any, error: Any, traceback: Any) ->
 
 def end(original: Any, session: Any, exception_type: Any = None) -> None:
     """`_MonitoredSession._close_internal`: hooks that run something at the end do so on all ranks together."""
-    at_end = session._coordinated_creator.tf_sess
-    if not exception_type and at_end is not None and protocol.started():
+    at_end, error = session._coordinated_creator.tf_sess, exception_type or sys.exc_info()[1]       # in a `finally`
+    if (error is None or protocol.is_end(error)) and at_end is not None and protocol.started():
         try:
             protocol.of_process().end(at_end)
         except BaseException as error:

@@ -134,3 +134,22 @@ def test_a_fetch_of_one_ranks_own_after_an_evaluation(strategy, rank, size):
                 session.run(f['loss'], {f['ids']: [rank, 3]})
                 session.run([f['train'], note] if rank == 0 else [f['train']], {f['ids']: [rank, 3]})
             assert session.run(f['step']) == 2
+
+
+def test_a_session_closed_for_an_error_is_no_end(strategy, rank, size):
+    """In a `finally`: the others hear of the error, and save nothing as if all were well."""
+    if size == 1:
+        return
+    with strategy.scope(plan='quiet'), tf.Graph().as_default():
+        f = build(strategy.embedding_scope)
+        session = tf.train.MonitoredTrainingSession('')
+        with pytest.raises(KeyError if rank == size - 1 else RankError):
+            try:
+                session.run(f['train'], {f['ids']: [rank, 3]})
+                if rank == size - 1:
+                    raise KeyError('mine')
+                session.run(f['train'], {f['ids']: [rank, 3]})
+            finally:
+                session.close()
+        with tf.Session() as other:     # a rank that survives its error says so when it next waits for its peers
+            other.run(tf.global_variables_initializer())
