@@ -23,13 +23,19 @@ def aggregate_across_replicas(original: Any, metrics_collections: Any, metric_va
     Its arguments are the metric's variables, whose sums over ranks take their place. (Or tensors: values of another metric,
     which are of all ranks already.)
     """
-    if communication.size() == 1 or tf.executing_eagerly():
+    if not _concerns(tf.get_default_graph()):
         return original(metrics_collections, metric_value_fn, *args)
     flat = tf.nest.flatten(args)
     with tf.name_scope('collective/metric'), tf.control_dependencies(None):
         summed = iter(_sums([x for x in flat if isinstance(x, variables.Variable)]))
     whole = [next(summed) if isinstance(x, variables.Variable) else x for x in flat]
     return original(metrics_collections, metric_value_fn, *tf.nest.pack_sequence_as(args, whole))
+
+
+def _concerns(graph: tf.Graph) -> bool:
+    """Whether ranks have metrics in `graph` together: not if it is built to be served."""
+    return communication.size() > 1 and not tf.executing_eagerly() and not hasattr(
+        graphs.outermost(graph), '_collective_serving')
 
 
 def updated(original: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
@@ -39,15 +45,20 @@ def updated(original: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
     """
     mine = original(state, *args, **kwargs)
     graph = tf.get_default_graph()
-    if communication.size() == 1 or tf.executing_eagerly() or not graphs.is_outside(graph) or not any(
-            v is state for v in graph.get_collection_ref(tf.GraphKeys.METRIC_VARIABLES)):
+    if not _concerns(graph) or not any(v is state for v in graphs.outermost(graph).get_collection_ref(
+            tf.GraphKeys.METRIC_VARIABLES)):
+        return mine
+    if not graphs.is_outside(graph):
+        tf.logging.warning("The metric '%s' is updated in a branch, a loop or a function: what the update returns there is of "
+                           "this rank's records alone. The metric's value is of all ranks'.", state.op.name)
         return mine
     mine = tf.convert_to_tensor(mine)
     with tf.name_scope('collective/metric'), tf.control_dependencies(None):     # none but what `mine` waits for
         given, now = tf.placeholder_with_default(mine, mine.shape), tf.convert_to_tensor(state)
         gates, name = gate.gates_of(graph), communication.unique_name(f'{state.op.name}/updated')
         total = communication.allreduce_sum([given], name, gates.beside([mine]).zero)[0]
-    gates.states[name] = (given, now)
+    # (`allreduce_sum` takes two collectives where it must add up in order.)
+    gates.states[f'{name}.parts' if communication.in_order() else name] = (given, now)
     _updates(graph)[total.op] = mine.op
     return total
 

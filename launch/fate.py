@@ -16,7 +16,9 @@ from dataclasses import dataclass
 
 # For how long a culprit may take to die after its first victim.
 SETTLING = 3.0
-_LOST_A_PEER = re.compile(r"Horovod has been shut down|HorovodInternalError|gloo/transport/|RankError: A rank failed")
+_LOST_A_PEER = re.compile(
+    r"Horovod has been shut down|HorovodInternalError|gloo/transport/|RankError: (A rank failed|.* failed on rank \d)"
+)
 _SHOWN_LINES = 20
 _LONGEST_LINE = 500
 

@@ -19,7 +19,7 @@ from collective.prefetch import taking
 from collective.ranks import agreement, runs
 from collective.ranks.agreement import CLOSING, ENDED, FAILED, IDLE, LEFT, RUNNING, Header
 from collective.ranks.progress import Progress
-from collective.ranks.shared import Membership, Run
+from collective.ranks.shared import Membership, Run, finds_idle
 from collective.replicated import is_replicated, make_equal
 
 
@@ -48,16 +48,19 @@ class Protocol:
 
     def run(self, original: Any, session: Any, run: Run, fetches: Any, feeds: Any, options: Any, metadata: Any) -> Any:
         """TensorFlow's `original(session, fetches, feeds, options, metadata)`, on all ranks or on none."""
+        doing = 'runs ' + ', '.join(sorted(str(getattr(f, 'name', f)) for f in runs.flatten(fetches)))
         with self._one_at_a_time, self.progress:
-            return self._run(original, session, run, fetches, feeds, options, metadata)
+            try:
+                return self._run(original, session, run, doing, fetches, feeds, options, metadata)
+            except tf.errors.OutOfRangeError as error:
+                raise run.missed(error, doing) from None
 
-    def _run(self, original: Any, session: Any, run: Run, fetches: Any, feeds: Any, options: Any, metadata: Any) -> Any:
+    def _run(self, original: Any, session: Any, run: Run, doing: str, fetches: Any, feeds: Any, *more: Any) -> Any:
         member = self.member(session)
         self.say_failure()
         self.refuse_if_broken()
-        doing, given = 'runs ' + ', '.join(sorted(str(getattr(f, 'name', f)) for f in runs.flatten(fetches))), bool(feeds)
         if member.over is not None:
-            raise run.missed(member.over, doing, given)
+            raise member.over
         taking.alone(self.members.values(), member)
         run.label = run.label or Label(doing, run.reach.shared)
         self.progress.does(run.label)
@@ -80,16 +83,16 @@ class Protocol:
             run.disagreement = None
             self.progress.enters(Phase.WORKING if run.gate is None else Phase.RUNNING)
             try:
-                out = original(session, [fetches, run.targets], feeds, options, metadata)
+                out = original(session, [fetches, run.targets], feeds, *more)
             except tf.errors.OpError as error:
                 started = self.has_started(original, session, member, run)
                 self.progress.passed += started
                 if run.cut is not None and not run.opened(started):
                     member.ahead.stop()
-                if run.repeatable and run.finds_peers_idle(run.disagreement or []):
+                if run.repeatable and finds_idle(run.disagreement or [], run.reach.signature):
                     continue
                 answer = functools.partial(self.answer, original, session, run, feeds)
-                raise run.missed(self.after(error, started, member, run, doing, answer), doing, given) from None
+                raise self.after(error, started, member, run, doing, answer) from None
             except Exception as error:          # TensorFlow never started it: a feed of a wrong shape, say
                 if run.cut is not None:
                     member.ahead.stop()
@@ -103,6 +106,7 @@ class Protocol:
             self.progress.passed += 1
             self.clock = int(out[1][0]) / 1e6
             member.evaluation = run.reach.signature if run.answer is not None else None
+            member.answers = (run, functools.partial(self.answer, original, session, run, feeds)) if run.answer else None
         if run.gate is not None:
             member.count = (member.count or 0) + 1
         if run.reach.initialized:
@@ -142,12 +146,7 @@ class Protocol:
 
     def wait_for_the_idle(self, member: Membership, run: Run, doing: str) -> None:
         """Before a run takes data: peers may still answer an evaluation that this rank has left, and must come out of it."""
-        headers = self.headers(Header(RUNNING, member.number, run.reach.signature))
-        while run.finds_peers_idle(headers):
-            headers = self.headers(Header(RUNNING, member.number, run.reach.signature))
-        judged = self.judged(headers, member, run, doing)
-        if judged is not None:
-            raise judged
+        self.settle(Header(RUNNING, member.number, run.reach.signature), member, run, doing)
 
     def idle(self, error: tf.errors.OutOfRangeError, member: Membership, run: Run, doing: str, answer: Callable[[], None]
              ) -> BaseException:
@@ -179,7 +178,10 @@ class Protocol:
 
     def settle(self, header: Header, member: Membership, run: Run | None, doing: str) -> None:
         """Agrees outside of any run; raises what all ranks raise."""
-        judged = self.judged(self.headers(header), member, run, doing)
+        headers = self.headers(header)
+        while header.status == RUNNING and finds_idle(headers, header.signature):
+            headers = self.headers(header)      # they hear of it, and come here, too
+        judged = self.judged(headers, member, run, doing)
         if judged is not None:
             raise judged
 
@@ -238,7 +240,8 @@ class Protocol:
     def end(self, session: Any) -> None:
         """Waits for all ranks to come to the end of `session`; the peers' runs there end as if out of data.
 
-        What runs at its end, a last checkpoint for one, all ranks then run.
+        What runs at its end, a last checkpoint for one, all ranks then run. If the last run was an evaluation, this rank has no
+        more to evaluate, and first answers those that have.
         """
         member = self.members.get(session)
         if member is None or self.broken:
@@ -246,6 +249,10 @@ class Protocol:
         with self._one_at_a_time, self.progress.does('ends its session'):
             self.say_failure()
             over = taking.leave(self, member)
+            if not over and member.answers is not None:
+                run, answer = member.answers
+                self.idle(tf.errors.OutOfRangeError(None, None, ''), member, run, 'ends its session', answer)
+                over = member.over is not None or self.broken is not None
             while not over:
                 headers = self.headers(Header(CLOSING, member.number))
                 judged = self.judged(headers, member, None, 'ends its session')

@@ -121,8 +121,14 @@ def partial_run_setup(original: Any, session: Any, *args: Any, **kwargs: Any) ->
 def close(original: Any, session: Any) -> None:
     """`Session.close`, which a `with` statement of a monitored session or a `finally` may call for an error."""
     if protocol.started():
-        protocol.of_process().leave(session, sys.exc_info()[1])
+        protocol.of_process().leave(session, _since(session))
     original(session)
+
+
+def _since(session: Any) -> BaseException | None:
+    """The error that is being handled now, if it wasn't when `session` was made: in an `except`, for a first start say."""
+    error = sys.exc_info()[1]
+    return None if id(error) == getattr(session, '_collective_handled', None) else error
 
 
 def leave(original: Any, session: Any, kind: Any, error: Any, traceback: Any) -> Any:
@@ -134,7 +140,8 @@ def leave(original: Any, session: Any, kind: Any, error: Any, traceback: Any) ->
 
 def end(original: Any, session: Any, exception_type: Any = None) -> None:
     """`_MonitoredSession._close_internal`: hooks that run something at the end do so on all ranks together."""
-    at_end, error = session._coordinated_creator.tf_sess, exception_type or sys.exc_info()[1]       # in a `finally`
+    at_end = session._coordinated_creator.tf_sess
+    error = exception_type or _since(at_end)        # in a `finally`
     if (error is None or protocol.is_end(error)) and at_end is not None and protocol.started():
         try:
             protocol.of_process().end(at_end)
@@ -165,6 +172,7 @@ def with_own_gpu(original: Any, session: Any, target: str = '', graph: Any = Non
     if isinstance(config, tf.ConfigProto):
         ours.MergeFrom(config)
         config = ours
+    session._collective_handled = id(sys.exc_info()[1])
     original(session, target, graph, ours if config is None else config)
 
 

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Callable
 
 import tensorflow.compat.v1 as tf
 
@@ -47,17 +47,9 @@ class Run:
         """Whether the first gate had opened in a run that failed, `started` being whether it came as far as the agreement."""
         return started and (self.disagreement is None or self.begun)
 
-    def finds_peers_idle(self, headers: list[Header]) -> bool:
-        """Whether all is well but for peers that still answer an earlier evaluation: they come to this run, too."""
-        return (any(h.status == IDLE for h in headers) and all(h.status in (RUNNING, IDLE) for h in headers)
-                and len({h.session for h in headers}) == 1
-                and {h.signature for h in headers if h.status == RUNNING} == {self.reach.signature}
-                and all(h.signature != self.reach.signature for h in headers if h.status == IDLE))
-
-    def missed(self, error: BaseException, doing: str, fed: bool) -> BaseException:
-        """`error`; if it is an end of data, but the run has none and updates nothing, what `agreement.takes_all` says."""
-        about_data = self.reach.trains or not self.repeatable or self.cut is not None or fed
-        return error if about_data or not isinstance(error, tf.errors.OutOfRangeError) else takes_all(doing, error)
+    def missed(self, error: tf.errors.OutOfRangeError, doing: str) -> BaseException:
+        """`error`, an end of data; if the run has none but what it is fed, and updates nothing, `agreement.takes_all`."""
+        return error if self.reach.trains or not self.repeatable or self.cut is not None else takes_all(doing, error)
 
 
 class Membership:
@@ -67,6 +59,7 @@ class Membership:
         number: counts the sessions that ranks share; the same on every rank.
         checks: those of the session's graph.
         evaluation: the signature of the last run if that was an evaluation.
+        answers: that run, and what answers the peers' while this rank has no more to evaluate; None if it can't.
         over: why nothing can be run in it any more, once a peer or this rank has left.
         count: of the runs that came as far as the agreement; None before the first.
         ahead: its runs of keys, if there are any.
@@ -77,5 +70,14 @@ class Membership:
         self.checks = checks
         self.count: int | None = None
         self.evaluation: int | None = None
+        self.answers: tuple[Run, Callable[[], None]] | None = None
         self.over: BaseException | None = None
         self.ahead: Any = None
+
+
+def finds_idle(headers: list[Header], signature: int) -> bool:
+    """Whether who runs `signature` finds all well but for peers that answer an earlier evaluation: they come to it, too."""
+    return (any(h.status == IDLE for h in headers) and all(h.status in (RUNNING, IDLE) for h in headers)
+            and len({h.session for h in headers}) == 1
+            and {h.signature for h in headers if h.status == RUNNING} == {signature}
+            and all(h.signature != signature for h in headers if h.status == IDLE))

@@ -6,6 +6,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from collective import RankError
+from collective.ops import communication
 from collective.ranks import meeting
 from tests.ranks import reference
 
@@ -144,8 +145,11 @@ def test_what_updates_return_is_of_all_records(strategy, rank, size, resources):
             np.testing.assert_allclose(mine[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
-def test_updates_in_an_evaluation_of_unequal_length(strategy, rank, size):
+@pytest.mark.parametrize('in_order', [False, True])
+def test_updates_in_an_evaluation_of_unequal_length(strategy, rank, size, in_order, monkeypatch):
     """A rank without data adds what it has; what the last step returns is the result."""
+    if in_order:        # as with scope(deterministic=True)
+        monkeypatch.setattr(communication, 'in_order', lambda: size > 2)
     with strategy.scope(), tf.Graph().as_default():
         with strategy.embedding_scope():
             table = reference.table('metrics', ROWS, DIM)
@@ -162,6 +166,17 @@ def test_updates_in_an_evaluation_of_unequal_length(strategy, rank, size):
     np.testing.assert_allclose(got, want, rtol=1e-5)
     if counts(rank, size) == max(counts(r, size) for r in range(size)):
         np.testing.assert_allclose(seen[-1], want, rtol=1e-5)
+
+
+def test_an_update_in_a_branch_is_warned_of(strategy, size, caplog):
+    with strategy.scope(), tf.Graph().as_default(), caplog.at_level('WARNING', logger='tensorflow'):
+        tf.get_logger().addHandler(caplog.handler)
+        try:
+            tf.cond(tf.constant(True), lambda: tf.metrics.mean([1.0, 3.0])[1], lambda: tf.constant(0.0))
+        finally:
+            tf.get_logger().removeHandler(caplog.handler)
+    said = [r.getMessage() for r in caplog.records if "of this rank's records alone" in r.getMessage()]
+    assert bool(said) == (size > 1)
 
 
 def _plain_metrics(ids):

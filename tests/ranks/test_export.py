@@ -237,6 +237,17 @@ def test_averages_that_training_alone_moves(strategy, folder, kind):
     np.testing.assert_allclose(served(path, {'x': x})['out'], x + reference.table_values(5, 2)[0], rtol=1e-6)
 
 
+def test_metrics_that_a_model_has_in_every_mode(strategy, folder):
+    """They are each process's own where it is served."""
+    def build():
+        inputs, outputs = one_table()
+        tf.metrics.mean(outputs['rows'])
+        return inputs, outputs
+    path = strategy.export_saved_model(os.path.join(folder, 'export'), trained(strategy, one_table, folder),
+                                       signature(strategy, build))
+    np.testing.assert_array_equal(served(path, {'p': [1, 3]})['rows'], reference.table_values(5, 2)[[1, 3]])
+
+
 @pytest.mark.parametrize('way', ['simple_save', 'builder'])
 def test_a_graph_that_trains_is_refused(strategy, folder, way):
     """It would hold one part of the table, and operations that TensorFlow alone doesn't have."""

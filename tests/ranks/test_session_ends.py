@@ -18,9 +18,19 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize('prefetch_keys', [False, True])
-@pytest.mark.parametrize('stop', ['leaves', 'breaks'])
+@pytest.mark.parametrize('stop', ['leaves', 'breaks', 'in an except'])
 def test_a_feed_loop_of_unequal_length_ends_with_a_checkpoint(strategy, rank, size, folder, stop, prefetch_keys):
     """The last rank has two batches less, and leaves; the others' next step ends as data do."""
+    if stop == 'in an except':
+        try:
+            raise KeyError('no checkpoint yet')
+        except KeyError:
+            feed_unequally(strategy, rank, size, folder, stop, prefetch_keys)
+    else:
+        feed_unequally(strategy, rank, size, folder, stop, prefetch_keys)
+
+
+def feed_unequally(strategy, rank, size, folder, stop, prefetch_keys):
     with strategy.scope(plan='quiet', prefetch_keys=prefetch_keys), tf.Graph().as_default():
         f = build(strategy.embedding_scope)
         done = 0
@@ -32,6 +42,53 @@ def test_a_feed_loop_of_unequal_length_ends_with_a_checkpoint(strategy, rank, si
                 done += 1
     assert done == 4
     assert os.path.basename(tf.train.latest_checkpoint(folder)) == 'model.ckpt-4'
+
+
+@pytest.mark.parametrize('monitored', [True, False])
+def test_an_evaluation_by_feeds_of_unequal_length(strategy, rank, size, monitored):
+    """Who has no more to evaluate answers the others at the end of the session."""
+    with strategy.scope(plan='quiet'), tf.Graph().as_default():
+        f = build(strategy.embedding_scope)
+        scores = tf.reduce_sum(tf.nn.embedding_lookup(tf.global_variables()[0], f['ids']), 1)
+        want = grouped.reference.table_values(10, 2).sum(1)
+        count = 2 if rank == size - 1 else 4
+
+        def use(session):
+            for i in range(count):
+                np.testing.assert_allclose(session.run(scores, {f['ids']: [rank, i]}), want[[rank, i]], rtol=1e-5)
+        if monitored:
+            with tf.train.MonitoredSession() as session:
+                use(session)
+                done = count
+            assert done == count
+            return
+        with tf.Session() as session:       # which ends at once
+            session.run(tf.global_variables_initializer())
+            if rank == size - 1:
+                use(session)
+            else:
+                with pytest.raises(RankError, match='takes all ranks, but rank .* has left the session'):
+                    use(session)
+
+
+def test_a_checkpoint_while_others_still_answer(strategy, rank, size, folder):
+    """Rank 0 has evaluated enough; the others have no more data, and come along."""
+    with strategy.scope(plan='quiet'), tf.Graph().as_default():
+        ids = tf.data.make_one_shot_iterator(
+            tf.data.Dataset.from_tensors(np.array([rank, 3])).repeat(9 if rank == 0 else 2)).get_next()
+        with strategy.embedding_scope():
+            t = grouped.reference.table('t', 10, 2)
+        rows, saver = tf.nn.embedding_lookup(t, ids), tf.train.Saver()
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            for _ in range(5):
+                try:
+                    session.run(rows)
+                except tf.errors.OutOfRangeError:
+                    break
+            saver.save(session, os.path.join(folder, 'model'))
+            session.run(tf.global_variables_initializer())
+    assert tf.train.latest_checkpoint(folder)
 
 
 class Final(tf.train.SessionRunHook):
@@ -55,8 +112,9 @@ def test_hooks_at_the_end_look_rows_up(strategy, rank, size):
     np.testing.assert_array_equal(everyone, [everyone[0]] * size)
 
 
+@pytest.mark.parametrize('before', ['train', 'loss'])
 @pytest.mark.parametrize('monitored', [True, False])
-def test_what_one_rank_reads_at_the_end_is_no_end_of_data(strategy, rank, size, monitored):
+def test_what_one_rank_reads_at_the_end_is_no_end_of_data(strategy, rank, size, monitored, before):
     """A session would swallow that, and the rank go on without its number."""
     if size == 1:
         return
@@ -68,7 +126,7 @@ def test_what_one_rank_reads_at_the_end_is_no_end_of_data(strategy, rank, size, 
 
         def use():
             with session:
-                session.run(f['train'], {f['ids']: [rank, 3]})
+                session.run(f[before], {f['ids']: [rank, 3]})
                 if rank == 0:
                     session.run(f['rows'])
         if rank == 0:
