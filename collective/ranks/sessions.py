@@ -266,6 +266,9 @@ def _plan(graph: tf.Graph, reach: runs.Reach, keep: Any) -> Run:
             out.tickets.append(gates.gates[level - 1].ticket)
             out.gate = out.gate or gates.gates[level - 1]
         out.answer = reach.answer(gates) if communication.size() > 1 else None
+        if out.answer and out.targets:
+            # The graph optimizer drops an exchange of which nothing is looked at, but not where a rank answers it.
+            out.targets += out.answer.operations
         for level in reach.levels(gates)[1:] if out.answer else []:
             out.answering.append(agreement.agree(gates.gates[level - 1], {}, reach.exchanged_below(gates, level),
                                                 functools.partial(disagreed, False), first=False))

@@ -19,7 +19,8 @@ class Run:
     Attributes:
         reach: what it executes.
         keep: the fetches themselves, so that their identities, by which a run is found again, stay theirs.
-        targets: what agrees beside the fetches, one per level; the first gives rank 0's clock.
+        targets: what agrees beside the fetches, one per level, of which the first gives rank 0's clock; then the collectives
+            that a rank out of data takes part in.
         answer: how a rank that is out of data takes part; None if it can't.
         answering: what then agrees, one per level but the first.
         repeatable: whether it can be tried again when ranks were found not to be ready: it has taken no data.
@@ -32,7 +33,7 @@ class Run:
     """
     reach: runs.Reach
     keep: Any
-    targets: list[tf.Tensor] = dataclasses.field(default_factory=list)
+    targets: list[Any] = dataclasses.field(default_factory=list)
     answer: runs.Answer | None = None
     answering: list[tf.Tensor] = dataclasses.field(default_factory=list)
     repeatable: bool = True
