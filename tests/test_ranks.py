@@ -28,7 +28,7 @@ LONG = pytest.mark.long
 EVERYTHING = ('tests/ranks',)
 # What depends most on how many ranks there are: three of them take long on two cores. Of the rest some, drawn by the seed.
 CORE = ('communication', 'tables', 'training', 'dynamic', 'checkpoint', 'evaluation', 'grouping', 'grouping_hard',
-        'prefetch', 'sessions', 'whole', 'averages', 'optimizing', 'foreign', 'scripts', 'alike')
+        'prefetch', 'sessions', 'session_ends', 'whole', 'scripts', 'alike')
 REST = sorted({path.stem[len('test_'):] for path in (ROOT / 'tests' / 'ranks').glob('test_*.py')} - {*CORE, 'random_models'})
 SOME = tuple(f'tests/ranks/test_{name}.py' for name in sorted([*CORE, *random.Random(SEED).sample(REST, 3)]))
 
