@@ -70,7 +70,7 @@ from collective.prefetch import choice as prefetch
 from collective.profiling import profiler
 from collective.ranks import clock, sessions
 from collective.serving import export
-from collective.tables import rules, updates
+from collective.tables import room, rules, updates
 from collective.tables.creation import is_dynamic, table_getter
 from collective.tables.grouping import lookups_of
 from collective.tables.table import Sharded
@@ -238,7 +238,8 @@ class Patches:
         sessions.name_fetches(session, args[0] if args else kwargs['fetches'])
         self._group(session.graph)
         prefetch.settle(session.graph, self._option('prefetch_keys'))
-        return sessions.run(watching.of_options(self._option), original, session, *args, **kwargs)
+        with room.told(session.graph):
+            return sessions.run(watching.of_options(self._option), original, session, *args, **kwargs)
 
     def _extend(self, original: Any, session: Any) -> None:
         """What every run of a session begins with, our own included: it takes no change of what it has seen by then."""

@@ -18,7 +18,8 @@ may be written: what to run under NVIDIA's compute-sanitizer, for memory and for
     compute-sanitizer --tool racecheck --error-exitcode 3 python -m collective.ops.gpu_check --small
 
 With --tensorflow it is the binding to TensorFlow that is checked, on as many ranks as are launched, beside NumPy in float64:
-exchanges, gradients and every optimizer's rule; then how long a step and a call of kernels take. Needs all of collective:
+exchanges, gradients, every optimizer's rule, a table that grows; then how long a step and a call of kernels take. Needs all of
+collective:
 
     python -m collective.launch -m collective.ops.gpu_check --tensorflow
 """
@@ -38,7 +39,8 @@ import numpy as np
 
 from collective.ops.gpu import checks
 from collective.ops.gpu.checks import timing
-from collective.ops.gpu.device import CupyDevice, Device
+from collective.ops.gpu.cupy_device import CupyDevice
+from collective.ops.gpu.device import Device
 
 _COLUMNS = '{:<30} {:>5} {:<22} {:>9} {:>9} {:>9} {:>8} {:>6} {:>9} {:<5}'
 _PYTORCH = ', PyTorch'
@@ -115,7 +117,7 @@ def check_tensorflow(seed: int) -> int:
     """Checks the binding on the ranks that there are; returns the exit code."""
     os.environ.setdefault('COLLECTIVE_KERNELS', 'gpu')
     from collective.ops import communication, operations  # TensorFlow, which nothing else here needs
-    from collective.ops.gpu.checks import training
+    from collective.ops.gpu.checks import growing, training
     communication.init()
     rank = communication.rank()
     try:
@@ -123,9 +125,9 @@ def check_tensorflow(seed: int) -> int:
     except RuntimeError as error:
         print(f'gpu_check: rank {rank}: {error}', file=sys.stderr)
         return 2
-    wrong = training.check(seed)
+    wrong = [*training.check(seed), *growing.check(seed, training.config())]
     lines = wrong or [f'rank {rank} of {communication.size()}: {len(training.RULES)} rules, by distinct rows and pooled by the '
-                      f'owner: right ({operations.chosen()})', *training.report(seed)]
+                      f'owner, and a table that grows: right ({operations.chosen()})', *training.report(seed)]
     print('\n'.join(lines), flush=True)
     return 1 if wrong else 0
 

@@ -9,6 +9,7 @@ it when its variable goes. Nothing is ever copied to grow, and nobody guesses a 
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 import os
 from collections.abc import Iterator
@@ -26,10 +27,10 @@ _COLUMNS = 8
 COLUMN_GB = 96
 
 _libc = ctypes.CDLL(None, use_errno=True)
-for _name, _arguments in (('mmap', 'pziiil'), ('mremap', 'pzzip'), ('munmap', 'pz'), ('madvise', 'pzi')):
+for _name, _arguments in (('mmap', 'pziiil'), ('mremap', 'pzzip'), ('munmap', 'pz'), ('madvise', 'pzi'), ('mprotect', 'pzi')):
     getattr(_libc, _name).argtypes = [{'p': ctypes.c_void_p, 'z': ctypes.c_size_t, 'i': ctypes.c_int, 'l': ctypes.c_long}[kind]
                                       for kind in _arguments]
-    getattr(_libc, _name).restype = ctypes.c_int if _name in ('munmap', 'madvise') else ctypes.c_void_p
+    getattr(_libc, _name).restype = ctypes.c_int if _name in ('munmap', 'madvise', 'mprotect') else ctypes.c_void_p
 _FAILED = ctypes.c_void_p(-1).value
 
 
@@ -47,8 +48,7 @@ def rows_that_fit(row_bytes: int, most: int) -> int:
     At most COLUMN_GB, or the environment variable COLLECTIVE_COLUMN_GB: a process has 128 TB of addresses for all columns.
     Fewer where the process may reserve less (`ulimit -v`, strict overcommit). The same for every column of a table.
     """
-    limit = int(os.environ.get('COLLECTIVE_COLUMN_GB') or COLUMN_GB) << 30
-    rows = min(most, max(1, min(limit, os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')) // row_bytes))
+    rows = rows_within(os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE'), row_bytes, most)
     while rows > 1:
         try:
             Region(_COLUMNS * rows * row_bytes)
@@ -56,6 +56,12 @@ def rows_that_fit(row_bytes: int, most: int) -> int:
         except MemoryError:
             rows //= 2
     return rows
+
+
+def rows_within(size: int, row_bytes: int, most: int) -> int:
+    """How many rows of `row_bytes` a memory of `size` bytes could hold, from 1 to `most`, within the limit of a column."""
+    limit = int(os.environ.get('COLLECTIVE_COLUMN_GB') or COLUMN_GB) << 30
+    return min(most, max(1, min(limit, size) // row_bytes))
 
 
 class Region:
@@ -92,10 +98,30 @@ class Region:
             raise MemoryError(f'{self.size} bytes can not be moved: {os.strerror(ctypes.get_errno())}')
         self._address, self._ours = address, False
 
-    def view(self, rows: int, dim: int, dtype: Any) -> np.ndarray:
-        """The array [rows, dim] in it, to be used while it, or the owner that it was moved to, lives."""
-        raw: Any = (ctypes.c_ubyte * (rows * dim * np.dtype(dtype).itemsize)).from_address(self._address)
-        return np.frombuffer(raw, np.uint8).view(dtype).reshape(rows, dim)
+    def view(self, *shape: int, dtype: Any, offset: int = 0) -> np.ndarray:
+        """The array in it from the byte `offset` on, to be used while the owner that it was moved to, if it was, lives."""
+        raw: Any = (ctypes.c_ubyte * (math.prod(shape) * np.dtype(dtype).itemsize)).from_address(self._address + offset)
+        raw.region = self
+        return np.frombuffer(raw, np.uint8).view(dtype).reshape(shape)
+
+
+class Reserved(Region):
+    """The double of a GPU's reserved memory (`collective.ops.gpu.reserved`): what hasn't been taken can't be touched."""
+
+    def __init__(self, size: int):
+        super().__init__(size)
+        self.taken = 0
+        _libc.mprotect(self._address, self.size, 0)
+
+    @property
+    def address(self) -> int:
+        return self._address
+
+    def grow(self, size: int) -> None:
+        """Takes memory, so that at least `size` bytes are there."""
+        if size > self.taken:
+            self.taken = min(-(-size // _PAGE) * _PAGE, self.size)
+            _libc.mprotect(self._address, self.taken, _PROTECTION)
 
 
 class Hollow:

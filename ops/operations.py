@@ -21,6 +21,7 @@ from collective.ops import compiled
 
 CHOICE = 'COLLECTIVE_KERNELS'
 WORKSPACE = 'COLLECTIVE_GPU_WORKSPACE'
+DYNAMIC = 'COLLECTIVE_DYNAMIC_TABLES'
 CHOICES = ('auto', 'cpu', 'gpu', 'double')
 _KIND, _ATTRIBUTES = '_collective_kind', '_collective_attributes'
 
@@ -70,12 +71,27 @@ def chosen() -> str:
     return 'gpu' if sees else 'cpu'
 
 
+def on_device(dynamic: bool) -> bool:
+    """Whether kernels look dynamic tables up, and update them, or static ones; if not, they are in the host's memory.
+
+    Dynamic tables are where static ones are, unless the environment variable COLLECTIVE_DYNAMIC_TABLES is 'host', not 'gpu':
+    for those that the GPU's memory has no room for.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    where = os.environ.get(DYNAMIC, '').lower() or 'gpu'
+    if where not in ('gpu', 'host'):
+        raise ValueError(f"{DYNAMIC}={where}: there is no such choice. Known: gpu, host.")
+    return chosen() != 'cpu' and not (dynamic and where == 'host')
+
+
 _inside = threading.local()
 
 
 @contextlib.contextmanager
 def about(tables: Sequence[str], in_host_memory: bool) -> Iterator[None]:
-    """Inside, `operations` are those for these tables: in the host's memory, where dynamic ones are, or on the device."""
+    """Inside, `operations` are those for these tables: in the host's memory, or where kernels compute."""
     before, _inside.about = getattr(_inside, 'about', ((), False)), (tuple(tables), in_host_memory)
     try:
         yield
@@ -100,14 +116,19 @@ def _stand_in() -> Any:
     return binding.Bound(sides.Gpu() if chosen() == 'gpu' else sides.Double())
 
 
+def side() -> Any:
+    """Where kernels compute, and what shares memory with them: a `collective.ops.gpu.sides.Side`."""
+    return _stand_in().side
+
+
 def operations_of(op: tf.Operation) -> Any:
     """Those of which `op` is one."""
     return _stand_in().about(attribute(op, 'of')) if stands_in(op) else compiled.library()
 
 
-def device() -> contextlib.AbstractContextManager[Any]:
-    """Where the memory of static tables is: `tf.device` for it, or where a script has them."""
-    return tf.device('/gpu:0') if chosen() == 'gpu' else contextlib.nullcontext()
+def device(dynamic: bool = False) -> contextlib.AbstractContextManager[Any]:
+    """Where the memory of dynamic tables is, or of static ones: `tf.device` for it, or where a script has them."""
+    return tf.device('/gpu:0') if chosen() == 'gpu' and on_device(dynamic) else contextlib.nullcontext()
 
 
 def marks(kind: str, attributes: dict[str, Any]) -> dict[str, Any]:

@@ -11,12 +11,7 @@ import tensorflow.compat.v1 as tf
 
 from collective.ops.compiled import library, missing
 from collective.ops.gpu.rules import Rule
-from collective.ops.operations import about, chosen, operations
-
-
-def on_device(hashed: bool) -> bool:
-    """Whether the shards of dynamic tables (`hashed`), or of static ones, are where kernels of a GPU update them."""
-    return chosen() != 'cpu' and not hashed
+from collective.ops.operations import about, on_device, operations
 
 
 def is_possible(optimizer: str, hashed: bool, *dtypes: tf.DType) -> bool:
@@ -26,7 +21,7 @@ def is_possible(optimizer: str, hashed: bool, *dtypes: tf.DType) -> bool:
 
 
 def update(rule: Callable[..., Rule], numbers: Sequence[tf.Tensor], tables: Sequence[Any], slots: Sequence[Sequence[Any]],
-           gradients: Sequence[tf.Tensor], rows: Sequence[tf.Tensor]) -> tf.Operation:
+           gradients: Sequence[tf.Tensor], rows: Sequence[tf.Tensor], used: Sequence[tf.Tensor] = ()) -> tf.Operation:
     """Follows `rule`, by kernels of a GPU, where the gradients are.
 
     Args:
@@ -35,10 +30,12 @@ def update(rule: Callable[..., Rule], numbers: Sequence[tf.Tensor], tables: Sequ
         tables, slots: variables of T shards, float32 [R, D].
         gradients: T times float32 [K, D].
         rows: T times int64 [K], each at most once.
+        used: T int64 scalars, how many rows of each shard there are, if not all of them.
     """
     with about([table.op.name for table in tables], False):
         updated: tf.Operation = operations().collective_update(
-            rule, numbers, [table.handle for table in tables], [[slot.handle for slot in of] for of in slots], gradients, rows)
+            rule, numbers, [table.handle for table in tables], [[slot.handle for slot in of] for of in slots], gradients, rows,
+            used)
     return updated
 
 

@@ -69,8 +69,8 @@ class Group:
 
 
 def exchange_together(backend: Backend, group: Sequence[Lookup], level: int, wire: exchange.Wire) -> Group:
-    """Builds one exchange for `group`, none of whose inputs depends on another's rows. Its tables are all dynamic, or none is,
-    where kernels of a GPU compute.
+    """Builds one exchange for `group`, none of whose inputs depends on another's rows. Kernels compute for all of its tables,
+    or for none (`operations.on_device`).
 
     Args:
         backend: decides the layout.
@@ -79,7 +79,7 @@ def exchange_together(backend: Backend, group: Sequence[Lookup], level: int, wir
         wire: the types in which rows and gradients travel.
     """
     layout = backend.layout(group)
-    with operations.about([table.op.name for table in layout.tables], group[0].table.hashed):
+    with operations.about([table.op.name for table in layout.tables], not operations.on_device(group[0].table.hashed)):
         return _built(group, layout, level, wire)
 
 
@@ -110,7 +110,7 @@ def _built(group: Sequence[Lookup], layout: Layout, level: int, wire: exchange.W
          for lookup, s, by_owner in zip(group, layout.members, pooled)], layout.sections, kinds, ranks)
     message, splits = exchange.keys_to_owners(asked.message, asked.splits, name, zero, 2 * len(layout.sections))    # 2
     heard = bags.hear(message, splits, layout.sections, kinds, ranks)                                           # 3
-    rows = [table.local(keys) for table, keys in zip(layout.tables, heard.keys)]
+    rows = _local(layout.tables, heard.keys)
     found = bags.gather([table.handle for table in layout.tables], rows, message, splits, layout.sections, kinds, ranks,
                         [table.shard_shape for table in layout.tables])
     received = exchange.rows_back(found, heard.row_splits, rows_name, zero, wire)                               # 4
@@ -134,6 +134,17 @@ def _built(group: Sequence[Lookup], layout: Layout, level: int, wire: exchange.W
         (asked.message.op, message.op, heard.row_splits.op, *(check.bounds.op for check in checks)), outs[0].op)
     groups_of(outs[0].graph).append(built)
     return built
+
+
+def _local(tables: Sequence[Any], keys: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """For each table [R] int64, the shard's rows of what it was asked for: of dynamic ones, those of its keys."""
+    rows = list(keys)
+    dynamic = [t for t, table in enumerate(tables) if table.hashed]
+    if dynamic:
+        found = tables[dynamic[0]].local_together([tables[t] for t in dynamic], [keys[t] for t in dynamic])
+        for t, some in zip(dynamic, found):
+            rows[t] = some
+    return rows
 
 
 def groups_of(graph: tf.Graph) -> list[Group]:
@@ -182,6 +193,6 @@ def _digest(group: Sequence[Lookup], layout: Layout, wire: exchange.Wire) -> str
     told: list[Any] = [(x.table.op.name, x.table.rows, x.table.dim, x.combiner, x.max_norm, s)
                        for x, s in zip(group, layout.members)]
     told += [dataclasses.astuple(section) for section in layout.sections] + [str(wire)]
-    if not group[0].table.hashed and operations.chosen() != 'cpu':      # whose messages look different
+    if operations.on_device(group[0].table.hashed):      # whose messages look different
         told.append('by kernels')
     return hashlib.blake2b(repr(told).encode(), digest_size=4).hexdigest()

@@ -27,18 +27,22 @@ def misplaced(strategy, optimizer):
     with strategy.scope(plan='quiet'), tf.Graph().as_default() as graph:
         with strategy.embedding_scope():
             plain, pooled = (tf.get_variable(name, [10, 3]) for name in 'ab')
+            dynamic = tf.get_variable('c', [None, 3])
         ids = tf.placeholder(tf.int64, [None])
         at = tf.stack([tf.range(tf.size(ids, out_type=tf.int64))] * 2, 1)
         rows = tf.nn.embedding_lookup_sparse(pooled, tf.SparseTensor(at, ids, [3, 3]), None, combiner='mean')
         loss = tf.reduce_sum(tf.nn.embedding_lookup(plain, ids)) + tf.reduce_sum(rows) + tf.nn.l2_loss(plain)
+        loss += tf.reduce_sum(tf.nn.embedding_lookup(dynamic, ids))
         train = optimizer.minimize(loss, global_step=tf.train.get_or_create_global_step())
         saver = tf.train.Saver()
         with tf.train.MonitoredTrainingSession('') as session:
             for _ in range(2):
                 session.run(train, {ids: [1, 2, 3]})
             assert np.isfinite(session.run(plain)).all()
+            assert dynamic.local_count(session)
         assert saver.saver_def
         sharded = {v.handle.op for v in tf.global_variables() if v.shape.rank == 2}
+        sharded |= {op for op in graph.get_operations() if op.type == 'IdentityN' and op.inputs[0].op in sharded}
         users = [op for op in graph.get_operations() if op in sharded or any(x.op in sharded for x in op.inputs)]
         assert len(users) > 8
         return [f'{op.type} {op.name} {op.device}' for op in users if not has_gpu_kernel(op) or 'CPU' in op.device.upper()]

@@ -55,14 +55,13 @@ def test_every_case_without_grouping(monkeypatch, ranks, backend):
     assert done.returncode == 0, 'the output above names the case'
 
 
-# Dynamic tables stay in the host's memory there: static and dynamic ones don't share exchanges, whose number a few cases know.
-ON_THE_DOUBLE = ('training', 'lookups', 'grouping_hard', 'grouping_errors', 'accumulation', 'checkpoint', 'evaluation',
-                 'session_ends', 'functions', 'estimator', 'tables')
+ON_THE_DOUBLE = ('training', 'dynamic', 'lookups', 'grouping_hard', 'grouping_errors', 'accumulation', 'checkpoint',
+                 'checkpoint_dynamic', 'dynamic_columns', 'evaluation', 'session_ends', 'functions', 'estimator', 'tables')
 
 
 @pytest.mark.timeout(1900)
 @pytest.mark.parametrize('ranks, backend, cases', [
-    (2, random.Random(SEED).choice(('hb', 'sok')), ON_THE_DOUBLE[:1]),
+    (2, random.Random(SEED).choice(('hb', 'sok')), ON_THE_DOUBLE[:2]),
     *(pytest.param(ranks, backend, ON_THE_DOUBLE, marks=LONG) for ranks, backend in ((1, 'hb'), (2, 'hb'), (3, 'sok')))])
 def test_cases_with_the_double_of_a_gpu(monkeypatch, ranks, backend, cases):
     monkeypatch.setenv('COLLECTIVE_KERNELS', 'double')

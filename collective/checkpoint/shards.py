@@ -13,6 +13,7 @@ from collective.checkpoint.bundle import raw_run, slice_rows
 from collective.checkpoint.layout import DYNAMIC, STATIC, Column, part_rows
 from collective.ops import communication, graphs
 from collective.replicated import shard_of
+from collective.tables import initial
 from collective.tables.table import Table
 
 
@@ -114,8 +115,8 @@ class Operations:
                                                        dtype=variable.dtype.base_dtype)
             self.values = tf.placeholder(variable.dtype.base_dtype, [None, shape[1]])
             self.update = tf.raw_ops.ResourceScatterUpdate(resource=variable.handle, indices=self.rows, updates=self.values)
-            self.allocate = tf.raw_ops.AssignVariableOp(resource=variable.handle, value=tf.raw_ops.Empty(
-                shape=shape, dtype=variable.dtype.base_dtype))
+            self.allocate = tf.raw_ops.AssignVariableOp(resource=variable.handle, value=initial.empty(
+                shape, variable.dtype.base_dtype))
             self.destroy = tf.raw_ops.DestroyResourceOp(resource=variable.handle, ignore_lookup_error=True)
             self.initialized = tf.raw_ops.VarIsInitializedOp(resource=variable.handle)
 

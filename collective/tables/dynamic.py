@@ -4,8 +4,9 @@ One run of a lookup on the rank that owns the keys:
 
     keys ──► local rows, found or (in training) inserted, by one function of the session's `Store` ──► ResourceGather
 
-Rows and slots are resource variables whose memory is reserved address space (`collective.ops.memory`): it never moves, so
-new rows are written straight into it, and TensorFlow's own kernels read and update it in place.
+Rows and slots are resource variables whose memory is reserved address space, of the host (`collective.ops.memory`) or of a GPU
+(`collective.ops.gpu.reserved`): it never moves, so new rows are written straight into it, and TensorFlow's own kernels read and
+update it in place.
 """
 from __future__ import annotations
 
@@ -16,8 +17,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective.errors import TableError
-from collective.ops import communication, gate, keymap, keys, memory, slices, training
-from collective.replicated import mark_shard
+from collective.ops import communication, gate, keymap, keys, memory, operations, slices, training
 from collective.tables import initial, store
 from collective.tables.lazy import Lazy, never, run_here
 from collective.tables.table import REFUSED, WHOLE, Table, in_shard_view
@@ -36,7 +36,8 @@ class DynamicTable(Lazy, Table):
         dim: D.
         shape: [None, D].
         slots: those that optimizers have made for it.
-        capacity: the most rows on this rank: what the machine's memory can hold.
+        side: whose memory it is in, None for the host's, where those of types that kernels don't know always are.
+        capacity: the most rows on this rank: what the memory can hold.
     """
 
     hashed = True
@@ -49,7 +50,9 @@ class DynamicTable(Lazy, Table):
         self._numpy, self._name = dtype.as_numpy_dtype, name
         self.slots: list[Any] = []
         self.first_rows: Callable[[Loading], None] | None = None        # set by tf.train.init_from_checkpoint
-        self.capacity = memory.rows_that_fit(self.dim * dtype.size, keymap.MOST_ROWS)
+        known = dtype in (tf.float16, tf.float32, tf.float64)
+        self.side = operations.side() if known and operations.on_device(dynamic=True) else None
+        self.capacity = self._capacity(self.dim * dtype.size)
         if initializer is None:
             initializer = tf.truncated_normal_initializer(stddev=self.dim ** -0.5)
         self._fill = initial.by_key(initializer, self.dim, name)
@@ -57,10 +60,17 @@ class DynamicTable(Lazy, Table):
             # The number of rows that were read and wait to replace the session's, 0 for none.
             self.source = tf.placeholder_with_default(tf.constant(0, tf.int64), [], f'{name}/source')
         self._make(name, self.capacity + 1, self.dim, dtype, self._start, [self.source], trainable is not False, collections,
-                   constraint)
+                   constraint, self.side is not None)
+
+    def _capacity(self, row_bytes: int) -> int:
+        if self.side is None:
+            return memory.rows_that_fit(row_bytes, keymap.MOST_ROWS)
+        from collective.ops.gpu.hash_table_state import MOST_ROWS  # what is needed on a device takes a while to import
+        return int(self.side.rows_that_fit(row_bytes, MOST_ROWS))
 
     def _new_store(self) -> store.Store:
-        return store.Store(self.capacity, self.dim, self._numpy, self._name, self._fill)
+        shape = self.capacity, self.dim, self._numpy, self._name, self._fill
+        return store.host_store(*shape) if self.side is None else _device_store().new_store(*shape, self.side)
 
     def _first_store(self) -> store.Store:
         """What it starts with: nothing, or what `first_rows` adds."""
@@ -74,6 +84,12 @@ class DynamicTable(Lazy, Table):
         made = store.living(int(source)).store if source else self._first_store()
         made.values.offer(path)
         return store.keep(made.number, made)
+
+    def new_column(self, name: str, dim: int, dtype: Any, first: np.ndarray | None = None) -> store.Column:
+        """Memory for a slot `name` of rows [`dim`]."""
+        shape = self.capacity + 1, dim, dtype
+        return store.HostColumn(*shape, first) if self.side is None else _device_store().DeviceColumn(
+            name, *shape, self.side, first)
 
     @property
     def shape(self) -> tf.TensorShape:
@@ -97,6 +113,16 @@ class DynamicTable(Lazy, Table):
         local.set_shape(keys_.shape)
         return local
 
+    @staticmethod
+    def local_together(tables: Sequence[DynamicTable], keys_: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """`local` of several tables, which are in the same memory."""
+        if tables[0].side is None:
+            return [table.local(some) for table, some in zip(tables, keys_)]
+        insert = training.flag(tf.get_default_graph())
+        found: list[tf.Tensor] = operations.operations().collective_find(
+            _device_store().find, [table.number for table in tables], keys_, insert)
+        return found
+
     def fetch(self, keys_: tf.Tensor) -> tf.Tensor:
         """[K, D], the rows of `keys_` [K] int64, all of which this rank owns; zeros for unknown ones, except in training.
 
@@ -104,7 +130,7 @@ class DynamicTable(Lazy, Table):
         """
         graph = tf.get_default_graph()
         local = self.local(keys_)
-        with tf.device('/cpu:0'):
+        with tf.device('/cpu:0') if self.side is None else operations.device(dynamic=True):
             with graph.gradient_override_map({'ResourceGather': 'CollectiveDynamicGather'}):
                 rows = tf.raw_ops.ResourceGather(resource=self.handle, indices=local, dtype=self.dtype)
         rows.set_shape(keys_.shape.concatenate([self.dim]))
@@ -123,6 +149,10 @@ class DynamicTable(Lazy, Table):
         """int64 scalar: the rows on this rank, at some moment of the run."""
         with tf.control_dependencies([self._gate()]):
             return count_rows(self)
+
+    def rows_in_memory(self) -> tf.Tensor:
+        """int64 scalar: this rank's rows, and row 0, once what is waited for here is done."""
+        return count_rows(self) + 1
 
     def total_count(self) -> tf.Tensor:
         """int64 scalar: the rows on all ranks. Every rank runs it, like a training step; it isn't one."""
@@ -161,7 +191,7 @@ class DynamicTable(Lazy, Table):
         """
         held = self.store(raw(session))
         for some, local in held.ascending(block):
-            yield some, held.values.view()[local]
+            yield some, held.values.read(local)
 
     def import_(self, session: Any, keys_: Any, rows: Any) -> None:
         """Gives keys these rows. Call it for block after block; every rank keeps the keys that it owns.
@@ -215,7 +245,8 @@ class Loading:
         """`keys_` [b] int64 that this rank owns, with their rows [b, D], and those of every slot by its name."""
         local = self.store.put(keys_, rows)
         for name, column in self.columns.items():
-            column.view()[local] = slots[name]
+            column.reach(len(self.store))
+            column.write(local, slots[name])
             column.filled = len(self.store)
 
     def assign(self, session: Any) -> None:
@@ -224,45 +255,9 @@ class Loading:
             run_here(session, [v.initializer for v in (self._table, *self._table.slots)], {self._table.source: number})
 
 
-class Slot(Lazy):
-    """An optimizer's slot for a dynamic table: one row for each row of it. Its local rows are read by `ResourceGather`.
-
-    Attributes:
-        table: the table.
-        zero: whether rows start from zeros, which fresh memory is.
-    """
-
-    def __init__(self, table: DynamicTable, first: tf.Tensor, name: str, collections: Sequence[str] | None = None):
-        if first.shape.as_list() != [1, table.dim]:
-            raise TableError(f"table '{table.op.name}' is dynamic: its slot '{name}' must start from one row [1, {table.dim}], "
-                             f'not {first.shape}.')
-        self.table, self.dim, self._numpy = table, table.dim, first.dtype.as_numpy_dtype
-        value = tf.get_static_value(first)
-        self.zero = value is not None and not np.asarray(value, np.float64).any()
-        self._make(name, table.capacity + 1, table.dim, first.dtype.base_dtype, self._start, [table.source, first], False,
-                   collections)
-        table.slots.append(self)
-        mark_shard(self, table)
-
-    def new_column(self, first: np.ndarray | None = None) -> store.Column:
-        return store.Column(self.table.capacity + 1, self.dim, self._numpy, first)
-
-    def _start(self, path: str, source: np.ndarray, first: np.ndarray) -> np.ndarray:
-        read = store.living(int(source)).columns.get(self.op.name) if source else None
-        column = self.new_column() if read is None else read
-        column.first = first[0].copy()
-        column.offer(path)
-        return store.keep(column.number, column)
-
-    def column(self, session: Any) -> store.Column:
-        """What `session` holds of it."""
-        found: store.Column = store.living(int(run_here(session, self.number)))
-        return found
-
-    def refuse(self, way: str) -> NoReturn:
-        raise TableError(
-            f"{way} of '{self.op.name}', a slot of the dynamic table '{self.table.op.name}', isn't possible: its memory is "
-            "address space for all the rows there could be. The optimizer must read and update single rows of it.")
+def _device_store() -> Any:
+    from collective.tables import device_store  # takes a while to import
+    return device_store
 
 
 def raw(session: Any) -> Any:
@@ -311,5 +306,3 @@ def _outside(x: tf.Tensor) -> tf.Tensor:
 
 for _method, _way in {**WHOLE, **REFUSED}.items():
     setattr(DynamicTable, _method, never(_method, _way))
-    if not _method.startswith(('scatter', 'batch_scatter', '_lazy')):       # an optimizer may update rows of a slot by these
-        setattr(Slot, _method, never(_method, _way))

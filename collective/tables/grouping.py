@@ -23,7 +23,7 @@ from tensorflow.python import pywrap_tfe
 from collective import strategies
 from collective.ops import bags, communication, gate, graphs
 from collective.ops.exchange import Wire
-from collective.ops.operations import chosen
+from collective.ops.operations import on_device
 from collective.ranks.runs import upstream
 from collective.strategies.together import Group, exchange_together, groups_of
 
@@ -89,8 +89,8 @@ class Lookups:
         by_level: dict[tuple[int, bool], list[Written]] = {}
         levels = gates.levels_of({written.out: [x.op for x in _inputs(written.lookup)] for written in waiting})
         for written, level in zip(waiting, levels):
-            # On a GPU, static tables are in its memory, dynamic ones in the host's.
-            by_level.setdefault((level, chosen() != 'cpu' and written.lookup.table.hashed), []).append(written)
+            # An exchange is on a GPU or in the host's memory.
+            by_level.setdefault((level, on_device(written.lookup.table.hashed)), []).append(written)
         with graphs.open_for_changes(graph):
             for (level, _), together in sorted(by_level.items(), key=lambda item: item[0]):
                 with tf.init_scope(), tf.device(None), tf.name_scope(f'collective/group{len(groups_of(graph)) + 1}/'):
@@ -113,7 +113,7 @@ def _inputs(lookup: strategies.Lookup) -> list[tf.Tensor]:
 
 
 def _alone(lookup: strategies.Lookup, out: tf.Tensor) -> str:
-    if communication.size() == 1 and (chosen() == 'cpu' or lookup.table.hashed):
+    if communication.size() == 1 and not on_device(lookup.table.hashed):
         return 'there is one rank'
     unchecked = lookup.bounds is None and lookup.table.rows is not None and communication.size() > 1
     if unchecked or out.op._get_control_flow_context() is not None:

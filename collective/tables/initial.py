@@ -232,9 +232,20 @@ def filled(shape: tuple[int, int], dtype: tf.DType, fill: Callable[[np.ndarray],
 
     with tf.device('/cpu:0'):
         # Both are stateful: the graph optimizer would fold a constant and then keep the whole shard with the graph.
-        out = tf.raw_ops.Empty(shape=shape, dtype=dtype, init=False)
+        out = empty(shape, dtype)
         with tf.control_dependencies([tf.numpy_function(write, [out], tf.int64, stateful=True)]):
             return tf.identity(out)
+
+
+def empty(shape: tuple[int, int], dtype: tf.DType) -> tf.Tensor:
+    """A tensor of any content, which the graph optimizer leaves alone: no tensor of NumPy's."""
+    if max(shape) < 2 ** 31:
+        return tf.raw_ops.Empty(shape=shape, dtype=dtype)
+    # TensorFlow's Empty takes a shape of int32 only, and what doesn't fit loses its upper bits.
+    unfolded = tf.numpy_function(lambda: np.array(shape, np.int64), [], tf.int64, stateful=True)
+    made = tf.fill(tf.ensure_shape(unfolded, [2]), tf.zeros([], dtype))
+    made.set_shape(shape)
+    return made
 
 
 def only_after(assignment: tf.Operation, value: tf.Tensor) -> None:

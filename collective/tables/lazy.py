@@ -1,6 +1,7 @@
 """A variable in reserved memory: what dynamic tables and their slots are made of."""
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
@@ -13,6 +14,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.ops import resource_variable_ops
 
+from collective.ops import compiled, operations
 from collective.tables import store
 
 _paths = itertools.count()
@@ -26,42 +28,60 @@ class Lazy(resource_variable_ops.ResourceVariable):
     """
 
     def _make(self, name: str, rows: int, dim: int, dtype: tf.DType, make: Any, inputs: Sequence[tf.Tensor], trainable: bool,
-              collections: Sequence[str] | None, constraint: Any = None) -> None:
+              collections: Sequence[str] | None, constraint: Any = None, on_device: bool = False) -> None:
         """
         Args:
             rows: of the memory.
             make: f(path, *inputs) -> int64 [1, 1], run by the initializer: the number of a column that it offers at `path`.
+            on_device: the column is where kernels compute, not in the host's memory.
         """
         path = os.path.join(tempfile.gettempdir(), f'collective-{os.getpid()}-{next(_paths)}')
+
+        def placed() -> contextlib.ExitStack:
+            stack = contextlib.ExitStack()
+            if on_device:
+                stack.enter_context(tf.device(None))
+                stack.enter_context(operations.device(dynamic=True))
+            return stack
+
         with tf.init_scope(), tf.device('/cpu:0'), tf.name_scope(name) as scope:
             name = scope[:-1]
-            handle = resource_variable_ops._variable_handle_from_shape_and_dtype(
-                shape=tf.TensorShape([None, dim]), dtype=dtype, shared_name=name, name=scope, graph_mode=True)
+            with placed():
+                handle = resource_variable_ops._variable_handle_from_shape_and_dtype(
+                    shape=tf.TensorShape([None, dim]), dtype=dtype, shared_name=name, name=scope, graph_mode=True)
             number = tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=[], shared_name=f'{name}/number', name='number')
-            # Through another operation, or setting up would count as training.
-            at, number_at = tf.raw_ops.IdentityN(input=[handle, number])
-            with tf.control_dependencies(inputs):
+            # Through other operations, or setting up would count as training.
+            number_at = tf.raw_ops.IdentityN(input=[number])[0]
+            with placed():
+                at = tf.raw_ops.IdentityN(input=[handle])[0]
+            with tf.control_dependencies(inputs), placed():
                 # Assigned to a variable that has been updated, the memory would be copied, all of it.
                 emptied = tf.raw_ops.DestroyResourceOp(resource=at, ignore_lookup_error=True)
             with tf.control_dependencies([emptied]):
                 made = tf.reshape(tf.numpy_function(functools.partial(make, path), inputs, tf.int64, stateful=True), [])
             with tf.control_dependencies([made]):
-                mapped = tf.raw_ops.ImmutableConst(dtype=dtype, shape=[rows, dim], memory_region_name=path)
-            # Else the graph optimizer would try what it gives before there is anything; it leaves alone what looks like this.
-            mapped.op._set_attr('_scoped_allocator', attr_value_pb2.AttrValue(list=attr_value_pb2.AttrValue.ListValue(i=[])))
-            assigned = tf.raw_ops.AssignVariableOp(resource=at, value=mapped)
-            with tf.control_dependencies([assigned]):
-                # The first sparse update of a variable copies it if anybody else holds the memory: nobody does now.
-                owned = tf.raw_ops.ResourceScatterUpdate(
-                    resource=at, indices=tf.zeros([0], tf.int64), updates=tf.zeros([0, dim], dtype))
+                if on_device:
+                    address = tf.reshape(tf.numpy_function(_address, [made], tf.int64, stateful=True), [])
+                    with placed():
+                        mapped = compiled.library().collective_memory(address, dtype=dtype, shape=[rows, dim])
+                else:
+                    mapped = _in_file(path, rows, dim, dtype)
+            with placed():
+                assigned = tf.raw_ops.AssignVariableOp(resource=at, value=mapped)
+                with tf.control_dependencies([assigned]):
+                    # The first sparse update of a variable copies it if anybody else holds the memory: nobody does now.
+                    owned = tf.raw_ops.ResourceScatterUpdate(
+                        resource=at, indices=tf.zeros([0], tf.int64), updates=tf.zeros([0, dim], dtype))
             with tf.control_dependencies([owned]):
                 settled = tf.numpy_function(_settle_in, [made], tf.int64, stateful=True)
             with tf.control_dependencies([settled]):
                 initializer = tf.raw_ops.AssignVariableOp(resource=number_at, value=made)
+            with placed():
+                is_initialized = tf.raw_ops.VarIsInitializedOp(resource=handle)
             resource_variable_ops.BaseResourceVariable.__init__(
                 self, trainable=trainable, shape=tf.TensorShape([None, dim]), dtype=dtype, handle=handle, name=name,
                 unique_id=name, handle_name=name, initializer_op=initializer, constraint=constraint, in_graph_mode=True,
-                is_initialized_op=tf.raw_ops.VarIsInitializedOp(resource=handle))
+                is_initialized_op=is_initialized)
             self.number = tf.raw_ops.ReadVariableOp(resource=number, dtype=tf.int64)
             self.number.set_shape([])
         collections = [tf.GraphKeys.GLOBAL_VARIABLES] if collections is None else list(collections)
@@ -80,9 +100,25 @@ class Lazy(resource_variable_ops.ResourceVariable):
         self.refuse('Fetching the value')
 
 
-def _settle_in(number: np.ndarray) -> np.int64:
+def _in_file(path: str, rows: int, dim: int, dtype: tf.DType) -> tf.Tensor:
+    """[rows, dim], the memory of a file that is mapped."""
+    mapped = tf.raw_ops.ImmutableConst(dtype=dtype, shape=[rows, dim], memory_region_name=path)
+    # Else the graph optimizer would try what it gives before there is anything; it leaves alone what looks like this.
+    mapped.op._set_attr('_scoped_allocator', attr_value_pb2.AttrValue(list=attr_value_pb2.AttrValue.ListValue(i=[])))
+    return mapped
+
+
+def _column(number: np.ndarray) -> Any:
     made = store.living(int(number))
-    (made.values if isinstance(made, store.Store) else made).settle_in()
+    return made.values if isinstance(made, store.Store) else made
+
+
+def _address(number: np.ndarray) -> np.int64:
+    return np.int64(_column(number).address)
+
+
+def _settle_in(number: np.ndarray) -> np.int64:
+    _column(number).settle_in()
     return np.int64(0)
 
 

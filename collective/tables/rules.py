@@ -1,4 +1,4 @@
-"""Which rule of our own updates a static table as an optimizer of `tf.train` does.
+"""Which rule of our own updates a table as an optimizer of `tf.train` does.
 
 A rule replaces what an optimizer does with the sparse gradient of one variable: `Optimizer._resource_apply_sparse`. It is asked
 anew in every step for what may change.
@@ -13,7 +13,7 @@ from typing import Any, Callable, NamedTuple
 import tensorflow.compat.v1 as tf
 from tensorflow.python.training import adagrad, adam, ftrl, gradient_descent, momentum, rmsprop
 
-from collective.ops import slices, sparse_updates
+from collective.ops import operations, slices, sparse_updates
 from collective.ops.gpu import rules
 from collective.tables.table import Table
 
@@ -25,10 +25,12 @@ class Following(NamedTuple):
         rule: makes the rule of `numbers`.
         numbers: scalars.
         slots: their names.
+        all_rows: it changes rows that have no gradient, too.
     """
     rule: Callable[..., rules.Rule]
     numbers: Sequence[Any]
     slots: Sequence[str] = ()
+    all_rows: bool = False
 
 
 def _gradient_descent(optimizer: Any) -> Following:
@@ -48,7 +50,7 @@ def _adam(optimizer: Any) -> Following:
     beta1, beta2 = (tf.cast(power, tf.float32) for power in optimizer._get_beta_accumulators())
     rate = tf.cast(optimizer._lr_t, tf.float32) * tf.sqrt(1 - beta2) / (1 - beta1)
     return Following(functools.partial(rules.Adam, corrected=True),
-                     [rate, optimizer._beta1_t, optimizer._beta2_t, optimizer._epsilon_t], ['m', 'v'])
+                     [rate, optimizer._beta1_t, optimizer._beta2_t, optimizer._epsilon_t], ['m', 'v'], all_rows=True)
 
 
 def _ftrl(optimizer: Any) -> Following:
@@ -115,11 +117,15 @@ def together(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _update(updates: Sequence[_Update]) -> None:
     first = updates[0]
-    rule, numbers, names = first.following(first.optimizer)
+    rule, numbers, names, all_rows = first.following(first.optimizer)
+    used = []
+    if all_rows and any(one.table.hashed for one in updates):
+        with tf.control_dependencies([one.rows for one in updates]):
+            used = [one.table.rows_in_memory() for one in updates]
     op = sparse_updates.update(
         rule, [tf.cast(number, tf.float32) for number in numbers], [one.table for one in updates],
         [[first.optimizer.get_slot(one.table, name) for name in names] for one in updates],
-        [one.gradient for one in updates], [one.rows for one in updates])
+        [one.gradient for one in updates], [one.rows for one in updates], used)
     for one in updates:
         one.done._add_control_input(op)
 
@@ -133,7 +139,7 @@ def _apply(kind: Any, following: Callable[[Any], Following], original: Any, opti
     if kind is gradient_descent.GradientDescentOptimizer:       # others are given each row once
         gradient, rows = slices.summed(gradient, rows)
     rows = tf.cast(rows, tf.int64)
-    if not sparse_updates.on_device(variable.hashed):
+    if not operations.on_device(variable.hashed):
         rate = tf.cast(optimizer._learning_rate_tensor, tf.float32)
         return sparse_updates.adagrad(variable, optimizer.get_slot(variable, 'accumulator'), rate, gradient, rows)
     # Identities, which wait for what this update was asked to wait for.

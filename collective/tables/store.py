@@ -1,24 +1,27 @@
-"""What a session holds of a dynamic table: its keys, and the memory of its rows and slots. NumPy only.
+"""What a session holds of a dynamic table: its keys, and the memory of its rows and slots.
 
-TensorFlow owns the memory: each column (the rows, a slot) is the buffer of one resource variable, reserved once and taken by
-pages as rows are used. A `Column` knows where it lies and writes into it; it is forgotten when its variable goes. Row 0
-belongs to no key and stays zero: it is what an unknown key gets.
+Each column (the rows, a slot) is the buffer of one resource variable, reserved once and taken as rows are used. A `Column`
+knows where it lies and writes into it; it is forgotten when its variable goes. Row 0 belongs to no key and stays zero: it is
+what an unknown key gets. In the host's memory this is NumPy only; for a device's see `device_store.py`.
 """
 from __future__ import annotations
 
+import abc
 import contextlib
 import itertools
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from collective.ops import keymap, memory
+from collective.ops import memory
+from collective.ops.keymap import KeyMap
 from collective.tables import initial
 
 RANGE = 1 << 21         # keys that are sorted at once
+ROOM = 'Train on more ranks, each holds its share; or, where memory is left, set COLLECTIVE_COLUMN_GB (96) higher'
 
 _numbers = itertools.count(1)
 _living: dict[int, Any] = {}
@@ -62,7 +65,7 @@ def _bottom(array: np.ndarray) -> np.ndarray:
     return array
 
 
-class Column:
+class Column(abc.ABC):
     """One row of memory for each row of a table: its values, or a slot.
 
     Attributes:
@@ -71,16 +74,56 @@ class Column:
         filled: rows 1 … filled have their first value or a later one.
     """
 
-    def __init__(self, rows: int, dim: int, dtype: Any, first: np.ndarray | None = None):
-        self._shape = (rows, dim, dtype)
-        self._region = memory.Region(rows * dim * np.dtype(dtype).itemsize)
-        self._hollow: memory.Hollow | None = None
+    def __init__(self, first: np.ndarray | None = None):
         self.first = first
         self.filled = 0
         self.number = next(_numbers)
+        self._settling = threading.Lock()
+
+    @abc.abstractmethod
+    def offer(self, path: str) -> None:
+        """TensorFlow may take the memory now, and only once: `settle_in` follows."""
+
+    @abc.abstractmethod
+    def settle_in(self) -> None:
+        """TensorFlow has taken it, and what it has is this column's memory from now on."""
+
+    @abc.abstractmethod
+    def reach(self, count: int) -> None:
+        """There is memory for the rows up to `count`.
+
+        Raises:
+            MemoryError: there isn't.
+        """
+
+    @abc.abstractmethod
+    def read(self, rows: np.ndarray) -> np.ndarray:
+        """[b, D], a copy of these [b] rows, while TensorFlow has them."""
+
+    @abc.abstractmethod
+    def write(self, rows: np.ndarray | slice, values: np.ndarray) -> None:
+        """Gives rows that there is memory for [b, D] values, or all of them the same [D]."""
+
+    def settle(self, count: int) -> None:
+        """Rows up to `count` that haven't got their first value yet get it. Fresh memory is zero."""
+        with self._settling:        # a row that has been updated must not start anew
+            self.reach(count)
+            if self.first is not None and self.first.any() and count > self.filled:
+                self.write(slice(self.filled + 1, count + 1), self.first)
+            self.filled = max(self.filled, count)
+
+
+class HostColumn(Column):
+    """One in the host's memory, which there is as far as it is written."""
+
+    def __init__(self, rows: int, dim: int, dtype: Any, first: np.ndarray | None = None):
+        super().__init__(first)
+        self._shape, self._dtype = (rows, dim), dtype
+        self._region = memory.Region(rows * dim * np.dtype(dtype).itemsize)
+        self._hollow: memory.Hollow | None = None
 
     def offer(self, path: str) -> None:
-        """TensorFlow may map the file at `path` now, and only once: `settle_in` follows."""
+        """TensorFlow may map the file at `path` now."""
         self._hollow = memory.Hollow(self._region.size, path)
 
     def settle_in(self) -> None:
@@ -93,35 +136,39 @@ class Column:
         finally:
             hollow.close()
 
-    def view(self) -> np.ndarray:
-        """[rows, D], while TensorFlow has it."""
-        return self._region.view(*self._shape)
+    def reach(self, count: int) -> None:
+        pass
 
-    def settle(self, count: int) -> None:
-        """Rows up to `count` that haven't got their first value yet get it. Fresh memory is zero."""
-        if self.first is not None and self.first.any() and count > self.filled:
-            self.view()[self.filled + 1:count + 1] = self.first
-        self.filled = max(self.filled, count)
+    def read(self, rows: np.ndarray) -> np.ndarray:
+        return self._view()[rows]
+
+    def write(self, rows: np.ndarray | slice, values: np.ndarray) -> None:
+        self._view()[rows] = values
+
+    def _view(self) -> np.ndarray:
+        return self._region.view(*self._shape, dtype=self._dtype)
 
 
 class Store:
     """The keys of a table on this rank, and its rows.
 
     Args:
-        capacity: the most rows.
+        keys: what numbers them: a `KeyMap`, or what has its functions.
+        values: the rows.
+        lock: returns what is held while keys are inserted.
+        dim: D.
         name: the table's, for errors.
         fill: draws first values, see `collective.tables.initial`.
     """
 
-    def __init__(self, capacity: int, dim: int, dtype: Any, name: str, fill: initial.Fill):
+    def __init__(self, keys: Any, values: Column, lock: Callable[[], contextlib.AbstractContextManager[Any]], dim: int,
+                 name: str, fill: initial.Fill):
         self.number = next(_numbers)
-        self._keys = keymap.KeyMap(capacity)
-        self._dim, self._name, self._fill = dim, name, fill
-        self._lock = threading.RLock()
-        self.values = Column(capacity + 1, dim, dtype)
+        self.keys, self.values = keys, values
+        self._lock, self._dim, self._name, self._fill = lock, dim, name, fill
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self.keys)
 
     def rows(self, keys: np.ndarray, insert: bool) -> np.ndarray:
         """int64, the local rows of `keys`; new ones are inserted, or have row 0.
@@ -129,40 +176,37 @@ class Store:
         Raises:
             MemoryError: there is no room for them.
         """
-        with self._lock:
-            if not insert:
-                return self._keys.find(keys)
-            try:
-                return self._keys.find_or_insert(keys)
-            except MemoryError as error:
-                raise self._full(error) from error
-            finally:
-                self._draw()
+        with self._lock(), self._drawing():
+            return self.keys.find_or_insert(keys) if insert else self.keys.find(keys)
 
-    def _full(self, error: MemoryError) -> MemoryError:
-        return MemoryError(f"dynamic table '{self._name}': {error}. Train on more ranks, each holds its share; or, where "
-                           'memory is left, set COLLECTIVE_COLUMN_GB (96) higher.')
+    @contextlib.contextmanager
+    def _drawing(self) -> Iterator[None]:
+        try:
+            yield
+        except MemoryError as error:
+            raise MemoryError(f"dynamic table '{self._name}': {error}. {ROOM}.") from error
+        finally:
+            self.draw()
 
-    def _draw(self) -> None:
-        """First values for the rows that have just been numbered."""
-        values, count = self.values.view(), len(self._keys)
+    def draw(self) -> None:
+        """After keys have been found or inserted, also where that failed: the rows that are new get their first values."""
+        count = len(self)
+        if count <= self.values.filled:
+            return
+        self.values.reach(count)
         block = max(1, initial.BLOCK // self._dim)
         for first in range(self.values.filled + 1, count + 1, block):
             last = min(first + block, count + 1)
-            values[first:last] = self._fill(self._keys.keys(first, last).view(np.uint64), self._dim)
-        self.values.filled = max(self.values.filled, count)
+            self.values.write(slice(first, last), self._fill(self.keys.keys(first, last).view(np.uint64), self._dim))
+            self.values.filled = last - 1
 
     def put(self, keys: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Gives `keys` these values, whether new or not. Returns their local rows."""
-        with self._lock:
-            values = self.values.view()
-            try:
-                local = self._keys.find_or_insert(keys)
-            except MemoryError as error:
-                self._draw()
-                raise self._full(error) from error
-            values[local] = rows
-            self.values.filled = max(self.values.filled, len(self._keys))
+        with self._lock(), self._drawing():
+            local = self.keys.find_or_insert(keys)
+            self.values.reach(len(self))
+            self.values.write(local, rows)
+            self.values.filled = max(self.values.filled, len(self))
             return local
 
     def ascending(self, block: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -174,7 +218,7 @@ class Store:
         count = len(self)
         if count == 0:
             return
-        keys = self._keys.keys(1, count + 1)
+        keys = self.keys.keys(1, count + 1)
         ranges = -(-count // RANGE)
         sample = np.sort(keys[::max(1, count // (1000 * ranges))]) if ranges > 1 else keys[:0]
         ends = [int(sample[len(sample) * i // ranges]) for i in range(1, ranges)]
@@ -184,6 +228,12 @@ class Store:
             for first in range(0, len(rows), block):
                 part = rows[first:first + block]
                 yield keys[part], part + 1
+
+
+def host_store(capacity: int, dim: int, dtype: Any, name: str, fill: initial.Fill) -> Store:
+    """An empty store in the host's memory; arguments as for `Store` and `HostColumn`."""
+    lock = threading.RLock()
+    return Store(KeyMap(capacity), HostColumn(capacity + 1, dim, dtype), lambda: lock, dim, name, fill)
 
 
 def _within(keys: np.ndarray, low: int, high: int | None) -> np.ndarray:

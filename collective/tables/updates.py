@@ -8,6 +8,7 @@ update goes over the whole slot (Adam's), the rows in use are gone over in block
 """
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import Any, Callable
 
@@ -17,10 +18,11 @@ from tensorflow.python.ops import variable_scope
 from tensorflow.python.training import adam, optimizer
 
 from collective.errors import TableError
-from collective.ops import training
+from collective.ops import sparse_updates, training
 from collective.replicated import mark_shard
 from collective.tables import initial, store
-from collective.tables.dynamic import DynamicTable, Slot, count_rows
+from collective.tables.dynamic import DynamicTable, count_rows
+from collective.tables.slots import Slot
 from collective.tables.table import Sharded
 
 BLOCK = 1 << 20         # elements of a table that a dense update holds at once
@@ -85,14 +87,16 @@ class _Processor(optimizer._OptimizableVariable):
             raise RuntimeError(f"table '{table.op.name}': a constraint is not possible for a sparsely updated variable.")
         with tf.device('/cpu:0'), tf.control_dependencies([gradient.values, gradient.indices]):
             seen = tf.Assert(training.flag(tf.get_default_graph()), [f"dynamic table '{table.op.name}' {UNSEEN}"])
-            slots = [slot for slot in _slots(optimizer_, table) if not slot.zero]
+            # On a device, there is memory for rows only where it was asked for.
+            slots = [slot for slot in _slots(optimizer_, table) if table.side is not None or not slot.zero]
             with tf.control_dependencies([seen]):
                 ready = [tf.numpy_function(_settle, [tf.identity(table.number), *(slot.number for slot in slots)], tf.int64,
                                            stateful=True)] if slots else [seen]
-            with tf.control_dependencies(ready):
-                if _is_adam(optimizer_):
-                    return _adam(optimizer_, gradient, table)
-                return optimizer_._resource_apply_sparse_duplicate_indices(gradient.values, table, gradient.indices)
+        with tf.device('/cpu:0') if table.side is None else contextlib.nullcontext(), tf.control_dependencies(ready):
+            if _is_adam(optimizer_) and not sparse_updates.is_possible(
+                    'AdamOptimizer', True, table.dtype, gradient.values.dtype):
+                return _adam(optimizer_, gradient, table)
+            return optimizer_._resource_apply_sparse_duplicate_indices(gradient.values, table, gradient.indices)
 
 
 def _slots(optimizer_: Any, table: DynamicTable) -> list[Slot]:

@@ -27,6 +27,7 @@ from collective.ops.gpu.wire import Layout
 # What is int32 in between: tf.py_function takes no int32 on a GPU.
 BITS = tf.uint32
 Outputs = Sequence[tuple[tf.DType, Any]]    # types and shapes
+Find = Callable[[Functions, np.ndarray, Any, Sequence[int], bool], Any]
 
 
 class Bound:
@@ -35,34 +36,37 @@ class Bound:
     Args:
         side: where they compute.
         tables: the names of what they are about, for errors.
+
+    Attributes:
+        side: as above.
     """
 
     def __init__(self, side: Side, tables: Sequence[str] = ()):
-        self._side, self._tables = side, list(tables)
+        self.side, self._tables = side, list(tables)
 
     def about(self, tables: Sequence[str]) -> Bound:
         """The same, for these tables."""
-        return Bound(self._side, tables)
+        return Bound(self.side, tables)
 
     def memory(self) -> str:
         """How much kernels take, for a report."""
-        return self._side.memory()
+        return self.side.memory()
 
     def _operation(self, name: str, work: Callable[..., Sequence[Any]], inputs: Sequence[tf.Tensor],
                    types: Sequence[tf.DType], attributes: dict[str, Any]) -> tf.Operation:
         """Returns, of `types`, what `work` makes of the kernels and of arrays of `inputs`."""
-        side = self._side
+        side = self.side
 
         def run(*tensors: Any) -> list[Any]:
             try:
                 with side.call():
                     return side.results(work(side.functions, *map(side.given, tensors)))
             except (MemoryError, tf.errors.ResourceExhaustedError) as error:
-                raise MemoryError(f'{name} of {_shortened(self._tables)}: {error}. {self._side.advice()}') from error
+                raise MemoryError(f'{name} of {_shortened(self._tables)}: {error}. {self.side.advice()}') from error
 
         graph = tf.get_default_graph()
         marks = operations.marks(name, {**attributes, 'of': self._tables})
-        with tf.device(self._side.placed), graph._attr_scope(marks), graph.gradient_override_map(
+        with tf.device(self.side.placed), graph._attr_scope(marks), graph.gradient_override_map(
                 {'EagerPyFunc': name}), tf.name_scope(name):
             made = tf.py_function(run, [_bits(x, BITS) if x.dtype == tf.int32 else x for x in inputs],
                                   [BITS if dtype == tf.int32 else dtype for dtype in types])
@@ -78,9 +82,9 @@ class Bound:
 
     def _shard(self, handle: tf.Tensor, writes: bool = False) -> tf.Tensor:
         library = compiled.library()
-        with tf.device(self._side.placed):
+        with tf.device(self.side.placed):
             return (library.collective_sparse_shard if writes else library.collective_shard)(
-                handle, dtype=tf.float32, device=self._side.kind)
+                handle, dtype=tf.float32, device=self.side.kind)
 
     def collective_bounds(self, ids: Sequence[tf.Tensor]) -> tf.Tensor:
         """By TensorFlow's operations, wherever it has kernels for them."""
@@ -127,6 +131,24 @@ class Bound:
         out = self._call('CollectiveHear', work, [message, splits], [
             *((tf.int64, [None]) for _ in range(T)), (tf.int32, [layout.ranks])])
         return out[:-1], _bits(out[-1], tf.int32)
+
+    def collective_find(self, find: Find, numbers: Sequence[tf.Tensor], keys: Sequence[tf.Tensor], insert: tf.Tensor
+                        ) -> list[tf.Tensor]:
+        """The local rows of keys of T dynamic tables: on a CPU each has a function of its own for it.
+
+        Args:
+            find: f(kernels, numbers, keys [K], how many of them each table has, insert) -> [K] int64.
+            numbers: T int64 scalars, of what holds them in this session.
+            keys: T times [R] int64.
+            insert: bool scalar, whether new ones are inserted; or have row 0.
+        """
+        def work(f: Functions, given: Any, *keys: Any) -> list[Any]:
+            *numbers, insert = f.download(given)
+            sizes = [int(one.size) for one in keys]
+            return [Joined(find(f, np.array(numbers), f.xp.concatenate(keys), sizes, bool(insert)), sizes)]
+
+        given = tf.stack([*numbers, tf.cast(insert, tf.int64)])
+        return self._call('CollectiveFind', work, [given, *keys], [(tf.int64, one.shape) for one in keys])
 
     def _answering(self, name: str, work: Callable[[Answering, Sequence[Any]], Sequence[Any]], given: Sequence[tf.Tensor],
                    handles: Sequence[tf.Tensor], rows: Sequence[tf.Tensor], message: tf.Tensor, splits: tf.Tensor,
@@ -194,8 +216,8 @@ class Bound:
         return PoolGradient(out[0], out[1:])
 
     def collective_update(self, rule: Callable[..., Rule], numbers: Sequence[tf.Tensor], tables: Sequence[tf.Tensor],
-                          slots: Sequence[Sequence[tf.Tensor]], gradients: Sequence[tf.Tensor], rows: Sequence[tf.Tensor]
-                          ) -> tf.Operation:
+                          slots: Sequence[Sequence[tf.Tensor]], gradients: Sequence[tf.Tensor], rows: Sequence[tf.Tensor],
+                          used: Sequence[tf.Tensor] = ()) -> tf.Operation:
         """Updates rows of shards and of their slots in place: the compiled library has Adagrad for one table only.
 
         Args:
@@ -204,18 +226,22 @@ class Bound:
             tables, slots: handles of T shards, and for each those of its slots.
             gradients: T times [K, D] float32.
             rows: T times [K] int64, each at most once.
+            used: T int64 scalars, how many rows of each shard there are, if not all of them.
         """
         count, each = len(tables), 1 + len(slots[0])
 
         def work(f: Functions, numbers: Any, *arrays: Any) -> Sequence[Any]:
-            shards, gradients, rows = arrays[:count * each], arrays[-2 * count:-count], arrays[-count:]
+            shards, gradients, rows = arrays[:count * each], arrays[count * each:-count], arrays[-count:]
+            if used:
+                ends, gradients = f.download(gradients[0]), gradients[1:]
+                shards = tuple(shard[:ends[i // each]] for i, shard in enumerate(shards))
             lengths = [int(one.size) for one in rows]
             f.update(rule(*(float(number) for number in f.download(numbers))),
                      [Table(shards[i], shards[i + 1:i + each]) for i in range(0, len(shards), each)], f.xp.concatenate(rows),
                      Segments.of(lengths, range(count)), f.rows(gradients), f.each_once(sum(lengths)))
             return []
 
-        given = [tf.stack(numbers), *gradients, *rows]
+        given = [tf.stack(numbers), *([tf.stack(used)] if used else []), *gradients, *rows]
         with tf.control_dependencies(given):        # not before: until then others may read or assign what they like
             shards = [self._shard(x, True) for table, of in zip(tables, slots) for x in (table, *of)]
         return self._operation('CollectiveUpdate', work, [given[0], *shards, *given[1:]], [], {})

@@ -12,14 +12,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from collective.ops.gpu import distinct, gather, occurrences, partition, pool, sums, update
+from collective.ops.gpu import distinct, gather, hash_table, occurrences, partition, pool, sums, update
 from collective.ops.gpu.distinct import Distinct
 from collective.ops.gpu.elements import FLOAT32
+from collective.ops.gpu.hash_table import Inserted
+from collective.ops.gpu.hash_table_state import HashTable
 from collective.ops.gpu.occurrences import Occurrences
 from collective.ops.gpu.partition import Partition
 from collective.ops.gpu.pool import Ids, Lookup, Terms
 from collective.ops.gpu.reference import distinct as np_distinct
 from collective.ops.gpu.reference import gather as np_gather
+from collective.ops.gpu.reference import hash_table as np_hash_table
 from collective.ops.gpu.reference import occurrences as np_occurrences
 from collective.ops.gpu.reference import partition as np_partition
 from collective.ops.gpu.reference import pool as np_pool
@@ -124,6 +127,16 @@ class Functions(abc.ABC):
     def update(self, rule: Rule, tables: Sequence[Table], rows: Any, segments: Segments, gradients: Any,
                occurrences: Occurrences) -> None: ...
 
+    @abc.abstractmethod
+    def hash_table(self, name: str, most_rows: int) -> Any:
+        """A new hash table."""
+
+    @abc.abstractmethod
+    def find(self, tables: Sequence[Any], keys: Any, segments: Segments) -> Any: ...
+
+    @abc.abstractmethod
+    def find_or_insert(self, tables: Sequence[Any], keys: Any, segments: Segments) -> Inserted: ...
+
 
 class OnDevice(Functions):
     """Kernels.
@@ -178,6 +191,15 @@ class OnDevice(Functions):
     def update(self, rule: Rule, tables: Sequence[Table], rows: Any, segments: Segments, gradients: Any,
                occurrences: Occurrences) -> None:
         update.update(rule, tables, rows, segments, gradients, occurrences, self._workspace)
+
+    def hash_table(self, name: str, most_rows: int) -> HashTable:
+        return HashTable(name, self._device, most_rows=most_rows)
+
+    def find(self, tables: Sequence[Any], keys: Any, segments: Segments) -> Any:
+        return hash_table.find(tables, keys, segments, self._workspace)
+
+    def find_or_insert(self, tables: Sequence[Any], keys: Any, segments: Segments) -> Inserted:
+        return hash_table.find_or_insert(tables, keys, segments, 0, self._workspace)
 
 
 class Runs:
@@ -246,3 +268,12 @@ class InNumPy(Functions):
     def update(self, rule: Rule, tables: Sequence[Table], rows: Any, segments: Segments, gradients: Any,
                occurrences: Occurrences) -> None:
         np_update.update(rule, tables, rows, segments, gradients.matrices, occurrences)
+
+    def hash_table(self, name: str, most_rows: int) -> np_hash_table.HashTable:
+        return np_hash_table.HashTable(name, most_rows=most_rows)
+
+    def find(self, tables: Sequence[Any], keys: Any, segments: Segments) -> Any:
+        return np_hash_table.find(tables, keys, segments)
+
+    def find_or_insert(self, tables: Sequence[Any], keys: Any, segments: Segments) -> Inserted:
+        return np_hash_table.find_or_insert(tables, keys, segments, 0)

@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from collective.ops import communication, operations
-from collective.ops.gpu.device import CupyDevice, Device, kept_locale
+from collective.ops import communication, memory, operations
+from collective.ops.gpu.cupy_device import CupyDevice, kept_locale
+from collective.ops.gpu.device import Device
 from collective.ops.gpu.functions import Functions, InNumPy, Joined, OnDevice
 from collective.ops.gpu.workspace import Workspace
 
@@ -43,7 +44,7 @@ class Side(abc.ABC):
     functions: Functions
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock, self._depth = threading.RLock(), 0
 
     def given(self, tensor: Any) -> Any:
         """An array in the memory of an input; `binding.BITS` are those of int32."""
@@ -64,9 +65,30 @@ class Side(abc.ABC):
 
     @contextlib.contextmanager
     def call(self) -> Iterator[None]:
-        """Around all that one call does."""
+        """Around all that one call does. A call within a call is a part of it."""
         with self._lock:
-            yield
+            self._depth += 1
+            try:
+                yield
+            finally:
+                self._depth -= 1
+                if self._depth == 0:
+                    self.finish()
+
+    @abc.abstractmethod
+    def finish(self) -> None:
+        """At the end of a call, also behind an error: what was launched still reads and writes memory of TensorFlow's."""
+
+    # Of memory that grows where it is, as `Device` has it.
+
+    @abc.abstractmethod
+    def reserve(self, size: int) -> Any: ...
+
+    @abc.abstractmethod
+    def within(self, reserved: Any, shape: tuple[int, ...], dtype: Any, offset: int = 0) -> Any: ...
+
+    @abc.abstractmethod
+    def rows_that_fit(self, row_bytes: int, most: int) -> int: ...
 
     def results(self, arrays: Sequence[Joined | Any]) -> list[Any]:
         """Eager tensors with what `arrays` hold, complete."""
@@ -140,15 +162,23 @@ class Gpu(Side):
 
     @contextlib.contextmanager
     def call(self) -> Iterator[None]:
-        with super().call():
-            try:
-                with kept_locale():
-                    yield
-            finally:        # also behind an error: what was launched still reads and writes memory of TensorFlow's
-                try:
-                    self.device.synchronize()
-                finally:
-                    self._lent.clear()
+        with super().call(), kept_locale():
+            yield
+
+    def finish(self) -> None:
+        try:
+            self.device.synchronize()
+        finally:
+            self._lent.clear()
+
+    def reserve(self, size: int) -> Any:
+        return self.device.reserve(size)
+
+    def within(self, reserved: Any, shape: tuple[int, ...], dtype: Any, offset: int = 0) -> Any:
+        return self.device.within(reserved, shape, dtype, offset)
+
+    def rows_that_fit(self, row_bytes: int, most: int) -> int:
+        return self.device.rows_that_fit(row_bytes, most)
 
     def lend(self, size: int, dtype: Any) -> Any:
         """An array in memory of TensorFlow's, for a result."""
@@ -199,6 +229,18 @@ class Double(Side):
 
     def memory(self) -> str:
         return "NumPy takes the host's memory"
+
+    def finish(self) -> None:
+        pass
+
+    def reserve(self, size: int) -> Any:
+        return memory.Reserved(size)
+
+    def within(self, reserved: Any, shape: tuple[int, ...], dtype: Any, offset: int = 0) -> Any:
+        return reserved.view(*shape, dtype=dtype, offset=offset)
+
+    def rows_that_fit(self, row_bytes: int, most: int) -> int:
+        return memory.rows_that_fit(row_bytes, most)
 
     def shared(self, tensor: Any) -> Any:
         if 0 in tensor.shape:

@@ -9,6 +9,7 @@
 #include "gather.cc"
 #include "hear.cc"
 #include "lookups.cc"
+#include "memory.cc"
 #include "ops.cc"
 #include "pool.cc"
 #include "pool_gradient.cc"

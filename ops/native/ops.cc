@@ -137,6 +137,14 @@ REGISTER_OP("CollectiveSparseShard")
     .SetIsStateful()
     .SetShapeFn(ShardShape);
 
+REGISTER_OP("CollectiveMemory")
+    .Input("address: int64")
+    .Output("values: dtype")
+    .Attr("dtype: type")
+    .Attr("shape: shape")
+    .SetIsStateful()
+    .SetShapeFn(shape_inference::ExplicitShape);
+
 REGISTER_OP("CollectiveBounds")
     .Input("ids: M * int64")
     .Output("bounds: int64")

@@ -15,7 +15,8 @@ import numpy as np
 
 from collective.ops.gpu.device import Device
 
-FAMILIES = ('distinct', 'partition', 'gather', 'occurrences', 'sums', 'pool', 'update', 'hash_table', 'step')
+FAMILIES = ('distinct', 'partition', 'gather', 'occurrences', 'sums', 'pool', 'update', 'hash_table', 'reserved',
+            'step')
 
 
 class Scale(NamedTuple):

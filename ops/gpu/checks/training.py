@@ -136,7 +136,7 @@ def check(seed: int) -> list[str]:
         for by_owner in (False, True):
             with tf.Graph().as_default():
                 model = Model(seed, rule, by_owner)
-                with tf.Session(config=_config()) as session:
+                with tf.Session(config=config()) as session:
                     session.run(tf.global_variables_initializer())
                     for step in range(STEPS):
                         session.run(model.train, model.feeds(batch(seed, step, rank), step))
@@ -159,7 +159,7 @@ def milliseconds(seed: int, steps: int = 50) -> tuple[float, float]:
     with tf.Graph().as_default():
         model, nothing = Model(seed, Adagrad, False), tf.zeros([0], tf.int64)
         empty = bags.ask([nothing], [], [], [bags.Member(0, 1)], [bags.Section(0, 1)], [bags.STATIC], 1)
-        with tf.Session(config=_config()) as session:
+        with tf.Session(config=config()) as session:
             session.run(tf.global_variables_initializer())
             feeds = model.feeds(batch(seed, 0, communication.rank()), 0)
             return _median(lambda: session.run(model.train, feeds), steps), _median(lambda: session.run(empty.splits), steps)
@@ -174,11 +174,12 @@ def _median(run: Callable[[], object], times: int) -> float:
     return float(np.median(taken[3:]))
 
 
-def _config() -> tf.ConfigProto:
-    config = tf.ConfigProto()
-    config.gpu_options.allow_growth = True
-    config.gpu_options.per_process_gpu_memory_fraction = operations.memory_shares()[1]
-    return config
+def config() -> tf.ConfigProto:
+    """Of a session that leaves kernels their share of a GPU's memory."""
+    made = tf.ConfigProto()
+    made.gpu_options.allow_growth = True
+    made.gpu_options.per_process_gpu_memory_fraction = operations.memory_shares()[1]
+    return made
 
 
 def report(seed: int) -> Sequence[str]:

@@ -56,17 +56,19 @@ def update(rule: Rule, tables: Sequence[Table], rows: np.ndarray, segments: Segm
     sums = row_sums(gradients, occurrences, segments, dims, terms, scale, along, own)
     occurs = np.diff(occurrences.offsets) > 0
     for t, table in enumerate(tables):
-        wanted = np.zeros(table.weights.shape)
-        touched = np.zeros(len(wanted), bool)
+        seen, wanted = [np.zeros(0, np.int64)], [np.zeros((0, dims[t]))]
         for m in np.flatnonzero(segments.sections == t):
             part = slice(segments.offsets[m], segments.offsets[m + 1])
-            kept = occurs[part] & (rows[part] >= 0) & (rows[part] < len(wanted))
-            wanted[rows[part][kept]] = sums[m][kept]
-            touched[rows[part][kept]] = True
+            kept = occurs[part] & (rows[part] >= 0) & (rows[part] < len(table.weights))
+            seen.append(rows[part][kept])
+            wanted.append(sums[m][kept])
+        touched, gradient = np.concatenate(seen), np.concatenate(wanted)
         if isinstance(rule, Adam) and not rule.lazy:
-            touched[:] = True
+            whole = np.zeros(table.weights.shape)
+            whole[touched] = gradient
+            touched, gradient = np.arange(len(whole)), whole
         with np.errstate(invalid='ignore', over='ignore', divide='ignore'):
-            weights, slots = applied(rule, table.weights[touched].astype(np.float64), wanted[touched],
+            weights, slots = applied(rule, table.weights[touched].astype(np.float64), gradient,
                                      [slot[touched].astype(np.float64) for slot in table.slots])
             table.weights[touched] = np.clip(weights, -bound, bound)
             for slot, made in zip(table.slots, slots):

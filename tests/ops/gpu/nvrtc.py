@@ -7,7 +7,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from collective.ops.gpu.device import kept_locale
+from collective.ops.gpu.cupy_device import kept_locale
 
 
 class Compiled(NamedTuple):

@@ -11,7 +11,7 @@ from tensorflow.python.framework import kernels
 from collective.ops import bags, compiled, operations
 from collective.ops.gpu import sides
 from collective.ops.gpu.binding import Bound
-from collective.ops.gpu.checks import training
+from collective.ops.gpu.checks import growing, training
 from collective.ops.gpu.rules import SGD, Adagrad
 from tests.ops.gpu.emulator.side import EmulatedGpu
 
@@ -121,13 +121,17 @@ def test_calls_have_types_that_a_gpu_takes(graph: Any, monkeypatch: pytest.Monke
     use(Bound(sides.Double()), monkeypatch)
     training.communication.init()
     training.Model(1, Adagrad, True)
+    scalar, keys = tf.constant(1, tf.int64), tf.constant([1], tf.int64)
+    operations.operations().collective_find(lambda *_: [], [scalar], [keys], tf.constant(True))
+    operations.operations().collective_update(
+        SGD, [tf.constant(.5)], [table().handle], [[]], [tf.ones([1, DIM])], [keys], [scalar])
     allowed = {'Tin': set(), 'Tout': set()}
     for kernel in kernels.get_registered_kernels_for_op('EagerPyFunc').kernel:
         if kernel.device_type != 'CPU':
             for constraint in kernel.constraint:
                 allowed[constraint.name] |= set(constraint.allowed_values.list.type)
     calls = [op for op in graph.get_operations() if operations.stands_in(op)]
-    assert len({operations.kind(op) for op in calls}) == 7 and allowed['Tin'] and allowed['Tout']
+    assert len({operations.kind(op) for op in calls}) == 8 and allowed['Tin'] and allowed['Tout']
     for op in calls:
         for name, types in allowed.items():
             assert {dtype.as_datatype_enum for dtype in op.get_attr(name)} <= types, (operations.kind(op), name)
@@ -184,10 +188,13 @@ def test_kernels_train_through_tensorflow(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(training, 'RULES', [Adagrad, SGD])
     use(Bound(EmulatedGpu(seed=2)), monkeypatch)
     training.communication.init()
-    assert training.check(3) == []
+    monkeypatch.setattr(growing, 'BATCH', 20)
+    assert training.check(3) == growing.check(3, training.config()) == []
     monkeypatch.setattr(Adagrad, 'options', lambda rule: [rule.rate, .5])
     wrong = training.check(3)
     assert len(wrong) == 6 and all('Adagrad(rate=0.1' in text for text in wrong), wrong
+    monkeypatch.setattr(SGD, 'options', lambda rule: [rule.rate * 2])
+    assert growing.check(3, training.config())[0] == 'rank 0: 20 of 20 rows of a table that grows, in step 0'
 
 
 # ---- what is said ----------------------------------------------------------------------------------------------------

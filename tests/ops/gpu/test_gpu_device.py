@@ -10,7 +10,7 @@ import pytest
 from collective.ops import bags
 from collective.ops import keys as of_tensorflow
 from collective.ops.gpu import elements
-from collective.ops.gpu.device import CupyDevice
+from collective.ops.gpu.cupy_device import CupyDevice
 from collective.ops.gpu.distinct import SOURCE, distinct
 from collective.ops.gpu.gather import gather
 from collective.ops.gpu.partition import partition

@@ -9,7 +9,8 @@ import pytest
 
 from collective.ops.gpu import checks
 from collective.ops.gpu.checks import timing
-from collective.ops.gpu.device import CupyDevice, Timed
+from collective.ops.gpu.cupy_device import CupyDevice
+from collective.ops.gpu.device import Timed
 from tests.ops.gpu.emulator import EmulatedDevice
 from tests.ops.gpu.test_gpu_device import cupy_double
 

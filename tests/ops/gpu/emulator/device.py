@@ -11,6 +11,7 @@ from typing import Any, Callable
 
 import numpy as np
 
+from collective.ops import memory
 from collective.ops.gpu.device import Device, Kernel, Timed
 from collective.ops.gpu.sources import Source
 from tests.ops.gpu.emulator.build import library_of
@@ -85,6 +86,15 @@ class EmulatedDevice(Device):
     def pointer(self, array: Any) -> int:
         return int(array.ctypes.data)
 
+    def reserve(self, size: int) -> memory.Reserved:
+        return memory.Reserved(size)
+
+    def within(self, reserved: Any, shape: tuple[int, ...], dtype: Any, offset: int = 0) -> Any:
+        return reserved.view(*shape, dtype=dtype, offset=offset)
+
+    def rows_that_fit(self, row_bytes: int, most: int) -> int:
+        return memory.rows_that_fit(row_bytes, most)
+
     def stream(self) -> int:
         return self.current_stream
 
@@ -95,6 +105,9 @@ class EmulatedDevice(Device):
 
     def synchronize(self) -> None:
         pass
+
+    def memory(self) -> str:
+        return f'{self.allocations} arrays were made'
 
     def versions(self) -> dict[str, str]:
         return {'gpu': self.name, 'numpy': np.__version__}

@@ -1,0 +1,92 @@
+"""What a session holds of a dynamic table on a device: `store.py` in memory that kernels and TensorFlow share."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from collective.ops import operations
+from collective.ops.gpu import keymap
+from collective.ops.gpu.functions import Functions
+from collective.ops.gpu.sides import Side
+from collective.tables import initial
+from collective.tables.store import ROOM, Column, Store, living
+
+
+class DeviceColumn(Column):
+    """One in memory of the device that grows where it is. TensorFlow is told its address, and uses it as it uses its own.
+
+    Args:
+        name: the variable's, for errors.
+        side: where it is.
+    """
+
+    def __init__(self, name: str, rows: int, dim: int, dtype: Any, side: Side, first: np.ndarray | None = None):
+        super().__init__(first)
+        self._name, self._side, self._row_bytes = name, side, dim * np.dtype(dtype).itemsize
+        with side.call():
+            self._memory = side.reserve(rows * self._row_bytes)
+            self._rows = side.within(self._memory, (rows, dim), dtype)
+        self.reach(0)
+
+    @property
+    def address(self) -> int:
+        return self._memory.address
+
+    def offer(self, path: str) -> None:
+        pass
+
+    def settle_in(self) -> None:
+        pass
+
+    def reach(self, count: int) -> None:
+        size = (count + 1) * self._row_bytes
+        with self._side.call():
+            before = self._memory.taken
+            if size <= before:
+                return
+            try:
+                self._memory.grow(size)
+            except MemoryError as error:
+                raise MemoryError(
+                    f"'{self._name}' has memory for {before // self._row_bytes:,} rows, and needs {size - before:,} bytes more "
+                    f'for {count:,}: {error}. {self._side.memory()}, and TensorFlow what it has taken. Train on more ranks; or '
+                    f"set {operations.DYNAMIC}=host, which has dynamic tables in the host's memory.") from error
+            self._side.within(self._memory, (self._memory.taken - before,), np.uint8, before).fill(0)
+
+    def read(self, rows: np.ndarray) -> np.ndarray:
+        with self._side.call():
+            f = self._side.functions
+            return f.download(self._rows[f.upload(rows)])
+
+    def write(self, rows: np.ndarray | slice, values: np.ndarray) -> None:
+        with self._side.call():
+            f = self._side.functions
+            self._rows[rows if isinstance(rows, slice) else f.upload(rows)] = f.upload(values)
+
+
+def new_store(capacity: int, dim: int, dtype: Any, name: str, fill: initial.Fill, side: Side) -> Store:
+    """An empty store; arguments as for `Store` and `DeviceColumn`."""
+    return Store(keymap.DeviceKeyMap(name, capacity, side), DeviceColumn(name, capacity + 1, dim, dtype, side), side.call, dim,
+                 name, fill)
+
+
+def find(f: Functions, numbers: np.ndarray, keys: Any, sizes: Sequence[int], insert: bool) -> Any:
+    """`Store.rows` of several stores at once: [K] int64 on the device, until the next call.
+
+    Args:
+        f: the kernels.
+        numbers: of the stores.
+        keys: [K] int64 on the device.
+        sizes: how many of them each store has, one after the other.
+        insert: whether new keys are inserted; or they have row 0.
+    """
+    stores: list[Store] = [living(int(number)) for number in numbers]
+    try:
+        return keymap.rows(f, [store.keys for store in stores], keys, sizes, insert)
+    except MemoryError as error:
+        raise MemoryError(f'{error}. {ROOM}.') from error
+    finally:
+        for store in stores:
+            store.draw()

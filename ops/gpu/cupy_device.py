@@ -1,0 +1,175 @@
+"""A GPU, by CuPy: nothing else knows CuPy, but for what is asked of arrays by the names that NumPy has, too."""
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.util
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Callable
+
+import numpy as np
+
+from collective.ops import memory
+from collective.ops.gpu.device import Device, Kernel, Timed
+from collective.ops.gpu.reserved import Reserved
+from collective.ops.gpu.sources import Source
+
+OPTIONS = ('-std=c++17',)
+_STATIC_SHARED = 48 * 1024      # bytes; more must be asked for
+_FILLER = 2 ** 30               # bytes, many times an L2
+_FILLINGS = tuple(4 ** n for n in range(1, 6))      # how often it is filled: some 1 to 300 ms
+
+
+@contextlib.contextmanager
+def kept_locale() -> Iterator[None]:
+    """NVIDIA's compiler (12.2) leaves its thread in the locale "C", where what Python opens from then on is ASCII."""
+    library = ctypes.CDLL(None)
+    library.uselocale.argtypes, library.uselocale.restype = [ctypes.c_void_p], ctypes.c_void_p
+    before = library.uselocale(None)
+    try:
+        yield
+    finally:
+        library.uselocale(before)
+
+
+class CupyDevice(Device):
+    """The current GPU, by CuPy: its current stream, its memory pool, its cache of compiled kernels on disk.
+
+    Args:
+        pooled: arrays come from CuPy's pool. If not, that is off in this process: each is an allocation of CUDA's, so that
+            a tool sees what is written beside it.
+
+    Raises:
+        RuntimeError: there is no CuPy, or no GPU that it can use; says which, and what to do.
+    """
+
+    def __init__(self, pooled: bool = True) -> None:
+        super().__init__()
+        try:
+            import cupy
+        except ImportError as error:
+            raise RuntimeError(f'CuPy can not be imported ({error}): install the one for your CUDA, '
+                               'cupy-cuda12x or cupy-cuda13x') from error
+        try:
+            if cupy.cuda.runtime.getDeviceCount() == 0:
+                raise RuntimeError('CuPy sees no GPU: look at nvidia-smi and CUDA_VISIBLE_DEVICES')
+            properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.runtime.getDevice())
+        except cupy.cuda.runtime.CUDARuntimeError as error:
+            raise RuntimeError(f'CuPy can use no GPU ({error}): look at nvidia-smi and CUDA_VISIBLE_DEVICES') from error
+        try:
+            _preload_compiler()
+            with kept_locale():     # CuPy looks for its compiler, and for CUDA's headers, at the first kernel only
+                cupy.RawModule(code='extern "C" __global__ void nothing() {}', options=OPTIONS).get_function('nothing')
+                cupy.empty(1, np.float32).fill(1)       # its own kernels need more headers
+        except Exception as error:
+            raise RuntimeError(f'CuPy can compile no kernel ({error}): it needs NVRTC and the headers of CUDA. Install the '
+                               'CUDA toolkit and set CUDA_PATH, or install nvidia-cuda-nvrtc-cu12 and nvidia-cuda-runtime-cu12 '
+                               'of one release') from error
+        if not pooled:
+            cupy.cuda.set_allocator(None)
+        self.xp = cupy
+        self._number = cupy.cuda.runtime.getDevice()
+        self.name = properties['name'].decode()
+        self.multiprocessors = int(properties['multiProcessorCount'])
+        self._modules: dict[str, Any] = {}
+        self._filler: Any = None
+
+    def _load(self, source: Source, name: str) -> Kernel:
+        if source.file not in self._modules:
+            self._modules[source.file] = self.xp.RawModule(code=source.text(), options=OPTIONS)
+        with kept_locale():
+            return _CupyKernel(self._modules[source.file].get_function(name))
+
+    def empty(self, shape: int | tuple[int, ...], dtype: Any) -> Any:
+        try:
+            return self.xp.empty(shape, dtype)
+        except self.xp.cuda.memory.OutOfMemoryError as error:
+            raise MemoryError(f'{self.name} has no room for {np.prod(shape) * np.dtype(dtype).itemsize:,} bytes: {error}'
+                              ) from error
+
+    def upload(self, values: np.ndarray, into: Any) -> None:
+        into.set(values, stream=self.xp.cuda.get_current_stream())
+
+    def download(self, array: Any) -> np.ndarray:
+        return np.asarray(self.xp.asnumpy(array))
+
+    def pointer(self, array: Any) -> int:
+        return int(array.data.ptr)
+
+    def reserve(self, size: int) -> Reserved:
+        return Reserved(size, self._number, self.xp.cuda.Device(self._number).synchronize)
+
+    def within(self, reserved: Any, shape: tuple[int, ...], dtype: Any, offset: int = 0) -> Any:
+        whole = self.xp.cuda.UnownedMemory(reserved.address, reserved.size, reserved, self._number)
+        return self.xp.ndarray(shape, dtype, self.xp.cuda.MemoryPointer(whole, offset))
+
+    def rows_that_fit(self, row_bytes: int, most: int) -> int:
+        return memory.rows_within(int(self.xp.cuda.runtime.memGetInfo()[1]), row_bytes, most)
+
+    def stream(self) -> int:
+        if self.xp.cuda.runtime.getDevice() != self._number:
+            raise RuntimeError(f'GPU {self.xp.cuda.runtime.getDevice()} is current in this thread, but kernels run on GPU '
+                               f'{self._number}: make it current (cupy.cuda.Device({self._number}).use())')
+        return int(self.xp.cuda.get_current_stream().ptr)
+
+    def timed(self, work: Callable[[], object], waits: bool = False) -> Timed:
+        if self._filler is None:
+            self._filler = self.empty(_FILLER, np.uint8)
+        for filling in _FILLINGS:
+            begin, end = self.xp.cuda.Event(), self.xp.cuda.Event()
+            # Meanwhile the host launches all of `work`.
+            for _ in range(filling):
+                self._filler.fill(0)
+            begin.record()
+            work()
+            late = bool(begin.done)
+            end.record()
+            end.synchronize()
+            if waits or not late:
+                break
+        return Timed(float(self.xp.cuda.get_elapsed_time(begin, end)), late and not waits)
+
+    def synchronize(self) -> None:
+        self.xp.cuda.get_current_stream().synchronize()
+
+    def versions(self) -> dict[str, str]:
+        runtime = self.xp.cuda.runtime
+        nvrtc = '.'.join(map(str, self.xp.cuda.nvrtc.getVersion()))
+        return {'gpu': self.name, 'cupy': self.xp.__version__, 'numpy': np.__version__, 'nvrtc': nvrtc,
+                'cuda': _version(runtime.runtimeGetVersion()), 'driver': _version(runtime.driverGetVersion())}
+
+    def limit(self, share: float) -> None:
+        """From now on arrays take at most this fraction of the GPU's memory."""
+        self.xp.get_default_memory_pool().set_limit(fraction=share)
+
+    def memory(self) -> str:
+        """How much arrays take, for a report."""
+        pool = self.xp.get_default_memory_pool()
+        return f'kernels use {pool.used_bytes():,} bytes and hold {pool.total_bytes():,} of the {pool.get_limit():,} they may'
+
+
+class _CupyKernel:
+    def __init__(self, function: Any):
+        self._function = function
+
+    def __call__(self, blocks: int, threads: int, arguments: Sequence[Any], shared: int = 0) -> None:
+        if blocks == 0:
+            return
+        if shared > _STATIC_SHARED and self._function.max_dynamic_shared_size_bytes < shared:
+            self._function.max_dynamic_shared_size_bytes = shared
+        self._function((blocks,), (threads,), tuple(arguments), shared_mem=shared)
+
+
+def _preload_compiler() -> None:
+    """CuPy 13 finds the NVRTC of NVIDIA's wheel by its name only, once it is loaded."""
+    found = importlib.util.find_spec('nvidia')
+    for folder in found.submodule_search_locations or () if found is not None else ():
+        for file in sorted(Path(folder).glob('cuda_nvrtc/lib/libnvrtc.so.*')):
+            with contextlib.suppress(OSError):
+                ctypes.CDLL(str(file), ctypes.RTLD_GLOBAL)
+                return
+
+
+def _version(number: int) -> str:
+    return f'{number // 1000}.{number % 1000 // 10}'

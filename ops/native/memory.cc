@@ -1,0 +1,54 @@
+// CollectiveMemory: memory that somebody else has reserved, as a tensor that a variable can be given.
+//
+// TensorFlow takes the memory for its own: a variable that is updated row by row stays where it is. Whoever reserved it gives it
+// back, after the variable.
+
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/tensor_shape.h"
+
+namespace collective {
+namespace memory_op {
+
+using namespace tensorflow;
+
+class Reserved : public TensorBuffer {
+ public:
+  Reserved(void* address, size_t size) : TensorBuffer(address), size_(size) {}
+  size_t size() const override { return size_; }
+  TensorBuffer* root_buffer() override { return this; }
+  void FillAllocationDescription(AllocationDescription*) const override {}
+  bool OwnsMemory() const override { return true; }
+
+ private:
+  size_t size_;
+};
+
+class MemoryOp : public OpKernel {
+ public:
+  explicit MemoryOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("dtype", &dtype_));
+    OP_REQUIRES_OK(context, context->GetAttr("shape", &shape_));
+    OP_REQUIRES(context, DataTypeCanUseMemcpy(dtype_),
+                errors::InvalidArgument(DataTypeString(dtype_), " is no type of numbers"));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    const int64_t address = context->input(0).scalar<int64_t>()();
+    OP_REQUIRES(context, address != 0 && address % EIGEN_MAX_ALIGN_BYTES == 0,
+                errors::InvalidArgument("the address ", address, " is none of reserved memory"));
+    const size_t size = shape_.num_elements() * DataTypeSize(dtype_);
+    core::RefCountPtr<TensorBuffer> memory(new Reserved(reinterpret_cast<void*>(address), size));
+    context->set_output(0, Tensor(dtype_, shape_, memory.get()));
+  }
+
+ private:
+  DataType dtype_;
+  TensorShape shape_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("CollectiveMemory").Device(DEVICE_CPU), MemoryOp);
+REGISTER_KERNEL_BUILDER(Name("CollectiveMemory").Device(DEVICE_GPU).HostMemory("address"), MemoryOp);
+
+}  // namespace memory_op
+}  // namespace collective
