@@ -67,6 +67,7 @@ def probes():
     yield feature_column, ['_CategoricalColumn']
     yield session_lib, ['_FetchMapper']
     yield monitored_session, ['_MonitoredSession']
+    yield tf.errors.ResourceExhaustedError(None, None, ''), ['_message']
     yield tf2.data.Dataset.range(1), ['_variant_tensor']
     saver = tf.train.Saver([variable])
     yield saver, ['_builder', '_check_saver_def', '_checkpoints_to_be_deleted', '_filename', '_is_built', '_is_empty',

@@ -33,15 +33,27 @@ occurrences_place(const u32* __restrict__ rows, const u32* __restrict__ order, c
 }
 
 // offsets[r]: the first of the ascending `rows` that is r or more. `counters` become 0.
+//
+// Each thread writes those from the row before its own up to its own; a warp together where that are many.
 extern "C" __global__ void __launch_bounds__(kThreads)
 occurrences_offsets(const u32* __restrict__ rows, i64 count, u32 row_count, int* __restrict__ offsets, u32* counters) {
   if (blockIdx.x == 0 && threadIdx.x < 2) counters[threadIdx.x] = 0;
   const i64 first = static_cast<i64>(blockIdx.x) * kTile + threadIdx.x;
   for (int turn = 0; turn < kTurns; ++turn) {
     const i64 at = first + turn * kThreads;
-    if (at > count) return;
-    const i64 before = at == 0 ? i64{-1} : i64{rows[at - 1]}, here = at == count ? i64{row_count} : i64{rows[at]};
-    for (i64 row = before + 1; row <= here && row <= row_count; ++row) offsets[row] = static_cast<int>(at);
+    u32 begin = 0, end = 0;
+    if (at <= count) {
+      begin = at == 0 ? 0 : rows[at - 1] + 1;
+      end = (at == count ? row_count : rows[at]) + 1;
+    }
+    const bool together = end > begin + kEmpty;
+    for (u32 row = begin; !together && row < end; ++row) offsets[row] = static_cast<int>(at);
+    for (u32 lanes = __ballot_sync(kAllLanes, together); lanes != 0; lanes &= lanes - 1) {
+      const int lane = __ffs(static_cast<int>(lanes)) - 1;
+      const u32 to = __shfl_sync(kAllLanes, end, lane);
+      const int place = static_cast<int>(at) - static_cast<int>(threadIdx.x % 32) + lane;
+      for (u32 row = __shfl_sync(kAllLanes, begin, lane) + threadIdx.x % 32; row < to; row += 32) offsets[row] = place;
+    }
   }
 }
 

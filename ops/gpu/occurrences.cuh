@@ -4,6 +4,7 @@
 
 constexpr u32 kLong = 64;    // occurrences of a row that are not cut
 constexpr u32 kPiece = 512;  // occurrences of one piece
+constexpr u32 kEmpty = 16;   // rows without occurrences that one thread writes the offsets of
 
 struct Long {
   u32 row;

@@ -25,6 +25,8 @@ def number_cases(most: int, rng: np.random.Generator) -> Iterator[tuple[str, np.
     yield 'as many as are not cut', np.repeat(np.arange(9, dtype=np.int32), [63, 64, 65, 0, 511, 512, 513, 1, 1024]), 9
     yield 'few', rng.integers(0, 300, most, np.int32), 300
     yield 'ascending', np.sort(rng.integers(0, most, most // 2, np.int32)), most + 1
+    yield 'far apart', np.sort(rng.integers(0, 40 * most, most // 4, np.int32))[rng.permutation(most // 4)], 50 * most
+    yield 'with many in between', np.concatenate([np.arange(60), np.arange(900, 960)]).astype(np.int32), 2000
     yield 'skewed', np.minimum(rng.zipf(1.2, most) - 1, 2 ** 17).astype(np.int32), 2 ** 17 + 1
 
 
@@ -48,9 +50,12 @@ CHECKS = (by_row,)
 
 
 def measurements(device: Device, scale: Scale, rng: np.random.Generator) -> Iterator[Measurement]:
-    """Many distinct rows, and few."""
+    """Many distinct rows, and few; and most rows without any."""
     size, workspace = scale.measured_keys, Workspace(device)
     for name, rows in (('', size), (', few rows', 1000)):
         inputs: list[Any] = [on(device, rng.integers(0, rows, size, np.int32)) for _ in range(3)]
         run = partial(kernels.occurrences, rows=rows, workspace=workspace)
         yield Measurement(f'occurrences{name}', [partial(run, numbers) for numbers in inputs], 8 * size + 4 * rows, keys=size)
+    run = partial(kernels.occurrences, rows=size, workspace=workspace)
+    last: list[Any] = [on(device, numbers) for numbers in (np.full(1000, size - 1, np.int32), np.full(1000, size - 2, np.int32))]
+    yield Measurement('occurrences, in the last row', [partial(run, numbers) for numbers in last], 4 * size, keys=1000)
