@@ -6,6 +6,7 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from collective.ops import operations
 from tests.ranks import reference
 
 B = 12      # samples of a global batch: 1 to 4 ranks divide it
@@ -49,11 +50,13 @@ def rows_of(tables):
 
 
 def counted(session, fetches, feed=None):
-    """(what the run gives, how often it executed operations of each type)."""
+    """(what the run gives, how often it executed operations of each type, or those that stand in for one)."""
     metadata = tf.RunMetadata()
     out = session.run(fetches, feed, options=tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE), run_metadata=metadata)
     labels = [node.timeline_label for device in metadata.step_stats.dev_stats for node in device.node_stats]
-    return out, collections.Counter(found.group(1) for label in labels if (found := re.search(r' = (\w+)\(', label)))
+    found = [match for label in labels if (match := re.search(r'(\S*) = (\w+)\(', label))]
+    return out, collections.Counter(operations.kind(session.graph.get_operation_by_name(match.group(1)))
+                                    if match.group(2) == 'EagerPyFunc' else match.group(2) for match in found)
 
 
 def exchanged(session, fetches, feed=None):

@@ -57,5 +57,5 @@ def measurements(device: Device, scale: Scale, rng: np.random.Generator) -> Iter
         run = partial(kernels.occurrences, rows=rows, workspace=workspace)
         yield Measurement(f'occurrences{name}', [partial(run, numbers) for numbers in inputs], 8 * size + 4 * rows, keys=size)
     run = partial(kernels.occurrences, rows=size, workspace=workspace)
-    last: list[Any] = [on(device, numbers) for numbers in (np.full(1000, size - 1, np.int32), np.full(1000, size - 2, np.int32))]
+    last: list[Any] = [on(device, np.full(1000, row, np.int32)) for row in (size - 1, size - 2)]
     yield Measurement('occurrences, in the last row', [partial(run, numbers) for numbers in last], 4 * size, keys=1000)
