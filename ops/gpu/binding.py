@@ -174,8 +174,7 @@ class Bound:
         tables, scale = len(handles), attributes['scale']
 
         def work(owner: Answering, given: Sequence[Any]) -> Sequence[Any]:
-            values, indices, inverse = owner.reduce(given[0], scale)
-            return [*values, indices, inverse]
+            return owner.reduce(given[0], scale)
 
         out = self._answering('CollectiveReduceRows', work, [gradient], handles, rows, message, splits, [
             *((tf.float32, [None, dim]) for dim in _table_dims(attributes)), *((tf.int64, [None]) for _ in range(tables)),
@@ -198,7 +197,7 @@ class Bound:
         members = _members(attributes)
         shapes = [[at.shape[0] if combiner == 0 and at.shape.rank == 1 else None, dim]
                   for at, combiner, dim in zip(positions, members.combiners, members.dims)]
-        return self._call('CollectivePool', _pooling(members, range(len(positions)), lambda pooling, _: pooling.pool()),
+        return self._call('CollectivePool', _pooling(members, range(len(positions)), lambda pooling, _: [pooling.pool()]),
                           [rows, *positions, *samples, *weights, counts], [(tf.float32, shape) for shape in shapes],
                           **_sized(attributes, positions, samples, weights))
 

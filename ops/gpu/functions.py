@@ -41,13 +41,17 @@ class Joined(NamedTuple):
     Attributes:
         array: [K].
         sizes: how many elements each of them has.
+        dims: of those that are matrices how many columns, of vectors 0; None if all are vectors.
     """
     array: Any
     sizes: Sequence[int]
+    dims: Sequence[int] | None = None
 
     def parts(self) -> list[Any]:
         """Them."""
-        return [self.array[end - size:end] for size, end in zip(self.sizes, itertools.accumulate(self.sizes))]
+        ends = itertools.accumulate(self.sizes)
+        return [self.array[end - size:end].reshape((-1, dim) if dim else -1)
+                for size, end, dim in zip(self.sizes, ends, self.dims or [0] * len(self.sizes))]
 
 
 class Functions(abc.ABC):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from collective.ops.gpu.functions import Functions, Joined
-from collective.ops.gpu.pool import SUM, Ids, Lookup, parts
+from collective.ops.gpu.pool import SUM, Ids, Lookup
 from collective.ops.gpu.segments import STATIC, Segments
 from collective.ops.gpu.wire import Layout, read
 
@@ -70,7 +70,7 @@ class Answering:
             return f.gather(self._tables, self._rows, self._runs.segments(self._table_of))
         return f.pool(self._lookups, [f.rows([table]) for table in self._tables], self._ids)
 
-    def reduce(self, gradient: Any, scale: float) -> tuple[list[Any], Joined, Joined]:
+    def reduce(self, gradient: Any, scale: float) -> tuple[Joined, Joined, Joined]:
         """For each table values [U, D], indices [U], inverse [R]: the sums of what each distinct row's gradient is."""
         f, runs = self._f, self._runs
         tables = range(len(self._tables))
@@ -87,14 +87,12 @@ class Answering:
         if along is not None:
             own = f.flat(f.gather(self._tables, rows, segments), counts, np.array(dims))
         sums = f.sum_rows(gradients, f.occurrences(inverse, total), segments, dims, terms, scale, along, own)
-        sizes = counts * dims
-        last = np.cumsum(sizes)
-        values = [sums[int(last[t] - sizes[t]):int(last[t])].reshape(-1, dims[t]) for t in tables]
         sizes_by = runs.counts_by(self._table_of, len(self._tables))
         places = inverse[runs.keys_by(f, self._table_of)]
         firsts = f.upload((ends - counts).astype(np.int32))
         table = f.xp.searchsorted(f.upload(np.cumsum(sizes_by)), f.xp.arange(int(sum(sizes_by)), dtype=np.int64), side='right')
-        return values, Joined(rows, counts.tolist()), Joined(places - firsts[table], sizes_by)
+        return (Joined(sums, (counts * dims).tolist(), dims), Joined(rows, counts.tolist()),
+                Joined(places - firsts[table], sizes_by))
 
     def spread(self, values: Sequence[Any], inverse: Sequence[Any], scale: float) -> Any:
         """The transposed of `reduce`: [E] float32."""
@@ -175,9 +173,10 @@ class Pooling:
         joined = joined + f.upload(np.cumsum(batches) - np.asarray(batches, np.int64))[at]
         return f.offsets(joined, total)
 
-    def pool(self) -> list[Any]:
+    def pool(self) -> Joined:
         """[samples or ids, D] float32 for each member."""
-        return parts(self.lookups, self._f.pool(self.lookups, [self._rows], self._ids))
+        return Joined(self._f.pool(self.lookups, [self._rows], self._ids),
+                      [lookup.samples * lookup.dim for lookup in self.lookups], [lookup.dim for lookup in self.lookups])
 
     def gradient(self, gradients: Sequence[Any]) -> tuple[Any, list[Any]]:
         """([E] of `flat`, for each weighted member that of its weights), by what the wanted members' results have."""

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from collective.ops import communication, memory, operations
+from collective.ops import communication, compiled, memory, operations
 from collective.ops.gpu.cupy_device import CupyDevice, kept_locale
 from collective.ops.gpu.device import Device
 from collective.ops.gpu.functions import Functions, InNumPy, Joined, OnDevice
@@ -97,10 +97,16 @@ class Side(abc.ABC):
 
     def split(self, arrays: Sequence[Joined | Any], made: Sequence[Any]) -> list[Any]:
         """The tensors `made`, or the parts of those that are of several."""
-        out = []
-        with tf.device(self.placed):
-            for array, tensor in zip(arrays, made):
-                out += Joined(tensor, array.sizes).parts() if isinstance(array, Joined) else [tensor]
+        out: list[Any] = []
+        for array, tensor in zip(arrays, made):
+            if not isinstance(array, Joined):
+                out.append(tensor)
+            elif array.sizes:
+                with tf.device('/cpu:0'):
+                    sizes = tf.constant(array.sizes, tf.int64)
+                with tf.device(self.placed):
+                    out += compiled.library().collective_parts(tensor, sizes, N=len(array.sizes),
+                                                               dims=array.dims or [0] * len(array.sizes))
         return out
 
     def allocated(self, shape: tuple[int, ...], dtype: Any) -> Any:
@@ -204,8 +210,11 @@ class Gpu(Side):
     def _part(self, array: Any) -> Any:
         found = self._of_lent(array)
         assert found is not None
+        tensor, first = found
+        if array.shape == tuple(tensor.shape):
+            return tensor
         with tf.device(self.placed):
-            return tf.reshape(found[0][found[1]:found[1] + array.size], array.shape)
+            return tf.reshape(tensor[first:first + array.size], array.shape)
 
 
 class _Lending(Workspace):

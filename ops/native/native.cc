@@ -11,6 +11,7 @@
 #include "lookups.cc"
 #include "memory.cc"
 #include "ops.cc"
+#include "parts.cc"
 #include "pool.cc"
 #include "pool_gradient.cc"
 #include "reduce.cc"

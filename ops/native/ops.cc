@@ -145,6 +145,15 @@ REGISTER_OP("CollectiveMemory")
     .SetIsStateful()
     .SetShapeFn(shape_inference::ExplicitShape);
 
+REGISTER_OP("CollectiveParts")
+    .Input("whole: dtype")
+    .Input("sizes: int64")
+    .Output("parts: N * dtype")
+    .Attr("dtype: type")
+    .Attr("N: int >= 1")
+    .Attr("dims: list(int)")
+    .SetShapeFn(shape_inference::UnknownShape);
+
 REGISTER_OP("CollectiveBounds")
     .Input("ids: M * int64")
     .Output("bounds: int64")

@@ -70,11 +70,8 @@ class LockedVariables {
   std::vector<tensorflow::mutex*> locks_;
 };
 
-// A copy on the operation's device; on a GPU in the order of TensorFlow's stream, like all that is launched after it.
-inline tensorflow::Status Copied(tensorflow::OpKernelContext* context, const tensorflow::Tensor& from, tensorflow::Tensor* to) {
-  tensorflow::AllocatorAttributes attributes;
-  attributes.set_nic_compatible(true);
-  TF_RETURN_IF_ERROR(context->allocate_temp(from.dtype(), from.shape(), to, attributes));
+// Copies on the operation's device; on a GPU in the order of TensorFlow's stream, like all that is launched after it.
+inline tensorflow::Status Copy(tensorflow::OpKernelContext* context, const tensorflow::Tensor& from, tensorflow::Tensor* to) {
   if (tensorflow::DeviceContext* device = context->op_device_context()) {
     tensorflow::Notification launched;
     tensorflow::Status status;
@@ -88,6 +85,13 @@ inline tensorflow::Status Copied(tensorflow::OpKernelContext* context, const ten
   }
   std::memcpy(to->data(), from.data(), from.TotalBytes());
   return tensorflow::OkStatus();
+}
+
+inline tensorflow::Status Copied(tensorflow::OpKernelContext* context, const tensorflow::Tensor& from, tensorflow::Tensor* to) {
+  tensorflow::AllocatorAttributes attributes;
+  attributes.set_nic_compatible(true);
+  TF_RETURN_IF_ERROR(context->allocate_temp(from.dtype(), from.shape(), to, attributes));
+  return Copy(context, from, to);
 }
 
 // Makes the variable's memory its own, and marks it as one that is updated in place: who reads all of it from now on gets a copy.

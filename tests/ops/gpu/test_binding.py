@@ -114,6 +114,31 @@ def test_a_shard_of_another_type(graph: Any):
         session.run(shard)
 
 
+@pytest.mark.parametrize('dtype', [tf.float32, tf.int64, tf.uint32])
+def test_parts_of_a_tensor(graph: Any, dtype: tf.DType):
+    """Whether they begin where TensorFlow wants tensors to begin, and share memory, or not."""
+    sizes, dims = [16, 3, 0, 0, 12, 33], [0, 0, 0, 4, 4, 0]
+    whole = np.arange(sum(sizes)).astype(dtype.as_numpy_dtype)
+    parts = compiled.library().collective_parts(tf.constant(whole), tf.constant(sizes, tf.int64), N=6, dims=dims)
+    with tf.Session() as session:
+        got = session.run(parts)
+        added = session.run([tf.cast(part, tf.float32) + 1 for part in parts])      # which wants them to be aligned
+    for one, more, wanted, dim in zip(got, added, np.split(whole, np.cumsum(sizes)[:-1]), dims):
+        np.testing.assert_array_equal(one, wanted.reshape(-1, dim) if dim else wanted, strict=True)
+        np.testing.assert_array_equal(more, one.astype(np.float32) + 1)
+
+
+@pytest.mark.parametrize('sizes, dims, words', [
+    ([3, 3], [0, 0], 'the parts have 6 of 7 elements'),
+    ([3, 5], [0, 0], 'part 1 can not have 5 elements of dimension 0, from 3 of 7'),
+    ([-1, 8], [0, 0], 'part 0 can not have -1'), ([3, 4], [2, 0], 'part 0 can not have 3 elements of dimension 2'),
+    ([7], [0, 0], 'there are 2 parts, but 1 sizes')])
+def test_parts_that_cannot_be(graph: Any, sizes: list[int], dims: list[int], words: str):
+    parts = compiled.library().collective_parts(tf.zeros([7]), tf.constant(sizes, tf.int64), N=len(dims), dims=dims)
+    with tf.Session() as session, pytest.raises(tf.errors.InvalidArgumentError, match=words):
+        session.run(parts)
+
+
 @pytest.mark.skipif(not tf.test.is_built_with_cuda(), reason='this TensorFlow is built without GPUs: no kernels for them')
 def test_calls_have_types_that_a_gpu_takes(graph: Any, monkeypatch: pytest.MonkeyPatch):
     """TensorFlow's kernel of tf.py_function for GPUs is for some types only: no int32."""
