@@ -1,10 +1,10 @@
-"""What the binding of kernels to TensorFlow costs the host: tensors to arrays, arrays to tensors, in a step of many small tables.
+"""What the binding of kernels to TensorFlow costs the host in a step of many small tables: tensors to arrays, and back.
 
     python benchmarks/binding.py [--tables 26] [--dim 16] [--batch 64] [--steps 30] [--dynamic]
 
-NumPy is in the place of the kernels (COLLECTIVE_KERNELS=double), so what they compute is no measure and stands by itself; the rest
-is done for a GPU in the same way, but for what CuPy's arrays cost more than NumPy's, and the waits for the GPU. One rank, Adagrad,
-one thread. Prints the median, the 10th and the 90th percentile of a step's milliseconds, and how many calls there were.
+NumPy is in the place of the kernels (COLLECTIVE_KERNELS=double), so what they compute is no measure and stands by itself; the
+rest is done for a GPU in the same way, but for what CuPy's arrays cost more than NumPy's, and the waits for the GPU. One rank,
+Adagrad, one thread. Prints the median, the 10th and the 90th percentile of a step's milliseconds, and how many calls it has.
 """
 from __future__ import annotations
 

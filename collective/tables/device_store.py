@@ -26,7 +26,11 @@ class DeviceColumn(Column):
         super().__init__(first)
         self._name, self._side, self._row_bytes = name, side, dim * np.dtype(dtype).itemsize
         with side.call():
-            self._memory = side.reserve(rows * self._row_bytes)
+            try:
+                self._memory = side.reserve(rows * self._row_bytes)
+            except (MemoryError, RuntimeError) as error:
+                raise MemoryError(f"'{name}' can not reserve {rows * self._row_bytes:,} bytes of address space: {error}. Set "
+                                  f'COLLECTIVE_COLUMN_GB lower, or {operations.DYNAMIC}=host.') from error
             self._rows = side.within(self._memory, (rows, dim), dtype)
         self.reach(0)
 
@@ -47,7 +51,7 @@ class DeviceColumn(Column):
             if size <= before:
                 return
             try:
-                self._memory.grow(size)
+                self._side.grow(self._memory, size)
             except MemoryError as error:
                 raise MemoryError(
                     f"'{self._name}' has memory for {before // self._row_bytes:,} rows, and needs {size - before:,} bytes more "
@@ -61,6 +65,10 @@ class DeviceColumn(Column):
             return f.download(self._rows[f.upload(rows)])
 
     def write(self, rows: np.ndarray | slice, values: np.ndarray) -> None:
+        if not isinstance(rows, slice):
+            # Of a row that is given twice the last values stay; on a device nobody knows which would.
+            last = len(rows) - 1 - np.unique(rows[::-1], return_index=True)[1]
+            rows, values = rows[last], values[last]
         with self._side.call():
             f = self._side.functions
             self._rows[rows if isinstance(rows, slice) else f.upload(rows)] = f.upload(values)

@@ -36,8 +36,9 @@ class DynamicTable(Lazy, Table):
         dim: D.
         shape: [None, D].
         slots: those that optimizers have made for it.
-        side: whose memory it is in, None for the host's, where those of types that kernels don't know always are.
+        side: whose memory it is in, None for the host's, where those are that aren't float32.
         capacity: the most rows on this rank: what the memory can hold.
+        settled: while an update is built int64, how many rows slots have been settled for.
     """
 
     hashed = True
@@ -49,9 +50,9 @@ class DynamicTable(Lazy, Table):
         self.rows, self.dim = None, shape.as_list()[1]
         self._numpy, self._name = dtype.as_numpy_dtype, name
         self.slots: list[Any] = []
+        self.settled: tf.Tensor | None = None
         self.first_rows: Callable[[Loading], None] | None = None        # set by tf.train.init_from_checkpoint
-        known = dtype in (tf.float16, tf.float32, tf.float64)
-        self.side = operations.side() if known and operations.on_device(dynamic=True) else None
+        self.side = operations.side() if dtype == tf.float32 and operations.on_device(dynamic=True) else None
         self.capacity = self._capacity(self.dim * dtype.size)
         if initializer is None:
             initializer = tf.truncated_normal_initializer(stddev=self.dim ** -0.5)
@@ -66,7 +67,7 @@ class DynamicTable(Lazy, Table):
         if self.side is None:
             return memory.rows_that_fit(row_bytes, keymap.MOST_ROWS)
         from collective.ops.gpu.hash_table_state import MOST_ROWS  # what is needed on a device takes a while to import
-        return int(self.side.rows_that_fit(row_bytes, MOST_ROWS))
+        return int(self.side.rows_that_fit(row_bytes, MOST_ROWS - 1))       # and row 0
 
     def _new_store(self) -> store.Store:
         shape = self.capacity, self.dim, self._numpy, self._name, self._fill
@@ -149,10 +150,6 @@ class DynamicTable(Lazy, Table):
         """int64 scalar: the rows on this rank, at some moment of the run."""
         with tf.control_dependencies([self._gate()]):
             return count_rows(self)
-
-    def rows_in_memory(self) -> tf.Tensor:
-        """int64 scalar: this rank's rows, and row 0, once what is waited for here is done."""
-        return count_rows(self) + 1
 
     def total_count(self) -> tf.Tensor:
         """int64 scalar: the rows on all ranks. Every rank runs it, like a training step; it isn't one."""

@@ -62,8 +62,11 @@ class Lazy(resource_variable_ops.ResourceVariable):
             with tf.control_dependencies([made]):
                 if on_device:
                     address = tf.reshape(tf.numpy_function(_address, [made], tf.int64, stateful=True), [])
-                    with placed():
-                        mapped = compiled.library().collective_memory(address, dtype=dtype, shape=[rows, dim])
+                    # Where the variable is: of all of this memory nothing may be copied, from one device to another or to be
+                    # swapped out, which TensorFlow tries with what several operations take.
+                    with tf.colocate_with(handle.op, ignore_existing=True):
+                        mapped = compiled.library().collective_memory(
+                            address, dtype=dtype, shape=[rows, dim], device=operations.side().kind)
                 else:
                     mapped = _in_file(path, rows, dim, dtype)
             with placed():

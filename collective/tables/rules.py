@@ -85,6 +85,7 @@ class _Update(NamedTuple):
     """What waits to be updated together with other tables.
 
     Attributes:
+        settled: how many rows a dynamic table's slots have, beside row 0.
         done: the operation that stands for the update.
     """
     optimizer: Any
@@ -92,6 +93,7 @@ class _Update(NamedTuple):
     table: Table
     gradient: tf.Tensor
     rows: tf.Tensor
+    settled: tf.Tensor | None
     done: tf.Operation
 
 
@@ -119,9 +121,9 @@ def _update(updates: Sequence[_Update]) -> None:
     first = updates[0]
     rule, numbers, names, all_rows = first.following(first.optimizer)
     used = []
-    if all_rows and any(one.table.hashed for one in updates):
-        with tf.control_dependencies([one.rows for one in updates]):
-            used = [one.table.rows_in_memory() for one in updates]
+    if all_rows and any(one.settled is not None for one in updates):
+        used = [tf.constant(one.table.shard_shape.as_list()[0], tf.int64) if one.settled is None else one.settled + 1
+                for one in updates]
     op = sparse_updates.update(
         rule, [tf.cast(number, tf.float32) for number in numbers], [one.table for one in updates],
         [[first.optimizer.get_slot(one.table, name) for name in names] for one in updates],
@@ -143,7 +145,8 @@ def _apply(kind: Any, following: Callable[[Any], Following], original: Any, opti
         rate = tf.cast(optimizer._learning_rate_tensor, tf.float32)
         return sparse_updates.adagrad(variable, optimizer.get_slot(variable, 'accumulator'), rate, gradient, rows)
     # Identities, which wait for what this update was asked to wait for.
-    update = _Update(optimizer, following, variable, tf.identity(gradient), tf.identity(rows), tf.no_op())
+    update = _Update(optimizer, following, variable, tf.identity(gradient), tf.identity(rows),
+                     variable.settled if variable.hashed else None, tf.no_op())
     waiting = getattr(_waiting, 'updates', None)
     if waiting is None:
         _update([update])

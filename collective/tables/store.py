@@ -168,7 +168,8 @@ class Store:
         self._lock, self._dim, self._name, self._fill = lock, dim, name, fill
 
     def __len__(self) -> int:
-        return len(self.keys)
+        """How many rows there are; a key whose row found no memory for its values isn't among them."""
+        return min(len(self.keys), self.values.filled)
 
     def rows(self, keys: np.ndarray, insert: bool) -> np.ndarray:
         """int64, the local rows of `keys`; new ones are inserted, or have row 0.
@@ -190,7 +191,7 @@ class Store:
 
     def draw(self) -> None:
         """After keys have been found or inserted, also where that failed: the rows that are new get their first values."""
-        count = len(self)
+        count = len(self.keys)
         if count <= self.values.filled:
             return
         self.values.reach(count)
@@ -204,9 +205,9 @@ class Store:
         """Gives `keys` these values, whether new or not. Returns their local rows."""
         with self._lock(), self._drawing():
             local = self.keys.find_or_insert(keys)
-            self.values.reach(len(self))
+            self.values.reach(len(self.keys))
             self.values.write(local, rows)
-            self.values.filled = max(self.values.filled, len(self))
+            self.values.filled = max(self.values.filled, len(self.keys))
             return local
 
     def ascending(self, block: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -87,10 +87,6 @@ class Sharded(resource_variable_ops.ResourceVariable):
         """int32 [K], the ranks that own the int64 `keys` [K]."""
         return tf.cast(tf.math.floormod(keys, communication.size()), tf.int32)
 
-    def rows_in_memory(self) -> tf.Tensor:
-        """int64 scalar: how many rows the shard has."""
-        return tf.constant(self._shape.as_list()[0], tf.int64)
-
     def fetch(self, keys: tf.Tensor) -> tf.Tensor:
         """[K, D], the rows of `keys` [K] int64, all of which this rank owns. Its gradient is `IndexedSlices` of the shard."""
         return kernels.gather_rows(self, keys // communication.size(), [self.dim])

@@ -21,7 +21,7 @@ from collective.errors import TableError
 from collective.ops import sparse_updates, training
 from collective.replicated import mark_shard
 from collective.tables import initial, store
-from collective.tables.dynamic import DynamicTable, count_rows
+from collective.tables.dynamic import DynamicTable
 from collective.tables.slots import Slot
 from collective.tables.table import Sharded
 
@@ -89,14 +89,22 @@ class _Processor(optimizer._OptimizableVariable):
             seen = tf.Assert(training.flag(tf.get_default_graph()), [f"dynamic table '{table.op.name}' {UNSEEN}"])
             # On a device, there is memory for rows only where it was asked for.
             slots = [slot for slot in _slots(optimizer_, table) if table.side is not None or not slot.zero]
-            with tf.control_dependencies([seen]):
-                ready = [tf.numpy_function(_settle, [tf.identity(table.number), *(slot.number for slot in slots)], tf.int64,
-                                           stateful=True)] if slots else [seen]
+            ready, count = [seen], None
+            if slots or _is_adam(optimizer_):
+                with tf.control_dependencies([seen]):
+                    count = tf.reshape(tf.numpy_function(
+                        _settle, [tf.identity(table.number), *(slot.number for slot in slots)], tf.int64, stateful=True), [])
+                ready = [count]
         with tf.device('/cpu:0') if table.side is None else contextlib.nullcontext(), tf.control_dependencies(ready):
             if _is_adam(optimizer_) and not sparse_updates.is_possible(
                     'AdamOptimizer', True, table.dtype, gradient.values.dtype):
-                return _adam(optimizer_, gradient, table)
-            return optimizer_._resource_apply_sparse_duplicate_indices(gradient.values, table, gradient.indices)
+                return _adam(optimizer_, gradient, table, count)
+            # Others may insert keys meanwhile, whose rows slots have no memory for.
+            table.settled = count
+            try:
+                return optimizer_._resource_apply_sparse_duplicate_indices(gradient.values, table, gradient.indices)
+            finally:
+                table.settled = None
 
 
 def _slots(optimizer_: Any, table: DynamicTable) -> list[Slot]:
@@ -118,7 +126,7 @@ def _is_adam(optimizer_: Any) -> bool:
         getattr(type(optimizer_), name) is getattr(adam.AdamOptimizer, name) for name in names)
 
 
-def _adam(optimizer_: Any, gradient: tf.IndexedSlices, table: DynamicTable) -> tf.Operation:
+def _adam(optimizer_: Any, gradient: tf.IndexedSlices, table: DynamicTable, count: tf.Tensor) -> tf.Operation:
     """`AdamOptimizer._apply_sparse_shared`, in the same order: the moments decay in all rows, and all rows move."""
     def scalar(x: Any) -> tf.Tensor:
         return tf.cast(x, table.dtype)
@@ -127,7 +135,6 @@ def _adam(optimizer_: Any, gradient: tf.IndexedSlices, table: DynamicTable) -> t
     epsilon = scalar(optimizer_._epsilon_t)
     m, v = optimizer_.get_slot(table, 'm'), optimizer_.get_slot(table, 'v')
     values, rows = optimizer._deduplicate_indexed_slices(gradient.values, gradient.indices)
-    count = count_rows(table)
 
     def gather(x: Any, rows: tf.Tensor) -> tf.Tensor:
         return tf.raw_ops.ResourceGather(resource=x.handle, indices=rows, dtype=x.dtype)

@@ -98,7 +98,16 @@ class CupyDevice(Device):
         return int(array.data.ptr)
 
     def reserve(self, size: int) -> Reserved:
-        return Reserved(size, self._number, self.xp.cuda.Device(self._number).synchronize)
+        device = self.xp.cuda.Device(self._number)
+
+        def enter() -> None:
+            device.use()
+            self.xp.cuda.runtime.free(0)
+
+        return Reserved(size, self._number, enter, device.synchronize)
+
+    def trim(self) -> None:
+        self.xp.get_default_memory_pool().free_all_blocks()
 
     def within(self, reserved: Any, shape: tuple[int, ...], dtype: Any, offset: int = 0) -> Any:
         whole = self.xp.cuda.UnownedMemory(reserved.address, reserved.size, reserved, self._number)

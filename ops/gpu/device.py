@@ -100,6 +100,10 @@ class Device(abc.ABC):
         """An array in reserved memory, from the byte `offset` on. What isn't taken of it may not be touched."""
 
     @abc.abstractmethod
+    def trim(self) -> None:
+        """Gives memory back that arrays have had and none has now."""
+
+    @abc.abstractmethod
     def rows_that_fit(self, row_bytes: int, most: int) -> int:
         """How many rows to reserve for a column whose rows take `row_bytes`: see `collective.ops.memory`."""
 

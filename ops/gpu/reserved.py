@@ -60,6 +60,7 @@ class Reserved:
     Args:
         size: the most bytes that it can take.
         device: the number of the GPU.
+        enter: called before the driver is asked for anything: makes the GPU's context that of the thread.
         wait: called before the memory goes back: returns when the GPU has done all that it was to do.
         cuda: the driver.
 
@@ -72,9 +73,10 @@ class Reserved:
         MemoryError: there is no such address space.
     """
 
-    def __init__(self, size: int, device: int, wait: Callable[[], object], cuda: Any = None):
+    def __init__(self, size: int, device: int, enter: Callable[[], object], wait: Callable[[], object], cuda: Any = None):
         self.address = self.taken = 0
-        self._wait, self._cuda = wait, cuda or driver()
+        self._enter, self._wait, self._cuda = enter, wait, cuda or driver()
+        enter()
         self._properties = _Properties(type=_PINNED, location=_Location(_ON_DEVICE, device))
         self._pieces: list[int] = []            # the sizes of those that are mapped
         piece, address = ctypes.c_size_t(), ctypes.c_uint64()
@@ -95,6 +97,7 @@ class Reserved:
             return
         if size > self.size:
             raise ValueError(f'{size:,} bytes are wanted of {self.size:,} that were reserved')
+        self._enter()
         generous = min(self._whole(max(size, self.taken + self.taken // 8)), self.size) - self.taken
         try:
             self._map(generous)
@@ -138,6 +141,7 @@ class Reserved:
         address, self.address = self.address, 0
         if not address:
             return
+        self._enter()
         self._wait()
         at = address
         for size in self._pieces:

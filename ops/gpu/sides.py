@@ -84,6 +84,9 @@ class Side(abc.ABC):
     @abc.abstractmethod
     def reserve(self, size: int) -> Any: ...
 
+    def grow(self, reserved: Any, size: int) -> None:
+        reserved.grow(size)
+
     @abc.abstractmethod
     def within(self, reserved: Any, shape: tuple[int, ...], dtype: Any, offset: int = 0) -> Any: ...
 
@@ -179,6 +182,13 @@ class Gpu(Side):
 
     def reserve(self, size: int) -> Any:
         return self.device.reserve(size)
+
+    def grow(self, reserved: Any, size: int) -> None:
+        try:
+            reserved.grow(size)
+        except MemoryError:
+            self.device.trim()
+            reserved.grow(size)
 
     def within(self, reserved: Any, shape: tuple[int, ...], dtype: Any, offset: int = 0) -> Any:
         return self.device.within(reserved, shape, dtype, offset)

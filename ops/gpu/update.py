@@ -84,8 +84,9 @@ def update(rule: Rule, tables: Sequence[Table], rows: Any, segments: Segments, g
 
 
 def _touched(number: int, rows: int, workspace: Workspace) -> Any:
-    """A byte for each row of a table: 0, and so again after each update."""
-    return workspace.keep(f'update.touched.{number}.{rows}', lambda: workspace.device.zeros(rows, np.uint8))
+    """A byte for each row of a table: 0, and so again after each update. One that grows has new ones once it has doubled."""
+    room = 1 << max(rows - 1, 0).bit_length()
+    return workspace.keep(f'update.touched.{number}.{room}', lambda: workspace.device.zeros(room, np.uint8))
 
 
 def check_tables(rule: Rule, tables: Sequence[Table], segments: Segments) -> None:

@@ -29,11 +29,18 @@ class MemoryOp : public OpKernel {
   explicit MemoryOp(OpKernelConstruction* context) : OpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("dtype", &dtype_));
     OP_REQUIRES_OK(context, context->GetAttr("shape", &shape_));
+    OP_REQUIRES_OK(context, context->GetAttr("device", &device_));
     OP_REQUIRES(context, DataTypeCanUseMemcpy(dtype_),
                 errors::InvalidArgument(DataTypeString(dtype_), " is no type of numbers"));
   }
 
   void Compute(OpKernelContext* context) override {
+    // TensorFlow runs this where the variable is, whatever device was asked for: there the address would mean nothing.
+    const string& device = context->device()->attributes().device_type();
+    OP_REQUIRES(context, device_.empty() || device == device_,
+                errors::FailedPrecondition("the dynamic table's memory is on a ", device_, ", but TensorFlow has its variable on a ",
+                                           device, ", since it has no kernel for a ", device_, " of something that is done with it: "
+                                           "use another optimizer, or set COLLECTIVE_DYNAMIC_TABLES=host"));
     const int64_t address = context->input(0).scalar<int64_t>()();
     OP_REQUIRES(context, address != 0 && address % EIGEN_MAX_ALIGN_BYTES == 0,
                 errors::InvalidArgument("the address ", address, " is none of reserved memory"));
@@ -45,6 +52,7 @@ class MemoryOp : public OpKernel {
  private:
   DataType dtype_;
   TensorShape shape_;
+  string device_;
 };
 
 REGISTER_KERNEL_BUILDER(Name("CollectiveMemory").Device(DEVICE_CPU), MemoryOp);

@@ -142,6 +142,7 @@ REGISTER_OP("CollectiveMemory")
     .Output("values: dtype")
     .Attr("dtype: type")
     .Attr("shape: shape")
+    .Attr("device: string = ''")
     .SetIsStateful()
     .SetShapeFn(shape_inference::ExplicitShape);
 

@@ -11,11 +11,13 @@ import collective
 from collective import CollectiveStrategy
 from collective.ops import compiled, memory, operations
 from collective.ops.gpu import keymap as on_device
-from collective.ops.gpu import sides
+from collective.ops.gpu import sides, update
 from collective.ops.gpu.binding import Bound
+from collective.ops.gpu.workspace import Workspace
 from collective.ops.keymap import KeyMap
-from collective.tables import device_store, store
+from collective.tables import device_store, store, updates
 from tests.ops.conftest import bind
+from tests.ops.gpu.emulator.device import EmulatedDevice
 from tests.ops.gpu.emulator.side import EmulatedGpu
 
 EXTREME = [-2 ** 63, 2 ** 63 - 1, 0, -1, 2 ** 32]
@@ -96,6 +98,22 @@ def test_rows_are_those_of_the_hosts_memory(side: sides.Side, monkeypatch: pytes
     assert len(got) == len(wanted) and ours.values.read(np.array([0])).tolist() == [[0, 0, 0]]
 
 
+def test_of_a_key_that_is_put_twice_the_last_row_stays(side: sides.Side):
+    """Each row is written once: on a GPU it is anybody's guess which thread comes last."""
+    held = device_store.new_store(100, 2, np.float32, 't', drawn, side)
+
+    class Once(np.ndarray):
+        def __setitem__(self, rows: Any, values: Any) -> None:
+            assert isinstance(rows, slice) or len(np.unique(rows)) == len(rows)
+            super().__setitem__(rows, values)
+
+    held.values._rows = held.values._rows.view(Once)
+    keys = np.array([7, 8, 7, 9, 8, 7])
+    held.put(keys, np.arange(12).reshape(6, 2))
+    found = held.values.read(held.rows(np.array([7, 8, 9]), False))
+    assert found.tolist() == [[10, 11], [8, 9], [6, 7]]
+
+
 def test_a_slot_has_memory_and_first_values_as_far_as_it_was_asked_for(side: sides.Side):
     first = np.array([1.5, -2], np.float32)
     column = device_store.DeviceColumn('slot', 10 ** 6, 2, np.float32, side, first)
@@ -133,6 +151,7 @@ def test_without_memory_for_rows_nothing_is_found_until_there_is_some(side: side
     for insert in (True, False):        # a row without memory must not be read
         with pytest.raises(MemoryError, match=words):
             held.rows(np.arange(20_000), insert)
+    assert len(held) == 10 == sum(len(keys) for keys, _ in held.ascending(3)), 'no others can be saved'
     monkeypatch.setattr(Small, 'room', 1 << 20)
     rows = held.rows(np.arange(20_000), False)
     np.testing.assert_array_equal(held.values.read(rows), drawn(np.arange(20_000), 2))
@@ -170,6 +189,15 @@ def test_a_variable_in_given_memory_stays_there(side: sides.Side):
         for op in (assign, scatter, adagrad, shard.op, scatter):
             session.run(op)
         assert column.read(np.array([1, 2, 5])).tolist() == [[0] * 3, [5] * 3, [5] * 3] == session.run(gather).tolist()
+
+
+def test_memory_of_another_device_is_refused(side: sides.Side):
+    """TensorFlow runs an operation where its variable is, also if it was to run on a GPU."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        given = compiled.library().collective_memory(4096, dtype=tf.float32, shape=[1, 1], device='GPU')
+        words = 'memory is on a GPU, but TensorFlow has its variable on a CPU.*set COLLECTIVE_DYNAMIC_TABLES=host'
+        with pytest.raises(tf.errors.FailedPreconditionError, match=words):
+            session.run(given.op)
 
 
 def test_an_address_that_is_none(side: sides.Side):
@@ -232,6 +260,34 @@ def test_trained_as_in_the_hosts_memory(optimizer: Any, emulates: bool, monkeypa
     assert len(got) == len(wanted)
     for one, other in zip(got, wanted):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
+
+
+def test_keys_that_come_between_settling_and_the_update(monkeypatch: pytest.MonkeyPatch):
+    """Adam goes over all rows: of those that slots have memory for."""
+    settle = updates._settle
+
+    def settled_before_others(number: np.ndarray, *slots: np.ndarray) -> np.int64:
+        count = settle(number, *slots)
+        store.living(int(number)).rows(np.arange(10 ** 6, 10 ** 6 + 20_000), True)
+        return count
+
+    bind(sides.Double(), monkeypatch)
+    monkeypatch.setattr(updates, '_settle', settled_before_others)
+    strategy = CollectiveStrategy()
+    with strategy.scope(plan='quiet'), tf.Graph().as_default():
+        table = collective.get_embedding_variable('t', 3)
+        train = tf.train.AdamOptimizer(.1).minimize(tf.reduce_sum(tf.nn.embedding_lookup(table, [5, 6])))
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            session.run(train)
+            session.run(train)
+            assert table.local_count(session) == 20_002
+
+
+def test_adam_takes_memory_for_a_table_that_grows_seldom():
+    workspace = Workspace(EmulatedDevice())
+    arrays = {id(update._touched(0, rows, workspace)) for rows in range(1, 5000, 7)}
+    assert len(arrays) < 14
 
 
 def test_dynamic_tables_may_stay_in_the_hosts_memory(monkeypatch: pytest.MonkeyPatch):

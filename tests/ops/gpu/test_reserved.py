@@ -95,7 +95,8 @@ class Driver:
 
 
 def make(driver: Driver, size: int, waits: list[str] | None = None) -> Reserved:
-    return Reserved(size, 3, lambda: None if waits is None else waits.append('waited'), driver)
+    said: list[str] = [] if waits is None else waits
+    return Reserved(size, 3, lambda: said.append('entered'), lambda: said.append('waited'), driver)
 
 
 def test_structures_are_those_of_cuda():
@@ -168,4 +169,4 @@ def test_it_goes_back_once_the_gpu_is_done():
     made.grow(PIECE)
     made.grow(4 * PIECE)
     del made
-    assert (driver.room, driver.mapped, driver.space, waits) == (10 * PIECE, {}, 0, ['waited'])
+    assert (driver.room, driver.mapped, driver.space, waits) == (10 * PIECE, {}, 0, ['entered'] * 4 + ['waited'])

@@ -92,6 +92,9 @@ class EmulatedDevice(Device):
     def within(self, reserved: Any, shape: tuple[int, ...], dtype: Any, offset: int = 0) -> Any:
         return reserved.view(*shape, dtype=dtype, offset=offset)
 
+    def trim(self) -> None:
+        pass
+
     def rows_that_fit(self, row_bytes: int, most: int) -> int:
         return memory.rows_that_fit(row_bytes, most)
 
