@@ -9,7 +9,6 @@ it when its variable goes. Nothing is ever copied to grow, and nobody guesses a 
 from __future__ import annotations
 
 import ctypes
-import math
 import mmap
 import os
 from collections.abc import Iterator
@@ -64,6 +63,19 @@ def rows_within(size: int, row_bytes: int, most: int) -> int:
     return min(most, max(1, min(limit, size) // row_bytes))
 
 
+def array_at(address: int, shape: tuple[int, ...], dtype: Any, owner: Any) -> np.ndarray:
+    """An array at an address, in memory that is there as long as `owner` is; at any address, if it is empty."""
+    return np.asarray(_Described(address, shape, np.dtype(dtype), owner)) if 0 not in shape else np.empty(shape, dtype)
+
+
+class _Described:
+    """What NumPy makes an array of."""
+
+    def __init__(self, address: int, shape: tuple[int, ...], dtype: np.dtype, owner: Any):
+        self._owner = owner
+        self.__array_interface__ = {'data': (address, False), 'shape': shape, 'typestr': dtype.str, 'version': 3}
+
+
 class Region:
     """Address space of `size` bytes, all zeros, that takes memory, by pages, when it is written.
 
@@ -100,9 +112,7 @@ class Region:
 
     def view(self, *shape: int, dtype: Any, offset: int = 0) -> np.ndarray:
         """The array in it from the byte `offset` on, to be used while the owner that it was moved to, if it was, lives."""
-        raw: Any = (ctypes.c_ubyte * (math.prod(shape) * np.dtype(dtype).itemsize)).from_address(self._address + offset)
-        raw.region = self
-        return np.frombuffer(raw, np.uint8).view(dtype).reshape(shape)
+        return array_at(self._address + offset, shape, dtype, self)
 
 
 class Reserved(Region):

@@ -1,6 +1,6 @@
 """The binding to TensorFlow: what `ops/native` computes on a CPU, by kernels on a GPU.
 
-    EagerPyFunc on the GPU ──► Python: tensors ──DLPack──► arrays ──► kernels ──► memory of TensorFlow's ──► tensors
+    EagerPyFunc on the GPU ──► Python: tensors ──► arrays in their memory ──► kernels ──► tensors
 
 `Bound` has the operations of the compiled library under their names, with its inputs, outputs and attributes; each is one
 `tf.py_function`, and has the gradient that is registered for the compiled one. How memory is shared, in which order TensorFlow
@@ -56,11 +56,12 @@ class Bound:
                    types: Sequence[tf.DType], attributes: dict[str, Any]) -> tf.Operation:
         """Returns, of `types`, what `work` makes of the kernels and of arrays of `inputs`."""
         side = self.side
+        given = [np.dtype(x.dtype.as_numpy_dtype) for x in inputs]
 
         def run(*tensors: Any) -> list[Any]:
             try:
                 with side.call():
-                    return side.results(work(side.functions, *map(side.given, tensors)))
+                    return side.results(work(side.functions, *side.given(tensors, given)))
             except (MemoryError, tf.errors.ResourceExhaustedError) as error:
                 raise MemoryError(f'{name} of {_shortened(self._tables)}: {error}. {self.side.advice()}') from error
 

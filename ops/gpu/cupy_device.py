@@ -4,6 +4,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib.util
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Callable
@@ -109,9 +110,15 @@ class CupyDevice(Device):
     def trim(self) -> None:
         self.xp.get_default_memory_pool().free_all_blocks()
 
+    def at(self, address: int, shape: tuple[int, ...], dtype: Any, owner: Any) -> Any:
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        if size == 0:
+            return self.xp.empty(shape, dtype)
+        memory = self.xp.cuda.UnownedMemory(address, size, owner, self._number)
+        return self.xp.ndarray(shape, dtype, self.xp.cuda.MemoryPointer(memory, 0))
+
     def within(self, reserved: Any, shape: tuple[int, ...], dtype: Any, offset: int = 0) -> Any:
-        whole = self.xp.cuda.UnownedMemory(reserved.address, reserved.size, reserved, self._number)
-        return self.xp.ndarray(shape, dtype, self.xp.cuda.MemoryPointer(whole, offset))
+        return self.at(reserved.address + offset, shape, dtype, reserved)
 
     def rows_that_fit(self, row_bytes: int, most: int) -> int:
         return memory.rows_within(int(self.xp.cuda.runtime.memGetInfo()[1]), row_bytes, most)

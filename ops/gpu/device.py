@@ -92,6 +92,10 @@ class Device(abc.ABC):
         """The address of an array's first element."""
 
     @abc.abstractmethod
+    def at(self, address: int, shape: tuple[int, ...], dtype: Any, owner: Any) -> Any:
+        """An array at an address, in memory that is there as long as `owner` is; at any address, if it is empty."""
+
+    @abc.abstractmethod
     def reserve(self, size: int) -> Any:
         """Memory that grows where it is, to `size` bytes at the most: a `collective.ops.gpu.reserved.Reserved`."""
 

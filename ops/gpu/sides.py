@@ -1,14 +1,15 @@
 """How arrays of kernels and tensors of TensorFlow share memory, and in which order the two work.
 
-*Memory.* What TensorFlow sees is TensorFlow's: inputs are shared through DLPack, outputs are allocated by TensorFlow and
-written by kernels. What kernels need meanwhile is CuPy's, and TensorFlow never sees it. So no memory changes hands, and each
-allocator reuses only what its own streams have done with.
+*Memory.* What TensorFlow sees is TensorFlow's: kernels read inputs where they are, and write results into tensors that
+TensorFlow has allocated, which are shared through DLPack. What kernels need meanwhile is CuPy's, and TensorFlow never sees it.
+So no memory changes hands, and each allocator reuses only what its own streams have done with.
 
 *Order.* TensorFlow's kernels run on streams of its own, CuPy's on CuPy's. To share a tensor through DLPack, TensorFlow makes
 the host wait until the GPU has done all that TensorFlow launched so far (`TFE_TensorHandleDevicePointer` synchronizes its
-device): what computed an input, and whatever read the memory which an output gets now. Before TensorFlow goes on with a
-result, the host waits for CuPy's stream. So what depends on each other never runs side by side; what doesn't may. It costs a
-wait of the host for each tensor that is shared, short ones after the first, and what the GPU idles meanwhile.
+device): whatever read the memory which a result gets now. Inputs may be hundreds, so one compiled operation
+(`CollectiveAddresses`) tells where all of them are, and waits in the same way once. Before TensorFlow goes on with a result,
+the host waits for CuPy's stream. So what depends on each other never runs side by side; what doesn't may. It costs a wait of
+the host for each call and each result, short ones after the first, and what the GPU idles meanwhile.
 """
 from __future__ import annotations
 
@@ -46,10 +47,18 @@ class Side(abc.ABC):
     def __init__(self) -> None:
         self._lock, self._depth = threading.RLock(), 0
 
-    def given(self, tensor: Any) -> Any:
-        """An array in the memory of an input; `binding.BITS` are those of int32."""
-        array = self.shared(tensor)
-        return array.view(np.int32) if array.dtype == np.uint32 else array
+    def given(self, tensors: Sequence[Any], dtypes: Sequence[np.dtype]) -> list[Any]:
+        """Arrays of these types in the memory of eager tensors; of more than two dimensions all but the first are one.
+        TensorFlow has done all that it was to do with them.
+        """
+        with tf.device(self.placed):
+            described = compiled.library().collective_addresses(tensors).numpy().tolist()
+        return [self.at(address, (first, others)[:rank], dtype, tensor)
+                for (address, rank, first, others), dtype, tensor in zip(described, dtypes, tensors)]
+
+    @abc.abstractmethod
+    def at(self, address: int, shape: tuple[int, ...], dtype: np.dtype, owner: Any) -> Any:
+        """An array at an address, in memory that is there as long as `owner` is; at any address, if it is empty."""
 
     @abc.abstractmethod
     def shared(self, tensor: Any) -> Any:
@@ -117,9 +126,10 @@ class Side(abc.ABC):
         with tf.device(self.placed):
             if 0 in shape:
                 return tf.zeros(shape, dtype)
+            size = np.array(shape, np.int32)
             if dtype != np.uint32:
-                return tf.raw_ops.Empty(shape=shape, dtype=dtype)
-            return tf.bitcast(tf.raw_ops.Empty(shape=shape, dtype=np.float32), np.uint32)   # there is no other on GPUs
+                return tf.raw_ops.Empty(shape=size, dtype=dtype)
+            return tf.bitcast(tf.raw_ops.Empty(shape=size, dtype=np.float32), np.uint32)    # there is no other on GPUs
 
     def copied(self, array: Any) -> Any:
         """An eager tensor with what `array` holds."""
@@ -162,6 +172,9 @@ class Gpu(Side):
     def advice(self) -> str:
         return (f"{super().advice()}; or share the GPU's memory between kernels and TensorFlow, which has the tables, in "
                 f'another way: {operations.WORKSPACE}')
+
+    def at(self, address: int, shape: tuple[int, ...], dtype: np.dtype, owner: Any) -> Any:
+        return self.device.at(address, shape, dtype, owner)
 
     def shared(self, tensor: Any) -> Any:
         xp = self.device.xp
@@ -261,10 +274,14 @@ class Double(Side):
     def rows_that_fit(self, row_bytes: int, most: int) -> int:
         return memory.rows_that_fit(row_bytes, most)
 
+    def at(self, address: int, shape: tuple[int, ...], dtype: np.dtype, owner: Any) -> Any:
+        return memory.array_at(address, shape, dtype, owner)
+
     def shared(self, tensor: Any) -> Any:
         if 0 in tensor.shape:
             return np.zeros(tuple(tensor.shape), tensor.dtype.as_numpy_dtype)
-        return np.asarray(_Writable(np.from_dlpack(_Exporter(tensor, (1, 0)))))
+        array = np.from_dlpack(_Exporter(tensor, (1, 0)))       # NumPy may only read it
+        return self.at(array.ctypes.data, array.shape, array.dtype, array)
 
 
 class _Exporter:
@@ -278,11 +295,3 @@ class _Exporter:
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self._device
-
-
-class _Writable:
-    """The memory of an array that NumPy takes for read-only."""
-
-    def __init__(self, array: np.ndarray):
-        self._array = array
-        self.__array_interface__ = {**array.__array_interface__, 'data': (array.ctypes.data, False)}

@@ -4,6 +4,7 @@
 #include "vectors.cc"  // what the others use
 // and now in any order
 #include "adagrad.cc"
+#include "addresses.cc"
 #include "ask.cc"
 #include "checks.cc"
 #include "gather.cc"

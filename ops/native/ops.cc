@@ -146,6 +146,16 @@ REGISTER_OP("CollectiveMemory")
     .SetIsStateful()
     .SetShapeFn(shape_inference::ExplicitShape);
 
+REGISTER_OP("CollectiveAddresses")
+    .Input("tensors: T")
+    .Output("addresses: int64")
+    .Attr("T: list(type) >= 1")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Matrix(c->num_inputs(), 4));
+      return OkStatus();
+    });
+
 REGISTER_OP("CollectiveParts")
     .Input("whole: dtype")
     .Input("sizes: int64")

@@ -179,9 +179,9 @@ class Watched(EmulatedGpu):
         device.kernel = kernel
         device.synchronize = lambda: self.events.append('waited for kernels')
 
-    def shared(self, tensor: Any) -> Any:
+    def given(self, tensors: Any, dtypes: Any) -> Any:
         self.events.append('waited for TensorFlow')
-        return super().shared(tensor)
+        return super().given(tensors, dtypes)
 
     def _part(self, array: Any) -> Any:
         self.events.append("TensorFlow's copy of a part")

@@ -86,6 +86,9 @@ class EmulatedDevice(Device):
     def pointer(self, array: Any) -> int:
         return int(array.ctypes.data)
 
+    def at(self, address: int, shape: tuple[int, ...], dtype: Any, owner: Any) -> np.ndarray:
+        return memory.array_at(address, shape, dtype, owner)
+
     def reserve(self, size: int) -> memory.Reserved:
         return memory.Reserved(size)
 
