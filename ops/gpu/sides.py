@@ -50,7 +50,13 @@ class Side(abc.ABC):
     def given(self, tensors: Sequence[Any], dtypes: Sequence[np.dtype]) -> list[Any]:
         """Arrays of these types in the memory of eager tensors; of more than two dimensions all but the first are one.
         TensorFlow has done all that it was to do with them.
+
+        Raises:
+            RuntimeError: TensorFlow has them elsewhere.
         """
+        if self.kind not in tensors[0].backing_device:      # of copies that nobody keeps an address is worth nothing
+            raise RuntimeError(f'kernels are on a {self.kind}, but are given tensors on {tensors[0].backing_device}: switch '
+                               f'allow_soft_placement off, or set {operations.CHOICE}=cpu')
         with tf.device(self.placed):
             described = compiled.library().collective_addresses(tensors).numpy().tolist()
         return [self.at(address, (first, others)[:rank], dtype, tensor)

@@ -53,6 +53,15 @@ def test_a_tensor_and_its_array_are_one_memory():
         assert session.run(tf.py_function(run, [tf.zeros([3])], tf.uint32)).tolist() == [0, 1, 9, 3]
 
 
+def test_tensors_elsewhere_are_refused(graph: Any, monkeypatch: pytest.MonkeyPatch):
+    side = sides.Double()
+    monkeypatch.setattr(side, 'kind', 'GPU')
+    use(Bound(side), monkeypatch)
+    asked = bags.ask([tf.constant([1], tf.int64)], [], [], [bags.Member(0, DIM)], [bags.Section(0, DIM)], [bags.STATIC], 1)
+    with tf.Session() as session, pytest.raises(tf.errors.UnknownError, match='are on a GPU, but are given tensors on .*CPU'):
+        session.run(asked.message)
+
+
 def test_an_update_is_in_place(graph: Any):
     """Twice; but another variable that shares the memory stays what it was."""
     bound, one = Bound(sides.Double()), table()
