@@ -9,6 +9,7 @@ it when its variable goes. Nothing is ever copied to grow, and nobody guesses a 
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 import os
 from collections.abc import Iterator
@@ -65,15 +66,18 @@ def rows_within(size: int, row_bytes: int, most: int) -> int:
 
 def array_at(address: int, shape: tuple[int, ...], dtype: Any, owner: Any) -> np.ndarray:
     """An array at an address, in memory that is there as long as `owner` is; at any address, if it is empty."""
-    return np.asarray(_Described(address, shape, np.dtype(dtype), owner)) if 0 not in shape else np.empty(shape, dtype)
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    return np.asarray(_Bytes(address, size, owner)).view(dtype).reshape(shape)
 
 
-class _Described:
-    """What NumPy makes an array of."""
+class _Bytes:
+    """What NumPy makes an array of: of bytes, since it knows no names of types that others have added (bfloat16)."""
 
-    def __init__(self, address: int, shape: tuple[int, ...], dtype: np.dtype, owner: Any):
+    def __init__(self, address: int, size: int, owner: Any):
         self._owner = owner
-        self.__array_interface__ = {'data': (address, False), 'shape': shape, 'typestr': dtype.str, 'version': 3}
+        self.__array_interface__ = {'data': (address, False), 'shape': (size,), 'typestr': '|u1', 'version': 3}
 
 
 class Region:

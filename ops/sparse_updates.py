@@ -21,7 +21,8 @@ def is_possible(optimizer: str, hashed: bool, *dtypes: tf.DType) -> bool:
 
 
 def update(rule: Callable[..., Rule], numbers: Sequence[tf.Tensor], tables: Sequence[Any], slots: Sequence[Sequence[Any]],
-           gradients: Sequence[tf.Tensor], rows: Sequence[tf.Tensor], used: Sequence[tf.Tensor] = ()) -> tf.Operation:
+           gradients: Sequence[tf.Tensor], rows: Sequence[tf.Tensor], used: Sequence[tf.Tensor | None] = ()
+           ) -> tf.Operation:
     """Follows `rule`, by kernels of a GPU, where the gradients are.
 
     Args:
@@ -30,7 +31,8 @@ def update(rule: Callable[..., Rule], numbers: Sequence[tf.Tensor], tables: Sequ
         tables, slots: variables of T shards, float32 [R, D].
         gradients: T times float32 [K, D].
         rows: T times int64 [K], each at most once.
-        used: T int64 scalars, how many rows of each shard there are, if not all of them.
+        used: T int64 scalars, or None: rows 1 to this one are there, row 0 and others are not; all are. Nothing: all are of
+            all.
     """
     with about([table.op.name for table in tables], False):
         updated: tf.Operation = operations().collective_update(

@@ -1,6 +1,7 @@
 """What a session holds of a dynamic table on a device: `store.py` in memory that kernels and TensorFlow share."""
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -91,10 +92,10 @@ def find(f: Functions, numbers: np.ndarray, keys: Any, sizes: Sequence[int], ins
         insert: whether new keys are inserted; or they have row 0.
     """
     stores: list[Store] = [living(int(number)) for number in numbers]
-    try:
-        return keymap.rows(f, [store.keys for store in stores], keys, sizes, insert)
-    except MemoryError as error:
-        raise MemoryError(f'{error}. {ROOM}.') from error
-    finally:
+    with contextlib.ExitStack() as drawing:         # all of them, also where one fails
         for store in stores:
-            store.draw()
+            drawing.callback(store.draw)
+        try:
+            return keymap.rows(f, [store.keys for store in stores], keys, sizes, insert)
+        except MemoryError as error:
+            raise MemoryError(f'{error}. {ROOM}.') from error

@@ -66,7 +66,7 @@ class Lazy(resource_variable_ops.ResourceVariable):
                     # swapped out, which TensorFlow tries with what several operations take.
                     with tf.colocate_with(handle.op, ignore_existing=True):
                         mapped = compiled.library().collective_memory(
-                            address, dtype=dtype, shape=[rows, dim], device=operations.side().kind)
+                            address, made, dtype=dtype, shape=[rows, dim], device=operations.side().kind)
                 else:
                     mapped = _in_file(path, rows, dim, dtype)
             with placed():

@@ -120,14 +120,11 @@ def together(original: Callable[..., Any]) -> Callable[..., Any]:
 def _update(updates: Sequence[_Update]) -> None:
     first = updates[0]
     rule, numbers, names, all_rows = first.following(first.optimizer)
-    used = []
-    if all_rows and any(one.settled is not None for one in updates):
-        used = [tf.constant(one.table.shard_shape.as_list()[0], tf.int64) if one.settled is None else one.settled + 1
-                for one in updates]
     op = sparse_updates.update(
         rule, [tf.cast(number, tf.float32) for number in numbers], [one.table for one in updates],
         [[first.optimizer.get_slot(one.table, name) for name in names] for one in updates],
-        [one.gradient for one in updates], [one.rows for one in updates], used)
+        [one.gradient for one in updates], [one.rows for one in updates],
+        [one.settled if all_rows else None for one in updates])
     for one in updates:
         one.done._add_control_input(op)
 

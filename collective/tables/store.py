@@ -204,6 +204,7 @@ class Store:
     def put(self, keys: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Gives `keys` these values, whether new or not. Returns their local rows."""
         with self._lock(), self._drawing():
+            self.draw()         # rows that found no memory before
             local = self.keys.find_or_insert(keys)
             self.values.reach(len(self.keys))
             self.values.write(local, rows)

@@ -87,15 +87,9 @@ class _Processor(optimizer._OptimizableVariable):
             raise RuntimeError(f"table '{table.op.name}': a constraint is not possible for a sparsely updated variable.")
         with tf.device('/cpu:0'), tf.control_dependencies([gradient.values, gradient.indices]):
             seen = tf.Assert(training.flag(tf.get_default_graph()), [f"dynamic table '{table.op.name}' {UNSEEN}"])
-            # On a device, there is memory for rows only where it was asked for.
-            slots = [slot for slot in _slots(optimizer_, table) if table.side is not None or not slot.zero]
-            ready, count = [seen], None
-            if slots or _is_adam(optimizer_):
-                with tf.control_dependencies([seen]):
-                    count = tf.reshape(tf.numpy_function(
-                        _settle, [tf.identity(table.number), *(slot.number for slot in slots)], tf.int64, stateful=True), [])
-                ready = [count]
-        with tf.device('/cpu:0') if table.side is None else contextlib.nullcontext(), tf.control_dependencies(ready):
+            with tf.control_dependencies([seen]):
+                count = _settled(table, gradient)
+        with tf.device('/cpu:0') if table.side is None else contextlib.nullcontext(), tf.control_dependencies([count]):
             if _is_adam(optimizer_) and not sparse_updates.is_possible(
                     'AdamOptimizer', True, table.dtype, gradient.values.dtype):
                 return _adam(optimizer_, gradient, table, count)
@@ -107,12 +101,20 @@ class _Processor(optimizer._OptimizableVariable):
                 table.settled = None
 
 
-def _slots(optimizer_: Any, table: DynamicTable) -> list[Slot]:
-    found = [optimizer_.get_slot(table, name) for name in optimizer_.get_slot_names()]
-    return [slot for slot in found if isinstance(slot, Slot)]
+def _settled(table: DynamicTable, gradient: tf.IndexedSlices) -> tf.Tensor:
+    """int64 scalar: the rows for which slots have their first values, among them all that the gradient is of.
+
+    The slots of all optimizers: one may have another do its updates. On a device, there is memory for rows only where it was
+    asked for; in the host's, rows of zeros need nothing.
+    """
+    # The size makes it wait for the keys: in a branch, TensorFlow forgets to wait for what it is given as well.
+    count = tf.numpy_function(_settle, [
+        tf.size(gradient.indices), tf.identity(table.number),
+        *(slot.number for slot in table.slots if table.side is not None or not slot.zero)], tf.int64, stateful=True)
+    return tf.reshape(count, [])
 
 
-def _settle(number: np.ndarray, *slots: np.ndarray) -> np.int64:
+def _settle(_: np.ndarray, number: np.ndarray, *slots: np.ndarray) -> np.int64:
     count = len(store.living(int(number)))
     for slot in slots:
         store.living(int(slot)).settle(count)

@@ -217,7 +217,7 @@ class Bound:
 
     def collective_update(self, rule: Callable[..., Rule], numbers: Sequence[tf.Tensor], tables: Sequence[tf.Tensor],
                           slots: Sequence[Sequence[tf.Tensor]], gradients: Sequence[tf.Tensor], rows: Sequence[tf.Tensor],
-                          used: Sequence[tf.Tensor] = ()) -> tf.Operation:
+                          used: Sequence[tf.Tensor | None] = ()) -> tf.Operation:
         """Updates rows of shards and of their slots in place: the compiled library has Adagrad for one table only.
 
         Args:
@@ -226,22 +226,27 @@ class Bound:
             tables, slots: handles of T shards, and for each those of its slots.
             gradients: T times [K, D] float32.
             rows: T times [K] int64, each at most once.
-            used: T int64 scalars, how many rows of each shard there are, if not all of them.
+            used: T int64 scalars, or None: rows 1 to this one are there, row 0 and others are not; all are. Nothing: all are
+                of all.
         """
         count, each = len(tables), 1 + len(slots[0])
+        limits = [limit for limit in used if limit is not None]
+        limited = [t for t, limit in enumerate(used) if limit is not None]
 
         def work(f: Functions, numbers: Any, *arrays: Any) -> Sequence[Any]:
-            shards, gradients, rows = arrays[:count * each], arrays[count * each:-count], arrays[-count:]
-            if used:
-                ends, gradients = f.download(gradients[0]), gradients[1:]
-                shards = tuple(shard[:ends[i // each]] for i, shard in enumerate(shards))
+            shards, gradients, rows = list(arrays[:count * each]), arrays[count * each:-count], list(arrays[-count:])
+            if limits:
+                lasts, gradients = f.download(gradients[0]), gradients[1:]
+                for t, last in zip(limited, lasts):
+                    shards[each * t:each * (t + 1)] = [shard[1:last + 1] for shard in shards[each * t:each * (t + 1)]]
+                    rows[t] = rows[t] - 1
             lengths = [int(one.size) for one in rows]
             f.update(rule(*(float(number) for number in f.download(numbers))),
                      [Table(shards[i], shards[i + 1:i + each]) for i in range(0, len(shards), each)], f.xp.concatenate(rows),
                      Segments.of(lengths, range(count)), f.rows(gradients), f.each_once(sum(lengths)))
             return []
 
-        given = [tf.stack(numbers), *([tf.stack(used)] if used else []), *gradients, *rows]
+        given = [tf.stack(numbers), *([tf.stack(limits)] if limits else []), *gradients, *rows]
         with tf.control_dependencies(given):        # not before: until then others may read or assign what they like
             shards = [self._shard(x, True) for table, of in zip(tables, slots) for x in (table, *of)]
         return self._operation('CollectiveUpdate', work, [given[0], *shards, *given[1:]], [], {})

@@ -1,7 +1,7 @@
 // CollectiveMemory: memory that somebody else has reserved, as a tensor that a variable can be given.
 //
-// TensorFlow takes the memory for its own: a variable that is updated row by row stays where it is. Whoever reserved it gives it
-// back, after the variable.
+// TensorFlow takes the memory for its own: a variable that is updated row by row stays where it is. As long as anything uses it, it
+// keeps another tensor (`keeper`), by whose end whoever reserved the memory knows when to give it back.
 
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -14,7 +14,7 @@ using namespace tensorflow;
 
 class Reserved : public TensorBuffer {
  public:
-  Reserved(void* address, size_t size) : TensorBuffer(address), size_(size) {}
+  Reserved(void* address, size_t size, const Tensor& keeper) : TensorBuffer(address), size_(size), keeper_(keeper) {}
   size_t size() const override { return size_; }
   TensorBuffer* root_buffer() override { return this; }
   void FillAllocationDescription(AllocationDescription*) const override {}
@@ -22,6 +22,7 @@ class Reserved : public TensorBuffer {
 
  private:
   size_t size_;
+  Tensor keeper_;
 };
 
 class MemoryOp : public OpKernel {
@@ -45,7 +46,7 @@ class MemoryOp : public OpKernel {
     OP_REQUIRES(context, address != 0 && address % EIGEN_MAX_ALIGN_BYTES == 0,
                 errors::InvalidArgument("the address ", address, " is none of reserved memory"));
     const size_t size = shape_.num_elements() * DataTypeSize(dtype_);
-    core::RefCountPtr<TensorBuffer> memory(new Reserved(reinterpret_cast<void*>(address), size));
+    core::RefCountPtr<TensorBuffer> memory(new Reserved(reinterpret_cast<void*>(address), size, context->input(1)));
     context->set_output(0, Tensor(dtype_, shape_, memory.get()));
   }
 
@@ -56,7 +57,7 @@ class MemoryOp : public OpKernel {
 };
 
 REGISTER_KERNEL_BUILDER(Name("CollectiveMemory").Device(DEVICE_CPU), MemoryOp);
-REGISTER_KERNEL_BUILDER(Name("CollectiveMemory").Device(DEVICE_GPU).HostMemory("address"), MemoryOp);
+REGISTER_KERNEL_BUILDER(Name("CollectiveMemory").Device(DEVICE_GPU).HostMemory("address").HostMemory("keeper"), MemoryOp);
 
 }  // namespace memory_op
 }  // namespace collective

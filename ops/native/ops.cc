@@ -139,6 +139,7 @@ REGISTER_OP("CollectiveSparseShard")
 
 REGISTER_OP("CollectiveMemory")
     .Input("address: int64")
+    .Input("keeper: int64")
     .Output("values: dtype")
     .Attr("dtype: type")
     .Attr("shape: shape")

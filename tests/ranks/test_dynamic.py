@@ -142,6 +142,78 @@ def test_extreme_keys_and_the_same_key_new_on_every_rank(strategy, rank, size):
     assert len(np.unique(drawn(EXTREME), axis=0)) == len(EXTREME)
 
 
+@pytest.mark.parametrize('optimizer', [
+    lambda: tf.train.AdagradOptimizer(0.1), lambda: tf.train.AdamOptimizer(0.1)], ids=['adagrad', 'adam'])
+def test_updates_in_a_branch_wait_for_the_keys(strategy, optimizer):
+    """Slots of rows that are new in this very run have their first values, and Adam goes over these rows, too."""
+    found = []
+    for branch in (True, False):
+        with strategy.scope(plan='quiet'), tf.Graph().as_default():
+            tables = [tf.get_variable(name, [None, D], initializer=normal()) for name in 'tuvw']
+            ids, does = tf.placeholder(tf.int64, [None]), tf.placeholder(tf.bool, [])
+            opt = optimizer()
+            given = opt.compute_gradients(tf.add_n([tf.reduce_sum(tf.nn.embedding_lookup(t, ids)) for t in tables]), tables)
+
+            def apply(opt=opt, given=given):
+                with tf.control_dependencies([opt.apply_gradients(given)]):
+                    return tf.constant(True)
+            train = tf.cond(does, apply, lambda: tf.constant(False)) if branch else apply()
+            with tf.Session() as session:
+                session.run(tf.global_variables_initializer())
+                for first in range(0, 30, 10):
+                    assert session.run(train, {ids: np.arange(first, first + 10), does: True})
+                rows = [np.concatenate([r for _, r in t.export(session)]) for t in tables if t.local_count(session)]
+                found.append([*rows, *(slot.column(session).read(np.arange(t.local_count(session) + 1))
+                                       for t in tables for slot in t.slots)])
+    for one, other in zip(*found):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
+
+
+class Handing(tf.train.Optimizer):
+    """Has another optimizer do the updates."""
+
+    def __init__(self, inner):
+        super().__init__(False, 'Handing')
+        self._inner = inner
+
+    def _create_slots(self, var_list):
+        self._inner._create_slots(var_list)
+
+    def _prepare(self):
+        self._inner._prepare()
+
+    def _resource_apply_sparse_duplicate_indices(self, grad, handle, indices):
+        return self._inner._resource_apply_sparse_duplicate_indices(grad, handle, indices)
+
+
+@pytest.mark.parametrize('optimizer', [
+    lambda: tf.train.AdagradOptimizer(0.1), lambda: tf.train.MomentumOptimizer(0.1, 0.9),
+    lambda: tf.train.FtrlOptimizer(0.1)], ids=['adagrad', 'momentum', 'ftrl'])
+def test_slots_of_an_optimizer_that_another_hands_updates_to(strategy, optimizer):
+    found = []
+    for hands in (lambda inner: inner, Handing):
+        with strategy.scope(plan='quiet'), tf.Graph().as_default():
+            table, ids = tf.get_variable('t', [None, D], initializer=normal()), tf.placeholder(tf.int64, [None])
+            train = hands(optimizer()).minimize(tf.reduce_sum(tf.nn.embedding_lookup(table, ids) ** 2))
+            with tf.Session() as session:
+                session.run(tf.global_variables_initializer())
+                for first in range(3):
+                    session.run(train, {ids: np.arange(first, first + 2000)})
+                found.append(np.concatenate([rows for _, rows in table.export(session)]))
+    np.testing.assert_allclose(*found, rtol=1e-6, atol=1e-7)
+
+
+def test_an_unknown_key_has_zeros_whatever_adam_divides_by(strategy):
+    with strategy.scope(plan='quiet'), tf.Graph().as_default():
+        table = tf.get_variable('t', [None, D], initializer=normal())
+        train = tf.train.AdamOptimizer(0.1, epsilon=0.).minimize(tf.reduce_sum(tf.nn.embedding_lookup(table, [1, 2])))
+        unknown = tf.nn.embedding_lookup(table, [99])
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            session.run(train)
+            np.testing.assert_array_equal(session.run(unknown), 0)
+
+
 def test_huge_keys_start_from_rows_of_their_own(strategy):
     """k * D + d goes round for huge keys: key 2**63 would be key 0, were the upper half not a stream of its own."""
     keys = np.array([0, 2 ** 62, -2 ** 63, -2 ** 62, 2 ** 32, 2 ** 33], np.int64)

@@ -28,7 +28,7 @@ class Growing:
         handle = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[None, DIM], shared_name=communication.unique_name('growing'))
         with tf.device(self._side.placed):
             given = compiled.library().collective_memory(
-                tf.constant(self._memory.address, tf.int64), dtype=tf.float32, shape=[CAPACITY, DIM])
+                tf.constant(self._memory.address, tf.int64), tf.constant(0, tf.int64), dtype=tf.float32, shape=[CAPACITY, DIM])
             self.start = tf.raw_ops.AssignVariableOp(resource=handle, value=given)
             self.keys = tf.placeholder(tf.int64, [None])
             rows = operations.operations().collective_find(

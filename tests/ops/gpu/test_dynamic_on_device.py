@@ -152,7 +152,10 @@ def test_without_memory_for_rows_nothing_is_found_until_there_is_some(side: side
         with pytest.raises(MemoryError, match=words):
             held.rows(np.arange(20_000), insert)
     assert len(held) == 10 == sum(len(keys) for keys, _ in held.ascending(3)), 'no others can be saved'
+    with pytest.raises(MemoryError, match=words):
+        held.put(np.array([3]), np.zeros((1, 2)))
     monkeypatch.setattr(Small, 'room', 1 << 20)
+    held.put(np.array([30_000]), np.zeros((1, 2)))
     rows = held.rows(np.arange(20_000), False)
     np.testing.assert_array_equal(held.values.read(rows), drawn(np.arange(20_000), 2))
 
@@ -168,6 +171,16 @@ def test_an_error_of_several_tables_names_the_one_that_is_full(side: sides.Side)
     np.testing.assert_array_equal(stores[1].values.read(np.arange(1, 5)), drawn(np.arange(4), 2))
 
 
+def test_where_one_table_has_no_memory_the_others_have_their_rows(side: sides.Side, monkeypatch: pytest.MonkeyPatch):
+    stores = [device_store.new_store(10 ** 6, 2, np.float32, name, drawn, side) for name in 'ab']
+    monkeypatch.setattr(stores[0].values, 'reach', lambda count: exec('raise MemoryError("none for a")'))
+    kept = [store.keep(number + 10 ** 6, one) for number, one in enumerate(stores)]
+    with side.call(), pytest.raises(MemoryError, match='none for a'):
+        f = side.functions
+        device_store.find(f, np.concatenate(kept).reshape(-1), f.upload(np.arange(8)), [4, 4], True)
+    assert [len(one) for one in stores] == [0, 4]
+
+
 # ---- in TensorFlow ---------------------------------------------------------------------------------------------------
 
 def test_a_variable_in_given_memory_stays_there(side: sides.Side):
@@ -177,7 +190,7 @@ def test_a_variable_in_given_memory_stays_there(side: sides.Side):
         column.reach(9)
         handle = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[None, 3], shared_name='v')
         given = compiled.library().collective_memory(tf.placeholder_with_default(
-            tf.constant(column.address, tf.int64), []), dtype=tf.float32, shape=[2 ** 24, 3])
+            tf.constant(column.address, tf.int64), []), 0, dtype=tf.float32, shape=[2 ** 24, 3])
         assert given.shape.as_list() == [2 ** 24, 3]
         assign = tf.raw_ops.AssignVariableOp(resource=handle, value=given)
         rows = tf.constant([2, 5], tf.int64)
@@ -191,10 +204,27 @@ def test_a_variable_in_given_memory_stays_there(side: sides.Side):
         assert column.read(np.array([1, 2, 5])).tolist() == [[0] * 3, [5] * 3, [5] * 3] == session.run(gather).tolist()
 
 
+def test_memory_is_kept_as_long_as_a_variable_has_it(side: sides.Side):
+    column = device_store.DeviceColumn('v', 100, 3, np.float32, side)
+    number = column.number
+    with tf.Graph().as_default(), tf.Session() as session:
+        handle = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[None, 3], shared_name='v')
+        keeper = tf.numpy_function(lambda: store.keep(number, column), [], tf.int64, stateful=True)
+        given = compiled.library().collective_memory(column.address, keeper, dtype=tf.float32, shape=[100, 3])
+        nothing = tf.numpy_function(lambda: np.int64(0), [], tf.int64, stateful=True)   # TensorFlow forgets arrays after such
+        session.run(tf.raw_ops.AssignVariableOp(resource=handle, value=given))
+        session.run(nothing)
+        assert store.living(number) is column
+        session.run(tf.raw_ops.DestroyResourceOp(resource=handle))
+        session.run(nothing)
+        with pytest.raises(RuntimeError, match='is gone'):
+            store.living(number)
+
+
 def test_memory_of_another_device_is_refused(side: sides.Side):
     """TensorFlow runs an operation where its variable is, also if it was to run on a GPU."""
     with tf.Graph().as_default(), tf.Session() as session:
-        given = compiled.library().collective_memory(4096, dtype=tf.float32, shape=[1, 1], device='GPU')
+        given = compiled.library().collective_memory(4096, 0, dtype=tf.float32, shape=[1, 1], device='GPU')
         words = 'memory is on a GPU, but TensorFlow has its variable on a CPU.*set COLLECTIVE_DYNAMIC_TABLES=host'
         with pytest.raises(tf.errors.FailedPreconditionError, match=words):
             session.run(given.op)
@@ -203,7 +233,7 @@ def test_memory_of_another_device_is_refused(side: sides.Side):
 def test_an_address_that_is_none(side: sides.Side):
     with tf.Graph().as_default(), tf.Session() as session:
         address = tf.placeholder(tf.int64, [])
-        given = compiled.library().collective_memory(address, dtype=tf.float32, shape=[1, 1])
+        given = compiled.library().collective_memory(address, 0, dtype=tf.float32, shape=[1, 1])
         for wrong in (0, 4097):
             with pytest.raises(tf.errors.InvalidArgumentError, match=f'the address {wrong} is none of reserved memory'):
                 session.run(given.op, {address: wrong})
@@ -266,8 +296,8 @@ def test_keys_that_come_between_settling_and_the_update(monkeypatch: pytest.Monk
     """Adam goes over all rows: of those that slots have memory for."""
     settle = updates._settle
 
-    def settled_before_others(number: np.ndarray, *slots: np.ndarray) -> np.int64:
-        count = settle(number, *slots)
+    def settled_before_others(size: np.ndarray, number: np.ndarray, *slots: np.ndarray) -> np.int64:
+        count = settle(size, number, *slots)
         store.living(int(number)).rows(np.arange(10 ** 6, 10 ** 6 + 20_000), True)
         return count
 
