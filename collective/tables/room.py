@@ -20,7 +20,7 @@ def told(graph: tf.Graph) -> Iterator[None]:
         yield
     except tf.errors.ResourceExhaustedError as error:
         text = _tables(graph)
-        if text and operations.DYNAMIC not in error.message and operations.WORKSPACE not in error.message:
+        if text and not any(said in error.message for said in (text, operations.DYNAMIC, operations.WORKSPACE)):
             error._message = f'{error.message}\n{text}'
         raise
 

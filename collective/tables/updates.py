@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Sequence
 from typing import Any, Callable
 
 import numpy as np
@@ -87,9 +88,13 @@ class _Processor(optimizer._OptimizableVariable):
             raise RuntimeError(f"table '{table.op.name}': a constraint is not possible for a sparsely updated variable.")
         with tf.device('/cpu:0'), tf.control_dependencies([gradient.values, gradient.indices]):
             seen = tf.Assert(training.flag(tf.get_default_graph()), [f"dynamic table '{table.op.name}' {UNSEEN}"])
+            # Of all optimizers, as one may have another do its updates. On a device, there is memory for rows only where it was
+            # asked for; in the host's, rows of zeros need nothing.
+            slots = [slot for slot in table.slots if table.side is not None or not slot.zero]
             with tf.control_dependencies([seen]):
-                count = _settled(table, gradient)
-        with tf.device('/cpu:0') if table.side is None else contextlib.nullcontext(), tf.control_dependencies([count]):
+                count = _settled(table, gradient, slots) if slots or _is_adam(optimizer_) else None
+        with tf.device('/cpu:0') if table.side is None else contextlib.nullcontext(), \
+                tf.control_dependencies([seen if count is None else count]):
             if _is_adam(optimizer_) and not sparse_updates.is_possible(
                     'AdamOptimizer', True, table.dtype, gradient.values.dtype):
                 return _adam(optimizer_, gradient, table, count)
@@ -101,17 +106,11 @@ class _Processor(optimizer._OptimizableVariable):
                 table.settled = None
 
 
-def _settled(table: DynamicTable, gradient: tf.IndexedSlices) -> tf.Tensor:
-    """int64 scalar: the rows for which slots have their first values, among them all that the gradient is of.
-
-    The slots of all optimizers: one may have another do its updates. On a device, there is memory for rows only where it was
-    asked for; in the host's, rows of zeros need nothing.
-    """
+def _settled(table: DynamicTable, gradient: tf.IndexedSlices, slots: Sequence[Slot]) -> tf.Tensor:
+    """int64 scalar: the rows for which slots have their first values, among them all that the gradient is of."""
     # The size makes it wait for the keys: in a branch, TensorFlow forgets to wait for what it is given as well.
-    count = tf.numpy_function(_settle, [
-        tf.size(gradient.indices), tf.identity(table.number),
-        *(slot.number for slot in table.slots if table.side is not None or not slot.zero)], tf.int64, stateful=True)
-    return tf.reshape(count, [])
+    inputs = [tf.size(gradient.indices), tf.identity(table.number), *(slot.number for slot in slots)]
+    return tf.reshape(tf.numpy_function(_settle, inputs, tf.int64, stateful=True), [])
 
 
 def _settle(_: np.ndarray, number: np.ndarray, *slots: np.ndarray) -> np.int64:

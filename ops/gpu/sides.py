@@ -58,7 +58,7 @@ class Side(abc.ABC):
             raise RuntimeError(f'kernels are on a {self.kind}, but are given tensors on {tensors[0].backing_device}: switch '
                                f'allow_soft_placement off, or set {operations.CHOICE}=cpu')
         with tf.device(self.placed):
-            described = compiled.library().collective_addresses(tensors).numpy().tolist()
+            described = compiled.library().collective_addresses(tensors).numpy().view(np.int64).tolist()
         return [self.at(address, (first, others)[:rank], dtype, tensor)
                 for (address, rank, first, others), dtype, tensor in zip(described, dtypes, tensors)]
 
@@ -130,8 +130,6 @@ class Side(abc.ABC):
     def allocated(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """An eager tensor that isn't filled."""
         with tf.device(self.placed):
-            if 0 in shape:
-                return tf.zeros(shape, dtype)
             size = np.array(shape, np.int32)
             if dtype != np.uint32:
                 return tf.raw_ops.Empty(shape=size, dtype=dtype)

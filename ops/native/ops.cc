@@ -149,11 +149,11 @@ REGISTER_OP("CollectiveMemory")
 
 REGISTER_OP("CollectiveAddresses")
     .Input("tensors: T")
-    .Output("addresses: int64")
+    .Output("addresses: int32")
     .Attr("T: list(type) >= 1")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Matrix(c->num_inputs(), 4));
+      c->set_output(0, c->Matrix(c->num_inputs(), 8));
       return OkStatus();
     });
 

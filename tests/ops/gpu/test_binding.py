@@ -53,6 +53,15 @@ def test_a_tensor_and_its_array_are_one_memory():
         assert session.run(tf.py_function(run, [tf.zeros([3])], tf.uint32)).tolist() == [0, 1, 9, 3]
 
 
+def test_results_without_elements_are_made_as_others_are(graph: Any, monkeypatch: pytest.MonkeyPatch):
+    """TensorFlow has no zeros of uint32 on a GPU, which stands for int32 there."""
+    use(Bound(sides.Double()), monkeypatch)
+    asked = bags.ask([tf.zeros([0], tf.int64)], [], [], [bags.Member(0, DIM)], [bags.Section(0, DIM)], [bags.STATIC], 1)
+    monkeypatch.setattr(sides.tf, 'zeros', None)
+    with tf.Session() as session:
+        assert session.run(asked.positions[0]).shape == (0,)
+
+
 def test_tensors_elsewhere_are_refused(graph: Any, monkeypatch: pytest.MonkeyPatch):
     side = sides.Double()
     monkeypatch.setattr(side, 'kind', 'GPU')
