@@ -28,8 +28,7 @@ LONG = pytest.mark.long
 EVERYTHING = ('tests/ranks',)
 # What depends most on how many ranks there are: three of them take long on two cores, and one has little to exchange. Of the
 # rest some, drawn by the seed.
-CORE = ('communication', 'tables', 'training', 'dynamic', 'checkpoint', 'evaluation', 'grouping', 'grouping_hard',
-        'prefetch', 'sessions', 'session_ends', 'whole', 'scripts', 'alike')
+CORE = ('communication', 'tables', 'training', 'dynamic', 'checkpoint', 'evaluation', 'grouping', 'session_ends')
 REST = sorted({path.stem[len('test_'):] for path in (ROOT / 'tests' / 'ranks').glob('test_*.py')} - {*CORE, 'random_models'})
 SOME = tuple(f'tests/ranks/test_{name}.py' for name in sorted([*CORE, *random.Random(SEED).sample(REST, 3)]))
 
