@@ -114,9 +114,9 @@ class Region:
             raise MemoryError(f'{self.size} bytes can not be moved: {os.strerror(ctypes.get_errno())}')
         self._address, self._ours = address, False
 
-    def view(self, *shape: int, dtype: Any, offset: int = 0) -> np.ndarray:
-        """The array in it from the byte `offset` on, to be used while the owner that it was moved to, if it was, lives."""
-        return array_at(self._address + offset, shape, dtype, self)
+    def view(self, *shape: int, dtype: Any) -> np.ndarray:
+        """The array in it, to be used while the owner that it was moved to, if it was, lives."""
+        return array_at(self._address, shape, dtype, self)
 
 
 class Reserved(Region):

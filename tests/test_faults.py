@@ -206,3 +206,28 @@ def test_two_sessions_one_after_the_other(tmp_path):
         print('fine', rank)
         ''')
     assert code == 0 and output.count('fine') == 3
+
+
+def test_a_rank_without_memory_for_new_rows_ends_the_job(tmp_path, monkeypatch):
+    """A dynamic table where kernels compute: the peers, who wait for its rows, don't wait for ever."""
+    monkeypatch.setenv('COLLECTIVE_KERNELS', 'double')
+    code, out, seconds = job(tmp_path, """
+        import collective
+        from collective.tables import device_store
+        reach = device_store.DeviceColumn.reach
+
+        def little(column, count):
+            if rank == 1 and count > 100:
+                raise MemoryError('there is memory for 100 rows')
+            reach(column, count)
+        device_store.DeviceColumn.reach = little
+        rows = tf.nn.embedding_lookup(collective.get_embedding_variable('open', 4), ids)
+        grow = tf.train.AdagradOptimizer(0.1).minimize(tf.reduce_sum(rows))
+        with tf.train.MonitoredTrainingSession('') as session:
+            session.run(grow, {ids: np.arange(50)})
+            print('ready', flush=True)
+            session.run(grow, {ids: np.arange(5000)})
+            print('went on', flush=True)
+        """)
+    assert code == 1 and seconds < 60 and 'went on' not in out
+    assert 'root cause: rank 1 of 3' in out and "table 'open': there is memory for 100 rows" in out

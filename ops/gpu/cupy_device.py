@@ -117,9 +117,6 @@ class CupyDevice(Device):
         memory = self.xp.cuda.UnownedMemory(address, size, owner, self._number)
         return self.xp.ndarray(shape, dtype, self.xp.cuda.MemoryPointer(memory, 0))
 
-    def within(self, reserved: Any, shape: tuple[int, ...], dtype: Any, offset: int = 0) -> Any:
-        return self.at(reserved.address + offset, shape, dtype, reserved)
-
     def rows_that_fit(self, row_bytes: int, most: int) -> int:
         return memory.rows_within(int(self.xp.cuda.runtime.memGetInfo()[1]), row_bytes, most)
 

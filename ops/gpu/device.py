@@ -99,9 +99,9 @@ class Device(abc.ABC):
     def reserve(self, size: int) -> Any:
         """Memory that grows where it is, to `size` bytes at the most: a `collective.ops.gpu.reserved.Reserved`."""
 
-    @abc.abstractmethod
     def within(self, reserved: Any, shape: tuple[int, ...], dtype: Any, offset: int = 0) -> Any:
         """An array in reserved memory, from the byte `offset` on. What isn't taken of it may not be touched."""
+        return self.at(reserved.address + offset, shape, dtype, reserved)
 
     @abc.abstractmethod
     def trim(self) -> None:

@@ -6,7 +6,6 @@ Rows are float32. Arrays that a function returns hold until the next call.
 from __future__ import annotations
 
 import abc
-import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -46,12 +45,6 @@ class Joined(NamedTuple):
     array: Any
     sizes: Sequence[int]
     dims: Sequence[int] | None = None
-
-    def parts(self) -> list[Any]:
-        """Them."""
-        ends = itertools.accumulate(self.sizes)
-        return [self.array[end - size:end].reshape((-1, dim) if dim else -1)
-                for size, end, dim in zip(self.sizes, ends, self.dims or [0] * len(self.sizes))]
 
 
 class Functions(abc.ABC):

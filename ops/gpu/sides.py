@@ -102,8 +102,8 @@ class Side(abc.ABC):
     def grow(self, reserved: Any, size: int) -> None:
         reserved.grow(size)
 
-    @abc.abstractmethod
-    def within(self, reserved: Any, shape: tuple[int, ...], dtype: Any, offset: int = 0) -> Any: ...
+    def within(self, reserved: Any, shape: tuple[int, ...], dtype: Any, offset: int = 0) -> Any:
+        return self.at(reserved.address + offset, shape, dtype, reserved)
 
     @abc.abstractmethod
     def rows_that_fit(self, row_bytes: int, most: int) -> int: ...
@@ -207,9 +207,6 @@ class Gpu(Side):
             self.device.trim()
             reserved.grow(size)
 
-    def within(self, reserved: Any, shape: tuple[int, ...], dtype: Any, offset: int = 0) -> Any:
-        return self.device.within(reserved, shape, dtype, offset)
-
     def rows_that_fit(self, row_bytes: int, most: int) -> int:
         return self.device.rows_that_fit(row_bytes, most)
 
@@ -271,9 +268,6 @@ class Double(Side):
 
     def reserve(self, size: int) -> Any:
         return memory.Reserved(size)
-
-    def within(self, reserved: Any, shape: tuple[int, ...], dtype: Any, offset: int = 0) -> Any:
-        return reserved.view(*shape, dtype=dtype, offset=offset)
 
     def rows_that_fit(self, row_bytes: int, most: int) -> int:
         return memory.rows_that_fit(row_bytes, most)

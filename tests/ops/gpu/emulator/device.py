@@ -92,9 +92,6 @@ class EmulatedDevice(Device):
     def reserve(self, size: int) -> memory.Reserved:
         return memory.Reserved(size)
 
-    def within(self, reserved: Any, shape: tuple[int, ...], dtype: Any, offset: int = 0) -> Any:
-        return reserved.view(*shape, dtype=dtype, offset=offset)
-
     def trim(self) -> None:
         pass
 
