@@ -4,7 +4,7 @@ NP ?= 2
 python := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ready train bench test test-all lint clean
+.PHONY: help setup ready train bench test test-all format lint clean
 
 # What they said once, set-up remembers.
 export PYTHON GPU
@@ -31,8 +31,17 @@ train: ready  ## Train on the census data, its embedding tables sharded over NP 
 bench: ready  ## Time a training step on NP ranks beside plain TensorFlow, the bare exchange and replicated tables
 	$(python) benchmarks/step.py --ranks $(NP) $(ARGS)
 
-lint: ready  ## Check style (ruff) and types (mypy)
+sources = $(shell git ls-files '*.cc' '*.h' '*.cu' '*.cuh' 2>/dev/null)
+
+format: ready  ## Format everything: Python by ruff, C++ and CUDA by clang-format
+	$(python) -m ruff check --fix-only --quiet .
+	$(python) -m ruff format .
+	$(if $(sources),.venv/bin/clang-format -i $(sources))
+
+lint: ready  ## Check formatting, style (ruff, clang-format) and types (mypy)
+	$(python) -m ruff format --check .
 	$(python) -m ruff check .
+	$(if $(sources),.venv/bin/clang-format --dry-run --Werror $(sources))
 	$(python) -m mypy
 
 test: lint  ## lint, and the tests that CI runs

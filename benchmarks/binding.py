@@ -1,11 +1,14 @@
-"""What the binding of kernels to TensorFlow costs the host in a step of many small tables: tensors to arrays, and back.
+"""What the binding of kernels to TensorFlow costs the host in a step of many small tables: tensors
+to arrays, and back.
 
     python benchmarks/binding.py [--tables 26] [--dim 16] [--batch 64] [--steps 30] [--dynamic]
 
-NumPy is in the place of the kernels (COLLECTIVE_KERNELS=double), so what they compute is no measure and stands by itself; the
-rest is done for a GPU in the same way, but for what CuPy's arrays cost more than NumPy's, and the waits for the GPU. One rank,
-Adagrad, one thread. Prints the median, the 10th and the 90th percentile of a step's milliseconds, and how many calls it has.
+NumPy is in the place of the kernels (COLLECTIVE_KERNELS=double), so what they compute is no measure
+and stands by itself; the rest is done for a GPU in the same way, but for what CuPy's arrays cost
+more than NumPy's, and the waits for the GPU. One rank, Adagrad, one thread. Prints the median, the
+10th and the 90th percentile of a step's milliseconds, and how many calls it has.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -14,7 +17,7 @@ import os
 import time
 from typing import Any
 
-os.environ.update(COLLECTIVE_KERNELS='double', TF_CPP_MIN_LOG_LEVEL='3')
+os.environ.update(COLLECTIVE_KERNELS="double", TF_CPP_MIN_LOG_LEVEL="3")
 
 import numpy as np  # noqa: E402
 import tensorflow.compat.v1 as tf  # noqa: E402
@@ -40,49 +43,60 @@ class Clock:
             finally:
                 self.ms[what] += 1e3 * (time.perf_counter() - begin)
                 self.calls[what] += 1
+
         return timed
 
 
 def watched(clock: Clock) -> None:
     """From now on `clock` knows what each call of kernels spends."""
-    for what, method in (('tensors to arrays', 'given'), ('arrays to tensors', 'results')):
+    for what, method in (("tensors to arrays", "given"), ("arrays to tensors", "results")):
         setattr(sides.Side, method, clock.around(what, getattr(sides.Side, method)))
     operation = binding.Bound._operation
 
     def around_work(bound: Any, name: str, work: Any, *rest: Any) -> Any:
         return operation(bound, name, clock.around("NumPy in the kernels' place", work), *rest)
-    setattr(binding.Bound, '_operation', around_work)  # noqa: B010 (mypy takes no assignment to a method)
+
+    setattr(binding.Bound, "_operation", around_work)  # noqa: B010 (mypy takes no assignment to a method)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (('tables', 26), ('dim', 16), ('batch', 64), ('steps', 30)):
-        parser.add_argument(f'--{name}', type=int, default=default)
-    parser.add_argument('--dynamic', action='store_true', help='dynamic tables')
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name, default in (("tables", 26), ("dim", 16), ("batch", 64), ("steps", 30)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--dynamic", action="store_true", help="dynamic tables")
     given = parser.parse_args()
     clock, strategy, rng = Clock(), collective.CollectiveStrategy(), np.random.default_rng(0)
     watched(clock)
     spent: list[dict[str, float]] = []
-    with strategy.scope(plan='quiet'), tf.Graph().as_default():
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
         with strategy.embedding_scope():
-            tables = [tf.get_variable(f't{t}', [None if given.dynamic else 1000, given.dim]) for t in range(given.tables)]
+            tables = [
+                tf.get_variable(f"t{t}", [None if given.dynamic else 1000, given.dim])
+                for t in range(given.tables)
+            ]
         ids = [tf.placeholder(tf.int64, [None]) for _ in tables]
-        loss = tf.add_n([tf.reduce_sum(tf.nn.embedding_lookup(table, of)) for table, of in zip(tables, ids)])
-        train = tf.train.AdagradOptimizer(.1).minimize(loss)
-        with tf.Session(config=tf.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)) as session:
+        loss = tf.add_n(
+            [tf.reduce_sum(tf.nn.embedding_lookup(table, of)) for table, of in zip(tables, ids)]
+        )
+        train = tf.train.AdagradOptimizer(0.1).minimize(loss)
+        with tf.Session(
+            config=tf.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)
+        ) as session:
             session.run(tf.global_variables_initializer())
             for _ in range(WARM + given.steps):
                 feeds = {of: rng.integers(0, 1000, given.batch) for of in ids}
                 clock.ms.clear()
                 clock.calls.clear()
-                clock.around('the whole step', session.run)(train, feeds)
+                clock.around("the whole step", session.run)(train, feeds)
                 spent.append(dict(clock.ms))
-    print(f'{"":<30} {"ms":>8} {"p10":>8} {"p90":>8} {"calls":>6}')
+    print(f"{'':<30} {'ms':>8} {'p10':>8} {'p90':>8} {'calls':>6}")
     for what in sorted(spent[-1]):
-        times = [step.get(what, 0.) for step in spent[WARM:]]
+        times = [step.get(what, 0.0) for step in spent[WARM:]]
         low, median, high = np.percentile(times, [10, 50, 90])
-        print(f'{what:<30} {median:8.2f} {low:8.2f} {high:8.2f} {clock.calls[what]:6}')
+        print(f"{what:<30} {median:8.2f} {low:8.2f} {high:8.2f} {clock.calls[what]:6}")
 
 
-if __name__ == '__main__':
+if __name__ == "__main__":
     main()

@@ -4,6 +4,7 @@
 
 FOLDER has the data (`step_workload.write`); the rank's measurements go to FOLDER/PROGRAM.RANK.json.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -17,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Callable
 
-os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
 import psutil
@@ -27,14 +28,19 @@ from step_workload import Setting, read
 
 from collective import CollectiveStrategy
 
-DEADLINE = 300.0                            # seconds that one copy of `plain` waits for another
+DEADLINE = 300.0  # seconds that one copy of `plain` waits for another
 
 
 class Program:
     """What is run step by step: fetches[0] is the loss, unless `check` makes one."""
 
-    def __init__(self, session: tf.Session, fetches: list[Any], feed: Callable[[int], dict[Any, Any]],
-                 check: Callable[[int, list[Any]], float] = lambda step, fetched: float(fetched[0])):
+    def __init__(
+        self,
+        session: tf.Session,
+        fetches: list[Any],
+        feed: Callable[[int], dict[Any, Any]],
+        check: Callable[[int, list[Any]], float] = lambda step, fetched: float(fetched[0]),
+    ):
         self.session, self._fetches, self._feed, self._check = session, fetches, feed, check
 
     def step(self, i: int, **options: Any) -> tuple[float, float]:
@@ -48,8 +54,10 @@ class Program:
 @contextlib.contextmanager
 def ours(setting: Setting, folder: Path, rank: int) -> Iterator[Program]:
     """This library: every table is sharded over the ranks."""
-    options = {name: getattr(tf, value) if value in ('float16', 'bfloat16', 'float32') else value
-               for name, value in setting.scope.items()}
+    options = {
+        name: getattr(tf, value) if value in ("float16", "bfloat16", "float32") else value
+        for name, value in setting.scope.items()
+    }
     strategy = CollectiveStrategy()
     with strategy.scope(**options), tf.Graph().as_default():
         tf.set_random_seed(1)
@@ -64,10 +72,13 @@ def ours(setting: Setting, folder: Path, rank: int) -> Iterator[Program]:
 
 @contextlib.contextmanager
 def whole_tables(setting: Setting, folder: Path, rank: int, replicated: bool) -> Iterator[Program]:
-    """TensorFlow with whole tables: on its own, or with Horovod's optimizer, which makes all ranks take the same steps."""
+    """TensorFlow with whole tables: on its own, or with Horovod's optimizer, which makes all ranks
+    take the same steps.
+    """
     optimizer = wrapped = model.optimizer(setting)
     if replicated:
         import horovod.tensorflow as hvd
+
         hvd.init()
         wrapped = hvd.DistributedOptimizer(optimizer)
     with tf.Graph().as_default():
@@ -85,6 +96,7 @@ def whole_tables(setting: Setting, folder: Path, rank: int, replicated: bool) ->
 def wire(setting: Setting, folder: Path, rank: int) -> Iterator[Program]:
     import horovod.tensorflow as hvd
     from step_wire import Wire
+
     hvd.init()
     with tf.Graph().as_default():
         graph = Wire(setting, folder, rank)
@@ -94,19 +106,19 @@ def wire(setting: Setting, folder: Path, rank: int) -> Iterator[Program]:
 
 
 PROGRAMS: dict[str, Callable[[Setting, Path, int], contextlib.AbstractContextManager[Program]]] = {
-    'step': ours,
-    'plain': lambda setting, folder, rank: whole_tables(setting, folder, rank, False),
-    'wire': wire,
-    'replicated': lambda setting, folder, rank: whole_tables(setting, folder, rank, True),
+    "step": ours,
+    "plain": lambda setting, folder, rank: whole_tables(setting, folder, rank, False),
+    "wire": wire,
+    "replicated": lambda setting, folder, rank: whole_tables(setting, folder, rank, True),
 }
 
 
 def arrive(folder: Path, place: str, rank: int) -> None:
-    (folder / f'{place}.{rank}').touch()
+    (folder / f"{place}.{rank}").touch()
 
 
 def all_arrived(folder: Path, place: str, ranks: int) -> bool:
-    return all((folder / f'{place}.{rank}').exists() for rank in range(ranks))
+    return all((folder / f"{place}.{rank}").exists() for rank in range(ranks))
 
 
 def wait_for_all(folder: Path, place: str, ranks: int) -> None:
@@ -118,8 +130,11 @@ def wait_for_all(folder: Path, place: str, ranks: int) -> None:
         time.sleep(1e-4)
 
 
-def measure(program: Program, setting: Setting, together: Callable[[str], None], busy: Callable[[], bool]) -> dict[str, Any]:
-    """Times in ms, losses of all steps (warm-up included), CPU time of a step in ms, collectives of a step and their bytes.
+def measure(
+    program: Program, setting: Setting, together: Callable[[str], None], busy: Callable[[], bool]
+) -> dict[str, Any]:
+    """Times in ms, losses of all steps (warm-up included), CPU time of a step in ms, collectives of
+    a step and their bytes.
 
     Args:
         program: what to time.
@@ -128,7 +143,7 @@ def measure(program: Program, setting: Setting, together: Callable[[str], None],
         busy: whether such a rank must go on, since another one is still being timed.
     """
     losses = [program.step(i)[1] for i in range(setting.warmup)]
-    together('start')
+    together("start")
     cpu, times = time.process_time(), []
     for i in range(setting.warmup, setting.warmup + setting.steps):
         took, loss = program.step(i)
@@ -141,48 +156,67 @@ def measure(program: Program, setting: Setting, together: Callable[[str], None],
     trace = tf.RunMetadata()
     program.step(i, options=tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE), run_metadata=trace)
     counts, carried = collectives(trace)
-    return {'times': times, 'losses': losses, 'cpu_ms': cpu, 'collectives': counts, 'bytes': carried, 'trace': trace}
+    return {
+        "times": times,
+        "losses": losses,
+        "cpu_ms": cpu,
+        "collectives": counts,
+        "bytes": carried,
+        "trace": trace,
+    }
 
 
 def collectives(trace: tf.RunMetadata) -> tuple[dict[str, int], int]:
-    """(how often each of Horovod's collectives ran, the bytes that this rank received by them, its own included)."""
+    """(how often each of Horovod's collectives ran, the bytes that this rank received by them, its
+    own included).
+    """
     counts, carried = collections.Counter[str](), 0
     for device in trace.step_stats.dev_stats:
         for node in device.node_stats:
-            kind = re.search(r'= (Horovod(?:Grouped)?(?:Alltoall|Allreduce|Allgather|Broadcast))\(', node.timeline_label)
+            kind = re.search(
+                r"= (Horovod(?:Grouped)?(?:Alltoall|Allreduce|Allgather|Broadcast))\(",
+                node.timeline_label,
+            )
             if kind:
                 counts[kind[1]] += 1
                 tensors = [x.tensor_description for x in node.output]
-                if 'Alltoall' in kind[1]:
-                    del tensors[1:]     # how many rows came from whom
-                carried += sum(tf.as_dtype(t.dtype).size * int(np.prod([d.size for d in t.shape.dim])) for t in tensors)
+                if "Alltoall" in kind[1]:
+                    del tensors[1:]  # how many rows came from whom
+                carried += sum(
+                    tf.as_dtype(t.dtype).size * int(np.prod([d.size for d in t.shape.dim]))
+                    for t in tensors
+                )
     return dict(counts), carried
 
 
 def save_trace(trace: tf.RunMetadata, path: Path) -> None:
     """For chrome://tracing or Perfetto."""
     from tensorflow.python.client import timeline
+
     path.write_text(timeline.Timeline(trace.step_stats).generate_chrome_trace_format())
 
 
 def peak_rss() -> float:
-    """MB. The kernel's mark of this program; getrusage's may be that of the process that started it."""
-    marks = re.search(r'VmHWM:\s+(\d+) kB', Path('/proc/self/status').read_text())
+    """MB. The kernel's mark of this program; getrusage's may be that of the process that started
+    it.
+    """
+    marks = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert marks
     return int(marks[1]) / 1024
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('program', choices=PROGRAMS)
-    parser.add_argument('folder', type=Path)
-    parser.add_argument('--trace', type=Path, help='folder for a trace of one step')
+    parser.add_argument("program", choices=PROGRAMS)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--trace", type=Path, help="folder for a trace of one step")
     given = parser.parse_args()
     tf.logging.set_verbosity(tf.logging.ERROR)
     tf.disable_eager_execution()
-    rank, name, folder = int(os.environ['RANK']), given.program, given.folder
+    rank, name, folder = int(os.environ["RANK"]), given.program, given.folder
     setting = Setting.load(folder)
-    alone = name == 'plain'                 # the other programs' ranks wait for each other in every step
+    # the other programs' ranks wait for each other in every step
+    alone = name == "plain"
 
     def together(place: str) -> None:
         if alone:
@@ -191,18 +225,18 @@ def main() -> None:
 
     def busy() -> bool:
         if alone:
-            arrive(folder, 'end', rank)
-        return alone and not all_arrived(folder, 'end', setting.ranks)
+            arrive(folder, "end", rank)
+        return alone and not all_arrived(folder, "end", setting.ranks)
 
-    base = psutil.Process().memory_info().rss / 2 ** 20
+    base = psutil.Process().memory_info().rss / 2**20
     with PROGRAMS[name](setting, folder, rank) as program:
         measured = measure(program, setting, together, busy)
         measured.update(peak_rss_mb=peak_rss(), base_rss_mb=base)
-        trace = measured.pop('trace')
+        trace = measured.pop("trace")
         if given.trace:
-            save_trace(trace, given.trace / f'{name}.{rank}.json')
-    (folder / f'{name}.{rank}.json').write_text(json.dumps(measured))
+            save_trace(trace, given.trace / f"{name}.{rank}.json")
+    (folder / f"{name}.{rank}.json").write_text(json.dumps(measured))
 
 
-if __name__ == '__main__':
+if __name__ == "__main__":
     main()

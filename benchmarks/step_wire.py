@@ -1,10 +1,13 @@
-"""The program `wire` of step.py: nothing but the collectives of a step, of the bytes that its data need.
+"""The program `wire` of step.py: nothing but the collectives of a step, of the bytes that its data
+need.
 
-    agreement (allgather of six integers) ──► keys ──► rows ──► gradients (three all-to-alls) and dense gradients (allreduce)
+    agreement (allgather of six integers) ──► keys ──► rows ──► gradients (three all-to-alls) and
+    dense gradients (allreduce)
 
-What travels comes from buffers that are there, and nobody looks at it. What a rank sends to itself goes through the
-all-to-all as well, as in any use of it.
+What travels comes from buffers that are there, and nobody looks at it. What a rank sends to itself
+goes through the all-to-all as well, as in any use of it.
 """
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -24,34 +27,61 @@ class Wire:
     """
 
     def __init__(self, setting: Setting, folder: Path, rank: int):
-        traffic = np.load(folder / 'traffic.npy').astype(np.int32)          # [pool, asker, owner, 2]
-        row_type = tf.as_dtype(setting.scope.get('wire_dtype', 'float32'))
-        gradient_type = tf.as_dtype(setting.scope.get('gradient_wire_dtype', 'float32'))
-        # (words that this rank sends, rows that it gets), both by owner; (rows that it owes), by asker
-        self._words, self._due, self._owed = (tf.placeholder(tf.int32, [setting.ranks]) for _ in range(3))
+        # [pool, asker, owner, 2]
+        traffic = np.load(folder / "traffic.npy").astype(np.int32)
+        row_type = tf.as_dtype(setting.scope.get("wire_dtype", "float32"))
+        gradient_type = tf.as_dtype(setting.scope.get("gradient_wire_dtype", "float32"))
+        # (words that this rank sends, rows that it gets), both by owner; (rows that it owes), by
+        # asker
+        self._words, self._due, self._owed = (
+            tf.placeholder(tf.int32, [setting.ranks]) for _ in range(3)
+        )
         self._header = tf.placeholder(tf.int64, [1, 6])
-        self._feeds = [{self._words: batch[rank, :, 0], self._due: batch[rank, :, 1], self._owed: batch[:, rank, 1],
-                        self._header: np.zeros([1, 6], np.int64)} for batch in traffic]
-        self._expected = [(batch[:, rank, 0].sum(), batch[rank, :, 1].sum(), batch[:, rank, 1].sum()) for batch in traffic]
+        self._feeds = [
+            {
+                self._words: batch[rank, :, 0],
+                self._due: batch[rank, :, 1],
+                self._owed: batch[:, rank, 1],
+                self._header: np.zeros([1, 6], np.int64),
+            }
+            for batch in traffic
+        ]
+        self._expected = [
+            (batch[:, rank, 0].sum(), batch[rank, :, 1].sum(), batch[:, rank, 1].sum())
+            for batch in traffic
+        ]
 
-        # A zero that comes of it, and no control dependency: TensorFlow drops an operation whose values nobody uses.
-        agreed = tf.cast(tf.reduce_sum(hvd.allgather(self._header, name='wire.agreement')), tf.int32)
+        # A zero that comes of it, and no control dependency: TensorFlow drops an operation whose
+        # values nobody uses.
+        agreed = tf.cast(
+            tf.reduce_sum(hvd.allgather(self._header, name="wire.agreement")), tf.int32
+        )
         words = self._words + agreed
-        keys = _alltoall(_buffer('words', [traffic[:, rank, :, 0].sum(1).max()], tf.int64, words), words, 'keys')
+        keys = _alltoall(
+            _buffer("words", [traffic[:, rank, :, 0].sum(1).max()], tf.int64, words), words, "keys"
+        )
         with tf.control_dependencies([keys]):
             owed, due = tf.identity(self._owed), tf.identity(self._due)
-        rows = _alltoall(_buffer('rows', [traffic[:, :, rank, 1].sum(1).max(), setting.dim], row_type, owed), owed, 'rows')
+        rows = _alltoall(
+            _buffer("rows", [traffic[:, :, rank, 1].sum(1).max(), setting.dim], row_type, owed),
+            owed,
+            "rows",
+        )
         with tf.control_dependencies([rows]):
             due = tf.identity(due)
             zero = tf.zeros([], tf.float32)
         most = traffic[:, rank, :, 1].sum(1).max()
-        gradients = _alltoall(_buffer('gradients', [most, setting.dim], gradient_type, due), due, 'gradients')
+        gradients = _alltoall(
+            _buffer("gradients", [most, setting.dim], gradient_type, due), due, "gradients"
+        )
         received = tf.stack([tf.shape(x)[0] for x in (keys, rows, gradients)])
         self.fetches: list[Any] = [received, gradients.op]
         if setting.dense_parameters():
             size = [setting.dense_parameters()]
-            dense = tf.get_variable('dense', size, use_resource=True, initializer=tf.zeros_initializer())
-            self.fetches.append(hvd.allreduce(dense + zero, op=hvd.Sum, name='wire.dense').op)
+            dense = tf.get_variable(
+                "dense", size, use_resource=True, initializer=tf.zeros_initializer()
+            )
+            self.fetches.append(hvd.allreduce(dense + zero, op=hvd.Sum, name="wire.dense").op)
 
     def feed(self, step: int) -> dict[Any, Any]:
         return self._feeds[step % len(self._feeds)]
@@ -60,15 +90,18 @@ class Wire:
         """Sees that all has arrived; there is no loss."""
         expected = self._expected[step % len(self._expected)]
         if tuple(fetched[0]) != expected:
-            raise RuntimeError(f'step {step}: (keys, rows, gradients) should be {expected}, but {tuple(fetched[0])} arrived.')
+            raise RuntimeError(
+                f"step {step}: (keys, rows, gradients) should be {expected}, but "
+                f"{tuple(fetched[0])} arrived."
+            )
         return 0.0
 
 
 def _buffer(name: str, shape: list[Any], dtype: tf.DType, splits: tf.Tensor) -> tf.Tensor:
     """The first sum(splits) rows of a variable of `shape`: they aren't copied."""
     buffer = tf.get_variable(name, shape, dtype, tf.zeros_initializer(), use_resource=True)
-    return buffer.read_value()[:tf.reduce_sum(splits)]
+    return buffer.read_value()[: tf.reduce_sum(splits)]
 
 
 def _alltoall(x: tf.Tensor, splits: tf.Tensor, name: str) -> tf.Tensor:
-    return hvd.alltoall(x, splits=splits, name=f'wire.{name}')[0]
+    return hvd.alltoall(x, splits=splits, name=f"wire.{name}")[0]

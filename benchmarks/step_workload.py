@@ -1,14 +1,19 @@
-"""The workload of step.py: sizes of the tables, batches of ids, and what has to travel for them. NumPy only.
+"""The workload of step.py: sizes of the tables, batches of ids, and what has to travel for them.
+NumPy only.
 
-Symbols: N ranks, F features, each with a table of its own, B samples a rank, D the tables' dimension, K ids of a batch.
+Symbols: N ranks, F features, each with a table of its own, B samples a rank, D the tables'
+dimension, K ids of a batch.
 
-The tables have the sizes of Criteo-Kaggle's 26 categorical features, clipped to [100, 1,000,000]. Ids follow Zipf's law with
-exponent 1.05 and are scattered over the table by a fixed permutation. Samples have one id for each feature, or a number of them
-that is drawn uniformly (from 1 to 10, say), to be sum-pooled.
+The tables have the sizes of Criteo-Kaggle's 26 categorical features, clipped to [100, 1,000,000].
+Ids follow Zipf's law with exponent 1.05 and are scattered over the table by a fixed permutation.
+Samples have one id for each feature, or a number of them that is drawn uniformly (from 1 to 10,
+say), to be sum-pooled.
 
-With F > 26 the same number of ids, and about as many rows, are spread over F tables: sizes repeat, each divided by F / 26 (not
-below 100), and a rank takes B × 26 / F samples. With F < 26 there are as many samples, and fewer ids.
+With F > 26 the same number of ids, and about as many rows, are spread over F tables: sizes repeat,
+each divided by F / 26 (not below 100), and a rank takes B × 26 / F samples. With F < 26 there are
+as many samples, and fewer ids.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -19,13 +24,41 @@ from typing import Any
 
 import numpy as np
 
-CRITEO_ROWS = (1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10, 5652,
-               2173, 4, 7046547, 18, 15, 286181, 105, 142572)
+CRITEO_ROWS = (
+    1460,
+    583,
+    10131227,
+    2202608,
+    305,
+    24,
+    12517,
+    633,
+    3,
+    93145,
+    5683,
+    8351593,
+    3194,
+    27,
+    14992,
+    5461306,
+    10,
+    5652,
+    2173,
+    4,
+    7046547,
+    18,
+    15,
+    286181,
+    105,
+    142572,
+)
 FEATURES = len(CRITEO_ROWS)
 FEWEST_ROWS = 100
-DENSE_FEATURES = 13                     # numbers of a sample that enter the network beside the embeddings
-BOTTOM, TOP = (512, 256), (512, 256)    # hidden layers of the network; the bottom one ends in D units, the top one in 1
-SLOTS = {'adagrad': 1, 'ftrl': 2, 'sgd': 0}
+# numbers of a sample that enter the network beside the embeddings
+DENSE_FEATURES = 13
+# hidden layers of the network; the bottom one ends in D units, the top one in 1
+BOTTOM, TOP = (512, 256), (512, 256)
+SLOTS = {"adagrad": 1, "ftrl": 2, "sgd": 0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +69,8 @@ class Setting:
         ranks: N.
         tables: F.
         dim: D.
-        ids: the smallest and the largest number of ids of a sample and feature. (1, 1): plain lookups, nothing is pooled.
+        ids: the smallest and the largest number of ids of a sample and feature. (1, 1): plain
+            lookups, nothing is pooled.
         batch: samples of all ranks together, with up to 26 tables; see `samples`.
         backend: COLLECTIVE_STRATEGY.
         optimizer: of SLOTS.
@@ -50,15 +84,16 @@ class Setting:
         inter_op: threads that run operations.
         scope: options of scope().
     """
+
     ranks: int = 2
     tables: int = FEATURES
     dim: int = 16
     ids: tuple[int, int] = (1, 1)
     batch: int = 8192
-    backend: str = 'hb'
-    optimizer: str = 'adagrad'
-    network: str = 'none'
-    input: str = 'feed'
+    backend: str = "hb"
+    optimizer: str = "adagrad"
+    network: str = "none"
+    input: str = "feed"
     steps: int = 40
     warmup: int = 10
     zipf: float = 1.05
@@ -82,15 +117,23 @@ class Setting:
         """Of each table."""
         shrink = max(1.0, self.tables / FEATURES)
         clipped = [min(max(rows, FEWEST_ROWS), 1_000_000) for rows in CRITEO_ROWS]
-        return [min(max(int(clipped[f % FEATURES] / shrink), self.min_rows), self.max_rows) for f in range(self.tables)]
+        return [
+            min(max(int(clipped[f % FEATURES] / shrink), self.min_rows), self.max_rows)
+            for f in range(self.tables)
+        ]
 
     def shard_bytes(self) -> int:
         """Of one rank's shards with the optimizer's slots, float32."""
-        return sum(-(-rows // self.ranks) for rows in self.rows()) * self.dim * 4 * (1 + SLOTS[self.optimizer])
+        return (
+            sum(-(-rows // self.ranks) for rows in self.rows())
+            * self.dim
+            * 4
+            * (1 + SLOTS[self.optimizer])
+        )
 
     def layers(self) -> list[tuple[int, int]]:
         """(inputs, units) of the network's layers, bottom ones first."""
-        if self.network == 'none':
+        if self.network == "none":
             return []
         vectors = self.tables + 1
         bottom = [DENSE_FEATURES, *BOTTOM, self.dim]
@@ -102,29 +145,35 @@ class Setting:
         return sum(inputs * units + units for inputs, units in self.layers())
 
     def save(self, folder: Path) -> None:
-        (folder / 'setting.json').write_text(json.dumps(dataclasses.asdict(self)))
+        (folder / "setting.json").write_text(json.dumps(dataclasses.asdict(self)))
 
     @classmethod
     def load(cls, folder: Path) -> Setting:
-        read = json.loads((folder / 'setting.json').read_text())
-        return cls(**{**read, 'ids': tuple(read['ids'])})
+        read = json.loads((folder / "setting.json").read_text())
+        return cls(**{**read, "ids": tuple(read["ids"])})
 
 
 def shapes(setting: Setting) -> dict[str, tuple[str, list[int | None]]]:
     """(dtype, shape) of the arrays that a batch consists of.
 
-        ids      [F, B], or pooled [K], feature by feature and sample by sample
-        indices  [K, 2], pooled only: (sample, position) of each id, as in a `tf.SparseTensor`
-        sizes    [F], pooled only: how many ids each feature has
-        label    [B, 1], 0 or 1
-        dense    [B, 13], with a network only
+    ids      [F, B], or pooled [K], feature by feature and sample by sample
+    indices  [K, 2], pooled only: (sample, position) of each id, as in a `tf.SparseTensor`
+    sizes    [F], pooled only: how many ids each feature has
+    label    [B, 1], 0 or 1
+    dense    [B, 13], with a network only
     """
-    out: dict[str, tuple[str, list[int | None]]] = {'ids': ('int64', [setting.tables, setting.samples])}
+    out: dict[str, tuple[str, list[int | None]]] = {
+        "ids": ("int64", [setting.tables, setting.samples])
+    }
     if setting.pooled:
-        out = {'ids': ('int64', [None]), 'indices': ('int64', [None, 2]), 'sizes': ('int64', [setting.tables])}
-    out['label'] = ('float32', [setting.samples, 1])
+        out = {
+            "ids": ("int64", [None]),
+            "indices": ("int64", [None, 2]),
+            "sizes": ("int64", [setting.tables]),
+        }
+    out["label"] = ("float32", [setting.samples, 1])
     if setting.layers():
-        out['dense'] = ('float32', [setting.samples, DENSE_FEATURES])
+        out["dense"] = ("float32", [setting.samples, DENSE_FEATURES])
     return out
 
 
@@ -146,15 +195,15 @@ def batches(setting: Setting, rank: int) -> Iterator[dict[str, np.ndarray]]:
             drawn = np.minimum(np.searchsorted(shares, rng.random(counts)), rows - 1)
             part.append(ids[drawn].astype(np.int64))
     for part, counts in zip(parts, lengths):
-        batch = {'ids': np.concatenate(part)}
+        batch = {"ids": np.concatenate(part)}
         if setting.pooled:
-            batch['indices'] = np.concatenate([_indices(samples) for samples in counts])
-            batch['sizes'] = counts.sum(1).astype(np.int64)
+            batch["indices"] = np.concatenate([_indices(samples) for samples in counts])
+            batch["sizes"] = counts.sum(1).astype(np.int64)
         else:
-            batch['ids'] = batch['ids'].reshape(setting.tables, setting.samples)
-        batch['label'] = rng.integers(0, 2, (setting.samples, 1)).astype(np.float32)
+            batch["ids"] = batch["ids"].reshape(setting.tables, setting.samples)
+        batch["label"] = rng.integers(0, 2, (setting.samples, 1)).astype(np.float32)
         if setting.layers():
-            batch['dense'] = rng.random((setting.samples, DENSE_FEATURES), np.float32)
+            batch["dense"] = rng.random((setting.samples, DENSE_FEATURES), np.float32)
         yield batch
 
 
@@ -165,23 +214,27 @@ def _indices(counts: np.ndarray) -> np.ndarray:
     return np.stack([samples, np.arange(len(samples), dtype=np.int64) - first[samples]], 1)
 
 
-def by_feature(setting: Setting, batch: dict[str, np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:
+def by_feature(
+    setting: Setting, batch: dict[str, np.ndarray]
+) -> list[tuple[np.ndarray, np.ndarray]]:
     """(ids, the sample of each) of each feature."""
     if not setting.pooled:
-        return [(ids, np.arange(setting.samples)) for ids in batch['ids']]
-    ends = np.cumsum(batch['sizes'])[:-1]
-    return list(zip(np.split(batch['ids'], ends), np.split(batch['indices'][:, 0], ends)))
+        return [(ids, np.arange(setting.samples)) for ids in batch["ids"]]
+    ends = np.cumsum(batch["sizes"])[:-1]
+    return list(zip(np.split(batch["ids"], ends), np.split(batch["indices"][:, 0], ends)))
 
 
 def traffic(setting: Setting, batch: dict[str, np.ndarray]) -> np.ndarray:
-    """What a rank needs for a batch: [N, 2] int64, by owner: words of 8 bytes that it sends, rows that it gets back.
+    """What a rank needs for a batch: [N, 2] int64, by owner: words of 8 bytes that it sends, rows
+    that it gets back.
 
-    hb, and sok where nothing is pooled: each distinct key of a table, and its row. sok: each key, four bytes for the number of
+    hb, and sok where nothing is pooled: each distinct key of a table, and its row. sok: each key,
+        four bytes for the number of
     keys of each (sample, feature) that has some on that owner, and one row for each of these.
     """
     ranks, out = setting.ranks, np.zeros([setting.ranks, 2], np.int64)
     for ids, samples in by_feature(setting, batch):
-        if setting.backend == 'sok' and setting.pooled:
+        if setting.backend == "sok" and setting.pooled:
             keys = np.bincount(ids % ranks, minlength=ranks)
             rows = np.bincount(np.unique(samples * ranks + ids % ranks) % ranks, minlength=ranks)
             out += np.stack([keys + (rows + 1) // 2, rows], 1)
@@ -191,22 +244,31 @@ def traffic(setting: Setting, batch: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def write(setting: Setting, folder: Path) -> None:
-    """Everything that the ranks read: the setting, all batches, and `traffic` of all of them, [pool, N askers, N owners, 2]."""
+    """Everything that the ranks read: the setting, all batches, and `traffic` of all of them,
+    [pool, N askers, N owners, 2].
+    """
     setting.save(folder)
     counted = np.zeros([setting.pool, setting.ranks, setting.ranks, 2], np.int64)
     for rank in range(setting.ranks):
         for i, batch in enumerate(batches(setting, rank)):
             counted[i, rank] = traffic(setting, batch)
             for name, array in batch.items():
-                np.save(folder / f'{name}.{rank}.{i}.npy', array)
-    np.save(folder / 'traffic.npy', counted)
+                np.save(folder / f"{name}.{rank}.{i}.npy", array)
+    np.save(folder / "traffic.npy", counted)
 
 
 def read(setting: Setting, folder: Path, rank: int) -> list[dict[str, np.ndarray]]:
-    """The rank's batches, mapped into memory: that starts them on 64 bytes, so that TensorFlow takes them without a copy."""
-    out = [{name: np.load(folder / f'{name}.{rank}.{i}.npy', mmap_mode='r') for name in shapes(setting)}
-           for i in range(setting.pool)]
+    """The rank's batches, mapped into memory: that starts them on 64 bytes, so that TensorFlow
+    takes them without a copy.
+    """
+    out = [
+        {
+            name: np.load(folder / f"{name}.{rank}.{i}.npy", mmap_mode="r")
+            for name in shapes(setting)
+        }
+        for i in range(setting.pool)
+    ]
     for batch in out:
         for array in batch.values():
-            array.max()         # reads every page, before anything is timed
+            array.max()  # reads every page, before anything is timed
     return out

@@ -1,4 +1,5 @@
-"""Synchronous training of recommendation models with TensorFlow on several ranks, their embedding tables sharded.
+"""Synchronous training of recommendation models with TensorFlow on several ranks, their embedding
+tables sharded.
 
     from collective import CollectiveStrategy
 
@@ -10,6 +11,7 @@
 
 Importing this package loads no TensorFlow; the first use of a name does.
 """
+
 from __future__ import annotations
 
 import importlib
@@ -23,22 +25,40 @@ if TYPE_CHECKING:
     from collective.tables.dynamic import DynamicTable
     from collective.tables.table import Table
 
-__all__ = ['CollectiveStrategy', 'DynamicTable', 'RankError', 'ReplicaError', 'Table', 'TableError', 'embedding_sizes',
-           'get_embedding_variable', 'group_embedding_lookup', 'group_embedding_lookup_sparse']
-__version__ = '0.1.0'
-_MODULES = {'CollectiveStrategy': 'strategy', 'DynamicTable': 'tables.dynamic', 'RankError': 'errors', 'ReplicaError': 'errors',
-            'Table': 'tables.table', 'TableError': 'errors', 'embedding_sizes': 'embedding_variable',
-            'get_embedding_variable': 'embedding_variable', 'group_embedding_lookup': 'group_embedding',
-            'group_embedding_lookup_sparse': 'group_embedding'}
-_SUBMODULES = frozenset({'checkpoint', 'feature_column'})
+__all__ = [
+    "CollectiveStrategy",
+    "DynamicTable",
+    "RankError",
+    "ReplicaError",
+    "Table",
+    "TableError",
+    "embedding_sizes",
+    "get_embedding_variable",
+    "group_embedding_lookup",
+    "group_embedding_lookup_sparse",
+]
+__version__ = "0.1.0"
+_MODULES = {
+    "CollectiveStrategy": "strategy",
+    "DynamicTable": "tables.dynamic",
+    "RankError": "errors",
+    "ReplicaError": "errors",
+    "Table": "tables.table",
+    "TableError": "errors",
+    "embedding_sizes": "embedding_variable",
+    "get_embedding_variable": "embedding_variable",
+    "group_embedding_lookup": "group_embedding",
+    "group_embedding_lookup_sparse": "group_embedding",
+}
+_SUBMODULES = frozenset({"checkpoint", "feature_column"})
 
 
 def __getattr__(name: str) -> Any:
     if name in _SUBMODULES:
-        return importlib.import_module(f'{__name__}.{name}')
+        return importlib.import_module(f"{__name__}.{name}")
     if name not in _MODULES:
-        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-    return getattr(importlib.import_module(f'{__name__}.{_MODULES[name]}'), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -1,9 +1,11 @@
 """Moving averages, which TensorFlow keeps by functions of its own.
 
-Those of variables need no exchange: replicated variables are alike on all ranks already, and the average of a table is sharded
-as the table is. Those of tensors (a loss; the mean of a batch, in batch normalisation, where each rank normalises by its own)
-are of the mean of the ranks' tensors, so that the averages stay alike, too.
+Those of variables need no exchange: replicated variables are alike on all ranks already, and the
+average of a table is sharded as the table is. Those of tensors (a loss; the mean of a batch, in
+batch normalisation, where each rank normalises by its own) are of the mean of the ranks' tensors,
+so that the averages stay alike, too.
 """
+
 from __future__ import annotations
 
 from typing import Any
@@ -16,7 +18,9 @@ from collective.tables import whole
 from collective.tables.table import Sharded, shard_view
 
 
-def assign_moving_average(original: Any, variable: Any, value: Any, decay: Any, *args: Any, **kwargs: Any) -> Any:
+def assign_moving_average(
+    original: Any, variable: Any, value: Any, decay: Any, *args: Any, **kwargs: Any
+) -> Any:
     """`moving_averages.assign_moving_average`: of a tensor, towards the mean of the ranks' tensors."""
     return original(variable, alike(variable, value), decay, *args, **kwargs)
 
@@ -27,12 +31,14 @@ def of_layer(original: Any, layer: Any, variable: Any, value: Any, *args: Any) -
 
 
 def apply_average(original: Any, average: Any, var_list: Any = None) -> tf.Operation:
-    """`ExponentialMovingAverage.apply`: the average of a table is sharded as the table is, and looked up as one."""
+    """`ExponentialMovingAverage.apply`: the average of a table is sharded as the table is, and
+    looked up as one.
+    """
     listed = tf.trainable_variables() if var_list is None else list(var_list)
     tables = [v for v in listed if isinstance(v, Sharded)]
     for table in tables:
         if table.rows is None:
-            table.refuse('tf.train.ExponentialMovingAverage')
+            table.refuse("tf.train.ExponentialMovingAverage")
     if communication.size() == 1 or not tables:
         return original(average, var_list)
     with tf.control_dependencies([whole.agreed(tables[0], average.name)]), shard_view():

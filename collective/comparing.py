@@ -1,11 +1,14 @@
 """Whether replicated variables are still equal on all ranks: scope(check=k).
 
-    every k-th training run of a session ──► this rank's checksums ──► a meeting ──► an error on all ranks, or on none
+    every k-th training run of a session ──► this rank's checksums ──► a meeting ──► an error on all
+    ranks, or on none
 
-They start equal, every rank applies the same updates to them, and what a script assigns becomes the mean over ranks (see
-`collective.alike`). Whatever else it does to them (it feeds, or runs, something else on one rank) makes replicas drift apart,
-and nobody would notice before the numbers are wrong.
+They start equal, every rank applies the same updates to them, and what a script assigns becomes the
+mean over ranks (see `collective.alike`). Whatever else it does to them (it feeds, or runs,
+something else on one rank) makes replicas drift apart, and nobody would notice before the numbers
+are wrong.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -22,15 +25,19 @@ from collective.ranks import meeting, runs
 from collective.tables.lazy import run_here
 from collective.written import written_in
 
-USUAL = 100         # training runs, for scope(check=True)
-FIRST = 5           # variables that an error names
+USUAL = 100  # training runs, for scope(check=True)
+FIRST = 5  # variables that an error names
 
 
 def check(options: Mapping[str, Any]) -> None:
-    """Raises ValueError for scope(check=…) that is neither a truth value nor a number of training runs."""
-    given = options.get('check', False)
+    """Raises ValueError for scope(check=…) that is neither a truth value nor a number of training
+    runs.
+    """
+    given = options.get("check", False)
     if not isinstance(given, int) or given < 0:
-        raise ValueError(f'scope(check=…) is True, False or a number of training runs, not {given!r}.')
+        raise ValueError(
+            f"scope(check=…) is True, False or a number of training runs, not {given!r}."
+        )
 
 
 def every(option: Any) -> int:
@@ -39,7 +46,8 @@ def every(option: Any) -> int:
 
 
 def after_training(session: Any, runs_between: int) -> None:
-    """Called on every rank after a training run of `session`. After every `runs_between`-th of them ranks compare.
+    """Called on every rank after a training run of `session`. After every `runs_between`-th of them
+    ranks compare.
 
     Raises:
         ReplicaError: a replicated variable isn't equal on all ranks; on every rank.
@@ -47,22 +55,38 @@ def after_training(session: Any, runs_between: int) -> None:
     """
     if communication.size() == 1:
         return
-    number = session.__dict__['_collective_trained'] = session.__dict__.get('_collective_trained', 0) + 1
+    number = session.__dict__["_collective_trained"] = (
+        session.__dict__.get("_collective_trained", 0) + 1
+    )
     if number % runs_between:
         return
-    told = meeting.together(session, f'compares replicated variables after training run {number} (scope(check={runs_between}))',
-                            lambda: {str(v.name): _checksum(session, v) for v in _compared(session.graph)})
+    told = meeting.together(
+        session,
+        f"compares replicated variables after training run {number} (scope(check={runs_between}))",
+        lambda: {str(v.name): _checksum(session, v) for v in _compared(session.graph)},
+    )
     odd = [name for name in told[0] if len({mine.get(name) for mine in told} - {None}) > 1]
     if odd:
-        raise ReplicaError(_says(number, {name: [mine.get(name, '') for mine in told] for name in odd[:FIRST]},
-                                 len(odd) - FIRST, runs_between))
+        raise ReplicaError(
+            _says(
+                number,
+                {name: [mine.get(name, "") for mine in told] for name in odd[:FIRST]},
+                len(odd) - FIRST,
+                runs_between,
+            )
+        )
 
 
 def _compared(graph: tf.Graph) -> list[Any]:
-    """Replicated variables, and those that averages of all ranks are in, though a layer says that each rank has its own."""
+    """Replicated variables, and those that averages of all ranks are in, though a layer says that
+    each rank has its own.
+    """
     averaged, found = written_in(graph).averaged, replicated(graph)
-    return found + [v for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
-                    if runs.memory(v) in averaged and not any(v is x for x in found)]
+    return found + [
+        v
+        for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
+        if runs.memory(v) in averaged and not any(v is x for x in found)
+    ]
 
 
 def _checksum(session: Any, variable: Any) -> str:
@@ -70,24 +94,36 @@ def _checksum(session: Any, variable: Any) -> str:
     try:
         value = np.ascontiguousarray(run_here(session, variable))
     except tf.errors.FailedPreconditionError:
-        return 'not initialized'
-    digest = hashlib.blake2b(f'{value.dtype} {value.shape}'.encode(), digest_size=12)
+        return "not initialized"
+    digest = hashlib.blake2b(f"{value.dtype} {value.shape}".encode(), digest_size=12)
     digest.update(value.reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
 
 
 def _says(number: int, sums: Mapping[str, Sequence[str]], more: int, runs_between: int) -> str:
     """The error: which variables, and which ranks have which value of them."""
-    named = ', '.join(f"'{name}' ({_groups(of)})" for name, of in sums.items()) + (f' and {more} more' if more > 0 else '')
-    closer = ' scope(check=1) finds the first run after which they differ.' if runs_between > 1 else ''
-    return (f'After training run {number} of this session replicated variables are not equal on all ranks any more: {named}. '
-            "Usually one was updated from what only this rank knows (integers that count its part of the data; its rank; "
-            "numbers that NumPy or Python drew without a seed) or loaded on some ranks only. "
-            'Update it from what all ranks have: horovod.tensorflow.allreduce(x) is the mean of their x. Or make what is meant '
-            f"to be each rank's own a local variable: collections=[tf.GraphKeys.LOCAL_VARIABLES].{closer}")
+    named = ", ".join(f"'{name}' ({_groups(of)})" for name, of in sums.items()) + (
+        f" and {more} more" if more > 0 else ""
+    )
+    closer = (
+        " scope(check=1) finds the first run after which they differ." if runs_between > 1 else ""
+    )
+    return (
+        f"After training run {number} of this session replicated variables are not equal on "
+        f"all ranks any more: {named}. "
+        "Usually one was updated from what only this rank knows (integers that count its part "
+        "of the data; its rank; "
+        "numbers that NumPy or Python drew without a seed) or loaded on some ranks only. "
+        "Update it from what all ranks have: horovod.tensorflow.allreduce(x) is the mean of "
+        "their x. Or make what is meant "
+        f"to be each rank's own a local variable: "
+        f"collections=[tf.GraphKeys.LOCAL_VARIABLES].{closer}"
+    )
 
 
 def _groups(sums: Sequence[str]) -> str:
     """Which ranks have the same."""
-    return ' | '.join('rank ' + ', '.join(str(r) for r, mine in enumerate(sums) if mine == value)
-                      for value in dict.fromkeys(sums))
+    return " | ".join(
+        "rank " + ", ".join(str(r) for r, mine in enumerate(sums) if mine == value)
+        for value in dict.fromkeys(sums)
+    )

@@ -9,8 +9,12 @@ class RankError(RuntimeError):
 
 
 class ReplicaError(RuntimeError):
-    """Replicated variables are not equal on all ranks any more (`scope(check=…)`); raised on every rank, after the run."""
+    """Replicated variables are not equal on all ranks any more (`scope(check=…)`); raised on every
+    rank, after the run.
+    """
 
 
 class TableError(TypeError):
-    """A table was used in a way that would have shown one rank's shard as if it were the whole table."""
+    """A table was used in a way that would have shown one rank's shard as if it were the whole
+    table.
+    """

@@ -1,4 +1,7 @@
-"""A categorical feature without a vocabulary, for `tf.feature_column.embedding_column` and `shared_embedding_columns`."""
+"""A categorical feature without a vocabulary, for `tf.feature_column.embedding_column` and
+`shared_embedding_columns`.
+"""
+
 from __future__ import annotations
 
 import collections
@@ -16,7 +19,8 @@ from collective.ops import keys
 
 @contextlib.contextmanager
 def group_embedding_column_scope(name: str | None = None) -> Iterator[None]:
-    """DeepRec's: the embedding columns that are made inside are looked up together, as all of them are anyway.
+    """DeepRec's: the embedding columns that are made inside are looked up together, as all of them
+    are anyway.
 
     Args:
         name: no effect.
@@ -25,23 +29,27 @@ def group_embedding_column_scope(name: str | None = None) -> Iterator[None]:
     yield
 
 
-def categorical_column_with_embedding(key: str, dtype: tf.DType = tf.int64, partition_num: int | None = None,
-                                      ev_option: Any = None) -> EmbeddingCategoricalColumn:
-    """A column of keys that are looked up as they are: no hashing into buckets, no vocabulary. The signature is DeepRec's.
+def categorical_column_with_embedding(
+    key: str, dtype: tf.DType = tf.int64, partition_num: int | None = None, ev_option: Any = None
+) -> EmbeddingCategoricalColumn:
+    """A column of keys that are looked up as they are: no hashing into buckets, no vocabulary. The
+    signature is DeepRec's.
 
         user = collective.feature_column.categorical_column_with_embedding('user')
         columns = [tf.feature_column.embedding_column(user, dimension=16)]
 
-    Inside strategy.scope() the embedding is a dynamic table, whether in embedding_scope() or not. Any int64 is a key, also -1
-    in a dense tensor, which other columns take for a missing value. Of strings '' is missing, as in TensorFlow's columns;
-    they become keys by `collective.ops.keys.of_strings`. `tf.feature_column.weighted_categorical_column` takes it, too;
+    Inside strategy.scope() the embedding is a dynamic table, whether in embedding_scope() or not.
+    Any int64 is a key, also -1 in a dense tensor, which other columns take for a missing value. Of
+    strings '' is missing, as in TensorFlow's columns; they become keys by
+    `collective.ops.keys.of_strings`. `tf.feature_column.weighted_categorical_column` takes it, too;
     indicator and crossed columns need a number of buckets and don't.
 
     Args:
         key: the feature's name.
         dtype: tf.int64, tf.int32 or tf.string: of the feature. (DeepRec's default is tf.string.)
         partition_num: no effect: the table is sharded over all ranks anyway.
-        ev_option: DeepRec's options of admission, eviction and storage: accepted, no effect yet, which a warning says.
+        ev_option: DeepRec's options of admission, eviction and storage: accepted, no effect yet,
+            which a warning says.
 
     Raises:
         ValueError: another dtype.
@@ -51,13 +59,19 @@ def categorical_column_with_embedding(key: str, dtype: tf.DType = tf.int64, part
         warn_of_option(f"categorical_column_with_embedding('{key}')")
     dtype = tf.as_dtype(dtype)
     if dtype not in (tf.int64, tf.int32, tf.string):
-        raise ValueError(f"categorical_column_with_embedding('{key}'): dtype is tf.int64, tf.int32 or tf.string, "
-                         f'not {dtype.name}.')
+        raise ValueError(
+            f"categorical_column_with_embedding('{key}'): dtype is tf.int64, "
+            f"tf.int32 or tf.string, "
+            f"not {dtype.name}."
+        )
     return EmbeddingCategoricalColumn(key, dtype)
 
 
-class EmbeddingCategoricalColumn(v2.CategoricalColumn, v1._CategoricalColumn,
-                                 collections.namedtuple('EmbeddingCategoricalColumn', ('key', 'dtype'))):
+class EmbeddingCategoricalColumn(
+    v2.CategoricalColumn,
+    v1._CategoricalColumn,
+    collections.namedtuple("EmbeddingCategoricalColumn", ("key", "dtype")),
+):
     """See `categorical_column_with_embedding`."""
 
     @property
@@ -79,35 +93,58 @@ class EmbeddingCategoricalColumn(v2.CategoricalColumn, v1._CategoricalColumn,
 
     def _keys(self, given: Any) -> tf.SparseTensor:
         check_scope(f"categorical_column_with_embedding('{self.key}')")
-        given = tf.convert_to_tensor_or_sparse_tensor(given) if not hasattr(given, 'to_sparse') else given.to_sparse()
-        if (given.dtype == tf.string) != (self.dtype == tf.string) or not (given.dtype.is_integer or given.dtype == tf.string):
-            raise ValueError(f"feature '{self.key}' is {given.dtype.name}, but categorical_column_with_embedding('{self.key}') "
-                             f'has dtype {self.dtype.name}.')
+        given = (
+            tf.convert_to_tensor_or_sparse_tensor(given)
+            if not hasattr(given, "to_sparse")
+            else given.to_sparse()
+        )
+        if (given.dtype == tf.string) != (self.dtype == tf.string) or not (
+            given.dtype.is_integer or given.dtype == tf.string
+        ):
+            raise ValueError(
+                f"feature '{self.key}' is {given.dtype.name}, but "
+                f"categorical_column_with_embedding('{self.key}') "
+                f"has dtype {self.dtype.name}."
+            )
         if not isinstance(given, tf.SparseTensor):
-            there = tf.not_equal(given, '') if given.dtype == tf.string else tf.fill(tf.shape(given), True)
+            there = (
+                tf.not_equal(given, "")
+                if given.dtype == tf.string
+                else tf.fill(tf.shape(given), True)
+            )
             places = tf.where(there)
-            given = tf.SparseTensor(places, tf.gather_nd(given, places), tf.shape(given, out_type=tf.int64))
-        values = keys.of_strings(given.values) if given.dtype == tf.string else tf.cast(given.values, tf.int64)
+            given = tf.SparseTensor(
+                places, tf.gather_nd(given, places), tf.shape(given, out_type=tf.int64)
+            )
+        values = (
+            keys.of_strings(given.values)
+            if given.dtype == tf.string
+            else tf.cast(given.values, tf.int64)
+        )
         return tf.SparseTensor(given.indices, values, given.dense_shape)
 
     def transform_feature(self, transformation_cache: Any, state_manager: Any) -> tf.SparseTensor:
         return self._keys(transformation_cache.get(self.key, state_manager))
 
     def get_sparse_tensors(self, transformation_cache: Any, state_manager: Any) -> Any:
-        return v2.CategoricalColumn.IdWeightPair(transformation_cache.get(self, state_manager), None)
+        return v2.CategoricalColumn.IdWeightPair(
+            transformation_cache.get(self, state_manager), None
+        )
 
     @property
     def parents(self) -> list[str]:
         return [self.key]
 
     def get_config(self) -> dict[str, Any]:
-        return {'key': self.key, 'dtype': self.dtype.name}
+        return {"key": self.key, "dtype": self.dtype.name}
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None, columns_by_name: Any = None) -> Any:
-        return cls(config['key'], tf.as_dtype(config['dtype']))
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Any = None, columns_by_name: Any = None
+    ) -> Any:
+        return cls(config["key"], tf.as_dtype(config["dtype"]))
 
-    # -- the first version of feature columns, tf.feature_column.input_layer ------------------------------------------------
+    # -- the first version of feature columns, tf.feature_column.input_layer
 
     @property
     def _parse_example_spec(self) -> dict[str, Any]:
@@ -120,16 +157,22 @@ class EmbeddingCategoricalColumn(v2.CategoricalColumn, v1._CategoricalColumn,
     def _transform_feature(self, inputs: Any) -> tf.SparseTensor:
         return self._keys(inputs.get(self.key))
 
-    def _get_sparse_tensors(self, inputs: Any, weight_collections: Any = None, trainable: Any = None) -> Any:
+    def _get_sparse_tensors(
+        self, inputs: Any, weight_collections: Any = None, trainable: Any = None
+    ) -> Any:
         return v2.CategoricalColumn.IdWeightPair(inputs.get(self), None)
 
 
 def indicator_column(original: Any, categorical_column: Any) -> Any:
     """`tf.feature_column.indicator_column`."""
     inner = categorical_column
-    while hasattr(inner, 'categorical_column'):
+    while hasattr(inner, "categorical_column"):
         inner = inner.categorical_column
     if isinstance(inner, EmbeddingCategoricalColumn):
-        raise ValueError(f"indicator_column of categorical_column_with_embedding('{inner.key}'): a column without a vocabulary "
-                         'has no number of buckets. Use embedding_column, or a column with a vocabulary or hash buckets.')
+        raise ValueError(
+            f"indicator_column of categorical_column_with_embedding('{inner.key}'): "
+            f"a column without a vocabulary "
+            "has no number of buckets. Use embedding_column, or a column with a "
+            "vocabulary or hash buckets."
+        )
     return original(categorical_column)

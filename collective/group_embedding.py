@@ -1,7 +1,9 @@
-"""DeepRec's grouped lookups. Every lookup inside strategy.scope() is grouped, asked or not: these are other ways to write them.
+"""DeepRec's grouped lookups. Every lookup inside strategy.scope() is grouped, asked or not: these
+are other ways to write them.
 
 Source: DeepRec's `tf.nn.group_embedding_lookup_sparse` and `tf.nn.group_embedding_lookup`.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -10,10 +12,16 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 
-def group_embedding_lookup_sparse(params: Sequence[Any], sp_ids: Sequence[Any], combiners: Sequence[str],
-                                  sp_weights: Sequence[Any] | None = None, partition_strategy: str = 'mod',
-                                  is_sequence: bool = False, params_num_per_group: int | None = None, name: str | None = None
-                                  ) -> list[tf.Tensor]:
+def group_embedding_lookup_sparse(
+    params: Sequence[Any],
+    sp_ids: Sequence[Any],
+    combiners: Sequence[str],
+    sp_weights: Sequence[Any] | None = None,
+    partition_strategy: str = "mod",
+    is_sequence: bool = False,
+    params_num_per_group: int | None = None,
+    name: str | None = None,
+) -> list[tf.Tensor]:
     """Looks up in several tables, each with ids of its own.
 
     Args:
@@ -26,7 +34,8 @@ def group_embedding_lookup_sparse(params: Sequence[Any], sp_ids: Sequence[Any], 
         name: of the operations.
 
     Returns:
-        L tensors: [B, D], zeros for samples without ids (see `tf.nn.safe_embedding_lookup_sparse`); for sequences [B, T, D],
+        L tensors: [B, D], zeros for samples without ids (see `tf.nn.safe_embedding_lookup_sparse`);
+            for sequences [B, T, D],
         zeros where there is no id.
 
     Raises:
@@ -35,20 +44,28 @@ def group_embedding_lookup_sparse(params: Sequence[Any], sp_ids: Sequence[Any], 
     del partition_strategy, params_num_per_group
     weights = [None] * len(params) if sp_weights is None else list(sp_weights)
     _check(params, sp_ids=sp_ids, combiners=combiners, sp_weights=weights)
-    with tf.name_scope(name, 'group_embedding_lookup_sparse'):
+    with tf.name_scope(name, "group_embedding_lookup_sparse"):
         found = []
-        for table, ids, combiner, weight in zip(params, map(_sparse, sp_ids), combiners, map(_sparse, weights)):
+        for table, ids, combiner, weight in zip(
+            params, map(_sparse, sp_ids), combiners, map(_sparse, weights)
+        ):
             if is_sequence:
                 rows = tf.nn.embedding_lookup(table, ids.values)
                 shape = tf.concat([ids.dense_shape, tf.shape(rows, out_type=tf.int64)[1:]], 0)
                 found.append(tf.scatter_nd(ids.indices, rows, shape))
             else:
-                found.append(tf.nn.safe_embedding_lookup_sparse(table, ids, weight, combiner=combiner))
+                found.append(
+                    tf.nn.safe_embedding_lookup_sparse(table, ids, weight, combiner=combiner)
+                )
         return found
 
 
-def group_embedding_lookup(params: Sequence[Any], ids: Sequence[Any], partition_strategy: str = 'mod', name: str | None = None
-                           ) -> list[tf.Tensor]:
+def group_embedding_lookup(
+    params: Sequence[Any],
+    ids: Sequence[Any],
+    partition_strategy: str = "mod",
+    name: str | None = None,
+) -> list[tf.Tensor]:
     """Looks up in several tables, each with ids of its own, dense and of any shape.
 
     Args:
@@ -65,7 +82,7 @@ def group_embedding_lookup(params: Sequence[Any], ids: Sequence[Any], partition_
     """
     del partition_strategy
     _check(params, ids=ids)
-    with tf.name_scope(name, 'group_embedding_lookup'):
+    with tf.name_scope(name, "group_embedding_lookup"):
         return [tf.nn.embedding_lookup(table, mine) for table, mine in zip(params, ids)]
 
 
@@ -76,4 +93,7 @@ def _sparse(given: Any) -> Any:
 def _check(params: Sequence[Any], **others: Sequence[Any]) -> None:
     for name, given in others.items():
         if len(given) != len(params):
-            raise ValueError(f'a grouped lookup has {len(params)} params and {len(given)} {name}: give one for each.')
+            raise ValueError(
+                f"a grouped lookup has {len(params)} params and {len(given)} {name}: "
+                f"give one for each."
+            )

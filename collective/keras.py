@@ -1,8 +1,11 @@
-"""Keras in graphs of TensorFlow 1: its legacy optimizers update tables, its Embedding layer has one.
+"""Keras in graphs of TensorFlow 1: its legacy optimizers update tables, its Embedding layer has
+one.
 
-`tf.keras.optimizers.legacy.…` (in `tf.compat.v1` these are `tf.keras.optimizers.…`) make slots and updates by methods of their
-own, not by those of `tf.train`. The new `tf.keras.optimizers.…` don't train in such a graph, with this library or without.
+`tf.keras.optimizers.legacy.…` (in `tf.compat.v1` these are `tf.keras.optimizers.…`) make slots and
+updates by methods of their own, not by those of `tf.train`. The new `tf.keras.optimizers.…` don't
+train in such a graph, with this library or without.
 """
+
 from __future__ import annotations
 
 import functools
@@ -20,8 +23,14 @@ from collective.tables.table import Table
 from collective.tables.updates import sharded_as
 
 
-def apply_gradients(local_steps: int, original: Callable[..., Any], optimizer: Any, grads_and_vars: Any, *args: Any,
-                    **kwargs: Any) -> Any:
+def apply_gradients(
+    local_steps: int,
+    original: Callable[..., Any],
+    optimizer: Any,
+    grads_and_vars: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
     """`legacy.Optimizer.apply_gradients`, in which tables present themselves as their shards.
 
     Raises:
@@ -31,15 +40,17 @@ def apply_gradients(local_steps: int, original: Callable[..., Any], optimizer: A
         return original(optimizer, grads_and_vars, *args, **kwargs)
     grads_and_vars = alike.gradients(list(grads_and_vars), mean_slices)
     tables = [v for g, v in grads_and_vars if g is not None and isinstance(v, Table)]
-    like = f'Use an optimizer of tf.compat.v1.train in the place of the Keras optimizer {type(optimizer).__name__}'
+    like = f"Use an optimizer of tf.compat.v1.train in the place of the Keras optimizer {type(optimizer).__name__}"
     if local_steps > 1:
-        raise NotImplementedError(f'{like}: scope(local_steps={local_steps}) is for these.')
+        raise NotImplementedError(f"{like}: scope(local_steps={local_steps}) is for these.")
     for table in tables:
         if table.rows is None:
-            raise NotImplementedError(f"{like}, which makes no slots for the dynamic table '{table.op.name}'.")
+            raise NotImplementedError(
+                f"{like}, which makes no slots for the dynamic table '{table.op.name}'."
+            )
 
     def create(next_creator: Callable[..., Any], **made: Any) -> Any:
-        of = str(made.get('name')).rpartition('/')[0]
+        of = str(made.get("name")).rpartition("/")[0]
         table = next((t for t in tables if t._shared_name == of), None)
         return next_creator(**made) if table is None else sharded_as(table, next_creator, **made)
 
@@ -48,8 +59,8 @@ def apply_gradients(local_steps: int, original: Callable[..., Any], optimizer: A
 
 
 def trains_nothing(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    """`apply_gradients` of the new optimizers, and what their `minimize` begins with: plain TensorFlow's graphs, too, get no
-    operation from it that would update the variables.
+    """`apply_gradients` of the new optimizers, and what their `minimize` begins with: plain
+    TensorFlow's graphs, too, get no operation from it that would update the variables.
 
     Raises:
         NotImplementedError: in a graph.
@@ -57,24 +68,34 @@ def trains_nothing(original: Callable[..., Any], optimizer: Any, *args: Any, **k
     if not tf.executing_eagerly() and not isinstance(tf.get_default_graph(), FuncGraph):
         name = type(optimizer).__name__
         raise NotImplementedError(
-            f'tf.keras.optimizers.{name} gives a graph of TensorFlow 1 no operation that updates its variables. Use '
-            f'tf.keras.optimizers.legacy.{name}, or an optimizer of tf.compat.v1.train.')
+            f"tf.keras.optimizers.{name} gives a graph of TensorFlow 1 no operation that updates "
+            f"its variables. Use "
+            f"tf.keras.optimizers.legacy.{name}, or an optimizer of tf.compat.v1.train."
+        )
     return original(optimizer, *args, **kwargs)
 
 
-def add_weight(options: dict[str, Any] | None, original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) -> Any:
-    """`tf.keras.layers.Embedding.add_weight`, which makes its weights without `tf.get_variable`: a table.
+def add_weight(
+    options: dict[str, Any] | None,
+    original: Callable[..., Any],
+    layer: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """`tf.keras.layers.Embedding.add_weight`, which makes its weights without `tf.get_variable`: a
+    table.
 
     Args:
         options: of embedding_scope(); None outside of it.
         original: not called: Keras gives its layers another base class where there is a graph.
     """
     if options is not None:
-        kwargs.setdefault('getter', functools.partial(_get_table, options))
+        kwargs.setdefault("getter", functools.partial(_get_table, options))
     return super(embedding.Embedding, layer).add_weight(*args, **kwargs)
 
 
 def _get_table(options: dict[str, Any], name: str, **kwargs: Any) -> Any:
-    name = tf.get_default_graph().unique_name(name, mark_as_used=False)     # by which its rows start, too
+    # by which its rows start, too
+    name = tf.get_default_graph().unique_name(name, mark_as_used=False)
     with tf.name_scope(None):
         return table_getter(base_layer_utils.make_variable, name, **options, **kwargs)

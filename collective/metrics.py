@@ -1,4 +1,7 @@
-"""`tf.metrics` over all ranks: a metric's value, and what its update returns, are those of the ranks' states added up."""
+"""`tf.metrics` over all ranks: a metric's value, and what its update returns, are those of the
+ranks' states added up.
+"""
+
 from __future__ import annotations
 
 import collections
@@ -11,16 +14,19 @@ from collective.ops import communication, gate, graphs
 from collective.ranks import runs
 
 
-def aggregate_across_replicas(original: Any, metrics_collections: Any, metric_value_fn: Any, *args: Any) -> Any:
-    """`metrics_impl._aggregate_across_replicas`, through which every function of `tf.metrics` makes its value.
+def aggregate_across_replicas(
+    original: Any, metrics_collections: Any, metric_value_fn: Any, *args: Any
+) -> Any:
+    """`metrics_impl._aggregate_across_replicas`, through which every function of `tf.metrics` makes
+    its value.
 
-    Its arguments are the metric's variables, whose sums over ranks take their place. (Or tensors: values of another metric,
-    which are of all ranks already.)
+    Its arguments are the metric's variables, whose sums over ranks take their place. (Or tensors:
+    values of another metric, which are of all ranks already.)
     """
     if not _concerns(tf.get_default_graph()):
         return original(metrics_collections, metric_value_fn, *args)
     flat = tf.nest.flatten(args)
-    with tf.name_scope('collective/metric'), tf.control_dependencies(None):
+    with tf.name_scope("collective/metric"), tf.control_dependencies(None):
         summed = iter(_sums([x for x in flat if isinstance(x, variables.Variable)]))
     whole = [next(summed) if isinstance(x, variables.Variable) else x for x in flat]
     return original(metrics_collections, metric_value_fn, *tf.nest.pack_sequence_as(args, whole))
@@ -28,38 +34,49 @@ def aggregate_across_replicas(original: Any, metrics_collections: Any, metric_va
 
 def _concerns(graph: tf.Graph) -> bool:
     """Whether ranks have metrics in `graph` together: not if it is built to be served."""
-    return communication.size() > 1 and not tf.executing_eagerly() and not hasattr(
-        graphs.outermost(graph), '_collective_serving')
+    return (
+        communication.size() > 1
+        and not tf.executing_eagerly()
+        and not hasattr(graphs.outermost(graph), "_collective_serving")
+    )
 
 
 def updated(original: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
-    """`state_ops.assign_add` and `scatter_add`, by which `tf.metrics` updates a state: what they return is of all ranks.
+    """`state_ops.assign_add` and `scatter_add`, by which `tf.metrics` updates a state: what they
+    return is of all ranks.
 
     A rank without data, which answers its peers' evaluation, adds the state that it has.
     """
     mine = original(state, *args, **kwargs)
     graph = tf.get_default_graph()
-    if not _concerns(graph) or not any(v is state for v in graphs.outermost(graph).get_collection_ref(
-            tf.GraphKeys.METRIC_VARIABLES)):
+    if not _concerns(graph) or not any(
+        v is state
+        for v in graphs.outermost(graph).get_collection_ref(tf.GraphKeys.METRIC_VARIABLES)
+    ):
         return mine
     if not graphs.is_outside(graph):
-        tf.logging.warning("The metric '%s' is updated in a branch, a loop or a function: what the update returns there is of "
-                           "this rank's records alone. The metric's value is of all ranks'.", state.op.name)
+        tf.logging.warning(
+            "The metric '%s' is updated in a branch, a loop or a function: what "
+            "the update returns there is of "
+            "this rank's records alone. The metric's value is of all ranks'.",
+            state.op.name,
+        )
         return mine
     mine = tf.convert_to_tensor(mine)
-    with tf.name_scope('collective/metric'), tf.control_dependencies(None):     # none but what `mine` waits for
+    # none but what `mine` waits for
+    with tf.name_scope("collective/metric"), tf.control_dependencies(None):
         given, now = tf.placeholder_with_default(mine, mine.shape), tf.convert_to_tensor(state)
-        gates, name = gate.gates_of(graph), communication.unique_name(f'{state.op.name}/updated')
+        gates, name = gate.gates_of(graph), communication.unique_name(f"{state.op.name}/updated")
         total = communication.allreduce_sum([given], name, gates.beside([mine]).zero)[0]
     # (`allreduce_sum` takes two collectives where it must add up in order.)
-    gates.states[f'{name}.parts' if communication.in_order() else name] = (given, now)
+    gates.states[f"{name}.parts" if communication.in_order() else name] = (given, now)
     _updates(graph)[total.op] = mine.op
     return total
 
 
 def _updates(graph: tf.Graph) -> dict[tf.Operation, tf.Operation]:
     """By the operations that give sums over ranks, this rank's own updates before them."""
-    return graphs.kept(graph, 'metric_updates', dict)
+    return graphs.kept(graph, "metric_updates", dict)
 
 
 def without_sums(update: tf.Operation) -> tf.Operation:
@@ -68,7 +85,7 @@ def without_sums(update: tf.Operation) -> tf.Operation:
 
 
 def _without_sums(update: tf.Operation) -> set[tf.Operation]:
-    if update.type == 'NoOp':       # a group
+    if update.type == "NoOp":  # a group
         return {op for part in update.control_inputs for op in _without_sums(part)}
     known, mine, seen, stack = _updates(update.graph), set(), set(), [update]
     while stack:
@@ -77,8 +94,12 @@ def _without_sums(update: tf.Operation) -> set[tf.Operation]:
             mine.add(known[op])
         elif op not in seen:
             seen.add(op)
-            if op.op_def.is_stateful or runs.WRITES.match(op.type) or runs.COLLECTIVES.match(op.type):
-                return {update}     # it does something else, too
+            if (
+                op.op_def.is_stateful
+                or runs.WRITES.match(op.type)
+                or runs.COLLECTIVES.match(op.type)
+            ):
+                return {update}  # it does something else, too
             stack += [x.op for x in op.inputs] + list(op.control_inputs)
     return mine or {update}
 
@@ -90,7 +111,7 @@ def _sums(states: list[Any]) -> list[tf.Tensor]:
     out: list[Any] = [None] * len(states)
     for which in by_dtype.values():
         values = [tf.convert_to_tensor(states[i]) for i in which]
-        name = communication.unique_name(f'{states[which[0]].op.name}/metric')
+        name = communication.unique_name(f"{states[which[0]].op.name}/metric")
         opened = gate.gates_of(tf.get_default_graph()).beside(values).zero
         for i, total in zip(which, communication.allreduce_sum(values, name, opened)):
             out[i] = total

@@ -1,7 +1,9 @@
-"""What a rank alone knows: its data, its random numbers, its local variables, and what is computed of these.
+"""What a rank alone knows: its data, its random numbers, its local variables, and what is computed
+of these.
 
 Read off the graph: pure, no ranks and no session involved.
 """
+
 from __future__ import annotations
 
 import re
@@ -17,32 +19,76 @@ from collective.ops.operations import kind
 from collective.ranks import runs
 from collective.replicated import is_movable, is_replicated
 
-REDUCED = re.compile('Horovod(Grouped)?(Allreduce|Allgather)|HorovodBroadcast')       # whose results all ranks have
-RANDOM = re.compile('Random|TruncatedNormal|Multinomial|Stateful(Uniform|Standard|Random)|.*CandidateSampler')
-FED = frozenset({'Placeholder', 'PlaceholderWithDefault'})
+# whose results all ranks have
+REDUCED = re.compile("Horovod(Grouped)?(Allreduce|Allgather)|HorovodBroadcast")
+RANDOM = re.compile(
+    "Random|TruncatedNormal|Multinomial|Stateful(Uniform|Standard|Random)|.*CandidateSampler"
+)
+FED = frozenset({"Placeholder", "PlaceholderWithDefault"})
 # What reads data, and what may do so in a function.
-DATA = runs.SOURCES - runs.CALLS - {'Merge', 'Exit'} | FED
-READS = re.compile('Iterator|OptionalGetValue|Queue|ReaderRead|PyFunc|EagerPyFunc|(Ordered)?(Map)?Unstage')
+DATA = runs.SOURCES - runs.CALLS - {"Merge", "Exit"} | FED
+READS = re.compile(
+    "Iterator|OptionalGetValue|Queue|ReaderRead|PyFunc|EagerPyFunc|(Ordered)?(Map)?Unstage"
+)
 LOCAL_KEYS = (tf.GraphKeys.LOCAL_VARIABLES, tf.GraphKeys.METRIC_VARIABLES)
-MEMORY = frozenset({'VarHandleOp', 'VariableV2', 'Variable'})
+MEMORY = frozenset({"VarHandleOp", "VariableV2", "Variable"})
 # What leaves each number that is fed a number that was fed.
-CHANGES = frozenset({
-    'Const', 'Cast', 'Reshape', 'ExpandDims', 'Squeeze', 'Transpose', 'ConcatV2', 'Pack', 'Slice', 'StridedSlice', 'Tile',
-    'Fill', 'Mul', 'AddV2', 'Sub', 'RealDiv', 'Neg', 'BroadcastTo'}) | runs.PASSES
-SHAPED = frozenset({'Reshape', 'BroadcastTo', 'Tile'})      # by their second input
+CHANGES = (
+    frozenset(
+        {
+            "Const",
+            "Cast",
+            "Reshape",
+            "ExpandDims",
+            "Squeeze",
+            "Transpose",
+            "ConcatV2",
+            "Pack",
+            "Slice",
+            "StridedSlice",
+            "Tile",
+            "Fill",
+            "Mul",
+            "AddV2",
+            "Sub",
+            "RealDiv",
+            "Neg",
+            "BroadcastTo",
+        }
+    )
+    | runs.PASSES
+)
+SHAPED = frozenset({"Reshape", "BroadcastTo", "Tile"})  # by their second input
 # Results of a whole batch, if it is their first dimension that they reduce.
-REDUCTIONS = frozenset({'Mean', 'Sum', 'Max', 'Min', 'Prod', 'Any', 'All', 'EuclideanNorm'})
-AGGREGATES = frozenset({'L2Loss', 'Size', 'Shape', 'Bincount', 'DenseBincount', 'FusedBatchNorm', 'FusedBatchNormV2',
-                        'FusedBatchNormV3', 'SegmentSum', 'SegmentMean', 'UnsortedSegmentSum', 'UnsortedSegmentMax'})
+REDUCTIONS = frozenset({"Mean", "Sum", "Max", "Min", "Prod", "Any", "All", "EuclideanNorm"})
+AGGREGATES = frozenset(
+    {
+        "L2Loss",
+        "Size",
+        "Shape",
+        "Bincount",
+        "DenseBincount",
+        "FusedBatchNorm",
+        "FusedBatchNormV2",
+        "FusedBatchNormV3",
+        "SegmentSum",
+        "SegmentMean",
+        "UnsortedSegmentSum",
+        "UnsortedSegmentMax",
+    }
+)
 
 
 def replicated(graph: tf.Graph) -> list[Any]:
-    """The global variables of `graph` that every rank has alike: neither tables and their slots, nor what a script says is
-    each rank's own.
+    """The global variables of `graph` that every rank has alike: neither tables and their slots,
+    nor what a script says is each rank's own.
     """
     own = {id(v) for v in _own_variables(graph)}
-    return [v for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
-            if is_replicated(v) and is_movable(v) and id(v) not in own]
+    return [
+        v
+        for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
+        if is_replicated(v) and is_movable(v) and id(v) not in own
+    ]
 
 
 def local(graph: tf.Graph) -> list[Any]:
@@ -52,8 +98,11 @@ def local(graph: tf.Graph) -> list[Any]:
 
 def _own_variables(graph: tf.Graph) -> list[Any]:
     """Local variables, and those of `VariableSynchronization.ON_READ`."""
-    return local(graph) + [v for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
-                    if getattr(v, 'synchronization', None) == tf.VariableSynchronization.ON_READ]
+    return local(graph) + [
+        v
+        for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
+        if getattr(v, "synchronization", None) == tf.VariableSynchronization.ON_READ
+    ]
 
 
 class Search:
@@ -63,28 +112,42 @@ class Search:
         graph: that a session runs.
         known: operations that give what all ranks will have.
         drifting: the memory of replicated variables that ranks have changed apart.
-        averaged: the memory of variables that all ranks have alike, whatever their script says of them.
+        averaged: the memory of variables that all ranks have alike, whatever their script says of
+            them.
     """
 
-    def __init__(self, graph: tf.Graph, known: set[tf.Operation], drifting: set[tf.Operation], averaged: set[tf.Operation]):
+    def __init__(
+        self,
+        graph: tf.Graph,
+        known: set[tf.Operation],
+        drifting: set[tf.Operation],
+        averaged: set[tf.Operation],
+    ):
         gates = gates_of(graph)
-        self._known = graphs.known_alike(graph) | known | {
-            gate.zero.op for gate in [*gates.gates, gates.ahead] if gate is not None}
+        self._known = (
+            graphs.known_alike(graph)
+            | known
+            | {gate.zero.op for gate in [*gates.gates, gates.ahead] if gate is not None}
+        )
         own = {runs.memory(v) for v in _own_variables(graph)} - averaged | drifting
-        listed = graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES) + graph.get_collection(tf.GraphKeys.TRAINABLE_VARIABLES)
+        listed = graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES) + graph.get_collection(
+            tf.GraphKeys.TRAINABLE_VARIABLES
+        )
         self._variables = {runs.memory(v) for v in listed} - own
-        self._alike: set[tf.Operation] = set()      # found to be, with all that they are computed from
+        # found to be, with all that they are computed from
+        self._alike: set[tf.Operation] = set()
 
     def is_own(self, values: Iterable[tf.Tensor]) -> bool:
         """Whether any of `values` comes from what this rank alone knows, other than by a mean.
 
-        A placeholder of a single number is a setting (a rate, a switch), which ranks feed alike; so is one without a shape.
+        A placeholder of a single number is a setting (a rate, a switch), which ranks feed alike; so
+        is one without a shape.
         """
         return self._reaches([x.op for x in values], frozenset())
 
     def is_of_samples(self, values: Iterable[tf.Tensor]) -> bool:
-        """Whether any of `values` is own and has numbers of single samples: the state of a recurrent network, say, whose mean
-        over ranks would be that of different samples.
+        """Whether any of `values` is own and has numbers of single samples: the state of a
+        recurrent network, say, whose mean over ranks would be that of different samples.
         """
         return self._reaches([x.op for x in values if x.shape.rank != 0], AGGREGATES)
 
@@ -92,10 +155,17 @@ class Search:
         seen = set(stack)
         while stack:
             op = stack.pop()
-            if op in self._known or op in self._alike or REDUCED.match(op.type) or stops and _is_aggregate(op):
+            if (
+                op in self._known
+                or op in self._alike
+                or REDUCED.match(op.type)
+                or stops
+                and _is_aggregate(op)
+            ):
                 continue
             new = {x.op for x in op.inputs}
-            if op.type == 'Placeholder' and hasattr(op.graph, 'outer_graph'):       # in a function: what it is called with
+            # in a function: what it is called with
+            if op.type == "Placeholder" and hasattr(op.graph, "outer_graph"):
                 captured = {outer.op for outer, inner in op.graph.captures if inner.op is op}
                 if not captured:
                     return True
@@ -110,15 +180,21 @@ class Search:
 
     def _is_source(self, op: tf.Operation) -> bool:
         if op.type in MEMORY:
-            return op not in self._variables and not str(op.name).startswith('collective/')
-        if op.type == 'Merge':      # of a loop that is being built, whose later values come from where nobody has been yet
+            return op not in self._variables and not str(op.name).startswith("collective/")
+        # of a loop that is being built, whose later values come from where nobody has been yet
+        if op.type == "Merge":
             context = op._get_control_flow_context()
-            return (context is not None and bool(context.IsWhileContext())
-                    and not any(x.op.type == 'NextIteration' for x in op.inputs))
+            return (
+                context is not None
+                and bool(context.IsWhileContext())
+                and not any(x.op.type == "NextIteration" for x in op.inputs)
+            )
         if op.type in FED and not op.outputs[0].shape.rank:
             return False
-        if RANDOM.match(op.type):       # all ranks draw the same of a seed
-            return not ('seed' in op.node_def.attr and (op.get_attr('seed') or op.get_attr('seed2')))
+        if RANDOM.match(op.type):  # all ranks draw the same of a seed
+            return not (
+                "seed" in op.node_def.attr and (op.get_attr("seed") or op.get_attr("seed2"))
+            )
         return op.type in runs.CALLS and runs.has_inside(op.graph, op, RANDOM) or takes_data(op)
 
 
@@ -132,9 +208,9 @@ def is_fed(value: tf.Tensor) -> bool:
     seen = set(stack)
     while stack:
         op = stack.pop()
-        if op.type not in CHANGES and op.type not in FED or hasattr(op.graph, 'outer_graph'):
+        if op.type not in CHANGES and op.type not in FED or hasattr(op.graph, "outer_graph"):
             return False
-        fed = fed or op.type == 'Placeholder'
+        fed = fed or op.type == "Placeholder"
         new = {x.op for x in (op.inputs[:1] if op.type in SHAPED else op.inputs)} - seen
         seen |= new
         stack.extend(new)
@@ -145,8 +221,8 @@ def _is_aggregate(op: tf.Operation) -> bool:
     """Whether its result is of a batch, whose samples are the first dimension of what it takes."""
     if op.type in AGGREGATES:
         return True
-    if op.type == 'MatMul':
-        return bool(op.get_attr('transpose_a')) or op.inputs[0].op.type == 'Transpose'
+    if op.type == "MatMul":
+        return bool(op.get_attr("transpose_a")) or op.inputs[0].op.type == "Transpose"
     if op.type not in REDUCTIONS:
         return False
     rank, axes = op.inputs[0].shape.rank, tf.get_static_value(op.inputs[1])

@@ -1,4 +1,5 @@
 """The facade."""
+
 from __future__ import annotations
 
 import collections
@@ -37,21 +38,33 @@ class Scope:
 
 
 class _DataScope(Scope):
-    OPTIONS: dict[str, Any] = {'embedding_gradients': 'mean', 'missing_slots': 'error', 'grouping': True, 'wire_dtype': None,
-                               'gradient_wire_dtype': None, 'plan': 'print', 'profile': None, 'profile_steps': (11, 20),
-                               'profile_every': 0, 'local_steps': 1, 'dense_compression': 'none',
-                               'prefetch_keys': False, 'check': False, 'deterministic': False}
+    OPTIONS: dict[str, Any] = {
+        "embedding_gradients": "mean",
+        "missing_slots": "error",
+        "grouping": True,
+        "wire_dtype": None,
+        "gradient_wire_dtype": None,
+        "plan": "print",
+        "profile": None,
+        "profile_steps": (11, 20),
+        "profile_every": 0,
+        "local_steps": 1,
+        "dense_compression": "none",
+        "prefetch_keys": False,
+        "check": False,
+        "deterministic": False,
+    }
 
 
 class _EmbeddingScope(Scope):
-    OPTIONS: dict[str, Any] = {'min_rows': 0}
+    OPTIONS: dict[str, Any] = {"min_rows": 0}
 
 
 class CollectiveStrategy:
     """Synchronous training on all ranks of the job, with sharded embedding tables.
 
-    The interface is DeepRec's `CollectiveStrategy`. The backend is the environment variable COLLECTIVE_STRATEGY's, `hb` by
-    default. Started without the launcher it is one rank.
+    The interface is DeepRec's `CollectiveStrategy`. The backend is the environment variable
+    COLLECTIVE_STRATEGY's, `hb` by default. Started without the launcher it is one rank.
 
         strategy = CollectiveStrategy()
         with strategy.scope(), tf.Graph().as_default():
@@ -64,8 +77,8 @@ class CollectiveStrategy:
                 while not session.should_stop():
                     session.run(train_op)
 
-    Training minimises the mean of the ranks' losses: with a mean loss over B / N samples on each of N ranks it takes the
-    same steps as plain TensorFlow in one process with B samples.
+    Training minimises the mean of the ranks' losses: with a mean loss over B / N samples on each of
+    N ranks it takes the same steps as plain TensorFlow in one process with B samples.
 
     Raises:
         ValueError: COLLECTIVE_STRATEGY names no backend.
@@ -91,120 +104,157 @@ class CollectiveStrategy:
     def scope(self, **options: Any) -> Scope:
         """The data-parallel part of a program: model, optimizer and sessions.
 
-        Inside, gradients are those of all ranks, sessions agree on every run, replicated variables start equal, and rank 0
-        alone writes summaries and logs. Leaving it restores TensorFlow as it was. It can be nested and entered again;
-        inside, options that are not given stay what they are outside.
+        Inside, gradients are those of all ranks, sessions agree on every run, replicated variables
+        start equal, and rank 0 alone writes summaries and logs. Leaving it restores TensorFlow as
+        it was. It can be nested and entered again; inside, options that are not given stay what
+        they are outside.
 
         Args:
-            embedding_gradients: 'mean' (default) or 'sum': of the ranks' gradients of a table. 'sum' is what HybridBackend
-                and SparseOperationKit do, for settings that were tuned for them.
-            missing_slots: 'error' (default) or 'fresh': what restoring a checkpoint does about an optimizer's slots and
-                scalars that it lacks, because another optimizer wrote it. 'fresh' starts them anew.
-            grouping: whether lookups share exchanges. Default True; False leaves each its own. The numbers are the same.
-            wire_dtype: tf.float16 or tf.bfloat16: in which rows of float32 tables travel, rounded; None (default): exact.
+            embedding_gradients: 'mean' (default) or 'sum': of the ranks' gradients of a table.
+                'sum' is what HybridBackend and SparseOperationKit do, for settings that were tuned
+                for them.
+            missing_slots: 'error' (default) or 'fresh': what restoring a checkpoint does about an
+                optimizer's slots and scalars that it lacks, because another optimizer wrote it.
+                'fresh' starts them anew.
+            grouping: whether lookups share exchanges. Default True; False leaves each its own. The
+                numbers are the same.
+            wire_dtype: tf.float16 or tf.bfloat16: in which rows of float32 tables travel, rounded;
+                None (default): exact.
             gradient_wire_dtype: the same for the rows' gradients. Both need grouped lookups.
-            plan: 'print' (default) or 'quiet': whether rank 0 of several prints the plan (see `plan()`) to stderr when the
-                first training run of a graph starts.
-            profile: a folder for where the time of training steps goes (see `collective.profiling`); None (default): nothing
-                is measured. It is made on every rank.
-            profile_steps: (first, last), the training runs of this process that are traced, the first is 1. Default (11, 20).
-                Behind the last one rank 0 prints a split of the step, and every rank writes its trace.
-            profile_every: in addition every so many training runs are measured, one each time, for TensorBoard's scalars.
-                Default 0: none.
-            local_steps: k, how many batches an update is made of. Default 1. With k > 1 a run of the train_op adds its
-                gradients to those of the runs before, and every k-th applies their mean: the update that one batch k times as
-                large makes, by any optimizer of `tf.compat.v1.train`; what a script does to gradients (clipping) it does to
-                the mean. `global_step` counts updates, so `max_steps`, learning-rate schedules and hooks by steps say the same
-                as with the large batch. (TensorFlow's step counter may remark that it stands still in between.) Whatever else
-                hangs on a run happens in each: batch normalisation sees one batch, moving averages are updated for each.
-                Sums that haven't come to k are in no checkpoint, which holds the state after the last update: those of the
-                last batches before the data end, or before a session is left, are dropped; saving changes nothing, restoring
-                into the session starts anew. Optimizers that share gradients (clipped by one norm) are run together.
-            dense_compression: 'fp16' or 'bf16': the type of 16 bits in which gradients of replicated variables travel, rounded
-                once on each way and added in float32; 'none' (default): exact. With 'fp16', one beyond 65504 is infinite.
+            plan: 'print' (default) or 'quiet': whether rank 0 of several prints the plan (see
+                `plan()`) to stderr when the first training run of a graph starts.
+            profile: a folder for where the time of training steps goes (see
+                `collective.profiling`); None (default): nothing is measured. It is made on every
+                rank.
+            profile_steps: (first, last), the training runs of this process that are traced, the
+                first is 1. Default (11, 20). Behind the last one rank 0 prints a split of the step,
+                and every rank writes its trace.
+            profile_every: in addition every so many training runs are measured, one each time, for
+                TensorBoard's scalars. Default 0: none.
+            local_steps: k, how many batches an update is made of. Default 1. With k > 1 a run of
+                the train_op adds its gradients to those of the runs before, and every k-th applies
+                their mean: the update that one batch k times as large makes, by any optimizer of
+                `tf.compat.v1.train`; what a script does to gradients (clipping) it does to the
+                mean. `global_step` counts updates, so `max_steps`, learning-rate schedules and
+                hooks by steps say the same as with the large batch. (TensorFlow's step counter may
+                remark that it stands still in between.) Whatever else hangs on a run happens in
+                each: batch normalisation sees one batch, moving averages are updated for each. Sums
+                that haven't come to k are in no checkpoint, which holds the state after the last
+                update: those of the last batches before the data end, or before a session is left,
+                are dropped; saving changes nothing, restoring into the session starts anew.
+                Optimizers that share gradients (clipped by one norm) are run together.
+            dense_compression: 'fp16' or 'bf16': the type of 16 bits in which gradients of
+                replicated variables travel, rounded once on each way and added in float32; 'none'
+                (default): exact. With 'fp16', one beyond 65504 is infinite.
 
-            prefetch_keys: whether the keys of a batch are de-duplicated and exchanged while the batch before computes. Default
-                False. Keys don't depend on weights: the numbers are the same. It is for models whose ids come from one tf.data
-                iterator; the plan says whether it is on, or why not. An iterator is then a batch ahead of training, and a
-                session that is left waits for that batch. It is off
-                where an Estimator evaluates or predicts; other evaluations with the same iterator need equal numbers of
-                batches on all ranks, or are an error on all.
-            check: k: after every k-th training run of a session the ranks compare checksums of the bits of all replicated
-                variables; a difference is a `ReplicaError` on every rank, which names them. True: every 100; default False.
-                It reads all of them, one after another. Left alone is what is each rank's own: local variables, those with
+            prefetch_keys: whether the keys of a batch are de-duplicated and exchanged while the
+                batch before computes. Default False. Keys don't depend on weights: the numbers are
+                the same. It is for models whose ids come from one tf.data iterator; the plan says
+                whether it is on, or why not. An iterator is then a batch ahead of training, and a
+                session that is left waits for that batch. It is off where an Estimator evaluates or
+                predicts; other evaluations with the same iterator need equal numbers of batches on
+                all ranks, or are an error on all.
+            check: k: after every k-th training run of a session the ranks compare checksums of the
+                bits of all replicated variables; a difference is a `ReplicaError` on every rank,
+                which names them. True: every 100; default False. It reads all of them, one after
+                another. Left alone is what is each rank's own: local variables, those with
                 `VariableSynchronization.ON_READ`.
-            deterministic: whether two launches of a program, on one machine and number of ranks, give the same bits. Default
-                False. Inside it is `tf.config.experimental.enable_op_determinism`: kernels and tf.data have one order, whatever
-                they are told, and what has no such kernel is an error. And sums over three ranks or more are formed in the
-                order of the ranks, by two exchanges in place of one. Give it before the graph is built. What draws random
-                numbers (dropout, `shuffle`, one-shot iterators) needs a seed, or TensorFlow raises a RuntimeError:
-                `tf.set_random_seed`, and `seed=… + strategy.rank()` where ranks shall draw their own. Left to the program:
-                numbers of NumPy, and of Python, from which Keras and `tf.layers` draw first values (`random.seed`); threads and
-                queues of its own; variables that a run reads and writes with nothing to order the two, as TensorFlow warns of
-                sessions; what it reduces by Horovod itself, if HOROVOD_FUSION_THRESHOLD isn't 0.
+            deterministic: whether two launches of a program, on one machine and number of ranks,
+                give the same bits. Default False. Inside it is
+                `tf.config.experimental.enable_op_determinism`: kernels and tf.data have one order,
+                whatever they are told, and what has no such kernel is an error. And sums over three
+                ranks or more are formed in the order of the ranks, by two exchanges in place of
+                one. Give it before the graph is built. What draws random numbers (dropout,
+                `shuffle`, one-shot iterators) needs a seed, or TensorFlow raises a RuntimeError:
+                `tf.set_random_seed`, and `seed=… + strategy.rank()` where ranks shall draw their
+                own. Left to the program: numbers of NumPy, and of Python, from which Keras and
+                `tf.layers` draw first values (`random.seed`); threads and queues of its own;
+                variables that a run reads and writes with nothing to order the two, as TensorFlow
+                warns of sessions; what it reduces by Horovod itself, if HOROVOD_FUSION_THRESHOLD
+                isn't 0.
 
         Raises:
             TypeError: an unknown option.
             ValueError: an option's value isn't one of its values.
             OSError: the folder of `profile` can't be made.
         """
-        options = known('scope', options, _DataScope.OPTIONS)
+        options = known("scope", options, _DataScope.OPTIONS)
         check(options)
         return _DataScope(self, options)
 
     def embedding_scope(self, **options: Any) -> Scope:
-        """Every 2-D floating-point variable that `tf.get_variable` makes inside is a table, sharded by rows over all ranks.
+        """Every 2-D floating-point variable that `tf.get_variable` makes inside is a table, sharded
+        by rows over all ranks.
 
-        Row i lives on rank i mod N. A partitioner has no effect. What a `tf.keras.layers.Embedding` makes when it is built
-        inside is a table, too. Other variables (those of other Keras layers, `tf.Variable`) are made as outside: replicated.
-        It can be nested; inside, options that are not given stay what they are outside.
+        Row i lives on rank i mod N. A partitioner has no effect. What a `tf.keras.layers.Embedding`
+        makes when it is built inside is a table, too. Other variables (those of other Keras layers,
+        `tf.Variable`) are made as outside: replicated. It can be nested; inside, options that are
+        not given stay what they are outside.
 
         Args:
-            min_rows: variables of fewer rows are no tables. Default 0: all are. For the kernels of `tf.layers.dense` in a
-                model that is built inside as a whole, say, and for tables that are too small to be worth an exchange.
+            min_rows: variables of fewer rows are no tables. Default 0: all are. For the kernels of
+                `tf.layers.dense` in a model that is built inside as a whole, say, and for tables
+                that are too small to be worth an exchange.
 
         Raises:
             TypeError: an unknown option.
             ValueError: min_rows isn't a whole number from 0.
             RuntimeError: on entering it outside scope().
         """
-        options = known('embedding_scope', options, _EmbeddingScope.OPTIONS)
+        options = known("embedding_scope", options, _EmbeddingScope.OPTIONS)
         check_rows(options)
         return _EmbeddingScope(self, options)
 
     def plan(self, graph: Any = None, fetches: Any = None, session: Any = None) -> Plan:
-        """What was built for a graph: its tables and their shards, its groups, the exchanges of a step, as data.
+        """What was built for a graph: its tables and their shards, its groups, the exchanges of a
+        step, as data.
 
-        No rank waits for another. `str(plan)` is the table that rank 0 prints when training starts, `plan.to_dict()` and
-        `plan.to_json()` are for programs.
+        No rank waits for another. `str(plan)` is the table that rank 0 prints when training starts,
+        `plan.to_dict()` and `plan.to_json()` are for programs.
 
         Args:
             graph: by default the current one.
-            fetches: of the run whose exchanges are wanted; by default those of the first training run there was in the
-                graph, and as long as there was none those of the whole graph.
-            session: in which the rows of dynamic tables on this rank are counted; without one they aren't known.
+            fetches: of the run whose exchanges are wanted; by default those of the first training
+                run there was in the graph, and as long as there was none those of the whole graph.
+            session: in which the rows of dynamic tables on this rank are counted; without one they
+                aren't known.
 
         Raises:
             Exception: whatever TensorFlow raises for fetches that aren't in the graph.
         """
         graph = graph or tf.get_default_graph()
-        return reading.plan(graph, None if fetches is None else runs.reach(graph, runs.flatten(fetches), []), session)
+        return reading.plan(
+            graph,
+            None if fetches is None else runs.reach(graph, runs.flatten(fetches), []),
+            session,
+        )
 
-    def estimator(self, model_fn: Any, model_dir: Any = None, config: Any = None, params: Any = None,
-                  warm_start_from: Any = None, **kwargs: Any) -> Estimator:
+    def estimator(
+        self,
+        model_fn: Any,
+        model_dir: Any = None,
+        config: Any = None,
+        params: Any = None,
+        warm_start_from: Any = None,
+        **kwargs: Any,
+    ) -> Estimator:
         """A `tf.estimator.Estimator` that trains, evaluates, predicts and exports on all ranks.
 
-        Every rank makes it and calls its methods, in the same order, inside scope() or outside; those keep the options of the
-        scope() that it is made in. An input_fn without an argument `input_context` returns a `tf.data.Dataset` of batches, the
-        same on every rank: batch k goes to rank k mod N, and what it shuffles without a seed is shuffled alike. (Each rank
-        reads all of it; an operation that is told `deterministic=False` would give each rank an order of its own.) One with
-        `input_context` (`tf.distribute.InputContext`) returns its rank's own share.
+        Every rank makes it and calls its methods, in the same order, inside scope() or outside;
+        those keep the options of the scope() that it is made in. An input_fn without an argument
+        `input_context` returns a `tf.data.Dataset` of batches, the
+        same on every rank: batch k goes to rank k mod N, and what it shuffles without a seed is
+            shuffled alike. (Each rank
+        reads all of it; an operation that is told `deterministic=False` would give each rank an
+        order of its own.) One with `input_context` (`tf.distribute.InputContext`) returns its
+        rank's own share.
 
         Args:
             model_fn: as for `tf.estimator.Estimator`; so are params and warm_start_from.
-            model_dir: one folder that all ranks reach. None: that of `config`, or else a temporary one, made by rank 0.
-            config: `tf.estimator.RunConfig`. Every rank is its own chief: a cluster in TF_CONFIG and device_filters have no
-                effect.
+            model_dir: one folder that all ranks reach. None: that of `config`, or else a temporary
+                one, made by rank 0.
+            config: `tf.estimator.RunConfig`. Every rank is its own chief: a cluster in TF_CONFIG
+                and device_filters have no effect.
             shard_input: False: every rank uses all that its input_fn gives. Default True.
 
         Raises:
@@ -213,19 +263,34 @@ class CollectiveStrategy:
             RankError: the ranks' model_dirs differ.
         """
         from collective.estimator.estimator import Estimator  # tf.estimator takes a while to load
-        options = known('estimator', kwargs, {'shard_input': True})
-        inherited = _SCOPES.options()
-        return Estimator(lambda: self.scope(**inherited), options.get('shard_input', True), model_fn, model_dir, config, params,
-                         warm_start_from)
 
-    def export_saved_model(self, savedmodel_dir: str, checkpoint_dir: str | None = None,
-                           signature_def_fn: Callable[[], Any] | None = None, assets_extra: Mapping[str, str] | None = None,
-                           as_text: bool = False, clear_devices: bool = True, strip_default_attrs: bool = True) -> str:
+        options = known("estimator", kwargs, {"shard_input": True})
+        inherited = _SCOPES.options()
+        return Estimator(
+            lambda: self.scope(**inherited),
+            options.get("shard_input", True),
+            model_fn,
+            model_dir,
+            config,
+            params,
+            warm_start_from,
+        )
+
+    def export_saved_model(
+        self,
+        savedmodel_dir: str,
+        checkpoint_dir: str | None = None,
+        signature_def_fn: Callable[[], Any] | None = None,
+        assets_extra: Mapping[str, str] | None = None,
+        as_text: bool = False,
+        clear_devices: bool = True,
+        strip_default_attrs: bool = True,
+    ) -> str:
         """Exports a checkpoint as a SavedModel that TensorFlow alone serves.
 
-        Every rank calls it, inside scope() or outside, also while a session is open. No values pass through a session: each
-        rank copies its part of the checkpoint. Tables become variables for TensorFlow's own lookups; a key that a dynamic
-        table doesn't have yields zeros.
+        Every rank calls it, inside scope() or outside, also while a session is open. No values pass
+        through a session: each rank copies its part of the checkpoint. Tables become variables for
+        TensorFlow's own lookups; a key that a dynamic table doesn't have yields zeros.
 
             def serving():
                 ids = tf.placeholder(tf.int64, [None])
@@ -234,52 +299,70 @@ class CollectiveStrategy:
             path = strategy.export_saved_model('export', 'checkpoints', serving)
 
         Args:
-            savedmodel_dir: the SavedModel is written to `<savedmodel_dir>/<seconds since 1970>`, in a file system that all
-                ranks have in common.
-            checkpoint_dir: a folder, of which the latest checkpoint is exported, or a checkpoint's prefix. None: the one that
-                this process saved or restored last.
-            signature_def_fn: builds the graph to be served, with the variable names that were trained, and returns its
-                `SignatureDef` (which becomes 'serving_default') or a dict of them. Called on every rank, in a graph of its own.
+            savedmodel_dir: the SavedModel is written to `<savedmodel_dir>/<seconds since 1970>`, in
+                a file system that all ranks have in common.
+            checkpoint_dir: a folder, of which the latest checkpoint is exported, or a checkpoint's
+                prefix. None: the one that this process saved or restored last.
+            signature_def_fn: builds the graph to be served, with the variable names that were
+                trained, and returns its `SignatureDef` (which becomes 'serving_default') or a dict
+                of them. Called on every rank, in a graph of its own.
             assets_extra: {path within `assets.extra`: file}; rank 0 copies them.
             as_text: whether to write saved_model.pbtxt.
             clear_devices: whether to leave out the devices of the operations.
-            strip_default_attrs: whether to leave out attributes that have their default, for older releases of TensorFlow.
+            strip_default_attrs: whether to leave out attributes that have their default, for older
+                releases of TensorFlow.
 
         Returns:
-            The path of the SavedModel, on every rank. It appears when it is complete; after an error nothing is left of it.
+            The path of the SavedModel, on every rank. It appears when it is complete; after an
+            error nothing is left of it.
 
         Raises:
             TypeError: signature_def_fn is none, or returns something else.
-            ValueError: there is no checkpoint; or it lacks a variable of the graph or has it in another shape; or the graph
-                has operations that TensorFlow alone can't run (`tf.py_function`).
+            ValueError: there is no checkpoint; or it lacks a variable of the graph or has it in
+                another shape; or the graph has operations that TensorFlow alone can't run
+                (`tf.py_function`).
             RankError: another rank failed, or the ranks' arguments or graphs differ.
         """
         from collective.serving import export  # loads what only an export needs
+
         with self.scope():
-            return export.from_session_script(savedmodel_dir, checkpoint_dir, signature_def_fn, assets_extra, as_text,
-                                              clear_devices, strip_default_attrs)
+            return export.from_session_script(
+                savedmodel_dir,
+                checkpoint_dir,
+                signature_def_fn,
+                assets_extra,
+                as_text,
+                clear_devices,
+                strip_default_attrs,
+            )
 
 
 class _Scopes:
     """The scopes that are open: of the process, whichever `CollectiveStrategy` object opened them."""
 
     def __init__(self) -> None:
-        self._entered = threading.local()       # (kind, options), of each thread; embedding_scope() is a thread's own
+        # (kind, options), of each thread; embedding_scope() is a thread's own
+        self._entered = threading.local()
         self._lock = threading.RLock()
         self._options: list[dict[str, Any]] = []
         self._determinism = Determinism()
         self._patches = Patches(self._embedding, self._option)
 
     def _scopes(self) -> list[tuple[type[Scope], dict[str, Any]]]:
-        return getattr(self._entered, 'scopes', [])
+        return getattr(self._entered, "scopes", [])
 
     def _embedding(self) -> dict[str, Any] | None:
         """The options of embedding_scope() that are in effect; None outside of it."""
         given = [options for kind, options in self._scopes() if kind is _EmbeddingScope]
-        return dict(collections.ChainMap(*reversed(given), _EmbeddingScope.OPTIONS)) if given else None
+        return (
+            dict(collections.ChainMap(*reversed(given), _EmbeddingScope.OPTIONS)) if given else None
+        )
 
     def _option(self, name: str) -> Any:
-        return next((given[name] for given in reversed(self._options) if name in given), _DataScope.OPTIONS[name])
+        return next(
+            (given[name] for given in reversed(self._options) if name in given),
+            _DataScope.OPTIONS[name],
+        )
 
     def options(self) -> dict[str, Any]:
         """Those in effect; none outside of scope()."""
@@ -288,13 +371,16 @@ class _Scopes:
     def enter(self, kind: type[Scope], options: dict[str, Any]) -> None:
         with self._lock:
             if kind is _EmbeddingScope and not self._options:
-                raise RuntimeError('embedding_scope() has its effect inside scope() only: '
-                                   'with strategy.scope(), tf.Graph().as_default(): with strategy.embedding_scope(): …')
+                raise RuntimeError(
+                    "embedding_scope() has its effect inside scope() only: "
+                    "with strategy.scope(), tf.Graph().as_default(): with "
+                    "strategy.embedding_scope(): …"
+                )
             if kind is _DataScope:
                 if not self._options:
                     self._patches.apply()
                 self._options.append(options)
-                self._determinism.follow(self._option('deterministic'))
+                self._determinism.follow(self._option("deterministic"))
         self._entered.scopes = [*self._scopes(), (kind, options)]
 
     def leave(self, kind: type[Scope]) -> None:
@@ -304,7 +390,7 @@ class _Scopes:
         with self._lock:
             if kind is _DataScope:
                 self._options.pop()
-                self._determinism.follow(bool(self._options) and self._option('deterministic'))
+                self._determinism.follow(bool(self._options) and self._option("deterministic"))
                 if not self._options:
                     self._patches.restore()
 

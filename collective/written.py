@@ -1,4 +1,7 @@
-"""What is written to replicated variables by what each rank alone knows, until it has become the mean over ranks."""
+"""What is written to replicated variables by what each rank alone knows, until it has become the
+mean over ranks.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -16,6 +19,7 @@ from collective.tables.grouping import lookups_of
 
 class Own(NamedTuple):
     """A value of this rank's: input `place` of `op`, on its way to the variable `name`."""
+
     op: tf.Operation
     place: int
     name: str
@@ -49,7 +53,7 @@ class Written:
 
 def written_in(graph: tf.Graph) -> Written:
     """That of `graph`; of the graph around it if it is a function's."""
-    return graphs.kept(graphs.outermost(graph), 'written', Written)
+    return graphs.kept(graphs.outermost(graph), "written", Written)
 
 
 def search_of(graph: tf.Graph) -> Search:
@@ -59,40 +63,64 @@ def search_of(graph: tf.Graph) -> Search:
 
 
 def exchange(graph: tf.Graph) -> None:
-    """Exchanges all that was noted: by one allreduce for what comes from the same data, one more for what depends on that.
+    """Exchanges all that was noted: by one allreduce for what comes from the same data, one more
+    for what depends on that.
 
     Raises:
-        NotImplementedError: a session has run the operations already, which then can't wait for anything else.
+        NotImplementedError: a session has run the operations already, which then can't wait for
+            anything else.
     """
     found = written_in(graph)
     if not found.own:
         return
     search = search_of(graph)
-    left = sorted((own for own in found.own if search.is_own([own.op.inputs[own.place]])),
-                  key=lambda own: (own.name, own.op._id))
+    left = sorted(
+        (own for own in found.own if search.is_own([own.op.inputs[own.place]])),
+        key=lambda own: (own.name, own.op._id),
+    )
     found.own = left
     if any(own.op._id <= lookups_of(graph).run for own in left):
-        raise NotImplementedError(f"A session had run the moving average '{left[0].name}' before the optimizer was made: its "
-                                  "values would stay this rank's own. Build the whole graph before the first run.")
+        raise NotImplementedError(
+            f"A session had run the moving average '{left[0].name}' before "
+            f"the optimizer was made: its "
+            "values would stay this rank's own. Build the whole graph "
+            "before the first run."
+        )
     found.own = []
-    with graphs.open_for_changes(graph), graph.as_default(), tf.init_scope(), tf.device(None), tf.name_scope(
-            'collective/written/'):
+    with (
+        graphs.open_for_changes(graph),
+        graph.as_default(),
+        tf.init_scope(),
+        tf.device(None),
+        tf.name_scope("collective/written/"),
+    ):
         while left:
             behind = {own: runs.upstream([own.op.inputs[own.place].op]) for own in left}
             ready = [own for own in left if not any(other.op in behind[own] for other in left)]
             left = [own for own in left if own not in ready]
             for some in _by_data(ready, behind):
-                values = means.over_ranks('written', [(own.name, own.op.inputs[own.place]) for own in some])
+                values = means.over_ranks(
+                    "written", [(own.name, own.op.inputs[own.place]) for own in some]
+                )
                 for own, mean in zip(some, values):
                     own.op._update_input(own.place, mean)
             gates_of(graph).changed()
 
 
 def _by_data(ready: Iterable[Own], behind: dict[Own, set[tf.Operation]]) -> Iterable[Sequence[Own]]:
-    """Those together that come from the same iterators and feeds and behind the same updates: a run that needs some of them
-    takes no other data for it, and changes nothing else."""
+    """Those together that come from the same iterators and feeds and behind the same updates: a run
+    that needs some of them takes no other data for it, and changes nothing else.
+    """
     out: dict[tuple[str, ...], list[Own]] = {}
     for own in ready:
-        out.setdefault(tuple(sorted(str(op.name) for op in behind[own] if takes_data(op) or runs.WRITES.match(op.type))),
-                       []).append(own)
+        out.setdefault(
+            tuple(
+                sorted(
+                    str(op.name)
+                    for op in behind[own]
+                    if takes_data(op) or runs.WRITES.match(op.type)
+                )
+            ),
+            [],
+        ).append(own)
     return [some for _, some in sorted(out.items())]

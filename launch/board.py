@@ -1,13 +1,15 @@
-"""Where ranks post what they do, and the launcher reads it: memory that both have mapped, a page for each rank.
+"""Where ranks post what they do, and the launcher reads it: memory that both have mapped, a page
+for each rank.
 
     rank 0 ──post──▶ ┌ page 1 ┐
     rank 1 ──post──▶ │ page 2 │ ──read──▶ launcher
                      └  ...   ┘
 
-A rank posts in place: no lock, no input or output, one or two microseconds. A checksum over the whole record tells a
-reader that saw half of one record and half of the next. The memory has no name in any folder: ranks open it by way of
-the launcher's descriptor in /proc, and it is gone with the last process that has it, however that ends. (A mapped file
-on a disk would also make a rank wait, at times, while the kernel writes it back.)
+A rank posts in place: no lock, no input or output, one or two microseconds. A checksum over the
+whole record tells a reader that saw half of one record and half of the next. The memory has no name
+in any folder: ranks open it by way of the launcher's descriptor in /proc, and it is gone with the
+last process that has it, however that ends. (A mapped file on a disk would also make a rank wait,
+at times, while the kernel writes it back.)
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ _TRIES = 100
 
 
 class Phase(enum.IntEnum):
-    """What a rank does. From AGREEING on it takes part in something that needs all ranks, and may wait for them."""
+    """What a rank does. From AGREEING on it takes part in something that needs all ranks, and may
+    wait for them.
+    """
 
     AWAY = 0  # in nothing that the ranks share
     WORKING = 1  # on its own, for all: it initialises, saves, restores or exports its part
@@ -58,7 +62,9 @@ class Label:
         """
         words = doing.replace("\n", " ").encode("utf-8", "replace")
         words = words if len(words) <= _LONGEST_DOING else words[:_LONGEST_DOING] + b"..."
-        self.text = (words + b"\n" + _listed(collectives).encode("utf-8", "replace"))[: _PAGE - _TEXT]
+        self.text = (words + b"\n" + _listed(collectives).encode("utf-8", "replace"))[
+            : _PAGE - _TEXT
+        ]
         self.checksum = zlib.crc32(self.text)
 
 
@@ -67,8 +73,8 @@ class Record:
     """What a rank has posted.
 
     pid: of the process that posted it.
-    passed: how many agreements with the other ranks are behind it. They are the same ones on every rank, so a smaller
-      number is a rank that is behind.
+    passed: how many agreements with the other ranks are behind it. They are the same ones on every
+      rank, so a smaller number is a rank that is behind.
     since: when the phase began, in nanoseconds of the machine's monotonic clock.
     doing: what it does; of a rank that is AWAY what it did last.
     collectives: the names of those that it takes part in, for people.
@@ -109,7 +115,9 @@ class Board:
         finally:
             os.close(descriptor)
 
-    def post(self, rank: int, record: tuple[int, Phase, int, int], label: Label, same: bool) -> None:
+    def post(
+        self, rank: int, record: tuple[int, Phase, int, int], label: Label, same: bool
+    ) -> None:
         """Replaces what stands on the page of `rank`.
 
         Args:
@@ -139,7 +147,9 @@ class Board:
             if not pid:
                 return None
             text = page[_TEXT : _TEXT + length]
-            if _CHECKSUM.unpack_from(page)[0] == zlib.crc32(page[_CHECKSUM.size : _TEXT], zlib.crc32(text)):
+            if _CHECKSUM.unpack_from(page)[0] == zlib.crc32(
+                page[_CHECKSUM.size : _TEXT], zlib.crc32(text)
+            ):
                 doing, _, collectives = text.decode("utf-8", "replace").partition("\n")
                 return Record(pid, Phase(phase), passed, since, doing, collectives)
         return None
@@ -179,4 +189,6 @@ def _listed(names: Sequence[str]) -> str:
         room -= len(names[shown]) + 2
         shown += 1
     more = len(names) - shown
-    return ", ".join(names[:shown]) + (f" and {more} more" if shown else f"{more} collectives") * bool(more)
+    return ", ".join(names[:shown]) + (
+        f" and {more} more" if shown else f"{more} collectives"
+    ) * bool(more)

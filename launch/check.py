@@ -1,6 +1,7 @@
 """--check: what is installed, what this machine has, what is missing and how to get it.
 
-TensorFlow, Horovod and CuPy are imported by another process: it takes seconds, and a broken build may crash.
+TensorFlow, Horovod and CuPy are imported by another process: it takes seconds, and a broken build
+may crash.
 """
 
 from __future__ import annotations
@@ -59,17 +60,25 @@ def _check_packages(needed: list[str], wanted: list[str], gpus: bool) -> None:
     tensorflow, problem = _probe(_TENSORFLOW)
     _show("TensorFlow", _described(tensorflow, problem))
     if problem:
-        needed.append("TensorFlow; `make setup` installs it" + (", `make setup GPU=1` with CUDA" if gpus else ""))
+        needed.append(
+            "TensorFlow; `make setup` installs it"
+            + (", `make setup GPU=1` with CUDA" if gpus else "")
+        )
     horovod, problem = _probe(_HOROVOD)
     _show("Horovod", _described(horovod, problem))
     if problem or not horovod["gloo"]:
-        needed.append("Horovod with Gloo, built against the installed TensorFlow; `make setup` builds it")
+        needed.append(
+            "Horovod with Gloo, built against the installed TensorFlow; `make setup` builds it"
+        )
     elif gpus and not horovod["nccl"]:
         wanted.append("Horovod with NCCL, for more than one GPU; `make setup GPU=1` builds it")
     cupy, problem = _probe(_CUPY)
     _show("CuPy", _described(cupy, problem) + ("" if gpus else " (needed on GPUs only)"))
     if problem and gpus:
-        wanted.append("CuPy, for the kernels on GPUs; `pip install '.[gpu]'` or `make setup GPU=1` installs it")
+        wanted.append(
+            "CuPy, for the kernels on GPUs; `pip install '.[gpu]'` or `make setup "
+            "GPU=1` installs it"
+        )
 
 
 def _check_machine(wanted: list[str], gpus: tuple[str, ...]) -> None:
@@ -80,7 +89,10 @@ def _check_machine(wanted: list[str], gpus: tuple[str, ...]) -> None:
     _show("memory", _gigabytes(memory_bytes()))
     _show("/dev/shm", _gigabytes(shared_memory_bytes()))
     if len(gpus) > 1 and shared_memory_bytes() < _ENOUGH_SHARED_MEMORY:
-        wanted.append("shared memory for NCCL; `docker run --shm-size=1g` or `--ipc=host` gives a container more")
+        wanted.append(
+            "shared memory for NCCL; `docker run --shm-size=1g` or `--ipc=host` gives a "
+            "container more"
+        )
 
 
 def _visible() -> tuple[str, ...]:
@@ -92,7 +104,9 @@ def _visible() -> tuple[str, ...]:
 
 
 def _probe(source: str) -> tuple[dict[str, object], str]:
-    """Imports a package elsewhere: (what it says about itself, "") or ({}, why it can't be imported)."""
+    """Imports a package elsewhere: (what it says about itself, "") or ({}, why it can't be
+    imported).
+    """
     try:
         result = subprocess.run(
             [sys.executable, "-c", source + "\n" + _REPORT],
@@ -115,7 +129,9 @@ def _probe(source: str) -> tuple[dict[str, object], str]:
 def _described(facts: dict[str, object], problem: str) -> str:
     if problem:
         return f"none: {problem}"
-    features = ", ".join(f"{name} {'yes' if fact else 'no'}" for name, fact in facts.items() if name != "version")
+    features = ", ".join(
+        f"{name} {'yes' if fact else 'no'}" for name, fact in facts.items() if name != "version"
+    )
     return f"{facts['version']}{f' ({features})' if features else ''}"
 
 

@@ -46,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.dry_run:
             print(plan.describe())
             return 0
-        from .job import Job  # what only a job needs, a server for one, costs half of the start-up time
+        # what only a job needs, a server for one, costs half of the start-up time
+        from .job import Job
 
         return Job(plan).run()
     except UsageError as error:
@@ -85,9 +86,13 @@ def make_plan(options: Options, environment: Mapping[str, str]) -> Plan:
     if not 0 <= options.grace < math.inf:
         raise UsageError(f"--grace {options.grace}: give a number of seconds, 0 or more")
     if not 0 <= options.stall_timeout < math.inf:
-        raise UsageError(f"--stall-timeout {options.stall_timeout}: give a number of seconds, 0 for no limit")
+        raise UsageError(
+            f"--stall-timeout {options.stall_timeout}: give a number of seconds, 0 for no limit"
+        )
     cores = available_cores()
-    devices = choose_devices(_count(options.ranks), options.device, _gpus(options, environment), cores)
+    devices = choose_devices(
+        _count(options.ranks), options.device, _gpus(options, environment), cores
+    )
     terminal = os.isatty(2)
     return Plan(
         command=command,
@@ -119,8 +124,12 @@ def _count(text: str) -> int | str:
 
 
 def _split(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """Our options, and the rest: from the first word that is neither an option of ours nor the value of one."""
-    with_value = {name for action in _parser()._actions if action.nargs != 0 for name in action.option_strings}
+    """Our options, and the rest: from the first word that is neither an option of ours nor the
+    value of one.
+    """
+    with_value = {
+        name for action in _parser()._actions if action.nargs != 0 for name in action.option_strings
+    }
     position = 0
     while position < len(arguments):
         word = arguments[position]
@@ -153,19 +162,41 @@ def _parser() -> _Parser:
         dest="ranks",
         default="auto",
         metavar="N|auto|gpu|cpu",
-        help="how many ranks; auto (the default): one for each visible GPU, without any one CPU rank; "
+        help="how many ranks; auto (the default): one for each visible GPU, without any one CPU "
+        "rank; "
         "gpu: one for each visible GPU; cpu: one CPU rank for each core",
     )
-    add("--device", choices=("auto", "cpu", "gpu"), default="auto", help="cpu: hide the GPUs; gpu: insist on them")
-    add("--log-dir", metavar="FOLDER", help="also keep the output, as FOLDER/rank.N/stdout and stderr")
-    add("--tee", metavar="RANKS", default="all", help='show these ranks only: "0", "0,2-3", "all", "none"')
-    add("--grace", type=float, default=5.0, metavar="SECONDS", help="from TERM to KILL (default: %(default)g)")
+    add(
+        "--device",
+        choices=("auto", "cpu", "gpu"),
+        default="auto",
+        help="cpu: hide the GPUs; gpu: insist on them",
+    )
+    add(
+        "--log-dir",
+        metavar="FOLDER",
+        help="also keep the output, as FOLDER/rank.N/stdout and stderr",
+    )
+    add(
+        "--tee",
+        metavar="RANKS",
+        default="all",
+        help='show these ranks only: "0", "0,2-3", "all", "none"',
+    )
+    add(
+        "--grace",
+        type=float,
+        default=5.0,
+        metavar="SECONDS",
+        help="from TERM to KILL (default: %(default)g)",
+    )
     add(
         "--stall-timeout",
         type=float,
         default=600.0,
         metavar="SECONDS",
-        help="how long ranks may wait for one another before the job ends; 0: for ever (default: %(default)g)",
+        help="how long ranks may wait for one another before the job ends; 0: for ever (default: "
+        "%(default)g)",
     )
     add("--dry-run", action="store_true", help="print the plan, start nothing")
     add("--check", action="store_true", help="print what is installed and what is missing")
@@ -173,7 +204,9 @@ def _parser() -> _Parser:
 
 
 def _open_standard_streams() -> None:
-    """Opens what we were started without of stdin, stdout and stderr; else a rank's pipe would get its number."""
+    """Opens what we were started without of stdin, stdout and stderr; else a rank's pipe would get
+    its number.
+    """
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)

@@ -53,8 +53,15 @@ class Console:
         self._screens[-1].say(text)
 
     def watch(self, selector: selectors.BaseSelector) -> None:
-        """Has the selector wait for the streams that may be read: open, and with room where they are shown."""
-        wanted = {stream for pair in self._streams for stream in pair if stream.open and not stream.congested}
+        """Has the selector wait for the streams that may be read: open, and with room where they
+        are shown.
+        """
+        wanted = {
+            stream
+            for pair in self._streams
+            for stream in pair
+            if stream.open and not stream.congested
+        }
         for stream in self._watched - wanted:
             selector.unregister(stream.descriptor)
         for stream in wanted - self._watched:
@@ -67,18 +74,25 @@ class Console:
         return min((stream.flush_due() for stream in self._watched), default=math.inf)
 
     def flush_due(self, now: float) -> None:
-        """Shows the partial lines that have waited long enough, and tells of a log that can't be written."""
+        """Shows the partial lines that have waited long enough, and tells of a log that can't be
+        written.
+        """
         for stream in self._watched:
             if stream.flush_due() <= now:
                 stream.flush()
         for pair in self._streams:
             for stream in pair:
                 if stream.log_error is not None:
-                    self.say(f"collective.launch: a log ends here, it can't be written: {stream.log_error}")
+                    self.say(
+                        f"collective.launch: a log ends here, it can't be written: "
+                        f"{stream.log_error}"
+                    )
                     stream.log_error = None
 
     def last_words(self, rank: int) -> tuple[tuple[str, ...], str]:
-        """The last lines that a rank, which has ended, wrote to its stderr, else stdout, and which it was."""
+        """The last lines that a rank, which has ended, wrote to its stderr, else stdout, and which
+        it was.
+        """
         for stream in self._streams[rank]:
             stream.drain()
         for kind, stream in reversed(list(zip(KINDS, self._streams[rank]))):
@@ -110,7 +124,9 @@ class Console:
     @property
     def broken(self) -> OSError | None:
         """Why nothing can be written any more."""
-        return next((screen.writer.broken for screen in self._screens if screen.writer.broken), None)
+        return next(
+            (screen.writer.broken for screen in self._screens if screen.writer.broken), None
+        )
 
 
 def open_logs(plan: Plan) -> list[tuple[BinaryIO | None, BinaryIO | None]]:
@@ -135,7 +151,9 @@ def open_logs(plan: Plan) -> list[tuple[BinaryIO | None, BinaryIO | None]]:
 
 
 def _screens(notify: Callable[[], None]) -> tuple[Screen, Screen]:
-    """The launcher's stdout and stderr: one screen if they are one terminal, pipe or file, so that lines stay whole."""
+    """The launcher's stdout and stderr: one screen if they are one terminal, pipe or file, so that
+    lines stay whole.
+    """
     stdout = Screen(1, notify)
     one = os.path.samestat(os.fstat(1), os.fstat(2))
     return stdout, stdout if one else Screen(2, notify)

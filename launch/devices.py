@@ -1,17 +1,19 @@
 """Which GPUs a job may use.
 
-=========================  ============================================================================================
-CUDA_VISIBLE_DEVICES set   its entries in its order: indices, UUIDs (GPU-...) or MIG ids (MIG-...). As in CUDA, an
-                           entry that isn't a device (-1, NoDevFiles, an index past the driver's last) hides itself and
-                           all that follow; empty means none
-NVIDIA_VISIBLE_DEVICES     a container's wish. What it left visible has new indices from 0, so it only says how many:
-                           none, void or empty: none; all: every GPU the driver reports; a list: its length, at most as
-                           many as the driver reports
+=========================
+============================================================================================
+CUDA_VISIBLE_DEVICES set   its entries in its order: indices, UUIDs (GPU-...) or MIG ids (MIG-...).
+                           As in CUDA, an entry that isn't a device (-1, NoDevFiles, an index past
+                           the driver's last) hides itself and all that follow; empty means none
+NVIDIA_VISIBLE_DEVICES     a container's wish. What it left visible has new indices from 0, so it
+                           only says how many: none, void or empty: none; all: every GPU the driver
+                           reports; a list: its length, at most as many as the driver reports
 neither                    every GPU that the driver reports
-=========================  ============================================================================================
+=========================
+============================================================================================
 
-Without a driver (nothing to ask) the variables are believed as they stand: CUDA_VISIBLE_DEVICES=0,1 is two devices, so
-that a job can be planned and tested on a machine without a GPU.
+Without a driver (nothing to ask) the variables are believed as they stand: CUDA_VISIBLE_DEVICES=0,1
+is two devices, so that a job can be planned and tested on a machine without a GPU.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ def visible_gpus(environment: Mapping[str, str], driver: tuple[str, ...]) -> tup
 
     Args:
       environment: the launcher's.
-      driver: the UUIDs of the GPUs that the driver reports ("" where it has an index but no UUID), none without one.
+      driver: the UUIDs of the GPUs that the driver reports ("" where it has an index but no UUID),
+          none without one.
 
     Raises:
       UsageError: CUDA_VISIBLE_DEVICES names a device twice.
@@ -56,7 +59,8 @@ def _cuda_entries(asked: str, driver: tuple[str, ...]) -> tuple[str, ...]:
             break
         if entry in entries:
             raise UsageError(
-                f"CUDA_VISIBLE_DEVICES={asked} names device {entry} twice, and two ranks can't share a GPU; "
+                f"CUDA_VISIBLE_DEVICES={asked} names device {entry} twice, and two ranks can't "
+                f"share a GPU; "
                 "name each once"
             )
         entries.append(entry)

@@ -1,8 +1,8 @@
 """What each rank finds in its environment, as a pure function of the launcher's own.
 
-Two kinds of variables: *identity* says who a rank is and where it meets the others. It is always the launcher's, and
-what an outer job left behind (this launcher in a rank of another one, mpirun) goes. *Tuning* is the user's where the
-user set it, and ours where not.
+Two kinds of variables: *identity* says who a rank is and where it meets the others. It is always
+the launcher's, and what an outer job left behind (this launcher in a rank of another one, mpirun)
+goes. *Tuning* is the user's where the user set it, and ours where not.
 """
 
 from __future__ import annotations
@@ -14,10 +14,19 @@ from .board import VARIABLE
 
 LOOPBACK = "127.0.0.1"
 
-# An outer job's identity under other launchers' names. TF_CONFIG describes a cluster of TensorFlow servers, which
-# Estimator would try to join.
-_STALE_PREFIXES = ("OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "PMI_", "PMIX_", "MV2_COMM_WORLD_", "MPI_LOCAL")
-_STALE = frozenset({"TF_CONFIG", "HOROVOD_ELASTIC", "HOROVOD_RENDEZVOUS_ADDR", "HOROVOD_RENDEZVOUS_PORT"})
+# An outer job's identity under other launchers' names. TF_CONFIG describes a cluster of TensorFlow
+# servers, which Estimator would try to join.
+_STALE_PREFIXES = (
+    "OMPI_COMM_WORLD_",
+    "OMPI_UNIVERSE_",
+    "PMI_",
+    "PMIX_",
+    "MV2_COMM_WORLD_",
+    "MPI_LOCAL",
+)
+_STALE = frozenset(
+    {"TF_CONFIG", "HOROVOD_ELASTIC", "HOROVOD_RENDEZVOUS_ADDR", "HOROVOD_RENDEZVOUS_PORT"}
+)
 
 
 @dataclass(frozen=True)
@@ -37,7 +46,9 @@ def prefix(rank: int, size: int) -> str:
     return f"[{rank}] " if size > 1 else ""
 
 
-def rank_environment(outer: Mapping[str, str], world: World, rank: int, device: str | None) -> dict[str, str]:
+def rank_environment(
+    outer: Mapping[str, str], world: World, rank: int, device: str | None
+) -> dict[str, str]:
     """The whole environment of one rank.
 
     Args:
@@ -47,9 +58,16 @@ def rank_environment(outer: Mapping[str, str], world: World, rank: int, device: 
       device: its entry for CUDA_VISIBLE_DEVICES, None for a CPU rank.
     """
     inherited = {
-        name: value for name, value in outer.items() if name not in _STALE and not name.startswith(_STALE_PREFIXES)
+        name: value
+        for name, value in outer.items()
+        if name not in _STALE and not name.startswith(_STALE_PREFIXES)
     }
-    return {**_tuning(world), **inherited, **_identity(world, rank, device), **_terminal(inherited, world)}
+    return {
+        **_tuning(world),
+        **inherited,
+        **_identity(world, rank, device),
+        **_terminal(inherited, world),
+    }
 
 
 def _identity(world: World, rank: int, device: str | None) -> dict[str, str]:
@@ -85,11 +103,14 @@ def _tuning(world: World) -> dict[str, str]:
         "OMP_NUM_THREADS": share,
         "TF_NUM_INTRAOP_THREADS": share,
         "TF_NUM_INTEROP_THREADS": share,
-        # Milliseconds that Horovod waits for more to send; its default of 1 makes a small exchange much slower.
+        # Milliseconds that Horovod waits for more to send; its default of 1 makes a small exchange
+        # much slower.
         "HOROVOD_CYCLE_TIME": "0.1",
-        # Horovod's default of 30 s ends a job in which one rank is merely slow to start or paused by a debugger.
+        # Horovod's default of 30 s ends a job in which one rank is merely slow to start or paused
+        # by a debugger.
         "HOROVOD_GLOO_TIMEOUT_SECONDS": "600",
-        # Large blocks on huge pages: fewer faults where each step's buffers are new memory (benchmarks/RESULTS.md).
+        # Large blocks on huge pages: fewer faults where each step's buffers are new memory
+        # (benchmarks/RESULTS.md).
         "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
         "NCCL_SOCKET_IFNAME": "lo",
         "PYTHONUNBUFFERED": "1",

@@ -1,9 +1,9 @@
 """What became of the ranks, why the job ended, and what the launcher says about it.
 
-The rank that failed first isn't always the first to be gone. A rank that raises shuts Horovod down on its way out; a
-peer that waits in a collective gets an error from that, and may well be dead before the culprit has finished its own
-clean-up.
-Such a *victim* says so in its last words. It is not blamed while another rank may still turn out to be the culprit.
+The rank that failed first isn't always the first to be gone. A rank that raises shuts Horovod down
+on its way out; a peer that waits in a collective gets an error from that, and may well be dead
+before the culprit has finished its own clean-up. Such a *victim* says so in its last words. It is
+not blamed while another rank may still turn out to be the culprit.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class Exit:
     code: int  # exit code, or minus the signal
     at: float  # seconds since the epoch
     asked: bool = False  # after the launcher had told it to stop
-    last_words: tuple[str, ...] = ()  # more lines than are shown: TensorFlow explains an error at length
+    # more lines than are shown: TensorFlow explains an error at length
+    last_words: tuple[str, ...] = ()
     last_words_from: str = "stderr"
 
     @property
@@ -53,7 +54,11 @@ class Exit:
         if self.code >= 0:
             return f"exit code {self.code}"
         name = _signal_name(-self.code)
-        hint = ", often sent by the kernel when memory runs out" if self.code == -signal.SIGKILL else ""
+        hint = (
+            ", often sent by the kernel when memory runs out"
+            if self.code == -signal.SIGKILL
+            else ""
+        )
         return f"signal {name} ({-self.code}{hint})"
 
 
@@ -91,7 +96,9 @@ class Fate:
     def settled(self) -> bool:
         """Is it known who is to blame?"""
         cause = self.cause()
-        return cause is not None and (not cause.victim or bool(self.left_early()) or not self.living)
+        return cause is not None and (
+            not cause.victim or bool(self.left_early()) or not self.living
+        )
 
     def block(self) -> str:
         """The report on the rank to blame, for people."""
@@ -107,7 +114,8 @@ class Fate:
         ]
         for leaver in self.left_early():
             lines.append(
-                f"  left early rank {leaver.rank} (pid {leaver.pid}) with exit code 0 at {_clock(leaver.at)}, "
+                f"  left early rank {leaver.rank} (pid {leaver.pid}) with exit code 0 at "
+                f"{_clock(leaver.at)}, "
                 "while others still worked"
             )
         lines += self._others(cause)
@@ -119,11 +127,15 @@ class Fate:
         return "\n".join(lines)
 
     def _others(self, cause: Exit) -> list[str]:
-        others = sorted((ended for ended in self.exits if ended is not cause and ended.failed), key=lambda e: e.rank)
+        others = sorted(
+            (ended for ended in self.exits if ended is not cause and ended.failed),
+            key=lambda e: e.rank,
+        )
         if not others:
             return []
         reasons = [
-            f"rank {ended.rank} by {ended.manner() if ended.code >= 0 else _signal_name(-ended.code)}"
+            f"rank {ended.rank} by "
+            f"{ended.manner() if ended.code >= 0 else _signal_name(-ended.code)}"
             + (" after the launcher's TERM" if ended.asked else "")
             for ended in others
         ]
@@ -142,4 +154,8 @@ def _signal_name(signum: int) -> str:
 
 
 def _shortened(line: str) -> str:
-    return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}... ({len(line)} characters)"
+    return (
+        line
+        if len(line) <= _LONGEST_LINE
+        else f"{line[:_LONGEST_LINE]}... ({len(line)} characters)"
+    )

@@ -1,13 +1,14 @@
-"""One job from start to end: an event loop over the keeper's events, the ranks' pipes, signals and deadlines.
+"""One job from start to end: an event loop over the keeper's events, the ranks' pipes, signals and
+deadlines.
 
     running ──a rank fails──▶ settling ──it is known who is to blame──▶ stopping ──"done"──▶ over
        │                                                                 ▲                    ▲
        ├──INT, TERM, HUP, QUIT; nobody reads our output; a stall─────────┘                    │
        └──"done": every rank has left with 0──────────────────────────────────────────────────┘
 
-"done" is the keeper's word that nothing is left. Each state has an end that doesn't depend on the ranks' good will:
-settling takes SETTLING seconds at most, stopping ends with KILL after the grace, and if even then no "done" comes, the
-launcher kills the keeper and all that is left by itself.
+"done" is the keeper's word that nothing is left. Each state has an end that doesn't depend on the
+ranks' good will: settling takes SETTLING seconds at most, stopping ends with KILL after the grace,
+and if even then no "done" comes, the launcher kills the keeper and all that is left by itself.
 """
 
 from __future__ import annotations
@@ -67,9 +68,12 @@ class Job:
             self._board = OwnBoard(self._plan.size)
             pipes = [(os.pipe(), os.pipe()) for _ in range(self._plan.size)]
         except OSError as error:
-            raise UsageError(f"-np {self._plan.size} needs four pipe ends a rank: {error.strerror}") from None
+            raise UsageError(
+                f"-np {self._plan.size} needs four pipe ends a rank: {error.strerror}"
+            ) from None
         environments = [
-            self._plan.environment(rank, str(rendezvous.port), self._board.place) for rank in range(self._plan.size)
+            self._plan.environment(rank, str(rendezvous.port), self._board.place)
+            for rank in range(self._plan.size)
         ]
         self._keeper = Keeper(
             [
@@ -84,7 +88,9 @@ class Job:
                 os.close(end)
         # Threads may start only now that the keeper is forked.
         rendezvous.serve()
-        self._console = Console(self._plan, [[end for end, _ in pair] for pair in pipes], logs, self._wakeup.wake)
+        self._console = Console(
+            self._plan, [[end for end, _ in pair] for pair in pipes], logs, self._wakeup.wake
+        )
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wakeup.descriptor, selectors.EVENT_READ, self._on_wakeup)
         self._selector.register(self._keeper.events, selectors.EVENT_READ, self._on_keeper)
@@ -128,7 +134,9 @@ class Job:
     def _look(self, now: float) -> None:
         """Sees whether the ranks go on, and ends a job that stands still."""
         gone = {ended.rank: ended.manner() for ended in self._fate.exits}
-        found = self._watch.look(now, stall.posted(self._board, self._plan.size), gone, self._console.congested)
+        found = self._watch.look(
+            now, stall.posted(self._board, self._plan.size), gone, self._console.congested
+        )
         if found is None:
             return
         report = found.block(self._plan.stall_timeout)
@@ -137,7 +145,10 @@ class Job:
             return
         self._report = report  # comes last, as that on a root cause does
         self._exit_code = stall.EXIT_CODE
-        self._say(f"no progress for {found.waited:.0f} s, {found.who()}: stopping {self._fate.living_text()}")
+        self._say(
+            f"no progress for {found.waited:.0f} s, {found.who()}: stopping "
+            f"{self._fate.living_text()}"
+        )
         self._stopping.begin(signal.SIGTERM, now)
 
     # What the selector calls.
@@ -184,7 +195,9 @@ class Job:
         if asked or self._fate.cause() is None:
             return
         now = time.monotonic()
-        self._settle_until = now if self._fate.settled() else min(self._settle_until, now + SETTLING)
+        self._settle_until = (
+            now if self._fate.settled() else min(self._settle_until, now + SETTLING)
+        )
 
     def _do_without_keeper(self, how: str) -> None:
         """Ends everything without the keeper's help: its orphans are ours."""
@@ -216,7 +229,9 @@ class Job:
         return code
 
     def _write_out(self) -> None:
-        """Waits for the readers of our output. They may take their time, unless we are told to stop."""
+        """Waits for the readers of our output. They may take their time, unless we are told to
+        stop.
+        """
         deadline = math.inf if self._exit_code is None else time.monotonic() + _LAST_WRITE
         while not self._console.written and time.monotonic() < deadline:
             timeout = None if deadline == math.inf else deadline - time.monotonic()

@@ -3,15 +3,17 @@
     launcher ──commands──▶ keeper ──▶ rank 0 ──▶ its children, theirs, ...
              ◀──events────        └─▶ rank 1
 
-A process that is killed with KILL can't clean up after itself; therefore the launcher doesn't start the ranks but forks
-this process first, which does. It lives in a session of its own (no signal of the terminal reaches it), adopts every
-orphan below it, and reads its commands from a pipe: end of file means that the launcher is gone, however it went, and
-everything below is killed at once. Should the keeper itself be killed, the kernel kills the ranks (their parent-death
-signal), and the launcher, who adopts orphans too, the rest. Only who kills both at one moment leaves the ranks' own
+A process that is killed with KILL can't clean up after itself; therefore the launcher doesn't start
+the ranks but forks this process first, which does. It lives in a session of its own (no signal of
+the terminal reaches it), adopts every orphan below it, and reads its commands from a pipe: end of
+file means that the launcher is gone, however it went, and everything below is killed at once.
+Should the keeper itself be killed, the kernel kills the ranks (their parent-death signal), and the
+launcher, who adopts orphans too, the rest. Only who kills both at one moment leaves the ranks' own
 children behind.
 
-The fork comes without exec: the keeper needs what the launcher has loaded already, and starting Python again would cost
-as much as the whole launcher. That is why it must happen before the launcher starts a thread.
+The fork comes without exec: the keeper needs what the launcher has loaded already, and starting
+Python again would cost as much as the whole launcher. That is why it must happen before the
+launcher starts a thread.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ class Child:
 class Event:
     """What the keeper tells the launcher.
 
-    kind: "started" (rank, pid); "exited" (rank, pid, code, at); "undead" (pid): it survived even KILL; "done": nothing
+    kind: "started" (rank, pid); "exited" (rank, pid, code, at); "undead" (pid): it survived even
+        KILL; "done": nothing
     is left; "broken" (text): the keeper itself failed.
     """
 
@@ -81,7 +84,8 @@ class Keeper:
         commands, self._commands = os.pipe()
         self.events, events = os.pipe()
         os.set_blocking(self.events, False)
-        # The handlers write into the launcher's wake-up pipe, which the keeper shares until it has its own.
+        # The handlers write into the launcher's wake-up pipe, which the keeper shares until it has
+        # its own.
         outer = signal.pthread_sigmask(signal.SIG_BLOCK, (*_HANDLED, signal.SIGCHLD))
         self.pid = os.fork()
         if self.pid == 0:
@@ -92,7 +96,9 @@ class Keeper:
         self._received = b""
 
     def signal(self, signum: int) -> None:
-        """Sends `signum` to the process groups of the living ranks; KILL goes to everything below the keeper."""
+        """Sends `signum` to the process groups of the living ranks; KILL goes to everything below
+        the keeper.
+        """
         try:
             os.write(self._commands, f"{int(signum)}\n".encode())
         except OSError:
@@ -127,7 +133,9 @@ def _become_keeper(children: Sequence[Child], commands: int, events: int, grace:
 
 
 class _Watch:
-    """The keeper's own loop: starts the ranks, buries them, passes signals on, and clears up at the end."""
+    """The keeper's own loop: starts the ranks, buries them, passes signals on, and clears up at the
+    end.
+    """
 
     def __init__(self, children: Sequence[Child], commands: int, events: int, grace: float):
         self._children = children
@@ -175,8 +183,9 @@ class _Watch:
 
         def prepare() -> None:
             for signum in _HANDLED:
-                # A launcher under nohup ignores HUP, and so shall its ranks; but a shell without job control starts
-                # background jobs with INT and QUIT ignored, and those we pass on.
+                # A launcher under nohup ignores HUP, and so shall its ranks; but a shell without
+                # job control starts background jobs with INT and QUIT ignored, and those we pass
+                # on.
                 if signum != signal.SIGHUP or not self._nohup:
                     signal.signal(signum, signal.SIG_DFL)
             processes.die_with_parent(keeper)
@@ -192,7 +201,9 @@ class _Watch:
                 preexec_fn=prepare,
             )
         except OSError as error:
-            os.write(child.stderr, f"{child.command[0]} can't be started: {error.strerror}\n".encode())
+            os.write(
+                child.stderr, f"{child.command[0]} can't be started: {error.strerror}\n".encode()
+            )
             code = 127 if isinstance(error, FileNotFoundError) else 126  # as a shell does
             self.tell(Event("exited", rank, 0, code, time.time()))
         else:
@@ -215,7 +226,9 @@ class _Watch:
                 self.tell(Event("exited", rank, pid, code, time.time()))
 
     def _clear_up(self) -> bool:
-        """After the last rank: ends what the ranks left behind. Returns whether there is more to do."""
+        """After the last rank: ends what the ranks left behind. Returns whether there is more to
+        do.
+        """
         now = time.monotonic()
         if not processes.descendants(os.getpid()):
             self.tell(Event("done"))
@@ -232,7 +245,11 @@ class _Watch:
 
     def _wait(self) -> None:
         """Until a child ends, a command comes, or (only when clearing up) the grace is over."""
-        timeout = None if self._ranks or self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
+        timeout = (
+            None
+            if self._ranks or self._kill_at is None
+            else max(0.0, self._kill_at - time.monotonic())
+        )
         ready, _, _ = select.select([self._commands, self._wakeup], [], [], timeout)
         if self._wakeup in ready:
             os.read(self._wakeup, 4096)

@@ -1,6 +1,7 @@
 """What the machine grants this process: cores, memory, shared memory.
 
-A container's limits count, not only the hardware: a quota of two cores on a machine of 64 is two cores.
+A container's limits count, not only the hardware: a quota of two cores on a machine of 64 is two
+cores.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ def _quota_v1() -> float | None:
 def _folders(controller: str) -> Iterator[Path]:
     """Our cgroup's folder and those above it. `controller` "" means version 2.
 
-    In a container the path in /proc/self/cgroup may be the host's, which isn't mounted; the root of the mount then
-    is our own cgroup, so the way up always ends there.
+    In a container the path in /proc/self/cgroup may be the host's, which isn't mounted; the root of
+    the mount then is our own cgroup, so the way up always ends there.
     """
     for line in _read(Path("/proc/self/cgroup")).splitlines():
         _, _, rest = line.partition(":")
@@ -72,7 +73,9 @@ def _folders(controller: str) -> Iterator[Path]:
             continue
         for mount in {_CGROUPS / names, _CGROUPS / controller} if controller else {_CGROUPS}:
             folder = mount / path.lstrip("/")
-            yield from (place for place in (folder, *folder.parents) if mount in (place, *place.parents))
+            yield from (
+                place for place in (folder, *folder.parents) if mount in (place, *place.parents)
+            )
 
 
 def _read(path: Path) -> str:

@@ -1,11 +1,13 @@
-"""The ranks' output: line by line to the launcher's own stdout and stderr, byte by byte to the logs.
+"""The ranks' output: line by line to the launcher's own stdout and stderr, byte by byte to the
+logs.
 
     pipe of rank 0's stdout ──▶ Stream ──▶ Screen (the launcher's stdout) ──▶ Writer
     pipe of rank 1's stdout ──▶ Stream ──┘
                                   └─────▶ rank.1/stdout
 
-A *segment* is what ends in a newline or, as progress bars do, in a carriage return; it is shown with its end as it is
-and the rank before it. Everything is bytes: what isn't UTF-8 passes untouched.
+A *segment* is what ends in a newline or, as progress bars do, in a carriage return; it is shown
+with its end as it is and the rank before it. Everything is bytes: what isn't UTF-8 passes
+untouched.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from typing import BinaryIO
 
 from .writer import Writer
 
-# A partial line is held back for so long, hoping for its end. On a terminal somebody waits for a prompt or a bar; in a
-# file it matters more that nothing of another rank comes between.
+# A partial line is held back for so long, hoping for its end. On a terminal somebody waits for a
+# prompt or a bar; in a file it matters more that nothing of another rank comes between.
 _PATIENCE_TERMINAL = 0.2
 _PATIENCE_FILE = 1.0
 # A "line" longer than this is shown in parts.
@@ -30,13 +32,16 @@ _END = re.compile(rb"\r\n|\r|\n")
 
 
 class Screen:
-    """The launcher's stdout or stderr, which all ranks share. If both are one file, they are one screen."""
+    """The launcher's stdout or stderr, which all ranks share. If both are one file, they are one
+    screen.
+    """
 
     def __init__(self, descriptor: int, notify: Callable[[], None]):
         self.terminal = os.isatty(descriptor)
         self.writer = Writer(descriptor, notify)
         self._owner: Stream | None = None  # whose text the cursor stands behind
-        self._open = b""  # b"\r" after a carriage return, b"" at the start of a line, else something
+        # b"\r" after a carriage return, b"" at the start of a line, else something
+        self._open = b""
 
     def show(self, stream: Stream, data: bytes, prefix: bytes) -> None:
         """Writes segments of one stream, the last perhaps without its end."""
@@ -59,12 +64,16 @@ class Screen:
         self._put(None, text.encode("utf-8", "surrogateescape") + b"\n")
 
     def _make_room(self) -> None:
-        """No two streams share a line. In a file what follows a carriage return is legible where it stands."""
+        """No two streams share a line. In a file what follows a carriage return is legible where it
+        stands.
+        """
         if self._open and (self.terminal or self._open != b"\r"):
             self._put(None, b"\n")
 
     def end_line(self, stream: Stream, after: bytes = b"") -> None:
-        """Ends the line that `stream` has left open: behind a carriage return (`after`), or behind anything else."""
+        """Ends the line that `stream` has left open: behind a carriage return (`after`), or behind
+        anything else.
+        """
         if self._owner is stream and self._open and (self._open == b"\r") == (after == b"\r"):
             self._put(stream, b"\n")
 
@@ -116,7 +125,9 @@ class Stream:
         return bool(data)
 
     def drain(self) -> None:
-        """Takes what is in the pipe now. Doesn't wait for its end: a process that a rank left behind may hold it."""
+        """Takes what is in the pipe now. Doesn't wait for its end: a process that a rank left
+        behind may hold it.
+        """
         for _ in range(64):  # 4 MB: more than a pipe holds, unless somebody goes on writing
             if not self.open or not self.read():
                 return

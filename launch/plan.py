@@ -1,4 +1,6 @@
-"""The plan of a job: which ranks, on which devices, with what command and environment. It starts nothing."""
+"""The plan of a job: which ranks, on which devices, with what command and environment. It starts
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class Plan:
     def size(self) -> int:
         return len(self.devices)
 
-    def environment(self, rank: int, port: str = _PORT_TO_COME, board: str = _BOARD_TO_COME) -> dict[str, str]:
+    def environment(
+        self, rank: int, port: str = _PORT_TO_COME, board: str = _BOARD_TO_COME
+    ) -> dict[str, str]:
         board = board if self.stall_timeout and self.size > 1 else ""
         world = World(self.size, port, self.cores, self.terminal, self.columns, board)
         return rank_environment(self.outer, world, rank, self.devices[rank])
@@ -51,10 +55,13 @@ class Plan:
                 name
                 for environment in environments
                 for name in environment
-                if environment[name] != self.outer.get(name) or name in self.environment(0).keys() - self.outer.keys()
+                if environment[name] != self.outer.get(name)
+                or name in self.environment(0).keys() - self.outer.keys()
             }
         )
-        same = [name for name in names if len({environment[name] for environment in environments}) == 1]
+        same = [
+            name for name in names if len({environment[name] for environment in environments}) == 1
+        ]
         lines = [
             f"ranks        {self.size}",
             f"command      {shlex.join(self.command)}",
@@ -66,7 +73,9 @@ class Plan:
         ]
         for rank, environment in enumerate(environments):
             device = self.devices[rank]
-            lines.append(f"rank {rank}       on {'the CPU' if device is None else f'GPU {device}'}:")
+            lines.append(
+                f"rank {rank}       on {'the CPU' if device is None else f'GPU {device}'}:"
+            )
             lines += [f"  {name}={environment[name]}" for name in names if name not in same]
         return "\n".join(lines)
 
@@ -74,7 +83,11 @@ class Plan:
         if len(self.shown) == self.size:
             shown = "shown"
         else:
-            shown = f"shown of ranks {','.join(map(str, sorted(self.shown)))}" if self.shown else "not shown"
+            shown = (
+                f"shown of ranks {','.join(map(str, sorted(self.shown)))}"
+                if self.shown
+                else "not shown"
+            )
         return shown + (f", kept in {self.log_dir}" if self.log_dir else "")
 
     def _removed(self) -> str:
@@ -82,7 +95,9 @@ class Plan:
         return f" (without {', '.join(removed)})" if removed else ""
 
 
-def choose_devices(ranks: int | str, device: str, gpus: tuple[str, ...], cores: int) -> tuple[str | None, ...]:
+def choose_devices(
+    ranks: int | str, device: str, gpus: tuple[str, ...], cores: int
+) -> tuple[str | None, ...]:
     """The device of each rank.
 
     Args:
@@ -97,19 +112,27 @@ def choose_devices(ranks: int | str, device: str, gpus: tuple[str, ...], cores: 
     if isinstance(ranks, int) and ranks < 1:
         raise UsageError(f"-np {ranks}: a job has at least one rank")
     if {str(ranks), device} == {"cpu", "gpu"}:
-        raise UsageError(f"-np {ranks} and --device {device} contradict each other; leave one of them out")
+        raise UsageError(
+            f"-np {ranks} and --device {device} contradict each other; leave one of them out"
+        )
     if device == "cpu" or ranks == "cpu":
         gpus = NO_GPUS
     elif not gpus and "gpu" in (device, ranks):
         asked = "-np gpu" if ranks == "gpu" else "--device gpu"
-        raise UsageError(f"{asked}: no GPU is visible; --device cpu makes CPU ranks, --check tells more")
+        raise UsageError(
+            f"{asked}: no GPU is visible; --device cpu makes CPU ranks, --check tells more"
+        )
     if not gpus:
         count = ranks if isinstance(ranks, int) else cores if ranks == "cpu" else 1
         return (None,) * count
     count = ranks if isinstance(ranks, int) else len(gpus)
     if count > len(gpus):
-        visible = f"{len(gpus)} GPU{'s are' if len(gpus) > 1 else ' is'} visible ({', '.join(gpus)})"
-        raise UsageError(f"-np {count} asks for {count} ranks, but {visible}; --device cpu makes CPU ranks")
+        visible = (
+            f"{len(gpus)} GPU{'s are' if len(gpus) > 1 else ' is'} visible ({', '.join(gpus)})"
+        )
+        raise UsageError(
+            f"-np {count} asks for {count} ranks, but {visible}; --device cpu makes CPU ranks"
+        )
     return gpus[:count]
 
 

@@ -1,7 +1,7 @@
 """Processes as the kernel sees them: who descends from whom, and who adopts an orphan.
 
-An orphan goes to the nearest ancestor that declared itself a *subreaper*. Below a subreaper nothing gets lost, however
-often it forks or changes its session: walking the parents in ``/proc`` finds it.
+An orphan goes to the nearest ancestor that declared itself a *subreaper*. Below a subreaper nothing
+gets lost, however often it forks or changes its session: walking the parents in ``/proc`` finds it.
 """
 
 from __future__ import annotations
@@ -37,12 +37,16 @@ def die_with_parent(parent: int) -> None:
 
 
 def rename(title: str) -> None:
-    """Overwrites this process's command line, as `ps` and `pkill -f` see it, with (the start of) `title`."""
+    """Overwrites this process's command line, as `ps` and `pkill -f` see it, with (the start of)
+    `title`.
+    """
     with open("/proc/self/stat", "rb") as stat:
         fields = stat.read().rpartition(b")")[2].split()
     start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end in proc(5)
     if 0 < start < end:
-        ctypes.memmove(start, title.encode()[: end - start - 1].ljust(end - start, b"\0"), end - start)
+        ctypes.memmove(
+            start, title.encode()[: end - start - 1].ljust(end - start, b"\0"), end - start
+        )
 
 
 def children() -> dict[int, list[int]]:
@@ -91,15 +95,18 @@ def reap() -> list[tuple[int, int]]:
             break
         if pid == 0:
             break
-        ended.append((pid, os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)))
+        ended.append(
+            (pid, os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status))
+        )
     return ended
 
 
 def kill_descendants(patience: float, spare: Collection[int] = ()) -> list[int]:
-    """Kills everything below this process, a subreaper, and returns what is left after `patience` seconds.
+    """Kills everything below this process, a subreaper, and returns what is left after `patience`
+    seconds.
 
-    One pass isn't enough: a process can fork while it is looked for. What it leaves behind comes to the subreaper, so
-    the next pass finds it.
+    One pass isn't enough: a process can fork while it is looked for. What it leaves behind comes to
+    the subreaper, so the next pass finds it.
     """
     deadline = time.monotonic() + patience
     while True:

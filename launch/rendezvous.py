@@ -2,11 +2,12 @@
 
     PUT /scope/key      stores the body
     GET /scope/key      the body, 404 while it isn't there: Gloo then asks again
-    DELETE /scope/rank  that rank is done with the scope; when the last one is, its keys go, so that ranks that shut
-                        Horovod down and start it again don't read the addresses of the first time
+    DELETE /scope/rank  that rank is done with the scope; when the last one is, its keys go, so that
+                        ranks that shut Horovod down and start it again don't read the addresses of
+                        the first time
 
-It listens on the loopback address only, on a port that the kernel picks. The protocol knows no password: other users of
-the same machine can reach it.
+It listens on the loopback address only, on a port that the kernel picks. The protocol knows no
+password: other users of the same machine can reach it.
 """
 
 from __future__ import annotations
@@ -53,8 +54,9 @@ class Rendezvous(ThreadingHTTPServer):
             return self._values[scope].get(key)
 
     def leave(self, scope: str, key: str) -> None:
-        # Horovod's scopes: "global" and "local_HOST" of all ranks, "cross_LOCAL_RANK" of one rank of each machine. The
-        # members of other scopes, those of process sets, aren't known here: they lose what they name only.
+        # Horovod's scopes: "global" and "local_HOST" of all ranks, "cross_LOCAL_RANK" of one rank
+        # of each machine. The members of other scopes, those of process sets, aren't known here:
+        # they lose what they name only.
         members = 1 if scope.startswith("cross_") else self._size
         known = scope == "global" or scope.startswith(("local_", "cross_"))
         with self._lock:
@@ -68,7 +70,8 @@ class Rendezvous(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     server: Rendezvous
-    timeout = 30  # a client that stops in the middle of a request holds a thread no longer than this
+    # a client that stops in the middle of a request holds a thread no longer than this
+    timeout = 30
 
     def do_GET(self) -> None:
         value = self.server.get(*self._place())

@@ -1,22 +1,28 @@
 """When a job stands still, and who keeps it waiting.
 
-A rank tells the launcher (see `board`) in what it takes part that needs all ranks, and since when. It can't tell there
-whether it computes or waits; the launcher sees more, because it sees all ranks of this machine:
+A rank tells the launcher (see `board`) in what it takes part that needs all ranks, and since when.
+It can't tell there whether it computes or waits; the launcher sees more, because it sees all ranks
+of this machine:
 
-==================================  ================================================================================
+==================================
+================================================================================
 what it sees                        what it says
-==================================  ================================================================================
+==================================
+================================================================================
 no rank is in a run                 nothing, for ever: they prepare data, or somebody debugs
 a rank is in a run, another isn't   the other is missing, whatever it does by itself
-all are in runs, one is behind      that one is missing: it is in a collective that the others never come to
-all are in the same run             none is missing: the run's collectives differ, or all wait for input or for
-                                    another machine
-a rank works for all by itself      it is missing, but may take longer: it initialises, saves, restores or exports
-==================================  ================================================================================
+all are in runs, one is behind      that one is missing: it is in a collective that the others never
+come to
+all are in the same run             none is missing: the run's collectives differ, or all wait for
+                                    input or for another machine
+a rank works for all by itself      it is missing, but may take longer: it initialises, saves,
+restores or exports
+==================================
+================================================================================
 
-While a rank is in a run the others can't get far without it: each can finish what they are in and begin one thing more.
-So the time counts from what any of them did last. Time in which the launcher itself was stopped, or nobody read the
-ranks' output so that they had to wait, doesn't count.
+While a rank is in a run the others can't get far without it: each can finish what they are in and
+begin one thing more. So the time counts from what any of them did last. Time in which the launcher
+itself was stopped, or nobody read the ranks' output so that they had to wait, doesn't count.
 """
 
 from __future__ import annotations
@@ -72,11 +78,20 @@ class Stall:
     def block(self, timeout: float) -> str:
         """The report, for people."""
         if self.over:
-            head = [f"collective.launch: the job stalled: {self.who()}", f"  host       {os.uname().nodename}"]
-            tail = [f"  ended      after {self.waited:.0f} s without progress (--stall-timeout {timeout:g})"]
+            head = [
+                f"collective.launch: the job stalled: {self.who()}",
+                f"  host       {os.uname().nodename}",
+            ]
+            tail = [
+                f"  ended      after {self.waited:.0f} s without progress (--stall-timeout "
+                f"{timeout:g})"
+            ]
         else:
             head = [f"collective.launch: no progress for {self.waited:.0f} s: {self.who()}"]
-            tail = [f"  the job ends after {timeout:g} s without progress; --stall-timeout sets it, 0 waits for ever"]
+            tail = [
+                f"  the job ends after {timeout:g} s without progress; --stall-timeout sets "
+                f"it, 0 waits for ever"
+            ]
         return "\n".join([*head, *self._states(), *tail, *self._advice()])
 
     def _states(self) -> list[str]:
@@ -105,13 +120,17 @@ class Stall:
         stuck = [rank for rank in range(self.size) if rank not in self.gone and self._behind(rank)]
         if stuck:
             return [
-                f"  Others have finished what {_named(stuck)} {'is' if len(stuck) == 1 else 'are'} still in. "
+                f"  Others have finished what {_named(stuck)} "
+                f"{'is' if len(stuck) == 1 else 'are'} still in. "
                 "A lookup in a branch of tf.cond that not all ranks take waits for ever."
             ]
         if self.missing:
-            return ["  All ranks must run the same. If one only needs longer, so does --stall-timeout."]
+            return [
+                "  All ranks must run the same. If one only needs longer, so does --stall-timeout."
+            ]
         return [
-            "  A branch of tf.cond with a lookup isn't taken by all of them, or input doesn't come, or a rank of "
+            "  A branch of tf.cond with a lookup isn't taken by all of them, or input doesn't "
+            "come, or a rank of "
             "another machine is missing, or the run takes longer than --stall-timeout."
         ]
 
@@ -145,8 +164,11 @@ class Watch:
     def next_look(self) -> float:
         return self._looked + self._interval if self.timeout and self._size > 1 else math.inf
 
-    def look(self, now: float, records: Sequence[Record | None], gone: Mapping[int, str], held: bool) -> Stall | None:
-        """A stall that is to be told of: one to warn of, once for each kind, or one that ends the job.
+    def look(
+        self, now: float, records: Sequence[Record | None], gone: Mapping[int, str], held: bool
+    ) -> Stall | None:
+        """A stall that is to be told of: one to warn of, once for each kind, or one that ends the
+        job.
 
         Args:
           now: the time.
@@ -161,7 +183,11 @@ class Watch:
         for rank, record in enumerate(records):
             if record is not None and record != self._records[rank]:
                 self._records[rank], self._changed = record, clock
-        here = {rank: record for rank, record in enumerate(self._records) if record is not None and rank not in gone}
+        here = {
+            rank: record
+            for rank, record in enumerate(self._records)
+            if record is not None and rank not in gone
+        }
         phases = {record.phase for record in here.values()}
         waited = clock - self._changed
         if Phase.WORKING in phases and waited < (MORE_FOR_WORK - 1) * self.timeout:
@@ -179,8 +205,14 @@ class Watch:
     def _stall(self, waited: float, over: bool, gone: Mapping[int, str]) -> Stall:
         stall = Stall(waited, over, self._size, (), tuple(self._records), gone)
         ranks, records = range(self._size), self._records
-        absent = [r for r in ranks if r in gone or (record := records[r]) is None or not record.phase.shared]
-        return replace(stall, missing=tuple(absent or [rank for rank in ranks if stall._behind(rank)]))
+        absent = [
+            r
+            for r in ranks
+            if r in gone or (record := records[r]) is None or not record.phase.shared
+        ]
+        return replace(
+            stall, missing=tuple(absent or [rank for rank in ranks if stall._behind(rank)])
+        )
 
 
 def posted(board: Board, size: int) -> list[Record | None]:

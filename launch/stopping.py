@@ -41,12 +41,16 @@ class Stopping:
 
     def begin(self, signum: signal.Signals, now: float) -> None:
         """Begins with `signum` at once."""
-        order: list[signal.Signals] = [signum] if signum == signal.SIGKILL else [signum, signal.SIGKILL]
+        order: list[signal.Signals] = (
+            [signum] if signum == signal.SIGKILL else [signum, signal.SIGKILL]
+        )
         if signum not in (signal.SIGTERM, signal.SIGKILL):
             order.insert(1, signal.SIGTERM)
         steps = [(now + number * self._grace, step) for number, step in enumerate(order)]
         self._kill_at = min(self._kill_at, steps[-1][0])
-        self._steps = [(when, step) for when, step in steps[:-1] if when < self._kill_at or step == signum]
+        self._steps = [
+            (when, step) for when, step in steps[:-1] if when < self._kill_at or step == signum
+        ]
         self._steps.append((self._kill_at, signal.SIGKILL))
 
     def due(self, now: float) -> list[signal.Signals]:

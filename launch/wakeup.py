@@ -1,7 +1,8 @@
 """Signals as something to wait for, beside pipes.
 
-The kernel interrupts a process wherever it is; Python then puts the signal's number into a pipe. An event loop that
-waits for that pipe sees signals between two other events, and none gets lost between looking and waiting.
+The kernel interrupts a process wherever it is; Python then puts the signal's number into a pipe. An
+event loop that waits for that pipe sees signals between two other events, and none gets lost
+between looking and waiting.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ class Wakeup:
         os.set_blocking(self.descriptor, False)
         os.set_blocking(self._end, False)
         for signum in (*ASKING, signal.SIGCHLD):
-            # nohup's promise holds for the launcher, too. INT and QUIT are taken even where a shell without job
-            # control ignores them for background jobs: who sends them to the launcher means it.
+            # nohup's promise holds for the launcher, too. INT and QUIT are taken even where a shell
+            # without job control ignores them for background jobs: who sends them to the launcher
+            # means it.
             if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:
                 signal.signal(signum, lambda *_: None)
         signal.set_wakeup_fd(self._end, warn_on_full_buffer=False)

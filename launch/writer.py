@@ -1,8 +1,9 @@
 """Writing to a terminal, pipe or file that may be slow, without making the launcher wait.
 
-A pager that nobody scrolls or a terminal stopped with Ctrl-S blocks whoever writes to it. A thread does that here, so
-that the launcher still sees ranks die and signals come. What waits to be written is bounded by its callers: they stop
-reading from the ranks while it is `congested`, as a full pipe would stop the ranks themselves.
+A pager that nobody scrolls or a terminal stopped with Ctrl-S blocks whoever writes to it. A thread
+does that here, so that the launcher still sees ranks die and signals come. What waits to be written
+is bounded by its callers: they stop reading from the ranks while it is `congested`, as a full pipe
+would stop the ranks themselves.
 """
 
 from __future__ import annotations

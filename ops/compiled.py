@@ -2,6 +2,7 @@
 
 The library is compiled against one TensorFlow, by set-up (see setup.py).
 """
+
 from __future__ import annotations
 
 import functools
@@ -16,7 +17,7 @@ import tensorflow.compat.v1 as tf
 
 def _file() -> Path | None:
     here = Path(__file__).resolve().parent
-    built = (here / f'_native{suffix}' for suffix in importlib.machinery.EXTENSION_SUFFIXES)
+    built = (here / f"_native{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES)
     return next((path for path in built if path.exists()), None)
 
 
@@ -25,13 +26,16 @@ def missing() -> str | None:
     """Why the compiled operations can't be used here; None if they can."""
     path = _file()
     if path is None:
-        return 'they were not built, as there was no TensorFlow to build them against: run `make setup`, or ' \
-               'pip install --no-build-isolation beside TensorFlow'
-    with open(path, 'rb') as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        found = re.search(rb'collective native, TensorFlow ([^;]*);', content)
-        built_for = found.group(1).decode() if found else 'none'
+        return (
+            "they were not built, as there was no TensorFlow to build them against: run `make "
+            "setup`, or "
+            "pip install --no-build-isolation beside TensorFlow"
+        )
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        found = re.search(rb"collective native, TensorFlow ([^;]*);", content)
+        built_for = found.group(1).decode() if found else "none"
     if built_for != tf.__version__:
-        return f'they were built for TensorFlow {built_for}, and this is {tf.__version__}: run `make setup` again'
+        return f"they were built for TensorFlow {built_for}, and this is {tf.__version__}: run `make setup` again"
     return None
 
 
@@ -44,5 +48,5 @@ def library() -> Any:
     """
     reason = missing()
     if reason is not None:
-        raise ImportError(f'the compiled operations of collective: {reason}')
+        raise ImportError(f"the compiled operations of collective: {reason}")
     return tf.load_op_library(str(_file()))

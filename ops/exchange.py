@@ -1,4 +1,7 @@
-"""The two ways of an exchange: keys to their owners, rows back. The way back of the gradients is its derivative."""
+"""The two ways of an exchange: keys to their owners, rows back. The way back of the gradients is
+its derivative.
+"""
+
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -16,23 +19,29 @@ class Asked(NamedTuple):
         keys: int64, in the order of the ranks that ask.
         splits: [N] int32, how much of it comes from each of them.
     """
+
     keys: tf.Tensor
     splits: tf.Tensor
 
 
 class Wire(NamedTuple):
     """The types in which rows and their gradients travel."""
+
     rows: tf.DType
     gradients: tf.DType
 
 
-def keys_to_owners(keys: tf.Tensor, splits: tf.Tensor, name: str, gate: Any, nothing: int = 0, what: str = '') -> Asked:
+def keys_to_owners(
+    keys: tf.Tensor, splits: tf.Tensor, name: str, gate: Any, nothing: int = 0, what: str = ""
+) -> Asked:
     """Every key travels to its owner; `nothing` and `what`: see `Asking`."""
     gates_of(tf.get_default_graph()).asked[name] = Asking(keys, splits, nothing, what)
     return Asked(*communication.alltoall(keys, splits, name, gate))
 
 
-def rows_back(rows: tf.Tensor, splits: tf.Tensor, name: str, gate: Any, wire: Wire | None = None) -> tf.Tensor:
+def rows_back(
+    rows: tf.Tensor, splits: tf.Tensor, name: str, gate: Any, wire: Wire | None = None
+) -> tf.Tensor:
     """The rows that this rank asked for, from what every owner found.
 
     Args:
@@ -51,14 +60,16 @@ def rows_back(rows: tf.Tensor, splits: tf.Tensor, name: str, gate: Any, wire: Wi
 def _cast(x: tf.Tensor, dtype: tf.DType, gradient: tf.DType) -> tf.Tensor:
     """`tf.cast`, whose gradient is cast to `gradient` instead of the type of `x`."""
     graph = tf.get_default_graph()
-    with graph.gradient_override_map({'Cast': 'CollectiveWire', 'Identity': 'CollectiveWire'}):
+    with graph.gradient_override_map({"Cast": "CollectiveWire", "Identity": "CollectiveWire"}):
         out = tf.identity(x) if x.dtype == dtype else tf.cast(x, dtype)
-    if not hasattr(graph, '_collective_wire'):
+    if not hasattr(graph, "_collective_wire"):
         graph._collective_wire = {}
     graph._collective_wire[out.op.name] = gradient
     return out
 
 
-@tf.RegisterGradient('CollectiveWire')
+@tf.RegisterGradient("CollectiveWire")
 def _wire_gradient(op: tf.Operation, gradient: tf.Tensor) -> tf.Tensor:
-    return _cast(tf.convert_to_tensor(gradient), op.graph._collective_wire[op.name], op.outputs[0].dtype)
+    return _cast(
+        tf.convert_to_tensor(gradient), op.graph._collective_wire[op.name], op.outputs[0].dtype
+    )

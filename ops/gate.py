@@ -1,16 +1,21 @@
-"""The gate: no collective of a run starts before every rank has said that it can take part in all of them.
+"""The gate: no collective of a run starts before every rank has said that it can take part in all
+of them.
 
-A collective that one rank starts and another never reaches hangs both. A rank may learn that it can't go on from the end of
-its data, from an id outside a table, from a peer that has left or that runs something else. All of this can be known before
-the first collective, so it is settled there: every collective depends on the gate of its graph, an operation that waits for
-a token; whoever runs the graph (`collective.ranks.sessions`) adds to each run the operation that exchanges the ranks' headers
-and puts the token there if all are well. A step is then carried out by all ranks or by none, and nothing was applied.
+A collective that one rank starts and another never reaches hangs both. A rank may learn that it
+can't go on from the end of its data, from an id outside a table, from a peer that has left or that
+runs something else. All of this can be known before the first collective, so it is settled there:
+every collective depends on the gate of its graph, an operation that waits for a token; whoever runs
+the graph (`collective.ranks.sessions`) adds to each run the operation that exchanges the ranks'
+headers and puts the token there if all are well. A step is then carried out by all ranks or by
+none, and nothing was applied.
 
-    data, ids ──► header ──► allgather of headers ──► token ──► gate ──► keys ──► rows ──► gradients, allreduce ──► updates
+    data, ids ──► header ──► allgather of headers ──► token ──► gate ──► keys ──► rows ──►
+    gradients, allreduce ──► updates
 
-Ids that depend on rows of another lookup are known only behind that lookup: its gate is of level 1, theirs of level 2, which
-opens after everything of level 1 was exchanged.
+Ids that depend on rows of another lookup are known only behind that lookup: its gate is of level 1,
+theirs of level 2, which opens after everything of level 1 was exchanged.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -21,14 +26,19 @@ import tensorflow.compat.v1 as tf
 
 from collective.ops.graphs import kept, outermost
 
-CLOSED = 'This run uses tables sharded over several ranks, but no session of strategy.scope() runs it. ' \
-         'Create the session, and run it, inside `with strategy.scope():`.'
+CLOSED = (
+    "This run uses tables sharded over several ranks, but no session of strategy.scope() runs it. "
+    "Create the session, and run it, inside `with strategy.scope():`."
+)
 
 
 IDS = "table '{table}': id {value} is not in [0, {rows})"
 PLACES = "table '{table}': sp_ids has {value:+d} indices compared with its values; there must be one for each"
-ORDER = ("table '{table}': in {value} places sp_ids has a sample below the one before it, or below 0; "
-         'order it with tf.sparse.reorder')
+ORDER = (
+    "table '{table}': in {value} places sp_ids has a sample below the one before it, or "
+    "below 0; "
+    "order it with tf.sparse.reorder"
+)
 WEIGHTS = "table '{table}': sp_weights has {value:+d} values compared with sp_ids; there must be one weight for each id"
 
 
@@ -37,12 +47,16 @@ class Check:
     """n values that lookups which share an exchange are given, against ranges [0, rows).
 
     Attributes:
-        collective: the name of the exchange's first collective: the check matters to the runs that reach it.
+        collective: the name of the exchange's first collective: the check matters to the runs that
+            reach it.
         tables: [n] the tables' names, for the message.
         rows: [n] of ids their tables' V.
-        bounds: [n, 2] int64, the smallest and the largest value (int64's largest and smallest for none at all).
-        wrong: [n] what is said of a value outside, with {table}, {value} and {rows}; by default all are ids.
+        bounds: [n, 2] int64, the smallest and the largest value (int64's largest and smallest for
+            none at all).
+        wrong: [n] what is said of a value outside, with {table}, {value} and {rows}; by default all
+            are ids.
     """
+
     collective: str
     tables: tuple[str, ...]
     rows: tuple[int, ...]
@@ -65,10 +79,11 @@ class Asking:
         nothing: how many words, all zero, go to each rank from one that asks for nothing.
         what: ranks must have alike of it, beside the collective's name; '' for nothing else.
     """
+
     keys: tf.Tensor
     splits: tf.Tensor
     nothing: int = 0
-    what: str = ''
+    what: str = ""
 
 
 class Gate:
@@ -77,30 +92,46 @@ class Gate:
     Attributes:
         level: 1 or higher.
         channel: '' for level 1, and for others what distinguishes the names of their agreements.
-        ticket: [4] int64, fed by whoever runs the graph: (1, number of the session, signature of the run, this rank's clock).
-            Unfed, the gate refuses to open.
+        ticket: [4] int64, fed by whoever runs the graph: (1, number of the session, signature of
+            the run, this rank's clock). Unfed, the gate refuses to open.
         zero: int32 scalar 0, which exists once the gate is open.
         start: sets `count` to 0, once in every session.
-        count: int64 scalar, the same for the gates of all levels of a graph: how often a run of the session has come as far as
-            `counted`. It tells whether a run that failed had started its collectives.
+        count: int64 scalar, the same for the gates of all levels of a graph: how often a run of the
+            session has come as far as `counted`. It tells whether a run that failed had started its
+            collectives.
     """
 
     def __init__(self, level: int, ahead: bool = False):
         self.level = level
-        self.channel = '.ahead' if ahead else f'.level{level}' if level > 1 else ''
-        with tf.init_scope(), tf.name_scope(f'collective/gate{"_ahead" if ahead else level}/'), tf.device('/cpu:0'):
-            self.ticket = tf.placeholder_with_default(tf.constant([0, 0, 0, 0], tf.int64), [4], 'ticket')
-            self._tokens = tf.queue.FIFOQueue(1, [tf.int32], shapes=[[]], name='tokens')
-            self.zero = tf.cond(tf.equal(self.ticket[0], 1), self._tokens.dequeue, _refuse, name='zero')
-            self._counter = tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=[],
-                                                   shared_name='collective/counter' + ('_ahead' if ahead else ''))
-            self.start = tf.raw_ops.AssignVariableOp(resource=self._counter, value=tf.constant(0, tf.int64))
+        self.channel = ".ahead" if ahead else f".level{level}" if level > 1 else ""
+        with (
+            tf.init_scope(),
+            tf.name_scope(f"collective/gate{'_ahead' if ahead else level}/"),
+            tf.device("/cpu:0"),
+        ):
+            self.ticket = tf.placeholder_with_default(
+                tf.constant([0, 0, 0, 0], tf.int64), [4], "ticket"
+            )
+            self._tokens = tf.queue.FIFOQueue(1, [tf.int32], shapes=[[]], name="tokens")
+            self.zero = tf.cond(
+                tf.equal(self.ticket[0], 1), self._tokens.dequeue, _refuse, name="zero"
+            )
+            self._counter = tf.raw_ops.VarHandleOp(
+                dtype=tf.int64,
+                shape=[],
+                shared_name="collective/counter" + ("_ahead" if ahead else ""),
+            )
+            self.start = tf.raw_ops.AssignVariableOp(
+                resource=self._counter, value=tf.constant(0, tf.int64)
+            )
             self.count = tf.raw_ops.ReadVariableOp(resource=self._counter, dtype=tf.int64)
 
     def counted(self, header: tf.Tensor) -> tf.Tensor:
         """`header`, on its way to the peers, and counted."""
         with tf.control_dependencies([header]):
-            counted = tf.raw_ops.AssignAddVariableOp(resource=self._counter, value=tf.constant(1, tf.int64))
+            counted = tf.raw_ops.AssignAddVariableOp(
+                resource=self._counter, value=tf.constant(1, tf.int64)
+            )
         with tf.control_dependencies([counted]):
             return tf.identity(header)
 
@@ -119,13 +150,14 @@ class GraphGates:
 
     Attributes:
         gates: one for each level, from 1.
-        ahead: that of keys which are exchanged a batch ahead, in runs of their own (see `collective.prefetch`); else None.
+        ahead: that of keys which are exchanged a batch ahead, in runs of their own (see
+            `collective.prefetch`); else None.
         checks: of the lookups whose ids the gates wait for.
         checked: the operations that check the ids of single lookups on the spot, with one rank.
-        asked: by the names of the collectives that carry keys to their owners, what this rank puts in: a rank that is out of
-            data puts in nothing.
-        states: by the names of the collectives that sum a metric's states, what this rank puts in, and what it has: a rank that
-            is out of data puts in that.
+        asked: by the names of the collectives that carry keys to their owners, what this rank puts
+            in: a rank that is out of data puts in nothing.
+        states: by the names of the collectives that sum a metric's states, what this rank puts in,
+            and what it has: a rank that is out of data puts in that.
     """
 
     def __init__(self) -> None:
@@ -138,11 +170,15 @@ class GraphGates:
         self._levels: dict[tf.Operation, int] = {}
 
     def behind(self, tensors: Sequence[Any]) -> Gate:
-        """The gate of a lookup whose ids are `tensors`: of the first level that none of them waits for."""
+        """The gate of a lookup whose ids are `tensors`: of the first level that none of them waits
+        for.
+        """
         return self.at(1 + max((self.level(x.op) for x in tensors), default=0))
 
     def beside(self, tensors: Sequence[Any]) -> Gate:
-        """The gate of any other collective of `tensors`: the last one that they wait for, else the first."""
+        """The gate of any other collective of `tensors`: the last one that they wait for, else the
+        first.
+        """
         return self.at(max([1] + [self.level(x.op) for x in tensors]))
 
     def at(self, level: int) -> Gate:
@@ -176,29 +212,46 @@ class GraphGates:
         self._levels = self._passes()
 
     def _passes(self) -> dict[tf.Operation, int]:
-        return {op: gate.level for gate in filter(None, [*self.gates, self.ahead]) for op in _passes(gate)}
+        return {
+            op: gate.level
+            for gate in filter(None, [*self.gates, self.ahead])
+            for op in _passes(gate)
+        }
 
 
 def _passes(gate: Gate) -> list[tf.Operation]:
-    """tf.cond returns what merges the branches (version 1), or an identity of the operation that has them (version 2)."""
+    """tf.cond returns what merges the branches (version 1), or an identity of the operation that
+    has them (version 2).
+    """
     return [gate.zero.op, *(x.op for x in gate.zero.op.inputs)]
 
 
-def _level(op: tf.Operation, known: dict[tf.Operation, int], exchanges: Mapping[tf.Operation, Sequence[tf.Operation]]) -> int:
+def _level(
+    op: tf.Operation,
+    known: dict[tf.Operation, int],
+    exchanges: Mapping[tf.Operation, Sequence[tf.Operation]],
+) -> int:
     stack, entered = [op], set()
     while stack:
         top = stack[-1]
-        upstream = list(exchanges[top]) if top in exchanges else [x.op for x in top.inputs] + list(top.control_inputs)
+        upstream = (
+            list(exchanges[top])
+            if top in exchanges
+            else [x.op for x in top.inputs] + list(top.control_inputs)
+        )
         if top not in known and top not in entered:
             entered.add(top)
             stack.extend(o for o in upstream if o not in known and o not in entered)
             continue
-        # What isn't known by now is the back edge of a loop, which leads to nothing that isn't on the stack.
-        known.setdefault(top, max((known.get(o, 0) for o in upstream), default=0) + (top in exchanges))
+        # What isn't known by now is the back edge of a loop, which leads to nothing that isn't on
+        # the stack.
+        known.setdefault(
+            top, max((known.get(o, 0) for o in upstream), default=0) + (top in exchanges)
+        )
         stack.pop()
     return known[op]
 
 
 def gates_of(graph: tf.Graph) -> GraphGates:
     """The gates of `graph`; those of the graph around it if it is a function's."""
-    return kept(outermost(graph), 'gates', GraphGates)
+    return kept(outermost(graph), "gates", GraphGates)

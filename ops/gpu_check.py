@@ -1,28 +1,33 @@
 """Are the GPU kernels right, and how fast are they?
 
-    python -m collective.ops.gpu_check [--json FILE] [--family NAME ...] [--seed N] [--no-times] [--small]
-    python -m collective.launch -m collective.ops.gpu_check --tensorflow
+    python -m collective.ops.gpu_check [--json FILE] [--family NAME ...] [--seed N] [--no-times]
+    [--small] python -m collective.launch -m collective.ops.gpu_check --tensorflow
 
-Every kernel is held against its reference in NumPy, then timed beside a copy from device to device in the same run. Needs a
-GPU, CuPy and NumPy. The exit code is 0 if all is well, 1 if a kernel is wrong, 2 if there is no GPU or no CuPy.
+Every kernel is held against its reference in NumPy, then timed beside a copy from device to device
+in the same run. Needs a GPU, CuPy and NumPy. The exit code is 0 if all is well, 1 if a kernel is
+wrong, 2 if there is no GPU or no CuPy.
 
-A row of the table is the median, the 10th and the 90th percentile of the time on the device, in milliseconds; useful bytes a
-second; these in percent of what the copy moves; and whether the host's time is among it, since what is timed waits for the
-device, or since the device was idle while the host launched, which should not be. Where PyTorch can use the GPU, it makes the
-whole step, too, and what it takes is compared. The file is a list of such rows, each with the GPU's name, versions and date.
+A row of the table is the median, the 10th and the 90th percentile of the time on the device, in
+milliseconds; useful bytes a second; these in percent of what the copy moves; and whether the host's
+time is among it, since what is timed waits for the device, or since the device was idle while the
+host launched, which should not be. Where PyTorch can use the GPU, it makes the whole step, too, and
+what it takes is compared. The file is a list of such rows, each with the GPU's name, versions and
+date.
 
-With --small every check runs at small sizes, nothing is timed, and each array is an allocation of its own, beside which nothing
-may be written: what to run under NVIDIA's compute-sanitizer, for memory and for races in shared memory:
+With --small every check runs at small sizes, nothing is timed, and each array is an allocation of
+its own, beside which nothing may be written: what to run under NVIDIA's compute-sanitizer, for
+memory and for races in shared memory:
 
     compute-sanitizer --tool memcheck --error-exitcode 3 python -m collective.ops.gpu_check --small
     compute-sanitizer --tool racecheck --error-exitcode 3 python -m collective.ops.gpu_check --small
 
-With --tensorflow it is the binding to TensorFlow that is checked, on as many ranks as are launched, beside NumPy in float64:
-exchanges, gradients, every optimizer's rule, a table that grows; then how long a step and a call of kernels take. Needs all of
-collective:
+With --tensorflow it is the binding to TensorFlow that is checked, on as many ranks as are launched,
+beside NumPy in float64: exchanges, gradients, every optimizer's rule, a table that grows; then how
+long a step and a call of kernels take. Needs all of collective:
 
     python -m collective.launch -m collective.ops.gpu_check --tensorflow
 """
+
 from __future__ import annotations
 
 import argparse
@@ -42,8 +47,8 @@ from collective.ops.gpu.checks import timing
 from collective.ops.gpu.cupy_device import CupyDevice
 from collective.ops.gpu.device import Device
 
-_COLUMNS = '{:<30} {:>5} {:<22} {:>9} {:>9} {:>9} {:>8} {:>6} {:>9} {:<5}'
-_PYTORCH = ', PyTorch'
+_COLUMNS = "{:<30} {:>5} {:<22} {:>9} {:>9} {:>9} {:>8} {:>6} {:>9} {:<5}"
+_PYTORCH = ", PyTorch"
 
 
 def check(device: Device, families: Sequence[str], scale: checks.Scale, seed: int) -> int:
@@ -52,17 +57,18 @@ def check(device: Device, families: Sequence[str], scale: checks.Scale, seed: in
     for name in families:
         for one in checks.family(name).CHECKS:
             begin = time.monotonic()
-            print(f'{name}: {one.__name__}: ', end='', flush=True)     # before it: a fault of the GPU may end the process
+            # before it: a fault of the GPU may end the process
+            print(f"{name}: {one.__name__}: ", end="", flush=True)
             try:
                 one(device, scale, np.random.default_rng(seed))
                 device.synchronize()
-                print(f'ok ({time.monotonic() - begin:.1f} s)', flush=True)
+                print(f"ok ({time.monotonic() - begin:.1f} s)", flush=True)
             except AssertionError as error:
                 failed += 1
-                print(f'WRONG\n{error}', flush=True)
+                print(f"WRONG\n{error}", flush=True)
             except Exception:
                 failed += 1
-                print(f'FAILED\n{traceback.format_exc()}', flush=True)
+                print(f"FAILED\n{traceback.format_exc()}", flush=True)
                 if _is_lost(device):
                     return failed
     return failed
@@ -73,27 +79,57 @@ def _is_lost(device: Device) -> bool:
     try:
         device.synchronize()
     except Exception as error:
-        print(f'gpu_check: nothing can run on the GPU any more ({error}): check the families one by one (--family)',
-              file=sys.stderr)
+        print(
+            f"gpu_check: nothing can run on the GPU any more ({error}): check the families one "
+            f"by one (--family)",
+            file=sys.stderr,
+        )
         return True
     return False
 
 
-def measure(device: Device, families: Sequence[str], scale: checks.Scale, seed: int, repeats: int = timing.REPEATS,
-            keep: Callable[[list[timing.Row]], None] = lambda rows: None) -> list[timing.Row]:
+def measure(
+    device: Device,
+    families: Sequence[str],
+    scale: checks.Scale,
+    seed: int,
+    repeats: int = timing.REPEATS,
+    keep: Callable[[list[timing.Row]], None] = lambda rows: None,
+) -> list[timing.Row]:
     """Times all there is to time and prints the table; `keep` is given all rows so far, after each."""
     copied = timing.copy_bandwidth(device, scale, repeats)
-    print(f'\n{device.versions()}\na copy from device to device moves {copied / 1e9:,.0f} GB/s, read and written\n')
-    print(_COLUMNS.format('kernel', 'dim', 'dtype', 'ms', 'p10', 'p90', 'GB/s', '% copy', 'Gkeys/s', 'host'))
+    print(
+        f"\n{device.versions()}\na copy from device to device moves {copied / 1e9:,.0f} GB/s, "
+        f"read and written\n"
+    )
+    print(
+        _COLUMNS.format(
+            "kernel", "dim", "dtype", "ms", "p10", "p90", "GB/s", "% copy", "Gkeys/s", "host"
+        )
+    )
     rows = []
     for name in families:
-        for measurement in checks.family(name).measurements(device, scale, np.random.default_rng(seed)):
+        for measurement in checks.family(name).measurements(
+            device, scale, np.random.default_rng(seed)
+        ):
             row = timing.row(device, measurement, copied, repeats)
             rows.append(row)
             keep(rows)
-            print(_COLUMNS.format(row.kernel, row.dim or '', row.dtype or '', f'{row.ms:.4f}', f'{row.ms_p10:.4f}',
-                                  f'{row.ms_p90:.4f}', f'{row.gb_per_s:,.0f}', f'{row.percent_of_copy:.0f}',
-                                  '' if row.gkeys_per_s is None else f'{row.gkeys_per_s:.2f}', row.host), flush=True)
+            print(
+                _COLUMNS.format(
+                    row.kernel,
+                    row.dim or "",
+                    row.dtype or "",
+                    f"{row.ms:.4f}",
+                    f"{row.ms_p10:.4f}",
+                    f"{row.ms_p90:.4f}",
+                    f"{row.gb_per_s:,.0f}",
+                    f"{row.percent_of_copy:.0f}",
+                    "" if row.gkeys_per_s is None else f"{row.gkeys_per_s:.2f}",
+                    row.host,
+                ),
+                flush=True,
+            )
     for line in beside_pytorch(rows):
         print(line, flush=True)
     return rows
@@ -102,46 +138,75 @@ def measure(device: Device, families: Sequence[str], scale: checks.Scale, seed: 
 def beside_pytorch(rows: Sequence[timing.Row]) -> list[str]:
     """For each row of PyTorch how its time compares with that of the same without."""
     ms = {row.kernel: row.ms for row in rows}
-    pairs = [(kernel[:-len(_PYTORCH)], theirs) for kernel, theirs in ms.items() if kernel.endswith(_PYTORCH)]
-    return [f'PyTorch takes {theirs / ms[ours]:.2f} times as long as "{ours}"' for ours, theirs in pairs]
+    pairs = [
+        (kernel[: -len(_PYTORCH)], theirs)
+        for kernel, theirs in ms.items()
+        if kernel.endswith(_PYTORCH)
+    ]
+    return [
+        f'PyTorch takes {theirs / ms[ours]:.2f} times as long as "{ours}"' for ours, theirs in pairs
+    ]
 
 
 def write(file: Path, device: Device, rows: Sequence[timing.Row]) -> None:
     """Writes `rows` as JSON, each with what it was measured on and when."""
-    torch = {'torch': sys.modules['torch'].__version__} if sys.modules.get('torch') else {}
-    about = {**device.versions(), **torch, 'date': datetime.datetime.now(datetime.timezone.utc).strftime('%Y-%m-%d')}
-    file.write_text(json.dumps([{**row._asdict(), **about} for row in rows], indent=1) + '\n', encoding='utf-8')
+    torch = {"torch": sys.modules["torch"].__version__} if sys.modules.get("torch") else {}
+    about = {
+        **device.versions(),
+        **torch,
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
+    }
+    file.write_text(
+        json.dumps([{**row._asdict(), **about} for row in rows], indent=1) + "\n", encoding="utf-8"
+    )
 
 
 def check_tensorflow(seed: int) -> int:
     """Checks the binding on the ranks that there are; returns the exit code."""
-    os.environ.setdefault('COLLECTIVE_KERNELS', 'gpu')
-    from collective.ops import communication, operations  # TensorFlow, which nothing else here needs
+    os.environ.setdefault("COLLECTIVE_KERNELS", "gpu")
+    # TensorFlow, which nothing else here needs
+    from collective.ops import communication, operations
     from collective.ops.gpu.checks import growing, training
+
     communication.init()
     rank = communication.rank()
     try:
         operations.operations()
     except RuntimeError as error:
-        print(f'gpu_check: rank {rank}: {error}', file=sys.stderr)
+        print(f"gpu_check: rank {rank}: {error}", file=sys.stderr)
         return 2
     wrong = [*training.check(seed), *growing.check(seed, training.config())]
-    lines = wrong or [f'rank {rank} of {communication.size()}: {len(training.RULES)} rules, by distinct rows and pooled by the '
-                      f'owner, and a table that grows: right ({operations.chosen()})', *training.report(seed)]
-    print('\n'.join(lines), flush=True)
+    lines = wrong or [
+        f"rank {rank} of {communication.size()}: {len(training.RULES)} rules, by "
+        f"distinct rows and pooled by the "
+        f"owner, and a table that grows: right ({operations.chosen()})",
+        *training.report(seed),
+    ]
+    print("\n".join(lines), flush=True)
     return 1 if wrong else 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code."""
-    parser = argparse.ArgumentParser('python -m collective.ops.gpu_check', description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--json', type=Path, metavar='FILE', help='write the table there, too')
-    parser.add_argument('--family', action='append', choices=checks.FAMILIES, help='these kernels only')
-    parser.add_argument('--seed', type=int, default=0, help='of the inputs')
-    parser.add_argument('--no-times', action='store_true', help='check only')
-    parser.add_argument('--small', action='store_true', help='check only, at small sizes: under compute-sanitizer')
-    parser.add_argument('--tensorflow', action='store_true', help='check the binding to TensorFlow instead, on all ranks')
+    parser = argparse.ArgumentParser(
+        "python -m collective.ops.gpu_check",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the table there, too")
+    parser.add_argument(
+        "--family", action="append", choices=checks.FAMILIES, help="these kernels only"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the inputs")
+    parser.add_argument("--no-times", action="store_true", help="check only")
+    parser.add_argument(
+        "--small", action="store_true", help="check only, at small sizes: under compute-sanitizer"
+    )
+    parser.add_argument(
+        "--tensorflow",
+        action="store_true",
+        help="check the binding to TensorFlow instead, on all ranks",
+    )
     options = parser.parse_args(arguments)
     if options.tensorflow:
         return check_tensorflow(options.seed)
@@ -149,18 +214,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         device = CupyDevice(pooled=not options.small)
     except RuntimeError as error:
-        print(f'gpu_check: {error}', file=sys.stderr)
+        print(f"gpu_check: {error}", file=sys.stderr)
         return 2
     failed = check(device, families, checks.SMALL if options.small else checks.FULL, options.seed)
     if not options.no_times and not options.small and not (failed and _is_lost(device)):
+
         def keep(rows: list[timing.Row]) -> None:
             if options.json is not None:
                 write(options.json, device, rows)
+
         measure(device, families, checks.FULL, options.seed, keep=keep)
     if failed:
-        print(f'gpu_check: {failed} checks failed', file=sys.stderr)
+        print(f"gpu_check: {failed} checks failed", file=sys.stderr)
     return 1 if failed else 0
 
 
-if __name__ == '__main__':
+if __name__ == "__main__":
     sys.exit(main())

@@ -1,19 +1,22 @@
-// The key map of a dynamic table: which local row an int64 key has. Rows are numbered 1, 2, 3, ... in the order of arrival;
-// row 0 belongs to no key.
+// The key map of a dynamic table: which local row an int64 key has. Rows are numbered 1, 2, 3, ...
+// in the order of arrival; row 0 belongs to no key.
 //
-// Every key is stored once, in an array by row, which is reserved as address space and takes memory as rows are used. The
-// hash table is open addressing with linear probing over 32-bit buckets that hold a row number, 0 for an empty one. The bits
-// which the row numbers don't need yet hold part of the hash, so that a probe seldom reads a key that isn't the one it
-// looks for. It grows by half at a load of 4/5, and is built anew from the array of keys: the old one is given back first.
+// Every key is stored once, in an array by row, which is reserved as address space and takes memory
+// as rows are used. The hash table is open addressing with linear probing over 32-bit buckets that
+// hold a row number, 0 for an empty one. The bits which the row numbers don't need yet hold part of
+// the hash, so that a probe seldom reads a key that isn't the one it looks for. It grows by half at
+// a load of 4/5, and is built anew from the array of keys: the old one is given back first.
 //
-// The hash has nothing in common with the mix that chooses a key's owner: all keys of a rank share a residue of that one.
-// Work is done in batches whose memory accesses are announced ahead: the time of a lookup is that of cache misses in
-// parallel, not one after the other.
+// The hash has nothing in common with the mix that chooses a key's owner: all keys of a rank share
+// a residue of that one. Work is done in batches whose memory accesses are announced ahead: the
+// time of a lookup is that of cache misses in parallel, not one after the other.
 //
-// Removal would put rows on a list of free ones, taken from before new ones are numbered, and close the gap in the probe
-// sequence by moving what follows (backward shift); nothing else here depends on rows being dense.
+// Removal would put rows on a list of free ones, taken from before new ones are numbered, and close
+// the gap in the probe sequence by moving what follows (backward shift); nothing else here depends
+// on rows being dense.
 //
-// Plain C interface for ctypes. Not thread-safe: the caller holds a lock. Errors are returned, nothing throws.
+// Plain C interface for ctypes. Not thread-safe: the caller holds a lock. Errors are returned,
+// nothing throws.
 
 #include <sys/mman.h>
 
@@ -23,7 +26,7 @@
 
 namespace {
 
-constexpr int64_t kFull = -1;          // no row number is left
+constexpr int64_t kFull = -1;  // no row number is left
 constexpr int64_t kOutOfMemory = -2;
 constexpr uint64_t kFirstBuckets = 1 << 10;
 constexpr int64_t kBatch = 64;
@@ -38,7 +41,8 @@ inline uint64_t Hash(uint64_t x) {
 }
 
 void* Reserve(uint64_t bytes) {
-  void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   return at == MAP_FAILED ? nullptr : at;
 }
 
@@ -87,17 +91,22 @@ class KeyMap {
 
  private:
   uint64_t KeyBytes() const { return (capacity_ + 1) * sizeof(int64_t); }
-  uint64_t Home(uint64_t hash) const { return static_cast<uint64_t>((static_cast<unsigned __int128>(hash) * size_) >> 64); }
+  uint64_t Home(uint64_t hash) const {
+    return static_cast<uint64_t>((static_cast<unsigned __int128>(hash) * size_) >> 64);
+  }
   uint32_t Tag(uint64_t hash) const { return static_cast<uint32_t>(hash) & ~row_mask_; }
   uint64_t Next(uint64_t at) const { return at + 1 == size_ ? 0 : at + 1; }
 
-  // Reserves the new buckets before the old ones go, which costs no memory yet: a refusal leaves everything as it is.
+  // Reserves the new buckets before the old ones go, which costs no memory yet: a refusal leaves
+  // everything as it is.
   bool Allocate(uint64_t size) {
     uint32_t* buckets = static_cast<uint32_t*>(Reserve(size * sizeof(uint32_t)));
     if (buckets == nullptr) return false;
     if (buckets_ != nullptr) munmap(buckets_, size_ * sizeof(uint32_t));
-    // Large pages save a miss in the translation tables at every probe; this array is filled all over at once.
-    if (size * sizeof(uint32_t) >= (uint64_t{8} << 20)) madvise(buckets, size * sizeof(uint32_t), MADV_HUGEPAGE);
+    // Large pages save a miss in the translation tables at every probe; this array is filled all
+    // over at once.
+    if (size * sizeof(uint32_t) >= (uint64_t{8} << 20))
+      madvise(buckets, size * sizeof(uint32_t), MADV_HUGEPAGE);
     buckets_ = buckets;
     size_ = size;
     row_mask_ = 1;
@@ -127,7 +136,8 @@ class KeyMap {
     }
   }
 
-  // The row in the first bucket from *place on whose tag is that of `hash`, 0 if an empty bucket comes first.
+  // The row in the first bucket from *place on whose tag is that of `hash`, 0 if an empty bucket
+  // comes first.
   uint32_t Candidate(uint64_t hash, uint64_t* place) const {
     const uint32_t tag = Tag(hash);
     uint64_t at = *place;
@@ -172,10 +182,11 @@ class KeyMap {
   }
 
   const uint64_t capacity_;
-  int64_t* keys_ = nullptr;         // by row, from 1
+  int64_t* keys_ = nullptr;  // by row, from 1
   uint32_t* buckets_ = nullptr;
-  uint64_t size_ = 0;               // of the buckets
-  uint32_t row_mask_ = 0;           // the bits of a bucket that hold the row; the others hold those bits of the hash
+  uint64_t size_ = 0;  // of the buckets
+  uint32_t row_mask_ =
+      0;  // the bits of a bucket that hold the row; the others hold those bits of the hash
   uint64_t count_ = 0;
 };
 
@@ -198,7 +209,9 @@ uint64_t keymap_count(void* map) { return static_cast<KeyMap*>(map)->count(); }
 uint64_t keymap_bytes(void* map) { return static_cast<KeyMap*>(map)->bytes(); }
 const int64_t* keymap_keys(void* map) { return static_cast<KeyMap*>(map)->keys(); }
 
-void keymap_find(void* map, const int64_t* keys, int64_t n, int64_t* rows) { static_cast<KeyMap*>(map)->Find(keys, n, rows); }
+void keymap_find(void* map, const int64_t* keys, int64_t n, int64_t* rows) {
+  static_cast<KeyMap*>(map)->Find(keys, n, rows);
+}
 
 int64_t keymap_find_or_insert(void* map, const int64_t* keys, int64_t n, int64_t* rows) {
   return static_cast<KeyMap*>(map)->FindOrInsert(keys, n, rows);

@@ -1,7 +1,10 @@
-"""Which local row an int64 key of a dynamic table has: the compiled map of keymap.cc, on NumPy arrays.
+"""Which local row an int64 key of a dynamic table has: the compiled map of keymap.cc, on NumPy
+arrays.
 
-It is loaded by ctypes, which lets other threads run meanwhile, and needs neither TensorFlow nor Python's headers.
+It is loaded by ctypes, which lets other threads run meanwhile, and needs neither TensorFlow nor
+Python's headers.
 """
+
 from __future__ import annotations
 
 import ctypes
@@ -12,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-MOST_ROWS = 2 ** 32 - 2
+MOST_ROWS = 2**32 - 2
 _FULL, _OUT_OF_MEMORY = -1, -2
 
 
@@ -24,18 +27,26 @@ def _library() -> Any:
         ImportError: it wasn't built.
     """
     here = Path(__file__).resolve().parent
-    built = [here / f'_keymap{suffix}' for suffix in importlib.machinery.EXTENSION_SUFFIXES]
+    built = [here / f"_keymap{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES]
     path = next((path for path in built if path.exists()), None)
     if path is None:
-        raise ImportError(f'dynamic tables need the compiled key map, and {here} has none. `make setup` in a checkout builds '
-                          'it (or python setup.py build_ext --inplace); an installed wheel has it.')
+        raise ImportError(
+            f"dynamic tables need the compiled key map, and {here} has none. `make "
+            f"setup` in a checkout builds "
+            "it (or python setup.py build_ext --inplace); an installed wheel has it."
+        )
     library = ctypes.CDLL(str(path))
     pointer, count, size = ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint64
     for name, result, arguments in (
-            ('new', pointer, [size]), ('free', None, [pointer]), ('count', size, [pointer]), ('bytes', size, [pointer]),
-            ('keys', pointer, [pointer]), ('find', None, [pointer, pointer, count, pointer]),
-            ('find_or_insert', count, [pointer, pointer, count, pointer])):
-        function = getattr(library, f'keymap_{name}')
+        ("new", pointer, [size]),
+        ("free", None, [pointer]),
+        ("count", size, [pointer]),
+        ("bytes", size, [pointer]),
+        ("keys", pointer, [pointer]),
+        ("find", None, [pointer, pointer, count, pointer]),
+        ("find_or_insert", count, [pointer, pointer, count, pointer]),
+    ):
+        function = getattr(library, f"keymap_{name}")
         function.restype, function.argtypes = result, arguments
     return library
 
@@ -49,7 +60,8 @@ class KeyMap:
     """Rows 1, 2, 3, … of the keys that were inserted, in their order. One thread at a time.
 
     Args:
-        capacity: the most rows, below 2**32 - 1. It is reserved as address space; memory is taken as keys come.
+        capacity: the most rows, below 2**32 - 1. It is reserved as address space; memory is taken
+            as keys come.
 
     Raises:
         ImportError: the compiled map isn't built.
@@ -60,10 +72,10 @@ class KeyMap:
         self._library, self._capacity = _library(), capacity
         self._map = self._library.keymap_new(capacity)
         if not self._map:
-            raise MemoryError(f'a key map for {capacity} rows can not be reserved')
+            raise MemoryError(f"a key map for {capacity} rows can not be reserved")
 
     def __del__(self) -> None:
-        if getattr(self, '_map', None):
+        if getattr(self, "_map", None):
             self._library.keymap_free(self._map)
             self._map = None
 
@@ -78,7 +90,7 @@ class KeyMap:
     def keys(self, first: int, last: int) -> np.ndarray:
         """int64, the keys of the rows from `first` to before `last`: a view, while the map lives."""
         if not 1 <= first <= last <= len(self) + 1:
-            raise IndexError(f'rows [{first}, {last}) of 1 … {len(self)}')
+            raise IndexError(f"rows [{first}, {last}) of 1 … {len(self)}")
         if first == last:
             return np.empty(0, np.int64)
         address = self._library.keymap_keys(self._map) + 8 * first
@@ -96,13 +108,16 @@ class KeyMap:
         """int64, the rows of the int64 `keys`; those that aren't there are, afterwards.
 
         Raises:
-            MemoryError: the map is full, or can't grow. Keys before the one that found no place have been inserted.
+            MemoryError: the map is full, or can't grow. Keys before the one that found no place
+                have been inserted.
         """
         keys = np.ascontiguousarray(keys, np.int64)
         rows = np.empty(keys.shape, np.int64)
-        new = self._library.keymap_find_or_insert(self._map, keys.ctypes.data, keys.size, rows.ctypes.data)
+        new = self._library.keymap_find_or_insert(
+            self._map, keys.ctypes.data, keys.size, rows.ctypes.data
+        )
         if new == _FULL:
-            raise MemoryError(f'it is full: {len(self)} rows of {self._capacity}')
+            raise MemoryError(f"it is full: {len(self)} rows of {self._capacity}")
         if new == _OUT_OF_MEMORY:
-            raise MemoryError(f'its key map of {len(self)} keys can not grow')
+            raise MemoryError(f"its key map of {len(self)} keys can not grow")
         return rows

@@ -1,11 +1,14 @@
 """Memory that TensorFlow takes over as it is, and memory that is there as far as it is used.
 
-An array that a `numpy_function` returns is taken over if it begins on 64 bytes, else copied. But it stays NumPy's: the first
-sparse update of a variable copies memory that isn't TensorFlow's own. A column of a dynamic table therefore lies in address
-space that TensorFlow maps itself, by `ImmutableConst`, a constant that lies in a file: the file is as long as a column and
-empty, and once it is mapped, `Region.move_to` puts zero pages there which come to be when they are written. TensorFlow unmaps
-it when its variable goes. Nothing is ever copied to grow, and nobody guesses a capacity.
+An array that a `numpy_function` returns is taken over if it begins on 64 bytes, else copied. But it
+stays NumPy's: the first sparse update of a variable copies memory that isn't TensorFlow's own. A
+column of a dynamic table therefore lies in address space that TensorFlow maps itself, by
+`ImmutableConst`, a constant that lies in a file: the file is as long as a column and empty, and
+once it is mapped, `Region.move_to` puts zero pages there which come to be when they are written.
+TensorFlow unmaps it when its variable goes. Nothing is ever copied to grow, and nobody guesses a
+capacity.
 """
+
 from __future__ import annotations
 
 import ctypes
@@ -19,18 +22,30 @@ import numpy as np
 
 _PAGE = mmap.PAGESIZE
 # Linux's, on every machine that TensorFlow runs on; Python's module hasn't all of them.
-_PROTECTION, _RESERVED = 0x1 | 0x2, 0x2 | 0x20 | 0x4000         # readable, writable; private, anonymous, not accounted for
-_MOVE = 0x1 | 0x2                                               # may move, to a given address
+# readable, writable; private, anonymous, not accounted for
+_PROTECTION, _RESERVED = 0x1 | 0x2, 0x2 | 0x20 | 0x4000
+_MOVE = 0x1 | 0x2  # may move, to a given address
 _DONTDUMP, _NOHUGEPAGE = 16, 15
-# Columns of a table that must fit into what the process may reserve: its rows, the slots of two optimizers, one on its way.
+# Columns of a table that must fit into what the process may reserve: its rows, the slots of two
+# optimizers, one on its way.
 _COLUMNS = 8
 COLUMN_GB = 96
 
 _libc = ctypes.CDLL(None, use_errno=True)
-for _name, _arguments in (('mmap', 'pziiil'), ('mremap', 'pzzip'), ('munmap', 'pz'), ('madvise', 'pzi'), ('mprotect', 'pzi')):
-    getattr(_libc, _name).argtypes = [{'p': ctypes.c_void_p, 'z': ctypes.c_size_t, 'i': ctypes.c_int, 'l': ctypes.c_long}[kind]
-                                      for kind in _arguments]
-    getattr(_libc, _name).restype = ctypes.c_int if _name in ('munmap', 'madvise', 'mprotect') else ctypes.c_void_p
+for _name, _arguments in (
+    ("mmap", "pziiil"),
+    ("mremap", "pzzip"),
+    ("munmap", "pz"),
+    ("madvise", "pzi"),
+    ("mprotect", "pzi"),
+):
+    getattr(_libc, _name).argtypes = [
+        {"p": ctypes.c_void_p, "z": ctypes.c_size_t, "i": ctypes.c_int, "l": ctypes.c_long}[kind]
+        for kind in _arguments
+    ]
+    getattr(_libc, _name).restype = (
+        ctypes.c_int if _name in ("munmap", "madvise", "mprotect") else ctypes.c_void_p
+    )
 _FAILED = ctypes.c_void_p(-1).value
 
 
@@ -39,16 +54,18 @@ def aligned(shape: tuple[int, int], dtype: Any) -> np.ndarray:
     size = shape[0] * shape[1] * np.dtype(dtype).itemsize
     raw = np.empty(size + 64, np.uint8)
     first = -raw.ctypes.data % 64
-    return raw[first:first + size].view(dtype).reshape(shape)
+    return raw[first : first + size].view(dtype).reshape(shape)
 
 
 def rows_that_fit(row_bytes: int, most: int) -> int:
-    """How many rows to reserve for a column whose rows take `row_bytes`: all that this machine's memory could hold.
+    """How many rows to reserve for a column whose rows take `row_bytes`: all that this machine's
+    memory could hold.
 
-    At most COLUMN_GB, or the environment variable COLLECTIVE_COLUMN_GB: a process has 128 TB of addresses for all columns.
-    Fewer where the process may reserve less (`ulimit -v`, strict overcommit). The same for every column of a table.
+    At most COLUMN_GB, or the environment variable COLLECTIVE_COLUMN_GB: a process has 128 TB of
+    addresses for all columns. Fewer where the process may reserve less (`ulimit -v`, strict
+    overcommit). The same for every column of a table.
     """
-    rows = rows_within(os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE'), row_bytes, most)
+    rows = rows_within(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), row_bytes, most)
     while rows > 1:
         try:
             Region(_COLUMNS * rows * row_bytes)
@@ -59,13 +76,17 @@ def rows_that_fit(row_bytes: int, most: int) -> int:
 
 
 def rows_within(size: int, row_bytes: int, most: int) -> int:
-    """How many rows of `row_bytes` a memory of `size` bytes could hold, from 1 to `most`, within the limit of a column."""
-    limit = int(os.environ.get('COLLECTIVE_COLUMN_GB') or COLUMN_GB) << 30
+    """How many rows of `row_bytes` a memory of `size` bytes could hold, from 1 to `most`, within
+    the limit of a column.
+    """
+    limit = int(os.environ.get("COLLECTIVE_COLUMN_GB") or COLUMN_GB) << 30
     return min(most, max(1, min(limit, size) // row_bytes))
 
 
 def array_at(address: int, shape: tuple[int, ...], dtype: Any, owner: Any) -> np.ndarray:
-    """An array at an address, in memory that is there as long as `owner` is; at any address, if it is empty."""
+    """An array at an address, in memory that is there as long as `owner` is; at any address, if it
+    is empty.
+    """
     if 0 in shape:
         return np.empty(shape, dtype)
     size = math.prod(shape) * np.dtype(dtype).itemsize
@@ -73,11 +94,18 @@ def array_at(address: int, shape: tuple[int, ...], dtype: Any, owner: Any) -> np
 
 
 class _Bytes:
-    """What NumPy makes an array of: of bytes, since it knows no names of types that others have added (bfloat16)."""
+    """What NumPy makes an array of: of bytes, since it knows no names of types that others have
+    added (bfloat16).
+    """
 
     def __init__(self, address: int, size: int, owner: Any):
         self._owner = owner
-        self.__array_interface__ = {'data': (address, False), 'shape': (size,), 'typestr': '|u1', 'version': 3}
+        self.__array_interface__ = {
+            "data": (address, False),
+            "shape": (size,),
+            "typestr": "|u1",
+            "version": 3,
+        }
 
 
 class Region:
@@ -95,10 +123,13 @@ class Region:
         self._ours = False
         self._address: int = _libc.mmap(None, self.size, _PROTECTION, _RESERVED, -1, 0)
         if self._address == _FAILED:
-            raise MemoryError(f'{self.size} bytes of address space can not be reserved '
-                              f'({os.strerror(ctypes.get_errno())}): see ulimit -v')
+            raise MemoryError(
+                f"{self.size} bytes of address space can not be reserved "
+                f"({os.strerror(ctypes.get_errno())}): see ulimit -v"
+            )
         self._ours = True
-        # Small tables would take two megabytes a column; core dumps would hold terabytes of nothing.
+        # Small tables would take two megabytes a column; core dumps would hold terabytes of
+        # nothing.
         _libc.madvise(self._address, self.size, _NOHUGEPAGE)
         _libc.madvise(self._address, self.size, _DONTDUMP)
 
@@ -107,11 +138,15 @@ class Region:
             _libc.munmap(self._address, self.size)
 
     def move_to(self, address: int) -> None:
-        """Puts the pages at `address`, in place of what is mapped there, whose owner unmaps them from now on."""
+        """Puts the pages at `address`, in place of what is mapped there, whose owner unmaps them
+        from now on.
+        """
         if not self._ours:
-            raise RuntimeError('this memory has been moved before')
+            raise RuntimeError("this memory has been moved before")
         if _libc.mremap(self._address, self.size, self.size, _MOVE, address) == _FAILED:
-            raise MemoryError(f'{self.size} bytes can not be moved: {os.strerror(ctypes.get_errno())}')
+            raise MemoryError(
+                f"{self.size} bytes can not be moved: {os.strerror(ctypes.get_errno())}"
+            )
         self._address, self._ours = address, False
 
     def view(self, *shape: int, dtype: Any) -> np.ndarray:
@@ -120,7 +155,9 @@ class Region:
 
 
 class Reserved(Region):
-    """The double of a GPU's reserved memory (`collective.ops.gpu.reserved`): what hasn't been taken can't be touched."""
+    """The double of a GPU's reserved memory (`collective.ops.gpu.reserved`): what hasn't been taken
+    can't be touched.
+    """
 
     def __init__(self, size: int):
         super().__init__(size)
@@ -143,12 +180,12 @@ class Hollow:
 
     def __init__(self, size: int, path: str):
         self._path = path
-        self._descriptor = os.memfd_create('collective')
+        self._descriptor = os.memfd_create("collective")
         os.ftruncate(self._descriptor, size)
         self._inode = os.fstat(self._descriptor).st_ino
-        if os.path.islink(path):        # of a run that failed before it was mapped
+        if os.path.islink(path):  # of a run that failed before it was mapped
             os.unlink(path)
-        os.symlink(f'/proc/{os.getpid()}/fd/{self._descriptor}', path)
+        os.symlink(f"/proc/{os.getpid()}/fd/{self._descriptor}", path)
 
     def address(self) -> int:
         """Where it is mapped.
@@ -158,16 +195,16 @@ class Hollow:
         """
         found = list(self._mappings())
         if len(found) != 1:
-            raise RuntimeError(f'{self._path} is mapped {len(found)} times, not once')
+            raise RuntimeError(f"{self._path} is mapped {len(found)} times, not once")
         return found[0]
 
     def _mappings(self) -> Iterator[int]:
-        with open('/proc/self/maps') as lines:
+        with open("/proc/self/maps") as lines:
             for line in lines:
-                if 'memfd:collective' in line:
+                if "memfd:collective" in line:
                     place, _, _, _, inode = line.split()[:5]
                     if int(inode) == self._inode:
-                        yield int(place.partition('-')[0], 16)
+                        yield int(place.partition("-")[0], 16)
 
     def close(self) -> None:
         if self._descriptor >= 0:

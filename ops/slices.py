@@ -1,4 +1,5 @@
 """The gradient of a shard: `IndexedSlices` that name each row once, scaled to the mean over ranks."""
+
 from __future__ import annotations
 
 import contextlib
@@ -22,7 +23,7 @@ def scaled(scale: float) -> Iterator[None]:
 
 def gradient_scale() -> float:
     """What the sum over ranks is multiplied by; 1 outside of `scaled`."""
-    return float(getattr(_taken, 'scale', 1.0))
+    return float(getattr(_taken, "scale", 1.0))
 
 
 def summed(values: tf.Tensor, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -35,7 +36,7 @@ def summed(values: tf.Tensor, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]
 
 def mark_distinct(indices: tf.Tensor) -> tf.Tensor:
     """Notes that no row is in `indices` twice."""
-    if not hasattr(indices.graph, '_collective_distinct'):
+    if not hasattr(indices.graph, "_collective_distinct"):
         indices.graph._collective_distinct = set()
     indices.graph._collective_distinct.add(indices.name)
     return indices
@@ -43,11 +44,13 @@ def mark_distinct(indices: tf.Tensor) -> tf.Tensor:
 
 def is_distinct(indices: tf.Tensor) -> bool:
     """Whether that was noted: also of a gradient whose values were altered meanwhile."""
-    return indices.name in getattr(indices.graph, '_collective_distinct', ())
+    return indices.name in getattr(indices.graph, "_collective_distinct", ())
 
 
 def of_shard(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    """What several ranks say of one row is summed, then scaled: one rounding less than the other way round."""
+    """What several ranks say of one row is summed, then scaled: one rounding less than the other
+    way round.
+    """
     values, rows = summed(slices.values, slices.indices)
     if gradient_scale() != 1:
         values *= tf.cast(gradient_scale(), values.dtype)

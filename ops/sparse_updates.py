@@ -1,7 +1,10 @@
-"""Updates of rows of shards by operations of our own: kernels on a GPU, on a CPU where they beat TensorFlow's by measurement.
+"""Updates of rows of shards by operations of our own: kernels on a GPU, on a CPU where they beat
+TensorFlow's by measurement.
 
-On one thread of a CPU, 26 tables of dimension 128, a thousand rows of each: see `benchmarks/RESULTS.md`.
+On one thread of a CPU, 26 tables of dimension 128, a thousand rows of each: see
+`benchmarks/RESULTS.md`.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -15,14 +18,25 @@ from collective.ops.operations import about, on_device, operations
 
 
 def is_possible(optimizer: str, hashed: bool, *dtypes: tf.DType) -> bool:
-    """Whether rows of these types can be updated here as an optimizer does, which is called by its name in `tf.train`."""
-    return missing() is None and all(dtype.base_dtype == tf.float32 for dtype in dtypes) and (
-        on_device(hashed) or optimizer == 'AdagradOptimizer')
+    """Whether rows of these types can be updated here as an optimizer does, which is called by its
+    name in `tf.train`.
+    """
+    return (
+        missing() is None
+        and all(dtype.base_dtype == tf.float32 for dtype in dtypes)
+        and (on_device(hashed) or optimizer == "AdagradOptimizer")
+    )
 
 
-def update(rule: Callable[..., Rule], numbers: Sequence[tf.Tensor], tables: Sequence[Any], slots: Sequence[Sequence[Any]],
-           gradients: Sequence[tf.Tensor], rows: Sequence[tf.Tensor], used: Sequence[tf.Tensor | None] = ()
-           ) -> tf.Operation:
+def update(
+    rule: Callable[..., Rule],
+    numbers: Sequence[tf.Tensor],
+    tables: Sequence[Any],
+    slots: Sequence[Sequence[Any]],
+    gradients: Sequence[tf.Tensor],
+    rows: Sequence[tf.Tensor],
+    used: Sequence[tf.Tensor | None] = (),
+) -> tf.Operation:
     """Follows `rule`, by kernels of a GPU, where the gradients are.
 
     Args:
@@ -31,20 +45,30 @@ def update(rule: Callable[..., Rule], numbers: Sequence[tf.Tensor], tables: Sequ
         tables, slots: variables of T shards, float32 [R, D].
         gradients: T times float32 [K, D].
         rows: T times int64 [K], each at most once.
-        used: T int64 scalars, or None: rows 1 to this one are there, row 0 and others are not; all are. Nothing: all are of
-            all.
+        used: T int64 scalars, or None: rows 1 to this one are there, row 0 and others are not; all
+            are. Nothing: all are of all.
     """
     with about([table.op.name for table in tables], False):
         updated: tf.Operation = operations().collective_update(
-            rule, numbers, [table.handle for table in tables], [[slot.handle for slot in of] for of in slots], gradients, rows,
-            used)
+            rule,
+            numbers,
+            [table.handle for table in tables],
+            [[slot.handle for slot in of] for of in slots],
+            gradients,
+            rows,
+            used,
+        )
     return updated
 
 
-def adagrad(table: Any, accumulator: Any, rate: tf.Tensor, gradient: tf.Tensor, rows: tf.Tensor) -> tf.Operation:
-    """Adagrad (Duchi, Hazan, Singer: "Adaptive subgradient methods", JMLR 2011), as `ResourceSparseApplyAdagrad` has it:
+def adagrad(
+    table: Any, accumulator: Any, rate: tf.Tensor, gradient: tf.Tensor, rows: tf.Tensor
+) -> tf.Operation:
+    """Adagrad (Duchi, Hazan, Singer: "Adaptive subgradient methods", JMLR 2011), as
+    `ResourceSparseApplyAdagrad` has it:
 
-        accumulator[rows] += gradient ** 2;   table[rows] -= rate * gradient / sqrt(accumulator[rows])
+        accumulator[rows] += gradient ** 2;   table[rows] -= rate * gradient /
+        sqrt(accumulator[rows])
 
     Args:
         table, accumulator: variables of a shard, float32 [R, D].
@@ -52,4 +76,6 @@ def adagrad(table: Any, accumulator: Any, rate: tf.Tensor, gradient: tf.Tensor, 
         gradient: float32 [K, D].
         rows: int64 [K], each at most once.
     """
-    return library().collective_sparse_adagrad(table.handle, accumulator.handle, rate, gradient, rows)
+    return library().collective_sparse_adagrad(
+        table.handle, accumulator.handle, rate, gradient, rows
+    )

@@ -1,4 +1,5 @@
 """The backends: ways to carry out a group of lookups on sharded tables."""
+
 from collective.strategies.base import Backend, Lookup, backend
 
-__all__ = ['Backend', 'Lookup', 'backend']
+__all__ = ["Backend", "Lookup", "backend"]

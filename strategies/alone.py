@@ -1,4 +1,5 @@
-"""The exchange of one lookup, with TensorFlow's own operations: it is right in branches, loops and functions, too.
+"""The exchange of one lookup, with TensorFlow's own operations: it is right in branches, loops and
+functions, too.
 
     asker                                       owner
     1. distinct keys, ordered by owner
@@ -7,9 +8,10 @@
     4. rows            ◄── all-to-all ──
     5. one row per id, or pooled per sample
 
-The gradient runs the same way back: 5 sums what each distinct row received, 4 is one all-to-all to the owners, 3 gives the
-shard `IndexedSlices`.
+The gradient runs the same way back: 5 sums what each distinct row received, 4 is one all-to-all to
+the owners, 3 gives the shard `IndexedSlices`.
 """
+
 from __future__ import annotations
 
 import tensorflow.compat.v1 as tf
@@ -22,26 +24,43 @@ from collective.strategies.base import Lookup
 def exchange_alone(lookup: Lookup) -> tf.Tensor:
     """What `lookup` returns, from an exchange of its own."""
     ranks, table = communication.size(), lookup.table
-    name = communication.unique_name(f'{table.op.name}/keys')
+    name = communication.unique_name(f"{table.op.name}/keys")
     zero = 0
     if ranks > 1:
         gates = gate.gates_of(tf.get_default_graph())
         sparse = [x for x in (lookup.sparse_ids, lookup.sparse_weights) if x is not None]
-        zero = gates.behind([lookup.ids, *(x.indices for x in sparse), *(x.values for x in sparse)]).zero
+        zero = gates.behind(
+            [lookup.ids, *(x.indices for x in sparse), *(x.values for x in sparse)]
+        ).zero
         if lookup.bounds is not None:
-            gates.checks.append(gate.Check(name, (table.op.name,), (table.rows,), lookup.bounds[None]))
+            gates.checks.append(
+                gate.Check(name, (table.op.name,), (table.rows,), lookup.bounds[None])
+            )
         if lookup.sparse_ids is not None and is_outside(tf.get_default_graph()):
             gates.checks.append(_belong_together(name, lookup, lookup.sparse_ids.indices[:, 0]))
-    distinct = kernels.distinct_by_owner(tf.reshape(lookup.ids, [-1]), table.owners, ranks)                 # 1
-    asked = exchange.keys_to_owners(distinct.keys, distinct.splits, name, zero, what=str(lookup))           # 2
-    found = table.fetch(asked.keys)                                                                         # 3
-    rows = exchange.rows_back(found, asked.splits, communication.unique_name(f'{table.op.name}/rows'), zero)    # 4
-    return lookup.combined(rows, distinct.positions)                                                        # 5
+    # 1
+    distinct = kernels.distinct_by_owner(tf.reshape(lookup.ids, [-1]), table.owners, ranks)
+    # 2
+    asked = exchange.keys_to_owners(distinct.keys, distinct.splits, name, zero, what=str(lookup))
+    # 3
+    found = table.fetch(asked.keys)
+    # 4
+    rows = exchange.rows_back(
+        found, asked.splits, communication.unique_name(f"{table.op.name}/rows"), zero
+    )
+    # 5
+    return lookup.combined(rows, distinct.positions)
 
 
 def _belong_together(name: str, lookup: Lookup, samples: tf.Tensor) -> gate.Check:
     """Whether the indices and weights of a lookup that combines rows belong to its ids."""
     weights = None if lookup.sparse_weights is None else lookup.sparse_weights.values
     found = kernels.mismatches(lookup.ids, samples, weights)
-    wrong = (gate.PLACES, gate.ORDER, gate.WEIGHTS)[:2 if weights is None else 3]
-    return gate.Check(name, (lookup.table.op.name,) * len(wrong), (1,) * len(wrong), tf.stack([found, found], 1), wrong)
+    wrong = (gate.PLACES, gate.ORDER, gate.WEIGHTS)[: 2 if weights is None else 3]
+    return gate.Check(
+        name,
+        (lookup.table.op.name,) * len(wrong),
+        (1,) * len(wrong),
+        tf.stack([found, found], 1),
+        wrong,
+    )

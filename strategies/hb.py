@@ -1,4 +1,5 @@
-"""The unpooled exchange, as HybridBackend does it: distinct keys out, one row back per distinct key, the asker pools.
+"""The unpooled exchange, as HybridBackend does it: distinct keys out, one row back per distinct
+key, the asker pools.
 
     asker                                       owner
     1. distinct keys of every table
@@ -7,9 +8,10 @@
     4. rows            ◄── all-to-all ──
     5. one row per id, or pooled per sample
 
-The gradient runs the same way back: 5 sums what each distinct row received, 4 is one all-to-all to the owners, 3 sums what
-several ranks say of one row. Least travels where keys repeat.
+The gradient runs the same way back: 5 sums what each distinct row received, 4 is one all-to-all to
+the owners, 3 sums what several ranks say of one row. Least travels where keys repeat.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -24,5 +26,8 @@ class HbBackend(base.Backend):
     def layout(self, group: Sequence[base.Lookup]) -> base.Layout:
         tables = base.tables_of(group)
         places = {id(table): i for i, table in enumerate(tables)}
-        return base.Layout(tables, tuple(Section(i, table.dim) for i, table in enumerate(tables)),
-                           tuple(places[id(lookup.table)] for lookup in group))
+        return base.Layout(
+            tables,
+            tuple(Section(i, table.dim) for i, table in enumerate(tables)),
+            tuple(places[id(lookup.table)] for lookup in group),
+        )

@@ -1,4 +1,5 @@
-"""The pooled exchange, as NVIDIA's SparseOperationKit does it: the owner pools what it owns of each sample.
+"""The pooled exchange, as NVIDIA's SparseOperationKit does it: the owner pools what it owns of each
+sample.
 
     asker                                       owner
     1. each sample's keys, by owner
@@ -7,13 +8,14 @@
     4. partial sums    ◄── all-to-all ──
     5. the sum of all owners' sums, divided by the asker for 'mean' and 'sqrtn'
 
-The gradient runs the same way back: a sample's gradient goes once to each owner of its keys, which adds it to their rows.
-Least travels where samples have many ids that rarely repeat. Keys go to their owners only. (SparseOperationKit gathers all
-keys on all ranks.)
+The gradient runs the same way back: a sample's gradient goes once to each owner of its keys, which
+adds it to their rows. Least travels where samples have many ids that rarely repeat. Keys go to
+their owners only. (SparseOperationKit gathers all keys on all ranks.)
 
-A lookup of plain rows has nothing to pool, and weights that have a gradient need the rows that they weigh: these go the
-unpooled way (see `collective.strategies.hb`) in the same three all-to-alls.
+A lookup of plain rows has nothing to pool, and weights that have a gradient need the rows that they
+weigh: these go the unpooled way (see `collective.strategies.hb`) in the same three all-to-alls.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -23,7 +25,9 @@ from collective.strategies import base
 
 
 class SokBackend(base.Backend):
-    """The backend of COLLECTIVE_STRATEGY=sok: one section for each lookup that the owner can pool, and one a table."""
+    """The backend of COLLECTIVE_STRATEGY=sok: one section for each lookup that the owner can pool,
+    and one a table.
+    """
 
     def layout(self, group: Sequence[base.Lookup]) -> base.Layout:
         tables = base.tables_of(group)
@@ -36,8 +40,15 @@ class SokBackend(base.Backend):
             pooled = lookup.sparse_ids is not None and not lookup.weights_have_gradients
             if pooled or table not in unpooled:
                 unpooled.update({} if pooled else {table: len(sections)})
-                sections.append(Section(table, lookup.table.dim, pooled, pooled and lookup.sparse_weights is not None,
-                                             (lookup.max_norm or 0.0) if pooled else 0.0))
+                sections.append(
+                    Section(
+                        table,
+                        lookup.table.dim,
+                        pooled,
+                        pooled and lookup.sparse_weights is not None,
+                        (lookup.max_norm or 0.0) if pooled else 0.0,
+                    )
+                )
                 members.append(len(sections) - 1)
             else:
                 members.append(unpooled[table])

@@ -1,7 +1,10 @@
-"""A save that is cut off at any of its steps leaves a checkpoint that can be restored, and the next one leaves no litter.
+"""A save that is cut off at any of its steps leaves a checkpoint that can be restored, and the next
+one leaves no litter.
 
-`Cut` stands for SIGKILL: nothing that the library does afterwards runs, since nothing here catches it.
+`Cut` stands for SIGKILL: nothing that the library does afterwards runs, since nothing here catches
+it.
 """
+
 import os
 
 import numpy as np
@@ -19,79 +22,101 @@ class Cut(BaseException):
 
 @pytest.fixture
 def cut(monkeypatch):
-    """cut(n): the n-th step from now on raises, before or after it was done; cut(None): none. Returns the steps so far."""
-    state = {'count': 0, 'at': None, 'after': False}
+    """cut(n): the n-th step from now on raises, before or after it was done; cut(None): none.
+    Returns the steps so far.
+    """
+    state = {"count": 0, "at": None, "after": False}
 
     def stepping(function):
         def step(*args, **kwargs):
-            state['count'] += 1
-            if state['count'] == state['at'] and not state['after']:
+            state["count"] += 1
+            if state["count"] == state["at"] and not state["after"]:
                 raise Cut
             out = function(*args, **kwargs)
-            if state['count'] == state['at']:
+            if state["count"] == state["at"]:
                 raise Cut
             return out
+
         return step
-    monkeypatch.setattr(commit, 'move', stepping(commit.move))
-    monkeypatch.setattr(commit, 'sync', stepping(commit.sync))
-    for owner, name in ((bundle, 'merge'), (bundle._Operations, 'save'), (tf.io.gfile, 'rmtree'), (tf.io.gfile, 'mkdir'),
-                        (tf.io.gfile, 'remove'), (checkpoint_management, 'remove_checkpoint')):
+
+    monkeypatch.setattr(commit, "move", stepping(commit.move))
+    monkeypatch.setattr(commit, "sync", stepping(commit.sync))
+    for owner, name in (
+        (bundle, "merge"),
+        (bundle._Operations, "save"),
+        (tf.io.gfile, "rmtree"),
+        (tf.io.gfile, "mkdir"),
+        (tf.io.gfile, "remove"),
+        (checkpoint_management, "remove_checkpoint"),
+    ):
         monkeypatch.setattr(owner, name, stepping(getattr(owner, name)))
 
     def arm(at, after=False):
-        count, state['count'], state['at'], state['after'] = state['count'], 0, at, after
+        count, state["count"], state["at"], state["after"] = state["count"], 0, at, after
         return count
+
     return arm
 
 
 def save(folder, step, files, keep=2, before=(), value=None):
-    """As Saver.save does: `files` files of one variable whose values all are `value`, by default `step`."""
-    base, prefix = f'{folder}/m', f'{folder}/m-{step}'
+    """As Saver.save does: `files` files of one variable whose values all are `value`, by default
+    `step`.
+    """
+    base, prefix = f"{folder}/m", f"{folder}/m-{step}"
     kept = [*(p for p in before if p != prefix), prefix]
     made = commit.Commit(base, prefix)
     written = []
     for i in range(files):
-        writer = bundle.Writer(f'{made.staging}/rank_{i}')
-        writer.add('v', (files * 2, 1), i * 2, np.full((2, 1), float(step if value is None else value)))
+        writer = bundle.Writer(f"{made.staging}/rank_{i}")
+        writer.add(
+            "v", (files * 2, 1), i * 2, np.full((2, 1), float(step if value is None else value))
+        )
         written += writer.close()
     for path in written:
         commit.sync_bundle(path)
     made.merge(written, Layout())
-    with open(made.meta, 'w') as file:
-        file.write(f'{step}')
+    with open(made.meta, "w") as file:
+        file.write(f"{step}")
     checkpoint_management.update_checkpoint_state_internal(
-        folder, prefix, list(kept[-keep:]), os.path.relpath(made.state, folder))
-    made.publish(commit.Ending(f'{prefix}.meta', f'{folder}/checkpoint', kept[:-keep]))
+        folder, prefix, list(kept[-keep:]), os.path.relpath(made.state, folder)
+    )
+    made.publish(commit.Ending(f"{prefix}.meta", f"{folder}/checkpoint", kept[:-keep]))
     return kept[-keep:]
 
 
 def values(prefix):
-    return set(tf.train.load_checkpoint(prefix).get_tensor('v').ravel().tolist())
+    return set(tf.train.load_checkpoint(prefix).get_tensor("v").ravel().tolist())
 
 
 def check_no_litter(folder):
     listed = list(tf.train.get_checkpoint_state(folder).all_model_checkpoint_paths)
-    used = {'checkpoint'}
+    used = {"checkpoint"}
     for prefix in listed:
         opened = bundle.Bundle(prefix)
         opened.check_files()
-        used |= {os.path.basename(p) for p in [*opened.data_paths(), f'{prefix}.index', f'{prefix}.meta']}
+        used |= {
+            os.path.basename(p) for p in [*opened.data_paths(), f"{prefix}.index", f"{prefix}.meta"]
+        }
     assert set(os.listdir(folder)) == used
 
 
 def scenario(folder, again):
-    """Two checkpoints, then a third (or the second anew, with another value and as many files), which deletes the first."""
+    """Two checkpoints, then a third (or the second anew, with another value and as many files),
+    which deletes the first.
+    """
     kept = save(folder, 1, 2)
     kept = save(folder, 2, 2, before=kept)
-    return (2, 2, 2, kept) if again == 'same' else (2, 3, 1, kept) if again else (3, 2, 2, kept)
+    return (2, 2, 2, kept) if again == "same" else (2, 3, 1, kept) if again else (3, 2, 2, kept)
 
 
-@pytest.mark.parametrize('again, after', [(False, True), (True, False), ('same', False), ('same', True)])
+@pytest.mark.parametrize(
+    "again, after", [(False, True), (True, False), ("same", False), ("same", True)]
+)
 def test_every_moment(tmp_path, cut, again, after):
     moment = 0
     while True:
         moment += 1
-        folder = str(tmp_path / f'{moment}')
+        folder = str(tmp_path / f"{moment}")
         os.mkdir(folder)
         step, files, keep, before = scenario(folder, again)
         cut(moment, after)
@@ -103,14 +128,16 @@ def test_every_moment(tmp_path, cut, again, after):
             assert cut(None) < moment
             break
         latest = tf.train.latest_checkpoint(folder)
-        assert latest in (f'{folder}/m-2', f'{folder}/m-{step}')
+        assert latest in (f"{folder}/m-2", f"{folder}/m-{step}")
         old, new = {2.0}, {7.0}
-        assert values(latest) in ((old, new) if step == 2 else (new,) if latest.endswith('3') else (old,)), moment
-        for other in (f'{folder}/m-1', f'{folder}/m-2'):
-            if latest != f'{folder}/m-3' and keep > 1:
+        assert values(latest) in (
+            (old, new) if step == 2 else (new,) if latest.endswith("3") else (old,)
+        ), moment
+        for other in (f"{folder}/m-1", f"{folder}/m-2"):
+            if latest != f"{folder}/m-3" and keep > 1:
                 assert values(other)
         listed = list(tf.train.get_checkpoint_state(folder).all_model_checkpoint_paths)
-        save(folder, 4, 1, before=[p for p in listed if os.path.exists(f'{p}.index')])
+        save(folder, 4, 1, before=[p for p in listed if os.path.exists(f"{p}.index")])
         check_no_litter(folder)
     assert moment > 15
 
@@ -119,7 +146,7 @@ def test_cleaning_may_be_cut_off_too(tmp_path, cut):
     """Killed at some moment, then killed again while that is cleaned up."""
     for moment in range(10, 40, 5):
         for second in (1, 2, 4, 7):
-            folder = str(tmp_path / f'{moment}_{second}')
+            folder = str(tmp_path / f"{moment}_{second}")
             os.mkdir(folder)
             step, files, keep, before = scenario(folder, moment % 2 == 0)
             for at, what in ((moment, (step, files, keep, before)), (second, (5, 1, 2, before))):
@@ -131,13 +158,18 @@ def test_cleaning_may_be_cut_off_too(tmp_path, cut):
                 cut(None)
                 assert values(tf.train.latest_checkpoint(folder))
             listed = list(tf.train.get_checkpoint_state(folder).all_model_checkpoint_paths)
-            save(folder, 6, 1, before=[p for p in listed if os.path.exists(f'{p}.index')])
+            save(folder, 6, 1, before=[p for p in listed if os.path.exists(f"{p}.index")])
             check_no_litter(folder)
 
 
 def test_other_base_names_are_left_alone(tmp_path, cut):
     save(tmp_path, 1, 1)
-    for name in ('other-1_temp_0123456789abcdef', 'm2_temp_0123456789abcdef', 'm_temp', 'm-1_temp_short'):
+    for name in (
+        "other-1_temp_0123456789abcdef",
+        "m2_temp_0123456789abcdef",
+        "m_temp",
+        "m-1_temp_short",
+    ):
         (tmp_path / name).mkdir()
     save(tmp_path, 2, 1)
-    assert len([p for p in tmp_path.iterdir() if '_temp' in p.name]) == 4
+    assert len([p for p in tmp_path.iterdir() if "_temp" in p.name]) == 4

@@ -1,4 +1,7 @@
-"""kill -9 at moments of a save: the checkpoint before, or the new one, is restored, whole; the next save leaves no litter."""
+"""kill -9 at moments of a save: the checkpoint before, or the new one, is restored, whole; the next
+save leaves no litter.
+"""
+
 import os
 import random
 import subprocess
@@ -8,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SEED = int(os.environ.get('COLLECTIVE_TEST_SEED') or random.SystemRandom().randrange(2 ** 31))
+SEED = int(os.environ.get("COLLECTIVE_TEST_SEED") or random.SystemRandom().randrange(2**31))
 
 SCRIPT = '''
 import os, signal, sys
@@ -94,14 +97,34 @@ with strategy.scope(), tf.Graph().as_default():
 '''
 
 
-def job(tmp_path, ranks, victims='', moment=0):
-    """Restores the latest checkpoint and checks it, looks for litter, saves twice more; killed in the last save, if at all."""
-    (tmp_path / 'script.py').write_text(SCRIPT)
-    (tmp_path / 'saved').mkdir(exist_ok=True)
+def job(tmp_path, ranks, victims="", moment=0):
+    """Restores the latest checkpoint and checks it, looks for litter, saves twice more; killed in
+    the last save, if at all.
+    """
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "saved").mkdir(exist_ok=True)
     done = subprocess.run(
-        [sys.executable, '-m', 'collective.launch', '-np', str(ranks), '--device', 'cpu', str(tmp_path / 'script.py'),
-         str(tmp_path / 'saved'), victims, str(moment)], cwd=ROOT, text=True, timeout=180, errors='replace',
-        env=dict(os.environ, PYTHONPATH=str(ROOT), TF_CPP_MIN_LOG_LEVEL='3'), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        [
+            sys.executable,
+            "-m",
+            "collective.launch",
+            "-np",
+            str(ranks),
+            "--device",
+            "cpu",
+            str(tmp_path / "script.py"),
+            str(tmp_path / "saved"),
+            victims,
+            str(moment),
+        ],
+        cwd=ROOT,
+        text=True,
+        timeout=180,
+        errors="replace",
+        env=dict(os.environ, PYTHONPATH=str(ROOT), TF_CPP_MIN_LOG_LEVEL="3"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     print(done.stdout[-3000:])
     return done.returncode, done.stdout
 
@@ -110,26 +133,27 @@ def survive(tmp_path, draw, times):
     """A chain of jobs, each killed in its last save, the next one restoring what is there."""
     code, out = job(tmp_path, 2)
     assert code == 0
-    most = max(int(line.split('moments')[1]) for line in out.splitlines() if 'moments' in line)
+    most = max(int(line.split("moments")[1]) for line in out.splitlines() if "moments" in line)
     assert most > 40
     for _ in range(times):
-        victims, moment = draw.choice(['0', '1', '0,1']), draw.randrange(1, most)
-        print('killed:', victims, 'at', moment)
+        victims, moment = draw.choice(["0", "1", "0,1"]), draw.randrange(1, most)
+        print("killed:", victims, "at", moment)
         code, out = job(tmp_path, 2, victims, moment)
-        assert 'restored' in out
-        assert code == 137 or victims == '1' and code == 0, out     # rank 1 has fewer moments than rank 0
+        assert "restored" in out
+        # rank 1 has fewer moments than rank 0
+        assert code == 137 or victims == "1" and code == 0, out
     code, out = job(tmp_path, draw.choice([1, 2, 3]))
-    assert code == 0 and 'moments' in out
+    assert code == 0 and "moments" in out
 
 
 @pytest.mark.timeout(900)
 def test_three_moments(tmp_path):
-    print(f'COLLECTIVE_TEST_SEED={SEED}')
+    print(f"COLLECTIVE_TEST_SEED={SEED}")
     survive(tmp_path, random.Random(SEED), 3)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize('seed', range(4))
+@pytest.mark.parametrize("seed", range(4))
 def test_many_moments(tmp_path, seed):
     survive(tmp_path, random.Random(seed), 6)

@@ -1,4 +1,5 @@
 """A rank holds no more than its shards and 300 MB while it saves and restores."""
+
 import os
 import subprocess
 import sys
@@ -80,17 +81,41 @@ with strategy.scope(), tf.Graph().as_default():
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize('kind, shard', [('static', 293), ('dynamic', 244 + 29)])
+@pytest.mark.parametrize("kind, shard", [("static", 293), ("dynamic", 244 + 29)])
 def test_saving_and_restoring_in_the_memory_of_a_shard(tmp_path: Path, kind: str, shard: int):
-    (tmp_path / 'script.py').write_text(SCRIPT)
-    out = ''
-    for mode in ('save', 'restore'):
-        done = subprocess.run([sys.executable, '-m', 'collective.launch', '-np', '2', '--device', 'cpu', '--tee', 'all',
-                               str(tmp_path / 'script.py'), str(tmp_path / 'm'), mode, kind], cwd=ROOT, text=True, timeout=140,
-                              env=dict(os.environ, PYTHONPATH=str(ROOT)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    (tmp_path / "script.py").write_text(SCRIPT)
+    out = ""
+    for mode in ("save", "restore"):
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "collective.launch",
+                "-np",
+                "2",
+                "--device",
+                "cpu",
+                "--tee",
+                "all",
+                str(tmp_path / "script.py"),
+                str(tmp_path / "m"),
+                mode,
+                kind,
+            ],
+            cwd=ROOT,
+            text=True,
+            timeout=140,
+            env=dict(os.environ, PYTHONPATH=str(ROOT)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
         print(done.stdout[-3000:])
         assert done.returncode == 0
         out += done.stdout
-    for what, most in (('saved', 300), ('restored over', 200), ('restored', shard + 100)):
-        grown = [int(line.rpartition(' ')[2]) for line in out.splitlines() if line.rpartition(' ')[0].endswith(f'] {what}')]
+    for what, most in (("saved", 300), ("restored over", 200), ("restored", shard + 100)):
+        grown = [
+            int(line.rpartition(" ")[2])
+            for line in out.splitlines()
+            if line.rpartition(" ")[0].endswith(f"] {what}")
+        ]
         assert len(grown) == 2 and all(g < most for g in grown), (what, grown)

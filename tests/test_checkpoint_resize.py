@@ -1,4 +1,7 @@
-"""Saved at N ranks, restored at N': every row and slot bit for bit, and training goes on as if nothing had happened."""
+"""Saved at N ranks, restored at N': every row and slot bit for bit, and training goes on as if
+nothing had happened.
+"""
+
 import json
 import os
 import subprocess
@@ -55,7 +58,9 @@ def build(scope, dynamic):
         return ids, keys, losses, tf.assign_add(step, 1)
 '''
 
-PLAIN = MODEL + '''
+PLAIN = (
+    MODEL
+    + """
 import contextlib, json
 with tf.Graph().as_default():
     ids, _, losses, train = build(contextlib.nullcontext, None)
@@ -63,9 +68,12 @@ with tf.Graph().as_default():
         session.run(tf.global_variables_initializer())
         print('losses', json.dumps([{k: float(v) for k, v in session.run([losses, train], {ids: batch(i)})[0].items()}
                                     for i in range(5)]))
-'''
+"""
+)
 
-RANKS = MODEL + '''
+RANKS = (
+    MODEL
+    + '''
 import collective, json
 from collective import CollectiveStrategy, Table
 from collective.replicated import shard_of
@@ -149,13 +157,27 @@ with strategy.scope(), tf.Graph().as_default():
         told += steps(session, model, 3, 5)
 json.dump(told, open(f'{folder}/losses_{rank}.json', 'w'))
 '''
+)
 
 
-def run(script, *arguments, ranks=None, backend='hb'):
-    launcher = ['-m', 'collective.launch', '-np', str(ranks), '--device', 'cpu', '--tee', '0'] if ranks else []
-    done = subprocess.run([sys.executable, *launcher, str(script), *map(str, arguments)], cwd=ROOT, text=True, timeout=240,
-                          env=dict(os.environ, PYTHONPATH=str(ROOT), TF_CPP_MIN_LOG_LEVEL='3', COLLECTIVE_STRATEGY=backend),
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors='replace')
+def run(script, *arguments, ranks=None, backend="hb"):
+    launcher = (
+        ["-m", "collective.launch", "-np", str(ranks), "--device", "cpu", "--tee", "0"]
+        if ranks
+        else []
+    )
+    done = subprocess.run(
+        [sys.executable, *launcher, str(script), *map(str, arguments)],
+        cwd=ROOT,
+        text=True,
+        timeout=240,
+        env=dict(
+            os.environ, PYTHONPATH=str(ROOT), TF_CPP_MIN_LOG_LEVEL="3", COLLECTIVE_STRATEGY=backend
+        ),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        errors="replace",
+    )
     print(done.stdout[-4000:])
     assert done.returncode == 0
     return done.stdout
@@ -163,8 +185,10 @@ def run(script, *arguments, ranks=None, backend='hb'):
 
 def mean_losses(pattern, ranks):
     """[{name: the mean of the ranks' losses}] for each step."""
-    told = [json.loads(Path(str(pattern).replace('*', str(r))).read_text()) for r in range(ranks)]
-    return [{name: np.mean([step[name] for step in steps]) for name in steps[0]} for steps in zip(*told)]
+    told = [json.loads(Path(str(pattern).replace("*", str(r))).read_text()) for r in range(ranks)]
+    return [
+        {name: np.mean([step[name] for step in steps]) for name in steps[0]} for steps in zip(*told)
+    ]
 
 
 def compare(got, want):
@@ -176,22 +200,31 @@ def compare(got, want):
 
 @pytest.mark.timeout(600)
 def test_saved_at_one_number_of_ranks_and_restored_at_another(tmp_path):
-    """1 to 2, 2 to 3, 3 to 1 and 2 to 1: five optimizers, static and dynamic tables, and tables of fewer rows than ranks.
+    """1 to 2, 2 to 3, 3 to 1 and 2 to 1: five optimizers, static and dynamic tables, and tables of
+    fewer rows than ranks.
 
     Two ranks run the other backend: what one writes the other reads.
     """
-    (tmp_path / 'plain.py').write_text(PLAIN)
-    (tmp_path / 'ranks.py').write_text(RANKS)
-    plain = json.loads(run(tmp_path / 'plain.py').partition('losses ')[2])
+    (tmp_path / "plain.py").write_text(PLAIN)
+    (tmp_path / "ranks.py").write_text(RANKS)
+    plain = json.loads(run(tmp_path / "plain.py").partition("losses ")[2])
     folders = {}
     for ranks, restored in ((1, []), (2, [1]), (3, [2]), (1, [3, 2])):
-        folder = tmp_path / f'by_{ranks}_{len(folders)}'
+        folder = tmp_path / f"by_{ranks}_{len(folders)}"
         folder.mkdir()
-        out = run(tmp_path / 'ranks.py', folder, *(f'{n}:{folders[n]}' for n in restored), ranks=ranks,
-                  backend='sok' if ranks == 2 else 'hb')
-        assert out.count('checked') == len(restored)
-        whole = mean_losses(folder / 'losses_*.json', ranks)
+        out = run(
+            tmp_path / "ranks.py",
+            folder,
+            *(f"{n}:{folders[n]}" for n in restored),
+            ranks=ranks,
+            backend="sok" if ranks == 2 else "hb",
+        )
+        assert out.count("checked") == len(restored)
+        whole = mean_losses(folder / "losses_*.json", ranks)
         compare(whole, plain)
         for n in restored:
-            compare(mean_losses(folders[n] / f'after_{ranks}_*.json', ranks), mean_losses(folders[n] / 'losses_*.json', n)[3:])
+            compare(
+                mean_losses(folders[n] / f"after_{ranks}_*.json", ranks),
+                mean_losses(folders[n] / "losses_*.json", n)[3:],
+            )
         folders[ranks] = folder

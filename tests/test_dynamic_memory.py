@@ -1,4 +1,7 @@
-"""A dynamic table takes memory as its rows come: 2 × rows in use × (1 + slots) + 64 MB at the most, at any moment."""
+"""A dynamic table takes memory as its rows come: 2 × rows in use × (1 + slots) + 64 MB at the most,
+at any moment.
+"""
+
 from __future__ import annotations
 
 import os
@@ -9,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SCRIPT = '''
+SCRIPT = """
 import sys
 import numpy as np, psutil, threading, tensorflow.compat.v1 as tf
 import collective
@@ -44,18 +47,33 @@ with strategy.scope(), tf.Graph().as_default():
         count = adds * batch
         bound = 2 * count * dim * 4 * (1 + slots) + (64 << 20)
         print('grew', peak[0] - before, 'bound', bound, 'kept', after - before, flush=True)
-'''
+"""
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize('optimizer, slots, dim, adds', [
-    ('GradientDescentOptimizer', 0, 16, 60), ('AdagradOptimizer', 1, 16, 60), ('AdamOptimizer', 2, 8, 40)])
-def test_memory_grows_with_the_rows(tmp_path: Path, optimizer: str, slots: int, dim: int, adds: int):
-    (tmp_path / 'script.py').write_text(SCRIPT)
-    done = subprocess.run([sys.executable, tmp_path / 'script.py', optimizer, str(slots), str(dim), str(adds)], timeout=280,
-                          env=dict(os.environ, PYTHONPATH=str(ROOT)), text=True, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT)
-    line = next((line.split() for line in done.stdout.splitlines() if line.startswith('grew')), None)
+@pytest.mark.parametrize(
+    "optimizer, slots, dim, adds",
+    [
+        ("GradientDescentOptimizer", 0, 16, 60),
+        ("AdagradOptimizer", 1, 16, 60),
+        ("AdamOptimizer", 2, 8, 40),
+    ],
+)
+def test_memory_grows_with_the_rows(
+    tmp_path: Path, optimizer: str, slots: int, dim: int, adds: int
+):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, tmp_path / "script.py", optimizer, str(slots), str(dim), str(adds)],
+        timeout=280,
+        env=dict(os.environ, PYTHONPATH=str(ROOT)),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    line = next(
+        (line.split() for line in done.stdout.splitlines() if line.startswith("grew")), None
+    )
     assert done.returncode == 0 and line is not None, done.stdout[-3000:]
     grew, bound, kept = int(line[1]), int(line[3]), int(line[5])
     rows = adds * 50_000 * dim * 4 * (1 + slots)

@@ -1,4 +1,5 @@
 """An Estimator's job that is interrupted and goes on, or in which one rank fails in an evaluation."""
+
 import os
 import signal
 import subprocess
@@ -66,25 +67,40 @@ def estimator(folder):
 
 def job(tmp_path, body, ranks, interrupt=False):
     """(exit code, output, seconds from the moment that a rank says 'ready')."""
-    script = tmp_path / 'script.py'
+    script = tmp_path / "script.py"
     script.write_text(SCRIPT + textwrap.dedent(body))
     process = subprocess.Popen(
-        [sys.executable, '-m', 'collective.launch', '-np', str(ranks), '--device', 'cpu', str(script), str(tmp_path)],
-        cwd=ROOT, text=True, errors='replace', stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env=dict(os.environ, PYTHONPATH=str(ROOT), TF_CPP_MIN_LOG_LEVEL='3'))
+        [
+            sys.executable,
+            "-m",
+            "collective.launch",
+            "-np",
+            str(ranks),
+            "--device",
+            "cpu",
+            str(script),
+            str(tmp_path),
+        ],
+        cwd=ROOT,
+        text=True,
+        errors="replace",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=dict(os.environ, PYTHONPATH=str(ROOT), TF_CPP_MIN_LOG_LEVEL="3"),
+    )
     try:
         lines, ready = [], None
         for line in process.stdout:
             lines.append(line)
-            if 'ready' in line and ready is None:
+            if "ready" in line and ready is None:
                 ready = time.monotonic()
                 if interrupt:
                     process.send_signal(signal.SIGINT)
         code = process.wait(60)
     finally:
         process.kill()
-    print(''.join(lines))
-    return code, ''.join(lines), time.monotonic() - (ready or 0)
+    print("".join(lines))
+    return code, "".join(lines), time.monotonic() - (ready or 0)
 
 
 @pytest.mark.timeout(150)
@@ -93,11 +109,18 @@ def test_interrupt_and_continue(tmp_path):
 
     The input is what is left: after s steps of N ranks, s N batches are used up.
     """
-    code, output, _ = job(tmp_path, '''
+    code, output, _ = job(
+        tmp_path,
+        """
         estimator('interrupted').train(batches(0), max_steps=10, hooks=[Losses(pause_at=6)])
-        ''', ranks=2, interrupt=True)
-    assert code != 0 and 'ready' in output
-    code, output, _ = job(tmp_path, '''
+        """,
+        ranks=2,
+        interrupt=True,
+    )
+    assert code != 0 and "ready" in output
+    code, output, _ = job(
+        tmp_path,
+        """
         whole, rest = Losses(), Losses()
         estimator('whole').train(batches(0), max_steps=10, hooks=[whole])
         again = estimator('interrupted')
@@ -106,19 +129,21 @@ def test_interrupt_and_continue(tmp_path):
         assert done == 4 and len(whole.losses) == 10, (done, whole.losses)
         np.testing.assert_allclose(rest.losses, whole.losses[4:], rtol=1e-5)
         print('equal', flush=True)
-        ''', ranks=2)
-    assert code == 0 and output.count('equal') == 2
+        """,
+        ranks=2,
+    )
+    assert code == 0 and output.count("equal") == 2
 
 
 TROUBLE = {
-    'model_fn': '''
+    "model_fn": """
         def trouble(mode):
             if mode == 'eval' and rank == 1:
                 print('ready', flush=True)
                 raise KeyError('boom')
         evaluation = batches(0, 9)
-        ''',
-    'data': '''
+        """,
+    "data": """
         def bad(ids, labels):
             def check(x):
                 if rank == 1 and check.count == 1:
@@ -129,16 +154,22 @@ TROUBLE = {
             check.count = 0
             return tf.ensure_shape(tf.numpy_function(check, [ids], tf.int64), [8, 3]), labels
         evaluation = lambda: batches(0, 9)().shard(ranks, rank).map(bad)
-        '''}
+        """,
+}
 
 
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize('where', TROUBLE)
+@pytest.mark.parametrize("where", TROUBLE)
 def test_one_rank_fails_in_an_evaluation(tmp_path, where):
     """Between training steps; the job ends at once, and with that rank's error."""
-    code, output, seconds = job(tmp_path, textwrap.dedent(TROUBLE[where]) + textwrap.dedent('''
+    code, output, seconds = job(
+        tmp_path,
+        textwrap.dedent(TROUBLE[where])
+        + textwrap.dedent("""
         tf.estimator.train_and_evaluate(estimator('m'), tf.estimator.TrainSpec(batches(0), max_steps=8),
                                         tf.estimator.EvalSpec(evaluation, steps=None, throttle_secs=0))
-        '''), ranks=3)
-    assert code == 1 and 'boom' in output and 'rank 1' in output.split('root cause')[1]
-    assert seconds < 15         # of the trouble: 1 to 2 on an idle machine
+        """),
+        ranks=3,
+    )
+    assert code == 1 and "boom" in output and "rank 1" in output.split("root cause")[1]
+    assert seconds < 15  # of the trouble: 1 to 2 on an idle machine

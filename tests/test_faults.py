@@ -1,4 +1,7 @@
-"""What the other ranks do when one fails, finishes or disagrees: the job ends soon, and says who it was."""
+"""What the other ranks do when one fails, finishes or disagrees: the job ends soon, and says who it
+was.
+"""
+
 import os
 import subprocess
 import sys
@@ -10,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-MODEL = '''
+MODEL = """
 import os, signal, sys
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -33,57 +36,84 @@ with strategy.scope(), tf.Graph().as_default():
     def steps(session, n, **feed):
         for _ in range(n):
             session.run(train, {ids: [1, 2, rank]})
-'''
+"""
 
 
 def test_ranks_of_which_only_one_uses_kernels_are_told(tmp_path, monkeypatch):
     """Their messages look different."""
-    monkeypatch.setitem(globals(), 'MODEL', "import os\nif os.environ['HOROVOD_RANK'] == '1':\n"
-                        "    os.environ['COLLECTIVE_KERNELS'] = 'double'\n" + MODEL)
-    code, out, _ = job(tmp_path, """
+    monkeypatch.setitem(
+        globals(),
+        "MODEL",
+        "import os\nif os.environ['HOROVOD_RANK'] == '1':\n"
+        "    os.environ['COLLECTIVE_KERNELS'] = 'double'\n" + MODEL,
+    )
+    code, out, _ = job(
+        tmp_path,
+        """
         with tf.Session() as session:
             session.run(init)
             print('ready', flush=True)
             steps(session, 1)
-        """, ranks=2)
-    assert code == 1 and 'The ranks do not run the same' in out and ".keys' is used by rank" in out
+        """,
+        ranks=2,
+    )
+    assert code == 1 and "The ranks do not run the same" in out and ".keys' is used by rank" in out
 
 
 def job(tmp_path, body, ranks=3, limit=90):
     """(exit code, output, seconds from the moment that the ranks say 'ready')."""
-    script = tmp_path / 'script.py'
-    script.write_text(MODEL + textwrap.indent(textwrap.dedent(body), '    '))
+    script = tmp_path / "script.py"
+    script.write_text(MODEL + textwrap.indent(textwrap.dedent(body), "    "))
     process = subprocess.Popen(
-        [sys.executable, '-m', 'collective.launch', '-np', str(ranks), '--device', 'cpu', str(script)],
-        cwd=ROOT, text=True, errors='replace', stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env=dict(os.environ, PYTHONPATH=str(ROOT), TF_CPP_MIN_LOG_LEVEL='3'))
+        [
+            sys.executable,
+            "-m",
+            "collective.launch",
+            "-np",
+            str(ranks),
+            "--device",
+            "cpu",
+            str(script),
+        ],
+        cwd=ROOT,
+        text=True,
+        errors="replace",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=dict(os.environ, PYTHONPATH=str(ROOT), TF_CPP_MIN_LOG_LEVEL="3"),
+    )
     try:
         lines, ready = [], time.monotonic()
         for line in process.stdout:
             lines.append(line)
-            if 'ready' in line:
+            if "ready" in line:
                 ready = time.monotonic()
             assert time.monotonic() - ready < limit
         code = process.wait(limit)
     finally:
         process.kill()
-    print(''.join(lines))
-    return code, ''.join(lines), time.monotonic() - ready
+    print("".join(lines))
+    return code, "".join(lines), time.monotonic() - ready
 
 
 CASES = {
-    'killed': ("os.kill(os.getpid(), signal.SIGKILL)", 137, 'SIGKILL'),
-    'raises': ("raise ValueError('boom')", 1, 'ValueError: boom'),
-    'exits': ('sys.exit(7)', 7, 'exit code 7'),
-    'hard_exit': ('os._exit(9)', 9, 'exit code 9')}
+    "killed": ("os.kill(os.getpid(), signal.SIGKILL)", 137, "SIGKILL"),
+    "raises": ("raise ValueError('boom')", 1, "ValueError: boom"),
+    "exits": ("sys.exit(7)", 7, "exit code 7"),
+    "hard_exit": ("os._exit(9)", 9, "exit code 9"),
+}
 
 
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize('case', CASES)
+@pytest.mark.parametrize("case", CASES)
 def test_a_rank_that_fails_while_others_exchange(tmp_path, case):
-    """Within a session, between two runs; the others wait for it in the next. Under 15 s, its code, its name."""
+    """Within a session, between two runs; the others wait for it in the next. Under 15 s, its code,
+    its name.
+    """
     crash, code, word = CASES[case]
-    got, output, seconds = job(tmp_path, f'''
+    got, output, seconds = job(
+        tmp_path,
+        f"""
         with tf.train.MonitoredTrainingSession('') as session:
             steps(session, 2)
             print('ready', flush=True)
@@ -91,15 +121,18 @@ def test_a_rank_that_fails_while_others_exchange(tmp_path, case):
                 {crash}
             while True:
                 steps(session, 1)
-        ''')
-    assert got == code and 'root cause: rank 1 of 3' in output and word in output
+        """,
+    )
+    assert got == code and "root cause: rank 1 of 3" in output and word in output
     assert seconds < 15
 
 
 @pytest.mark.timeout(150)
 def test_a_rank_that_exits_0_early(tmp_path):
     """It says nothing, not even goodbye: the others can't finish, and the report says who left."""
-    code, output, seconds = job(tmp_path, '''
+    code, output, seconds = job(
+        tmp_path,
+        """
         session = tf.Session()
         session.run(init)
         steps(session, 1)
@@ -108,15 +141,20 @@ def test_a_rank_that_exits_0_early(tmp_path):
             os._exit(0)
         while True:
             steps(session, 1)
-        ''')
-    assert code != 0 and 'left early' in output and 'rank 1' in output.split('left early')[1]
+        """,
+    )
+    assert code != 0 and "left early" in output and "rank 1" in output.split("left early")[1]
     assert seconds < 15
 
 
 @pytest.mark.timeout(150)
 def test_a_rank_that_finishes_early_lets_the_others_finish(tmp_path):
-    """A session that is never closed is left at the end of the program: the others' next run there is out of data."""
-    code, output, _ = job(tmp_path, '''
+    """A session that is never closed is left at the end of the program: the others' next run there
+    is out of data.
+    """
+    code, output, _ = job(
+        tmp_path,
+        """
         session = tf.Session()
         session.run(init)
         try:
@@ -124,15 +162,18 @@ def test_a_rank_that_finishes_early_lets_the_others_finish(tmp_path):
         except tf.errors.OutOfRangeError as end:
             print('ended:', end.message)
         print('done', rank)
-        ''')
+        """,
+    )
     assert code == 0
-    assert output.count('rank 0 has left the session') == 2 and output.count('done') == 3
+    assert output.count("rank 0 has left the session") == 2 and output.count("done") == 3
 
 
 @pytest.mark.timeout(150)
 def test_a_rank_that_survives_its_error_tells_the_others(tmp_path):
     """The error is caught outside of the session; the peers must not wait for ever."""
-    code, output, seconds = job(tmp_path, '''
+    code, output, seconds = job(
+        tmp_path,
+        """
         try:
             with tf.train.MonitoredTrainingSession('') as session:
                 steps(session, 2)
@@ -142,29 +183,43 @@ def test_a_rank_that_survives_its_error_tells_the_others(tmp_path):
                 steps(session, 3)
         except ValueError:
             print('survived')
-        ''')
-    assert code != 0 and 'survived' in output and 'Rank 1: left its session with ValueError: boom' in output
+        """,
+    )
+    assert (
+        code != 0
+        and "survived" in output
+        and "Rank 1: left its session with ValueError: boom" in output
+    )
     assert seconds < 15
 
 
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize('feed, word', [('{ids: [[1]]}', 'Cannot feed value'), ("{'nothing:0': 1}", 'nothing')])
+@pytest.mark.parametrize(
+    "feed, word", [("{ids: [[1]]}", "Cannot feed value"), ("{'nothing:0': 1}", "nothing")]
+)
 def test_a_run_that_one_rank_cannot_start(tmp_path, feed, word):
-    code, output, seconds = job(tmp_path, f'''
+    code, output, seconds = job(
+        tmp_path,
+        f"""
         with tf.Session() as session:
             session.run(init)
             print('ready', flush=True)
             session.run(train, {feed} if rank == 1 else {{ids: [1]}})
             steps(session, 1)
-        ''')
-    assert code == 1 and word in output and 'root cause: rank 1' in output
+        """,
+    )
+    assert code == 1 and word in output and "root cause: rank 1" in output
     assert seconds < 15
 
 
 @pytest.mark.timeout(150)
 def test_an_operation_that_fails_half_way_on_one_rank(tmp_path):
-    """Behind the first exchange, where the peers can't be told: the job ends with the failing rank's code."""
-    code, output, seconds = job(tmp_path, '''
+    """Behind the first exchange, where the peers can't be told: the job ends with the failing
+    rank's code.
+    """
+    code, output, seconds = job(
+        tmp_path,
+        """
         checked = tf.Assert(tf.equal(extra, 0.0), ['extra is not zero'])
         with tf.control_dependencies([checked, emb]):
             late = tf.Assert(tf.equal(extra, 0.0) | (emb[0, 0] > 1e9), ['extra is not zero'])
@@ -175,15 +230,18 @@ def test_an_operation_that_fails_half_way_on_one_rank(tmp_path):
             print('ready', flush=True)
             session.run(more, {ids: [1], extra: float(rank == 1)})
             steps(session, 1)
-        ''')
-    assert code == 1 and 'extra is not zero' in output and 'root cause: rank 1' in output
+        """,
+    )
+    assert code == 1 and "extra is not zero" in output and "root cause: rank 1" in output
     assert seconds < 15
 
 
 @pytest.mark.timeout(150)
 def test_unequal_data_is_no_failure(tmp_path):
     """3, 5 and 0 batches: all ranks' loops end at once, with exit code 0."""
-    code, output, _ = job(tmp_path, '''
+    code, output, _ = job(
+        tmp_path,
+        """
         data = tf.data.Dataset.from_tensors(np.array([1, 2], np.int64)).repeat([3, 5, 0][rank])
         rows = tf.nn.embedding_lookup(t, tf.data.make_one_shot_iterator(data).get_next())
         train = tf.train.AdamOptimizer(0.1).minimize(tf.reduce_mean(rows))
@@ -192,26 +250,32 @@ def test_unequal_data_is_no_failure(tmp_path):
                 session.run(train)
                 print('stepped')
         print('done', rank)
-        ''')
-    assert code == 0 and output.count('done') == 3 and 'stepped' not in output
+        """,
+    )
+    assert code == 0 and output.count("done") == 3 and "stepped" not in output
 
 
 @pytest.mark.timeout(150)
 def test_two_sessions_one_after_the_other(tmp_path):
     """Leaving the first is agreed on; the second trains on."""
-    code, output, _ = job(tmp_path, '''
+    code, output, _ = job(
+        tmp_path,
+        """
         for _ in range(2):
             with tf.train.MonitoredTrainingSession('') as session:
                 steps(session, 3)
         print('fine', rank)
-        ''')
-    assert code == 0 and output.count('fine') == 3
+        """,
+    )
+    assert code == 0 and output.count("fine") == 3
 
 
 def test_a_rank_without_memory_for_new_rows_ends_the_job(tmp_path, monkeypatch):
     """A dynamic table where kernels compute: the peers, who wait for its rows, don't wait for ever."""
-    monkeypatch.setenv('COLLECTIVE_KERNELS', 'double')
-    code, out, seconds = job(tmp_path, """
+    monkeypatch.setenv("COLLECTIVE_KERNELS", "double")
+    code, out, seconds = job(
+        tmp_path,
+        """
         import collective
         from collective.tables import device_store
         reach = device_store.DeviceColumn.reach
@@ -228,6 +292,7 @@ def test_a_rank_without_memory_for_new_rows_ends_the_job(tmp_path, monkeypatch):
             print('ready', flush=True)
             session.run(grow, {ids: np.arange(5000)})
             print('went on', flush=True)
-        """)
-    assert code == 1 and seconds < 60 and 'went on' not in out
-    assert 'root cause: rank 1 of 3' in out and "table 'open': there is memory for 100 rows" in out
+        """,
+    )
+    assert code == 1 and seconds < 60 and "went on" not in out
+    assert "root cause: rank 1 of 3" in out and "table 'open': there is memory for 100 rows" in out

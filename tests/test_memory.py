@@ -1,4 +1,7 @@
-"""A rank holds its shard, with slots, and one small block while a table starts and takes its first step."""
+"""A rank holds its shard, with slots, and one small block while a table starts and takes its first
+step.
+"""
+
 import os
 import subprocess
 import sys
@@ -7,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SCRIPT = '''
+SCRIPT = """
 import sys
 import psutil, threading, tensorflow.compat.v1 as tf
 from collective import CollectiveStrategy
@@ -36,17 +39,41 @@ with strategy.scope(), tf.Graph().as_default():
         done.set()
         watcher.join()
         print('grew by', (max(peak[0], process.memory_info().rss) - before) // 2 ** 20, flush=True)
-'''
+"""
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize('initializer, optimizer, shards', [
-    ('tf.zeros_initializer()', 'GradientDescentOptimizer', 1), ('tf.truncated_normal_initializer()', 'AdagradOptimizer', 2)])
+@pytest.mark.parametrize(
+    "initializer, optimizer, shards",
+    [
+        ("tf.zeros_initializer()", "GradientDescentOptimizer", 1),
+        ("tf.truncated_normal_initializer()", "AdagradOptimizer", 2),
+    ],
+)
 def test_a_table_starts_in_the_memory_of_a_shard(tmp_path, initializer, optimizer, shards):
-    (tmp_path / 'script.py').write_text(SCRIPT)
-    done = subprocess.run([sys.executable, '-m', 'collective.launch', '-np', '2', '--device', 'cpu',
-                           str(tmp_path / 'script.py'), initializer, optimizer], cwd=ROOT, text=True, timeout=180,
-                          env=dict(os.environ, PYTHONPATH=str(ROOT)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    grown = [int(line.split('grew by')[1]) for line in done.stdout.splitlines() if 'grew by' in line]
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "collective.launch",
+            "-np",
+            "2",
+            "--device",
+            "cpu",
+            str(tmp_path / "script.py"),
+            initializer,
+            optimizer,
+        ],
+        cwd=ROOT,
+        text=True,
+        timeout=180,
+        env=dict(os.environ, PYTHONPATH=str(ROOT)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    grown = [
+        int(line.split("grew by")[1]) for line in done.stdout.splitlines() if "grew by" in line
+    ]
     assert done.returncode == 0 and len(grown) == 2, done.stdout[-3000:]
     assert all(170 * shards < megabytes < 183 * shards + 40 for megabytes in grown), grown

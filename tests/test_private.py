@@ -1,7 +1,9 @@
-"""What the library uses of TensorFlow, Keras and Horovod without their promise to keep it is still there.
+"""What the library uses of TensorFlow, Keras and Horovod without their promise to keep it is still
+there.
 
 What it replaces in them is held in test_replaced.py, with parameters.
 """
+
 import ast
 import inspect
 from pathlib import Path
@@ -23,105 +25,186 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def files():
-    folders = [ROOT / 'collective', *(ROOT / 'collective').glob('*/'), ROOT / 'strategies', ROOT / 'ops']
-    return [file for folder in folders if not folder.is_symlink() for file in sorted(folder.glob('*.py'))]
+    folders = [
+        ROOT / "collective",
+        *(ROOT / "collective").glob("*/"),
+        ROOT / "strategies",
+        ROOT / "ops",
+    ]
+    return [
+        file
+        for folder in folders
+        if not folder.is_symlink()
+        for file in sorted(folder.glob("*.py"))
+    ]
 
 
 def used():
     """{attribute: where} of all that begin with one underscore and are not the product's own."""
-    own, found = {'_asdict', '_replace'}, {}       # of named tuples
-    trees = {file: ast.parse(file.read_text(encoding='utf-8')) for file in files()}
+    own, found = {"_asdict", "_replace"}, {}  # of named tuples
+    trees = {file: ast.parse(file.read_text(encoding="utf-8")) for file in files()}
     for tree in trees.values():
         for node in ast.walk(tree):
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
                 own.add(node.name)
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 own.add(node.id)
-            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == 'self':
+            elif (
+                isinstance(node, ast.Attribute)
+                and isinstance(node.ctx, ast.Store)
+                and ast.unparse(node.value) == "self"
+            ):
                 own.add(node.attr)
     for file, tree in trees.items():
         for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute) and node.attr.startswith('_') and not node.attr.startswith(
-                    ('__', '_collective')) and node.attr not in own:
-                found.setdefault(node.attr, f'{file.relative_to(ROOT)}:{node.lineno}')
+            if (
+                isinstance(node, ast.Attribute)
+                and node.attr.startswith("_")
+                and not node.attr.startswith(("__", "_collective"))
+                and node.attr not in own
+            ):
+                found.setdefault(node.attr, f"{file.relative_to(ROOT)}:{node.lineno}")
     return found
 
 
 def probes():
     """Pairs of an object and the attributes that it must have."""
-    variable = tf.get_variable('v', [2], use_resource=True)
-    yield tf.get_default_graph(), ['_attr_scope', '_current_control_dependencies', '_functions', '_unsafe_unfinalize',
-                                   '_get_control_flow_context']
-    yield tf.constant(1).op, ['_add_control_input', '_add_control_inputs', '_get_control_flow_context', '_id', '_original_op',
-                              '_remove_all_control_inputs', '_set_attr', '_set_func_attr', '_set_func_list_attr',
-                              '_update_input']
-    yield tf.float32, ['_is_ref_dtype']
-    yield variable, ['_initial_value', '_initializer_op', '_shared_name']
-    yield variable_scope, ['_get_default_variable_store']
-    yield variable_scope._get_default_variable_store(), ['_vars']
-    yield variables, ['_all_saveable_objects']
-    yield resource_variable_ops, ['_GatherGrad', '_variable_handle_from_shape_and_dtype']
-    yield resource_variable_ops, ['_UnreadVariable']
-    yield control_flow_ops.WhileContext(), ['_parallel_iterations']
-    yield indexed_slices, ['_indexed_slices_to_tensor']
-    yield feature_column, ['_CategoricalColumn']
-    yield session_lib, ['_FetchMapper']
-    yield monitored_session, ['_MonitoredSession']
-    yield tf.errors.ResourceExhaustedError(None, None, ''), ['_message']
-    yield tf2.data.Dataset.range(1), ['_variant_tensor']
+    variable = tf.get_variable("v", [2], use_resource=True)
+    yield (
+        tf.get_default_graph(),
+        [
+            "_attr_scope",
+            "_current_control_dependencies",
+            "_functions",
+            "_unsafe_unfinalize",
+            "_get_control_flow_context",
+        ],
+    )
+    yield (
+        tf.constant(1).op,
+        [
+            "_add_control_input",
+            "_add_control_inputs",
+            "_get_control_flow_context",
+            "_id",
+            "_original_op",
+            "_remove_all_control_inputs",
+            "_set_attr",
+            "_set_func_attr",
+            "_set_func_list_attr",
+            "_update_input",
+        ],
+    )
+    yield tf.float32, ["_is_ref_dtype"]
+    yield variable, ["_initial_value", "_initializer_op", "_shared_name"]
+    yield variable_scope, ["_get_default_variable_store"]
+    yield variable_scope._get_default_variable_store(), ["_vars"]
+    yield variables, ["_all_saveable_objects"]
+    yield resource_variable_ops, ["_GatherGrad", "_variable_handle_from_shape_and_dtype"]
+    yield resource_variable_ops, ["_UnreadVariable"]
+    yield control_flow_ops.WhileContext(), ["_parallel_iterations"]
+    yield indexed_slices, ["_indexed_slices_to_tensor"]
+    yield feature_column, ["_CategoricalColumn"]
+    yield session_lib, ["_FetchMapper"]
+    yield monitored_session, ["_MonitoredSession"]
+    yield tf.errors.ResourceExhaustedError(None, None, ""), ["_message"]
+    yield tf2.data.Dataset.range(1), ["_variant_tensor"]
     saver = tf.train.Saver([variable])
-    yield saver, ['_builder', '_check_saver_def', '_checkpoints_to_be_deleted', '_filename', '_is_built', '_is_empty',
-                  '_keep_checkpoint_every_n_hours', '_last_checkpoints', '_max_to_keep', '_next_checkpoint_time',
-                  '_pad_step_number', '_reshape', '_restore_sequentially', '_save_relative_paths', '_sharded', '_var_list',
-                  '_write_version']
-    yield saver_lib.BulkSaverBuilder(), ['_build_internal']
-    yield checkpoint_utils, ['_get_checkpoint_filename']
-    yield tf.train.SessionManager(), ['_recovery_wait_secs']
-    yield optimizer, ['_OptimizableVariable', '_deduplicate_indexed_slices']
+    yield (
+        saver,
+        [
+            "_builder",
+            "_check_saver_def",
+            "_checkpoints_to_be_deleted",
+            "_filename",
+            "_is_built",
+            "_is_empty",
+            "_keep_checkpoint_every_n_hours",
+            "_last_checkpoints",
+            "_max_to_keep",
+            "_next_checkpoint_time",
+            "_pad_step_number",
+            "_reshape",
+            "_restore_sequentially",
+            "_save_relative_paths",
+            "_sharded",
+            "_var_list",
+            "_write_version",
+        ],
+    )
+    yield saver_lib.BulkSaverBuilder(), ["_build_internal"]
+    yield checkpoint_utils, ["_get_checkpoint_filename"]
+    yield tf.train.SessionManager(), ["_recovery_wait_secs"]
+    yield optimizer, ["_OptimizableVariable", "_deduplicate_indexed_slices"]
     adam = tf.train.AdamOptimizer(0.1)
     adam.apply_gradients([(tf.ones([2]), variable)])
-    yield adam, ['_beta1_t', '_beta2_t', '_create_slots', '_epsilon_t', '_get_beta_accumulators', '_lr_t',
-                 '_resource_apply_sparse_duplicate_indices']
+    yield (
+        adam,
+        [
+            "_beta1_t",
+            "_beta2_t",
+            "_create_slots",
+            "_epsilon_t",
+            "_get_beta_accumulators",
+            "_lr_t",
+            "_resource_apply_sparse_duplicate_indices",
+        ],
+    )
     adagrad = tf.train.AdagradOptimizer(0.1)
     adagrad._prepare()
-    yield adagrad, ['_learning_rate_tensor']
+    yield adagrad, ["_learning_rate_tensor"]
     ftrl = tf.train.FtrlOptimizer(0.1)
     ftrl._prepare()
-    yield ftrl, ['_adjusted_l2_regularization_strength_tensor', '_l1_regularization_strength_tensor',
-                 '_l2_shrinkage_regularization_strength_tensor', '_learning_rate_power_tensor']
+    yield (
+        ftrl,
+        [
+            "_adjusted_l2_regularization_strength_tensor",
+            "_l1_regularization_strength_tensor",
+            "_l2_shrinkage_regularization_strength_tensor",
+            "_learning_rate_power_tensor",
+        ],
+    )
     rmsprop = tf.train.RMSPropOptimizer(0.1)
     rmsprop._prepare()
-    yield rmsprop, ['_centered', '_decay_tensor', '_epsilon_tensor', '_momentum_tensor']
-    yield tf.train.MomentumOptimizer(0.1, 0.9), ['_use_nesterov']
-    yield keras_optimizer, ['_BaseOptimizer']
-    yield hvd, ['_DistributedAdasumOptimizer', '_DistributedOptimizer']
-    yield hvd.DistributedOptimizer(tf.train.AdagradOptimizer(0.1)), ['_allreduce_grads']
-    yield estimator_lib, ['_load_global_step_from_checkpoint_dir']
-    yield estimator_lib.Estimator, ['_extract_batch_length']
-    yield estimator_lib.Estimator(lambda features: None), ['_warm_start_settings']
-    yield run_config.RunConfig, ['_init_distributed_setting_from_environment_var']
-    yield training, ['_NewCheckpointListenerForEvaluate', '_TrainingExecutor']
+    yield rmsprop, ["_centered", "_decay_tensor", "_epsilon_tensor", "_momentum_tensor"]
+    yield tf.train.MomentumOptimizer(0.1, 0.9), ["_use_nesterov"]
+    yield keras_optimizer, ["_BaseOptimizer"]
+    yield hvd, ["_DistributedAdasumOptimizer", "_DistributedOptimizer"]
+    yield hvd.DistributedOptimizer(tf.train.AdagradOptimizer(0.1)), ["_allreduce_grads"]
+    yield estimator_lib, ["_load_global_step_from_checkpoint_dir"]
+    yield estimator_lib.Estimator, ["_extract_batch_length"]
+    yield estimator_lib.Estimator(lambda features: None), ["_warm_start_settings"]
+    yield run_config.RunConfig, ["_init_distributed_setting_from_environment_var"]
+    yield training, ["_NewCheckpointListenerForEvaluate", "_TrainingExecutor"]
     listener = training._NewCheckpointListenerForEvaluate(None, None, None)
-    yield listener, ['_evaluator']
-    yield exporter.BestExporter('a', lambda: None), ['_get_best_eval_result']
+    yield listener, ["_evaluator"]
+    yield exporter.BestExporter("a", lambda: None), ["_get_best_eval_result"]
 
 
 # Found in the source of what makes them, since no object is at hand without running it.
-WRITTEN = {'_eval_spec': training._TrainingExecutor, '_max_training_steps': training._TrainingExecutor._Evaluator,
-           '_sess': tf.train.MonitoredSession, '_coordinated_creator': tf.train.MonitoredSession}
+WRITTEN = {
+    "_eval_spec": training._TrainingExecutor,
+    "_max_training_steps": training._TrainingExecutor._Evaluator,
+    "_sess": tf.train.MonitoredSession,
+    "_coordinated_creator": tf.train.MonitoredSession,
+}
 
 
 def test_what_is_used_is_there():
-    """If this fails after an upgrade: see what the new release has in its place, where the library uses it."""
+    """If this fails after an upgrade: see what the new release has in its place, where the library
+    uses it.
+    """
     where, known = used(), {}
     with tf.Graph().as_default():
         for thing, names in probes():
             known.update({name: hasattr(thing, name) for name in names})
     for name, made_in in WRITTEN.items():
-        known[name] = f'self.{name} =' in inspect.getsource(made_in) + inspect.getsource(inspect.getmodule(made_in))
+        known[name] = f"self.{name} =" in inspect.getsource(made_in) + inspect.getsource(
+            inspect.getmodule(made_in)
+        )
     gone = {name: where.get(name) for name, there in known.items() if not there}
-    assert not gone, f'TensorFlow {tf.__version__} and Horovod {hvd.__version__} have no {gone}'
+    assert not gone, f"TensorFlow {tf.__version__} and Horovod {hvd.__version__} have no {gone}"
     new = {name: place for name, place in where.items() if name not in known}
-    assert not new, f'say in probes() what has {new}'
+    assert not new, f"say in probes() what has {new}"
     unused = sorted(set(known) - set(where))
-    assert not unused, f'nothing uses {unused} any more'
+    assert not unused, f"nothing uses {unused} any more"

@@ -1,4 +1,5 @@
 """The split of a step, on spans typed out by hand."""
+
 import pytest
 
 from collective.columns import columns, imbalance, in_bytes
@@ -9,121 +10,204 @@ MS = 1_000_000
 
 
 def span(phase, start, end, waits=False):
-    return trace.Span(phase, 'Kind', phase, int(start * MS), int(end * MS), waits, 0)
+    return trace.Span(phase, "Kind", phase, int(start * MS), int(end * MS), waits, 0)
 
 
-@pytest.mark.parametrize('ran, want', [
-    ([], {}),
-    ([span('a', 0, 3)], {'a': 3}),
-    ([span('a', 0, 3), span('b', 5, 6)], {'a': 3, 'b': 1}),
-    # two that compute at once share the time
-    ([span('a', 0, 4), span('b', 2, 4)], {'a': 3, 'b': 1}),
-    ([span('a', 0, 3), span('a', 0, 3), span('b', 0, 3)], {'a': 2, 'b': 1}),
-    # what waits has what nothing else computes in
-    ([span('keys', 0, 10, True), span('a', 2, 5)], {'keys': 7, 'a': 3}),
-    ([span('keys', 0, 4, True), span('rows', 2, 6, True)], {'keys': 3, 'rows': 3}),
-    # one ends as the next begins
-    ([span('a', 0, 1), span('b', 1, 2), span('c', 2, 3)], {'a': 1, 'b': 1, 'c': 1}),
-])
+@pytest.mark.parametrize(
+    "ran, want",
+    [
+        ([], {}),
+        ([span("a", 0, 3)], {"a": 3}),
+        ([span("a", 0, 3), span("b", 5, 6)], {"a": 3, "b": 1}),
+        # two that compute at once share the time
+        ([span("a", 0, 4), span("b", 2, 4)], {"a": 3, "b": 1}),
+        ([span("a", 0, 3), span("a", 0, 3), span("b", 0, 3)], {"a": 2, "b": 1}),
+        # what waits has what nothing else computes in
+        ([span("keys", 0, 10, True), span("a", 2, 5)], {"keys": 7, "a": 3}),
+        ([span("keys", 0, 4, True), span("rows", 2, 6, True)], {"keys": 3, "rows": 3}),
+        # one ends as the next begins
+        ([span("a", 0, 1), span("b", 1, 2), span("c", 2, 3)], {"a": 1, "b": 1, "c": 1}),
+    ],
+)
 def test_every_moment_belongs_to_what_computes_else_to_what_waits(ran, want):
     assert trace.split(ran) == pytest.approx(want)
 
 
 def step(number=1, **kwargs):
-    return split.Step(number, **{'ms': 10., **kwargs})
+    return split.Step(number, **{"ms": 10.0, **kwargs})
 
 
 def test_who_spends_least_in_a_collective_came_last():
-    """Rank 0 comes to the keys 6 ms before rank 1, which needs 2 ms for them: rank 0 has waited 6 of its 8 ms."""
-    early = step(phases={'input': 2., 'collective.t.keys': 8.}, collectives={'collective.t.keys': 8.})
-    late = step(phases={'input': 8., 'collective.t.keys': 2.}, collectives={'collective.t.keys': 2.})
+    """Rank 0 comes to the keys 6 ms before rank 1, which needs 2 ms for them: rank 0 has waited 6
+    of its 8 ms.
+    """
+    early = step(
+        phases={"input": 2.0, "collective.t.keys": 8.0}, collectives={"collective.t.keys": 8.0}
+    )
+    late = step(
+        phases={"input": 8.0, "collective.t.keys": 2.0}, collectives={"collective.t.keys": 2.0}
+    )
     joined = split.join([[early], [late]])
-    assert joined.phases[0] == pytest.approx({'input': 2., 'collective.t.keys': 2., split.WAITING: 6.})
-    assert joined.phases[1] == pytest.approx({'input': 8., 'collective.t.keys': 2., split.WAITING: 0.})
+    assert joined.phases[0] == pytest.approx(
+        {"input": 2.0, "collective.t.keys": 2.0, split.WAITING: 6.0}
+    )
+    assert joined.phases[1] == pytest.approx(
+        {"input": 8.0, "collective.t.keys": 2.0, split.WAITING: 0.0}
+    )
     assert [sum(phases.values()) for phases in joined.phases] == pytest.approx(joined.ms)
 
 
 def test_who_waits_is_found_step_by_step():
     """Each rank is late once: means over steps would see no waiting at all."""
-    name = 'collective.t.rows'
-    long, short = ({'phases': {name: ms, 'dense': 10 - ms}, 'collectives': {name: ms}} for ms in (5., 1.))
+    name = "collective.t.rows"
+    long, short = (
+        {"phases": {name: ms, "dense": 10 - ms}, "collectives": {name: ms}} for ms in (5.0, 1.0)
+    )
     joined = split.join([[step(1, **long), step(2, **short)], [step(1, **short), step(2, **long)]])
-    assert all(phases == pytest.approx({name: 1., 'dense': 7., split.WAITING: 2.}) for phases in joined.phases)
+    assert all(
+        phases == pytest.approx({name: 1.0, "dense": 7.0, split.WAITING: 2.0})
+        for phases in joined.phases
+    )
 
 
 def test_a_hidden_collective_hides_its_waiting():
     """Of 8 ms, 6 of them waiting, only 4 weren't spent on computing meanwhile."""
-    name = 'collective.t.rows'
-    joined = split.join([[step(phases={name: 4., 'dense': 6.}, collectives={name: 8.})],
-                         [step(phases={name: 2., 'dense': 8.}, collectives={name: 2.})]])
-    assert joined.phases[0] == pytest.approx({name: 1., split.WAITING: 3., 'dense': 6.})
+    name = "collective.t.rows"
+    joined = split.join(
+        [
+            [step(phases={name: 4.0, "dense": 6.0}, collectives={name: 8.0})],
+            [step(phases={name: 2.0, "dense": 8.0}, collectives={name: 2.0})],
+        ]
+    )
+    assert joined.phases[0] == pytest.approx({name: 1.0, split.WAITING: 3.0, "dense": 6.0})
 
 
 def test_rates_and_shares():
-    told = [[step(samples=100, ids=300, asked={'t': 60, 'u': 30}, received={'collective.t.keys': 480}, ms=20.)],
-            [step(samples=100, ids=300, asked={'t': 40, 'u': 50}, received={'collective.t.keys': 320}, ms=20.)]]
+    told = [
+        [
+            step(
+                samples=100,
+                ids=300,
+                asked={"t": 60, "u": 30},
+                received={"collective.t.keys": 480},
+                ms=20.0,
+            )
+        ],
+        [
+            step(
+                samples=100,
+                ids=300,
+                asked={"t": 40, "u": 50},
+                received={"collective.t.keys": 320},
+                ms=20.0,
+            )
+        ],
+    ]
     joined = split.join(told)
     assert joined.samples_per_s == pytest.approx(200 / 0.020)
     assert joined.distinct_share == pytest.approx(180 / 600)
     assert joined.bytes_per_step == pytest.approx(400)
-    assert joined.keys_per_owner == {'t': [60, 40], 'u': [30, 50]}
+    assert joined.keys_per_owner == {"t": [60, 40], "u": [30, 50]}
     text = split.text(joined, [0, 1])
-    assert '10,000 samples/s' in text and '30.0%' in text and 'max/mean 1.00' in text
+    assert "10,000 samples/s" in text and "30.0%" in text and "max/mean 1.00" in text
     nothing = split.join([[step()]])
-    assert (nothing.samples_per_s, nothing.distinct_share, nothing.bytes_per_step) == (None, None, 0)
-    assert 'samples' not in split.text(nothing, [0])
+    assert (nothing.samples_per_s, nothing.distinct_share, nothing.bytes_per_step) == (
+        None,
+        None,
+        0,
+    )
+    assert "samples" not in split.text(nothing, [0])
 
 
-@pytest.mark.parametrize('ranks, exchanges', [(2, 3), (2, 90), (7, 3)])
+@pytest.mark.parametrize("ranks, exchanges", [(2, 3), (2, 90), (7, 3)])
 def test_the_printed_rows_add_up_to_the_step(ranks, exchanges):
-    phases = {'input': 1., 'dense': 2., **{f'collective.t{i}.{phase}': 0.5 for i in range(exchanges // 3)
-                                           for phase in ('keys', 'rows', 'rows.gradient')}}
+    phases = {
+        "input": 1.0,
+        "dense": 2.0,
+        **{
+            f"collective.t{i}.{phase}": 0.5
+            for i in range(exchanges // 3)
+            for phase in ("keys", "rows", "rows.gradient")
+        },
+    }
     told = [[step(ms=sum(phases.values()), phases=phases)] for _ in range(ranks)]
     lines = split.text(split.join(told), range(ranks)).splitlines()
-    rows = [line for line in lines[2:] if not line.startswith('step')]
-    first = [float(next(word for word in line.split() if word.replace('.', '').isdigit() and '.' in word)) for line in rows]
-    total = next(line for line in lines if line.startswith('step '))
+    rows = [line for line in lines[2:] if not line.startswith("step")]
+    first = [
+        float(
+            next(word for word in line.split() if word.replace(".", "").isdigit() and "." in word)
+        )
+        for line in rows
+    ]
+    total = next(line for line in lines if line.startswith("step "))
     assert sum(first) == pytest.approx(float(total.split()[1]), abs=0.01 * len(rows))
     assert len(rows) == 2 + 3
-    assert ('keys of 30 exchanges' in '\n'.join(lines)) == (exchanges == 90)
-    assert ('rank 1' in lines[1]) == (ranks == 2)
+    assert ("keys of 30 exchanges" in "\n".join(lines)) == (exchanges == 90)
+    assert ("rank 1" in lines[1]) == (ranks == 2)
 
 
-@pytest.mark.parametrize('name, want', [
-    ('collective.user.keys', ('keys', 'user')), ('collective.user.rows.2', ('rows', 'user.2')),
-    ('collective.user.rows.gradient', ('gradients', 'user')), ('collective.user.rows.1.gradient.3', ('gradients', 'user.1')),
-    ('collective.user.rows.gradient.gradient', ('rows', 'user')),
-    ('collective.group1.0a1b2c3d.keys', ('keys', 'group1.0a1b2c3d')), ('collective.a.keys.rows', ('rows', 'a.keys')),
-    ('collective.dense_gradients.0a1b2c3d.1', ('dense gradients', '')),
-    ('collective.w.gradient_values', ('dense gradients', '')),
-    ('collective.agreement', ('agreement', '')), ('collective.agreement.level2', ('agreement', '')),
-    ('collective.auc.metric', ('other', ''))])
+@pytest.mark.parametrize(
+    "name, want",
+    [
+        ("collective.user.keys", ("keys", "user")),
+        ("collective.user.rows.2", ("rows", "user.2")),
+        ("collective.user.rows.gradient", ("gradients", "user")),
+        ("collective.user.rows.1.gradient.3", ("gradients", "user.1")),
+        ("collective.user.rows.gradient.gradient", ("rows", "user")),
+        ("collective.group1.0a1b2c3d.keys", ("keys", "group1.0a1b2c3d")),
+        ("collective.a.keys.rows", ("rows", "a.keys")),
+        ("collective.dense_gradients.0a1b2c3d.1", ("dense gradients", "")),
+        ("collective.w.gradient_values", ("dense gradients", "")),
+        ("collective.agreement", ("agreement", "")),
+        ("collective.agreement.level2", ("agreement", "")),
+        ("collective.auc.metric", ("other", "")),
+    ],
+)
 def test_what_a_collective_s_name_tells(name, want):
     assert split_name(name) == want
 
 
 def test_numbers_as_text():
     assert [in_bytes(n) for n in (None, 0, 999, 1500, 99_949, 99_950, 2_000_000, 3.5e9, 4e12)] == [
-        '?', '0 B', '999 B', '1.5 kB', '99.9 kB', '100 kB', '2.0 MB', '3.5 GB', '4.0 TB']
+        "?",
+        "0 B",
+        "999 B",
+        "1.5 kB",
+        "99.9 kB",
+        "100 kB",
+        "2.0 MB",
+        "3.5 GB",
+        "4.0 TB",
+    ]
     assert imbalance([1, 1, 4]) == 2 and imbalance([]) is None and imbalance([0, 0]) is None
-    assert columns(['a', 'b'], [['x', '100'], ['long', '2']]) == ['a       b', 'x     100', 'long    2']
+    assert columns(["a", "b"], [["x", "100"], ["long", "2"]]) == [
+        "a       b",
+        "x     100",
+        "long    2",
+    ]
 
 
-@pytest.mark.parametrize('options, error', [
-    ({'profile': 3}, r'scope\(profile=…\) is a folder or None, not 3'),
-    ({'profile': ''}, r'is a folder or None'),
-    ({'profile_steps': (0, 3)}, r'scope\(profile_steps=…\) is \(first, last\).*not \(0, 3\)'),
-    ({'profile_steps': (5, 3)}, r'1 <= first <= last, not \(5, 3\)'),
-    ({'profile_steps': 5}, r'not 5'), ({'profile_steps': (1.0, 2)}, r'not \(1.0, 2\)'),
-    ({'profile_every': -1}, r'scope\(profile_every=…\) .* not -1'), ({'profile_every': True}, 'not True')])
+@pytest.mark.parametrize(
+    "options, error",
+    [
+        ({"profile": 3}, r"scope\(profile=…\) is a folder or None, not 3"),
+        ({"profile": ""}, r"is a folder or None"),
+        ({"profile_steps": (0, 3)}, r"scope\(profile_steps=…\) is \(first, last\).*not \(0, 3\)"),
+        ({"profile_steps": (5, 3)}, r"1 <= first <= last, not \(5, 3\)"),
+        ({"profile_steps": 5}, r"not 5"),
+        ({"profile_steps": (1.0, 2)}, r"not \(1.0, 2\)"),
+        ({"profile_every": -1}, r"scope\(profile_every=…\) .* not -1"),
+        ({"profile_every": True}, "not True"),
+    ],
+)
 def test_wrong_options(options, error):
     with pytest.raises(ValueError, match=error):
         profiler.check(options)
 
 
 def test_a_folder_that_can_not_be_made(tmp_path):
-    (tmp_path / 'file').write_text('')
+    (tmp_path / "file").write_text("")
     with pytest.raises(OSError):
-        profiler.check({'profile': tmp_path / 'file'})
-    profiler.check({'profile': tmp_path / 'made', 'profile_steps': (1, 1), 'profile_every': 0})
-    assert (tmp_path / 'made').is_dir()
+        profiler.check({"profile": tmp_path / "file"})
+    profiler.check({"profile": tmp_path / "made", "profile_steps": (1, 1), "profile_every": 0})
+    assert (tmp_path / "made").is_dir()

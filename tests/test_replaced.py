@@ -1,4 +1,5 @@
 """What scope() replaces in other libraries is still what it was when the replacement was written."""
+
 import importlib.metadata
 import inspect
 from pathlib import Path
@@ -7,35 +8,47 @@ from horovod.tensorflow import mpi_ops
 
 from collective.patches import Patches
 
-GOLDEN = Path(__file__).parent / 'golden' / 'replaced.txt'
+GOLDEN = Path(__file__).parent / "golden" / "replaced.txt"
 
 
 def replaced():
     """One line for each: where it is, and the parameters by which it is called."""
     lines = set()
     for owner, attribute, _ in Patches(lambda: None, lambda name: None)._replacements():
-        place = f'{owner.__module__}.{owner.__qualname__}' if inspect.isclass(owner) else owner.__name__
-        if owner is mpi_ops.MPI_LIB:        # called by a number of its own
-            place = 'horovod.tensorflow.mpi_ops.MPI_LIB'
+        place = (
+            f"{owner.__module__}.{owner.__qualname__}" if inspect.isclass(owner) else owner.__name__
+        )
+        if owner is mpi_ops.MPI_LIB:  # called by a number of its own
+            place = "horovod.tensorflow.mpi_ops.MPI_LIB"
         original = getattr(owner, attribute, None)
         try:
-            parameters = [str(p.replace(annotation=p.empty, default=p.empty if p.default is p.empty else 0))
-                          for p in inspect.signature(original, follow_wrapped=False).parameters.values()]
+            parameters = [
+                str(p.replace(annotation=p.empty, default=p.empty if p.default is p.empty else 0))
+                for p in inspect.signature(original, follow_wrapped=False).parameters.values()
+            ]
         except (TypeError, ValueError):
-            parameters = ['is not there' if original is None else '…']
-        lines.add(f'{place}.{attribute}({", ".join(parameters)})')
+            parameters = ["is not there" if original is None else "…"]
+        lines.add(f"{place}.{attribute}({', '.join(parameters)})")
     return sorted(lines)
 
 
 def test_what_is_replaced_has_not_changed():
-    """If this fails after an upgrade: read the function in the new release, mend its replacement in collective/patches.py, and
-    put the new line into tests/golden/replaced.txt."""
-    known, now = GOLDEN.read_text(encoding='utf-8').splitlines(), replaced()
+    """If this fails after an upgrade: read the function in the new release, mend its replacement in
+    collective/patches.py, and put the new line into tests/golden/replaced.txt.
+    """
+    known, now = GOLDEN.read_text(encoding="utf-8").splitlines(), replaced()
     gone, new = sorted(set(known) - set(now)), sorted(set(now) - set(known))
-    versions = ', '.join(f'{name} {importlib.metadata.version(name)}' for name in ('tensorflow-cpu', 'tensorflow', 'horovod')
-                         if _installed(name))
-    assert not gone and not new, (f'with {versions}: collective/patches.py was written for {gone}, and finds {new}. Read the '
-                                  'new release, mend the replacement, then tests/golden/replaced.txt.')
+    versions = ", ".join(
+        f"{name} {importlib.metadata.version(name)}"
+        for name in ("tensorflow-cpu", "tensorflow", "horovod")
+        if _installed(name)
+    )
+    assert not gone and not new, (
+        f"with {versions}: collective/patches.py was written for "
+        f"{gone}, and finds {new}. Read the "
+        "new release, mend the replacement, then "
+        "tests/golden/replaced.txt."
+    )
 
 
 def _installed(name):

@@ -1,4 +1,7 @@
-"""What an Estimator exports on several ranks, served by processes that can't import this library; the memory it takes."""
+"""What an Estimator exports on several ranks, served by processes that can't import this library;
+the memory it takes.
+"""
+
 import json
 import os
 import subprocess
@@ -9,9 +12,9 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-CLI = (sys.executable, str(Path(sys.executable).with_name('saved_model_cli')))
+CLI = (sys.executable, str(Path(sys.executable).with_name("saved_model_cli")))
 
-TRAIN = '''
+TRAIN = """
 import json, os, sys
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -101,9 +104,9 @@ if rank == 0:
                                                   'told': [p['user'] for p in predicted], **asked})
     json.dump([p.decode() for p in [path, *exports]], open(os.path.join(out, 'paths.json'), 'w'))
 print('done', rank)
-'''
+"""
 
-SERVE = '''
+SERVE = """
 import json, sys
 for name in ('collective', 'horovod', 'horovod.tensorflow', 'cupy'):
     sys.modules[name] = None                # importing it is an ImportError
@@ -117,51 +120,92 @@ for path in json.load(open(sys.argv[1] + '/paths.json')):
     np.testing.assert_array_equal(got['user'].numpy(), answers['told'])
     np.testing.assert_allclose(got['score'].numpy(), answers['score'], rtol=1e-6)
 print('same')
-'''
+"""
 
 
 def alone(*arguments, **kwargs):
     """A process of TensorFlow's own."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(('PYTHONPATH', 'HOROVOD', 'COLLECTIVE'))}
-    done = subprocess.run(arguments, text=True, timeout=100, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          env=dict(environment, TF_CPP_MIN_LOG_LEVEL='3'), **kwargs)
+    environment = {
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith(("PYTHONPATH", "HOROVOD", "COLLECTIVE"))
+    }
+    done = subprocess.run(
+        arguments,
+        text=True,
+        timeout=100,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=dict(environment, TF_CPP_MIN_LOG_LEVEL="3"),
+        **kwargs,
+    )
     assert done.returncode == 0, done.stdout[-5000:]
     return done.stdout
 
 
 def launched(tmp_path, script, ranks, *arguments, timeout=240):
-    (tmp_path / 'script.py').write_text(script)
+    (tmp_path / "script.py").write_text(script)
     try:
         done = subprocess.run(
-            [sys.executable, '-m', 'collective.launch', '-np', str(ranks), '--device', 'cpu', str(tmp_path / 'script.py'),
-             *map(str, arguments)], cwd=ROOT, text=True, errors='replace', timeout=timeout, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, env=dict(os.environ, PYTHONPATH=str(ROOT), TF_CPP_MIN_LOG_LEVEL='3'))
-    except subprocess.TimeoutExpired as late:           # which doesn't tell what was printed
-        pytest.fail(f'not over after {timeout} s: {(late.stdout or b"")[-6000:]!r}')
+            [
+                sys.executable,
+                "-m",
+                "collective.launch",
+                "-np",
+                str(ranks),
+                "--device",
+                "cpu",
+                str(tmp_path / "script.py"),
+                *map(str, arguments),
+            ],
+            cwd=ROOT,
+            text=True,
+            errors="replace",
+            timeout=timeout,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=dict(os.environ, PYTHONPATH=str(ROOT), TF_CPP_MIN_LOG_LEVEL="3"),
+        )
+    except subprocess.TimeoutExpired as late:  # which doesn't tell what was printed
+        pytest.fail(f"not over after {timeout} s: {(late.stdout or b'')[-6000:]!r}")
     assert done.returncode == 0, done.stdout[-6000:]
     return done.stdout
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize('ranks', [2, pytest.param(1, marks=pytest.mark.long), pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "ranks", [2, pytest.param(1, marks=pytest.mark.long), pytest.param(3, marks=pytest.mark.long)]
+)
 def test_processes_without_this_library_answer_as_predict_does(tmp_path, ranks):
     output = launched(tmp_path, TRAIN, ranks, tmp_path)
-    assert all(f'done {rank}\n' in output for rank in range(ranks)), output
-    (tmp_path / 'serve.py').write_text(SERVE)
-    assert 'same' in alone(sys.executable, str(tmp_path / 'serve.py'), str(tmp_path), cwd=tmp_path)
-    path = json.loads((tmp_path / 'paths.json').read_text())[0]
-    shown = alone(*CLI, 'show', '--dir', path, '--all', cwd=tmp_path)
+    assert all(f"done {rank}\n" in output for rank in range(ranks)), output
+    (tmp_path / "serve.py").write_text(SERVE)
+    assert "same" in alone(sys.executable, str(tmp_path / "serve.py"), str(tmp_path), cwd=tmp_path)
+    path = json.loads((tmp_path / "paths.json").read_text())[0]
+    shown = alone(*CLI, "show", "--dir", path, "--all", cwd=tmp_path)
     assert "signature_def['serving_default']" in shown and "inputs['words'] tensor_info" in shown
-    answers = np.load(tmp_path / 'answers.npz')
-    for name in ('user', 'item', 'words'):
-        np.save(tmp_path / f'{name}.npy', answers[name])
-    alone(*CLI, 'run', '--dir', path, '--tag_set', 'serve', '--signature_def', 'serving_default',
-          '--outdir', str(tmp_path / 'cli'),
-          '--inputs', ';'.join(f'{name}={tmp_path}/{name}.npy' for name in ('user', 'item', 'words')), cwd=tmp_path)
-    np.testing.assert_allclose(np.load(tmp_path / 'cli' / 'score.npy'), answers['score'], rtol=1e-6)
+    answers = np.load(tmp_path / "answers.npz")
+    for name in ("user", "item", "words"):
+        np.save(tmp_path / f"{name}.npy", answers[name])
+    alone(
+        *CLI,
+        "run",
+        "--dir",
+        path,
+        "--tag_set",
+        "serve",
+        "--signature_def",
+        "serving_default",
+        "--outdir",
+        str(tmp_path / "cli"),
+        "--inputs",
+        ";".join(f"{name}={tmp_path}/{name}.npy" for name in ("user", "item", "words")),
+        cwd=tmp_path,
+    )
+    np.testing.assert_allclose(np.load(tmp_path / "cli" / "score.npy"), answers["score"], rtol=1e-6)
 
 
-MEMORY = '''
+MEMORY = """
 import sys, threading
 import psutil, tensorflow.compat.v1 as tf
 from collective import CollectiveStrategy
@@ -199,17 +243,18 @@ if strategy.rank() == 0:
     with tf.Graph().as_default(), tf.Session() as session:
         tf.saved_model.loader.load(session, ['serve'], path)
         print('sum', session.run(tf.reduce_sum([tf.reduce_sum(v) for v in tf.global_variables()])) / rows)
-'''
+"""
 
 
 @pytest.mark.timeout(300)
 def test_an_export_takes_no_more_than_its_blocks(tmp_path):
-    """A table of 600 MB, saved and exported by two ranks. The exporting processes hold no shard; promised are 300 MB beside.
+    """A table of 600 MB, saved and exported by two ranks. The exporting processes hold no shard;
+    promised are 300 MB beside.
 
     (In the process that saved, the memory which that took would hide what exporting takes.)
     """
-    launched(tmp_path, MEMORY, 2, tmp_path, 'save')
-    output = launched(tmp_path, MEMORY, 2, tmp_path, 'export')
-    grown = [int(line.split('grew by')[1]) for line in output.splitlines() if 'grew by' in line]
+    launched(tmp_path, MEMORY, 2, tmp_path, "save")
+    output = launched(tmp_path, MEMORY, 2, tmp_path, "export")
+    grown = [int(line.split("grew by")[1]) for line in output.splitlines() if "grew by" in line]
     assert len(grown) == 2 and all(50 < megabytes < 250 for megabytes in grown), output
-    assert 'sum 32.0' in output
+    assert "sum 32.0" in output

@@ -1,7 +1,10 @@
-"""Ranks that wait for a peer which doesn't come: the launcher ends the job after --stall-timeout, and says who and where.
+"""Ranks that wait for a peer which doesn't come: the launcher ends the job after --stall-timeout,
+and says who and where.
 
-Each case is a launch of its own. The time limits bound it; nothing here waits for anything but the launcher's end.
+Each case is a launch of its own. The time limits bound it; nothing here waits for anything but the
+launcher's end.
 """
+
 import os
 import re
 import subprocess
@@ -14,7 +17,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.timeout(200)
 
-MODEL = '''
+MODEL = """
 import os, sys, time
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -39,121 +42,167 @@ with strategy.scope(), tf.Graph().as_default():
     def steps(session, n):
         for _ in range(n):
             session.run(train, {ids: [1, 2, rank]})
-'''
+"""
 
 
 def job(tmp_path, body, *arguments, ranks=2, timeout=10, limit=170):
     """(exit code, what the launcher and the ranks wrote)."""
-    script = tmp_path / 'script.py'
-    script.write_text(MODEL + textwrap.indent(textwrap.dedent(body), '    '))
-    command = [sys.executable, '-m', 'collective.launch', '-np', str(ranks), '--device', 'cpu', '--stall-timeout', str(timeout),
-               str(script), *arguments]
-    done = subprocess.run(command, cwd=ROOT, text=True, errors='replace', timeout=limit, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, env=dict(os.environ, PYTHONPATH=str(ROOT), TF_CPP_MIN_LOG_LEVEL='3'))
+    script = tmp_path / "script.py"
+    script.write_text(MODEL + textwrap.indent(textwrap.dedent(body), "    "))
+    command = [
+        sys.executable,
+        "-m",
+        "collective.launch",
+        "-np",
+        str(ranks),
+        "--device",
+        "cpu",
+        "--stall-timeout",
+        str(timeout),
+        str(script),
+        *arguments,
+    ]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        text=True,
+        errors="replace",
+        timeout=limit,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=dict(os.environ, PYTHONPATH=str(ROOT), TF_CPP_MIN_LOG_LEVEL="3"),
+    )
     print(done.stdout)
     return done.returncode, done.stdout
 
 
 def report(output):
     """{rank: its line and what follows it} of the report, and its first line under None."""
-    first, *lines = output[output.index('collective.launch: the job stalled: '):].splitlines()
+    first, *lines = output[output.index("collective.launch: the job stalled: ") :].splitlines()
     told, ranks = {None: first}, []
     for line in lines:
-        named = re.match(r'  ranks? (\d+(?:, \d+)*) ', line)
-        if named or not line.startswith('      '):
-            ranks = [int(number) for number in named[1].split(', ')] if named else []
+        named = re.match(r"  ranks? (\d+(?:, \d+)*) ", line)
+        if named or not line.startswith("      "):
+            ranks = [int(number) for number in named[1].split(", ")] if named else []
         for rank in ranks:
-            told[rank] = f'{told.get(rank, "")} {line.strip()}'
+            told[rank] = f"{told.get(rank, '')} {line.strip()}"
     return told
 
 
 ELSEWHERE = {
-    'sleeps': 'time.sleep(1000)',
-    'loops': 'while True: pass',
-    'reads': "os.mkfifo(sys.argv[1]) ; open(sys.argv[1]).read()"}
+    "sleeps": "time.sleep(1000)",
+    "loops": "while True: pass",
+    "reads": "os.mkfifo(sys.argv[1]) ; open(sys.argv[1]).read()",
+}
 
 
-@pytest.mark.parametrize('what', ELSEWHERE)
+@pytest.mark.parametrize("what", ELSEWHERE)
 def test_a_lookup_that_one_rank_fetches_alone(tmp_path, what):
     """The last rank runs nothing more; nor does it hear the signal in time."""
-    code, output = job(tmp_path, f'''
+    code, output = job(
+        tmp_path,
+        f"""
         with tf.train.MonitoredTrainingSession('') as session:
             steps(session, 2)
             if rank == ranks - 1:
                 {ELSEWHERE[what]}
             session.run(emb, {{ids: [1]}})
-        ''', str(tmp_path / 'pipe'), ranks=3 if what == 'sleeps' else 2)
-    last = 2 if what == 'sleeps' else 1
+        """,
+        str(tmp_path / "pipe"),
+        ranks=3 if what == "sleeps" else 2,
+    )
+    last = 2 if what == "sleeps" else 1
     told = report(output)
     assert code == 124
-    assert told[None].endswith(f'the job stalled: rank {last} of {last + 1} is missing')
-    assert 'in no run since' in told[last] and 'last: runs train' in told[last]
+    assert told[None].endswith(f"the job stalled: rank {last} of {last + 1} is missing")
+    assert "in no run since" in told[last] and "last: runs train" in told[last]
     for rank in range(last):
-        assert 'in a run since' in told[rank] and 'runs emb:0' in told[rank] and 'users' in told[rank]
+        assert (
+            "in a run since" in told[rank] and "runs emb:0" in told[rank] and "users" in told[rank]
+        )
 
 
 def test_a_rank_that_is_stopped(tmp_path):
     """By SIGSTOP: it hears no signal but the last."""
-    code, output = job(tmp_path, '''
+    code, output = job(
+        tmp_path,
+        """
         with tf.train.MonitoredTrainingSession('') as session:
             steps(session, 2)
             if rank == 1:
                 import signal
                 os.kill(os.getpid(), signal.SIGSTOP)
             steps(session, 2)
-        ''')
+        """,
+    )
     told = report(output)
-    assert code == 124 and told[None].endswith('rank 1 of 2 is missing')
-    assert 'in no run since' in told[1] and 'in a run since' in told[0] and 'runs train' in told[0]
+    assert code == 124 and told[None].endswith("rank 1 of 2 is missing")
+    assert "in no run since" in told[1] and "in a run since" in told[0] and "runs train" in told[0]
 
 
 def test_a_rank_that_never_comes_to_a_first_run(tmp_path):
-    code, output = job(tmp_path, '''
+    code, output = job(
+        tmp_path,
+        """
         if rank == 0:
             time.sleep(1000)
         with tf.train.MonitoredTrainingSession('') as session:
             steps(session, 1)
-        ''')
+        """,
+    )
     told = report(output)
-    assert code == 124 and told[None].endswith('rank 0 of 2 is missing')
-    assert 'has not come to a first run yet' in told[0]
-    assert "waiting for the others' word since" in told[1] and 'init' in told[1]
+    assert code == 124 and told[None].endswith("rank 0 of 2 is missing")
+    assert "has not come to a first run yet" in told[0]
+    assert "waiting for the others' word since" in told[1] and "init" in told[1]
 
 
-@pytest.mark.parametrize('version', ['cond_v1', 'cond_v2'])
+@pytest.mark.parametrize("version", ["cond_v1", "cond_v2"])
 def test_a_branch_with_a_lookup_that_one_rank_takes_alone(tmp_path, version):
-    """It waits in a collective that the others never come to; they have finished the run, and wait in the next."""
-    code, output = job(tmp_path, '''
+    """It waits in a collective that the others never come to; they have finished the run, and wait
+    in the next.
+    """
+    code, output = job(
+        tmp_path,
+        """
         branch = tf.cond(take, lambda: tf.nn.embedding_lookup(t, ids), lambda: tf.zeros([1, 2]), name='branch')
         with tf.train.MonitoredTrainingSession('') as session:
             steps(session, 2)
             session.run(tf.get_default_graph().get_tensor_by_name(branch.name), {ids: [1], take: rank == 0})
             print('past the branch')
             steps(session, 1)
-        ''', version)
+        """,
+        version,
+    )
     told = report(output)
-    assert code == 124 and output.count('past the branch') == 1
-    assert told[None].endswith('rank 0 of 2 is missing')
-    assert f'runs {"branch/Merge:0" if version == "cond_v1" else "branch/Identity:0"}' in told[0]
-    assert 'runs train' in told[1]
-    assert 'Others have finished what rank 0 is still in' in output
+    assert code == 124 and output.count("past the branch") == 1
+    assert told[None].endswith("rank 0 of 2 is missing")
+    assert f"runs {'branch/Merge:0' if version == 'cond_v1' else 'branch/Identity:0'}" in told[0]
+    assert "runs train" in told[1]
+    assert "Others have finished what rank 0 is still in" in output
 
 
 def test_a_branch_of_the_training_step_that_one_rank_takes_alone(tmp_path):
-    """The dense gradients wait for what it gives: the ranks are in the same run for ever, in different collectives."""
-    code, output = job(tmp_path, '''
+    """The dense gradients wait for what it gives: the ranks are in the same run for ever, in
+    different collectives.
+    """
+    code, output = job(
+        tmp_path,
+        """
         branch = tf.cond(take, lambda: tf.nn.embedding_lookup(t, ids), lambda: tf.zeros([1, 2]), name='branch')
         learn = tf.train.GradientDescentOptimizer(0.1).minimize(loss + tf.reduce_sum(tf.matmul(branch, w)), name='learn')
         with tf.train.MonitoredTrainingSession('') as session:
             session.run(learn, {ids: [1], take: rank == 0})
-        ''')
+        """,
+    )
     told = report(output)
-    assert code == 124 and told[None].endswith('all ranks are in the same run')
-    assert 'runs learn' in told[0] and 'runs learn' in told[1] and 'tf.cond' in output
+    assert code == 124 and told[None].endswith("all ranks are in the same run")
+    assert "runs learn" in told[0] and "runs learn" in told[1] and "tf.cond" in output
 
 
 def test_input_that_never_comes_on_one_rank(tmp_path):
-    code, output = job(tmp_path, '''
+    code, output = job(
+        tmp_path,
+        """
         def keys():
             yield [1, 2]
             while rank == 1:
@@ -165,13 +214,16 @@ def test_input_that_never_comes_on_one_rank(tmp_path):
         with tf.train.MonitoredTrainingSession('') as session:
             while not session.should_stop():
                 session.run(learn)
-        ''')
+        """,
+    )
     assert code == 124 and "input doesn't come" in output
-    assert 'runs learn' in report(output)[0] and 'runs learn' in report(output)[1]
+    assert "runs learn" in report(output)[0] and "runs learn" in report(output)[1]
 
 
 def test_an_idle_rank_of_an_evaluation_whose_peer_does_not_go_on(tmp_path):
-    code, output = job(tmp_path, '''
+    code, output = job(
+        tmp_path,
+        """
         data = tf.data.Dataset.from_tensors(np.array([1, 2], np.int64)).repeat(2 + 2 * rank)
         rows = tf.identity(tf.nn.embedding_lookup(t, tf.data.make_one_shot_iterator(data).get_next()), 'rows')
         with tf.train.MonitoredTrainingSession('') as session:
@@ -183,16 +235,21 @@ def test_an_idle_rank_of_an_evaluation_whose_peer_does_not_go_on(tmp_path):
                     session.run(rows)
             except tf.errors.OutOfRangeError:
                 print('it can not be over yet')
-        ''')
+        """,
+    )
     told = report(output)
-    assert code == 124 and 'can not be over' not in output
-    assert told[None].endswith('rank 1 of 2 is missing') and 'last: runs rows:0' in told[1]
-    assert "waiting for the others' word since" in told[0] and 'runs rows:0' in told[0]
+    assert code == 124 and "can not be over" not in output
+    assert told[None].endswith("rank 1 of 2 is missing") and "last: runs rows:0" in told[1]
+    assert "waiting for the others' word since" in told[0] and "runs rows:0" in told[0]
 
 
 def test_initialising_for_longer_than_the_timeout(tmp_path):
-    """Rank 1 takes its time, rank 0 waits in the next thing they do together: no stall, for five timeouts."""
-    code, output = job(tmp_path, '''
+    """Rank 1 takes its time, rank 0 waits in the next thing they do together: no stall, for five
+    timeouts.
+    """
+    code, output = job(
+        tmp_path,
+        """
         def slowly():
             time.sleep(20 if rank == 1 else 0)
             return np.float32(1)
@@ -200,25 +257,33 @@ def test_initialising_for_longer_than_the_timeout(tmp_path):
         with tf.train.MonitoredTrainingSession('') as session:
             steps(session, 2)
         print('done', rank)
-        ''')
-    assert code == 0 and output.count('done') == 2 and 'stalled' not in output
+        """,
+    )
+    assert code == 0 and output.count("done") == 2 and "stalled" not in output
 
 
 def test_ranks_that_do_nothing_together_for_longer_than_the_timeout(tmp_path):
     """Both prepare data, or are debugged."""
-    code, output = job(tmp_path, '''
+    code, output = job(
+        tmp_path,
+        """
         with tf.train.MonitoredTrainingSession('') as session:
             steps(session, 1)
             time.sleep(15)
             steps(session, 1)
         time.sleep(15)
-        ''')
-    assert code == 0 and 'stalled' not in output
+        """,
+    )
+    assert code == 0 and "stalled" not in output
 
 
 def test_all_ranks_count_the_same_agreements(tmp_path):
-    """By them the launcher tells who is behind. After a bit of everything they are as many on each rank."""
-    code, output = job(tmp_path, '''
+    """By them the launcher tells who is behind. After a bit of everything they are as many on each
+    rank.
+    """
+    code, output = job(
+        tmp_path,
+        """
         from collective.errors import RankError
         from collective.ranks import meeting
 
@@ -267,8 +332,16 @@ def test_all_ranks_count_the_same_agreements(tmp_path):
                 session.run(emb if rank else train, {ids: [1]})
             except RankError:
                 told('ranks that ran something else')
-        ''', ranks=3, timeout=60)
+        """,
+        ranks=3,
+        timeout=60,
+    )
     assert code == 0
-    for what in ('the end of data', 'an id outside of the table', 'a meeting that failed', 'leaving',
-                 'ranks that ran something else'):
-        assert f'alike after {what}' in output
+    for what in (
+        "the end of data",
+        "an id outside of the table",
+        "a meeting that failed",
+        "leaving",
+        "ranks that ran something else",
+    ):
+        assert f"alike after {what}" in output

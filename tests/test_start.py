@@ -1,4 +1,5 @@
 """Without the launcher: one rank, and the errors that come before any rank does."""
+
 import os
 import subprocess
 import sys
@@ -8,26 +9,40 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def python(code, **environment):
-    return subprocess.run([sys.executable, '-c', code], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          env=dict(os.environ, TF_CPP_MIN_LOG_LEVEL='3', **environment), timeout=120)
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", **environment),
+        timeout=120,
+    )
 
 
 def test_one_rank_without_the_launcher():
-    done = python('from collective import CollectiveStrategy as C; s = C(); print(s.rank(), s.world_size(), s.local_rank())')
-    assert done.stdout.split()[-3:] == ['0', '1', '0']
+    done = python(
+        "from collective import CollectiveStrategy as C; s = C(); print(s.rank(), "
+        "s.world_size(), s.local_rank())"
+    )
+    assert done.stdout.split()[-3:] == ["0", "1", "0"]
 
 
 def test_backends_are_named():
-    done = python('from collective import CollectiveStrategy; CollectiveStrategy()', COLLECTIVE_STRATEGY='ps')
-    assert done.returncode == 1 and 'COLLECTIVE_STRATEGY=ps' in done.stdout
-    assert 'no such backend. Known: hb, sok' in done.stdout
+    done = python(
+        "from collective import CollectiveStrategy; CollectiveStrategy()", COLLECTIVE_STRATEGY="ps"
+    )
+    assert done.returncode == 1 and "COLLECTIVE_STRATEGY=ps" in done.stdout
+    assert "no such backend. Known: hb, sok" in done.stdout
 
 
 def test_a_missing_horovod_is_named():
-    done = python("import sys; sys.modules['horovod'] = None; from collective import CollectiveStrategy")
-    assert done.returncode == 1 and 'make setup' in done.stdout.splitlines()[-1]
+    done = python(
+        "import sys; sys.modules['horovod'] = None; from collective import CollectiveStrategy"
+    )
+    assert done.returncode == 1 and "make setup" in done.stdout.splitlines()[-1]
 
 
 def test_unknown_names():
     done = python('import collective; print("Table" in dir(collective)); collective.Nothing')
-    assert 'True' in done.stdout and "has no attribute 'Nothing'" in done.stdout
+    assert "True" in done.stdout and "has no attribute 'Nothing'" in done.stdout

@@ -1,15 +1,18 @@
-"""Checkpoints of sharded tables: standard TensorFlow checkpoints, written and read by all ranks in parallel.
+"""Checkpoints of sharded tables: standard TensorFlow checkpoints, written and read by all ranks in
+parallel.
 
-In a program, TensorFlow's own `Saver`, `MonitoredTrainingSession(checkpoint_dir=…)` and so on do it, inside scope(). This
-package reads what they wrote where no ranks run:
+In a program, TensorFlow's own `Saver`, `MonitoredTrainingSession(checkpoint_dir=…)` and so on do
+it, inside scope(). This package reads what they wrote where no ranks run:
 
     from collective import checkpoint
 
     for first, rows in checkpoint.read_table('model/model.ckpt-1000', 'user'):
         ...
 
-and by `python -m collective.checkpoint show PATH` and `python -m collective.checkpoint consolidate IN OUT`.
+and by `python -m collective.checkpoint show PATH` and `python -m collective.checkpoint consolidate
+IN OUT`.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -22,7 +25,8 @@ BLOCK = 1 << 16
 
 
 def read_table(path: str, name: str, block: int = BLOCK) -> Iterator[tuple[Any, np.ndarray]]:
-    """The rows of a table, or of a slot of one, in the order of their keys, whatever number of ranks saved it.
+    """The rows of a table, or of a slot of one, in the order of their keys, whatever number of
+    ranks saved it.
 
     Args:
         path: a checkpoint's prefix, or a folder, whose latest checkpoint it is.
@@ -30,11 +34,12 @@ def read_table(path: str, name: str, block: int = BLOCK) -> Iterator[tuple[Any, 
         block: rows at a time, which bounds the memory.
 
     Yields:
-        (first, rows [b, D]) of a static table: the number of the first row; (keys [b], rows [b, D]) of a dynamic one:
-        int64 keys, ascending. b <= block.
+        (first, rows [b, D]) of a static table: the number of the first row; (keys [b], rows [b, D])
+        of a dynamic one: int64 keys, ascending. b <= block.
 
     Raises:
         ValueError: there is no checkpoint, or no such table in it.
     """
     from collective.checkpoint import reading
+
     return reading.rows(path, name, block)

@@ -1,7 +1,9 @@
 """Reads and writes TensorFlow's checkpoint files, a block of rows at a time.
 
-TensorFlow's own operations do it, in a session of this module's own on the CPU: no user's graph and no ranks are involved.
+TensorFlow's own operations do it, in a session of this module's own on the CPU: no user's graph and
+no ranks are involved.
 """
+
 from __future__ import annotations
 
 import threading
@@ -15,9 +17,11 @@ from tensorflow.python.client import session as session_lib
 from collective.checkpoint import index
 from collective.checkpoint.layout import ENTRY, Layout
 
-SLICE = 16 << 20            # bytes of the largest slice that is written: a read of some rows holds one of them
-FILE = 96 << 20             # bytes after which a file is written out: what a writer holds
-WHOLE = 64 << 20            # bytes beyond which an entry without slices is not read whole for some of its rows
+# bytes of the largest slice that is written: a read of some rows holds one of them
+SLICE = 16 << 20
+FILE = 96 << 20  # bytes after which a file is written out: what a writer holds
+# bytes beyond which an entry without slices is not read whole for some of its rows
+WHOLE = 64 << 20
 
 Entries = dict[str, tuple[np.dtype, tuple[int, ...]]]
 
@@ -47,18 +51,25 @@ class Bundle:
         self._index = index.Index(prefix)
         try:
             self.entries: Entries = {
-                name: (tf.as_dtype(entry.dtype).as_numpy_dtype, tuple(d.size for d in entry.shape.dim))
-                for name, entry in self._index.entries.items()}
+                name: (
+                    tf.as_dtype(entry.dtype).as_numpy_dtype,
+                    tuple(d.size for d in entry.shape.dim),
+                )
+                for name, entry in self._index.entries.items()
+            }
         except TypeError as error:
-            raise tf.errors.DataLossError(None, None, f"the index of checkpoint '{prefix}' is damaged: {error}") from None
+            raise tf.errors.DataLossError(
+                None, None, f"the index of checkpoint '{prefix}' is damaged: {error}"
+            ) from None
         told = self.read_whole(ENTRY) if ENTRY in self.entries else None
         self.layout = Layout() if told is None else Layout.from_json(told.item().decode())
 
     def read(self, name: str, first: int, count: int) -> np.ndarray:
         """Rows [first, first + count) of an entry.
 
-        Memory beyond the result is at most 64 MB. Checksums are verified, but for those of entries of more than 64 MB that
-        were saved without slices (plain TensorFlow's): the rows are then read from their place in the file.
+        Memory beyond the result is at most 64 MB. Checksums are verified, but for those of entries
+        of more than 64 MB that were saved without slices (plain TensorFlow's): the rows are then
+        read from their place in the file.
         """
         dtype, shape = self.entries[name]
         entry = self._index.entries[name]
@@ -68,12 +79,16 @@ class Bundle:
             return self._read_in_place(name, first, count)
         if (first, count) == (0, shape[0]):
             return self.read_whole(name)
-        spec = ' '.join(map(str, shape)) + ' ' + ':'.join([f'{first},{count}'] + ['-'] * (len(shape) - 1))
+        spec = (
+            " ".join(map(str, shape))
+            + " "
+            + ":".join([f"{first},{count}"] + ["-"] * (len(shape) - 1))
+        )
         return self._restore(name, spec)
 
     def read_whole(self, name: str) -> np.ndarray:
         """An entry as one array (an array of objects for strings)."""
-        return self._restore(name, '')
+        return self._restore(name, "")
 
     def check_files(self) -> None:
         """Whether every data file is there, in its whole length; reads none of them.
@@ -87,10 +102,17 @@ class Bundle:
                 size = tf.io.gfile.stat(path).length
             except tf.errors.NotFoundError:
                 raise tf.errors.DataLossError(
-                    None, None, f"checkpoint '{self.prefix}': its data file {path} is missing. {_OTHER}") from None
+                    None,
+                    None,
+                    f"checkpoint '{self.prefix}': its data file {path} is missing. {_OTHER}",
+                ) from None
             if size < end:
                 raise tf.errors.DataLossError(
-                    None, None, f"checkpoint '{self.prefix}': its data file {path} has {size} bytes, not {end}. {_OTHER}")
+                    None,
+                    None,
+                    f"checkpoint '{self.prefix}': its data file {path} has {size} "
+                    f"bytes, not {end}. {_OTHER}",
+                )
 
     def data_path(self, shard: int) -> str:
         return index.data_path(self.prefix, shard, self._index.shards)
@@ -110,29 +132,38 @@ class Bundle:
             return _ops().restore(self.prefix, name, spec, tf.as_dtype(self.entries[name][0]))
         except tf.errors.OpError as error:
             message = f"checkpoint '{self.prefix}': its entry '{name}' can't be read, {error.message}. {_OTHER}"
-            # A file that is too short is "out of range", which a session would take for the end of its data.
-            kind = tf.errors.DataLossError if isinstance(error, tf.errors.OutOfRangeError) else type(error)
+            # A file that is too short is "out of range", which a session would take for the end of
+            # its data.
+            kind = (
+                tf.errors.DataLossError
+                if isinstance(error, tf.errors.OutOfRangeError)
+                else type(error)
+            )
             raise kind(None, None, message) from None
 
     def _read_in_place(self, name: str, first: int, count: int) -> np.ndarray:
         dtype, shape = self.entries[name]
         entry = self._index.entries[name]
         row = int(np.prod(shape[1:])) * np.dtype(dtype).itemsize
-        with tf.io.gfile.GFile(self.data_path(entry.shard_id), 'rb') as file:
+        with tf.io.gfile.GFile(self.data_path(entry.shard_id), "rb") as file:
             file.seek(entry.offset + first * row)
             data = file.read(count * row)
         if len(data) < count * row:
             raise tf.errors.DataLossError(
-                None, None, f"checkpoint '{self.prefix}': its entry '{name}' is cut off in "
-                f'{self.data_path(entry.shard_id)}. {_OTHER}')
+                None,
+                None,
+                f"checkpoint '{self.prefix}': its entry '{name}' is cut off in "
+                f"{self.data_path(entry.shard_id)}. {_OTHER}",
+            )
         return np.frombuffer(data, dtype).reshape((count, *shape[1:]))
 
 
-_OTHER = 'Restore another checkpoint, or copy this one again.'
+_OTHER = "Restore another checkpoint, or copy this one again."
 
 
 class Writer:
-    """Writes entries into files of about 96 MB, each a bundle of its own; `merge` makes one of them.
+    """Writes entries into files of about 96 MB, each a bundle of its own; `merge` makes one of
+    them.
 
     Args:
         stem: the bundles' prefixes are `<stem>-00000`, `<stem>-00001`, …
@@ -149,17 +180,21 @@ class Writer:
     def add(self, name: str, full_shape: Sequence[int], first_row: int, array: np.ndarray) -> None:
         """Rows [first_row, first_row + len(array)) of the entry `name`, of `full_shape` in all.
 
-        `array` must not be changed before `close`. The same rows must not be added twice, and none be left out.
+        `array` must not be changed before `close`. The same rows must not be added twice, and none
+        be left out.
         """
-        spec = ''
+        spec = ""
         if (first_row, len(array)) != (0, full_shape[0]):
-            spec = ' '.join(map(str, full_shape)) + ' ' + \
-                ':'.join([f'{first_row},{len(array)}'] + ['-'] * (len(full_shape) - 1))
+            spec = (
+                " ".join(map(str, full_shape))
+                + " "
+                + ":".join([f"{first_row},{len(array)}"] + ["-"] * (len(full_shape) - 1))
+            )
         self._add(name, spec, array)
 
     def add_whole(self, name: str, array: Any) -> None:
         """A whole entry; `array` may also be a string or a number."""
-        self._add(name, '', np.asarray(array))
+        self._add(name, "", np.asarray(array))
 
     def _add(self, name: str, spec: str, array: np.ndarray) -> None:
         if self._bytes and self._bytes + array.nbytes > FILE:
@@ -170,7 +205,7 @@ class Writer:
         self._bytes += array.nbytes
 
     def _flush(self) -> None:
-        prefix = f'{self._stem}-{len(self._written):05d}'
+        prefix = f"{self._stem}-{len(self._written):05d}"
         names, specs, arrays = self._names, self._specs, self._arrays
         self._names, self._specs, self._arrays, self._bytes = [], [], [], 0
         _ops().save(prefix, names, specs, arrays)
@@ -184,7 +219,9 @@ class Writer:
 
 
 def merge(prefixes: Sequence[str], target: str) -> None:
-    """Makes one bundle `target` of those of `prefixes`, whose files it takes away. Of the data only names change."""
+    """Makes one bundle `target` of those of `prefixes`, whose files it takes away. Of the data only
+    names change.
+    """
     _ops().merge(list(prefixes), target)
 
 
@@ -194,17 +231,27 @@ class _Operations:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._graph = tf.Graph()
-        with self._graph.as_default(), tf.device('/cpu:0'):
+        with self._graph.as_default(), tf.device("/cpu:0"):
             self._prefix = tf.placeholder(tf.string, [])
             self._names = tf.placeholder(tf.string, [None])
             self._specs = tf.placeholder(tf.string, [None])
             self._merge = tf.raw_ops.MergeV2Checkpoints(
-                checkpoint_prefixes=self._names, destination_prefix=self._prefix, delete_old_dirs=False)
+                checkpoint_prefixes=self._names,
+                destination_prefix=self._prefix,
+                delete_old_dirs=False,
+            )
         self._saves: dict[tuple[tf.DType, ...], tuple[Any, list[tf.Tensor]]] = {}
         self._restores: dict[tf.DType, tf.Tensor] = {}
-        # Threads of its own: an initializer that reads from a checkpoint holds one of the shared ones, maybe the last.
-        self._session = tf.Session(graph=self._graph, config=tf.ConfigProto(
-            device_count={'GPU': 0}, use_per_session_threads=True, inter_op_parallelism_threads=2))
+        # Threads of its own: an initializer that reads from a checkpoint holds one of the shared
+        # ones, maybe the last.
+        self._session = tf.Session(
+            graph=self._graph,
+            config=tf.ConfigProto(
+                device_count={"GPU": 0},
+                use_per_session_threads=True,
+                inter_op_parallelism_threads=2,
+            ),
+        )
 
     def _run(self, fetches: Any, feeds: dict[Any, Any]) -> Any:
         return raw_run(self._session, fetches, feeds)
@@ -212,24 +259,46 @@ class _Operations:
     def restore(self, prefix: str, name: str, spec: str, dtype: tf.DType) -> np.ndarray:
         with self._lock:
             if dtype not in self._restores:
-                with self._graph.as_default(), tf.device('/cpu:0'):
+                with self._graph.as_default(), tf.device("/cpu:0"):
                     self._restores[dtype] = tf.raw_ops.RestoreV2(
-                        prefix=self._prefix, tensor_names=self._names, shape_and_slices=self._specs, dtypes=[dtype])[0]
-        out = self._run(self._restores[dtype], {self._prefix: prefix, self._names: [name], self._specs: [spec]})
+                        prefix=self._prefix,
+                        tensor_names=self._names,
+                        shape_and_slices=self._specs,
+                        dtypes=[dtype],
+                    )[0]
+        out = self._run(
+            self._restores[dtype], {self._prefix: prefix, self._names: [name], self._specs: [spec]}
+        )
         return np.asarray(out)
 
     def save(self, prefix: str, names: list[str], specs: list[str], arrays: list[Any]) -> None:
-        dtypes = tuple(tf.string if a.dtype.kind in 'OSU' else tf.as_dtype(a.dtype) for a in arrays)
+        dtypes = tuple(tf.string if a.dtype.kind in "OSU" else tf.as_dtype(a.dtype) for a in arrays)
         with self._lock:
             if dtypes not in self._saves:
-                with self._graph.as_default(), tf.device('/cpu:0'):
+                with self._graph.as_default(), tf.device("/cpu:0"):
                     given = [tf.placeholder(dtype) for dtype in dtypes]
-                    self._saves[dtypes] = (tf.raw_ops.SaveV2(prefix=self._prefix, tensor_names=self._names,
-                                                             shape_and_slices=self._specs, tensors=given), given)
+                    self._saves[dtypes] = (
+                        tf.raw_ops.SaveV2(
+                            prefix=self._prefix,
+                            tensor_names=self._names,
+                            shape_and_slices=self._specs,
+                            tensors=given,
+                        ),
+                        given,
+                    )
         save, given = self._saves[dtypes]
         try:
-            self._run(save, {self._prefix: prefix, self._names: names, self._specs: specs, **dict(zip(given, arrays))})
-        except tf.errors.OutOfRangeError as error:      # as the system says of a file that may not grow; no end of data
+            self._run(
+                save,
+                {
+                    self._prefix: prefix,
+                    self._names: names,
+                    self._specs: specs,
+                    **dict(zip(given, arrays)),
+                },
+            )
+        # as the system says of a file that may not grow; no end of data
+        except tf.errors.OutOfRangeError as error:
             raise OSError(f"'{prefix}' can't be written: {error.message}") from None
 
     def merge(self, prefixes: list[str], target: str) -> None:
@@ -239,7 +308,7 @@ class _Operations:
 def raw_run(session: Any, fetches: Any, feeds: Any = None) -> Any:
     """`session.run` as TensorFlow has it: what ranks do by themselves, also inside scope()."""
     run = session_lib.BaseSession.run
-    return getattr(run, '__wrapped__', run)(session, fetches, feeds)
+    return getattr(run, "__wrapped__", run)(session, fetches, feeds)
 
 
 _made: list[_Operations] = []

@@ -1,4 +1,5 @@
 """How a checkpoint comes into being: whole, or not at all."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -16,8 +17,9 @@ from tensorflow.python.checkpoint import checkpoint_management
 from collective.checkpoint import bundle, index
 from collective.checkpoint.layout import ENTRY, FORMAT_ENTRY, VERSION, Layout
 
-RECORD, MERGED, META, STATE = 'record', 'merged', 'graph.meta', 'state'
-PATIENCE = 10.0             # seconds that a network's file system may take to show what another host has written
+RECORD, MERGED, META, STATE = "record", "merged", "graph.meta", "state"
+# seconds that a network's file system may take to show what another host has written
+PATIENCE = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,35 +28,44 @@ class Ending:
 
     Attributes:
         meta: the path of the graph's description, or None: `Commit.meta` is moved there.
-        state: the path of the file that tells the latest checkpoint, or None: `Commit.state` is moved there.
+        state: the path of the file that tells the latest checkpoint, or None: `Commit.state` is
+            moved there.
         doomed: checkpoints to be deleted, by their prefixes.
         meta_suffix: of their graphs' descriptions.
     """
+
     meta: str | None = None
     state: str | None = None
     doomed: Sequence[str] = ()
-    meta_suffix: str = 'meta'
+    meta_suffix: str = "meta"
 
 
 class Commit:
-    """One checkpoint on its way: everything is written into a folder of its own beside it, and then moved.
+    """One checkpoint on its way: everything is written into a folder of its own beside it, and then
+    moved.
 
         <prefix>_temp_<id>/             the staging folder
             record                      what is being moved, for whoever finds the folder
             rank_0-00000.index …        1. what each rank wrote
             merged.index, merged.data-… 2. merged
-        <prefix>.data-…                 3. data files moved, under names that an older checkpoint of this prefix hasn't got
-        <prefix>.index                  4. moved, over the older one if there is one: from here on the checkpoint is there
+        <prefix>.data-…                 3. data files moved, under names that an older checkpoint of
+        this prefix hasn't got
+        <prefix>.index                  4. moved, over the older one if there is one: from here on
+        the checkpoint is there
         <prefix>.meta, checkpoint       5. moved: from here on it is the latest
-                                        6. what is no longer needed deleted, the staging folder at the end
+                                        6. what is no longer needed deleted, the staging folder at
+                                           the end
 
-    Guarantee: a kill of any processes at any moment leaves every earlier checkpoint restorable, and the latest one is
-    either the one before or this one, complete. On a local disk each step is on the disk before the next begins, so this holds
-    for a loss of power, too. What a killed save leaves behind, the next save under the same base name removes (`clean`).
+    Guarantee: a kill of any processes at any moment leaves every earlier checkpoint restorable, and
+        the latest one is
+    either the one before or this one, complete. On a local disk each step is on the disk before the
+    next begins, so this holds for a loss of power, too. What a killed save leaves behind, the next
+    save under the same base name removes (`clean`).
 
-    Limits: moving is atomic where the file system renames atomically (POSIX does; object stores copy instead, and a kill
-    while one of their files is copied over an older one may damage this one file). One job at a time saves under a base name in
-    a folder.
+    Limits: moving is atomic where the file system renames atomically (POSIX does; object stores
+        copy instead, and a kill
+    while one of their files is copied over an older one may damage this one file). One job at a
+    time saves under a base name in a folder.
 
     Only rank 0 makes an object of this class.
 
@@ -65,7 +76,7 @@ class Commit:
 
     def __init__(self, base: str, prefix: str):
         self.prefix = prefix
-        self.staging = f'{prefix}_temp_{secrets.token_hex(8)}'
+        self.staging = f"{prefix}_temp_{secrets.token_hex(8)}"
         self.meta, self.state = os.path.join(self.staging, META), os.path.join(self.staging, STATE)
         self._merged = os.path.join(self.staging, MERGED)
         self._shards = 0
@@ -78,17 +89,21 @@ class Commit:
         clean(base)
         self._old = _data_files(prefix)
         tf.io.gfile.mkdir(self.staging)
-        self._note({'prefix': prefix})
+        self._note({"prefix": prefix})
 
     def merge(self, written: Sequence[str], layout: Layout) -> None:
         """Makes one bundle of those that the ranks wrote, and of the layout."""
         shards = sum(index.Index(path).shards for path in written)
-        # One more file where the names would be those of the checkpoint that is there: it must last until the index is swapped.
+        # One more file where the names would be those of the checkpoint that is there: it must last
+        # until the index is swapped.
         together = index.data_path(self.prefix, 0, shards + 1) not in self._old
         labels: list[str] = []
-        for number, entries in enumerate([{ENTRY: layout.to_json(), FORMAT_ENTRY: str(VERSION)}] if together else
-                                         [{ENTRY: layout.to_json()}, {FORMAT_ENTRY: str(VERSION)}]):
-            writer = bundle.Writer(os.path.join(self.staging, f'layout_{number}'))
+        for number, entries in enumerate(
+            [{ENTRY: layout.to_json(), FORMAT_ENTRY: str(VERSION)}]
+            if together
+            else [{ENTRY: layout.to_json()}, {FORMAT_ENTRY: str(VERSION)}]
+        ):
+            writer = bundle.Writer(os.path.join(self.staging, f"layout_{number}"))
             for name, value in entries.items():
                 writer.add_whole(name, value)
             labels += writer.close()
@@ -103,20 +118,32 @@ class Commit:
         for path, wanted in ((self.meta, ending.meta), (self.state, ending.state)):
             if wanted:
                 sync(path)
-        self._note({'prefix': self.prefix, 'shards': self._shards, 'meta': ending.meta, 'state': ending.state,
-                    'existed': tf.io.gfile.exists(index.path(self.prefix)), 'old': self._old,
-                    'doomed': list(ending.doomed), 'meta_suffix': ending.meta_suffix})
+        self._note(
+            {
+                "prefix": self.prefix,
+                "shards": self._shards,
+                "meta": ending.meta,
+                "state": ending.state,
+                "existed": tf.io.gfile.exists(index.path(self.prefix)),
+                "old": self._old,
+                "doomed": list(ending.doomed),
+                "meta_suffix": ending.meta_suffix,
+            }
+        )
         sync(self.staging)
         for shard in range(self._shards):
-            move(index.data_path(self._merged, shard, self._shards), index.data_path(self.prefix, shard, self._shards))
+            move(
+                index.data_path(self._merged, shard, self._shards),
+                index.data_path(self.prefix, shard, self._shards),
+            )
         sync(os.path.dirname(self.prefix))
         move(index.path(self._merged), index.path(self.prefix))
         sync(os.path.dirname(self.prefix))
         if ending.meta:
             move(self.meta, ending.meta)
-            debug = os.path.splitext(self.meta)[0] + '.debug'
+            debug = os.path.splitext(self.meta)[0] + ".debug"
             if tf.io.gfile.exists(debug):
-                move(debug, os.path.splitext(ending.meta)[0] + '.debug')
+                move(debug, os.path.splitext(ending.meta)[0] + ".debug")
         if ending.state:
             move(self.state, ending.state)
             sync(os.path.dirname(ending.state))
@@ -124,10 +151,10 @@ class Commit:
 
     def _note(self, record: dict[str, Any]) -> None:
         path = os.path.join(self.staging, RECORD)
-        with tf.io.gfile.GFile(path + '.new', 'w') as file:
+        with tf.io.gfile.GFile(path + ".new", "w") as file:
             file.write(json.dumps(record))
-        sync(path + '.new')
-        move(path + '.new', path)
+        sync(path + ".new")
+        move(path + ".new", path)
 
 
 def is_staged(staging: str) -> bool:
@@ -138,23 +165,24 @@ def is_staged(staging: str) -> bool:
 def clean(base: str) -> None:
     """Removes what saves under this base name left behind when they were killed."""
     parent, name = os.path.split(base)
-    left = re.compile(re.escape(name) + r'(-\d+)?_temp_[0-9a-f]{16}/?')
-    for entry in tf.io.gfile.listdir(parent or '.'):
+    left = re.compile(re.escape(name) + r"(-\d+)?_temp_[0-9a-f]{16}/?")
+    for entry in tf.io.gfile.listdir(parent or "."):
         if left.fullmatch(entry):
-            settle(os.path.join(parent, entry.rstrip('/')))
+            settle(os.path.join(parent, entry.rstrip("/")))
 
 
 def settle(staging: str) -> None:
-    """Ends what is under way in a staging folder: all of it if the checkpoint has become the latest, else nothing of it.
+    """Ends what is under way in a staging folder: all of it if the checkpoint has become the
+    latest, else nothing of it.
 
     This may be killed, too, and done again.
     """
     path = os.path.join(staging, RECORD)
     record: dict[str, Any] = {}
     if tf.io.gfile.exists(path):
-        with tf.io.gfile.GFile(path, 'r') as file:
+        with tf.io.gfile.GFile(path, "r") as file:
             record = json.loads(file.read())
-    if 'shards' in record:
+    if "shards" in record:
         _end(staging, record)
         # What is left of the folder tells nothing any more, whichever file of it goes first.
         _delete([path])
@@ -164,19 +192,19 @@ def settle(staging: str) -> None:
 
 
 def _end(staging: str, record: dict[str, Any]) -> None:
-    prefix, shards = record['prefix'], record['shards']
+    prefix, shards = record["prefix"], record["shards"]
     new = [index.data_path(prefix, shard, shards) for shard in range(shards)]
     there = not tf.io.gfile.exists(index.path(os.path.join(staging, MERGED)))
-    latest = there and not (record['state'] and tf.io.gfile.exists(os.path.join(staging, STATE)))
-    if latest or there and record['existed']:
-        _delete(path for path in record['old'] if path not in new)
+    latest = there and not (record["state"] and tf.io.gfile.exists(os.path.join(staging, STATE)))
+    if latest or there and record["existed"]:
+        _delete(path for path in record["old"] if path not in new)
     else:
         _delete([index.path(prefix)] if there else [])
-        _delete(path for path in new if path not in record['old'])
-        _delete([record['meta']] if record['meta'] and there else [])
+        _delete(path for path in new if path not in record["old"])
+        _delete([record["meta"]] if record["meta"] and there else [])
     if latest:
-        for doomed in record['doomed']:
-            checkpoint_management.remove_checkpoint(doomed, meta_graph_suffix=record['meta_suffix'])
+        for doomed in record["doomed"]:
+            checkpoint_management.remove_checkpoint(doomed, meta_graph_suffix=record["meta_suffix"])
 
 
 def _delete(paths: Any) -> None:
@@ -187,10 +215,14 @@ def _delete(paths: Any) -> None:
 
 def _data_files(prefix: str) -> list[str]:
     parent, name = os.path.split(prefix)
-    if not tf.io.gfile.isdir(parent or '.'):
+    if not tf.io.gfile.isdir(parent or "."):
         return []
-    data = re.compile(re.escape(name) + r'\.data-\d{5,}-of-\d{5,}')
-    return [os.path.join(parent, entry) for entry in tf.io.gfile.listdir(parent or '.') if data.fullmatch(entry)]
+    data = re.compile(re.escape(name) + r"\.data-\d{5,}-of-\d{5,}")
+    return [
+        os.path.join(parent, entry)
+        for entry in tf.io.gfile.listdir(parent or ".")
+        if data.fullmatch(entry)
+    ]
 
 
 def move(source: str, target: str) -> None:
@@ -198,10 +230,12 @@ def move(source: str, target: str) -> None:
 
 
 def sync(path: str) -> None:
-    """Waits until a file or folder is on the disk, if it is a local one; other file systems see to that themselves."""
-    if '://' in path:
+    """Waits until a file or folder is on the disk, if it is a local one; other file systems see to
+    that themselves.
+    """
+    if "://" in path:
         return
-    handle = os.open(path or '.', os.O_RDONLY)
+    handle = os.open(path or ".", os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

@@ -1,4 +1,5 @@
 """What is in a checkpoint, and the same checkpoint as one rank would have saved it."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -16,43 +17,58 @@ def description(path: str) -> str:
     """The tables of a checkpoint with their slots, and its other variables, as text."""
     bundle = reading.open_bundle(path)
     layout, known = bundle.layout, bundle.layout.entries() | {ENTRY, FORMAT_ENTRY}
-    lines = [f'{bundle.prefix}: saved by {layout.ranks} rank{"s" * (layout.ranks > 1)}' if layout.columns else
-             f'{bundle.prefix}: no tables, a plain TensorFlow checkpoint']
+    lines = [
+        f"{bundle.prefix}: saved by {layout.ranks} rank{'s' * (layout.ranks > 1)}"
+        if layout.columns
+        else f"{bundle.prefix}: no tables, a plain TensorFlow checkpoint"
+    ]
     for column in (c for c in layout.columns.values() if c.slot_of is None):
-        lines.append(f'  table {column.name}: {column.kind}, {_column(bundle, column)}')
-        lines += [f'    slot {slot.name}: {_column(bundle, slot)}' for slot in layout.slots_of(column.name)]
+        lines.append(f"  table {column.name}: {column.kind}, {_column(bundle, column)}")
+        lines += [
+            f"    slot {slot.name}: {_column(bundle, slot)}"
+            for slot in layout.slots_of(column.name)
+        ]
     there = {c.name for c in layout.columns.values() if c.slot_of is None}
-    lines += [f'  slot {c.name} of {c.slot_of}, which is not in it: {_column(bundle, c)}' for c in layout.columns.values()
-              if c.slot_of is not None and c.slot_of not in there]
+    lines += [
+        f"  slot {c.name} of {c.slot_of}, which is not in it: {_column(bundle, c)}"
+        for c in layout.columns.values()
+        if c.slot_of is not None and c.slot_of not in there
+    ]
     for name, (dtype, shape) in sorted(bundle.entries.items()):
         if name not in known:
-            lines.append(f'  {name}: {tf.as_dtype(dtype).name} {list(shape)}, {bundle.stored_bytes(name):,} bytes')
-    return '\n'.join(lines)
+            lines.append(
+                f"  {name}: {tf.as_dtype(dtype).name} {list(shape)}, "
+                f"{bundle.stored_bytes(name):,} bytes"
+            )
+    return "\n".join(lines)
 
 
 def _column(bundle: Bundle, column: Column) -> str:
-    parts = ', '.join(f'{n:,}' for n in column.parts)
+    parts = ", ".join(f"{n:,}" for n in column.parts)
     size = column.count * column.dim * np.dtype(tf.as_dtype(column.dtype).as_numpy_dtype).itemsize
-    return f'{column.count:,} rows of {column.dim} {column.dtype} in {len(column.parts)} part' \
-           f'{"s" * (len(column.parts) > 1)} ({parts}), {size:,} bytes'
+    return (
+        f"{column.count:,} rows of {column.dim} {column.dtype} in {len(column.parts)} part"
+        f"{'s' * (len(column.parts) > 1)} ({parts}), {size:,} bytes"
+    )
 
 
 def consolidate(path: str, target: str) -> None:
     """Makes the checkpoint `target` of the checkpoint `path`: what one rank would have saved.
 
-    Static tables and their slots become whole entries of their own names, as in a plain TensorFlow checkpoint; a dynamic one
-    and its slots `<name>/part_0`, with `<table>/keys/part_0`, by ascending keys. It holds about 400 MB, whatever their size.
+    Static tables and their slots become whole entries of their own names, as in a plain TensorFlow
+    checkpoint; a dynamic one and its slots `<name>/part_0`, with `<table>/keys/part_0`, by
+    ascending keys. It holds about 400 MB, whatever their size.
 
     Raises:
         ValueError: there is no checkpoint `path`, or there is one `target`.
     """
     bundle = reading.open_bundle(path)
-    if tf.io.gfile.exists(f'{target}.index'):
+    if tf.io.gfile.exists(f"{target}.index"):
         raise ValueError(f"There is a checkpoint '{target}' already.")
     bundle.check_files()
     made = commit.Commit(target, target)
     try:
-        writer = Writer(f'{made.staging}/rank_0')
+        writer = Writer(f"{made.staging}/rank_0")
         columns = list(bundle.layout.columns.values())
         one = Layout(1, {c.name: dataclasses.replace(c, parts=(c.count,)) for c in columns})
         for column in columns:
@@ -60,7 +76,9 @@ def consolidate(path: str, target: str) -> None:
                 for first, rows in reading.rows(bundle.prefix, column.name, column.block):
                     writer.add(column.name, (column.count, column.dim), first, rows)
                 if not column.count:
-                    writer.add(column.name, (0, column.dim), 0, np.zeros((0, column.dim), column.dtype))
+                    writer.add(
+                        column.name, (0, column.dim), 0, np.zeros((0, column.dim), column.dtype)
+                    )
         for group in _dynamic_tables(columns):
             _merge(bundle, one, group, writer)
         known = bundle.layout.entries() | {ENTRY, FORMAT_ENTRY}
@@ -85,7 +103,9 @@ def _dynamic_tables(columns: list[Column]) -> Iterator[list[Column]]:
 def _merge(bundle: Bundle, one: Layout, group: list[Column], writer: Writer) -> None:
     first, total = 0, group[0].count
     writer_keys = one.keys_entry(group[0], 0)
-    for keys, values in reading.merged(bundle, group, group[0].block, lambda keys, values: (keys, values)):
+    for keys, values in reading.merged(
+        bundle, group, group[0].block, lambda keys, values: (keys, values)
+    ):
         writer.add(writer_keys, (total,), first, keys)
         for column, rows in zip(group, values):
             writer.add(one.entry(column, 0), (total, column.dim), first, rows)
@@ -93,7 +113,9 @@ def _merge(bundle: Bundle, one: Layout, group: list[Column], writer: Writer) -> 
     if not total:
         writer.add(writer_keys, (0,), 0, np.zeros(0, np.int64))
         for column in group:
-            writer.add(one.entry(column, 0), (0, column.dim), 0, np.zeros((0, column.dim), column.dtype))
+            writer.add(
+                one.entry(column, 0), (0, column.dim), 0, np.zeros((0, column.dim), column.dtype)
+            )
 
 
 def _copy(bundle: Bundle, name: str, writer: Writer) -> None:

@@ -1,4 +1,5 @@
 """Which checkpoint this process saved or restored last."""
+
 from __future__ import annotations
 
 _last: list[str] = []

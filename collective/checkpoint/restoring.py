@@ -1,4 +1,7 @@
-"""`Saver.restore` inside scope(): everything is checked and read on all ranks before anything is changed on any."""
+"""`Saver.restore` inside scope(): everything is checked and read on all ranks before anything is
+changed on any.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -14,7 +17,9 @@ from collective.serving import serving
 
 
 def restore(fresh_slots: bool, original: Any, saver: Any, sess: Any, save_path: Any) -> None:
-    """`Saver.restore`: everything is checked and read on all ranks before anything is changed on any."""
+    """`Saver.restore`: everything is checked and read on all ranks before anything is changed on
+    any.
+    """
     if tf.executing_eagerly() or saver._is_empty or save_path is None:
         return original(saver, sess, save_path)
     prefix, served = tf.compat.as_text(save_path), serving.of(sess.graph)
@@ -25,33 +30,46 @@ def restore(fresh_slots: bool, original: Any, saver: Any, sess: Any, save_path: 
         original(saver, sess, save_path)
         recent.note(prefix)
         return None
-    same_path(sess, 'restoring a checkpoint', prefix)
+    same_path(sess, "restoring a checkpoint", prefix)
     what, made = f"restoring checkpoint '{prefix}'", list[Any]()
 
     def step(doing: str, function: Callable[[], Any]) -> list[Any]:
-        return meeting.together(sess, f'{what}: {doing}', function)
+        return meeting.together(sess, f"{what}: {doing}", function)
 
-    if not tf.io.gfile.exists(f'{prefix}.index') and not shards:        # none, or of TensorFlow's first format
-        step('all of it', lambda: original(saver, sess, prefix))
+    # none, or of TensorFlow's first format
+    if not tf.io.gfile.exists(f"{prefix}.index") and not shards:
+        step("all of it", lambda: original(saver, sess, prefix))
         recent.note(prefix)
         return None
 
     def compare() -> None:
         opened = bundle.Bundle(prefix)
-        made.append(matching.plan(opened, shards, matching.saved_by(sess.graph, rest_def(saver)), fresh_slots, saver._reshape))
+        made.append(
+            matching.plan(
+                opened,
+                shards,
+                matching.saved_by(sess.graph, rest_def(saver)),
+                fresh_slots,
+                saver._reshape,
+            )
+        )
         made.append(tables.Loaded(sess, opened, made[0].pairs))
-    step('comparing', compare)
+
+    step("comparing", compare)
     plan, loaded = made
-    loaded.twice = any(step('memory', loaded.must_read_twice))
+    loaded.twice = any(step("memory", loaded.must_read_twice))
     if loaded.twice:
-        step('verifying', loaded.verify)
+        step("verifying", loaded.verify)
     try:
-        step('reading', loaded.read)
-        step('replicated variables', lambda: _restore_rest(original, saver, sess, prefix, plan.missing))
+        step("reading", loaded.read)
+        step(
+            "replicated variables",
+            lambda: _restore_rest(original, saver, sess, prefix, plan.missing),
+        )
     except BaseException:
         loaded.undo()
         raise
-    step('tables', loaded.assign)
+    step("tables", loaded.assign)
     recent.note(prefix)
     anew = [shard.variable for shard in plan.fresh if not shard.dynamic]
     anew += [v for name, v in rest_of(saver).items() if name in plan.missing]
@@ -64,7 +82,11 @@ def _restore_rest(original: Any, saver: Any, sess: Any, prefix: str, missing: li
     whole, listed, rest = saver.saver_def, saver._var_list, rest_def(saver)
     if missing:
         with graphs.open_for_changes(sess.graph), sess.graph.as_default(), tf.init_scope():
-            rest = def_of_rest(saver, {name: v for name, v in rest_of(saver).items() if name not in missing}, saver._filename)
+            rest = def_of_rest(
+                saver,
+                {name: v for name, v in rest_of(saver).items() if name not in missing},
+                saver._filename,
+            )
     saver.saver_def, saver._var_list = rest, rest_of(saver)
     try:
         original(saver, sess, prefix)

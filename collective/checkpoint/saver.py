@@ -1,9 +1,11 @@
-"""What stands in for the building of TensorFlow's Saver inside scope(), and for sessions' look for a checkpoint (see
-`collective.patches`).
+"""What stands in for the building of TensorFlow's Saver inside scope(), and for sessions' look for
+a checkpoint (see `collective.patches`).
 
-A Saver keeps its own operations for replicated variables. Tables and their slots are taken out of them: every rank
-writes and reads its shards (`saving`, `restoring`). `original` is always the method itself.
+A Saver keeps its own operations for replicated variables. Tables and their slots are taken out of
+them: every rank writes and reads its shards (`saving`, `restoring`). `original` is always the
+method itself.
 """
+
 from __future__ import annotations
 
 import time
@@ -22,11 +24,15 @@ from collective.ranks import meeting
 from collective.replicated import shard_of
 from collective.tables.table import Table
 
-TABLES = 'collective/tables'        # a graph's collection: the tables that an imported copy of it can't have
+# a graph's collection: the tables that an imported copy of it can't have
+TABLES = "collective/tables"
 
 
-def build(original: Any, saver: Any, checkpoint_path: Any, build_save: bool, build_restore: bool) -> None:
+def build(
+    original: Any, saver: Any, checkpoint_path: Any, build_save: bool, build_restore: bool
+) -> None:
     """`Saver._build`, which makes the operations that save and restore."""
+
     def plainly() -> None:
         original(saver, checkpoint_path, build_save, build_restore)
 
@@ -34,11 +40,15 @@ def build(original: Any, saver: Any, checkpoint_path: Any, build_save: bool, bui
         return plainly()
     listed = variables._all_saveable_objects() if saver._var_list is None else saver._var_list
     everything = named(listed)
-    shards = shards_of({name: v for name, v in everything.items() if isinstance(v, variables.Variable)})
+    shards = shards_of(
+        {name: v for name, v in everything.items() if isinstance(v, variables.Variable)}
+    )
     if not shards:
         return plainly()
     if saver._write_version != saver_pb2.SaverDef.V2:
-        raise ValueError(f"Saver(write_version=…): tables ('{shards[0].name}') need SaverDef.V2, the default.")
+        raise ValueError(
+            f"Saver(write_version=…): tables ('{shards[0].name}') need SaverDef.V2, the default."
+        )
     saver._collective_shards = shards
     ours = {shard.name for shard in shards}
     rest = {name: v for name, v in everything.items() if name not in ours}
@@ -62,15 +72,20 @@ def build(original: Any, saver: Any, checkpoint_path: Any, build_save: bool, bui
 def named(listed: Any) -> dict[str, Any]:
     """What a Saver is to save, by the names it has in a checkpoint."""
     if isinstance(listed, dict):
-        return {name: v[0] if isinstance(v, (list, tuple)) and len(v) == 1 and isinstance(v[0], Table) else v
-                for name, v in listed.items()}
+        return {
+            name: v[0]
+            if isinstance(v, (list, tuple)) and len(v) == 1 and isinstance(v[0], Table)
+            else v
+            for name, v in listed.items()
+        }
     flat = tf.nest.flatten(list(listed))
     own = [v for v in flat if isinstance(v, variables.Variable) and shard_of(v) is not None]
     out = saveable_object_util.op_list_to_dict(
-        [v for v in flat if not any(v is o for o in own)], convert_variable_to_tensor=False)
+        [v for v in flat if not any(v is o for o in own)], convert_variable_to_tensor=False
+    )
     for variable in own:
         if variable.op.name in out:
-            raise ValueError(f'At least two variables have the same name: {variable.op.name}')
+            raise ValueError(f"At least two variables have the same name: {variable.op.name}")
         out[variable.op.name] = variable
     return out
 
@@ -79,56 +94,100 @@ def def_of_rest(saver: Any, rest: dict[str, Any], filename: Any) -> Any:
     """A SaverDef for the variables that aren't tables."""
     if rest:
         return saver._builder._build_internal(
-            rest, reshape=saver._reshape, sharded=saver._sharded, max_to_keep=saver._max_to_keep,
-            keep_checkpoint_every_n_hours=saver._keep_checkpoint_every_n_hours, name=saver._name,
-            restore_sequentially=saver._restore_sequentially, filename=filename)
-    with tf.name_scope(saver._name or 'save'):
-        path = tf.placeholder_with_default(filename or 'model', [], 'Const')
+            rest,
+            reshape=saver._reshape,
+            sharded=saver._sharded,
+            max_to_keep=saver._max_to_keep,
+            keep_checkpoint_every_n_hours=saver._keep_checkpoint_every_n_hours,
+            name=saver._name,
+            restore_sequentially=saver._restore_sequentially,
+            filename=filename,
+        )
+    with tf.name_scope(saver._name or "save"):
+        path = tf.placeholder_with_default(filename or "model", [], "Const")
         return saver_pb2.SaverDef(
-            filename_tensor_name=path.name, save_tensor_name=tf.identity(path).name, restore_op_name=tf.no_op().name,
-            max_to_keep=saver._max_to_keep or 0, sharded=saver._sharded, version=saver._write_version,
-            keep_checkpoint_every_n_hours=saver._keep_checkpoint_every_n_hours)
+            filename_tensor_name=path.name,
+            save_tensor_name=tf.identity(path).name,
+            restore_op_name=tf.no_op().name,
+            max_to_keep=saver._max_to_keep or 0,
+            sharded=saver._sharded,
+            version=saver._write_version,
+            keep_checkpoint_every_n_hours=saver._keep_checkpoint_every_n_hours,
+        )
 
 
 def shards_in(saver: Any, graph: tf.Graph) -> list[Shard]:
-    """The tables and slots of a Saver; for one that was imported with a graph, an error if it should have some."""
-    if not hasattr(saver, '_collective_shards'):
-        made = {v.op.name for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES) if isinstance(v, Table)}
+    """The tables and slots of a Saver; for one that was imported with a graph, an error if it
+    should have some.
+    """
+    if not hasattr(saver, "_collective_shards"):
+        made = {
+            v.op.name
+            for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
+            if isinstance(v, Table)
+        }
         lost = sorted({tf.compat.as_str(name) for name in graph.get_collection(TABLES)} - made)
         if lost:
-            raise ValueError(f"This graph was imported, and tables ('{', '.join(lost)}') can't be: build the model by its code "
-                             'inside scope(), then make a Saver and restore.')
-    shards: list[Shard] = getattr(saver, '_collective_shards', [])
+            raise ValueError(
+                f"This graph was imported, and tables ('{', '.join(lost)}') can't "
+                f"be: build the model by its code "
+                "inside scope(), then make a Saver and restore."
+            )
+    shards: list[Shard] = getattr(saver, "_collective_shards", [])
     return shards
 
 
 def rest_def(saver: Any) -> Any:
     """The SaverDef for the variables that aren't tables."""
-    return getattr(saver, '_collective_rest', None) or saver.saver_def
+    return getattr(saver, "_collective_rest", None) or saver.saver_def
 
 
 def rest_of(saver: Any) -> dict[str, Any]:
     """The variables that aren't tables, by their names in a checkpoint."""
-    ours = {shard.name for shard in getattr(saver, '_collective_shards', [])}
+    ours = {shard.name for shard in getattr(saver, "_collective_shards", [])}
     listed = saver._var_list if saver._var_list is not None else {}
     return {name: v for name, v in named(listed).items() if name not in ours}
 
 
 def same_path(sess: Any, what: str, prefix: str) -> None:
     """An error on all ranks if they name different checkpoints."""
-    told = [text['path'] for text in meeting.exchange(sess, what, {'path': prefix})]
+    told = [text["path"] for text in meeting.exchange(sess, what, {"path": prefix})]
     other = next((r for r, path in enumerate(told) if path != told[0]), None)
     if other is not None:
-        raise ValueError(f"{what}: rank 0 names '{told[0]}', rank {other} '{told[other]}'. Every rank must name the same path.")
+        raise ValueError(
+            f"{what}: rank 0 names '{told[0]}', rank {other} '{told[other]}'. Every "
+            f"rank must name the same path."
+        )
 
 
-def restore_latest(original: Any, manager: Any, master: str, saver: Any = None, checkpoint_dir: str | None = None,
-                   checkpoint_filename_with_path: str | None = None, wait_for_checkpoint: bool = False,
-                   max_wait_secs: float = 7200, config: Any = None) -> Any:
+def restore_latest(
+    original: Any,
+    manager: Any,
+    master: str,
+    saver: Any = None,
+    checkpoint_dir: str | None = None,
+    checkpoint_filename_with_path: str | None = None,
+    wait_for_checkpoint: bool = False,
+    max_wait_secs: float = 7200,
+    config: Any = None,
+) -> Any:
     """`SessionManager._restore_checkpoint`: rank 0 looks which checkpoint is the latest."""
-    if communication.size() == 1 or not saver or not checkpoint_dir or checkpoint_filename_with_path:
-        return original(manager, master, saver, checkpoint_dir, checkpoint_filename_with_path, wait_for_checkpoint,
-                        max_wait_secs, config)
+    if (
+        communication.size() == 1
+        or not saver
+        or not checkpoint_dir
+        or checkpoint_filename_with_path
+    ):
+        return original(
+            manager,
+            master,
+            saver,
+            checkpoint_dir,
+            checkpoint_filename_with_path,
+            wait_for_checkpoint,
+            max_wait_secs,
+            config,
+        )
 
     def find() -> Any:
         end = time.monotonic() + max_wait_secs

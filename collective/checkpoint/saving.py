@@ -1,4 +1,7 @@
-"""`Saver.save` inside scope(): every rank writes its shards, and one commit makes a checkpoint of them."""
+"""`Saver.save` inside scope(): every rank writes its shards, and one commit makes a checkpoint of
+them.
+"""
+
 from __future__ import annotations
 
 import dataclasses
@@ -21,51 +24,105 @@ from collective.ranks import meeting
 from collective.serving import serving
 
 
-def save(original: Any, saver: Any, sess: Any, save_path: Any, global_step: Any = None, latest_filename: str | None = None,
-         meta_graph_suffix: str = 'meta', write_meta_graph: bool = True, write_state: bool = True,
-         strip_default_attrs: bool = False, save_debug_info: bool = False) -> Any:
-    """`Saver.save`: rank 0 writes what isn't sharded; all return the same path, once it is the latest checkpoint."""
-    served = serving.of(sess.graph) if hasattr(sess, 'graph') else None
+def save(
+    original: Any,
+    saver: Any,
+    sess: Any,
+    save_path: Any,
+    global_step: Any = None,
+    latest_filename: str | None = None,
+    meta_graph_suffix: str = "meta",
+    write_meta_graph: bool = True,
+    write_state: bool = True,
+    strip_default_attrs: bool = False,
+    save_debug_info: bool = False,
+) -> Any:
+    """`Saver.save`: rank 0 writes what isn't sharded; all return the same path, once it is the
+    latest checkpoint.
+    """
+    served = serving.of(sess.graph) if hasattr(sess, "graph") else None
     if served is not None:
         return served.write_variables(sess, saver, save_path)
     first = communication.rank() == 0
-    shards = shards_in(saver, sess.graph) if isinstance(sess, session_lib.SessionInterface) and saver._is_built else []
-    if communication.size() == 1 and not shards or saver._is_empty or not saver._is_built or \
-            not isinstance(sess, session_lib.SessionInterface):
-        path = original(saver, sess, save_path, global_step, latest_filename, meta_graph_suffix, write_meta_graph and first,
-                        write_state, strip_default_attrs, save_debug_info)
+    shards = (
+        shards_in(saver, sess.graph)
+        if isinstance(sess, session_lib.SessionInterface) and saver._is_built
+        else []
+    )
+    if (
+        communication.size() == 1
+        and not shards
+        or saver._is_empty
+        or not saver._is_built
+        or not isinstance(sess, session_lib.SessionInterface)
+    ):
+        path = original(
+            saver,
+            sess,
+            save_path,
+            global_step,
+            latest_filename,
+            meta_graph_suffix,
+            write_meta_graph and first,
+            write_state,
+            strip_default_attrs,
+            save_debug_info,
+        )
         return _noted(path) if write_state and path else path
-    state = latest_filename or 'checkpoint'
+    state = latest_filename or "checkpoint"
     base, prefix = _paths(saver, sess, tf.compat.as_str(save_path), global_step, state)
-    same_path(sess, 'saving a checkpoint', prefix)
+    same_path(sess, "saving a checkpoint", prefix)
     kept = Kept.after(saver, prefix if write_state else None)
     mine: list[commit.Commit] = []
 
     def begin() -> str:
         if first:
             mine.append(commit.Commit(base, prefix))
-        return mine[0].staging if mine else ''
+        return mine[0].staging if mine else ""
 
     def publish() -> None:
         if not first:
             return
         here = mine[0]
-        here.merge(_visible(staging, written), tables.layout_of(shards, [told['rows'] for told in written]))
-        meta = checkpoint_management.meta_graph_filename(prefix, meta_graph_suffix) if write_meta_graph else None
+        here.merge(
+            _visible(staging, written), tables.layout_of(shards, [told["rows"] for told in written])
+        )
+        meta = (
+            checkpoint_management.meta_graph_filename(prefix, meta_graph_suffix)
+            if write_meta_graph
+            else None
+        )
         if meta:
             with sess.graph.as_default():
-                saver.export_meta_graph(here.meta, strip_default_attrs=strip_default_attrs, save_debug_info=save_debug_info)
+                saver.export_meta_graph(
+                    here.meta,
+                    strip_default_attrs=strip_default_attrs,
+                    save_debug_info=save_debug_info,
+                )
         if write_state:
             checkpoint_management.update_checkpoint_state_internal(
-                os.path.dirname(base), prefix, [path for path, _ in kept.last],
-                os.path.relpath(here.state, os.path.dirname(base) or '.') if '://' not in base else
-                os.path.join(os.path.basename(here.staging), commit.STATE), saver._save_relative_paths)
-        here.publish(commit.Ending(meta, os.path.join(os.path.dirname(base), state) if write_state else None, kept.doomed,
-                                   meta_graph_suffix))
+                os.path.dirname(base),
+                prefix,
+                [path for path, _ in kept.last],
+                os.path.relpath(here.state, os.path.dirname(base) or ".")
+                if "://" not in base
+                else os.path.join(os.path.basename(here.staging), commit.STATE),
+                saver._save_relative_paths,
+            )
+        here.publish(
+            commit.Ending(
+                meta,
+                os.path.join(os.path.dirname(base), state) if write_state else None,
+                kept.doomed,
+                meta_graph_suffix,
+            )
+        )
 
     try:
         staging = meeting.together(sess, f"preparing checkpoint '{prefix}'", begin)[0]
-        written = meeting.together(sess, f"writing checkpoint '{prefix}'", lambda: _write(saver, sess, shards, staging))
+        written = meeting.together(
+            sess, f"writing checkpoint '{prefix}'", lambda: _write(saver, sess, shards, staging)
+        )
         meeting.together(sess, f"publishing checkpoint '{prefix}'", publish)
     except BaseException:
         if mine:
@@ -80,47 +137,59 @@ def _noted(prefix: str) -> str:
     return prefix
 
 
-def _paths(saver: Any, sess: Any, save_path: str, global_step: Any, latest_filename: str) -> tuple[str, str]:
+def _paths(
+    saver: Any, sess: Any, save_path: str, global_step: Any, latest_filename: str
+) -> tuple[str, str]:
     """The base name and the checkpoint's prefix, as TensorFlow makes and checks them."""
     if os.path.split(latest_filename)[0]:
         raise ValueError("'latest_filename' must not contain path components")
     if global_step is None:
         if os.path.basename(save_path) == latest_filename:
-            raise ValueError(f"'latest_filename' collides with 'save_path': '{latest_filename}' and '{save_path}'")
+            raise ValueError(
+                f"'latest_filename' collides with 'save_path': '{latest_filename}' "
+                f"and '{save_path}'"
+            )
         return save_path, save_path
     if not isinstance(global_step, tf.compat.integral_types):
         global_step = training_util.global_step(sess, global_step)
-    step = f'{global_step:08d}' if saver._pad_step_number else f'{global_step:d}'
-    return save_path, f'{save_path}-{step}'
+    step = f"{global_step:08d}" if saver._pad_step_number else f"{global_step:d}"
+    return save_path, f"{save_path}-{step}"
 
 
 def _write(saver: Any, sess: Any, shards: list[Shard], staging: str) -> dict[str, Any]:
     """Writes what is this rank's; tells the files and the rows in them."""
     host, rank = socket.gethostname(), communication.rank()
     if not commit.is_staged(staging):
-        raise OSError(f"the ranks need a common file system: rank {rank} on host {host} does not see the folder '{staging}', "
-                      'which rank 0 has just made')
-    writer = bundle.Writer(os.path.join(staging, f'rank_{rank}'))
+        raise OSError(
+            f"the ranks need a common file system: rank {rank} on host {host} does not "
+            f"see the folder '{staging}', "
+            "which rank 0 has just made"
+        )
+    writer = bundle.Writer(os.path.join(staging, f"rank_{rank}"))
     rows = tables.write(sess, shards, writer)
     prefixes = writer.close()
     if rank == 0:
-        rest, path = rest_def(saver), os.path.join(staging, 'replicated')
+        rest, path = rest_def(saver), os.path.join(staging, "replicated")
         raw_run(sess, rest.save_tensor_name, {rest.filename_tensor_name: path})
-        prefixes += [path] if tf.io.gfile.exists(f'{path}.index') else []
+        prefixes += [path] if tf.io.gfile.exists(f"{path}.index") else []
     for prefix in prefixes:
         commit.sync_bundle(prefix)
-    return {'host': host, 'rows': rows, 'files': [os.path.basename(prefix) for prefix in prefixes]}
+    return {"host": host, "rows": rows, "files": [os.path.basename(prefix) for prefix in prefixes]}
 
 
 def _visible(staging: str, written: list[dict[str, Any]]) -> list[str]:
     """The prefixes of all that the ranks wrote, if this rank sees it."""
     out = []
     for rank, told in enumerate(written):
-        for file in told['files']:
+        for file in told["files"]:
             out.append(os.path.join(staging, file))
-            if not commit.appears(f'{out[-1]}.index'):
-                raise OSError(f"the ranks need a common file system: rank {rank} on host {told['host']} wrote "
-                              f"'{out[-1]}.index', which rank 0 on host {written[0]['host']} does not see")
+            if not commit.appears(f"{out[-1]}.index"):
+                raise OSError(
+                    f"the ranks need a common file system: rank {rank} on host "
+                    f"{told['host']} wrote "
+                    f"'{out[-1]}.index', which rank 0 on host {written[0]['host']} does "
+                    f"not see"
+                )
     return out
 
 
@@ -134,6 +203,7 @@ class Kept:
         next_time: after which one more is kept for good (`keep_checkpoint_every_n_hours`).
         doomed: paths of those to be deleted now.
     """
+
     last: list[Any]
     waiting: list[Any]
     next_time: float
@@ -143,7 +213,12 @@ class Kept:
     def after(saver: Any, prefix: str | None) -> Kept:
         """`prefix` is the new one, or None if it isn't counted."""
         most, hours = saver.saver_def.max_to_keep, saver.saver_def.keep_checkpoint_every_n_hours
-        out = Kept(list(saver._last_checkpoints), list(saver._checkpoints_to_be_deleted), saver._next_checkpoint_time, [])
+        out = Kept(
+            list(saver._last_checkpoints),
+            list(saver._checkpoints_to_be_deleted),
+            saver._next_checkpoint_time,
+            [],
+        )
         if prefix is None:
             return out
         if most:

@@ -1,4 +1,7 @@
-"""A graph's tables and their slots, as a Saver names them, and the operations that read and replace a rank's rows of them."""
+"""A graph's tables and their slots, as a Saver names them, and the operations that read and replace
+a rank's rows of them.
+"""
+
 from __future__ import annotations
 
 import dataclasses
@@ -27,6 +30,7 @@ class Shard:
         table: the table itself, or whose slot it is.
         slot_of: the name of the table's column; None for a table.
     """
+
     name: str
     variable: Any
     table: Table
@@ -34,7 +38,7 @@ class Shard:
 
     @property
     def dynamic(self) -> bool:
-        return not hasattr(self.table, 'rows') or self.table.rows is None
+        return not hasattr(self.table, "rows") or self.table.rows is None
 
     @property
     def dim(self) -> int:
@@ -44,7 +48,11 @@ class Shard:
     @property
     def shape(self) -> tuple[int, int]:
         """Of this rank's rows, if it is static; a dynamic one's grows, and counts as [0, D]."""
-        rows = 0 if self.dynamic else part_rows(self.table.rows, communication.size(), communication.rank())
+        rows = (
+            0
+            if self.dynamic
+            else part_rows(self.table.rows, communication.size(), communication.rank())
+        )
         return rows, self.dim
 
     @property
@@ -53,19 +61,28 @@ class Shard:
 
     @property
     def keys(self) -> str | None:
-        return f'{self.slot_of or self.name}/keys' if self.dynamic else None
+        return f"{self.slot_of or self.name}/keys" if self.dynamic else None
 
     def column(self, parts: Sequence[int], block: int) -> Column:
-        return Column(name=self.name, kind=DYNAMIC if self.dynamic else STATIC, rows=None if self.dynamic else self.table.rows,
-                      dim=self.dim, dtype=self.variable.dtype.base_dtype.name, block=block, parts=tuple(parts),
-                      slot_of=self.slot_of, keys=self.keys)
+        return Column(
+            name=self.name,
+            kind=DYNAMIC if self.dynamic else STATIC,
+            rows=None if self.dynamic else self.table.rows,
+            dim=self.dim,
+            dtype=self.variable.dtype.base_dtype.name,
+            block=block,
+            parts=tuple(parts),
+            slot_of=self.slot_of,
+            keys=self.keys,
+        )
 
 
 def shards_of(named: dict[str, Any]) -> list[Shard]:
     """The tables and slots among variables, {name for the Saver: variable}.
 
     Raises:
-        ValueError: a slot of a dynamic table without the table, whose keys say which rows are whose.
+        ValueError: a slot of a dynamic table without the table, whose keys say which rows are
+            whose.
     """
     tables = {id(v): name for name, v in named.items() if isinstance(v, Table)}
     out: list[Shard] = []
@@ -78,8 +95,11 @@ def shards_of(named: dict[str, Any]) -> list[Shard]:
         if any(variable is other.variable for other in out):
             raise ValueError(f"var_list has the variable '{variable.op.name}' under two names.")
         if shard.dynamic and id(table) not in tables:
-            raise ValueError(f"var_list has '{name}', a slot of the dynamic table '{table.op.name}', but not the table: "
-                             'add it.')
+            raise ValueError(
+                f"var_list has '{name}', a slot of the dynamic table "
+                f"'{table.op.name}', but not the table: "
+                "add it."
+            )
         out.append(shard)
     return out
 
@@ -101,30 +121,45 @@ class Operations:
     """Of one variable: what reads rows of it in place, and what gives it other values.
 
     Attributes:
-        rows: the placeholder for the rows that `gathered` reads and `update` sets to the placeholder `values`.
-        allocate: gives a static shard memory, of any content. (NumPy's would be copied by the first lookup, all of it.)
+        rows: the placeholder for the rows that `gathered` reads and `update` sets to the
+            placeholder `values`.
+        allocate: gives a static shard memory, of any content. (NumPy's would be copied by the first
+            lookup, all of it.)
         destroy: makes the variable uninitialized.
         initialized: whether it isn't.
     """
 
     def __init__(self, variable: Any, shape: tuple[int, int]):
         graph = variable.graph
-        with graphs.open_for_changes(graph), graph.as_default(), tf.init_scope(), tf.name_scope('collective/checkpoint'):
+        with (
+            graphs.open_for_changes(graph),
+            graph.as_default(),
+            tf.init_scope(),
+            tf.name_scope("collective/checkpoint"),
+        ):
             self.rows = tf.placeholder(tf.int64, [None])
-            self.gathered = tf.raw_ops.ResourceGather(resource=variable.handle, indices=self.rows,
-                                                       dtype=variable.dtype.base_dtype)
+            self.gathered = tf.raw_ops.ResourceGather(
+                resource=variable.handle, indices=self.rows, dtype=variable.dtype.base_dtype
+            )
             self.values = tf.placeholder(variable.dtype.base_dtype, [None, shape[1]])
-            self.update = tf.raw_ops.ResourceScatterUpdate(resource=variable.handle, indices=self.rows, updates=self.values)
-            self.allocate = tf.raw_ops.AssignVariableOp(resource=variable.handle, value=initial.empty(
-                shape, variable.dtype.base_dtype))
-            self.destroy = tf.raw_ops.DestroyResourceOp(resource=variable.handle, ignore_lookup_error=True)
+            self.update = tf.raw_ops.ResourceScatterUpdate(
+                resource=variable.handle, indices=self.rows, updates=self.values
+            )
+            self.allocate = tf.raw_ops.AssignVariableOp(
+                resource=variable.handle, value=initial.empty(shape, variable.dtype.base_dtype)
+            )
+            self.destroy = tf.raw_ops.DestroyResourceOp(
+                resource=variable.handle, ignore_lookup_error=True
+            )
             self.initialized = tf.raw_ops.VarIsInitializedOp(resource=variable.handle)
 
 
 def operations(shards: Sequence[Shard]) -> list[Operations]:
-    """Those of each shard; all are made before any runs, since a session takes in a graph anew whenever it has grown."""
+    """Those of each shard; all are made before any runs, since a session takes in a graph anew
+    whenever it has grown.
+    """
     for shard in shards:
-        if not hasattr(shard.variable, '_collective_checkpoint'):
+        if not hasattr(shard.variable, "_collective_checkpoint"):
             shard.variable._collective_checkpoint = Operations(shard.variable, shard.shape)
     return [shard.variable._collective_checkpoint for shard in shards]
 
@@ -137,8 +172,12 @@ class Batch:
         self._asked: dict[str, tuple[Shard, int, np.ndarray, np.ndarray | None]] = {}
         self._bytes = 0
 
-    def ask(self, shard: Shard, first: int, local_rows: np.ndarray, values: np.ndarray | None = None) -> None:
-        """For `local_rows` of a shard, the first of which stands at `first` of whatever is read or written."""
+    def ask(
+        self, shard: Shard, first: int, local_rows: np.ndarray, values: np.ndarray | None = None
+    ) -> None:
+        """For `local_rows` of a shard, the first of which stands at `first` of whatever is read or
+        written.
+        """
         size = len(local_rows) * shard.dim * np.dtype(shard.dtype).itemsize
         if shard.name in self._asked or self._bytes + size > bundle.SLICE:
             self.flush()
@@ -166,7 +205,9 @@ class Gather(Batch):
         self._keep = keep
 
     def _run(self, asked: list[Any], made: list[Operations]) -> None:
-        found = raw_run(self._session, [m.gathered for m in made], {m.rows: a[2] for m, a in zip(made, asked)})
+        found = raw_run(
+            self._session, [m.gathered for m in made], {m.rows: a[2] for m, a in zip(made, asked)}
+        )
         for shard, first, _, _ in reversed(asked):
             self._keep(shard, first, found.pop())
 
@@ -176,4 +217,8 @@ class Scatter(Batch):
 
     def _run(self, asked: list[Any], made: list[Operations]) -> None:
         feeds = {m.rows: a[2] for m, a in zip(made, asked)}
-        raw_run(self._session, [m.update for m in made], {**feeds, **{m.values: a[3] for m, a in zip(made, asked)}})
+        raw_run(
+            self._session,
+            [m.update for m in made],
+            {**feeds, **{m.values: a[3] for m, a in zip(made, asked)}},
+        )

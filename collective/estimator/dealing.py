@@ -1,4 +1,5 @@
 """An input_fn's dataset on several ranks: every batch goes to one rank."""
+
 from __future__ import annotations
 
 import contextlib
@@ -25,6 +26,7 @@ class Use:
         batches: only the first so many; None: all.
         passes: how many times over.
     """
+
     input_fn: Callable[..., Any]
     batches: int | None = None
     passes: int = 1
@@ -32,28 +34,34 @@ class Use:
 
 def takes_context(input_fn: Callable[..., Any]) -> bool:
     """Whether `input_fn` deals its input itself, by its argument `input_context`."""
-    return 'input_context' in function_utils.fn_args(input_fn)
+    return "input_context" in function_utils.fn_args(input_fn)
 
 
 def context() -> tf2.distribute.InputContext:
     """This rank's: pipeline r of N."""
     ranks = communication.size()
-    return tf2.distribute.InputContext(num_input_pipelines=ranks, input_pipeline_id=communication.rank(),
-                                       num_replicas_in_sync=ranks)
+    return tf2.distribute.InputContext(
+        num_input_pipelines=ranks,
+        input_pipeline_id=communication.rank(),
+        num_replicas_in_sync=ranks,
+    )
 
 
 @contextlib.contextmanager
 def one_order() -> Iterator[None]:
     """What is shuffled inside without a seed is shuffled alike on every rank, and anew each time.
 
-    Only inside: a graph without a seed stays so for everything else, dropout say, which may differ between ranks.
+    Only inside: a graph without a seed stays so for everything else, dropout say, which may differ
+        between ranks.
     """
     graph = tf.get_default_graph()
     if communication.size() == 1 or graph.seed is not None:
         yield
         return
-    told = meeting.exchange(None, 'the seed of an input', {'seed': random.SystemRandom().randrange(2 ** 31)})
-    tf.set_random_seed(told[0]['seed'])
+    told = meeting.exchange(
+        None, "the seed of an input", {"seed": random.SystemRandom().randrange(2**31)}
+    )
+    tf.set_random_seed(told[0]["seed"])
     try:
         yield
     finally:
@@ -76,18 +84,26 @@ def deal(dataset: Any, batches: int | None = None, passes: int = 1) -> tf2.data.
         return dataset
     if not isinstance(dataset, tf2.data.Dataset):
         raise ValueError(
-            f'input_fn returned {type(dataset).__name__}, which cannot be dealt to {ranks} ranks. Return a tf.data.Dataset '
-            'of batches (tf.data.Dataset.from_tensor_slices takes what numpy_input_fn and pandas_input_fn take); or give '
-            'input_fn an argument input_context (tf.distribute.InputContext), by which it takes its own share. (With '
-            'shard_input=False for strategy.estimator each rank uses all that its input_fn gives: an evaluation then counts '
-            f'every record {ranks} times.)')
+            f"input_fn returned {type(dataset).__name__}, which cannot be dealt to {ranks} ranks. "
+            f"Return a tf.data.Dataset "
+            "of batches (tf.data.Dataset.from_tensor_slices takes what numpy_input_fn and "
+            "pandas_input_fn take); or give "
+            "input_fn an argument input_context (tf.distribute.InputContext), by which it takes "
+            "its own share. (With "
+            "shard_input=False for strategy.estimator each rank uses all that its input_fn gives: "
+            "an evaluation then counts "
+            f"every record {ranks} times.)"
+        )
     if _is_sharded(dataset):
         warnings.warn(
-            f'the dataset of input_fn already uses shard(), and its batches are now dealt to {ranks} ranks again. If it takes '
-            'its own share, pass shard_input=False to strategy.estimator, or give input_fn an argument input_context.',
-            stacklevel=2)
+            f"the dataset of input_fn already uses shard(), and its batches are now dealt to "
+            f"{ranks} ranks again. If it takes "
+            "its own share, pass shard_input=False to strategy.estimator, or give input_fn an "
+            "argument input_context.",
+            stacklevel=2,
+        )
     options = tf2.data.Options()
-    options.deterministic = True            # batch k must be the same on every rank
+    options.deterministic = True  # batch k must be the same on every rank
     dataset = dataset.with_options(options)
     if batches is not None:
         dataset = dataset.take(batches)
@@ -100,7 +116,7 @@ def _is_sharded(dataset: Any) -> bool:
     seen, ahead = set(), [dataset._variant_tensor.op]
     while ahead:
         op = ahead.pop()
-        if op.type == 'ShardDataset':
+        if op.type == "ShardDataset":
             return True
         if op not in seen:
             seen.add(op)

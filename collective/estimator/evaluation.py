@@ -1,4 +1,7 @@
-"""Evaluation by an Estimator on all ranks: metrics that are everyone's, exporters that decide alike."""
+"""Evaluation by an Estimator on all ranks: metrics that are everyone's, exporters that decide
+alike.
+"""
+
 from __future__ import annotations
 
 import base64
@@ -25,30 +28,39 @@ def agreed(metrics: dict[str, Any]) -> dict[str, Any]:
         ValueError: a metric differs between ranks.
     """
     mine = base64.b64encode(pickle.dumps(metrics)).decode()
-    told = [pickle.loads(base64.b64decode(text['metrics']))
-            for text in meeting.exchange(None, 'the end of an evaluation', {'metrics': mine})]
+    told = [
+        pickle.loads(base64.b64decode(text["metrics"]))
+        for text in meeting.exchange(None, "the end of an evaluation", {"metrics": mine})
+    ]
     for r, other in enumerate(told):
         for name, value in told[0].items():
             if isinstance(value, bytes):
                 if value != other[name]:
-                    warnings.warn(f"metric '{name}', a summary, is that of rank 0's share of the records.", stacklevel=4)
+                    warnings.warn(
+                        f"metric '{name}', a summary, is that of rank 0's share of the records.",
+                        stacklevel=4,
+                    )
             elif not _close(value, other[name]):
                 raise ValueError(
-                    f"metric '{name}' is {value} on rank 0 and {other[name]} on rank {r}. The records of all ranks enter the "
-                    'metrics of tf.metrics and tf.keras.metrics, whose variables are summed; compute this one from such.')
+                    f"metric '{name}' is {value} on rank 0 and {other[name]} on rank {r}. The "
+                    f"records of all ranks enter the "
+                    "metrics of tf.metrics and tf.keras.metrics, whose variables are summed; "
+                    "compute this one from such."
+                )
     first: dict[str, Any] = told[0]
     return first
 
 
 def _close(a: Any, b: Any) -> bool:
     a, b = np.asarray(a), np.asarray(b)
-    if a.dtype.kind in 'fc' and a.shape == b.shape:
+    if a.dtype.kind in "fc" and a.shape == b.shape:
         return bool(np.allclose(a, b, rtol=1e-3, atol=1e-6, equal_nan=True))
     return bool(np.array_equal(a, b))
 
 
 def summing_hooks(values: dict[str, tf.Tensor]) -> list[tf.train.SessionRunHook]:
-    """What makes metrics global that aren't yet: before their values are read, their variables are summed over ranks.
+    """What makes metrics global that aren't yet: before their values are read, their variables are
+    summed over ranks.
 
     `tf.metrics` sums when it reads (see `collective.metrics`); this is for Keras metrics.
 
@@ -61,17 +73,27 @@ def summing_hooks(values: dict[str, tf.Tensor]) -> list[tf.train.SessionRunHook]
     for name in sorted(values):
         for variable in _unsummed(values[name]):
             if variable.aggregation != tf.VariableAggregation.SUM:
-                raise ValueError(f"metric '{name}' reads the variable '{variable.name}', whose values on several ranks cannot "
-                                 'be summed. Use a metric of tf.metrics, or a Keras metric whose variables add up.')
+                raise ValueError(
+                    f"metric '{name}' reads the variable '{variable.name}', whose "
+                    f"values on several ranks cannot "
+                    "be summed. Use a metric of tf.metrics, or a Keras metric whose "
+                    "variables add up."
+                )
             left[variable.name] = variable
     return [_SumBeforeTheEnd([left[name] for name in sorted(left)])] if left else []
 
 
 def _unsummed(value: tf.Tensor) -> list[Any]:
     """The metric variables that `value` reads as they are on this rank."""
-    by_handle = {v.handle.op if hasattr(v, 'handle') else v.op: v
-                 for v in tf.get_collection(tf.GraphKeys.METRIC_VARIABLES)}
-    found, seen, ahead = [], set(), [value.op if isinstance(value, (tf.Tensor, variables.Variable)) else value]
+    by_handle = {
+        v.handle.op if hasattr(v, "handle") else v.op: v
+        for v in tf.get_collection(tf.GraphKeys.METRIC_VARIABLES)
+    }
+    found, seen, ahead = (
+        [],
+        set(),
+        [value.op if isinstance(value, (tf.Tensor, variables.Variable)) else value],
+    )
     while ahead:
         op = ahead.pop()
         if op in seen or communication.collective_name(op):
@@ -93,7 +115,7 @@ class _SumBeforeTheEnd(tf.train.SessionRunHook):
         opened = gate.gates_of(tf.get_default_graph()).beside([v.handle for v in self._states]).zero
         self._sums = []
         for state in self._states:
-            name = communication.unique_name(f'{state.op.name}/metric')
+            name = communication.unique_name(f"{state.op.name}/metric")
             total = communication.allreduce_sum([tf.convert_to_tensor(state)], name, opened)[0]
             self._sums.append(state.assign(total, read_value=False))
 
@@ -103,12 +125,20 @@ class _SumBeforeTheEnd(tf.train.SessionRunHook):
 
 def is_train_and_evaluate(listeners: Any) -> bool:
     """Whether it is `tf.estimator.train_and_evaluate` that trains, with these listeners."""
-    return any(isinstance(listener, training._NewCheckpointListenerForEvaluate) for listener in listeners or [])
+    return any(
+        isinstance(listener, training._NewCheckpointListenerForEvaluate)
+        for listener in listeners or []
+    )
 
 
 def in_step(estimator: Any, listener: Any) -> Any:
-    """`listener`, made to evaluate and export alike on all ranks if it is the one of `tf.estimator.train_and_evaluate`."""
-    if isinstance(listener, training._NewCheckpointListenerForEvaluate) and communication.size() > 1:
+    """`listener`, made to evaluate and export alike on all ranks if it is the one of
+    `tf.estimator.train_and_evaluate`.
+    """
+    if (
+        isinstance(listener, training._NewCheckpointListenerForEvaluate)
+        and communication.size() > 1
+    ):
         theirs = listener._evaluator
         listener._evaluator = _Evaluator(estimator, theirs._eval_spec, theirs._max_training_steps)
     return listener
@@ -116,11 +146,14 @@ def in_step(estimator: Any, listener: Any) -> Any:
 
 class _Evaluator(training._TrainingExecutor._Evaluator):
     """Evaluates and exports what rank 0 finds to be new."""
+
     _estimator: Any
 
     def evaluate_and_export(self) -> Any:
         estimator = self._estimator
-        found = meeting.exchange(None, 'looking for a checkpoint', {'latest': estimator.latest_checkpoint()})[0]['latest']
+        found = meeting.exchange(
+            None, "looking for a checkpoint", {"latest": estimator.latest_checkpoint()}
+        )[0]["latest"]
         self._estimator = _At(estimator, found)
         try:
             return super().evaluate_and_export()
@@ -128,7 +161,7 @@ class _Evaluator(training._TrainingExecutor._Evaluator):
             self._estimator = estimator
 
     def _export_eval_result(self, eval_result: Any, is_the_final_export: bool) -> Any:
-        self._estimator = self._estimator.estimator         # exporters get the Estimator itself
+        self._estimator = self._estimator.estimator  # exporters get the Estimator itself
         with contextlib.ExitStack() as stack:
             for exporter in self._eval_spec.exporters:
                 stack.enter_context(_by_rank_0(exporter))
@@ -152,13 +185,18 @@ class _At:
 def _by_rank_0(exporter: Any) -> Iterator[None]:
     """Inside, rank 0 alone deletes old exports and reads old results, and tells them to all."""
     own: dict[str, Any] = {}
-    if isinstance(exporter, (exporter_lib.LatestExporter, exporter_lib.BestExporter)) and communication.rank() > 0:
-        own['_garbage_collect_exports'] = lambda folder: None
+    if (
+        isinstance(exporter, (exporter_lib.LatestExporter, exporter_lib.BestExporter))
+        and communication.rank() > 0
+    ):
+        own["_garbage_collect_exports"] = lambda folder: None
     if isinstance(exporter, exporter_lib.BestExporter):
         read = exporter._get_best_eval_result
-        own['_get_best_eval_result'] = lambda files: meeting.together(
-            None, f'reading the best result so far for exporter {exporter.name}',
-            lambda: read(files) if communication.rank() == 0 else None)[0]
+        own["_get_best_eval_result"] = lambda files: meeting.together(
+            None,
+            f"reading the best result so far for exporter {exporter.name}",
+            lambda: read(files) if communication.rank() == 0 else None,
+        )[0]
     for name, value in own.items():
         setattr(exporter, name, value)
     try:

@@ -1,4 +1,7 @@
-"""A `tf.estimator.RunConfig` for one of several ranks, each of which is the chief of a process of its own."""
+"""A `tf.estimator.RunConfig` for one of several ranks, each of which is the chief of a process of
+its own.
+"""
+
 from __future__ import annotations
 
 import copy
@@ -19,7 +22,8 @@ def local_config(config: Any, model_dir: Any) -> Any:
 
     Args:
         config: a RunConfig, or None for TensorFlow's defaults.
-        model_dir: the Estimator's argument; None: that of `config`, or else a temporary folder of rank 0.
+        model_dir: the Estimator's argument; None: that of `config`, or else a temporary folder of
+            rank 0.
 
     Raises:
         ValueError: `config` has a `tf.distribute` strategy; or its model_dir isn't `model_dir`.
@@ -28,40 +32,66 @@ def local_config(config: Any, model_dir: Any) -> Any:
     """
     config = run_config.RunConfig() if config is None else config
     if not isinstance(config, run_config.RunConfig):
-        raise TypeError(f'config must be a tf.estimator.RunConfig, not {type(config).__name__}.')
-    if config.train_distribute or config.eval_distribute or getattr(config, '_distribute_coordinator_mode', None):
-        raise ValueError('RunConfig has a tf.distribute strategy, but CollectiveStrategy distributes the Estimator itself. '
-                         'Leave out train_distribute, eval_distribute and experimental_distribute.')
+        raise TypeError(f"config must be a tf.estimator.RunConfig, not {type(config).__name__}.")
+    if (
+        config.train_distribute
+        or config.eval_distribute
+        or getattr(config, "_distribute_coordinator_mode", None)
+    ):
+        raise ValueError(
+            "RunConfig has a tf.distribute strategy, but CollectiveStrategy "
+            "distributes the Estimator itself. "
+            "Leave out train_distribute, eval_distribute and experimental_distribute."
+        )
     config = config.replace(session_config=copy.deepcopy(config.session_config))
     ignored = []
-    if config.cluster_spec or config.task_type != run_config.TaskType.WORKER or config.master or config.evaluation_master:
-        ignored.append('the cluster in TF_CONFIG')
+    if (
+        config.cluster_spec
+        or config.task_type != run_config.TaskType.WORKER
+        or config.master
+        or config.evaluation_master
+    ):
+        ignored.append("the cluster in TF_CONFIG")
     # TensorFlow's own way back to a process on its own.
     config._init_distributed_setting_from_environment_var({})
     if config.session_config is not None and config.session_config.device_filters:
-        ignored.append(f'device_filters {list(config.session_config.device_filters)}')
+        ignored.append(f"device_filters {list(config.session_config.device_filters)}")
         del config.session_config.device_filters[:]
     if ignored:
-        warnings.warn(f"Estimator: {' and '.join(ignored)} of RunConfig would make a parameter-server job and has no effect: "
-                      'every rank is the chief of its own process.', stacklevel=4)
+        warnings.warn(
+            f"Estimator: {' and '.join(ignored)} of RunConfig would make a "
+            f"parameter-server job and has no effect: "
+            "every rank is the chief of its own process.",
+            stacklevel=4,
+        )
     return config.replace(model_dir=_of_all(config, run_config.path_to_str(model_dir)))
 
 
 def _of_all(config: Any, given: str | None) -> str:
     """One folder for all ranks."""
     if given and config.model_dir and config.model_dir != given:
-        raise ValueError(f'model_dir is {given!r}, but RunConfig has model_dir={config.model_dir!r}. Give one of them.')
+        raise ValueError(
+            f"model_dir is {given!r}, but RunConfig has "
+            f"model_dir={config.model_dir!r}. Give one of them."
+        )
     given = given or config.model_dir
-    dirs = [text['model_dir'] for text in meeting.exchange(None, 'making an Estimator', {'model_dir': given})]
+    dirs = [
+        text["model_dir"]
+        for text in meeting.exchange(None, "making an Estimator", {"model_dir": given})
+    ]
     for r, other in enumerate(dirs):
         if other != dirs[0]:
-            raise RankError(f"Estimator: model_dir is {dirs[0]!r} on rank 0 and {other!r} on rank {r}. It must be one folder, "
-                            'which all ranks can reach.')
+            raise RankError(
+                f"Estimator: model_dir is {dirs[0]!r} on rank 0 and {other!r} on rank "
+                f"{r}. It must be one folder, "
+                "which all ranks can reach."
+            )
     if given:
         return given
 
     def make() -> str:
-        return '' if communication.rank() else tempfile.mkdtemp()
-    made: str = meeting.together(None, 'making a temporary model_dir', make)[0]
-    tf.logging.warning('Using temporary folder as model directory: %s', made)
+        return "" if communication.rank() else tempfile.mkdtemp()
+
+    made: str = meeting.together(None, "making a temporary model_dir", make)[0]
+    tf.logging.warning("Using temporary folder as model directory: %s", made)
     return made

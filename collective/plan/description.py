@@ -1,4 +1,5 @@
 """What a plan says, as data."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -19,16 +20,19 @@ class TablePlan:
         dtype: of its rows.
         slots: the names of the optimizers' slots that it has.
         row_bytes: of one row with its slots.
-        shard_rows: [N], each rank's; of a dynamic table those there are so far on this rank, None where it isn't known.
+        shard_rows: [N], each rank's; of a dynamic table those there are so far on this rank, None
+            where it isn't known.
         shard_bytes: [N], slots included; None where shard_rows is.
         groups: the groups in which it is looked up.
-        packed: how many tables the operations read and sum gradients of that do it for this one: those of its (largest)
-            group at once, however many and of whatever dimensions; 1 for lookups on their own. Its memory is its own, and so
-            is its update.
+        packed: how many tables the operations read and sum gradients of that do it for this one:
+            those of its (largest) group at once, however many and of whatever dimensions; 1 for
+            lookups on their own. Its memory is its own, and so is its update.
         imbalance: of shard_bytes, the largest over their mean; None if it isn't known.
-        keys_per_owner: [N], the keys a step that each rank was asked for, as of the last profile of the graph; else None.
+        keys_per_owner: [N], the keys a step that each rank was asked for, as of the last profile of
+            the graph; else None.
         key_imbalance: of keys_per_owner, the largest over their mean.
     """
+
     name: str
     rows: int | None
     dim: int
@@ -54,6 +58,7 @@ class SectionPlan:
         pooled: the owner pools a sample's rows; else each distinct key's row travels once.
         lookups: how many lookups share it.
     """
+
     table: str
     dim: int
     pooled: bool
@@ -70,6 +75,7 @@ class GroupPlan:
         lookups: how many.
         sections: what travels, in this order.
     """
+
     name: str
     level: int
     lookups: int
@@ -85,6 +91,7 @@ class AlonePlan:
         table: the table's name.
         why: what kept it out of a group.
     """
+
     lookup: str
     table: str
     why: str
@@ -102,11 +109,15 @@ class ExchangePlan:
         level: of the gate that it waits for.
         tables, sections, members: how many of them it carries.
         dtype: in which it travels.
-        bytes: of one rank in one step, as far as the graph tells: the keys or gradients that the rank sends or the rows that it
-            gets, its own share included; None if it depends on the data.
-        exact: whether it is that; else it is the most there can be, since keys that repeat travel once.
-        received: bytes a step that this rank received, as of the last profile of the graph, its own share included; else None.
+        bytes: of one rank in one step, as far as the graph tells: the keys or gradients that the
+            rank sends or the rows that it gets, its own share included; None if it depends on the
+            data.
+        exact: whether it is that; else it is the most there can be, since keys that repeat travel
+            once.
+        received: bytes a step that this rank received, as of the last profile of the graph, its own
+            share included; else None.
     """
+
     name: str
     kind: str
     phase: str
@@ -135,6 +146,7 @@ class Plan:
         imbalance: of all shards' bytes, the largest over their mean; None if it isn't known.
         notes: what other parts say of themselves, by their names.
     """
+
     backend: str
     ranks: int
     tables: tuple[TablePlan, ...]

@@ -1,12 +1,20 @@
 """What the name of a collective tells."""
+
 from __future__ import annotations
 
 import re
 
 from collective.ops import communication
 
-KEYS, ROWS, GRADIENTS, DENSE, AGREEMENT, OTHER = 'keys', 'rows', 'gradients', 'dense gradients', 'agreement', 'other'
-PHASES = (AGREEMENT, KEYS, ROWS, GRADIENTS, DENSE, OTHER)       # in the order of a step
+KEYS, ROWS, GRADIENTS, DENSE, AGREEMENT, OTHER = (
+    "keys",
+    "rows",
+    "gradients",
+    "dense gradients",
+    "agreement",
+    "other",
+)
+PHASES = (AGREEMENT, KEYS, ROWS, GRADIENTS, DENSE, OTHER)  # in the order of a step
 
 
 def short(name: str) -> str:
@@ -16,13 +24,13 @@ def short(name: str) -> str:
 
 def split_name(name: str) -> tuple[str, str]:
     """(phase, what it is of) of the collective called `name`."""
-    base = name[len(communication.PREFIX):] if name.startswith(communication.PREFIX) else name
-    found = re.fullmatch(r'(.+)\.(keys|rows)(\.\d+)?((?:\.gradient(?:\.\d+)?)*)', base)
+    base = name[len(communication.PREFIX) :] if name.startswith(communication.PREFIX) else name
+    found = re.fullmatch(r"(.+)\.(keys|rows)(\.\d+)?((?:\.gradient(?:\.\d+)?)*)", base)
     if found:
-        of = found[1] + (found[3] or '')
-        if found[4]:        # the gradient of a gradient goes the way of the rows
-            return (GRADIENTS if found[4].count('gradient') % 2 else ROWS), of
+        of = found[1] + (found[3] or "")
+        if found[4]:  # the gradient of a gradient goes the way of the rows
+            return (GRADIENTS if found[4].count("gradient") % 2 else ROWS), of
         return found[2], of
-    if re.match(r'dense_gradients\.|.*\.gradient_(values|indices)(\.\d+)?$', base):
-        return DENSE, ''
-    return (AGREEMENT if base.partition('.')[0] == 'agreement' else OTHER), ''
+    if re.match(r"dense_gradients\.|.*\.gradient_(values|indices)(\.\d+)?$", base):
+        return DENSE, ""
+    return (AGREEMENT if base.partition(".")[0] == "agreement" else OTHER), ""

@@ -1,12 +1,15 @@
-"""The runs of keys of one session: each beside the run of the script before it, on a thread of its own.
+"""The runs of keys of one session: each beside the run of the script before it, on a thread of its
+own.
 
     script      run of batch i            run of batch i + 1
     keys        ·  keys of batch i + 1    ·  keys of batch i + 2
                 ▲ begin when the ranks have agreed on the run beside them
 
-So every rank has started the same runs of keys, and all of them come to their end. What one learns, that the data end, say, or
-that an id is outside its table, all ranks learn in it, and it is raised by the run that would have used its batch.
+So every rank has started the same runs of keys, and all of them come to their end. What one learns,
+that the data end, say, or that an id is outside its table, all ranks learn in it, and it is raised
+by the run that would have used its batch.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -18,7 +21,16 @@ from tensorflow.python.client import session as session_lib
 
 from collective.ops.gate import gates_of
 from collective.prefetch.cut import Cut, run_of_keys
-from collective.ranks.agreement import AHEAD, ENDED, EVALUATING, FAILED, Header, SideChannel, now, verdict
+from collective.ranks.agreement import (
+    AHEAD,
+    ENDED,
+    EVALUATING,
+    FAILED,
+    Header,
+    SideChannel,
+    now,
+    verdict,
+)
 from collective.ranks.shared import Run
 
 
@@ -27,10 +39,12 @@ class Outcome:
     """How a run of keys ended, if not well.
 
     Attributes:
-        headers: what the ranks said of themselves; None if this rank failed among the collectives, which leaves peers waiting.
+        headers: what the ranks said of themselves; None if this rank failed among the collectives,
+            which leaves peers waiting.
         judged: what all ranks raise for that.
         error: what this rank's run failed with; None if the headers say it all.
     """
+
     headers: list[Header] | None
     judged: BaseException | None = None
     error: Exception | None = None
@@ -62,7 +76,8 @@ class Ahead:
 
     def _run(self, fetches: Any, feeds: dict[Any, Any] | None = None) -> Any:
         run = session_lib.BaseSession.run
-        return getattr(run, '__wrapped__', run)(self._session, fetches, feeds)      # TensorFlow's own
+        # TensorFlow's own
+        return getattr(run, "__wrapped__", run)(self._session, fetches, feeds)
 
     @property
     def run(self) -> Run:
@@ -70,12 +85,15 @@ class Ahead:
         return run_of_keys(self.cut)
 
     def exchange(self, run: Run, feeds: dict[Any, Any], trains: bool) -> tuple[int, Outcome | None]:
-        """Executes `run`, of keys, fed with `feeds`: (the number of the batch that it has staged, how it failed).
+        """Executes `run`, of keys, fed with `feeds`: (the number of the batch that it has staged,
+        how it failed).
 
         `trains`: whether the batch is to be trained with.
         """
         self._batches, self._stopped = self._batches + 1, False
-        return self._batches, self._exchange(run, self._batches, {**feeds, self.cut.wait.name: 1}, trains)
+        return self._batches, self._exchange(
+            run, self._batches, {**feeds, self.cut.wait.name: 1}, trains
+        )
 
     def start(self, trains: bool) -> None:
         """Starts a run of keys, which waits for the agreement on the run beside it."""
@@ -86,11 +104,11 @@ class Ahead:
             _threads.of_keys = True
             try:
                 self._outcome = self._exchange(run, batch, {}, trains)
-            except Exception as error:      # the session was closed meanwhile
+            except Exception as error:  # the session was closed meanwhile
                 self._outcome = Outcome(None, None, error)
             self.staged = batch if self._outcome is None and not self._stopped else None
 
-        self._thread = threading.Thread(target=work, name='collective keys', daemon=True)
+        self._thread = threading.Thread(target=work, name="collective keys", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -122,9 +140,15 @@ class Ahead:
         self._run(self.cut.forget)
         return self.outcome()
 
-    def _exchange(self, run: Run, batch: int, feeds: dict[Any, Any], trains: bool) -> Outcome | None:
+    def _exchange(
+        self, run: Run, batch: int, feeds: dict[Any, Any], trains: bool
+    ) -> Outcome | None:
         signature = run.reach.signature
-        feeds = {**feeds, self.cut.number.name: batch, run.tickets[0].name: [1, self._number, signature, now()]}
+        feeds = {
+            **feeds,
+            self.cut.number.name: batch,
+            run.tickets[0].name: [1, self._number, signature, now()],
+        }
         try:
             self._run([self.cut.stage, run.targets], feeds)
             self._count += 1
@@ -141,24 +165,35 @@ class Ahead:
             if self._count != before:
                 return Outcome(None, None, error)
             ended = isinstance(error, tf.errors.OutOfRangeError)
-            header = Header(ENDED if ended else FAILED, self._number, signature, EVALUATING if ended and not trains else 0)
+            header = Header(
+                ENDED if ended else FAILED,
+                self._number,
+                signature,
+                EVALUATING if ended and not trains else 0,
+            )
             return self._heard(run, self._channel.headers(header, AHEAD), error)
-        except Exception as error:      # a feed of a wrong shape, say: TensorFlow never started it
-            return self._heard(run, self._channel.headers(Header(FAILED, self._number, signature), AHEAD), error)
+        except Exception as error:  # a feed of a wrong shape, say: TensorFlow never started it
+            return self._heard(
+                run, self._channel.headers(Header(FAILED, self._number, signature), AHEAD), error
+            )
 
     def _heard(self, run: Run, headers: list[Header], error: Exception | None = None) -> Outcome:
-        """Here and now, where all ranks' runs of keys are: a rank may run something else next, or nothing."""
-        doing = 'exchanges the keys of a batch ahead (prefetch_keys)'
+        """Here and now, where all ranks' runs of keys are: a rank may run something else next, or
+        nothing.
+        """
+        doing = "exchanges the keys of a batch ahead (prefetch_keys)"
         if error is not None and not isinstance(error, tf.errors.OutOfRangeError):
-            doing = f'failed with {type(error).__name__}: {error}'
-        mine = {'doing': doing, 'shared': list(run.reach.shared)}
+            doing = f"failed with {type(error).__name__}: {error}"
+        mine = {"doing": doing, "shared": list(run.reach.shared)}
         checks = gates_of(self._session.graph).checks
-        return Outcome(headers, verdict(headers, checks, lambda: self._channel.texts(mine, AHEAD)), error)
+        return Outcome(
+            headers, verdict(headers, checks, lambda: self._channel.texts(mine, AHEAD)), error
+        )
 
 
 def is_of_keys() -> bool:
     """Whether the thread that asks executes a run of keys: it changes nothing of the graph."""
-    return getattr(_threads, 'of_keys', False)
+    return getattr(_threads, "of_keys", False)
 
 
 _threads = threading.local()

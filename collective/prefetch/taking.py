@@ -1,4 +1,7 @@
-"""How a run of a script takes the batch whose keys were exchanged ahead, and what ranks do of what they learned there."""
+"""How a run of a script takes the batch whose keys were exchanged ahead, and what ranks do of what
+they learned there.
+"""
+
 from __future__ import annotations
 
 import contextlib
@@ -19,28 +22,46 @@ if TYPE_CHECKING:
     from collective.ranks.protocol import Protocol
 
 
-def take(protocol: Protocol, session: Any, member: Membership, run: Run, feeds: dict[Any, Any], doing: str) -> dict[str, Any]:
-    """What `run` is fed with to take a batch whose keys are there. The next batch's are exchanged beside it.
+def take(
+    protocol: Protocol,
+    session: Any,
+    member: Membership,
+    run: Run,
+    feeds: dict[Any, Any],
+    doing: str,
+) -> dict[str, Any]:
+    """What `run` is fed with to take a batch whose keys are there. The next batch's are exchanged
+    beside it.
 
     Args:
-        feeds: the script's. If they are a batch, its keys are exchanged here and now, and what was taken ahead stays for later.
+        feeds: the script's. If they are a batch, its keys are exchanged here and now, and what was
+            taken ahead stays for later.
 
     Raises:
-        Exception: what the ranks have learned about the batch: the data's end, an id outside its table.
+        Exception: what the ranks have learned about the batch: the data's end, an id outside its
+            table.
     """
     cut = run.cut
     ahead = member.ahead = member.ahead or Ahead(session, member.number, protocol.channel, cut)
     protocol.progress.enters(Phase.AGREEING)
     ahead.join()
-    given = {leaf: value for leaf, value in feeds.items() if not cut.feedable.isdisjoint(runs.tensor_names(leaf))}
+    given = {
+        leaf: value
+        for leaf, value in feeds.items()
+        if not cut.feedable.isdisjoint(runs.tensor_names(leaf))
+    }
     if not given:
         _learn(protocol, member, ahead.outcome())
     batch = ahead.staged
     if given or batch is None:
         keys = run_of_keys(cut, sorted(name for leaf in given for name in runs.tensor_names(leaf)))
         # A rank that has keys already, or exchanges none ahead, runs something else.
-        protocol.settle(Header(RUNNING, member.number, keys.reach.signature), member, keys,
-                        f'{doing} (whose keys it exchanges first, with prefetch_keys)')
+        protocol.settle(
+            Header(RUNNING, member.number, keys.reach.signature),
+            member,
+            keys,
+            f"{doing} (whose keys it exchanges first, with prefetch_keys)",
+        )
         batch, outcome = ahead.exchange(keys, given, run.reach.trains)
         _learn(protocol, member, outcome)
     else:
@@ -60,14 +81,18 @@ def restart(protocol: Protocol, member: Membership) -> None:
 
 
 def alone(members: Iterable[Membership], member: Membership) -> None:
-    """Waits for the runs of keys of other sessions: those of two graphs may have collectives of the same names."""
+    """Waits for the runs of keys of other sessions: those of two graphs may have collectives of the
+    same names.
+    """
     for other in members:
         if other is not member and other.ahead is not None:
             other.ahead.join()
 
 
 def leave(protocol: Protocol, member: Membership) -> bool:
-    """Takes part in the last run of keys to its end. Whether the session is over with it: there is no more to say there."""
+    """Takes part in the last run of keys to its end. Whether the session is over with it: there is
+    no more to say there.
+    """
     if member.ahead is not None:
         protocol.progress.enters(Phase.AGREEING)
         with contextlib.suppress(tf.errors.OpError, RankError):
@@ -82,7 +107,7 @@ def _learn(protocol: Protocol, member: Membership, outcome: Outcome | None) -> N
         return
     error, judged = outcome.error, outcome.judged
     if outcome.headers is None:
-        protocol.broken = f'{type(error).__name__}: {error}'
+        protocol.broken = f"{type(error).__name__}: {error}"
         raise error or RankError(protocol.broken)
     protocol.conclude(outcome.headers, judged, member)
     failed = error is not None and not isinstance(error, tf.errors.OutOfRangeError)

@@ -1,4 +1,5 @@
 """What a traced run looked up: samples, ids, and how many keys this rank was asked for."""
+
 from __future__ import annotations
 
 import collections
@@ -22,10 +23,12 @@ class Counts(NamedTuple):
     """Of one rank in one run.
 
     Attributes:
-        samples: of the batch: what most lookups return one row, or one row of rows, for; None without a lookup.
+        samples: of the batch: what most lookups return one row, or one row of rows, for; None
+            without a lookup.
         ids: that were looked up; lookups with exchanges of their own by the same ids count once.
         asked: the keys that this rank was asked for, by the names of the tables.
     """
+
     samples: int | None
     ids: int
     asked: dict[str, int]
@@ -42,37 +45,66 @@ class Counting:
     def __init__(self, graph: tf.Graph, reach: runs.Reach):
         self._written = [w for w in lookups_of(graph).written if w.out in reach.operations]
         absent = {x.name for x, _ in reach.nothing}
-        self._ids: list[tuple[str, ...]] = []       # of each lookup, tensors of as many elements as it has ids
+        # of each lookup, tensors of as many elements as it has ids
+        self._ids: list[tuple[str, ...]] = []
         self._asked: list[tuple[str, str]] = []
         for group in groups_of(graph):
-            self._ids += [(m.ids.name, m.lookup.ids.name) for m in group.members
-                          if m.ids.op in reach.operations and m.ids.name not in absent]
-            heard = next((op for op in runs.upstream([group.pool]) if operations.kind(op) == 'CollectiveHear'
-                          and op in reach.operations and len(op.outputs) > len(group.layout.tables)), None)
+            self._ids += [
+                (m.ids.name, m.lookup.ids.name)
+                for m in group.members
+                if m.ids.op in reach.operations and m.ids.name not in absent
+            ]
+            heard = next(
+                (
+                    op
+                    for op in runs.upstream([group.pool])
+                    if operations.kind(op) == "CollectiveHear"
+                    and op in reach.operations
+                    and len(op.outputs) > len(group.layout.tables)
+                ),
+                None,
+            )
             if heard is not None:
-                self._asked += [(table.op.name, heard.outputs[i].name) for i, table in enumerate(group.layout.tables)]
+                self._asked += [
+                    (table.op.name, heard.outputs[i].name)
+                    for i, table in enumerate(group.layout.tables)
+                ]
         asked = {asking.keys.op: name for name, asking in gates_of(graph).asked.items()}
         for written in self._written:
             if written.group is None:
                 self._count_alone(written.lookup, written.out, asked)
 
-    def _count_alone(self, lookup: Any, out: tf.Operation, asked: Mapping[tf.Operation, str]) -> None:
+    def _count_alone(
+        self, lookup: Any, out: tf.Operation, asked: Mapping[tf.Operation, str]
+    ) -> None:
         inputs = {x.name for x in inputs_of(lookup)}
         inside = runs.upstream([out], inputs)
         for keys in (op for op in inside if op in asked):
-            distinct = next((op for op in runs.upstream([keys], inputs) if op.type == 'Unique'), None)
-            self._ids += [(distinct.outputs[1].name, lookup.ids.name)] if distinct is not None else []
-            self._asked += [(lookup.table.op.name, f'{op.name}:0') for op in inside if op.type == 'HorovodAlltoall'
-                            and str(op.name).endswith(f'/{asked[keys]}')]
+            distinct = next(
+                (op for op in runs.upstream([keys], inputs) if op.type == "Unique"), None
+            )
+            self._ids += (
+                [(distinct.outputs[1].name, lookup.ids.name)] if distinct is not None else []
+            )
+            self._asked += [
+                (lookup.table.op.name, f"{op.name}:0")
+                for op in inside
+                if op.type == "HorovodAlltoall" and str(op.name).endswith(f"/{asked[keys]}")
+            ]
 
     def of(self, shapes: Shapes) -> Counts:
         """Counts of a run that computed tensors of these shapes."""
         received: collections.Counter[str] = collections.Counter()
         for table, tensor in self._asked:
             received[table] += _elements(shapes, tensor)
-        batches = collections.Counter(rows for w in self._written if (rows := _rows(w.out.outputs[0], shapes)))
+        batches = collections.Counter(
+            rows for w in self._written if (rows := _rows(w.out.outputs[0], shapes))
+        )
         most = max(batches.items(), key=lambda item: (item[1], item[0]), default=(None, 0))[0]
-        ids = sum(next((_elements(shapes, name) for name in names if name in shapes), 0) for names in self._ids)
+        ids = sum(
+            next((_elements(shapes, name) for name in names if name in shapes), 0)
+            for names in self._ids
+        )
         return Counts(most, ids, dict(received))
 
 
@@ -81,7 +113,9 @@ def _elements(shapes: Shapes, tensor: str) -> int:
 
 
 def _rows(tensor: tf.Tensor, shapes: Shapes) -> int:
-    """Its first dimension, also where the optimizer of graphs has taken the identity away; 0 if there is no knowing."""
-    while tensor.name not in shapes and tensor.op.type == 'Identity':
+    """Its first dimension, also where the optimizer of graphs has taken the identity away; 0 if
+    there is no knowing.
+    """
+    while tensor.name not in shapes and tensor.op.type == "Identity":
         tensor = tensor.op.inputs[0]
     return (shapes.get(tensor.name) or [0])[0]

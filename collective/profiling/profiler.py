@@ -1,4 +1,7 @@
-"""Measures some of the training runs of this process, the same ones on every rank, and says where their time went."""
+"""Measures some of the training runs of this process, the same ones on every rank, and says where
+their time went.
+"""
+
 from __future__ import annotations
 
 import contextlib
@@ -37,29 +40,35 @@ class Traced:
         spans: what ran.
         global_step: the graph's, after it; the number of the run if there is none.
     """
+
     step: split.Step
     spans: list[trace.Span]
     global_step: int
 
 
 class Profiler:
-    """Traces training runs `first` to `last` of this process, and every `every`-th; 1 is the first. 0: none of these.
+    """Traces training runs `first` to `last` of this process, and every `every`-th; 1 is the first.
+    0: none of these.
 
-    Ranks measure the same runs, and meet behind the last of them to put their measurements together. In `folder` every rank
-    writes rank_<r>.trace.json, for chrome://tracing or Perfetto, and into rank_<r>/, for TensorBoard, TensorFlow's own profile
-    of the last one; rank 0 writes split.json, scalars for TensorBoard and, where Horovod lets it, Horovod's timeline.
+    Ranks measure the same runs, and meet behind the last of them to put their measurements
+    together. In `folder` every rank writes rank_<r>.trace.json, for chrome://tracing or Perfetto,
+    and into rank_<r>/, for TensorBoard, TensorFlow's own profile of the last one; rank 0 writes
+    split.json, scalars for TensorBoard and, where Horovod lets it, Horovod's timeline.
     """
 
     def __init__(self, folder: str, first: int, last: int, every: int):
         self.folder, self.first, self.last, self.every = folder, first, last, every
         self.count = 0
-        self._left: float | None = None                 # when the last training run ended
+        self._left: float | None = None  # when the last training run ended
         self._traced: list[Traced] = []
-        self._ways: dict[int, tuple[Any, Phases, Counting]] = {}        # of running the graph, by the identity of the first
+        # of running the graph, by the identity of the first
+        self._ways: dict[int, tuple[Any, Phases, Counting]] = {}
         self._writer: Writer | None = None
         self._timeline = False
 
-    def watch(self, original: Original, session: Any, run: Run, carry_out: Callable[[Original], Any]) -> Any:
+    def watch(
+        self, original: Original, session: Any, run: Run, carry_out: Callable[[Original], Any]
+    ) -> Any:
         """Carries out a training run, and measures it if it is one of those to be measured.
 
         Args:
@@ -77,11 +86,16 @@ class Profiler:
             out = carry_out(original)
         else:
             metadata = tf.RunMetadata()
-            own = os.path.join(self.folder, f'rank_{communication.rank()}') if number == self.last else None
+            own = (
+                os.path.join(self.folder, f"rank_{communication.rank()}")
+                if number == self.last
+                else None
+            )
             out = carry_out(_tracing(original, metadata, own))
             ended = time.perf_counter()
-            traced = Traced(split.Step(number, (ended - began) * 1e3), [], number)      # should the trace be none to understand
-            with _unharmed('the trace'):
+            # should the trace be none to understand
+            traced = Traced(split.Step(number, (ended - began) * 1e3), [], number)
+            with _unharmed("the trace"):
                 traced = self._measured(session, run, metadata.step_stats, began, ended)
             self._traced.append(traced)
             if number == self.last or not inside:
@@ -90,43 +104,56 @@ class Profiler:
         return out
 
     def finish(self) -> None:
-        """Training is over: what is left is written, though nobody is there to put it together with."""
+        """Training is over: what is left is written, though nobody is there to put it together
+        with.
+        """
         if self._traced:
             self._write_traces(self._traced)
             if communication.rank() == 0:
-                _say(split.text(split.join([[t.step for t in self._traced]]), [0]) + f'\n(of rank 0 alone: training ended '
-                     f'before step {self.last})')
+                _say(
+                    split.text(split.join([[t.step for t in self._traced]]), [0]) + f"\n(of rank "
+                    f"0 alone: "
+                    f"training "
+                    f"ended "
+                    f"before step {self.last})"
+                )
             self._traced = []
 
-    # -- one run ----------------------------------------------------------------------------------------------------------
+    # -- one run
 
     def _measured(self, session: Any, run: Run, stats: Any, began: float, ended: float) -> Traced:
         _, phases, counting = self._way(session.graph, run)
         ran = trace.spans(stats, phases.of)
         counts = counting.of(trace.shapes(stats))
         took = trace.split(ran)
-        took[split.REST] = max(0., (ended - began) * 1e3 - sum(took.values()))
+        took[split.REST] = max(0.0, (ended - began) * 1e3 - sum(took.values()))
         took[split.OUTSIDE] = (began - (began if self._left is None else self._left)) * 1e3
         collectives: dict[str, float] = {}
         received: dict[str, int] = {}
         for span in ran:
-            if span.kind.startswith('Horovod'):
-                collectives[span.phase] = collectives.get(span.phase, 0.) + (span.end - span.start) / 1e6
+            if span.kind.startswith("Horovod"):
+                collectives[span.phase] = (
+                    collectives.get(span.phase, 0.0) + (span.end - span.start) / 1e6
+                )
                 received[span.phase] = received.get(span.phase, 0) + span.received
-        return Traced(split.Step(self.count + 1, sum(took.values()), took, collectives, received, *counts), ran,
-                      _global_step(session, self.count + 1))
+        return Traced(
+            split.Step(self.count + 1, sum(took.values()), took, collectives, received, *counts),
+            ran,
+            _global_step(session, self.count + 1),
+        )
 
     def _way(self, graph: tf.Graph, run: Run) -> tuple[Any, Phases, Counting]:
         if id(run) not in self._ways:
-            self._ways[id(run)] = (run, Phases(graph, run.reach), Counting(graph, run.reach))       # `run` keeps its identity
+            # `run` keeps its identity
+            self._ways[id(run)] = (run, Phases(graph, run.reach), Counting(graph, run.reach))
         return self._ways[id(run)]
 
-    # -- all ranks --------------------------------------------------------------------------------------------------------
+    # -- all ranks
 
     def _start_timeline(self) -> None:
-        if communication.size() > 1 and os.environ.get('HOROVOD_TIMELINE') == 'DYNAMIC':
+        if communication.size() > 1 and os.environ.get("HOROVOD_TIMELINE") == "DYNAMIC":
             with _unharmed("Horovod's timeline"):
-                hvd.start_timeline(os.path.join(self.folder, 'horovod.json'))
+                hvd.start_timeline(os.path.join(self.folder, "horovod.json"))
                 self._timeline = True
 
     def _tell(self, session: Any) -> None:
@@ -136,19 +163,24 @@ class Profiler:
         window = self.last in numbers
         if window:
             self._write_traces(traced)
-        told = meeting.exchange(session, f'puts together the profile of steps {numbers[0]} to {numbers[-1]}',
-                                {'steps': [dataclasses.asdict(t.step) for t in traced]})
-        steps = [[split.Step(**step) for step in rank['steps']] for rank in told]
+        told = meeting.exchange(
+            session,
+            f"puts together the profile of steps {numbers[0]} to {numbers[-1]}",
+            {"steps": [dataclasses.asdict(t.step) for t in traced]},
+        )
+        steps = [[split.Step(**step) for step in rank["steps"]] for rank in told]
         joined = split.join(steps)
         known(session.graph).received = joined.received[communication.rank()]
         known(session.graph).keys_per_owner = joined.keys_per_owner
         if communication.rank() > 0:
             return
-        with _unharmed('the profile'):
+        with _unharmed("the profile"):
             if window:
                 _say(split.text(joined, range(len(told))))
-                with open(os.path.join(self.folder, 'split.json'), 'w', encoding='utf-8') as file:
-                    json.dump({**joined.to_dict(), 'of_steps': [rank['steps'] for rank in told]}, file)
+                with open(os.path.join(self.folder, "split.json"), "w", encoding="utf-8") as file:
+                    json.dump(
+                        {**joined.to_dict(), "of_steps": [rank["steps"] for rank in told]}, file
+                    )
             self._writer = self._writer or Writer(self.folder)
             for i, t in enumerate(traced):
                 self._writer.add(split.join([[rank[i]] for rank in steps]), t.global_step)
@@ -159,20 +191,27 @@ class Profiler:
             with _unharmed("Horovod's timeline"):
                 hvd.stop_timeline()
         rank = communication.rank()
-        with _unharmed('the trace'):
-            trace.write(os.path.join(self.folder, f'rank_{rank}.trace.json'),
-                        [event for t in traced for event in trace.events(t.spans, rank, t.step.number)], rank)
+        with _unharmed("the trace"):
+            trace.write(
+                os.path.join(self.folder, f"rank_{rank}.trace.json"),
+                [event for t in traced for event in trace.events(t.spans, rank, t.step.number)],
+                rank,
+            )
 
 
 def _tracing(original: Original, metadata: Any, folder: str | None) -> Original:
-    """`Session.run` that traces a run with options, which is how the user's is carried out; its profile goes to `folder`."""
+    """`Session.run` that traces a run with options, which is how the user's is carried out; its
+    profile goes to `folder`.
+    """
+
     def traced(session: Any, fetches: Any, *rest: Any) -> Any:
         if not rest:
             return original(session, fetches)
         feeds, options, theirs = rest
         ours = tf.RunOptions()
         ours.CopyFrom(options or tf.RunOptions())
-        # A trace that the user asked for, of more than the host, would fail beside TensorFlow's profiler.
+        # A trace that the user asked for, of more than the host, would fail beside TensorFlow's
+        # profiler.
         with _own_profile(None if ours.trace_level > tf.RunOptions.SOFTWARE_TRACE else folder):
             ours.trace_level = max(ours.trace_level, tf.RunOptions.SOFTWARE_TRACE)
             metadata.Clear()
@@ -180,6 +219,7 @@ def _tracing(original: Original, metadata: Any, folder: str | None) -> Original:
         if theirs is not None:
             theirs.CopyFrom(metadata)
         return out
+
     return traced
 
 
@@ -203,7 +243,8 @@ def _global_step(session: Any, number: int) -> int:
     try:
         step = tf.train.get_global_step(session.graph)
         return number if step is None else int(run_here(session, step))
-    except (tf.errors.OpError, RuntimeError, TypeError, ValueError):        # there is none that can be read
+    # there is none that can be read
+    except (tf.errors.OpError, RuntimeError, TypeError, ValueError):
         return number
 
 
@@ -213,7 +254,7 @@ def _unharmed(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        warnings.warn(f'{what}: {type(error).__name__}: {error}', RuntimeWarning, stacklevel=3)
+        warnings.warn(f"{what}: {type(error).__name__}: {error}", RuntimeWarning, stacklevel=3)
 
 
 def _say(text: str) -> None:
@@ -225,9 +266,9 @@ _profilers: dict[tuple[Any, ...], Profiler] = {}
 
 def of_options(option: Callable[[str], Any]) -> Profiler | None:
     """The profiler of these options of scope(), the same one each time; None without a folder."""
-    if option('profile') is None:
+    if option("profile") is None:
         return None
-    key = (os.path.abspath(option('profile')), *option('profile_steps'), option('profile_every'))
+    key = (os.path.abspath(option("profile")), *option("profile_steps"), option("profile_every"))
     if key not in _profilers:
         _profilers[key] = Profiler(*key)
     return _profilers[key]
@@ -240,18 +281,31 @@ def finish() -> None:
 
 
 def check(options: Mapping[str, Any]) -> None:
-    """Raises ValueError for options of scope() that are none, and OSError where the folder can't be made."""
-    folder, steps, every = (options.get(name) for name in ('profile', 'profile_steps', 'profile_every'))
+    """Raises ValueError for options of scope() that are none, and OSError where the folder can't be
+    made.
+    """
+    folder, steps, every = (
+        options.get(name) for name in ("profile", "profile_steps", "profile_every")
+    )
     if folder is not None:
         if not isinstance(folder, (str, os.PathLike)) or not os.fspath(folder):
-            raise ValueError(f'scope(profile=…) is a folder or None, not {folder!r}.')
+            raise ValueError(f"scope(profile=…) is a folder or None, not {folder!r}.")
         os.makedirs(folder, exist_ok=True)
-    if steps is not None and not (isinstance(steps, (tuple, list)) and len(steps) == 2 and all(map(_counts, steps))
-                                  and 1 <= steps[0] <= steps[1]):
-        raise ValueError('scope(profile_steps=…) is (first, last), two numbers of training steps with 1 <= first <= last, '
-                         f'not {steps!r}.')
+    if steps is not None and not (
+        isinstance(steps, (tuple, list))
+        and len(steps) == 2
+        and all(map(_counts, steps))
+        and 1 <= steps[0] <= steps[1]
+    ):
+        raise ValueError(
+            "scope(profile_steps=…) is (first, last), two numbers of training steps "
+            "with 1 <= first <= last, "
+            f"not {steps!r}."
+        )
     if every is not None and not (_counts(every) and every >= 0):
-        raise ValueError(f'scope(profile_every=…) is a number of training steps, 0 for none, not {every!r}.')
+        raise ValueError(
+            f"scope(profile_every=…) is a number of training steps, 0 for none, not {every!r}."
+        )
 
 
 def _counts(x: Any) -> bool:

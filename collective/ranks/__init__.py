@@ -1,1 +1,3 @@
-"""What keeps ranks together: agreeing on every run, ending, leaving and failing alike, meeting outside of runs."""
+"""What keeps ranks together: agreeing on every run, ending, leaving and failing alike, meeting
+outside of runs.
+"""

@@ -1,8 +1,11 @@
-"""Functions with collectives that a graph calls several times: each call meets its peers under names of its own.
+"""Functions with collectives that a graph calls several times: each call meets its peers under
+names of its own.
 
-The calls of one run may go on at the same time, and a function's operations have the names that they got when it was traced.
-A second call therefore calls a copy of the function, in which the collectives, and theirs alone, have other names.
+The calls of one run may go on at the same time, and a function's operations have the names that
+they got when it was traced. A second call therefore calls a copy of the function, in which the
+collectives, and theirs alone, have other names.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -22,17 +25,23 @@ class Calls:
 
     Attributes:
         version: of the graph when it was last read.
-        called: by the operations that call, attribute by attribute, the functions that they have for themselves.
+        called: by the operations that call, attribute by attribute, the functions that they have
+            for themselves.
         taken: the functions that somebody has.
     """
+
     version: int = 0
-    called: dict[tuple[tf.Operation, str], tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    called: dict[tuple[tf.Operation, str], tuple[str, ...]] = dataclasses.field(
+        default_factory=dict
+    )
     taken: set[str] = dataclasses.field(default_factory=set)
 
 
 def separate(graph: tf.Graph) -> None:
-    """Gives each call in `graph` of a function with collectives a function of its own, before a session is told of the call."""
-    known = graphs.kept(graph, 'calls', Calls)
+    """Gives each call in `graph` of a function with collectives a function of its own, before a
+    session is told of the call.
+    """
+    known = graphs.kept(graph, "calls", Calls)
     if known.version == graph.version:
         return
     for op in graph.get_operations():
@@ -41,10 +50,13 @@ def separate(graph: tf.Graph) -> None:
         in_loops_one_at_a_time(graph, op._get_control_flow_context())
         for name, value in op.node_def.attr.items():
             called = tuple(f.name for f in _named(graph, value))
-            if called and known.called.get((op, name)) != called:       # a gradient gives a call another function
+            # a gradient gives a call another function
+            if called and known.called.get((op, name)) != called:
                 known.called[op, name] = own = tuple(_own(graph, f, known.taken) for f in called)
                 if own != called:
-                    op._set_func_attr(name, own[0]) if value.func.name else op._set_func_list_attr(name, own)
+                    op._set_func_attr(name, own[0]) if value.func.name else op._set_func_list_attr(
+                        name, own
+                    )
     known.version = graph.version
 
 
@@ -58,7 +70,12 @@ def _own(graph: tf.Graph, name: str, taken: set[str]) -> str:
     definition = function_pb2.FunctionDef()
     definition.CopyFrom(graph._functions[name].cached_definition)
     collectives = {node.name for node in definition.node_def if runs.COLLECTIVES.match(node.op)}
-    inner = [f for node in definition.node_def for value in node.attr.values() for f in _named(graph, value)]
+    inner = [
+        f
+        for node in definition.node_def
+        for value in node.attr.values()
+        for f in _named(graph, value)
+    ]
     owned = [_own(graph, f.name, taken) for f in inner]
     shared = bool(collectives) and name in taken
     if not shared and owned == [f.name for f in inner]:
@@ -67,23 +84,24 @@ def _own(graph: tf.Graph, name: str, taken: set[str]) -> str:
     for f, own in zip(inner, owned):
         f.name = own
     number = 2
-    while f'{name}_call{number}' in graph._functions:
+    while f"{name}_call{number}" in graph._functions:
         number += 1
     if shared:
-        _rename(definition, {old: f'{old}.call{number}' for old in collectives})
-    definition.signature.name = f'{name}_call{number}'
+        _rename(definition, {old: f"{old}.call{number}" for old in collectives})
+    definition.signature.name = f"{name}_call{number}"
     library = function_pb2.FunctionDefLibrary(function=[definition])
     with graph.as_default(), graphs.open_for_changes(graph):
-        tf.graph_util.import_graph_def(graph_pb2.GraphDef(library=library), name='')
+        tf.graph_util.import_graph_def(graph_pb2.GraphDef(library=library), name="")
     return definition.signature.name
 
 
 def _rename(definition: Any, names: dict[str, str]) -> None:
     """Gives nodes of a function other names, wherever they are named."""
+
     def renamed(given: str) -> str:
-        control, node = given.startswith('^'), given.lstrip('^')
-        node, colon, output = node.partition(':')
-        return '^' * control + names.get(node, node) + colon + output
+        control, node = given.startswith("^"), given.lstrip("^")
+        node, colon, output = node.partition(":")
+        return "^" * control + names.get(node, node) + colon + output
 
     for node in definition.node_def:
         node.name = renamed(node.name)

@@ -1,7 +1,9 @@
 """The ranks' clock: rank 0's time as of the last run that all agreed on.
 
-What a hook decides by it ("ten minutes since the last checkpoint") all ranks decide alike, at the same step.
+What a hook decides by it ("ten minutes since the last checkpoint") all ranks decide alike, at the
+same step.
 """
+
 from __future__ import annotations
 
 import time
@@ -16,7 +18,9 @@ class Clock:
 
     def time(self) -> float:
         """Seconds since 1970 on rank 0."""
-        agreed = protocol.of_process().clock if communication.size() > 1 and protocol.started() else None
+        agreed = (
+            protocol.of_process().clock if communication.size() > 1 and protocol.started() else None
+        )
         return time.time() if agreed is None else agreed
 
     def __getattr__(self, name: str) -> Any:

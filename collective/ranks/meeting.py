@@ -1,8 +1,10 @@
 """What ranks do together outside of a run: saving, restoring, exporting.
 
-Every step of it is one meeting: the ranks see that they do the same, then tell each other what they must. A rank that does
-something else instead (runs, leaves, has failed) is found out there, on all of them.
+Every step of it is one meeting: the ranks see that they do the same, then tell each other what they
+must. A rank that does something else instead (runs, leaves, has failed) is found out there, on all
+of them.
 """
+
 from __future__ import annotations
 
 from typing import Any, Callable, TypeVar
@@ -11,7 +13,7 @@ from collective.errors import RankError
 from collective.ops import communication
 from collective.ranks import protocol
 
-T = TypeVar('T')
+T = TypeVar("T")
 
 
 def exchange(session: Any, what: str, mine: dict[str, Any]) -> list[dict[str, Any]]:
@@ -19,7 +21,8 @@ def exchange(session: Any, what: str, mine: dict[str, Any]) -> list[dict[str, An
 
     Args:
         session: the `tf.Session` whose ranks meet, or None outside of any.
-        what: the same on every rank: it tells this meeting from others, and stands in the error where it differs.
+        what: the same on every rank: it tells this meeting from others, and stands in the error
+            where it differs.
         mine: what JSON can hold.
 
     Raises:
@@ -31,7 +34,8 @@ def exchange(session: Any, what: str, mine: dict[str, Any]) -> list[dict[str, An
 
 
 def together(session: Any, what: str, step: Callable[[], T]) -> list[T]:
-    """What `step` returns on every rank, in the order of the ranks; an error on one is an error on all.
+    """What `step` returns on every rank, in the order of the ranks; an error on one is an error on
+    all.
 
     Args:
         session: see `exchange`.
@@ -46,16 +50,18 @@ def together(session: Any, what: str, step: Callable[[], T]) -> list[T]:
         return [step()]
     try:
         protocol.of_process().progress.works(what)
-        mine: dict[str, Any] = {'result': step()}
+        mine: dict[str, Any] = {"result": step()}
     except Exception as error:
-        failed = f'{type(error).__name__}: {error}'
+        failed = f"{type(error).__name__}: {error}"
         try:
-            protocol.of_process().meet(session, what, f'{what}: failed with {failed}', {'error': failed})
-        except Exception as elsewhere:      # a peer does something else, and now knows why
+            protocol.of_process().meet(
+                session, what, f"{what}: failed with {failed}", {"error": failed}
+            )
+        except Exception as elsewhere:  # a peer does something else, and now knows why
             raise error from elsewhere
         raise
     told = exchange(session, what, mine)
-    failures = [f'rank {r}: {text["error"]}' for r, text in enumerate(told) if 'error' in text]
+    failures = [f"rank {r}: {text['error']}" for r, text in enumerate(told) if "error" in text]
     if failures:
-        raise RankError(f'{what} failed on ' + '; '.join(failures))
-    return [text['result'] for text in told]
+        raise RankError(f"{what} failed on " + "; ".join(failures))
+    return [text["result"] for text in told]

@@ -1,4 +1,7 @@
-"""What this rank tells the launcher of its progress, so that a stall has an owner (see `collective.launch.stall`)."""
+"""What this rank tells the launcher of its progress, so that a stall has an owner (see
+`collective.launch.stall`).
+"""
+
 from __future__ import annotations
 
 import os
@@ -9,11 +12,12 @@ from typing import Any
 
 from collective.launch.board import VARIABLE, Board, Label, Phase
 
-_NOTHING = Label('nothing yet')
+_NOTHING = Label("nothing yet")
 
 
 class Progress:
-    """Posts what this process does, if a launcher wants to know. Every post takes some two microseconds.
+    """Posts what this process does, if a launcher wants to know. Every post takes some two
+    microseconds.
 
         with progress.does('runs loss'):
             progress.enters(Phase.AGREEING)     # from here on it may wait for its peers
@@ -23,10 +27,12 @@ class Progress:
             ...
                                                 # and from here on it doesn't
 
-    A fork of this process posts nothing. Without a launcher (`horovodrun`, plain `python`) nobody does.
+    A fork of this process posts nothing. Without a launcher (`horovodrun`, plain `python`) nobody
+    does.
 
     Attributes:
-        passed: how many agreements with the peers are behind this rank: the same ones on every rank.
+        passed: how many agreements with the peers are behind this rank: the same ones on every
+            rank.
 
     Args:
         environment: the process's, in which the launcher has put the place of its board.
@@ -54,12 +60,15 @@ class Progress:
         return self
 
     def works(self, doing: str) -> None:
-        """From now on this rank works on its own for all, who wait more patiently, until it enters another phase or leaves."""
+        """From now on this rank works on its own for all, who wait more patiently, until it enters
+        another phase or leaves.
+        """
         self.does(doing).enters(Phase.WORKING)
 
     def leaves(self) -> None:
         """From now on this rank does nothing that the ranks share."""
-        if self._phase != Phase.AWAY:       # else who fails again and again before he enters anything would seem to get on
+        # else who fails again and again before he enters anything would seem to get on
+        if self._phase != Phase.AWAY:
             self.enters(Phase.AWAY)
 
     def __enter__(self) -> Progress:
@@ -75,12 +84,17 @@ def _board(environment: Mapping[str, str], process: int) -> tuple[Board | None, 
     if not place:
         return None, 0
     try:
-        board, rank = Board.open(place), int(environment['LOCAL_RANK'])
+        board, rank = Board.open(place), int(environment["LOCAL_RANK"])
         there = board.read(rank)
     except (OSError, ValueError, KeyError, IndexError) as error:
-        warnings.warn(f'{VARIABLE}={place} is no board to post progress on ({type(error).__name__}: {error}): '
-                      'the launcher will not see this rank stall', RuntimeWarning, stacklevel=2)
+        warnings.warn(
+            f"{VARIABLE}={place} is no board to post progress on "
+            f"({type(error).__name__}: {error}): "
+            "the launcher will not see this rank stall",
+            RuntimeWarning,
+            stacklevel=2,
+        )
         return None, 0
     # What a rank starts inherits its environment, and its number, but is no rank.
-    taken = there is not None and there.pid != process and os.path.exists(f'/proc/{there.pid}')
+    taken = there is not None and there.pid != process and os.path.exists(f"/proc/{there.pid}")
     return (None if taken else board), rank

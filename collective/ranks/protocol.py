@@ -1,4 +1,7 @@
-"""How a rank takes part in the sessions that all ranks share: agreeing on each run, ending, leaving and failing together."""
+"""How a rank takes part in the sessions that all ranks share: agreeing on each run, ending, leaving
+and failing together.
+"""
+
 from __future__ import annotations
 
 import atexit
@@ -31,31 +34,58 @@ class Protocol:
         self.progress = Progress(os.environ)
         self.members: dict[Any, Membership] = {}
         self.count = 0
-        self.failure: tuple[Membership, str] | None = None      # said to the peers when they next wait for this rank
-        self.broken: str | None = None                           # a run failed half-way: peers can't be answered
+        # said to the peers when they next wait for this rank
+        self.failure: tuple[Membership, str] | None = None
+        # a run failed half-way: peers can't be answered
+        self.broken: str | None = None
         atexit.register(self.leave_all)
         self._hook, sys.excepthook = sys.excepthook, self._dying
         self._dead = False
         self._process = os.getpid()
-        self.clock: float | None = None             # rank 0's, as of the last exchange: seconds since 1970
-        self._one_at_a_time = threading.RLock()     # two threads' collectives would meet the peers' in no order
+        # rank 0's, as of the last exchange: seconds since 1970
+        self.clock: float | None = None
+        # two threads' collectives would meet the peers' in no order
+        self._one_at_a_time = threading.RLock()
 
     def _dying(self, *error: Any) -> None:
-        self._dead = True                   # the launcher ends the job; peers in a collective can't be told
+        # the launcher ends the job; peers in a collective can't be told
+        self._dead = True
         self._hook(*error)
 
-    # -- one run ----------------------------------------------------------------------------------------------------------
+    # -- one run
 
-    def run(self, original: Any, session: Any, run: Run, fetches: Any, feeds: Any, options: Any, metadata: Any) -> Any:
-        """TensorFlow's `original(session, fetches, feeds, options, metadata)`, on all ranks or on none."""
-        doing = 'runs ' + ', '.join(sorted(str(getattr(f, 'name', f)) for f in runs.flatten(fetches)))
+    def run(
+        self,
+        original: Any,
+        session: Any,
+        run: Run,
+        fetches: Any,
+        feeds: Any,
+        options: Any,
+        metadata: Any,
+    ) -> Any:
+        """TensorFlow's `original(session, fetches, feeds, options, metadata)`, on all ranks or on
+        none.
+        """
+        doing = "runs " + ", ".join(
+            sorted(str(getattr(f, "name", f)) for f in runs.flatten(fetches))
+        )
         with self._one_at_a_time, self.progress:
             try:
                 return self._run(original, session, run, doing, fetches, feeds, options, metadata)
             except tf.errors.OutOfRangeError as error:
                 raise run.missed(error, doing) from None
 
-    def _run(self, original: Any, session: Any, run: Run, doing: str, fetches: Any, feeds: Any, *more: Any) -> Any:
+    def _run(
+        self,
+        original: Any,
+        session: Any,
+        run: Run,
+        doing: str,
+        fetches: Any,
+        feeds: Any,
+        *more: Any,
+    ) -> Any:
         member = self.member(session)
         self.say_failure()
         self.refuse_if_broken()
@@ -64,7 +94,7 @@ class Protocol:
         taking.alone(self.members.values(), member)
         run.label = run.label or Label(doing, run.reach.shared)
         self.progress.does(run.label)
-        early = [v for _, v in sorted(session.__dict__.pop('_collective_unequal', {}).items())]
+        early = [v for _, v in sorted(session.__dict__.pop("_collective_unequal", {}).items())]
         if early or run.reach.initialized:
             self.settle(Header(RUNNING, member.number, run.reach.signature), member, run, doing)
             self.progress.enters(Phase.EQUALISING)
@@ -73,7 +103,8 @@ class Protocol:
             original(session, run.gate.start)
             member.count = 0
         if run.gate is not None and member.evaluation not in (None, run.reach.signature):
-            # Before it takes data: peers may still answer that evaluation, which this rank has left.
+            # Before it takes data: peers may still answer that evaluation, which this rank has
+            # left.
             self.settle(Header(RUNNING, member.number, run.reach.signature), member, run, doing)
         if run.cut is not None:
             feeds = {**(feeds or {}), **taking.take(self, session, member, run, feeds or {}, doing)}
@@ -94,12 +125,13 @@ class Protocol:
                     continue
                 answer = functools.partial(self.answer, original, session, run, feeds)
                 raise self.after(error, started, member, run, doing, answer) from None
-            except Exception as error:          # TensorFlow never started it: a feed of a wrong shape, say
+            # TensorFlow never started it: a feed of a wrong shape, say
+            except Exception as error:
                 if run.cut is not None:
                     member.ahead.stop()
-                self.failure = (member, f'failed with {type(error).__name__}: {error}')
+                self.failure = (member, f"failed with {type(error).__name__}: {error}")
                 raise
-            except BaseException:               # this program is told to end
+            except BaseException:  # this program is told to end
                 if run.cut is not None:
                     member.ahead.abandon()
                 raise
@@ -107,7 +139,11 @@ class Protocol:
             self.progress.passed += 1
             self.clock = int(out[1][0]) / 1e6
             member.evaluation = run.reach.signature if run.answer is not None else None
-            member.answers = (run, functools.partial(self.answer, original, session, run, feeds)) if run.answer else None
+            member.answers = (
+                (run, functools.partial(self.answer, original, session, run, feeds))
+                if run.answer
+                else None
+            )
         if run.gate is not None:
             member.count = (member.count or 0) + 1
         if run.reach.initialized:
@@ -117,8 +153,11 @@ class Protocol:
 
     def refuse_if_broken(self) -> None:
         if self.broken:
-            raise RankError(f'An earlier run failed half-way on rank {communication.rank()} and left its peers waiting; '
-                            f'start again. It failed with: {self.broken}')
+            raise RankError(
+                f"An earlier run failed half-way on rank {communication.rank()} and "
+                f"left its peers waiting; "
+                f"start again. It failed with: {self.broken}"
+            )
 
     def has_started(self, original: Any, session: Any, member: Membership, run: Run) -> bool:
         """Whether the run that has just failed had come as far as its collectives."""
@@ -127,13 +166,22 @@ class Protocol:
         before, member.count = member.count, int(original(session, run.gate.count))
         return member.count != before
 
-    def after(self, error: tf.errors.OpError, started: bool, member: Membership, run: Run, doing: str,
-              answer: Callable[[], None]) -> BaseException:
-        """What to raise for a run that failed with `error`, once the peers know what they must know."""
+    def after(
+        self,
+        error: tf.errors.OpError,
+        started: bool,
+        member: Membership,
+        run: Run,
+        doing: str,
+        answer: Callable[[], None],
+    ) -> BaseException:
+        """What to raise for a run that failed with `error`, once the peers know what they must
+        know.
+        """
         if run.disagreement is not None:
             return self.judged(run.disagreement, member, run, doing) or error
         if started:
-            self.broken = f'{type(error).__name__}: {error.message}'
+            self.broken = f"{type(error).__name__}: {error.message}"
             return error
         if isinstance(error, tf.errors.OutOfRangeError):
             if run.answer is not None:
@@ -142,12 +190,20 @@ class Protocol:
             ended = Header(ENDED, member.number, run.reach.signature, evaluating)
             judged = self.judged(self.headers(ended), member, run, doing)
             return error if isinstance(judged, tf.errors.OutOfRangeError) else judged or error
-        self.failure = (member, f'failed with {type(error).__name__}: {error.message}')
+        self.failure = (member, f"failed with {type(error).__name__}: {error.message}")
         return error
 
-    def idle(self, error: tf.errors.OutOfRangeError, member: Membership, run: Run, doing: str, answer: Callable[[], None]
-             ) -> BaseException:
-        """Answers the peers' evaluation until all of them are out of data, too; then what to raise here."""
+    def idle(
+        self,
+        error: tf.errors.OutOfRangeError,
+        member: Membership,
+        run: Run,
+        doing: str,
+        answer: Callable[[], None],
+    ) -> BaseException:
+        """Answers the peers' evaluation until all of them are out of data, too; then what to raise
+        here.
+        """
         mine = member.evaluation = run.reach.signature
         while True:
             headers = self.headers(Header(IDLE, member.number, mine))
@@ -157,10 +213,14 @@ class Protocol:
                 try:
                     answer()
                 except tf.errors.OpError as failed:
-                    self.broken = f'{type(failed).__name__}: {failed.message}'
+                    self.broken = f"{type(failed).__name__}: {failed.message}"
                     return failed
-            elif alike and len(running) == 1 and all(h.signature == mine for h in headers if h.status == IDLE):
-                return error        # the others have finished early, and go on to something else
+            elif (
+                alike
+                and len(running) == 1
+                and all(h.signature == mine for h in headers if h.status == IDLE)
+            ):
+                return error  # the others have finished early, and go on to something else
             else:
                 judged = self.judged(headers, member, run, doing)
                 return error if isinstance(judged, tf.errors.OutOfRangeError) else judged or error
@@ -168,17 +228,25 @@ class Protocol:
     def answer(self, original: Any, session: Any, run: Run, feeds: dict[Any, Any]) -> None:
         assert run.answer is not None
         self.progress.enters(Phase.ANSWERING)
-        states = original(session, [now for _, now in run.answer.states]) if run.answer.states else []
+        states = (
+            original(session, [now for _, now in run.answer.states]) if run.answer.states else []
+        )
         given = run.answer.feeds + [(x, value) for (x, _), value in zip(run.answer.states, states)]
-        original(session, [run.answer.operations, run.answering], {**feeds, **{x.name: value for x, value in given}},
-                 None, None)
+        original(
+            session,
+            [run.answer.operations, run.answering],
+            {**feeds, **{x.name: value for x, value in given}},
+            None,
+            None,
+        )
 
     def settle(self, header: Header, member: Membership, run: Run | None, doing: str) -> None:
-        """Agrees outside of any run, when peers have come out of an evaluation that they still answered; raises what all raise.
+        """Agrees outside of any run, when peers have come out of an evaluation that they still
+        answered; raises what all raise.
         """
         headers = self.headers(header)
         while header.status == RUNNING and finds_idle(headers, header.signature):
-            headers = self.headers(header)      # they hear of it, and come here, too
+            headers = self.headers(header)  # they hear of it, and come here, too
         judged = self.judged(headers, member, run, doing)
         if judged is not None:
             raise judged
@@ -191,19 +259,29 @@ class Protocol:
         self.clock = headers[0].clock / 1e6
         return headers
 
-    def judged(self, headers: list[Header], member: Membership, run: Run | None, doing: str) -> BaseException | None:
+    def judged(
+        self, headers: list[Header], member: Membership, run: Run | None, doing: str
+    ) -> BaseException | None:
         names = list(run.reach.shared) if run else []
-        judged = agreement.verdict(headers, member.checks, lambda: self.channel.texts({'doing': doing, 'shared': names}))
+        judged = agreement.verdict(
+            headers, member.checks, lambda: self.channel.texts({"doing": doing, "shared": names})
+        )
         self.conclude(headers, judged, member)
         return judged
 
-    def conclude(self, headers: list[Header], judged: BaseException | None, member: Membership) -> None:
+    def conclude(
+        self, headers: list[Header], judged: BaseException | None, member: Membership
+    ) -> None:
         """Notes whether the session is over."""
         if any(h.status in (LEFT, FAILED) for h in headers) or isinstance(judged, RankError):
-            member.over = judged or tf.errors.OutOfRangeError(None, None, 'this session is closed')
+            member.over = judged or tf.errors.OutOfRangeError(None, None, "this session is closed")
 
-    def meet(self, session: Any, what: str, doing: str, mine: dict[str, Any]) -> list[dict[str, Any]]:
-        """Every rank's `mine`, if all meet for the same (see `collective.ranks.meeting`); `doing` is for the error if not."""
+    def meet(
+        self, session: Any, what: str, doing: str, mine: dict[str, Any]
+    ) -> list[dict[str, Any]]:
+        """Every rank's `mine`, if all meet for the same (see `collective.ranks.meeting`); `doing`
+        is for the error if not.
+        """
         with self._one_at_a_time, self.progress:
             self.say_failure()
             self.refuse_if_broken()
@@ -213,7 +291,10 @@ class Protocol:
             if member.over is not None:
                 raise member.over
             self.progress.does(doing)
-            signature = int.from_bytes(hashlib.blake2b(what.encode(), digest_size=8).digest(), 'little') >> 1
+            signature = (
+                int.from_bytes(hashlib.blake2b(what.encode(), digest_size=8).digest(), "little")
+                >> 1
+            )
             try:
                 self.settle(Header(RUNNING, member.number, signature), member, None, doing)
             except tf.errors.OutOfRangeError as error:
@@ -224,10 +305,10 @@ class Protocol:
         """Before an iterator of `session` starts anew."""
         self.refuse_if_broken()
         if session in self.members:
-            with self._one_at_a_time, self.progress.does('starts an iterator anew'):
+            with self._one_at_a_time, self.progress.does("starts an iterator anew"):
                 taking.restart(self, self.members[session])
 
-    # -- coming and going ---------------------------------------------------------------------------------------------------
+    # -- coming and going
 
     def member(self, session: Any) -> Membership:
         if session not in self.members:
@@ -236,44 +317,60 @@ class Protocol:
         return self.members[session]
 
     def end(self, session: Any) -> None:
-        """Waits for all ranks to come to the end of `session`; the peers' runs there end as if out of data.
+        """Waits for all ranks to come to the end of `session`; the peers' runs there end as if out
+        of data.
 
-        What runs at its end, a last checkpoint for one, all ranks then run. If the last run was an evaluation, this rank has no
-        more to evaluate, and first answers those that have.
+        What runs at its end, a last checkpoint for one, all ranks then run. If the last run was an
+        evaluation, this rank has no more to evaluate, and first answers those that have.
         """
         member = self.members.get(session)
         if member is None or self.broken:
             return
-        with self._one_at_a_time, self.progress.does('ends its session'):
+        with self._one_at_a_time, self.progress.does("ends its session"):
             self.say_failure()
             over = taking.leave(self, member)
             if not over and member.answers is not None:
                 run, answer = member.answers
-                self.idle(tf.errors.OutOfRangeError(None, None, ''), member, run, 'ends its session', answer)
+                self.idle(
+                    tf.errors.OutOfRangeError(None, None, ""),
+                    member,
+                    run,
+                    "ends its session",
+                    answer,
+                )
                 over = member.over is not None or self.broken is not None
             while not over:
                 headers = self.headers(Header(CLOSING, member.number))
-                judged = self.judged(headers, member, None, 'ends its session')
-                over = isinstance(judged, RankError) or member.over is not None or all(h.status == CLOSING for h in headers)
+                judged = self.judged(headers, member, None, "ends its session")
+                over = (
+                    isinstance(judged, RankError)
+                    or member.over is not None
+                    or all(h.status == CLOSING for h in headers)
+                )
 
     def leave(self, session: Any, error: BaseException | None = None) -> None:
-        """Tells the peers that this rank runs nothing more in `session`: their next run there ends as if out of data.
+        """Tells the peers that this rank runs nothing more in `session`: their next run there ends
+        as if out of data.
 
         `error` is what it is left with, if anything.
         """
         member = self.members.pop(session, None)
         if member is None or self.broken:
             return
-        with self._one_at_a_time, self.progress.does('leaves its session'):
+        with self._one_at_a_time, self.progress.does("leaves its session"):
             if taking.leave(self, member):
                 return
         if error is not None and not is_end(error):
-            # Most likely the end of this program. Should it go on, the peers hear of it when they next wait for this rank.
-            self.failure = self.failure or (member, f'left its session with {type(error).__name__}: {error}')
+            # Most likely the end of this program. Should it go on, the peers hear of it when they
+            # next wait for this rank.
+            self.failure = self.failure or (
+                member,
+                f"left its session with {type(error).__name__}: {error}",
+            )
             self._dead = self._dead or isinstance(error, SystemExit)
             return
-        with self._one_at_a_time, self.progress.does('leaves its session'):
-            self.judged(self.headers(Header(LEFT, member.number)), member, None, 'left its session')
+        with self._one_at_a_time, self.progress.does("leaves its session"):
+            self.judged(self.headers(Header(LEFT, member.number)), member, None, "left its session")
 
     def say_failure(self) -> None:
         """Delivers a failure that this rank survived."""
@@ -281,13 +378,15 @@ class Protocol:
             return
         (member, doing), self.failure = self.failure, None
         if member.over is None:
-            # Peers that wait in that session get the error there. This rank goes on, as they do if they survive it.
+            # Peers that wait in that session get the error there. This rank goes on, as they do if
+            # they survive it.
             self.progress.does(doing)
             self.judged(self.headers(Header(FAILED, member.number)), member, None, doing)
 
     def leave_all(self) -> None:
         """At the end of the program: whoever still waits for this rank in an open session is told."""
-        if self._dead or self.broken or self._process != os.getpid():     # a forked child is no rank
+        # a forked child is no rank
+        if self._dead or self.broken or self._process != os.getpid():
             return
         try:
             self.say_failure()
@@ -312,7 +411,9 @@ def started() -> bool:
 
 
 def of_process() -> Protocol:
-    """The process's own; made at the first need, after the user's first session, whose thread counts TensorFlow keeps."""
+    """The process's own; made at the first need, after the user's first session, whose thread
+    counts TensorFlow keeps.
+    """
     if not _protocol:
         _protocol.append(Protocol())
     return _protocol[0]

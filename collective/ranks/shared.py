@@ -1,4 +1,5 @@
 """What a rank keeps of the runs and the sessions that all ranks share."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -18,12 +19,14 @@ class Run:
 
     Attributes:
         reach: what it executes.
-        keep: the fetches themselves, so that their identities, by which a run is found again, stay theirs.
-        targets: what agrees beside the fetches, one per level, of which the first gives rank 0's clock; then the collectives
-            that a rank out of data takes part in.
+        keep: the fetches themselves, so that their identities, by which a run is found again, stay
+            theirs.
+        targets: what agrees beside the fetches, one per level, of which the first gives rank 0's
+            clock; then the collectives that a rank out of data takes part in.
         answer: how a rank that is out of data takes part; None if it can't.
         answering: what then agrees, one per level but the first.
-        repeatable: whether it can be tried again when ranks were found not to be ready: it has taken no data.
+        repeatable: whether it can be tried again when ranks were found not to be ready: it has
+            taken no data.
         tickets: the gates' placeholders.
         gate: the first of the gates that it passes, if any.
         disagreement: the headers for which a gate stayed closed, set while it runs.
@@ -31,6 +34,7 @@ class Run:
         label: what the launcher is told of it.
         cut: through its graph, if it takes a batch whose keys are exchanged ahead.
     """
+
     reach: runs.Reach
     keep: Any
     targets: list[Any] = dataclasses.field(default_factory=list)
@@ -45,12 +49,20 @@ class Run:
     cut: Any = None
 
     def opened(self, started: bool) -> bool:
-        """Whether the first gate had opened in a run that failed, `started` being whether it came as far as the agreement."""
+        """Whether the first gate had opened in a run that failed, `started` being whether it came
+        as far as the agreement.
+        """
         return started and (self.disagreement is None or self.begun)
 
     def missed(self, error: tf.errors.OutOfRangeError, doing: str) -> BaseException:
-        """`error`, an end of data; if the run has none but what it is fed, and updates nothing, `agreement.takes_all`."""
-        return error if self.reach.trains or not self.repeatable or self.cut is not None else takes_all(doing, error)
+        """`error`, an end of data; if the run has none but what it is fed, and updates nothing,
+        `agreement.takes_all`.
+        """
+        return (
+            error
+            if self.reach.trains or not self.repeatable or self.cut is not None
+            else takes_all(doing, error)
+        )
 
 
 class Membership:
@@ -60,7 +72,8 @@ class Membership:
         number: counts the sessions that ranks share; the same on every rank.
         checks: those of the session's graph.
         evaluation: the signature of the last run if that was an evaluation.
-        answers: that run, and what answers the peers' while this rank has no more to evaluate; None if it can't.
+        answers: that run, and what answers the peers' while this rank has no more to evaluate; None
+            if it can't.
         over: why nothing can be run in it any more, once a peer or this rank has left.
         count: of the runs that came as far as the agreement; None before the first.
         ahead: its runs of keys, if there are any.
@@ -77,8 +90,13 @@ class Membership:
 
 
 def finds_idle(headers: list[Header], signature: int) -> bool:
-    """Whether who runs `signature` finds all well but for peers that answer an earlier evaluation: they come to it, too."""
-    return (any(h.status == IDLE for h in headers) and all(h.status in (RUNNING, IDLE) for h in headers)
-            and len({h.session for h in headers}) == 1
-            and {h.signature for h in headers if h.status == RUNNING} == {signature}
-            and all(h.signature != signature for h in headers if h.status == IDLE))
+    """Whether who runs `signature` finds all well but for peers that answer an earlier evaluation:
+    they come to it, too.
+    """
+    return (
+        any(h.status == IDLE for h in headers)
+        and all(h.status in (RUNNING, IDLE) for h in headers)
+        and len({h.session for h in headers}) == 1
+        and {h.signature for h in headers if h.status == RUNNING} == {signature}
+        and all(h.signature != signature for h in headers if h.status == IDLE)
+    )

@@ -1,4 +1,5 @@
 """Several things that ranks do one after another, with code in between that isn't ours."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -9,14 +10,15 @@ from collective.ranks import meeting, protocol
 
 
 class Steps:
-    """The ranks meet after each step; an error between two meetings, on any rank, is an error on all at the next.
+    """The ranks meet after each step; an error between two meetings, on any rank, is an error on
+    all at the next.
 
         with Steps('the export of a SavedModel') as steps:
             ...                                         # may fail on some ranks
             told = steps.meet({'files': files})         # then this raises on the others
 
-    A meeting within `meeting.together` would leave a rank behind that failed before it. Here every rank comes to the same
-    meetings until one brings an error, which is the last for all.
+    A meeting within `meeting.together` would leave a rank behind that failed before it. Here every
+    rank comes to the same meetings until one brings an error, which is the last for all.
 
     Args:
         what: they do: the same on every rank; for messages.
@@ -34,9 +36,11 @@ class Steps:
         try:
             told = meeting.exchange(None, self._what, mine)
             self._works()
-            failures = [f'rank {r}: {text["error"]}' for r, text in enumerate(told) if 'error' in text]
+            failures = [
+                f"rank {r}: {text['error']}" for r, text in enumerate(told) if "error" in text
+            ]
             if failures:
-                raise RankError(f'{self._what} failed on ' + '; '.join(failures))
+                raise RankError(f"{self._what} failed on " + "; ".join(failures))
         except BaseException:
             self._over = True
             raise
@@ -55,8 +59,8 @@ class Steps:
         if isinstance(error, Exception) and not self._over:
             self._over = True
             try:
-                meeting.exchange(None, self._what, {'error': f'{type(error).__name__}: {error}'})
-            except Exception:       # a peer is elsewhere, and now knows where this one was
+                meeting.exchange(None, self._what, {"error": f"{type(error).__name__}: {error}"})
+            except Exception:  # a peer is elsewhere, and now knows where this one was
                 pass
         if communication.size() > 1:
             protocol.of_process().progress.leaves()

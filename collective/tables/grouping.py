@@ -1,16 +1,20 @@
-"""Lookups share exchanges without being asked to: whoever takes gradients, or runs a graph first, has its lookups grouped.
+"""Lookups share exchanges without being asked to: whoever takes gradients, or runs a graph first,
+has its lookups grouped.
 
-Each lookup was written as the identity of a complete exchange of its own, which is right wherever it is used. Grouping builds
-one exchange for many of them and points their identities to it. A run that needs only some of a group's lookups feeds nothing
-for the others (`collective.ranks.runs.needed`), so what it is about, and what data it takes, stay what they were.
+Each lookup was written as the identity of a complete exchange of its own, which is right wherever
+it is used. Grouping builds one exchange for many of them and points their identities to it. A run
+that needs only some of a group's lookups feeds nothing for the others
+(`collective.ranks.runs.needed`), so what it is about, and what data it takes, stay what they were.
 
 Left alone, and right all the same, are lookups
 
 * in branches, loops and functions, where an identity can't be pointed elsewhere;
-* made under `tf.control_dependencies`, or while a `tf.GradientTape` records: their own exchange is what was asked for;
+* made under `tf.control_dependencies`, or while a `tf.GradientTape` records: their own exchange is
+  what was asked for;
 * in a graph that a session has run already: TensorFlow takes no change of it;
 * of other types than float32, or where the compiled operations aren't built.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -38,6 +42,7 @@ class Written:
         alone: why it keeps an exchange of its own; '' if it needn't.
         group: the group that it is in, once it is.
     """
+
     lookup: strategies.Lookup
     out: tf.Operation
     alone: str
@@ -59,7 +64,7 @@ class Lookups:
 
     def add(self, lookup: strategies.Lookup, out: tf.Tensor) -> None:
         """Notes that `lookup` was written, and is `out`."""
-        if not hasattr(out.graph, 'outer_graph'):
+        if not hasattr(out.graph, "outer_graph"):
             self.written.append(Written(lookup, out.op, _alone(lookup, out)))
             self._ungrouped.append(self.written[-1])
 
@@ -67,19 +72,27 @@ class Lookups:
         """Those that could be grouped."""
         return [written for written in self._ungrouped if not written.alone]
 
-    def group(self, backend: strategies.Backend, wire: Wire, ys: Iterable[Any] | None = None, xs: Iterable[Any] = ()) -> None:
-        """Builds exchanges for lookups that have none but their own: those that `ys` depend on, by default all.
+    def group(
+        self,
+        backend: strategies.Backend,
+        wire: Wire,
+        ys: Iterable[Any] | None = None,
+        xs: Iterable[Any] = (),
+    ) -> None:
+        """Builds exchanges for lookups that have none but their own: those that `ys` depend on, by
+        default all.
 
         `xs` is what gradients are about to be taken with respect to.
 
-        A lookup that depends on another's rows comes a level later, in an exchange that waits for theirs.
+        A lookup that depends on another's rows comes a level later, in an exchange that waits for
+        theirs.
         """
         graph = tf.get_default_graph()
         for written in self.waiting():
             if written.out._id <= self.run:
-                written.alone = 'a session had run its graph'
+                written.alone = "a session had run its graph"
         waiting = self.waiting()
-        if not waiting or hasattr(graph, 'outer_graph'):
+        if not waiting or hasattr(graph, "outer_graph"):
             return
         if ys is not None:
             reached = upstream(y.op for y in ys)
@@ -87,14 +100,22 @@ class Lookups:
         learned = {x.op for x in xs if isinstance(x, tf.Tensor)}
         gates = gate.gates_of(graph)
         by_level: dict[tuple[int, bool], list[Written]] = {}
-        levels = gates.levels_of({written.out: [x.op for x in _inputs(written.lookup)] for written in waiting})
+        levels = gates.levels_of(
+            {written.out: [x.op for x in _inputs(written.lookup)] for written in waiting}
+        )
         for written, level in zip(waiting, levels):
             # An exchange is on a GPU or in the host's memory.
             by_level.setdefault((level, on_device(written.lookup.table.hashed)), []).append(written)
         with graphs.open_for_changes(graph):
             for (level, _), together in sorted(by_level.items(), key=lambda item: item[0]):
-                with tf.init_scope(), tf.device(None), tf.name_scope(f'collective/group{len(groups_of(graph)) + 1}/'):
-                    built = exchange_together(backend, [_weighed(w.lookup, learned) for w in together], level, wire)
+                with (
+                    tf.init_scope(),
+                    tf.device(None),
+                    tf.name_scope(f"collective/group{len(groups_of(graph)) + 1}/"),
+                ):
+                    built = exchange_together(
+                        backend, [_weighed(w.lookup, learned) for w in together], level, wire
+                    )
                 for written, member in zip(together, built.members):
                     written.out._update_input(0, member.out)
                     written.group = built
@@ -104,7 +125,7 @@ class Lookups:
 
 def lookups_of(graph: tf.Graph) -> Lookups:
     """The lookups of `graph`; those of the graph around it if it is a function's."""
-    return graphs.kept(graphs.outermost(graph), 'lookups', Lookups)
+    return graphs.kept(graphs.outermost(graph), "lookups", Lookups)
 
 
 def _inputs(lookup: strategies.Lookup) -> list[tf.Tensor]:
@@ -114,27 +135,32 @@ def _inputs(lookup: strategies.Lookup) -> list[tf.Tensor]:
 
 def _alone(lookup: strategies.Lookup, out: tf.Tensor) -> str:
     if communication.size() == 1 and not on_device(lookup.table.hashed):
-        return 'there is one rank'
+        return "there is one rank"
     unchecked = lookup.bounds is None and lookup.table.rows is not None and communication.size() > 1
     if unchecked or out.op._get_control_flow_context() is not None:
-        return 'it is in a branch or a loop'
+        return "it is in a branch or a loop"
     if lookup.table.dtype.base_dtype != tf.float32:
-        return f'its table is {lookup.table.dtype.base_dtype.name}'
-    if out.graph._current_control_dependencies():      # not those of `out`: what it is made of waits for them already
-        return 'it was made under tf.control_dependencies'
+        return f"its table is {lookup.table.dtype.base_dtype.name}"
+    # not those of `out`: what it is made of waits for them already
+    if out.graph._current_control_dependencies():
+        return "it was made under tf.control_dependencies"
     if not pywrap_tfe.TFE_Py_TapeSetIsEmpty():
-        return 'a tf.GradientTape records it'
+        return "a tf.GradientTape records it"
     if isinstance(lookup.max_norm, tf.Tensor):
-        return 'its max_norm is a tensor'
+        return "its max_norm is a tensor"
     if lookup.max_norm is not None and not lookup.max_norm > 0:
-        return f'its max_norm is {lookup.max_norm}'
-    return f'the compiled operations are missing: {bags.missing()}' if bags.missing() else ''
+        return f"its max_norm is {lookup.max_norm}"
+    return f"the compiled operations are missing: {bags.missing()}" if bags.missing() else ""
 
 
 def _weighed(lookup: strategies.Lookup, learned: Set[tf.Operation]) -> strategies.Lookup:
-    """`lookup`, with what is known of its weights: whether they depend on a variable, or on any of `learned`."""
+    """`lookup`, with what is known of its weights: whether they depend on a variable, or on any of
+    `learned`.
+    """
     if lookup.sparse_weights is None:
         return lookup
-    variables = {'VarHandleOp', 'VariableV2', 'Variable'}
-    depends = any(op.type in variables or op in learned for op in upstream([lookup.sparse_weights.values.op]))
+    variables = {"VarHandleOp", "VariableV2", "Variable"}
+    depends = any(
+        op.type in variables or op in learned for op in upstream([lookup.sparse_weights.values.op])
+    )
     return dataclasses.replace(lookup, weights_have_gradients=depends)

@@ -1,9 +1,12 @@
-"""Initial rows of a table, a shard at a time: row i is the same for every number of ranks and either backend.
+"""Initial rows of a table, a shard at a time: row i is the same for every number of ranks and
+either backend.
 
-A row comes from (seed, the table's name, i) alone, by a counter-based generator: element d of row i is a hash of
-seed and i * D + d. The hash is the output function of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number
-generators", OOPSLA 2014). The distributions are TensorFlow's, the numbers are not.
+A row comes from (seed, the table's name, i) alone, by a counter-based generator: element d of row i
+is a hash of seed and i * D + d. The hash is the output function of SplitMix64 (Steele, Lea, Flood:
+"Fast splittable pseudorandom number generators", OOPSLA 2014). The distributions are TensorFlow's,
+the numbers are not.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -19,16 +22,20 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.framework import random_seed
 from tensorflow.python.ops import variables
 
-Fill = Callable[[np.ndarray, int], np.ndarray]       # (row numbers [R] uint64, D) -> values [R, D]
-BLOCK = 1 << 16                                     # elements drawn at once
+Fill = Callable[[np.ndarray, int], np.ndarray]  # (row numbers [R] uint64, D) -> values [R, D]
+BLOCK = 1 << 16  # elements drawn at once
 
-_GAMMA, _MIX1, _MIX2 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_GAMMA, _MIX1, _MIX2 = (
+    np.uint64(0x9E3779B97F4A7C15),
+    np.uint64(0xBF58476D1CE4E5B9),
+    np.uint64(0x94D049BB133111EB),
+)
 _STREAMS = 0xD1B54A32D192ED03
 
 
 def hashed(seed: int | np.ndarray, counter: np.ndarray) -> np.ndarray:
     """uint64 values for the uint64 `counter`."""
-    with np.errstate(over='ignore'):
+    with np.errstate(over="ignore"):
         x = counter * _GAMMA
         x += np.asarray(seed, np.uint64)
         shifted = np.empty_like(x)
@@ -41,21 +48,25 @@ def hashed(seed: int | np.ndarray, counter: np.ndarray) -> np.ndarray:
 
 def uniform(bits: np.ndarray) -> np.ndarray:
     """float64 in [0, 1), multiples of 2**-53."""
-    return (bits >> np.uint64(11)).astype(np.float64) * 2.0 ** -53
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def normal(bits: np.ndarray) -> np.ndarray:
-    """Standard normal float64, one per element (Box and Muller, 1958), from its high and its low 32 bits."""
-    radius = ((bits >> np.uint64(32)).astype(np.float64) + 1.0) * 2.0 ** -32
-    angle = (bits & np.uint64(0xFFFFFFFF)).astype(np.float64) * (2.0 ** -32 * 2.0 * math.pi)
+    """Standard normal float64, one per element (Box and Muller, 1958), from its high and its low 32
+    bits.
+    """
+    radius = ((bits >> np.uint64(32)).astype(np.float64) + 1.0) * 2.0**-32
+    angle = (bits & np.uint64(0xFFFFFFFF)).astype(np.float64) * (2.0**-32 * 2.0 * math.pi)
     return np.asarray(np.sqrt(-2.0 * np.log(radius)) * np.cos(angle))
 
 
 @functools.cache
 def _truncated_quantiles() -> tuple[np.ndarray, ...]:
-    """Cubics c0 + c1 t + c2 t^2 + c3 t^3, t in [0, 1), of the standard normal truncated at 2: its quantiles in 2**12 pieces.
+    """Cubics c0 + c1 t + c2 t^2 + c3 t^3, t in [0, 1), of the standard normal truncated at 2: its
+    quantiles in 2**12 pieces.
 
-    Each has the values and the slopes of the exact function at both ends of its piece; between them it is right to 1e-10.
+    Each has the values and the slopes of the exact function at both ends of its piece; between them
+    it is right to 1e-10.
     """
     normal_ = statistics.NormalDist()
     below = normal_.cdf(-2.0)
@@ -63,15 +74,22 @@ def _truncated_quantiles() -> tuple[np.ndarray, ...]:
     ends = np.array([normal_.inv_cdf(below + step * i) for i in range(4097)])
     slopes = step * math.sqrt(2.0 * math.pi) * np.exp(0.5 * ends * ends)
     rise = ends[1:] - ends[:-1]
-    return (ends[:-1], slopes[:-1], 3.0 * rise - 2.0 * slopes[:-1] - slopes[1:], slopes[:-1] + slopes[1:] - 2.0 * rise)
+    return (
+        ends[:-1],
+        slopes[:-1],
+        3.0 * rise - 2.0 * slopes[:-1] - slopes[1:],
+        slopes[:-1] + slopes[1:] - 2.0 * rise,
+    )
 
 
 def truncated_normal(bits: np.ndarray) -> np.ndarray:
-    """Standard normal truncated at two standard deviations, as TensorFlow's, float64: one draw per element."""
+    """Standard normal truncated at two standard deviations, as TensorFlow's, float64: one draw per
+    element.
+    """
     c0, c1, c2, c3 = _truncated_quantiles()
     piece = (bits >> np.uint64(52)).astype(np.intp)
-    t = ((bits >> np.uint64(11)) & np.uint64(2 ** 41 - 1)).astype(np.float64)
-    t *= 2.0 ** -41
+    t = ((bits >> np.uint64(11)) & np.uint64(2**41 - 1)).astype(np.float64)
+    t *= 2.0**-41
     out = c3[piece]
     for c in (c2, c1, c0):
         out *= t
@@ -84,38 +102,56 @@ def table_seed(name: str, seed: int | None) -> int:
 
     Without any seed the values are still a function of the name: ranks must agree on them.
     """
-    text = f'{tf.get_default_graph().seed}/{seed}/{name}'
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), 'little')
+    text = f"{tf.get_default_graph().seed}/{seed}/{name}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def _random(seed: int | None, name: str, draw: Callable[[np.ndarray], np.ndarray]) -> Fill:
     if tf.get_default_graph().seed is not None:
-        random_seed.get_seed(seed)      # TensorFlow numbers unseeded operations: whatever comes next keeps its number
+        # TensorFlow numbers unseeded operations: whatever comes next keeps its number
+        random_seed.get_seed(seed)
     base = table_seed(name, seed)
 
     def fill(rows: np.ndarray, dim: int) -> np.ndarray:
-        # Row numbers from 2**32 on are keys. Their upper half chooses a stream, for i * D + d would go round and meet itself.
+        # Row numbers from 2**32 on are keys. Their upper half chooses a stream, for i * D + d would
+        # go round and meet itself.
         low, high = rows & np.uint64(0xFFFFFFFF), rows >> np.uint64(32)
-        streams = np.where(high == 0, np.uint64(base), hashed(base ^ _STREAMS, high))[:, None] if high.any() else base
-        return draw(hashed(streams, low[:, None] * np.uint64(dim) + np.arange(dim, dtype=np.uint64)))
+        streams = (
+            np.where(high == 0, np.uint64(base), hashed(base ^ _STREAMS, high))[:, None]
+            if high.any()
+            else base
+        )
+        return draw(
+            hashed(streams, low[:, None] * np.uint64(dim) + np.arange(dim, dtype=np.uint64))
+        )
+
     return fill
 
 
 def _scaled(init: Any, shape: tuple[int | None, int], name: str) -> Fill:
     rows, dim = shape
-    if rows is None and init.mode != 'fan_out':
-        raise ValueError(f"dynamic table '{name}': an initializer that scales by {init.mode} needs the number of rows, which a "
-                         "dynamic table doesn't have. Use tf.variance_scaling_initializer(mode='fan_out'), or one with a "
-                         f'standard deviation, such as tf.truncated_normal_initializer(stddev={dim ** -0.5:.4g}).')
-    fan = {'fan_in': rows or 0, 'fan_out': dim}.get(init.mode, ((rows or 0) + dim) / 2.0)
+    if rows is None and init.mode != "fan_out":
+        raise ValueError(
+            f"dynamic table '{name}': an initializer that scales by {init.mode} "
+            f"needs the number of rows, which a "
+            "dynamic table doesn't have. Use "
+            "tf.variance_scaling_initializer(mode='fan_out'), or one with a "
+            f"standard deviation, such as "
+            f"tf.truncated_normal_initializer(stddev={dim**-0.5:.4g})."
+        )
+    fan = {"fan_in": rows or 0, "fan_out": dim}.get(init.mode, ((rows or 0) + dim) / 2.0)
     variance = init.scale / max(1.0, fan)
-    if init.distribution == 'uniform':
+    if init.distribution == "uniform":
         limit = math.sqrt(3.0 * variance)
         return _random(init.seed, name, lambda bits: (2.0 * uniform(bits) - 1.0) * limit)
-    if init.distribution == 'untruncated_normal':
+    if init.distribution == "untruncated_normal":
         return _random(init.seed, name, lambda bits: normal(bits) * math.sqrt(variance))
     # .8796… is the standard deviation of a standard normal truncated at 2
-    return _random(init.seed, name, lambda bits: truncated_normal(bits) * (math.sqrt(variance) / .87962566103423978))
+    return _random(
+        init.seed,
+        name,
+        lambda bits: truncated_normal(bits) * (math.sqrt(variance) / 0.87962566103423978),
+    )
 
 
 def _constant(value: Any, shape: tuple[int | None, int]) -> Fill | None:
@@ -130,43 +166,45 @@ def _constant(value: Any, shape: tuple[int | None, int]) -> Fill | None:
 def is_constant(init: Any) -> bool:
     """Whether `init` is an initializer of TensorFlow's that fills everything with one number."""
     names = {c.__name__ for c in (init if isinstance(init, type) else type(init)).__mro__}
-    return bool(names & {'Zeros', 'Ones', 'Constant'}) and np.size(getattr(init, 'value', 0)) == 1
+    return bool(names & {"Zeros", "Ones", "Constant"}) and np.size(getattr(init, "value", 0)) == 1
 
 
 def by_row(init: Any, shape: tuple[int | None, int], name: str) -> Fill | None:
     """How `init` fills single rows, or None if it isn't one of TensorFlow's initializers that can.
 
-    An initializer counts by the class that defines its `__call__`, so that a subclass which draws otherwise is not mistaken.
+    An initializer counts by the class that defines its `__call__`, so that a subclass which draws
+    otherwise is not mistaken.
     """
-    kind = next((c for c in type(init).__mro__ if '__call__' in vars(c)), type(init))
-    if kind.__module__.partition('.')[0] not in ('tensorflow', 'keras'):
+    kind = next((c for c in type(init).__mro__ if "__call__" in vars(c)), type(init))
+    if kind.__module__.partition(".")[0] not in ("tensorflow", "keras"):
         return None
     names = {c.__name__ for c in kind.__mro__}
-    seed = getattr(init, 'seed', None)
-    if 'Zeros' in names:
+    seed = getattr(init, "seed", None)
+    if "Zeros" in names:
         return _constant(0.0, shape)
-    if 'Ones' in names:
+    if "Ones" in names:
         return _constant(1.0, shape)
-    if 'Constant' in names:
+    if "Constant" in names:
         return _constant(init.value, shape)
-    if 'VarianceScaling' in names:
+    if "VarianceScaling" in names:
         return _scaled(init, shape, name)
-    if 'RandomUniform' in names:
+    if "RandomUniform" in names:
         low, high = init.minval, 1.0 if init.maxval is None else init.maxval
         return _random(seed, name, lambda bits: low + (high - low) * uniform(bits))
-    if 'TruncatedNormal' in names:
+    if "TruncatedNormal" in names:
         return _random(seed, name, lambda bits: init.mean + init.stddev * truncated_normal(bits))
-    if 'RandomNormal' in names:
+    if "RandomNormal" in names:
         return _random(seed, name, lambda bits: init.mean + init.stddev * normal(bits))
     return None
 
 
 def by_key(init: Any, dim: int, name: str) -> Fill:
-    """How `init` fills the row of any key of a dynamic table, given as uint64: row k of a static table for 0 <= k < V.
+    """How `init` fills the row of any key of a dynamic table, given as uint64: row k of a static
+    table for 0 <= k < V.
 
     Args:
-        init: TensorFlow's zeros, ones, constant (a number, or one row for all keys), uniform, normal, truncated normal or
-            variance scaling by fan_out; or a number, or one row [D].
+        init: TensorFlow's zeros, ones, constant (a number, or one row for all keys), uniform,
+            normal, truncated normal or variance scaling by fan_out; or a number, or one row [D].
 
     Raises:
         ValueError: any other initializer.
@@ -176,18 +214,25 @@ def by_key(init: Any, dim: int, name: str) -> Fill:
     given = not callable(init) and not isinstance(init, (tf.Tensor, variables.Variable))
     fill = _constant(init, (None, dim)) if given else by_row(init, (None, dim), name)
     if fill is None:
-        raise ValueError(f"dynamic table '{name}': {init!r} doesn't fill single rows. Use TensorFlow's zeros, ones, constant "
-                         f'(one number, or one row of {dim}), random_uniform, random_normal, truncated_normal or '
-                         "variance_scaling(mode='fan_out') initializer.")
+        raise ValueError(
+            f"dynamic table '{name}': {init!r} doesn't fill single rows. Use "
+            f"TensorFlow's zeros, ones, constant "
+            f"(one number, or one row of {dim}), random_uniform, random_normal, "
+            f"truncated_normal or "
+            "variance_scaling(mode='fan_out') initializer."
+        )
     return fill
 
 
-def shard(init: Any, shape: tuple[int, int], dtype: tf.DType, name: str, rank: int, ranks: int) -> tf.Tensor:
+def shard(
+    init: Any, shape: tuple[int, int], dtype: tf.DType, name: str, rank: int, ranks: int
+) -> tf.Tensor:
     """The initial value of rank's shard: rows rank, rank + N, rank + 2N, … of [V, D], in `dtype`.
 
-    A rank holds no more than its shard and one block while it draws, if `init` is an array or one of TensorFlow's zeros,
-    ones, constant, uniform, normal, truncated normal and variance scaling (Glorot, He, LeCun) initializers. Any other
-    initializer, and a tensor, is evaluated for the whole table on every rank, which then keeps its rows.
+    A rank holds no more than its shard and one block while it draws, if `init` is an array or one
+    of TensorFlow's zeros, ones, constant, uniform, normal, truncated normal and variance scaling
+    (Glorot, He, LeCun) initializers. Any other initializer, and a tensor, is evaluated for the
+    whole table on every rank, which then keeps its rows.
     """
     if isinstance(init, type):
         init = init()
@@ -196,25 +241,35 @@ def shard(init: Any, shape: tuple[int, int], dtype: tf.DType, name: str, rank: i
     mine = len(range(rank, shape[0], ranks))
     if fill is None:
         with _alike(init, name):
-            whole = init(list(shape), dtype=dtype) if callable(init) else tf.convert_to_tensor(init, dtype)
-        return tf.reshape(whole[rank::ranks], [mine, shape[1]]) if ranks > 1 else tf.reshape(whole, shape)
+            whole = (
+                init(list(shape), dtype=dtype)
+                if callable(init)
+                else tf.convert_to_tensor(init, dtype)
+            )
+        return (
+            tf.reshape(whole[rank::ranks], [mine, shape[1]])
+            if ranks > 1
+            else tf.reshape(whole, shape)
+        )
 
     def draw(out: np.ndarray) -> None:
         step = max(1, BLOCK // max(1, shape[1]))
         for first in range(0, mine, step):
             local = np.arange(first, min(mine, first + step), dtype=np.uint64)
-            out[first:first + step] = fill(local * np.uint64(ranks) + np.uint64(rank), shape[1])
+            out[first : first + step] = fill(local * np.uint64(ranks) + np.uint64(rank), shape[1])
 
     return filled((mine, shape[1]), dtype, draw)
 
 
 @contextlib.contextmanager
 def _alike(init: Any, name: str) -> Iterator[None]:
-    """Inside, an initializer that draws the whole table draws the same on every rank, without any seed, too."""
+    """Inside, an initializer that draws the whole table draws the same on every rank, without any
+    seed, too.
+    """
     graph = tf.get_default_graph()
     given = graph.seed
-    if given is None and getattr(init, 'seed', 0) is None:
-        graph.seed = table_seed(name, None) % 2 ** 31
+    if given is None and getattr(init, "seed", 0) is None:
+        graph.seed = table_seed(name, None) % 2**31
     try:
         yield
     finally:
@@ -222,16 +277,20 @@ def _alike(init: Any, name: str) -> Iterator[None]:
 
 
 def filled(shape: tuple[int, int], dtype: tf.DType, fill: Callable[[np.ndarray], Any]) -> tf.Tensor:
-    """A tensor that `fill` writes in place when it is run, in TensorFlow's own memory. Assign it by `only_after`.
+    """A tensor that `fill` writes in place when it is run, in TensorFlow's own memory. Assign it by
+    `only_after`.
 
-    (What a `numpy_function` returns stays NumPy's, and the first sparse update of its variable copies all of it.)
+    (What a `numpy_function` returns stays NumPy's, and the first sparse update of its variable
+    copies all of it.)
     """
+
     def write(out: np.ndarray) -> np.int64:
         fill(out)
         return np.int64(0)
 
-    with tf.device('/cpu:0'):
-        # Both are stateful: the graph optimizer would fold a constant and then keep the whole shard with the graph.
+    with tf.device("/cpu:0"):
+        # Both are stateful: the graph optimizer would fold a constant and then keep the whole shard
+        # with the graph.
         out = empty(shape, dtype)
         with tf.control_dependencies([tf.numpy_function(write, [out], tf.int64, stateful=True)]):
             return tf.identity(out)
@@ -239,7 +298,7 @@ def filled(shape: tuple[int, int], dtype: tf.DType, fill: Callable[[np.ndarray],
 
 def empty(shape: tuple[int, int], dtype: tf.DType) -> tf.Tensor:
     """A tensor of any content, which the graph optimizer leaves alone: no tensor of NumPy's."""
-    if max(shape) < 2 ** 31:
+    if max(shape) < 2**31:
         return tf.raw_ops.Empty(shape=shape, dtype=dtype)
     # TensorFlow's Empty takes a shape of int32 only, and what doesn't fit loses its upper bits.
     unfolded = tf.numpy_function(lambda: np.array(shape, np.int64), [], tf.int64, stateful=True)
@@ -249,5 +308,7 @@ def empty(shape: tuple[int, int], dtype: tf.DType) -> tf.Tensor:
 
 
 def only_after(assignment: tf.Operation, value: tf.Tensor) -> None:
-    """`assignment` of `value` waits for what `value` waits for: the graph optimizer may take away the identity between them."""
+    """`assignment` of `value` waits for what `value` waits for: the graph optimizer may take away
+    the identity between them.
+    """
     assignment._add_control_inputs(list(value.op.control_inputs))

@@ -1,8 +1,11 @@
-"""TensorFlow's lookup functions on tables, by TensorFlow's type-based dispatch: registered once, for the type alone.
+"""TensorFlow's lookup functions on tables, by TensorFlow's type-based dispatch: registered once,
+for the type alone.
 
-`tf.nn.safe_embedding_lookup_sparse`, feature columns and `tf.gather` need nothing of their own: they end in these two. Only
-on dynamic tables the first does: TensorFlow's own takes negative keys for invalid ones.
+`tf.nn.safe_embedding_lookup_sparse`, feature columns and `tf.gather` need nothing of their own:
+they end in these two. Only on dynamic tables the first does: TensorFlow's own takes negative keys
+for invalid ones.
 """
+
 from __future__ import annotations
 
 from typing import Any, List, Union  # noqa: UP035
@@ -25,18 +28,23 @@ from collective.tables.table import Sharded
 
 
 def _checked(table: Sharded | ServedTable, ids: tf.Tensor) -> strategies.Lookup:
-    """The ids as int64, with their bounds. Where no gate can see them, they are checked on the spot.
+    """The ids as int64, with their bounds. Where no gate can see them, they are checked on the
+    spot.
 
-    That is with one rank, which has no gate, and inside control flow or a function, whose tensors the gate can't reach.
+    That is with one rank, which has no gate, and inside control flow or a function, whose tensors
+    the gate can't reach.
     """
     if not (ids.dtype.is_integer or table.rows is None and ids.dtype == tf.string):
         raise TypeError(f"table '{table.op.name}': ids must be integers, not {ids.dtype.name}.")
     ids = _as_keys(table, ids)
-    # Every key of a dynamic table is valid; those of a served one are checked by TensorFlow's own operations.
+    # Every key of a dynamic table is valid; those of a served one are checked by TensorFlow's own
+    # operations.
     if table.rows is None or isinstance(table, ServedTable):
         return strategies.Lookup(table, ids, None)
     bounds = kernels.bounds(ids)
-    hidden = hasattr(bounds.graph, 'outer_graph') or bounds.op._get_control_flow_context() is not None
+    hidden = (
+        hasattr(bounds.graph, "outer_graph") or bounds.op._get_control_flow_context() is not None
+    )
     if communication.size() > 1 and not hidden:
         return strategies.Lookup(table, ids, bounds)
     check = _check_now(table, bounds)
@@ -48,75 +56,135 @@ def _checked(table: Sharded | ServedTable, ids: tf.Tensor) -> strategies.Lookup:
 
 def _as_keys(table: Sharded | ServedTable, ids: tf.Tensor) -> tf.Tensor:
     """int64; strings are keys of dynamic tables only."""
-    return keys.of_strings(ids) if table.rows is None and ids.dtype == tf.string else tf.cast(ids, tf.int64)
+    return (
+        keys.of_strings(ids)
+        if table.rows is None and ids.dtype == tf.string
+        else tf.cast(ids, tf.int64)
+    )
 
 
 def _check_now(table: Sharded, bounds: tf.Tensor) -> tf.Operation:
     """Raises for an id outside of the table, in the words that the gate has for it."""
+
     def refuse(low_and_high: np.ndarray) -> np.ndarray:
         low, high = (int(x) for x in low_and_high)
-        raise ValueError(f"table '{table.op.name}': id {low if low < 0 else high} is not in [0, {table.rows})")
+        raise ValueError(
+            f"table '{table.op.name}': id {low if low < 0 else high} is not in [0, {table.rows})"
+        )
 
-    fine = tf.logical_or(bounds[0] > bounds[1], tf.logical_and(bounds[0] >= 0, bounds[1] < table.rows))
-    return tf.cond(fine, lambda: tf.constant(True), lambda: tf.reshape(tf.numpy_function(refuse, [bounds], tf.bool), [])).op
+    fine = tf.logical_or(
+        bounds[0] > bounds[1], tf.logical_and(bounds[0] >= 0, bounds[1] < table.rows)
+    )
+    return tf.cond(
+        fine,
+        lambda: tf.constant(True),
+        lambda: tf.reshape(tf.numpy_function(refuse, [bounds], tf.bool), []),
+    ).op
 
 
 def _exchange(lookup: strategies.Lookup, name: str | None) -> tf.Tensor:
     if isinstance(lookup.table, ServedTable):
         return tf.identity(look_up(lookup), name=name)
     if lookup.table.trainable:
-        tape.variable_accessed(lookup.table)        # which a tf.GradientTape then watches, as it does what it sees read
-    # The identity is what grouping points elsewhere: the exchange behind it is complete, so it is never wrong.
+        # which a tf.GradientTape then watches, as it does what it sees read
+        tape.variable_accessed(lookup.table)
+    # The identity is what grouping points elsewhere: the exchange behind it is complete, so it is
+    # never wrong.
     out = tf.identity(exchange_alone(lookup), name=name)
     lookups_of(out.graph).add(lookup, out)
     return out
 
 
-def lookup_rows(table: Sharded | ServedTable, ids: Any, max_norm: float | None, name: str | None) -> tf.Tensor:
-    with tf.name_scope(name, 'embedding_lookup') as scope:
-        lookup = _checked(table, tf.convert_to_tensor(ids, name='ids'))
-        return _exchange(strategies.Lookup(table, lookup.ids, lookup.bounds, max_norm=max_norm), scope)
+def lookup_rows(
+    table: Sharded | ServedTable, ids: Any, max_norm: float | None, name: str | None
+) -> tf.Tensor:
+    with tf.name_scope(name, "embedding_lookup") as scope:
+        lookup = _checked(table, tf.convert_to_tensor(ids, name="ids"))
+        return _exchange(
+            strategies.Lookup(table, lookup.ids, lookup.bounds, max_norm=max_norm), scope
+        )
 
 
-def lookup_pooled(table: Sharded | ServedTable, sparse_ids: Any, sparse_weights: Any, combiner: str | None,
-                  max_norm: float | None, name: str | None) -> tf.Tensor:
-    combiner = combiner or 'mean'
-    if combiner not in ('mean', 'sqrtn', 'sum'):
-        raise ValueError(f"combiner must be one of 'mean', 'sqrtn' or 'sum', got {combiner!r} for table '{table.op.name}'.")
+def lookup_pooled(
+    table: Sharded | ServedTable,
+    sparse_ids: Any,
+    sparse_weights: Any,
+    combiner: str | None,
+    max_norm: float | None,
+    name: str | None,
+) -> tf.Tensor:
+    combiner = combiner or "mean"
+    if combiner not in ("mean", "sqrtn", "sum"):
+        raise ValueError(
+            f"combiner must be one of 'mean', 'sqrtn' or 'sum', got {combiner!r} for "
+            f"table '{table.op.name}'."
+        )
     if not isinstance(sparse_ids, tf.SparseTensor):
-        raise TypeError(f"table '{table.op.name}': sp_ids must be a SparseTensor, got {type(sparse_ids).__name__}.")
+        raise TypeError(
+            f"table '{table.op.name}': sp_ids must be a SparseTensor, got "
+            f"{type(sparse_ids).__name__}."
+        )
     if sparse_weights is not None and not isinstance(sparse_weights, tf.SparseTensor):
         raise TypeError(
-            f"table '{table.op.name}': sp_weights must be None or a SparseTensor, got {type(sparse_weights).__name__}.")
-    with tf.name_scope(name, 'embedding_lookup_sparse') as scope:
+            f"table '{table.op.name}': sp_weights must be None or a SparseTensor, got "
+            f"{type(sparse_weights).__name__}."
+        )
+    with tf.name_scope(name, "embedding_lookup_sparse") as scope:
         lookup = _checked(table, sparse_ids.values)
-        return _exchange(strategies.Lookup(table, lookup.ids, lookup.bounds, sparse_ids, sparse_weights, combiner, max_norm),
-                         scope)
+        return _exchange(
+            strategies.Lookup(
+                table, lookup.ids, lookup.bounds, sparse_ids, sparse_weights, combiner, max_norm
+            ),
+            scope,
+        )
 
 
-def lookup_safely(table: DynamicTable | ServedDynamicTable, sparse_ids: Any, sparse_weights: Any, combiner: str | None,
-                  default_id: Any, max_norm: float | None, name: str | None) -> tf.Tensor:
-    """`tf.nn.safe_embedding_lookup_sparse`, where every key is valid: nothing is pruned but weights that aren't positive (with
-    the combiners that divide by them, as TensorFlow does), and a sample without keys gets zeros without looking anything up.
+def lookup_safely(
+    table: DynamicTable | ServedDynamicTable,
+    sparse_ids: Any,
+    sparse_weights: Any,
+    combiner: str | None,
+    default_id: Any,
+    max_norm: float | None,
+    name: str | None,
+) -> tf.Tensor:
+    """`tf.nn.safe_embedding_lookup_sparse`, where every key is valid: nothing is pruned but weights
+    that aren't positive (with the combiners that divide by them, as TensorFlow does), and a sample
+    without keys gets zeros without looking anything up.
     """
     if not isinstance(sparse_ids, tf.SparseTensor):
-        raise TypeError(f"table '{table.op.name}': sparse_ids must be a SparseTensor, got {type(sparse_ids).__name__}.")
-    with tf.name_scope(name, 'embedding_lookup'):
+        raise TypeError(
+            f"table '{table.op.name}': sparse_ids must be a SparseTensor, got "
+            f"{type(sparse_ids).__name__}."
+        )
+    with tf.name_scope(name, "embedding_lookup"):
         shape = sparse_ids.dense_shape
         samples = tf.reduce_prod(shape[:-1])
         ids = tf.sparse.reshape(sparse_ids, tf.stack([samples, shape[-1]]))
         ids = tf.SparseTensor(ids.indices, _as_keys(table, ids.values), ids.dense_shape)
-        weights = None if sparse_weights is None else tf.SparseTensor(ids.indices, sparse_weights.values, ids.dense_shape)
-        if weights is not None and combiner != 'sum':
+        weights = (
+            None
+            if sparse_weights is None
+            else tf.SparseTensor(ids.indices, sparse_weights.values, ids.dense_shape)
+        )
+        if weights is not None and combiner != "sum":
             positive = weights.values > 0
             ids, weights = tf.sparse.retain(ids, positive), tf.sparse.retain(weights, positive)
         if default_id is not None:
-            ids = tf.sparse.fill_empty_rows(ids, _as_keys(table, tf.convert_to_tensor(default_id)))[0]
-            weights = weights if weights is None else tf.sparse.fill_empty_rows(weights, tf.ones([], weights.dtype))[0]
+            ids = tf.sparse.fill_empty_rows(ids, _as_keys(table, tf.convert_to_tensor(default_id)))[
+                0
+            ]
+            weights = (
+                weights
+                if weights is None
+                else tf.sparse.fill_empty_rows(weights, tf.ones([], weights.dtype))[0]
+            )
         pooled = lookup_pooled(table, ids, weights, combiner, max_norm, None)
         # Samples behind the last that has a key; those before it have zeros by the sum over none.
         behind = samples - tf.shape(pooled, out_type=tf.int64)[0]
-        rows = tf.pad(pooled, tf.stack([tf.stack([tf.zeros([], tf.int64), behind]), tf.zeros([2], tf.int64)]))
+        rows = tf.pad(
+            pooled, tf.stack([tf.stack([tf.zeros([], tf.int64), behind]), tf.zeros([2], tf.int64)])
+        )
         out = tf.reshape(rows, tf.concat([shape[:-1], [table.dim]], 0))
         rank = tf.compat.dimension_value(shape.shape[0])
         out.set_shape(tf.TensorShape(None if rank is None else [None] * (rank - 1) + [table.dim]))
@@ -128,67 +196,126 @@ def _only(params: Sharded | ServedTable | list[Any]) -> Any:
     if isinstance(params, (Sharded, ServedTable)):
         return params
     if len(params) != 1:
-        raise ValueError('A list of tables is not one table: each is sharded by itself. Look up '
-                         + ' and '.join(f"'{table.op.name}'" for table in params) + ' one by one.')
+        raise ValueError(
+            "A list of tables is not one table: each is sharded by itself. Look up "
+            + " and ".join(f"'{table.op.name}'" for table in params)
+            + " one by one."
+        )
     return params[0]
 
 
 def _shape(table: Sharded, out_type: Any, name: str | None) -> tf.Tensor:
     if table.rows is None:
-        table.refuse('tf.shape')
+        table.refuse("tf.shape")
     return tf.constant(table.shape.as_list(), out_type or tf.int32, name=name)
 
 
-# Whatever ids may be but a RaggedTensor: TensorFlow's own dispatch takes those apart and calls again.
+# Whatever ids may be but a RaggedTensor: TensorFlow's own dispatch takes those apart and calls
+# again.
 Ids = Union[tensor_lib.Tensor, variables.Variable, np.ndarray, np.generic, list, tuple, int]
 Sparse = Union[tf.SparseTensor, tf.SparseTensorValue, tensor_lib.Tensor]
 
 
 def _register() -> None:
     for kind in (Sharded, List[Sharded], ServedTable, List[ServedTable]):  # noqa: UP006 (TensorFlow knows typing.List only)
-        @tf2.experimental.dispatch_for_api(tf.nn.embedding_lookup, {'params': kind, 'ids': Ids})
-        def _v1_rows(params, ids, partition_strategy='mod', name=None, validate_indices=True, max_norm=None):
+
+        @tf2.experimental.dispatch_for_api(tf.nn.embedding_lookup, {"params": kind, "ids": Ids})
+        def _v1_rows(
+            params, ids, partition_strategy="mod", name=None, validate_indices=True, max_norm=None
+        ):
             return lookup_rows(_only(params), ids, max_norm, name)
 
-        @tf2.experimental.dispatch_for_api(tf2.nn.embedding_lookup, {'params': kind, 'ids': Ids})
+        @tf2.experimental.dispatch_for_api(tf2.nn.embedding_lookup, {"params": kind, "ids": Ids})
         def _v2_rows(params, ids, max_norm=None, name=None):
             return lookup_rows(_only(params), ids, max_norm, name)
 
-        @tf2.experimental.dispatch_for_api(tf.nn.embedding_lookup_sparse, {'params': kind, 'sp_ids': Sparse})
-        def _v1_pooled(params, sp_ids, sp_weights, partition_strategy='mod', name=None, combiner=None,
-                       max_norm=None, allow_fast_lookup=False):
+        @tf2.experimental.dispatch_for_api(
+            tf.nn.embedding_lookup_sparse, {"params": kind, "sp_ids": Sparse}
+        )
+        def _v1_pooled(
+            params,
+            sp_ids,
+            sp_weights,
+            partition_strategy="mod",
+            name=None,
+            combiner=None,
+            max_norm=None,
+            allow_fast_lookup=False,
+        ):
             return lookup_pooled(_only(params), sp_ids, sp_weights, combiner, max_norm, name)
 
-        @tf2.experimental.dispatch_for_api(tf2.nn.embedding_lookup_sparse, {'params': kind, 'sp_ids': Sparse})
-        def _v2_pooled(params, sp_ids, sp_weights, combiner=None, max_norm=None, name=None,
-                       allow_fast_lookup=False):
+        @tf2.experimental.dispatch_for_api(
+            tf2.nn.embedding_lookup_sparse, {"params": kind, "sp_ids": Sparse}
+        )
+        def _v2_pooled(
+            params,
+            sp_ids,
+            sp_weights,
+            combiner=None,
+            max_norm=None,
+            name=None,
+            allow_fast_lookup=False,
+        ):
             return lookup_pooled(_only(params), sp_ids, sp_weights, combiner, max_norm, name)
 
     # A shape is known without reading anything.
-    @tf2.experimental.dispatch_for_api(tf.shape, {'input': Sharded})
+    @tf2.experimental.dispatch_for_api(tf.shape, {"input": Sharded})
     def _v1_shape(input, name=None, out_type=None):
         return _shape(input, out_type, name)
 
-    @tf2.experimental.dispatch_for_api(tf2.shape, {'input': Sharded})
+    @tf2.experimental.dispatch_for_api(tf2.shape, {"input": Sharded})
     def _v2_shape(input, out_type=None, name=None):
         return _shape(input, out_type, name)
 
-    @tf2.experimental.dispatch_for_api(tf.nn.l2_loss, {'t': Sharded})
+    @tf2.experimental.dispatch_for_api(tf.nn.l2_loss, {"t": Sharded})
     def _l2_loss(t, name=None):
         return t.l2_loss(name)
 
     for dynamic in (DynamicTable, List[DynamicTable], ServedDynamicTable, List[ServedDynamicTable]):  # noqa: UP006
-        safe: Any = {'embedding_weights': dynamic, 'sparse_ids': Sparse}
+        safe: Any = {"embedding_weights": dynamic, "sparse_ids": Sparse}
 
         @tf2.experimental.dispatch_for_api(tf.nn.safe_embedding_lookup_sparse, safe)
-        def _v1_safe(embedding_weights, sparse_ids, sparse_weights=None, combiner='mean', default_id=None, name=None,
-                     partition_strategy='div', max_norm=None, allow_fast_lookup=False):
-            return lookup_safely(_only(embedding_weights), sparse_ids, sparse_weights, combiner, default_id, max_norm, name)
+        def _v1_safe(
+            embedding_weights,
+            sparse_ids,
+            sparse_weights=None,
+            combiner="mean",
+            default_id=None,
+            name=None,
+            partition_strategy="div",
+            max_norm=None,
+            allow_fast_lookup=False,
+        ):
+            return lookup_safely(
+                _only(embedding_weights),
+                sparse_ids,
+                sparse_weights,
+                combiner,
+                default_id,
+                max_norm,
+                name,
+            )
 
         @tf2.experimental.dispatch_for_api(tf2.nn.safe_embedding_lookup_sparse, safe)
-        def _v2_safe(embedding_weights, sparse_ids, sparse_weights=None, combiner='mean', default_id=None, max_norm=None,
-                     name=None, allow_fast_lookup=False):
-            return lookup_safely(_only(embedding_weights), sparse_ids, sparse_weights, combiner, default_id, max_norm, name)
+        def _v2_safe(
+            embedding_weights,
+            sparse_ids,
+            sparse_weights=None,
+            combiner="mean",
+            default_id=None,
+            max_norm=None,
+            name=None,
+            allow_fast_lookup=False,
+        ):
+            return lookup_safely(
+                _only(embedding_weights),
+                sparse_ids,
+                sparse_weights,
+                combiner,
+                default_id,
+                max_norm,
+                name,
+            )
 
 
 _register()

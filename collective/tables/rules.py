@@ -1,8 +1,9 @@
 """Which rule of our own updates a table as an optimizer of `tf.train` does.
 
-A rule replaces what an optimizer does with the sparse gradient of one variable: `Optimizer._resource_apply_sparse`. It is asked
-anew in every step for what may change.
+A rule replaces what an optimizer does with the sparse gradient of one variable:
+`Optimizer._resource_apply_sparse`. It is asked anew in every step for what may change.
 """
+
 from __future__ import annotations
 
 import functools
@@ -27,6 +28,7 @@ class Following(NamedTuple):
         slots: their names.
         all_rows: it changes rows that have no gradient, too.
     """
+
     rule: Callable[..., rules.Rule]
     numbers: Sequence[Any]
     slots: Sequence[str] = ()
@@ -38,47 +40,73 @@ def _gradient_descent(optimizer: Any) -> Following:
 
 
 def _momentum(optimizer: Any) -> Following:
-    return Following(functools.partial(rules.Momentum, nesterov=optimizer._use_nesterov),
-                     [optimizer._learning_rate_tensor, optimizer._momentum_tensor], ['momentum'])
+    return Following(
+        functools.partial(rules.Momentum, nesterov=optimizer._use_nesterov),
+        [optimizer._learning_rate_tensor, optimizer._momentum_tensor],
+        ["momentum"],
+    )
 
 
 def _adagrad(optimizer: Any) -> Following:
-    return Following(rules.Adagrad, [optimizer._learning_rate_tensor], ['accumulator'])
+    return Following(rules.Adagrad, [optimizer._learning_rate_tensor], ["accumulator"])
 
 
 def _adam(optimizer: Any) -> Following:
     beta1, beta2 = (tf.cast(power, tf.float32) for power in optimizer._get_beta_accumulators())
     rate = tf.cast(optimizer._lr_t, tf.float32) * tf.sqrt(1 - beta2) / (1 - beta1)
-    return Following(functools.partial(rules.Adam, corrected=True),
-                     [rate, optimizer._beta1_t, optimizer._beta2_t, optimizer._epsilon_t], ['m', 'v'], all_rows=True)
+    return Following(
+        functools.partial(rules.Adam, corrected=True),
+        [rate, optimizer._beta1_t, optimizer._beta2_t, optimizer._epsilon_t],
+        ["m", "v"],
+        all_rows=True,
+    )
 
 
 def _ftrl(optimizer: Any) -> Following:
-    return Following(rules.Ftrl, [
-        optimizer._learning_rate_tensor, optimizer._l1_regularization_strength_tensor,
-        optimizer._adjusted_l2_regularization_strength_tensor, optimizer._l2_shrinkage_regularization_strength_tensor,
-        optimizer._learning_rate_power_tensor], ['accum', 'linear'])
+    return Following(
+        rules.Ftrl,
+        [
+            optimizer._learning_rate_tensor,
+            optimizer._l1_regularization_strength_tensor,
+            optimizer._adjusted_l2_regularization_strength_tensor,
+            optimizer._l2_shrinkage_regularization_strength_tensor,
+            optimizer._learning_rate_power_tensor,
+        ],
+        ["accum", "linear"],
+    )
 
 
 def _rmsprop(optimizer: Any) -> Following:
-    numbers = [optimizer._learning_rate_tensor, optimizer._decay_tensor, optimizer._momentum_tensor, optimizer._epsilon_tensor]
+    numbers = [
+        optimizer._learning_rate_tensor,
+        optimizer._decay_tensor,
+        optimizer._momentum_tensor,
+        optimizer._epsilon_tensor,
+    ]
     if optimizer._centered:
-        return Following(rules.CenteredRMSProp, numbers, ['rms', 'momentum', 'mg'])
-    return Following(rules.RMSProp, numbers, ['rms', 'momentum'])
+        return Following(rules.CenteredRMSProp, numbers, ["rms", "momentum", "mg"])
+    return Following(rules.RMSProp, numbers, ["rms", "momentum"])
 
 
 _OPTIMIZERS: dict[Any, tuple[Callable[[Any], Following], str]] = {
-    gradient_descent.GradientDescentOptimizer: (_gradient_descent, '_resource_apply_sparse_duplicate_indices'),
-    momentum.MomentumOptimizer: (_momentum, '_resource_apply_sparse'),
-    adagrad.AdagradOptimizer: (_adagrad, '_resource_apply_sparse'),
-    adam.AdamOptimizer: (_adam, '_apply_sparse_shared'),
-    ftrl.FtrlOptimizer: (_ftrl, '_resource_apply_sparse'),
-    rmsprop.RMSPropOptimizer: (_rmsprop, '_resource_apply_sparse')}
+    gradient_descent.GradientDescentOptimizer: (
+        _gradient_descent,
+        "_resource_apply_sparse_duplicate_indices",
+    ),
+    momentum.MomentumOptimizer: (_momentum, "_resource_apply_sparse"),
+    adagrad.AdagradOptimizer: (_adagrad, "_resource_apply_sparse"),
+    adam.AdamOptimizer: (_adam, "_apply_sparse_shared"),
+    ftrl.FtrlOptimizer: (_ftrl, "_resource_apply_sparse"),
+    rmsprop.RMSPropOptimizer: (_rmsprop, "_resource_apply_sparse"),
+}
 
 
 def patches() -> list[tuple[Any, str, Any]]:
     """(class, method, what takes its place) for all of them."""
-    return [(kind, method, functools.partial(_apply, kind, following)) for kind, (following, method) in _OPTIMIZERS.items()]
+    return [
+        (kind, method, functools.partial(_apply, kind, following))
+        for kind, (following, method) in _OPTIMIZERS.items()
+    ]
 
 
 class _Update(NamedTuple):
@@ -88,6 +116,7 @@ class _Update(NamedTuple):
         settled: how many rows a dynamic table's slots have, beside row 0.
         done: the operation that stands for the update.
     """
+
     optimizer: Any
     following: Callable[[Any], Following]
     table: Table
@@ -102,11 +131,13 @@ _waiting = threading.local()
 
 def together(original: Callable[..., Any]) -> Callable[..., Any]:
     """`Optimizer.apply_gradients`, which then updates all its tables in one operation."""
+
     def apply_gradients(*args: Any, **kwargs: Any) -> Any:
-        before, _waiting.updates = getattr(_waiting, 'updates', None), []
+        before, _waiting.updates = getattr(_waiting, "updates", None), []
         try:
             applied = original(*args, **kwargs)
-            by_rule: dict[tuple[int, Any], list[_Update]] = {}      # a script's optimizer may have others do a part of it
+            # a script's optimizer may have others do a part of it
+            by_rule: dict[tuple[int, Any], list[_Update]] = {}
             for update in _waiting.updates:
                 by_rule.setdefault((id(update.optimizer), update.following), []).append(update)
             for updates in by_rule.values():
@@ -114,6 +145,7 @@ def together(original: Callable[..., Any]) -> Callable[..., Any]:
             return applied
         finally:
             _waiting.updates = before
+
     return apply_gradients
 
 
@@ -121,30 +153,55 @@ def _update(updates: Sequence[_Update]) -> None:
     first = updates[0]
     rule, numbers, names, all_rows = first.following(first.optimizer)
     op = sparse_updates.update(
-        rule, [tf.cast(number, tf.float32) for number in numbers], [one.table for one in updates],
+        rule,
+        [tf.cast(number, tf.float32) for number in numbers],
+        [one.table for one in updates],
         [[first.optimizer.get_slot(one.table, name) for name in names] for one in updates],
-        [one.gradient for one in updates], [one.rows for one in updates],
-        [one.settled if all_rows else None for one in updates])
+        [one.gradient for one in updates],
+        [one.rows for one in updates],
+        [one.settled if all_rows else None for one in updates],
+    )
     for one in updates:
         one.done._add_control_input(op)
 
 
-def _apply(kind: Any, following: Callable[[Any], Following], original: Any, optimizer: Any, gradient: Any, variable: Any,
-           rows: Any, *others: Any) -> tf.Operation:
+def _apply(
+    kind: Any,
+    following: Callable[[Any], Following],
+    original: Any,
+    optimizer: Any,
+    gradient: Any,
+    variable: Any,
+    rows: Any,
+    *others: Any,
+) -> tf.Operation:
     """Adam hands on, as the last argument, how TensorFlow would add to rows."""
-    if not (isinstance(variable, Table) and sparse_updates.is_possible(
-            kind.__name__, variable.hashed, variable.dtype, gradient.dtype)):
+    if not (
+        isinstance(variable, Table)
+        and sparse_updates.is_possible(
+            kind.__name__, variable.hashed, variable.dtype, gradient.dtype
+        )
+    ):
         return original(optimizer, gradient, variable, rows, *others)
-    if kind is gradient_descent.GradientDescentOptimizer:       # others are given each row once
+    if kind is gradient_descent.GradientDescentOptimizer:  # others are given each row once
         gradient, rows = slices.summed(gradient, rows)
     rows = tf.cast(rows, tf.int64)
     if not operations.on_device(variable.hashed):
         rate = tf.cast(optimizer._learning_rate_tensor, tf.float32)
-        return sparse_updates.adagrad(variable, optimizer.get_slot(variable, 'accumulator'), rate, gradient, rows)
+        return sparse_updates.adagrad(
+            variable, optimizer.get_slot(variable, "accumulator"), rate, gradient, rows
+        )
     # Identities, which wait for what this update was asked to wait for.
-    update = _Update(optimizer, following, variable, tf.identity(gradient), tf.identity(rows),
-                     variable.settled if variable.hashed else None, tf.no_op())
-    waiting = getattr(_waiting, 'updates', None)
+    update = _Update(
+        optimizer,
+        following,
+        variable,
+        tf.identity(gradient),
+        tf.identity(rows),
+        variable.settled if variable.hashed else None,
+        tf.no_op(),
+    )
+    waiting = getattr(_waiting, "updates", None)
     if waiting is None:
         _update([update])
     else:

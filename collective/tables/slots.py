@@ -1,4 +1,5 @@
 """An optimizer's slot for a dynamic table."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -16,22 +17,41 @@ from collective.tables.table import REFUSED, WHOLE
 
 
 class Slot(Lazy):
-    """An optimizer's slot for a dynamic table: one row for each row of it. Its local rows are read by `ResourceGather`.
+    """An optimizer's slot for a dynamic table: one row for each row of it. Its local rows are read
+    by `ResourceGather`.
 
     Attributes:
         table: the table.
         zero: whether rows start from zeros, which fresh memory is.
     """
 
-    def __init__(self, table: DynamicTable, first: tf.Tensor, name: str, collections: Sequence[str] | None = None):
+    def __init__(
+        self,
+        table: DynamicTable,
+        first: tf.Tensor,
+        name: str,
+        collections: Sequence[str] | None = None,
+    ):
         if first.shape.as_list() != [1, table.dim]:
-            raise TableError(f"table '{table.op.name}' is dynamic: its slot '{name}' must start from one row [1, {table.dim}], "
-                             f'not {first.shape}.')
+            raise TableError(
+                f"table '{table.op.name}' is dynamic: its slot '{name}' must start "
+                f"from one row [1, {table.dim}], "
+                f"not {first.shape}."
+            )
         self.table, self.dim, self._numpy = table, table.dim, first.dtype.as_numpy_dtype
         value = tf.get_static_value(first)
         self.zero = value is not None and not np.asarray(value, np.float64).any()
-        self._make(name, table.capacity + 1, table.dim, first.dtype.base_dtype, self._start, [table.source, first], False,
-                   collections, on_device=table.side is not None)
+        self._make(
+            name,
+            table.capacity + 1,
+            table.dim,
+            first.dtype.base_dtype,
+            self._start,
+            [table.source, first],
+            False,
+            collections,
+            on_device=table.side is not None,
+        )
         table.slots.append(self)
         mark_shard(self, table)
 
@@ -52,10 +72,14 @@ class Slot(Lazy):
 
     def refuse(self, way: str) -> NoReturn:
         raise TableError(
-            f"{way} of '{self.op.name}', a slot of the dynamic table '{self.table.op.name}', isn't possible: its memory is "
-            "address space for all the rows there could be. The optimizer must read and update single rows of it.")
+            f"{way} of '{self.op.name}', a slot of the dynamic table '{self.table.op.name}', "
+            f"isn't possible: its memory is "
+            "address space for all the rows there could be. The optimizer must read and update "
+            "single rows of it."
+        )
 
 
 for _method, _way in {**WHOLE, **REFUSED}.items():
-    if not _method.startswith(('scatter', 'batch_scatter', '_lazy')):       # an optimizer may update rows of a slot by these
+    # an optimizer may update rows of a slot by these
+    if not _method.startswith(("scatter", "batch_scatter", "_lazy")):
         setattr(Slot, _method, never(_method, _way))

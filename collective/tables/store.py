@@ -1,9 +1,11 @@
 """What a session holds of a dynamic table: its keys, and the memory of its rows and slots.
 
-Each column (the rows, a slot) is the buffer of one resource variable, reserved once and taken as rows are used. A `Column`
-knows where it lies and writes into it; it is forgotten when its variable goes. Row 0 belongs to no key and stays zero: it is
-what an unknown key gets. In the host's memory this is NumPy only; for a device's see `device_store.py`.
+Each column (the rows, a slot) is the buffer of one resource variable, reserved once and taken as
+rows are used. A `Column` knows where it lies and writes into it; it is forgotten when its variable
+goes. Row 0 belongs to no key and stays zero: it is what an unknown key gets. In the host's memory
+this is NumPy only; for a device's see `device_store.py`.
 """
+
 from __future__ import annotations
 
 import abc
@@ -20,8 +22,8 @@ from collective.ops import memory
 from collective.ops.keymap import KeyMap
 from collective.tables import initial
 
-RANGE = 1 << 21         # keys that are sorted at once
-ROOM = 'Train on more ranks, each holds its share; or, where memory is left, set COLLECTIVE_COLUMN_GB (96) higher'
+RANGE = 1 << 21  # keys that are sorted at once
+ROOM = "Train on more ranks, each holds its share; or, where memory is left, set COLLECTIVE_COLUMN_GB (96) higher"
 
 _numbers = itertools.count(1)
 _living: dict[int, Any] = {}
@@ -36,11 +38,15 @@ def living(number: int) -> Any:
     try:
         return _living[number]
     except KeyError:
-        raise RuntimeError('This memory of a dynamic table is gone: its session is closed, or initialized it anew.') from None
+        raise RuntimeError(
+            "This memory of a dynamic table is gone: its session is closed, or initialized it anew."
+        ) from None
 
 
 def keep(number: int, thing: Any) -> np.ndarray:
-    """An int64 array [1, 1] of `number`, by which `living` finds `thing` for as long as TensorFlow has the array's memory."""
+    """An int64 array [1, 1] of `number`, by which `living` finds `thing` for as long as TensorFlow
+    has the array's memory.
+    """
     array = memory.aligned((1, 1), np.int64)
     array[:] = number
     _living[number] = thing
@@ -106,7 +112,7 @@ class Column(abc.ABC):
 
     def settle(self, count: int) -> None:
         """Rows up to `count` that haven't got their first value yet get it. Fresh memory is zero."""
-        with self._settling:        # a row that has been updated must not start anew
+        with self._settling:  # a row that has been updated must not start anew
             self.reach(count)
             if self.first is not None and self.first.any() and count > self.filled:
                 self.write(slice(self.filled + 1, count + 1), self.first)
@@ -130,7 +136,7 @@ class HostColumn(Column):
         """What TensorFlow has mapped becomes this column's memory, and TensorFlow's to unmap."""
         hollow, self._hollow = self._hollow, None
         if hollow is None:
-            raise RuntimeError('this column has settled before')
+            raise RuntimeError("this column has settled before")
         try:
             self._region.move_to(hollow.address())
         finally:
@@ -161,8 +167,15 @@ class Store:
         fill: draws first values, see `collective.tables.initial`.
     """
 
-    def __init__(self, keys: Any, values: Column, lock: Callable[[], contextlib.AbstractContextManager[Any]], dim: int,
-                 name: str, fill: initial.Fill):
+    def __init__(
+        self,
+        keys: Any,
+        values: Column,
+        lock: Callable[[], contextlib.AbstractContextManager[Any]],
+        dim: int,
+        name: str,
+        fill: initial.Fill,
+    ):
         self.number = next(_numbers)
         self.keys, self.values = keys, values
         self._lock, self._dim, self._name, self._fill = lock, dim, name, fill
@@ -190,7 +203,9 @@ class Store:
             self.draw()
 
     def draw(self) -> None:
-        """After keys have been found or inserted, also where that failed: the rows that are new get their first values."""
+        """After keys have been found or inserted, also where that failed: the rows that are new get
+        their first values.
+        """
         count = len(self.keys)
         if count <= self.values.filled:
             return
@@ -198,13 +213,16 @@ class Store:
         block = max(1, initial.BLOCK // self._dim)
         for first in range(self.values.filled + 1, count + 1, block):
             last = min(first + block, count + 1)
-            self.values.write(slice(first, last), self._fill(self.keys.keys(first, last).view(np.uint64), self._dim))
+            self.values.write(
+                slice(first, last),
+                self._fill(self.keys.keys(first, last).view(np.uint64), self._dim),
+            )
             self.values.filled = last - 1
 
     def put(self, keys: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Gives `keys` these values, whether new or not. Returns their local rows."""
         with self._lock(), self._drawing():
-            self.draw()         # rows that found no memory before
+            self.draw()  # rows that found no memory before
             local = self.keys.find_or_insert(keys)
             self.values.reach(len(self.keys))
             self.values.write(local, rows)
@@ -212,37 +230,40 @@ class Store:
             return local
 
     def ascending(self, block: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(keys, local rows) of all rows there are now, by ascending keys, at most `block` at a time.
+        """(keys, local rows) of all rows there are now, by ascending keys, at most `block` at a
+        time.
 
-        They are sorted by ranges of about `RANGE` keys, found by a sample: memory is bounded, at the cost of a pass over all
-        keys for each range.
+        They are sorted by ranges of about `RANGE` keys, found by a sample: memory is bounded, at
+        the cost of a pass over all keys for each range.
         """
         count = len(self)
         if count == 0:
             return
         keys = self.keys.keys(1, count + 1)
         ranges = -(-count // RANGE)
-        sample = np.sort(keys[::max(1, count // (1000 * ranges))]) if ranges > 1 else keys[:0]
+        sample = np.sort(keys[:: max(1, count // (1000 * ranges))]) if ranges > 1 else keys[:0]
         ends = [int(sample[len(sample) * i // ranges]) for i in range(1, ranges)]
-        for low, high in zip([-2 ** 63, *ends], [*ends, None]):
+        for low, high in zip([-(2**63), *ends], [*ends, None]):
             rows = _within(keys, low, high)
             rows = rows[np.argsort(keys[rows])]
             for first in range(0, len(rows), block):
-                part = rows[first:first + block]
+                part = rows[first : first + block]
                 yield keys[part], part + 1
 
 
 def host_store(capacity: int, dim: int, dtype: Any, name: str, fill: initial.Fill) -> Store:
     """An empty store in the host's memory; arguments as for `Store` and `HostColumn`."""
     lock = threading.RLock()
-    return Store(KeyMap(capacity), HostColumn(capacity + 1, dim, dtype), lambda: lock, dim, name, fill)
+    return Store(
+        KeyMap(capacity), HostColumn(capacity + 1, dim, dtype), lambda: lock, dim, name, fill
+    )
 
 
 def _within(keys: np.ndarray, low: int, high: int | None) -> np.ndarray:
     """int64, the places in `keys` of those in [low, high)."""
     found = []
     for first in range(0, len(keys), RANGE):
-        part = keys[first:first + RANGE]
+        part = keys[first : first + RANGE]
         fits = part >= low
         if high is not None:
             fits &= part < high

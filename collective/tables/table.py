@@ -1,4 +1,7 @@
-"""The static table, and its slots: resource variables whose shape is the whole's and whose memory is this rank's shard."""
+"""The static table, and its slots: resource variables whose shape is the whole's and whose memory
+is this rank's shard.
+"""
+
 from __future__ import annotations
 
 import contextlib
@@ -19,7 +22,9 @@ _view = threading.local()
 
 @contextlib.contextmanager
 def shard_view() -> Iterator[None]:
-    """Inside, a table presents itself as its shard: for optimizers, which then make slots of the shard's shape."""
+    """Inside, a table presents itself as its shard: for optimizers, which then make slots of the
+    shard's shape.
+    """
     before, _view.on = in_shard_view(), True
     try:
         yield
@@ -28,17 +33,19 @@ def shard_view() -> Iterator[None]:
 
 
 def in_shard_view() -> bool:
-    return getattr(_view, 'on', False)
+    return getattr(_view, "on", False)
 
 
 class Sharded(resource_variable_ops.ResourceVariable):
-    """A variable of V rows of dimension D, whose row i lives on rank i mod N, as row i div N of the shard there.
+    """A variable of V rows of dimension D, whose row i lives on rank i mod N, as row i div N of the
+    shard there.
 
-    Rows are read by `tf.nn.embedding_lookup`, `embedding_lookup_sparse`, `safe_embedding_lookup_sparse` and `tf.gather`, and by
-    the feature columns that use them. Whatever takes a variable for one value (fetching it, `tf.matmul`, slices,
-    `tf.nn.l2_loss`, `read_value`) gets all rows from all ranks, and `assign`, `assign_add`, `assign_sub` and `load` take such a
-    value, the same on every rank (see `collective.tables.whole`). What else would reach one rank's shard only raises
-    `TableError`. With one rank, shard and variable are the same.
+    Rows are read by `tf.nn.embedding_lookup`, `embedding_lookup_sparse`,
+    `safe_embedding_lookup_sparse` and `tf.gather`, and by the feature columns that use them.
+    Whatever takes a variable for one value (fetching it, `tf.matmul`, slices, `tf.nn.l2_loss`,
+    `read_value`) gets all rows from all ranks, and `assign`, `assign_add`, `assign_sub` and `load`
+    take such a value, the same on every rank (see `collective.tables.whole`). What else would reach
+    one rank's shard only raises `TableError`. With one rank, shard and variable are the same.
 
     Attributes:
         rows: V.
@@ -55,7 +62,7 @@ class Sharded(resource_variable_ops.ResourceVariable):
     """
 
     hashed = False
-    rows: Any       # None of dynamic ones
+    rows: Any  # None of dynamic ones
 
     def __init__(self, *, rows: int, dim: int, **kwargs: Any):
         self.rows, self.dim, self.told = rows, dim, False
@@ -88,10 +95,12 @@ class Sharded(resource_variable_ops.ResourceVariable):
         return tf.cast(tf.math.floormod(keys, communication.size()), tf.int32)
 
     def fetch(self, keys: tf.Tensor) -> tf.Tensor:
-        """[K, D], the rows of `keys` [K] int64, all of which this rank owns. Its gradient is `IndexedSlices` of the shard."""
+        """[K, D], the rows of `keys` [K] int64, all of which this rank owns. Its gradient is
+        `IndexedSlices` of the shard.
+        """
         return kernels.gather_rows(self, keys // communication.size(), [self.dim])
 
-    # -- as one value ----------------------------------------------------------------------------------------------------
+    # -- as one value
 
     def _is_whole(self) -> bool:
         return communication.size() == 1 or in_shard_view()
@@ -106,17 +115,23 @@ class Sharded(resource_variable_ops.ResourceVariable):
         return super().read_value_no_copy() if self._is_whole() else whole.read(self)
 
     def gather_nd(self, indices: Any, name: str | None = None) -> tf.Tensor:
-        return super().gather_nd(indices, name) if self._is_whole() else whole.gather_nd(self, indices, name)
+        return (
+            super().gather_nd(indices, name)
+            if self._is_whole()
+            else whole.gather_nd(self, indices, name)
+        )
 
     def l2_loss(self, name: str | None = None) -> tf.Tensor:
         """What `tf.nn.l2_loss(table)` calls."""
         if self.rows is None:
-            self.refuse('tf.nn.l2_loss')
-        return tf.nn.l2_loss(super().value(), name) if self._is_whole() else whole.l2_loss(self, name)
+            self.refuse("tf.nn.l2_loss")
+        return (
+            tf.nn.l2_loss(super().value(), name) if self._is_whole() else whole.l2_loss(self, name)
+        )
 
     @property
     def initial_value(self) -> Any:
-        return self._initial_value if self._is_whole() else self.refuse('Reading the initial value')
+        return self._initial_value if self._is_whole() else self.refuse("Reading the initial value")
 
     def _as_graph_element(self) -> Any:
         if self._is_whole():
@@ -146,44 +161,69 @@ class Sharded(resource_variable_ops.ResourceVariable):
         return super()._serialize_to_tensors() if self._is_whole() else self._refuse_checkpoint()
 
     def _restore_from_tensors(self, restored_tensors: Any) -> Any:
-        return super()._restore_from_tensors(restored_tensors) if self._is_whole() else self._refuse_checkpoint()
+        return (
+            super()._restore_from_tensors(restored_tensors)
+            if self._is_whole()
+            else self._refuse_checkpoint()
+        )
 
     def _refuse_checkpoint(self) -> NoReturn:
-        raise TableError(f"tf.train.Checkpoint of table '{self.op.name}' isn't possible, whose rows are on several ranks: use "
-                         'tf.train.Saver, or a session with a checkpoint_dir.')
+        raise TableError(
+            f"tf.train.Checkpoint of table '{self.op.name}' isn't possible, whose "
+            f"rows are on several ranks: use "
+            "tf.train.Saver, or a session with a checkpoint_dir."
+        )
 
     def refuse(self, way: str) -> NoReturn:
         """Raises the error that names the table, and what to do instead of `way`."""
         raise TableError(
-            f"{way} of table '{self.op.name}' would see only this rank's {self._shape[0]} of its {self.rows} rows. Look the "
-            'rows up (tf.nn.embedding_lookup, embedding_lookup_sparse, safe_embedding_lookup_sparse, tf.gather), assign a '
-            'whole value, or make the variable outside embedding_scope() to have it whole on every rank.')
+            f"{way} of table '{self.op.name}' would see only this rank's {self._shape[0]} of its "
+            f"{self.rows} rows. Look the "
+            "rows up (tf.nn.embedding_lookup, embedding_lookup_sparse, "
+            "safe_embedding_lookup_sparse, tf.gather), assign a "
+            "whole value, or make the variable outside embedding_scope() to have it whole on "
+            "every rank."
+        )
 
 
 class Table(Sharded):
     """A sharded variable of the model, what `tf.get_variable` makes in embedding_scope().
 
-    It stands in `tf.trainable_variables()` under its own name and goes wherever a variable goes: optimizers, `var_list`,
-    `tf.gradients`.
+    It stands in `tf.trainable_variables()` under its own name and goes wherever a variable goes:
+    optimizers, `var_list`, `tf.gradients`.
 
     Args:
         initializer: fills [V, D]; see `collective.tables.initial.shard`.
         shape: [V, D].
     """
 
-    def __init__(self, *, initializer: Any, shape: tf.TensorShape, dtype: tf.DType, name: str, **kwargs: Any):
+    def __init__(
+        self, *, initializer: Any, shape: tf.TensorShape, dtype: tf.DType, name: str, **kwargs: Any
+    ):
         rows, dim = shape.as_list()
-        self._whole_value: Any = functools.partial(initial.shard, initializer, (rows, dim), dtype, name)
+        self._whole_value: Any = functools.partial(
+            initial.shard, initializer, (rows, dim), dtype, name
+        )
         with operations.device():
-            super().__init__(rows=rows, dim=dim, initial_value=lambda: self._whole_value(
-                communication.rank(), communication.size()), name=name, dtype=dtype, **kwargs)
+            super().__init__(
+                rows=rows,
+                dim=dim,
+                initial_value=lambda: self._whole_value(communication.rank(), communication.size()),
+                name=name,
+                dtype=dtype,
+                **kwargs,
+            )
 
     @property
     def initial_value(self) -> Any:
         """What it starts from: all rows, made on this rank."""
         if self._is_whole():
             return self._initial_value
-        return self._whole_value(0, 1) if self._whole_value else self.refuse("Reading the initial value, a checkpoint's,")
+        return (
+            self._whole_value(0, 1)
+            if self._whole_value
+            else self.refuse("Reading the initial value, a checkpoint's,")
+        )
 
 
 def _assigned(method: str) -> Any:
@@ -191,8 +231,13 @@ def _assigned(method: str) -> Any:
     inherited = getattr(resource_variable_ops.ResourceVariable, method)
 
     @functools.wraps(inherited)
-    def assign(self: Sharded, value: Any, use_locking: bool | None = None, name: str | None = None, read_value: bool = True
-               ) -> Any:
+    def assign(
+        self: Sharded,
+        value: Any,
+        use_locking: bool | None = None,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Any:
         if self._is_whole():
             return inherited(self, value, use_locking, name, read_value)
         value = whole.mine(self, tf.convert_to_tensor(value, self.dtype))
@@ -202,6 +247,7 @@ def _assigned(method: str) -> Any:
             return done
         with tf.control_dependencies([done]):
             return whole.read(self)
+
     return assign
 
 
@@ -213,22 +259,42 @@ def _refused(method: str, way: str) -> Any:
         if not self._is_whole():
             self.refuse(way)
         return inherited(self, *args, **kwargs)
+
     return guarded
 
 
 # What would read or write all of a sharded variable, and how an error calls it.
 WHOLE = {
-    'value': 'Reading the value', 'read_value': 'Reading the value', 'read_value_no_copy': 'Reading the value',
-    '_dense_var_to_tensor': 'Converting to a tensor', 'eval': 'Reading the value', 'gather_nd': 'tf.gather_nd',
-    'assign': 'Assigning to all', 'assign_add': 'Adding to all', 'assign_sub': 'Subtracting from all',
-    'load': 'Loading the value'}
+    "value": "Reading the value",
+    "read_value": "Reading the value",
+    "read_value_no_copy": "Reading the value",
+    "_dense_var_to_tensor": "Converting to a tensor",
+    "eval": "Reading the value",
+    "gather_nd": "tf.gather_nd",
+    "assign": "Assigning to all",
+    "assign_add": "Adding to all",
+    "assign_sub": "Subtracting from all",
+    "load": "Loading the value",
+}
 REFUSED = {
-    'initialized_value': 'initialized_value (its initial_value is there)', 'count_up_to': 'Counting up',
-    'scatter_sub': 'A scatter', 'scatter_add': 'A scatter', 'scatter_max': 'A scatter', 'scatter_min': 'A scatter',
-    'scatter_mul': 'A scatter', 'scatter_div': 'A scatter', 'scatter_update': 'A scatter', 'batch_scatter_update': 'A scatter',
-    'scatter_nd_sub': 'A scatter', 'scatter_nd_add': 'A scatter', 'scatter_nd_update': 'A scatter', '_lazy_read': 'A scatter',
-    'scatter_nd_max': 'A scatter', 'scatter_nd_min': 'A scatter'}
-for _method in ('assign', 'assign_add', 'assign_sub'):
+    "initialized_value": "initialized_value (its initial_value is there)",
+    "count_up_to": "Counting up",
+    "scatter_sub": "A scatter",
+    "scatter_add": "A scatter",
+    "scatter_max": "A scatter",
+    "scatter_min": "A scatter",
+    "scatter_mul": "A scatter",
+    "scatter_div": "A scatter",
+    "scatter_update": "A scatter",
+    "batch_scatter_update": "A scatter",
+    "scatter_nd_sub": "A scatter",
+    "scatter_nd_add": "A scatter",
+    "scatter_nd_update": "A scatter",
+    "_lazy_read": "A scatter",
+    "scatter_nd_max": "A scatter",
+    "scatter_nd_min": "A scatter",
+}
+for _method in ("assign", "assign_add", "assign_sub"):
     setattr(Sharded, _method, _assigned(_method))
 for _method, _way in REFUSED.items():
     setattr(Sharded, _method, _refused(_method, _way))

@@ -1,8 +1,9 @@
 """Which rows each rank works on at each step.
 
-The global batches are a function of the seed alone. N ranks cut each of them into N contiguous shares, so training on
-the mean of the ranks' losses gives the same numbers for every N.
+The global batches are a function of the seed alone. N ranks cut each of them into N contiguous
+shares, so training on the mean of the ranks' losses gives the same numbers for every N.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -10,10 +11,14 @@ from collections.abc import Iterator
 import numpy as np
 
 
-def training(rows: int, batch: int, steps: int, seed: int, rank: int, ranks: int, done: int = 0) -> Iterator[np.ndarray]:
-    """This rank's share of each of `steps` global batches of `batch` rows (which `ranks` divides), but for the first `done`.
+def training(
+    rows: int, batch: int, steps: int, seed: int, rank: int, ranks: int, done: int = 0
+) -> Iterator[np.ndarray]:
+    """This rank's share of each of `steps` global batches of `batch` rows (which `ranks` divides),
+    but for the first `done`.
 
-    Each epoch goes through all rows in an order of its own, but for the last rows that fill no batch.
+    Each epoch goes through all rows in an order of its own, but for the last rows that fill no
+    batch.
     """
     share = batch // ranks
     per_epoch = rows // batch
@@ -22,11 +27,15 @@ def training(rows: int, batch: int, steps: int, seed: int, rank: int, ranks: int
         if place == 0 or step == done:
             order = np.random.default_rng([seed, epoch]).permutation(rows)
         start = place * batch + rank * share
-        yield order[start:start + share]
+        yield order[start : start + share]
 
 
-def dealt(rows: int, batch: int, steps: int, seed: int, ranks: int, done: int = 0) -> Iterator[np.ndarray]:
-    """All ranks' shares one after another, for `strategy.estimator`, which deals every `ranks`-th to one rank."""
+def dealt(
+    rows: int, batch: int, steps: int, seed: int, ranks: int, done: int = 0
+) -> Iterator[np.ndarray]:
+    """All ranks' shares one after another, for `strategy.estimator`, which deals every `ranks`-th
+    to one rank.
+    """
     for whole in training(rows, batch, steps, seed, 0, 1, done):
         yield from np.split(whole, ranks)
 

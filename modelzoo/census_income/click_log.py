@@ -1,8 +1,9 @@
 """A generated log with the census data's columns, for where that data can't be had.
 
-Every label is drawn from a probability that is a known function of its row, so the best AUC that any model can be
-expected to reach on the test rows is known: that probability's own.
+Every label is drawn from a probability that is a known function of its row, so the best AUC that
+any model can be expected to reach on the test rows is known: that probability's own.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -12,9 +13,17 @@ import scores
 from columns import LABEL, MISSING, Rows
 
 TRAIN_ROWS, TEST_ROWS = 32561, 16281  # as many as in the census
-CARDINALITY = {'workclass': 9, 'education': 16, 'marital_status': 7, 'occupation': 15, 'relationship': 6, 'race': 5,
-               'sex': 2, 'native_country': 42}
-HAVE_MISSING = ('workclass', 'occupation', 'native_country')
+CARDINALITY = {
+    "workclass": 9,
+    "education": 16,
+    "marital_status": 7,
+    "occupation": 15,
+    "relationship": 6,
+    "race": 5,
+    "sex": 2,
+    "native_country": 42,
+}
+HAVE_MISSING = ("workclass", "occupation", "native_country")
 
 
 @dataclass(frozen=True)
@@ -36,12 +45,15 @@ def generate(seed: int = 0, train_rows: int = TRAIN_ROWS, test_rows: int = TEST_
     numeric = _numeric(random, count)
     rows.update(numeric)
     logit += _numeric_effect(numeric)
-    logit += np.where(rows['sex'] == 'sex-0', 0.5, -0.5) * (numeric['age'] - 38) / 14  # and one interaction
+    # and one interaction
+    logit += np.where(rows["sex"] == "sex-0", 0.5, -0.5) * (numeric["age"] - 38) / 14
     probability = 1 / (1 + np.exp(-(1.2 * logit - 1.4)))
     rows[LABEL] = (random.random(count) < probability).astype(np.int64)
-    return ClickLog(train={column: values[:train_rows] for column, values in rows.items()},
-                    test={column: values[train_rows:] for column, values in rows.items()},
-                    test_probability=probability[train_rows:])
+    return ClickLog(
+        train={column: values[:train_rows] for column, values in rows.items()},
+        test={column: values[train_rows:] for column, values in rows.items()},
+        test_probability=probability[train_rows:],
+    )
 
 
 def _categorical(random: np.random.Generator, count: int) -> tuple[Rows, np.ndarray]:
@@ -49,7 +61,7 @@ def _categorical(random: np.random.Generator, count: int) -> tuple[Rows, np.ndar
     rows: Rows = {}
     logit = np.zeros(count)
     for column, cardinality in CARDINALITY.items():
-        names = np.array([f'{column}-{value}' for value in range(cardinality)])
+        names = np.array([f"{column}-{value}" for value in range(cardinality)])
         if column in HAVE_MISSING:
             names[2] = MISSING
         weight = 1 / np.arange(1, cardinality + 1)
@@ -63,20 +75,25 @@ def _categorical(random: np.random.Generator, count: int) -> tuple[Rows, np.ndar
 def _numeric(random: np.random.Generator, count: int) -> Rows:
     seldom = random.random((2, count)) < [[0.08], [0.05]]
     columns = {
-        'age': np.clip(random.normal(38, 14, count), 17, 90),
-        'fnlwgt': np.clip(random.lognormal(12, 0.6, count), 12000, 1500000),
-        'education_num': random.integers(1, 17, count),
-        'capital_gain': np.where(seldom[0], np.clip(random.lognormal(8.5, 1.0, count), 100, 99999), 0),
-        'capital_loss': np.where(seldom[1], np.clip(random.normal(1870, 300, count), 150, 4400), 0),
-        'hours_per_week': np.clip(random.normal(40, 12, count), 1, 99),
+        "age": np.clip(random.normal(38, 14, count), 17, 90),
+        "fnlwgt": np.clip(random.lognormal(12, 0.6, count), 12000, 1500000),
+        "education_num": random.integers(1, 17, count),
+        "capital_gain": np.where(
+            seldom[0], np.clip(random.lognormal(8.5, 1.0, count), 100, 99999), 0
+        ),
+        "capital_loss": np.where(seldom[1], np.clip(random.normal(1870, 300, count), 150, 4400), 0),
+        "hours_per_week": np.clip(random.normal(40, 12, count), 1, 99),
     }
     return {column: values.astype(np.int64) for column, values in columns.items()}
 
 
 def _numeric_effect(columns: Rows) -> np.ndarray:
     """Neither linear nor monotonic everywhere, and nothing from fnlwgt."""
-    return (1.0 - ((columns['age'] - 48) / 18) ** 2 * 0.7
-            + 0.25 * (columns['education_num'] - 8.5) / 2
-            + 0.9 * np.log1p(columns['capital_gain'] / 2000)
-            + 0.6 * (columns['capital_loss'] > 1850)
-            + 0.7 * np.tanh((columns['hours_per_week'] - 40) / 10))
+    return (
+        1.0
+        - ((columns["age"] - 48) / 18) ** 2 * 0.7
+        + 0.25 * (columns["education_num"] - 8.5) / 2
+        + 0.9 * np.log1p(columns["capital_gain"] / 2000)
+        + 0.6 * (columns["capital_loss"] > 1850)
+        + 0.7 * np.tanh((columns["hours_per_week"] - 40) / 10)
+    )

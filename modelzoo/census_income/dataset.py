@@ -1,9 +1,11 @@
-"""The Adult (Census Income) data as a tensorflow-datasets builder: 32,561 training rows and 16,281 test rows.
+"""The Adult (Census Income) data as a tensorflow-datasets builder: 32,561 training rows and 16,281
+test rows.
 
-The rows come from local files, if the configuration names a folder, else from UCI. Both forms of the files are read:
-UCI's own (no header, a comment as the first line of adult.test, labels with a full stop there) and a plain CSV with
-a header.
+The rows come from local files, if the configuration names a folder, else from UCI. Both forms of
+the files are read: UCI's own (no header, a comment as the first line of adult.test, labels with a
+full stop there) and a plain CSV with a header.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -16,12 +18,27 @@ import numpy as np
 import tensorflow_datasets as tfds
 from columns import CATEGORICAL, LABEL, NUMERIC, Rows
 
-FILES = {'train': 'adult.data', 'test': 'adult.test'}
-URL = 'https://archive.ics.uci.edu/ml/machine-learning-databases/adult/'  # the files' digests: checksums.tsv
-FILE_COLUMNS = ('age', 'workclass', 'fnlwgt', 'education', 'education_num', 'marital_status', 'occupation',
-                'relationship', 'race', 'sex', 'capital_gain', 'capital_loss', 'hours_per_week', 'native_country',
-                LABEL)
-LABELS = ('<=50K', '>50K')
+FILES = {"train": "adult.data", "test": "adult.test"}
+# the files' digests: checksums.tsv
+URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult/"
+FILE_COLUMNS = (
+    "age",
+    "workclass",
+    "fnlwgt",
+    "education",
+    "education_num",
+    "marital_status",
+    "occupation",
+    "relationship",
+    "race",
+    "sex",
+    "capital_gain",
+    "capital_loss",
+    "hours_per_week",
+    "native_country",
+    LABEL,
+)
+LABELS = ("<=50K", ">50K")
 CITATION = """\
 @misc{adult,
   author = {Becker, Barry and Kohavi, Ronny},
@@ -43,7 +60,10 @@ class MalformedFile(Exception):
 
 @dataclasses.dataclass(eq=False)
 class Source(tfds.core.BuilderConfig):
-    """Where the rows come from; prepared data of different sources (or of edited files) never share a folder."""
+    """Where the rows come from; prepared data of different sources (or of edited files) never share
+    a folder.
+    """
+
     folder: Path | None = None
 
     @classmethod
@@ -51,18 +71,22 @@ class Source(tfds.core.BuilderConfig):
         digest = hashlib.sha256()
         for name in FILES.values():
             digest.update((folder / name).read_bytes())
-        return cls(name=f'local-{digest.hexdigest()[:12]}', description='from local files', folder=folder)
+        return cls(
+            name=f"local-{digest.hexdigest()[:12]}", description="from local files", folder=folder
+        )
 
     @classmethod
     def uci(cls) -> Source:
-        return cls(name='uci', description='downloaded from UCI')
+        return cls(name="uci", description="downloaded from UCI")
 
 
 class CensusIncome(tfds.core.GeneratorBasedBuilder):
-    """Does a person earn more than 50,000 dollars a year? From the 1994 census of the United States."""
+    """Does a person earn more than 50,000 dollars a year? From the 1994 census of the United
+    States.
+    """
 
-    name = 'census_income'
-    VERSION = tfds.core.Version('1.0.0')
+    name = "census_income"
+    VERSION = tfds.core.Version("1.0.0")
 
     def _info(self) -> tfds.core.DatasetInfo:
         features = {column: tfds.features.Text() for column in CATEGORICAL}
@@ -70,12 +94,14 @@ class CensusIncome(tfds.core.GeneratorBasedBuilder):
         features[LABEL] = tfds.features.ClassLabel(names=LABELS)
         return tfds.core.DatasetInfo(
             builder=self,
-            description=f'{type(self).__doc__}\nCC BY 4.0, https://creativecommons.org/licenses/by/4.0/',
-            homepage='https://archive.ics.uci.edu/dataset/2/adult',
+            description=f"{type(self).__doc__}\nCC BY 4.0, "
+            f"https://creativecommons.org/licenses/by/4.0/",
+            homepage="https://archive.ics.uci.edu/dataset/2/adult",
             citation=CITATION,
-            license='CC BY 4.0',
+            license="CC BY 4.0",
             features=tfds.features.FeaturesDict(features),
-            disable_shuffling=True)
+            disable_shuffling=True,
+        )
 
     def _split_generators(self, dl_manager):
         if self.builder_config.folder:
@@ -85,48 +111,64 @@ class CensusIncome(tfds.core.GeneratorBasedBuilder):
         return {split: self._generate_examples(path) for split, path in paths.items()}
 
     def _generate_examples(self, path):
-        with open(path, encoding='utf-8') as lines:
+        with open(path, encoding="utf-8") as lines:
             yield from enumerate(parse(lines, path))
 
 
 def _download(dl_manager) -> dict:
     urls = {split: URL + name for split, name in FILES.items()}
     try:
-        # Asked first, because tensorflow-datasets goes on trying for minutes where there is no network.
-        urllib.request.urlopen(urllib.request.Request(urls['train'], method='HEAD'), timeout=20).close()
+        # Asked first, because tensorflow-datasets goes on trying for minutes where there is no
+        # network.
+        urllib.request.urlopen(
+            urllib.request.Request(urls["train"], method="HEAD"), timeout=20
+        ).close()
         return dl_manager.download(urls)
-    except Exception as error:  # whatever it was (name service, proxy, status, digest), there is no data
-        reason = ' '.join(str(error).split()) or type(error).__name__
-        raise DownloadFailed(f'{URL}: {reason[:200]}') from error
+    # whatever it was (name service, proxy, status, digest), there is no data
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise DownloadFailed(f"{URL}: {reason[:200]}") from error
 
 
 def parse(lines: Iterable[str], path: object) -> Iterator[dict[str, object]]:
     """The examples in the lines of a file, in its order; `path` is what an error calls the file."""
     empty = True
     for number, line in enumerate(lines, start=1):
-        fields = [field.strip() for field in line.split(',')]
-        if fields == [''] or line.startswith('|') or fields[0] == 'age':
+        fields = [field.strip() for field in line.split(",")]
+        if fields == [""] or line.startswith("|") or fields[0] == "age":
             continue
         if len(fields) != len(FILE_COLUMNS):
-            raise MalformedFile(f'{path}, line {number}: {len(fields)} fields instead of {len(FILE_COLUMNS)}')
-        example: dict[str, object] = {column: fields[place] for place, column in enumerate(FILE_COLUMNS)}
-        example[LABEL] = fields[-1].rstrip('.')
+            raise MalformedFile(
+                f"{path}, line {number}: {len(fields)} fields instead of {len(FILE_COLUMNS)}"
+            )
+        example: dict[str, object] = {
+            column: fields[place] for place, column in enumerate(FILE_COLUMNS)
+        }
+        example[LABEL] = fields[-1].rstrip(".")
         if example[LABEL] not in LABELS:
-            raise MalformedFile(f'{path}, line {number}: the label is {fields[-1]!r} instead of one of {LABELS}')
+            raise MalformedFile(
+                f"{path}, line {number}: the label is {fields[-1]!r} instead of one of {LABELS}"
+            )
         for column in NUMERIC:
             try:
                 example[column] = int(example[column])
             except ValueError:
                 raise MalformedFile(
-                    f'{path}, line {number}: {column} is {example[column]!r} instead of a whole number') from None
+                    f"{path}, line {number}: {column} is {example[column]!r} instead of a whole "
+                    f"number"
+                ) from None
         empty = False
         yield example
     if empty:
-        raise MalformedFile(f'{path}: no rows in it')
+        raise MalformedFile(f"{path}: no rows in it")
 
 
 def as_rows(builder: CensusIncome, split: str) -> Rows:
     """All rows of a prepared split, in the order of the file."""
     columns = tfds.as_numpy(builder.as_dataset(split=split, batch_size=-1))
-    return {name: np.char.decode(values.astype(np.bytes_), 'utf-8') if name in CATEGORICAL else values.astype(np.int64)
-            for name, values in columns.items()}
+    return {
+        name: np.char.decode(values.astype(np.bytes_), "utf-8")
+        if name in CATEGORICAL
+        else values.astype(np.int64)
+        for name, values in columns.items()
+    }

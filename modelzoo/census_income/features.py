@@ -1,7 +1,9 @@
-"""From rows to what the model takes: ids for the categorical columns, a vector for the numeric ones.
+"""From rows to what the model takes: ids for the categorical columns, a vector for the numeric
+ones.
 
 Everything is fitted to the training rows alone.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -10,13 +12,14 @@ import numpy as np
 from columns import CATEGORICAL, LABEL, NUMERIC, Rows
 
 OUT_OF_VOCABULARY = 0  # the id of every value that no training row has
-LONG_TAILED = ('fnlwgt', 'capital_gain', 'capital_loss')
+LONG_TAILED = ("fnlwgt", "capital_gain", "capital_loss")
 BINS = 8
 
 
 @dataclass(frozen=True)
 class Examples:
     """B rows, encoded. `take` gives some of them, as the model's input pipeline passes them on."""
+
     ids: dict[str, np.ndarray]  # for each categorical column int64 [B]
     numeric: np.ndarray  # float32 [B, width]
     label: np.ndarray  # float32 [B], 0 or 1
@@ -25,17 +28,21 @@ class Examples:
         return len(self.label)
 
     def take(self, rows: np.ndarray) -> dict:
-        return {'ids': {column: ids[rows] for column, ids in self.ids.items()},
-                'numeric': self.numeric[rows], 'label': self.label[rows]}
+        return {
+            "ids": {column: ids[rows] for column, ids in self.ids.items()},
+            "numeric": self.numeric[rows],
+            "label": self.label[rows],
+        }
 
 
 class Encoder:
     """A categorical value's id is its place in the training rows' sorted vocabulary, from 1.
 
-    A numeric value is given twice: standardised (its logarithm, if the column is long-tailed), and as a vector that
-    says how much of each of eight quantile bins it fills (Gorishniy et al., On Embeddings for Numerical Features,
-    2022), so that a small network can bend its answer at every quantile. Zeros don't count for the quantiles: most
-    gains are zero.
+    A numeric value is given twice: standardised (its logarithm, if the column is long-tailed), and
+        as a vector that
+    says how much of each of eight quantile bins it fills (Gorishniy et al., On Embeddings for
+    Numerical Features, 2022), so that a small network can bend its answer at every quantile. Zeros
+    don't count for the quantiles: most gains are zero.
     """
 
     def __init__(self, train: Rows):
@@ -43,7 +50,11 @@ class Encoder:
         self.edges, self.mean, self.deviation = {}, {}, {}
         for column in NUMERIC:
             values = train[column]
-            quantiles = np.quantile(values[values != 0], np.linspace(0, 1, BINS + 1)) if values.any() else [0.0]
+            quantiles = (
+                np.quantile(values[values != 0], np.linspace(0, 1, BINS + 1))
+                if values.any()
+                else [0.0]
+            )
             self.edges[column] = np.unique(quantiles)
             level = _level(column, values)
             self.mean[column], self.deviation[column] = level.mean(), level.std() or 1.0
@@ -58,9 +69,14 @@ class Encoder:
         return len(self.vocabulary[column]) + 1
 
     def encode(self, rows: Rows) -> Examples:
-        numeric = np.concatenate([self._numeric(column, rows[column]) for column in NUMERIC], axis=1)
-        return Examples(ids={column: self._ids(column, rows[column]) for column in CATEGORICAL},
-                        numeric=numeric.astype(np.float32), label=rows[LABEL].astype(np.float32))
+        numeric = np.concatenate(
+            [self._numeric(column, rows[column]) for column in NUMERIC], axis=1
+        )
+        return Examples(
+            ids={column: self._ids(column, rows[column]) for column in CATEGORICAL},
+            numeric=numeric.astype(np.float32),
+            label=rows[LABEL].astype(np.float32),
+        )
 
     def _ids(self, column: str, values: np.ndarray) -> np.ndarray:
         vocabulary = self.vocabulary[column]

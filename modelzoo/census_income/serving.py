@@ -1,4 +1,7 @@
-"""The graph that is served: rows come in as the census has them, text and numbers, and are encoded by TensorFlow."""
+"""The graph that is served: rows come in as the census has them, text and numbers, and are encoded
+by TensorFlow.
+"""
+
 from __future__ import annotations
 
 import model
@@ -9,26 +12,41 @@ from features import LONG_TAILED, OUT_OF_VOCABULARY, Encoder
 
 def placeholders() -> dict[str, tf.Tensor]:
     """[B] for each column: text, or int64."""
-    return {column: tf.placeholder(tf.string if column in CATEGORICAL else tf.int64, [None], name=column)
-            for column in (*CATEGORICAL, *NUMERIC)}
+    return {
+        column: tf.placeholder(
+            tf.string if column in CATEGORICAL else tf.int64, [None], name=column
+        )
+        for column in (*CATEGORICAL, *NUMERIC)
+    }
 
 
 def encoded(encoder: Encoder, rows: dict[str, tf.Tensor]) -> dict:
     """What `Encoder.encode` gives for these rows, without the label."""
-    return {'ids': {column: _ids(encoder, column, rows[column]) for column in CATEGORICAL},
-            'numeric': tf.cast(tf.concat([_numeric(encoder, column, rows[column]) for column in NUMERIC], 1), tf.float32)}
+    return {
+        "ids": {column: _ids(encoder, column, rows[column]) for column in CATEGORICAL},
+        "numeric": tf.cast(
+            tf.concat([_numeric(encoder, column, rows[column]) for column in NUMERIC], 1),
+            tf.float32,
+        ),
+    }
 
 
 def signature(strategy, encoder: Encoder, dim: int):
-    """The signature for `strategy.export_saved_model`: from a row's columns to the probability of the higher income."""
+    """The signature for `strategy.export_saved_model`: from a row's columns to the probability of
+    the higher income.
+    """
     rows = placeholders()
     return tf.saved_model.predict_signature_def(
-        rows, {'probability': tf.sigmoid(model.create(strategy, encoder, dim)(encoded(encoder, rows)))})
+        rows,
+        {"probability": tf.sigmoid(model.create(strategy, encoder, dim)(encoded(encoder, rows)))},
+    )
 
 
 def _ids(encoder: Encoder, column: str, values: tf.Tensor) -> tf.Tensor:
     known = encoder.vocabulary[column]
-    places = tf.lookup.KeyValueTensorInitializer(list(known), range(1, len(known) + 1), tf.string, tf.int64)
+    places = tf.lookup.KeyValueTensorInitializer(
+        list(known), range(1, len(known) + 1), tf.string, tf.int64
+    )
     return tf.lookup.StaticHashTable(places, OUT_OF_VOCABULARY).lookup(values)
 
 

@@ -1,4 +1,5 @@
 """Where the rows come from: the census data or, where they can't be had, the click log."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -13,12 +14,20 @@ def load(chosen: options.Options, rank: int, say: Callable[[str], None]) -> tupl
     if not chosen.click_log:
         import prepared  # here, because tensorflow-datasets takes its time
         from dataset import DownloadFailed, MalformedFile
+
         try:
-            return (*prepared.load(chosen.folder, say), 'PERSIA publishes 0.8929 on these rows')
+            return (*prepared.load(chosen.folder, say), "PERSIA publishes 0.8929 on these rows")
         except DownloadFailed as failure:
-            say('The census data could not be downloaded, so a generated click log of the same columns takes its place '
-                f'({failure})')
+            say(
+                "The census data could not be downloaded, so a generated click log of the same "
+                "columns takes its place "
+                f"({failure})"
+            )
         except (MalformedFile, OSError) as error:
-            options.parser(rank).error(f'the census data could not be prepared: {error}')
+            options.parser(rank).error(f"the census data could not be prepared: {error}")
     log = click_log.generate()
-    return log.train, log.test, f'the best possible AUC on these generated rows is {log.best_auc:.4f}'
+    return (
+        log.train,
+        log.test,
+        f"the best possible AUC on these generated rows is {log.best_auc:.4f}",
+    )

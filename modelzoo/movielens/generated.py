@@ -1,9 +1,10 @@
 """Generated ratings, for where MovieLens can't be had.
 
-Every rating is drawn from a distribution that is a known function of its user and its movie. So the best AUC and the best
-log loss that any model can be expected to reach on the ratings that are held out are known: those of the true probability
-of a high rating.
+Every rating is drawn from a distribution that is a known function of its user and its movie. So the
+best AUC and the best log loss that any model can be expected to reach on the ratings that are held
+out are known: those of the true probability of a high rating.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ SPREAD = 0.8  # of ratings of one movie by people of one taste, standard deviati
 @dataclass(frozen=True)
 class Generated:
     """R ratings, with the element types of movie_lens/100k-ratings."""
+
     movie_id: np.ndarray  # text [R]
     user_id: np.ndarray  # text [R]
     user_rating: np.ndarray  # float32 [R], 1 to 5 stars
@@ -32,13 +34,19 @@ def generate(count: int, seed: int = 0) -> Generated:
     movie = random.choice(MOVIES, size=count, p=_popularity(MOVIES, 0.8))
     mildness, quality = 0.5 * random.normal(size=USERS), 0.7 * random.normal(size=MOVIES)
     taste, character = random.normal(size=(USERS, TASTES)), random.normal(size=(MOVIES, TASTES))
-    stars = (3.5 + mildness[user] + quality[movie]
-             + 0.4 * (taste[user] * character[movie]).sum(1) / sqrt(TASTES))
+    stars = (
+        3.5
+        + mildness[user]
+        + quality[movie]
+        + 0.4 * (taste[user] * character[movie]).sum(1) / sqrt(TASTES)
+    )
     drawn = stars + SPREAD * random.normal(size=count)
     return Generated(
-        movie_id=np.char.mod('%d', movie + 1), user_id=np.char.mod('%d', user + 1),
+        movie_id=np.char.mod("%d", movie + 1),
+        user_id=np.char.mod("%d", user + 1),
         user_rating=np.clip(np.floor(drawn + 0.5), 1, 5).astype(np.float32),
-        probability=_normal((stars - 3.5) / SPREAD))  # of drawn >= 3.5, which is 4 stars or more
+        probability=_normal((stars - 3.5) / SPREAD),
+    )  # of drawn >= 3.5, which is 4 stars or more
 
 
 def _popularity(count: int, power: float) -> np.ndarray:

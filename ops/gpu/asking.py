@@ -1,7 +1,9 @@
 """What a rank with a GPU asks for, and what an owner hears: `collective.ops.bags.ask` and `hear`.
 
-    ids ──► distinct (unpooled sections), partition (pooled ones) ──► message ══keys══► local rows, by table
+ids ──► distinct (unpooled sections), partition (pooled ones) ──► message ══keys══► local rows,
+by table
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -21,9 +23,11 @@ class Asked(NamedTuple):
     Attributes:
         message: [X] int64.
         runs: what it asks for.
-        positions: for each member that isn't pooled, then for each that is, int32: rows of `flat`, numbered through.
+        positions: for each member that isn't pooled, then for each that is, int32: rows of `flat`,
+            numbered through.
         samples, scales: for each pooled member [B] int64 and float32.
     """
+
     message: Any
     runs: Runs
     positions: list[Joined | Any]
@@ -39,8 +43,10 @@ class _Bags(NamedTuple):
         lengths: [B] int32.
         counts: [N, S], how many keys.
         bags: [N, S], how many bags.
-        positions, samples, scales: for each member, the bags of each sample: which, of which sample, times what.
+        positions, samples, scales: for each member, the bags of each sample: which, of which
+            sample, times what.
     """
+
     keys: Any
     weights: Any
     lengths: Any
@@ -51,8 +57,15 @@ class _Bags(NamedTuple):
     scales: list[Any]
 
 
-def ask(f: Functions, layout: Layout, sections: Sequence[int], combiners: Sequence[int], ids: Sequence[Any],
-        samples: Sequence[Any], weights: Sequence[Any]) -> Asked:
+def ask(
+    f: Functions,
+    layout: Layout,
+    sections: Sequence[int],
+    combiners: Sequence[int],
+    ids: Sequence[Any],
+    samples: Sequence[Any],
+    weights: Sequence[Any],
+) -> Asked:
     """De-duplicates keys by section, orders them by owner, and says where their rows will be found.
 
     Args:
@@ -65,64 +78,114 @@ def ask(f: Functions, layout: Layout, sections: Sequence[int], combiners: Sequen
     pooled = np.asarray(layout.pooled, bool)
     plain = [m for m, section in enumerate(sections) if not pooled[section]]
     others = [m for m, section in enumerate(sections) if pooled[section]]
-    found = f.distinct(_joined(f, [ids[m] for m in plain], np.int64),
-                       Segments.of([ids[m].size for m in plain], [sections[m] for m in plain]), layout.section_kinds,
-                       layout.ranks)
+    found = f.distinct(
+        _joined(f, [ids[m] for m in plain], np.int64),
+        Segments.of([ids[m].size for m in plain], [sections[m] for m in plain]),
+        layout.section_kinds,
+        layout.ranks,
+    )
     counts = f.download(found.counts).astype(np.int64)
-    bags = _bags(f, layout, [sections[m] for m in others], [combiners[m] for m in others], [ids[m] for m in others], samples,
-                 weights)
+    bags = _bags(
+        f,
+        layout,
+        [sections[m] for m in others],
+        [combiners[m] for m in others],
+        [ids[m] for m in others],
+        samples,
+        weights,
+    )
     runs = Runs(layout, counts + bags.bags, counts + bags.counts)
     by_key = f.xp.empty(int(runs.keys.sum()), np.int64)
-    by_key[runs.keys_of(f, ~runs.pooled)] = found.keys[:int(counts.sum())]
+    by_key[runs.keys_of(f, ~runs.pooled)] = found.keys[: int(counts.sum())]
     by_key[runs.keys_of(f, runs.pooled)] = bags.keys
     message = f.xp.zeros(int(runs.splits.sum()), np.int64)
     headers = np.stack([runs.bags, runs.keys], 1).reshape(layout.ranks, -1)
     begins = np.cumsum(runs.splits) - runs.splits
-    message[f.spans(begins, np.full(layout.ranks, headers.shape[1]))] = f.upload(headers.reshape(-1))
+    message[f.spans(begins, np.full(layout.ranks, headers.shape[1]))] = f.upload(
+        headers.reshape(-1)
+    )
     message[runs.keys_in(f)] = by_key
     message.view(np.int32)[runs.lengths_in(f)] = bags.lengths
     if bags.weights is not None:
         message.view(np.float32)[runs.weights_in(f)] = bags.weights[
-            f.spans(np.cumsum(bags.counts.reshape(-1)) - bags.counts.reshape(-1),
-                    np.where(runs.weighted, bags.counts.reshape(-1), 0))]
+            f.spans(
+                np.cumsum(bags.counts.reshape(-1)) - bags.counts.reshape(-1),
+                np.where(runs.weighted, bags.counts.reshape(-1), 0),
+            )
+        ]
     places = _numbered(f, found.inverse, counts, runs.first_bag)
-    positions = [Joined(places, [int(ids[m].size) for m in plain]),
-                 *(_numbered(f, place, bags.bags, runs.first_bag) for place in bags.positions)]
+    positions = [
+        Joined(places, [int(ids[m].size) for m in plain]),
+        *(_numbered(f, place, bags.bags, runs.first_bag) for place in bags.positions),
+    ]
     return Asked(message, runs, positions, bags.samples, bags.scales)
 
 
-def hear(f: Functions, layout: Layout, message: Any, splits: np.ndarray) -> tuple[Joined, np.ndarray]:
-    """(for each table [R] int64 the local rows, or keys of a dynamic one, in the order of the runs; [N] `row_splits`)."""
+def hear(
+    f: Functions, layout: Layout, message: Any, splits: np.ndarray
+) -> tuple[Joined, np.ndarray]:
+    """(for each table [R] int64 the local rows, or keys of a dynamic one, in the order of the runs;
+    [N] `row_splits`).
+    """
     runs = read(f, layout, message, splits)
-    rows = f.local_rows(message[runs.keys_in(f)], runs.segments(np.tile(np.arange(len(layout.tables)), layout.ranks)),
-                        layout.section_kinds, layout.ranks)
+    rows = f.local_rows(
+        message[runs.keys_in(f)],
+        runs.segments(np.tile(np.arange(len(layout.tables)), layout.ranks)),
+        layout.section_kinds,
+        layout.ranks,
+    )
     tables = layout.by_run(layout.tables)
-    return Joined(rows[runs.keys_by(f, tables)], runs.counts_by(tables, len(layout.kinds))), runs.row_splits
+    return Joined(
+        rows[runs.keys_by(f, tables)], runs.counts_by(tables, len(layout.kinds))
+    ), runs.row_splits
 
 
-def _bags(f: Functions, layout: Layout, sections: Sequence[int], combiners: Sequence[int], ids: Sequence[Any],
-          samples: Sequence[Any], weights: Sequence[Any]) -> _Bags:
+def _bags(
+    f: Functions,
+    layout: Layout,
+    sections: Sequence[int],
+    combiners: Sequence[int],
+    ids: Sequence[Any],
+    samples: Sequence[Any],
+    weights: Sequence[Any],
+) -> _Bags:
     shape, xp = (layout.ranks, len(layout.tables)), f.xp
     sizes = np.array([x.size for x in ids], np.int64)
     size = int(sizes.sum())
     if size == 0:
         none = [xp.zeros(0, np.int32) for _ in ids]
-        return _Bags(xp.zeros(0, np.int64), None, xp.zeros(0, np.int32), np.zeros(shape, np.int64), np.zeros(shape, np.int64),
-                     none, [xp.zeros(0, np.int64) for _ in ids], [xp.zeros(0, np.float32) for _ in ids])
-    parts = f.partition(_joined(f, ids, np.int64), Segments.of(sizes, sections), layout.section_kinds, layout.ranks)
+        return _Bags(
+            xp.zeros(0, np.int64),
+            None,
+            xp.zeros(0, np.int32),
+            np.zeros(shape, np.int64),
+            np.zeros(shape, np.int64),
+            none,
+            [xp.zeros(0, np.int64) for _ in ids],
+            [xp.zeros(0, np.float32) for _ in ids],
+        )
+    parts = f.partition(
+        _joined(f, ids, np.int64), Segments.of(sizes, sections), layout.section_kinds, layout.ranks
+    )
     counts = f.download(parts.counts).astype(np.int64)
     places, of = parts.positions.astype(np.int64), _joined(f, samples, np.int64)
     ordered = xp.empty(size, np.int64)
     ordered[places] = of
     starts = np.cumsum(counts.reshape(-1)) - counts.reshape(-1)
-    first = xp.ones(size, bool)         # of a bag
+    first = xp.ones(size, bool)  # of a bag
     first[1:] = ordered[1:] != ordered[:-1]
     first[f.upload(starts[counts.reshape(-1) > 0])] = True
-    number = xp.cumsum(first, dtype=np.int32)   # of bags up to each key
+    number = xp.cumsum(first, dtype=np.int32)  # of bags up to each key
     begins = xp.nonzero(first)[0]
     lengths = xp.diff(xp.concatenate([begins, xp.full(1, size, begins.dtype)])).astype(np.int32)
-    upto = np.concatenate([[0], f.download(number[f.upload(np.maximum(starts + counts.reshape(-1) - 1, 0))])])
-    bags = np.diff(np.maximum.accumulate(np.where(np.concatenate([[True], starts + counts.reshape(-1) > 0]), upto, 0)))
+    upto = np.concatenate(
+        [[0], f.download(number[f.upload(np.maximum(starts + counts.reshape(-1) - 1, 0))])]
+    )
+    bags = np.diff(
+        np.maximum.accumulate(
+            np.where(np.concatenate([[True], starts + counts.reshape(-1) > 0]), upto, 0)
+        )
+    )
     given = _given_weights(f, layout, sections, sizes, weights)
     ordered_weights = None
     if given is not None:
@@ -135,18 +198,37 @@ def _bags(f: Functions, layout: Layout, sections: Sequence[int], combiners: Sequ
         part = slice(int(end - count), int(end))
         which = xp.nonzero(kept[part])[0]
         scale = _scales(f, combiners[m], of[part], None if given is None else given[part])
-        made.append(((number[places[part][which]] - 1).astype(np.int32), of[part][which], scale[which]))
+        made.append(
+            ((number[places[part][which]] - 1).astype(np.int32), of[part][which], scale[which])
+        )
     positions, bag_samples, scales = ([one[i] for one in made] for i in range(3))
-    return _Bags(parts.keys, ordered_weights, lengths, counts, bags.reshape(shape), positions, bag_samples, scales)
+    return _Bags(
+        parts.keys,
+        ordered_weights,
+        lengths,
+        counts,
+        bags.reshape(shape),
+        positions,
+        bag_samples,
+        scales,
+    )
 
 
-def _given_weights(f: Functions, layout: Layout, sections: Sequence[int], sizes: np.ndarray, weights: Sequence[Any]) -> Any:
+def _given_weights(
+    f: Functions, layout: Layout, sections: Sequence[int], sizes: np.ndarray, weights: Sequence[Any]
+) -> Any:
     """[K] float32 of pooled members, 1 of those that have none; None if none has."""
     if not weights:
         return None
     left = iter(weights)
-    return _joined(f, [next(left) if layout.weighted[section] else f.xp.ones(int(size), np.float32)
-                       for section, size in zip(sections, sizes)], np.float32)
+    return _joined(
+        f,
+        [
+            next(left) if layout.weighted[section] else f.xp.ones(int(size), np.float32)
+            for section, size in zip(sections, sizes)
+        ],
+        np.float32,
+    )
 
 
 def _scales(f: Functions, combiner: int, samples: Any, weights: Any) -> Any:
@@ -162,21 +244,33 @@ def _scales(f: Functions, combiner: int, samples: Any, weights: Any) -> Any:
         totals = xp.diff(offsets).astype(np.float32)
     else:
         terms = weights if combiner == MEAN else weights * weights
-        totals = f.pool([Lookup(int(begins.size), 1)], [f.rows([terms.reshape(-1, 1)])],
-                        Ids(xp.arange(size, dtype=np.int32), offsets))
+        totals = f.pool(
+            [Lookup(int(begins.size), 1)],
+            [f.rows([terms.reshape(-1, 1)])],
+            Ids(xp.arange(size, dtype=np.int32), offsets),
+        )
     if combiner != MEAN:
         totals = xp.sqrt(totals)
-    return (xp.where(totals == 0, 0, 1 / xp.where(totals == 0, 1, totals)).astype(np.float32))[number]
+    return (xp.where(totals == 0, 0, 1 / xp.where(totals == 0, 1, totals)).astype(np.float32))[
+        number
+    ]
 
 
 def _numbered(f: Functions, numbers: Any, counts: np.ndarray, firsts: np.ndarray) -> Any:
-    """int32 `numbers` within runs of `counts`, one after the other, as those of the rows from `firsts` [N·S] on."""
+    """int32 `numbers` within runs of `counts`, one after the other, as those of the rows from
+    `firsts` [N·S] on.
+    """
     lengths = counts.reshape(-1)[counts.reshape(-1) > 0]
     ends, kept = np.cumsum(lengths), firsts[counts.reshape(-1) > 0]
     shifts = (kept - (ends - lengths)).astype(np.int32)
     if not np.any(shifts):
         return numbers
-    return numbers + f.upload(shifts)[f.xp.searchsorted(f.upload(ends.astype(np.int32)), numbers, side='right')]
+    return (
+        numbers
+        + f.upload(shifts)[
+            f.xp.searchsorted(f.upload(ends.astype(np.int32)), numbers, side="right")
+        ]
+    )
 
 
 def _joined(f: Functions, arrays: Sequence[Any], dtype: Any) -> Any:

@@ -2,10 +2,12 @@
 
     EagerPyFunc on the GPU ──► Python: tensors ──► arrays in their memory ──► kernels ──► tensors
 
-`Bound` has the operations of the compiled library under their names, with its inputs, outputs and attributes; each is one
-`tf.py_function`, and has the gradient that is registered for the compiled one. How memory is shared, in which order TensorFlow
-and kernels work, and what that costs, says `sides.py`.
+`Bound` has the operations of the compiled library under their names, with its inputs, outputs and
+attributes; each is one `tf.py_function`, and has the gradient that is registered for the compiled
+one. How memory is shared, in which order TensorFlow and kernels work, and what that costs, says
+`sides.py`.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -26,7 +28,7 @@ from collective.ops.gpu.wire import Layout
 
 # What is int32 in between: tf.py_function takes no int32 on a GPU.
 BITS = tf.uint32
-Outputs = Sequence[tuple[tf.DType, Any]]    # types and shapes
+Outputs = Sequence[tuple[tf.DType, Any]]  # types and shapes
 Find = Callable[[Functions, np.ndarray, Any, Sequence[int], bool], Any]
 
 
@@ -52,8 +54,14 @@ class Bound:
         """How much kernels take, for a report."""
         return self.side.memory()
 
-    def _operation(self, name: str, work: Callable[..., Sequence[Any]], inputs: Sequence[tf.Tensor],
-                   types: Sequence[tf.DType], attributes: dict[str, Any]) -> tf.Operation:
+    def _operation(
+        self,
+        name: str,
+        work: Callable[..., Sequence[Any]],
+        inputs: Sequence[tf.Tensor],
+        types: Sequence[tf.DType],
+        attributes: dict[str, Any],
+    ) -> tf.Operation:
         """Returns, of `types`, what `work` makes of the kernels and of arrays of `inputs`."""
         side = self.side
         given = [np.dtype(x.dtype.as_numpy_dtype) for x in inputs]
@@ -63,20 +71,37 @@ class Bound:
                 with side.call():
                     return side.results(work(side.functions, *side.given(tensors, given)))
             except (MemoryError, tf.errors.ResourceExhaustedError) as error:
-                raise MemoryError(f'{name} of {_shortened(self._tables)}: {error}. {self.side.advice()}') from error
+                raise MemoryError(
+                    f"{name} of {_shortened(self._tables)}: {error}. {self.side.advice()}"
+                ) from error
 
         graph = tf.get_default_graph()
-        marks = operations.marks(name, {**attributes, 'of': self._tables})
-        with tf.device(self.side.placed), graph._attr_scope(marks), graph.gradient_override_map(
-                {'EagerPyFunc': name}), tf.name_scope(name):
-            made = tf.py_function(run, [_bits(x, BITS) if x.dtype == tf.int32 else x for x in inputs],
-                                  [BITS if dtype == tf.int32 else dtype for dtype in types])
+        marks = operations.marks(name, {**attributes, "of": self._tables})
+        with (
+            tf.device(self.side.placed),
+            graph._attr_scope(marks),
+            graph.gradient_override_map({"EagerPyFunc": name}),
+            tf.name_scope(name),
+        ):
+            made = tf.py_function(
+                run,
+                [_bits(x, BITS) if x.dtype == tf.int32 else x for x in inputs],
+                [BITS if dtype == tf.int32 else dtype for dtype in types],
+            )
         return made[0].op if types else made
 
-    def _call(self, name: str, work: Callable[..., Sequence[Any]], inputs: Sequence[tf.Tensor], outputs: Outputs,
-              **attributes: Any) -> list[tf.Tensor]:
+    def _call(
+        self,
+        name: str,
+        work: Callable[..., Sequence[Any]],
+        inputs: Sequence[tf.Tensor],
+        outputs: Outputs,
+        **attributes: Any,
+    ) -> list[tf.Tensor]:
         """The outputs of such an operation."""
-        made = list(self._operation(name, work, inputs, [dtype for dtype, _ in outputs], attributes).outputs)
+        made = list(
+            self._operation(name, work, inputs, [dtype for dtype, _ in outputs], attributes).outputs
+        )
         for tensor, (_, shape) in zip(made, outputs):
             tensor.set_shape(shape)
         return made
@@ -85,140 +110,318 @@ class Bound:
         library = compiled.library()
         with tf.device(self.side.placed):
             return (library.collective_sparse_shard if writes else library.collective_shard)(
-                handle, dtype=tf.float32, device=self.side.kind)
+                handle, dtype=tf.float32, device=self.side.kind
+            )
 
     def collective_bounds(self, ids: Sequence[tf.Tensor]) -> tf.Tensor:
         """By TensorFlow's operations, wherever it has kernels for them."""
         return tf.stack([kernels.bounds(x) for x in ids])
 
-    def collective_mismatches(self, ids: Sequence[tf.Tensor], samples: Sequence[tf.Tensor], weights: Sequence[tf.Tensor],
-                              weighted: Sequence[int]) -> tf.Tensor:
+    def collective_mismatches(
+        self,
+        ids: Sequence[tf.Tensor],
+        samples: Sequence[tf.Tensor],
+        weights: Sequence[tf.Tensor],
+        weighted: Sequence[int],
+    ) -> tf.Tensor:
         """By TensorFlow's operations."""
         found = [kernels.mismatches(x, y, None) for x, y in zip(ids, samples)]
-        more = [tf.size(w, out_type=tf.int64) - tf.size(ids[place], out_type=tf.int64) for w, place in zip(weights, weighted)]
+        more = [
+            tf.size(w, out_type=tf.int64) - tf.size(ids[place], out_type=tf.int64)
+            for w, place in zip(weights, weighted)
+        ]
         return tf.concat([*found, more], 0) if more else tf.concat(found, 0)
 
-    def collective_ask(self, ids: Sequence[tf.Tensor], samples: Sequence[tf.Tensor], weights: Sequence[tf.Tensor], *,
-                       ranks: int, member_sections: Sequence[int], combiners: Sequence[int], kinds: Sequence[int],
-                       dims: Sequence[int], pooled: Sequence[bool], weighted: Sequence[bool]) -> tuple[Any, ...]:
+    def collective_ask(
+        self,
+        ids: Sequence[tf.Tensor],
+        samples: Sequence[tf.Tensor],
+        weights: Sequence[tf.Tensor],
+        *,
+        ranks: int,
+        member_sections: Sequence[int],
+        combiners: Sequence[int],
+        kinds: Sequence[int],
+        dims: Sequence[int],
+        pooled: Sequence[bool],
+        weighted: Sequence[bool],
+    ) -> tuple[Any, ...]:
         """And, as the last output, [N · S] `counts`. `kinds` are by section here."""
         members, by_owner = len(ids), len(samples)
         layout = Layout(ranks, range(len(dims)), kinds, dims, pooled, weighted)
 
         def work(f: Functions, *arrays: Any) -> list[Any]:
-            asked = asking.ask(f, layout, member_sections, combiners, arrays[:members], arrays[members:members + by_owner],
-                               arrays[members + by_owner:])
+            asked = asking.ask(
+                f,
+                layout,
+                member_sections,
+                combiners,
+                arrays[:members],
+                arrays[members : members + by_owner],
+                arrays[members + by_owner :],
+            )
             numbers = [asked.runs.splits, asked.runs.row_splits, asked.runs.bags]
-            return [asked.message, Joined(f.upload(np.concatenate(numbers).astype(np.int32)), [len(x) for x in numbers]),
-                    *asked.positions, *asked.samples, *asked.scales]
+            return [
+                asked.message,
+                Joined(
+                    f.upload(np.concatenate(numbers).astype(np.int32)), [len(x) for x in numbers]
+                ),
+                *asked.positions,
+                *asked.samples,
+                *asked.scales,
+            ]
 
-        order = sorted(range(members), key=lambda m: bool(pooled[member_sections[m]]))     # stable: as `asking.ask` has them
-        out = self._call('CollectiveAsk', work, [*ids, *samples, *weights], [
-            (tf.int64, [None]), (tf.int32, [ranks]), (tf.int32, [ranks]), (tf.int32, [ranks * len(dims)]),
-            *((tf.int32, [None] if pooled[member_sections[m]] else ids[m].shape) for m in order),
-            *((tf.int64, [None]) for _ in samples), *((tf.float32, [None]) for _ in samples)])
+        # stable: as `asking.ask` has them
+        order = sorted(range(members), key=lambda m: bool(pooled[member_sections[m]]))
+        out = self._call(
+            "CollectiveAsk",
+            work,
+            [*ids, *samples, *weights],
+            [
+                (tf.int64, [None]),
+                (tf.int32, [ranks]),
+                (tf.int32, [ranks]),
+                (tf.int32, [ranks * len(dims)]),
+                *(
+                    (tf.int32, [None] if pooled[member_sections[m]] else ids[m].shape)
+                    for m in order
+                ),
+                *((tf.int64, [None]) for _ in samples),
+                *((tf.float32, [None]) for _ in samples),
+            ],
+        )
         splits, row_splits, counts = out[1:4]
-        of_member = dict(zip(order, out[4:4 + members]))
-        return (out[0], _bits(splits, tf.int32), _bits(row_splits, tf.int32), [of_member[m] for m in range(members)],
-                out[4 + members:4 + members + by_owner], out[4 + members + by_owner:], [counts])
+        of_member = dict(zip(order, out[4 : 4 + members]))
+        return (
+            out[0],
+            _bits(splits, tf.int32),
+            _bits(row_splits, tf.int32),
+            [of_member[m] for m in range(members)],
+            out[4 + members : 4 + members + by_owner],
+            out[4 + members + by_owner :],
+            [counts],
+        )
 
-    def collective_hear(self, message: tf.Tensor, splits: tf.Tensor, *, T: int, **attributes: Any) -> tuple[Any, ...]:
+    def collective_hear(
+        self, message: tf.Tensor, splits: tf.Tensor, *, T: int, **attributes: Any
+    ) -> tuple[Any, ...]:
         layout = _layout(attributes)
 
         def work(f: Functions, message: Any, splits: Any) -> list[Any]:
             rows, row_splits = asking.hear(f, layout, message, f.download(splits))
             return [rows, f.upload(row_splits.astype(np.int32))]
 
-        out = self._call('CollectiveHear', work, [message, splits], [
-            *((tf.int64, [None]) for _ in range(T)), (tf.int32, [layout.ranks])])
+        out = self._call(
+            "CollectiveHear",
+            work,
+            [message, splits],
+            [*((tf.int64, [None]) for _ in range(T)), (tf.int32, [layout.ranks])],
+        )
         return out[:-1], _bits(out[-1], tf.int32)
 
-    def collective_find(self, find: Find, numbers: Sequence[tf.Tensor], keys: Sequence[tf.Tensor], insert: tf.Tensor
-                        ) -> list[tf.Tensor]:
-        """The local rows of keys of T dynamic tables: on a CPU each has a function of its own for it.
+    def collective_find(
+        self, find: Find, numbers: Sequence[tf.Tensor], keys: Sequence[tf.Tensor], insert: tf.Tensor
+    ) -> list[tf.Tensor]:
+        """The local rows of keys of T dynamic tables: on a CPU each has a function of its own for
+        it.
 
         Args:
-            find: f(kernels, numbers, keys [K], how many of them each table has, insert) -> [K] int64.
+            find: f(kernels, numbers, keys [K], how many of them each table has, insert) -> [K]
+                int64.
             numbers: T int64 scalars, of what holds them in this session.
             keys: T times [R] int64.
             insert: bool scalar, whether new ones are inserted; or have row 0.
         """
+
         def work(f: Functions, given: Any, *keys: Any) -> list[Any]:
             *numbers, insert = f.download(given)
             sizes = [int(one.size) for one in keys]
-            return [Joined(find(f, np.array(numbers), f.xp.concatenate(keys), sizes, bool(insert)), sizes)]
+            return [
+                Joined(
+                    find(f, np.array(numbers), f.xp.concatenate(keys), sizes, bool(insert)), sizes
+                )
+            ]
 
         given = tf.stack([*numbers, tf.cast(insert, tf.int64)])
-        return self._call('CollectiveFind', work, [given, *keys], [(tf.int64, one.shape) for one in keys])
+        return self._call(
+            "CollectiveFind", work, [given, *keys], [(tf.int64, one.shape) for one in keys]
+        )
 
-    def _answering(self, name: str, work: Callable[[Answering, Sequence[Any]], Sequence[Any]], given: Sequence[tf.Tensor],
-                   handles: Sequence[tf.Tensor], rows: Sequence[tf.Tensor], message: tf.Tensor, splits: tf.Tensor,
-                   outputs: Outputs, attributes: dict[str, Any]) -> list[tf.Tensor]:
+    def _answering(
+        self,
+        name: str,
+        work: Callable[[Answering, Sequence[Any]], Sequence[Any]],
+        given: Sequence[tf.Tensor],
+        handles: Sequence[tf.Tensor],
+        rows: Sequence[tf.Tensor],
+        message: tf.Tensor,
+        splits: tf.Tensor,
+        outputs: Outputs,
+        attributes: dict[str, Any],
+    ) -> list[tf.Tensor]:
         layout, first, tables = _layout(attributes), len(given), len(handles)
 
         def run(f: Functions, *arrays: Any) -> Sequence[Any]:
             rest = arrays[first:]
-            return work(Answering(f, layout, rest[:tables], rest[tables:2 * tables], rest[-2], f.download(rest[-1])),
-                        arrays[:first])
+            return work(
+                Answering(
+                    f,
+                    layout,
+                    rest[:tables],
+                    rest[tables : 2 * tables],
+                    rest[-2],
+                    f.download(rest[-1]),
+                ),
+                arrays[:first],
+            )
 
-        shapes = [shape.as_list() if shape.rank is not None else None for shape in map(tf.TensorShape, attributes['shapes'])]
-        return self._call(name, run, [*given, *(self._shard(handle) for handle in handles), *rows, message, splits],
-                          outputs, **{**attributes, 'T': tables, 'shapes': shapes})
+        shapes = [
+            shape.as_list() if shape.rank is not None else None
+            for shape in map(tf.TensorShape, attributes["shapes"])
+        ]
+        return self._call(
+            name,
+            run,
+            [*given, *(self._shard(handle) for handle in handles), *rows, message, splits],
+            outputs,
+            **{**attributes, "T": tables, "shapes": shapes},
+        )
 
-    def collective_gather_rows(self, handles: Sequence[tf.Tensor], rows: Sequence[tf.Tensor], message: tf.Tensor,
-                               splits: tf.Tensor, **attributes: Any) -> tf.Tensor:
-        return self._answering('CollectiveGatherRows', lambda owner, _: [owner.gather()], [], handles, rows, message, splits,
-                               [(tf.float32, [None])], attributes)[0]
+    def collective_gather_rows(
+        self,
+        handles: Sequence[tf.Tensor],
+        rows: Sequence[tf.Tensor],
+        message: tf.Tensor,
+        splits: tf.Tensor,
+        **attributes: Any,
+    ) -> tf.Tensor:
+        return self._answering(
+            "CollectiveGatherRows",
+            lambda owner, _: [owner.gather()],
+            [],
+            handles,
+            rows,
+            message,
+            splits,
+            [(tf.float32, [None])],
+            attributes,
+        )[0]
 
-    def collective_reduce_rows(self, gradient: tf.Tensor, handles: Sequence[tf.Tensor], rows: Sequence[tf.Tensor],
-                               message: tf.Tensor, splits: tf.Tensor, **attributes: Any) -> tuple[Any, ...]:
-        tables, scale = len(handles), attributes['scale']
+    def collective_reduce_rows(
+        self,
+        gradient: tf.Tensor,
+        handles: Sequence[tf.Tensor],
+        rows: Sequence[tf.Tensor],
+        message: tf.Tensor,
+        splits: tf.Tensor,
+        **attributes: Any,
+    ) -> tuple[Any, ...]:
+        tables, scale = len(handles), attributes["scale"]
 
         def work(owner: Answering, given: Sequence[Any]) -> Sequence[Any]:
             return owner.reduce(given[0], scale)
 
-        out = self._answering('CollectiveReduceRows', work, [gradient], handles, rows, message, splits, [
-            *((tf.float32, [None, dim]) for dim in _table_dims(attributes)), *((tf.int64, [None]) for _ in range(tables)),
-            *((tf.int32, [None]) for _ in range(tables))], attributes)
-        return out[:tables], out[tables:2 * tables], out[2 * tables:]
+        out = self._answering(
+            "CollectiveReduceRows",
+            work,
+            [gradient],
+            handles,
+            rows,
+            message,
+            splits,
+            [
+                *((tf.float32, [None, dim]) for dim in _table_dims(attributes)),
+                *((tf.int64, [None]) for _ in range(tables)),
+                *((tf.int32, [None]) for _ in range(tables)),
+            ],
+            attributes,
+        )
+        return out[:tables], out[tables : 2 * tables], out[2 * tables :]
 
-    def collective_spread_rows(self, values: Sequence[tf.Tensor], inverse: Sequence[tf.Tensor], handles: Sequence[tf.Tensor],
-                               rows: Sequence[tf.Tensor], message: tf.Tensor, splits: tf.Tensor, **attributes: Any
-                               ) -> tf.Tensor:
-        tables, scale = len(handles), attributes['scale']
+    def collective_spread_rows(
+        self,
+        values: Sequence[tf.Tensor],
+        inverse: Sequence[tf.Tensor],
+        handles: Sequence[tf.Tensor],
+        rows: Sequence[tf.Tensor],
+        message: tf.Tensor,
+        splits: tf.Tensor,
+        **attributes: Any,
+    ) -> tf.Tensor:
+        tables, scale = len(handles), attributes["scale"]
 
         def work(owner: Answering, given: Sequence[Any]) -> Sequence[Any]:
             return [owner.spread(given[:tables], given[tables:], scale)]
 
-        return self._answering('CollectiveSpreadRows', work, [*values, *inverse], handles, rows, message, splits,
-                               [(tf.float32, [None])], attributes)[0]
+        return self._answering(
+            "CollectiveSpreadRows",
+            work,
+            [*values, *inverse],
+            handles,
+            rows,
+            message,
+            splits,
+            [(tf.float32, [None])],
+            attributes,
+        )[0]
 
-    def collective_pool(self, rows: tf.Tensor, positions: Sequence[tf.Tensor], samples: Sequence[tf.Tensor],
-                        weights: Sequence[tf.Tensor], counts: tf.Tensor, **attributes: Any) -> list[tf.Tensor]:
+    def collective_pool(
+        self,
+        rows: tf.Tensor,
+        positions: Sequence[tf.Tensor],
+        samples: Sequence[tf.Tensor],
+        weights: Sequence[tf.Tensor],
+        counts: tf.Tensor,
+        **attributes: Any,
+    ) -> list[tf.Tensor]:
         members = _members(attributes)
-        shapes = [[at.shape[0] if combiner == 0 and at.shape.rank == 1 else None, dim]
-                  for at, combiner, dim in zip(positions, members.combiners, members.dims)]
-        return self._call('CollectivePool', _pooling(members, range(len(positions)), lambda pooling, _: [pooling.pool()]),
-                          [rows, *positions, *samples, *weights, counts], [(tf.float32, shape) for shape in shapes],
-                          **_sized(attributes, positions, samples, weights))
+        shapes = [
+            [at.shape[0] if combiner == 0 and at.shape.rank == 1 else None, dim]
+            for at, combiner, dim in zip(positions, members.combiners, members.dims)
+        ]
+        return self._call(
+            "CollectivePool",
+            _pooling(members, range(len(positions)), lambda pooling, _: [pooling.pool()]),
+            [rows, *positions, *samples, *weights, counts],
+            [(tf.float32, shape) for shape in shapes],
+            **_sized(attributes, positions, samples, weights),
+        )
 
-    def collective_pool_gradient(self, rows: tf.Tensor, positions: Sequence[tf.Tensor], samples: Sequence[tf.Tensor],
-                                 weights: Sequence[tf.Tensor], gradients: Sequence[tf.Tensor], counts: tf.Tensor,
-                                 **attributes: Any) -> PoolGradient:
+    def collective_pool_gradient(
+        self,
+        rows: tf.Tensor,
+        positions: Sequence[tf.Tensor],
+        samples: Sequence[tf.Tensor],
+        weights: Sequence[tf.Tensor],
+        gradients: Sequence[tf.Tensor],
+        counts: tf.Tensor,
+        **attributes: Any,
+    ) -> PoolGradient:
         def work(pooling: Pooling, given: Sequence[Any]) -> Sequence[Any]:
             flat, of_weights = pooling.gradient(given)
             return [flat, *of_weights]
 
-        out = self._call('CollectivePoolGradient', _pooling(_members(attributes), attributes['members'], work),
-                         [rows, *positions, *samples, *weights, *gradients, counts],
-                         [(tf.float32, rows.shape), *((tf.float32, weight.shape) for weight in weights)],
-                         **_sized(attributes, positions, samples, weights))
+        out = self._call(
+            "CollectivePoolGradient",
+            _pooling(_members(attributes), attributes["members"], work),
+            [rows, *positions, *samples, *weights, *gradients, counts],
+            [(tf.float32, rows.shape), *((tf.float32, weight.shape) for weight in weights)],
+            **_sized(attributes, positions, samples, weights),
+        )
         return PoolGradient(out[0], out[1:])
 
-    def collective_update(self, rule: Callable[..., Rule], numbers: Sequence[tf.Tensor], tables: Sequence[tf.Tensor],
-                          slots: Sequence[Sequence[tf.Tensor]], gradients: Sequence[tf.Tensor], rows: Sequence[tf.Tensor],
-                          used: Sequence[tf.Tensor | None] = ()) -> tf.Operation:
-        """Updates rows of shards and of their slots in place: the compiled library has Adagrad for one table only.
+    def collective_update(
+        self,
+        rule: Callable[..., Rule],
+        numbers: Sequence[tf.Tensor],
+        tables: Sequence[tf.Tensor],
+        slots: Sequence[Sequence[tf.Tensor]],
+        gradients: Sequence[tf.Tensor],
+        rows: Sequence[tf.Tensor],
+        used: Sequence[tf.Tensor | None] = (),
+    ) -> tf.Operation:
+        """Updates rows of shards and of their slots in place: the compiled library has Adagrad for
+        one table only.
 
         Args:
             rule: of what `numbers` are.
@@ -226,47 +429,71 @@ class Bound:
             tables, slots: handles of T shards, and for each those of its slots.
             gradients: T times [K, D] float32.
             rows: T times [K] int64, each at most once.
-            used: T int64 scalars, or None: rows 1 to this one are there, row 0 and others are not; all are. Nothing: all are
-                of all.
+            used: T int64 scalars, or None: rows 1 to this one are there, row 0 and others are not;
+                all are. Nothing: all are of all.
         """
         count, each = len(tables), 1 + len(slots[0])
         limits = [limit for limit in used if limit is not None]
         limited = [t for t, limit in enumerate(used) if limit is not None]
 
         def work(f: Functions, numbers: Any, *arrays: Any) -> Sequence[Any]:
-            shards, gradients, rows = list(arrays[:count * each]), arrays[count * each:-count], list(arrays[-count:])
+            shards, gradients, rows = (
+                list(arrays[: count * each]),
+                arrays[count * each : -count],
+                list(arrays[-count:]),
+            )
             if limits:
                 lasts, gradients = f.download(gradients[0]), gradients[1:]
                 for t, last in zip(limited, lasts):
-                    shards[each * t:each * (t + 1)] = [shard[1:last + 1] for shard in shards[each * t:each * (t + 1)]]
+                    shards[each * t : each * (t + 1)] = [
+                        shard[1 : last + 1] for shard in shards[each * t : each * (t + 1)]
+                    ]
                     rows[t] = rows[t] - 1
             lengths = [int(one.size) for one in rows]
-            f.update(rule(*(float(number) for number in f.download(numbers))),
-                     [Table(shards[i], shards[i + 1:i + each]) for i in range(0, len(shards), each)], f.xp.concatenate(rows),
-                     Segments.of(lengths, range(count)), f.rows(gradients), f.each_once(sum(lengths)))
+            f.update(
+                rule(*(float(number) for number in f.download(numbers))),
+                [Table(shards[i], shards[i + 1 : i + each]) for i in range(0, len(shards), each)],
+                f.xp.concatenate(rows),
+                Segments.of(lengths, range(count)),
+                f.rows(gradients),
+                f.each_once(sum(lengths)),
+            )
             return []
 
         given = [tf.stack(numbers), *([tf.stack(limits)] if limits else []), *gradients, *rows]
-        with tf.control_dependencies(given):        # not before: until then others may read or assign what they like
-            shards = [self._shard(x, True) for table, of in zip(tables, slots) for x in (table, *of)]
-        return self._operation('CollectiveUpdate', work, [given[0], *shards, *given[1:]], [], {})
+        # not before: until then others may read or assign what they like
+        with tf.control_dependencies(given):
+            shards = [
+                self._shard(x, True) for table, of in zip(tables, slots) for x in (table, *of)
+            ]
+        return self._operation("CollectiveUpdate", work, [given[0], *shards, *given[1:]], [], {})
 
 
 class PoolGradient(NamedTuple):
     """Outputs of CollectivePoolGradient."""
+
     flat: tf.Tensor
     weight_gradients: list[tf.Tensor]
 
 
-def _pooling(members: Members, of: Sequence[int], work: Callable[[Pooling, Sequence[Any]], Sequence[Any]]
-             ) -> Callable[..., Sequence[Any]]:
-    count, pooled, weighted = len(members.dims), sum(c != 0 for c in members.combiners), sum(map(bool, members.weighted))
+def _pooling(
+    members: Members, of: Sequence[int], work: Callable[[Pooling, Sequence[Any]], Sequence[Any]]
+) -> Callable[..., Sequence[Any]]:
+    count, pooled, weighted = (
+        len(members.dims),
+        sum(c != 0 for c in members.combiners),
+        sum(map(bool, members.weighted)),
+    )
 
     def run(f: Functions, rows: Any, *arrays: Any) -> Sequence[Any]:
-        positions, samples = arrays[:count], arrays[count:count + pooled]
-        weights, given = arrays[count + pooled:count + pooled + weighted], arrays[count + pooled + weighted:-1]
+        positions, samples = arrays[:count], arrays[count : count + pooled]
+        weights, given = (
+            arrays[count + pooled : count + pooled + weighted],
+            arrays[count + pooled + weighted : -1],
+        )
         counts = f.download(arrays[-1]).reshape(-1, max(members.sections) + 1)
         return work(Pooling(f, members, rows, counts, positions, samples, weights, of), given)
+
     return run
 
 
@@ -275,26 +502,44 @@ def _bits(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 
 def _shortened(tables: Sequence[str]) -> str:
-    named = ', '.join(f"'{table}'" for table in tables[:5])
-    return f'table{"s" * (len(tables) > 1)} {named}' + (f' and {len(tables) - 5} others' if len(tables) > 5 else '')
+    named = ", ".join(f"'{table}'" for table in tables[:5])
+    return f"table{'s' * (len(tables) > 1)} {named}" + (
+        f" and {len(tables) - 5} others" if len(tables) > 5 else ""
+    )
 
 
-def _sized(attributes: dict[str, Any], positions: Sequence[Any], samples: Sequence[Any], weights: Sequence[Any]
-           ) -> dict[str, Any]:
-    return {**attributes, 'M': len(positions), 'P': len(samples), 'W': len(weights)}
+def _sized(
+    attributes: dict[str, Any],
+    positions: Sequence[Any],
+    samples: Sequence[Any],
+    weights: Sequence[Any],
+) -> dict[str, Any]:
+    return {**attributes, "M": len(positions), "P": len(samples), "W": len(weights)}
 
 
 def _members(attributes: dict[str, Any]) -> Members:
-    return Members(*(list(attributes[name]) for name in ('sections', 'dims', 'combiners', 'weighted', 'max_norms')))
+    return Members(
+        *(
+            list(attributes[name])
+            for name in ("sections", "dims", "combiners", "weighted", "max_norms")
+        )
+    )
 
 
 def _layout(attributes: dict[str, Any]) -> Layout:
-    return Layout(attributes['ranks'], attributes['section_tables'], attributes['kinds'], attributes['dims'],
-                  attributes['pooled'], attributes['weighted'], attributes.get('max_norms', ()))
+    return Layout(
+        attributes["ranks"],
+        attributes["section_tables"],
+        attributes["kinds"],
+        attributes["dims"],
+        attributes["pooled"],
+        attributes["weighted"],
+        attributes.get("max_norms", ()),
+    )
 
 
 def _table_dims(attributes: dict[str, Any]) -> list[int | None]:
-    dims: list[int | None] = [None] * len(attributes['kinds'])
-    for table, dim in zip(attributes['section_tables'], attributes['dims']):
+    dims: list[int | None] = [None] * len(attributes["kinds"])
+    for table, dim in zip(attributes["section_tables"], attributes["dims"]):
         dims[table] = dim
     return dims

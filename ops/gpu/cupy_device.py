@@ -1,4 +1,7 @@
-"""A GPU, by CuPy: nothing else knows CuPy, but for what is asked of arrays by the names that NumPy has, too."""
+"""A GPU, by CuPy: nothing else knows CuPy, but for what is asked of arrays by the names that NumPy
+has, too.
+"""
+
 from __future__ import annotations
 
 import contextlib
@@ -16,15 +19,17 @@ from collective.ops.gpu.device import Device, Kernel, Timed
 from collective.ops.gpu.reserved import Reserved
 from collective.ops.gpu.sources import Source
 
-OPTIONS = ('-std=c++17',)
-_STATIC_SHARED = 48 * 1024      # bytes; more must be asked for
-_FILLER = 2 ** 30               # bytes, many times an L2
-_FILLINGS = tuple(4 ** n for n in range(1, 6))      # how often it is filled: some 1 to 300 ms
+OPTIONS = ("-std=c++17",)
+_STATIC_SHARED = 48 * 1024  # bytes; more must be asked for
+_FILLER = 2**30  # bytes, many times an L2
+_FILLINGS = tuple(4**n for n in range(1, 6))  # how often it is filled: some 1 to 300 ms
 
 
 @contextlib.contextmanager
 def kept_locale() -> Iterator[None]:
-    """NVIDIA's compiler (12.2) leaves its thread in the locale "C", where what Python opens from then on is ASCII."""
+    """NVIDIA's compiler (12.2) leaves its thread in the locale "C", where what Python opens from
+    then on is ASCII.
+    """
     library = ctypes.CDLL(None)
     library.uselocale.argtypes, library.uselocale.restype = [ctypes.c_void_p], ctypes.c_void_p
     before = library.uselocale(None)
@@ -35,11 +40,12 @@ def kept_locale() -> Iterator[None]:
 
 
 class CupyDevice(Device):
-    """The current GPU, by CuPy: its current stream, its memory pool, its cache of compiled kernels on disk.
+    """The current GPU, by CuPy: its current stream, its memory pool, its cache of compiled kernels
+    on disk.
 
     Args:
-        pooled: arrays come from CuPy's pool. If not, that is off in this process: each is an allocation of CUDA's, so that
-            a tool sees what is written beside it.
+        pooled: arrays come from CuPy's pool. If not, that is off in this process: each is an
+            allocation of CUDA's, so that a tool sees what is written beside it.
 
     Raises:
         RuntimeError: there is no CuPy, or no GPU that it can use; says which, and what to do.
@@ -50,29 +56,41 @@ class CupyDevice(Device):
         try:
             import cupy
         except ImportError as error:
-            raise RuntimeError(f'CuPy can not be imported ({error}): install the one for your CUDA, '
-                               'cupy-cuda12x or cupy-cuda13x') from error
+            raise RuntimeError(
+                f"CuPy can not be imported ({error}): install the one for your "
+                f"CUDA, "
+                "cupy-cuda12x or cupy-cuda13x"
+            ) from error
         try:
             if cupy.cuda.runtime.getDeviceCount() == 0:
-                raise RuntimeError('CuPy sees no GPU: look at nvidia-smi and CUDA_VISIBLE_DEVICES')
+                raise RuntimeError("CuPy sees no GPU: look at nvidia-smi and CUDA_VISIBLE_DEVICES")
             properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.runtime.getDevice())
         except cupy.cuda.runtime.CUDARuntimeError as error:
-            raise RuntimeError(f'CuPy can use no GPU ({error}): look at nvidia-smi and CUDA_VISIBLE_DEVICES') from error
+            raise RuntimeError(
+                f"CuPy can use no GPU ({error}): look at nvidia-smi and CUDA_VISIBLE_DEVICES"
+            ) from error
         try:
             _preload_compiler()
-            with kept_locale():     # CuPy looks for its compiler, and for CUDA's headers, at the first kernel only
-                cupy.RawModule(code='extern "C" __global__ void nothing() {}', options=OPTIONS).get_function('nothing')
-                cupy.empty(1, np.float32).fill(1)       # its own kernels need more headers
+            # CuPy looks for its compiler, and for CUDA's headers, at the first kernel only
+            with kept_locale():
+                cupy.RawModule(
+                    code='extern "C" __global__ void nothing() {}', options=OPTIONS
+                ).get_function("nothing")
+                cupy.empty(1, np.float32).fill(1)  # its own kernels need more headers
         except Exception as error:
-            raise RuntimeError(f'CuPy can compile no kernel ({error}): it needs NVRTC and the headers of CUDA. Install the '
-                               'CUDA toolkit and set CUDA_PATH, or install nvidia-cuda-nvrtc-cu12 and nvidia-cuda-runtime-cu12 '
-                               'of one release') from error
+            raise RuntimeError(
+                f"CuPy can compile no kernel ({error}): it needs NVRTC and the "
+                f"headers of CUDA. Install the "
+                "CUDA toolkit and set CUDA_PATH, or install nvidia-cuda-nvrtc-cu12 "
+                "and nvidia-cuda-runtime-cu12 "
+                "of one release"
+            ) from error
         if not pooled:
             cupy.cuda.set_allocator(None)
         self.xp = cupy
         self._number = cupy.cuda.runtime.getDevice()
-        self.name = properties['name'].decode()
-        self.multiprocessors = int(properties['multiProcessorCount'])
+        self.name = properties["name"].decode()
+        self.multiprocessors = int(properties["multiProcessorCount"])
         self._modules: dict[str, Any] = {}
         self._filler: Any = None
 
@@ -86,8 +104,10 @@ class CupyDevice(Device):
         try:
             return self.xp.empty(shape, dtype)
         except self.xp.cuda.memory.OutOfMemoryError as error:
-            raise MemoryError(f'{self.name} has no room for {np.prod(shape) * np.dtype(dtype).itemsize:,} bytes: {error}'
-                              ) from error
+            raise MemoryError(
+                f"{self.name} has no room for "
+                f"{np.prod(shape) * np.dtype(dtype).itemsize:,} bytes: {error}"
+            ) from error
 
     def upload(self, values: np.ndarray, into: Any) -> None:
         into.set(values, stream=self.xp.cuda.get_current_stream())
@@ -122,8 +142,12 @@ class CupyDevice(Device):
 
     def stream(self) -> int:
         if self.xp.cuda.runtime.getDevice() != self._number:
-            raise RuntimeError(f'GPU {self.xp.cuda.runtime.getDevice()} is current in this thread, but kernels run on GPU '
-                               f'{self._number}: make it current (cupy.cuda.Device({self._number}).use())')
+            raise RuntimeError(
+                f"GPU {self.xp.cuda.runtime.getDevice()} is current in this "
+                f"thread, but kernels run on GPU "
+                f"{self._number}: make it current "
+                f"(cupy.cuda.Device({self._number}).use())"
+            )
         return int(self.xp.cuda.get_current_stream().ptr)
 
     def timed(self, work: Callable[[], object], waits: bool = False) -> Timed:
@@ -148,9 +172,15 @@ class CupyDevice(Device):
 
     def versions(self) -> dict[str, str]:
         runtime = self.xp.cuda.runtime
-        nvrtc = '.'.join(map(str, self.xp.cuda.nvrtc.getVersion()))
-        return {'gpu': self.name, 'cupy': self.xp.__version__, 'numpy': np.__version__, 'nvrtc': nvrtc,
-                'cuda': _version(runtime.runtimeGetVersion()), 'driver': _version(runtime.driverGetVersion())}
+        nvrtc = ".".join(map(str, self.xp.cuda.nvrtc.getVersion()))
+        return {
+            "gpu": self.name,
+            "cupy": self.xp.__version__,
+            "numpy": np.__version__,
+            "nvrtc": nvrtc,
+            "cuda": _version(runtime.runtimeGetVersion()),
+            "driver": _version(runtime.driverGetVersion()),
+        }
 
     def limit(self, share: float) -> None:
         """From now on arrays take at most this fraction of the GPU's memory."""
@@ -159,14 +189,16 @@ class CupyDevice(Device):
     def memory(self) -> str:
         """How much arrays take, for a report."""
         pool = self.xp.get_default_memory_pool()
-        return f'kernels use {pool.used_bytes():,} bytes and hold {pool.total_bytes():,} of the {pool.get_limit():,} they may'
+        return f"kernels use {pool.used_bytes():,} bytes and hold {pool.total_bytes():,} of the {pool.get_limit():,} they may"
 
 
 class _CupyKernel:
     def __init__(self, function: Any):
         self._function = function
 
-    def __call__(self, blocks: int, threads: int, arguments: Sequence[Any], shared: int = 0) -> None:
+    def __call__(
+        self, blocks: int, threads: int, arguments: Sequence[Any], shared: int = 0
+    ) -> None:
         if blocks == 0:
             return
         if shared > _STATIC_SHARED and self._function.max_dynamic_shared_size_bytes < shared:
@@ -176,13 +208,13 @@ class _CupyKernel:
 
 def _preload_compiler() -> None:
     """CuPy 13 finds the NVRTC of NVIDIA's wheel by its name only, once it is loaded."""
-    found = importlib.util.find_spec('nvidia')
+    found = importlib.util.find_spec("nvidia")
     for folder in found.submodule_search_locations or () if found is not None else ():
-        for file in sorted(Path(folder).glob('cuda_nvrtc/lib/libnvrtc.so.*')):
+        for file in sorted(Path(folder).glob("cuda_nvrtc/lib/libnvrtc.so.*")):
             with contextlib.suppress(OSError):
                 ctypes.CDLL(str(file), ctypes.RTLD_GLOBAL)
                 return
 
 
 def _version(number: int) -> str:
-    return f'{number // 1000}.{number % 1000 // 10}'
+    return f"{number // 1000}.{number % 1000 // 10}"

@@ -1,7 +1,9 @@
 """How kernels are launched: whatever launches them is given a `Device`.
 
-A GPU is a `collective.ops.gpu.cupy_device.CupyDevice`; a double with NumPy arrays stands in for it in tests.
+A GPU is a `collective.ops.gpu.cupy_device.CupyDevice`; a double with NumPy arrays stands in for it
+in tests.
 """
+
 from __future__ import annotations
 
 import abc
@@ -16,7 +18,9 @@ from collective.ops.gpu.sources import Source
 class Kernel(Protocol):
     """A compiled kernel."""
 
-    def __call__(self, blocks: int, threads: int, arguments: Sequence[Any], shared: int = 0) -> None:
+    def __call__(
+        self, blocks: int, threads: int, arguments: Sequence[Any], shared: int = 0
+    ) -> None:
         """Puts it on the current stream; nothing happens for 0 `blocks`.
 
         Args:
@@ -31,8 +35,10 @@ class Timed(NamedTuple):
 
     Attributes:
         ms: milliseconds.
-        idle: the device had done all that was launched while the host was still launching: the host's time is among them.
+        idle: the device had done all that was launched while the host was still launching: the
+            host's time is among them.
     """
+
     ms: float
     idle: bool
 
@@ -45,6 +51,7 @@ class Device(abc.ABC):
         name: what to call it in a report.
         multiprocessors: how many there are.
     """
+
     xp: Any
     name: str
     multiprocessors: int
@@ -57,7 +64,9 @@ class Device(abc.ABC):
         key = source.file, name
         if key not in self._kernels:
             if name not in source.kernels:
-                raise ValueError(f'{source.file} has the kernels {", ".join(source.kernels)}, not {name}')
+                raise ValueError(
+                    f"{source.file} has the kernels {', '.join(source.kernels)}, not {name}"
+                )
             self._kernels[key] = self._load(source, name)
         return self._kernels[key]
 
@@ -81,7 +90,9 @@ class Device(abc.ABC):
 
     @abc.abstractmethod
     def upload(self, values: np.ndarray, into: Any) -> None:
-        """Copies a NumPy array into one of the device of the same shape and type. The host does not wait."""
+        """Copies a NumPy array into one of the device of the same shape and type. The host does not
+        wait.
+        """
 
     @abc.abstractmethod
     def download(self, array: Any) -> np.ndarray:
@@ -93,14 +104,20 @@ class Device(abc.ABC):
 
     @abc.abstractmethod
     def at(self, address: int, shape: tuple[int, ...], dtype: Any, owner: Any) -> Any:
-        """An array at an address, in memory that is there as long as `owner` is; at any address, if it is empty."""
+        """An array at an address, in memory that is there as long as `owner` is; at any address, if
+        it is empty.
+        """
 
     @abc.abstractmethod
     def reserve(self, size: int) -> Any:
-        """Memory that grows where it is, to `size` bytes at the most: a `collective.ops.gpu.reserved.Reserved`."""
+        """Memory that grows where it is, to `size` bytes at the most: a
+        `collective.ops.gpu.reserved.Reserved`.
+        """
 
     def within(self, reserved: Any, shape: tuple[int, ...], dtype: Any, offset: int = 0) -> Any:
-        """An array in reserved memory, from the byte `offset` on. What isn't taken of it may not be touched."""
+        """An array in reserved memory, from the byte `offset` on. What isn't taken of it may not be
+        touched.
+        """
         return self.at(reserved.address + offset, shape, dtype, reserved)
 
     @abc.abstractmethod
@@ -109,7 +126,9 @@ class Device(abc.ABC):
 
     @abc.abstractmethod
     def rows_that_fit(self, row_bytes: int, most: int) -> int:
-        """How many rows to reserve for a column whose rows take `row_bytes`: see `collective.ops.memory`."""
+        """How many rows to reserve for a column whose rows take `row_bytes`: see
+        `collective.ops.memory`.
+        """
 
     @abc.abstractmethod
     def stream(self) -> int:
@@ -117,11 +136,14 @@ class Device(abc.ABC):
 
     @abc.abstractmethod
     def timed(self, work: Callable[[], object], waits: bool = False) -> Timed:
-        """How long what `work` launches takes on the device, not the host, and with nothing of it in the caches.
+        """How long what `work` launches takes on the device, not the host, and with nothing of it
+        in the caches.
 
         Args:
-            work: what to time. It is run again where the device did not have enough to do meanwhile.
-            waits: the host waits for the device within `work`: it is run once, and is not `idle` for that.
+            work: what to time. It is run again where the device did not have enough to do
+                meanwhile.
+            waits: the host waits for the device within `work`: it is run once, and is not `idle`
+                for that.
         """
 
     @abc.abstractmethod
@@ -134,7 +156,8 @@ class Device(abc.ABC):
 
 
 class OneStream:
-    """Memory that is used again and again by one stream, which alone orders who writes to it and who reads.
+    """Memory that is used again and again by one stream, which alone orders who writes to it and
+    who reads.
 
     Args:
         name: of whose memory it is.
@@ -155,5 +178,9 @@ class OneStream:
         if self._stream is None:
             self._stream = now
         if self._stream != now:
-            raise RuntimeError(f'{self._name} was first used on stream {self._stream:#x} and now is on stream {now:#x}, which '
-                               'does not wait for what the other does with its memory: use it on one stream only')
+            raise RuntimeError(
+                f"{self._name} was first used on stream {self._stream:#x} and now "
+                f"is on stream {now:#x}, which "
+                "does not wait for what the other does with its memory: use it on "
+                "one stream only"
+            )

@@ -1,19 +1,22 @@
 // Distinct keys by owner. distinct.py describes and launches these kernels.
 //
-// The scratch table has 32-bit words: base + the position of a key. A word below `base` is of an earlier call, and free: the table
-// is never cleared. Each section has a part of its own with two words for each key, so that only keys of one section meet, and
-// there is always a free word. The key itself is read at its position: any value of a key is valid.
+// The scratch table has 32-bit words: base + the position of a key. A word below `base` is of an
+// earlier call, and free: the table is never cleared. Each section has a part of its own with two
+// words for each key, so that only keys of one section meet, and there is always a free word. The
+// key itself is read at its position: any value of a key is valid.
 
 #include "partition.cuh"
 
 constexpr int kFlight = 4;  // keys of a thread whose words are fetched at once
 
-__device__ __forceinline__ u32 fetch(const u32* word) { return *static_cast<const volatile u32*>(word); }
+__device__ __forceinline__ u32 fetch(const u32* word) {
+  return *static_cast<const volatile u32*>(word);
+}
 
 // slots[i]: the word that key i found or took; it comes to hold the first position of that key.
 extern "C" __global__ void __launch_bounds__(kThreads)
-distinct_insert(const i64* __restrict__ keys, const Segment* __restrict__ segments, int segment_count, u32* words, u32 base,
-                u32* __restrict__ slots) {
+    distinct_insert(const i64* __restrict__ keys, const Segment* __restrict__ segments,
+                    int segment_count, u32* words, u32 base, u32* __restrict__ slots) {
   const Tile tile(segments, segment_count);
 #pragma unroll
   for (int turn = 0; turn < kTurns; turn += kFlight) {
@@ -57,8 +60,9 @@ distinct_insert(const i64* __restrict__ keys, const Segment* __restrict__ segmen
 
 // firsts[i] was a slot, and becomes the first position of key i.
 extern "C" __global__ void __launch_bounds__(kThreads)
-distinct_count(const i64* __restrict__ keys, const Segment* __restrict__ segments, int segment_count, u32 ranks,
-               u32* __restrict__ counts, u32 tiles, const u32* __restrict__ words, u32 base, u32* __restrict__ firsts) {
+    distinct_count(const i64* __restrict__ keys, const Segment* __restrict__ segments,
+                   int segment_count, u32 ranks, u32* __restrict__ counts, u32 tiles,
+                   const u32* __restrict__ words, u32 base, u32* __restrict__ firsts) {
   extern __shared__ u32 counters[];
   const Tile tile(segments, segment_count);
   count_tile(tile, keys, ranks, ByOwner{tile.dynamic, ranks}, counts, tiles, counters, [=](i64 at) {
@@ -70,22 +74,24 @@ distinct_count(const i64* __restrict__ keys, const Segment* __restrict__ segment
 
 // numbers[i] of each first position i, and the keys in that order.
 extern "C" __global__ void __launch_bounds__(kThreads)
-distinct_number(const i64* __restrict__ keys, const Segment* __restrict__ segments, int segment_count, u32 ranks,
-                const u32* __restrict__ counts, u32 tiles, const u32* __restrict__ starts, const u32* __restrict__ firsts,
-                u32* __restrict__ numbers, i64* __restrict__ distinct) {
+    distinct_number(const i64* __restrict__ keys, const Segment* __restrict__ segments,
+                    int segment_count, u32 ranks, const u32* __restrict__ counts, u32 tiles,
+                    const u32* __restrict__ starts, const u32* __restrict__ firsts,
+                    u32* __restrict__ numbers, i64* __restrict__ distinct) {
   extern __shared__ u32 counters[];
   const Tile tile(segments, segment_count);
-  place_tile(tile, keys, ranks, ByOwner{tile.dynamic, ranks}, counts, tiles, starts, counters,
-             [=](i64 at) { return firsts[at] == static_cast<u32>(at); },
-             [=](i64 at, i64 key, u32 number) {
-               numbers[at] = number;
-               distinct[number] = key;
-             });
+  place_tile(
+      tile, keys, ranks, ByOwner{tile.dynamic, ranks}, counts, tiles, starts, counters,
+      [=](i64 at) { return firsts[at] == static_cast<u32>(at); },
+      [=](i64 at, i64 key, u32 number) {
+        numbers[at] = number;
+        distinct[number] = key;
+      });
 }
 
 // inverse[i] was the first position of key i, and becomes its number.
 extern "C" __global__ void __launch_bounds__(kThreads)
-distinct_inverse(const u32* __restrict__ numbers, i64 count, u32* __restrict__ inverse) {
+    distinct_inverse(const u32* __restrict__ numbers, i64 count, u32* __restrict__ inverse) {
   const i64 first = static_cast<i64>(blockIdx.x) * kTile + threadIdx.x;
 #pragma unroll
   for (int turn = 0; turn < kTurns; ++turn) {

@@ -2,7 +2,8 @@
 
 Five kernels, of which only the first touches the hash table more than once a key:
 
-    insert   every key finds or takes a word of a scratch table, which comes to hold the first position of that key
+    insert   every key finds or takes a word of a scratch table, which comes to hold the first
+    position of that key
     count    how many first positions each tile has for each owner
     scan     the sums of these, by owner, then section
     number   first positions are numbered and their keys written
@@ -11,6 +12,7 @@ Five kernels, of which only the first touches the hash table more than once a ke
 Numbers follow positions and not the order in which threads ran: the result is always the same.
 `reference/distinct.py` has the same function in NumPy.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -23,7 +25,9 @@ from collective.ops.gpu.segments import THREADS, TILE, Segments
 from collective.ops.gpu.sources import Source
 from collective.ops.gpu.workspace import Workspace
 
-SOURCE = Source('distinct.cu', ('distinct_insert', 'distinct_count', 'distinct_number', 'distinct_inverse'))
+SOURCE = Source(
+    "distinct.cu", ("distinct_insert", "distinct_count", "distinct_number", "distinct_inverse")
+)
 _WARPS = THREADS // 32
 
 
@@ -31,11 +35,13 @@ class Distinct(NamedTuple):
     """Distinct keys in the order in which they are sent.
 
     Attributes:
-        keys: [K] int64, of which the first U are defined, U the sum of `counts`: those of rank 0 first, then rank 1's, …;
-            of one owner by section, and of one section by first appearance: the order of ops/bags.py.
+        keys: [K] int64, of which the first U are defined, U the sum of `counts`: those of rank 0
+            first, then rank 1's, …; of one owner by section, and of one section by first
+            appearance: the order of ops/bags.py.
         counts: [N, S] int32, how many of each section each rank owns.
         inverse: [K] int32, where each of the K keys stands among the U.
     """
+
     keys: Any
     counts: Any
     inverse: Any
@@ -57,9 +63,10 @@ class ScratchTable:
 
     def opened(self, keys: int) -> tuple[Any, int]:
         """[2 K] uint32 words for `keys` keys, all of them free, and the base of this call."""
-        words = self._workspace.take('distinct.words', 2 * keys, np.uint32)
-        # What is new is not zero, and the base must not overflow. The whole of it is cleared: a smaller call may come first.
-        if 2 * keys > self._size or self.base + keys > 2 ** 32:
+        words = self._workspace.take("distinct.words", 2 * keys, np.uint32)
+        # What is new is not zero, and the base must not overflow. The whole of it is cleared: a
+        # smaller call may come first.
+        if 2 * keys > self._size or self.base + keys > 2**32:
             words.fill(0)
             self._size, self.base = 2 * keys, 1
         base = self.base
@@ -67,18 +74,23 @@ class ScratchTable:
         return words, base
 
 
-def distinct(keys: Any, segments: Segments, kinds: Sequence[int], ranks: int, workspace: Workspace) -> Distinct:
-    """De-duplicates keys by section and orders them by owner. Launches 5 kernels; the host waits for nothing.
+def distinct(
+    keys: Any, segments: Segments, kinds: Sequence[int], ranks: int, workspace: Workspace
+) -> Distinct:
+    """De-duplicates keys by section and orders them by owner. Launches 5 kernels; the host waits
+    for nothing.
 
     The host needs `counts` before it can exchange keys: one `Device.download`.
 
-    Bytes moved: of each key about 8 + 4 for insert, 8 for count, 4 + 20 a distinct one for number, 8 for inverse; and at random
-    one word in insert (atomically, if the key is new, else with one key), count and inverse. The part of the scratch table
-    that one section uses is 8 bytes a key of it, and mostly stays in the L2.
+    Bytes moved: of each key about 8 + 4 for insert, 8 for count, 4 + 20 a distinct one for number,
+        8 for inverse; and at random
+    one word in insert (atomically, if the key is new, else with one key), count and inverse. The
+    part of the scratch table that one section uses is 8 bytes a key of it, and mostly stays in the
+    L2.
 
     Args:
-        keys: [K] int64, any values, the extreme ones too. A key of a static table belongs to key mod N, of a dynamic one to
-            mix(key) mod N.
+        keys: [K] int64, any values, the extreme ones too. A key of a static table belongs to key
+            mod N, of a dynamic one to mix(key) mod N.
         segments: M of them with K keys. Keys are equal only within a section.
         kinds: S of them, STATIC or DYNAMIC.
         ranks: N, up to `MOST_RANKS`; 1 to de-duplicate what an owner received.
@@ -87,19 +99,28 @@ def distinct(keys: Any, segments: Segments, kinds: Sequence[int], ranks: int, wo
     Raises:
         ValueError: too many ranks or keys, or a segment of no section.
     """
-    tiles = tiled(segments, kinds, ranks, workspace, 'distinct')
+    tiles = tiled(segments, kinds, ranks, workspace, "distinct")
     count, device, size = tiles.plan.tiles, workspace.device, segments.keys
-    inverse = workspace.take('distinct.inverse', size, np.int32)
-    numbers = workspace.take('distinct.numbers', size, np.uint32)
-    found = workspace.take('distinct.keys', size, np.int64)
-    words, base = workspace.keep('distinct', lambda: ScratchTable(workspace)).opened(size)
+    inverse = workspace.take("distinct.inverse", size, np.int32)
+    numbers = workspace.take("distinct.numbers", size, np.uint32)
+    found = workspace.take("distinct.keys", size, np.int64)
+    words, base = workspace.keep("distinct", lambda: ScratchTable(workspace)).opened(size)
     by_tile = (keys, tiles.segments, np.int32(len(tiles.plan.segments)))
     counts = (np.uint32(ranks), tiles.counts, np.uint32(count))
-    device.kernel(SOURCE, 'distinct_insert')(count, THREADS, (*by_tile, words, np.uint32(base), inverse))
-    device.kernel(SOURCE, 'distinct_count')(count, THREADS, (*by_tile, *counts, words, np.uint32(base), inverse),
-                                            shared=4 * ranks)
-    scan(tiles, ranks, workspace, 'distinct')
-    device.kernel(SOURCE, 'distinct_number')(count, THREADS, (*by_tile, *counts, tiles.starts, inverse, numbers, found),
-                                             shared=4 * _WARPS * ranks)
-    device.kernel(SOURCE, 'distinct_inverse')(-(-size // TILE), THREADS, (numbers, np.int64(size), inverse))
+    device.kernel(SOURCE, "distinct_insert")(
+        count, THREADS, (*by_tile, words, np.uint32(base), inverse)
+    )
+    device.kernel(SOURCE, "distinct_count")(
+        count, THREADS, (*by_tile, *counts, words, np.uint32(base), inverse), shared=4 * ranks
+    )
+    scan(tiles, ranks, workspace, "distinct")
+    device.kernel(SOURCE, "distinct_number")(
+        count,
+        THREADS,
+        (*by_tile, *counts, tiles.starts, inverse, numbers, found),
+        shared=4 * _WARPS * ranks,
+    )
+    device.kernel(SOURCE, "distinct_inverse")(
+        -(-size // TILE), THREADS, (numbers, np.int64(size), inverse)
+    )
     return Distinct(found, tiles.section_counts, inverse)

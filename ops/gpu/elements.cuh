@@ -33,15 +33,29 @@ __device__ __forceinline__ void from_float(float value, Half* to) { to->bits = F
 __device__ __forceinline__ void from_float(float value, BFloat16* to) {
   const unsigned bits = __float_as_uint(value);
   const bool number = (bits & 0x7FFFFFFFu) <= 0x7F800000u;
-  to->bits = static_cast<unsigned short>(number ? (bits + 0x7FFFu + (bits >> 16 & 1)) >> 16 : 0x7FFFu);
+  to->bits =
+      static_cast<unsigned short>(number ? (bits + 0x7FFFu + (bits >> 16 & 1)) >> 16 : 0x7FFFu);
 }
 
 // What is read or written at once.
-template <int kBytes> struct Words;
-template <> struct Words<16> { typedef uint4 Type; };
-template <> struct Words<8> { typedef uint2 Type; };
-template <> struct Words<4> { typedef unsigned Type; };
-template <> struct Words<2> { typedef unsigned short Type; };
+template <int kBytes>
+struct Words;
+template <>
+struct Words<16> {
+  typedef uint4 Type;
+};
+template <>
+struct Words<8> {
+  typedef uint2 Type;
+};
+template <>
+struct Words<4> {
+  typedef unsigned Type;
+};
+template <>
+struct Words<2> {
+  typedef unsigned short Type;
+};
 
 template <class T, int kCount>
 union Pack {

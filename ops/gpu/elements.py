@@ -1,7 +1,9 @@
 """Element types of tables and of what travels: float32, float16 and bfloat16.
 
-NumPy and CuPy have no bfloat16: an array of it is uint16, the upper half of a float32's bits, and its `Element` goes with it.
+NumPy and CuPy have no bfloat16: an array of it is uint16, the upper half of a float32's bits, and
+its `Element` goes with it.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -18,6 +20,7 @@ class Element:
         name: 'float32', 'float16' or 'bfloat16'; kernels are named by it.
         storage: the NumPy type of an array.
     """
+
     name: str
     storage: Any
 
@@ -30,9 +33,9 @@ class Element:
         return self.name
 
 
-FLOAT32 = Element('float32', np.float32)
-FLOAT16 = Element('float16', np.float16)
-BFLOAT16 = Element('bfloat16', np.uint16)
+FLOAT32 = Element("float32", np.float32)
+FLOAT16 = Element("float16", np.float16)
+BFLOAT16 = Element("bfloat16", np.uint16)
 ELEMENTS = (FLOAT32, FLOAT16, BFLOAT16)
 
 
@@ -46,12 +49,14 @@ def to_float32(values: np.ndarray, element: Element) -> np.ndarray:
 def from_float32(values: np.ndarray, element: Element) -> np.ndarray:
     """Rounded to the nearest, ties to even; too large is infinite; a NaN stays some NaN."""
     if element is not BFLOAT16:
-        with np.errstate(over='ignore'):
+        with np.errstate(over="ignore"):
             return values.astype(element.storage)
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     # In 64 bits, so that what is added can't overflow.
     wide = bits.astype(np.uint64)
-    rounded = ((wide + np.uint64(0x7FFF) + ((wide >> np.uint64(16)) & np.uint64(1))) >> np.uint64(16)).astype(np.uint16)
+    rounded = (
+        (wide + np.uint64(0x7FFF) + ((wide >> np.uint64(16)) & np.uint64(1))) >> np.uint64(16)
+    ).astype(np.uint16)
     return np.where(np.isnan(values), np.uint16(0x7FFF), rounded)
 
 

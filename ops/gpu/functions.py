@@ -1,8 +1,11 @@
-"""The kernels' functions, on a device or in NumPy: what a group's exchange is written with (`asking`, `pooling`).
+"""The kernels' functions, on a device or in NumPy: what a group's exchange is written with
+(`asking`, `pooling`).
 
-`OnDevice` launches kernels. `InNumPy` is its double: the references, by which all that is built upon them runs without a GPU.
-Rows are float32. Arrays that a function returns hold until the next call.
+`OnDevice` launches kernels. `InNumPy` is its double: the references, by which all that is built
+upon them runs without a GPU. Rows are float32. Arrays that a function returns hold until the next
+call.
 """
+
 from __future__ import annotations
 
 import abc
@@ -11,7 +14,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from collective.ops.gpu import distinct, gather, hash_table, occurrences, partition, pool, sums, update
+from collective.ops.gpu import (
+    distinct,
+    gather,
+    hash_table,
+    occurrences,
+    partition,
+    pool,
+    sums,
+    update,
+)
 from collective.ops.gpu.distinct import Distinct
 from collective.ops.gpu.elements import FLOAT32
 from collective.ops.gpu.hash_table import Inserted
@@ -42,6 +54,7 @@ class Joined(NamedTuple):
         sizes: how many elements each of them has.
         dims: of those that are matrices how many columns, of vectors 0; None if all are vectors.
     """
+
     array: Any
     sizes: Sequence[int]
     dims: Sequence[int] | None = None
@@ -53,6 +66,7 @@ class Functions(abc.ABC):
     Attributes:
         xp: the array module, `cupy` or `numpy`.
     """
+
     xp: Any
 
     @abc.abstractmethod
@@ -65,14 +79,20 @@ class Functions(abc.ABC):
 
     @abc.abstractmethod
     def rows(self, arrays: Sequence[Any]) -> Any:
-        """Rows [R, D] of several arrays, numbered through, as `pool`, `sum_rows` and `update` take them."""
+        """Rows [R, D] of several arrays, numbered through, as `pool`, `sum_rows` and `update` take
+        them.
+        """
 
     @abc.abstractmethod
     def flat(self, buffer: Any, lengths: np.ndarray, dims: np.ndarray) -> Any:
-        """`rows` of a buffer in which runs of `lengths` rows of `dims` elements lie one after the other."""
+        """`rows` of a buffer in which runs of `lengths` rows of `dims` elements lie one after the
+        other.
+        """
 
     def spans(self, starts: np.ndarray, lengths: np.ndarray) -> Any:
-        """What to index an array with for `lengths[i]` elements from `starts[i]` on, for each i, one after the other."""
+        """What to index an array with for `lengths[i]` elements from `starts[i]` on, for each i,
+        one after the other.
+        """
         starts, lengths = starts[lengths > 0], lengths[lengths > 0]
         if len(starts) == 0:
             return slice(0, 0)
@@ -81,26 +101,39 @@ class Functions(abc.ABC):
         ends = np.cumsum(lengths)
         at = self.xp.arange(int(ends[-1]), dtype=np.int64)
         shifts = self.upload(starts - (ends - lengths))
-        return at + shifts[self.xp.searchsorted(self.upload(ends), at, side='right')]
+        return at + shifts[self.xp.searchsorted(self.upload(ends), at, side="right")]
 
     def offsets(self, samples: Any, count: int) -> Any:
         """[count + 1] int32, where each of `count` samples begins in `samples` [K], which ascend."""
-        return self.xp.searchsorted(samples, self.xp.arange(count + 1, dtype=samples.dtype)).astype(np.int32)
+        return self.xp.searchsorted(samples, self.xp.arange(count + 1, dtype=samples.dtype)).astype(
+            np.int32
+        )
 
     def each_once(self, count: int) -> Occurrences:
         """What `occurrences` returns of `count` rows that occur once, in their order."""
         none = self.xp.zeros((0, 3), np.uint32)
-        return Occurrences(self.xp.arange(count + 1, dtype=np.int32), self.xp.arange(count, dtype=np.int32),
-                           self.xp.zeros(2, np.uint32), none, none)
+        return Occurrences(
+            self.xp.arange(count + 1, dtype=np.int32),
+            self.xp.arange(count, dtype=np.int32),
+            self.xp.zeros(2, np.uint32),
+            none,
+            none,
+        )
 
     @abc.abstractmethod
-    def distinct(self, keys: Any, segments: Segments, kinds: Sequence[int], ranks: int) -> Distinct: ...
+    def distinct(
+        self, keys: Any, segments: Segments, kinds: Sequence[int], ranks: int
+    ) -> Distinct: ...
 
     @abc.abstractmethod
-    def partition(self, keys: Any, segments: Segments, kinds: Sequence[int], ranks: int) -> Partition: ...
+    def partition(
+        self, keys: Any, segments: Segments, kinds: Sequence[int], ranks: int
+    ) -> Partition: ...
 
     @abc.abstractmethod
-    def local_rows(self, keys: Any, segments: Segments, kinds: Sequence[int], ranks: int) -> Any: ...
+    def local_rows(
+        self, keys: Any, segments: Segments, kinds: Sequence[int], ranks: int
+    ) -> Any: ...
 
     @abc.abstractmethod
     def gather(self, tables: Sequence[Any], rows: Any, segments: Segments) -> Any: ...
@@ -110,19 +143,41 @@ class Functions(abc.ABC):
         """`pool_flat`."""
 
     @abc.abstractmethod
-    def pool_terms(self, lookups: Sequence[Lookup], rows: Sequence[Any], ids: Ids, gradients: Any, of_weights: bool = False
-                   ) -> Terms: ...
+    def pool_terms(
+        self,
+        lookups: Sequence[Lookup],
+        rows: Sequence[Any],
+        ids: Ids,
+        gradients: Any,
+        of_weights: bool = False,
+    ) -> Terms: ...
 
     @abc.abstractmethod
     def occurrences(self, numbers: Any, rows: int) -> Occurrences: ...
 
     @abc.abstractmethod
-    def sum_rows(self, gradients: Any, occurrences: Occurrences, segments: Segments, dims: Sequence[int], terms: Any = None,
-                 scale: float = 1., along: Any = None, own: Any = None) -> Any: ...
+    def sum_rows(
+        self,
+        gradients: Any,
+        occurrences: Occurrences,
+        segments: Segments,
+        dims: Sequence[int],
+        terms: Any = None,
+        scale: float = 1.0,
+        along: Any = None,
+        own: Any = None,
+    ) -> Any: ...
 
     @abc.abstractmethod
-    def update(self, rule: Rule, tables: Sequence[Table], rows: Any, segments: Segments, gradients: Any,
-               occurrences: Occurrences) -> None: ...
+    def update(
+        self,
+        rule: Rule,
+        tables: Sequence[Table],
+        rows: Any,
+        segments: Segments,
+        gradients: Any,
+        occurrences: Occurrences,
+    ) -> None: ...
 
     @abc.abstractmethod
     def hash_table(self, name: str, most_rows: int) -> Any:
@@ -157,12 +212,16 @@ class OnDevice(Functions):
         return Rows.of(arrays, FLOAT32, self._device)
 
     def flat(self, buffer: Any, lengths: np.ndarray, dims: np.ndarray) -> Rows:
-        return Rows.flat(buffer, Segments.of(lengths, range(len(dims))), dims.tolist(), FLOAT32, self._device)
+        return Rows.flat(
+            buffer, Segments.of(lengths, range(len(dims))), dims.tolist(), FLOAT32, self._device
+        )
 
     def distinct(self, keys: Any, segments: Segments, kinds: Sequence[int], ranks: int) -> Distinct:
         return distinct.distinct(keys, segments, kinds, ranks, self._workspace)
 
-    def partition(self, keys: Any, segments: Segments, kinds: Sequence[int], ranks: int) -> Partition:
+    def partition(
+        self, keys: Any, segments: Segments, kinds: Sequence[int], ranks: int
+    ) -> Partition:
         return partition.partition(keys, segments, kinds, ranks, self._workspace)
 
     def local_rows(self, keys: Any, segments: Segments, kinds: Sequence[int], ranks: int) -> Any:
@@ -174,19 +233,52 @@ class OnDevice(Functions):
     def pool(self, lookups: Sequence[Lookup], rows: Sequence[Any], ids: Ids) -> Any:
         return pool.pool_flat(lookups, rows, ids, FLOAT32, self._workspace)
 
-    def pool_terms(self, lookups: Sequence[Lookup], rows: Sequence[Any], ids: Ids, gradients: Any, of_weights: bool = False
-                   ) -> Terms:
+    def pool_terms(
+        self,
+        lookups: Sequence[Lookup],
+        rows: Sequence[Any],
+        ids: Ids,
+        gradients: Any,
+        of_weights: bool = False,
+    ) -> Terms:
         return pool.pool_terms(lookups, rows, ids, gradients, self._workspace, of_weights)
 
     def occurrences(self, numbers: Any, rows: int) -> Occurrences:
         return occurrences.occurrences(numbers, rows, self._workspace)
 
-    def sum_rows(self, gradients: Any, occurrences: Occurrences, segments: Segments, dims: Sequence[int], terms: Any = None,
-                 scale: float = 1., along: Any = None, own: Any = None) -> Any:
-        return sums.sum_rows(gradients, occurrences, segments, dims, FLOAT32, self._workspace, terms, scale, along, own)
+    def sum_rows(
+        self,
+        gradients: Any,
+        occurrences: Occurrences,
+        segments: Segments,
+        dims: Sequence[int],
+        terms: Any = None,
+        scale: float = 1.0,
+        along: Any = None,
+        own: Any = None,
+    ) -> Any:
+        return sums.sum_rows(
+            gradients,
+            occurrences,
+            segments,
+            dims,
+            FLOAT32,
+            self._workspace,
+            terms,
+            scale,
+            along,
+            own,
+        )
 
-    def update(self, rule: Rule, tables: Sequence[Table], rows: Any, segments: Segments, gradients: Any,
-               occurrences: Occurrences) -> None:
+    def update(
+        self,
+        rule: Rule,
+        tables: Sequence[Table],
+        rows: Any,
+        segments: Segments,
+        gradients: Any,
+        occurrences: Occurrences,
+    ) -> None:
         update.update(rule, tables, rows, segments, gradients, occurrences, self._workspace)
 
     def hash_table(self, name: str, most_rows: int) -> HashTable:
@@ -202,8 +294,14 @@ class OnDevice(Functions):
 class Runs:
     """Matrices whose rows are numbered through: what the references take in place of `Rows`."""
 
-    def __init__(self, matrices: Sequence[np.ndarray], dims: Sequence[int] | np.ndarray | None = None):
-        self.matrices = list(matrices) if dims is None else [one.reshape(-1, dim) for one, dim in zip(matrices, dims)]
+    def __init__(
+        self, matrices: Sequence[np.ndarray], dims: Sequence[int] | np.ndarray | None = None
+    ):
+        self.matrices = (
+            list(matrices)
+            if dims is None
+            else [one.reshape(-1, dim) for one, dim in zip(matrices, dims)]
+        )
         self._ends = np.cumsum([len(matrix) for matrix in self.matrices])
 
     def __len__(self) -> int:
@@ -211,15 +309,20 @@ class Runs:
 
     def __getitem__(self, numbers: np.ndarray) -> np.ndarray:
         """The rows of these numbers, all of one dimension."""
-        of = np.searchsorted(self._ends, numbers, side='right')
-        found = np.zeros((len(numbers), self.matrices[of[0]].shape[1] if len(of) else 1), np.float32)
+        of = np.searchsorted(self._ends, numbers, side="right")
+        found = np.zeros(
+            (len(numbers), self.matrices[of[0]].shape[1] if len(of) else 1), np.float32
+        )
         for run in np.unique(of):
-            found[of == run] = self.matrices[run][numbers[of == run] - (self._ends[run] - len(self.matrices[run]))]
+            found[of == run] = self.matrices[run][
+                numbers[of == run] - (self._ends[run] - len(self.matrices[run]))
+            ]
         return found
 
 
 class InNumPy(Functions):
     """The references."""
+
     xp = np
 
     def upload(self, values: np.ndarray) -> Any:
@@ -237,7 +340,9 @@ class InNumPy(Functions):
     def distinct(self, keys: Any, segments: Segments, kinds: Sequence[int], ranks: int) -> Distinct:
         return np_distinct.distinct(keys, segments, kinds, ranks)
 
-    def partition(self, keys: Any, segments: Segments, kinds: Sequence[int], ranks: int) -> Partition:
+    def partition(
+        self, keys: Any, segments: Segments, kinds: Sequence[int], ranks: int
+    ) -> Partition:
         return np_partition.partition(keys, segments, kinds, ranks)
 
     def local_rows(self, keys: Any, segments: Segments, kinds: Sequence[int], ranks: int) -> Any:
@@ -248,22 +353,56 @@ class InNumPy(Functions):
 
     def pool(self, lookups: Sequence[Lookup], rows: Sequence[Any], ids: Ids) -> Any:
         made = np_pool.pool(lookups, rows, ids, FLOAT32)
-        return np.concatenate([one.reshape(-1) for one in made]) if made else np.zeros(0, np.float32)
+        return (
+            np.concatenate([one.reshape(-1) for one in made]) if made else np.zeros(0, np.float32)
+        )
 
-    def pool_terms(self, lookups: Sequence[Lookup], rows: Sequence[Any], ids: Ids, gradients: Any, of_weights: bool = False
-                   ) -> Terms:
+    def pool_terms(
+        self,
+        lookups: Sequence[Lookup],
+        rows: Sequence[Any],
+        ids: Ids,
+        gradients: Any,
+        of_weights: bool = False,
+    ) -> Terms:
         return np_pool.pool_terms(lookups, rows, ids, gradients.matrices, of_weights=of_weights)
 
     def occurrences(self, numbers: Any, rows: int) -> Occurrences:
         return np_occurrences.occurrences(numbers, rows)
 
-    def sum_rows(self, gradients: Any, occurrences: Occurrences, segments: Segments, dims: Sequence[int], terms: Any = None,
-                 scale: float = 1., along: Any = None, own: Any = None) -> Any:
-        return np_sums.sum_rows(gradients.matrices, occurrences, segments, dims, FLOAT32, None, terms, scale, along,
-                                None if own is None else own.matrices)
+    def sum_rows(
+        self,
+        gradients: Any,
+        occurrences: Occurrences,
+        segments: Segments,
+        dims: Sequence[int],
+        terms: Any = None,
+        scale: float = 1.0,
+        along: Any = None,
+        own: Any = None,
+    ) -> Any:
+        return np_sums.sum_rows(
+            gradients.matrices,
+            occurrences,
+            segments,
+            dims,
+            FLOAT32,
+            None,
+            terms,
+            scale,
+            along,
+            None if own is None else own.matrices,
+        )
 
-    def update(self, rule: Rule, tables: Sequence[Table], rows: Any, segments: Segments, gradients: Any,
-               occurrences: Occurrences) -> None:
+    def update(
+        self,
+        rule: Rule,
+        tables: Sequence[Table],
+        rows: Any,
+        segments: Segments,
+        gradients: Any,
+        occurrences: Occurrences,
+    ) -> None:
         np_update.update(rule, tables, rows, segments, gradients.matrices, occurrences)
 
     def hash_table(self, name: str, most_rows: int) -> np_hash_table.HashTable:

@@ -1,7 +1,7 @@
 // Rows of many tables into one buffer. gather.py describes and launches these kernels.
 //
-// A row is read by a group of lanes, a power of two that covers it, at most a warp; a thread has kFlight rows in flight. What
-// neighbouring groups write lies side by side.
+// A row is read by a group of lanes, a power of two that covers it, at most a warp; a thread has
+// kFlight rows in flight. What neighbouring groups write lies side by side.
 
 #include "elements.cuh"
 #include "segments.cuh"
@@ -10,21 +10,24 @@ constexpr int kFlight = 4;
 constexpr int kRounds = 2;  // of kFlight rows, for each group of a tile
 
 struct Piece {
-  i64 tile;         // its first one
-  i64 first, end;   // of its rows
-  i64 table;        // address
+  i64 tile;        // its first one
+  i64 first, end;  // of its rows
+  i64 table;       // address
   i64 table_rows;
   i64 dim;
-  i64 out;          // element
-  i64 lanes;        // of a group
-  i64 vectors;      // whether all addresses allow the widest accesses
+  i64 out;      // element
+  i64 lanes;    // of a group
+  i64 vectors;  // whether all addresses allow the widest accesses
 };
 
 template <class T, class W, int kCount>
-__device__ __forceinline__ void gather_tile(const Piece& piece, const i64* __restrict__ rows, W* __restrict__ out) {
-  const int lanes = static_cast<int>(piece.lanes), lane = threadIdx.x & (lanes - 1), groups = kThreads / lanes;
+__device__ __forceinline__ void gather_tile(const Piece& piece, const i64* __restrict__ rows,
+                                            W* __restrict__ out) {
+  const int lanes = static_cast<int>(piece.lanes), lane = threadIdx.x & (lanes - 1),
+            groups = kThreads / lanes;
   const int accesses = static_cast<int>(piece.dim / kCount);
-  const i64 begin = piece.first + (blockIdx.x - piece.tile) * (groups * kFlight * kRounds) + threadIdx.x / lanes;
+  const i64 begin =
+      piece.first + (blockIdx.x - piece.tile) * (groups * kFlight * kRounds) + threadIdx.x / lanes;
   const T* table = reinterpret_cast<const T*>(piece.table);
   for (int round = 0; round < kRounds; ++round) {
     const i64 first = begin + round * (groups * kFlight);
@@ -49,7 +52,8 @@ __device__ __forceinline__ void gather_tile(const Piece& piece, const i64* __res
       for (int f = 0; f < kFlight; ++f) {
         Pack<W, kCount> converted;
         convert(values[f], &converted);
-        if (first + f * groups < piece.end) store<W, kCount>(to + f * stride + access * kCount, converted);
+        if (first + f * groups < piece.end)
+          store<W, kCount>(to + f * stride + access * kCount, converted);
       }
     }
   }
@@ -66,10 +70,11 @@ __device__ __forceinline__ void gather(const Piece* pieces, int count, const i64
   }
 }
 
-#define GATHER(name, T, W)                                                                                            \
-  extern "C" __global__ void __launch_bounds__(kThreads)                                                              \
-  name(const Piece* __restrict__ pieces, int count, const i64* __restrict__ rows, W* __restrict__ out) {              \
-    gather<T, W>(pieces, count, rows, out);                                                                           \
+#define GATHER(name, T, W)                                                            \
+  extern "C" __global__ void __launch_bounds__(kThreads)                              \
+      name(const Piece* __restrict__ pieces, int count, const i64* __restrict__ rows, \
+           W* __restrict__ out) {                                                     \
+    gather<T, W>(pieces, count, rows, out);                                           \
   }
 
 GATHER(gather_float32_float32, float, float)

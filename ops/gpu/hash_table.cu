@@ -7,7 +7,8 @@ constexpr int kFlight = 4;  // keys of a thread whose first sectors are fetched 
 
 // Calls visit(position, key, home, what that holds) for the keys of a thread.
 template <class Visit>
-__device__ __forceinline__ void visit_keys(const Tile& tile, const Table& table, const i64* keys, Visit visit) {
+__device__ __forceinline__ void visit_keys(const Tile& tile, const Table& table, const i64* keys,
+                                           Visit visit) {
 #pragma unroll 1
   for (int turn = 0; turn < kTurns; turn += kFlight) {
     u64 key[kFlight];
@@ -29,112 +30,124 @@ __device__ __forceinline__ void visit_keys(const Tile& tile, const Table& table,
   }
 }
 
-__device__ __forceinline__ const Table& table_of(const Table* tables, const Segment* segments, int segment_count) {
+__device__ __forceinline__ const Table& table_of(const Table* tables, const Segment* segments,
+                                                 int segment_count) {
   return tables[holding(segments, segment_count, blockIdx.x).section];
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads)
-hash_table_find(const i64* __restrict__ keys, const Segment* __restrict__ segments, int segment_count,
-                const Table* __restrict__ tables, i64* __restrict__ rows) {
+    hash_table_find(const i64* __restrict__ keys, const Segment* __restrict__ segments,
+                    int segment_count, const Table* __restrict__ tables, i64* __restrict__ rows) {
   const Table table = table_of(tables, segments, segment_count);
-  visit_keys(Tile(segments, segment_count), table, keys, [&](i64 at, u64 key, u32 sector, const Sector& seen) {
-    const Place place = find(table, key, sector, seen);
-    rows[at] = place.there && is_row(place.row) ? place.row : 0;
-  });
+  visit_keys(Tile(segments, segment_count), table, keys,
+             [&](i64 at, u64 key, u32 sector, const Sector& seen) {
+               const Place place = find(table, key, sector, seen);
+               rows[at] = place.there && is_row(place.row) ? place.row : 0;
+             });
 }
 
 // rows[i] of the keys that have rows. The others have their places in slots, and -1 for now.
 extern "C" __global__ void __launch_bounds__(kThreads)
-hash_table_insert(const i64* __restrict__ keys, const Segment* __restrict__ segments, int segment_count,
-                  const Table* __restrict__ tables, const int* __restrict__ counts, u32 step, i64* __restrict__ rows,
-                  u32* __restrict__ slots) {
+    hash_table_insert(const i64* __restrict__ keys, const Segment* __restrict__ segments,
+                      int segment_count, const Table* __restrict__ tables,
+                      const int* __restrict__ counts, u32 step, i64* __restrict__ rows,
+                      u32* __restrict__ slots) {
   __shared__ u32 used;
   if (threadIdx.x == 0) used = 0;
   __syncthreads();
   const Table table = table_of(tables, segments, segment_count);
   u32 mine = 0;
-  visit_keys(Tile(segments, segment_count), table, keys, [&](i64 at, u64 key, u32 sector, const Sector& seen) {
-    const Place place = find_or_put(table, key, sector, seen);
-    if (place.slot == kNowhere) {
-      table.add(kLost, 1);
-      rows[at] = 0;
-      return;
-    }
-    Slot* slot = table.slot(place.slot);
-    if (is_row(place.row)) {
-      if (place.step != step) slot->step = step;
-      rows[at] = place.row;
-      return;
-    }
-    const u32 position = kSeen | (kMost - static_cast<u32>(at));
-    if (place.row < position) atomicMax(&slot->row, position);
-    if (table.filter > 1) atomicAdd(&slot->step, counts == nullptr ? 1u : static_cast<u32>(counts[at]));
-    mine += !place.there;
-    rows[at] = -1;
-    slots[at] = place.slot;
-  });
+  visit_keys(Tile(segments, segment_count), table, keys,
+             [&](i64 at, u64 key, u32 sector, const Sector& seen) {
+               const Place place = find_or_put(table, key, sector, seen);
+               if (place.slot == kNowhere) {
+                 table.add(kLost, 1);
+                 rows[at] = 0;
+                 return;
+               }
+               Slot* slot = table.slot(place.slot);
+               if (is_row(place.row)) {
+                 if (place.step != step) slot->step = step;
+                 rows[at] = place.row;
+                 return;
+               }
+               const u32 position = kSeen | (kMost - static_cast<u32>(at));
+               if (place.row < position) atomicMax(&slot->row, position);
+               if (table.filter > 1)
+                 atomicAdd(&slot->step, counts == nullptr ? 1u : static_cast<u32>(counts[at]));
+               mine += !place.there;
+               rows[at] = -1;
+               slots[at] = place.slot;
+             });
   if (mine != 0) atomicAdd(&used, mine);
   __syncthreads();
   if (threadIdx.x == 0 && used != 0) table.add(kUsed, used);
 }
 
-// Which keys get a row, by tile. rows[i] of a key that was -1 becomes ~its first position if it gets one, else 0.
+// Which keys get a row, by tile. rows[i] of a key that was -1 becomes ~its first position if it
+// gets one, else 0.
 extern "C" __global__ void __launch_bounds__(kThreads)
-hash_table_count(const i64* __restrict__ keys, const Segment* __restrict__ segments, int segment_count,
-                 const Table* __restrict__ tables, u32 step, i64* __restrict__ rows, const u32* __restrict__ slots,
-                 u32* __restrict__ counts, u32 tiles) {
+    hash_table_count(const i64* __restrict__ keys, const Segment* __restrict__ segments,
+                     int segment_count, const Table* __restrict__ tables, u32 step,
+                     i64* __restrict__ rows, const u32* __restrict__ slots,
+                     u32* __restrict__ counts, u32 tiles) {
   extern __shared__ u32 counters[];
   const Table table = table_of(tables, segments, segment_count);
-  count_tile(Tile(segments, segment_count), keys, 1, ByOwner{true, 1}, counts, tiles, counters, [&](i64 at) {
-    if (rows[at] >= 0) return false;
-    Slot* slot = table.slot(slots[at]);
-    const Slot seen = fetch_slot(slot);
-    const i64 first = kMost - (seen.row & kMost);
-    const bool marked = seen.row >= kSeen;
-    if (marked && (table.filter <= 1 || seen.step >= table.filter)) {
-      rows[at] = ~first;
-      return first == at;
-    }
-    // Whoever comes later finds no mark, which says the same.
-    if (marked && first == at) slot->row = kNoRow | step;
-    rows[at] = 0;
-    return false;
-  });
+  count_tile(Tile(segments, segment_count), keys, 1, ByOwner{true, 1}, counts, tiles, counters,
+             [&](i64 at) {
+               if (rows[at] >= 0) return false;
+               Slot* slot = table.slot(slots[at]);
+               const Slot seen = fetch_slot(slot);
+               const i64 first = kMost - (seen.row & kMost);
+               const bool marked = seen.row >= kSeen;
+               if (marked && (table.filter <= 1 || seen.step >= table.filter)) {
+                 rows[at] = ~first;
+                 return first == at;
+               }
+               // Whoever comes later finds no mark, which says the same.
+               if (marked && first == at) slot->row = kNoRow | step;
+               rows[at] = 0;
+               return false;
+             });
 }
 
 // New rows, by table, then first position: from the free ones, then behind the highest.
 extern "C" __global__ void __launch_bounds__(kThreads)
-hash_table_number(const i64* __restrict__ keys, const Segment* __restrict__ segments, int segment_count,
-                  const Table* __restrict__ tables, u32 step, i64* __restrict__ rows, const u32* __restrict__ slots,
-                  const u32* __restrict__ counts, u32 tiles, const u32* __restrict__ starts, i64* __restrict__ new_keys,
-                  i64* __restrict__ new_rows) {
+    hash_table_number(const i64* __restrict__ keys, const Segment* __restrict__ segments,
+                      int segment_count, const Table* __restrict__ tables, u32 step,
+                      i64* __restrict__ rows, const u32* __restrict__ slots,
+                      const u32* __restrict__ counts, u32 tiles, const u32* __restrict__ starts,
+                      i64* __restrict__ new_keys, i64* __restrict__ new_rows) {
   extern __shared__ u32 counters[];
   const Table table = table_of(tables, segments, segment_count);
   const u32 before = counts[table.first_tile];
-  const i64 first = *table.counter(kFreeFirst), free = *table.counter(kFreeEnd) - first, highest = *table.counter(kHighest);
-  place_tile(Tile(segments, segment_count), keys, 1, ByOwner{true, 1}, counts, tiles, starts, counters,
-             [=](i64 at) { return rows[at] == ~at; },
-             [=](i64 at, i64 key, u32 number) {
-               const i64 i = number - before;
-               i64 row = i < free ? reinterpret_cast<const u32*>(table.free_rows)[first + i] : highest + i - free + 1;
-               Slot* slot = table.slot(slots[at]);
-               if (row <= table.most_rows) {
-                 slot->row = static_cast<u32>(row);
-                 slot->step = step;
-               } else {
-                 slot->row = kNoRow | step;
-                 row = 0;
-               }
-               rows[at] = row;
-               new_keys[number] = key;
-               new_rows[number] = row;
-             });
+  const i64 first = *table.counter(kFreeFirst), free = *table.counter(kFreeEnd) - first,
+            highest = *table.counter(kHighest);
+  place_tile(
+      Tile(segments, segment_count), keys, 1, ByOwner{true, 1}, counts, tiles, starts, counters,
+      [=](i64 at) { return rows[at] == ~at; },
+      [=](i64 at, i64 key, u32 number) {
+        const i64 i = number - before;
+        i64 row = i < free ? reinterpret_cast<const u32*>(table.free_rows)[first + i]
+                           : highest + i - free + 1;
+        Slot* slot = table.slot(slots[at]);
+        if (row <= table.most_rows) {
+          slot->row = static_cast<u32>(row);
+          slot->step = step;
+        } else {
+          slot->row = kNoRow | step;
+          row = 0;
+        }
+        rows[at] = row;
+        new_keys[number] = key;
+        new_rows[number] = row;
+      });
 }
 
 // Every key takes the row of its first position; then the counters of all tables go on.
 extern "C" __global__ void __launch_bounds__(kThreads)
-hash_table_settle(i64 count, const Table* __restrict__ tables, int table_count, const int* __restrict__ new_counts,
-                  i64* __restrict__ rows) {
+    hash_table_settle(i64 count, const Table* __restrict__ tables, int table_count,
+                      const int* __restrict__ new_counts, i64* __restrict__ rows) {
   const i64 first = static_cast<i64>(blockIdx.x) * kTile + threadIdx.x;
 #pragma unroll
   for (int turn = 0; turn < kTurns; ++turn) {
@@ -154,16 +167,23 @@ hash_table_settle(i64 count, const Table* __restrict__ tables, int table_count, 
   }
 }
 
-// ---- What is seldom done: one table each, a key or a slot each thread; slots with those of the last sector -----------------------------------------------------
+// ---- What is seldom done: one table each, a key or a slot each thread; slots with those of the
+// last sector -----------------------------------------------------
 
-__device__ __forceinline__ i64 thread_index() { return static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x; }
+__device__ __forceinline__ i64 thread_index() {
+  return static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
+}
 
 // Whether it has a row, or waits for one; a removed key does neither.
-__device__ __forceinline__ bool is_live(const Slot& slot) { return is_row(slot.row) || (slot.row != 0 && slot.step != 0); }
+__device__ __forceinline__ bool is_live(const Slot& slot) {
+  return is_row(slot.row) || (slot.row != 0 && slot.step != 0);
+}
 
-// Whether it was there to be removed: of several threads one is told so. Bits of `freed` say which rows become free.
+// Whether it was there to be removed: of several threads one is told so. Bits of `freed` say which
+// rows become free.
 __device__ __forceinline__ bool remove(Slot* slot, u32* freed) {
-  const u64 words = atomicExch(reinterpret_cast<u64*>(&slot->row), static_cast<u64>(kNoRow));  // step 0
+  const u64 words =
+      atomicExch(reinterpret_cast<u64*>(&slot->row), static_cast<u64>(kNoRow));  // step 0
   const Slot was = {0, static_cast<u32>(words), static_cast<u32>(words >> 32)};
   if (is_row(was.row)) atomicOr(freed + was.row / 32, 1u << was.row % 32);
   return is_live(was);
@@ -181,7 +201,8 @@ __device__ __forceinline__ Place find(const Table& table, u64 key) {
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads)
-hash_table_remove(const i64* __restrict__ keys, i64 count, const Table* __restrict__ table, u32* freed) {
+    hash_table_remove(const i64* __restrict__ keys, i64 count, const Table* __restrict__ table,
+                      u32* freed) {
   const i64 at = thread_index();
   bool removed = false;
   if (at < count) {
@@ -192,19 +213,20 @@ hash_table_remove(const i64* __restrict__ keys, i64 count, const Table* __restri
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads)
-hash_table_remove_unused(u32 since, i64 slots, const Table* __restrict__ table, u32* freed) {
+    hash_table_remove_unused(u32 since, i64 slots, const Table* __restrict__ table, u32* freed) {
   const i64 at = thread_index();
   bool removed = false;
   if (at < slots) {
     Slot* place = table->slot(static_cast<u32>(at));
     const Slot slot = fetch_slot(place);
-    removed = is_live(slot) && (is_row(slot.row) ? slot.step : slot.row & kMost) < since && remove(place, freed);
+    removed = is_live(slot) && (is_row(slot.row) ? slot.step : slot.row & kMost) < since &&
+              remove(place, freed);
   }
   count_dead(*table, removed);
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads)
-hash_table_mark_free(const Table* __restrict__ table, u32* freed) {
+    hash_table_mark_free(const Table* __restrict__ table, u32* freed) {
   const i64 at = *table->counter(kFreeFirst) + thread_index();
   if (at >= *table->counter(kFreeEnd)) return;
   const u32 row = reinterpret_cast<const u32*>(table->free_rows)[at];
@@ -212,14 +234,14 @@ hash_table_mark_free(const Table* __restrict__ table, u32* freed) {
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads)
-hash_table_count_free(const u32* __restrict__ freed, i64 words, int* __restrict__ counts) {
+    hash_table_count_free(const u32* __restrict__ freed, i64 words, int* __restrict__ counts) {
   const i64 at = thread_index();
   if (at < words) counts[at] = __popc(freed[at]);
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads)
-hash_table_list_free(const u32* __restrict__ freed, i64 words, const int* __restrict__ starts, i64* __restrict__ counters,
-                     u32* __restrict__ free_rows) {
+    hash_table_list_free(const u32* __restrict__ freed, i64 words, const int* __restrict__ starts,
+                         i64* __restrict__ counters, u32* __restrict__ free_rows) {
   const i64 at = thread_index();
   if (at == 0) {
     counters[kFreeFirst] = 0;
@@ -234,7 +256,7 @@ hash_table_list_free(const u32* __restrict__ freed, i64 words, const int* __rest
 
 // What lives of `old` is put in `table`, whose slots are all free.
 extern "C" __global__ void __launch_bounds__(kThreads)
-hash_table_rebuild(const Table* __restrict__ old, i64 slots, const Table* __restrict__ table) {
+    hash_table_rebuild(const Table* __restrict__ old, i64 slots, const Table* __restrict__ table) {
   const i64 at = thread_index();
   Slot slot = {kFree, 0, 0};
   if (at < slots) slot = fetch_slot(old->slot(static_cast<u32>(at)));
@@ -257,7 +279,8 @@ hash_table_rebuild(const Table* __restrict__ old, i64 slots, const Table* __rest
 
 // All that lives, in any order. `ended` is 0, and becomes how many there are.
 extern "C" __global__ void __launch_bounds__(kThreads)
-hash_table_export(const Table* __restrict__ table, i64 slots, Slot* __restrict__ out, u32* ended) {
+    hash_table_export(const Table* __restrict__ table, i64 slots, Slot* __restrict__ out,
+                      u32* ended) {
   const i64 at = thread_index();
   Slot slot = {0, 0, 0};
   if (at < slots) slot = fetch_slot(table->slot(static_cast<u32>(at)));
@@ -270,7 +293,8 @@ hash_table_export(const Table* __restrict__ table, i64 slots, Slot* __restrict__
 
 // When keys that are there were last used or seen.
 extern "C" __global__ void __launch_bounds__(kThreads)
-hash_table_set_steps(const i64* __restrict__ keys, i64 count, const Table* __restrict__ table, const u32* __restrict__ steps) {
+    hash_table_set_steps(const i64* __restrict__ keys, i64 count, const Table* __restrict__ table,
+                         const u32* __restrict__ steps) {
   const i64 at = thread_index();
   if (at >= count) return;
   const Place place = find(*table, static_cast<u64>(keys[at]));

@@ -1,18 +1,21 @@
 // A hash table of int64 keys, and how a key is found in it.
 //
-// Open addressing, a sector of 32 bytes at a time: all that is known of a key is in the sector where it is found. A key is put in
-// the first free slot of its sequence, by one compare-and-swap of the slot's key. Slots become free only when the table is built
-// anew: whoever looks for the same key, at the same time or later, finds it.
+// Open addressing, a sector of 32 bytes at a time: all that is known of a key is in the sector
+// where it is found. A key is put in the first free slot of its sequence, by one compare-and-swap
+// of the slot's key. Slots become free only when the table is built anew: whoever looks for the
+// same key, at the same time or later, finds it.
 //
-// A slot is free where its key is kFree. The key that equals kFree has a slot of its own, in the sector behind the last.
+// A slot is free where its key is kFree. The key that equals kFree has a slot of its own, in the
+// sector behind the last.
 
 #include "integers.cuh"
 
 constexpr u64 kFree = 0;
 
-// The word `row` of a slot: 0 until its key was counted once; a row; from kNoRow on, the step at which a key without a row was
-// last seen; from kSeen on, during one call, the first position of such a key: the smaller it is, the larger the word.
-// The word `step`: when a key with a row was last used; how many times a key without one was seen, 0 if it was removed.
+// The word `row` of a slot: 0 until its key was counted once; a row; from kNoRow on, the step at
+// which a key without a row was last seen; from kSeen on, during one call, the first position of
+// such a key: the smaller it is, the larger the word. The word `step`: when a key with a row was
+// last used; how many times a key without one was seen, 0 if it was removed.
 constexpr u32 kNoRow = 1u << 31, kSeen = 3u << 30, kMost = (1u << 30) - 1;
 
 struct __align__(16) Slot {
@@ -25,20 +28,25 @@ struct Sector {
 };
 
 // kDead: slots in use whose keys were removed, some of which may have come back.
-// kLost: keys that found no free slot, which can't be unless the host's bound of the slots in use, or the table, was broken.
+// kLost: keys that found no free slot, which can't be unless the host's bound of the slots in use,
+// or the table, was broken.
 enum Counter { kUsed, kDead, kHighest, kFreeFirst, kFreeEnd, kRefused, kLost };
 
 struct Table {
-  i64 sectors;     // address
-  i64 count;       // of sectors, without the last
-  i64 counters;    // address of i64 by Counter
-  i64 free_rows;   // address of u32, ascending; those from kFreeFirst to before kFreeEnd are left
+  i64 sectors;    // address
+  i64 count;      // of sectors, without the last
+  i64 counters;   // address of i64 by Counter
+  i64 free_rows;  // address of u32, ascending; those from kFreeFirst to before kFreeEnd are left
   i64 most_rows;
   i64 filter;      // how many times a key must have been seen
   i64 first_tile;  // of its keys
 
-  __device__ __forceinline__ Slot* slot(u32 index) const { return reinterpret_cast<Slot*>(sectors) + index; }
-  __device__ __forceinline__ i64* counter(Counter which) const { return reinterpret_cast<i64*>(counters) + which; }
+  __device__ __forceinline__ Slot* slot(u32 index) const {
+    return reinterpret_cast<Slot*>(sectors) + index;
+  }
+  __device__ __forceinline__ i64* counter(Counter which) const {
+    return reinterpret_cast<i64*>(counters) + which;
+  }
   __device__ __forceinline__ void add(Counter which, u32 value) const {
     atomicAdd(reinterpret_cast<u64*>(counter(which)), static_cast<u64>(value));
   }
@@ -51,7 +59,8 @@ struct Place {
   bool there;
 };
 
-// MurmurHash3's finalizer, as of the CPU's key map: keys of a rank have a residue of `mix` in common.
+// MurmurHash3's finalizer, as of the CPU's key map: keys of a rank have a residue of `mix` in
+// common.
 __device__ __forceinline__ u64 hash(u64 x) {
   x = (x ^ (x >> 33)) * 0xFF51AFD7ED558CCDull;
   x = (x ^ (x >> 33)) * 0xC4CEB9FE1A85EC53ull;
@@ -62,7 +71,9 @@ __device__ __forceinline__ u32 home(const Table& table, u64 key) {
   return static_cast<u32>(key == kFree ? table.count : __umul64hi(hash(key), table.count));
 }
 
-__device__ __forceinline__ u32 next(const Table& table, u32 sector) { return sector + 1 == table.count ? 0 : sector + 1; }
+__device__ __forceinline__ u32 next(const Table& table, u32 sector) {
+  return sector + 1 == table.count ? 0 : sector + 1;
+}
 
 __device__ __forceinline__ Slot fetch_slot(const Slot* at) {
   const ulonglong2 words = __ldcg(reinterpret_cast<const ulonglong2*>(at));
@@ -77,8 +88,9 @@ __device__ __forceinline__ Sector fetch(const Table& table, u32 sector) {
 constexpr u32 kNowhere = 0xFFFFFFFFu;  // no slot
 constexpr u32 kMostProbes = 1u << 16;
 
-// How many sectors a key is looked for in, at most. With as many slots free as there must be, none needs a hundredth of these;
-// in a table without a free slot every key would be looked for in all of it.
+// How many sectors a key is looked for in, at most. With as many slots free as there must be, none
+// needs a hundredth of these; in a table without a free slot every key would be looked for in all
+// of it.
 __device__ __forceinline__ u32 probes(const Table& table) {
   return table.count < kMostProbes ? static_cast<u32>(table.count) : kMostProbes;
 }
@@ -89,7 +101,8 @@ __device__ __forceinline__ Place find(const Table& table, u64 key, u32 sector, S
     const Slot &left = seen.slots[0], &right = seen.slots[1];
     const bool in_left = left.key == key, in_right = !in_left && right.key == key;
     if (in_left || in_right || left.key == kFree || right.key == kFree) {
-      return {2 * sector + in_right, in_left ? left.row : right.row, in_left ? left.step : right.step, in_left || in_right};
+      return {2 * sector + in_right, in_left ? left.row : right.row,
+              in_left ? left.step : right.step, in_left || in_right};
     }
     sector = next(table, sector);
     seen = fetch(table, sector);
@@ -97,7 +110,8 @@ __device__ __forceinline__ Place find(const Table& table, u64 key, u32 sector, S
   return {kNowhere, 0, 0, false};
 }
 
-// The same; puts it in a free slot if it isn't there. What was read may be old, but a slot changes only from free to a key.
+// The same; puts it in a free slot if it isn't there. What was read may be old, but a slot changes
+// only from free to a key.
 __device__ __forceinline__ Place find_or_put(const Table& table, u64 key, u32 sector, Sector seen) {
   for (u32 more = probes(table); more != 0; --more) {
 #pragma unroll

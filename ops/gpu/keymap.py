@@ -1,8 +1,10 @@
-"""Which local row a key of a dynamic table has, by kernels: `collective.ops.keymap` on a device, for many tables at once.
+"""Which local row a key of a dynamic table has, by kernels: `collective.ops.keymap` on a device,
+for many tables at once.
 
-The hash table is in the device's memory. The keys by row are in the host's, too: first values are drawn there, and a checkpoint
-goes through them.
+The hash table is in the device's memory. The keys by row are in the host's, too: first values are
+drawn there, and a checkpoint goes through them.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -19,7 +21,8 @@ from collective.ops.gpu.sides import Side
 
 
 class DeviceKeyMap:
-    """Rows 1, 2, 3, … of the keys that were inserted, in their order: see `collective.ops.keymap.KeyMap`.
+    """Rows 1, 2, 3, … of the keys that were inserted, in their order: see
+    `collective.ops.keymap.KeyMap`.
 
     Args:
         name: the table's, for errors.
@@ -42,7 +45,7 @@ class DeviceKeyMap:
     def keys(self, first: int, last: int) -> np.ndarray:
         """int64, the keys of the rows from `first` to before `last`: a view, while the map lives."""
         if not 1 <= first <= last <= self._count + 1:
-            raise IndexError(f'rows [{first}, {last}) of 1 … {self._count}')
+            raise IndexError(f"rows [{first}, {last}) of 1 … {self._count}")
         return self._keys[first:last]
 
     def find(self, keys: np.ndarray) -> np.ndarray:
@@ -61,15 +64,20 @@ class DeviceKeyMap:
         keys = np.ascontiguousarray(keys, np.int64)
         with self._side.call():
             f = self._side.functions
-            return f.download(rows(f, [self], f.upload(keys.reshape(-1)), [keys.size], insert)).reshape(keys.shape)
+            return f.download(
+                rows(f, [self], f.upload(keys.reshape(-1)), [keys.size], insert)
+            ).reshape(keys.shape)
 
     def _note(self, keys: np.ndarray) -> None:
-        self._keys[self._count + 1:self._count + 1 + len(keys)] = keys
+        self._keys[self._count + 1 : self._count + 1 + len(keys)] = keys
         self._count += len(keys)
 
 
-def rows(f: Functions, maps: Sequence[DeviceKeyMap], keys: Any, sizes: Sequence[int], insert: bool) -> Any:
-    """[K] int64 on the device, until the next call: the rows of `keys`; new ones are inserted, or have row 0.
+def rows(
+    f: Functions, maps: Sequence[DeviceKeyMap], keys: Any, sizes: Sequence[int], insert: bool
+) -> Any:
+    """[K] int64 on the device, until the next call: the rows of `keys`; new ones are inserted, or
+    have row 0.
 
     Args:
         f: the kernels.
@@ -79,8 +87,8 @@ def rows(f: Functions, maps: Sequence[DeviceKeyMap], keys: Any, sizes: Sequence[
         insert: whether new keys get rows.
 
     Raises:
-        MemoryError: a map has no rows left for all new keys, of which those that came first have got theirs; or none was
-            inserted, as slots can't grow.
+        MemoryError: a map has no rows left for all new keys, of which those that came first have
+            got theirs; or none was inserted, as slots can't grow.
     """
     tables, segments = [one._table for one in maps], Segments.of(sizes, range(len(maps)))
     if not insert:

@@ -1,6 +1,7 @@
 // Occurrences ordered by row. occurrences.py describes and launches these kernels.
 //
-// A sort by counting, one digit of the row numbers at a time, lowest first: each pass keeps the order of the one before.
+// A sort by counting, one digit of the row numbers at a time, lowest first: each pass keeps the
+// order of the one before.
 
 #include "occurrences.cuh"
 #include "partition.cuh"
@@ -11,32 +12,38 @@ struct ByDigit {
 };
 
 extern "C" __global__ void __launch_bounds__(kThreads)
-occurrences_count(const u32* __restrict__ rows, const Segment* __restrict__ segments, int segment_count, u32 shift, u32 digits,
-                  u32* __restrict__ counts, u32 tiles) {
+    occurrences_count(const u32* __restrict__ rows, const Segment* __restrict__ segments,
+                      int segment_count, u32 shift, u32 digits, u32* __restrict__ counts,
+                      u32 tiles) {
   extern __shared__ u32 counters[];
-  count_tile(Tile(segments, segment_count), rows, digits, ByDigit{shift, digits - 1}, counts, tiles, counters,
-             [](i64) { return true; });
+  count_tile(Tile(segments, segment_count), rows, digits, ByDigit{shift, digits - 1}, counts, tiles,
+             counters, [](i64) { return true; });
 }
 
 // `order` is null in the first pass.
 extern "C" __global__ void __launch_bounds__(kThreads)
-occurrences_place(const u32* __restrict__ rows, const u32* __restrict__ order, const Segment* __restrict__ segments,
-                  int segment_count, u32 shift, u32 digits, const u32* __restrict__ counts, u32 tiles,
-                  const u32* __restrict__ starts, u32* __restrict__ placed_rows, u32* __restrict__ placed_order) {
+    occurrences_place(const u32* __restrict__ rows, const u32* __restrict__ order,
+                      const Segment* __restrict__ segments, int segment_count, u32 shift,
+                      u32 digits, const u32* __restrict__ counts, u32 tiles,
+                      const u32* __restrict__ starts, u32* __restrict__ placed_rows,
+                      u32* __restrict__ placed_order) {
   extern __shared__ u32 counters[];
-  place_tile(Tile(segments, segment_count), rows, digits, ByDigit{shift, digits - 1}, counts, tiles, starts, counters,
-             [](i64) { return true; },
-             [=](i64 at, u32 row, u32 number) {
-               placed_rows[number] = row;
-               placed_order[number] = order == nullptr ? static_cast<u32>(at) : order[at];
-             });
+  place_tile(
+      Tile(segments, segment_count), rows, digits, ByDigit{shift, digits - 1}, counts, tiles,
+      starts, counters, [](i64) { return true; },
+      [=](i64 at, u32 row, u32 number) {
+        placed_rows[number] = row;
+        placed_order[number] = order == nullptr ? static_cast<u32>(at) : order[at];
+      });
 }
 
 // offsets[r]: the first of the ascending `rows` that is r or more. `counters` become 0.
 //
-// Each thread writes those from the row before its own up to its own; a warp together where that are many.
+// Each thread writes those from the row before its own up to its own; a warp together where that
+// are many.
 extern "C" __global__ void __launch_bounds__(kThreads)
-occurrences_offsets(const u32* __restrict__ rows, i64 count, u32 row_count, int* __restrict__ offsets, u32* counters) {
+    occurrences_offsets(const u32* __restrict__ rows, i64 count, u32 row_count,
+                        int* __restrict__ offsets, u32* counters) {
   if (blockIdx.x == 0 && threadIdx.x < 2) counters[threadIdx.x] = 0;
   const i64 first = static_cast<i64>(blockIdx.x) * kTile + threadIdx.x;
   for (int turn = 0; turn < kTurns; ++turn) {
@@ -52,15 +59,17 @@ occurrences_offsets(const u32* __restrict__ rows, i64 count, u32 row_count, int*
       const int lane = __ffs(static_cast<int>(lanes)) - 1;
       const u32 to = __shfl_sync(kAllLanes, end, lane);
       const int place = static_cast<int>(at) - static_cast<int>(threadIdx.x % 32) + lane;
-      for (u32 row = __shfl_sync(kAllLanes, begin, lane) + threadIdx.x % 32; row < to; row += 32) offsets[row] = place;
+      for (u32 row = __shfl_sync(kAllLanes, begin, lane) + threadIdx.x % 32; row < to; row += 32)
+        offsets[row] = place;
     }
   }
 }
 
-// Lists the rows with many occurrences, and cuts these in pieces. In any order: nothing depends on it.
+// Lists the rows with many occurrences, and cuts these in pieces. In any order: nothing depends on
+// it.
 extern "C" __global__ void __launch_bounds__(kThreads)
-occurrences_split(const int* __restrict__ offsets, i64 row_count, u32* counters, Long* __restrict__ longs,
-                  Piece* __restrict__ pieces) {
+    occurrences_split(const int* __restrict__ offsets, i64 row_count, u32* counters,
+                      Long* __restrict__ longs, Piece* __restrict__ pieces) {
   const i64 row = static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
   if (row >= row_count) return;
   const u32 begin = static_cast<u32>(offsets[row]), end = static_cast<u32>(offsets[row + 1]);

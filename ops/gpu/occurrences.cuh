@@ -1,4 +1,5 @@
-// Rows that occur often: what is summed of them is summed in pieces, by many blocks. As in occurrences.py.
+// Rows that occur often: what is summed of them is summed in pieces, by many blocks. As in
+// occurrences.py.
 
 #include "integers.cuh"
 

@@ -4,8 +4,10 @@
     offsets      0 1 2 5            row r has the places offsets[r] to before offsets[r + 1] of
     order        1 3 0 2 4          the occurrences by row, ascending
 
-A sort by counting, `_BITS` bits of the row numbers at a time. `reference/occurrences.py` has the same function in NumPy.
+A sort by counting, `_BITS` bits of the row numbers at a time. `reference/occurrences.py` has the
+same function in NumPy.
 """
+
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -17,8 +19,11 @@ from collective.ops.gpu.segments import MOST, STATIC, THREADS, TILE, Segments
 from collective.ops.gpu.sources import Source
 from collective.ops.gpu.workspace import Workspace
 
-SOURCE = Source('occurrences.cu', ('occurrences_count', 'occurrences_place', 'occurrences_offsets', 'occurrences_split'))
-LONG, PIECE = 64, 512       # as in occurrences.cuh
+SOURCE = Source(
+    "occurrences.cu",
+    ("occurrences_count", "occurrences_place", "occurrences_offsets", "occurrences_split"),
+)
+LONG, PIECE = 64, 512  # as in occurrences.cuh
 _BITS = 8
 _WARPS = THREADS // 32
 
@@ -29,10 +34,14 @@ class Occurrences(NamedTuple):
     Attributes:
         offsets: [R + 1] int32, where the occurrences of each row begin in `order`.
         order: [K] int32, the occurrences by row; those of one row ascend.
-        counters: [2] uint32, how many rows have more than `LONG` occurrences, and how many pieces these have.
-        longs: [K // LONG, 3] uint32, for each such row (row, its first piece, how many), in any order.
-        pieces: [., 3] uint32, for each piece of at most `PIECE` occurrences (row, first place in `order`, end).
+        counters: [2] uint32, how many rows have more than `LONG` occurrences, and how many pieces
+            these have.
+        longs: [K // LONG, 3] uint32, for each such row (row, its first piece, how many), in any
+            order.
+        pieces: [., 3] uint32, for each piece of at most `PIECE` occurrences (row, first place in
+            `order`, end).
     """
+
     offsets: Any
     order: Any
     counters: Any
@@ -45,14 +54,18 @@ def most_pieces(occurrences: int) -> int:
     return occurrences // PIECE + occurrences // LONG
 
 
-def occurrences(numbers: Any, rows: int, workspace: Workspace, name: str = 'occurrences') -> Occurrences:
-    """Orders occurrences by row, stably. Launches 3 kernels for each 8 bits of `rows`, and 2; the host waits for nothing.
+def occurrences(
+    numbers: Any, rows: int, workspace: Workspace, name: str = "occurrences"
+) -> Occurrences:
+    """Orders occurrences by row, stably. Launches 3 kernels for each 8 bits of `rows`, and 2; the
+    host waits for nothing.
 
     Bytes moved: for each 8 bits 4 K for the counts, 16 K for the order; then 4 K + 8 R.
 
     Args:
-        numbers: [K] int32, the row of each occurrence, at least 0 and smaller than `rows`: that isn't checked. The inverse
-            index of `distinct` is one; so are the samples of ids, whose offsets are wanted.
+        numbers: [K] int32, the row of each occurrence, at least 0 and smaller than `rows`: that
+            isn't checked. The inverse index of `distinct` is one; so are the samples of ids, whose
+            offsets are wanted.
         rows: R.
         workspace: where the result lies until the next call with it and the same name.
         name: of its arrays.
@@ -62,29 +75,52 @@ def occurrences(numbers: Any, rows: int, workspace: Workspace, name: str = 'occu
     """
     size, device = int(numbers.size), workspace.device
     if max(size, rows) > MOST:
-        raise ValueError(f'{size:,} occurrences of {rows:,} rows, but no more than {MOST:,} can be: use smaller batches')
+        raise ValueError(
+            f"{size:,} occurrences of {rows:,} rows, but no more than {MOST:,} can "
+            f"be: use smaller batches"
+        )
     passes = -(-max((rows - 1).bit_length(), 1) // _BITS)
     bits = -(-max((rows - 1).bit_length(), 1) // passes)
-    digits = 2 ** bits
+    digits = 2**bits
     tiles = tiled(Segments.of([size], [0]), [STATIC], digits, workspace, name)
     count, by_tile = tiles.plan.tiles, (tiles.segments, np.int32(len(tiles.plan.segments)))
     order: Any = np.uint64(0)
     for number in range(passes):
         digit = (np.uint32(number * bits), np.uint32(digits))
-        device.kernel(SOURCE, 'occurrences_count')(count, THREADS, (numbers, *by_tile, *digit, tiles.counts, np.uint32(count)),
-                                                   shared=4 * digits)
+        device.kernel(SOURCE, "occurrences_count")(
+            count,
+            THREADS,
+            (numbers, *by_tile, *digit, tiles.counts, np.uint32(count)),
+            shared=4 * digits,
+        )
         scan(tiles, digits, workspace, name)
-        placed = workspace.take(f'{name}.rows{number % 2}', size, np.int32)
-        placed_order = workspace.take(f'{name}.order{number % 2}', size, np.int32)
-        device.kernel(SOURCE, 'occurrences_place')(
-            count, THREADS, (numbers, order, *by_tile, *digit, tiles.counts, np.uint32(count), tiles.starts, placed,
-                             placed_order), shared=4 * _WARPS * digits)
+        placed = workspace.take(f"{name}.rows{number % 2}", size, np.int32)
+        placed_order = workspace.take(f"{name}.order{number % 2}", size, np.int32)
+        device.kernel(SOURCE, "occurrences_place")(
+            count,
+            THREADS,
+            (
+                numbers,
+                order,
+                *by_tile,
+                *digit,
+                tiles.counts,
+                np.uint32(count),
+                tiles.starts,
+                placed,
+                placed_order,
+            ),
+            shared=4 * _WARPS * digits,
+        )
         numbers, order = placed, placed_order
-    offsets = workspace.take(f'{name}.offsets', rows + 1, np.int32)
-    counters = workspace.take(f'{name}.counters', 2, np.uint32)
-    longs = workspace.take(f'{name}.longs', 3 * (size // LONG), np.uint32).reshape(-1, 3)
-    pieces = workspace.take(f'{name}.pieces', 3 * most_pieces(size), np.uint32).reshape(-1, 3)
-    device.kernel(SOURCE, 'occurrences_offsets')(size // TILE + 1, THREADS, (numbers, np.int64(size), np.uint32(rows), offsets,
-                                                                             counters))
-    device.kernel(SOURCE, 'occurrences_split')(-(-rows // THREADS), THREADS, (offsets, np.int64(rows), counters, longs, pieces))
+    offsets = workspace.take(f"{name}.offsets", rows + 1, np.int32)
+    counters = workspace.take(f"{name}.counters", 2, np.uint32)
+    longs = workspace.take(f"{name}.longs", 3 * (size // LONG), np.uint32).reshape(-1, 3)
+    pieces = workspace.take(f"{name}.pieces", 3 * most_pieces(size), np.uint32).reshape(-1, 3)
+    device.kernel(SOURCE, "occurrences_offsets")(
+        size // TILE + 1, THREADS, (numbers, np.int64(size), np.uint32(rows), offsets, counters)
+    )
+    device.kernel(SOURCE, "occurrences_split")(
+        -(-rows // THREADS), THREADS, (offsets, np.int64(rows), counters, longs, pieces)
+    )
     return Occurrences(offsets, order, counters, longs, pieces)

@@ -9,7 +9,8 @@ __device__ __forceinline__ u64 mix(u64 x) {
   return x ^ (x >> 31);
 }
 
-// key mod N for a static table, mix(key) mod N for a dynamic one. Divisions of 64 bits are slow, and seldom needed.
+// key mod N for a static table, mix(key) mod N for a dynamic one. Divisions of 64 bits are slow,
+// and seldom needed.
 __device__ __forceinline__ u32 owner_of(i64 key, bool dynamic, u32 ranks) {
   const u64 x = dynamic ? mix(static_cast<u64>(key)) : static_cast<u64>(key);
   if ((ranks & (ranks - 1)) == 0) return static_cast<u32>(x) & (ranks - 1);

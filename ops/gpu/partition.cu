@@ -1,21 +1,23 @@
-// Keys ordered by owner, without de-duplication; and the scans that others need, too. partition.py describes and launches them.
+// Keys ordered by owner, without de-duplication; and the scans that others need, too. partition.py
+// describes and launches them.
 
 #include "partition.cuh"
 #include "scans.cuh"
 
 extern "C" __global__ void __launch_bounds__(kThreads)
-partition_count(const i64* __restrict__ keys, const Segment* __restrict__ segments, int segment_count, u32 ranks,
-                u32* __restrict__ counts, u32 tiles) {
+    partition_count(const i64* __restrict__ keys, const Segment* __restrict__ segments,
+                    int segment_count, u32 ranks, u32* __restrict__ counts, u32 tiles) {
   extern __shared__ u32 counters[];
   const Tile tile(segments, segment_count);
-  count_tile(tile, keys, ranks, ByOwner{tile.dynamic, ranks}, counts, tiles, counters, [](i64) { return true; });
+  count_tile(tile, keys, ranks, ByOwner{tile.dynamic, ranks}, counts, tiles, counters,
+             [](i64) { return true; });
 }
 
-// One block for each owner: the sums over its tiles, and what each section has. The block that ends last sums over owners.
-// `ended` is 0, and is so again afterwards.
+// One block for each owner: the sums over its tiles, and what each section has. The block that ends
+// last sums over owners. `ended` is 0, and is so again afterwards.
 extern "C" __global__ void __launch_bounds__(1024)
-partition_scan(u32* counts, u32 tiles, const u32* __restrict__ section_tiles, u32 sections, int* __restrict__ section_counts,
-               u32* starts, u32* ended) {
+    partition_scan(u32* counts, u32 tiles, const u32* __restrict__ section_tiles, u32 sections,
+                   int* __restrict__ section_counts, u32* starts, u32* ended) {
   __shared__ u32 sums[33];
   __shared__ bool last;
   const u32 owner = blockIdx.x, ranks = gridDim.x;
@@ -33,7 +35,8 @@ partition_scan(u32* counts, u32 tiles, const u32* __restrict__ section_tiles, u3
   __threadfence();
   __syncthreads();
   for (u32 s = threadIdx.x; s < sections; s += blockDim.x) {
-    section_counts[static_cast<i64>(owner) * sections + s] = static_cast<int>(mine[section_tiles[s + 1]] - mine[section_tiles[s]]);
+    section_counts[static_cast<i64>(owner) * sections + s] =
+        static_cast<int>(mine[section_tiles[s + 1]] - mine[section_tiles[s]]);
   }
   if (threadIdx.x == 0) last = atomicAdd(ended, 1u) == ranks - 1;
   __syncthreads();
@@ -43,7 +46,8 @@ partition_scan(u32* counts, u32 tiles, const u32* __restrict__ section_tiles, u3
   for (u32 first = 0; first < ranks; first += blockDim.x) {
     const u32 r = first + threadIdx.x;
     u32 total;
-    const u32 sum = exclusive_sum(r < ranks ? __ldcg(counts + static_cast<i64>(r) * (tiles + 1) + tiles) : 0, sums, &total);
+    const u32 sum = exclusive_sum(
+        r < ranks ? __ldcg(counts + static_cast<i64>(r) * (tiles + 1) + tiles) : 0, sums, &total);
     if (r < ranks) starts[r] = before + sum;
     before += total;
     __syncthreads();
@@ -55,21 +59,24 @@ partition_scan(u32* counts, u32 tiles, const u32* __restrict__ section_tiles, u3
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads)
-partition_scatter(const i64* __restrict__ keys, const Segment* __restrict__ segments, int segment_count, u32 ranks,
-                  const u32* __restrict__ counts, u32 tiles, const u32* __restrict__ starts, i64* __restrict__ ordered,
-                  int* __restrict__ positions) {
+    partition_scatter(const i64* __restrict__ keys, const Segment* __restrict__ segments,
+                      int segment_count, u32 ranks, const u32* __restrict__ counts, u32 tiles,
+                      const u32* __restrict__ starts, i64* __restrict__ ordered,
+                      int* __restrict__ positions) {
   extern __shared__ u32 counters[];
   const Tile tile(segments, segment_count);
-  place_tile(tile, keys, ranks, ByOwner{tile.dynamic, ranks}, counts, tiles, starts, counters, [](i64) { return true; },
-             [=](i64 at, i64 key, u32 number) {
-               ordered[number] = key;
-               positions[at] = static_cast<int>(number);
-             });
+  place_tile(
+      tile, keys, ranks, ByOwner{tile.dynamic, ranks}, counts, tiles, starts, counters,
+      [](i64) { return true; },
+      [=](i64 at, i64 key, u32 number) {
+        ordered[number] = key;
+        positions[at] = static_cast<int>(number);
+      });
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads)
-local_rows(const i64* __restrict__ keys, const Segment* __restrict__ segments, int segment_count, u32 ranks,
-           i64* __restrict__ rows) {
+    local_rows(const i64* __restrict__ keys, const Segment* __restrict__ segments,
+               int segment_count, u32 ranks, i64* __restrict__ rows) {
   const Tile tile(segments, segment_count);
 #pragma unroll
   for (int turn = 0; turn < kTurns; ++turn) {
@@ -80,7 +87,7 @@ local_rows(const i64* __restrict__ keys, const Segment* __restrict__ segments, i
 
 // The sum of each tile of `values`, which is not by segments.
 extern "C" __global__ void __launch_bounds__(kThreads)
-prefix_tiles(const int* __restrict__ values, i64 count, u32* __restrict__ counts) {
+    prefix_tiles(const int* __restrict__ values, i64 count, u32* __restrict__ counts) {
   __shared__ u32 sums[33];
   const i64 first = static_cast<i64>(blockIdx.x) * kTile;
   u32 sum = 0, total;
@@ -93,9 +100,11 @@ prefix_tiles(const int* __restrict__ values, i64 count, u32* __restrict__ counts
   if (threadIdx.x == 0) counts[blockIdx.x] = total;
 }
 
-// Sums of all values before each one, and at the end that of all. `counts` are sums of the tiles before.
+// Sums of all values before each one, and at the end that of all. `counts` are sums of the tiles
+// before.
 extern "C" __global__ void __launch_bounds__(kThreads)
-prefix_write(const int* __restrict__ values, i64 count, const u32* __restrict__ counts, int* __restrict__ sums_before) {
+    prefix_write(const int* __restrict__ values, i64 count, const u32* __restrict__ counts,
+                 int* __restrict__ sums_before) {
   __shared__ u32 sums[33];
   const i64 first = static_cast<i64>(blockIdx.x) * kTile;
   u32 before = counts[blockIdx.x];

@@ -1,6 +1,7 @@
 // A stable partition by owner: how many keys of a tile go to each, then where each one goes.
 //
-// counts is [N, tiles + 1]. It holds counts, and after the scan the sums of those before; the last column is the sum of all.
+// counts is [N, tiles + 1]. It holds counts, and after the scan the sums of those before; the last
+// column is the sum of all.
 
 #include "owners.cuh"
 #include "segments.cuh"
@@ -19,10 +20,12 @@ struct ByOwner {
   __device__ __forceinline__ u32 operator()(i64 key) const { return owner_of(key, dynamic, ranks); }
 };
 
-// Counts by owner(key) the keys for which `select(position)` holds. `counters` is shared memory for [N].
+// Counts by owner(key) the keys for which `select(position)` holds. `counters` is shared memory for
+// [N].
 template <class Key, class Owner, class Select>
-__device__ __forceinline__ void count_tile(const Tile& tile, const Key* keys, u32 ranks, Owner owner, u32* counts, u32 tiles,
-                                           u32* counters, Select select) {
+__device__ __forceinline__ void count_tile(const Tile& tile, const Key* keys, u32 ranks,
+                                           Owner owner, u32* counts, u32 tiles, u32* counters,
+                                           Select select) {
   for (u32 r = threadIdx.x; r < ranks; r += kThreads) counters[r] = 0;
   __syncthreads();
 #pragma unroll
@@ -37,14 +40,17 @@ __device__ __forceinline__ void count_tile(const Tile& tile, const Key* keys, u3
     }
   }
   __syncthreads();
-  for (u32 r = threadIdx.x; r < ranks; r += kThreads) counts[static_cast<i64>(r) * (tiles + 1) + tile.index] = counters[r];
+  for (u32 r = threadIdx.x; r < ranks; r += kThreads)
+    counts[static_cast<i64>(r) * (tiles + 1) + tile.index] = counters[r];
 }
 
-// Calls place(position, key, number) for each selected key, where numbers go by owner, then tile, then position.
-// `counters` is shared memory for [kWarps, N].
+// Calls place(position, key, number) for each selected key, where numbers go by owner, then tile,
+// then position. `counters` is shared memory for [kWarps, N].
 template <class Key, class Owner, class Select, class Place>
-__device__ __forceinline__ void place_tile(const Tile& tile, const Key* keys, u32 ranks, Owner owner, const u32* counts, u32 tiles,
-                                           const u32* starts, u32* counters, Select select, Place place) {
+__device__ __forceinline__ void place_tile(const Tile& tile, const Key* keys, u32 ranks,
+                                           Owner owner, const u32* counts, u32 tiles,
+                                           const u32* starts, u32* counters, Select select,
+                                           Place place) {
   for (u32 c = threadIdx.x; c < kWarps * ranks; c += kThreads) counters[c] = 0;
   __syncthreads();
   const u32 lane = threadIdx.x % 32;
@@ -78,7 +84,8 @@ __device__ __forceinline__ void place_tile(const Tile& tile, const Key* keys, u3
   __syncthreads();
 #pragma unroll
   for (int turn = 0; turn < kTurns; ++turn) {
-    const u32 of_key = owners[turn], peers = peers_of(of_key, ranks), before = peers & ((1u << lane) - 1);
+    const u32 of_key = owners[turn], peers = peers_of(of_key, ranks),
+              before = peers & ((1u << lane) - 1);
     if (of_key != kNone) place(tile.key(turn), held[turn], mine[of_key] + __popc(before));
     __syncwarp();
     if (of_key != kNone && before == 0) mine[of_key] += __popc(peers);

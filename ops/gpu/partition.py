@@ -2,6 +2,7 @@
 
 `reference/partition.py` has the same functions in NumPy.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -13,8 +14,17 @@ from collective.ops.gpu.segments import THREADS, TILE, Plan, Segments, check_ran
 from collective.ops.gpu.sources import Source
 from collective.ops.gpu.workspace import Workspace
 
-SOURCE = Source('partition.cu', ('partition_count', 'partition_scan', 'partition_scatter', 'local_rows', 'prefix_tiles',
-                                 'prefix_write'))
+SOURCE = Source(
+    "partition.cu",
+    (
+        "partition_count",
+        "partition_scan",
+        "partition_scatter",
+        "local_rows",
+        "prefix_tiles",
+        "prefix_write",
+    ),
+)
 _SCAN_THREADS = 1024
 _WARPS = THREADS // 32
 
@@ -23,51 +33,75 @@ class Partition(NamedTuple):
     """Keys ordered by owner.
 
     Attributes:
-        keys: [K] int64: those of rank 0 first, then rank 1's, …; of one owner by section, then as they came.
+        keys: [K] int64: those of rank 0 first, then rank 1's, …; of one owner by section, then as
+            they came.
         counts: [N, S] int32, how many keys of each section each rank owns.
         positions: [K] int32, where each key went.
     """
+
     keys: Any
     counts: Any
     positions: Any
 
 
 class Tiled(NamedTuple):
-    """What all kernels that work by tiles are given: `plan` on the device, and room for counts by owner and tile."""
+    """What all kernels that work by tiles are given: `plan` on the device, and room for counts by
+    owner and tile.
+    """
+
     plan: Plan
-    segments: Any           # [M', 7] int64
-    counts: Any             # [N * (tiles + 1)] uint32
-    starts: Any             # [N + 1] uint32
-    section_counts: Any     # [N, S] int32
+    segments: Any  # [M', 7] int64
+    counts: Any  # [N * (tiles + 1)] uint32
+    starts: Any  # [N + 1] uint32
+    section_counts: Any  # [N, S] int32
 
 
-def tiled(segments: Segments, kinds: Sequence[int], ranks: int, workspace: Workspace, name: str) -> Tiled:
+def tiled(
+    segments: Segments, kinds: Sequence[int], ranks: int, workspace: Workspace, name: str
+) -> Tiled:
     """Puts the plan of `segments` on the device; arrays are named by `name`."""
     check_ranks(ranks)
     made = plan(segments, kinds)
-    return Tiled(made, workspace.upload(f'{name}.segments', made.segments),
-                 workspace.take(f'{name}.tile_counts', ranks * (made.tiles + 1), np.uint32),
-                 workspace.take(f'{name}.starts', ranks + 1, np.uint32),
-                 workspace.take(f'{name}.counts', ranks * len(kinds), np.int32).reshape(ranks, len(kinds)))
+    return Tiled(
+        made,
+        workspace.upload(f"{name}.segments", made.segments),
+        workspace.take(f"{name}.tile_counts", ranks * (made.tiles + 1), np.uint32),
+        workspace.take(f"{name}.starts", ranks + 1, np.uint32),
+        workspace.take(f"{name}.counts", ranks * len(kinds), np.int32).reshape(ranks, len(kinds)),
+    )
 
 
 def scan(tiles: Tiled, ranks: int, workspace: Workspace, name: str) -> None:
     """Turns counts by tile into sums of those before, and fills `starts` and `section_counts`."""
-    section_tiles = workspace.upload(f'{name}.section_tiles', tiles.plan.section_tiles)
-    ended = workspace.keep(f'{name}.ended', lambda: workspace.device.zeros(1, np.uint32))
+    section_tiles = workspace.upload(f"{name}.section_tiles", tiles.plan.section_tiles)
+    ended = workspace.keep(f"{name}.ended", lambda: workspace.device.zeros(1, np.uint32))
     threads = min(_SCAN_THREADS, 32 * -(-max(tiles.plan.tiles, 1) // 32))
-    workspace.device.kernel(SOURCE, 'partition_scan')(ranks, threads, (
-        tiles.counts, np.uint32(tiles.plan.tiles), section_tiles, np.uint32(len(tiles.plan.section_tiles) - 1),
-        tiles.section_counts, tiles.starts, ended))
+    workspace.device.kernel(SOURCE, "partition_scan")(
+        ranks,
+        threads,
+        (
+            tiles.counts,
+            np.uint32(tiles.plan.tiles),
+            section_tiles,
+            np.uint32(len(tiles.plan.section_tiles) - 1),
+            tiles.section_counts,
+            tiles.starts,
+            ended,
+        ),
+    )
 
 
-def partition(keys: Any, segments: Segments, kinds: Sequence[int], ranks: int, workspace: Workspace) -> Partition:
+def partition(
+    keys: Any, segments: Segments, kinds: Sequence[int], ranks: int, workspace: Workspace
+) -> Partition:
     """Orders keys by owner, stably. Launches 3 kernels; the host waits for nothing.
 
-    Bytes moved: 8 K for the counts; 8 K read, 8 K + 4 K written for the order; 4 N for each 2,048 keys, four times.
+    Bytes moved: 8 K for the counts; 8 K read, 8 K + 4 K written for the order; 4 N for each 2,048
+        keys, four times.
 
     Args:
-        keys: [K] int64, any values. A key of a static table belongs to key mod N, of a dynamic one to mix(key) mod N.
+        keys: [K] int64, any values. A key of a static table belongs to key mod N, of a dynamic one
+            to mix(key) mod N.
         segments: M of them with K keys.
         kinds: S of them, STATIC or DYNAMIC.
         ranks: N, up to `MOST_RANKS`.
@@ -76,32 +110,45 @@ def partition(keys: Any, segments: Segments, kinds: Sequence[int], ranks: int, w
     Raises:
         ValueError: too many ranks or keys, or a segment of no section.
     """
-    tiles = tiled(segments, kinds, ranks, workspace, 'partition')
-    ordered = workspace.take('partition.keys', segments.keys, np.int64)
-    positions = workspace.take('partition.positions', segments.keys, np.int32)
+    tiles = tiled(segments, kinds, ranks, workspace, "partition")
+    ordered = workspace.take("partition.keys", segments.keys, np.int64)
+    positions = workspace.take("partition.positions", segments.keys, np.int32)
     device, count = workspace.device, tiles.plan.tiles
-    by_tile = (keys, tiles.segments, np.int32(len(tiles.plan.segments)), np.uint32(ranks), tiles.counts, np.uint32(count))
-    device.kernel(SOURCE, 'partition_count')(count, THREADS, by_tile, shared=4 * ranks)
-    scan(tiles, ranks, workspace, 'partition')
-    device.kernel(SOURCE, 'partition_scatter')(count, THREADS, (*by_tile, tiles.starts, ordered, positions),
-                                               shared=4 * _WARPS * ranks)
+    by_tile = (
+        keys,
+        tiles.segments,
+        np.int32(len(tiles.plan.segments)),
+        np.uint32(ranks),
+        tiles.counts,
+        np.uint32(count),
+    )
+    device.kernel(SOURCE, "partition_count")(count, THREADS, by_tile, shared=4 * ranks)
+    scan(tiles, ranks, workspace, "partition")
+    device.kernel(SOURCE, "partition_scatter")(
+        count, THREADS, (*by_tile, tiles.starts, ordered, positions), shared=4 * _WARPS * ranks
+    )
     return Partition(ordered, tiles.section_counts, positions)
 
 
-def local_rows(keys: Any, segments: Segments, kinds: Sequence[int], ranks: int, workspace: Workspace) -> Any:
+def local_rows(
+    keys: Any, segments: Segments, kinds: Sequence[int], ranks: int, workspace: Workspace
+) -> Any:
     """[K] int64: where the owner keeps each of the keys that it was sent. One kernel.
 
-    Of a static table key div N, rounded down; of a dynamic one the key itself. Bytes moved: 8 K read, 8 K written.
+    Of a static table key div N, rounded down; of a dynamic one the key itself. Bytes moved: 8 K
+    read, 8 K written.
 
     Args:
-        keys, segments, kinds, ranks, workspace: as for `partition`. All keys are this rank's: that isn't checked.
+        keys, segments, kinds, ranks, workspace: as for `partition`. All keys are this rank's: that
+            isn't checked.
     """
     check_ranks(ranks)
     made = plan(segments, kinds)
-    rows = workspace.take('local_rows.rows', segments.keys, np.int64)
-    on_device = workspace.upload('local_rows.segments', made.segments)
-    workspace.device.kernel(SOURCE, 'local_rows')(made.tiles, THREADS, (
-        keys, on_device, np.int32(len(made.segments)), np.uint32(ranks), rows))
+    rows = workspace.take("local_rows.rows", segments.keys, np.int64)
+    on_device = workspace.upload("local_rows.segments", made.segments)
+    workspace.device.kernel(SOURCE, "local_rows")(
+        made.tiles, THREADS, (keys, on_device, np.int32(len(made.segments)), np.uint32(ranks), rows)
+    )
     return rows
 
 
@@ -115,12 +162,19 @@ def prefix_sums(values: Any, workspace: Workspace) -> Any:
         workspace: where the result lies until the next call with it.
     """
     device, size = workspace.device, int(values.size)
-    count = size // TILE + 1    # with the tile of the last sum
-    sums = workspace.take('prefix_sums.sums', size + 1, np.int32)
+    count = size // TILE + 1  # with the tile of the last sum
+    sums = workspace.take("prefix_sums.sums", size + 1, np.int32)
     made = Plan(np.zeros((0, 7), np.int64), np.zeros(1, np.uint32), count)
-    tiles = Tiled(made, None, workspace.take('prefix_sums.tile_counts', count + 1, np.uint32),
-                  workspace.take('prefix_sums.starts', 2, np.uint32), workspace.take('prefix_sums.counts', 0, np.int32))
-    device.kernel(SOURCE, 'prefix_tiles')(count, THREADS, (values, np.int64(size), tiles.counts))
-    scan(tiles, 1, workspace, 'prefix_sums')
-    device.kernel(SOURCE, 'prefix_write')(count, THREADS, (values, np.int64(size), tiles.counts, sums))
+    tiles = Tiled(
+        made,
+        None,
+        workspace.take("prefix_sums.tile_counts", count + 1, np.uint32),
+        workspace.take("prefix_sums.starts", 2, np.uint32),
+        workspace.take("prefix_sums.counts", 0, np.int32),
+    )
+    device.kernel(SOURCE, "prefix_tiles")(count, THREADS, (values, np.int64(size), tiles.counts))
+    scan(tiles, 1, workspace, "prefix_sums")
+    device.kernel(SOURCE, "prefix_write")(
+        count, THREADS, (values, np.int64(size), tiles.counts, sums)
+    )
     return sums

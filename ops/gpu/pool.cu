@@ -1,4 +1,5 @@
-// Pooled look-ups: rows combined by sample, and what their gradients need. pool.py describes and launches these kernels.
+// Pooled look-ups: rows combined by sample, and what their gradients need. pool.py describes and
+// launches these kernels.
 
 #include "sums.cuh"
 
@@ -7,20 +8,23 @@ constexpr int kFlight = 4;
 enum Combiner { kRows, kSum, kMean, kSqrtN };  // as in ops/bags.py
 
 struct Lookup {
-  i64 tile;         // its first one
-  i64 first, end;   // of its samples
+  i64 tile;        // its first one
+  i64 first, end;  // of its samples
   i64 dim;
-  i64 lanes;        // of a group
-  i64 out;          // address
-  i64 run, runs;    // where its rows are
+  i64 lanes;      // of a group
+  i64 out;        // address
+  i64 run, runs;  // where its rows are
   i64 combiner;
   i64 weighted;
-  i64 max_norm;     // the bits of a float; 0 for none
+  i64 max_norm;  // the bits of a float; 0 for none
 
-  __device__ __forceinline__ float norm() const { return __uint_as_float(static_cast<u32>(max_norm)); }
+  __device__ __forceinline__ float norm() const {
+    return __uint_as_float(static_cast<u32>(max_norm));
+  }
 };
 
-// Ids of all look-ups: where the row of each is, its weight, and the square of its row's norm where there is a max_norm.
+// Ids of all look-ups: where the row of each is, its weight, and the square of its row's norm where
+// there is a max_norm.
 struct Ids {
   const void* positions;
   int wide;  // positions are of 64 bits
@@ -29,14 +33,16 @@ struct Ids {
   const float* squares;
 
   __device__ __forceinline__ i64 row(u32 id) const {
-    return wide != 0 ? static_cast<const i64*>(positions)[id] : static_cast<const int*>(positions)[id];
+    return wide != 0 ? static_cast<const i64*>(positions)[id]
+                     : static_cast<const int*>(positions)[id];
   }
 };
 
-#define IDS_PARAMETERS                                                                                                     \
-  const Lookup *__restrict__ lookups, int lookup_count, const void *__restrict__ positions, int wide,                      \
-      const int *__restrict__ offsets, const float *__restrict__ weights, const float *__restrict__ squares
-#define IDS                                     \
+#define IDS_PARAMETERS                                                                      \
+  const Lookup *__restrict__ lookups, int lookup_count, const void *__restrict__ positions, \
+      int wide, const int *__restrict__ offsets, const float *__restrict__ weights,         \
+      const float *__restrict__ squares
+#define IDS \
   Ids { positions, wide, offsets, weights, squares }
 
 // What a row is multiplied by so that its norm isn't above max_norm. A NaN stays one.
@@ -50,7 +56,8 @@ __device__ __forceinline__ float factor_of(const Lookup& lookup, const Ids& ids,
   return lookup.max_norm != 0 ? weight * clip_of(ids.squares[id], lookup.norm()) : weight;
 }
 
-// As the CPU has it: weights are added in double precision, so that those which cancel out do so everywhere.
+// As the CPU has it: weights are added in double precision, so that those which cancel out do so
+// everywhere.
 __device__ __forceinline__ double share_of(const Lookup& lookup, float weight) {
   return lookup.combiner == kMean ? weight : static_cast<double>(weight) * weight;
 }
@@ -61,11 +68,13 @@ __device__ __forceinline__ float divisor_of(const Lookup& lookup, double sum) {
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads)
-pool_rows(IDS_PARAMETERS, const Run* __restrict__ runs, int type, int out_type) {
+    pool_rows(IDS_PARAMETERS, const Run* __restrict__ runs, int type, int out_type) {
   const Ids ids = IDS;
   const Lookup& lookup = holding(lookups, lookup_count, blockIdx.x);
-  const int lanes = static_cast<int>(lookup.lanes), lane = static_cast<int>(threadIdx.x) & (lanes - 1), groups = kThreads / lanes;
-  const i64 first = lookup.first + (blockIdx.x - lookup.tile) * (groups * kFlight) + threadIdx.x / lanes;
+  const int lanes = static_cast<int>(lookup.lanes),
+            lane = static_cast<int>(threadIdx.x) & (lanes - 1), groups = kThreads / lanes;
+  const i64 first =
+      lookup.first + (blockIdx.x - lookup.tile) * (groups * kFlight) + threadIdx.x / lanes;
   const i64 pitch = lookup.dim * bytes_of(type);
   const Run* mine = runs + lookup.run;
   const int mine_count = static_cast<int>(lookup.runs);
@@ -112,41 +121,52 @@ pool_rows(IDS_PARAMETERS, const Run* __restrict__ runs, int type, int out_type) 
       Pack<float, kWidth> pooled;
 #pragma unroll
       for (int e = 0; e < kWidth; ++e) pooled.elements[e] = divisor == 0 ? 0 : sums[f][e] / divisor;
-      put(out_type, lookup.out + (sample - lookup.first) * lookup.dim * bytes_of(out_type), span, pooled);
+      put(out_type, lookup.out + (sample - lookup.first) * lookup.dim * bytes_of(out_type), span,
+          pooled);
     }
   }
 }
 
-// products[id]: of its row with itself, or with its sample's gradient if there are any. One sample for each group of lanes.
+// products[id]: of its row with itself, or with its sample's gradient if there are any. One sample
+// for each group of lanes.
 extern "C" __global__ void __launch_bounds__(kThreads)
-pool_products(IDS_PARAMETERS, const Run* __restrict__ runs, int type, const Run* __restrict__ gradients, int gradient_count,
-              int gradient_type, float* __restrict__ products) {
+    pool_products(IDS_PARAMETERS, const Run* __restrict__ runs, int type,
+                  const Run* __restrict__ gradients, int gradient_count, int gradient_type,
+                  float* __restrict__ products) {
   const Ids ids = IDS;
   const Lookup& lookup = holding(lookups, lookup_count, blockIdx.x);
   const u32 lanes = static_cast<u32>(lookup.lanes), lane = threadIdx.x & (lanes - 1);
-  const i64 sample = lookup.first + (blockIdx.x - lookup.tile) * (kThreads / lanes) + threadIdx.x / lanes;
+  const i64 sample =
+      lookup.first + (blockIdx.x - lookup.tile) * (kThreads / lanes) + threadIdx.x / lanes;
   if (sample >= lookup.end) return;
   const u32 peers = lanes == 32 ? kAllLanes : ((1u << lanes) - 1) << (threadIdx.x % 32 - lane);
-  const i64 other = gradients == nullptr
-      ? 0 : address_of(gradients, gradient_count, sample, lookup.dim * bytes_of(gradient_type));
-  for (u32 id = static_cast<u32>(offsets[sample]); id < static_cast<u32>(offsets[sample + 1]); ++id) {
-    const i64 row[1] = {address_of(runs + lookup.run, static_cast<int>(lookup.runs), ids.row(id), lookup.dim * bytes_of(type))};
+  const i64 other = gradients == nullptr ? 0
+                                         : address_of(gradients, gradient_count, sample,
+                                                      lookup.dim * bytes_of(gradient_type));
+  for (u32 id = static_cast<u32>(offsets[sample]); id < static_cast<u32>(offsets[sample + 1]);
+       ++id) {
+    const i64 row[1] = {address_of(runs + lookup.run, static_cast<int>(lookup.runs), ids.row(id),
+                                   lookup.dim * bytes_of(type))};
     const i64 with[1] = {gradients == nullptr ? row[0] : other};
     float sum = 0;
-    for (int access = static_cast<int>(lane); access * kWidth < lookup.dim; access += static_cast<int>(lanes)) {
+    for (int access = static_cast<int>(lane); access * kWidth < lookup.dim;
+         access += static_cast<int>(lanes)) {
       const Span span(access, lookup.dim);
       float here[1][kWidth], there[1][kWidth];
       fetch<1>(type, row, span, here);
       fetch<1>(gradients == nullptr ? type : gradient_type, with, span, there);
 #pragma unroll
-      for (int e = 0; e < kWidth; ++e) sum += here[0][e] * there[0][e];  // beyond the row's end they are 0
+      for (int e = 0; e < kWidth; ++e)
+        sum += here[0][e] * there[0][e];  // beyond the row's end they are 0
     }
-    for (u32 distance = lanes / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(peers, sum, static_cast<int>(distance));
+    for (u32 distance = lanes / 2; distance > 0; distance /= 2)
+      sum += __shfl_xor_sync(peers, sum, static_cast<int>(distance));
     if (lane == 0) products[id] = sum;
   }
 }
 
-__device__ __forceinline__ float divisor_of(const Lookup& lookup, const Ids& ids, u32 begin, u32 end) {
+__device__ __forceinline__ float divisor_of(const Lookup& lookup, const Ids& ids, u32 begin,
+                                            u32 end) {
   double sum = end - begin;
   if (lookup.weighted != 0 && lookup.combiner != kSum) {
     sum = 0;
@@ -155,10 +175,11 @@ __device__ __forceinline__ float divisor_of(const Lookup& lookup, const Ids& ids
   return divisor_of(lookup, sum);
 }
 
-// Of each id: its sample, what that sample's gradient is multiplied by, and how much of the row itself belongs to its gradient.
-// One sample for each thread; tiles are of kThreads samples.
+// Of each id: its sample, what that sample's gradient is multiplied by, and how much of the row
+// itself belongs to its gradient. One sample for each thread; tiles are of kThreads samples.
 extern "C" __global__ void __launch_bounds__(kThreads)
-pool_terms(IDS_PARAMETERS, const float* __restrict__ products, Term* __restrict__ terms, float* __restrict__ along) {
+    pool_terms(IDS_PARAMETERS, const float* __restrict__ products, Term* __restrict__ terms,
+               float* __restrict__ along) {
   const Ids ids = IDS;
   const Lookup& lookup = holding(lookups, lookup_count, blockIdx.x);
   const i64 sample = lookup.first + (blockIdx.x - lookup.tile) * kThreads + threadIdx.x;
@@ -175,11 +196,12 @@ pool_terms(IDS_PARAMETERS, const float* __restrict__ products, Term* __restrict_
   }
 }
 
-// Gradients of weights, which `products` become. With p the product of the (clipped) row and its sample's gradient: p for sums;
-// (p - sum(w p) / sum(w)) / sum(w) for means; (p - w sum(w p) / q) / sqrt(q) with q = sum(w w) for sqrtn. 0 where the sum of
-// weights is.
+// Gradients of weights, which `products` become. With p the product of the (clipped) row and its
+// sample's gradient: p for sums; (p - sum(w p) / sum(w)) / sum(w) for means; (p - w sum(w p) / q) /
+// sqrt(q) with q = sum(w w) for sqrtn. 0 where the sum of weights is.
 extern "C" __global__ void __launch_bounds__(kThreads)
-pool_weights(IDS_PARAMETERS, const float* __restrict__ products, float* __restrict__ gradients) {
+    pool_weights(IDS_PARAMETERS, const float* __restrict__ products,
+                 float* __restrict__ gradients) {
   const Ids ids = IDS;
   const Lookup& lookup = holding(lookups, lookup_count, blockIdx.x);
   const i64 sample = lookup.first + (blockIdx.x - lookup.tile) * kThreads + threadIdx.x;
@@ -188,13 +210,15 @@ pool_weights(IDS_PARAMETERS, const float* __restrict__ products, float* __restri
   const double divisor = divisor_of(lookup, ids, begin, end);
   double pooled = 0;
   for (u32 id = begin; id < end; ++id) {
-    const float product = lookup.max_norm != 0 ? products[id] * clip_of(squares[id], lookup.norm()) : products[id];
+    const float product =
+        lookup.max_norm != 0 ? products[id] * clip_of(squares[id], lookup.norm()) : products[id];
     gradients[id] = lookup.weighted != 0 ? product : 0;
     if (lookup.weighted != 0) pooled += static_cast<double>(weights[id]) * product;
   }
   if (lookup.combiner == kSum || lookup.weighted == 0) return;
   for (u32 id = begin; id < end; ++id) {
     const double share = lookup.combiner == kMean ? 1 / divisor : weights[id] / (divisor * divisor);
-    gradients[id] = divisor == 0 ? 0 : static_cast<float>((gradients[id] - share * pooled) / divisor);
+    gradients[id] =
+        divisor == 0 ? 0 : static_cast<float>((gradients[id] - share * pooled) / divisor);
   }
 }

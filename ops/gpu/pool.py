@@ -1,12 +1,14 @@
 """Pooled look-ups: rows combined by sample, and their gradients.
 
-Whoever asks pools the rows that came back, by the inverse index; an owner that pools sums the rows of its tables, by row
-number. Ids of all look-ups stand one after the other, and so do samples: sample b has the ids offsets[b] to before
-offsets[b + 1]. An id whose row is wanted as it is, without a combiner, is a sample of its own.
+Whoever asks pools the rows that came back, by the inverse index; an owner that pools sums the rows
+of its tables, by row number. Ids of all look-ups stand one after the other, and so do samples:
+sample b has the ids offsets[b] to before offsets[b + 1]. An id whose row is wanted as it is,
+without a combiner, is a sample of its own.
 
-The gradient of rows is `sums.sum_rows` with the `terms` of `pool_terms`; or `update.update` with them, which applies it without
-writing it. `reference/pool.py` has the same functions in NumPy.
+The gradient of rows is `sums.sum_rows` with the `terms` of `pool_terms`; or `update.update` with
+them, which applies it without writing it. `reference/pool.py` has the same functions in NumPy.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -22,8 +24,8 @@ from collective.ops.gpu.sources import Source
 from collective.ops.gpu.sums import NULL, Rows
 from collective.ops.gpu.workspace import Workspace
 
-SOURCE = Source('pool.cu', ('pool_rows', 'pool_products', 'pool_terms', 'pool_weights'))
-SUM, MEAN, SQRTN = range(1, 4)      # combiners, as in ops/bags.py
+SOURCE = Source("pool.cu", ("pool_rows", "pool_products", "pool_terms", "pool_weights"))
+SUM, MEAN, SQRTN = range(1, 4)  # combiners, as in ops/bags.py
 _WIDTH, _IN_FLIGHT = 4, 4
 
 
@@ -34,16 +36,18 @@ class Lookup:
     Attributes:
         samples: B.
         dim: D.
-        combiner: SUM; MEAN, divided by the sum of weights; SQRTN, divided by the root of the sum of their squares.
+        combiner: SUM; MEAN, divided by the sum of weights; SQRTN, divided by the root of the sum of
+            their squares.
         weighted: with a weight for each id; else they are 1.
         max_norm: the L2 norm to which each row is clipped first; 0 for none.
         source: which of the `Rows` its rows are in.
     """
+
     samples: int
     dim: int
     combiner: int = SUM
     weighted: bool = False
-    max_norm: float = 0.
+    max_norm: float = 0.0
     source: int = 0
 
 
@@ -51,10 +55,12 @@ class Ids(NamedTuple):
     """K ids of M look-ups with B samples in all.
 
     Attributes:
-        positions: [K] int32 or int64, which of its look-up's rows each one is of; there is no row outside of these: zeros.
+        positions: [K] int32 or int64, which of its look-up's rows each one is of; there is no row
+            outside of these: zeros.
         offsets: [B + 1] int32, ascending from 0 to K, the first id of each sample.
         weights: [K] float32, or None if no look-up is weighted.
     """
+
     positions: Any
     offsets: Any
     weights: Any = None
@@ -64,16 +70,26 @@ class Terms(NamedTuple):
     """What the gradient of rows is made of.
 
     Attributes:
-        terms: [K, 2] uint32, for each id its sample, and as the bits of a float32 what that sample's gradient is multiplied by.
-        along: [K] float32, how much of the row itself belongs to its gradient; None if no look-up has a max_norm.
-        weights: [K] float32, the gradients of weights, 0 of a look-up that has none; None if they weren't asked for.
+        terms: [K, 2] uint32, for each id its sample, and as the bits of a float32 what that
+            sample's gradient is multiplied by.
+        along: [K] float32, how much of the row itself belongs to its gradient; None if no look-up
+            has a max_norm.
+        weights: [K] float32, the gradients of weights, 0 of a look-up that has none; None if they
+            weren't asked for.
     """
+
     terms: Any
     along: Any
     weights: Any
 
 
-def pool(lookups: Sequence[Lookup], rows: Sequence[Rows], ids: Ids, element: Element, workspace: Workspace) -> list[Any]:
+def pool(
+    lookups: Sequence[Lookup],
+    rows: Sequence[Rows],
+    ids: Ids,
+    element: Element,
+    workspace: Workspace,
+) -> list[Any]:
     """[B, D] of `element` for each look-up: the parts of `pool_flat`."""
     return parts(lookups, pool_flat(lookups, rows, ids, element, workspace))
 
@@ -81,17 +97,27 @@ def pool(lookups: Sequence[Lookup], rows: Sequence[Rows], ids: Ids, element: Ele
 def parts(lookups: Sequence[Lookup], flat: Any) -> list[Any]:
     """[B, D] for each look-up, of what `pool_flat` returned."""
     sizes = [lookup.samples * lookup.dim for lookup in lookups]
-    return [flat[end - size:end].reshape(lookup.samples, lookup.dim)
-            for lookup, size, end in zip(lookups, sizes, itertools.accumulate(sizes))]
+    return [
+        flat[end - size : end].reshape(lookup.samples, lookup.dim)
+        for lookup, size, end in zip(lookups, sizes, itertools.accumulate(sizes))
+    ]
 
 
-def pool_flat(lookups: Sequence[Lookup], rows: Sequence[Rows], ids: Ids, element: Element, workspace: Workspace) -> Any:
-    """Of `element`, for each look-up after the other [B, D], what `tf.nn.embedding_lookup_sparse` computes; a sample without
-    ids is zeros, and so is one whose weights (of SQRTN: their squares) add up to 0.
+def pool_flat(
+    lookups: Sequence[Lookup],
+    rows: Sequence[Rows],
+    ids: Ids,
+    element: Element,
+    workspace: Workspace,
+) -> Any:
+    """Of `element`, for each look-up after the other [B, D], what `tf.nn.embedding_lookup_sparse`
+    computes; a sample without ids is zeros, and so is one whose weights (of SQRTN: their squares)
+    add up to 0.
 
-    Sums are of float32, of weights float64. One kernel, two if there is a max_norm; the host waits for nothing. Bytes moved: 4
-    for each sample; 4 (positions of 64 bits: 8; weights: 4 more) and D elements for each id read; D elements for each sample
-    written. With a max_norm 8 and D elements for each id more.
+    Sums are of float32, of weights float64. One kernel, two if there is a max_norm; the host waits
+    for nothing. Bytes moved: 4 for each sample; 4 (positions of 64 bits: 8; weights: 4 more) and D
+    elements for each id read; D elements for each sample written. With a max_norm 8 and D elements
+    for each id more.
 
     Args:
         lookups: M of them.
@@ -101,26 +127,49 @@ def pool_flat(lookups: Sequence[Lookup], rows: Sequence[Rows], ids: Ids, element
         workspace: where the result lies until the next call with it.
 
     Raises:
-        ValueError: `rows` are of several types, a look-up is weighted and there are no weights, or has an unknown combiner.
+        ValueError: `rows` are of several types, a look-up is weighted and there are no weights, or
+            has an unknown combiner.
     """
     check_lookups(lookups, rows, ids)
     device = workspace.device
     sizes = np.array([lookup.samples * lookup.dim for lookup in lookups], np.int64)
-    out = workspace.take(f'pool.{element}', int(sizes.sum()), element.storage)
+    out = workspace.take(f"pool.{element}", int(sizes.sum()), element.storage)
     firsts = np.cumsum(sizes) - sizes
     runs, by_lookup = _runs(lookups, rows, workspace)
-    squares = _products(lookups, rows, ids, None, workspace) if any(lookup.max_norm > 0 for lookup in lookups) else NULL
-    words, tiles = _words(lookups, by_lookup, device.pointer(out) + firsts * element.size, _IN_FLIGHT)
-    device.kernel(SOURCE, 'pool_rows')(tiles, THREADS, (
-        *_given(words, ids, squares, workspace, 'pool.lookups'), runs, _type(rows[0].element), _type(element)))
+    squares = (
+        _products(lookups, rows, ids, None, workspace)
+        if any(lookup.max_norm > 0 for lookup in lookups)
+        else NULL
+    )
+    words, tiles = _words(
+        lookups, by_lookup, device.pointer(out) + firsts * element.size, _IN_FLIGHT
+    )
+    device.kernel(SOURCE, "pool_rows")(
+        tiles,
+        THREADS,
+        (
+            *_given(words, ids, squares, workspace, "pool.lookups"),
+            runs,
+            _type(rows[0].element),
+            _type(element),
+        ),
+    )
     return out
 
 
-def pool_terms(lookups: Sequence[Lookup], rows: Sequence[Rows], ids: Ids, gradients: Rows, workspace: Workspace,
-               of_weights: bool = False) -> Terms:
-    """What the gradient of each row is the sum of. One kernel; two more with a max_norm; two with gradients of weights.
+def pool_terms(
+    lookups: Sequence[Lookup],
+    rows: Sequence[Rows],
+    ids: Ids,
+    gradients: Rows,
+    workspace: Workspace,
+    of_weights: bool = False,
+) -> Terms:
+    """What the gradient of each row is the sum of. One kernel; two more with a max_norm; two with
+    gradients of weights.
 
-    Bytes moved: 4 for each sample, 8 (weights: 4 more) for each id. With a max_norm, and for gradients of weights, rows and
+    Bytes moved: 4 for each sample, 8 (weights: 4 more) for each id. With a max_norm, and for
+        gradients of weights, rows and
     gradients are read for each id, too.
 
     Args:
@@ -134,75 +183,140 @@ def pool_terms(lookups: Sequence[Lookup], rows: Sequence[Rows], ids: Ids, gradie
     size = int(ids.positions.size)
     squares = _products(lookups, rows, ids, None, workspace) if clips else NULL
     products = _products(lookups, rows, ids, gradients, workspace) if clips or of_weights else NULL
-    terms = workspace.take('pool_terms.terms', 2 * size, np.uint32).reshape(size, 2)
-    along = workspace.take('pool_terms.along', size, np.float32) if clips else NULL
-    words, tiles = _words(lookups, np.zeros((len(lookups), 2), np.int64), np.zeros(len(lookups), np.int64), 1, lanes=1)
-    given = _given(words, ids, squares, workspace, 'pool_terms.lookups')
+    terms = workspace.take("pool_terms.terms", 2 * size, np.uint32).reshape(size, 2)
+    along = workspace.take("pool_terms.along", size, np.float32) if clips else NULL
+    words, tiles = _words(
+        lookups, np.zeros((len(lookups), 2), np.int64), np.zeros(len(lookups), np.int64), 1, lanes=1
+    )
+    given = _given(words, ids, squares, workspace, "pool_terms.lookups")
     kernels = workspace.device
-    kernels.kernel(SOURCE, 'pool_terms')(tiles, THREADS, (*given, products, terms, along))
+    kernels.kernel(SOURCE, "pool_terms")(tiles, THREADS, (*given, products, terms, along))
     made = None
     if of_weights:
-        made = workspace.take('pool_terms.weights', size, np.float32)
-        kernels.kernel(SOURCE, 'pool_weights')(tiles, THREADS, (*given, products, made))
+        made = workspace.take("pool_terms.weights", size, np.float32)
+        kernels.kernel(SOURCE, "pool_weights")(tiles, THREADS, (*given, products, made))
     return Terms(terms, along if clips else None, made)
 
 
 def check_lookups(lookups: Sequence[Lookup], rows: Sequence[Rows], ids: Ids) -> None:
     """Raises what `pool` raises."""
     if len({one.element for one in rows}) != 1:
-        raise ValueError(f'rows must be of one type, but are of {[str(one.element) for one in rows]}')
+        raise ValueError(
+            f"rows must be of one type, but are of {[str(one.element) for one in rows]}"
+        )
     for number, lookup in enumerate(lookups):
         if lookup.combiner not in (SUM, MEAN, SQRTN):
-            raise ValueError(f'look-up {number} has the combiner {lookup.combiner}, not {SUM}, {MEAN} or {SQRTN}')
+            raise ValueError(
+                f"look-up {number} has the combiner {lookup.combiner}, not {SUM}, {MEAN} or {SQRTN}"
+            )
         if lookup.weighted and ids.weights is None:
-            raise ValueError(f'look-up {number} is weighted, but there are no weights')
+            raise ValueError(f"look-up {number} is weighted, but there are no weights")
     samples = sum(lookup.samples for lookup in lookups)
     if ids.offsets.size != samples + 1:
-        raise ValueError(f'{samples} samples have {samples + 1} offsets, but there are {ids.offsets.size}')
+        raise ValueError(
+            f"{samples} samples have {samples + 1} offsets, but there are {ids.offsets.size}"
+        )
 
 
 def _type(element: Element) -> np.int32:
     return np.int32(ELEMENTS.index(element))
 
 
-def _runs(lookups: Sequence[Lookup], rows: Sequence[Rows], workspace: Workspace) -> tuple[Any, np.ndarray]:
-    """The runs of all `rows` on the device, and [M, 2], the first and the number of those of each look-up."""
+def _runs(
+    lookups: Sequence[Lookup], rows: Sequence[Rows], workspace: Workspace
+) -> tuple[Any, np.ndarray]:
+    """The runs of all `rows` on the device, and [M, 2], the first and the number of those of each
+    look-up.
+    """
     words = [one.words() for one in rows]
     counts = np.array([len(one) for one in words], np.int64)
     of = np.array([lookup.source for lookup in lookups], np.int64)
-    return (workspace.upload('pool.runs', np.concatenate(words)),
-            np.stack([(np.cumsum(counts) - counts)[of], counts[of]], 1))
+    return (
+        workspace.upload("pool.runs", np.concatenate(words)),
+        np.stack([(np.cumsum(counts) - counts)[of], counts[of]], 1),
+    )
 
 
-def _words(lookups: Sequence[Lookup], runs: np.ndarray, out: np.ndarray, each: int, lanes: int | None = None
-           ) -> tuple[np.ndarray, int]:
-    """([M, 11] int64 as pool.cu reads them, how many tiles they have); `each` samples for a group of lanes."""
+def _words(
+    lookups: Sequence[Lookup],
+    runs: np.ndarray,
+    out: np.ndarray,
+    each: int,
+    lanes: int | None = None,
+) -> tuple[np.ndarray, int]:
+    """([M, 11] int64 as pool.cu reads them, how many tiles they have); `each` samples for a group
+    of lanes.
+    """
     samples = np.array([lookup.samples for lookup in lookups], np.int64)
     dims = np.array([lookup.dim for lookup in lookups], np.int64)
     norms = np.array([max(lookup.max_norm, 0) for lookup in lookups], np.float32).view(np.uint32)
     firsts, accesses = np.cumsum(samples) - samples, -(-dims // _WIDTH)
-    group = np.minimum(32, 2 ** np.ceil(np.log2(accesses)).astype(np.int64)) if lanes is None else np.full_like(dims, lanes)
+    group = (
+        np.minimum(32, 2 ** np.ceil(np.log2(accesses)).astype(np.int64))
+        if lanes is None
+        else np.full_like(dims, lanes)
+    )
     tiles = -(-samples // (THREADS // group * each))
-    words = np.column_stack([np.cumsum(tiles) - tiles, firsts, firsts + samples, dims, group, out, runs,
-                             [lookup.combiner for lookup in lookups], [lookup.weighted for lookup in lookups], norms])
+    words = np.column_stack(
+        [
+            np.cumsum(tiles) - tiles,
+            firsts,
+            firsts + samples,
+            dims,
+            group,
+            out,
+            runs,
+            [lookup.combiner for lookup in lookups],
+            [lookup.weighted for lookup in lookups],
+            norms,
+        ]
+    )
     return words[samples > 0].astype(np.int64), int(tiles.sum())
 
 
-def _given(words: np.ndarray, ids: Ids, squares: Any, workspace: Workspace, name: str) -> tuple[Any, ...]:
-    return (workspace.upload(name, words), np.int32(len(words)), ids.positions, np.int32(ids.positions.dtype == np.int64),
-            ids.offsets, NULL if ids.weights is None else ids.weights, squares)
+def _given(
+    words: np.ndarray, ids: Ids, squares: Any, workspace: Workspace, name: str
+) -> tuple[Any, ...]:
+    return (
+        workspace.upload(name, words),
+        np.int32(len(words)),
+        ids.positions,
+        np.int32(ids.positions.dtype == np.int64),
+        ids.offsets,
+        NULL if ids.weights is None else ids.weights,
+        squares,
+    )
 
 
-def _products(lookups: Sequence[Lookup], rows: Sequence[Rows], ids: Ids, gradients: Rows | None, workspace: Workspace) -> Any:
+def _products(
+    lookups: Sequence[Lookup],
+    rows: Sequence[Rows],
+    ids: Ids,
+    gradients: Rows | None,
+    workspace: Workspace,
+) -> Any:
     """[K] float32, of each id's row with itself or with its sample's gradient."""
-    name = 'pool.squares' if gradients is None else 'pool.products'
+    name = "pool.squares" if gradients is None else "pool.products"
     products = workspace.take(name, int(ids.positions.size), np.float32)
     runs, by_lookup = _runs(lookups, rows, workspace)
     words, tiles = _words(lookups, by_lookup, np.zeros(len(lookups), np.int64), 1)
     others: tuple[Any, ...] = (NULL, np.int32(0), np.int32(0))
     if gradients is not None:
         known = gradients.words()
-        others = (workspace.upload('pool.gradients', known), np.int32(len(known)), _type(gradients.element))
-    workspace.device.kernel(SOURCE, 'pool_products')(tiles, THREADS, (
-        *_given(words, ids, NULL, workspace, f'{name}.lookups'), runs, _type(rows[0].element), *others, products))
+        others = (
+            workspace.upload("pool.gradients", known),
+            np.int32(len(known)),
+            _type(gradients.element),
+        )
+    workspace.device.kernel(SOURCE, "pool_products")(
+        tiles,
+        THREADS,
+        (
+            *_given(words, ids, NULL, workspace, f"{name}.lookups"),
+            runs,
+            _type(rows[0].element),
+            *others,
+            products,
+        ),
+    )
     return products

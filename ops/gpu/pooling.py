@@ -1,10 +1,14 @@
-"""What an owner with a GPU answers, and what a rank makes of the rows that come back; and the gradients of both.
+"""What an owner with a GPU answers, and what a rank makes of the rows that come back; and the
+gradients of both.
 
-    rows of tables ──gather──► flat ══rows══► flat ──pool──► one matrix a lookup        collective.ops.bags.gather, pool
-    reduced rows ◄──reduce── flat ══gradients══ flat ◄──pool_gradient── their gradients
+    rows of tables ──gather──► flat ══rows══► flat ──pool──► one matrix a lookup
+    collective.ops.bags.gather, pool reduced rows ◄──reduce── flat ══gradients══ flat
+    ◄──pool_gradient── their gradients
 
-Each of them is one or two of the kernels. `flat` is as `wire.py` says; positions number its rows through.
+Each of them is one or two of the kernels. `flat` is as `wire.py` says; positions number its rows
+through.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -18,7 +22,7 @@ from collective.ops.gpu.pool import SUM, Ids, Lookup
 from collective.ops.gpu.segments import STATIC, Segments
 from collective.ops.gpu.wire import Layout, read
 
-ROWS = 0        # no combiner, as in ops/bags.py
+ROWS = 0  # no combiner, as in ops/bags.py
 
 
 class Answering:
@@ -30,23 +34,32 @@ class Answering:
         message, splits: what was received.
     """
 
-    def __init__(self, f: Functions, layout: Layout, tables: Sequence[Any], rows: Sequence[Any], message: Any,
-                 splits: np.ndarray):
+    def __init__(
+        self,
+        f: Functions,
+        layout: Layout,
+        tables: Sequence[Any],
+        rows: Sequence[Any],
+        message: Any,
+        splits: np.ndarray,
+    ):
         self._f, self._tables = f, tables
         self._runs = runs = read(f, layout, message, splits)
         self._table_of = layout.by_run(layout.tables)
         self._dims = layout.by_run(layout.dims)
-        order = np.argsort(self._table_of, kind='stable')
+        order = np.argsort(self._table_of, kind="stable")
         starts = np.empty_like(runs.keys)
         starts[order] = np.cumsum(runs.keys[order]) - runs.keys[order]
-        self._by_table = starts         # where each run's keys are, ordered by table
+        self._by_table = starts  # where each run's keys are, ordered by table
         self._rows = f.xp.concatenate(list(rows))[f.spans(starts, runs.keys)]
         self._lookups, self._ids = None, Ids(self._rows, None)
         if any(layout.pooled):
-            norms = layout.by_run(layout.max_norms or [0.] * len(layout.dims))
+            norms = layout.by_run(layout.max_norms or [0.0] * len(layout.dims))
             of = zip(runs.bags, self._dims, runs.weighted, norms, self._table_of)
-            self._lookups = [Lookup(int(bags), int(dim), SUM, bool(weighted), float(norm), int(table))
-                             for bags, dim, weighted, norm, table in of]
+            self._lookups = [
+                Lookup(int(bags), int(dim), SUM, bool(weighted), float(norm), int(table))
+                for bags, dim, weighted, norm, table in of
+            ]
             self._ids = self._bags(message)
 
     def _bags(self, message: Any) -> Ids:
@@ -56,7 +69,9 @@ class Answering:
         offsets = f.xp.concatenate([f.xp.zeros(1, np.int32), f.xp.cumsum(lengths, dtype=np.int32)])
         ends = f.download(offsets[f.upload(runs.first_bag + runs.bags)])
         if np.any(ends != runs.first_key + runs.keys) or bool((lengths < 1).any()):
-            raise ValueError('a malformed message: the lengths of its bags are not those of its keys')
+            raise ValueError(
+                "a malformed message: the lengths of its bags are not those of its keys"
+            )
         weights = None
         if runs.weighted.any():
             weights = f.xp.ones(int(runs.keys.sum()), np.float32)
@@ -71,28 +86,47 @@ class Answering:
         return f.pool(self._lookups, [f.rows([table]) for table in self._tables], self._ids)
 
     def reduce(self, gradient: Any, scale: float) -> tuple[Joined, Joined, Joined]:
-        """For each table values [U, D], indices [U], inverse [R]: the sums of what each distinct row's gradient is."""
+        """For each table values [U, D], indices [U], inverse [R]: the sums of what each distinct
+        row's gradient is.
+        """
         f, runs = self._f, self._runs
         tables = range(len(self._tables))
-        found = f.distinct(self._rows, runs.segments(self._table_of), [STATIC] * len(self._tables), 1)
+        found = f.distinct(
+            self._rows, runs.segments(self._table_of), [STATIC] * len(self._tables), 1
+        )
         counts = f.download(found.counts).astype(np.int64).reshape(-1)
         ends, total = np.cumsum(counts), int(counts.sum())
-        rows, inverse, dims = found.keys[:total].copy(), found.inverse.copy(), [int(t.shape[1]) for t in self._tables]
+        rows, inverse, dims = (
+            found.keys[:total].copy(),
+            found.inverse.copy(),
+            [int(t.shape[1]) for t in self._tables],
+        )
         gradients = f.flat(gradient, runs.bags, self._dims)
         terms = along = own = None
         if self._lookups is not None:
-            made = f.pool_terms(self._lookups, [f.rows([table]) for table in self._tables], self._ids, gradients)
+            made = f.pool_terms(
+                self._lookups, [f.rows([table]) for table in self._tables], self._ids, gradients
+            )
             terms, along = made.terms, made.along
         segments = Segments.of(counts, list(tables))
         if along is not None:
             own = f.flat(f.gather(self._tables, rows, segments), counts, np.array(dims))
-        sums = f.sum_rows(gradients, f.occurrences(inverse, total), segments, dims, terms, scale, along, own)
+        sums = f.sum_rows(
+            gradients, f.occurrences(inverse, total), segments, dims, terms, scale, along, own
+        )
         sizes_by = runs.counts_by(self._table_of, len(self._tables))
         places = inverse[runs.keys_by(f, self._table_of)]
         firsts = f.upload((ends - counts).astype(np.int32))
-        table = f.xp.searchsorted(f.upload(np.cumsum(sizes_by)), f.xp.arange(int(sum(sizes_by)), dtype=np.int64), side='right')
-        return (Joined(sums, (counts * dims).tolist(), dims), Joined(rows, counts.tolist()),
-                Joined(places - firsts[table], sizes_by))
+        table = f.xp.searchsorted(
+            f.upload(np.cumsum(sizes_by)),
+            f.xp.arange(int(sum(sizes_by)), dtype=np.int64),
+            side="right",
+        )
+        return (
+            Joined(sums, (counts * dims).tolist(), dims),
+            Joined(rows, counts.tolist()),
+            Joined(places - firsts[table], sizes_by),
+        )
 
     def spread(self, values: Sequence[Any], inverse: Sequence[Any], scale: float) -> Any:
         """The transposed of `reduce`: [E] float32."""
@@ -100,15 +134,18 @@ class Answering:
         places = f.xp.concatenate(list(inverse))[f.spans(self._by_table, runs.keys)]
         lookups, ids = self._lookups, self._ids._replace(positions=places)
         if lookups is None:
-            lookups = [Lookup(int(bags), int(dim), source=int(table)) for bags, dim, table in zip(
-                runs.bags, self._dims, self._table_of)]
+            lookups = [
+                Lookup(int(bags), int(dim), source=int(table))
+                for bags, dim, table in zip(runs.bags, self._dims, self._table_of)
+            ]
             ids = Ids(places, f.xp.arange(int(runs.keys.sum()) + 1, dtype=np.int32))
-        lookups = [dataclasses.replace(lookup, max_norm=0.) for lookup in lookups]
+        lookups = [dataclasses.replace(lookup, max_norm=0.0) for lookup in lookups]
         return f.pool(lookups, [f.rows([one]) for one in values], ids) * np.float32(scale)
 
 
 class Members(NamedTuple):
     """M lookups: see `collective.ops.bags.Member`."""
+
     sections: Sequence[int]
     dims: Sequence[int]
     combiners: Sequence[int]
@@ -129,8 +166,17 @@ class Pooling:
         of: the members that are wanted.
     """
 
-    def __init__(self, f: Functions, members: Members, flat: Any, counts: np.ndarray, positions: Sequence[Any],
-                 samples: Sequence[Any], weights: Sequence[Any], of: Sequence[int]):
+    def __init__(
+        self,
+        f: Functions,
+        members: Members,
+        flat: Any,
+        counts: np.ndarray,
+        positions: Sequence[Any],
+        samples: Sequence[Any],
+        weights: Sequence[Any],
+        of: Sequence[int],
+    ):
         self._f, self._of, self._weighted = f, of, members.weighted
         self._weights, self._positions = list(weights), positions
         dims = np.ones(counts.shape[1], np.int64)
@@ -138,19 +184,36 @@ class Pooling:
         self._counts, self._dims = counts.astype(np.int64), dims
         self._rows = f.flat(flat, self._counts.reshape(-1), np.tile(dims, len(counts)))
         of_samples, of_weights = iter(samples), iter(weights)
-        by_sample = [next(of_samples) if combiner != ROWS else None for combiner in members.combiners]
+        by_sample = [
+            next(of_samples) if combiner != ROWS else None for combiner in members.combiners
+        ]
         by_weight = [next(of_weights) if weighted else None for weighted in members.weighted]
         sizes = [int(positions[m].size) for m in of]
         self._ends = np.cumsum(sizes)
         batches = self._batches([by_sample[m] for m in of], sizes)
-        self.lookups = [Lookup(batch, members.dims[m], max(members.combiners[m], SUM), members.weighted[m],
-                               max(members.max_norms[m], 0.)) for m, batch in zip(of, batches)]
+        self.lookups = [
+            Lookup(
+                batch,
+                members.dims[m],
+                max(members.combiners[m], SUM),
+                members.weighted[m],
+                max(members.max_norms[m], 0.0),
+            )
+            for m, batch in zip(of, batches)
+        ]
         joined = None
         if any(members.weighted[m] for m in of):
-            joined = f.xp.concatenate([f.xp.ones(size, np.float32) if by_weight[m] is None else by_weight[m]
-                                       for m, size in zip(of, sizes)])
-        self._ids = Ids(f.xp.concatenate([positions[m] for m in of]), self._offsets([by_sample[m] for m in of], sizes, batches),
-                        joined)
+            joined = f.xp.concatenate(
+                [
+                    f.xp.ones(size, np.float32) if by_weight[m] is None else by_weight[m]
+                    for m, size in zip(of, sizes)
+                ]
+            )
+        self._ids = Ids(
+            f.xp.concatenate([positions[m] for m in of]),
+            self._offsets([by_sample[m] for m in of], sizes, batches),
+            joined,
+        )
 
     def _batches(self, samples: Sequence[Any], sizes: Sequence[int]) -> list[int]:
         """How many samples each member has."""
@@ -167,27 +230,59 @@ class Pooling:
         f, total = self._f, int(sum(batches))
         if all(one is None for one in samples):
             return f.xp.arange(total + 1, dtype=np.int32)
-        joined = f.xp.concatenate([
-            f.xp.arange(size, dtype=np.int64) if one is None else one for one, size in zip(samples, sizes)])
-        at = f.xp.searchsorted(f.upload(self._ends), f.xp.arange(int(self._ends[-1]), dtype=np.int64), side='right')
+        joined = f.xp.concatenate(
+            [
+                f.xp.arange(size, dtype=np.int64) if one is None else one
+                for one, size in zip(samples, sizes)
+            ]
+        )
+        at = f.xp.searchsorted(
+            f.upload(self._ends), f.xp.arange(int(self._ends[-1]), dtype=np.int64), side="right"
+        )
         joined = joined + f.upload(np.cumsum(batches) - np.asarray(batches, np.int64))[at]
         return f.offsets(joined, total)
 
     def pool(self) -> Joined:
         """[samples or ids, D] float32 for each member."""
-        return Joined(self._f.pool(self.lookups, [self._rows], self._ids),
-                      [lookup.samples * lookup.dim for lookup in self.lookups], [lookup.dim for lookup in self.lookups])
+        return Joined(
+            self._f.pool(self.lookups, [self._rows], self._ids),
+            [lookup.samples * lookup.dim for lookup in self.lookups],
+            [lookup.dim for lookup in self.lookups],
+        )
 
     def gradient(self, gradients: Sequence[Any]) -> tuple[Any, list[Any]]:
-        """([E] of `flat`, for each weighted member that of its weights), by what the wanted members' results have."""
+        """([E] of `flat`, for each weighted member that of its weights), by what the wanted
+        members' results have.
+        """
         f, total = self._f, int(self._counts.sum())
-        lookup_gradients = f.rows([one.reshape(lookup.samples, lookup.dim) for one, lookup in zip(gradients, self.lookups)])
+        lookup_gradients = f.rows(
+            [
+                one.reshape(lookup.samples, lookup.dim)
+                for one, lookup in zip(gradients, self.lookups)
+            ]
+        )
         of_weights = any(self._weighted[m] for m in self._of)
         made = f.pool_terms(self.lookups, [self._rows], self._ids, lookup_gradients, of_weights)
-        segments = Segments.of(self._counts.reshape(-1), np.tile(np.arange(len(self._dims)), len(self._counts)))
-        flat = f.sum_rows(lookup_gradients, f.occurrences(self._ids.positions, total), segments, self._dims.tolist(),
-                          made.terms, 1., made.along, self._rows)
-        by_member = {m: made.weights[int(end - self._positions[m].size):int(end)]
-                     for m, end in zip(self._of, self._ends) if self._weighted[m]}
+        segments = Segments.of(
+            self._counts.reshape(-1), np.tile(np.arange(len(self._dims)), len(self._counts))
+        )
+        flat = f.sum_rows(
+            lookup_gradients,
+            f.occurrences(self._ids.positions, total),
+            segments,
+            self._dims.tolist(),
+            made.terms,
+            1.0,
+            made.along,
+            self._rows,
+        )
+        by_member = {
+            m: made.weights[int(end - self._positions[m].size) : int(end)]
+            for m, end in zip(self._of, self._ends)
+            if self._weighted[m]
+        }
         weighted = [m for m, has in enumerate(self._weighted) if has]
-        return flat, [by_member[m] if m in by_member else f.xp.zeros_like(given) for m, given in zip(weighted, self._weights)]
+        return flat, [
+            by_member[m] if m in by_member else f.xp.zeros_like(given)
+            for m, given in zip(weighted, self._weights)
+        ]

@@ -1,8 +1,11 @@
-"""Address space of a GPU that takes memory as it is used: a column of a dynamic table grows without ever moving.
+"""Address space of a GPU that takes memory as it is used: a column of a dynamic table grows without
+ever moving.
 
-CuPy has no functions for CUDA's virtual memory, so this calls the driver. A piece of physical memory is mapped behind the last
-one whenever more is needed, an eighth of what there is at least; the driver takes it from what no allocator has.
+CuPy has no functions for CUDA's virtual memory, so this calls the driver. A piece of physical
+memory is mapped behind the last one whenever more is needed, an eighth of what there is at least;
+the driver takes it from what no allocator has.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -11,23 +14,32 @@ import functools
 from typing import Any, Callable
 
 _OUT_OF_MEMORY = 2
-_PINNED, _ON_DEVICE, _READ_WRITE = 1, 1, 3      # CUmemAllocationType, CUmemLocationType, CUmemAccess_flags
+# CUmemAllocationType, CUmemLocationType, CUmemAccess_flags
+_PINNED, _ON_DEVICE, _READ_WRITE = 1, 1, 3
 
 
 class _Location(ctypes.Structure):
     """CUmemLocation."""
-    _fields_ = [('type', ctypes.c_int), ('id', ctypes.c_int)]
+
+    _fields_ = [("type", ctypes.c_int), ("id", ctypes.c_int)]
 
 
 class _Properties(ctypes.Structure):
     """CUmemAllocationProp."""
-    _fields_ = [('type', ctypes.c_int), ('handles', ctypes.c_int), ('location', _Location), ('of_windows', ctypes.c_void_p),
-                ('flags', ctypes.c_ubyte * 8)]
+
+    _fields_ = [
+        ("type", ctypes.c_int),
+        ("handles", ctypes.c_int),
+        ("location", _Location),
+        ("of_windows", ctypes.c_void_p),
+        ("flags", ctypes.c_ubyte * 8),
+    ]
 
 
 class _Access(ctypes.Structure):
     """CUmemAccessDesc."""
-    _fields_ = [('location', _Location), ('flags', ctypes.c_int)]
+
+    _fields_ = [("location", _Location), ("flags", ctypes.c_int)]
 
 
 @functools.cache
@@ -37,18 +49,23 @@ def driver() -> Any:
     Raises:
         OSError: there is none.
     """
-    library = ctypes.CDLL('libcuda.so.1')
+    library = ctypes.CDLL("libcuda.so.1")
     address, size, flags = ctypes.c_uint64, ctypes.c_size_t, ctypes.c_uint64
     for name, arguments in {
-            'cuMemGetAllocationGranularity': [ctypes.POINTER(size), ctypes.POINTER(_Properties), ctypes.c_int],
-            'cuMemAddressReserve': [ctypes.POINTER(address), size, size, address, flags],
-            'cuMemAddressFree': [address, size],
-            'cuMemCreate': [ctypes.POINTER(ctypes.c_uint64), size, ctypes.POINTER(_Properties), flags],
-            'cuMemRelease': [ctypes.c_uint64],
-            'cuMemMap': [address, size, size, ctypes.c_uint64, flags],
-            'cuMemUnmap': [address, size],
-            'cuMemSetAccess': [address, size, ctypes.POINTER(_Access), size],
-            'cuGetErrorString': [ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)]}.items():
+        "cuMemGetAllocationGranularity": [
+            ctypes.POINTER(size),
+            ctypes.POINTER(_Properties),
+            ctypes.c_int,
+        ],
+        "cuMemAddressReserve": [ctypes.POINTER(address), size, size, address, flags],
+        "cuMemAddressFree": [address, size],
+        "cuMemCreate": [ctypes.POINTER(ctypes.c_uint64), size, ctypes.POINTER(_Properties), flags],
+        "cuMemRelease": [ctypes.c_uint64],
+        "cuMemMap": [address, size, size, ctypes.c_uint64, flags],
+        "cuMemUnmap": [address, size],
+        "cuMemSetAccess": [address, size, ctypes.POINTER(_Access), size],
+        "cuGetErrorString": [ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)],
+    }.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, ctypes.c_int
     return library
@@ -60,8 +77,10 @@ class Reserved:
     Args:
         size: the most bytes that it can take.
         device: the number of the GPU.
-        enter: called before the driver is asked for anything: makes the GPU's context that of the thread.
-        wait: called before the memory goes back: returns when the GPU has done all that it was to do.
+        enter: called before the driver is asked for anything: makes the GPU's context that of the
+            thread.
+        wait: called before the memory goes back: returns when the GPU has done all that it was to
+            do.
         cuda: the driver.
 
     Attributes:
@@ -73,21 +92,31 @@ class Reserved:
         MemoryError: there is no such address space.
     """
 
-    def __init__(self, size: int, device: int, enter: Callable[[], object], wait: Callable[[], object], cuda: Any = None):
+    def __init__(
+        self,
+        size: int,
+        device: int,
+        enter: Callable[[], object],
+        wait: Callable[[], object],
+        cuda: Any = None,
+    ):
         self.address = self.taken = 0
         self._enter, self._wait, self._cuda = enter, wait, cuda or driver()
         enter()
         self._properties = _Properties(type=_PINNED, location=_Location(_ON_DEVICE, device))
-        self._pieces: list[int] = []            # the sizes of those that are mapped
+        self._pieces: list[int] = []  # the sizes of those that are mapped
         piece, address = ctypes.c_size_t(), ctypes.c_uint64()
-        self._call('cuMemGetAllocationGranularity', ctypes.byref(piece), ctypes.byref(self._properties), 0)
+        self._call(
+            "cuMemGetAllocationGranularity", ctypes.byref(piece), ctypes.byref(self._properties), 0
+        )
         self._piece = int(piece.value)
         self.size = self._whole(size)
-        self._call('cuMemAddressReserve', ctypes.byref(address), self.size, 0, 0, 0)
+        self._call("cuMemAddressReserve", ctypes.byref(address), self.size, 0, 0, 0)
         self.address = int(address.value)
 
     def grow(self, size: int) -> None:
-        """Takes memory, unless it has it, so that at least `size` bytes are there. The rest stays as it is.
+        """Takes memory, unless it has it, so that at least `size` bytes are there. The rest stays
+        as it is.
 
         Raises:
             MemoryError: the GPU has no room for them; nothing has changed.
@@ -96,7 +125,7 @@ class Reserved:
         if size <= self.taken:
             return
         if size > self.size:
-            raise ValueError(f'{size:,} bytes are wanted of {self.size:,} that were reserved')
+            raise ValueError(f"{size:,} bytes are wanted of {self.size:,} that were reserved")
         self._enter()
         generous = min(self._whole(max(size, self.taken + self.taken // 8)), self.size) - self.taken
         try:
@@ -112,13 +141,19 @@ class Reserved:
 
     def _map(self, size: int) -> None:
         handle, at = ctypes.c_uint64(), self.address + self.taken
-        self._call('cuMemCreate', ctypes.byref(handle), size, ctypes.byref(self._properties), 0)
+        self._call("cuMemCreate", ctypes.byref(handle), size, ctypes.byref(self._properties), 0)
         try:
-            self._call('cuMemMap', at, size, 0, handle, 0)
-        finally:        # as long as it is mapped it stays
+            self._call("cuMemMap", at, size, 0, handle, 0)
+        finally:  # as long as it is mapped it stays
             self._cuda.cuMemRelease(handle)
         try:
-            self._call('cuMemSetAccess', at, size, ctypes.byref(_Access(self._properties.location, _READ_WRITE)), 1)
+            self._call(
+                "cuMemSetAccess",
+                at,
+                size,
+                ctypes.byref(_Access(self._properties.location, _READ_WRITE)),
+                1,
+            )
         except Exception:
             self._cuda.cuMemUnmap(at, size)
             raise
@@ -131,7 +166,7 @@ class Reserved:
             return
         text = ctypes.c_char_p()
         self._cuda.cuGetErrorString(status, ctypes.byref(text))
-        message = f'{name}: {(text.value or b"an unknown error").decode()} ({status})'
+        message = f"{name}: {(text.value or b'an unknown error').decode()} ({status})"
         if status == _OUT_OF_MEMORY:
             raise MemoryError(message)
         raise RuntimeError(message)
@@ -151,5 +186,6 @@ class Reserved:
         self._pieces, self.taken = [], 0
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):        # when Python ends, CUDA may be gone, and the memory with it
+        # when Python ends, CUDA may be gone, and the memory with it
+        with contextlib.suppress(Exception):
             self.free()

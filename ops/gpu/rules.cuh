@@ -1,15 +1,17 @@
-// Rules by which a weight follows its gradient, as TensorFlow's optimizers have them; rules.py says which options they have.
-// rule(w, g, slots) changes the slots and returns the new weight.
+// Rules by which a weight follows its gradient, as TensorFlow's optimizers have them; rules.py says
+// which options they have. rule(w, g, slots) changes the slots and returns the new weight.
 
-#define RULE(slots)                     \
-  static constexpr int kSlots = slots;  \
+#define RULE(slots)                    \
+  static constexpr int kSlots = slots; \
   static constexpr bool kRowwise = false
 
 struct SGD {
   RULE(0);
   float rate;
   __device__ __forceinline__ explicit SGD(const float* options) : rate(options[0]) {}
-  __device__ __forceinline__ float operator()(float w, float g, float*) const { return w - rate * g; }
+  __device__ __forceinline__ float operator()(float w, float g, float*) const {
+    return w - rate * g;
+  }
 };
 
 struct Momentum {
@@ -27,7 +29,8 @@ struct Momentum {
 struct Adagrad {
   RULE(1);
   float rate, epsilon;
-  __device__ __forceinline__ explicit Adagrad(const float* options) : rate(options[0]), epsilon(options[1]) {}
+  __device__ __forceinline__ explicit Adagrad(const float* options)
+      : rate(options[0]), epsilon(options[1]) {}
   __device__ __forceinline__ float operator()(float w, float g, float* slots) const {
     slots[0] += g * g;
     return w - rate * g / (sqrtf(slots[0]) + epsilon);
@@ -39,19 +42,27 @@ struct RowwiseAdagrad {
   static constexpr int kSlots = 1;
   static constexpr bool kRowwise = true;
   float rate, epsilon;
-  __device__ __forceinline__ explicit RowwiseAdagrad(const float* options) : rate(options[0]), epsilon(options[1]) {}
+  __device__ __forceinline__ explicit RowwiseAdagrad(const float* options)
+      : rate(options[0]), epsilon(options[1]) {}
   __device__ __forceinline__ float rate_of(float* slot, float mean_square) const {
     *slot += mean_square;
     return rate / (sqrtf(*slot) + epsilon);
   }
-  __device__ __forceinline__ float operator()(float w, float g, const float* row_rate) const { return w - row_rate[0] * g; }
+  __device__ __forceinline__ float operator()(float w, float g, const float* row_rate) const {
+    return w - row_rate[0] * g;
+  }
 };
 
 struct Adam {
   RULE(2);
   float rate, beta1, beta2, epsilon, rest1, rest2;
   __device__ __forceinline__ explicit Adam(const float* options)
-      : rate(options[0]), beta1(options[1]), beta2(options[2]), epsilon(options[3]), rest1(options[4]), rest2(options[5]) {}
+      : rate(options[0]),
+        beta1(options[1]),
+        beta2(options[2]),
+        epsilon(options[3]),
+        rest1(options[4]),
+        rest2(options[5]) {}
   __device__ __forceinline__ float operator()(float w, float g, float* slots) const {
     slots[0] = slots[0] * beta1 + g * rest1;
     slots[1] = slots[1] * beta2 + g * g * rest2;
@@ -63,8 +74,14 @@ struct Ftrl {
   RULE(2);
   float rate, l1, l2, shrinkage, power;
   __device__ __forceinline__ explicit Ftrl(const float* options)
-      : rate(options[0]), l1(options[1]), l2(options[2]), shrinkage(options[3]), power(options[4]) {}
-  __device__ __forceinline__ float root(float sum) const { return power == -.5f ? sqrtf(sum) : powf(sum, -power); }
+      : rate(options[0]),
+        l1(options[1]),
+        l2(options[2]),
+        shrinkage(options[3]),
+        power(options[4]) {}
+  __device__ __forceinline__ float root(float sum) const {
+    return power == -.5f ? sqrtf(sum) : powf(sum, -power);
+  }
   __device__ __forceinline__ float operator()(float w, float g, float* slots) const {
     const float sum = slots[0] + g * g, after = root(sum);
     const float linear = slots[1] + (g + 2 * shrinkage * w) - (after - root(slots[0])) / rate * w;
@@ -79,7 +96,11 @@ struct RMSProp {
   RULE(2);
   float rate, decay, rest, momentum, epsilon;
   __device__ __forceinline__ explicit RMSProp(const float* options)
-      : rate(options[0]), decay(options[1]), rest(options[2]), momentum(options[3]), epsilon(options[4]) {}
+      : rate(options[0]),
+        decay(options[1]),
+        rest(options[2]),
+        momentum(options[3]),
+        epsilon(options[4]) {}
   __device__ __forceinline__ float operator()(float w, float g, float* slots) const {
     slots[0] = slots[0] * decay + g * g * rest;
     slots[1] = slots[1] * momentum + rate * g / sqrtf(slots[0] + epsilon);
@@ -91,7 +112,11 @@ struct CenteredRMSProp {
   RULE(3);
   float rate, decay, rest, momentum, epsilon;
   __device__ __forceinline__ explicit CenteredRMSProp(const float* options)
-      : rate(options[0]), decay(options[1]), rest(options[2]), momentum(options[3]), epsilon(options[4]) {}
+      : rate(options[0]),
+        decay(options[1]),
+        rest(options[2]),
+        momentum(options[3]),
+        epsilon(options[4]) {}
   __device__ __forceinline__ float operator()(float w, float g, float* slots) const {
     slots[0] = slots[0] * decay + g * g * rest;
     slots[2] = slots[2] * decay + g * rest;

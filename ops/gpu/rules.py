@@ -1,8 +1,10 @@
-"""Rules by which weights follow their gradients, as `tf.compat.v1.train` has them. g is the summed gradient, w the weight.
+"""Rules by which weights follow their gradients, as `tf.compat.v1.train` has them. g is the summed
+gradient, w the weight.
 
-They are what `update` is given, in every step anew where something changes. What the host writes here is uploaded if it differs
-from the step before.
+They are what `update` is given, in every step anew where something changes. What the host writes
+here is uploaded if it differs from the step before.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -20,6 +22,7 @@ class Rule:
         slots: how many it has.
         rowwise: its slot has one element for a row.
     """
+
     rate: float
     kernel: ClassVar[str]
     slots: ClassVar[int] = 1
@@ -32,15 +35,19 @@ class Rule:
 
 class SGD(Rule):
     """w -= rate g. `GradientDescentOptimizer`."""
-    kernel, slots = 'sgd', 0
+
+    kernel, slots = "sgd", 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Momentum(Rule):
-    """m = momentum m + g; w -= rate m, or with nesterov rate (g + momentum m). `MomentumOptimizer`; slots: m."""
-    momentum: float = .9
+    """m = momentum m + g; w -= rate m, or with nesterov rate (g + momentum m). `MomentumOptimizer`;
+    slots: m.
+    """
+
+    momentum: float = 0.9
     nesterov: bool = False
-    kernel = 'momentum'
+    kernel = "momentum"
 
     def options(self) -> list[float]:
         return [self.rate, self.momentum, float(self.nesterov)]
@@ -52,8 +59,9 @@ class Adagrad(Rule):
 
     Without epsilon, 0 / 0 is NaN: begin with a positive `a`.
     """
-    epsilon: float = 0.
-    kernel = 'adagrad'
+
+    epsilon: float = 0.0
+    kernel = "adagrad"
 
     def options(self) -> list[float]:
         return [self.rate, self.epsilon]
@@ -61,36 +69,47 @@ class Adagrad(Rule):
 
 class RowwiseAdagrad(Adagrad):
     """a += mean of the row's g²; w -= rate g / (sqrt(a) + epsilon). Slots: a, [V]."""
-    kernel, rowwise = 'rowwise_adagrad', True
+
+    kernel, rowwise = "rowwise_adagrad", True
 
 
 @dataclasses.dataclass(frozen=True)
 class Adam(Rule):
-    """m = beta1 m + (1 - beta1) g; v = beta2 v + (1 - beta2) g²; w -= r m / (sqrt(v) + epsilon). `AdamOptimizer`; slots: m, v.
+    """m = beta1 m + (1 - beta1) g; v = beta2 v + (1 - beta2) g²; w -= r m / (sqrt(v) + epsilon).
+    `AdamOptimizer`; slots: m, v.
 
-    r = rate sqrt(1 - beta2**step) / (1 - beta1**step). Rows without a gradient have g = 0, too, unless it is lazy.
+    r = rate sqrt(1 - beta2**step) / (1 - beta1**step). Rows without a gradient have g = 0, too,
+    unless it is lazy.
 
     Attributes:
         step: from 1 on.
         corrected: `rate` is r already, whatever the step.
         lazy: rows without a gradient stay as they are.
     """
-    beta1: float = .9
-    beta2: float = .999
+
+    beta1: float = 0.9
+    beta2: float = 0.999
     epsilon: float = 1e-8
     step: int = 1
     lazy: bool = False
     corrected: bool = False
-    kernel, slots = 'adam', 2
+    kernel, slots = "adam", 2
 
     def options(self) -> list[float]:
-        return [self.corrected_rate(), self.beta1, self.beta2, self.epsilon, 1 - self.beta1, 1 - self.beta2]
+        return [
+            self.corrected_rate(),
+            self.beta1,
+            self.beta2,
+            self.epsilon,
+            1 - self.beta1,
+            1 - self.beta2,
+        ]
 
     def corrected_rate(self) -> float:
         """r."""
         if self.corrected:
             return self.rate
-        return self.rate * math.sqrt(1 - self.beta2 ** self.step) / (1 - self.beta1 ** self.step)
+        return self.rate * math.sqrt(1 - self.beta2**self.step) / (1 - self.beta1**self.step)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,13 +117,15 @@ class Ftrl(Rule):
     """FTRL-Proximal as `FtrlOptimizer` has it; slots: a ("accum"), l ("linear").
 
     With p = -power and a' = a + g²: l += g + 2 shrinkage w - (a'^p - a^p) / rate w; a = a';
-    w = (clip(l, -l1, l1) - l) / (a^p / rate + 2 l2). Its beta, if it has one, adds beta / (2 rate) to l2.
+    w = (clip(l, -l1, l1) - l) / (a^p / rate + 2 l2). Its beta, if it has one, adds beta / (2 rate)
+    to l2.
     """
-    l1: float = 0.
-    l2: float = 0.
-    shrinkage: float = 0.
-    power: float = -.5
-    kernel, slots = 'ftrl', 2
+
+    l1: float = 0.0
+    l2: float = 0.0
+    shrinkage: float = 0.0
+    power: float = -0.5
+    kernel, slots = "ftrl", 2
 
     def options(self) -> list[float]:
         return [self.rate, self.l1, self.l2, self.shrinkage, self.power]
@@ -112,19 +133,25 @@ class Ftrl(Rule):
 
 @dataclasses.dataclass(frozen=True)
 class RMSProp(Rule):
-    """s = decay s + (1 - decay) g²; m = momentum m + rate g / sqrt(s + epsilon); w -= m. `RMSPropOptimizer`; slots: s, m."""
-    decay: float = .9
-    momentum: float = 0.
+    """s = decay s + (1 - decay) g²; m = momentum m + rate g / sqrt(s + epsilon); w -= m.
+    `RMSPropOptimizer`; slots: s, m.
+    """
+
+    decay: float = 0.9
+    momentum: float = 0.0
     epsilon: float = 1e-10
-    kernel, slots = 'rmsprop', 2
+    kernel, slots = "rmsprop", 2
 
     def options(self) -> list[float]:
         return [self.rate, self.decay, 1 - self.decay, self.momentum, self.epsilon]
 
 
 class CenteredRMSProp(RMSProp):
-    """c = decay c + (1 - decay) g, too; m = momentum m + rate g / sqrt(s + epsilon - c²). Slots: s, m, c."""
-    kernel, slots = 'centered_rmsprop', 3
+    """c = decay c + (1 - decay) g, too; m = momentum m + rate g / sqrt(s + epsilon - c²). Slots: s,
+    m, c.
+    """
+
+    kernel, slots = "centered_rmsprop", 3
 
 
 RULES = (SGD, Momentum, Adagrad, RowwiseAdagrad, Adam, Ftrl, RMSProp, CenteredRMSProp)

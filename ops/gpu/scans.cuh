@@ -2,8 +2,8 @@
 
 #include "integers.cuh"
 
-// The sum of `value` over the threads before this one; `*total` becomes that over all. All threads of a block of whole warps call
-// it. `sums` is shared memory for 33; a barrier separates two calls.
+// The sum of `value` over the threads before this one; `*total` becomes that over all. All threads
+// of a block of whole warps call it. `sums` is shared memory for 33; a barrier separates two calls.
 __device__ __forceinline__ u32 exclusive_sum(u32 value, u32* sums, u32* total) {
   const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
   u32 sum = value;

@@ -47,7 +47,8 @@ struct Tile {
     slot_count = static_cast<u32>(segment.slot_count);
   }
 
-  // The key that a thread has in each of its turns. Those of a warp lie side by side, so that ranks can follow positions.
+  // The key that a thread has in each of its turns. Those of a warp lie side by side, so that ranks
+  // can follow positions.
   __device__ __forceinline__ i64 key(int turn) const {
     return first + threadIdx.x / 32 * (32 * kTurns) + turn * 32 + threadIdx.x % 32;
   }

@@ -1,16 +1,20 @@
 """How arrays of kernels and tensors of TensorFlow share memory, and in which order the two work.
 
-*Memory.* What TensorFlow sees is TensorFlow's: kernels read inputs where they are, and write results into tensors that
-TensorFlow has allocated, which are shared through DLPack. What kernels need meanwhile is CuPy's, and TensorFlow never sees it.
-So no memory changes hands, and each allocator reuses only what its own streams have done with.
+*Memory.* What TensorFlow sees is TensorFlow's: kernels read inputs where they are, and write
+results into tensors that TensorFlow has allocated, which are shared through DLPack. What kernels
+need meanwhile is CuPy's, and TensorFlow never sees it. So no memory changes hands, and each
+allocator reuses only what its own streams have done with.
 
-*Order.* TensorFlow's kernels run on streams of its own, CuPy's on CuPy's. To share a tensor through DLPack, TensorFlow makes
-the host wait until the GPU has done all that TensorFlow launched so far (`TFE_TensorHandleDevicePointer` synchronizes its
-device): whatever read the memory which a result gets now. Inputs may be hundreds, so one compiled operation
-(`CollectiveAddresses`) tells where all of them are, and waits in the same way once. Before TensorFlow goes on with a result,
-the host waits for CuPy's stream. So what depends on each other never runs side by side; what doesn't may. It costs a wait of
-the host for each call and each result, short ones after the first, and what the GPU idles meanwhile.
+*Order.* TensorFlow's kernels run on streams of its own, CuPy's on CuPy's. To share a tensor through
+DLPack, TensorFlow makes the host wait until the GPU has done all that TensorFlow launched so far
+(`TFE_TensorHandleDevicePointer` synchronizes its device): whatever read the memory which a result
+gets now. Inputs may be hundreds, so one compiled operation (`CollectiveAddresses`) tells where all
+of them are, and waits in the same way once. Before TensorFlow goes on with a result, the host waits
+for CuPy's stream. So what depends on each other never runs side by side; what doesn't may. It costs
+a wait of the host for each call and each result, short ones after the first, and what the GPU idles
+meanwhile.
 """
+
 from __future__ import annotations
 
 import abc
@@ -29,7 +33,7 @@ from collective.ops.gpu.functions import Functions, InNumPy, Joined, OnDevice
 from collective.ops.gpu.workspace import Workspace
 
 # Results that kernels write where TensorFlow has them.
-LENT = frozenset({'gather.float32', 'pool.float32', 'sum_rows.float32'})
+LENT = frozenset({"gather.float32", "pool.float32", "sum_rows.float32"})
 
 
 class Side(abc.ABC):
@@ -40,6 +44,7 @@ class Side(abc.ABC):
         kind: the type of that device, '' for any.
         functions: the kernels, with memory of their own: one for all calls.
     """
+
     placed: str | None
     kind: str
     functions: Functions
@@ -48,27 +53,39 @@ class Side(abc.ABC):
         self._lock, self._depth = threading.RLock(), 0
 
     def given(self, tensors: Sequence[Any], dtypes: Sequence[np.dtype]) -> list[Any]:
-        """Arrays of these types in the memory of eager tensors; of more than two dimensions all but the first are one.
-        TensorFlow has done all that it was to do with them.
+        """Arrays of these types in the memory of eager tensors; of more than two dimensions all but
+        the first are one. TensorFlow has done all that it was to do with them.
 
         Raises:
             RuntimeError: TensorFlow has them elsewhere.
         """
-        if self.kind not in tensors[0].backing_device:      # of copies that nobody keeps an address is worth nothing
-            raise RuntimeError(f'kernels are on a {self.kind}, but are given tensors on {tensors[0].backing_device}: switch '
-                               f'allow_soft_placement off, or set {operations.CHOICE}=cpu')
+        # of copies that nobody keeps an address is worth nothing
+        if self.kind not in tensors[0].backing_device:
+            raise RuntimeError(
+                f"kernels are on a {self.kind}, but are given tensors on "
+                f"{tensors[0].backing_device}: switch "
+                f"allow_soft_placement off, or set {operations.CHOICE}=cpu"
+            )
         with tf.device(self.placed):
-            described = compiled.library().collective_addresses(tensors).numpy().view(np.int64).tolist()
-        return [self.at(address, (first, others)[:rank], dtype, tensor)
-                for (address, rank, first, others), dtype, tensor in zip(described, dtypes, tensors)]
+            described = (
+                compiled.library().collective_addresses(tensors).numpy().view(np.int64).tolist()
+            )
+        return [
+            self.at(address, (first, others)[:rank], dtype, tensor)
+            for (address, rank, first, others), dtype, tensor in zip(described, dtypes, tensors)
+        ]
 
     @abc.abstractmethod
     def at(self, address: int, shape: tuple[int, ...], dtype: np.dtype, owner: Any) -> Any:
-        """An array at an address, in memory that is there as long as `owner` is; at any address, if it is empty."""
+        """An array at an address, in memory that is there as long as `owner` is; at any address, if
+        it is empty.
+        """
 
     @abc.abstractmethod
     def shared(self, tensor: Any) -> Any:
-        """An array in the memory of an eager tensor. TensorFlow has done all that it was to do with it."""
+        """An array in the memory of an eager tensor. TensorFlow has done all that it was to do with
+        it.
+        """
 
     @abc.abstractmethod
     def memory(self) -> str:
@@ -76,7 +93,7 @@ class Side(abc.ABC):
 
     def advice(self) -> str:
         """What to do where memory is short."""
-        return f'{self.memory()}. Use smaller batches, or more ranks'
+        return f"{self.memory()}. Use smaller batches, or more ranks"
 
     @contextlib.contextmanager
     def call(self) -> Iterator[None]:
@@ -92,7 +109,9 @@ class Side(abc.ABC):
 
     @abc.abstractmethod
     def finish(self) -> None:
-        """At the end of a call, also behind an error: what was launched still reads and writes memory of TensorFlow's."""
+        """At the end of a call, also behind an error: what was launched still reads and writes
+        memory of TensorFlow's.
+        """
 
     # Of memory that grows where it is, as `Device` has it.
 
@@ -120,11 +139,12 @@ class Side(abc.ABC):
             if not isinstance(array, Joined):
                 out.append(tensor)
             elif array.sizes:
-                with tf.device('/cpu:0'):
+                with tf.device("/cpu:0"):
                     sizes = tf.constant(array.sizes, tf.int64)
                 with tf.device(self.placed):
-                    out += compiled.library().collective_parts(tensor, sizes, N=len(array.sizes),
-                                                               dims=array.dims or [0] * len(array.sizes))
+                    out += compiled.library().collective_parts(
+                        tensor, sizes, N=len(array.sizes), dims=array.dims or [0] * len(array.sizes)
+                    )
         return out
 
     def allocated(self, shape: tuple[int, ...], dtype: Any) -> Any:
@@ -133,7 +153,8 @@ class Side(abc.ABC):
             size = np.array(shape, np.int32)
             if dtype != np.uint32:
                 return tf.raw_ops.Empty(shape=size, dtype=dtype)
-            return tf.bitcast(tf.raw_ops.Empty(shape=size, dtype=np.float32), np.uint32)    # there is no other on GPUs
+            # there is no other on GPUs
+            return tf.bitcast(tf.raw_ops.Empty(shape=size, dtype=np.float32), np.uint32)
 
     def copied(self, array: Any) -> Any:
         """An eager tensor with what `array` holds."""
@@ -150,14 +171,20 @@ class Gpu(Side):
     Raises:
         RuntimeError: CuPy can't use it, or there are several; says why.
     """
-    placed, kind = '/gpu:0', 'GPU'
+
+    placed, kind = "/gpu:0", "GPU"
 
     def __init__(self) -> None:
-        seen = tf.config.list_physical_devices('GPU')
+        seen = tf.config.list_physical_devices("GPU")
         if len(seen) > 1 and communication.size() > 1:
-            raise RuntimeError(f'this rank sees {len(seen)} GPUs, of which kernels and TensorFlow might take different ones: '
-                               'start ranks with python -m collective.launch, or set CUDA_VISIBLE_DEVICES to one GPU for each')
-        with contextlib.suppress(RuntimeError):     # TensorFlow has the GPU already, as its first session says
+            raise RuntimeError(
+                f"this rank sees {len(seen)} GPUs, of which kernels and TensorFlow "
+                f"might take different ones: "
+                "start ranks with python -m collective.launch, or set "
+                "CUDA_VISIBLE_DEVICES to one GPU for each"
+            )
+        # TensorFlow has the GPU already, as its first session says
+        with contextlib.suppress(RuntimeError):
             for gpu in seen[:1]:
                 tf.config.experimental.set_memory_growth(gpu, True)
         device = CupyDevice()
@@ -167,15 +194,18 @@ class Gpu(Side):
     def _begin(self, device: Any) -> None:
         super().__init__()
         self.device = device
-        self._lent: dict[int, Any] = {}     # by address, what kernels write to and TensorFlow has
+        self._lent: dict[int, Any] = {}  # by address, what kernels write to and TensorFlow has
         self.functions = OnDevice(_Lending(device, self))
 
     def memory(self) -> str:
         return self.device.memory()
 
     def advice(self) -> str:
-        return (f"{super().advice()}; or share the GPU's memory between kernels and TensorFlow, which has the tables, in "
-                f'another way: {operations.WORKSPACE}')
+        return (
+            f"{super().advice()}; or share the GPU's memory between kernels and TensorFlow, "
+            f"which has the tables, in "
+            f"another way: {operations.WORKSPACE}"
+        )
 
     def at(self, address: int, shape: tuple[int, ...], dtype: np.dtype, owner: Any) -> Any:
         return self.device.at(address, shape, dtype, owner)
@@ -220,8 +250,10 @@ class Gpu(Side):
     def results(self, arrays: Sequence[Joined | Any]) -> list[Any]:
         whole = [one.array if isinstance(one, Joined) else one for one in arrays]
         made = [self.copied(array) if self._of_lent(array) is None else None for array in whole]
-        self.device.synchronize()       # TensorFlow may copy parts
-        return self.split(arrays, [self._part(array) if one is None else one for array, one in zip(whole, made)])
+        self.device.synchronize()  # TensorFlow may copy parts
+        return self.split(
+            arrays, [self._part(array) if one is None else one for array, one in zip(whole, made)]
+        )
 
     def _of_lent(self, array: Any) -> tuple[Any, int] | None:
         """The tensor that `array` is a part of, and where it begins there."""
@@ -238,7 +270,7 @@ class Gpu(Side):
         if array.shape == tuple(tensor.shape):
             return tensor
         with tf.device(self.placed):
-            return tf.reshape(tensor[first:first + array.size], array.shape)
+            return tf.reshape(tensor[first : first + array.size], array.shape)
 
 
 class _Lending(Workspace):
@@ -249,12 +281,19 @@ class _Lending(Workspace):
         self._side = side
 
     def take(self, name: str, size: int, dtype: Any) -> Any:
-        return self._side.lend(size, np.dtype(dtype)) if name in LENT and size else super().take(name, size, dtype)
+        return (
+            self._side.lend(size, np.dtype(dtype))
+            if name in LENT and size
+            else super().take(name, size, dtype)
+        )
 
 
 class Double(Side):
-    """The references in NumPy, on the CPU: a double of the GPU for tests. Memory is shared in the same way."""
-    placed, kind = None, ''
+    """The references in NumPy, on the CPU: a double of the GPU for tests. Memory is shared in the
+    same way.
+    """
+
+    placed, kind = None, ""
 
     def __init__(self) -> None:
         super().__init__()
@@ -278,7 +317,7 @@ class Double(Side):
     def shared(self, tensor: Any) -> Any:
         if 0 in tensor.shape:
             return np.zeros(tuple(tensor.shape), tensor.dtype.as_numpy_dtype)
-        array = np.from_dlpack(_Exporter(tensor, (1, 0)))       # NumPy may only read it
+        array = np.from_dlpack(_Exporter(tensor, (1, 0)))  # NumPy may only read it
         return self.at(array.ctypes.data, array.shape, array.dtype, array)
 
 

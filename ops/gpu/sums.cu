@@ -1,4 +1,5 @@
-// Sums of rows by segment, written one after the other; and of the pieces of long segments. sums.py describes and launches them.
+// Sums of rows by segment, written one after the other; and of the pieces of long segments. sums.py
+// describes and launches them.
 
 #include "targets.cuh"
 
@@ -6,14 +7,16 @@ constexpr int kFlight = 4;
 
 // One block for each piece, by turns: its partial sum.
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
-sum_pieces(WORK_PARAMETERS, const Piece* __restrict__ pieces, float* __restrict__ partials, float* __restrict__ partials_along) {
+    sum_pieces(WORK_PARAMETERS, const Piece* __restrict__ pieces, float* __restrict__ partials,
+               float* __restrict__ partials_along) {
   __shared__ float shared[kThreads * kWidth];
   const Work work = WORK;
   const Source source = SOURCE;
   for (u32 p = blockIdx.x; p < counters[1]; p += gridDim.x) {
     const Piece piece = pieces[p];
     const Target& target = target_of(work, piece.row);
-    const u32 lanes = static_cast<u32>(target.lanes), groups = kThreads / lanes, lane = threadIdx.x & (lanes - 1);
+    const u32 lanes = static_cast<u32>(target.lanes), groups = kThreads / lanes,
+              lane = threadIdx.x & (lanes - 1);
     const int accesses = accesses_of(target);
     u32 begins[kFlight], ends[kFlight];
     cut(piece.first, piece.end, threadIdx.x / lanes * kFlight, groups * kFlight, begins, ends);
@@ -30,7 +33,8 @@ sum_pieces(WORK_PARAMETERS, const Piece* __restrict__ pieces, float* __restrict_
       }
       __syncthreads();
       const int first = base * kWidth;
-      for (int at = static_cast<int>(threadIdx.x); at < static_cast<int>(lanes) * kWidth; at += kThreads) {
+      for (int at = static_cast<int>(threadIdx.x); at < static_cast<int>(lanes) * kWidth;
+           at += kThreads) {
         if (first + at >= target.dim) continue;
         float sum = 0;
         for (u32 group = 0; group < groups; ++group) sum += shared[group * lanes * kWidth + at];
@@ -38,12 +42,13 @@ sum_pieces(WORK_PARAMETERS, const Piece* __restrict__ pieces, float* __restrict_
       }
       __syncthreads();
     }
-    if (along != nullptr && threadIdx.x == 0) partials_along[p] = sum_along(along, order, piece.first, piece.end);
+    if (along != nullptr && threadIdx.x == 0)
+      partials_along[p] = sum_along(along, order, piece.first, piece.end);
   }
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads)
-sum_rows(WORK_PARAMETERS, int own_type, int out_type, float scale) {
+    sum_rows(WORK_PARAMETERS, int own_type, int out_type, float scale) {
   for_segments<kFlight, true>(WORK, SOURCE, [=](const Share<kFlight>& share) {
     const Target& target = *share.target;
     const Segments<kFlight>& segments = share.segments;
@@ -64,7 +69,8 @@ sum_rows(WORK_PARAMETERS, int own_type, int out_type, float scale) {
 #pragma unroll
         for (int e = 0; e < kWidth; ++e) scaled.elements[e] = sums[f][e] * scale;
         if (segments.row[f] < 0) continue;
-        put(out_type, target.values + segments.row[f] * target.dim * bytes_of(out_type), span, scaled);
+        put(out_type, target.values + segments.row[f] * target.dim * bytes_of(out_type), span,
+            scaled);
       }
     }
   });

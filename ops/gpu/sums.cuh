@@ -7,7 +7,7 @@
 enum Type { kFloat32, kFloat16, kBFloat16 };  // in the order of ELEMENTS
 
 struct Run {
-  i64 first;    // number of its first row
+  i64 first;  // number of its first row
   i64 count;
   i64 address;  // of that row
 };
@@ -42,8 +42,9 @@ __device__ __forceinline__ i64 address_of(const Run* runs, int count, i64 row, i
   return at >= 0 && at < runs[low].count ? runs[low].address + at * pitch : 0;
 }
 
-// What a thread has of a row: 4 elements, or fewer at its end. They are one access where the row's address allows it: of rows side
-// by side whose dimension is odd some do, and none keeps the rows of another dimension from it.
+// What a thread has of a row: 4 elements, or fewer at its end. They are one access where the row's
+// address allows it: of rows side by side whose dimension is odd some do, and none keeps the rows
+// of another dimension from it.
 constexpr int kWidth = 4;
 
 struct Span {
@@ -60,7 +61,8 @@ struct Span {
 };
 
 template <class T, int kFlight>
-__device__ __forceinline__ void fetch(const i64 (&addresses)[kFlight], const Span& span, float (&values)[kFlight][kWidth]) {
+__device__ __forceinline__ void fetch(const i64 (&addresses)[kFlight], const Span& span,
+                                      float (&values)[kFlight][kWidth]) {
   Pack<T, kWidth> packs[kFlight];
 #pragma unroll
   for (int f = 0; f < kFlight; ++f) {
@@ -97,7 +99,8 @@ __device__ __forceinline__ void fetch(int type, const i64 (&addresses)[kFlight],
 }
 
 template <class T>
-__device__ __forceinline__ void put(i64 address, const Span& span, const Pack<float, kWidth>& values) {
+__device__ __forceinline__ void put(i64 address, const Span& span,
+                                    const Pack<float, kWidth>& values) {
   Pack<T, kWidth> rounded;
   convert(values, &rounded);
   T* to = reinterpret_cast<T*>(address) + span.element;
@@ -111,7 +114,8 @@ __device__ __forceinline__ void put(i64 address, const Span& span, const Pack<fl
   }
 }
 
-__device__ __forceinline__ void put(int type, i64 address, const Span& span, const Pack<float, kWidth>& values) {
+__device__ __forceinline__ void put(int type, i64 address, const Span& span,
+                                    const Pack<float, kWidth>& values) {
   if (type == kFloat32) {
     put<float>(address, span, values);
   } else if (type == kFloat16) {
@@ -123,10 +127,12 @@ __device__ __forceinline__ void put(int type, i64 address, const Span& span, con
 
 __device__ __forceinline__ int bytes_of(int type) { return type == kFloat32 ? 4 : 2; }
 
-// For each of kFlight ranges of places the sum over its rows, of the elements of `span`. `pitch` bytes are between rows.
+// For each of kFlight ranges of places the sum over its rows, of the elements of `span`. `pitch`
+// bytes are between rows.
 template <int kFlight>
-__device__ __forceinline__ void sum_places(const Source& source, const u32 (&begin)[kFlight], const u32 (&end)[kFlight], i64 pitch,
-                                           const Span& span, float (&sums)[kFlight][kWidth]) {
+__device__ __forceinline__ void sum_places(const Source& source, const u32 (&begin)[kFlight],
+                                           const u32 (&end)[kFlight], i64 pitch, const Span& span,
+                                           float (&sums)[kFlight][kWidth]) {
   u32 longest = 0;
 #pragma unroll
   for (int f = 0; f < kFlight; ++f) {
@@ -165,7 +171,8 @@ __device__ __forceinline__ void sum_places(const Source& source, const u32 (&beg
 
 // A range of places in kFlight equal parts.
 template <int kFlight>
-__device__ __forceinline__ void cut(u32 first, u32 end, u32 part, u32 parts, u32 (&begins)[kFlight], u32 (&ends)[kFlight]) {
+__device__ __forceinline__ void cut(u32 first, u32 end, u32 part, u32 parts, u32 (&begins)[kFlight],
+                                    u32 (&ends)[kFlight]) {
   const u32 each = (end - first + parts - 1) / parts;
 #pragma unroll
   for (int f = 0; f < kFlight; ++f) {

@@ -1,11 +1,14 @@
-"""Sums of rows by segment: what gradients of rows are, whether these are written or applied at once (`update.py`).
+"""Sums of rows by segment: what gradients of rows are, whether these are written or applied at once
+(`update.py`).
 
-A segment is what one row has of the occurrences (`occurrences.py`). Rows with up to `LONG` occurrences are summed by a group of
-threads each; those with more by many blocks: pieces of them first, whose sums are then handled as occurrences. No atomics: sums
-are always the same, to the last bit.
+A segment is what one row has of the occurrences (`occurrences.py`). Rows with up to `LONG`
+occurrences are summed by a group of threads each; those with more by many blocks: pieces of them
+first, whose sums are then handled as occurrences. No atomics: sums are always the same, to the last
+bit.
 
 `reference/sums.py` has the same function in NumPy.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -21,17 +24,18 @@ from collective.ops.gpu.segments import THREADS, Segments
 from collective.ops.gpu.sources import Source
 from collective.ops.gpu.workspace import Workspace
 
-SOURCE = Source('sums.cu', ('sum_pieces', 'sum_rows'))
+SOURCE = Source("sums.cu", ("sum_pieces", "sum_rows"))
 NULL = np.uint64(0)
-SLOTS = 3               # as in targets.cuh, of which `target_words` writes
-_WIDTH = 4              # elements of one access
+SLOTS = 3  # as in targets.cuh, of which `target_words` writes
+_WIDTH = 4  # elements of one access
 _IN_FLIGHT = 4
-_PIECE_BLOCKS, _LONG_BLOCKS = 8, 2      # for each multiprocessor
+_PIECE_BLOCKS, _LONG_BLOCKS = 8, 2  # for each multiprocessor
 
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Rows that lie in several runs and are numbered through. It holds addresses: whoever makes it keeps the arrays alive.
+    """Rows that lie in several runs and are numbered through. It holds addresses: whoever makes it
+    keeps the arrays alive.
 
     Attributes:
         addresses: [P] int64, of the first row of each run.
@@ -39,6 +43,7 @@ class Rows:
         dims: [P] int64, their dimension.
         element: what they are of.
     """
+
     addresses: np.ndarray
     counts: np.ndarray
     dims: np.ndarray
@@ -52,20 +57,40 @@ class Rows:
             ValueError: one of them is none, or of another type.
         """
         for number, array in enumerate(arrays):
-            if array.ndim != 2 or array.dtype != element.storage or not array.flags.c_contiguous or array.shape[1] < 1:
-                raise ValueError(f'array {number} must be a contiguous matrix of {element}, but is {array.dtype} {array.shape}')
-        return cls(np.array([device.pointer(array) for array in arrays], np.int64),
-                   np.array([array.shape[0] for array in arrays], np.int64),
-                   np.array([array.shape[1] for array in arrays], np.int64), element)
+            if (
+                array.ndim != 2
+                or array.dtype != element.storage
+                or not array.flags.c_contiguous
+                or array.shape[1] < 1
+            ):
+                raise ValueError(
+                    f"array {number} must be a contiguous matrix of {element}, but "
+                    f"is {array.dtype} {array.shape}"
+                )
+        return cls(
+            np.array([device.pointer(array) for array in arrays], np.int64),
+            np.array([array.shape[0] for array in arrays], np.int64),
+            np.array([array.shape[1] for array in arrays], np.int64),
+            element,
+        )
 
     @classmethod
-    def flat(cls, buffer: Any, segments: Segments, dims: Sequence[int], element: Element, device: Device) -> Rows:
-        """Of a buffer as `gather` returns it: rows of sections whose dimensions are `dims`, one after the other."""
+    def flat(
+        cls, buffer: Any, segments: Segments, dims: Sequence[int], element: Element, device: Device
+    ) -> Rows:
+        """Of a buffer as `gather` returns it: rows of sections whose dimensions are `dims`, one
+        after the other.
+        """
         lengths, width = np.diff(segments.offsets), np.asarray(dims, np.int64)[segments.sections]
         sizes = lengths * width
         if buffer.size != sizes.sum():
-            raise ValueError(f'the buffer has {buffer.size:,} elements, its rows {sizes.sum():,}')
-        return cls(device.pointer(buffer) + (np.cumsum(sizes) - sizes) * element.size, lengths, width, element)
+            raise ValueError(f"the buffer has {buffer.size:,} elements, its rows {sizes.sum():,}")
+        return cls(
+            device.pointer(buffer) + (np.cumsum(sizes) - sizes) * element.size,
+            lengths,
+            width,
+            element,
+        )
 
     def words(self) -> np.ndarray:
         """[P', 3] int64 as sums.cuh reads them; what lies side by side is one run."""
@@ -73,7 +98,10 @@ class Rows:
         words = np.stack([firsts, self.counts, self.addresses], 1)[keep]
         if len(words) == 0:
             return np.zeros((1, 3), np.int64)
-        dims, ends = self.dims[keep], words[:, 2] + words[:, 1] * self.dims[keep] * self.element.size
+        dims, ends = (
+            self.dims[keep],
+            words[:, 2] + words[:, 1] * self.dims[keep] * self.element.size,
+        )
         new = np.concatenate([[True], (dims[1:] != dims[:-1]) | (ends[:-1] != words[1:, 2])])
         starts = np.flatnonzero(new)
         merged = words[starts]
@@ -81,8 +109,14 @@ class Rows:
         return merged
 
 
-def target_words(segments: Segments, dims: np.ndarray, addresses: np.ndarray, counts: np.ndarray, each: int,
-                 touched: np.ndarray | None = None) -> tuple[np.ndarray, int]:
+def target_words(
+    segments: Segments,
+    dims: np.ndarray,
+    addresses: np.ndarray,
+    counts: np.ndarray,
+    each: int,
+    touched: np.ndarray | None = None,
+) -> tuple[np.ndarray, int]:
     """([T, 11] int64 as targets.cuh reads them, how many tiles they have).
 
     Args:
@@ -95,15 +129,37 @@ def target_words(segments: Segments, dims: np.ndarray, addresses: np.ndarray, co
     lengths, accesses = np.diff(segments.offsets), -(-dims // _WIDTH)
     lanes = np.minimum(32, 2 ** np.ceil(np.log2(np.maximum(accesses, 1))).astype(np.int64))
     tiles = -(-lengths // (THREADS // lanes * each))
-    words = np.column_stack([np.cumsum(tiles) - tiles, segments.offsets[:-1], segments.offsets[1:], dims, lanes,
-                             addresses[:, 0], counts, addresses[:, 1:],
-                             np.zeros_like(dims) if touched is None else touched])
+    words = np.column_stack(
+        [
+            np.cumsum(tiles) - tiles,
+            segments.offsets[:-1],
+            segments.offsets[1:],
+            dims,
+            lanes,
+            addresses[:, 0],
+            counts,
+            addresses[:, 1:],
+            np.zeros_like(dims) if touched is None else touched,
+        ]
+    )
     return words[lengths > 0].astype(np.int64), int(tiles.sum())
 
 
-def launch(kernel: Kernel, targets: np.ndarray, tiles: int, rows: Any, gradients: Rows, occurrences: Occurrences, terms: Any,
-           along: Any, extra: Sequence[Any], workspace: Workspace, name: str) -> None:
-    """Launches `kernel` for all segments: once by tiles; and, if some can be long, for their pieces and then for these.
+def launch(
+    kernel: Kernel,
+    targets: np.ndarray,
+    tiles: int,
+    rows: Any,
+    gradients: Rows,
+    occurrences: Occurrences,
+    terms: Any,
+    along: Any,
+    extra: Sequence[Any],
+    workspace: Workspace,
+    name: str,
+) -> None:
+    """Launches `kernel` for all segments: once by tiles; and, if some can be long, for their pieces
+    and then for these.
 
     Args:
         kernel: with targets.cuh's parameters, then `extra`.
@@ -115,38 +171,73 @@ def launch(kernel: Kernel, targets: np.ndarray, tiles: int, rows: Any, gradients
     if len(targets) == 0:
         return
     width = int(-(-targets[:, 3].max() // _WIDTH) * _WIDTH)
-    partials = workspace.take(f'{name}.partials', most * width, np.float32)
-    partial_along = workspace.take(f'{name}.along', most, np.float32)
+    partials = workspace.take(f"{name}.partials", most * width, np.float32)
+    partial_along = workspace.take(f"{name}.along", most, np.float32)
     runs = gradients.words()
     count = np.int32(len(runs))
-    runs = workspace.upload(f'{name}.runs', np.concatenate([runs, [[0, most, device.pointer(partials)]]]))
-    before = (workspace.upload(f'{name}.targets', targets), np.int32(len(targets)), occurrences.offsets, rows,
-              occurrences.counters)
-    after = (along, partial_along, np.int64(width), occurrences.order, terms, runs, count,
-             np.int32(ELEMENTS.index(gradients.element)))
+    runs = workspace.upload(
+        f"{name}.runs", np.concatenate([runs, [[0, most, device.pointer(partials)]]])
+    )
+    before = (
+        workspace.upload(f"{name}.targets", targets),
+        np.int32(len(targets)),
+        occurrences.offsets,
+        rows,
+        occurrences.counters,
+    )
+    after = (
+        along,
+        partial_along,
+        np.int64(width),
+        occurrences.order,
+        terms,
+        runs,
+        count,
+        np.int32(ELEMENTS.index(gradients.element)),
+    )
     kernel(tiles, THREADS, (*before, NULL, *after, *extra))
     if len(occurrences.longs):
-        device.kernel(SOURCE, 'sum_pieces')(_PIECE_BLOCKS * device.multiprocessors, THREADS, (
-            *before, NULL, *after, occurrences.pieces, partials, partial_along))
-        kernel(_LONG_BLOCKS * device.multiprocessors, THREADS, (*before, occurrences.longs, *after, *extra))
+        device.kernel(SOURCE, "sum_pieces")(
+            _PIECE_BLOCKS * device.multiprocessors,
+            THREADS,
+            (*before, NULL, *after, occurrences.pieces, partials, partial_along),
+        )
+        kernel(
+            _LONG_BLOCKS * device.multiprocessors,
+            THREADS,
+            (*before, occurrences.longs, *after, *extra),
+        )
 
 
-def sum_rows(gradients: Rows, occurrences: Occurrences, segments: Segments, dims: Sequence[int], element: Element,
-             workspace: Workspace, terms: Any = None, scale: float = 1., along: Any = None, own: Rows | None = None) -> Any:
+def sum_rows(
+    gradients: Rows,
+    occurrences: Occurrences,
+    segments: Segments,
+    dims: Sequence[int],
+    element: Element,
+    workspace: Workspace,
+    terms: Any = None,
+    scale: float = 1.0,
+    along: Any = None,
+    own: Rows | None = None,
+) -> Any:
     """[E] of `element`: for each of U rows the sum of what occurs of it, one row after the other.
 
-    Sums are of float32, rounded to the nearest in the end. A row that doesn't occur is zeros. One kernel, or three if there are
-    more than `LONG` occurrences; the host waits for nothing. Bytes moved: 4 for each row, 4 (with terms 12) and D elements for
-    each occurrence read; D elements for each row written.
+    Sums are of float32, rounded to the nearest in the end. A row that doesn't occur is zeros. One
+    kernel, or three if there are more than `LONG` occurrences; the host waits for nothing. Bytes
+    moved: 4 for each row, 4 (with terms 12) and D elements for each occurrence read; D elements for
+    each row written.
 
     Args:
         gradients: R rows.
-        occurrences: of U rows; occurrence k is row k of `gradients`, times 1, if there are no terms.
+        occurrences: of U rows; occurrence k is row k of `gradients`, times 1, if there are no
+            terms.
         segments: M of them with U rows, by section.
         dims: S of them, the dimension of each section's rows and of all that occurs of these.
         element: of the result.
         workspace: where the result lies until the next call with it.
-        terms: [K, 2] uint32, for each occurrence a row of `gradients` and, as the bits of a float32, its factor.
+        terms: [K, 2] uint32, for each occurrence a row of `gradients` and, as the bits of a
+            float32, its factor.
         scale: what each sum is multiplied by.
         along: [K] float32, for each occurrence how much of the row in `own` is added, too.
         own: U rows in the order of the result.
@@ -154,14 +245,28 @@ def sum_rows(gradients: Rows, occurrences: Occurrences, segments: Segments, dims
     device, lengths = workspace.device, np.diff(segments.offsets)
     width = np.asarray(dims, np.int64)[segments.sections]
     sizes = lengths * width
-    out = workspace.take(f'sum_rows.{element}', int(sizes.sum()), element.storage)
+    out = workspace.take(f"sum_rows.{element}", int(sizes.sum()), element.storage)
     addresses = np.zeros((len(lengths), 1 + SLOTS), np.int64)
     addresses[:, 0] = device.pointer(out) + (np.cumsum(sizes) - sizes) * element.size
     if along is not None and own is not None:
         addresses[:, 1] = own.addresses
     targets, tiles = target_words(segments, width, addresses, lengths, _IN_FLIGHT)
-    extra = (np.int32(ELEMENTS.index(own.element if own is not None else element)), np.int32(ELEMENTS.index(element)),
-             np.float32(scale))
-    launch(device.kernel(SOURCE, 'sum_rows'), targets, tiles, NULL, gradients, occurrences, NULL if terms is None else terms,
-           NULL if along is None else along, extra, workspace, 'sum_rows')
+    extra = (
+        np.int32(ELEMENTS.index(own.element if own is not None else element)),
+        np.int32(ELEMENTS.index(element)),
+        np.float32(scale),
+    )
+    launch(
+        device.kernel(SOURCE, "sum_rows"),
+        targets,
+        tiles,
+        NULL,
+        gradients,
+        occurrences,
+        NULL if terms is None else terms,
+        NULL if along is None else along,
+        extra,
+        workspace,
+        "sum_rows",
+    )
     return out

@@ -1,9 +1,11 @@
-"""Updates of rows of many tables by the sums of their gradients, the sum and the rule in one kernel.
+"""Updates of rows of many tables by the sums of their gradients, the sum and the rule in one
+kernel.
 
-What the owner of the rows does with the gradients that it received; and, with `terms`, what backward and update are in one
-where gradients are of its own samples: no gradient of a row is written then. `reference/update.py` has the same function in
-NumPy.
+What the owner of the rows does with the gradients that it received; and, with `terms`, what
+backward and update are in one where gradients are of its own samples: no gradient of a row is
+written then. `reference/update.py` has the same function in NumPy.
 """
+
 from __future__ import annotations
 
 import math
@@ -19,7 +21,7 @@ from collective.ops.gpu.sources import Source
 from collective.ops.gpu.sums import NULL, SLOTS, Rows, launch, target_words
 from collective.ops.gpu.workspace import Workspace
 
-SOURCE = Source('update.cu', (*(f'update_{rule.kernel}' for rule in RULES), 'adam_decay'))
+SOURCE = Source("update.cu", (*(f"update_{rule.kernel}" for rule in RULES), "adam_decay"))
 _IN_FLIGHT = 2
 
 
@@ -30,19 +32,34 @@ class Table(NamedTuple):
         weights: [V, D] float32, C-contiguous.
         slots: as many as the rule has, each as the weights are, or [V] where the rule is by rows.
     """
+
     weights: Any
     slots: Sequence[Any] = ()
 
 
-def update(rule: Rule, tables: Sequence[Table], rows: Any, segments: Segments, gradients: Rows, occurrences: Occurrences,
-           workspace: Workspace, terms: Any = None, scale: float = 1., bound: float = math.inf, along: Any = None) -> None:
-    """Updates the tables' rows in place. One kernel, or three if there are more than `LONG` occurrences; Adam that isn't lazy
-    has one more, over all rows of the tables. The host waits for nothing.
+def update(
+    rule: Rule,
+    tables: Sequence[Table],
+    rows: Any,
+    segments: Segments,
+    gradients: Rows,
+    occurrences: Occurrences,
+    workspace: Workspace,
+    terms: Any = None,
+    scale: float = 1.0,
+    bound: float = math.inf,
+    along: Any = None,
+) -> None:
+    """Updates the tables' rows in place. One kernel, or three if there are more than `LONG`
+    occurrences; Adam that isn't lazy has one more, over all rows of the tables. The host waits for
+    nothing.
 
-    Bytes moved: for each row 12, and 8 D for weights and for each slot; for each occurrence 4 (with terms 12) and D elements.
+    Bytes moved: for each row 12, and 8 D for weights and for each slot; for each occurrence 4 (with
+        terms 12) and D elements.
     Adam that isn't lazy: 24 D for each row of the tables, and a byte.
 
-    Undefined if a table has one of `rows` twice. A row that doesn't occur is not touched; nor is one outside of its table.
+    Undefined if a table has one of `rows` twice. A row that doesn't occur is not touched; nor is
+    one outside of its table.
 
     Args:
         rule: what to do.
@@ -50,12 +67,15 @@ def update(rule: Rule, tables: Sequence[Table], rows: Any, segments: Segments, g
         rows: [U] int64, their rows, each at most once; as `segments` has them.
         segments: M of them with U rows, whose sections are tables.
         gradients: R rows, of the dimensions of the tables.
-        occurrences: of U rows; occurrence k is row k of `gradients`, times 1, if there are no terms.
+        occurrences: of U rows; occurrence k is row k of `gradients`, times 1, if there are no
+            terms.
         workspace: for what is needed meanwhile.
-        terms: [K, 2] uint32, for each occurrence a row of `gradients` and, as the bits of a float32, its factor.
+        terms: [K, 2] uint32, for each occurrence a row of `gradients` and, as the bits of a
+            float32, its factor.
         scale: what each sum is multiplied by: 1 / N for the mean over ranks.
         bound: weights are kept within ±bound.
-        along: [K] float32, for each occurrence how much of the row itself belongs to the gradient (max_norm's part).
+        along: [K] float32, for each occurrence how much of the row itself belongs to the gradient
+            (max_norm's part).
 
     Raises:
         ValueError: a table isn't what the rule needs, or a segment is of none.
@@ -68,38 +88,73 @@ def update(rule: Rule, tables: Sequence[Table], rows: Any, segments: Segments, g
     addresses = np.zeros((len(tables), 1 + SLOTS), np.int64)
     touched = np.zeros(len(tables), np.int64)
     for number, table in enumerate(tables):
-        addresses[number, :1 + rule.slots] = [device.pointer(array) for array in (table.weights, *table.slots)]
+        addresses[number, : 1 + rule.slots] = [
+            device.pointer(array) for array in (table.weights, *table.slots)
+        ]
         if decays:
             touched[number] = device.pointer(_touched(number, len(table.weights), workspace))
     of = segments.sections
-    targets, tiles = target_words(segments, dims[of], addresses[of], counts[of], _IN_FLIGHT, touched[of])
-    options = workspace.upload('update.options', np.array([scale, bound, *rule.options()], np.float32))
-    launch(device.kernel(SOURCE, f'update_{rule.kernel}'), targets, tiles, rows, gradients, occurrences,
-           NULL if terms is None else terms, NULL if along is None else along, (options,), workspace, 'update')
+    targets, tiles = target_words(
+        segments, dims[of], addresses[of], counts[of], _IN_FLIGHT, touched[of]
+    )
+    options = workspace.upload(
+        "update.options", np.array([scale, bound, *rule.options()], np.float32)
+    )
+    launch(
+        device.kernel(SOURCE, f"update_{rule.kernel}"),
+        targets,
+        tiles,
+        rows,
+        gradients,
+        occurrences,
+        NULL if terms is None else terms,
+        NULL if along is None else along,
+        (options,),
+        workspace,
+        "update",
+    )
     if decays:
         everything = Segments.of(counts, np.arange(len(tables)))
         targets, tiles = target_words(everything, dims, addresses, counts, 1, touched)
-        device.kernel(SOURCE, 'adam_decay')(tiles, THREADS, (
-            workspace.upload('update.decay', targets), np.int32(len(targets)), options))
+        device.kernel(SOURCE, "adam_decay")(
+            tiles,
+            THREADS,
+            (workspace.upload("update.decay", targets), np.int32(len(targets)), options),
+        )
 
 
 def _touched(number: int, rows: int, workspace: Workspace) -> Any:
-    """A byte for each row of a table: 0, and so again after each update. One that grows has new ones once it has doubled."""
+    """A byte for each row of a table: 0, and so again after each update. One that grows has new
+    ones once it has doubled.
+    """
     room = 1 << max(rows - 1, 0).bit_length()
-    return workspace.keep(f'update.touched.{number}.{room}', lambda: workspace.device.zeros(room, np.uint8))
+    return workspace.keep(
+        f"update.touched.{number}.{room}", lambda: workspace.device.zeros(room, np.uint8)
+    )
 
 
 def check_tables(rule: Rule, tables: Sequence[Table], segments: Segments) -> None:
     """Raises what `update` raises."""
     if len(segments.sections) and segments.sections.max() >= len(tables):
-        raise ValueError(f'a segment is of table {segments.sections.max()}, but there are {len(tables)}')
+        raise ValueError(
+            f"a segment is of table {segments.sections.max()}, but there are {len(tables)}"
+        )
     for number, table in enumerate(tables):
         if len(table.slots) != rule.slots:
-            raise ValueError(f'{type(rule).__name__} has {rule.slots} slots, but table {number} {len(table.slots)}')
+            raise ValueError(
+                f"{type(rule).__name__} has {rule.slots} slots, but table {number} "
+                f"{len(table.slots)}"
+            )
         if table.weights.ndim != 2 or table.weights.shape[1] < 1:
-            raise ValueError(f'table {number} must be a matrix, but is {table.weights.shape}')
+            raise ValueError(f"table {number} must be a matrix, but is {table.weights.shape}")
         wanted = table.weights.shape[:1] if rule.rowwise else table.weights.shape
-        for array, shape in [(table.weights, table.weights.shape), *((slot, wanted) for slot in table.slots)]:
+        for array, shape in [
+            (table.weights, table.weights.shape),
+            *((slot, wanted) for slot in table.slots),
+        ]:
             if array.dtype != np.float32 or array.shape != shape or not array.flags.c_contiguous:
-                raise ValueError(f'table {number}: weights and slots must be contiguous and float32, slots {wanted}, '
-                                 f'but one is {array.dtype} {array.shape}')
+                raise ValueError(
+                    f"table {number}: weights and slots must be contiguous and "
+                    f"float32, slots {wanted}, "
+                    f"but one is {array.dtype} {array.shape}"
+                )

@@ -1,13 +1,17 @@
-"""What ranks with GPUs tell one another: where what lies in a message, in rows that come back, and in what an owner reads.
+"""What ranks with GPUs tell one another: where what lies in a message, in rows that come back, and
+in what an owner reads.
 
-Everything travels by rank, then section. A *run* is what one rank and one section have of it, so there are N·S.
+Everything travels by rank, then section. A *run* is what one rank and one section have of it, so
+there are N·S.
 
-    message   for each rank: for each section (bags, keys); keys; how long pooled bags are; weights of weighted sections' keys
+    message   for each rank: for each section (bags, keys); keys; how long pooled bags are; weights
+        of weighted sections' keys
     flat      for each rank, for each section one row a bag
 
-Words are int64; lengths (int32) and weights (float32) lie two to a word, and begin with a word of their own. Words of zeros for
-each section are a message that asks for nothing.
+Words are int64; lengths (int32) and weights (float32) lie two to a word, and begin with a word of
+their own. Words of zeros for each section are a message that asks for nothing.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -30,6 +34,7 @@ class Layout:
         kinds: for each of T tables STATIC or DYNAMIC.
         dims, pooled, weighted, max_norms: of each section.
     """
+
     ranks: int
     tables: Sequence[int]
     kinds: Sequence[int]
@@ -66,19 +71,31 @@ class Runs:
         ranks, sections = layout.ranks, len(layout.tables)
         self.bags, self.keys = (np.asarray(x, np.int64).reshape(-1) for x in (bags, keys))
         self.first_bag, self.first_key = (np.cumsum(x) - x for x in (self.bags, self.keys))
-        self.pooled, self.weighted = layout.by_run(layout.pooled).astype(bool), layout.by_run(layout.weighted).astype(bool)
-        lengths, weights = (np.where(which, x, 0).reshape(ranks, sections)
-                            for which, x in ((self.pooled, self.bags), (self.weighted, self.keys)))
+        self.pooled, self.weighted = (
+            layout.by_run(layout.pooled).astype(bool),
+            layout.by_run(layout.weighted).astype(bool),
+        )
+        lengths, weights = (
+            np.where(which, x, 0).reshape(ranks, sections)
+            for which, x in ((self.pooled, self.bags), (self.weighted, self.keys))
+        )
         headers, of_keys = np.full(ranks, 2 * sections), self.keys.reshape(ranks, sections).sum(1)
         sizes = np.stack([headers, of_keys, -(-lengths.sum(1) // 2), -(-weights.sum(1) // 2)])
         self.splits = sizes.sum(0)
         starts = np.cumsum(self.splits) - self.splits + np.cumsum(sizes, 0) - sizes
-        self._keys, self._lengths, self._weights = starts[1], _halves(starts[2], lengths), _halves(starts[3], weights)
+        self._keys, self._lengths, self._weights = (
+            starts[1],
+            _halves(starts[2], lengths),
+            _halves(starts[3], weights),
+        )
         self._of_keys = of_keys
         self.row_splits = (self.bags * layout.by_run(layout.dims)).reshape(ranks, sections).sum(1)
         if max(self.splits.sum(), self.row_splits.sum()) > MOST:
-            raise ValueError(f'{int(self.splits.sum()):,} words of keys or {int(self.row_splits.sum()):,} elements of rows at '
-                             f'once, but no more than {MOST:,} can be: use smaller batches')
+            raise ValueError(
+                f"{int(self.splits.sum()):,} words of keys or "
+                f"{int(self.row_splits.sum()):,} elements of rows at "
+                f"once, but no more than {MOST:,} can be: use smaller batches"
+            )
 
     def keys_in(self, f: Functions) -> Any:
         """Where the keys of all runs are in a message."""
@@ -102,7 +119,7 @@ class Runs:
 
     def keys_by(self, f: Functions, tables: np.ndarray) -> Any:
         """Where the keys of all runs are among all, ordered by the tables [N·S] of the runs."""
-        order = np.argsort(tables, kind='stable')
+        order = np.argsort(tables, kind="stable")
         return f.spans(self.first_key[order], self.keys[order])
 
     def counts_by(self, tables: np.ndarray, count: int) -> list[int]:
@@ -115,7 +132,9 @@ class Runs:
 
 
 def _halves(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """[N·S], where runs of `counts` [N, S] half words begin that follow one another from the word `starts` [N] on."""
+    """[N·S], where runs of `counts` [N, S] half words begin that follow one another from the word
+    `starts` [N] on.
+    """
     return np.asarray(2 * starts[:, None] + np.cumsum(counts, 1) - counts).reshape(-1)
 
 
@@ -127,16 +146,26 @@ def read(f: Functions, layout: Layout, message: Any, splits: np.ndarray) -> Runs
     """
     sections, splits = len(layout.tables), np.asarray(splits, np.int64)
     if len(splits) != layout.ranks or np.any(splits < 2 * sections) or splits.sum() != message.size:
-        raise ValueError(f'a message of {message.size:,} words can not be the {layout.ranks} ranks\' whose splits are '
-                         f'{splits.tolist()}, of at least {2 * sections} words each')
+        raise ValueError(
+            f"a message of {message.size:,} words can not be the {layout.ranks} "
+            f"ranks' whose splits are "
+            f"{splits.tolist()}, of at least {2 * sections} words each"
+        )
     starts = np.cumsum(splits) - splits
-    headers = f.download(message[f.spans(starts, np.full(layout.ranks, 2 * sections))]).reshape(layout.ranks, sections, 2)
+    headers = f.download(message[f.spans(starts, np.full(layout.ranks, 2 * sections))]).reshape(
+        layout.ranks, sections, 2
+    )
     bags, keys = headers[..., 0], headers[..., 1]
     pooled = np.asarray(layout.pooled, bool)
     if np.any(headers < 0) or np.any(bags > keys) or np.any((bags != keys) & ~pooled):
-        raise ValueError(f'a malformed message: bags and keys of each rank\'s sections are {headers.tolist()}')
+        raise ValueError(
+            f"a malformed message: bags and keys of each rank's sections are {headers.tolist()}"
+        )
     runs = Runs(layout, bags, keys)
     if np.any(runs.splits != splits):
-        raise ValueError(f'a malformed message: its parts are of {splits.tolist()} words, but its headers speak of '
-                         f'{runs.splits.tolist()}')
+        raise ValueError(
+            f"a malformed message: its parts are of {splits.tolist()} words, but its "
+            f"headers speak of "
+            f"{runs.splits.tolist()}"
+        )
     return runs

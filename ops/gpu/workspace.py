@@ -1,4 +1,5 @@
 """Arrays that are used again in every step."""
+
 from __future__ import annotations
 
 from typing import Any, Callable, TypeVar
@@ -7,17 +8,19 @@ import numpy as np
 
 from collective.ops.gpu.device import Device, OneStream
 
-T = TypeVar('T')
+T = TypeVar("T")
 
 
 class Workspace:
-    """What functions write to: their results and what they need meanwhile, kept by name for the next call.
+    """What functions write to: their results and what they need meanwhile, kept by name for the
+    next call.
 
-    So nothing is allocated once the largest batch was seen. Whatever a function returns lies here and holds until the
-    same function is called with the same workspace again; give each group of lookups its own.
+    So nothing is allocated once the largest batch was seen. Whatever a function returns lies here
+    and holds until the same function is called with the same workspace again; give each group of
+    lookups its own.
 
-    What is taken or uploaded on another stream than the first time is a RuntimeError: the new call would overwrite what
-    kernels of the one before still read.
+    What is taken or uploaded on another stream than the first time is a RuntimeError: the new call
+    would overwrite what kernels of the one before still read.
 
     Args:
         device: where the arrays are.
@@ -25,7 +28,7 @@ class Workspace:
 
     def __init__(self, device: Device):
         self.device = device
-        self._one_stream = OneStream('a workspace', device)
+        self._one_stream = OneStream("a workspace", device)
         self._arrays: dict[str, Any] = {}
         self._uploaded: dict[str, tuple[np.ndarray, Any]] = {}
         self._kept: dict[str, Any] = {}
@@ -37,7 +40,8 @@ class Workspace:
         return sum(int(array.nbytes) for array in arrays)
 
     def take(self, name: str, size: int, dtype: Any) -> Any:
-        """`size` elements in one dimension; they hold what the last call left, or nothing if it had to grow.
+        """`size` elements in one dimension; they hold what the last call left, or nothing if it had
+        to grow.
 
         Raises:
             MemoryError: it can not grow; names the array and its bytes.
@@ -52,14 +56,20 @@ class Workspace:
             try:
                 self._arrays[name] = self.device.empty(max(room, 1), dtype)
             except MemoryError as error:
-                raise MemoryError(f'{name} needs {room * np.dtype(dtype).itemsize:,} bytes: {error}') from error
+                raise MemoryError(
+                    f"{name} needs {room * np.dtype(dtype).itemsize:,} bytes: {error}"
+                ) from error
         return self._arrays[name][:size]
 
     def upload(self, name: str, values: np.ndarray) -> Any:
         """`values` on the device. What is the same as in the last call is there already."""
         self._one_stream.check()
         known = self._uploaded.get(name)
-        if known is not None and known[0].dtype == values.dtype and np.array_equal(known[0], values):
+        if (
+            known is not None
+            and known[0].dtype == values.dtype
+            and np.array_equal(known[0], values)
+        ):
             return known[1]
         if known is not None and known[0].shape == values.shape and known[0].dtype == values.dtype:
             array = known[1]

@@ -19,7 +19,8 @@ using namespace tensorflow;
 constexpr int64_t kAhead = 4;  // rows whose memory is announced
 
 // accum += g * g; var -= rate * g / sqrt(accum), for each row at[i] of both.
-CLONES void Update(const float* gradients, const int64_t* at, int64_t n, int64_t dim, float rate, float* values, float* accums) {
+CLONES void Update(const float* gradients, const int64_t* at, int64_t n, int64_t dim, float rate,
+                   float* values, float* accums) {
   for (int64_t i = 0; i < n; ++i) {
     if (i + kAhead < n) {
       const int64_t next = at[i + kAhead] * dim;
@@ -44,14 +45,19 @@ class SparseAdagradOp : public OpKernel {
   using OpKernel::OpKernel;
 
   void Compute(OpKernelContext* context) override {
-    const Tensor &rate = context->input(2), &gradient = context->input(3), &rows = context->input(4);
+    const Tensor &rate = context->input(2), &gradient = context->input(3),
+                 &rows = context->input(4);
     core::RefCountPtr<Var> variables[2];
     for (int i = 0; i < 2; ++i) {
       const ResourceHandle& handle = HandleFromInput(context, i);
       OP_REQUIRES(context, LookupResource(context, handle, &variables[i]).ok(),
-                  errors::FailedPrecondition("the variable ", handle.name(), " does not exist: was it initialized?"));
-      OP_REQUIRES(context, variables[i]->tensor()->dtype() == DT_FLOAT && variables[i]->tensor()->dims() == 2,
-                  errors::InvalidArgument("the variable ", handle.name(), " is no float32 matrix, or not initialized"));
+                  errors::FailedPrecondition("the variable ", handle.name(),
+                                             " does not exist: was it initialized?"));
+      OP_REQUIRES(
+          context,
+          variables[i]->tensor()->dtype() == DT_FLOAT && variables[i]->tensor()->dims() == 2,
+          errors::InvalidArgument("the variable ", handle.name(),
+                                  " is no float32 matrix, or not initialized"));
       OP_REQUIRES_OK(context, Own(context, variables[i].get()));
     }
     const bool in_order = variables[0]->mu() < variables[1]->mu();
@@ -60,20 +66,22 @@ class SparseAdagradOp : public OpKernel {
     Tensor &value = *variables[0]->tensor(), &accum = *variables[1]->tensor();
     const int64_t n = rows.NumElements(), dim = value.dim_size(1);
     OP_REQUIRES(context, accum.dim_size(0) >= value.dim_size(0) && accum.dim_size(1) == dim,
-                errors::InvalidArgument("the accumulator is ", accum.shape().DebugString(), ", the table ",
-                                        value.shape().DebugString()));
+                errors::InvalidArgument("the accumulator is ", accum.shape().DebugString(),
+                                        ", the table ", value.shape().DebugString()));
     OP_REQUIRES(context, rate.NumElements() == 1 && gradient.shape() == TensorShape({n, dim}),
                 errors::InvalidArgument("the gradient of ", n, " rows of dimension ", dim, " is ",
-                                        gradient.shape().DebugString(), ", the learning rate ", rate.shape().DebugString()));
+                                        gradient.shape().DebugString(), ", the learning rate ",
+                                        rate.shape().DebugString()));
     const int64_t* at = rows.flat<int64_t>().data();
-    OP_REQUIRES(context, AreWithin(at, n, value.dim_size(0)),
-                errors::InvalidArgument("a row to be updated is not in [0, ", value.dim_size(0), ")"));
+    OP_REQUIRES(
+        context, AreWithin(at, n, value.dim_size(0)),
+        errors::InvalidArgument("a row to be updated is not in [0, ", value.dim_size(0), ")"));
     const float* gradients = gradient.flat<float>().data();
     const int64_t pieces = std::min<int64_t>(n, 64);
     Parallel(context, pieces, n * dim, [&](int64_t p) {
       const int64_t begin = n * p / pieces, end = n * (p + 1) / pieces;
-      Update(gradients + begin * dim, at + begin, end - begin, dim, rate.flat<float>()(0), value.flat<float>().data(),
-             accum.flat<float>().data());
+      Update(gradients + begin * dim, at + begin, end - begin, dim, rate.flat<float>()(0),
+             value.flat<float>().data(), accum.flat<float>().data());
     });
   }
 };

@@ -1,6 +1,7 @@
-// CollectiveAddresses: where tensors lie, once the device has done all that TensorFlow has launched; and what shapes they have: for
-// each its address, rank, first dimension, and the product of the others, as int64, of which each is two of int32: TensorFlow's eager
-// operations run as functions, whose results are on the device, unless they are int32.
+// CollectiveAddresses: where tensors lie, once the device has done all that TensorFlow has
+// launched; and what shapes they have: for each its address, rank, first dimension, and the product
+// of the others, as int64, of which each is two of int32: TensorFlow's eager operations run as
+// functions, whose results are on the device, unless they are int32.
 
 #include "tensorflow/core/framework/device.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -16,11 +17,13 @@ class AddressesOp : public OpKernel {
 
   void Compute(OpKernelContext* context) override {
     Tensor* addresses = nullptr;
-    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({context->num_inputs(), 8}), &addresses));
+    OP_REQUIRES_OK(
+        context, context->allocate_output(0, TensorShape({context->num_inputs(), 8}), &addresses));
     int64_t* described = reinterpret_cast<int64_t*>(addresses->data());
     for (int i = 0; i < context->num_inputs(); ++i) {
       OP_REQUIRES(context, DataTypeCanUseMemcpy(context->input_dtype(i)),
-                  errors::InvalidArgument("a tensor of type ", DataTypeString(context->input_dtype(i)), " is no array"));
+                  errors::InvalidArgument("a tensor of type ",
+                                          DataTypeString(context->input_dtype(i)), " is no array"));
       const Tensor& tensor = context->input(i);
       described[0] = reinterpret_cast<int64_t>(tensor.data());
       described[1] = tensor.dims();
@@ -33,7 +36,8 @@ class AddressesOp : public OpKernel {
 };
 
 REGISTER_KERNEL_BUILDER(Name("CollectiveAddresses").Device(DEVICE_CPU), AddressesOp);
-REGISTER_KERNEL_BUILDER(Name("CollectiveAddresses").Device(DEVICE_GPU).HostMemory("addresses"), AddressesOp);
+REGISTER_KERNEL_BUILDER(Name("CollectiveAddresses").Device(DEVICE_GPU).HostMemory("addresses"),
+                        AddressesOp);
 
 }  // namespace addresses_op
 }  // namespace collective

@@ -1,8 +1,10 @@
 // CollectiveAsk: what a rank asks its peers for, and where it will find the rows that come back.
 //
-//   1. Each section by itself: an unpooled one numbers the distinct keys of all its members, and each key takes the next place
+//   1. Each section by itself: an unpooled one numbers the distinct keys of all its members, and
+//   each key takes the next place
 //      among those of its owner; a pooled one counts keys and bags by owner.
-//   2. The counts tell the size of the message, and where each section's keys and rows begin in it and in what comes back.
+//   2. The counts tell the size of the message, and where each section's keys and rows begin in it
+//   and in what comes back.
 //   3. Each section by itself: keys are written, and numbers become positions.
 
 #include <cmath>
@@ -50,14 +52,18 @@ class AskOp : public OpKernel {
     OP_REQUIRES_OK(context, context->GetAttr("pooled", &pooled));
     OP_REQUIRES_OK(context, context->GetAttr("weighted", &weighted));
     const size_t sections = kinds.size();
-    OP_REQUIRES(context, dims.size() == sections && pooled.size() == sections && weighted.size() == sections,
-                errors::InvalidArgument("kinds, dims, pooled and weighted have ", sections, ", ", dims.size(), ", ",
-                                        pooled.size(), " and ", weighted.size(), " sections"));
+    OP_REQUIRES(context,
+                dims.size() == sections && pooled.size() == sections && weighted.size() == sections,
+                errors::InvalidArgument("kinds, dims, pooled and weighted have ", sections, ", ",
+                                        dims.size(), ", ", pooled.size(), " and ", weighted.size(),
+                                        " sections"));
     for (size_t s = 0; s < sections; ++s) {
-      OP_REQUIRES(context, (kinds[s] == kStatic || kinds[s] == kDynamic) && dims[s] >= 1 && dims[s] <= kMost &&
-                               (pooled[s] || !weighted[s]),
-                  errors::InvalidArgument("section ", s, " of kind ", kinds[s], " and dimension ", dims[s],
-                                          ": there are kinds 0 and 1, and only pooled sections have weights"));
+      OP_REQUIRES(context,
+                  (kinds[s] == kStatic || kinds[s] == kDynamic) && dims[s] >= 1 &&
+                      dims[s] <= kMost && (pooled[s] || !weighted[s]),
+                  errors::InvalidArgument(
+                      "section ", s, " of kind ", kinds[s], " and dimension ", dims[s],
+                      ": there are kinds 0 and 1, and only pooled sections have weights"));
       Section section;
       section.kind = kinds[s];
       section.dim = dims[s];
@@ -70,21 +76,27 @@ class AskOp : public OpKernel {
     OP_REQUIRES_OK(context, context->GetAttr("P", &pooled_wanted));
     OP_REQUIRES_OK(context, context->GetAttr("W", &weighted_wanted));
     OP_REQUIRES(context, of.size() == static_cast<size_t>(members) && combiners.size() == of.size(),
-                errors::InvalidArgument("there are ", members, " members, but ", of.size(), " of their sections and ",
-                                        combiners.size(), " combiners"));
+                errors::InvalidArgument("there are ", members, " members, but ", of.size(),
+                                        " of their sections and ", combiners.size(), " combiners"));
     members_of_.resize(sections);
     for (int m = 0; m < members; ++m) {
       const int s = of[m];
-      OP_REQUIRES(context, s >= 0 && s < static_cast<int>(sections) && combiners[m] >= 0 && combiners[m] <= 3,
-                  errors::InvalidArgument("member ", m, " is of section ", s, " of ", sections, " with combiner ", combiners[m]));
+      OP_REQUIRES(
+          context,
+          s >= 0 && s < static_cast<int>(sections) && combiners[m] >= 0 && combiners[m] <= 3,
+          errors::InvalidArgument("member ", m, " is of section ", s, " of ", sections,
+                                  " with combiner ", combiners[m]));
       OP_REQUIRES(context, !pooled[s] || (combiners[m] > 0 && members_of_[s].empty()),
-                  errors::InvalidArgument("section ", s, " is pooled: it serves one member, which has a combiner"));
-      members_.push_back({s, combiners[m], pooled[s] ? pooled_++ : -1, weighted[s] ? weighted_++ : -1});
+                  errors::InvalidArgument(
+                      "section ", s, " is pooled: it serves one member, which has a combiner"));
+      members_.push_back(
+          {s, combiners[m], pooled[s] ? pooled_++ : -1, weighted[s] ? weighted_++ : -1});
       members_of_[s].push_back(m);
     }
     OP_REQUIRES(context, pooled_ == pooled_wanted && weighted_ == weighted_wanted,
-                errors::InvalidArgument("of the members ", pooled_, " are pooled and ", weighted_, " weighted, but there are ",
-                                        pooled_wanted, " samples and ", weighted_wanted, " weights"));
+                errors::InvalidArgument("of the members ", pooled_, " are pooled and ", weighted_,
+                                        " weighted, but there are ", pooled_wanted, " samples and ",
+                                        weighted_wanted, " weights"));
   }
 
   void Compute(OpKernelContext* context) override {
@@ -144,21 +156,25 @@ class AskOp : public OpKernel {
       run->first.push_back(run->first.back() + keys);
     }
     if (run->first.back() > kMost) {
-      return errors::InvalidArgument(run->first.back(), " ids are looked up at once, but no more than ", kMost,
+      return errors::InvalidArgument(run->first.back(),
+                                     " ids are looked up at once, but no more than ", kMost,
                                      " can be: use smaller batches");
     }
     for (size_t m = 0; m < members_.size(); ++m) {
       const Tensor& ids = run->ids[m];
       if (!TensorShapeUtils::IsVector(ids.shape())) {
-        return errors::InvalidArgument("ids of member ", m, " must be a vector, but are ", ids.shape().DebugString());
+        return errors::InvalidArgument("ids of member ", m, " must be a vector, but are ",
+                                       ids.shape().DebugString());
       }
       const auto matches = [&](const Tensor& other) { return other.shape() == ids.shape(); };
       if (members_[m].pooled >= 0 && !matches(run->samples[members_[m].pooled])) {
-        return errors::InvalidArgument("member ", m, " has ids of shape ", ids.shape().DebugString(), " and samples of shape ",
+        return errors::InvalidArgument("member ", m, " has ids of shape ",
+                                       ids.shape().DebugString(), " and samples of shape ",
                                        run->samples[members_[m].pooled].shape().DebugString());
       }
       if (members_[m].weighted >= 0 && !matches(run->weights[members_[m].weighted])) {
-        return errors::InvalidArgument("member ", m, " has ids of shape ", ids.shape().DebugString(), " and weights of shape ",
+        return errors::InvalidArgument("member ", m, " has ids of shape ",
+                                       ids.shape().DebugString(), " and weights of shape ",
                                        run->weights[members_[m].weighted].shape().DebugString());
       }
       if (members_[m].pooled >= 0) continue;
@@ -170,7 +186,7 @@ class AskOp : public OpKernel {
 
   static const int64_t* Ids(const Run& run, int m) { return run.ids[m].flat<int64_t>().data(); }
 
-  // ---- An unpooled section -------------------------------------------------------------------------------------------
+  // ---- An unpooled section
 
   void Number(Run* run, int64_t s) {
     int64_t* distinct = run->distinct + run->first[s] + s;
@@ -179,7 +195,8 @@ class AskOp : public OpKernel {
     auto numbering = numberings_.Take();
     numbering->Start(run->first[s + 1] - run->first[s], bits, distinct);
     for (int m : members_of_[s]) {
-      numbering->Add(Ids(*run, m), run->ids[m].NumElements(), run->positions[m]->flat<int32_t>().data());
+      numbering->Add(Ids(*run, m), run->ids[m].NumElements(),
+                     run->positions[m]->flat<int32_t>().data());
     }
     const int64_t count = run->counts[s] = numbering->count();
     Part* parts = &run->parts[s * ranks_];
@@ -206,21 +223,25 @@ class AskOp : public OpKernel {
     }
     for (int m : members_of_[s]) {
       int32_t* positions = run.positions[m]->flat<int32_t>().data();
-      for (int64_t i = 0, n = run.ids[m].NumElements(); i < n; ++i) positions[i] = place[positions[i]];
+      for (int64_t i = 0, n = run.ids[m].NumElements(); i < n; ++i)
+        positions[i] = place[positions[i]];
     }
   }
 
-  // ---- A pooled section ----------------------------------------------------------------------------------------------
+  // ---- A pooled section
 
-  // Nothing here branches on where one sample ends or which owner comes next: that can't be predicted.
+  // Nothing here branches on where one sample ends or which owner comes next: that can't be
+  // predicted.
 
   void Count(Run* run, int64_t s) const {
     if (members_of_[s].empty()) return;
     const int m = members_of_[s][0];
-    const int64_t *ids = Ids(*run, m), *samples = run->samples[members_[m].pooled].flat<int64_t>().data();
+    const int64_t *ids = Ids(*run, m),
+                  *samples = run->samples[members_[m].pooled].flat<int64_t>().data();
     const int64_t n = run->ids[m].NumElements();
     if (CountAscending(samples, n) < 0) {
-      run->errors[s] = errors::InvalidArgument("samples of member ", m, " must ascend from 0 on: they are not sorted");
+      run->errors[s] = errors::InvalidArgument("samples of member ", m,
+                                               " must ascend from 0 on: they are not sorted");
       return;
     }
     struct Counter {
@@ -269,8 +290,13 @@ class AskOp : public OpKernel {
       const Part& part = run.parts[s * ranks_ + r];
       int64_t* lengths = part.words + part.keys;
       int64_t* factors = lengths + (part.bags + 1) / 2;
-      writers[r] = {part.words, reinterpret_cast<int32_t*>(lengths) - 1, reinterpret_cast<float*>(factors), sample_of_bag - 1,
-                    part.flat, -1, 0};
+      writers[r] = {part.words,
+                    reinterpret_cast<int32_t*>(lengths) - 1,
+                    reinterpret_cast<float*>(factors),
+                    sample_of_bag - 1,
+                    part.flat,
+                    -1,
+                    0};
       sample_of_bag += part.bags;
       if (part.bags % 2 == 1) factors[-1] = 0;
       if (weights != nullptr && part.keys % 2 == 1) factors[part.keys / 2] = 0;
@@ -310,7 +336,8 @@ class AskOp : public OpKernel {
     }
     int64_t bag = 0;
     for (int32_t sample = 0; sample < count; ++sample) {
-      const float scale = ScaleOf(members_[m].combiner, starts[sample], starts[sample + 1], weights);
+      const float scale =
+          ScaleOf(members_[m].combiner, starts[sample], starts[sample + 1], weights);
       for (Writer& writer : *writers) {
         if (writer.sample == writer.length || *writer.sample != sample) continue;
         ++writer.sample;
@@ -328,15 +355,17 @@ class AskOp : public OpKernel {
     double sum = end - first;
     if (weights != nullptr) {
       sum = 0;
-      for (int32_t i = first; i < end; ++i) sum += combiner == kMean ? weights[i] : static_cast<double>(weights[i]) * weights[i];
+      for (int32_t i = first; i < end; ++i)
+        sum += combiner == kMean ? weights[i] : static_cast<double>(weights[i]) * weights[i];
     }
     const float divisor = static_cast<float>(combiner == kMean ? sum : std::sqrt(sum));
     return divisor == 0 ? 0 : 1 / divisor;
   }
 
-  // ---- All of them ---------------------------------------------------------------------------------------------------
+  // ---- All of them
 
-  // Allocates the message and the outputs of pooled members, writes the headers, and says where every part begins.
+  // Allocates the message and the outputs of pooled members, writes the headers, and says where
+  // every part begins.
   Status Place(OpKernelContext* context, Run* run) const {
     const int64_t count = static_cast<int64_t>(sections_.size());
     Tensor *message = nullptr, *splits = nullptr, *row_splits = nullptr;
@@ -353,8 +382,9 @@ class AskOp : public OpKernel {
         elements += part.bags * sections_[s].dim;
       }
       if (words > kMost || elements > kMost) {
-        return errors::InvalidArgument("this batch asks for ", elements, " elements of rows in ", words,
-                                       " words or more, but no more than ", kMost, " can travel at once: use smaller batches");
+        return errors::InvalidArgument("this batch asks for ", elements, " elements of rows in ",
+                                       words, " words or more, but no more than ", kMost,
+                                       " can travel at once: use smaller batches");
       }
       splits->flat<int32_t>()(r) = static_cast<int32_t>(words - words_before);
       row_splits->flat<int32_t>()(r) = static_cast<int32_t>(elements - elements_before);

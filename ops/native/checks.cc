@@ -1,4 +1,5 @@
-// CollectiveBounds, CollectiveMismatches: what may be wrong with what lookups are given, told before anything moves.
+// CollectiveBounds, CollectiveMismatches: what may be wrong with what lookups are given, told
+// before anything moves.
 
 #include <vector>
 
@@ -21,7 +22,8 @@ class BoundsOp : public OpKernel {
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({ids.size(), 2}), &bounds));
     int64_t* out = bounds->flat<int64_t>().data();
     for (int m = 0; m < ids.size(); ++m) {
-      SmallestAndLargest(ids[m].flat<int64_t>().data(), ids[m].NumElements(), &out[2 * m], &out[2 * m + 1]);
+      SmallestAndLargest(ids[m].flat<int64_t>().data(), ids[m].NumElements(), &out[2 * m],
+                         &out[2 * m + 1]);
     }
   }
 };
@@ -38,10 +40,12 @@ class MismatchesOp : public OpKernel {
     OP_REQUIRES_OK(context, context->input_list("samples", &samples));
     OP_REQUIRES_OK(context, context->input_list("weights", &weights));
     const int lookups = ids.size();
-    OP_REQUIRES(context, static_cast<int>(weighted_.size()) == weights.size(),
-                errors::InvalidArgument(weights.size(), " weights, but weighted has ", weighted_.size()));
+    OP_REQUIRES(
+        context, static_cast<int>(weighted_.size()) == weights.size(),
+        errors::InvalidArgument(weights.size(), " weights, but weighted has ", weighted_.size()));
     Tensor* found = nullptr;
-    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({2 * lookups + weights.size()}), &found));
+    OP_REQUIRES_OK(
+        context, context->allocate_output(0, TensorShape({2 * lookups + weights.size()}), &found));
     int64_t* out = found->flat<int64_t>().data();
     for (int m = 0; m < lookups; ++m) {
       const int64_t n = samples[m].NumElements();

@@ -1,5 +1,5 @@
-// max_norm: rows are clipped to a norm before they are used. A clipped row passes on only that part of a gradient which is
-// orthogonal to it.
+// max_norm: rows are clipped to a norm before they are used. A clipped row passes on only that part
+// of a gradient which is orthogonal to it.
 
 #ifndef COLLECTIVE_NATIVE_CLIP_H_
 #define COLLECTIVE_NATIVE_CLIP_H_
@@ -15,14 +15,16 @@ namespace collective {
 template <class Index>
 class Clip {
  public:
-  Clip(Rows<Index> rows, int64_t n, int64_t dim, float max_norm) : rows_(rows), dim_(dim), max_norm_(max_norm), squares_(n) {
+  Clip(Rows<Index> rows, int64_t n, int64_t dim, float max_norm)
+      : rows_(rows), dim_(dim), max_norm_(max_norm), squares_(n) {
     Products(rows, rows, n, dim, squares_.data());
   }
 
   // factors[k] = (weights[k], or 1) * what row k is multiplied by.
   void Factors(const float* weights, float* factors) const {
     for (size_t k = 0; k < squares_.size(); ++k) {
-      factors[k] = (weights == nullptr ? 1 : weights[k]) * (max_norm_ / std::max(std::sqrt(squares_[k]), max_norm_));
+      factors[k] = (weights == nullptr ? 1 : weights[k]) *
+                   (max_norm_ / std::max(std::sqrt(squares_[k]), max_norm_));
     }
   }
 

@@ -1,5 +1,6 @@
-// Functions marked CLONES are compiled for several instruction sets; glibc picks one when the library is loaded. What they call
-// must be INLINE. Floating point sums have the same order in each, and nothing is contracted (see setup.py): so have the results.
+// Functions marked CLONES are compiled for several instruction sets; glibc picks one when the
+// library is loaded. What they call must be INLINE. Floating point sums have the same order in
+// each, and nothing is contracted (see setup.py): so have the results.
 
 #ifndef COLLECTIVE_NATIVE_CLONES_H_
 #define COLLECTIVE_NATIVE_CLONES_H_

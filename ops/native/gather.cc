@@ -1,5 +1,6 @@
-// CollectiveGatherRows: one row for each bag that the ranks asked for, from shards that are read in place.
-// CollectiveSpreadRows: the same from matrices, which makes it the transposed of CollectiveReduceRows.
+// CollectiveGatherRows: one row for each bag that the ranks asked for, from shards that are read in
+// place. CollectiveSpreadRows: the same from matrices, which makes it the transposed of
+// CollectiveReduceRows.
 
 #include <algorithm>
 
@@ -22,16 +23,17 @@ struct Scratch {
 
 // The rows of `piece`, from `table` by the numbers `rows`, times `scale`.
 template <class Index>
-Status Answer(const Section& section, const Piece& piece, const Table& table, const Index* rows, float scale, Scratch* scratch,
-              float* out) {
+Status Answer(const Section& section, const Piece& piece, const Table& table, const Index* rows,
+              float scale, Scratch* scratch, float* out) {
   if (piece.keys > 0 && table.dim != section.dim) {
-    return errors::InvalidArgument("table ", section.table, " has rows of ", table.dim, ", but section ", piece.section, " of ",
-                                   section.dim);
+    return errors::InvalidArgument("table ", section.table, " has rows of ", table.dim,
+                                   ", but section ", piece.section, " of ", section.dim);
   }
   if (!AreWithin(rows, piece.keys, table.rows)) {
     int64_t k = 0;
     while (rows[k] >= 0 && rows[k] < table.rows) ++k;
-    return errors::InvalidArgument("table ", section.table, " has no local row ", rows[k], ": there are ", table.rows);
+    return errors::InvalidArgument("table ", section.table, " has no local row ", rows[k],
+                                   ": there are ", table.rows);
   }
   const Rows<Index> from{table.values, rows, section.dim};
   if (!section.pooled) {
@@ -49,20 +51,23 @@ Status Answer(const Section& section, const Piece& piece, const Table& table, co
   for (int64_t b = 0; b < piece.bags; ++b) {
     if (piece.lengths[b] == 0) std::fill_n(out + b * section.dim, section.dim, 0.f);
   }
-  SumRows<First::kRuns>(Sums<Index, int32_t>{from, piece.keys, factors, scale, bags, section.dim, out}, section.dim);
+  SumRows<First::kRuns>(
+      Sums<Index, int32_t>{from, piece.keys, factors, scale, bags, section.dim, out}, section.dim);
   return OkStatus();
 }
 
 // What both operations do, once they know their tables.
 class AnswerOp : public OpKernel {
  public:
-  explicit AnswerOp(OpKernelConstruction* context) : OpKernel(context) { OP_REQUIRES_OK(context, layout_.Read(context)); }
+  explicit AnswerOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, layout_.Read(context));
+  }
 
  protected:
   // `rows`: for each table the row number of each key.
   template <class Index>
-  void AnswerAll(OpKernelContext* context, const std::vector<Table>& tables, const OpInputList& rows, const Heard& heard,
-                 float scale) {
+  void AnswerAll(OpKernelContext* context, const std::vector<Table>& tables,
+                 const OpInputList& rows, const Heard& heard, float scale) {
     Tensor* flat = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({heard.elements}), &flat));
     float* out = flat->flat<float>().data();
@@ -71,8 +76,9 @@ class AnswerOp : public OpKernel {
       const Piece& piece = heard.pieces[p];
       const Section& section = layout_.sections[piece.section];
       auto scratch = scratch_.Take();
-      errors[p] = Answer(section, piece, tables[section.table], rows[section.table].template flat<Index>().data() + piece.row,
-                         scale, &*scratch, out + piece.flat);
+      errors[p] = Answer(section, piece, tables[section.table],
+                         rows[section.table].template flat<Index>().data() + piece.row, scale,
+                         &*scratch, out + piece.flat);
     });
     for (const Status& error : errors) OP_REQUIRES_OK(context, error);
   }
@@ -84,8 +90,8 @@ class AnswerOp : public OpKernel {
     TF_RETURN_IF_ERROR(layout_.Parse(*message, *splits, heard));
     for (int t = 0; t < layout_.tables; ++t) {
       if (rows[t].NumElements() != heard->rows[t]) {
-        return errors::InvalidArgument("the ranks ask for ", heard->rows[t], " rows of table ", t, ", but ", rows[t].NumElements(),
-                                       " row numbers are given");
+        return errors::InvalidArgument("the ranks ask for ", heard->rows[t], " rows of table ", t,
+                                       ", but ", rows[t].NumElements(), " row numbers are given");
       }
     }
     return OkStatus();
@@ -128,8 +134,10 @@ class SpreadRowsOp : public AnswerOp {
     OP_REQUIRES_OK(context, Parse(context, inverse, &heard));
     for (int t = 0; t < layout_.tables; ++t) {
       OP_REQUIRES(context, TensorShapeUtils::IsMatrix(values[t].shape()),
-                  errors::InvalidArgument("values of table ", t, " are no matrix, but ", values[t].shape().DebugString()));
-      tables.push_back({values[t].matrix<float>().data(), values[t].dim_size(0), values[t].dim_size(1)});
+                  errors::InvalidArgument("values of table ", t, " are no matrix, but ",
+                                          values[t].shape().DebugString()));
+      tables.push_back(
+          {values[t].matrix<float>().data(), values[t].dim_size(0), values[t].dim_size(1)});
     }
     AnswerAll<int32_t>(context, tables, inverse, heard, scale_);
   }

@@ -12,7 +12,9 @@ using namespace tensorflow;
 
 class HearOp : public OpKernel {
  public:
-  explicit HearOp(OpKernelConstruction* context) : OpKernel(context) { OP_REQUIRES_OK(context, layout_.Read(context)); }
+  explicit HearOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, layout_.Read(context));
+  }
 
   void Compute(OpKernelContext* context) override {
     Heard heard;
@@ -33,7 +35,8 @@ class HearOp : public OpKernel {
       for (int64_t k = 0; k < piece.keys; ++k) out[k] = owners.Local(piece.key[k]);
     });
     Tensor* row_splits = nullptr;
-    OP_REQUIRES_OK(context, context->allocate_output(layout_.tables, TensorShape({layout_.ranks}), &row_splits));
+    OP_REQUIRES_OK(context, context->allocate_output(layout_.tables, TensorShape({layout_.ranks}),
+                                                     &row_splits));
     std::copy(heard.row_splits.begin(), heard.row_splits.end(), row_splits->flat<int32_t>().data());
   }
 

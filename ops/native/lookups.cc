@@ -23,18 +23,21 @@ Status ReadLookups(OpKernelConstruction* context, std::vector<Lookup>* members) 
   TF_RETURN_IF_ERROR(context->GetAttr("weighted", &weighted));
   TF_RETURN_IF_ERROR(context->GetAttr("max_norms", &max_norms));
   const size_t size = count;
-  if (sections.size() != size || dims.size() != size || combiners.size() != size || weighted.size() != size ||
-      max_norms.size() != size) {
-    return errors::InvalidArgument("there are ", count, " members, but ", sections.size(), " sections, ", dims.size(), " dims, ",
-                                   combiners.size(), " combiners, ", weighted.size(), " weighted and ", max_norms.size(),
-                                   " max_norms");
+  if (sections.size() != size || dims.size() != size || combiners.size() != size ||
+      weighted.size() != size || max_norms.size() != size) {
+    return errors::InvalidArgument("there are ", count, " members, but ", sections.size(),
+                                   " sections, ", dims.size(), " dims, ", combiners.size(),
+                                   " combiners, ", weighted.size(), " weighted and ",
+                                   max_norms.size(), " max_norms");
   }
   for (int m = 0; m < count; ++m) {
-    if (dims[m] < 1 || dims[m] > kMost || combiners[m] < kRows || combiners[m] > kSqrtN || sections[m] < 0) {
-      return errors::InvalidArgument("member ", m, " of section ", sections[m], " has dimension ", dims[m], " and combiner ",
-                                     combiners[m]);
+    if (dims[m] < 1 || dims[m] > kMost || combiners[m] < kRows || combiners[m] > kSqrtN ||
+        sections[m] < 0) {
+      return errors::InvalidArgument("member ", m, " of section ", sections[m], " has dimension ",
+                                     dims[m], " and combiner ", combiners[m]);
     }
-    if (weighted[m] && combiners[m] == kRows) return errors::InvalidArgument("member ", m, " has weights, but no combiner");
+    if (weighted[m] && combiners[m] == kRows)
+      return errors::InvalidArgument("member ", m, " has weights, but no combiner");
     Lookup member;
     member.section = sections[m];
     member.combiner = combiners[m];
@@ -45,8 +48,9 @@ Status ReadLookups(OpKernelConstruction* context, std::vector<Lookup>* members) 
     members->push_back(member);
   }
   if (pooled != pooled_wanted || with_weights != weighted_wanted) {
-    return errors::InvalidArgument(pooled, " members have a combiner and ", with_weights, " weights, but there are ",
-                                   pooled_wanted, " samples and ", weighted_wanted, " weights");
+    return errors::InvalidArgument(pooled, " members have a combiner and ", with_weights,
+                                   " weights, but there are ", pooled_wanted, " samples and ",
+                                   weighted_wanted, " weights");
   }
   return OkStatus();
 }
@@ -61,39 +65,46 @@ Status LookupInputs::Read(OpKernelContext* context) {
 Status Opened::Open(const Lookup& member, int number, const LookupInputs& inputs) {
   const Tensor& places = inputs.positions[number];
   if (!TensorShapeUtils::IsVector(places.shape())) {
-    return errors::InvalidArgument("positions of member ", number, " must be a vector, but are ", places.shape().DebugString());
+    return errors::InvalidArgument("positions of member ", number, " must be a vector, but are ",
+                                   places.shape().DebugString());
   }
   ids = places.NumElements();
   const int64_t elements = inputs.flat->NumElements();
   if (ids > kMost || elements > kMost) {
-    return errors::InvalidArgument("member ", number, " has ", ids, " ids in rows of ", elements, " elements, but no more than ",
-                                   kMost, " can be");
+    return errors::InvalidArgument("member ", number, " has ", ids, " ids in rows of ", elements,
+                                   " elements, but no more than ", kMost, " can be");
   }
   rows = {inputs.flat->flat<float>().data(), places.vec<int32_t>().data(), 1};
   if (!AreWithin(rows.at, ids, elements - member.dim + 1)) {
-    return errors::InvalidArgument("member ", number, " has positions that are not those of rows of ", member.dim, " in the ",
-                                   elements, " elements that came back");
+    return errors::InvalidArgument("member ", number,
+                                   " has positions that are not those of rows of ", member.dim,
+                                   " in the ", elements, " elements that came back");
   }
   out = bags = ids;
   if (member.combiner == kRows) return OkStatus();
   const Tensor& of = inputs.samples[member.samples];
   if (of.shape() != places.shape()) {
-    return errors::InvalidArgument("member ", number, " has positions of shape ", places.shape().DebugString(),
-                                   " and samples of shape ", of.shape().DebugString());
+    return errors::InvalidArgument("member ", number, " has positions of shape ",
+                                   places.shape().DebugString(), " and samples of shape ",
+                                   of.shape().DebugString());
   }
   samples = of.vec<int64_t>().data();
   bags = CountAscending(samples, ids);
-  if (bags < 0) return errors::InvalidArgument("samples of member ", number, " must ascend from 0 on: they are not sorted");
+  if (bags < 0)
+    return errors::InvalidArgument("samples of member ", number,
+                                   " must ascend from 0 on: they are not sorted");
   if (ids > 0 && samples[ids - 1] >= kMost / member.dim) {
-    return errors::InvalidArgument("member ", number, " has sample ", samples[ids - 1], ": so many rows of ", member.dim,
-                                   " have more than ", kMost, " elements");
+    return errors::InvalidArgument("member ", number, " has sample ", samples[ids - 1],
+                                   ": so many rows of ", member.dim, " have more than ", kMost,
+                                   " elements");
   }
   out = ids == 0 ? 0 : samples[ids - 1] + 1;
   if (member.weights < 0) return OkStatus();
   const Tensor& given = inputs.weights[member.weights];
   if (given.shape() != places.shape()) {
-    return errors::InvalidArgument("member ", number, " has positions of shape ", places.shape().DebugString(),
-                                   " and weights of shape ", given.shape().DebugString());
+    return errors::InvalidArgument("member ", number, " has positions of shape ",
+                                   places.shape().DebugString(), " and weights of shape ",
+                                   given.shape().DebugString());
   }
   weights = given.vec<float>().data();
   return OkStatus();
@@ -125,7 +136,9 @@ BagDivisors Opened::Divisors(const Lookup& member, LookupScratch* scratch) const
         sum += member.combiner == kMean ? weights[k] : static_cast<double>(weights[k]) * weights[k];
       }
     }
-    divisors[b] = static_cast<float>(member.combiner == kSum ? 1 : member.combiner == kMean ? sum : std::sqrt(sum));
+    divisors[b] = static_cast<float>(member.combiner == kSum    ? 1
+                                     : member.combiner == kMean ? sum
+                                                                : std::sqrt(sum));
   }
   return {divisors, bag_samples, starts};
 }

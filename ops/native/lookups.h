@@ -18,7 +18,8 @@ struct Lookup {
   float max_norm = 0;
 };
 
-tensorflow::Status ReadLookups(tensorflow::OpKernelConstruction* context, std::vector<Lookup>* members);
+tensorflow::Status ReadLookups(tensorflow::OpKernelConstruction* context,
+                               std::vector<Lookup>* members);
 
 struct LookupScratch {
   Room<int64_t> iota, bag_samples;
@@ -33,7 +34,8 @@ struct LookupInputs {
   tensorflow::Status Read(tensorflow::OpKernelContext* context);
 };
 
-// Of each bag, the ids of one sample: what the sum of its rows is divided by, its sample, and where it starts among the ids.
+// Of each bag, the ids of one sample: what the sum of its rows is divided by, its sample, and where
+// it starts among the ids.
 struct BagDivisors {
   const float* of;
   const int64_t* samples;
@@ -46,11 +48,12 @@ class Opened {
   tensorflow::Status Open(const Lookup& member, int number, const LookupInputs& inputs);
 
   int64_t ids = 0;
-  int64_t out = 0;                   // rows of the output
-  int64_t bags = 0;                  // of them that have ids
-  Rows<int32_t> rows{};              // that came back
-  const int64_t* samples = nullptr;  // row of the output that each id belongs to; null if they are 0, 1, 2, ...
-  const float* weights = nullptr;    // or null
+  int64_t out = 0;       // rows of the output
+  int64_t bags = 0;      // of them that have ids
+  Rows<int32_t> rows{};  // that came back
+  const int64_t* samples =
+      nullptr;  // row of the output that each id belongs to; null if they are 0, 1, 2, ...
+  const float* weights = nullptr;  // or null
 
   // `samples`, made in `scratch` if need be.
   const int64_t* Samples(LookupScratch* scratch) const;

@@ -1,12 +1,13 @@
 // De-duplication: keys are numbered 0, 1, 2, ... in the order in which they first appear.
 //
-// Where all keys are small the number of a key stands in an array at the place of the key. Elsewhere it stands in a hash table,
-// open addressing with linear probing at a load of at most a half, and the key in the list of distinct keys. Both are the same
-// array of 32-bit words, which is never cleared: a word counts only if it is at least `base_`, and what is added to numbers
-// so that it is moves on after each use. It holds no keys, so that it stays in the cache.
+// Where all keys are small the number of a key stands in an array at the place of the key.
+// Elsewhere it stands in a hash table, open addressing with linear probing at a load of at most a
+// half, and the key in the list of distinct keys. Both are the same array of 32-bit words, which is
+// never cleared: a word counts only if it is at least `base_`, and what is added to numbers so that
+// it is moves on after each use. It holds no keys, so that it stays in the cache.
 //
-// Whether a key is new can't be predicted, so the loops don't branch on it. A candidate is written behind the distinct keys:
-// an empty place leads there, too, and is found to hold the key.
+// Whether a key is new can't be predicted, so the loops don't branch on it. A candidate is written
+// behind the distinct keys: an empty place leads there, too, and is found to hold the key.
 
 #ifndef COLLECTIVE_NATIVE_NUMBERING_H_
 #define COLLECTIVE_NATIVE_NUMBERING_H_
@@ -20,9 +21,11 @@ namespace collective {
 
 class Numbering {
  public:
-  // For up to `most` keys (below 2**31), whose bitwise or is `bits` (see scans.h). `distinct` takes the distinct keys: room for most + 1.
+  // For up to `most` keys (below 2**31), whose bitwise or is `bits` (see scans.h). `distinct` takes
+  // the distinct keys: room for most + 1.
   void Start(int64_t most, uint64_t bits, int64_t* distinct) {
-    const uint64_t slots = std::max<uint64_t>(uint64_t{1} << 6, PowerOfTwo(2 * static_cast<uint64_t>(most)));
+    const uint64_t slots =
+        std::max<uint64_t>(uint64_t{1} << 6, PowerOfTwo(2 * static_cast<uint64_t>(most)));
     direct_ = bits < std::max(kDirect, slots);
     const uint64_t size = direct_ ? PowerOfTwo(bits + 1) : slots;
     shift_ = 64;

@@ -1,4 +1,5 @@
-// What TensorFlow knows of the operations before it runs them: inputs, outputs, attributes, shapes. ops/bags.py describes them.
+// What TensorFlow knows of the operations before it runs them: inputs, outputs, attributes, shapes.
+// ops/bags.py describes them.
 //
 // TensorFlow has a CollectiveGather and a CollectiveReduce of its own: ours are of rows.
 
@@ -7,9 +8,10 @@
 #include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/public/version.h"
 
-extern "C" __attribute__((used, visibility("default")))
-const char collective_native_version[] = "collective native, TensorFlow "  // ops/bags.py reads it from the file
-    TF_STR(TF_MAJOR_VERSION) "." TF_STR(TF_MINOR_VERSION) "." TF_STR(TF_PATCH_VERSION) TF_VERSION_SUFFIX ";";
+extern "C" __attribute__((used, visibility("default"))) const char collective_native_version[] =
+    "collective native, TensorFlow "  // ops/bags.py reads it from the file
+    TF_STR(TF_MAJOR_VERSION) "." TF_STR(TF_MINOR_VERSION) "." TF_STR(TF_PATCH_VERSION)
+        TF_VERSION_SUFFIX ";";
 
 namespace tensorflow {
 namespace {
@@ -25,7 +27,8 @@ Status SetMatrices(InferenceContext* c, int first, const std::vector<int64_t>& d
 }
 
 void SetVectors(InferenceContext* c, int first, int count) {
-  for (int i = 0; i < count; ++i) c->set_output(first + i, c->Vector(InferenceContext::kUnknownDim));
+  for (int i = 0; i < count; ++i)
+    c->set_output(first + i, c->Vector(InferenceContext::kUnknownDim));
 }
 
 // The D of each table, from the sections that it has (unknown if it has none).
@@ -53,7 +56,8 @@ Status AskShapes(InferenceContext* c) {
   c->set_output(2, c->Vector(ranks));
   for (size_t m = 0; m < sections.size(); ++m) {
     const int s = sections[m];
-    if (s >= 0 && s < static_cast<int>(pooled.size()) && !pooled[s]) c->set_output(3 + static_cast<int>(m), c->input(static_cast<int>(m)));
+    if (s >= 0 && s < static_cast<int>(pooled.size()) && !pooled[s])
+      c->set_output(3 + static_cast<int>(m), c->input(static_cast<int>(m)));
   }
   return OkStatus();
 }
@@ -264,7 +268,8 @@ REGISTER_OP("CollectiveReduceRows")
     .SetIsStateful()
     .SetShapeFn(ReduceShapes);
 
-// The transposed of CollectiveReduceRows, for gradients of gradients: the last four inputs are those of the reduction.
+// The transposed of CollectiveReduceRows, for gradients of gradients: the last four inputs are
+// those of the reduction.
 REGISTER_OP("CollectiveSpreadRows")
     .Input("values: T * float")
     .Input("inverse: T * int32")

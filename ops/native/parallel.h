@@ -15,8 +15,8 @@
 
 namespace collective {
 
-// Calls task(i) for each i in [0, count), on several threads if that is worth it: `cost` is the nanoseconds of all of it.
-// Tasks are taken in order, and must not depend on each other.
+// Calls task(i) for each i in [0, count), on several threads if that is worth it: `cost` is the
+// nanoseconds of all of it. Tasks are taken in order, and must not depend on each other.
 template <class Task>
 void Parallel(tensorflow::OpKernelContext* context, int64_t count, int64_t cost, const Task& task) {
   constexpr int64_t kWorthwhile = 50000;  // to wake a thread takes some of it
@@ -27,9 +27,10 @@ void Parallel(tensorflow::OpKernelContext* context, int64_t count, int64_t cost,
     return;
   }
   std::atomic<int64_t> next{0};
-  tensorflow::Shard(static_cast<int>(wanted), threads.workers, wanted, cost / wanted + 1, [&](int64_t, int64_t) {
-    for (int64_t i = next++; i < count; i = next++) task(i);
-  });
+  tensorflow::Shard(static_cast<int>(wanted), threads.workers, wanted, cost / wanted + 1,
+                    [&](int64_t, int64_t) {
+                      for (int64_t i = next++; i < count; i = next++) task(i);
+                    });
 }
 
 // Objects that one run at a time uses, and that later runs find as they were left.

@@ -1,6 +1,8 @@
-// CollectiveParts: a tensor's parts, one after the other, as tensors of their own: vectors, or matrices of given dimensions.
+// CollectiveParts: a tensor's parts, one after the other, as tensors of their own: vectors, or
+// matrices of given dimensions.
 //
-// A part that begins where TensorFlow wants tensors to begin shares the memory of the whole; others are copied.
+// A part that begins where TensorFlow wants tensors to begin shares the memory of the whole; others
+// are copied.
 
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -21,15 +23,19 @@ class PartsOp : public OpKernel {
     const Tensor& given = context->input(0);
     const Tensor& sizes = context->input(1);
     Tensor whole;
-    OP_REQUIRES(context, whole.CopyFrom(given, TensorShape({given.NumElements()})), errors::Internal("no vector of it"));
+    OP_REQUIRES(context, whole.CopyFrom(given, TensorShape({given.NumElements()})),
+                errors::Internal("no vector of it"));
     OP_REQUIRES(context, sizes.NumElements() == static_cast<int64_t>(dims_.size()),
-                errors::InvalidArgument("there are ", dims_.size(), " parts, but ", sizes.NumElements(), " sizes"));
+                errors::InvalidArgument("there are ", dims_.size(), " parts, but ",
+                                        sizes.NumElements(), " sizes"));
     int64_t first = 0;
     for (size_t part = 0; part < dims_.size(); ++part) {
       const int64_t size = sizes.flat<int64_t>()(part), dim = dims_[part];
-      OP_REQUIRES(context, size >= 0 && size <= whole.NumElements() - first && (dim == 0 || size % dim == 0),
-                  errors::InvalidArgument("part ", part, " can not have ", size, " elements of dimension ", dim, ", from ", first,
-                                          " of ", whole.NumElements()));
+      OP_REQUIRES(
+          context,
+          size >= 0 && size <= whole.NumElements() - first && (dim == 0 || size % dim == 0),
+          errors::InvalidArgument("part ", part, " can not have ", size, " elements of dimension ",
+                                  dim, ", from ", first, " of ", whole.NumElements()));
       const TensorShape shape = dim == 0 ? TensorShape({size}) : TensorShape({size / dim, dim});
       Tensor out, slice = whole.Slice(first, first + size);
       if (size == 0 || !slice.IsAligned()) {
@@ -42,7 +48,8 @@ class PartsOp : public OpKernel {
       first += size;
     }
     OP_REQUIRES(context, first == whole.NumElements(),
-                errors::InvalidArgument("the parts have ", first, " of ", whole.NumElements(), " elements"));
+                errors::InvalidArgument("the parts have ", first, " of ", whole.NumElements(),
+                                        " elements"));
   }
 
  private:

@@ -26,7 +26,8 @@ class PoolOp : public OpKernel {
     for (int m = 0; m < count; ++m) {
       OP_REQUIRES_OK(context, opened[m].Open(members_[m], m, inputs));
       Tensor* pooled = nullptr;
-      OP_REQUIRES_OK(context, context->allocate_output(m, TensorShape({opened[m].out, members_[m].dim}), &pooled));
+      OP_REQUIRES_OK(context, context->allocate_output(
+                                  m, TensorShape({opened[m].out, members_[m].dim}), &pooled));
       out[m] = pooled->flat<float>().data();
       cost += opened[m].ids * members_[m].dim;
     }
@@ -38,16 +39,20 @@ class PoolOp : public OpKernel {
 
  private:
   static void Pool(const Lookup& member, const Opened& opened, LookupScratch* scratch, float* out) {
-    if (member.combiner == kRows && member.max_norm == 0) return CopyRows(opened.rows, opened.ids, member.dim, out);
+    if (member.combiner == kRows && member.max_norm == 0)
+      return CopyRows(opened.rows, opened.ids, member.dim, out);
     const float* factors = opened.weights;
     if (member.max_norm > 0) {
       float* clipped = scratch->factors.At(opened.ids);
-      Clip<int32_t>(opened.rows, opened.ids, member.dim, member.max_norm).Factors(opened.weights, clipped);
+      Clip<int32_t>(opened.rows, opened.ids, member.dim, member.max_norm)
+          .Factors(opened.weights, clipped);
       factors = clipped;
     }
     const int64_t* samples = opened.Samples(scratch);
     if (opened.bags < opened.out) FillGaps(samples, opened.ids, member.dim, out);
-    SumRows<First::kRuns>(Sums<int32_t, int64_t>{opened.rows, opened.ids, factors, 1, samples, member.dim, out}, member.dim);
+    SumRows<First::kRuns>(
+        Sums<int32_t, int64_t>{opened.rows, opened.ids, factors, 1, samples, member.dim, out},
+        member.dim);
     if (member.combiner != kMean && member.combiner != kSqrtN) return;
     const BagDivisors divisors = opened.Divisors(member, scratch);
     DivideRows(out, divisors.samples, divisors.of, opened.bags, member.dim);

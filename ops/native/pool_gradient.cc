@@ -1,4 +1,5 @@
-// CollectivePoolGradient: the gradient of CollectivePool with respect to the rows that came back, and to weights.
+// CollectivePoolGradient: the gradient of CollectivePool with respect to the rows that came back,
+// and to weights.
 
 #include <algorithm>
 #include <cstring>
@@ -19,13 +20,15 @@ class PoolGradientOp : public OpKernel {
     OP_REQUIRES_OK(context, context->GetAttr("members", &of_));
     OP_REQUIRES_OK(context, context->GetAttr("G", &gradients));
     OP_REQUIRES(context, of_.size() == static_cast<size_t>(gradients),
-                errors::InvalidArgument("there are ", gradients, " gradients, of ", of_.size(), " members"));
+                errors::InvalidArgument("there are ", gradients, " gradients, of ", of_.size(),
+                                        " members"));
     const int count = static_cast<int>(members_.size());
     std::vector<bool> seen(count);
     std::vector<int> group_of;
     for (int g = 0; g < gradients; ++g) {
       OP_REQUIRES(context, of_[g] >= 0 && of_[g] < count && !seen[of_[g]],
-                  errors::InvalidArgument("gradient ", g, " is of member ", of_[g], " of ", count, ", or that has two"));
+                  errors::InvalidArgument("gradient ", g, " is of member ", of_[g], " of ", count,
+                                          ", or that has two"));
       seen[of_[g]] = true;
       const size_t section = members_[of_[g]].section;
       if (section >= group_of.size()) group_of.resize(section + 1, -1);
@@ -70,21 +73,25 @@ class PoolGradientOp : public OpKernel {
         Opened opened;
         errors[group] = opened.Open(member, m, inputs);
         if (!errors[group].ok()) return;
-        if (gradients[g].dims() != 2 || gradients[g].dim_size(0) != opened.out || gradients[g].dim_size(1) != member.dim) {
-          errors[group] = errors::InvalidArgument("the gradient of member ", m, " must be of shape [", opened.out, ", ", member.dim,
-                                                  "], but is ", gradients[g].shape().DebugString());
+        if (gradients[g].dims() != 2 || gradients[g].dim_size(0) != opened.out ||
+            gradients[g].dim_size(1) != member.dim) {
+          errors[group] = errors::InvalidArgument(
+              "the gradient of member ", m, " must be of shape [", opened.out, ", ", member.dim,
+              "], but is ", gradients[g].shape().DebugString());
           return;
         }
         const float* gradient = gradients[g].flat<float>().data();
         Add(member, opened, gradient, &*scratch, out);
-        if (of_weights[m] != nullptr) AddWeights(member, opened, gradient, &*scratch, of_weights[m]);
+        if (of_weights[m] != nullptr)
+          AddWeights(member, opened, gradient, &*scratch, of_weights[m]);
       }
     });
     for (const Status& error : errors) OP_REQUIRES_OK(context, error);
   }
 
  private:
-  static void Add(const Lookup& member, const Opened& opened, const float* gradient, LookupScratch* scratch, float* out) {
+  static void Add(const Lookup& member, const Opened& opened, const float* gradient,
+                  LookupScratch* scratch, float* out) {
     const int64_t dim = member.dim;
     const int32_t* positions = opened.rows.at;
     if (member.combiner == kRows && member.max_norm == 0) {
@@ -92,10 +99,13 @@ class PoolGradientOp : public OpKernel {
     }
     const Rows<int64_t> of_samples{gradient, opened.Samples(scratch), dim};
     if (member.max_norm == 0 && member.combiner == kSum) {
-      return SumRows<First::kNever>(Sums<int64_t, int32_t>{of_samples, opened.ids, opened.weights, 1, positions, 1, out}, dim);
+      return SumRows<First::kNever>(
+          Sums<int64_t, int32_t>{of_samples, opened.ids, opened.weights, 1, positions, 1, out},
+          dim);
     }
     float* factors = scratch->factors.At(opened.ids);
-    const Clip<int32_t> clip(opened.rows, member.max_norm > 0 ? opened.ids : 0, dim, member.max_norm);
+    const Clip<int32_t> clip(opened.rows, member.max_norm > 0 ? opened.ids : 0, dim,
+                             member.max_norm);
     if (member.max_norm > 0) {
       clip.Factors(opened.weights, factors);
     } else if (opened.weights != nullptr) {
@@ -110,16 +120,21 @@ class PoolGradientOp : public OpKernel {
         for (int64_t k = divisors.starts[b]; k < divisors.starts[b + 1]; ++k) factors[k] *= share;
       }
     }
-    SumRows<First::kNever>(Sums<int64_t, int32_t>{of_samples, opened.ids, factors, 1, positions, 1, out}, dim);
+    SumRows<First::kNever>(
+        Sums<int64_t, int32_t>{of_samples, opened.ids, factors, 1, positions, 1, out}, dim);
     if (member.max_norm == 0) return;
     const std::vector<float> back = clip.Backward(of_samples, factors);
-    SumRows<First::kNever>(Sums<int32_t, int32_t>{opened.rows, opened.ids, back.data(), 1, positions, 1, out}, dim);
+    SumRows<First::kNever>(
+        Sums<int32_t, int32_t>{opened.rows, opened.ids, back.data(), 1, positions, 1, out}, dim);
   }
 
-  // With p the product of each (clipped) row and its sample's gradient: p for sums; (p - sum(w p) / sum(w)) / sum(w) for means;
-  // (p - w sum(w p) / q) / sqrt(q) with q = sum(w w) for sqrtn. 0 where the sum of weights is.
-  static void AddWeights(const Lookup& member, const Opened& opened, const float* gradient, LookupScratch* scratch, float* out) {
-    Products(opened.rows, Rows<int64_t>{gradient, opened.samples, member.dim}, opened.ids, member.dim, out);
+  // With p the product of each (clipped) row and its sample's gradient: p for sums; (p - sum(w p) /
+  // sum(w)) / sum(w) for means; (p - w sum(w p) / q) / sqrt(q) with q = sum(w w) for sqrtn. 0 where
+  // the sum of weights is.
+  static void AddWeights(const Lookup& member, const Opened& opened, const float* gradient,
+                         LookupScratch* scratch, float* out) {
+    Products(opened.rows, Rows<int64_t>{gradient, opened.samples, member.dim}, opened.ids,
+             member.dim, out);
     if (member.max_norm > 0) {
       Clip<int32_t>(opened.rows, opened.ids, member.dim, member.max_norm).Factors(out, out);
     }
@@ -129,9 +144,11 @@ class PoolGradientOp : public OpKernel {
       const int64_t first = divisors.starts[b], end = divisors.starts[b + 1];
       const double divisor = divisors.of[b];
       double pooled = 0;
-      for (int64_t k = first; k < end; ++k) pooled += static_cast<double>(opened.weights[k]) * out[k];
+      for (int64_t k = first; k < end; ++k)
+        pooled += static_cast<double>(opened.weights[k]) * out[k];
       for (int64_t k = first; k < end; ++k) {
-        const double share = member.combiner == kMean ? 1 / divisor : opened.weights[k] / (divisor * divisor);
+        const double share =
+            member.combiner == kMean ? 1 / divisor : opened.weights[k] / (divisor * divisor);
         out[k] = divisor == 0 ? 0.f : static_cast<float>((out[k] - share * pooled) / divisor);
       }
     }

@@ -37,8 +37,8 @@ class ReduceRowsOp : public OpKernel {
     dims_.assign(layout_.tables, 1);
     for (const Section& section : layout_.sections) {
       OP_REQUIRES(context, dims_[section.table] == 1 || dims_[section.table] == section.dim,
-                  errors::InvalidArgument("table ", section.table, " has sections of dimension ", dims_[section.table], " and ",
-                                          section.dim));
+                  errors::InvalidArgument("table ", section.table, " has sections of dimension ",
+                                          dims_[section.table], " and ", section.dim));
       dims_[section.table] = section.dim;
       clips_ |= section.max_norm > 0;
     }
@@ -59,8 +59,8 @@ class ReduceRowsOp : public OpKernel {
     OP_REQUIRES_OK(context, context->output_list("inverse", &inverse));
     OP_REQUIRES_OK(context, layout_.Parse(*message, *splits, &heard));
     OP_REQUIRES(context, gradient->NumElements() == heard.elements,
-                errors::InvalidArgument("the gradient has ", gradient->NumElements(), " elements, but the ranks asked for ",
-                                        heard.elements));
+                errors::InvalidArgument("the gradient has ", gradient->NumElements(),
+                                        " elements, but the ranks asked for ", heard.elements));
     LockedVariables variables;
     std::vector<Table> tables(layout_.tables);
     if (clips_) OP_REQUIRES_OK(context, variables.Lock(context, handles, &tables));
@@ -69,9 +69,10 @@ class ReduceRowsOp : public OpKernel {
     const int64_t count = layout_.tables;
     std::vector<int64_t> first(1, 0), distinct(count);
     for (int64_t t = 0; t < count; ++t) {
-      OP_REQUIRES(context, rows[t].NumElements() == heard.rows[t],
-                  errors::InvalidArgument("the ranks asked for ", heard.rows[t], " rows of table ", t, ", but ",
-                                          rows[t].NumElements(), " row numbers are given"));
+      OP_REQUIRES(
+          context, rows[t].NumElements() == heard.rows[t],
+          errors::InvalidArgument("the ranks asked for ", heard.rows[t], " rows of table ", t,
+                                  ", but ", rows[t].NumElements(), " row numbers are given"));
       if (clips_ && heard.rows[t] > 0) OP_REQUIRES_OK(context, Check(tables[t], t, rows[t]));
       first.push_back(first.back() + heard.rows[t]);
     }
@@ -93,10 +94,12 @@ class ReduceRowsOp : public OpKernel {
       OP_REQUIRES_OK(context, values.allocate(t, TensorShape({distinct[t], dims_[t]}), &made));
       OP_REQUIRES_OK(context, indices.allocate(t, TensorShape({distinct[t]}), &index));
       out[t] = made->flat<float>().data();
-      std::memcpy(index->flat<int64_t>().data(), all_distinct + first[t] + t, distinct[t] * sizeof(int64_t));
+      std::memcpy(index->flat<int64_t>().data(), all_distinct + first[t] + t,
+                  distinct[t] * sizeof(int64_t));
       if (!inverse.required(t)) continue;
       OP_REQUIRES_OK(context, inverse.allocate(t, TensorShape({heard.rows[t]}), &index));
-      std::memcpy(index->flat<int32_t>().data(), all_numbers + first[t], heard.rows[t] * sizeof(int32_t));
+      std::memcpy(index->flat<int32_t>().data(), all_numbers + first[t],
+                  heard.rows[t] * sizeof(int32_t));
     }
 
     // 3. The gradients of each table are summed, in the order in which they came.
@@ -113,7 +116,8 @@ class ReduceRowsOp : public OpKernel {
           targets[k] = number | is_new << 31;
           next += is_new;
         }
-        Add(piece, tables[t], rows[t].flat<int64_t>().data() + piece.row, flat + piece.flat, targets, &*scratch, out[t]);
+        Add(piece, tables[t], rows[t].flat<int64_t>().data() + piece.row, flat + piece.flat,
+            targets, &*scratch, out[t]);
       }
       if (!early_) Scale(out[t], distinct[t] * dims_[t], scale_);
     });
@@ -122,30 +126,38 @@ class ReduceRowsOp : public OpKernel {
  private:
   // What max_norm reads must be there.
   Status Check(const Table& table, int64_t t, const Tensor& rows) const {
-    if (AreWithin(rows.flat<int64_t>().data(), rows.NumElements(), table.rows) && table.dim == dims_[t]) return OkStatus();
-    return errors::InvalidArgument("table ", t, " has ", table.rows, " rows of ", table.dim, ": not all local rows of dimension ",
-                                   dims_[t], " that were asked for");
+    if (AreWithin(rows.flat<int64_t>().data(), rows.NumElements(), table.rows) &&
+        table.dim == dims_[t])
+      return OkStatus();
+    return errors::InvalidArgument("table ", t, " has ", table.rows, " rows of ", table.dim,
+                                   ": not all local rows of dimension ", dims_[t],
+                                   " that were asked for");
   }
 
-  void Add(const Piece& piece, const Table& table, const int64_t* rows, const float* gradients, uint32_t* targets,
-           Scratch* scratch, float* out) const {
+  void Add(const Piece& piece, const Table& table, const int64_t* rows, const float* gradients,
+           uint32_t* targets, Scratch* scratch, float* out) const {
     const Section& section = layout_.sections[piece.section];
     const int64_t dim = section.dim;
     // A power of two may come before the sum: the result is the same.
     const float scale = early_ ? scale_ : 1;
-    if (!section.pooled) return AddRows<First::kFlags>(gradients, piece.bags, scale, targets, dim, dim, out);
+    if (!section.pooled)
+      return AddRows<First::kFlags>(gradients, piece.bags, scale, targets, dim, dim, out);
     const Rows<int32_t> of_bags{gradients, BagOfKeys(piece, &scratch->bags), dim};
     if (section.max_norm == 0) {
-      return SumRows<First::kFlags>(Sums<int32_t, uint32_t>{of_bags, piece.keys, piece.weights, scale, targets, dim, out}, dim);
+      return SumRows<First::kFlags>(
+          Sums<int32_t, uint32_t>{of_bags, piece.keys, piece.weights, scale, targets, dim, out},
+          dim);
     }
     const Rows<int64_t> of_table{table.values, rows, dim};
     const Clip<int64_t> clip(of_table, piece.keys, dim, section.max_norm);
     float* factors = scratch->factors.At(piece.keys);
     clip.Factors(piece.weights, factors);
-    SumRows<First::kFlags>(Sums<int32_t, uint32_t>{of_bags, piece.keys, factors, scale, targets, dim, out}, dim);
+    SumRows<First::kFlags>(
+        Sums<int32_t, uint32_t>{of_bags, piece.keys, factors, scale, targets, dim, out}, dim);
     for (int64_t k = 0; k < piece.keys; ++k) targets[k] &= ~kNew;
     const std::vector<float> back = clip.Backward(of_bags, factors);
-    SumRows<First::kFlags>(Sums<int64_t, uint32_t>{of_table, piece.keys, back.data(), scale, targets, dim, out}, dim);
+    SumRows<First::kFlags>(
+        Sums<int64_t, uint32_t>{of_table, piece.keys, back.data(), scale, targets, dim, out}, dim);
   }
 
   Layout layout_;

@@ -7,7 +7,8 @@
 namespace collective {
 namespace {
 
-// A negative sign of a value, or of its distance from the last one that is allowed, says that one is outside.
+// A negative sign of a value, or of its distance from the last one that is allowed, says that one
+// is outside.
 template <class T>
 INLINE bool Within(const T* values, int64_t n, int64_t count) {
   const T last = static_cast<T>(count - 1);
@@ -18,7 +19,8 @@ INLINE bool Within(const T* values, int64_t n, int64_t count) {
 
 }  // namespace
 
-CLONES void SmallestAndLargest(const int64_t* values, int64_t n, int64_t* smallest, int64_t* largest) {
+CLONES void SmallestAndLargest(const int64_t* values, int64_t n, int64_t* smallest,
+                               int64_t* largest) {
   int64_t low = std::numeric_limits<int64_t>::max(), high = std::numeric_limits<int64_t>::min();
   for (int64_t i = 0; i < n; ++i) {
     low = values[i] < low ? values[i] : low;
@@ -34,9 +36,13 @@ CLONES uint64_t Bits(const int64_t* values, int64_t n) {
   return bits;
 }
 
-CLONES bool AreWithin(const int32_t* values, int64_t n, int64_t count) { return Within(values, n, count); }
+CLONES bool AreWithin(const int32_t* values, int64_t n, int64_t count) {
+  return Within(values, n, count);
+}
 
-CLONES bool AreWithin(const int64_t* values, int64_t n, int64_t count) { return Within(values, n, count); }
+CLONES bool AreWithin(const int64_t* values, int64_t n, int64_t count) {
+  return Within(values, n, count);
+}
 
 CLONES int64_t CountAscending(const int64_t* values, int64_t n) {
   if (n == 0) return 0;

@@ -21,8 +21,8 @@ struct Table {
   int64_t rows = 0, dim = 0;
 };
 
-// The variables of a list of handles, locked against writers while this lives. Like other operations that lock several, in the
-// order of the locks' addresses, each once.
+// The variables of a list of handles, locked against writers while this lives. Like other
+// operations that lock several, in the order of the locks' addresses, each once.
 class LockedVariables {
  public:
   LockedVariables() = default;
@@ -31,14 +31,16 @@ class LockedVariables {
     for (auto lock = locks_.rbegin(); lock != locks_.rend(); ++lock) (*lock)->unlock_shared();
   }
 
-  tensorflow::Status Lock(tensorflow::OpKernelContext* context, const tensorflow::OpInputList& handles,
-                          std::vector<Table>* tables) {
+  tensorflow::Status Lock(tensorflow::OpKernelContext* context,
+                          const tensorflow::OpInputList& handles, std::vector<Table>* tables) {
     std::vector<tensorflow::mutex*> locks;
     variables_.resize(handles.size());
     for (int t = 0; t < handles.size(); ++t) {
       const auto& handle = handles[t].flat<tensorflow::ResourceHandle>()(0);
       if (!LookupResource(context, handle, &variables_[t]).ok()) {
-        return tensorflow::errors::FailedPrecondition("the variable ", handle.name(), " of table ", t, " does not exist: was it "
+        return tensorflow::errors::FailedPrecondition("the variable ", handle.name(), " of table ",
+                                                      t,
+                                                      " does not exist: was it "
                                                       "initialized?");
       }
       locks.push_back(variables_[t]->mu());
@@ -54,11 +56,13 @@ class LockedVariables {
       const tensorflow::Tensor& value = *variables_[t]->tensor();
       const auto& name = handles[t].flat<tensorflow::ResourceHandle>()(0).name();
       if (!value.IsInitialized()) {
-        return tensorflow::errors::FailedPrecondition("the variable ", name, " of table ", t, " is not initialized");
+        return tensorflow::errors::FailedPrecondition("the variable ", name, " of table ", t,
+                                                      " is not initialized");
       }
       if (value.dtype() != tensorflow::DT_FLOAT || value.dims() != 2) {
-        return tensorflow::errors::InvalidArgument("the variable ", name, " of table ", t, " is no float32 matrix, but ",
-                                                   tensorflow::DataTypeString(value.dtype()), value.shape().DebugString());
+        return tensorflow::errors::InvalidArgument(
+            "the variable ", name, " of table ", t, " is no float32 matrix, but ",
+            tensorflow::DataTypeString(value.dtype()), value.shape().DebugString());
       }
       tables->push_back({value.matrix<float>().data(), value.dim_size(0), value.dim_size(1)});
     }
@@ -70,8 +74,10 @@ class LockedVariables {
   std::vector<tensorflow::mutex*> locks_;
 };
 
-// Copies on the operation's device; on a GPU in the order of TensorFlow's stream, like all that is launched after it.
-inline tensorflow::Status Copy(tensorflow::OpKernelContext* context, const tensorflow::Tensor& from, tensorflow::Tensor* to) {
+// Copies on the operation's device; on a GPU in the order of TensorFlow's stream, like all that is
+// launched after it.
+inline tensorflow::Status Copy(tensorflow::OpKernelContext* context, const tensorflow::Tensor& from,
+                               tensorflow::Tensor* to) {
   if (tensorflow::DeviceContext* device = context->op_device_context()) {
     tensorflow::Notification launched;
     tensorflow::Status status;
@@ -87,15 +93,16 @@ inline tensorflow::Status Copy(tensorflow::OpKernelContext* context, const tenso
   return tensorflow::OkStatus();
 }
 
-inline tensorflow::Status Copied(tensorflow::OpKernelContext* context, const tensorflow::Tensor& from, tensorflow::Tensor* to) {
+inline tensorflow::Status Copied(tensorflow::OpKernelContext* context,
+                                 const tensorflow::Tensor& from, tensorflow::Tensor* to) {
   tensorflow::AllocatorAttributes attributes;
   attributes.set_nic_compatible(true);
   TF_RETURN_IF_ERROR(context->allocate_temp(from.dtype(), from.shape(), to, attributes));
   return Copy(context, from, to);
 }
 
-// Makes the variable's memory its own, and marks it as one that is updated in place: who reads all of it from now on gets a copy.
-// (What TensorFlow's own sparse updates begin with.)
+// Makes the variable's memory its own, and marks it as one that is updated in place: who reads all
+// of it from now on gets a copy. (What TensorFlow's own sparse updates begin with.)
 inline tensorflow::Status Own(tensorflow::OpKernelContext* context, tensorflow::Var* variable) {
   if (variable->copy_on_read_mode.load()) return tensorflow::OkStatus();
   tensorflow::mutex_lock lock(*variable->mu());

@@ -1,6 +1,7 @@
 // Loops over rows of floats.
 //
-// A row of a matrix is found at an index times a stride: the stride is D for row numbers, 1 for element offsets.
+// A row of a matrix is found at an index times a stride: the stride is D for row numbers, 1 for
+// element offsets.
 
 #ifndef COLLECTIVE_NATIVE_VECTORS_H_
 #define COLLECTIVE_NATIVE_VECTORS_H_
@@ -28,8 +29,9 @@ enum class First {
 };
 constexpr uint32_t kNew = uint32_t{1} << 31;
 
-// out[to[k]] += scale * factors[k] * (row k of `in`), for k in [0, n) and in this order; `factors` may be null.
-// The other of `in.at` and `to` should be ascending: memory is announced ahead for one of them only, which is `to` but for kRuns.
+// out[to[k]] += scale * factors[k] * (row k of `in`), for k in [0, n) and in this order; `factors`
+// may be null. The other of `in.at` and `to` should be ascending: memory is announced ahead for one
+// of them only, which is `to` but for kRuns.
 template <class From, class To>
 struct Sums {
   Rows<From> in;
@@ -45,7 +47,8 @@ void SumRows(const Sums<From, To>& sums, int64_t dim);
 
 // out[to[i]] += scale * row i of `in`. As SumRows with ascending rows.
 template <First kFirst, class To>
-void AddRows(const float* in, int64_t n, float scale, const To* to, int64_t to_stride, int64_t dim, float* out);
+void AddRows(const float* in, int64_t n, float scale, const To* to, int64_t to_stride, int64_t dim,
+             float* out);
 
 // products[k] = row k . row k of `others`, for k in [0, n).
 template <class Index, class Other>

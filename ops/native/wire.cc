@@ -30,18 +30,24 @@ Status Layout::Read(tensorflow::OpKernelConstruction* context) {
     max_norms.assign(of.size(), 0.f);
   }
   const size_t count = of.size();
-  if (dims.size() != count || pooled.size() != count || weighted.size() != count || max_norms.size() != count) {
-    return InvalidArgument("section_tables names ", count, " sections, but there are ", dims.size(), " dims, ", pooled.size(),
-                           " pooled, ", weighted.size(), " weighted and ", max_norms.size(), " max_norms");
+  if (dims.size() != count || pooled.size() != count || weighted.size() != count ||
+      max_norms.size() != count) {
+    return InvalidArgument("section_tables names ", count, " sections, but there are ", dims.size(),
+                           " dims, ", pooled.size(), " pooled, ", weighted.size(), " weighted and ",
+                           max_norms.size(), " max_norms");
   }
   if (kinds.size() != static_cast<size_t>(tables)) {
     return InvalidArgument("kinds has ", kinds.size(), " of ", tables, " tables");
   }
   for (size_t s = 0; s < count; ++s) {
-    if (of[s] < 0 || of[s] >= tables) return InvalidArgument("section ", s, " is of table ", of[s], " of ", tables);
-    if (kinds[of[s]] != kStatic && kinds[of[s]] != kDynamic) return InvalidArgument("table ", of[s], " is of no kind that there is");
-    if (dims[s] < 1 || dims[s] > kMost) return InvalidArgument("section ", s, " has dimension ", dims[s]);
-    if (weighted[s] && !pooled[s]) return InvalidArgument("section ", s, " is weighted, but not pooled");
+    if (of[s] < 0 || of[s] >= tables)
+      return InvalidArgument("section ", s, " is of table ", of[s], " of ", tables);
+    if (kinds[of[s]] != kStatic && kinds[of[s]] != kDynamic)
+      return InvalidArgument("table ", of[s], " is of no kind that there is");
+    if (dims[s] < 1 || dims[s] > kMost)
+      return InvalidArgument("section ", s, " has dimension ", dims[s]);
+    if (weighted[s] && !pooled[s])
+      return InvalidArgument("section ", s, " is weighted, but not pooled");
     Section section;
     section.table = of[s];
     section.kind = kinds[of[s]];
@@ -55,7 +61,8 @@ Status Layout::Read(tensorflow::OpKernelConstruction* context) {
 }
 
 const int32_t* BagOfKeys(const Piece& piece, Room<int32_t>* room) {
-  // How many bags begin at each key; their running sum. How long a bag is can't be predicted: no loop over its keys.
+  // How many bags begin at each key; their running sum. How long a bag is can't be predicted: no
+  // loop over its keys.
   int32_t* bags = room->At(piece.keys + 1);
   std::fill_n(bags, piece.keys + 1, 0);
   int64_t first = 0;
@@ -71,8 +78,9 @@ const int32_t* BagOfKeys(const Piece& piece, Room<int32_t>* room) {
 Status Layout::Parse(const Tensor& message, const Tensor& splits, Heard* heard) const {
   if (!TensorShapeUtils::IsVector(message.shape()) || !TensorShapeUtils::IsVector(splits.shape()) ||
       splits.NumElements() != ranks) {
-    return InvalidArgument("a message is a vector, and its splits are one for each of ", ranks, " ranks: there are ",
-                           message.shape().DebugString(), " and ", splits.shape().DebugString());
+    return InvalidArgument("a message is a vector, and its splits are one for each of ", ranks,
+                           " ranks: there are ", message.shape().DebugString(), " and ",
+                           splits.shape().DebugString());
   }
   const int count = static_cast<int>(sections.size());
   const int64_t* words = message.vec<int64_t>().data();
@@ -86,19 +94,21 @@ Status Layout::Parse(const Tensor& message, const Tensor& splits, Heard* heard) 
   for (int r = 0; r < ranks; ++r) {
     const int64_t length = lengths[r];
     if (length < 2 * count || length > left) {
-      return InvalidArgument("the message of rank ", r, " is malformed: it has ", length, " words of ", left,
-                             " that are left, and its header needs ", 2 * count);
+      return InvalidArgument("the message of rank ", r, " is malformed: it has ", length,
+                             " words of ", left, " that are left, and its header needs ",
+                             2 * count);
     }
     const int64_t* at = words + 2 * count;
     int64_t rest = length - 2 * count;
     for (int s = 0; s < count; ++s) {
       const Section& section = sections[s];
-      Piece piece{s, words[2 * s], words[2 * s + 1], at, nullptr, nullptr, heard->elements, heard->rows[section.table]};
-      const bool plausible = piece.keys >= 0 && piece.keys <= rest && piece.bags >= 0 && piece.bags <= 2 * rest &&
-                             (section.pooled || piece.bags == piece.keys);
+      Piece piece{s,       words[2 * s], words[2 * s + 1], at,
+                  nullptr, nullptr,      heard->elements,  heard->rows[section.table]};
+      const bool plausible = piece.keys >= 0 && piece.keys <= rest && piece.bags >= 0 &&
+                             piece.bags <= 2 * rest && (section.pooled || piece.bags == piece.keys);
       if (!plausible || section.Words(piece.bags, piece.keys) > rest) {
-        return InvalidArgument("the message of rank ", r, " is malformed: section ", s, " has ", piece.bags, " bags of ",
-                               piece.keys, " keys in ", rest, " words");
+        return InvalidArgument("the message of rank ", r, " is malformed: section ", s, " has ",
+                               piece.bags, " bags of ", piece.keys, " keys in ", rest, " words");
       }
       at += piece.keys;
       if (section.pooled) {
@@ -106,8 +116,9 @@ Status Layout::Parse(const Tensor& message, const Tensor& splits, Heard* heard) 
         at += (piece.bags + 1) / 2;
         const int64_t sum = SumOfLengths(piece.lengths, piece.bags);
         if (sum != piece.keys) {
-          return InvalidArgument("the message of rank ", r, " is malformed: the bags of section ", s, " have ",
-                                 sum < 0 ? "negative lengths" : "other lengths", " than its ", piece.keys, " keys");
+          return InvalidArgument("the message of rank ", r, " is malformed: the bags of section ",
+                                 s, " have ", sum < 0 ? "negative lengths" : "other lengths",
+                                 " than its ", piece.keys, " keys");
         }
       }
       if (section.weighted) {
@@ -119,16 +130,20 @@ Status Layout::Parse(const Tensor& message, const Tensor& splits, Heard* heard) 
       heard->row_splits[r] += piece.bags * section.dim;
       heard->rows[section.table] += piece.keys;
       if (heard->elements > kMost) {
-        return InvalidArgument("the ranks ask for ", heard->elements, " elements of rows or more, but no more than ", kMost,
+        return InvalidArgument("the ranks ask for ", heard->elements,
+                               " elements of rows or more, but no more than ", kMost,
                                " can travel at once: use smaller batches");
       }
       heard->pieces.push_back(piece);
     }
-    if (rest != 0) return InvalidArgument("the message of rank ", r, " is malformed: ", rest, " words are left over");
+    if (rest != 0)
+      return InvalidArgument("the message of rank ", r, " is malformed: ", rest,
+                             " words are left over");
     words += length;
     left -= length;
   }
-  if (left != 0) return InvalidArgument("the message is malformed: its splits leave ", left, " words over");
+  if (left != 0)
+    return InvalidArgument("the message is malformed: its splits leave ", left, " words over");
   return OkStatus();
 }
 

@@ -1,4 +1,5 @@
-// What travels between ranks: the sections of a message, and how a received one is read. ops/bags.py describes the format.
+// What travels between ranks: the sections of a message, and how a received one is read.
+// ops/bags.py describes the format.
 
 #ifndef COLLECTIVE_NATIVE_WIRE_H_
 #define COLLECTIVE_NATIVE_WIRE_H_
@@ -20,17 +21,21 @@ enum Combiner { kRows = 0, kSum = 1, kMean = 2, kSqrtN = 3 };
 class Owners {
  public:
   Owners(int kind, int ranks)
-      : dynamic_(kind == kDynamic), ranks_(ranks), mask_((ranks & (ranks - 1)) == 0 ? ranks - 1 : -1) {
+      : dynamic_(kind == kDynamic),
+        ranks_(ranks),
+        mask_((ranks & (ranks - 1)) == 0 ? ranks - 1 : -1) {
     while ((1 << shift_) < ranks) ++shift_;
   }
 
   int32_t Of(int64_t key) const {
     if (dynamic_) {
       const uint64_t mixed = Mix(static_cast<uint64_t>(key));
-      return static_cast<int32_t>(mask_ >= 0 ? mixed & static_cast<uint64_t>(mask_) : mixed % static_cast<uint64_t>(ranks_));
+      return static_cast<int32_t>(mask_ >= 0 ? mixed & static_cast<uint64_t>(mask_)
+                                             : mixed % static_cast<uint64_t>(ranks_));
     }
     if (mask_ >= 0) return static_cast<int32_t>(key & mask_);
-    if (Fits(key)) return static_cast<int32_t>(static_cast<uint32_t>(key) % static_cast<uint32_t>(ranks_));
+    if (Fits(key))
+      return static_cast<int32_t>(static_cast<uint32_t>(key) % static_cast<uint32_t>(ranks_));
     const int64_t rest = key % ranks_;
     return static_cast<int32_t>(rest < 0 ? rest + ranks_ : rest);
   }
@@ -101,7 +106,8 @@ struct Layout {
   std::vector<Section> sections;
 
   tensorflow::Status Read(tensorflow::OpKernelConstruction* context);
-  tensorflow::Status Parse(const tensorflow::Tensor& message, const tensorflow::Tensor& splits, Heard* heard) const;
+  tensorflow::Status Parse(const tensorflow::Tensor& message, const tensorflow::Tensor& splits,
+                           Heard* heard) const;
 };
 
 }  // namespace collective

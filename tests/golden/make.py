@@ -1,7 +1,10 @@
-"""Made `version_1` beside it, which tests/ranks/test_checkpoint_golden.py restores; a new format gets a folder of its own.
+"""Made `version_1` beside it, which tests/ranks/test_checkpoint_golden.py restores; a new format
+gets a folder of its own.
 
-    PYTHONPATH=. python -m collective.launch -np 2 --device cpu tests/golden/make.py tests/golden/version_1
+    PYTHONPATH=. python -m collective.launch -np 2 --device cpu tests/golden/make.py
+    tests/golden/version_1
 """
+
 import sys
 
 import tensorflow.compat.v1 as tf
@@ -13,15 +16,15 @@ from collective import CollectiveStrategy
 def build(strategy):
     """A static table, a dynamic one and a dense variable, with Momentum's slots."""
     with strategy.embedding_scope():
-        user = tf.get_variable('user', initializer=tf.constant([[i, i + 0.25] for i in range(5)]))
-    item = collective.get_embedding_variable('item', 2, initializer=tf.ones_initializer())
-    bias = tf.get_variable('bias', initializer=tf.constant([1.0, 2.0]))
+        user = tf.get_variable("user", initializer=tf.constant([[i, i + 0.25] for i in range(5)]))
+    item = collective.get_embedding_variable("item", 2, initializer=tf.ones_initializer())
+    bias = tf.get_variable("bias", initializer=tf.constant([1.0, 2.0]))
     ids, keys = tf.placeholder(tf.int64, [None]), tf.placeholder(tf.int64, [None])
     rows = tf.nn.embedding_lookup(user, ids), tf.nn.embedding_lookup(item, keys)
     loss = tf.reduce_sum(rows[0]) + tf.reduce_sum(rows[1]) + tf.reduce_sum(bias)
     optimizer = tf.train.MomentumOptimizer(0.5, 0.5)
     train = optimizer.minimize(loss, global_step=tf.train.get_or_create_global_step())
-    slots = [optimizer.get_slot(v, 'momentum') for v in (user, item, bias)]
+    slots = [optimizer.get_slot(v, "momentum") for v in (user, item, bias)]
     return ids, keys, rows, train, bias, slots
 
 
@@ -33,10 +36,15 @@ def main():
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
             for _ in range(2):
-                session.run(train, {ids: [[0, 1, 4], [4]][strategy.rank()],
-                                    keys: [[-1, 2 ** 63 - 1], [-1, 7]][strategy.rank()]})
-            saver.save(session, f'{sys.argv[1]}/m', write_meta_graph=False, write_state=False)
+                session.run(
+                    train,
+                    {
+                        ids: [[0, 1, 4], [4]][strategy.rank()],
+                        keys: [[-1, 2**63 - 1], [-1, 7]][strategy.rank()],
+                    },
+                )
+            saver.save(session, f"{sys.argv[1]}/m", write_meta_graph=False, write_state=False)
 
 
-if __name__ == '__main__':
+if __name__ == "__main__":
     main()

@@ -1,7 +1,8 @@
-"""Launching for real: `launch(...)` runs a job to its end, `launch.start(...)` lets a test interfere.
+"""Launching for real: `launch(...)` runs a job to its end, `launch.start(...)` lets a test
+interfere.
 
-Every process of a test carries a mark in its environment, by which it is found however often it forked or changed its
-session; a test that leaves one behind fails.
+Every process of a test carries a mark in its environment, by which it is found however often it
+forked or changed its session; a test that leaves one behind fails.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ def wait_until(condition, what, deadline=DEADLINE):
 
 
 def _signals_as_in_a_terminal():
-    """Whoever runs the tests may ignore some (under nohup, or in the background of a shell), which is inherited."""
+    """Whoever runs the tests may ignore some (under nohup, or in the background of a shell), which
+    is inherited.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
 
@@ -70,7 +73,9 @@ class Launcher:
         self.environment = {
             **os.environ,
             MARK: self.mark,
-            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(
+                os.pathsep
+            ),
         }
         for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "COLUMNS"):
             self.environment.pop(name, None)
@@ -129,7 +134,10 @@ class Launcher:
             if entry.name.isdigit():
                 try:
                     alive = entry.joinpath("stat").read_text().rpartition(")")[2].split()[0] != "Z"
-                    if alive and f"{MARK}={self.mark}".encode() in entry.joinpath("environ").read_bytes():
+                    if (
+                        alive
+                        and f"{MARK}={self.mark}".encode() in entry.joinpath("environ").read_bytes()
+                    ):
                         found.append(int(entry.name))
                 except OSError:
                     continue
@@ -139,14 +147,18 @@ class Launcher:
         """Waits until the scripts have written these files and returns their contents as numbers."""
         self.files_exist(*names)
         paths = [self.folder / name for name in names]
-        wait_until(lambda: all(path.read_text().endswith("\n") for path in paths), f"{names} written")
+        wait_until(
+            lambda: all(path.read_text().endswith("\n") for path in paths), f"{names} written"
+        )
         return [int(path.read_text()) for path in paths]
 
     wait_until = staticmethod(wait_until)
 
     def files_exist(self, *names):
         """Waits until the scripts have made these files."""
-        wait_until(lambda: all(self.folder.joinpath(name).exists() for name in names), f"{names} made")
+        wait_until(
+            lambda: all(self.folder.joinpath(name).exists() for name in names), f"{names} made"
+        )
 
 
 @pytest.fixture

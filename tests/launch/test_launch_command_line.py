@@ -102,7 +102,9 @@ def test_bad_usage_is_one_sentence_and_exit_code_2(launch, line, words):
     ],
 )
 def test_each_rank_sees_its_own_device_only(launch, options, cuda, expected):
-    script = launch.script("import os; print(os.environ['RANK'], os.environ['CUDA_VISIBLE_DEVICES'])")
+    script = launch.script(
+        "import os; print(os.environ['RANK'], os.environ['CUDA_VISIBLE_DEVICES'])"
+    )
     environment = {} if cuda is None else {"CUDA_VISIBLE_DEVICES": cuda}
     code, stdout, _ = launch(*options, script, environment=environment)
     lines = sorted(line.split("] ")[-1] for line in stdout.decode().splitlines())
@@ -112,7 +114,13 @@ def test_each_rank_sees_its_own_device_only(launch, options, cuda, expected):
 def test_dry_run_prints_the_plan_and_starts_nothing(launch, tmp_path):
     script = launch.script("open('started', 'w')")
     code, stdout, stderr = launch(
-        "--dry-run", "--log-dir", "logs", script, "--epochs", "3 4", environment={"CUDA_VISIBLE_DEVICES": "GPU-b,0"}
+        "--dry-run",
+        "--log-dir",
+        "logs",
+        script,
+        "--epochs",
+        "3 4",
+        environment={"CUDA_VISIBLE_DEVICES": "GPU-b,0"},
     )
     plan = stdout.decode()
     assert (code, stderr) == (0, b"")
@@ -126,7 +134,14 @@ def test_dry_run_prints_the_plan_and_starts_nothing(launch, tmp_path):
 def test_help_is_the_manual(launch):
     code, stdout, _ = launch("--help")
     assert code == 0
-    for word in (b"--grace", b"--stall-timeout", b"  124 ", b"COLLECTIVE_TERMINAL", b"CUDA_VISIBLE_DEVICES", b"128 + "):
+    for word in (
+        b"--grace",
+        b"--stall-timeout",
+        b"  124 ",
+        b"COLLECTIVE_TERMINAL",
+        b"CUDA_VISIBLE_DEVICES",
+        b"128 + ",
+    ):
         assert word in stdout
 
 
@@ -134,13 +149,28 @@ def test_check_tells_what_is_there(launch):
     code, stdout, stderr = launch("--check", environment={"CUDA_VISIBLE_DEVICES": ""})
     text = stdout.decode()
     assert (code, stderr) == (0, b"")
-    for word in ("Python", "TensorFlow", "Horovod", "gloo yes", "CuPy", "GPUs", "cores", "memory", "/dev/shm"):
+    for word in (
+        "Python",
+        "TensorFlow",
+        "Horovod",
+        "gloo yes",
+        "CuPy",
+        "GPUs",
+        "cores",
+        "memory",
+        "/dev/shm",
+    ):
         assert word in text
 
 
 def test_check_tells_what_is_missing(launch, tmp_path):
-    """A TensorFlow that breaks on import, and no Horovod: folders on the path that hide the real ones."""
-    for name, source in [("tensorflow", "raise ImportError('libfoo.so is missing')"), ("horovod", "")]:
+    """A TensorFlow that breaks on import, and no Horovod: folders on the path that hide the real
+    ones.
+    """
+    for name, source in [
+        ("tensorflow", "raise ImportError('libfoo.so is missing')"),
+        ("horovod", ""),
+    ]:
         tmp_path.joinpath(name).mkdir()
         tmp_path.joinpath(name, "__init__.py").write_text(source)
     path = f"{tmp_path}:{launch.environment['PYTHONPATH']}"

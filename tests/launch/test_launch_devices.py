@@ -50,7 +50,10 @@ TWO = ("GPU-aaaa", "GPU-bbbb")
 )
 def test_visible_gpus(cuda, nvidia, driver, expected):
     values = {"CUDA_VISIBLE_DEVICES": cuda, "NVIDIA_VISIBLE_DEVICES": nvidia}
-    assert visible_gpus({name: value for name, value in values.items() if value is not None}, driver) == expected
+    assert (
+        visible_gpus({name: value for name, value in values.items() if value is not None}, driver)
+        == expected
+    )
 
 
 def test_a_device_named_twice_is_an_error():
@@ -97,7 +100,8 @@ def test_what_cannot_be_had(ranks, device, gpus, words):
 
 
 @pytest.mark.parametrize(
-    "text, expected", [("all", {0, 1, 2, 3}), ("none", set()), ("0", {0}), ("0,2-3", {0, 2, 3}), ("1-1", {1})]
+    "text, expected",
+    [("all", {0, 1, 2, 3}), ("none", set()), ("0", {0}), ("0,2-3", {0, 2, 3}), ("1-1", {1})],
 )
 def test_shown_ranks(text, expected):
     assert shown_ranks(text, 4) == expected

@@ -42,7 +42,9 @@ def test_the_job_ends_as_the_rank_that_fails(launch, ranks, source, code, manner
 
 
 def test_the_block_has_the_last_twenty_lines_and_comes_last(launch):
-    script = launch.sleeper("for i in range(99): print('line', i, file=sys.stderr)\n    sys.exit(3)")
+    script = launch.sleeper(
+        "for i in range(99): print('line', i, file=sys.stderr)\n    sys.exit(3)"
+    )
     code, stderr = launch.end(launch.start("-np", 1, script))
     block = stderr[stderr.index("collective.launch: the job failed") :]
     lines = [line.strip() for line in block.splitlines()]
@@ -63,18 +65,26 @@ def test_a_rank_killed_from_outside(launch):
 
 def test_the_first_of_two_failures_is_blamed(launch):
     extra = (
-        "rank == 1 and (tell('first', 1), sys.exit(5))\n    rank == 2 and (signal.signal(15, lambda *_: sys.exit(6)))"
+        "rank == 1 and (tell('first', 1), sys.exit(5))\n    rank == 2 and (signal.signal(15, "
+        "lambda *_: sys.exit(6)))"
     )
     code, stderr = launch.end(launch.start("-np", 3, launch.sleeper(extra)))
     assert code == 5
     assert "root cause: rank 1 of 3" in stderr
 
 
-@pytest.mark.parametrize("words", [
-    "Horovod has been shut down.", "collective.errors.RankError: calling model_fn (train) failed on rank 1: KeyError: 'mine'"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Horovod has been shut down.",
+        "collective.errors.RankError: calling model_fn (train) failed on rank 1: KeyError: 'mine'",
+    ],
+)
 def test_a_victim_is_not_blamed_for_a_culprit_that_dies_after_it(launch, words):
     """Its peers are told of a rank that raised before that rank is gone."""
-    extra = f"words = {words!r}" + """
+    extra = (
+        f"words = {words!r}"
+        + """
     if rank == 0:
         print(words, file=sys.stderr)
         tell("victim", os.getpid())
@@ -88,6 +98,7 @@ def test_a_victim_is_not_blamed_for_a_culprit_that_dies_after_it(launch, words):
         time.sleep(0.2)
         sys.exit("the real reason")
     """
+    )
     code, stderr = launch.end(launch.start("-np", 2, launch.sleeper(extra)))
     assert code == 1
     assert "root cause: rank 1 of 2" in stderr and "the real reason" in stderr
@@ -153,7 +164,9 @@ def test_a_second_interrupt_kills_at_once(launch):
 
 
 def test_hangup_is_ignored_under_nohup(launch):
-    process = launch.start("-np", 2, launch.sleeper(), preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    process = launch.start(
+        "-np", 2, launch.sleeper(), preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    )
     pids = launch.files("rank0", "rank1")
     for pid in (process.pid, *pids):
         os.kill(pid, SIGHUP)
@@ -164,7 +177,9 @@ def test_hangup_is_ignored_under_nohup(launch):
 
 def test_a_background_job_can_be_interrupted(launch):
     """A shell without job control starts it with INT ignored, which must not reach the ranks."""
-    process = launch.start("-np", 2, launch.sleeper(), preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
+    process = launch.start(
+        "-np", 2, launch.sleeper(), preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)
+    )
     launch.files("rank0", "rank1")
     process.send_signal(SIGINT)
     code, stderr = launch.end(process, timeout=4)  # less than the grace

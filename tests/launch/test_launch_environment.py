@@ -10,7 +10,9 @@ WORLD = World(size=3, port="4711", cores=8, terminal=False)
 def test_identity():
     environment = rank_environment({}, WORLD, 2, "GPU-b")
     assert {
-        name: value for name, value in environment.items() if not name.startswith(("TF_", "OMP_", "NCCL", "PY", "GLIBC"))
+        name: value
+        for name, value in environment.items()
+        if not name.startswith(("TF_", "OMP_", "NCCL", "PY", "GLIBC"))
     } == {
         "COLLECTIVE_LAUNCHED": "1",
         "COLLECTIVE_PROGRESS": "",
@@ -56,7 +58,9 @@ def test_the_users_tuning_wins():
 
 
 def test_identity_is_always_the_launchers():
-    outer = rank_environment({}, World(size=9, port="1", cores=1, terminal=True, columns=80), 8, "7")
+    outer = rank_environment(
+        {}, World(size=9, port="1", cores=1, terminal=True, columns=80), 8, "7"
+    )
     inner = rank_environment(outer, WORLD, 1, None)
     fresh = rank_environment({}, WORLD, 1, None)
     own = [name for name in fresh if not name.startswith(("TF_", "OMP_"))]
@@ -64,7 +68,14 @@ def test_identity_is_always_the_launchers():
 
 
 def test_identity_of_other_launchers_goes():
-    stale = ["OMPI_COMM_WORLD_RANK", "OMPI_UNIVERSE_SIZE", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "TF_CONFIG"]
+    stale = [
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_UNIVERSE_SIZE",
+        "PMI_RANK",
+        "PMIX_RANK",
+        "MV2_COMM_WORLD_RANK",
+        "TF_CONFIG",
+    ]
     assert not set(stale) & set(rank_environment(dict.fromkeys(stale, "5"), WORLD, 1, None))
 
 
@@ -76,7 +87,10 @@ def test_each_rank_gets_its_share_of_the_cores():
 
 
 def test_a_cpu_rank_sees_no_gpu():
-    assert rank_environment({"CUDA_VISIBLE_DEVICES": "0"}, WORLD, 0, None)["CUDA_VISIBLE_DEVICES"] == ""
+    assert (
+        rank_environment({"CUDA_VISIBLE_DEVICES": "0"}, WORLD, 0, None)["CUDA_VISIBLE_DEVICES"]
+        == ""
+    )
 
 
 def test_a_terminal_is_as_wide_as_the_prefix_leaves():

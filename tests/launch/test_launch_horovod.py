@@ -1,4 +1,5 @@
-"""Real Horovod ranks: they meet, on the loopback only, and one that fails in the middle ends the job.
+"""Real Horovod ranks: they meet, on the loopback only, and one that fails in the middle ends the
+job.
 
 Each job costs the import of TensorFlow, so the ranks of one job show several things.
 """

@@ -14,7 +14,8 @@ import pytest
 
 pytestmark = pytest.mark.timeout(60)
 
-# Besides the sleeping rank: a child, one in a session of its own, and one that was forked twice and ignores signals.
+# Besides the sleeping rank: a child, one in a session of its own, and one that was forked twice and
+# ignores signals.
 FAMILY = """
     sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
     subprocess.Popen(sleep)
@@ -56,7 +57,8 @@ def test_the_family_goes_when_all_that_looks_like_the_launcher_is_killed(launch)
     """`pkill -KILL -f collective.launch`: the keeper doesn't go by that name."""
     process, _ = with_family(launch)
     named = []
-    for pid in launch.processes():      # all before the first is killed: the keeper is quick to kill the rest
+    # all before the first is killed: the keeper is quick to kill the rest
+    for pid in launch.processes():
         with open(f"/proc/{pid}/cmdline") as file:
             if "collective.launch" in file.read():
                 named.append(pid)
@@ -93,12 +95,17 @@ def test_children_that_outlive_their_ranks_end_well(launch):
 
 
 def test_the_shells_other_children_are_spared(launch):
-    """`sleep & exec python -m collective.launch`: the sleeper is the launcher's child, but not of its job."""
+    """`sleep & exec python -m collective.launch`: the sleeper is the launcher's child, but not of
+    its job.
+    """
     script = launch.sleeper()
     command = f'sleep 60 >/dev/null 2>&1 & echo $! > spared; exec "$@" -np 2 {script}'
     arguments = launch.start("--dry-run", script, stdout=subprocess.DEVNULL).args[:3]
     process = subprocess.Popen(
-        ["sh", "-c", command, "sh", *arguments], cwd=launch.folder, env=launch.environment, stderr=subprocess.PIPE
+        ["sh", "-c", command, "sh", *arguments],
+        cwd=launch.folder,
+        env=launch.environment,
+        stderr=subprocess.PIPE,
     )
     launch.files("rank0", "rank1")
     (spared,) = launch.files("spared")

@@ -55,13 +55,21 @@ def test_a_line_of_one_megabyte_arrives_whole(launch):
     script = launch.script(IN_TURN + "    write(b'%d' % rank * (1 << 20) + b'\\n')")
     code, stdout, _ = launch("-np", 2, script)
     assert code == 0
-    assert sorted(stdout.split(b"\n")) == [b"", b"[0] " + b"0" * (1 << 20), b"[1] " + b"1" * (1 << 20)]
+    assert sorted(stdout.split(b"\n")) == [
+        b"",
+        b"[0] " + b"0" * (1 << 20),
+        b"[1] " + b"1" * (1 << 20),
+    ]
 
 
 def test_one_megabyte_without_an_end_gets_one(launch):
     script = launch.script(IN_TURN + "    write(b'%d' % rank * (1 << 20))")
     _, stdout, _ = launch("-np", 2, script)
-    assert sorted(stdout.split(b"\n")) == [b"", b"[0] " + b"0" * (1 << 20), b"[1] " + b"1" * (1 << 20)]
+    assert sorted(stdout.split(b"\n")) == [
+        b"",
+        b"[0] " + b"0" * (1 << 20),
+        b"[1] " + b"1" * (1 << 20),
+    ]
 
 
 def test_bytes_that_are_not_utf8_pass_untouched(launch):
@@ -72,7 +80,9 @@ def test_bytes_that_are_not_utf8_pass_untouched(launch):
 
 
 def test_progress_bars_keep_their_carriage_returns(launch):
-    script = launch.script(IN_TURN + "    write(b'10%\\r'); write(b'20%\\r'); write(b'done\\r\\nnext\\n')")
+    script = launch.script(
+        IN_TURN + "    write(b'10%\\r'); write(b'20%\\r'); write(b'done\\r\\nnext\\n')"
+    )
     assert launch("-np", 2, "--tee", 0, script)[1] == b"[0] 10%\r[0] 20%\r[0] done\r\n[0] next\n"
 
 
@@ -104,7 +114,9 @@ def test_no_two_ranks_share_a_line(launch):
 
 
 def test_a_single_rank_has_no_prefix_and_the_launchers_stdin(launch):
-    script = launch.script(IN_TURN + "    write(b'name? '); write(input().encode()); write(b'no end', err)")
+    script = launch.script(
+        IN_TURN + "    write(b'name? '); write(input().encode()); write(b'no end', err)"
+    )
     assert launch(script, stdin=b"me\n") == (0, b"name? me", b"no end")
 
 
@@ -114,7 +126,9 @@ def test_ranks_of_a_larger_job_have_an_empty_stdin(launch):
 
 
 def test_logs_keep_the_bytes_and_tee_limits_what_is_shown(launch, tmp_path):
-    script = launch.script(IN_TURN + "    write(b'out %d\\r\\xff' % rank); write(b'err %d\\n' % rank, err)")
+    script = launch.script(
+        IN_TURN + "    write(b'out %d\\r\\xff' % rank); write(b'err %d\\n' % rank, err)"
+    )
     code, stdout, stderr = launch("-np", 4, "--log-dir", "logs/here", "--tee", "0,2-3", script)
     assert code == 0
     assert sorted(by_rank(stderr)) == [b"[0]", b"[2]", b"[3]"]
@@ -187,7 +201,9 @@ def test_a_process_that_keeps_a_pipe_open_does_not_hold_up_the_end(launch):
 
 
 def test_the_ranks_are_told_of_the_terminal(launch):
-    """On a terminal: its width less the prefix, and a new line before another source disturbs a progress bar."""
+    """On a terminal: its width less the prefix, and a new line before another source disturbs a
+    progress bar.
+    """
     script = launch.script(
         IN_TURN
         + """
@@ -201,7 +217,9 @@ def test_the_ranks_are_told_of_the_terminal(launch):
     """
     )
     ours, theirs = os.openpty()
-    process = launch.start("-np", 2, script, environment={"COLUMNS": "50"}, stdout=theirs, stderr=theirs)
+    process = launch.start(
+        "-np", 2, script, environment={"COLUMNS": "50"}, stdout=theirs, stderr=theirs
+    )
     os.close(theirs)
     shown = b""
     while True:
@@ -216,5 +234,7 @@ def test_the_ranks_are_told_of_the_terminal(launch):
 
 
 def test_without_a_terminal_the_ranks_are_told_so(launch):
-    script = launch.script("import os; print(os.environ['COLLECTIVE_TERMINAL'], os.environ.get('COLUMNS'))")
+    script = launch.script(
+        "import os; print(os.environ['COLLECTIVE_TERMINAL'], os.environ.get('COLUMNS'))"
+    )
     assert launch(script)[1] == b"0 None\n"

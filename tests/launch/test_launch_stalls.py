@@ -1,6 +1,7 @@
 """Progress and stalls: what ranks post, when the launcher calls it a stall, and whom it names.
 
-The ranks here are no TensorFlow programs: they post what such ones would (see tests/test_stalls.py for those).
+The ranks here are no TensorFlow programs: they post what such ones would (see tests/test_stalls.py
+for those).
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ def record(phase, passed=7, since=0, doing="runs loss:0"):
 
 
 def first_told(records, timeout, until, gone=(), held=(), size=None):
-    """(seconds, stall) of all that a watch tells of ranks that post nothing new, looking every second."""
+    """(seconds, stall) of all that a watch tells of ranks that post nothing new, looking every
+    second.
+    """
     watch = Watch(size or len(records), timeout, 0.0)
     told = []
     for second in range(1, until + 1):
@@ -50,8 +53,16 @@ def first_told(records, timeout, until, gone=(), held=(), size=None):
         ([record(AGREEING), record(AWAY), record(AWAY)], (1, 2), "ranks 1, 2 of 3 are missing"),
         ([None, record(RUNNING), record(RUNNING)], (0,), "has not come to a first run yet"),
         ([record(RUNNING), record(RUNNING)], (), "all ranks are in the same run"),
-        ([record(RUNNING, 6), record(AGREEING, 7)], (0,), "Others have finished what rank 0 is still in"),
-        ([record(RUNNING, 6), record(AWAY, 7)], (1,), "Others have finished what rank 0 is still in"),
+        (
+            [record(RUNNING, 6), record(AGREEING, 7)],
+            (0,),
+            "Others have finished what rank 0 is still in",
+        ),
+        (
+            [record(RUNNING, 6), record(AWAY, 7)],
+            (1,),
+            "Others have finished what rank 0 is still in",
+        ),
         ([record(Phase.ANSWERING), record(AWAY)], (1,), "answering the others' evaluation"),
         ([record(Phase.EQUALISING)] + [None] * 7, tuple(range(1, 8)), "ranks 1-7"),
     ],
@@ -78,7 +89,10 @@ def test_progress_starts_the_time_anew():
     for second in range(1, 100):
         told = watch.look(second, [record(RUNNING, since=second // 8), record(AWAY)], {}, False)
         assert told is None, second
-    told = [watch.look(second, [record(RUNNING, since=99 // 8), record(AWAY)], {}, False) for second in range(100, 107)]
+    told = [
+        watch.look(second, [record(RUNNING, since=99 // 8), record(AWAY)], {}, False)
+        for second in range(100, 107)
+    ]
     assert told[:-1] == [None] * 6 and told[-1].over  # 10 s after the change at 96
 
 
@@ -95,7 +109,10 @@ def test_each_kind_is_warned_of_once():
 def test_work_gives_more_time_but_not_for_ever():
     records = [record(RUNNING), record(WORKING, doing="writing checkpoint 'c'"), record(RUNNING)]
     told = first_told(records, timeout=100, until=5000)
-    assert [(second, stall.over) for second, stall in told] == [(61, False), (MORE_FOR_WORK * 100, True)]
+    assert [(second, stall.over) for second, stall in told] == [
+        (61, False),
+        (MORE_FOR_WORK * 100, True),
+    ]
     assert told[-1][1].missing == (1,) and "writing checkpoint 'c'" in told[-1][1].block(100)
 
 
@@ -103,7 +120,9 @@ def test_a_rank_that_has_finished_its_work_late_is_given_time_to_come():
     watch = Watch(2, 100, 0.0)
     for second in range(1, 400):
         watch.look(second, [record(RUNNING), record(WORKING)], {}, False)
-    told = [watch.look(second, [record(RUNNING), record(AWAY)], {}, False) for second in range(400, 501)]
+    told = [
+        watch.look(second, [record(RUNNING), record(AWAY)], {}, False) for second in range(400, 501)
+    ]
     assert [bool(stall and stall.over) for stall in told] == [False] * 100 + [True]
 
 
@@ -133,24 +152,36 @@ def test_time_in_which_the_launcher_was_stopped_does_not_count():
 
 
 def test_a_rank_that_has_left_is_missing():
-    ((_, stall),) = first_told([record(RUNNING), record(RUNNING)], timeout=5, until=50, gone={1: "exit code 0"})
+    ((_, stall),) = first_told(
+        [record(RUNNING), record(RUNNING)], timeout=5, until=50, gone={1: "exit code 0"}
+    )
     assert stall.missing == (1,) and "rank 1     has left with exit code 0" in stall.block(5)
 
 
 def test_a_page_that_was_not_whole_is_what_it_was_before():
     watch = Watch(2, 5, 0.0)
     for second in range(1, 6):
-        assert watch.look(second, [record(RUNNING) if second % 2 else None, record(AWAY)], {}, False) is None
+        assert (
+            watch.look(second, [record(RUNNING) if second % 2 else None, record(AWAY)], {}, False)
+            is None
+        )
     assert watch.look(6, [None, None], {}, False).missing == (1,)
 
 
 def test_ranks_that_do_the_same_share_a_line():
     since = time.monotonic_ns()
-    records = [record(RUNNING, since=since)] * 3 + [record(AWAY, since=since)] + [record(RUNNING, since=since)]
+    records = (
+        [record(RUNNING, since=since)] * 3
+        + [record(AWAY, since=since)]
+        + [record(RUNNING, since=since)]
+    )
     ((_, stall),) = first_told(records, timeout=5, until=9)
     lines = stall.block(5).splitlines()
     assert any(line.startswith("  ranks 0-2, 4 in a run since ") for line in lines)
-    assert any(line.startswith("  rank 3     in no run since ") and f"pid {os.getpid()}" in line for line in lines)
+    assert any(
+        line.startswith("  rank 3     in no run since ") and f"pid {os.getpid()}" in line
+        for line in lines
+    )
     assert "             with collective.t.keys" in lines
 
 
@@ -167,14 +198,22 @@ def test_what_is_posted_is_read():
     progress = Progress({VARIABLE: own.place, "LOCAL_RANK": "2"})
     assert own.read(2) is None
     before = time.monotonic_ns()
-    progress.does(Label("runs a:0,\nb:0", ["collective.t.keys", "collective.t.rows"])).enters(RUNNING)
+    progress.does(Label("runs a:0,\nb:0", ["collective.t.keys", "collective.t.rows"])).enters(
+        RUNNING
+    )
     read = own.read(2)
     assert before <= read.since <= time.monotonic_ns()
-    assert read == Record(os.getpid(), RUNNING, 0, read.since, "runs a:0, b:0", "collective.t.keys, collective.t.rows")
+    assert read == Record(
+        os.getpid(), RUNNING, 0, read.since, "runs a:0, b:0", "collective.t.keys, collective.t.rows"
+    )
     with progress.does("leaves its session"):
         progress.enters(AGREEING)
         progress.passed += 1
-        assert (own.read(2).phase, own.read(2).doing, own.read(2).collectives) == (AGREEING, "leaves its session", "")
+        assert (own.read(2).phase, own.read(2).doing, own.read(2).collectives) == (
+            AGREEING,
+            "leaves its session",
+            "",
+        )
     read = own.read(2)
     assert (read.phase, read.passed, read.doing) == (AWAY, 1, "leaves its session")
     with progress:  # a run that is refused before it enters anything
@@ -202,7 +241,9 @@ def test_long_names_are_cut():
 
 
 def test_a_reader_never_sees_halves():
-    """One process posts two records in turn, as fast as it can; every one that is read is one of the two."""
+    """One process posts two records in turn, as fast as it can; every one that is read is one of
+    the two.
+    """
     own = OwnBoard(1)
     source = """
         import sys
@@ -267,7 +308,9 @@ def test_children_of_a_rank_post_nothing():
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     source = "import os; from collective.ranks.progress import *; Progress(os.environ).does('x').enters(Phase.RUNNING)"
-    subprocess.run([sys.executable, "-c", source], env={**os.environ, **environment}, check=True, timeout=30)
+    subprocess.run(
+        [sys.executable, "-c", source], env={**os.environ, **environment}, check=True, timeout=30
+    )
     assert (own.read(0).doing, own.read(0).phase) == ("the rank", AWAY)
 
 
@@ -313,7 +356,9 @@ POSTING = """
 
 def posting(launch, body):
     """The path of a script whose ranks post."""
-    return launch.script(POSTING.format(body=textwrap.indent(textwrap.dedent(body), "    ").strip()))
+    return launch.script(
+        POSTING.format(body=textwrap.indent(textwrap.dedent(body), "    ").strip())
+    )
 
 
 def test_a_job_that_stalls_ends_and_says_why(launch):
@@ -331,17 +376,25 @@ def test_a_job_that_stalls_ends_and_says_why(launch):
     assert code == 124
     assert "rank 1 of 3 is missing: stopping ranks 0, 1 and 2" in text
     block = text[text.index("collective.launch: the job stalled: rank 1 of 3 is missing") :]
-    assert "in a run since" in block and "runs loss:0" in block and "with collective.t.keys" in block
+    assert (
+        "in a run since" in block and "runs loss:0" in block and "with collective.t.keys" in block
+    )
     assert "rank 1     in no run since" in block and "last: runs init" in block
     assert "--stall-timeout 1)" in block
     assert "root cause" not in text
 
 
 def test_ranks_that_ignore_the_end_of_a_stalled_job_are_killed(launch):
-    body = "for number in (1, 2, 3, 15): signal.signal(number, signal.SIG_IGN)\nrun()\ntime.sleep(50)"
-    code, _, stderr = launch("-np", 2, "--stall-timeout", "1", "--grace", "0.5", posting(launch, body))
+    body = (
+        "for number in (1, 2, 3, 15): signal.signal(number, signal.SIG_IGN)\nrun()\ntime.sleep(50)"
+    )
+    code, _, stderr = launch(
+        "-np", 2, "--stall-timeout", "1", "--grace", "0.5", posting(launch, body)
+    )
     assert code == 124
-    assert b"ranks 0 and 1 still there: KILL" in stderr and b"all ranks are in the same run" in stderr
+    assert (
+        b"ranks 0 and 1 still there: KILL" in stderr and b"all ranks are in the same run" in stderr
+    )
 
 
 @pytest.mark.parametrize(
@@ -349,9 +402,17 @@ def test_ranks_that_ignore_the_end_of_a_stalled_job_are_killed(launch):
     [
         (["--stall-timeout", "0"], 2, "assert not os.environ['COLLECTIVE_PROGRESS']; run()"),
         (["--stall-timeout", "0.2"], 1, "assert not os.environ['COLLECTIVE_PROGRESS']; run()"),
-        (["--stall-timeout", "0.2"], 2, "assert os.environ['COLLECTIVE_PROGRESS']; progress.enters(Phase.AWAY)"),
+        (
+            ["--stall-timeout", "0.2"],
+            2,
+            "assert os.environ['COLLECTIVE_PROGRESS']; progress.enters(Phase.AWAY)",
+        ),
         # 6 s would be too long
-        (["--stall-timeout", "1"], 2, "(wait_for('up'), run()) if rank else (progress.works('saves'), tell('up'))"),
+        (
+            ["--stall-timeout", "1"],
+            2,
+            "(wait_for('up'), run()) if rank else (progress.works('saves'), tell('up'))",
+        ),
     ],
 )
 def test_a_job_that_does_not_stall(launch, options, ranks, body):

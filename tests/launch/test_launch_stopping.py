@@ -40,13 +40,24 @@ def test_without_grace_all_comes_at_once():
     assert stopping.due(1) == [SIGTERM, SIGKILL]
 
 
-HOROVOD = ("UnknownError: Horovod has been shut down. This was caused by an exception on one of the ranks",)
+HOROVOD = (
+    "UnknownError: Horovod has been shut down. This was caused by an exception on one of the ranks",
+)
 
 
 def fate(size, *ends):
     result = Fate(size)
     for at, (rank, code, *more) in enumerate(ends):
-        result.add(Exit(rank, 100 + rank, code, float(at), "asked" in more, HOROVOD if "victim" in more else ()))
+        result.add(
+            Exit(
+                rank,
+                100 + rank,
+                code,
+                float(at),
+                "asked" in more,
+                HOROVOD if "victim" in more else (),
+            )
+        )
     return result
 
 

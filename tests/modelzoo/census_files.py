@@ -1,19 +1,29 @@
 """Small Adult files, made up, in both forms."""
+
 from __future__ import annotations
 
 from pathlib import Path
 
 import numpy as np
 
-HEADER = ('age, workclass, fnlwgt, education, education-num, marital-status, occupation, relationship, race, sex, '
-          'capital-gain, capital-loss, hours-per-week, native-country, classification')
+HEADER = (
+    "age, workclass, fnlwgt, education, education-num, marital-status, occupation, "
+    "relationship, race, sex, "
+    "capital-gain, capital-loss, hours-per-week, native-country, classification"
+)
 TRAIN = [
-    '39, State-gov, 77516, Masters, 14, Never-married, Sales, Own-child, White, Male, 2174, 0, 40, Cuba, <=50K',
-    '50, ?, 83311, Bachelors, 13, Married-civ-spouse, Exec-managerial, Husband, White, Male, 0, 0, 13, Cuba, >50K',
-    '38, Private, 215646, HS-grad, 9, Divorced, Handlers-cleaners, Not-in-family, Black, Female, 0, 1902, 40, ?, <=50K']
+    "39, State-gov, 77516, Masters, 14, Never-married, Sales, Own-child, White, Male, 2174, 0, "
+    "40, Cuba, <=50K",
+    "50, ?, 83311, Bachelors, 13, Married-civ-spouse, Exec-managerial, Husband, White, Male, 0, "
+    "0, 13, Cuba, >50K",
+    "38, Private, 215646, HS-grad, 9, Divorced, Handlers-cleaners, Not-in-family, Black, Female, "
+    "0, 1902, 40, ?, <=50K",
+]
 TEST = [
-    '25, Private, 226802, 11th, 7, Never-married, Sales, Own-child, Black, Male, 0, 0, 40, Peru, <=50K',
-    '44, ?, 160323, HS-grad, 9, Divorced, Sales, Husband, White, Male, 7688, 0, 40, Cuba, >50K']
+    "25, Private, 226802, 11th, 7, Never-married, Sales, Own-child, Black, Male, 0, 0, 40, Peru, "
+    "<=50K",
+    "44, ?, 160323, HS-grad, 9, Divorced, Sales, Husband, White, Male, 7688, 0, 40, Cuba, >50K",
+]
 
 
 def with_header(folder: Path) -> Path:
@@ -21,7 +31,7 @@ def with_header(folder: Path) -> Path:
 
 
 def as_uci_has_them(folder: Path) -> Path:
-    return _write(folder, [*TRAIN, ''], ['|1x3 Cross validator', *(row + '.' for row in TEST), ''])
+    return _write(folder, [*TRAIN, ""], ["|1x3 Cross validator", *(row + "." for row in TEST), ""])
 
 
 def from_rows(folder: Path, train: dict, test: dict) -> Path:
@@ -30,12 +40,16 @@ def from_rows(folder: Path, train: dict, test: dict) -> Path:
 
     def lines(rows):
         rows = {**rows, LABEL: np.array(LABELS)[rows[LABEL]]}
-        return [', '.join(row) for row in np.array([rows[column].astype(str) for column in FILE_COLUMNS]).T]
+        return [
+            ", ".join(row)
+            for row in np.array([rows[column].astype(str) for column in FILE_COLUMNS]).T
+        ]
+
     return _write(folder, [HEADER, *lines(train)], [HEADER, *lines(test)])
 
 
 def _write(folder: Path, train: list[str], test: list[str]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / 'adult.data').write_text('\n'.join(train) + '\n')
-    (folder / 'adult.test').write_text('\n'.join(test) + '\n')
+    (folder / "adult.data").write_text("\n".join(train) + "\n")
+    (folder / "adult.test").write_text("\n".join(test) + "\n")
     return folder

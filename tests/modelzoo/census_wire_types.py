@@ -1,7 +1,10 @@
-"""Trains the census model with each of some options of scope(), and prints the loss on the test rows after each as JSON.
+"""Trains the census model with each of some options of scope(), and prints the loss on the test
+rows after each as JSON.
 
-    python -m collective.launch -np 2 tests/modelzoo/census_wire_types.py '[{}, {"wire_dtype": "float16"}]' --epochs 1
+    python -m collective.launch -np 2 tests/modelzoo/census_wire_types.py '[{}, {"wire_dtype":
+    "float16"}]' --epochs 1
 """
+
 from __future__ import annotations
 
 import json
@@ -9,7 +12,7 @@ import os
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / 'modelzoo' / 'census_income'))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "modelzoo" / "census_income"))
 
 import batches  # noqa: E402
 import model  # noqa: E402
@@ -32,13 +35,18 @@ def loss_after(strategy, chosen, encoder, train, test, **scope) -> float:
     steps = chosen.total_steps(len(train))
     with strategy.scope(**scope), tf.Graph().as_default():
         tf.set_random_seed(chosen.seed)
-        batch = pipeline.next_batch(train, lambda: batches.training(len(train), chosen.batch_size, steps, chosen.seed, rank,
-                                                                    ranks))
-        whole = pipeline.next_batch(test, lambda: [np.arange(len(test))])      # on every rank
+        batch = pipeline.next_batch(
+            train,
+            lambda: batches.training(
+                len(train), chosen.batch_size, steps, chosen.seed, rank, ranks
+            ),
+        )
+        whole = pipeline.next_batch(test, lambda: [np.arange(len(test))])  # on every rank
         network = model.create(strategy, encoder, chosen.dim)
         train_op = model.optimizer(chosen.optimizer, chosen.learning_rate).minimize(
-            model.mean_loss(batch['label'], network(batch)))
-        loss = model.mean_loss(whole['label'], network(whole))
+            model.mean_loss(batch["label"], network(batch))
+        )
+        loss = model.mean_loss(whole["label"], network(whole))
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
             for _ in range(steps):
@@ -48,7 +56,7 @@ def loss_after(strategy, chosen, encoder, train, test, **scope) -> float:
 
 def main() -> None:
     every = json.loads(sys.argv[1])
-    rank = int(os.environ.get('HOROVOD_RANK', 0))
+    rank = int(os.environ.get("HOROVOD_RANK", 0))
     chosen = options.parse(sys.argv[2:], rank)
     strategy = CollectiveStrategy()
     train_rows, test_rows, _ = source.load(chosen, rank, lambda _: None)
@@ -60,5 +68,5 @@ def main() -> None:
         print(json.dumps(losses), flush=True)
 
 
-if __name__ == '__main__':
+if __name__ == "__main__":
     main()

@@ -1,4 +1,5 @@
 """What the ranks do together must not depend on how many they are."""
+
 from __future__ import annotations
 
 import batches
@@ -7,18 +8,18 @@ import pytest
 
 
 def global_batches(ranks: int, **changes) -> list[np.ndarray]:
-    arguments = {'rows': 50, 'batch': 12, 'steps': 11, 'seed': 3, **changes}
+    arguments = {"rows": 50, "batch": 12, "steps": 11, "seed": 3, **changes}
     shares = [list(batches.training(rank=rank, ranks=ranks, **arguments)) for rank in range(ranks)]
     assert {len(part) for share in shares for part in share} == {12 // ranks}
-    return [np.concatenate([share[step] for share in shares]) for step in range(arguments['steps'])]
+    return [np.concatenate([share[step] for share in shares]) for step in range(arguments["steps"])]
 
 
-@pytest.mark.parametrize('ranks', [2, 3, 4, 12])
+@pytest.mark.parametrize("ranks", [2, 3, 4, 12])
 def test_the_shares_make_up_the_same_global_batches(ranks):
     np.testing.assert_array_equal(global_batches(ranks), global_batches(1))
 
 
-@pytest.mark.parametrize('done', [0, 1, 4, 6, 11])
+@pytest.mark.parametrize("done", [0, 1, 4, 6, 11])
 def test_what_is_done_is_left_out(done):
     rest = list(batches.training(50, 12, 11, 3, rank=1, ranks=2, done=done))
     whole = list(batches.training(50, 12, 11, 3, rank=1, ranks=2))
@@ -26,23 +27,27 @@ def test_what_is_done_is_left_out(done):
     np.testing.assert_array_equal(rest, whole[done:])
 
 
-@pytest.mark.parametrize('ranks', [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_dealt_batches_are_the_shares(ranks):
     dealt = list(batches.dealt(50, 12, 11, 3, ranks, done=2))
     for rank in range(ranks):
-        np.testing.assert_array_equal(dealt[rank::ranks], list(batches.training(50, 12, 11, 3, rank, ranks, done=2)))
+        np.testing.assert_array_equal(
+            dealt[rank::ranks], list(batches.training(50, 12, 11, 3, rank, ranks, done=2))
+        )
 
 
 def test_an_epoch_takes_a_row_at_most_once_and_drops_the_last_partial_batch():
     steps = global_batches(1)
     assert len(steps) == 11  # four batches in an epoch: two rows of each are dropped
-    epochs = [np.concatenate(steps[start:start + 4]) for start in (0, 4, 8)]
+    epochs = [np.concatenate(steps[start : start + 4]) for start in (0, 4, 8)]
     assert [len(np.unique(epoch)) for epoch in epochs] == [48, 48, 36]
     assert (epochs[0] != epochs[1]).any()
     assert (np.concatenate(global_batches(1, seed=4)) != np.concatenate(steps)).any()
 
 
-@pytest.mark.parametrize('rows, ranks', [(16281, 2), (16281, 3), (7, 3), (2, 4), (4096, 1), (4097, 3)])
+@pytest.mark.parametrize(
+    "rows, ranks", [(16281, 2), (16281, 3), (7, 3), (2, 4), (4096, 1), (4097, 3)]
+)
 def test_evaluation_takes_every_row_once_in_as_many_runs_on_every_rank(rows, ranks):
     shares = [list(batches.evaluation(rows, 4096, rank, ranks)) for rank in range(ranks)]
     assert {len(share) for share in shares} == {batches.evaluation_steps(rows, 4096)}

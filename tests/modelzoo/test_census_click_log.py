@@ -1,4 +1,7 @@
-"""The generated click log: the same each time, the census' columns, and a best AUC that is what it says."""
+"""The generated click log: the same each time, the census' columns, and a best AUC that is what it
+says.
+"""
+
 from __future__ import annotations
 
 import click_log
@@ -8,7 +11,7 @@ import scores
 from columns import CATEGORICAL, LABEL, NUMERIC
 
 
-@pytest.fixture(scope='module')
+@pytest.fixture(scope="module")
 def log():
     return click_log.generate()
 
@@ -17,11 +20,14 @@ def test_it_has_the_rows_columns_and_types_of_the_census(log):
     for rows, count in ((log.train, 32561), (log.test, 16281)):
         assert set(rows) == {*CATEGORICAL, *NUMERIC, LABEL}
         assert {values.shape for values in rows.values()} == {(count,)}
-        assert all(rows[column].dtype.kind == 'U' for column in CATEGORICAL)
+        assert all(rows[column].dtype.kind == "U" for column in CATEGORICAL)
         assert all(rows[column].dtype == np.int64 for column in (*NUMERIC, LABEL))
         assert 0.1 < rows[LABEL].mean() < 0.4
-    assert {column for column in CATEGORICAL if '?' in log.train[column]} == {
-        'workclass', 'occupation', 'native_country'}
+    assert {column for column in CATEGORICAL if "?" in log.train[column]} == {
+        "workclass",
+        "occupation",
+        "native_country",
+    }
 
 
 def test_a_seed_gives_one_log(log):
@@ -40,7 +46,9 @@ def test_labels_come_from_the_probability(log):
 
 
 def test_best_auc_is_what_the_probabilities_alone_say(log):
-    """The chance that a positive has the higher probability, over all pairs of rows and all their possible labels."""
+    """The chance that a positive has the higher probability, over all pairs of rows and all their
+    possible labels.
+    """
     p = np.sort(log.test_probability)
     negatives_below = np.concatenate([[0], np.cumsum(1 - p)[:-1]])
     expected = (p * negatives_below).sum() / (p.sum() * (1 - p).sum() - (p * (1 - p)).sum())
@@ -50,4 +58,7 @@ def test_best_auc_is_what_the_probabilities_alone_say(log):
 def test_any_other_score_is_worse(log):
     noise = np.random.default_rng(0).normal(size=len(log.test_probability))
     for spread in (0.3, 1, 3):
-        assert scores.auc(log.test[LABEL], np.log(log.test_probability) + spread * noise) < log.best_auc
+        assert (
+            scores.auc(log.test[LABEL], np.log(log.test_probability) + spread * noise)
+            < log.best_auc
+        )

@@ -1,4 +1,5 @@
 """AUC and accuracy beside their definitions."""
+
 from __future__ import annotations
 
 import math
@@ -13,7 +14,7 @@ def by_definition(labels, values) -> float:
     return float((above + 1).mean() / 2)
 
 
-@pytest.mark.parametrize('seed', range(20))
+@pytest.mark.parametrize("seed", range(20))
 def test_auc_is_the_chance_that_a_positive_is_above_a_negative(seed):
     random = np.random.default_rng(seed)
     count = int(random.integers(2, 200))

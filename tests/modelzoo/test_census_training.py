@@ -1,4 +1,7 @@
-"""train.py as a user starts it: on the click log where there is no census data, and on the census data."""
+"""train.py as a user starts it: on the click log where there is no census data, and on the census
+data.
+"""
+
 from __future__ import annotations
 
 import re
@@ -6,47 +9,68 @@ import re
 import pytest
 from zoo_launch import NO_NETWORK, train
 
-RESULT = re.compile(r'test AUC (\d\.\d+)  accuracy (\d\.\d+)  \((\d+) rows\)')
+RESULT = re.compile(r"test AUC (\d\.\d+)  accuracy (\d\.\d+)  \((\d+) rows\)")
 
 
 def auc(completed) -> float:
     assert completed.returncode == 0, completed.stdout + completed.stderr
     found = RESULT.findall(completed.stdout)
     assert len(found) == 1, completed.stdout  # said by one rank
-    assert found[0][2] == '16281'
+    assert found[0][2] == "16281"
     return float(found[0][0])
 
 
-@pytest.fixture(scope='module')
+@pytest.fixture(scope="module")
 def prepared_in(tmp_path_factory) -> dict[str, str]:
     """A new place for prepared data, so that the first launch prepares it, all its ranks at once."""
-    return {'TFDS_DATA_DIR': str(tmp_path_factory.mktemp('tfds'))}
+    return {"TFDS_DATA_DIR": str(tmp_path_factory.mktemp("tfds"))}
 
 
 def test_without_data_and_network_two_ranks_train_on_the_click_log(prepared_in):
-    completed = train(2, '--steps', 300, '--optimizer', 'adam', '--dim', 4, COLLECTIVE_DATA_DIR=None, **NO_NETWORK,
-                      **prepared_in)
+    completed = train(
+        2,
+        "--steps",
+        300,
+        "--optimizer",
+        "adam",
+        "--dim",
+        4,
+        COLLECTIVE_DATA_DIR=None,
+        **NO_NETWORK,
+        **prepared_in,
+    )
     reached = auc(completed)
-    assert completed.stdout.count('could not be downloaded, so a generated click log') == 1
-    best = float(re.search(r'best possible AUC on these generated rows is (\d\.\d+)', completed.stdout)[1])
+    assert completed.stdout.count("could not be downloaded, so a generated click log") == 1
+    best = float(
+        re.search(r"best possible AUC on these generated rows is (\d\.\d+)", completed.stdout)[1]
+    )
     assert best - 0.04 < reached < best + 0.005
-    progress = re.findall(r'step (\d+)/300 .* samples/s', completed.stderr)
+    progress = re.findall(r"step (\d+)/300 .* samples/s", completed.stderr)
     assert progress == [str(step) for step in range(30, 301, 30)]
 
 
 def test_a_batch_size_that_three_ranks_do_not_divide_ends_the_job_with_code_2():
-    completed = train(3, '--batch-size', 256, '--click-log')
+    completed = train(3, "--batch-size", 256, "--click-log")
     assert completed.returncode == 2
-    said = [line for line in completed.stderr.splitlines() if line.startswith('[0]') and 'error:' in line]
-    assert len(said) == 1 and 'the nearest that they do is 255' in said[0]
+    said = [
+        line
+        for line in completed.stderr.splitlines()
+        if line.startswith("[0]") and "error:" in line
+    ]
+    assert len(said) == 1 and "the nearest that they do is 255" in said[0]
 
 
-@pytest.mark.parametrize('ranks, options', [
-    ((2, 1), ()),
-    ((3, 1), ('--steps', 40)),
-    pytest.param((3, 2, 1), (), marks=[pytest.mark.long, pytest.mark.timeout(900)]),
-])
-def test_the_census_auc_is_reached_and_does_not_depend_on_the_number_of_ranks(census_data, prepared_in, ranks, options):
+@pytest.mark.parametrize(
+    "ranks, options",
+    [
+        ((2, 1), ()),
+        ((3, 1), ("--steps", 40)),
+        pytest.param((3, 2, 1), (), marks=[pytest.mark.long, pytest.mark.timeout(900)]),
+    ],
+)
+def test_the_census_auc_is_reached_and_does_not_depend_on_the_number_of_ranks(
+    census_data, prepared_in, ranks, options
+):
     reached = [auc(train(count, *options, **census_data, **prepared_in)) for count in ranks]
     assert max(reached) - min(reached) < 1.01e-4, reached
     if not options:
@@ -54,13 +78,15 @@ def test_the_census_auc_is_reached_and_does_not_depend_on_the_number_of_ranks(ce
 
 
 @pytest.mark.long
-@pytest.mark.parametrize('seed', range(1, 5))
-def test_the_census_auc_is_reached_with_other_seeds_and_again_with_the_same(census_data, prepared_in, seed):
-    twice = [auc(train(2, '--seed', seed, **census_data, **prepared_in)) for _ in range(2)]
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_the_census_auc_is_reached_with_other_seeds_and_again_with_the_same(
+    census_data, prepared_in, seed
+):
+    twice = [auc(train(2, "--seed", seed, **census_data, **prepared_in)) for _ in range(2)]
     assert twice[0] == twice[1] >= 0.905
 
 
 @pytest.mark.long
-@pytest.mark.parametrize('optimizer', ['adadelta', 'adam', 'ftrl', 'momentum', 'rmsprop', 'sgd'])
+@pytest.mark.parametrize("optimizer", ["adadelta", "adam", "ftrl", "momentum", "rmsprop", "sgd"])
 def test_the_census_auc_is_reached_with_other_optimizers(census_data, prepared_in, optimizer):
-    assert auc(train(2, '--optimizer', optimizer, **census_data, **prepared_in)) >= 0.905
+    assert auc(train(2, "--optimizer", optimizer, **census_data, **prepared_in)) >= 0.905

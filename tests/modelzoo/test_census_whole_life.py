@@ -1,4 +1,7 @@
-"""Census income from checkpoint to served model: interrupted and continued, exported, and by an Estimator."""
+"""Census income from checkpoint to served model: interrupted and continued, exported, and by an
+Estimator.
+"""
+
 from __future__ import annotations
 
 import re
@@ -13,8 +16,8 @@ import scores
 from columns import CATEGORICAL, LABEL, NUMERIC
 from zoo_launch import CENSUS_INCOME, ROOT, alone, command, environ, launch, train
 
-RESULT = re.compile(r'test AUC (\d\.\d+)  accuracy (\d\.\d+)  \(16281 rows\)')
-QUICK = ('--click-log', '--steps', 250, '--optimizer', 'adam', '--learning-rate', 0.003)
+RESULT = re.compile(r"test AUC (\d\.\d+)  accuracy (\d\.\d+)  \(16281 rows\)")
+QUICK = ("--click-log", "--steps", 250, "--optimizer", "adam", "--learning-rate", 0.003)
 
 ASK = """
 import os, sys
@@ -31,54 +34,74 @@ assert not foreign, foreign
 
 def auc(completed) -> float:
     assert completed.returncode == 0, completed.stdout + completed.stderr
-    found, = RESULT.findall(completed.stdout)  # said by one rank
+    (found,) = RESULT.findall(completed.stdout)  # said by one rank
     return float(found[0])
 
 
 def served_auc(folder, tmp_path) -> float:
     """Of the exported model on the click log's test rows, given to it as they are."""
     test = click_log.generate().test
-    np.savez(tmp_path / 'asked.npz', **{name: test[name] for name in (*CATEGORICAL, *NUMERIC)})
-    alone(ASK, folder, tmp_path / 'asked.npz', tmp_path / 'answer.npy')
-    return scores.auc(test[LABEL], np.load(tmp_path / 'answer.npy'))
+    np.savez(tmp_path / "asked.npz", **{name: test[name] for name in (*CATEGORICAL, *NUMERIC)})
+    alone(ASK, folder, tmp_path / "asked.npz", tmp_path / "answer.npy")
+    return scores.auc(test[LABEL], np.load(tmp_path / "answer.npy"))
 
 
-@pytest.fixture(scope='module')
+@pytest.fixture(scope="module")
 def uninterrupted() -> float:
     return auc(train(1, *QUICK))
 
 
-def test_killed_and_continued_on_another_number_of_ranks_it_is_an_uninterrupted_run(tmp_path, uninterrupted):
+def test_killed_and_continued_on_another_number_of_ranks_it_is_an_uninterrupted_run(
+    tmp_path, uninterrupted
+):
     """And what it exports at the end is served by TensorFlow alone."""
-    folder = tmp_path / 'checkpoints'
-    options = (*QUICK, '--checkpoint-dir', folder, '--save-steps', 20)
-    with subprocess.Popen(command(CENSUS_INCOME / 'train.py', 2, *options), cwd=ROOT, env=environ(), text=True,
-                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as killed:
+    folder = tmp_path / "checkpoints"
+    options = (*QUICK, "--checkpoint-dir", folder, "--save-steps", 20)
+    with subprocess.Popen(
+        command(CENSUS_INCOME / "train.py", 2, *options),
+        cwd=ROOT,
+        env=environ(),
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    ) as killed:
         deadline = time.monotonic() + 100
-        while not (folder / 'checkpoint').exists() or 'ckpt-0"' in (folder / 'checkpoint').read_text().partition('\n')[0]:
+        while (
+            not (folder / "checkpoint").exists()
+            or 'ckpt-0"' in (folder / "checkpoint").read_text().partition("\n")[0]
+        ):
             assert killed.poll() is None, killed.communicate()[0]
             assert time.monotonic() < deadline
             time.sleep(0.01)
         killed.send_signal(signal.SIGTERM)  # to the launcher, which ends the ranks
         killed.communicate(timeout=60)
 
-    rest = train(1, *options, '--export-dir', tmp_path / 'export')
+    rest = train(1, *options, "--export-dir", tmp_path / "export")
     reached = auc(rest)
-    done = int(re.search(r'going on after step (\d+), from', rest.stdout)[1])
+    done = int(re.search(r"going on after step (\d+), from", rest.stdout)[1])
     assert 0 < done < 250
     assert abs(reached - uninterrupted) < 1.01e-4
-    assert served_auc(tmp_path / 'export', tmp_path) == pytest.approx(reached, abs=1e-4)
+    assert served_auc(tmp_path / "export", tmp_path) == pytest.approx(reached, abs=1e-4)
 
 
 def test_an_estimator_reaches_the_same_auc_and_exports_the_same_model(tmp_path, uninterrupted):
-    """But for the network's first values, which TensorFlow draws by the number of operations that were made before."""
-    reached = auc(launch(CENSUS_INCOME / 'train_estimator.py', 2, *QUICK, '--export-dir', tmp_path / 'export'))
+    """But for the network's first values, which TensorFlow draws by the number of operations that
+    were made before.
+    """
+    reached = auc(
+        launch(CENSUS_INCOME / "train_estimator.py", 2, *QUICK, "--export-dir", tmp_path / "export")
+    )
     assert abs(reached - uninterrupted) < 3e-3
-    assert served_auc(tmp_path / 'export', tmp_path) == pytest.approx(reached, abs=2e-4)  # Estimator's AUC has thresholds
+    # Estimator's AUC has thresholds
+    assert served_auc(tmp_path / "export", tmp_path) == pytest.approx(reached, abs=2e-4)
 
 
 @pytest.mark.long
 def test_an_estimator_reaches_the_census_auc(census_data):
-    reached = [auc(launch(CENSUS_INCOME / 'train_estimator.py', ranks, **census_data)) for ranks in (1, 2, 3)]
+    reached = [
+        auc(launch(CENSUS_INCOME / "train_estimator.py", ranks, **census_data))
+        for ranks in (1, 2, 3)
+    ]
     assert max(reached) - min(reached) < 2.01e-4, reached
     assert abs(reached[0] - auc(train(2, **census_data))) < 1e-3

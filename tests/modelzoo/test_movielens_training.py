@@ -1,4 +1,7 @@
-"""train.py as a user starts it where MovieLens can't be had, and the model it exports, asked by TensorFlow alone."""
+"""train.py as a user starts it where MovieLens can't be had, and the model it exports, asked by
+TensorFlow alone.
+"""
+
 from __future__ import annotations
 
 import re
@@ -9,8 +12,9 @@ import pytest
 import ratings
 from zoo_launch import MOVIELENS, NO_NETWORK, alone, launch
 
-RESULT = re.compile(r'test AUC (\d\.\d+)  log loss (\d\.\d+)  \((\d+) ratings, after step (\d+)\)')
-SMALL = ('--ratings', 8000, '--batch-size', 96, '--steps', 150)  # two evaluations: an epoch has 66 steps
+RESULT = re.compile(r"test AUC (\d\.\d+)  log loss (\d\.\d+)  \((\d+) ratings, after step (\d+)\)")
+# two evaluations: an epoch has 66 steps
+SMALL = ("--ratings", 8000, "--batch-size", 96, "--steps", 150)
 
 ASK = f"""
 import sys
@@ -32,41 +36,70 @@ def results(completed) -> list[tuple[float, ...]]:
 
 
 def test_two_ranks_train_and_export_what_tensorflow_alone_serves(tmp_path):
-    completed = launch(MOVIELENS / 'train.py', 2, *SMALL, '--export-dir', tmp_path / 'export', COLLECTIVE_DATA_DIR=None,
-                       TFDS_DATA_DIR=str(tmp_path / 'tfds'), **NO_NETWORK)
+    completed = launch(
+        MOVIELENS / "train.py",
+        2,
+        *SMALL,
+        "--export-dir",
+        tmp_path / "export",
+        COLLECTIVE_DATA_DIR=None,
+        TFDS_DATA_DIR=str(tmp_path / "tfds"),
+        **NO_NETWORK,
+    )
     found = results(completed)
     assert [(count, step) for _, _, count, step in found] == [(1600, 66), (1600, 132), (1600, 150)]
-    assert completed.stdout.count('could not be downloaded, so generated ratings take its place') == 1
-    best = [float(part) for part in re.search(r'is AUC (\S+)  log loss (\S+)', completed.stdout).groups()]
+    assert (
+        completed.stdout.count("could not be downloaded, so generated ratings take its place") == 1
+    )
+    best = [
+        float(part)
+        for part in re.search(r"is AUC (\S+)  log loss (\S+)", completed.stdout).groups()
+    ]
     auc, log_loss = found[-1][:2]
     assert 0.6 < auc < best[0] + 0.005 and log_loss > best[1] - 0.005
 
     test = ratings.generate(8000).test
-    np.savez(tmp_path / 'asked.npz', user_id=test.user_id, movie_id=test.movie_id)
-    alone(ASK, tmp_path / 'export', tmp_path / 'asked.npz', tmp_path / 'answer.npy')
-    served = np.load(tmp_path / 'answer.npy')
-    assert measures.auc(test.high, served) == pytest.approx(auc, abs=1e-3)  # Estimator's has thresholds
+    np.savez(tmp_path / "asked.npz", user_id=test.user_id, movie_id=test.movie_id)
+    alone(ASK, tmp_path / "export", tmp_path / "asked.npz", tmp_path / "answer.npy")
+    served = np.load(tmp_path / "answer.npy")
+    # Estimator's has thresholds
+    assert measures.auc(test.high, served) == pytest.approx(auc, abs=1e-3)
     assert measures.log_loss(test.high, served) == pytest.approx(log_loss, abs=1e-4)
 
-    said = alone(MOVIELENS / 'serve.py', tmp_path / 'export', '--user', test.user_id[0], '--movies', test.movie_id[0], 'new')
-    assert said.splitlines()[0] == f'user {test.user_id[0]}  movie {test.movie_id[0]}  {served[0]:.4f}'
-    assert re.fullmatch(rf'user {test.user_id[0]}  movie new  0\.\d+', said.splitlines()[1])
+    said = alone(
+        MOVIELENS / "serve.py",
+        tmp_path / "export",
+        "--user",
+        test.user_id[0],
+        "--movies",
+        test.movie_id[0],
+        "new",
+    )
+    assert (
+        said.splitlines()[0] == f"user {test.user_id[0]}  movie {test.movie_id[0]}  {served[0]:.4f}"
+    )
+    assert re.fullmatch(rf"user {test.user_id[0]}  movie new  0\.\d+", said.splitlines()[1])
 
-    rest = launch(MOVIELENS / 'train.py', 1, *SMALL, '--generated')
+    rest = launch(MOVIELENS / "train.py", 1, *SMALL, "--generated")
     np.testing.assert_allclose(results(rest), found, atol=2e-4)  # whatever the number of ranks
 
 
 def test_without_an_exported_model_there_is_one_line():
-    with pytest.raises(AssertionError, match='serve.py: error: no SavedModel in /nowhere'):
-        alone(MOVIELENS / 'serve.py', '/nowhere', '--user', 7, '--movies', 1)
+    with pytest.raises(AssertionError, match="serve.py: error: no SavedModel in /nowhere"):
+        alone(MOVIELENS / "serve.py", "/nowhere", "--user", 7, "--movies", 1)
 
 
 @pytest.mark.long
 def test_training_goes_on_where_it_ended_on_another_number_of_ranks(tmp_path):
-    whole = results(launch(MOVIELENS / 'train.py', 2, *SMALL, '--generated'))
-    first = (*SMALL[:-1], 100, '--generated', '--model-dir', tmp_path)
-    results(launch(MOVIELENS / 'train.py', 3, *first))
-    rest = results(launch(MOVIELENS / 'train.py', 1, *SMALL, '--generated', '--model-dir', tmp_path))
+    whole = results(launch(MOVIELENS / "train.py", 2, *SMALL, "--generated"))
+    first = (*SMALL[:-1], 100, "--generated", "--model-dir", tmp_path)
+    results(launch(MOVIELENS / "train.py", 3, *first))
+    rest = results(
+        launch(MOVIELENS / "train.py", 1, *SMALL, "--generated", "--model-dir", tmp_path)
+    )
     np.testing.assert_allclose(rest[-1], whole[-1], atol=2e-4)
-    again = results(launch(MOVIELENS / 'train.py', 2, *SMALL, '--generated', '--model-dir', tmp_path))
-    np.testing.assert_allclose(again, rest[-1:], atol=1e-4)  # nothing to train, but it says the scores
+    again = results(
+        launch(MOVIELENS / "train.py", 2, *SMALL, "--generated", "--model-dir", tmp_path)
+    )
+    # nothing to train, but it says the scores
+    np.testing.assert_allclose(again, rest[-1:], atol=1e-4)

@@ -1,4 +1,5 @@
-"""An exchange of N ranks in one process: what each rank computes is there, what travels is sliced and put together.
+"""An exchange of N ranks in one process: what each rank computes is there, what travels is sliced
+and put together.
 
 Beside it the same lookups on whole tables, by plain TensorFlow.
 """
@@ -13,12 +14,14 @@ import tensorflow.compat.v1 as tf
 
 from collective.ops import bags, keys
 
-COMBINERS = {None: bags.ROWS, 'sum': bags.SUM, 'mean': bags.MEAN, 'sqrtn': bags.SQRTN}
+COMBINERS = {None: bags.ROWS, "sum": bags.SUM, "mean": bags.MEAN, "sqrtn": bags.SQRTN}
 
 
 @dataclasses.dataclass
 class Table:
-    """`keys` [V] is None for a static table; a dynamic one has the row of each of its keys, which are sorted."""
+    """`keys` [V] is None for a static table; a dynamic one has the row of each of its keys, which
+    are sorted.
+    """
 
     rows: np.ndarray
     keys: np.ndarray | None = None
@@ -37,7 +40,9 @@ class Table:
 
 @dataclasses.dataclass
 class Lookup:
-    """What the ranks look up: `ids`, `samples`, `weights` are an array a rank. Ids are row numbers, also of dynamic tables."""
+    """What the ranks look up: `ids`, `samples`, `weights` are an array a rank. Ids are row numbers,
+    also of dynamic tables.
+    """
 
     table: int
     ids: list[np.ndarray]
@@ -51,7 +56,8 @@ class Lookup:
 class Simulation:
     """The graph of an exchange, and of plain lookups.
 
-    `twice`: TensorFlow has no second derivative of means without weights; they get weights of 1, which make no difference.
+    `twice`: TensorFlow has no second derivative of means without weights; they get weights of 1,
+        which make no difference.
 
     Attributes:
         outputs: [rank][lookup], what the exchange gives.
@@ -70,7 +76,11 @@ class Simulation:
             dim = tables[lookup.table].rows.shape[1]
             if lookup.by_owner:
                 section = len(self.sections)
-                self.sections.append(bags.Section(lookup.table, dim, True, lookup.weights is not None, lookup.max_norm or 0.0))
+                self.sections.append(
+                    bags.Section(
+                        lookup.table, dim, True, lookup.weights is not None, lookup.max_norm or 0.0
+                    )
+                )
             else:
                 if lookup.table not in shared:
                     shared[lookup.table] = len(self.sections)
@@ -86,18 +96,26 @@ class Simulation:
                 )
             )
         self.numbers = [table.shards(ranks) for table in tables]
-        self.shards = [[variable(table.rows[mine]) for mine in numbers] for table, numbers in zip(tables, self.numbers)]
+        self.shards = [
+            [variable(table.rows[mine]) for mine in numbers]
+            for table, numbers in zip(tables, self.numbers)
+        ]
         self.tables = [variable(table.rows) for table in tables]
         self.weights = [
-            [lookup.weights and given(lookup.weights[rank], np.float32) for lookup in lookups] for rank in range(ranks)
+            [lookup.weights and given(lookup.weights[rank], np.float32) for lookup in lookups]
+            for rank in range(ranks)
         ]
         self.plain_weights = [
-            [lookup.weights and given(lookup.weights[rank], np.float32) for lookup in lookups] for rank in range(ranks)
+            [lookup.weights and given(lookup.weights[rank], np.float32) for lookup in lookups]
+            for rank in range(ranks)
         ]
         self._twice = twice
         self._exchange(tables)
         self.plain = [
-            [self._plain(lookup, rank, self.plain_weights[rank][i]) for i, lookup in enumerate(lookups)]
+            [
+                self._plain(lookup, rank, self.plain_weights[rank][i])
+                for i, lookup in enumerate(lookups)
+            ]
             for rank in range(ranks)
         ]
 
@@ -106,14 +124,22 @@ class Simulation:
         self.asked = []
         for rank in range(ranks):
             ids = [
-                given(lookup.ids[rank] if tables[lookup.table].keys is None else tables[lookup.table].keys[lookup.ids[rank]])
+                given(
+                    lookup.ids[rank]
+                    if tables[lookup.table].keys is None
+                    else tables[lookup.table].keys[lookup.ids[rank]]
+                )
                 for lookup in self.lookups
             ]
             self.asked.append(
                 bags.ask(
                     ids,
                     [given(lookup.samples[rank]) for lookup in self.lookups if lookup.by_owner],
-                    [w for w, lookup in zip(self.weights[rank], self.lookups) if lookup.by_owner and w is not None],
+                    [
+                        w
+                        for w, lookup in zip(self.weights[rank], self.lookups)
+                        if lookup.by_owner and w is not None
+                    ],
                     self.members,
                     *layout,
                 )
@@ -121,21 +147,35 @@ class Simulation:
         messages = [tf.split(a.message, a.splits, num=ranks) for a in self.asked]
         answers = []
         for owner in range(ranks):
-            message, splits = tf.concat([m[owner] for m in messages], 0), tf.stack([a.splits[owner] for a in self.asked])
+            message, splits = (
+                tf.concat([m[owner] for m in messages], 0),
+                tf.stack([a.splits[owner] for a in self.asked]),
+            )
             heard = bags.hear(message, splits, *layout)
             rows = [
-                local if table.keys is None else tf.searchsorted(tf.constant(table.keys[mine[owner]]), local, out_type=tf.int64)
+                local
+                if table.keys is None
+                else tf.searchsorted(tf.constant(table.keys[mine[owner]]), local, out_type=tf.int64)
                 for table, mine, local in zip(tables, self.numbers, heard.keys)
             ]
             shards = [shard[owner] for shard in self.shards]
-            flat = bags.gather([shard.handle for shard in shards], rows, message, splits, *layout, [s.shape for s in shards])
+            flat = bags.gather(
+                [shard.handle for shard in shards],
+                rows,
+                message,
+                splits,
+                *layout,
+                [s.shape for s in shards],
+            )
             answers.append(tf.split(flat, heard.row_splits, num=ranks))
         self.flats, self.outputs = [], []
         for rank in range(ranks):
             asked = self.asked[rank]
             # One after the other has its rows, as an all-to-all gives them.
             flat = tf.ensure_shape(tf.concat([answer[rank] for answer in answers], 0), [None])
-            with tf.control_dependencies([tf.assert_equal(tf.stack([tf.size(a[rank]) for a in answers]), asked.row_splits)]):
+            with tf.control_dependencies(
+                [tf.assert_equal(tf.stack([tf.size(a[rank]) for a in answers]), asked.row_splits)]
+            ):
                 flat = tf.identity(flat)
             members, samples, weights, by_owner = [], [], [], 0
             for i, lookup in enumerate(self.lookups):
@@ -151,7 +191,9 @@ class Simulation:
                         weights.append(self.weights[rank][i])
                 members.append(member)
             self.flats.append(flat)
-            self.outputs.append(bags.pool(flat, asked.positions, samples, weights, members, asked.counts))
+            self.outputs.append(
+                bags.pool(flat, asked.positions, samples, weights, members, asked.counts)
+            )
 
     def _plain(self, lookup: Lookup, rank: int, weights: Any) -> tf.Tensor:
         table, ids = self.tables[lookup.table], tf.constant(lookup.ids[rank], tf.int64)
@@ -164,7 +206,9 @@ class Simulation:
         shape = [int(samples[-1]) + 1 if len(samples) else 0, max(len(samples), 1)]
         sparse = tf.SparseTensor(indices, ids, shape)
         sparse_weights = None if weights is None else tf.SparseTensor(indices, weights, shape)
-        return tf.nn.embedding_lookup_sparse(table, sparse, sparse_weights, combiner=lookup.combiner, max_norm=lookup.max_norm)
+        return tf.nn.embedding_lookup_sparse(
+            table, sparse, sparse_weights, combiner=lookup.combiner, max_norm=lookup.max_norm
+        )
 
 
 def variable(value: np.ndarray) -> tf.Variable:
@@ -178,13 +222,17 @@ def given(value: np.ndarray, dtype: Any = np.int64) -> tf.Tensor:
 
 def started() -> tf.Session:
     """A session that has initialized all variables."""
-    session = tf.Session(config=tf.ConfigProto(intra_op_parallelism_threads=2, inter_op_parallelism_threads=1))
+    session = tf.Session(
+        config=tf.ConfigProto(intra_op_parallelism_threads=2, inter_op_parallelism_threads=1)
+    )
     session.run(tf.global_variables_initializer())
     return session
 
 
 def whole(simulation: Simulation, table: int, slices: list[Any]) -> np.ndarray:
-    """The gradient of a whole table, from what the ranks have of it (None for none). Their rows must be distinct."""
+    """The gradient of a whole table, from what the ranks have of it (None for none). Their rows
+    must be distinct.
+    """
     total = np.zeros([sum(map(len, simulation.numbers[table])), simulation.tables[table].shape[1]])
     for numbers, part in zip(simulation.numbers[table], slices):
         if part is not None:

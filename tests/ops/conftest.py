@@ -1,4 +1,7 @@
-"""What computes around an exchange: a test of `bags` that asks for `computing` runs with the binding to TensorFlow, too."""
+"""What computes around an exchange: a test of `bags` that asks for `computing` runs with the
+binding to TensorFlow, too.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -15,14 +18,14 @@ from tests.ops.gpu.emulator.side import EmulatedGpu
 def bind(side: sides.Side, monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on kernels stand in for the compiled operations."""
     bound = Bound(side)
-    monkeypatch.setattr(operations, 'chosen', lambda: 'double')
-    monkeypatch.setattr(operations, '_stand_in', lambda: bound)
+    monkeypatch.setattr(operations, "chosen", lambda: "double")
+    monkeypatch.setattr(operations, "_stand_in", lambda: bound)
 
 
-@pytest.fixture(params=['compiled', 'bound'])
+@pytest.fixture(params=["compiled", "bound"])
 def computing(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The compiled operations, or the binding with NumPy's references."""
-    if request.param == 'bound':
+    if request.param == "bound":
         bind(sides.Double(), monkeypatch)
     yield request.param
 

@@ -23,7 +23,8 @@ def graph() -> Any:
 
 
 def owner_of(kind: int, keys: np.ndarray, ranks: int) -> np.ndarray:
-    return keys % ranks if kind == bags.STATIC else owners_np(keys, ranks)  # NumPy's remainder isn't negative
+    # NumPy's remainder isn't negative
+    return keys % ranks if kind == bags.STATIC else owners_np(keys, ranks)
 
 
 def packed(values: Any, dtype: Any) -> np.ndarray:
@@ -47,7 +48,8 @@ class Model:
         keys: list[list[list[int]]] = [[[] for _ in sections] for _ in range(ranks)]
         lengths: list[list[list[int]]] = [[[] for _ in sections] for _ in range(ranks)]
         factors: list[list[list[float]]] = [[[] for _ in sections] for _ in range(ranks)]
-        places: list[list[tuple[int, int, int]]] = [[] for _ in members]  # (rank, section, bag) of each position
+        # (rank, section, bag) of each position
+        places: list[list[tuple[int, int, int]]] = [[] for _ in members]
         self.samples, self.scales = [], []
         first_place: dict[tuple[int, int], tuple[int, int, int]] = {}
         for m, member in enumerate(members):
@@ -93,7 +95,8 @@ class Model:
             self.words.append(np.concatenate([np.array(header, np.int64), *body]))
             self.row_splits.append(offset - before)
         self.positions = [
-            np.array([first[rank, s] + bag * sections[s].dim for rank, s, bag in each], np.int32) for each in places
+            np.array([first[rank, s] + bag * sections[s].dim for rank, s, bag in each], np.int32)
+            for each in places
         ]
 
 
@@ -119,9 +122,15 @@ def check(
         kinds,
         ranks,
     )
-    # Every rank asks for the same: what an owner hears is the same words N times, as far as they are its own.
+    # Every rank asks for the same: what an owner hears is the same words N times, as far as they
+    # are its own.
     parts = tf.split(asked.message, asked.splits, num=ranks)
-    heard = [bags.hear(tf.concat([part] * ranks, 0), tf.fill([ranks], tf.size(part)), sections, kinds, ranks) for part in parts]
+    heard = [
+        bags.hear(
+            tf.concat([part] * ranks, 0), tf.fill([ranks], tf.size(part)), sections, kinds, ranks
+        )
+        for part in parts
+    ]
     with tf.Session() as session:
         got, words, answers = session.run([asked, parts, heard])
     for one, other in zip(words, model.words):
@@ -141,8 +150,13 @@ def check(
         for s, section in enumerate(sections):
             bag_count, key_count = header[2 * s : 2 * s + 2]
             mine, body = body[:key_count], body[key_count:]
-            wanted[section.table] += (mine if kinds[section.table] == bags.DYNAMIC else mine // ranks).tolist()
-            body = body[section.pooled * ((bag_count + 1) // 2) + section.weighted * ((key_count + 1) // 2) :]
+            wanted[section.table] += (
+                mine if kinds[section.table] == bags.DYNAMIC else mine // ranks
+            ).tolist()
+            body = body[
+                section.pooled * ((bag_count + 1) // 2)
+                + section.weighted * ((key_count + 1) // 2) :
+            ]
         for table, each in enumerate(keys):
             np.testing.assert_array_equal(each, wanted[table] * ranks)
 
@@ -152,14 +166,16 @@ def one_section(kind: int, *ids: Any, ranks: int) -> None:
 
 
 def colliding(count: int, bits: int = 40) -> np.ndarray:
-    """Keys that begin their search in the same place: what is multiplied is small, so the upper bits of the product are 0."""
+    """Keys that begin their search in the same place: what is multiplied is small, so the upper
+    bits of the product are 0.
+    """
     inverse = pow(0x9E3779B97F4A7C15, -1, 2**64)
     mixed = np.array([i * inverse % 2**64 for i in range(1, count + 1)], np.uint64)
     return (mixed ^ (mixed >> np.uint64(32))).view(np.int64)
 
 
-@pytest.mark.parametrize('ranks', [1, 2, 3, 5])
-@pytest.mark.parametrize('kind', [bags.STATIC, bags.DYNAMIC])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("kind", [bags.STATIC, bags.DYNAMIC])
 def test_keys_of_one_section(kind: int, ranks: int):
     rng = np.random.default_rng(ranks)
     for ids in (
@@ -186,41 +202,67 @@ def test_one_kernel_after_many_keys():
     """Its scratch memory is kept, and must not remember keys."""
     ids = tf.placeholder(tf.int64, [None])
     section, member = bags.Section(0, 1), bags.Member(0, 1)
-    asked = bags.ask([ids, ids], [], [], [member, bags.Member(1, 1)], [section, section], [bags.STATIC], 1)
+    asked = bags.ask(
+        [ids, ids], [], [], [member, bags.Member(1, 1)], [section, section], [bags.STATIC], 1
+    )
     rng = np.random.default_rng(3)
     with tf.Session() as session:
-        for count, most in ((5, 10), (3000, 2000), (20, 2**40), (30000, 2**40), (9, 10), (0, 1), (40000, 65535), (100, 2**17)):
+        for count, most in (
+            (5, 10),
+            (3000, 2000),
+            (20, 2**40),
+            (30000, 2**40),
+            (9, 10),
+            (0, 1),
+            (40000, 65535),
+            (100, 2**17),
+        ):
             keys = rng.integers(0, most, count)
             got = session.run(asked, {ids: keys})
             distinct, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
             order = np.argsort(first)
             ranked = np.empty_like(order)
             ranked[order] = np.arange(len(order))
-            np.testing.assert_array_equal(got.message, [*[len(order)] * 4, *distinct[order], *distinct[order]])
+            np.testing.assert_array_equal(
+                got.message, [*[len(order)] * 4, *distinct[order], *distinct[order]]
+            )
             np.testing.assert_array_equal(got.positions[0], ranked[inverse])
             np.testing.assert_array_equal(got.positions[1], ranked[inverse] + len(order))
 
 
-@pytest.mark.parametrize('ranks', [1, 2, 3, 5])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 def test_random_sections(ranks: int):
     rng = np.random.default_rng(ranks)
     for _ in range(12):
         kinds = [int(rng.integers(2)) for _ in range(3)]
         sections = [
-            bags.Section(int(rng.integers(3)), int(rng.integers(1, 20)), bool(pooled), bool(pooled and rng.random() < 0.5))
+            bags.Section(
+                int(rng.integers(3)),
+                int(rng.integers(1, 20)),
+                bool(pooled),
+                bool(pooled and rng.random() < 0.5),
+            )
             for pooled in rng.integers(0, 2, 6)
         ]
         members = [
             bags.Member(s, section.dim, int(rng.integers(section.pooled, 4)), section.weighted)
             for s, section in enumerate(sections)
         ]
-        members += [bags.Member(s, sections[s].dim) for s in rng.integers(0, 6, 4) if not sections[s].pooled]
+        members += [
+            bags.Member(s, sections[s].dim) for s in rng.integers(0, 6, 4) if not sections[s].pooled
+        ]
         members = [members[i] for i in rng.permutation(len(members))]
         ids = [rng.choice([*EDGES, *range(9)], int(rng.integers(0, 40))) for _ in members]
         samples = {
-            m: np.sort(rng.integers(0, 12, len(ids[m]))) for m, member in enumerate(members) if sections[member.section].pooled
+            m: np.sort(rng.integers(0, 12, len(ids[m])))
+            for m, member in enumerate(members)
+            if sections[member.section].pooled
         }
-        weights = {m: rng.choice([-1.0, 0.0, 0.5, 2.0], len(ids[m])) for m in samples if members[m].weighted}
+        weights = {
+            m: rng.choice([-1.0, 0.0, 0.5, 2.0], len(ids[m]))
+            for m in samples
+            if members[m].weighted
+        }
         check(ids, members, sections, kinds, ranks, samples, weights)
 
 
@@ -239,11 +281,16 @@ def test_more_owners_than_a_word_has_bits():
 
 def test_samples_far_apart():
     check(
-        [[1, 2, 3, 4]], [bags.Member(0, 2, bags.SQRTN)], [bags.Section(0, 2, True)], [bags.STATIC], 2, {0: [0, 5, 2**40, 2**40]}
+        [[1, 2, 3, 4]],
+        [bags.Member(0, 2, bags.SQRTN)],
+        [bags.Section(0, 2, True)],
+        [bags.STATIC],
+        2,
+        {0: [0, 5, 2**40, 2**40]},
     )
 
 
-@pytest.mark.parametrize('combiner', [bags.SUM, bags.MEAN, bags.SQRTN])
+@pytest.mark.parametrize("combiner", [bags.SUM, bags.MEAN, bags.SQRTN])
 def test_weights_that_sum_to_zero(combiner: int):
     check(
         [[1, 2, 3, 4, 5]],
@@ -258,10 +305,20 @@ def test_weights_that_sum_to_zero(combiner: int):
 
 def test_bounds():
     rng = np.random.default_rng(0)
-    ids = [rng.integers(-(2**63), 2**63 - 1, 1001), np.array([], np.int64), np.array([5]), np.array(EDGES), np.array([-7, -9])]
+    ids = [
+        rng.integers(-(2**63), 2**63 - 1, 1001),
+        np.array([], np.int64),
+        np.array([5]),
+        np.array(EDGES),
+        np.array([-7, -9]),
+    ]
     with tf.Session() as session:
         got = session.run(bags.bounds([given(each) for each in ids]))
     empty = (2**63 - 1, -(2**63))
     np.testing.assert_array_equal(
-        got, [(min(each, default=empty[0]), max(each, default=empty[1])) for each in map(np.ndarray.tolist, ids)]
+        got,
+        [
+            (min(each, default=empty[0]), max(each, default=empty[1]))
+            for each in map(np.ndarray.tolist, ids)
+        ],
     )

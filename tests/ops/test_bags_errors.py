@@ -31,7 +31,13 @@ def refused(fetches: Any, *words: str) -> None:
         assert word in str(error.value)
 
 
-def ask(ids: Any, members: list[bags.Member], sections: list[bags.Section], samples: Any = (), weights: Any = ()) -> bags.Asked:
+def ask(
+    ids: Any,
+    members: list[bags.Member],
+    sections: list[bags.Section],
+    samples: Any = (),
+    weights: Any = (),
+) -> bags.Asked:
     return bags.ask(
         [given(each) for each in ids],
         [given(each) for each in samples],
@@ -43,43 +49,68 @@ def ask(ids: Any, members: list[bags.Member], sections: list[bags.Section], samp
     )
 
 
-@pytest.mark.parametrize('samples', [[0, 1, 0], [-1, 0, 0], [3, 2, 2]])
+@pytest.mark.parametrize("samples", [[0, 1, 0], [-1, 0, 0], [3, 2, 2]])
 def test_samples_that_do_not_ascend(samples: list[int]):
-    refused(ask([[1, 2, 3]], [bags.Member(0, 2, bags.SUM)], [bags.Section(0, 2, True)], [samples]), 'member 0', 'ascend')
+    refused(
+        ask([[1, 2, 3]], [bags.Member(0, 2, bags.SUM)], [bags.Section(0, 2, True)], [samples]),
+        "member 0",
+        "ascend",
+    )
     rows, positions = tf.zeros([8]), given([0, 2, 4], np.int32)
     for gradient in (False, True):
         pooled = bags.pool(rows, [positions], [given(samples)], [], [bags.Member(0, 2, bags.SUM)])
-        refused(tf.gradients(pooled, rows) if gradient else pooled, 'member 0', 'ascend')
+        refused(tf.gradients(pooled, rows) if gradient else pooled, "member 0", "ascend")
 
 
 def test_inputs_of_other_lengths():
     pooled, weighted = bags.Section(0, 2, True), bags.Section(0, 2, True, True)
-    refused(ask([[1, 2]], [bags.Member(0, 2, bags.SUM)], [pooled], [[0, 0, 0]]), '[2]', '[3]')
-    refused(ask([[1, 2]], [bags.Member(0, 2, bags.SUM, True)], [weighted], [[0, 0]], [[1.0]]), '[2]', '[1]')
+    refused(ask([[1, 2]], [bags.Member(0, 2, bags.SUM)], [pooled], [[0, 0, 0]]), "[2]", "[3]")
+    refused(
+        ask([[1, 2]], [bags.Member(0, 2, bags.SUM, True)], [weighted], [[0, 0]], [[1.0]]),
+        "[2]",
+        "[1]",
+    )
     rows, positions = tf.zeros([8]), given([0, 2], np.int32)
-    refused(bags.pool(rows, [positions], [given([0])], [], [bags.Member(0, 2, bags.SUM)]), '[2]', '[1]')
+    refused(
+        bags.pool(rows, [positions], [given([0])], [], [bags.Member(0, 2, bags.SUM)]), "[2]", "[1]"
+    )
     refused(
         bags.pool(
-            rows, [positions], [given([0, 0])], [given([1.0, 1.0, 1.0], np.float32)], [bags.Member(0, 2, bags.SUM, True)]
+            rows,
+            [positions],
+            [given([0, 0])],
+            [given([1.0, 1.0, 1.0], np.float32)],
+            [bags.Member(0, 2, bags.SUM, True)],
         ),
-        '[2]',
-        '[3]',
+        "[2]",
+        "[3]",
     )
 
 
 def test_attributes_that_contradict_each_other():
-    refused(ask([[1]], [bags.Member(5, 2)], [bags.Section(0, 2)]), 'member 0', 'section 5')
-    refused(ask([[1]], [bags.Member(0, 2)], [bags.Section(0, 2, True)]), 'combiner')
-    refused(ask([[1], [2]], [bags.Member(0, 2, bags.SUM)] * 2, [bags.Section(0, 2, True)], [[0], [0]]), 'one member')
-    refused(ask([[1]], [bags.Member(0, 2)], [bags.Section(0, 2, False, True)]), 'weights')
-    refused(ask([[1]], [bags.Member(0, 2)], [bags.Section(0, 2)], [[0]]), '1 samples')
+    refused(ask([[1]], [bags.Member(5, 2)], [bags.Section(0, 2)]), "member 0", "section 5")
+    refused(ask([[1]], [bags.Member(0, 2)], [bags.Section(0, 2, True)]), "combiner")
     refused(
-        bags.pool(tf.zeros([8]), [given([0], np.int32)], [], [given([1.0], np.float32)], [bags.Member(0, 2, weighted=True)]),
-        'weights, but no combiner',
+        ask([[1], [2]], [bags.Member(0, 2, bags.SUM)] * 2, [bags.Section(0, 2, True)], [[0], [0]]),
+        "one member",
+    )
+    refused(ask([[1]], [bags.Member(0, 2)], [bags.Section(0, 2, False, True)]), "weights")
+    refused(ask([[1]], [bags.Member(0, 2)], [bags.Section(0, 2)], [[0]]), "1 samples")
+    refused(
+        bags.pool(
+            tf.zeros([8]),
+            [given([0], np.int32)],
+            [],
+            [given([1.0], np.float32)],
+            [bags.Member(0, 2, weighted=True)],
+        ),
+        "weights, but no combiner",
     )
 
 
-@pytest.mark.parametrize('positions', [[-1], [7], [2**31 - 1], [-(2**31)], [0, 6, 7], [0, 1, 2, 3, 4, 5, 6, 99]])
+@pytest.mark.parametrize(
+    "positions", [[-1], [7], [2**31 - 1], [-(2**31)], [0, 6, 7], [0, 1, 2, 3, 4, 5, 6, 99]]
+)
 def test_positions_outside(positions: list[int]):
     for rows, member in (
         (tf.zeros([8]), bags.Member(0, 2)),
@@ -89,14 +120,21 @@ def test_positions_outside(positions: list[int]):
     ):
         samples = [given(range(len(positions)))] if member.combiner else []
         pooled = bags.pool(rows, [given(positions, np.int32)], samples, [], [member])
-        refused(pooled, 'member 0', 'positions')
-        refused(tf.gradients(pooled, rows), 'member 0', 'positions')
+        refused(pooled, "member 0", "positions")
+        refused(tf.gradients(pooled, rows), "member 0", "positions")
 
 
 def test_a_sample_that_no_memory_could_hold():
     for sample in (2**62, 2**63 - 1, 2**31, 2**30):
         refused(
-            bags.pool(tf.zeros([8]), [given([0], np.int32)], [given([sample])], [], [bags.Member(0, 2, bags.SUM)]), str(sample)
+            bags.pool(
+                tf.zeros([8]),
+                [given([0], np.int32)],
+                [given([sample])],
+                [],
+                [bags.Member(0, 2, bags.SUM)],
+            ),
+            str(sample),
         )
 
 
@@ -118,7 +156,7 @@ def test_a_gradient_of_another_shape():
             weighted=[False],
             max_norms=[0.0],
         )
-        refused(made.flat, 'member 0', '[2, 2]')
+        refused(made.flat, "member 0", "[2, 2]")
     assert pooled
 
 
@@ -133,28 +171,31 @@ def one() -> int:
 
 GOOD = [2, 2, 2, 3, 1, 1, 4, 6, 10, 20, 30, (2 << 32) + 1, 0, 0, 8, 1]
 MALFORMED = {
-    'nothing at all': ([], [0, 0]),
-    'a header that is cut short': ([0] * 11, [6, 5]),
-    'splits that are too long': ([0] * 12, [6, 7]),
-    'splits that are too short': ([0] * 12, [6, 5]),
-    'negative splits': ([0] * 12, [18, -6]),
-    'one of the splits only': ([0] * 6, [6]),
-    'keys that are not there': ([1, 1, 0, 0, 0, 0] + [0] * 6, [6, 6]),
-    'keys left over': ([0] * 7 + [0] * 6, [7, 6]),
-    'more keys than there can be': ([2**62, 2**62, 0, 0, 0, 0] + [0] * 6, [6, 6]),
-    'negative keys': ([-1, -1, 0, 0, 0, 0] + [0] * 6, [6, 6]),
-    'negative bags': ([0, 0, -1, 0, 0, 0] + [0] * 6, [6, 6]),
-    'bags that are not keys': ([1, 2, 0, 0, 0, 0, 5, 6] + [0] * 6, [8, 6]),
-    'lengths that do not sum up': ([0, 0, 0, 0, 1, 2, 5, 6, 1] + [0] * 6, [9, 6]),
-    'lengths below zero': ([0, 0, 0, 0, 2, 1, 5, (-1 << 32) + 2] + [0] * 6, [8, 6]),
-    'weights that are not there': ([0, 0, 1, 1, 0, 0, 5, 1] + [0] * 6, [8, 6]),
+    "nothing at all": ([], [0, 0]),
+    "a header that is cut short": ([0] * 11, [6, 5]),
+    "splits that are too long": ([0] * 12, [6, 7]),
+    "splits that are too short": ([0] * 12, [6, 5]),
+    "negative splits": ([0] * 12, [18, -6]),
+    "one of the splits only": ([0] * 6, [6]),
+    "keys that are not there": ([1, 1, 0, 0, 0, 0] + [0] * 6, [6, 6]),
+    "keys left over": ([0] * 7 + [0] * 6, [7, 6]),
+    "more keys than there can be": ([2**62, 2**62, 0, 0, 0, 0] + [0] * 6, [6, 6]),
+    "negative keys": ([-1, -1, 0, 0, 0, 0] + [0] * 6, [6, 6]),
+    "negative bags": ([0, 0, -1, 0, 0, 0] + [0] * 6, [6, 6]),
+    "bags that are not keys": ([1, 2, 0, 0, 0, 0, 5, 6] + [0] * 6, [8, 6]),
+    "lengths that do not sum up": ([0, 0, 0, 0, 1, 2, 5, 6, 1] + [0] * 6, [9, 6]),
+    "lengths below zero": ([0, 0, 0, 0, 2, 1, 5, (-1 << 32) + 2] + [0] * 6, [8, 6]),
+    "weights that are not there": ([0, 0, 1, 1, 0, 0, 5, 1] + [0] * 6, [8, 6]),
 }
 
 
 def all_that_reads(message: Any, splits: Any) -> list[Any]:
     """Every operation that is given a received message."""
     message, splits = given(message), given(splits, np.int32)
-    handles, rows = [variable(np.zeros([9, 3])).handle, variable(np.zeros([9, 2])).handle], [given([0]), given([0])]
+    handles, rows = (
+        [variable(np.zeros([9, 3])).handle, variable(np.zeros([9, 2])).handle],
+        [given([0]), given([0])],
+    )
     layout = dict(
         ranks=RANKS,
         section_tables=[s.table for s in SECTIONS],
@@ -169,14 +210,22 @@ def all_that_reads(message: Any, splits: Any) -> list[Any]:
     return [
         bags.hear(message, splits, SECTIONS, KINDS, RANKS)[1],
         bags.gather(handles, rows, message, splits, SECTIONS, KINDS, RANKS, [None, None]),
-        library.collective_reduce_rows(given([0.0], np.float32), handles, rows, message, splits, **layout)[0][0],
+        library.collective_reduce_rows(
+            given([0.0], np.float32), handles, rows, message, splits, **layout
+        )[0][0],
         library.collective_spread_rows(
-            [tf.zeros([1, 3]), tf.zeros([1, 2])], [given([0], np.int32)] * 2, handles, rows, message, splits, **layout
+            [tf.zeros([1, 3]), tf.zeros([1, 2])],
+            [given([0], np.int32)] * 2,
+            handles,
+            rows,
+            message,
+            splits,
+            **layout,
         ),
     ]
 
 
-@pytest.mark.parametrize('case', MALFORMED)
+@pytest.mark.parametrize("case", MALFORMED)
 def test_malformed_messages(case: str):
     for fetch in all_that_reads(*MALFORMED[case]):
         refused(fetch)
@@ -205,26 +254,50 @@ def test_a_message_with_any_word_changed():
 
 
 def exchanged(rows: Any, sections: list[bags.Section], keys: Any, shape: Any = (4, 3)) -> list[Any]:
-    """Gather, and its gradient, of `keys` of one static table on one rank, whose row numbers are said to be `rows`."""
+    """Gather, and its gradient, of `keys` of one static table on one rank, whose row numbers are
+    said to be `rows`.
+    """
     ids = [given(keys)]
     pooled = sections[0].pooled
-    asked = bags.ask(ids, [given(range(len(keys)))] * pooled, [], [bags.Member(0, 3, bags.SUM * pooled)], sections, [0], 1)
-    flat = bags.gather([variable(np.ones(shape)).handle], [given(rows)], asked.message, asked.splits, sections, [0], 1, [shape])
+    asked = bags.ask(
+        ids,
+        [given(range(len(keys)))] * pooled,
+        [],
+        [bags.Member(0, 3, bags.SUM * pooled)],
+        sections,
+        [0],
+        1,
+    )
+    flat = bags.gather(
+        [variable(np.ones(shape)).handle],
+        [given(rows)],
+        asked.message,
+        asked.splits,
+        sections,
+        [0],
+        1,
+        [shape],
+    )
     return [flat, tf.gradients(flat, flat.op.inputs[0])[0].values]
 
 
-@pytest.mark.parametrize('pooled', [False, True])
+@pytest.mark.parametrize("pooled", [False, True])
 def test_local_rows_outside(pooled: bool):
     for rows, row in (([0, 4], 4), ([-1, 0], -1), ([2**62, 0], 2**62), ([0, -(2**63)], -(2**63))):
-        refused(exchanged(rows, [bags.Section(0, 3, pooled)], [0, 1])[0], 'table 0', f'row {row}', 'are 4')
-    refused(exchanged([0], [bags.Section(0, 3, pooled)], [0], (0, 3))[0], 'table 0', 'are 0')
+        refused(
+            exchanged(rows, [bags.Section(0, 3, pooled)], [0, 1])[0],
+            "table 0",
+            f"row {row}",
+            "are 4",
+        )
+    refused(exchanged([0], [bags.Section(0, 3, pooled)], [0], (0, 3))[0], "table 0", "are 0")
     for fetch in exchanged([0, 4], [bags.Section(0, 3, True, max_norm=1.0)], [0, 1]):
-        refused(fetch, 'table 0', '4')
+        refused(fetch, "table 0", "4")
 
 
 def test_row_numbers_and_gradients_of_another_count():
     for fetch in exchanged([0, 1, 2], [bags.Section(0, 3)], [0, 1]):
-        refused(fetch, '2 rows', '3 row numbers')
+        refused(fetch, "2 rows", "3 row numbers")
     asked = ask([[0, 2]], [bags.Member(0, 3)], [bags.Section(0, 3)])
     reduced = compiled.library().collective_reduce_rows(
         tf.zeros([7]),
@@ -241,32 +314,49 @@ def test_row_numbers_and_gradients_of_another_count():
         max_norms=[0.0],
         shapes=[None],
     )
-    refused(reduced[0][0], '7', '6')
+    refused(reduced[0][0], "7", "6")
 
 
 def test_a_shard_of_another_dimension_or_that_is_not_initialized():
-    refused(exchanged([0], [bags.Section(0, 3)], [0], (4, 2))[0], 'table 0', 'of 2', 'of 3')
+    refused(exchanged([0], [bags.Section(0, 3)], [0], (4, 2))[0], "table 0", "of 2", "of 3")
     handle = tf.Variable(np.ones([4, 3], np.float32), use_resource=True).handle
     asked = ask([[0]], [bags.Member(0, 3)], [bags.Section(0, 3)])
-    flat = bags.gather([handle], [given([0])], asked.message[:3], [3, 0], [bags.Section(0, 3)], [0], 1, [None])
+    flat = bags.gather(
+        [handle], [given([0])], asked.message[:3], [3, 0], [bags.Section(0, 3)], [0], 1, [None]
+    )
     del flat
-    gathered = bags.gather([handle], [given([0])], given([1, 1, 0]), given([3], np.int32), [bags.Section(0, 3)], [0], 1, [None])
-    with tf.Session() as session, pytest.raises(tf.errors.FailedPreconditionError, match='table 0'):
+    gathered = bags.gather(
+        [handle],
+        [given([0])],
+        given([1, 1, 0]),
+        given([3], np.int32),
+        [bags.Section(0, 3)],
+        [0],
+        1,
+        [None],
+    )
+    with tf.Session() as session, pytest.raises(tf.errors.FailedPreconditionError, match="table 0"):
         session.run(gathered)
 
 
-def test_a_library_that_is_not_there_or_not_of_this_tensorflow(monkeypatch: pytest.MonkeyPatch, tmp_path: Any):
+def test_a_library_that_is_not_there_or_not_of_this_tensorflow(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+):
     for content, word in (
-        (None, 'not built'),
-        (b'\x7fELF collective native, TensorFlow 1.2.3;', '1.2.3'),
-        (b'\x7fELF', 'none'),
+        (None, "not built"),
+        (b"\x7fELF collective native, TensorFlow 1.2.3;", "1.2.3"),
+        (b"\x7fELF", "none"),
     ):
-        path = tmp_path / 'library.so'
+        path = tmp_path / "library.so"
         if content is not None:
             path.write_bytes(content)
-        monkeypatch.setattr(compiled, '_file', functools.partial(lambda found: found if found.exists() else None, path))
+        monkeypatch.setattr(
+            compiled,
+            "_file",
+            functools.partial(lambda found: found if found.exists() else None, path),
+        )
         bags.missing.cache_clear()
-        assert word in str(bags.missing()) and 'make setup' in str(bags.missing())
+        assert word in str(bags.missing()) and "make setup" in str(bags.missing())
         compiled.library.cache_clear()
         with pytest.raises(ImportError, match=word):
             compiled.library()

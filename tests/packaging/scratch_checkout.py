@@ -1,4 +1,7 @@
-"""A scratch checkout in which tools/setup.sh runs for real, on programs that only say that they were called."""
+"""A scratch checkout in which tools/setup.sh runs for real, on programs that only say that they
+were called.
+"""
+
 from __future__ import annotations
 
 import shutil
@@ -8,11 +11,35 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAMS = ('awk', 'bash', 'cat', 'cut', 'dirname', 'env', 'find', 'flock', 'grep', 'ln', 'mkdir', 'nproc', 'readlink',
-            'rm', 'sed', 'sha256sum', 'sleep', 'sort', 'tail', 'touch', 'uname', 'cp', 'chmod')
+PROGRAMS = (
+    "awk",
+    "bash",
+    "cat",
+    "cut",
+    "dirname",
+    "env",
+    "find",
+    "flock",
+    "grep",
+    "ln",
+    "mkdir",
+    "nproc",
+    "readlink",
+    "rm",
+    "sed",
+    "sha256sum",
+    "sleep",
+    "sort",
+    "tail",
+    "touch",
+    "uname",
+    "cp",
+    "chmod",
+)
 
-# An interpreter as far as set-up can tell. FAIL names a step that ends badly, HANG one that does not end.
-PYTHON = '''#!/usr/bin/env bash
+# An interpreter as far as set-up can tell. FAIL names a step that ends badly, HANG one that does
+# not end.
+PYTHON = """#!/usr/bin/env bash
 call() {
     echo "$1" >>"$CALLS"
     if [ "${FAIL-}" = "$1" ]; then echo "fatal error: $1 is broken"; exit 1; fi
@@ -26,32 +53,38 @@ case "$*" in
     *'pip wheel'*) call horovod; mkdir -p .venv/.setup/wheels; touch .venv/.setup/wheels/horovod-1-any.whl ;;
     *'--editable'*) call package ;;
 esac
-'''
-EVERY_STEP = ['environment', 'packages', 'horovod', 'package']
+"""
+EVERY_STEP = ["environment", "packages", "horovod", "package"]
 
 
 class Checkout:
-    """A folder with the set-up script, and a PATH that holds nothing else than what a test puts there."""
+    """A folder with the set-up script, and a PATH that holds nothing else than what a test puts
+    there.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self.root = folder / 'checkout'
-        self.programs = folder / 'bin'
-        self.calls_file = folder / 'calls'
-        (self.root / 'tools').mkdir(parents=True)
+        self.root = folder / "checkout"
+        self.programs = folder / "bin"
+        self.calls_file = folder / "calls"
+        (self.root / "tools").mkdir(parents=True)
         self.programs.mkdir()
-        for name in ('pyproject.toml', 'setup.py'):
+        for name in ("pyproject.toml", "setup.py"):
             shutil.copy(ROOT / name, self.root)
-        (self.root / 'ops').mkdir()
-        shutil.copy(ROOT / 'ops' / 'keymap.cc', self.root / 'ops')
-        shutil.copytree(ROOT / 'ops' / 'native', self.root / 'ops' / 'native')
-        shutil.copy(ROOT / 'tools' / 'setup.sh', self.root / 'tools')
-        shutil.copytree(ROOT / 'tools' / 'pins', self.root / 'tools' / 'pins')
+        (self.root / "ops").mkdir()
+        shutil.copy(ROOT / "ops" / "keymap.cc", self.root / "ops")
+        shutil.copytree(ROOT / "ops" / "native", self.root / "ops" / "native")
+        shutil.copy(ROOT / "tools" / "setup.sh", self.root / "tools")
+        shutil.copytree(ROOT / "tools" / "pins", self.root / "tools" / "pins")
         for name in PROGRAMS:
             (self.programs / name).symlink_to(shutil.which(name) or name)
-        for name in ('g++', 'make'):
-            self.program(name, '#!/usr/bin/env bash\n')
-        self.environment = {'PATH': str(self.programs), 'CALLS': str(self.calls_file), 'HOME': str(folder),
-                            'PYENV_ROOT': str(folder / 'pyenv')}
+        for name in ("g++", "make"):
+            self.program(name, "#!/usr/bin/env bash\n")
+        self.environment = {
+            "PATH": str(self.programs),
+            "CALLS": str(self.calls_file),
+            "HOME": str(folder),
+            "PYENV_ROOT": str(folder / "pyenv"),
+        }
 
     def program(self, name: str, text: str, folder: Path | None = None) -> Path:
         path = (folder or self.programs) / name
@@ -60,15 +93,23 @@ class Checkout:
         path.chmod(0o755)
         return path
 
-    def python(self, name: str, version: str, missing: str = '-', folder: Path | None = None) -> Path:
-        short = '.'.join(version.split('.')[:2])
-        text = PYTHON.replace('VERSION', f'{short} {version}').replace('MISSING', missing)
+    def python(
+        self, name: str, version: str, missing: str = "-", folder: Path | None = None
+    ) -> Path:
+        short = ".".join(version.split(".")[:2])
+        text = PYTHON.replace("VERSION", f"{short} {version}").replace("MISSING", missing)
         return self.program(name, text, folder)
 
     def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-        return subprocess.Popen([str(self.root / 'tools' / 'setup.sh'), *arguments], text=True, start_new_session=True,
-                                env={**self.environment, **environment}, stdin=subprocess.DEVNULL,
-                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        return subprocess.Popen(
+            [str(self.root / "tools" / "setup.sh"), *arguments],
+            text=True,
+            start_new_session=True,
+            env={**self.environment, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
 
     def setup(self, *arguments: str, expected: int = 0, **environment: str) -> str:
         """Runs set-up and returns what it printed."""
@@ -86,7 +127,7 @@ class Checkout:
     def wait_for_call(self, name: str) -> None:
         deadline = time.monotonic() + 30
         while not self.calls_file.exists() or name not in self.calls_file.read_text().split():
-            assert time.monotonic() < deadline, f'{name} was not reached'
+            assert time.monotonic() < deadline, f"{name} was not reached"
             time.sleep(0.02)
 
     def edit(self, file: str, change: Callable[[str], str]) -> None:

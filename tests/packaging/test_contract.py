@@ -1,4 +1,7 @@
-"""docs/equal-to-tensorflow.md against the tests: each row has some, and none of those it is made of is missing from it."""
+"""docs/equal-to-tensorflow.md against the tests: each row has some, and none of those it is made of
+is missing from it.
+"""
+
 from __future__ import annotations
 
 import ast
@@ -8,36 +11,63 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / 'docs' / 'equal-to-tensorflow.md').read_text(encoding='utf-8')
-ROWS = [[cell.strip() for cell in re.split(r'(?<!\\)\|', line)[1:-1]] for line in PAGE.splitlines()
-        if line.startswith('| ') and '::' in line]
+PAGE = (ROOT / "docs" / "equal-to-tensorflow.md").read_text(encoding="utf-8")
+ROWS = [
+    [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+    for line in PAGE.splitlines()
+    if line.startswith("| ") and "::" in line
+]
 # Every test of these is a row of the contract, or part of one.
-CONTRACT = ('alike', 'averages', 'columns', 'foreign', 'functions', 'keras', 'layers', 'optimizing', 'scripts', 'session_ends',
-            'variables', 'whole')
+CONTRACT = (
+    "alike",
+    "averages",
+    "columns",
+    "foreign",
+    "functions",
+    "keras",
+    "layers",
+    "optimizing",
+    "scripts",
+    "session_ends",
+    "variables",
+    "whole",
+)
 
 
 def cases_in(file: Path) -> set[str]:
-    return {node.name for node in ast.parse(file.read_text(encoding='utf-8')).body
-            if isinstance(node, ast.FunctionDef) and node.name.startswith('test_')}
+    return {
+        node.name
+        for node in ast.parse(file.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    }
 
 
-@pytest.mark.parametrize('row', ROWS, ids=lambda row: row[0][:40])
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0][:40])
 def test_a_row_has_its_tests(row):
     assert len(row) == 3 and all(row), row
-    for named in row[2].split(', '):
-        file, _, test = named.partition('::')
-        found = [path for path in (ROOT / 'tests' / f'{file}.py', ROOT / 'tests' / 'ranks' / f'{file}.py')
-                 if path.exists() and test in cases_in(path)]
+    for named in row[2].split(", "):
+        file, _, test = named.partition("::")
+        found = [
+            path
+            for path in (ROOT / "tests" / f"{file}.py", ROOT / "tests" / "ranks" / f"{file}.py")
+            if path.exists() and test in cases_in(path)
+        ]
         assert found, f'no test {named}, which "{row[0]}" names'
 
 
-@pytest.mark.parametrize('name', CONTRACT)
+@pytest.mark.parametrize("name", CONTRACT)
 def test_a_test_has_its_row(name):
-    named = set(re.findall(rf'test_{name}::(test_\w+)', PAGE))
-    missing = cases_in(ROOT / 'tests' / 'ranks' / f'test_{name}.py') - named
-    assert not missing, f'tests/ranks/test_{name}.py: no row of docs/equal-to-tensorflow.md names {sorted(missing)}'
+    named = set(re.findall(rf"test_{name}::(test_\w+)", PAGE))
+    missing = cases_in(ROOT / "tests" / "ranks" / f"test_{name}.py") - named
+    assert not missing, (
+        f"tests/ranks/test_{name}.py: no row of docs/equal-to-tensorflow.md names {sorted(missing)}"
+    )
 
 
 def test_no_line_is_left_out():
-    lines = [line for line in PAGE.splitlines() if line.startswith('| ') and not line.startswith(('| What', '|---'))]
-    assert len(lines) == len(ROWS) > 60, [line for line in lines if '::' not in line]
+    lines = [
+        line
+        for line in PAGE.splitlines()
+        if line.startswith("| ") and not line.startswith(("| What", "|---"))
+    ]
+    assert len(lines) == len(ROWS) > 60, [line for line in lines if "::" not in line]

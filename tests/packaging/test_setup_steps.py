@@ -1,4 +1,5 @@
 """Set-up repeats nothing, unless what a step was made from has changed or it was cut short."""
+
 from __future__ import annotations
 
 import os
@@ -9,37 +10,46 @@ from pathlib import Path
 import pytest
 from scratch_checkout import EVERY_STEP, Checkout
 
-PINS = 'tools/pins/python3.11.txt'
+PINS = "tools/pins/python3.11.txt"
 
 
 def test_a_second_call_repeats_nothing(ready: Checkout):
-    assert 'up to date (Python 3.11, horovod 0.28.1, GPU=0)' in ready.setup()
-    assert ready.setup('--quiet') == ''
+    assert "up to date (Python 3.11, horovod 0.28.1, GPU=0)" in ready.setup()
+    assert ready.setup("--quiet") == ""
     assert ready.calls() == []
 
 
 def test_each_step_is_named_with_its_time(checkout: Checkout):
-    checkout.python('python3.11', '3.11.7')
+    checkout.python("python3.11", "3.11.7")
     printed = checkout.setup()
-    for word in ('a virtual environment of Python 3.11.7', 'packages: tensorflow==2.15.1', 'horovod==0.28.1, built',
-                 'this package'):
+    for word in (
+        "a virtual environment of Python 3.11.7",
+        "packages: tensorflow==2.15.1",
+        "horovod==0.28.1, built",
+        "this package",
+    ):
         assert word in printed
-    assert printed.count('    took ') == len(EVERY_STEP)
+    assert printed.count("    took ") == len(EVERY_STEP)
 
 
-@pytest.mark.parametrize('file, old, new, steps', [
-    (PINS, 'ruff==', 'ruff==9.', ['packages']),
-    (PINS, 'tensorflow==2.15.1', 'tensorflow==2.15.2', ['packages', 'horovod', 'package']),
-    (PINS, 'horovod==0.28.1', 'horovod==0.28.2', ['packages', 'horovod']),
-    ('tools/pins/python3.10.txt', 'ruff==', 'ruff==9.', []),
-    ('tools/pins/gpu.txt', 'fastrlock==', 'fastrlock==9.', []),
-    ('tools/setup.sh', '# Makes .venv', '# Fills .venv', []),
-    ('pyproject.toml', '[tool.mypy]', '[tool.mypy]  # types', []),
-    ('pyproject.toml', 'name = "collective"', 'name = "collective2"', ['package']),
-    ('ops/keymap.cc', 'class KeyMap', 'class  KeyMap', ['package']),
-    ('ops/native/hear.cc', 'class HearOp', 'class  HearOp', ['package']),
-])
-def test_only_what_depends_on_a_change_is_repeated(ready: Checkout, file: str, old: str, new: str, steps: list[str]):
+@pytest.mark.parametrize(
+    "file, old, new, steps",
+    [
+        (PINS, "ruff==", "ruff==9.", ["packages"]),
+        (PINS, "tensorflow==2.15.1", "tensorflow==2.15.2", ["packages", "horovod", "package"]),
+        (PINS, "horovod==0.28.1", "horovod==0.28.2", ["packages", "horovod"]),
+        ("tools/pins/python3.10.txt", "ruff==", "ruff==9.", []),
+        ("tools/pins/gpu.txt", "fastrlock==", "fastrlock==9.", []),
+        ("tools/setup.sh", "# Makes .venv", "# Fills .venv", []),
+        ("pyproject.toml", "[tool.mypy]", "[tool.mypy]  # types", []),
+        ("pyproject.toml", 'name = "collective"', 'name = "collective2"', ["package"]),
+        ("ops/keymap.cc", "class KeyMap", "class  KeyMap", ["package"]),
+        ("ops/native/hear.cc", "class HearOp", "class  HearOp", ["package"]),
+    ],
+)
+def test_only_what_depends_on_a_change_is_repeated(
+    ready: Checkout, file: str, old: str, new: str, steps: list[str]
+):
     ready.edit(file, lambda text: text.replace(old, new))
     ready.setup()
     assert ready.calls() == steps
@@ -47,17 +57,24 @@ def test_only_what_depends_on_a_change_is_repeated(ready: Checkout, file: str, o
     assert ready.calls() == []
 
 
-@pytest.mark.parametrize('step, repeated', [
-    ('environment', EVERY_STEP), ('packages', EVERY_STEP),
-    ('horovod', ['horovod', 'package']), ('package', ['package']),
-])
-def test_a_step_that_fails_names_its_log_and_is_resumed(checkout: Checkout, step: str, repeated: list[str]):
-    checkout.python('python3.11', '3.11.7')
+@pytest.mark.parametrize(
+    "step, repeated",
+    [
+        ("environment", EVERY_STEP),
+        ("packages", EVERY_STEP),
+        ("horovod", ["horovod", "package"]),
+        ("package", ["package"]),
+    ],
+)
+def test_a_step_that_fails_names_its_log_and_is_resumed(
+    checkout: Checkout, step: str, repeated: list[str]
+):
+    checkout.python("python3.11", "3.11.7")
     printed = checkout.setup(expected=1, FAIL=step)
-    log = checkout.root / '.venv' / '.setup' / f'{step}.log'
-    assert f':fatal error: {step} is broken' in printed
-    assert f'all of its output is in {log}' in printed
-    assert f'{step} is broken' in log.read_text()
+    log = checkout.root / ".venv" / ".setup" / f"{step}.log"
+    assert f":fatal error: {step} is broken" in printed
+    assert f"all of its output is in {log}" in printed
+    assert f"{step} is broken" in log.read_text()
     checkout.calls()
     checkout.setup()
     assert checkout.calls() == repeated
@@ -65,15 +82,22 @@ def test_a_step_that_fails_names_its_log_and_is_resumed(checkout: Checkout, step
     assert checkout.calls() == []
 
 
-@pytest.mark.parametrize('step, repeated', [
-    ('environment', EVERY_STEP), ('packages', EVERY_STEP), ('horovod', ['horovod', 'package']),
-])
+@pytest.mark.parametrize(
+    "step, repeated",
+    [
+        ("environment", EVERY_STEP),
+        ("packages", EVERY_STEP),
+        ("horovod", ["horovod", "package"]),
+    ],
+)
 def test_a_set_up_that_is_killed_is_resumed(checkout: Checkout, step: str, repeated: list[str]):
-    """What was being installed may be half there: then .venv is made again. Horovod's build installs nothing."""
-    checkout.python('python3.11', '3.11.7')
+    """What was being installed may be half there: then .venv is made again. Horovod's build
+    installs nothing.
+    """
+    checkout.python("python3.11", "3.11.7")
     process = checkout.start(HANG=step)
     checkout.wait_for_call(step)
-    leftover = checkout.root / '.venv' / 'leftover'
+    leftover = checkout.root / ".venv" / "leftover"
     leftover.touch()
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate(timeout=60)
@@ -86,16 +110,16 @@ def test_a_set_up_that_is_killed_is_resumed(checkout: Checkout, step: str, repea
 
 
 def test_a_set_up_that_was_killed_while_it_removed_an_old_environment_is_resumed(ready: Checkout):
-    (ready.root / '.venv' / '.setup' / 'unfinished').touch()
-    shutil.rmtree(ready.root / '.venv' / 'bin')
-    assert 'did not finish: starting again' in ready.setup()
+    (ready.root / ".venv" / ".setup" / "unfinished").touch()
+    shutil.rmtree(ready.root / ".venv" / "bin")
+    assert "did not finish: starting again" in ready.setup()
     assert ready.calls() == EVERY_STEP
 
 
 def test_two_at_the_same_time_take_turns(checkout: Checkout):
-    checkout.python('python3.11', '3.11.7')
+    checkout.python("python3.11", "3.11.7")
     first = checkout.start()
-    checkout.wait_for_call('environment')
+    checkout.wait_for_call("environment")
     second = checkout.start()
     printed = [process.communicate(timeout=60)[0] for process in (first, second)]
     assert [first.returncode, second.returncode] == [0, 0], printed
@@ -104,55 +128,57 @@ def test_two_at_the_same_time_take_turns(checkout: Checkout):
 
 def test_one_waits_for_what_a_killed_one_left_running(checkout: Checkout):
     """pip goes on when only the script is killed; nobody may remove what it is writing to."""
-    checkout.python('python3.11', '3.11.7')
-    first = checkout.start(HANG='packages')
-    checkout.wait_for_call('packages')
+    checkout.python("python3.11", "3.11.7")
+    first = checkout.start(HANG="packages")
+    checkout.wait_for_call("packages")
     first.kill()
     first.wait()
     second = checkout.start()
     assert second.stdout is not None
-    assert 'another set-up is at work here' in second.stdout.readline()
+    assert "another set-up is at work here" in second.stdout.readline()
     os.killpg(first.pid, signal.SIGKILL)
     second.communicate(timeout=60)
     assert second.returncode == 0
-    assert checkout.calls() == ['environment', 'packages', *EVERY_STEP]
+    assert checkout.calls() == ["environment", "packages", *EVERY_STEP]
 
 
 def test_python_and_gpu_are_remembered(ready: Checkout):
-    ready.python('python3.10', '3.10.13')
-    ready.program('nvcc', '#!/usr/bin/env bash\necho release 12.2\n', ready.root / 'cuda' / 'bin')
-    asked = {'GPU': '1', 'HOROVOD_NCCL_HOME': '/', 'HOROVOD_CUDA_HOME': str(ready.root / 'cuda')}
-    assert 'Python 3.11, horovod 0.28.1, GPU=1' in ready.setup(**asked)
+    ready.python("python3.10", "3.10.13")
+    ready.program("nvcc", "#!/usr/bin/env bash\necho release 12.2\n", ready.root / "cuda" / "bin")
+    asked = {"GPU": "1", "HOROVOD_NCCL_HOME": "/", "HOROVOD_CUDA_HOME": str(ready.root / "cuda")}
+    assert "Python 3.11, horovod 0.28.1, GPU=1" in ready.setup(**asked)
     assert ready.calls() == EVERY_STEP
-    assert 'Python 3.10, horovod 0.28.1, GPU=1' in ready.setup(PYTHON='python3.10', **asked)
+    assert "Python 3.10, horovod 0.28.1, GPU=1" in ready.setup(PYTHON="python3.10", **asked)
     assert ready.calls() == EVERY_STEP
-    assert 'cupy-cuda12x==' in (ready.root / '.venv' / '.setup' / 'packages.txt').read_text()
-    assert 'up to date (Python 3.10, horovod 0.28.1, GPU=1)' in ready.setup()
+    assert "cupy-cuda12x==" in (ready.root / ".venv" / ".setup" / "packages.txt").read_text()
+    assert "up to date (Python 3.10, horovod 0.28.1, GPU=1)" in ready.setup()
     assert ready.calls() == []
-    assert 'Python 3.11, horovod 0.28.1, GPU=0' in ready.setup(PYTHON='python3.11', GPU='0')
+    assert "Python 3.11, horovod 0.28.1, GPU=0" in ready.setup(PYTHON="python3.11", GPU="0")
     assert ready.calls() == EVERY_STEP
 
 
 def test_a_python_that_is_installed_later_changes_nothing(checkout: Checkout):
-    checkout.python('python3.10', '3.10.13')
+    checkout.python("python3.10", "3.10.13")
     checkout.setup()
     checkout.calls()
-    checkout.python('python3.11', '3.11.7')
+    checkout.python("python3.11", "3.11.7")
     checkout.setup()
     assert checkout.calls() == []
 
 
-def test_a_python_that_is_gone_or_a_checkout_that_was_moved_means_a_new_environment(ready: Checkout, tmp_path: Path):
-    ready.root = ready.root.rename(tmp_path / 'moved')
+def test_a_python_that_is_gone_or_a_checkout_that_was_moved_means_a_new_environment(
+    ready: Checkout, tmp_path: Path
+):
+    ready.root = ready.root.rename(tmp_path / "moved")
     ready.setup()
     assert ready.calls() == EVERY_STEP
-    (ready.root / '.venv' / 'bin' / 'python').unlink()
+    (ready.root / ".venv" / "bin" / "python").unlink()
     ready.setup()
     assert ready.calls() == EVERY_STEP
 
 
 def test_an_environment_of_another_making_is_left_alone(checkout: Checkout):
-    checkout.python('python3.11', '3.11.7')
-    (checkout.root / '.venv' / 'bin').mkdir(parents=True)
+    checkout.python("python3.11", "3.11.7")
+    (checkout.root / ".venv" / "bin").mkdir(parents=True)
     assert "is not of this script's making" in checkout.setup(expected=2)
     assert checkout.calls() == []

@@ -1,4 +1,7 @@
-"""A small model for the cases of strategy.estimator, and plain tf.estimator, which they are held beside."""
+"""A small model for the cases of strategy.estimator, and plain tf.estimator, which they are held
+beside.
+"""
+
 import contextlib
 import os
 
@@ -18,52 +21,75 @@ LABELS = (_rng.uniform(0, 1, 200) < 0.4).astype(np.float32)
 
 def records(count, batch=BATCH):
     def input_fn():
-        data = {'ids': IDS[:count], 'weight': WEIGHTS[:count], 'number': np.arange(count)}
-        # Ending an iterator that tunes itself may take TensorFlow as long as it has lived (a wake-up that gets lost).
+        data = {"ids": IDS[:count], "weight": WEIGHTS[:count], "number": np.arange(count)}
+        # Ending an iterator that tunes itself may take TensorFlow as long as it has lived (a
+        # wake-up that gets lost).
         options = tf2.data.Options()
         options.autotune.enabled = False
-        return tf2.data.Dataset.from_tensor_slices((data, LABELS[:count])).batch(batch).with_options(options)
+        return (
+            tf2.data.Dataset.from_tensor_slices((data, LABELS[:count]))
+            .batch(batch)
+            .with_options(options)
+        )
+
     return input_fn
 
 
-def model(embedding_scope, metrics=None, optimizer=lambda: tf.train.AdagradOptimizer(0.2), trouble=None):
+def model(
+    embedding_scope, metrics=None, optimizer=lambda: tf.train.AdagradOptimizer(0.2), trouble=None
+):
     def model_fn(features, labels, mode, params):
         if trouble:
             trouble(mode)
         with embedding_scope():
-            table = reference.table('t', 10, 2)
-        w = tf.get_variable('w', [2, 1], initializer=tf.constant_initializer([[1.0], [-1.5]]))
-        rows = tf.reduce_mean(tf.nn.embedding_lookup(table, features['ids']), 1)
-        logit = tf.matmul(rows, w)[:, 0] * params.get('scale', 1.0)
+            table = reference.table("t", 10, 2)
+        w = tf.get_variable("w", [2, 1], initializer=tf.constant_initializer([[1.0], [-1.5]]))
+        rows = tf.reduce_mean(tf.nn.embedding_lookup(table, features["ids"]), 1)
+        logit = tf.matmul(rows, w)[:, 0] * params.get("scale", 1.0)
         p = tf.sigmoid(logit)
         if mode == tf.estimator.ModeKeys.PREDICT:
-            return tf.estimator.EstimatorSpec(mode, predictions={'p': p, 'number': features['number']})
+            return tf.estimator.EstimatorSpec(
+                mode, predictions={"p": p, "number": features["number"]}
+            )
         loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logit))
         step = tf.train.get_or_create_global_step()
         return tf.estimator.EstimatorSpec(
-            mode, loss=loss, train_op=optimizer().minimize(loss, global_step=step),
-            eval_metric_ops=metrics(labels, p, features['weight']) if metrics and mode == tf.estimator.ModeKeys.EVAL else None)
+            mode,
+            loss=loss,
+            train_op=optimizer().minimize(loss, global_step=step),
+            eval_metric_ops=metrics(labels, p, features["weight"])
+            if metrics and mode == tf.estimator.ModeKeys.EVAL
+            else None,
+        )
+
     return model_fn
 
 
 def told(**mine):
     """Every rank's `mine`."""
-    return meeting.exchange(None, 'case', mine)
+    return meeting.exchange(None, "case", mine)
 
 
 def made(strategy, folder, params=None, config=None, shard=True, **kwargs):
     """Outside of scope(), which its methods enter themselves."""
-    return strategy.estimator(model(strategy.embedding_scope, **kwargs), folder, config, params or {}, shard_input=shard)
+    return strategy.estimator(
+        model(strategy.embedding_scope, **kwargs), folder, config, params or {}, shard_input=shard
+    )
 
 
 def plain(folder, metrics=None, **kwargs):
     """Plain TensorFlow, in a folder of this rank's own."""
-    where = os.path.join(folder, f'plain{communication.rank()}')
-    return tf.estimator.Estimator(model(contextlib.nullcontext, metrics), where, params={}, **kwargs)
+    where = os.path.join(folder, f"plain{communication.rank()}")
+    return tf.estimator.Estimator(
+        model(contextlib.nullcontext, metrics), where, params={}, **kwargs
+    )
 
 
 def few_metrics(labels, p, weights):
-    return {'auc': tf.metrics.auc(labels, p, num_thresholds=50), 'mean': tf.metrics.mean(p, weights)}
+    return {
+        "auc": tf.metrics.auc(labels, p, num_thresholds=50),
+        "mean": tf.metrics.mean(p, weights),
+    }
 
 
 def assert_equal(got, want):
@@ -74,4 +100,4 @@ def assert_equal(got, want):
 
 def everyones(numbers):
     """What all ranks have, by rank."""
-    return [text['numbers'] for text in told(numbers=[int(x) for x in numbers])]
+    return [text["numbers"] for text in told(numbers=[int(x) for x in numbers])]

@@ -1,4 +1,7 @@
-"""What the cases of grouped lookups share: batches, runs of both kinds, and a count of what a step exchanges."""
+"""What the cases of grouped lookups share: batches, runs of both kinds, and a count of what a step
+exchanges.
+"""
+
 import collections
 import re
 
@@ -9,15 +12,19 @@ import tensorflow.compat.v1 as tf
 from collective.ops import operations
 from tests.ranks import reference
 
-B = 12      # samples of a global batch: 1 to 4 ranks divide it
+B = 12  # samples of a global batch: 1 to 4 ranks divide it
 
 
 def both(strategy, rank, size, build, runs):
-    """(what plain TensorFlow gives for the whole batches, what this rank gives for its part of them).
+    """(what plain TensorFlow gives for the whole batches, what this rank gives for its part of
+    them).
 
     `runs` are those of `reference.plain`, whose values are arrays of B samples.
     """
-    mine = [(names, {key: reference.part(value, rank, size) for key, value in values.items()}) for names, values in runs]
+    mine = [
+        (names, {key: reference.part(value, rank, size) for key, value in values.items()})
+        for names, values in runs
+    ]
     return reference.plain(build, runs), reference.sharded(strategy, build, mine)
 
 
@@ -38,7 +45,9 @@ def padded(rng, rows, most, least=1, samples=B):
 
 
 def sparse(ids, values=None):
-    """The sparse ids of a tensor [samples, most] in which -1 is none; with `values`, what this has at their places."""
+    """The sparse ids of a tensor [samples, most] in which -1 is none; with `values`, what this has
+    at their places.
+    """
     places = tf.where(ids >= 0)
     shape = tf.shape(ids, out_type=tf.int64)
     return tf.SparseTensor(places, tf.gather_nd(ids if values is None else values, places), shape)
@@ -46,23 +55,41 @@ def sparse(ids, values=None):
 
 def rows_of(tables):
     """All rows of static tables, as fetches by name."""
-    return {name: tf.nn.embedding_lookup(table, tf.range(table.shape[0])) for name, table in tables.items()}
+    return {
+        name: tf.nn.embedding_lookup(table, tf.range(table.shape[0]))
+        for name, table in tables.items()
+    }
 
 
 def counted(session, fetches, feed=None):
-    """(what the run gives, how often it executed operations of each type, or those that stand in for one)."""
+    """(what the run gives, how often it executed operations of each type, or those that stand in
+    for one).
+    """
     metadata = tf.RunMetadata()
-    out = session.run(fetches, feed, options=tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE), run_metadata=metadata)
-    labels = [node.timeline_label for device in metadata.step_stats.dev_stats for node in device.node_stats]
-    found = [match for label in labels if (match := re.search(r'(\S*) = (\w+)\(', label))]
-    return out, collections.Counter(operations.kind(session.graph.get_operation_by_name(match.group(1)))
-                                    if match.group(2) == 'EagerPyFunc' else match.group(2) for match in found)
+    out = session.run(
+        fetches,
+        feed,
+        options=tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE),
+        run_metadata=metadata,
+    )
+    labels = [
+        node.timeline_label
+        for device in metadata.step_stats.dev_stats
+        for node in device.node_stats
+    ]
+    found = [match for label in labels if (match := re.search(r"(\S*) = (\w+)\(", label))]
+    return out, collections.Counter(
+        operations.kind(session.graph.get_operation_by_name(match.group(1)))
+        if match.group(2) == "EagerPyFunc"
+        else match.group(2)
+        for match in found
+    )
 
 
 def exchanged(session, fetches, feed=None):
     """(all-to-alls, allreduces, allgathers) of a run."""
     counts = counted(session, fetches, feed)[1]
-    return tuple(counts[f'Horovod{kind}'] for kind in ('Alltoall', 'Allreduce', 'Allgather'))
+    return tuple(counts[f"Horovod{kind}"] for kind in ("Alltoall", "Allreduce", "Allgather"))
 
 
 def everyone(value):

@@ -1,4 +1,7 @@
-"""Plain TensorFlow, beside which the cases hold the library: the same function builds the graph with tables or without."""
+"""Plain TensorFlow, beside which the cases hold the library: the same function builds the graph
+with tables or without.
+"""
+
 import contextlib
 
 import numpy as np
@@ -8,14 +11,15 @@ import tensorflow.compat.v1 as tf
 def part(array, rank, size):
     """This rank's contiguous share of a global batch that N divides."""
     step = len(array) // size
-    return array[rank * step:(rank + 1) * step]
+    return array[rank * step : (rank + 1) * step]
 
 
 def plain(build, runs, initialize=True):
     """Builds and runs a model in plain TensorFlow on whole batches.
 
     Args:
-        build: build(embedding_scope) -> fetches by name and placeholders by name, `(fetches, feeds)`.
+        build: build(embedding_scope) -> fetches by name and placeholders by name, `(fetches,
+            feeds)`.
         runs: [(names to fetch, {placeholder name: value})].
 
     Returns:
@@ -37,8 +41,12 @@ def _run(scope, embedding_scope, build, runs):
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
             for names, values in runs:
-                results.append(session.run({name: fetches[name] for name in names},
-                                           {feeds[name]: value for name, value in values.items()}))
+                results.append(
+                    session.run(
+                        {name: fetches[name] for name in names},
+                        {feeds[name]: value for name, value in values.items()},
+                    )
+                )
     return results
 
 
@@ -47,4 +55,9 @@ def table_values(rows, dim, seed=0):
 
 
 def table(name, rows, dim, seed=0, **kwargs):
-    return tf.get_variable(name, [rows, dim], initializer=tf.constant_initializer(table_values(rows, dim, seed)), **kwargs)
+    return tf.get_variable(
+        name,
+        [rows, dim],
+        initializer=tf.constant_initializer(table_values(rows, dim, seed)),
+        **kwargs,
+    )

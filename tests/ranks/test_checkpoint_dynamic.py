@@ -1,4 +1,7 @@
-"""Checkpoints of dynamic tables: keys, rows and slots come back, and what is read without ranks is in the order of the keys."""
+"""Checkpoints of dynamic tables: keys, rows and slots come back, and what is read without ranks is
+in the order of the keys.
+"""
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -10,21 +13,22 @@ from collective.checkpoint import bundle as bundles
 from collective.checkpoint import tables
 from collective.ranks import meeting
 
-KEYS = np.array([-2 ** 63, 2 ** 63 - 1, -1, 0, 5, 10 ** 12, -77, 8, 9, 10, 11, 12], np.int64)
+KEYS = np.array([-(2**63), 2**63 - 1, -1, 0, 5, 10**12, -77, 8, 9, 10, 11, 12], np.int64)
 
 
 @pytest.fixture
 def folder(tmp_path):
-    return meeting.exchange(None, 'a folder', {'path': str(tmp_path)})[0]['path']
+    return meeting.exchange(None, "a folder", {"path": str(tmp_path)})[0]["path"]
 
 
-def model(name='e', optimizer=None):
+def model(name="e", optimizer=None):
     table = collective.get_embedding_variable(name, 2, initializer=tf.ones_initializer())
     ids = tf.placeholder(tf.int64, [None])
     rows = tf.nn.embedding_lookup(table, ids)
     step = tf.train.get_or_create_global_step()
     train = (optimizer or tf.train.AdagradOptimizer(0.5)).minimize(
-        tf.reduce_sum(rows * tf.cast(ids % 7 + 1, tf.float32)[:, None]), global_step=step)
+        tf.reduce_sum(rows * tf.cast(ids % 7 + 1, tf.float32)[:, None]), global_step=step
+    )
     return table, ids, rows, train
 
 
@@ -51,24 +55,26 @@ def restored(strategy, path, initialize):
         with tf.Session() as session:
             if initialize:
                 session.run(tf.global_variables_initializer())
-                session.run(train, {ids: [123, 456]})       # gone after the restore
+                session.run(train, {ids: [123, 456]})  # gone after the restore
             saver.restore(session, path)
             found, others = session.run(rows, {ids: KEYS}), session.run(rows, {ids: [123, 456]})
             np.testing.assert_array_equal(others, 0)
-            session.run(train, {ids: KEYS[:1]})             # its slots are there, too
+            session.run(train, {ids: KEYS[:1]})  # its slots are there, too
             return found
 
 
-@pytest.mark.parametrize('initialize, slices', [(False, bundles.SLICE), (True, 16)])
+@pytest.mark.parametrize("initialize, slices", [(False, bundles.SLICE), (True, 16)])
 def test_rows_come_back(strategy, rank, size, folder, initialize, slices, monkeypatch):
-    monkeypatch.setattr(bundles, 'SLICE', slices)
-    want = saved(strategy, rank, size, f'{folder}/m')
+    monkeypatch.setattr(bundles, "SLICE", slices)
+    want = saved(strategy, rank, size, f"{folder}/m")
     assert (want != 1).all() and (want != 0).all()
-    np.testing.assert_array_equal(restored(strategy, f'{folder}/m', initialize), want)
+    np.testing.assert_array_equal(restored(strategy, f"{folder}/m", initialize), want)
 
 
 def test_parts_without_a_ranks_keys_are_left_out():
-    """Counted out: of the mixes of one period, those that a rank owns, and the parts that they are in."""
+    """Counted out: of the mixes of one period, those that a rank owns, and the parts that they are
+    in.
+    """
     for saved in range(1, 9):
         for ranks in range(1, 9):
             for rank in range(ranks):
@@ -77,25 +83,31 @@ def test_parts_without_a_ranks_keys_are_left_out():
 
 
 def test_read_in_the_order_of_keys(strategy, rank, size, folder, monkeypatch):
-    monkeypatch.setattr(bundles, 'SLICE', 16)
-    want = saved(strategy, rank, size, f'{folder}/m')
+    monkeypatch.setattr(bundles, "SLICE", 16)
+    want = saved(strategy, rank, size, f"{folder}/m")
     order = np.argsort(KEYS)
     reader = tf.train.load_checkpoint(folder)
     for r in range(size):
-        keys = reader.get_tensor(f'e/keys/part_{r}')
+        keys = reader.get_tensor(f"e/keys/part_{r}")
         assert (np.diff(keys.astype(object)) > 0).all()
-        assert reader.get_tensor(f'e/part_{r}').shape == reader.get_tensor(f'e/Adagrad/part_{r}').shape == (len(keys), 2)
+        assert (
+            reader.get_tensor(f"e/part_{r}").shape
+            == reader.get_tensor(f"e/Adagrad/part_{r}").shape
+            == (len(keys), 2)
+        )
     if rank == 0:
-        assert command.main(['consolidate', folder, f'{folder}/whole']) == 0
-    meeting.exchange(None, 'wait', {})
-    np.testing.assert_array_equal(tf.train.load_checkpoint(f'{folder}/whole').get_tensor('e/keys/part_0'), KEYS[order])
-    for path in (f'{folder}/m', f'{folder}/whole'):
+        assert command.main(["consolidate", folder, f"{folder}/whole"]) == 0
+    meeting.exchange(None, "wait", {})
+    np.testing.assert_array_equal(
+        tf.train.load_checkpoint(f"{folder}/whole").get_tensor("e/keys/part_0"), KEYS[order]
+    )
+    for path in (f"{folder}/m", f"{folder}/whole"):
         for block in (1, 5, 1000):
-            keys, rows = zip(*checkpoint.read_table(path, 'e', block=block))
+            keys, rows = zip(*checkpoint.read_table(path, "e", block=block))
             assert all(len(k) <= block for k in keys)
             np.testing.assert_array_equal(np.concatenate(keys), KEYS[order])
             np.testing.assert_array_equal(np.concatenate(rows), want[order])
-    np.testing.assert_array_equal(restored(strategy, f'{folder}/whole', False), want)
+    np.testing.assert_array_equal(restored(strategy, f"{folder}/whole", False), want)
 
 
 def test_a_table_without_keys(strategy, folder):
@@ -104,43 +116,50 @@ def test_a_table_without_keys(strategy, folder):
         saver = tf.train.Saver()
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
-            saver.save(session, f'{folder}/m')
-            saver.restore(session, f'{folder}/m')
+            saver.save(session, f"{folder}/m")
+            saver.restore(session, f"{folder}/m")
             np.testing.assert_array_equal(session.run(rows, {ids: KEYS}), 0)
-    assert list(checkpoint.read_table(folder, 'e')) == []
+    assert list(checkpoint.read_table(folder, "e")) == []
 
 
 def test_it_starts_from_a_checkpoint(strategy, rank, size, folder):
-    want = saved(strategy, rank, size, f'{folder}/m')
+    want = saved(strategy, rank, size, f"{folder}/m")
     with strategy.scope(), tf.Graph().as_default():
-        table, ids, rows, train = model('other')
-        tf.train.init_from_checkpoint(folder, {'e': 'other'})
+        table, ids, rows, train = model("other")
+        tf.train.init_from_checkpoint(folder, {"e": "other"})
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
             np.testing.assert_array_equal(session.run(rows, {ids: KEYS}), want)
             session.run(train, {ids: KEYS[:1]})
-            tf.train.Saver({'e': table}).restore(session, f'{folder}/m')        # its slots start fresh
+            # its slots start fresh
+            tf.train.Saver({"e": table}).restore(session, f"{folder}/m")
             np.testing.assert_array_equal(session.run(rows, {ids: KEYS}), want)
 
 
 def test_what_does_not_fit(strategy, rank, size, folder):
-    saved(strategy, rank, size, f'{folder}/m')
+    saved(strategy, rank, size, f"{folder}/m")
     with strategy.scope(), tf.Graph().as_default():
         with strategy.embedding_scope():
-            static = tf.get_variable('e', [12, 2])
+            static = tf.get_variable("e", [12, 2])
         with tf.Session() as session:
-            with pytest.raises(tf.errors.InvalidArgumentError, match="'e' is static here, dynamic in the checkpoint"):
-                tf.train.Saver([static]).restore(session, f'{folder}/m')
+            with pytest.raises(
+                tf.errors.InvalidArgumentError,
+                match="'e' is static here, dynamic in the checkpoint",
+            ):
+                tf.train.Saver([static]).restore(session, f"{folder}/m")
     with strategy.scope(), tf.Graph().as_default():
         optimizer = tf.train.AdamOptimizer(0.1)
         table, _, _, _ = model(optimizer=optimizer)
         with pytest.raises(ValueError, match="a slot of the dynamic table 'e', but not the table"):
-            tf.train.Saver([optimizer.get_slot(table, 'm')])
+            tf.train.Saver([optimizer.get_slot(table, "m")])
         with tf.Session() as session:
-            with pytest.raises(tf.errors.NotFoundError, match=r"no 'e/Adam'.*it was written with Adagrad \(e/Adagrad\)"):
-                tf.train.Saver().restore(session, f'{folder}/m')
-    with strategy.scope(missing_slots='fresh'), tf.Graph().as_default():
+            with pytest.raises(
+                tf.errors.NotFoundError,
+                match=r"no 'e/Adam'.*it was written with Adagrad \(e/Adagrad\)",
+            ):
+                tf.train.Saver().restore(session, f"{folder}/m")
+    with strategy.scope(missing_slots="fresh"), tf.Graph().as_default():
         table, ids, rows, train = model(optimizer=tf.train.AdamOptimizer(0.1))
         with tf.Session() as session:
-            tf.train.Saver().restore(session, f'{folder}/m')
+            tf.train.Saver().restore(session, f"{folder}/m")
             session.run(train, {ids: KEYS})

@@ -1,4 +1,7 @@
-"""A checkpoint that an earlier version wrote on two ranks is restored, all of it, on any number of ranks."""
+"""A checkpoint that an earlier version wrote on two ranks is restored, all of it, on any number of
+ranks.
+"""
+
 from pathlib import Path
 
 import numpy as np
@@ -9,13 +12,23 @@ from collective.checkpoint import bundle
 from collective.checkpoint.layout import ENTRY, FORMAT_ENTRY
 from tests.golden import make
 
-PREFIX = str(Path(__file__).resolve().parents[1] / 'golden' / 'version_1' / 'm')
+PREFIX = str(Path(__file__).resolve().parents[1] / "golden" / "version_1" / "m")
 
-# Two steps of Momentum, rate and momentum 0.5, by hand. A row that one of the two ranks looked up has the gradient 1/2, so its
-# slot is 0.5 and then 0.75, and it moved by (0.5 + 0.75) / 2; one that both did, and the bias, twice as much.
-USER = np.array([[0 - 0.625, 0.25 - 0.625], [1 - 0.625, 1.25 - 0.625], [2, 2.25], [3, 3.25], [4 - 1.25, 4.25 - 1.25]])
+# Two steps of Momentum, rate and momentum 0.5, by hand. A row that one of the two ranks looked up
+# has the gradient 1/2, so its slot is 0.5 and then 0.75, and it moved by (0.5 + 0.75) / 2; one that
+# both did, and the bias, twice as much.
+USER = np.array(
+    [
+        [0 - 0.625, 0.25 - 0.625],
+        [1 - 0.625, 1.25 - 0.625],
+        [2, 2.25],
+        [3, 3.25],
+        [4 - 1.25, 4.25 - 1.25],
+    ]
+)
 USER_SLOT = np.array([0.75, 0.75, 0, 0, 1.5])
-ITEM = {-1: (1 - 1.25, 1.5), 7: (1 - 0.625, 0.75), 2 ** 63 - 1: (1 - 0.625, 0.75)}      # key: (row, slot)
+# key: (row, slot)
+ITEM = {-1: (1 - 1.25, 1.5), 7: (1 - 0.625, 0.75), 2**63 - 1: (1 - 0.625, 0.75)}
 
 
 def test_version_1(strategy, rank, size):
@@ -34,18 +47,20 @@ def test_version_1(strategy, rank, size):
             session.run(train, {ids: range(5), keys: list(ITEM)})
             user, item = session.run(rows, {ids: range(5), keys: list(ITEM)})
             np.testing.assert_array_equal(user, USER - (USER_SLOT[:, None] / 2 + 1) / 2)
-            np.testing.assert_array_equal(item, [[row - (slot / 2 + 1) / 2] * 2 for row, slot in ITEM.values()])
+            np.testing.assert_array_equal(
+                item, [[row - (slot / 2 + 1) / 2] * 2 for row, slot in ITEM.values()]
+            )
         opened = bundle.Bundle(PREFIX)
         ours = {v.op.name for v in tf.global_variables()}
         others = opened.entries.keys() - opened.layout.entries() - {ENTRY, FORMAT_ENTRY}
-        assert others == {'bias', 'bias/Momentum', 'global_step'}
+        assert others == {"bias", "bias/Momentum", "global_step"}
         assert ours == others | opened.layout.columns.keys()
 
 
 def test_version_1_is_read_without_ranks():
-    (first, rows), = checkpoint.read_table(PREFIX, 'user')
+    ((first, rows),) = checkpoint.read_table(PREFIX, "user")
     assert first == 0
     np.testing.assert_array_equal(rows, USER)
-    (keys, rows), = checkpoint.read_table(PREFIX, 'item/Momentum')
+    ((keys, rows),) = checkpoint.read_table(PREFIX, "item/Momentum")
     assert keys.tolist() == sorted(ITEM)
     np.testing.assert_array_equal(rows, [[ITEM[k][1]] * 2 for k in keys.tolist()])

@@ -1,4 +1,5 @@
 """Feature columns over static tables, beside plain TensorFlow: forward, and trained."""
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -7,16 +8,21 @@ import tensorflow.compat.v2 as tf2
 from tests.ranks import grouped, reference
 
 COLUMN, V2 = tf.feature_column, tf2.feature_column
-WORDS = ['red', 'green', 'blue', 'black', 'white']
+WORDS = ["red", "green", "blue", "black", "white"]
 RNG = np.random.default_rng(8)
 START = tf.constant_initializer(0.25)
 
 
 def batch(rng):
-    return {'id': rng.integers(0, 9, grouped.B), 'other': rng.integers(0, 9, grouped.B),
-            'many': grouped.padded(rng, 9, 4, least=0), 'weight': rng.uniform(0.5, 2, (grouped.B, 4)).astype(np.float32),
-            'word': rng.choice([*WORDS, 'pink'], grouped.B), 'x': rng.normal(size=(grouped.B, 1)).astype(np.float32),
-            'labels': rng.normal(size=grouped.B).astype(np.float32)}
+    return {
+        "id": rng.integers(0, 9, grouped.B),
+        "other": rng.integers(0, 9, grouped.B),
+        "many": grouped.padded(rng, 9, 4, least=0),
+        "weight": rng.uniform(0.5, 2, (grouped.B, 4)).astype(np.float32),
+        "word": rng.choice([*WORDS, "pink"], grouped.B),
+        "x": rng.normal(size=(grouped.B, 1)).astype(np.float32),
+        "labels": rng.normal(size=grouped.B).astype(np.float32),
+    }
 
 
 BATCHES = [batch(RNG) for _ in range(3)]
@@ -24,10 +30,15 @@ BATCHES = [batch(RNG) for _ in range(3)]
 
 def features():
     """(placeholders by name, features by name)."""
-    made = {name: tf.placeholder(tf.as_dtype(value.dtype) if value.dtype.kind != 'U' else tf.string, [None, *value.shape[1:]])
-            for name, value in BATCHES[0].items()}
-    bags = grouped.sparse(made['many'])
-    return made, {**made, 'many': bags, 'weight': grouped.sparse(made['many'], made['weight'])}
+    made = {
+        name: tf.placeholder(
+            tf.as_dtype(value.dtype) if value.dtype.kind != "U" else tf.string,
+            [None, *value.shape[1:]],
+        )
+        for name, value in BATCHES[0].items()
+    }
+    bags = grouped.sparse(made["many"])
+    return made, {**made, "many": bags, "weight": grouped.sparse(made["many"], made["weight"])}
 
 
 def identity(key, **kwargs):
@@ -39,91 +50,137 @@ def embedded(column, dim=3, api=COLUMN, **kwargs):
 
 
 def words(path):
-    with open(path, 'w') as file:
-        file.write('\n'.join(WORDS))
+    with open(path, "w") as file:
+        file.write("\n".join(WORDS))
     return str(path)
 
 
 COLUMNS = {
-    'identity': lambda path: [embedded(identity('id'))],
-    'v2': lambda path: [embedded(V2.categorical_column_with_identity('id', 9), api=V2)],
-    'sum': lambda path: [embedded(identity('many'), combiner='sum')],
-    'mean': lambda path: [embedded(identity('many'), combiner='mean')],
-    'sqrtn': lambda path: [embedded(identity('many'), combiner='sqrtn')],
-    'max_norm': lambda path: [embedded(identity('many'), max_norm=0.3)],
-    'default': lambda path: [embedded(COLUMN.categorical_column_with_identity('id', 4, default_value=2))],
-    'weighted': lambda path: [embedded(COLUMN.weighted_categorical_column(identity('many'), 'weight'), combiner='mean')],
-    'hashed': lambda path: [embedded(COLUMN.categorical_column_with_hash_bucket('word', 7))],
-    'vocabulary_list': lambda path: [embedded(
-        COLUMN.categorical_column_with_vocabulary_list('word', WORDS, num_oov_buckets=2))],
-    'vocabulary_file': lambda path: [embedded(COLUMN.categorical_column_with_vocabulary_file('word', words(path), 5))],
-    'crossed': lambda path: [embedded(COLUMN.crossed_column([identity('id'), 'word'], 20))],
-    'indicator': lambda path: [COLUMN.indicator_column(identity('many')), embedded(identity('id'))],
-    'bucketized': lambda path: [embedded(COLUMN.bucketized_column(COLUMN.numeric_column('x'), [-0.5, 0.0, 0.5])),
-                                COLUMN.numeric_column('x')],
-    'several': lambda path: [embedded(identity('id'), 2), embedded(identity('many'), 4), COLUMN.numeric_column('x'),
-                             embedded(COLUMN.categorical_column_with_hash_bucket('word', 7), 1)],
-    'not_trained': lambda path: [embedded(identity('id')), embedded(identity('other'), trainable=False)],
+    "identity": lambda path: [embedded(identity("id"))],
+    "v2": lambda path: [embedded(V2.categorical_column_with_identity("id", 9), api=V2)],
+    "sum": lambda path: [embedded(identity("many"), combiner="sum")],
+    "mean": lambda path: [embedded(identity("many"), combiner="mean")],
+    "sqrtn": lambda path: [embedded(identity("many"), combiner="sqrtn")],
+    "max_norm": lambda path: [embedded(identity("many"), max_norm=0.3)],
+    "default": lambda path: [
+        embedded(COLUMN.categorical_column_with_identity("id", 4, default_value=2))
+    ],
+    "weighted": lambda path: [
+        embedded(COLUMN.weighted_categorical_column(identity("many"), "weight"), combiner="mean")
+    ],
+    "hashed": lambda path: [embedded(COLUMN.categorical_column_with_hash_bucket("word", 7))],
+    "vocabulary_list": lambda path: [
+        embedded(COLUMN.categorical_column_with_vocabulary_list("word", WORDS, num_oov_buckets=2))
+    ],
+    "vocabulary_file": lambda path: [
+        embedded(COLUMN.categorical_column_with_vocabulary_file("word", words(path), 5))
+    ],
+    "crossed": lambda path: [embedded(COLUMN.crossed_column([identity("id"), "word"], 20))],
+    "indicator": lambda path: [COLUMN.indicator_column(identity("many")), embedded(identity("id"))],
+    "bucketized": lambda path: [
+        embedded(COLUMN.bucketized_column(COLUMN.numeric_column("x"), [-0.5, 0.0, 0.5])),
+        COLUMN.numeric_column("x"),
+    ],
+    "several": lambda path: [
+        embedded(identity("id"), 2),
+        embedded(identity("many"), 4),
+        COLUMN.numeric_column("x"),
+        embedded(COLUMN.categorical_column_with_hash_bucket("word", 7), 1),
+    ],
+    "not_trained": lambda path: [
+        embedded(identity("id")),
+        embedded(identity("other"), trainable=False),
+    ],
 }
 
 
 def trained(strategy, rank, size, wide):
     """That three steps of a model over what `wide(features)` makes end with the same variables."""
+
     def build(embedding_scope):
         feeds, found = features()
         with embedding_scope():
             x = wide(found)
         out = tf.layers.dense(x, 1, kernel_initializer=tf.ones_initializer())[:, 0]
-        train = tf.train.AdagradOptimizer(0.3).minimize(tf.reduce_mean(tf.square(out - feeds['labels'])))
+        train = tf.train.AdagradOptimizer(0.3).minimize(
+            tf.reduce_mean(tf.square(out - feeds["labels"]))
+        )
         with tf.control_dependencies([tf.tables_initializer()]):
             ready = tf.no_op()
-        kept = {v.op.name: v for v in tf.global_variables() if 'Adagrad' not in v.name}
-        return {'train': train, 'ready': ready, 'x': x, **kept}, feeds
+        kept = {v.op.name: v for v in tf.global_variables() if "Adagrad" not in v.name}
+        return {"train": train, "ready": ready, "x": x, **kept}, feeds
+
     names = []
 
     def built(embedding_scope):
         fetches, feeds = build(embedding_scope)
-        names[:] = [name for name in fetches if name not in ('train', 'ready', 'x')]
+        names[:] = [name for name in fetches if name not in ("train", "ready", "x")]
         return fetches, feeds
+
     with tf.Graph().as_default():
         built(lambda: tf.name_scope(None))
-    runs = [(['ready'], {}), (['x'], BATCHES[0]), *((['train'], b) for b in BATCHES), (names, {})]
+    runs = [(["ready"], {}), (["x"], BATCHES[0]), *((["train"], b) for b in BATCHES), (names, {})]
     want, got = grouped.both(strategy, rank, size, built, runs)
-    np.testing.assert_allclose(got[1]['x'], reference.part(want[1]['x'], rank, size), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        got[1]["x"], reference.part(want[1]["x"], rank, size), rtol=1e-5, atol=1e-6
+    )
     grouped.same(got[-1], want[-1])
     assert names
 
 
-@pytest.mark.parametrize('kind, layer', [(kind, layer) for kind in COLUMNS for layer in ('input_layer', 'DenseFeatures')
-                                         if (kind, layer) != ('v2', 'input_layer')])
+@pytest.mark.parametrize(
+    "kind, layer",
+    [
+        (kind, layer)
+        for kind in COLUMNS
+        for layer in ("input_layer", "DenseFeatures")
+        if (kind, layer) != ("v2", "input_layer")
+    ],
+)
 def test_columns(strategy, rank, size, kind, layer, tmp_path):
     def wide(found):
-        columns = COLUMNS[kind](tmp_path / 'words')
-        if layer == 'input_layer':
+        columns = COLUMNS[kind](tmp_path / "words")
+        if layer == "input_layer":
             return COLUMN.input_layer(found, columns)
         return tf.keras.layers.DenseFeatures(columns)(found)
+
     trained(strategy, rank, size, wide)
 
 
-@pytest.mark.parametrize('version', [1, 2])
+@pytest.mark.parametrize("version", [1, 2])
 def test_shared_columns(strategy, rank, size, version):
     """One table for two columns."""
+
     def wide(found):
         if version == 1:
-            return COLUMN.input_layer(found, COLUMN.shared_embedding_columns(
-                [identity('id'), identity('many')], 3, initializer=START))
-        shared = V2.shared_embeddings([V2.categorical_column_with_identity(name, 9) for name in ('id', 'many')], 3,
-                                      initializer=START)
+            return COLUMN.input_layer(
+                found,
+                COLUMN.shared_embedding_columns(
+                    [identity("id"), identity("many")], 3, initializer=START
+                ),
+            )
+        shared = V2.shared_embeddings(
+            [V2.categorical_column_with_identity(name, 9) for name in ("id", "many")],
+            3,
+            initializer=START,
+        )
         return tf.keras.layers.DenseFeatures(shared)(found)
+
     trained(strategy, rank, size, wide)
 
 
 def test_linear_models(strategy, rank, size):
     """Their weights are tables of dimension 1 in embedding_scope(), biases are replicated."""
+
     def wide(found):
-        columns = [identity('id'), COLUMN.weighted_categorical_column(identity('many'), 'weight'),
-                   COLUMN.crossed_column(['word', identity('other')], 30), COLUMN.numeric_column('x')]
-        return COLUMN.linear_model(found, columns, sparse_combiner='mean')
+        columns = [
+            identity("id"),
+            COLUMN.weighted_categorical_column(identity("many"), "weight"),
+            COLUMN.crossed_column(["word", identity("other")], 30),
+            COLUMN.numeric_column("x"),
+        ]
+        return COLUMN.linear_model(found, columns, sparse_combiner="mean")
+
     trained(strategy, rank, size, wide)
 
 
@@ -131,6 +188,7 @@ def test_sequence_columns(strategy, rank, size):
     sequence = tf.feature_column.sequence_categorical_column_with_identity
 
     def wide(found):
-        x, lengths = tf.keras.experimental.SequenceFeatures([embedded(sequence('many', 9))])(found)
+        x, lengths = tf.keras.experimental.SequenceFeatures([embedded(sequence("many", 9))])(found)
         return tf.reduce_sum(x, 1) / tf.maximum(tf.cast(lengths, tf.float32), 1)[:, None]
+
     trained(strategy, rank, size, wide)

@@ -1,4 +1,7 @@
-"""The collectives, against NumPy; their gradients, against the transposed collective worked out by hand."""
+"""The collectives, against NumPy; their gradients, against the transposed collective worked out by
+hand.
+"""
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -16,54 +19,64 @@ def splits(rank, size):
 
 def session_run(strategy, build):
     with strategy.scope(), tf.Graph().as_default():
-        zero = gate.gates_of(tf.get_default_graph()).beside([]).zero if communication.size() > 1 else 0
+        zero = (
+            gate.gates_of(tf.get_default_graph()).beside([]).zero if communication.size() > 1 else 0
+        )
         fetches = build(zero)
-        tf.get_variable('any', [])
+        tf.get_variable("any", [])
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
             return session.run(fetches)
 
 
-@pytest.mark.parametrize('dtype', [tf.float32, tf.float64, tf.float16, tf.bfloat16, tf.int32, tf.int64])
+@pytest.mark.parametrize(
+    "dtype", [tf.float32, tf.float64, tf.float16, tf.bfloat16, tf.int32, tf.int64]
+)
 def test_alltoall(strategy, rank, size, dtype):
     mine = data(rank, sum(splits(rank, size)))
 
     def build(zero):
-        out, received = communication.alltoall(tf.cast(mine * 8, dtype), tf.constant(splits(rank, size)), 'collective.x', zero)
+        out, received = communication.alltoall(
+            tf.cast(mine * 8, dtype), tf.constant(splits(rank, size)), "collective.x", zero
+        )
         return tf.cast(out, tf.float64), received
 
     out, received = session_run(strategy, build)
     want = []
     for k in range(size):
         theirs, cut = data(k, sum(splits(k, size))) * 8, np.cumsum([0] + splits(k, size))
-        want.append(theirs[cut[rank]:cut[rank + 1]])
+        want.append(theirs[cut[rank] : cut[rank + 1]])
     assert received.tolist() == [splits(k, size)[rank] for k in range(size)]
     want = np.concatenate(want)
     want = np.trunc(want) if dtype.is_integer else want
-    np.testing.assert_allclose(out, want, rtol={tf.float16: 1e-3, tf.bfloat16: 1e-2}.get(dtype, 1e-6))
+    np.testing.assert_allclose(
+        out, want, rtol={tf.float16: 1e-3, tf.bfloat16: 1e-2}.get(dtype, 1e-6)
+    )
 
 
 def test_gradients_are_the_transposed_collectives(strategy, rank, size):
-    """d/dx of the sum over all ranks of f(received), twice, with f = x ** 3 times the receiver's number."""
+    """d/dx of the sum over all ranks of f(received), twice, with f = x ** 3 times the receiver's
+    number.
+    """
     mine = data(rank, sum(splits(rank, size)))
 
     def build(zero):
         x = tf.constant(mine)
-        out, _ = communication.alltoall(x, tf.constant(splits(rank, size)), 'collective.x', zero)
-        first = tf.gradients((rank + 1.0) * tf.reduce_sum(out ** 3), x)[0]
+        out, _ = communication.alltoall(x, tf.constant(splits(rank, size)), "collective.x", zero)
+        first = tf.gradients((rank + 1.0) * tf.reduce_sum(out**3), x)[0]
         return first, tf.gradients(tf.reduce_sum(first), x)[0]
 
     first, second = session_run(strategy, build)
     receiver = np.repeat(np.arange(size), splits(rank, size))[:, None] + 1.0
-    np.testing.assert_allclose(first, 3 * receiver * mine ** 2, rtol=1e-5)
+    np.testing.assert_allclose(first, 3 * receiver * mine**2, rtol=1e-5)
     np.testing.assert_allclose(second, 6 * receiver * mine, rtol=1e-5)
 
 
 def test_allreduce_and_allgather(strategy, rank, size):
     def build(zero):
         x, y = tf.constant(data(rank, 3)), tf.constant(data(rank, rank + 1))
-        a, b = communication.allreduce_sum([x, x[0]], 'collective.sum', zero)
-        g = communication.allgather(y, 'collective.all', zero)
+        a, b = communication.allreduce_sum([x, x[0]], "collective.sum", zero)
+        g = communication.allgather(y, "collective.all", zero)
         weight = tf.reshape(tf.range(tf.size(g), dtype=tf.float32), tf.shape(g)) * (rank + 1.0)
         return a, b, g, tf.gradients((rank + 1.0) * a[0], x)[0], tf.gradients(g * weight, y)[0]
 
@@ -78,13 +91,22 @@ def test_allreduce_and_allgather(strategy, rank, size):
     np.testing.assert_allclose(dg, every * np.arange(first, first + 2 * (rank + 1)).reshape(-1, 2))
 
 
-@pytest.mark.parametrize('dtype', [tf.float16, tf.bfloat16])
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
 def test_allgather_of_half_precision_keeps_every_bit(strategy, rank, size, dtype):
-    """Infinities, the smallest numbers and -0 among them; bfloat16 travels as the bits of another type."""
+    """Infinities, the smallest numbers and -0 among them; bfloat16 travels as the bits of another
+    type.
+    """
     with strategy.scope(), tf.Graph().as_default():
-        bits = tf.constant(np.array([0x7F80, 0xFF80, 0x8000, 0x0001, 0x3F80 + rank, 0x7BFF], np.uint16))
+        bits = tf.constant(
+            np.array([0x7F80, 0xFF80, 0x8000, 0x0001, 0x3F80 + rank, 0x7BFF], np.uint16)
+        )
         zero = gate.gates_of(tf.get_default_graph()).at(1).zero if size > 1 else 0
-        got = tf.bitcast(communication.allgather(tf.bitcast(bits, dtype), communication.unique_name('bits'), zero), tf.uint16)
+        got = tf.bitcast(
+            communication.allgather(
+                tf.bitcast(bits, dtype), communication.unique_name("bits"), zero
+            ),
+            tf.uint16,
+        )
         with tf.Session() as session:
             got = session.run(got).reshape(size, 6)
     if dtype == tf.bfloat16:
@@ -94,7 +116,10 @@ def test_allgather_of_half_precision_keeps_every_bit(strategy, rank, size, dtype
 
 def test_names_are_the_same_on_every_rank_and_unlike_each_other(strategy):
     with tf.Graph().as_default():
-        assert [communication.unique_name('a/b') for _ in range(3)] == [
-            'collective.a.b', 'collective.a.b.1', 'collective.a.b.2']
+        assert [communication.unique_name("a/b") for _ in range(3)] == [
+            "collective.a.b",
+            "collective.a.b.1",
+            "collective.a.b.2",
+        ]
     with tf.Graph().as_default():
-        assert communication.unique_name('a/b') == 'collective.a.b'
+        assert communication.unique_name("a/b") == "collective.a.b"

@@ -1,4 +1,7 @@
-"""scope(deterministic=True): the same bits again, data in one order, and TensorFlow as it was afterwards."""
+"""scope(deterministic=True): the same bits again, data in one order, and TensorFlow as it was
+afterwards.
+"""
+
 import time
 
 import numpy as np
@@ -17,33 +20,50 @@ def test_training_twice_gives_the_same_bits(strategy):
 
 
 def test_numbers_are_those_of_plain_tensorflow(strategy, rank, size):
-    """Sums in the order of the ranks are sums, and so is their gradient's gradient (a penalty on a gradient)."""
+    """Sums in the order of the ranks are sums, and so is their gradient's gradient (a penalty on a
+    gradient).
+    """
+
     def build(embedding_scope):
         with embedding_scope():
-            t = reference.table('t', 9, 3)
+            t = reference.table("t", 9, 3)
         ids = tf.placeholder(tf.int64, [None])
-        w, v = (tf.get_variable(name, initializer=reference.table_values(3, 2, seed)) for name, seed in (('w', 1), ('v', 2)))
+        w, v = (
+            tf.get_variable(name, initializer=reference.table_values(3, 2, seed))
+            for name, seed in (("w", 1), ("v", 2))
+        )
         loss = tf.reduce_mean(tf.square(tf.matmul(tf.nn.embedding_lookup(t, ids), w * v)))
         penalty = sum(tf.reduce_sum(tf.square(g)) for g in tf.gradients(loss, [w, v]))
         train = tf.train.GradientDescentOptimizer(0.01).minimize(loss + penalty)
-        return {'train': train, 'w': w.read_value(), 'v': v.read_value(), **grouped.rows_of({'t': t})}, {'ids': ids}
+        return {
+            "train": train,
+            "w": w.read_value(),
+            "v": v.read_value(),
+            **grouped.rows_of({"t": t}),
+        }, {"ids": ids}
 
     ids = np.random.default_rng(0).integers(0, 9, grouped.B)
     with strategy.scope(deterministic=True):
-        want, got = grouped.both(strategy, rank, size, build, [(['train'], {'ids': ids})] * 3 + [(['w', 'v', 't'], {})])
+        want, got = grouped.both(
+            strategy, rank, size, build, [(["train"], {"ids": ids})] * 3 + [(["w", "v", "t"], {})]
+        )
     grouped.same(got[-1], want[-1])
 
 
 def test_sums_are_formed_in_the_order_of_the_ranks(strategy, rank, size):
-    """Of 1e8, 1 and -1e8 in float32 the order matters; beside others they are the same. 0 with all in their places."""
+    """Of 1e8, 1 and -1e8 in float32 the order matters; beside others they are the same. 0 with all
+    in their places.
+    """
     values = np.array([1e8, 1.0, -1e8, 1.0], np.float32)
     with strategy.scope(deterministic=True), tf.Graph().as_default() as graph:
         with strategy.embedding_scope():
-            tf.get_variable('t', [4, 1])
+            tf.get_variable("t", [4, 1])
         zero = gate.gates_of(graph).beside([]).zero
         long, short = tf.fill([7], values[rank]), tf.fill([1, 2], values[rank])
-        alone = communication.allreduce_sum([long], communication.unique_name('alone'), zero)
-        beside = communication.allreduce_sum([short, tf.zeros([5]), long], communication.unique_name('beside'), zero)
+        alone = communication.allreduce_sum([long], communication.unique_name("alone"), zero)
+        beside = communication.allreduce_sum(
+            [short, tf.zeros([5]), long], communication.unique_name("beside"), zero
+        )
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
             alone, beside = session.run([alone, beside])
@@ -56,14 +76,18 @@ def test_sums_are_formed_in_the_order_of_the_ranks(strategy, rank, size):
 
 def test_data_come_in_one_order(strategy):
     """Though they are told that they needn't, and the first take the longest."""
+
     def slow(i):
         time.sleep(0.02 * (4 - i % 4))
         return i
 
     with strategy.scope(deterministic=True), tf.Graph().as_default():
-        tf.set_random_seed(1)       # a one-shot iterator takes one
-        data = tf.data.Dataset.range(12).map(lambda i: tf.numpy_function(slow, [i], tf.int64, stateful=False),
-                                             num_parallel_calls=4, deterministic=False)
+        tf.set_random_seed(1)  # a one-shot iterator takes one
+        data = tf.data.Dataset.range(12).map(
+            lambda i: tf.numpy_function(slow, [i], tf.int64, stateful=False),
+            num_parallel_calls=4,
+            deterministic=False,
+        )
         following = tf.data.make_one_shot_iterator(data).get_next()
         with tf.Session() as session:
             assert [session.run(following) for _ in range(12)] == list(range(12))
@@ -71,13 +95,13 @@ def test_data_come_in_one_order(strategy):
 
 def test_random_numbers_need_a_seed(strategy):
     with strategy.scope(deterministic=True), tf.Graph().as_default():
-        with pytest.raises(RuntimeError, match='require a seed'):
+        with pytest.raises(RuntimeError, match="require a seed"):
             tf.nn.dropout(tf.ones([3]), rate=0.5)
-        with pytest.raises(RuntimeError, match='require a seed'):
+        with pytest.raises(RuntimeError, match="require a seed"):
             tf.data.Dataset.range(4).shuffle(2)
         with strategy.embedding_scope():
-            tf.get_variable('t', [4, 2])        # whose rows have seeds of their own
-            tf.get_variable('d', [None, 2])
+            tf.get_variable("t", [4, 2])  # whose rows have seeds of their own
+            tf.get_variable("d", [None, 2])
 
 
 def test_tensorflow_is_left_as_it_was(strategy):
@@ -103,9 +127,9 @@ def test_one_rank_that_is_told_alone_is_an_error_on_all(strategy, rank, size):
     if size == 1:
         return
     with strategy.scope(deterministic=rank == 0), tf.Graph().as_default():
-        w = tf.get_variable('w', [], initializer=tf.ones_initializer())
+        w = tf.get_variable("w", [], initializer=tf.ones_initializer())
         train = tf.train.GradientDescentOptimizer(0.1).minimize(w * 2.0)
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
-            with pytest.raises(RankError, match='The ranks do not run the same'):
+            with pytest.raises(RankError, match="The ranks do not run the same"):
                 session.run(train)

@@ -1,4 +1,7 @@
-"""Grouped lookups in sessions: which input a run takes, what it finds, in graphs run, finalized, changed or copied."""
+"""Grouped lookups in sessions: which input a run takes, what it finds, in graphs run, finalized,
+changed or copied.
+"""
+
 import contextlib
 
 import numpy as np
@@ -9,7 +12,7 @@ from tests.ranks import reference
 from tests.ranks.grouped import exchanged, rows_of, same
 
 ROWS = 9
-COLLECTIVES = {1: (0, 0, 0)}                    # one rank exchanges nothing
+COLLECTIVES = {1: (0, 0, 0)}  # one rank exchanges nothing
 
 
 def values(name, dim):
@@ -22,7 +25,7 @@ def table(name, dim):
 
 def two(embedding_scope):
     with embedding_scope():
-        return {'a': table('a', 3), 'b': table('b', 4)}
+        return {"a": table("a", 3), "b": table("b", 4)}
 
 
 def batches(rank, count, seed):
@@ -39,48 +42,57 @@ def drain(session, fetches):
             return out
 
 
-# ---- Input ---------------------------------------------------------------------------------------------------------------
+# ---- Input
 
-@pytest.mark.parametrize('moment', ['before', 'after', 'later'])
+
+@pytest.mark.parametrize("moment", ["before", "after", "later"])
 def test_training_takes_no_evaluation_input_nor_the_other_way_round(strategy, rank, size, moment):
-    """The model twice over the same tables, each with an iterator; evaluated before gradients are taken, after, or later.
+    """The model twice over the same tables, each with an iterator; evaluated before gradients are
+    taken, after, or later.
 
     Ranks have unequal parts of the evaluation: whoever is done answers the others.
     """
     left = 3 + rank % 2
-    mine = {'train': batches(rank, 5, 1), 'evaluation': batches(rank, left, 2)}
+    mine = {"train": batches(rank, 5, 1), "evaluation": batches(rank, left, 2)}
     with strategy.scope(), tf.Graph().as_default():
         t = two(strategy.embedding_scope)
 
         def model(which):
-            ids = tf.data.make_one_shot_iterator(tf.data.Dataset.from_tensor_slices(mine[which])).get_next()
+            ids = tf.data.make_one_shot_iterator(
+                tf.data.Dataset.from_tensor_slices(mine[which])
+            ).get_next()
             pairs = tf.SparseTensor([[0, 0], [0, 1], [1, 0], [1, 1]], ids, [2, 2])
-            pooled = tf.nn.embedding_lookup_sparse(t['b'], pairs, None, combiner='sum')
-            return ids, tf.nn.embedding_lookup(t['a'], ids), pooled
+            pooled = tf.nn.embedding_lookup_sparse(t["b"], pairs, None, combiner="sum")
+            return ids, tf.nn.embedding_lookup(t["a"], ids), pooled
 
         def trained():
-            _, *rows = model('train')
-            return tf.train.GradientDescentOptimizer(0.1).minimize(sum(tf.reduce_mean(tf.square(row)) for row in rows))
-        evaluation = model('evaluation') if moment == 'before' else None
+            _, *rows = model("train")
+            return tf.train.GradientDescentOptimizer(0.1).minimize(
+                sum(tf.reduce_mean(tf.square(row)) for row in rows)
+            )
+
+        evaluation = model("evaluation") if moment == "before" else None
         train = trained()
-        evaluation = model('evaluation') if moment == 'after' else evaluation
+        evaluation = model("evaluation") if moment == "after" else evaluation
         state = rows_of(t)
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
             for _ in range(2):
                 session.run(train)
-            evaluation = evaluation or model('evaluation')
-            seen = [session.run(evaluation)]        # every rank has this one
+            evaluation = evaluation or model("evaluation")
+            seen = [session.run(evaluation)]  # every rank has this one
             session.run(train)
             seen += drain(session, evaluation)
             now = session.run(state)
             trained_more = len(drain(session, train))
     assert (len(seen), trained_more) == (left, 2)
-    for (ids, a, b), asked in zip(seen, mine['evaluation']):
+    for (ids, a, b), asked in zip(seen, mine["evaluation"]):
         np.testing.assert_array_equal(ids, asked)
-        if ids is not seen[0][0]:       # the state that the others were evaluated in
-            np.testing.assert_allclose(a, now['a'][asked], rtol=1e-6)
-            np.testing.assert_allclose(b, now['b'][asked].reshape(2, 2, 4).sum(1), rtol=1e-5, atol=1e-6)
+        if ids is not seen[0][0]:  # the state that the others were evaluated in
+            np.testing.assert_allclose(a, now["a"][asked], rtol=1e-6)
+            np.testing.assert_allclose(
+                b, now["b"][asked].reshape(2, 2, 4).sum(1), rtol=1e-5, atol=1e-6
+            )
 
 
 def test_two_inputs_without_any_optimizer(strategy, rank, size):
@@ -88,22 +100,28 @@ def test_two_inputs_without_any_optimizer(strategy, rank, size):
     mine = [batches(rank, count, seed) for seed, count in enumerate((2, 3))]
     with strategy.scope(), tf.Graph().as_default():
         t = two(strategy.embedding_scope)
-        rows = [tf.nn.embedding_lookup(table_, tf.data.make_one_shot_iterator(
-            tf.data.Dataset.from_tensor_slices(ids)).get_next()) for table_, ids in zip(t.values(), mine)]
+        rows = [
+            tf.nn.embedding_lookup(
+                table_,
+                tf.data.make_one_shot_iterator(tf.data.Dataset.from_tensor_slices(ids)).get_next(),
+            )
+            for table_, ids in zip(t.values(), mine)
+        ]
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
             seen = drain(session, rows[0])
             other = drain(session, rows[1])
     assert len(seen) == 2 and len(other) == 3
     for got, ids in zip(other, mine[1]):
-        np.testing.assert_allclose(got, values('b', 4)[ids], rtol=1e-6)
+        np.testing.assert_allclose(got, values("b", 4)[ids], rtol=1e-6)
 
 
-# ---- Sessions ------------------------------------------------------------------------------------------------------------
+# ---- Sessions
+
 
 @pytest.mark.grouped
-@pytest.mark.parametrize('monitored', [False, True])
-@pytest.mark.parametrize('finalized', [False, True])
+@pytest.mark.parametrize("monitored", [False, True])
+@pytest.mark.parametrize("finalized", [False, True])
 def test_inference_shares_two_all_to_alls(strategy, rank, size, monitored, finalized):
     """Keys and rows: no gradient is ever taken. A graph that is final is grouped, too."""
     with strategy.scope(), tf.Graph().as_default() as graph:
@@ -119,42 +137,49 @@ def test_inference_shares_two_all_to_alls(strategy, rank, size, monitored, final
             got = session.run(rows, {ids: [rank, 8]})
             assert exchanged(session, rows, {ids: [rank]}) == COLLECTIVES.get(size, (2, 0, 1))
             assert graph.finalized == (finalized or monitored)
-    same(got, {'a': values('a', 3)[[rank, 8]], 'b': values('b', 4)[[rank, 8]]})
+    same(got, {"a": values("a", 3)[[rank, 8]], "b": values("b", 4)[[rank, 8]]})
 
 
 def test_training_in_a_final_graph(strategy, rank, size):
     def build(embedding_scope):
         t = two(embedding_scope)
         ids = tf.placeholder(tf.int64, [None])
-        loss = sum(tf.reduce_mean(tf.square(tf.nn.embedding_lookup(table_, ids))) for table_ in t.values())
-        fetches = {'train': tf.train.AdagradOptimizer(0.1).minimize(loss), 'state': rows_of(t)}
-        tf.get_default_graph().get_collection_ref('init').append(tf.global_variables_initializer())
-        return fetches, {'ids': ids}
+        loss = sum(
+            tf.reduce_mean(tf.square(tf.nn.embedding_lookup(table_, ids))) for table_ in t.values()
+        )
+        fetches = {"train": tf.train.AdagradOptimizer(0.1).minimize(loss), "state": rows_of(t)}
+        tf.get_default_graph().get_collection_ref("init").append(tf.global_variables_initializer())
+        return fetches, {"ids": ids}
 
     ids = np.arange(12) % ROWS
-    want = reference.plain(build, [(['train'], {'ids': ids}), (['state'], {})])
+    want = reference.plain(build, [(["train"], {"ids": ids}), (["state"], {})])
     with strategy.scope(), tf.Graph().as_default() as graph:
         fetches, p = build(strategy.embedding_scope)
         graph.finalize()
         with tf.Session() as session:
-            session.run(tf.get_collection('init'))
-            session.run(fetches['train'], {p['ids']: reference.part(ids, rank, size)})
-            same(session.run(fetches['state']), want[1]['state'])
+            session.run(tf.get_collection("init"))
+            session.run(fetches["train"], {p["ids"]: reference.part(ids, rank, size)})
+            same(session.run(fetches["state"]), want[1]["state"])
 
 
 def test_lookups_that_are_added_after_a_session_has_run(strategy, rank, size):
-    """They get an exchange of their own with the optimizer that comes with them; what was there stays as it is."""
+    """They get an exchange of their own with the optimizer that comes with them; what was there
+    stays as it is.
+    """
+
     def build(embedding_scope, session):
         t = two(embedding_scope)
         ids = tf.constant([1, 8, 3])
-        a = tf.nn.embedding_lookup(t['a'], ids)
+        a = tf.nn.embedding_lookup(t["a"], ids)
         one = tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(tf.square(a)))
-        unused = tf.nn.embedding_lookup(t['b'], ids)
+        unused = tf.nn.embedding_lookup(t["b"], ids)
         session.run(tf.global_variables_initializer())
         session.run(one)
-        b = [tf.nn.embedding_lookup(t['b'], (ids + i) % ROWS) for i in range(2)]
+        b = [tf.nn.embedding_lookup(t["b"], (ids + i) % ROWS) for i in range(2)]
         optimizer = tf.train.AdagradOptimizer(0.1)
-        other = optimizer.minimize(tf.reduce_mean(tf.square(b[0] + b[1])) + tf.reduce_mean(a ** 3) + tf.reduce_mean(unused))
+        other = optimizer.minimize(
+            tf.reduce_mean(tf.square(b[0] + b[1])) + tf.reduce_mean(a**3) + tf.reduce_mean(unused)
+        )
         session.run(tf.variables_initializer(optimizer.variables()))
         for train in (other, one, other):
             session.run(train)
@@ -176,20 +201,23 @@ def test_grouping_that_is_switched_on_after_a_session_has_run(strategy, rank, si
             with strategy.scope(grouping=False):
                 session.run(tf.global_variables_initializer())
                 session.run(rows)
-            train = tf.train.GradientDescentOptimizer(1.0).minimize(sum(tf.reduce_sum(row) for row in rows.values()))
+            train = tf.train.GradientDescentOptimizer(1.0).minimize(
+                sum(tf.reduce_sum(row) for row in rows.values())
+            )
             session.run(train)
             got = session.run(rows)
             assert exchanged(session, train) == COLLECTIVES.get(size, (6, 0, 1))
-    for name, dim in (('a', 3), ('b', 4)):
+    for name, dim in (("a", 3), ("b", 4)):
         want = values(name, dim)
         want[[1, 8]] -= 1.0
         np.add.at(want, list(range(size)), -1.0 / size)
         np.testing.assert_allclose(got[name], want[[1, 8, rank]], rtol=1e-5, atol=1e-5)
 
 
-# ---- Order within a run --------------------------------------------------------------------------------------------------
+# ---- Order within a run
 
-@pytest.mark.parametrize('dtype', [tf.int64, tf.int32])
+
+@pytest.mark.parametrize("dtype", [tf.int64, tf.int32])
 def test_a_lookup_under_control_dependencies_sees_the_value_after(strategy, rank, size, dtype):
     """Of an update in the same run, while the lookups beside it see the value before."""
     with strategy.scope(), tf.Graph().as_default():
@@ -197,48 +225,62 @@ def test_a_lookup_under_control_dependencies_sees_the_value_after(strategy, rank
         ids = tf.placeholder(dtype, [None])
         before = {name: tf.nn.embedding_lookup(table_, ids) for name, table_ in t.items()}
         with tf.control_dependencies(list(before.values())):
-            train = tf.train.GradientDescentOptimizer(1.0).minimize(sum(tf.reduce_sum(row) for row in before.values()))
+            train = tf.train.GradientDescentOptimizer(1.0).minimize(
+                sum(tf.reduce_sum(row) for row in before.values())
+            )
         with tf.control_dependencies([train]):
             after = {name: tf.nn.embedding_lookup(table_, ids) for name, table_ in t.items()}
             pair = tf.SparseTensor([[0, 0], [0, 1]], tf.cast(ids[:2], tf.int64), [1, 2])
-            pooled = tf.nn.embedding_lookup_sparse(t['a'], pair, None, combiner='sum')
+            pooled = tf.nn.embedding_lookup_sparse(t["a"], pair, None, combiner="sum")
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
             for step in range(4):
                 got = session.run([before, after, pooled], {ids: [0, 3, 8]})
-                for name, dim in (('a', 3), ('b', 4)):
+                for name, dim in (("a", 3), ("b", 4)):
                     row = values(name, dim)[[0, 3, 8]] - step
                     np.testing.assert_allclose(got[0][name], row, rtol=1e-5, atol=1e-5)
                     np.testing.assert_allclose(got[1][name], row - 1.0, rtol=1e-5, atol=1e-5)
-                np.testing.assert_allclose(got[2][0], (values('a', 3)[[0, 3]] - step - 1.0).sum(0), rtol=1e-5, atol=1e-5)
+                np.testing.assert_allclose(
+                    got[2][0], (values("a", 3)[[0, 3]] - step - 1.0).sum(0), rtol=1e-5, atol=1e-5
+                )
 
 
 def test_ids_that_are_read_after_an_assignment(strategy, rank, size):
     with strategy.scope(), tf.Graph().as_default():
         t = two(strategy.embedding_scope)
-        counter = tf.get_variable('counter', [], tf.int64, initializer=tf.zeros_initializer(), trainable=False)
-        beside = tf.nn.embedding_lookup(t['b'], [rank])
+        counter = tf.get_variable(
+            "counter", [], tf.int64, initializer=tf.zeros_initializer(), trainable=False
+        )
+        beside = tf.nn.embedding_lookup(t["b"], [rank])
         with tf.control_dependencies([counter.assign_add(1)]):
-            rows = tf.nn.embedding_lookup(t['a'], counter.read_value()[None])
+            rows = tf.nn.embedding_lookup(t["a"], counter.read_value()[None])
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
             for step in (1, 2, 3):
                 got = session.run([rows, beside])
-                np.testing.assert_allclose(got[0][0], values('a', 3)[step], rtol=1e-6)
-                np.testing.assert_allclose(got[1][0], values('b', 4)[rank], rtol=1e-6)
+                np.testing.assert_allclose(got[0][0], values("a", 3)[step], rtol=1e-6)
+                np.testing.assert_allclose(got[1][0], values("b", 4)[rank], rtol=1e-6)
 
 
-# ---- Copies of a graph ---------------------------------------------------------------------------------------------------
+# ---- Copies of a graph
 
-@pytest.mark.parametrize('trained', [False, True])
-@pytest.mark.parametrize('way', ['graph_def', 'meta_graph'])
+
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("way", ["graph_def", "meta_graph"])
 def test_an_imported_graph_gives_right_numbers_or_a_clear_error(strategy, rank, size, way, trained):
-    """A copy has none of what the ranks agree on: with several of them it says so, before anything is exchanged."""
+    """A copy has none of what the ranks agree on: with several of them it says so, before anything
+    is exchanged.
+    """
     with strategy.scope(), tf.Graph().as_default() as graph:
         t = two(strategy.embedding_scope)
-        rows = {name: tf.nn.embedding_lookup(table_, [1, 8], name=f'rows_{name}') for name, table_ in t.items()}
+        rows = {
+            name: tf.nn.embedding_lookup(table_, [1, 8], name=f"rows_{name}")
+            for name, table_ in t.items()
+        }
         if trained:
-            tf.train.GradientDescentOptimizer(0.1).minimize(sum(tf.reduce_sum(row) for row in rows.values()))
+            tf.train.GradientDescentOptimizer(0.1).minimize(
+                sum(tf.reduce_sum(row) for row in rows.values())
+            )
         init = tf.global_variables_initializer().name
         proto = tf.train.export_meta_graph()
         with tf.Session() as session:
@@ -246,16 +288,18 @@ def test_an_imported_graph_gives_right_numbers_or_a_clear_error(strategy, rank, 
             session.run(rows)
         proto_after = graph.as_graph_def()
     with strategy.scope(), tf.Graph().as_default() as copy:
-        if way == 'meta_graph':
+        if way == "meta_graph":
             tf.train.import_meta_graph(proto)
         else:
-            tf.import_graph_def(proto_after, name='')
+            tf.import_graph_def(proto_after, name="")
         with tf.Session() as session:
             session.run(init)
-            fetches = {name: copy.get_tensor_by_name(f'rows_{name}:0') for name in t}
+            fetches = {name: copy.get_tensor_by_name(f"rows_{name}:0") for name in t}
             if size == 1:
                 got = session.run(fetches)
-                same(got, {'a': values('a', 3)[[1, 8]], 'b': values('b', 4)[[1, 8]]})
+                same(got, {"a": values("a", 3)[[1, 8]], "b": values("b", 4)[[1, 8]]})
             else:
-                with pytest.raises(tf.errors.InvalidArgumentError, match='no session of strategy.scope'):
+                with pytest.raises(
+                    tf.errors.InvalidArgumentError, match="no session of strategy.scope"
+                ):
                     session.run(fetches)

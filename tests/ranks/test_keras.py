@@ -1,4 +1,5 @@
 """Keras in graphs: its legacy optimizers over tables, its layers inside embedding_scope()."""
+
 import contextlib
 
 import numpy as np
@@ -12,82 +13,126 @@ from tests.ranks import grouped, reference
 IDS = np.random.default_rng(0).integers(0, 9, grouped.B)
 X = np.random.default_rng(1).normal(size=(grouped.B, 3)).astype(np.float32)
 Y = np.random.default_rng(2).integers(0, 2, (grouped.B, 2)).astype(np.float32)
-STEP = {'ids': IDS, 'x': X, 'y': Y}
+STEP = {"ids": IDS, "x": X, "y": Y}
 legacy = tf2.keras.optimizers.legacy
 
 
 def model(embedding_scope):
     """(loss as a function, [table, dense matrix], placeholders)."""
     with embedding_scope():
-        t = reference.table('t', 9, 3)
-    w = tf.get_variable('w', initializer=reference.table_values(3, 2, 1))
-    feeds = {'ids': tf.placeholder(tf.int64, [None]), 'x': tf.placeholder(tf.float32, [None, 3]),
-             'y': tf.placeholder(tf.float32, [None, 2])}
+        t = reference.table("t", 9, 3)
+    w = tf.get_variable("w", initializer=reference.table_values(3, 2, 1))
+    feeds = {
+        "ids": tf.placeholder(tf.int64, [None]),
+        "x": tf.placeholder(tf.float32, [None, 3]),
+        "y": tf.placeholder(tf.float32, [None, 2]),
+    }
 
     def loss():
-        rows = tf.nn.embedding_lookup(t, feeds['ids'])
-        return tf.reduce_mean(tf.square(tf.matmul(rows * feeds['x'], w)) + rows[:, :2])
+        rows = tf.nn.embedding_lookup(t, feeds["ids"])
+        return tf.reduce_mean(tf.square(tf.matmul(rows * feeds["x"], w)) + rows[:, :2])
+
     return loss, [t, w], feeds
 
 
 def build(train):
-    """A model as `reference.plain` wants it, with what `train(loss function, variables)` gives to be run."""
+    """A model as `reference.plain` wants it, with what `train(loss function, variables)` gives to
+    be run.
+    """
+
     def made(embedding_scope):
         loss, (t, w), feeds = model(embedding_scope)
-        return {'train': train(loss, [t, w]), 'w': w.read_value(), **grouped.rows_of({'t': t})}, feeds
+        return {
+            "train": train(loss, [t, w]),
+            "w": w.read_value(),
+            **grouped.rows_of({"t": t}),
+        }, feeds
+
     return made
 
 
 def compare(strategy, rank, size, build, names, rtol=2e-5, atol=1e-6, steps=3):
-    want, got = grouped.both(strategy, rank, size, build, [(['train'], STEP)] * steps + [(names, {})])
+    want, got = grouped.both(
+        strategy, rank, size, build, [(["train"], STEP)] * steps + [(names, {})]
+    )
     grouped.same(got[-1], want[-1], rtol, atol)
 
 
 OPTIMIZERS = {
-    'sgd': lambda: legacy.SGD(0.3), 'momentum': lambda: legacy.SGD(0.1, 0.9, nesterov=True),
-    'adagrad': lambda: legacy.Adagrad(0.3), 'adadelta': lambda: legacy.Adadelta(1.0),
-    'adam': lambda: legacy.Adam(0.05), 'amsgrad': lambda: legacy.Adam(0.05, amsgrad=True),
-    'adamax': lambda: legacy.Adamax(0.05), 'nadam': lambda: legacy.Nadam(0.05),
-    'rmsprop': lambda: legacy.RMSprop(0.01, centered=True, momentum=0.5),
-    'ftrl': lambda: legacy.Ftrl(0.1, l1_regularization_strength=0.01),
-    'schedule': lambda: legacy.SGD(tf2.keras.optimizers.schedules.ExponentialDecay(0.3, 1, 0.5)),
-    'version 1': lambda: tf.keras.optimizers.Adam(0.05)}
+    "sgd": lambda: legacy.SGD(0.3),
+    "momentum": lambda: legacy.SGD(0.1, 0.9, nesterov=True),
+    "adagrad": lambda: legacy.Adagrad(0.3),
+    "adadelta": lambda: legacy.Adadelta(1.0),
+    "adam": lambda: legacy.Adam(0.05),
+    "amsgrad": lambda: legacy.Adam(0.05, amsgrad=True),
+    "adamax": lambda: legacy.Adamax(0.05),
+    "nadam": lambda: legacy.Nadam(0.05),
+    "rmsprop": lambda: legacy.RMSprop(0.01, centered=True, momentum=0.5),
+    "ftrl": lambda: legacy.Ftrl(0.1, l1_regularization_strength=0.01),
+    "schedule": lambda: legacy.SGD(tf2.keras.optimizers.schedules.ExponentialDecay(0.3, 1, 0.5)),
+    "version 1": lambda: tf.keras.optimizers.Adam(0.05),
+}
 
 
-@pytest.mark.parametrize('name', OPTIMIZERS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_legacy_optimizers(strategy, rank, size, name):
     """Their slots are the shard's."""
-    compare(strategy, rank, size, build(lambda loss, variables: OPTIMIZERS[name]().get_updates(loss(), variables)),
-            ['t', 'w'], 2e-4, 2e-6)
+    compare(
+        strategy,
+        rank,
+        size,
+        build(lambda loss, variables: OPTIMIZERS[name]().get_updates(loss(), variables)),
+        ["t", "w"],
+        2e-4,
+        2e-6,
+    )
 
 
 WAYS = {
-    'minimize': lambda optimizer, loss, variables: optimizer.minimize(loss, variables),
-    'apply': lambda optimizer, loss, variables: optimizer.apply_gradients(zip(tf.gradients(loss(), variables), variables))}
+    "minimize": lambda optimizer, loss, variables: optimizer.minimize(loss, variables),
+    "apply": lambda optimizer, loss, variables: optimizer.apply_gradients(
+        zip(tf.gradients(loss(), variables), variables)
+    ),
+}
 
 
-@pytest.mark.parametrize('way', WAYS)
+@pytest.mark.parametrize("way", WAYS)
 def test_ways_to_apply_gradients(strategy, rank, size, way):
-    compare(strategy, rank, size, build(lambda *given: WAYS[way](legacy.Adam(0.05), *given)), ['t', 'w'], 2e-4)
+    compare(
+        strategy,
+        rank,
+        size,
+        build(lambda *given: WAYS[way](legacy.Adam(0.05), *given)),
+        ["t", "w"],
+        2e-4,
+    )
 
 
-@pytest.mark.parametrize('clip', [{'clipvalue': 0.05}, {'clipnorm': 0.05}, {'global_clipnorm': 0.05}], ids=str)
+@pytest.mark.parametrize(
+    "clip", [{"clipvalue": 0.05}, {"clipnorm": 0.05}, {"global_clipnorm": 0.05}], ids=str
+)
 def test_clipping_is_of_the_whole_gradient(strategy, rank, size, clip):
     """The reference's gradients are made dense: plain TensorFlow takes repeated ids apart."""
+
     def train(loss, variables):
         gradients = tf.gradients(loss(), variables)
         if not isinstance(variables[0], Table):
             gradients = [tf.convert_to_tensor(g) for g in gradients]
         return legacy.SGD(0.5, **clip).apply_gradients(zip(gradients, variables))
-    compare(strategy, rank, size, build(train), ['t', 'w'], steps=1)
+
+    compare(strategy, rank, size, build(train), ["t", "w"], steps=1)
 
 
 def test_checkpoints_hold_the_slots(strategy, rank, size, folder):
-    """Saved, and restored into a model that has taken other steps, the next step is the one of plain TensorFlow."""
+    """Saved, and restored into a model that has taken other steps, the next step is the one of
+    plain TensorFlow.
+    """
+
     def train(loss, variables):
         return legacy.Adam(0.05).get_updates(loss(), variables)
-    names = ['t', 'w']
-    want = reference.plain(build(train), [(['train'], STEP)] * 3 + [(names, {})])[-1]
+
+    names = ["t", "w"]
+    want = reference.plain(build(train), [(["train"], STEP)] * 3 + [(names, {})])[-1]
     mine = {name: reference.part(value, rank, size) for name, value in STEP.items()}
     for steps in (2, 5):
         with strategy.scope(), tf.Graph().as_default():
@@ -96,54 +141,61 @@ def test_checkpoints_hold_the_slots(strategy, rank, size, folder):
             with tf.Session() as session:
                 session.run(tf.global_variables_initializer())
                 for _ in range(steps):
-                    session.run(fetches['train'], feed)
+                    session.run(fetches["train"], feed)
                 if steps == 2:
-                    path = saver.save(session, f'{folder}/model')
-                    assert sum(len(rows) for _, rows in checkpoint.read_table(path, 'Adam/t/m')) == 9
+                    path = saver.save(session, f"{folder}/model")
+                    assert (
+                        sum(len(rows) for _, rows in checkpoint.read_table(path, "Adam/t/m")) == 9
+                    )
                 else:
                     saver.restore(session, path)
-                    session.run(fetches['train'], feed)
+                    session.run(fetches["train"], feed)
                     grouped.same(session.run({name: fetches[name] for name in names}), want, 2e-4)
 
 
 def test_what_legacy_optimizers_do_not_do_is_refused(strategy, rank, size):
     with strategy.scope(), tf.Graph().as_default():
-        dynamic = tf.get_variable('dynamic', [None, 3])
+        dynamic = tf.get_variable("dynamic", [None, 3])
         loss = tf.reduce_mean(tf.nn.embedding_lookup(dynamic, tf.constant([1, 2], tf.int64)))
         with pytest.raises(NotImplementedError, match="compat.v1.train.*Adam.*'dynamic'"):
             legacy.Adam(0.1).get_updates(loss, [dynamic])
     with strategy.scope(local_steps=2), tf.Graph().as_default():
         loss, variables, _ = model(strategy.embedding_scope)
-        with pytest.raises(NotImplementedError, match='compat.v1.train.*local_steps=2'):
+        with pytest.raises(NotImplementedError, match="compat.v1.train.*local_steps=2"):
             legacy.Adam(0.1).get_updates(loss(), variables)
 
 
-@pytest.mark.parametrize('way', ['minimize', 'apply'])
+@pytest.mark.parametrize("way", ["minimize", "apply"])
 def test_new_optimizers_would_train_nothing(strategy, way):
     """In plain TensorFlow their operation counts iterations, and updates no variable."""
     with strategy.scope(), tf.Graph().as_default():
         loss, variables, _ = model(strategy.embedding_scope)
-        with pytest.raises(NotImplementedError, match='legacy.Adam'):
+        with pytest.raises(NotImplementedError, match="legacy.Adam"):
             WAYS[way](tf2.keras.optimizers.Adam(0.1), loss, variables)
 
 
 def test_slots_are_whole_to_whoever_reads_them(strategy, rank, size):
     def build(embedding_scope):
         with embedding_scope():
-            t = reference.table('t', 11, 3)
+            t = reference.table("t", 11, 3)
         ids = tf.placeholder(tf.int64, [None])
         optimizer = tf.keras.optimizers.legacy.Adam(0.1)
         loss = tf.reduce_mean(tf.square(tf.nn.embedding_lookup(t, ids)))
         train = tf.group(optimizer.get_updates(loss, [t]))
-        slot = optimizer.get_slot(t, 'm')
+        slot = optimizer.get_slot(t, "m")
         assert slot.shape.as_list() == [11, 3]
-        return {'train': train, 'slot': slot, 'row': tf.nn.embedding_lookup(slot, [10, 0])}, {'ids': ids}
-    batch = {'ids': np.random.default_rng(4).integers(0, 11, grouped.B)}
-    want, got = grouped.both(strategy, rank, size, build, [(['train'], batch), (['slot', 'row'], {})])
+        return {"train": train, "slot": slot, "row": tf.nn.embedding_lookup(slot, [10, 0])}, {
+            "ids": ids
+        }
+
+    batch = {"ids": np.random.default_rng(4).integers(0, 11, grouped.B)}
+    want, got = grouped.both(
+        strategy, rank, size, build, [(["train"], batch), (["slot", "row"], {})]
+    )
     grouped.same(got[-1], want[-1])
 
 
-@pytest.mark.parametrize('way', ['fit', 'train_on_batch', 'dataset'])
+@pytest.mark.parametrize("way", ["fit", "train_on_batch", "dataset"])
 def test_models_of_keras(strategy, rank, size, way):
     """`fit`, `evaluate`, `predict` of a compiled model, each rank with its part of every batch."""
     rng, steps = np.random.default_rng(3), 3
@@ -151,36 +203,57 @@ def test_models_of_keras(strategy, rank, size, way):
     y = rng.normal(size=(steps, grouped.B, 1)).astype(np.float32)
 
     def run(scope, embedding_scope, r, n):
-        mine = [np.concatenate([reference.part(batch, r, n) for batch in whole]) for whole in (ids, y)]
+        mine = [
+            np.concatenate([reference.part(batch, r, n) for batch in whole]) for whole in (ids, y)
+        ]
         batch = grouped.B // n
         with scope, tf.Graph().as_default(), tf.Session().as_default() as session:
             tf.keras.backend.set_session(session)
             with embedding_scope():
-                table = tf2.keras.layers.Embedding(9, 3, tf.constant_initializer(reference.table_values(9, 3)), input_length=2)
-            model = tf.keras.Sequential([table, tf2.keras.layers.Flatten(),
-                                         tf2.keras.layers.BatchNormalization(trainable=False),
-                                         tf2.keras.layers.Dense(1, kernel_initializer=tf.constant_initializer(0.3))])
-            model.compile(legacy.Adam(0.05), 'mse', metrics=['mae'])
+                table = tf2.keras.layers.Embedding(
+                    9, 3, tf.constant_initializer(reference.table_values(9, 3)), input_length=2
+                )
+            model = tf.keras.Sequential(
+                [
+                    table,
+                    tf2.keras.layers.Flatten(),
+                    tf2.keras.layers.BatchNormalization(trainable=False),
+                    tf2.keras.layers.Dense(1, kernel_initializer=tf.constant_initializer(0.3)),
+                ]
+            )
+            model.compile(legacy.Adam(0.05), "mse", metrics=["mae"])
             for _ in range(2):
-                if way == 'fit':
+                if way == "fit":
                     model.fit(*mine, batch_size=batch, shuffle=False, verbose=0)
-                elif way == 'dataset':
-                    model.fit(tf2.data.Dataset.from_tensor_slices(tuple(mine)).batch(batch), steps_per_epoch=steps, verbose=0)
+                elif way == "dataset":
+                    model.fit(
+                        tf2.data.Dataset.from_tensor_slices(tuple(mine)).batch(batch),
+                        steps_per_epoch=steps,
+                        verbose=0,
+                    )
                 else:
                     for step in range(steps):
-                        model.train_on_batch(*(x[step * batch:(step + 1) * batch] for x in mine))
+                        model.train_on_batch(*(x[step * batch : (step + 1) * batch] for x in mine))
             loss, error = model.evaluate(*mine, batch_size=batch, verbose=0)
-            out = {'predicted': model.predict(mine[0], batch_size=batch), 'loss': loss, 'error': error,
-                   'weights': dict(zip(('t', 'a', 'b', 'c', 'd', 'e', 'f'), model.get_weights()))}
+            out = {
+                "predicted": model.predict(mine[0], batch_size=batch),
+                "loss": loss,
+                "error": error,
+                "weights": dict(zip(("t", "a", "b", "c", "d", "e", "f"), model.get_weights())),
+            }
             tf.keras.backend.set_session(None)
             return out
 
     want = run(contextlib.nullcontext(), contextlib.nullcontext, 0, 1)
-    got = run(strategy.scope(plan='quiet'), strategy.embedding_scope, rank, size)
-    grouped.same(got['weights'], want['weights'], 2e-4, 2e-6)
-    everyones = grouped.everyone({name: got[name] for name in ('predicted', 'loss', 'error')})
-    for name in ('loss', 'error'):
+    got = run(strategy.scope(plan="quiet"), strategy.embedding_scope, rank, size)
+    grouped.same(got["weights"], want["weights"], 2e-4, 2e-6)
+    everyones = grouped.everyone({name: got[name] for name in ("predicted", "loss", "error")})
+    for name in ("loss", "error"):
         grouped.same(np.mean([mine[name] for mine in everyones]), want[name], 2e-4)
-    predicted = np.concatenate([np.concatenate([mine['predicted'].reshape(steps, -1)[step] for mine in everyones])
-                                for step in range(steps)])
-    grouped.same(predicted, want['predicted'][:, 0], 2e-4, 1e-5)
+    predicted = np.concatenate(
+        [
+            np.concatenate([mine["predicted"].reshape(steps, -1)[step] for mine in everyones])
+            for step in range(steps)
+        ]
+    )
+    grouped.same(predicted, want["predicted"][:, 0], 2e-4, 1e-5)

@@ -1,4 +1,5 @@
 """The plan says what was built: bytes are those of the arrays, exchanges those that a trace counts."""
+
 import collections
 import json
 import sys
@@ -11,19 +12,29 @@ import collective
 from collective.ops import bags, keys
 from tests.ranks import grouped, reference
 
-SLOTS = {'sgd': 0, 'adagrad': 1, 'adam': 2, 'ftrl': 2}
-OPTIMIZERS = {'sgd': lambda: tf.train.GradientDescentOptimizer(0.1), 'adagrad': lambda: tf.train.AdagradOptimizer(0.1),
-              'adam': lambda: tf.train.AdamOptimizer(0.1), 'ftrl': lambda: tf.train.FtrlOptimizer(0.1)}
+SLOTS = {"sgd": 0, "adagrad": 1, "adam": 2, "ftrl": 2}
+OPTIMIZERS = {
+    "sgd": lambda: tf.train.GradientDescentOptimizer(0.1),
+    "adagrad": lambda: tf.train.AdagradOptimizer(0.1),
+    "adam": lambda: tf.train.AdamOptimizer(0.1),
+    "ftrl": lambda: tf.train.FtrlOptimizer(0.1),
+}
 
 
-def build(strategy, optimizer='adagrad', ids=None, dynamic=False):
-    """Two static tables, one of them looked up twice, a dense weight of 7 elements; the train operation, the tables."""
-    ids = tf.placeholder(tf.int64, [None], 'ids') if ids is None else ids
+def build(strategy, optimizer="adagrad", ids=None, dynamic=False):
+    """Two static tables, one of them looked up twice, a dense weight of 7 elements; the train
+    operation, the tables.
+    """
+    ids = tf.placeholder(tf.int64, [None], "ids") if ids is None else ids
     with strategy.embedding_scope():
-        user, item = reference.table('user', 11, 4), reference.table('item', 5, 3)
-        keyed = [collective.get_embedding_variable('keyed', 2)] if dynamic else []
-    weight = tf.get_variable('w', [7, 1])
-    rows = [tf.nn.embedding_lookup(user, ids), tf.nn.embedding_lookup(item, ids), tf.nn.embedding_lookup(user, ids)[:, :0]]
+        user, item = reference.table("user", 11, 4), reference.table("item", 5, 3)
+        keyed = [collective.get_embedding_variable("keyed", 2)] if dynamic else []
+    weight = tf.get_variable("w", [7, 1])
+    rows = [
+        tf.nn.embedding_lookup(user, ids),
+        tf.nn.embedding_lookup(item, ids),
+        tf.nn.embedding_lookup(user, ids)[:, :0],
+    ]
     rows += [tf.nn.embedding_lookup(table, ids) for table in keyed]
     loss = tf.reduce_mean(tf.matmul(tf.concat(rows, 1)[:, :7], weight))
     loss += sum(tf.reduce_mean(x) for x in rows[3:])
@@ -37,68 +48,88 @@ def started(optimizer_step, feed=None):
     return session
 
 
-@pytest.mark.parametrize('optimizer', sorted(OPTIMIZERS))
+@pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
 def test_shards_are_as_large_as_their_arrays(strategy, size, optimizer):
-    with strategy.scope(plan='quiet'), tf.Graph().as_default():
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
         train, _ = build(strategy, optimizer)
         plan = strategy.plan()
-    want = {'user': (11, 4), 'item': (5, 3)}
-    assert [table.name for table in plan.tables] == ['item', 'user']
+    want = {"user": (11, 4), "item": (5, 3)}
+    assert [table.name for table in plan.tables] == ["item", "user"]
     for table in plan.tables:
         rows, dim = want[table.name]
-        assert (table.rows, table.dim, table.dtype, len(table.slots)) == (rows, dim, 'float32', SLOTS[optimizer])
+        assert (table.rows, table.dim, table.dtype, len(table.slots)) == (
+            rows,
+            dim,
+            "float32",
+            SLOTS[optimizer],
+        )
         assert list(table.shard_rows) == [np.arange(rows)[r::size].size for r in range(size)]
         assert sum(table.shard_bytes) == rows * dim * 4 * (1 + SLOTS[optimizer])
         assert table.imbalance == pytest.approx(max(table.shard_rows) / np.mean(table.shard_rows))
     whole = np.sum([table.shard_bytes for table in plan.tables], 0)
     assert plan.imbalance == pytest.approx(whole.max() / whole.mean())
-    assert (plan.ranks, plan.backend) == (size, sys.modules['os'].environ.get('COLLECTIVE_STRATEGY', 'hb'))
+    assert (plan.ranks, plan.backend) == (
+        size,
+        sys.modules["os"].environ.get("COLLECTIVE_STRATEGY", "hb"),
+    )
 
 
 def test_rows_of_a_dynamic_table_are_those_so_far(strategy, rank, size):
     ids = np.array([3, 4, 1, 2, 3])
-    with strategy.scope(plan='quiet'), tf.Graph().as_default():
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
         train, _ = build(strategy, dynamic=True)
-        with started(train, {'ids:0': ids}) as session:
+        with started(train, {"ids:0": ids}) as session:
             plan = strategy.plan(session=session)
             unknown = strategy.plan()
     mine = np.sum(keys.owners_np(np.unique(ids), size) == rank)
-    table = next(table for table in plan.tables if table.name == 'keyed')
+    table = next(table for table in plan.tables if table.name == "keyed")
     assert table.rows is None and table.shard_rows[rank] == mine
-    assert table.shard_bytes[rank] == mine * 2 * 4 * (1 + SLOTS['adagrad'])
+    assert table.shard_bytes[rank] == mine * 2 * 4 * (1 + SLOTS["adagrad"])
     assert all(table.shard_rows[r] is None for r in range(size) if r != rank)
-    assert next(table for table in unknown.tables if table.name == 'keyed').shard_rows == (None,) * size
+    assert (
+        next(table for table in unknown.tables if table.name == "keyed").shard_rows
+        == (None,) * size
+    )
 
 
-@pytest.mark.parametrize('grouping', [True, False])
+@pytest.mark.parametrize("grouping", [True, False])
 def test_the_exchanges_are_those_that_a_trace_counts(strategy, size, grouping):
-    with strategy.scope(plan='quiet', grouping=grouping), tf.Graph().as_default():
+    with strategy.scope(plan="quiet", grouping=grouping), tf.Graph().as_default():
         train, loss = build(strategy, dynamic=True)
-        with started(train, {'ids:0': [1, 2]}) as session:
+        with started(train, {"ids:0": [1, 2]}) as session:
             plan = strategy.plan()
-            _, counts = grouped.counted(session, train, {'ids:0': [1, 2]})
+            _, counts = grouped.counted(session, train, {"ids:0": [1, 2]})
             of_loss = strategy.plan(fetches=loss)
-            _, loss_counts = grouped.counted(session, loss, {'ids:0': [1, 2]})
+            _, loss_counts = grouped.counted(session, loss, {"ids:0": [1, 2]})
     for said, counted in ((plan, counts), (of_loss, loss_counts)):
-        want = {kind: counted[f'Horovod{kind}'] for kind in ('Alltoall', 'Allreduce', 'Allgather')}
-        assert {kind: n for kind, n in want.items() if n} == collections.Counter(x.kind for x in said.exchanges)
+        want = {kind: counted[f"Horovod{kind}"] for kind in ("Alltoall", "Allreduce", "Allgather")}
+        assert {kind: n for kind, n in want.items() if n} == collections.Counter(
+            x.kind for x in said.exchanges
+        )
     if size > 1:
         together = grouping and bags.missing() is None
-        assert [x.phase for x in plan.exchanges if x.phase != 'other'][0] == 'agreement'
-        assert len([x for x in plan.exchanges if x.phase == 'keys']) == (1 if together else 4)
+        assert [x.phase for x in plan.exchanges if x.phase != "other"][0] == "agreement"
+        assert len([x for x in plan.exchanges if x.phase == "keys"]) == (1 if together else 4)
         assert {table.packed for table in plan.tables} == {3 if together else 1}
-        assert counts['CollectiveGatherRows'] == counts['CollectiveReduceRows'] == together
-        assert ('(packed with 2 others)' in str(plan)) == together
+        assert counts["CollectiveGatherRows"] == counts["CollectiveReduceRows"] == together
+        assert ("(packed with 2 others)" in str(plan)) == together
         assert len(plan.groups) == together and len(plan.alone) == (0 if together else 4)
-        assert {x.why for x in plan.alone} == (set() if together else {'grouping is off'} if not grouping else {
-            f'the compiled operations are missing: {bags.missing()}'})
+        assert {x.why for x in plan.alone} == (
+            set()
+            if together
+            else {"grouping is off"}
+            if not grouping
+            else {f"the compiled operations are missing: {bags.missing()}"}
+        )
     else:
-        assert plan.exchanges == () and 'nothing travels' in str(plan)
+        assert plan.exchanges == () and "nothing travels" in str(plan)
 
 
 def test_bytes_that_the_graph_tells(strategy, size):
-    """5 ids a rank, known when the graph is built: dense gradients exactly, what depends on repeats at most."""
-    with strategy.scope(plan='quiet'), tf.Graph().as_default():
+    """5 ids a rank, known when the graph is built: dense gradients exactly, what depends on repeats
+    at most.
+    """
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
         build(strategy, ids=tf.constant([1, 2, 3, 4, 4], tf.int64))
         plan = strategy.plan()
     found = {}
@@ -107,110 +138,140 @@ def test_bytes_that_the_graph_tells(strategy, size):
     if size == 1:
         assert not found
         return
-    dense, = found['dense gradients']
-    assert (dense.bytes, dense.exact, dense.dtype) == ((7 + 1) * 4, True, 'float32')       # one more: the gate
-    agreement, = found['agreement']
+    (dense,) = found["dense gradients"]
+    # one more: the gate
+    assert (dense.bytes, dense.exact, dense.dtype) == ((7 + 1) * 4, True, "float32")
+    (agreement,) = found["agreement"]
     assert (agreement.bytes, agreement.exact) == (6 * 8, True)
-    assert sum(x.bytes for x in found['rows']) == 5 * (4 + 3 + 4) * 4
-    assert not any(x.exact for x in found['rows'] + found['keys'] + found['gradients'])
+    assert sum(x.bytes for x in found["rows"]) == 5 * (4 + 3 + 4) * 4
+    assert not any(x.exact for x in found["rows"] + found["keys"] + found["gradients"])
     header = sum(len(group.sections) for group in plan.groups) * 2 * 8 * size
-    assert sum(x.bytes for x in found['keys']) == 3 * 5 * 8 + header
+    assert sum(x.bytes for x in found["keys"]) == 3 * 5 * 8 + header
 
 
 @pytest.mark.grouped
-@pytest.mark.skipif(bags.missing() is not None, reason='wire types are those of groups, which need the compiled operations')
-@pytest.mark.parametrize('wire', [None, 'float16', 'bfloat16'])
+@pytest.mark.skipif(
+    bags.missing() is not None,
+    reason="wire types are those of groups, which need the compiled operations",
+)
+@pytest.mark.parametrize("wire", [None, "float16", "bfloat16"])
 def test_wire_types(strategy, size, wire):
-    with strategy.scope(plan='quiet', wire_dtype=wire, gradient_wire_dtype=wire), tf.Graph().as_default():
+    with (
+        strategy.scope(plan="quiet", wire_dtype=wire, gradient_wire_dtype=wire),
+        tf.Graph().as_default(),
+    ):
         build(strategy, ids=tf.constant([1, 2], tf.int64))
         plan = strategy.plan()
     types = {x.phase: x.dtype for x in plan.exchanges}
     if size > 1:
-        assert (types['rows'], types['gradients'], types['keys']) == (wire or 'float32', wire or 'float32', 'int64')
-        rows = next(x for x in plan.exchanges if x.phase == 'rows')
+        assert (types["rows"], types["gradients"], types["keys"]) == (
+            wire or "float32",
+            wire or "float32",
+            "int64",
+        )
+        rows = next(x for x in plan.exchanges if x.phase == "rows")
         assert rows.bytes == 2 * (4 + 3 + 4) * (2 if wire else 4)
-        group, = plan.groups
+        (group,) = plan.groups
         assert (group.lookups, group.level) == (3, 1)
-        assert {section.table for section in group.sections} == {'user', 'item'}
+        assert {section.table for section in group.sections} == {"user", "item"}
         assert rows.members == 3 and rows.tables == 2 and rows.sections == len(group.sections)
 
 
 @pytest.mark.grouped
-@pytest.mark.skipif(bags.missing() is not None, reason='groups need the compiled operations')
+@pytest.mark.skipif(bags.missing() is not None, reason="groups need the compiled operations")
 def test_pooled_sections_and_levels(strategy, size):
-    """A sok group pools sparse lookups at the owner; keys from another lookup's rows are a level later."""
-    with strategy.scope(plan='quiet'), tf.Graph().as_default():
+    """A sok group pools sparse lookups at the owner; keys from another lookup's rows are a level
+    later.
+    """
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
         with strategy.embedding_scope():
-            first, second = reference.table('first', 6, 2), reference.table('second', 6, 2)
+            first, second = reference.table("first", 6, 2), reference.table("second", 6, 2)
         sparse = tf.sparse.from_dense(tf.constant([[1, 2], [3, 0]], tf.int64))
-        pooled = tf.nn.embedding_lookup_sparse(first, sparse, None, combiner='sum')
+        pooled = tf.nn.embedding_lookup_sparse(first, sparse, None, combiner="sum")
         derived = tf.cast(tf.abs(pooled[:, 0]), tf.int64) % 6
         loss = tf.reduce_mean(tf.nn.embedding_lookup(second, derived)) + tf.reduce_mean(pooled)
         tf.train.GradientDescentOptimizer(0.1).minimize(loss)
         plan = strategy.plan()
     if size > 1:
-        assert [(group.level, [s.table for s in group.sections]) for group in plan.groups] == [(1, ['first']), (2, ['second'])]
-        assert plan.groups[0].sections[0].pooled == (plan.backend == 'sok') and not plan.groups[1].sections[0].pooled
-        assert {x.level for x in plan.exchanges if x.phase == 'agreement'} == {1, 2}
-        assert {x.of: x.level for x in plan.exchanges if x.phase == 'keys'} == {g.name: g.level for g in plan.groups}
+        assert [(group.level, [s.table for s in group.sections]) for group in plan.groups] == [
+            (1, ["first"]),
+            (2, ["second"]),
+        ]
+        assert (
+            plan.groups[0].sections[0].pooled == (plan.backend == "sok")
+            and not plan.groups[1].sections[0].pooled
+        )
+        assert {x.level for x in plan.exchanges if x.phase == "agreement"} == {1, 2}
+        assert {x.of: x.level for x in plan.exchanges if x.phase == "keys"} == {
+            g.name: g.level for g in plan.groups
+        }
 
 
 def test_what_stays_alone_and_why(strategy, size):
-    with strategy.scope(plan='quiet'), tf.Graph().as_default():
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
         with strategy.embedding_scope():
-            table = reference.table('t', 6, 2)
-            double = tf.get_variable('double', [6, 2], tf.float64)
+            table = reference.table("t", 6, 2)
+            double = tf.get_variable("double", [6, 2], tf.float64)
         ids = tf.constant([1], tf.int64)
-        tf.cond(tf.constant(True), lambda: tf.nn.embedding_lookup(table, ids), lambda: tf.zeros([1, 2]), name='branch')
+        tf.cond(
+            tf.constant(True),
+            lambda: tf.nn.embedding_lookup(table, ids),
+            lambda: tf.zeros([1, 2]),
+            name="branch",
+        )
         with tf.control_dependencies([tf.no_op()]):
-            tf.nn.embedding_lookup(table, ids, name='ordered')
-        tf.nn.embedding_lookup(double, ids, name='precise')
-        tf.nn.embedding_lookup(table, ids, name='waits')
+            tf.nn.embedding_lookup(table, ids, name="ordered")
+        tf.nn.embedding_lookup(double, ids, name="precise")
+        tf.nn.embedding_lookup(table, ids, name="waits")
         plan = strategy.plan()
     if size == 1:
         assert plan.alone == ()
         return
-    why = {x.lookup or 'branch': x.why for x in plan.alone}
-    assert 'branch' in next(why[name] for name in why if 'branch' in name)
-    assert 'control_dependencies' in why['ordered'] and 'float64' in why['precise']
-    assert ('it waits' in why['waits']) == (bags.missing() is None)
-    assert all(f'{x.lookup} in {x.table}: {x.why}' in str(plan) for x in plan.alone if x.lookup)
+    why = {x.lookup or "branch": x.why for x in plan.alone}
+    assert "branch" in next(why[name] for name in why if "branch" in name)
+    assert "control_dependencies" in why["ordered"] and "float64" in why["precise"]
+    assert ("it waits" in why["waits"]) == (bags.missing() is None)
+    assert all(f"{x.lookup} in {x.table}: {x.why}" in str(plan) for x in plan.alone if x.lookup)
 
 
 def test_json_holds_all_of_it_and_the_graph_stays_as_it_was(strategy):
-    with strategy.scope(plan='quiet'), tf.Graph().as_default() as graph:
+    with strategy.scope(plan="quiet"), tf.Graph().as_default() as graph:
         train, _ = build(strategy, dynamic=True)
-        with started(train, {'ids:0': [1, 2]}):
+        with started(train, {"ids:0": [1, 2]}):
             before = graph.version
             plan = strategy.plan()
             assert graph.version == before
     assert json.loads(plan.to_json()) == json.loads(json.dumps(plan.to_dict()))
-    assert json.loads(plan.to_json())['tables'][0]['name'] == plan.tables[0].name
+    assert json.loads(plan.to_json())["tables"][0]["name"] == plan.tables[0].name
     with pytest.raises(AttributeError):
         plan.ranks = 7
 
 
-@pytest.mark.parametrize('plan', ['print', 'quiet'])
+@pytest.mark.parametrize("plan", ["print", "quiet"])
 def test_rank_0_prints_it_once_when_a_graph_starts_to_train(strategy, rank, size, plan, capsys):
     with strategy.scope(plan=plan), tf.Graph().as_default():
         train, loss = build(strategy)
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
-            session.run(loss, {'ids:0': [1]})
-            assert 'the plan' not in capsys.readouterr().err
+            session.run(loss, {"ids:0": [1]})
+            assert "the plan" not in capsys.readouterr().err
             for _ in range(2):
-                session.run(train, {'ids:0': [1]})
+                session.run(train, {"ids:0": [1]})
         with tf.Session() as session:
             session.run([tf.global_variables_initializer()])
-            session.run(train, {'ids:0': [1]})
+            session.run(train, {"ids:0": [1]})
         out, err = capsys.readouterr()
-    assert err.count('collective: the plan of') == (plan == 'print' and rank == 0 and size > 1)
-    assert 'the plan' not in out
-    if 'the plan' in err:
+    assert err.count("collective: the plan of") == (plan == "print" and rank == 0 and size > 1)
+    assert "the plan" not in out
+    if "the plan" in err:
         lines = {line.split()[0]: line.split() for line in err.splitlines() if line.split()}
-        assert lines['user'][1:4] == ['11', '4', 'float32'] and lines['item'][1:4] == ['5', '3', 'float32']
+        assert lines["user"][1:4] == ["11", "4", "float32"] and lines["item"][1:4] == [
+            "5",
+            "3",
+            "float32",
+        ]
 
 
 def test_a_wrong_value_is_an_error(strategy):
     with pytest.raises(ValueError, match=r"scope\(plan=…\) is 'print' or 'quiet', not 'loud'"):
-        strategy.scope(plan='loud')
+        strategy.scope(plan="loud")

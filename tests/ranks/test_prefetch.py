@@ -1,4 +1,7 @@
-"""scope(prefetch_keys=True) changes no number, bit for bit, and no end: beside the same runs without it."""
+"""scope(prefetch_keys=True) changes no number, bit for bit, and no end: beside the same runs
+without it.
+"""
+
 import contextlib
 
 import numpy as np
@@ -11,24 +14,33 @@ from collective import RankError
 from collective.prefetch.cut import cut_of
 from tests.ranks import reference
 
-pytestmark = pytest.mark.grouped        # only keys of groups are exchanged ahead
+pytestmark = pytest.mark.grouped  # only keys of groups are exchanged ahead
 
 V, D, B = 40, 3, 8
 
 
 def batches(rank, count, bad=None):
-    """Batches of this rank: plain ids; ragged ones with weights, some samples empty; a feature, a text and a label."""
+    """Batches of this rank: plain ids; ragged ones with weights, some samples empty; a feature, a
+    text and a label.
+    """
     for i in range(count):
         rng = np.random.default_rng([5, rank, i])
         length = rng.integers(0, 4, B)
-        places = np.array([(s, j) for s in range(B) for j in range(length[s])], np.int64).reshape(-1, 2)
+        places = np.array([(s, j) for s in range(B) for j in range(length[s])], np.int64).reshape(
+            -1, 2
+        )
         ids = rng.integers(0, V, B)
         if i == bad:
             ids[3] = V + 7
-        yield {'ids': ids, 'places': places, 'values': rng.integers(0, V, len(places)),
-               'weights': rng.uniform(0.5, 2, len(places)).astype(np.float32), 'x': rng.normal(size=(B, 2)).astype(np.float32),
-               'text': np.array([b'label %d' % rng.integers(9) for _ in range(B)]),
-               'y': rng.integers(0, 2, (B, 1)).astype(np.float32)}
+        yield {
+            "ids": ids,
+            "places": places,
+            "values": rng.integers(0, V, len(places)),
+            "weights": rng.uniform(0.5, 2, len(places)).astype(np.float32),
+            "x": rng.normal(size=(B, 2)).astype(np.float32),
+            "text": np.array([b"label %d" % rng.integers(9) for _ in range(B)]),
+            "y": rng.integers(0, 2, (B, 1)).astype(np.float32),
+        }
 
 
 def dataset(rank, count, bad=None, taken=None):
@@ -37,141 +49,195 @@ def dataset(rank, count, bad=None, taken=None):
             if taken is not None:
                 taken.append(1)
             yield batch
+
     some = next(batches(0, 1))
     return tf.data.Dataset.from_generator(
-        generate, {name: tf.as_dtype(value.dtype if value.dtype.kind != 'S' else tf.string) for name, value in some.items()},
-        {name: [None, 2] if name == 'places' else [None] if name in ('values', 'weights') else value.shape
-         for name, value in some.items()})
+        generate,
+        {
+            name: tf.as_dtype(value.dtype if value.dtype.kind != "S" else tf.string)
+            for name, value in some.items()
+        },
+        {
+            name: [None, 2]
+            if name == "places"
+            else [None]
+            if name in ("values", "weights")
+            else value.shape
+            for name, value in some.items()
+        },
+    )
 
 
 def model(strategy, batch, dynamic=False, optimizer=None, random=False):
     """Four lookups and a dense layer; if it is `random`, a shift of ids and dropout, too.
 
-    (Whether these draw numbers in a run that is refused is a matter of chance, with keys ahead or without.)
+    (Whether these draw numbers in a run that is refused is a matter of chance, with keys ahead or
+    without.)
     """
     tf.set_random_seed(7)
     with strategy.embedding_scope():
         if dynamic:
-            t = collective.get_embedding_variable('t', D, initializer=tf.constant_initializer(0.5))
+            t = collective.get_embedding_variable("t", D, initializer=tf.constant_initializer(0.5))
         else:
-            t = reference.table('t', V, D)
-        u = reference.table('u', V, 2)
+            t = reference.table("t", V, D)
+        u = reference.table("u", V, 2)
     shift = tf.random.uniform([], 0, V, tf.int64, seed=3) if random else tf.constant(5, tf.int64)
-    sparse, weights = (tf.SparseTensor(batch['places'], batch[name], [B, 4]) for name in ('values', 'weights'))
-    wide = tf.concat([
-        batch['x'], tf.nn.embedding_lookup(t, batch['ids']), tf.nn.embedding_lookup(u, (batch['ids'] + shift) % V),
-        tf.nn.safe_embedding_lookup_sparse(t, sparse, weights, combiner='mean'),
-        tf.nn.safe_embedding_lookup_sparse(u, sparse, combiner='sum')], 1)
+    sparse, weights = (
+        tf.SparseTensor(batch["places"], batch[name], [B, 4]) for name in ("values", "weights")
+    )
+    wide = tf.concat(
+        [
+            batch["x"],
+            tf.nn.embedding_lookup(t, batch["ids"]),
+            tf.nn.embedding_lookup(u, (batch["ids"] + shift) % V),
+            tf.nn.safe_embedding_lookup_sparse(t, sparse, weights, combiner="mean"),
+            tf.nn.safe_embedding_lookup_sparse(u, sparse, combiner="sum"),
+        ],
+        1,
+    )
     wide = tf.nn.dropout(wide, rate=0.2, seed=5) if random else wide
     logits = tf.layers.dense(wide, 1, kernel_initializer=tf.ones_initializer())
-    loss = tf.losses.sigmoid_cross_entropy(batch['y'], logits) + tf.cast(shift, tf.float32)
+    loss = tf.losses.sigmoid_cross_entropy(batch["y"], logits) + tf.cast(shift, tf.float32)
     step = tf.train.get_or_create_global_step()
     train = (optimizer or tf.train.AdagradOptimizer(0.1)).minimize(loss, step)
-    rows = [tf.nn.embedding_lookup(t, tf.range(V, dtype=tf.int64)), tf.nn.embedding_lookup(u, tf.range(V))]
-    return {'train': train, 'loss': loss, 'rows': rows, 'logits': logits, 'step': step}
+    rows = [
+        tf.nn.embedding_lookup(t, tf.range(V, dtype=tf.int64)),
+        tf.nn.embedding_lookup(u, tf.range(V)),
+    ]
+    return {"train": train, "loss": loss, "rows": rows, "logits": logits, "step": step}
 
 
 def note():
-    return collective.CollectiveStrategy().plan().notes['prefetch_keys']
+    return collective.CollectiveStrategy().plan().notes["prefetch_keys"]
 
 
 def expects(size, start):
-    assert note().startswith(start if size > 1 else 'off: there is one rank'), note()
+    assert note().startswith(start if size > 1 else "off: there is one rank"), note()
 
 
-@pytest.mark.parametrize('how, counts', [
-    ('static', (4, 4, 4, 4)), ('static', (2, 0, 3, 3)), ('dynamic', (5, 3, 6, 4)), ('local_steps', (4, 6, 5, 6)),
-    ('wire', (5, 3, 6, 4)), ('adam', (4, 4, 4, 4))])
+@pytest.mark.parametrize(
+    "how, counts",
+    [
+        ("static", (4, 4, 4, 4)),
+        ("static", (2, 0, 3, 3)),
+        ("dynamic", (5, 3, 6, 4)),
+        ("local_steps", (4, 6, 5, 6)),
+        ("wire", (5, 3, 6, 4)),
+        ("adam", (4, 4, 4, 4)),
+    ],
+)
 def test_the_same_numbers_and_the_same_end(strategy, rank, size, how, counts):
-    options = {'local_steps': {'local_steps': 2}, 'wire': {'wire_dtype': tf.bfloat16}}.get(how, {})
-    optimizer = tf.train.AdamOptimizer if how == 'adam' else tf.train.AdagradOptimizer
+    options = {"local_steps": {"local_steps": 2}, "wire": {"wire_dtype": tf.bfloat16}}.get(how, {})
+    optimizer = tf.train.AdamOptimizer if how == "adam" else tf.train.AdagradOptimizer
 
     def run(ahead):
-        with strategy.scope(prefetch_keys=ahead, plan='quiet', **options), tf.Graph().as_default():
+        with strategy.scope(prefetch_keys=ahead, plan="quiet", **options), tf.Graph().as_default():
             batch = tf.data.make_one_shot_iterator(dataset(rank, counts[rank])).get_next()
-            fetches = model(strategy, batch, how == 'dynamic', optimizer(0.1), random=True)
+            fetches = model(strategy, batch, how == "dynamic", optimizer(0.1), random=True)
             out, rows = [], []
 
             class Last(tf.train.SessionRunHook):
                 def end(self, session):
-                    rows.extend(session.run(fetches['rows']))
+                    rows.extend(session.run(fetches["rows"]))
 
-            with tf.train.MonitoredTrainingSession('', hooks=[Last()]) as session:
+            with tf.train.MonitoredTrainingSession("", hooks=[Last()]) as session:
                 while not session.should_stop():
-                    out.append(session.run({name: fetches[name] for name in ('loss', 'logits', 'train')}))
+                    out.append(
+                        session.run({name: fetches[name] for name in ("loss", "logits", "train")})
+                    )
             if ahead:
-                expects(size, 'on: ')
+                expects(size, "on: ")
                 if size > 1:
                     assert [x.phase for x in strategy.plan().exchanges] == [
-                        'agreement', 'agreement', 'keys', 'rows', 'gradients', 'dense gradients']
+                        "agreement",
+                        "agreement",
+                        "keys",
+                        "rows",
+                        "gradients",
+                        "dense gradients",
+                    ]
         return out, rows
 
     (want, want_rows), (got, got_rows) = run(False), run(True)
     assert len(got) == len(want) == min(counts[:size])
     for a, b in zip(got, want):
-        assert a['loss'] == b['loss'] and np.array_equal(a['logits'], b['logits'])
+        assert a["loss"] == b["loss"] and np.array_equal(a["logits"], b["logits"])
     assert all(map(np.array_equal, got_rows, want_rows))
 
 
 def test_the_next_batch_is_taken_while_this_one_computes(strategy, rank, size):
     """Closing the session waits for the keys of the batch that nobody takes."""
+
     def run(ahead):
         taken, options = [], tf2.data.Options()
-        options.experimental_optimization.inject_prefetch = False       # TensorFlow's own may be one batch ahead, or not
-        with strategy.scope(prefetch_keys=ahead, plan='quiet'), tf.Graph().as_default():
+        # TensorFlow's own may be one batch ahead, or not
+        options.experimental_optimization.inject_prefetch = False
+        with strategy.scope(prefetch_keys=ahead, plan="quiet"), tf.Graph().as_default():
             source = dataset(rank, 9, taken=taken).with_options(options)
             fetches = model(strategy, tf.data.make_one_shot_iterator(source).get_next())
-            with tf.train.MonitoredTrainingSession('') as session:
+            with tf.train.MonitoredTrainingSession("") as session:
                 for _ in range(3):
-                    session.run(fetches['train'])
+                    session.run(fetches["train"])
         return len(taken)
 
     assert run(True) == run(False) + (size > 1)
 
 
 def test_what_a_script_fetches_of_a_batch_is_of_the_batch_it_trains_on(strategy, rank, size):
-    with strategy.scope(prefetch_keys=True, plan='quiet'), tf.Graph().as_default():
+    with strategy.scope(prefetch_keys=True, plan="quiet"), tf.Graph().as_default():
         batch = tf.data.make_one_shot_iterator(dataset(rank, 5)).get_next()
         fetches = model(strategy, batch)
-        with tf.train.MonitoredTrainingSession('') as session:
+        with tf.train.MonitoredTrainingSession("") as session:
             for want in batches(rank, 5):
-                got = session.run({'batch': batch, 'train': fetches['train'], 'op': batch['x'].op, 'name': batch['y'].name,
-                                   'sparse': tf.SparseTensorValue(batch['places'], batch['values'], batch['y'])})
-                assert got['op'] is None and got['train'] is None
+                got = session.run(
+                    {
+                        "batch": batch,
+                        "train": fetches["train"],
+                        "op": batch["x"].op,
+                        "name": batch["y"].name,
+                        "sparse": tf.SparseTensorValue(
+                            batch["places"], batch["values"], batch["y"]
+                        ),
+                    }
+                )
+                assert got["op"] is None and got["train"] is None
                 for name, value in want.items():
-                    assert np.array_equal(got['batch'][name], value), name
-                assert np.array_equal(got['name'], want['y'])
-                assert np.array_equal(got['sparse'].values, want['values'])
+                    assert np.array_equal(got["batch"][name], value), name
+                assert np.array_equal(got["name"], want["y"])
+                assert np.array_equal(got["sparse"].values, want["values"])
             with pytest.raises(tf.errors.OutOfRangeError):
-                session.run(batch['x'])
+                session.run(batch["x"])
 
 
 def test_evaluation_of_unequal_data_with_the_same_iterator(strategy, rank, size):
-    """No record is passed over in silence: where a rank can't answer the others, that is an error on all."""
-    with strategy.scope(prefetch_keys=True, plan='quiet'), tf.Graph().as_default():
+    """No record is passed over in silence: where a rank can't answer the others, that is an error
+    on all.
+    """
+    with strategy.scope(prefetch_keys=True, plan="quiet"), tf.Graph().as_default():
         iterator = tf.data.make_initializable_iterator(dataset(rank, 2 + (rank == 0)))
         fetches = model(strategy, iterator.get_next())
         with tf.Session() as session:
             session.run([tf.global_variables_initializer(), iterator.initializer])
             for _ in range(2):
-                session.run(fetches['train'])
+                session.run(fetches["train"])
             with pytest.raises(tf.errors.OutOfRangeError):
                 for _ in range(2):
-                    session.run(fetches['train'])
+                    session.run(fetches["train"])
             session.run(iterator.initializer)
             for _ in range(2):
-                session.run(fetches['logits'])
+                session.run(fetches["logits"])
             if size == 1:
-                session.run(fetches['logits'])
+                session.run(fetches["logits"])
             else:
-                with pytest.raises(RankError, match='prefetch_keys'):
-                    session.run(fetches['logits'])
+                with pytest.raises(RankError, match="prefetch_keys"):
+                    session.run(fetches["logits"])
 
 
 def test_a_batch_that_is_fed(strategy, rank, size):
     """It comes between those of the iterator, as it does without."""
+
     def run(ahead):
-        with strategy.scope(prefetch_keys=ahead, plan='quiet'), tf.Graph().as_default():
+        with strategy.scope(prefetch_keys=ahead, plan="quiet"), tf.Graph().as_default():
             batch = tf.data.make_one_shot_iterator(dataset(rank, 5)).get_next()
             fetches = model(strategy, batch)
             other = next(batches(rank + 10, 1))
@@ -180,13 +246,15 @@ def test_a_batch_that_is_fed(strategy, rank, size):
                 session.run(tf.global_variables_initializer())
                 for i in range(7):
                     feed = {batch[name]: other[name] for name in other} if i in (0, 3) else {}
-                    losses.append(session.run([fetches['loss'], fetches['train']], feed)[0])
+                    losses.append(session.run([fetches["loss"], fetches["train"]], feed)[0])
                 if ahead and size > 1:
-                    with pytest.raises(ValueError, match='Feed all that the model takes of the batch'):
-                        session.run(fetches['train'], {batch['ids']: other['ids']})
+                    with pytest.raises(
+                        ValueError, match="Feed all that the model takes of the batch"
+                    ):
+                        session.run(fetches["train"], {batch["ids"]: other["ids"]})
                 with pytest.raises(tf.errors.OutOfRangeError):
-                    session.run(fetches['train'])
-                losses.append(session.run(fetches['rows']))
+                    session.run(fetches["train"])
+                losses.append(session.run(fetches["rows"]))
         return losses
 
     for a, b in zip(run(True), run(False)):
@@ -196,53 +264,64 @@ def test_a_batch_that_is_fed(strategy, rank, size):
 def test_a_batch_that_one_rank_alone_is_fed(strategy, rank, size):
     """At the first step, where no rank has keys: an error on all, no hang."""
     if size == 1:
-        return      # there are no others
-    with strategy.scope(prefetch_keys=True, plan='quiet'), tf.Graph().as_default():
+        return  # there are no others
+    with strategy.scope(prefetch_keys=True, plan="quiet"), tf.Graph().as_default():
         batch = tf.data.make_one_shot_iterator(dataset(rank, 5)).get_next()
         fetches = model(strategy, batch)
         other = next(batches(rank, 1))
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
-            with pytest.raises(RankError, match='do not run the same'):
-                session.run(fetches['train'], {batch[name]: other[name] for name in other} if rank == 0 else None)
+            with pytest.raises(RankError, match="do not run the same"):
+                session.run(
+                    fetches["train"],
+                    {batch[name]: other[name] for name in other} if rank == 0 else None,
+                )
 
 
 def test_data_that_end_behind_a_run_that_was_refused(strategy, rank, size):
     """By a lookup that isn't in the exchange; then the end is the end."""
     if size == 1:
-        return      # nothing is exchanged ahead, and whether TensorFlow takes a batch in a run that fails is a matter of chance
-    with strategy.scope(prefetch_keys=True, plan='quiet'), tf.Graph().as_default():
+        # nothing is exchanged ahead, and whether TensorFlow takes a batch in a run that fails is a
+        # matter of chance
+        return
+    with strategy.scope(prefetch_keys=True, plan="quiet"), tf.Graph().as_default():
         batch = tf.data.make_one_shot_iterator(dataset(rank, 2 + (rank == 0))).get_next()
         fetches = model(strategy, batch)
         which = tf.placeholder_with_default(tf.constant([0], tf.int64), [1])
         with strategy.embedding_scope(), tf.control_dependencies([tf.no_op()]):
-            alone = tf.nn.embedding_lookup(reference.table('alone', 3, 2), which)
+            alone = tf.nn.embedding_lookup(reference.table("alone", 3, 2), which)
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
-            session.run([fetches['train'], alone])
+            session.run([fetches["train"], alone])
             with pytest.raises(tf.errors.InvalidArgumentError, match="table 'alone': id 7"):
-                session.run([fetches['train'], alone], {which: [7]})
+                session.run([fetches["train"], alone], {which: [7]})
             for _ in range(2):
                 with pytest.raises(tf.errors.OutOfRangeError):
                     for _ in range(2):
-                        session.run([fetches['train'], alone])
+                        session.run([fetches["train"], alone])
 
 
 def test_two_sessions_in_turn(strategy, rank, size):
     """Of two graphs with the same lookups, each with keys under way while the other runs."""
+
     def run(ahead):
         losses = []
-        with strategy.scope(prefetch_keys=ahead, plan='quiet'), contextlib.ExitStack() as stack:
+        with strategy.scope(prefetch_keys=ahead, plan="quiet"), contextlib.ExitStack() as stack:
             made = []
             for _ in range(2):
                 with tf.Graph().as_default() as graph:
-                    fetches = model(strategy, tf.data.make_one_shot_iterator(dataset(rank, 4)).get_next())
-                    session = tf.Session(graph=graph)       # not entered: contexts of two graphs must be left in order
+                    fetches = model(
+                        strategy, tf.data.make_one_shot_iterator(dataset(rank, 4)).get_next()
+                    )
+                    # not entered: contexts of two graphs must be left in order
+                    session = tf.Session(graph=graph)
                     stack.callback(session.close)
                     session.run(tf.global_variables_initializer())
                     made.append((session, fetches))
             for _ in range(4):
-                losses += [session.run([fetches['loss'], fetches['train']])[0] for session, fetches in made]
+                losses += [
+                    session.run([fetches["loss"], fetches["train"]])[0] for session, fetches in made
+                ]
         return losses
 
     assert run(True) == run(False)
@@ -250,8 +329,9 @@ def test_two_sessions_in_turn(strategy, rank, size):
 
 def test_an_iterator_that_starts_anew(strategy, rank, size):
     """In the middle, and at the end of the data, which ranks have different amounts of."""
+
     def run(ahead):
-        with strategy.scope(prefetch_keys=ahead, plan='quiet'), tf.Graph().as_default():
+        with strategy.scope(prefetch_keys=ahead, plan="quiet"), tf.Graph().as_default():
             iterator = tf.data.make_initializable_iterator(dataset(rank, 3 + rank))
             fetches = model(strategy, iterator.get_next())
             losses = []
@@ -261,7 +341,7 @@ def test_an_iterator_that_starts_anew(strategy, rank, size):
                     session.run(iterator.initializer)
                     try:
                         for _ in range(steps):
-                            losses.append(session.run([fetches['loss'], fetches['train']])[0])
+                            losses.append(session.run([fetches["loss"], fetches["train"]])[0])
                     except tf.errors.OutOfRangeError:
                         losses.append(None)
         return losses
@@ -273,74 +353,91 @@ def test_an_iterator_that_starts_anew(strategy, rank, size):
 def test_an_iterator_that_starts_anew_on_one_rank_only(strategy, rank, size):
     """Its rank has no keys, the others have: an error on all, no hang."""
     if size == 1:
-        return      # there are no others
-    with strategy.scope(prefetch_keys=True, plan='quiet'), tf.Graph().as_default():
+        return  # there are no others
+    with strategy.scope(prefetch_keys=True, plan="quiet"), tf.Graph().as_default():
         iterator = tf.data.make_initializable_iterator(dataset(rank, 9))
         fetches = model(strategy, iterator.get_next())
         with tf.Session() as session:
             session.run([tf.global_variables_initializer(), iterator.initializer])
-            session.run(fetches['train'])
+            session.run(fetches["train"])
             if rank == 0:
                 session.run(iterator.initializer)
-            with pytest.raises(RankError, match='do not run the same'):
-                session.run(fetches['train'])
+            with pytest.raises(RankError, match="do not run the same"):
+                session.run(fetches["train"])
 
 
-@pytest.mark.parametrize('at', [0, 2])
+@pytest.mark.parametrize("at", [0, 2])
 def test_an_invalid_id_is_an_error_of_its_own_batch(strategy, rank, size, at):
     """On one rank, and on all at the same step; training may go on behind it."""
+
     def run(ahead):
-        with strategy.scope(prefetch_keys=ahead, plan='quiet'), tf.Graph().as_default():
-            batch = tf.data.make_one_shot_iterator(dataset(rank, 5, bad=at if rank == size - 1 else None)).get_next()
+        with strategy.scope(prefetch_keys=ahead, plan="quiet"), tf.Graph().as_default():
+            batch = tf.data.make_one_shot_iterator(
+                dataset(rank, 5, bad=at if rank == size - 1 else None)
+            ).get_next()
             fetches = model(strategy, batch)
             losses = []
             with tf.Session() as session:
                 session.run(tf.global_variables_initializer())
                 for i in range(5):
                     if i == at:
-                        with pytest.raises(tf.errors.InvalidArgumentError, match=rf"table 't': id {V + 7} .*{V}"):
-                            session.run(fetches['train'])
+                        with pytest.raises(
+                            tf.errors.InvalidArgumentError, match=rf"table 't': id {V + 7} .*{V}"
+                        ):
+                            session.run(fetches["train"])
                     else:
-                        losses.append(session.run([fetches['loss'], fetches['train']])[0])
-                losses += [float(rows.sum()) for rows in session.run(fetches['rows'])]
+                        losses.append(session.run([fetches["loss"], fetches["train"]])[0])
+                losses += [float(rows.sum()) for rows in session.run(fetches["rows"])]
         return losses
 
     assert run(True) == run(False)
 
 
 def test_a_step_that_is_refused_behind_its_first_exchange(strategy, rank, size):
-    """Ids that depend on rows turn out invalid when keys of the next batch are under way: these are not lost."""
-    with strategy.scope(prefetch_keys=True, plan='quiet'), tf.Graph().as_default():
+    """Ids that depend on rows turn out invalid when keys of the next batch are under way: these are
+    not lost.
+    """
+    with strategy.scope(prefetch_keys=True, plan="quiet"), tf.Graph().as_default():
         with strategy.embedding_scope():
-            which = tf.get_variable('which', [6, 1], initializer=tf.constant_initializer([[0.], [1.], [9.], [2.], [0.], [1.]]))
-            t = reference.table('t', 3, 2)
-        data = tf.data.Dataset.range(6).map(lambda i: tf.reshape(tf.where(rank > 0, tf.constant(0, tf.int64), i), [1]))
+            which = tf.get_variable(
+                "which",
+                [6, 1],
+                initializer=tf.constant_initializer([[0.0], [1.0], [9.0], [2.0], [0.0], [1.0]]),
+            )
+            t = reference.table("t", 3, 2)
+        data = tf.data.Dataset.range(6).map(
+            lambda i: tf.reshape(tf.where(rank > 0, tf.constant(0, tf.int64), i), [1])
+        )
         ids = tf.data.make_one_shot_iterator(data).get_next()
         chosen = tf.cast(tf.nn.embedding_lookup(which, ids)[:, 0], tf.int64)
-        loss = tf.reduce_sum(tf.nn.embedding_lookup(t, chosen)) + 0 * tf.reduce_sum(tf.nn.embedding_lookup(which, ids))
-        train = tf.train.GradientDescentOptimizer(0.1).minimize(loss, var_list=[v for v in tf.global_variables()])
+        loss = tf.reduce_sum(tf.nn.embedding_lookup(t, chosen)) + 0 * tf.reduce_sum(
+            tf.nn.embedding_lookup(which, ids)
+        )
+        train = tf.train.GradientDescentOptimizer(0.1).minimize(
+            loss, var_list=[v for v in tf.global_variables()]
+        )
         seen = []
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
             for i in range(6):
                 if i == 2:
-                    with pytest.raises(tf.errors.InvalidArgumentError, match='id 9'):
+                    with pytest.raises(tf.errors.InvalidArgumentError, match="id 9"):
                         session.run([ids, train])
                 else:
                     seen.append(int(session.run([ids, train])[0][0]))
             with pytest.raises(tf.errors.OutOfRangeError):
                 session.run(train)
-        expects(size, 'on: ')
+        expects(size, "on: ")
     assert seen == ([0, 1, 3, 4, 5] if rank == 0 else [0] * 5)
 
 
 def test_a_rank_that_leaves_early(strategy, rank, size):
-    with strategy.scope(prefetch_keys=True, plan='quiet'), tf.Graph().as_default():
+    with strategy.scope(prefetch_keys=True, plan="quiet"), tf.Graph().as_default():
         fetches = model(strategy, tf.data.make_one_shot_iterator(dataset(rank, 9)).get_next())
         done = 0
-        with tf.train.MonitoredTrainingSession('') as session:
+        with tf.train.MonitoredTrainingSession("") as session:
             while not session.should_stop() and not (rank == size - 1 and done == 3):
-                session.run(fetches['train'])
+                session.run(fetches["train"])
                 done += 1
         assert done == 3
 
@@ -348,53 +445,58 @@ def test_a_rank_that_leaves_early(strategy, rank, size):
 def test_a_rank_that_survives_its_failure(strategy, rank, size):
     """Its peers hear of it when it next waits for them; the session after is as ever."""
     for attempt in range(2):
-        with strategy.scope(prefetch_keys=True, plan='quiet'), tf.Graph().as_default():
+        with strategy.scope(prefetch_keys=True, plan="quiet"), tf.Graph().as_default():
             fetches = model(strategy, tf.data.make_one_shot_iterator(dataset(rank, 9)).get_next())
             with contextlib.nullcontext() if attempt else pytest.raises((KeyError, RankError)):
-                with tf.train.MonitoredTrainingSession('') as session:
-                    session.run(fetches['train'])
+                with tf.train.MonitoredTrainingSession("") as session:
+                    session.run(fetches["train"])
                     if not attempt and rank == size - 1:
-                        raise KeyError('mine')
-                    session.run(fetches['train'])
+                        raise KeyError("mine")
+                    session.run(fetches["train"])
 
 
 def test_input_that_fails_on_one_rank(strategy, rank, size):
     """The rank gets its own error, the others one that names it; nobody hangs."""
+
     def checked(x):
         if rank == size - 1 and checked.calls == 2:
-            raise ValueError('a broken record')
+            raise ValueError("a broken record")
         checked.calls += 1
         return x
+
     checked.calls = 0
 
-    with strategy.scope(prefetch_keys=True, plan='quiet'), tf.Graph().as_default():
+    with strategy.scope(prefetch_keys=True, plan="quiet"), tf.Graph().as_default():
         batch = tf.data.make_one_shot_iterator(dataset(rank, 9)).get_next()
-        batch['ids'] = tf.ensure_shape(tf.numpy_function(checked, [batch['ids']], tf.int64), [B])
+        batch["ids"] = tf.ensure_shape(tf.numpy_function(checked, [batch["ids"]], tf.int64), [B])
         fetches = model(strategy, batch)
         expected = tf.errors.OpError if rank == size - 1 else RankError
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
             for _ in range(2):
-                session.run(fetches['train'])
-            with pytest.raises(expected, match='a broken record'):
-                session.run(fetches['train'])
+                session.run(fetches["train"])
+            with pytest.raises(expected, match="a broken record"):
+                session.run(fetches["train"])
 
 
 def test_runs_of_something_else_in_between(strategy, rank, size):
-    """Evaluation with data of its own, unequal ones, while keys of the next batch are under way; saving."""
+    """Evaluation with data of its own, unequal ones, while keys of the next batch are under way;
+    saving.
+    """
+
     def run(ahead):
-        with strategy.scope(prefetch_keys=ahead, plan='quiet'), tf.Graph().as_default():
+        with strategy.scope(prefetch_keys=ahead, plan="quiet"), tf.Graph().as_default():
             batch = tf.data.make_one_shot_iterator(dataset(rank, 6)).get_next()
             fetches = model(strategy, batch)
-            with tf.variable_scope('', reuse=True), strategy.embedding_scope():
-                again = tf.get_variable('t', [V, D])
+            with tf.variable_scope("", reuse=True), strategy.embedding_scope():
+                again = tf.get_variable("t", [V, D])
             held_out = tf.data.make_initializable_iterator(tf.data.Dataset.range(2 + rank).batch(1))
             score = tf.reduce_sum(tf.nn.embedding_lookup(again, held_out.get_next()))
             out = []
             with tf.Session() as session:
                 session.run(tf.global_variables_initializer())
                 for _ in range(3):
-                    out += [session.run([fetches['loss'], fetches['train']])[0] for _ in range(2)]
+                    out += [session.run([fetches["loss"], fetches["train"]])[0] for _ in range(2)]
                     session.run(held_out.initializer)
                     try:
                         while True:
@@ -402,71 +504,99 @@ def test_runs_of_something_else_in_between(strategy, rank, size):
                     except tf.errors.OutOfRangeError:
                         out.append(None)
             if ahead:
-                expects(size, 'on: ')
+                expects(size, "on: ")
         return out
 
     assert run(True) == run(False)
 
 
-@pytest.mark.parametrize('why', [
-    'placeholder', 'several', 'variable', 'constant', 'queue', 'ungrouped', 'early', 'cond', 'branch', 'nothing'])
+@pytest.mark.parametrize(
+    "why",
+    [
+        "placeholder",
+        "several",
+        "variable",
+        "constant",
+        "queue",
+        "ungrouped",
+        "early",
+        "cond",
+        "branch",
+        "nothing",
+    ],
+)
 def test_where_it_is_off_the_plan_says_why(strategy, rank, size, why):
-    with strategy.scope(prefetch_keys=True, plan='quiet', grouping=why != 'ungrouped'), tf.Graph().as_default():
+    with (
+        strategy.scope(prefetch_keys=True, plan="quiet", grouping=why != "ungrouped"),
+        tf.Graph().as_default(),
+    ):
         batch = tf.data.make_one_shot_iterator(dataset(rank, 2)).get_next()
         other = tf.data.make_one_shot_iterator(dataset(rank, 2)).get_next()
-        feed, ids = {}, batch['ids']
-        if why == 'placeholder':
-            ids = tf.placeholder(tf.int64, [B], 'which')
+        feed, ids = {}, batch["ids"]
+        if why == "placeholder":
+            ids = tf.placeholder(tf.int64, [B], "which")
             feed = {ids: np.zeros(B, np.int64)}
-        elif why == 'several':
-            ids = other['ids']
-        elif why == 'variable':
-            counter = tf.get_variable('counter', [], tf.int64, tf.zeros_initializer(), trainable=False)
+        elif why == "several":
+            ids = other["ids"]
+        elif why == "variable":
+            counter = tf.get_variable(
+                "counter", [], tf.int64, tf.zeros_initializer(), trainable=False
+            )
             ids = (ids + counter) % V
-        elif why == 'branch':
-            counter = tf.get_variable('counter', [], tf.int64, tf.zeros_initializer(), trainable=False, use_resource=True)
+        elif why == "branch":
+            counter = tf.get_variable(
+                "counter", [], tf.int64, tf.zeros_initializer(), trainable=False, use_resource=True
+            )
             ids = tf.cond(tf.reduce_sum(ids) > 0, lambda: (ids + counter) % V, lambda: ids)
-        elif why == 'queue':
+        elif why == "queue":
             queue = tf.queue.FIFOQueue(9, [tf.int64], [[B]])
             ids = queue.dequeue()
             fill = queue.enqueue_many(np.zeros([2, B], np.int64))
-        elif why == 'cond':
+        elif why == "cond":
             tf.disable_control_flow_v2()
             try:
                 ids = tf.cond(tf.reduce_sum(ids) > 0, lambda: ids, lambda: ids + 1)
             finally:
                 tf.enable_control_flow_v2()
-        elif why == 'early':
+        elif why == "early":
             with tf.Session() as session:
                 session.run(tf.constant(1))
-        if why == 'constant':
+        if why == "constant":
             batch = {name: tf.constant(value) for name, value in next(batches(rank, 1)).items()}
-            ids = batch['ids']
-        fetches = model(strategy, {**batch, 'ids': ids})
+            ids = batch["ids"]
+        fetches = model(strategy, {**batch, "ids": ids})
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
-            if why == 'queue':
+            if why == "queue":
                 session.run(fill)
-            session.run(fetches['train'], feed)
-        expects(size, {
-            'placeholder': "off: keys depend on the placeholder 'which'", 'several': 'off: keys come from several iterators',
-            'branch': "off: keys depend on the variable 'counter'",
-            'variable': "off: keys depend on the variable 'counter'", 'constant': 'off: keys come from no tf.data iterator',
-            'queue': "off: keys come from 'fifo_queue_Dequeue' (QueueDequeueV2)", 'ungrouped': 'off: no lookup with gradients',
-            'early': "off: a session had run 'IteratorGetNext'",
-            'cond': 'off: keys pass through tf.cond', 'nothing': 'on: '}[why])
-        assert (cut_of(tf.get_default_graph()) is None) == (size == 1 or why != 'nothing')
+            session.run(fetches["train"], feed)
+        expects(
+            size,
+            {
+                "placeholder": "off: keys depend on the placeholder 'which'",
+                "several": "off: keys come from several iterators",
+                "branch": "off: keys depend on the variable 'counter'",
+                "variable": "off: keys depend on the variable 'counter'",
+                "constant": "off: keys come from no tf.data iterator",
+                "queue": "off: keys come from 'fifo_queue_Dequeue' (QueueDequeueV2)",
+                "ungrouped": "off: no lookup with gradients",
+                "early": "off: a session had run 'IteratorGetNext'",
+                "cond": "off: keys pass through tf.cond",
+                "nothing": "on: ",
+            }[why],
+        )
+        assert (cut_of(tf.get_default_graph()) is None) == (size == 1 or why != "nothing")
 
 
 def test_what_is_added_after_a_run_sees_the_batch_of_its_run(strategy, rank, size):
-    with strategy.scope(prefetch_keys=True, plan='quiet'), tf.Graph().as_default():
+    with strategy.scope(prefetch_keys=True, plan="quiet"), tf.Graph().as_default():
         batch = tf.data.make_one_shot_iterator(dataset(rank, 5)).get_next()
         fetches = model(strategy, batch)
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
-            session.run(fetches['train'])
-            doubled = 2 * batch['x']
-            got = session.run([doubled, fetches['train']])[0]
-            slope = session.run(tf.gradients(tf.reduce_sum(fetches['logits']), batch['x'])[0])
-    assert np.array_equal(got, 2 * list(batches(rank, 2))[1]['x'])
+            session.run(fetches["train"])
+            doubled = 2 * batch["x"]
+            got = session.run([doubled, fetches["train"]])[0]
+            slope = session.run(tf.gradients(tf.reduce_sum(fetches["logits"]), batch["x"])[0])
+    assert np.array_equal(got, 2 * list(batches(rank, 2))[1]["x"])
     assert slope.shape == (B, 2) and np.all(slope != 0)

@@ -1,4 +1,7 @@
-"""Models that nobody thought of train as in plain TensorFlow: their losses, and whatever their variables hold."""
+"""Models that nobody thought of train as in plain TensorFlow: their losses, and whatever their
+variables hold.
+"""
+
 import contextlib
 import os
 
@@ -12,18 +15,24 @@ from tests.ranks import grouped, random_models, reference
 
 def seeds():
     """COLLECTIVE_TEST_MODELS: how many models, or first:last for those of seeds first to last - 1."""
-    first, _, last = os.environ.get('COLLECTIVE_TEST_MODELS', '4').rpartition(':')
+    first, _, last = os.environ.get("COLLECTIVE_TEST_MODELS", "4").rpartition(":")
     return range(int(first or 0), int(last))
 
 
 def trained(model, embedding_scope, ranks, batches):
-    """(the graph's model, its losses of each step, all rows of its tables, the session), the session open."""
+    """(the graph's model, its losses of each step, all rows of its tables, the session), the
+    session open.
+    """
     stacked = {name: np.stack([batch[name] for batch in batches]) for name in batches[0]}
     built = random_models.Built(model, embedding_scope, ranks, stacked)
     session = tf.Session()
     session.run([tf.global_variables_initializer(), tf.tables_initializer()])
-    losses = [session.run([built.losses, built.train], {built.feeds[name]: batch[name] for name in built.feeds})[0]
-              for batch in batches]
+    losses = [
+        session.run(
+            [built.losses, built.train], {built.feeds[name]: batch[name] for name in built.feeds}
+        )[0]
+        for batch in batches
+    ]
     return built, np.array(losses), session.run(built.rows), session
 
 
@@ -37,7 +46,9 @@ def in_plain_tensorflow(model, batches):
 
 
 def held(session, rank, size):
-    """{variable: (the keys that this rank has, its rows of them)}, read past all that looks up; keys None: it has all."""
+    """{variable: (the keys that this rank has, its rows of them)}, read past all that looks up;
+    keys None: it has all.
+    """
     keys, values = {}, {}
     for v in tf.global_variables():
         name, table = v.op.name, shard_of(v)
@@ -47,19 +58,30 @@ def held(session, rank, size):
             table.settle_slots(session, [] if v is table else [v])
             blocks = [(np.zeros(0, np.int64),) * 2, *table.ascending(session, 1000)]
             keys[name], local = (np.concatenate(x) for x in zip(*blocks))
-            values[name] = tf.raw_ops.ResourceGather(resource=v.handle, indices=local, dtype=v.dtype)
+            values[name] = tf.raw_ops.ResourceGather(
+                resource=v.handle, indices=local, dtype=v.dtype
+            )
         else:
             keys[name] = np.arange(rank, table.rows, size)
-            values[name] = tf.raw_ops.ResourceGather(resource=v.handle, indices=keys[name] // size, dtype=v.dtype)
+            values[name] = tf.raw_ops.ResourceGather(
+                resource=v.handle, indices=keys[name] // size, dtype=v.dtype
+            )
     return {name: (keys[name], value) for name, value in session.run(values).items()}
 
 
 def on_ranks(strategy, rank, size, model, batches):
     """(the tables by their variables' names, losses, rows, what this rank holds)."""
-    options = {'grouping': model.grouping, 'prefetch_keys': model.source == 'keys ahead', 'plan': 'quiet'}
+    options = {
+        "grouping": model.grouping,
+        "prefetch_keys": model.source == "keys ahead",
+        "plan": "quiet",
+    }
     with strategy.scope(**options), tf.Graph().as_default():
         tf.set_random_seed(7)
-        mine = [{name: reference.part(value, rank, size) for name, value in batch.items()} for batch in batches]
+        mine = [
+            {name: reference.part(value, rank, size) for name, value in batch.items()}
+            for batch in batches
+        ]
         built, losses, rows, session = trained(model, strategy.embedding_scope, size, mine)
         with session:
             return built.tables, losses, rows, held(session, rank, size)
@@ -67,7 +89,9 @@ def on_ranks(strategy, rank, size, model, batches):
 
 def close(got, want, name, rtol=2e-4):
     """With what rounding leaves of numbers that are small beside others of their array."""
-    np.testing.assert_allclose(got, want, rtol=rtol, atol=2e-6 * max(np.abs(want).max(initial=0), 1e-3), err_msg=name)
+    np.testing.assert_allclose(
+        got, want, rtol=rtol, atol=2e-6 * max(np.abs(want).max(initial=0), 1e-3), err_msg=name
+    )
 
 
 def check(strategy, rank, size, model):
@@ -75,29 +99,40 @@ def check(strategy, rank, size, model):
     want_losses, want_rows, want = in_plain_tensorflow(model, batches)
     tables, losses, rows, got = on_ranks(strategy, rank, size, model, batches)
     everyone = grouped.everyone((losses, {name: keys for name, (keys, _) in got.items()}))
-    np.testing.assert_allclose(np.mean([losses for losses, _ in everyone], 0), want_losses, rtol=2e-5, err_msg='losses')
+    np.testing.assert_allclose(
+        np.mean([losses for losses, _ in everyone], 0), want_losses, rtol=2e-5, err_msg="losses"
+    )
     assert got.keys() == want.keys() and rows.keys() == want_rows.keys() == tables.keys()
     for name, (keys, value) in got.items():
         # of a slot, whose name begins with its table's
-        table = next((tables[of] for of in tables if f'{name}/'.startswith(f'{of}/')), None)
-        close(value, want[name] if keys is None else want[name][random_models.ids_of(table, keys)], f'{name} on this rank')
+        table = next((tables[of] for of in tables if f"{name}/".startswith(f"{of}/")), None)
+        close(
+            value,
+            want[name] if keys is None else want[name][random_models.ids_of(table, keys)],
+            f"{name} on this rank",
+        )
     for name, table in tables.items():
         there = np.arange(table.rows)
-        if table.kind != 'replicated':
-            there = random_models.ids_of(table, np.concatenate([keys[name] for _, keys in everyone]))
+        if table.kind != "replicated":
+            there = random_models.ids_of(
+                table, np.concatenate([keys[name] for _, keys in everyone])
+            )
             assert len(np.unique(there)) == len(there), name
-        close(rows[name][there], want_rows[name][there], f'{name} looked up')
-        never = np.setdiff1d(np.arange(table.rows), there)     # a dynamic table has no row of these, and zeros for them
-        assert table.kind == 'dynamic' or not len(never), name
+        close(rows[name][there], want_rows[name][there], f"{name} looked up")
+        # a dynamic table has no row of these, and zeros for them
+        never = np.setdiff1d(np.arange(table.rows), there)
+        assert table.kind == "dynamic" or not len(never), name
         assert not rows[name][never].any(), name
-        np.testing.assert_array_equal(want_rows[name][never], random_models.initial_rows(table)[never], name)
+        np.testing.assert_array_equal(
+            want_rows[name][never], random_models.initial_rows(table)[never], name
+        )
 
 
-@pytest.mark.parametrize('seed', seeds())
+@pytest.mark.parametrize("seed", seeds())
 def test_trained_as_in_plain_tensorflow(strategy, rank, size, seed):
     model = random_models.draw(seed)
-    print(model)        # what a case that hangs has to say
+    print(model)  # what a case that hangs has to say
     try:
         check(strategy, rank, size, model)
     except Exception as error:
-        raise AssertionError(f'{error}\nof {model}') from error
+        raise AssertionError(f"{error}\nof {model}") from error

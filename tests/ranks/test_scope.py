@@ -1,4 +1,5 @@
 """scope() and embedding_scope(): nesting, entering again, options, and TensorFlow left as it was."""
+
 import warnings
 
 import horovod.tensorflow as hvd
@@ -12,14 +13,39 @@ from keras.src.optimizers.legacy import optimizer_v2
 from tensorflow.python.client import session as session_lib
 from tensorflow.python.ops import clip_ops, gradients_util, variable_scope
 from tensorflow.python.summary.writer import writer
-from tensorflow.python.training import basic_session_run_hooks, monitored_session, optimizer, saver, session_manager
+from tensorflow.python.training import (
+    basic_session_run_hooks,
+    monitored_session,
+    optimizer,
+    saver,
+    session_manager,
+)
 
 from collective import CollectiveStrategy, Table
 
-OWNERS = [session_lib.BaseSession, session_lib.Session, variable_scope.VariableScope, optimizer.Optimizer, gradients_util,
-          clip_ops, tf, tf.linalg, tf2.linalg, writer, saver.Saver, basic_session_run_hooks.CheckpointSaverHook,
-          monitored_session, session_manager.SessionManager, tf.train, hvd, hvd._DistributedOptimizer, hvd_functions,
-          mpi_ops.MPI_LIB, embedding.Embedding, optimizer_v2.OptimizerV2]
+OWNERS = [
+    session_lib.BaseSession,
+    session_lib.Session,
+    variable_scope.VariableScope,
+    optimizer.Optimizer,
+    gradients_util,
+    clip_ops,
+    tf,
+    tf.linalg,
+    tf2.linalg,
+    writer,
+    saver.Saver,
+    basic_session_run_hooks.CheckpointSaverHook,
+    monitored_session,
+    session_manager.SessionManager,
+    tf.train,
+    hvd,
+    hvd._DistributedOptimizer,
+    hvd_functions,
+    mpi_ops.MPI_LIB,
+    embedding.Embedding,
+    optimizer_v2.OptimizerV2,
+]
 
 
 def everything():
@@ -27,7 +53,8 @@ def everything():
 
 
 def test_leaving_restores_everything(strategy):
-    assert tf.nn and tf.train.Saver and tf.logging      # the lazily loaded parts of the API are there from the start
+    # the lazily loaded parts of the API are there from the start
+    assert tf.nn and tf.train.Saver and tf.logging
     with strategy.scope():
         pass
     before = everything()
@@ -42,7 +69,7 @@ def test_leaving_restores_everything(strategy):
             raise ZeroDivisionError
     assert everything() == before
     with tf.Graph().as_default():
-        assert not isinstance(tf.get_variable('t', [3, 3]), Table)
+        assert not isinstance(tf.get_variable("t", [3, 3]), Table)
 
 
 def test_scopes_can_be_entered_again(strategy):
@@ -51,45 +78,49 @@ def test_scopes_can_be_entered_again(strategy):
         with scope as entered, scope, tf.Graph().as_default():
             assert entered is strategy
             with embedding, embedding:
-                assert isinstance(tf.get_variable(f't{i}', [3, 3]), Table)
-            assert not isinstance(tf.get_variable(f'u{i}', [3, 3]), Table)
+                assert isinstance(tf.get_variable(f"t{i}", [3, 3]), Table)
+            assert not isinstance(tf.get_variable(f"u{i}", [3, 3]), Table)
 
 
 def test_two_strategies_are_one(strategy, rank, size):
-    """Opened inside each other by parts of a program that know nothing of each other: gradients are still reduced once."""
+    """Opened inside each other by parts of a program that know nothing of each other: gradients are
+    still reduced once.
+    """
     with strategy.scope(), CollectiveStrategy().scope(), tf.Graph().as_default():
         with strategy.embedding_scope():
-            t = tf.get_variable('t', [4, 1], initializer=tf.zeros_initializer())
-        w = tf.get_variable('w', [], initializer=tf.zeros_initializer())
+            t = tf.get_variable("t", [4, 1], initializer=tf.zeros_initializer())
+        w = tf.get_variable("w", [], initializer=tf.zeros_initializer())
         loss = tf.reduce_sum(tf.nn.embedding_lookup(t, [1])) + w * (rank + 1.0)
         train = tf.train.GradientDescentOptimizer(1.0).minimize(loss)
         row = tf.nn.embedding_lookup(t, [1])
-        with tf.train.MonitoredTrainingSession('') as session:
+        with tf.train.MonitoredTrainingSession("") as session:
             session.run(train)
             assert session.run([row, w]) == [[[-1.0]], -(size + 1) / 2]
 
 
 def test_embedding_scope_needs_scope(strategy):
-    with pytest.raises(RuntimeError, match=r'inside scope\(\)'):
+    with pytest.raises(RuntimeError, match=r"inside scope\(\)"):
         with strategy.embedding_scope():
             pass
     # an error on the way in leaves nothing behind
     with strategy.scope(), tf.Graph().as_default():
-        assert not isinstance(tf.get_variable('t', [3, 3]), Table)
+        assert not isinstance(tf.get_variable("t", [3, 3]), Table)
 
 
 def test_options(strategy):
-    with pytest.raises(TypeError, match='no option colour.*embedding_gradients'):
-        strategy.scope(colour='red')
-    with pytest.raises(TypeError, match='no option rows'):
+    with pytest.raises(TypeError, match="no option colour.*embedding_gradients"):
+        strategy.scope(colour="red")
+    with pytest.raises(TypeError, match="no option rows"):
         strategy.embedding_scope(rows=3)
     with pytest.raises(ValueError, match="'mean' or 'sum', not 'max'"):
-        strategy.scope(embedding_gradients='max')
-    with pytest.warns(UserWarning, match='emb_num_groups, use_hierarchical_embedding_lookup tunes another library'):
+        strategy.scope(embedding_gradients="max")
+    with pytest.warns(
+        UserWarning, match="emb_num_groups, use_hierarchical_embedding_lookup tunes another library"
+    ):
         strategy.scope(emb_num_groups=2, use_hierarchical_embedding_lookup=True)
     with warnings.catch_warnings():
-        warnings.simplefilter('error')
-        strategy.scope(embedding_gradients='sum')
+        warnings.simplefilter("error")
+        strategy.scope(embedding_gradients="sum")
         strategy.embedding_scope()
 
 
@@ -99,8 +130,8 @@ def test_the_counts(strategy, rank, size):
 
 def test_eager_tables_are_refused(strategy):
     with strategy.scope(), strategy.embedding_scope():
-        with pytest.raises(RuntimeError, match=r'tf.Graph\(\).as_default'):
-            tf.get_variable('t', [3, 3])
+        with pytest.raises(RuntimeError, match=r"tf.Graph\(\).as_default"):
+            tf.get_variable("t", [3, 3])
 
 
 def test_a_session_grows_into_the_gpu_and_keeps_the_users_settings(strategy):

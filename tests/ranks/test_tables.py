@@ -1,4 +1,5 @@
 """What a table is: which variables become one, its first values, and what it refuses."""
+
 import contextlib
 
 import numpy as np
@@ -25,21 +26,27 @@ def all_rows(strategy, make, rows, seed=7):
 
 
 INITIALIZERS = {
-    'uniform': (lambda: tf.random_uniform_initializer(-2.0, 3.0), 0.5, 5 / 12 ** 0.5, (-2, 3)),
-    'normal': (lambda: tf.random_normal_initializer(1.0, 0.5), 1.0, 0.5, None),
-    'truncated': (lambda: tf.truncated_normal_initializer(0.0, 1.0), 0.0, 0.87962566, (-2, 2)),
-    'glorot': (lambda: None, 0.0, (2 / 3008) ** 0.5, None),
-    'variance_scaling': (lambda: tf.variance_scaling_initializer(2.0, 'fan_out', 'truncated_normal'), 0.0, 0.5, None),
-    'uniform_v2': (lambda: tf2.initializers.RandomUniform(-1.0, 1.0), 0.0, 2 / 12 ** 0.5, (-1, 1)),
-    'keras_he': (lambda: tf.keras.initializers.he_normal(), 0.0, (2 / 3000) ** 0.5, None),
-    'class': (lambda: tf.random_normal_initializer, 0.0, 1.0, None)}
+    "uniform": (lambda: tf.random_uniform_initializer(-2.0, 3.0), 0.5, 5 / 12**0.5, (-2, 3)),
+    "normal": (lambda: tf.random_normal_initializer(1.0, 0.5), 1.0, 0.5, None),
+    "truncated": (lambda: tf.truncated_normal_initializer(0.0, 1.0), 0.0, 0.87962566, (-2, 2)),
+    "glorot": (lambda: None, 0.0, (2 / 3008) ** 0.5, None),
+    "variance_scaling": (
+        lambda: tf.variance_scaling_initializer(2.0, "fan_out", "truncated_normal"),
+        0.0,
+        0.5,
+        None,
+    ),
+    "uniform_v2": (lambda: tf2.initializers.RandomUniform(-1.0, 1.0), 0.0, 2 / 12**0.5, (-1, 1)),
+    "keras_he": (lambda: tf.keras.initializers.he_normal(), 0.0, (2 / 3000) ** 0.5, None),
+    "class": (lambda: tf.random_normal_initializer, 0.0, 1.0, None),
+}
 
 
-@pytest.mark.parametrize('name', INITIALIZERS)
+@pytest.mark.parametrize("name", INITIALIZERS)
 def test_random_values_have_the_distribution_and_depend_on_no_n(strategy, name):
     make, mean, deviation, limits = INITIALIZERS[name]
-    rows = all_rows(strategy, lambda: tf.get_variable('t', [3000, 8], initializer=make()), 3000)
-    assert abs(rows.mean() - mean) < 5 * deviation / rows.size ** 0.5
+    rows = all_rows(strategy, lambda: tf.get_variable("t", [3000, 8], initializer=make()), 3000)
+    assert abs(rows.mean() - mean) < 5 * deviation / rows.size**0.5
     assert abs(rows.std() / deviation - 1) < 0.02
     if limits:
         assert limits[0] <= rows.min() and rows.max() <= limits[1]
@@ -51,77 +58,126 @@ def test_random_values_have_the_distribution_and_depend_on_no_n(strategy, name):
     init = init() if isinstance(init, type) else init
     with tf.Graph().as_default():
         tf.set_random_seed(7)
-        alone = initial.by_row(init, (3000, 8), 't')(np.arange(3000, dtype=np.uint64), 8).astype(np.float32)
+        alone = initial.by_row(init, (3000, 8), "t")(np.arange(3000, dtype=np.uint64), 8).astype(
+            np.float32
+        )
     np.testing.assert_array_equal(rows, alone)
 
 
 def test_seeds_are_respected(strategy):
-    def draw(name='t', op_seed=None, graph_seed=7):
-        return all_rows(strategy, lambda: tf.get_variable(
-            name, [20, 4], initializer=tf.random_normal_initializer(seed=op_seed)), 20, graph_seed)
+    def draw(name="t", op_seed=None, graph_seed=7):
+        return all_rows(
+            strategy,
+            lambda: tf.get_variable(
+                name, [20, 4], initializer=tf.random_normal_initializer(seed=op_seed)
+            ),
+            20,
+            graph_seed,
+        )
+
     first = draw()
     np.testing.assert_array_equal(first, draw())
-    for other in (draw(graph_seed=8), draw(op_seed=1), draw(name='u')):
+    for other in (draw(graph_seed=8), draw(op_seed=1), draw(name="u")):
         assert not np.array_equal(first, other)
 
 
 def test_a_known_stream(strategy):
-    """SplitMix64's published first outputs for seed 1234567: the generator is the one it claims to be."""
+    """SplitMix64's published first outputs for seed 1234567: the generator is the one it claims to
+    be.
+    """
     got = [int(initial.hashed(1234567, np.array([i], np.uint64))[0]) for i in (1, 2, 3)]
     assert got == [6457827717110365317, 3203168211198807973, 9817491932198370423]
 
 
 def test_tables_take_no_random_numbers_from_what_comes_next(strategy):
-    """tf.set_random_seed numbers operations: a dense layer and a dropout keep the values they have in plain TensorFlow."""
+    """tf.set_random_seed numbers operations: a dense layer and a dropout keep the values they have
+    in plain TensorFlow.
+    """
+
     def build(embedding_scope):
         with embedding_scope():
-            for i, init in enumerate([tf.random_uniform_initializer(), tf.truncated_normal_initializer(), None,
-                                      tf.zeros_initializer(), tf.random_normal_initializer(seed=3)]):
-                t = tf.get_variable(f't{i}', [5, 2], initializer=init)
+            for i, init in enumerate(
+                [
+                    tf.random_uniform_initializer(),
+                    tf.truncated_normal_initializer(),
+                    None,
+                    tf.zeros_initializer(),
+                    tf.random_normal_initializer(seed=3),
+                ]
+            ):
+                t = tf.get_variable(f"t{i}", [5, 2], initializer=init)
                 tf.nn.embedding_lookup(t, [1])
-        return {'w': tf.get_variable('w', [4, 4]), 'random': tf.random.uniform([3])}, {}
-    got, want = reference.sharded(strategy, build, [(['w', 'random'], {})])[0], reference.plain(
-        build, [(['w', 'random'], {})])[0]
-    np.testing.assert_array_equal(got['w'], want['w'])
-    np.testing.assert_array_equal(got['random'], want['random'])
+        return {"w": tf.get_variable("w", [4, 4]), "random": tf.random.uniform([3])}, {}
+
+    got, want = (
+        reference.sharded(strategy, build, [(["w", "random"], {})])[0],
+        reference.plain(build, [(["w", "random"], {})])[0],
+    )
+    np.testing.assert_array_equal(got["w"], want["w"])
+    np.testing.assert_array_equal(got["random"], want["random"])
 
 
 def test_given_values(strategy):
     values = reference.table_values(7, 3)
-    for make in (lambda: tf.get_variable('t', [7, 3], initializer=tf.constant_initializer(values)),
-                 lambda: tf.get_variable('t', [7, 3], initializer=tf.constant_initializer(values.tolist())),
-                 lambda: tf.get_variable('t', initializer=values),
-                 lambda: tf.get_variable('t', initializer=tf.constant(values)),
-                 lambda: tf.get_variable('t', [7, 3], initializer=lambda shape, dtype: tf.constant(values)),
-                 lambda: tf.get_variable('t', [7, 3], initializer=tf2.initializers.Constant(values))):
+    for make in (
+        lambda: tf.get_variable("t", [7, 3], initializer=tf.constant_initializer(values)),
+        lambda: tf.get_variable("t", [7, 3], initializer=tf.constant_initializer(values.tolist())),
+        lambda: tf.get_variable("t", initializer=values),
+        lambda: tf.get_variable("t", initializer=tf.constant(values)),
+        lambda: tf.get_variable("t", [7, 3], initializer=lambda shape, dtype: tf.constant(values)),
+        lambda: tf.get_variable("t", [7, 3], initializer=tf2.initializers.Constant(values)),
+    ):
         np.testing.assert_array_equal(all_rows(strategy, make, 7), values)
-    for init, value in ((tf.zeros_initializer(), 0), (tf.ones_initializer, 1), (tf.constant_initializer(2.5), 2.5)):
-        assert (all_rows(strategy, lambda init=init: tf.get_variable('t', [7, 3], initializer=init), 7) == value).all()
-    for seed in (1, None):      # all ranks draw the same, each its rows of it
+    for init, value in (
+        (tf.zeros_initializer(), 0),
+        (tf.ones_initializer, 1),
+        (tf.constant_initializer(2.5), 2.5),
+    ):
+        assert (
+            all_rows(strategy, lambda init=init: tf.get_variable("t", [7, 3], initializer=init), 7)
+            == value
+        ).all()
+    for seed in (1, None):  # all ranks draw the same, each its rows of it
         init = tf.orthogonal_initializer(seed=seed)
-        orthogonal = all_rows(strategy, lambda init=init: tf.get_variable('t', [6, 3], initializer=init), 6)
+        orthogonal = all_rows(
+            strategy, lambda init=init: tf.get_variable("t", [6, 3], initializer=init), 6
+        )
         np.testing.assert_allclose(orthogonal.T @ orthogonal, np.eye(3), atol=1e-5)
 
 
-@pytest.mark.parametrize('value', [np.array([[1, 2], [3, 2 ** 24 + 1]]), np.array([[1.0, 2.0]]), [[1.0, 2.0]], [[1, 2]],
-                                   np.ones([2, 2], np.float16)], ids=lambda value: str(np.asarray(value).dtype))
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.array([[1, 2], [3, 2**24 + 1]]),
+        np.array([[1.0, 2.0]]),
+        [[1.0, 2.0]],
+        [[1, 2]],
+        np.ones([2, 2], np.float16),
+    ],
+    ids=lambda value: str(np.asarray(value).dtype),
+)
 def test_a_given_value_has_its_own_type(strategy, value):
     """Whatever the scope's is, and integers are no table."""
     with tf.Graph().as_default():
-        want = tf.get_variable('v', initializer=value)
-    with strategy.scope(plan='quiet'), tf.Graph().as_default():
+        want = tf.get_variable("v", initializer=value)
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
         with strategy.embedding_scope():
-            made = tf.get_variable('v', initializer=value)
-        assert made.dtype == want.dtype and isinstance(made, Table) == made.dtype.base_dtype.is_floating
+            made = tf.get_variable("v", initializer=value)
+        assert (
+            made.dtype == want.dtype
+            and isinstance(made, Table) == made.dtype.base_dtype.is_floating
+        )
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
             np.testing.assert_array_equal(session.run(made), value)
 
 
 def test_a_local_variable_is_each_ranks_own(strategy, rank):
-    with strategy.scope(plan='quiet'), tf.Graph().as_default():
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
         with strategy.embedding_scope():
-            confusion = tf.get_local_variable('confusion', [3, 3], initializer=tf.zeros_initializer())
+            confusion = tf.get_local_variable(
+                "confusion", [3, 3], initializer=tf.zeros_initializer()
+            )
         added = confusion.assign_add(tf.fill([3, 3], rank + 1.0), read_value=True)
         with tf.Session() as session:
             session.run(tf.local_variables_initializer())
@@ -129,35 +185,48 @@ def test_a_local_variable_is_each_ranks_own(strategy, rank):
 
 
 def test_fewer_rows_than_ranks(strategy):
-    assert all_rows(strategy, lambda: tf.get_variable('t', [1, 2], initializer=tf.ones_initializer()), 1).shape == (1, 2)
+    assert all_rows(
+        strategy, lambda: tf.get_variable("t", [1, 2], initializer=tf.ones_initializer()), 1
+    ).shape == (1, 2)
 
 
 def test_which_variables_are_tables(strategy, size):
     with strategy.scope(), tf.Graph().as_default():
-        with tf.variable_scope('captured') as captured:
+        with tf.variable_scope("captured") as captured:
             pass
         with strategy.embedding_scope():
-            with tf.variable_scope('a'), tf.variable_scope('b', partitioner=tf.fixed_size_partitioner(strategy.world_size)):
-                table = tf.get_variable('t', (10, 3))
-                bias = tf.get_variable('bias', [4])
+            with (
+                tf.variable_scope("a"),
+                tf.variable_scope("b", partitioner=tf.fixed_size_partitioner(strategy.world_size)),
+            ):
+                table = tf.get_variable("t", (10, 3))
+                bias = tf.get_variable("bias", [4])
             with tf.variable_scope(captured):
-                inside = tf.get_variable('t', [10, 3])
-            with tf.variable_scope('', reuse=tf.AUTO_REUSE):
-                again = tf.get_variable('a/b/t', [10, 3])
-            with tf.variable_scope('c', custom_getter=lambda getter, name, *a, **k: getter(name + '_renamed', *a, **k)):
-                renamed = tf.get_variable('t', [10, 3])
-            integers = tf.get_variable('integers', [4, 4], tf.int32, initializer=tf.zeros_initializer())
+                inside = tf.get_variable("t", [10, 3])
+            with tf.variable_scope("", reuse=tf.AUTO_REUSE):
+                again = tf.get_variable("a/b/t", [10, 3])
+            with tf.variable_scope(
+                "c", custom_getter=lambda getter, name, *a, **k: getter(name + "_renamed", *a, **k)
+            ):
+                renamed = tf.get_variable("t", [10, 3])
+            integers = tf.get_variable(
+                "integers", [4, 4], tf.int32, initializer=tf.zeros_initializer()
+            )
             with strategy.embedding_scope():
-                nested = tf.get_variable('nested', [3, 3])
-            still = tf.get_variable('still', [3, 3])
-        outside = tf.get_variable('outside', [3, 3])
+                nested = tf.get_variable("nested", [3, 3])
+            still = tf.get_variable("still", [3, 3])
+        outside = tf.get_variable("outside", [3, 3])
         for variable in (table, inside, renamed, nested, still):
             assert isinstance(variable, Table), variable.name
         for variable in (bias, integers, outside):
             assert not isinstance(variable, Table), variable.name
         assert again is table
-        assert table.name == 'a/b/t:0' and table.shape.as_list() == [10, 3] and table.get_shape().as_list() == [10, 3]
-        assert renamed.op.name == 'c/t_renamed'
+        assert (
+            table.name == "a/b/t:0"
+            and table.shape.as_list() == [10, 3]
+            and table.get_shape().as_list() == [10, 3]
+        )
+        assert renamed.op.name == "c/t_renamed"
         assert {v.name for v in (table, outside)} <= {v.name for v in tf.trainable_variables()}
         shard = tf.raw_ops.VariableShape(input=table.handle)
         with tf.Session() as session:
@@ -166,19 +235,28 @@ def test_which_variables_are_tables(strategy, size):
             assert session.run(shard).tolist() == [len(range(strategy.rank(), 10, size)), 3]
         slots = tf.train.AdagradOptimizer(0.1)
         slots.minimize(tf.reduce_sum(tf.nn.embedding_lookup(table, [1])))
-        slot = slots.get_slot(table, 'accumulator')
-        assert slot.shape.as_list() == [10, 3] and slot.shard_shape.as_list() == [len(range(strategy.rank(), 10, size)), 3]
+        slot = slots.get_slot(table, "accumulator")
+        assert slot.shape.as_list() == [10, 3] and slot.shard_shape.as_list() == [
+            len(range(strategy.rank(), 10, size)),
+            3,
+        ]
 
 
-@pytest.mark.parametrize('way', [
-    lambda t: tf.scatter_update(t, [0], tf.ones([1, 3])), lambda t: t.initialized_value(),
-    lambda t: t.scatter_sub(tf.IndexedSlices(tf.ones([1, 3]), [0])), lambda t: t.scatter_nd_add([[0]], tf.ones([1, 3]))])
+@pytest.mark.parametrize(
+    "way",
+    [
+        lambda t: tf.scatter_update(t, [0], tf.ones([1, 3])),
+        lambda t: t.initialized_value(),
+        lambda t: t.scatter_sub(tf.IndexedSlices(tf.ones([1, 3]), [0])),
+        lambda t: t.scatter_nd_add([[0]], tf.ones([1, 3])),
+    ],
+)
 def test_what_would_see_one_shard_is_refused(strategy, size, way):
     if size == 1:
         return
     with strategy.scope(), tf.Graph().as_default():
         with strategy.embedding_scope():
-            t = tf.get_variable('t', [10, 3])
+            t = tf.get_variable("t", [10, 3])
         with tf.Session(), pytest.raises(TableError, match="table 't' .*embedding_lookup"):
             way(t)
 
@@ -188,7 +266,7 @@ def test_one_rank_has_it_whole(strategy, size):
         return
     with strategy.scope(), tf.Graph().as_default():
         with strategy.embedding_scope():
-            t = tf.get_variable('t', [10, 3], initializer=tf.ones_initializer())
+            t = tf.get_variable("t", [10, 3], initializer=tf.ones_initializer())
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
             assert session.run(tf.reduce_sum(t)) == 30 and session.run(t).shape == (10, 3)
@@ -201,14 +279,18 @@ def test_one_rank_keeps_tensorflows_checkpoints(strategy, size, tmp_path):
 
     def build(embedding_scope):
         with embedding_scope():
-            t = tf.get_variable('t', [10, 3])
+            t = tf.get_variable("t", [10, 3])
         train = tf.train.AdagradOptimizer(0.1).minimize(
-            tf.reduce_sum(tf.nn.embedding_lookup(t, [1, 2])), global_step=tf.train.get_or_create_global_step())
+            tf.reduce_sum(tf.nn.embedding_lookup(t, [1, 2])),
+            global_step=tf.train.get_or_create_global_step(),
+        )
         return t, train
 
     with strategy.scope(), tf.Graph().as_default():
         t, train = build(strategy.embedding_scope)
-        with tf.train.MonitoredTrainingSession(checkpoint_dir=str(tmp_path), save_checkpoint_steps=1) as session:
+        with tf.train.MonitoredTrainingSession(
+            checkpoint_dir=str(tmp_path), save_checkpoint_steps=1
+        ) as session:
             session.run(train)
             written = session.run(t)
     with tf.Graph().as_default():
@@ -222,13 +304,15 @@ def test_one_rank_keeps_tensorflows_checkpoints(strategy, size, tmp_path):
             np.testing.assert_array_equal(session.run(t), written)
 
 
-@pytest.mark.parametrize('dtype', [tf.float16, tf.bfloat16, tf.float32, tf.float64])
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16, tf.float32, tf.float64])
 def test_first_values_are_there_before_they_are_read(strategy, dtype):
-    """They are written in place by a function of Python: the graph optimizer once let a cast read the memory before."""
+    """They are written in place by a function of Python: the graph optimizer once let a cast read
+    the memory before.
+    """
     for _ in range(10):
         with strategy.scope(), tf.Graph().as_default():
             with strategy.embedding_scope():
-                t = tf.get_variable('t', [6, 4], dtype, initializer=tf.ones_initializer())
+                t = tf.get_variable("t", [6, 4], dtype, initializer=tf.ones_initializer())
             rows = tf.cast(tf.nn.embedding_lookup(t, tf.range(6)), tf.float32)
             with tf.Session() as session:
                 session.run(tf.global_variables_initializer())

@@ -1,4 +1,5 @@
 """Tables, and their slots, used as one value: as TensorFlow's operations use any variable."""
+
 import contextlib
 
 import numpy as np
@@ -9,50 +10,64 @@ from collective import RankError, TableError
 from collective.tables.grouping import lookups_of
 from tests.ranks import grouped, reference
 
-V, D = 11, 3        # rows that no number of ranks divides
+V, D = 11, 3  # rows that no number of ranks divides
 ONES = np.ones([V, D], np.float32)
 VALUES = reference.table_values(V, D)
 READS = {
-    'convert': lambda t: tf.convert_to_tensor(t), 'identity': lambda t: tf.identity(t), 'value': lambda t: t.value(),
-    'read_value': lambda t: t.read_value(), 'add': lambda t: t + 1.0, 'matmul': lambda t: tf.matmul(t, tf.ones([D, 2])),
-    'transposed': lambda t: tf.matmul(tf.ones([2, D]), t, transpose_b=True), 'norm': lambda t: tf.nn.l2_loss(t),
-    'row': lambda t: t[4], 'slice': lambda t: t[2:9:3, 1:], 'reduce': lambda t: tf.reduce_mean(t, 0),
-    'gather_nd': lambda t: tf.gather_nd(t, [[[0, 1]], [[10, 2]]]), 'gather_rows': lambda t: tf.gather_nd(t, [[3], [10]]),
-    'gather_columns': lambda t: tf.gather(t, [2, 0], axis=1), 'cast': lambda t: tf.cast(t, tf.float64),
-    'unstack': lambda t: tf.stack(tf.unstack(t)[::-1]), 'split': lambda t: tf.split(t, [4, 7])[1],
-    'cond': lambda t: tf.cond(tf.constant(True), lambda: t + 1.0, lambda: tf.zeros([V, D])),
-    'shape': lambda t: tf.shape(t), 'initial': lambda t: t.initial_value}
+    "convert": lambda t: tf.convert_to_tensor(t),
+    "identity": lambda t: tf.identity(t),
+    "value": lambda t: t.value(),
+    "read_value": lambda t: t.read_value(),
+    "add": lambda t: t + 1.0,
+    "matmul": lambda t: tf.matmul(t, tf.ones([D, 2])),
+    "transposed": lambda t: tf.matmul(tf.ones([2, D]), t, transpose_b=True),
+    "norm": lambda t: tf.nn.l2_loss(t),
+    "row": lambda t: t[4],
+    "slice": lambda t: t[2:9:3, 1:],
+    "reduce": lambda t: tf.reduce_mean(t, 0),
+    "gather_nd": lambda t: tf.gather_nd(t, [[[0, 1]], [[10, 2]]]),
+    "gather_rows": lambda t: tf.gather_nd(t, [[3], [10]]),
+    "gather_columns": lambda t: tf.gather(t, [2, 0], axis=1),
+    "cast": lambda t: tf.cast(t, tf.float64),
+    "unstack": lambda t: tf.stack(tf.unstack(t)[::-1]),
+    "split": lambda t: tf.split(t, [4, 7])[1],
+    "cond": lambda t: tf.cond(tf.constant(True), lambda: t + 1.0, lambda: tf.zeros([V, D])),
+    "shape": lambda t: tf.shape(t),
+    "initial": lambda t: t.initial_value,
+}
 
 
-@pytest.mark.parametrize('way', READS)
+@pytest.mark.parametrize("way", READS)
 def test_a_read_has_every_row(strategy, rank, size, way):
     def build(embedding_scope):
         with embedding_scope():
-            t = reference.table('t', V, D)
-        return {'out': READS[way](t)}, {}
-    want, got = grouped.both(strategy, rank, size, build, [(['out'], {})])
-    np.testing.assert_allclose(got[0]['out'], want[0]['out'], rtol=1e-6)
+            t = reference.table("t", V, D)
+        return {"out": READS[way](t)}, {}
+
+    want, got = grouped.both(strategy, rank, size, build, [(["out"], {})])
+    np.testing.assert_allclose(got[0]["out"], want[0]["out"], rtol=1e-6)
 
 
 def test_fetching_a_table(strategy, rank, size):
     """By itself, among others, by a hook in a finalized graph, and by `eval`."""
     with strategy.scope(), tf.Graph().as_default():
         with strategy.embedding_scope():
-            t = reference.table('t', V, D)
+            t = reference.table("t", V, D)
         row = tf.nn.embedding_lookup(t, [rank])
 
         class Hook(tf.train.SessionRunHook):
             def before_run(self, context):
-                return tf.train.SessionRunArgs({'table': t})
+                return tf.train.SessionRunArgs({"table": t})
 
             def after_run(self, context, values):
-                np.testing.assert_array_equal(values.results['table'], VALUES)
+                np.testing.assert_array_equal(values.results["table"], VALUES)
+
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
             np.testing.assert_array_equal(session.run(t), VALUES)
-            out = session.run({'a': [t, row], 'b': t})
-            np.testing.assert_array_equal(out['a'][0], VALUES)
-            np.testing.assert_array_equal(out['a'][1], VALUES[[rank]])
+            out = session.run({"a": [t, row], "b": t})
+            np.testing.assert_array_equal(out["a"][0], VALUES)
+            np.testing.assert_array_equal(out["a"][1], VALUES[[rank]])
             np.testing.assert_array_equal(t.eval(), VALUES)
             np.testing.assert_array_equal(session.make_callable(t)(), VALUES)
         with tf.train.MonitoredSession(hooks=[Hook()]) as session:
@@ -60,25 +75,58 @@ def test_fetching_a_table(strategy, rank, size):
             np.testing.assert_array_equal(session.run(t), VALUES)
 
 
-@pytest.mark.parametrize('make', [
-    lambda: tf.train.GradientDescentOptimizer(0.1), lambda: tf.train.AdagradOptimizer(0.1),
-    lambda: tf.train.MomentumOptimizer(0.1, 0.9), lambda: tf.train.AdamOptimizer(0.1), lambda: tf.train.FtrlOptimizer(0.1)])
-@pytest.mark.parametrize('lookups', [True, False])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: tf.train.GradientDescentOptimizer(0.1),
+        lambda: tf.train.AdagradOptimizer(0.1),
+        lambda: tf.train.MomentumOptimizer(0.1, 0.9),
+        lambda: tf.train.AdamOptimizer(0.1),
+        lambda: tf.train.FtrlOptimizer(0.1),
+    ],
+)
+@pytest.mark.parametrize("lookups", [True, False])
 def test_penalties_on_all_weights(strategy, rank, size, make, lookups):
     """`l2_loss` over `trainable_variables()`: in plain TensorFlow a table's gradient is then dense."""
+
     def build(embedding_scope):
         with embedding_scope():
-            tables = {name: reference.table(name, V, dim, regularizer=lambda v: 0.01 * tf.reduce_sum(tf.abs(v)))
-                      for name, dim in (('t', D), ('u', 2))}
+            tables = {
+                name: reference.table(
+                    name, V, dim, regularizer=lambda v: 0.01 * tf.reduce_sum(tf.abs(v))
+                )
+                for name, dim in (("t", D), ("u", 2))
+            }
         ids, labels = tf.placeholder(tf.int64, [None]), tf.placeholder(tf.float32, [None])
-        rows = [tf.nn.embedding_lookup(t, ids) for t in tables.values()] if lookups else [tf.ones([1, 2])]
-        loss = tf.reduce_mean(tf.square(tf.layers.dense(tf.concat(rows, 1), 1, kernel_initializer=tf.ones_initializer())
-                                        - labels[:, None]))
-        total = loss + tf.losses.get_regularization_loss() + 0.1 * tf.add_n(list(map(tf.nn.l2_loss, tf.trainable_variables())))
-        return {'train': make().minimize(total), **grouped.rows_of(tables)}, {'ids': ids, 'labels': labels}
+        rows = (
+            [tf.nn.embedding_lookup(t, ids) for t in tables.values()]
+            if lookups
+            else [tf.ones([1, 2])]
+        )
+        loss = tf.reduce_mean(
+            tf.square(
+                tf.layers.dense(tf.concat(rows, 1), 1, kernel_initializer=tf.ones_initializer())
+                - labels[:, None]
+            )
+        )
+        total = (
+            loss
+            + tf.losses.get_regularization_loss()
+            + 0.1 * tf.add_n(list(map(tf.nn.l2_loss, tf.trainable_variables())))
+        )
+        return {"train": make().minimize(total), **grouped.rows_of(tables)}, {
+            "ids": ids,
+            "labels": labels,
+        }
+
     rng = np.random.default_rng(1)
-    batches = [{'ids': rng.integers(0, V, grouped.B), 'labels': rng.normal(size=grouped.B)} for _ in range(3)]
-    want, got = grouped.both(strategy, rank, size, build, [(['train'], b) for b in batches] + [(['t', 'u'], {})])
+    batches = [
+        {"ids": rng.integers(0, V, grouped.B), "labels": rng.normal(size=grouped.B)}
+        for _ in range(3)
+    ]
+    want, got = grouped.both(
+        strategy, rank, size, build, [(["train"], b) for b in batches] + [(["t", "u"], {})]
+    )
     grouped.same(got[-1], want[-1])
 
 
@@ -86,77 +134,152 @@ def test_an_l2_loss_moves_no_rows(strategy, size):
     """Each rank adds up its own: an allreduce of one number, and one of its gradient."""
     with strategy.scope(), tf.Graph().as_default():
         with strategy.embedding_scope():
-            t = reference.table('t', V, D)
+            t = reference.table("t", V, D)
         loss = tf.nn.l2_loss(t)
         train = tf.train.GradientDescentOptimizer(0.25).minimize(loss)
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
-            np.testing.assert_allclose(session.run(loss), 0.5 * np.sum(np.square(VALUES, dtype=np.float64)), rtol=1e-6)
+            np.testing.assert_allclose(
+                session.run(loss), 0.5 * np.sum(np.square(VALUES, dtype=np.float64)), rtol=1e-6
+            )
             assert grouped.exchanged(session, [loss, train])[:2] == ((0, 2) if size > 1 else (0, 0))
             np.testing.assert_allclose(session.run(t), 0.75 * VALUES, rtol=1e-6)
 
 
 def test_gradients_through_a_read(strategy, rank, size):
-    """All of a table against each sample: the gradient is every rank's, and the clipped norm the whole table's."""
+    """All of a table against each sample: the gradient is every rank's, and the clipped norm the
+    whole table's.
+    """
+
     def build(embedding_scope):
         with embedding_scope():
-            t = reference.table('t', V, D)
+            t = reference.table("t", V, D)
         x, labels = tf.placeholder(tf.float32, [None, D]), tf.placeholder(tf.int64, [None])
-        loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(
-            labels=labels, logits=tf.matmul(x, t, transpose_b=True)))
+        loss = tf.reduce_mean(
+            tf.nn.sparse_softmax_cross_entropy_with_logits(
+                labels=labels, logits=tf.matmul(x, t, transpose_b=True)
+            )
+        )
         optimizer = tf.train.GradientDescentOptimizer(0.5)
         clipped, norm = tf.clip_by_global_norm(tf.gradients(loss, [t]), 0.1)
-        return {'train': optimizer.apply_gradients(zip(clipped, [t])), 'norm': norm, 't': t}, {'x': x, 'labels': labels}
+        return {"train": optimizer.apply_gradients(zip(clipped, [t])), "norm": norm, "t": t}, {
+            "x": x,
+            "labels": labels,
+        }
+
     rng = np.random.default_rng(2)
-    batches = [{'x': rng.normal(size=(grouped.B, D)), 'labels': rng.integers(0, V, grouped.B)} for _ in range(3)]
-    want, got = grouped.both(strategy, rank, size, build, [(['train', 'norm'], b) for b in batches] + [(['t'], {})])
+    batches = [
+        {"x": rng.normal(size=(grouped.B, D)), "labels": rng.integers(0, V, grouped.B)}
+        for _ in range(3)
+    ]
+    want, got = grouped.both(
+        strategy, rank, size, build, [(["train", "norm"], b) for b in batches] + [(["t"], {})]
+    )
     for a, b in zip(got, want):
-        grouped.same({k: v for k, v in a.items() if v is not None}, {k: v for k, v in b.items() if v is not None})
+        grouped.same(
+            {k: v for k, v in a.items() if v is not None},
+            {k: v for k, v in b.items() if v is not None},
+        )
 
 
 def test_losses_over_sampled_rows(strategy, rank, size):
     """`sampled_softmax_loss` and `nce_loss` with the same negatives on every rank."""
+
     def build(embedding_scope):
         with embedding_scope():
-            t, u = reference.table('t', V, D), reference.table('u', V, D, seed=1)
-        biases = tf.get_variable('biases', [V], initializer=tf.zeros_initializer())
+            t, u = reference.table("t", V, D), reference.table("u", V, D, seed=1)
+        biases = tf.get_variable("biases", [V], initializer=tf.zeros_initializer())
         ids, labels = tf.placeholder(tf.int64, [None]), tf.placeholder(tf.int64, [None, 1])
-        negatives = (tf.constant([1, 4, 7], tf.int64), tf.fill([tf.shape(labels)[0], 1], 0.3), tf.fill([3], 0.3))
+        negatives = (
+            tf.constant([1, 4, 7], tf.int64),
+            tf.fill([tf.shape(labels)[0], 1], 0.3),
+            tf.fill([3], 0.3),
+        )
         x = tf.nn.embedding_lookup(t, ids)
-        loss = tf.reduce_mean(tf.nn.sampled_softmax_loss(u, biases, labels, x, 3, V, sampled_values=negatives))
-        loss += tf.reduce_mean(tf.nn.nce_loss([u], biases, labels, x, 3, V, sampled_values=negatives))
-        return {'train': tf.train.AdagradOptimizer(0.2).minimize(loss), 'biases': biases, 't': t, 'u': u}, {
-            'ids': ids, 'labels': labels}
+        loss = tf.reduce_mean(
+            tf.nn.sampled_softmax_loss(u, biases, labels, x, 3, V, sampled_values=negatives)
+        )
+        loss += tf.reduce_mean(
+            tf.nn.nce_loss([u], biases, labels, x, 3, V, sampled_values=negatives)
+        )
+        return {
+            "train": tf.train.AdagradOptimizer(0.2).minimize(loss),
+            "biases": biases,
+            "t": t,
+            "u": u,
+        }, {"ids": ids, "labels": labels}
+
     rng = np.random.default_rng(3)
-    batches = [{'ids': rng.integers(0, V, grouped.B), 'labels': rng.integers(0, V, (grouped.B, 1))} for _ in range(3)]
-    want, got = grouped.both(strategy, rank, size, build, [(['train'], b) for b in batches] + [(['t', 'u', 'biases'], {})])
+    batches = [
+        {"ids": rng.integers(0, V, grouped.B), "labels": rng.integers(0, V, (grouped.B, 1))}
+        for _ in range(3)
+    ]
+    want, got = grouped.both(
+        strategy,
+        rank,
+        size,
+        build,
+        [(["train"], b) for b in batches] + [(["t", "u", "biases"], {})],
+    )
     grouped.same(got[-1], want[-1])
 
 
 def test_losses_that_draw_their_negatives(strategy, rank, size):
-    """From a seed all ranks draw the same: beside the ranks' parts in one graph, each with such a sampler, and their mean."""
+    """From a seed all ranks draw the same: beside the ranks' parts in one graph, each with such a
+    sampler, and their mean.
+    """
     rng = np.random.default_rng(4)
-    batches = [{'ids': rng.integers(0, V, grouped.B), 'labels': rng.integers(0, V, (grouped.B, 1))} for _ in range(3)]
+    batches = [
+        {"ids": rng.integers(0, V, grouped.B), "labels": rng.integers(0, V, (grouped.B, 1))}
+        for _ in range(3)
+    ]
 
     def run(scope, embedding_scope, parts):
         with scope, tf.Graph().as_default():
             with embedding_scope():
-                t, u = reference.table('t', V, D), reference.table('u', V, D, seed=1)
-            biases, feeds, losses = tf.get_variable('biases', [V], initializer=tf.zeros_initializer()), [], []
+                t, u = reference.table("t", V, D), reference.table("u", V, D, seed=1)
+            biases, feeds, losses = (
+                tf.get_variable("biases", [V], initializer=tf.zeros_initializer()),
+                [],
+                [],
+            )
             for _ in parts:
                 ids, labels = tf.placeholder(tf.int64, [None]), tf.placeholder(tf.int64, [None, 1])
                 x = tf.nn.embedding_lookup(t, ids)
-                loss = tf.reduce_mean(tf.nn.sampled_softmax_loss(u, biases, labels, x, 3, V, seed=5))
-                losses.append(loss + tf.reduce_mean(tf.nn.nce_loss(u, biases, labels, x, 4, V, sampled_values=(
-                    tf.random.uniform_candidate_sampler(labels, 1, 4, True, V, seed=6)))))
+                loss = tf.reduce_mean(
+                    tf.nn.sampled_softmax_loss(u, biases, labels, x, 3, V, seed=5)
+                )
+                losses.append(
+                    loss
+                    + tf.reduce_mean(
+                        tf.nn.nce_loss(
+                            u,
+                            biases,
+                            labels,
+                            x,
+                            4,
+                            V,
+                            sampled_values=(
+                                tf.random.uniform_candidate_sampler(labels, 1, 4, True, V, seed=6)
+                            ),
+                        )
+                    )
+                )
                 feeds.append((ids, labels))
             train = tf.train.AdagradOptimizer(0.2).minimize(tf.add_n(losses) / len(parts))
             with tf.Session() as session:
                 session.run(tf.global_variables_initializer())
                 for batch in batches:
-                    session.run(train, {place: reference.part(batch[name], part, size) for part, places in zip(parts, feeds)
-                                        for name, place in zip(('ids', 'labels'), places)})
-                return session.run({'t': t, 'u': u, 'biases': biases})
+                    session.run(
+                        train,
+                        {
+                            place: reference.part(batch[name], part, size)
+                            for part, places in zip(parts, feeds)
+                            for name, place in zip(("ids", "labels"), places)
+                        },
+                    )
+                return session.run({"t": t, "u": u, "biases": biases})
+
     got = run(strategy.scope(), strategy.embedding_scope, [rank])
     grouped.same(got, run(contextlib.nullcontext(), contextlib.nullcontext, range(size)))
 
@@ -164,11 +287,17 @@ def test_losses_that_draw_their_negatives(strategy, rank, size):
 def test_writes_take_a_whole_value(strategy, rank, size):
     def build(embedding_scope):
         with embedding_scope():
-            t = reference.table('t', V, D)
+            t = reference.table("t", V, D)
         value = tf.placeholder(tf.float32, [V, D])
         with tf.control_dependencies([t.assign_sub(3 * ONES, read_value=False)]):
             after = t.read_value()
-        return {'t': t, 'assign': tf.assign(t, value), 'add': t.assign_add(2 * ONES), 'after': after}, {'value': value}
+        return {
+            "t": t,
+            "assign": tf.assign(t, value),
+            "add": t.assign_add(2 * ONES),
+            "after": after,
+        }, {"value": value}
+
     new = np.arange(V * D, dtype=np.float32).reshape(V, D)
 
     def run(scope, embedding_scope):
@@ -176,26 +305,32 @@ def test_writes_take_a_whole_value(strategy, rank, size):
             fetches, feeds = build(embedding_scope)
             with tf.Session() as session:
                 session.run(tf.global_variables_initializer())
-                out = [session.run(fetches['assign'], {feeds['value']: new}), session.run(fetches['add'])]
-                out += [session.run(fetches['t']), session.run(fetches['after'])]
-                fetches['t'].load(4 * new, session)
-                return [*out, session.run(fetches['t'])]
-    for got, want in zip(run(strategy.scope(), strategy.embedding_scope), [new, new + 2, new + 2, new - 1, 4 * new]):
+                out = [
+                    session.run(fetches["assign"], {feeds["value"]: new}),
+                    session.run(fetches["add"]),
+                ]
+                out += [session.run(fetches["t"]), session.run(fetches["after"])]
+                fetches["t"].load(4 * new, session)
+                return [*out, session.run(fetches["t"])]
+
+    for got, want in zip(
+        run(strategy.scope(), strategy.embedding_scope), [new, new + 2, new + 2, new - 1, 4 * new]
+    ):
         np.testing.assert_array_equal(got, want)
 
 
 def test_writes_of_another_shape_and_by_one_rank_alone(strategy, rank, size):
     if size == 1:
-        return      # TensorFlow's own
+        return  # TensorFlow's own
     with strategy.scope(), tf.Graph().as_default():
         with strategy.embedding_scope():
-            t = reference.table('t', V, D)
+            t = reference.table("t", V, D)
         with pytest.raises(ValueError, match=r"table 't' is \[11, 3\].*shape \(4, 3\)"):
             t.assign(np.zeros([4, 3], np.float32))
         change, other = t.assign(ONES, read_value=False), tf.nn.embedding_lookup(t, [0])
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
-            with pytest.raises(RankError, match='do not run the same'):
+            with pytest.raises(RankError, match="do not run the same"):
                 session.run(change if rank == 0 else other)
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
@@ -206,94 +341,142 @@ def test_writes_of_another_shape_and_by_one_rank_alone(strategy, rank, size):
 def test_slots_are_whole_to_whoever_reads_them(strategy, rank, size):
     def build(embedding_scope):
         with embedding_scope():
-            t = reference.table('t', V, D)
+            t = reference.table("t", V, D)
         ids = tf.placeholder(tf.int64, [None])
         optimizer = tf.train.AdamOptimizer(0.1)
         train = optimizer.minimize(tf.reduce_mean(tf.square(tf.nn.embedding_lookup(t, ids))))
         slots = {name: optimizer.get_slot(t, name) for name in optimizer.get_slot_names()}
         assert all(slot.shape.as_list() == [V, D] for slot in slots.values())
-        return {'train': train, **slots, 'row': tf.nn.embedding_lookup(slots['m'], [3, V - 1]),
-                'norm': tf.linalg.global_norm(list(slots.values()))}, {'ids': ids}
+        return {
+            "train": train,
+            **slots,
+            "row": tf.nn.embedding_lookup(slots["m"], [3, V - 1]),
+            "norm": tf.linalg.global_norm(list(slots.values())),
+        }, {"ids": ids}
+
     rng = np.random.default_rng(4)
-    batches = [{'ids': rng.integers(0, V, grouped.B)} for _ in range(2)]
-    want, got = grouped.both(strategy, rank, size, build, [(['train'], b) for b in batches] + [(['m', 'v', 'row', 'norm'], {})])
+    batches = [{"ids": rng.integers(0, V, grouped.B)} for _ in range(2)]
+    want, got = grouped.both(
+        strategy,
+        rank,
+        size,
+        build,
+        [(["train"], b) for b in batches] + [(["m", "v", "row", "norm"], {})],
+    )
     grouped.same(got[-1], want[-1])
 
 
-@pytest.mark.parametrize('first', [True, False])
+@pytest.mark.parametrize("first", [True, False])
 def test_a_callable_loss_with_an_l2_loss(strategy, rank, size, first):
     """Before the lookup and behind it: the tape knows the table either way."""
+
     def build(embedding_scope):
         with embedding_scope():
-            t = reference.table('t', V, D)
+            t = reference.table("t", V, D)
         ids = tf.placeholder(tf.int64, [None])
 
         def loss():
-            parts = [lambda: 0.1 * tf.nn.l2_loss(t), lambda: tf.reduce_mean(tf.square(tf.nn.embedding_lookup(t, ids)))]
+            parts = [
+                lambda: 0.1 * tf.nn.l2_loss(t),
+                lambda: tf.reduce_mean(tf.square(tf.nn.embedding_lookup(t, ids))),
+            ]
             return tf.add_n([part() for part in (parts if first else parts[::-1])])
-        return {'train': tf.train.GradientDescentOptimizer(0.5).minimize(loss), 't': t}, {'ids': ids}
-    batch = {'ids': np.random.default_rng(7).integers(0, V, grouped.B)}
-    want, got = grouped.both(strategy, rank, size, build, [(['train'], batch), (['t'], {})])
+
+        return {"train": tf.train.GradientDescentOptimizer(0.5).minimize(loss), "t": t}, {
+            "ids": ids
+        }
+
+    batch = {"ids": np.random.default_rng(7).integers(0, V, grouped.B)}
+    want, got = grouped.both(strategy, rank, size, build, [(["train"], batch), (["t"], {})])
     grouped.same(got[1], want[1])
 
 
 def test_gradients_with_respect_to_slots_and_averages(strategy, rank, size):
     """Which are sharded, too: each row's gradient is that of all ranks."""
+
     def build(embedding_scope):
         with embedding_scope():
-            t = reference.table('t', V, D)
+            t = reference.table("t", V, D)
         ids = tf.placeholder(tf.int64, [None])
         average = tf.train.ExponentialMovingAverage(0.5)
         update = average.apply([t])
         rows = tf.nn.embedding_lookup(average.average(t), ids)
-        gradient = tf.gradients(tf.reduce_mean(tf.reduce_sum(tf.square(rows), 1)), [average.average(t)])[0]
-        moved = tf.train.GradientDescentOptimizer(0.5).apply_gradients([(gradient, average.average(t))])
-        return {'update': update, 'moved': moved, 'average': average.average(t)}, {'ids': ids}
-    batch = {'ids': np.random.default_rng(7).integers(0, V, grouped.B)}
-    want, got = grouped.both(strategy, rank, size, build, [(['moved'], batch), (['average'], {})])
+        gradient = tf.gradients(
+            tf.reduce_mean(tf.reduce_sum(tf.square(rows), 1)), [average.average(t)]
+        )[0]
+        moved = tf.train.GradientDescentOptimizer(0.5).apply_gradients(
+            [(gradient, average.average(t))]
+        )
+        return {"update": update, "moved": moved, "average": average.average(t)}, {"ids": ids}
+
+    batch = {"ids": np.random.default_rng(7).integers(0, V, grouped.B)}
+    want, got = grouped.both(strategy, rank, size, build, [(["moved"], batch), (["average"], {})])
     grouped.same(got[1], want[1])
 
 
 def test_nothing_is_read_whole_unasked(strategy, size, caplog):
     """By feature columns, name scopes, shapes and savers."""
-    with caplog.at_level('WARNING', 'tensorflow'), strategy.scope(), tf.Graph().as_default() as graph:
+    with (
+        caplog.at_level("WARNING", "tensorflow"),
+        strategy.scope(),
+        tf.Graph().as_default() as graph,
+    ):
         with strategy.embedding_scope():
-            t = tf.get_variable('t', [1 << 21, 16])
-            column = tf.feature_column.categorical_column_with_identity('x', 9)
-            tf.feature_column.input_layer({'x': tf.constant([[1]])}, [tf.feature_column.embedding_column(column, 4)])
-        with tf.name_scope(None, 'inside', [t]):
-            loss = tf.reduce_sum(tf.nn.safe_embedding_lookup_sparse(t, tf.sparse.from_dense([[1, 2]])))
+            t = tf.get_variable("t", [1 << 21, 16])
+            column = tf.feature_column.categorical_column_with_identity("x", 9)
+            tf.feature_column.input_layer(
+                {"x": tf.constant([[1]])}, [tf.feature_column.embedding_column(column, 4)]
+            )
+        with tf.name_scope(None, "inside", [t]):
+            loss = tf.reduce_sum(
+                tf.nn.safe_embedding_lookup_sparse(t, tf.sparse.from_dense([[1, 2]]))
+            )
         assert tf.get_static_value(tf.shape(t)).tolist() == [1 << 21, 16]
         tf.train.AdagradOptimizer(0.1).minimize(loss)
         tf.train.Saver()
         tf.report_uninitialized_variables().mark_used()
-        assert len(lookups_of(graph).written) == 2 and 'read as one value' not in caplog.text
+        assert len(lookups_of(graph).written) == 2 and "read as one value" not in caplog.text
         tf.reduce_sum(t)
         if size > 1:
             assert len(lookups_of(graph).written) == 3
-            assert "table 't' is read as one value: each run that uses it sends all of its 0.1 GB" in caplog.text
+            assert (
+                "table 't' is read as one value: each run that uses it sends all of its 0.1 GB"
+                in caplog.text
+            )
 
 
-@pytest.mark.parametrize('version', [1, 2])
+@pytest.mark.parametrize("version", [1, 2])
 def test_a_table_that_a_loop_reads_is_read_before_it(strategy, rank, size, version):
     """A cell's kernel, made in embedding_scope(): ranks' sequences may have different lengths."""
+
     def build(embedding_scope):
         lengths = tf.placeholder(tf.int64, [None])
         with embedding_scope():
-            t = reference.table('t', 9, 3)
-            kernel = reference.table('kernel', 3, 3, 1)
+            t = reference.table("t", 9, 3)
+            kernel = reference.table("kernel", 3, 3, 1)
         steps = tf.cast(tf.reduce_max(lengths), tf.int32)
-        out = tf.while_loop(lambda i, x: i < steps, lambda i, x: (i + 1, tf.where(
-            lengths > tf.cast(i, tf.int64), tf.tanh(tf.matmul(x, kernel)), x)), [0, tf.nn.embedding_lookup(t, lengths)])[1]
-        train = tf.train.GradientDescentOptimizer(0.5).minimize(tf.reduce_mean(tf.square(out - 0.3)))
-        return {'train': train, 'rows': tf.nn.embedding_lookup(t, tf.range(9)), 'kernel': kernel}, {'lengths': lengths}
-    lengths = np.array([5, 1, 4, 3, 1, 2])      # the longest on the first rank
+        out = tf.while_loop(
+            lambda i, x: i < steps,
+            lambda i, x: (
+                i + 1,
+                tf.where(lengths > tf.cast(i, tf.int64), tf.tanh(tf.matmul(x, kernel)), x),
+            ),
+            [0, tf.nn.embedding_lookup(t, lengths)],
+        )[1]
+        train = tf.train.GradientDescentOptimizer(0.5).minimize(
+            tf.reduce_mean(tf.square(out - 0.3))
+        )
+        return {"train": train, "rows": tf.nn.embedding_lookup(t, tf.range(9)), "kernel": kernel}, {
+            "lengths": lengths
+        }
+
+    lengths = np.array([5, 1, 4, 3, 1, 2])  # the longest on the first rank
     if version == 1:
         tf.disable_control_flow_v2()
     try:
-        want = reference.plain(build, [(['train'], {'lengths': lengths}), (['rows', 'kernel'], {})])
-        mine = {'lengths': reference.part(lengths, rank, size)}
-        got = reference.sharded(strategy, build, [(['train'], mine), (['rows', 'kernel'], {})])
+        want = reference.plain(build, [(["train"], {"lengths": lengths}), (["rows", "kernel"], {})])
+        mine = {"lengths": reference.part(lengths, rank, size)}
+        got = reference.sharded(strategy, build, [(["train"], mine), (["rows", "kernel"], {})])
     finally:
         tf.enable_control_flow_v2()
     grouped.same(got[1], want[1])
@@ -304,8 +487,11 @@ def test_a_session_outside_of_scope_gets_no_shard(strategy, size):
         return
     with tf.Graph().as_default():
         with strategy.scope(), strategy.embedding_scope():
-            t = reference.table('t', V, D)
-        with tf.Session() as session, pytest.raises(tf.errors.InvalidArgumentError, match='is sharded, and fetched by'):
+            t = reference.table("t", V, D)
+        with (
+            tf.Session() as session,
+            pytest.raises(tf.errors.InvalidArgumentError, match="is sharded, and fetched by"),
+        ):
             session.run(t)
 
 
@@ -313,14 +499,14 @@ def test_first_values_that_a_checkpoint_gives(strategy, rank, size, folder):
     """They can't be had as one value; the table starts from them."""
     with strategy.scope(), tf.Graph().as_default():
         with strategy.embedding_scope():
-            reference.table('t', V, D)
+            reference.table("t", V, D)
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
-            tf.train.Saver().save(session, f'{folder}/model')
+            tf.train.Saver().save(session, f"{folder}/model")
     with strategy.scope(), tf.Graph().as_default():
         with strategy.embedding_scope():
-            t = tf.get_variable('t', [V, D], initializer=tf.zeros_initializer())
-        tf.train.init_from_checkpoint(f'{folder}/model', {'t': 't'})
+            t = tf.get_variable("t", [V, D], initializer=tf.zeros_initializer())
+        tf.train.init_from_checkpoint(f"{folder}/model", {"t": "t"})
         if size > 1:
             with pytest.raises(TableError, match="initial value, a checkpoint's, of table 't'"):
                 t.initial_value  # noqa: B018 (a property)
@@ -333,8 +519,12 @@ def test_object_based_checkpoints_are_refused(strategy, size, folder):
     """They would put the whole table into each rank's shard."""
     with strategy.scope(), tf.Graph().as_default():
         with strategy.embedding_scope():
-            t = reference.table('t', V, D)
+            t = reference.table("t", V, D)
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
-            with pytest.raises(TableError, match="tf.train.Checkpoint of table 't'") if size > 1 else contextlib.nullcontext():
-                tf.train.Checkpoint(t=t).save(f'{folder}/model', session)
+            with (
+                pytest.raises(TableError, match="tf.train.Checkpoint of table 't'")
+                if size > 1
+                else contextlib.nullcontext()
+            ):
+                tf.train.Checkpoint(t=t).save(f"{folder}/model", session)

@@ -1,10 +1,14 @@
-"""What shows that kernels are right, and how fast they are; `python -m collective.ops.gpu_check` runs all of it.
+"""What shows that kernels are right, and how fast they are; `python -m collective.ops.gpu_check`
+runs all of it.
 
-A kernel family has a module here, named in `FAMILIES`, and so has the `step` that all of them make, with
+A kernel family has a module here, named in `FAMILIES`, and so has the `step` that all of them make,
+with
 
-    CHECKS          functions (device, scale, rng) that raise AssertionError where a kernel and its reference differ
+    CHECKS          functions (device, scale, rng) that raise AssertionError where a kernel and its
+    reference differ
     measurements    a function (device, scale, rng) that makes inputs and yields what is to be timed
 """
+
 from __future__ import annotations
 
 import importlib
@@ -15,8 +19,18 @@ import numpy as np
 
 from collective.ops.gpu.device import Device
 
-FAMILIES = ('distinct', 'partition', 'gather', 'occurrences', 'sums', 'pool', 'update', 'hash_table', 'reserved',
-            'step')
+FAMILIES = (
+    "distinct",
+    "partition",
+    "gather",
+    "occurrences",
+    "sums",
+    "pool",
+    "update",
+    "hash_table",
+    "reserved",
+    "step",
+)
 
 
 class Scale(NamedTuple):
@@ -28,14 +42,15 @@ class Scale(NamedTuple):
         measured_keys: of one measurement.
         measured_bytes: of the tables and buffers of a measurement: several times the L2.
     """
+
     keys: int
     elements: int
     measured_keys: int
     measured_bytes: int
 
 
-FULL = Scale(keys=2 ** 24, elements=2 ** 31 + 2 ** 20, measured_keys=2 ** 24, measured_bytes=2 ** 32)
-SMALL = Scale(keys=5000, elements=2 ** 16, measured_keys=3000, measured_bytes=2 ** 16)
+FULL = Scale(keys=2**24, elements=2**31 + 2**20, measured_keys=2**24, measured_bytes=2**32)
+SMALL = Scale(keys=5000, elements=2**16, measured_keys=3000, measured_bytes=2**16)
 
 Check = Callable[[Device, Scale, np.random.Generator], None]
 
@@ -51,6 +66,7 @@ class Measurement(NamedTuple):
         keys: how many one of them works on.
         waits: the host waits for the device in each, and that counts.
     """
+
     kernel: str
     runs: Sequence[Callable[[], object]]
     bytes: int
@@ -62,12 +78,15 @@ class Measurement(NamedTuple):
 
 class Family(Protocol):
     """A module with the checks and the measurements of a kernel family."""
+
     CHECKS: Sequence[Check]
 
-    def measurements(self, device: Device, scale: Scale, rng: np.random.Generator) -> Iterator[Measurement]:
+    def measurements(
+        self, device: Device, scale: Scale, rng: np.random.Generator
+    ) -> Iterator[Measurement]:
         """What to time; inputs of one are dropped before the next is made."""
 
 
 def family(name: str) -> Family:
     """The module of one of `FAMILIES`."""
-    return cast(Family, importlib.import_module(f'{__name__}.{name}'))
+    return cast(Family, importlib.import_module(f"{__name__}.{name}"))

@@ -1,4 +1,5 @@
 """A table that grows, by the binding to TensorFlow: a variable in reserved memory that both update."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -12,8 +13,8 @@ from collective.ops.gpu import keymap
 from collective.ops.gpu.functions import Functions
 from collective.ops.gpu.rules import SGD
 
-CAPACITY, DIM, STEPS = 2 ** 22, 24, 6
-BATCH = 200     # keys of the first step; of each later one four times as many
+CAPACITY, DIM, STEPS = 2**22, 24, 6
+BATCH = 200  # keys of the first step; of each later one four times as many
 
 
 class Growing:
@@ -23,30 +24,47 @@ class Growing:
         self._side = operations.side()
         with self._side.call():
             self._memory = self._side.reserve(CAPACITY * DIM * 4)
-        self._keys = keymap.DeviceKeyMap('growing', CAPACITY - 1, self._side)
+        self._keys = keymap.DeviceKeyMap("growing", CAPACITY - 1, self._side)
         self._reach()
-        handle = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[None, DIM], shared_name=communication.unique_name('growing'))
+        handle = tf.raw_ops.VarHandleOp(
+            dtype=tf.float32, shape=[None, DIM], shared_name=communication.unique_name("growing")
+        )
         with tf.device(self._side.placed):
             given = compiled.library().collective_memory(
-                tf.constant(self._memory.address, tf.int64), tf.constant(0, tf.int64), dtype=tf.float32, shape=[CAPACITY, DIM])
+                tf.constant(self._memory.address, tf.int64),
+                tf.constant(0, tf.int64),
+                dtype=tf.float32,
+                shape=[CAPACITY, DIM],
+            )
             self.start = tf.raw_ops.AssignVariableOp(resource=handle, value=given)
             self.keys = tf.placeholder(tf.int64, [None])
             rows = operations.operations().collective_find(
-                self._find, [tf.constant(0, tf.int64)], [self.keys], tf.constant(True))[0]
+                self._find, [tf.constant(0, tf.int64)], [self.keys], tf.constant(True)
+            )[0]
             ones = tf.ones([tf.size(rows), DIM])
             added = tf.raw_ops.ResourceScatterAdd(resource=handle, indices=rows, updates=ones)
             with tf.control_dependencies([added]):
                 distinct = tf.unique(rows)[0]
                 updated = operations.operations().collective_update(
-                    SGD, [tf.constant(.5)], [handle], [[]], [tf.ones([tf.size(distinct), DIM])], [distinct])
+                    SGD,
+                    [tf.constant(0.5)],
+                    [handle],
+                    [[]],
+                    [tf.ones([tf.size(distinct), DIM])],
+                    [distinct],
+                )
             with tf.control_dependencies([updated]):
-                self.rows = tf.raw_ops.ResourceGather(resource=handle, indices=rows, dtype=tf.float32)
+                self.rows = tf.raw_ops.ResourceGather(
+                    resource=handle, indices=rows, dtype=tf.float32
+                )
 
     def _reach(self) -> None:
         with self._side.call():
             before = self._memory.taken
             self._memory.grow((len(self._keys) + 1) * DIM * 4)
-            self._side.within(self._memory, (self._memory.taken - before,), np.uint8, before).fill(0)
+            self._side.within(self._memory, (self._memory.taken - before,), np.uint8, before).fill(
+                0
+            )
 
     def _find(self, f: Functions, _: Any, keys: Any, sizes: Sequence[int], insert: bool) -> Any:
         rows = keymap.rows(f, [self._keys], keys, sizes, insert)
@@ -57,19 +75,22 @@ class Growing:
 def check(seed: int, config: tf.ConfigProto) -> list[str]:
     """What is wrong, on this rank."""
     rank, wrong = communication.rank(), []
-    rng, wanted = np.random.default_rng([seed, rank]), {0: 0.}
+    rng, wanted = np.random.default_rng([seed, rank]), {0: 0.0}
     with tf.Graph().as_default():
         table = Growing()
         with tf.Session(config=config) as session:
             session.run(table.start)
             for step in range(STEPS):
-                keys = rng.integers(0, 4 ** step * BATCH, 4 ** step * BATCH)
+                keys = rng.integers(0, 4**step * BATCH, 4**step * BATCH)
                 distinct, counts = np.unique(keys, return_counts=True)
                 for key, count in zip(distinct.tolist(), counts.tolist()):
-                    wanted[key] = wanted.get(key, 0.) + count - .5
+                    wanted[key] = wanted.get(key, 0.0) + count - 0.5
                 got = session.run(table.rows, {table.keys: keys})
                 truth = np.array([wanted[key] for key in keys.tolist()], np.float32)
                 if not np.array_equal(got, np.tile(truth[:, None], (1, DIM))):
                     differ = int((got != truth[:, None]).any(1).sum())
-                    wrong.append(f'rank {rank}: {differ} of {len(keys)} rows of a table that grows, in step {step}')
+                    wrong.append(
+                        f"rank {rank}: {differ} of {len(keys)} rows of a table that "
+                        f"grows, in step {step}"
+                    )
     return wrong

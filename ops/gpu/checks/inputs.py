@@ -1,4 +1,5 @@
 """Inputs that are hard for kernels."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -9,24 +10,42 @@ from collective.ops.gpu.device import Device
 from collective.ops.gpu.elements import Element, from_float32
 from collective.ops.gpu.segments import Segments
 
-EXTREME = np.array([-2 ** 63, 2 ** 63 - 1, 0, -1, 1, 2 ** 32, -2 ** 32, 2 ** 31 - 1, 2 ** 63 - 2 ** 32], np.int64)
-SPECIAL = np.array([np.nan, np.inf, -np.inf, -0., 0., 1e-45, 6e-8, 65504., 65520., 3.4e38, -1e38, 1 + 2 ** -9, 1 + 3 * 2 ** -9],
-                   np.float32)
+EXTREME = np.array(
+    [-(2**63), 2**63 - 1, 0, -1, 1, 2**32, -(2**32), 2**31 - 1, 2**63 - 2**32], np.int64
+)
+SPECIAL = np.array(
+    [
+        np.nan,
+        np.inf,
+        -np.inf,
+        -0.0,
+        0.0,
+        1e-45,
+        6e-8,
+        65504.0,
+        65520.0,
+        3.4e38,
+        -1e38,
+        1 + 2**-9,
+        1 + 3 * 2**-9,
+    ],
+    np.float32,
+)
 
 
 def key_cases(most: int, rng: np.random.Generator) -> Iterator[tuple[str, np.ndarray]]:
     """Names and int64 keys: none, one, and up to `most` of them."""
-    yield 'none', np.zeros(0, np.int64)
-    yield 'one', np.array([-7], np.int64)
+    yield "none", np.zeros(0, np.int64)
+    yield "one", np.array([-7], np.int64)
     for size in {2047, 2048, 2049, most}:
-        yield f'random {size}', rng.integers(-2 ** 63, 2 ** 63 - 1, size, np.int64)
-    yield 'all equal', np.full(most, np.iinfo(np.int64).min)
-    yield 'all distinct', rng.permutation(most).astype(np.int64)
-    yield 'few', rng.integers(0, 50, most, np.int64)
-    yield 'half of them new', rng.integers(0, most, most, np.int64)
-    yield 'skewed', np.minimum(rng.zipf(1.2, most), 2 ** 40).astype(np.int64)
-    yield 'extreme', rng.choice(EXTREME, most)
-    yield 'equal in their low bits', rng.integers(-2 ** 20, 2 ** 20, most, np.int64) * 2 ** 40
+        yield f"random {size}", rng.integers(-(2**63), 2**63 - 1, size, np.int64)
+    yield "all equal", np.full(most, np.iinfo(np.int64).min)
+    yield "all distinct", rng.permutation(most).astype(np.int64)
+    yield "few", rng.integers(0, 50, most, np.int64)
+    yield "half of them new", rng.integers(0, most, most, np.int64)
+    yield "skewed", np.minimum(rng.zipf(1.2, most), 2**40).astype(np.int64)
+    yield "extreme", rng.choice(EXTREME, most)
+    yield "equal in their low bits", rng.integers(-(2**20), 2**20, most, np.int64) * 2**40
 
 
 def segment_cases(keys: int, sections: int, rng: np.random.Generator) -> Iterator[Segments]:
@@ -39,9 +58,11 @@ def segment_cases(keys: int, sections: int, rng: np.random.Generator) -> Iterato
 
 
 def values(shape: tuple[int, ...], element: Element, rng: np.random.Generator) -> np.ndarray:
-    """Normally distributed, with values that are not finite or hard to round among them; uint16 for bfloat16."""
+    """Normally distributed, with values that are not finite or hard to round among them; uint16 for
+    bfloat16.
+    """
     drawn = rng.standard_normal(shape).astype(np.float32)
-    special = rng.random(shape) < .1
+    special = rng.random(shape) < 0.1
     drawn[special] = rng.choice(SPECIAL, int(special.sum()))
     return from_float32(drawn, element)
 
@@ -54,8 +75,11 @@ def on(device: Device, array: np.ndarray) -> object:
 
 
 def assert_same(device: Device, got: object, wanted: np.ndarray, what: str) -> None:
-    """Raises AssertionError unless an array of the device has the type, the shape and all elements of another."""
+    """Raises AssertionError unless an array of the device has the type, the shape and all elements
+    of another.
+    """
     here = device.download(got)
     assert here.dtype == wanted.dtype and here.shape == wanted.shape, (
-        f'{what}: {here.dtype} {here.shape}, wanted {wanted.dtype} {wanted.shape}')
+        f"{what}: {here.dtype} {here.shape}, wanted {wanted.dtype} {wanted.shape}"
+    )
     np.testing.assert_array_equal(here, wanted, what)

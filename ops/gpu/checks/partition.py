@@ -1,4 +1,5 @@
 """Checks and measurements of `collective.ops.gpu.partition`."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -24,14 +25,18 @@ def by_owner(device: Device, scale: Scale, rng: np.random.Generator) -> None:
         here = on(device, keys)
         for segments, ranks in zip(segment_cases(len(keys), len(KINDS), rng), (1, 3, 8)):
             got = kernels.partition(here, segments, KINDS, ranks, workspace)
-            for field, wanted in reference.partition(keys, segments, KINDS, ranks)._asdict().items():
-                assert_same(device, getattr(got, field), wanted, f'{field} of keys {name}, {ranks} ranks')
+            for field, wanted in (
+                reference.partition(keys, segments, KINDS, ranks)._asdict().items()
+            ):
+                assert_same(
+                    device, getattr(got, field), wanted, f"{field} of keys {name}, {ranks} ranks"
+                )
 
 
 def many_ranks(device: Device, scale: Scale, rng: np.random.Generator) -> None:
     """As many as there can be."""
     ranks = min(MOST_RANKS, scale.keys // 50)
-    keys = rng.integers(-2 ** 63, 2 ** 63 - 1, min(scale.keys, 2 ** 20), np.int64)
+    keys = rng.integers(-(2**63), 2**63 - 1, min(scale.keys, 2**20), np.int64)
     segments = Segments.of([len(keys) // 2, len(keys) - len(keys) // 2], [1, 0])
     got = kernels.partition(on(device, keys), segments, KINDS, ranks, Workspace(device))
     for field, wanted in reference.partition(keys, segments, KINDS, ranks)._asdict().items():
@@ -43,8 +48,12 @@ def local_rows(device: Device, scale: Scale, rng: np.random.Generator) -> None:
     workspace = Workspace(device)
     for name, keys in key_cases(scale.keys, rng):
         for segments, ranks in zip(segment_cases(len(keys), len(KINDS), rng), (1, 3, 8)):
-            assert_same(device, kernels.local_rows(on(device, keys), segments, KINDS, ranks, workspace),
-                        reference.local_rows(keys, segments, KINDS, ranks), f'rows of keys {name}, {ranks} ranks')
+            assert_same(
+                device,
+                kernels.local_rows(on(device, keys), segments, KINDS, ranks, workspace),
+                reference.local_rows(keys, segments, KINDS, ranks),
+                f"rows of keys {name}, {ranks} ranks",
+            )
 
 
 def prefix_sums(device: Device, scale: Scale, rng: np.random.Generator) -> None:
@@ -52,7 +61,12 @@ def prefix_sums(device: Device, scale: Scale, rng: np.random.Generator) -> None:
     workspace = Workspace(device)
     for size in (0, 1, 2047, 2048, 2049, scale.keys):
         values = rng.integers(0, 100, size, np.int32)
-        assert_same(device, kernels.prefix_sums(on(device, values), workspace), reference.prefix_sums(values), f'{size} values')
+        assert_same(
+            device,
+            kernels.prefix_sums(on(device, values), workspace),
+            reference.prefix_sums(values),
+            f"{size} values",
+        )
 
 
 CHECKS = (by_owner, many_ranks, local_rows, prefix_sums)
@@ -61,9 +75,15 @@ CHECKS = (by_owner, many_ranks, local_rows, prefix_sums)
 def measurements(device: Device, scale: Scale, rng: np.random.Generator) -> Iterator[Measurement]:
     """The partition of keys by 8 owners."""
     size, workspace = scale.measured_keys, Workspace(device)
-    inputs = [on(device, rng.integers(0, 2 ** 40, size, np.int64)) for _ in range(3)]
+    inputs = [on(device, rng.integers(0, 2**40, size, np.int64)) for _ in range(3)]
     segments = Segments.of([size], [0])
-    run = partial(kernels.partition, segments=segments, kinds=[STATIC], ranks=8, workspace=workspace)
-    yield Measurement('partition, 8 ranks', [partial(run, keys) for keys in inputs], 28 * size, keys=size)
+    run = partial(
+        kernels.partition, segments=segments, kinds=[STATIC], ranks=8, workspace=workspace
+    )
+    yield Measurement(
+        "partition, 8 ranks", [partial(run, keys) for keys in inputs], 28 * size, keys=size
+    )
     values = on(device, rng.integers(0, 100, size, np.int32))
-    yield Measurement('prefix sums', [lambda: kernels.prefix_sums(values, workspace)], 12 * size, keys=size)
+    yield Measurement(
+        "prefix sums", [lambda: kernels.prefix_sums(values, workspace)], 12 * size, keys=size
+    )

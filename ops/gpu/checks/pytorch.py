@@ -1,7 +1,10 @@
-"""The whole sparse step by PyTorch's own operations, at their best: all tables in one matrix, one call of each operation.
+"""The whole sparse step by PyTorch's own operations, at their best: all tables in one matrix, one
+call of each operation.
 
-They run on PyTorch's default stream, which is CuPy's default one, too: events of one time the other.
+They run on PyTorch's default stream, which is CuPy's default one, too: events of one time the
+other.
 """
+
 from __future__ import annotations
 
 import importlib
@@ -15,11 +18,13 @@ from collective.ops.gpu.device import Device
 
 
 def imported(device: Device) -> Any:
-    """The module `torch`; None if there is none that can use the device's arrays, as one without CUDA can't use a GPU's."""
+    """The module `torch`; None if there is none that can use the device's arrays, as one without
+    CUDA can't use a GPU's.
+    """
     try:
-        torch = importlib.import_module('torch')
+        torch = importlib.import_module("torch")
         torch.from_dlpack(device.zeros(1, np.float32))
-    except Exception:       # whatever is wrong with it, the kernels can be measured
+    except Exception:  # whatever is wrong with it, the kernels can be measured
         return None
     return torch
 
@@ -34,21 +39,33 @@ class Step:
 
     def __init__(self, torch: Any, weights: Any, slots: Any):
         self._torch, self._rows = torch, weights.shape[1]
-        self._weights, self._slots = (torch.from_dlpack(array).reshape(-1, weights.shape[2]) for array in (weights, slots))
+        self._weights, self._slots = (
+            torch.from_dlpack(array).reshape(-1, weights.shape[2]) for array in (weights, slots)
+        )
 
     def given(self, batch: Batch) -> Callable[[], Any]:
-        """What makes the step with `batch`, which is on the device: returns [T B, D], what is looked up, and updates."""
+        """What makes the step with `batch`, which is on the device: returns [T B, D], what is
+        looked up, and updates.
+        """
         torch = self._torch
-        ids, offsets, gradients = (torch.from_dlpack(array) for array in (batch.ids, batch.offsets, batch.gradients))
-        ids = ids + torch.repeat_interleave(torch.as_tensor(batch.lengths, device=ids.device)) * self._rows
+        ids, offsets, gradients = (
+            torch.from_dlpack(array) for array in (batch.ids, batch.offsets, batch.gradients)
+        )
+        ids = (
+            ids
+            + torch.repeat_interleave(torch.as_tensor(batch.lengths, device=ids.device))
+            * self._rows
+        )
         return partial(self._step, ids, offsets.long(), gradients)
 
     def _step(self, ids: Any, offsets: Any, gradients: Any) -> Any:
         torch = self._torch
         keys, inverse = torch.unique(ids, return_inverse=True)
         rows = self._weights.index_select(0, keys)
-        pooled = torch.nn.functional.embedding_bag(inverse, rows, offsets, mode='sum', include_last_offset=True)
-        if len(ids) != len(gradients):      # else each sample has one id
+        pooled = torch.nn.functional.embedding_bag(
+            inverse, rows, offsets, mode="sum", include_last_offset=True
+        )
+        if len(ids) != len(gradients):  # else each sample has one id
             samples = torch.repeat_interleave(offsets.diff(), output_size=len(ids))
             gradients = gradients.index_select(0, samples)
         summed = torch.zeros_like(rows).index_add_(0, inverse, gradients)

@@ -1,4 +1,5 @@
 """Checks and measurements of `collective.ops.gpu.reserved`, as a device gives it."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -22,7 +23,9 @@ DIM = 16
 
 
 def grown(device: Device, scale: Scale, rng: np.random.Generator) -> None:
-    """What is there stays where it is while more is taken; a size that is there already takes nothing."""
+    """What is there stays where it is while more is taken; a size that is there already takes
+    nothing.
+    """
     row = DIM * 4
     rows = scale.elements // DIM
     reserved = device.reserve(rows * row)
@@ -31,15 +34,18 @@ def grown(device: Device, scale: Scale, rng: np.random.Generator) -> None:
     values = np.zeros((0, DIM), np.float32)
     for wanted in (1, 100, rows // 3, rows // 3, rows):
         reserved.grow(wanted * row)
-        assert reserved.address == address and reserved.taken >= wanted * row, (reserved.address, reserved.taken)
+        assert reserved.address == address and reserved.taken >= wanted * row, (
+            reserved.address,
+            reserved.taken,
+        )
         more = rng.normal(size=(min(wanted, 1000) - len(values), DIM)).astype(np.float32)
-        matrix[len(values):len(values) + len(more)] = on(device, more)
+        matrix[len(values) : len(values) + len(more)] = on(device, more)
         values = np.concatenate([values, more])
-        matrix[wanted - 1:wanted] = on(device, np.full((1, DIM), wanted, np.float32))
+        matrix[wanted - 1 : wanted] = on(device, np.full((1, DIM), wanted, np.float32))
         if wanted <= 1000:
             values[wanted - 1] = wanted
-        np.testing.assert_array_equal(device.download(matrix[:len(values)]), values)
-        assert np.all(device.download(matrix[wanted - 1:wanted]) == wanted)
+        np.testing.assert_array_equal(device.download(matrix[: len(values)]), values)
+        assert np.all(device.download(matrix[wanted - 1 : wanted]) == wanted)
         assert reserved.taken >= there
         there = reserved.taken
     taken = reserved.taken
@@ -57,28 +63,42 @@ def kernels_in_it(device: Device, scale: Scale, rng: np.random.Generator) -> Non
         last = min(first + max(1, rows // 5), rows)
         reserved.grow(last * DIM * 4)
         matrix[first:last] = on(device, values[first:last])
-    workspace, seen = Workspace(device), rng.permutation(rows)[:max(1, rows // 2)]
+    workspace, seen = Workspace(device), rng.permutation(rows)[: max(1, rows // 2)]
     segments, on_device = Segments.of([len(seen)], [0]), on(device, seen.astype(np.int64))
     found = gather.gather([matrix], on_device, segments, FLOAT32, FLOAT32, workspace)
     np.testing.assert_array_equal(device.download(found).reshape(-1, DIM), values[seen])
     ones = on(device, np.ones((len(seen), DIM), np.float32))
-    update.update(SGD(.5), [Table(matrix)], on_device, segments, Rows.of([ones], FLOAT32, device), _once(device, len(seen)),
-                  workspace)
-    values[seen] -= np.float32(.5)
+    update.update(
+        SGD(0.5),
+        [Table(matrix)],
+        on_device,
+        segments,
+        Rows.of([ones], FLOAT32, device),
+        _once(device, len(seen)),
+        workspace,
+    )
+    values[seen] -= np.float32(0.5)
     np.testing.assert_array_equal(device.download(matrix[:rows]), values)
 
 
 def _once(device: Device, count: int) -> Occurrences:
     none = device.zeros((0, 3), np.uint32)
-    return Occurrences(on(device, np.arange(count + 1, dtype=np.int32)), on(device, np.arange(count, dtype=np.int32)),
-                       device.zeros(2, np.uint32), none, none)
+    return Occurrences(
+        on(device, np.arange(count + 1, dtype=np.int32)),
+        on(device, np.arange(count, dtype=np.int32)),
+        device.zeros(2, np.uint32),
+        none,
+        none,
+    )
 
 
 CHECKS = (grown, kernels_in_it)
 
 
 def measurements(device: Device, scale: Scale, rng: np.random.Generator) -> Iterator[Measurement]:
-    """A copy, from and to memory that was taken in 50 pieces: beside it, what a copy of ordinary memory is in percent."""
+    """A copy, from and to memory that was taken in 50 pieces: beside it, what a copy of ordinary
+    memory is in percent.
+    """
     size = scale.measured_bytes // 4
     halves: list[Any] = []
     for _ in range(2):
@@ -91,4 +111,8 @@ def measurements(device: Device, scale: Scale, rng: np.random.Generator) -> Iter
     def copy(first: Any, second: Any) -> None:
         second[...] = first
 
-    yield Measurement('copy, memory that grew', [lambda: copy(*halves), lambda: copy(*reversed(halves))], 2 * (size // 4 * 4))
+    yield Measurement(
+        "copy, memory that grew",
+        [lambda: copy(*halves), lambda: copy(*reversed(halves))],
+        2 * (size // 4 * 4),
+    )

@@ -1,31 +1,40 @@
-"""Checks and measurements of a whole sparse step: what a rank does beside the dense part, by the kernels of all families.
+"""Checks and measurements of a whole sparse step: what a rank does beside the dense part, by the
+kernels of all families.
 
-The DLRM workload: 26 tables of dimension 128, 65,536 samples, Adagrad, float32; ids are Zipf-like. Three measurements of each
-batch on one rank, with 1 id a sample and table and with 1 to 10 that are summed:
+The DLRM workload: 26 tables of dimension 128, 65,536 samples, Adagrad, float32; ids are Zipf-like.
+Three measurements of each batch on one rank, with 1 id a sample and table and with 1 to 10 that are
+summed:
 
-    step, …             the host waits for the numbers of distinct ids, as without prefetching it must
+    step, …             the host waits for the numbers of distinct ids, as without prefetching it
+    must
     step, …, prefetched  it knows them: the time of the kernels alone
     step, …, PyTorch    `pytorch.py`, where PyTorch can be imported and use the GPU
 
-and one, `step, owner of 8`, of a rank's part as the owner of rows that 8 ranks ask for: the rows that it answers with, and the
-update by the gradients that it gets. There keys are de-duplicated for the update only; the host waits for their numbers, too.
+and one, `step, owner of 8`, of a rank's part as the owner of rows that 8 ranks ask for: the rows
+that it answers with, and the update by the gradients that it gets. There keys are de-duplicated for
+the update only; the host waits for their numbers, too.
 
-The bytes of a step are a floor: what its stages must move if each reads and writes everything once, and finds nothing of the
-stage before in a cache. With K ids, S = T B samples of all tables, U distinct rows of dimension D:
+The bytes of a step are a floor: what its stages must move if each reads and writes everything once,
+and finds nothing of the stage before in a cache. With K ids, S = T B samples of all tables, U
+distinct rows of dimension D:
 
     distinct    8 K ids read; 4 K of the inverse index and 8 U keys written
     gather      8 U row numbers and 4 D U read; 4 D U written
     pool        4 K of the inverse index, 4 S offsets and 4 D U, each row once, read; 4 D S written
-    update      4 K of the inverse index, 4 D S gradients, 8 U row numbers, 8 D U weights and slots read; 8 D U written
+    update      4 K of the inverse index, 4 D S gradients, 8 U row numbers, 8 D U weights and slots
+    read; 8 D U written
 
 and of the owner's part, with K keys of which U are distinct:
 
     answer      8 K keys and 4 D U, each row once, read; 4 D K written
     distinct    8 K keys read; 4 K of the inverse index and 8 U keys written
-    update      4 K of the inverse index, 4 D K gradients, 8 U row numbers, 8 D U weights and slots read; 8 D U written
+    update      4 K of the inverse index, 4 D K gradients, 8 U row numbers, 8 D U weights and slots
+    read; 8 D U written
 
-Scratch, orders of occurrences, and a row that is read again for another sample are not counted: they are how it is done.
+Scratch, orders of occurrences, and a row that is read again for another sample are not counted:
+they are how it is done.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -54,8 +63,11 @@ from collective.ops.gpu.workspace import Workspace
 _KINDS, _DIMS = [STATIC] * TABLES, [DIM] * TABLES
 
 
-def step(tables: Sequence[Table], batch: Batch, workspace: Workspace, counts: np.ndarray | None = None) -> list[Any]:
-    """[B, D] float32 for each table, what is looked up; then the tables are updated by the gradients.
+def step(
+    tables: Sequence[Table], batch: Batch, workspace: Workspace, counts: np.ndarray | None = None
+) -> list[Any]:
+    """[B, D] float32 for each table, what is looked up; then the tables are updated by the
+    gradients.
 
     Args:
         tables: T of them.
@@ -65,11 +77,18 @@ def step(tables: Sequence[Table], batch: Batch, workspace: Workspace, counts: np
     """
     device = workspace.device
     found = distinct(batch.ids, batch.segments, _KINDS, 1, workspace)
-    segments = Segments.of(device.download(found.counts)[0] if counts is None else counts, range(TABLES))
-    rows = local_rows(found.keys[:segments.keys], segments, _KINDS, 1, workspace)
-    message = gather([table.weights for table in tables], rows, segments, FLOAT32, FLOAT32, workspace)
+    segments = Segments.of(
+        device.download(found.counts)[0] if counts is None else counts, range(TABLES)
+    )
+    rows = local_rows(found.keys[: segments.keys], segments, _KINDS, 1, workspace)
+    message = gather(
+        [table.weights for table in tables], rows, segments, FLOAT32, FLOAT32, workspace
+    )
     lookups = [Lookup(len(batch.gradients) // TABLES, DIM)] * TABLES
-    came, ids = [Rows.flat(message, segments, _DIMS, FLOAT32, device)], Ids(found.inverse, batch.offsets)
+    came, ids = (
+        [Rows.flat(message, segments, _DIMS, FLOAT32, device)],
+        Ids(found.inverse, batch.offsets),
+    )
     pooled = pool(lookups, came, ids, FLOAT32, workspace)
     gradients = Rows.of([batch.gradients], FLOAT32, device)
     terms = pool_terms(lookups, came, ids, gradients, workspace)
@@ -79,15 +98,30 @@ def step(tables: Sequence[Table], batch: Batch, workspace: Workspace, counts: np
 
 
 def owned(tables: Sequence[Table], received: Received, workspace: Workspace) -> Any:
-    """[K D] float32, the rows that are asked for; then the tables are updated by the gradients of these."""
+    """[K D] float32, the rows that are asked for; then the tables are updated by the gradients of
+    these.
+    """
     device, asked = workspace.device, received.segments
-    message = gather([table.weights for table in tables], local_rows(received.keys, asked, _KINDS, RANKS, workspace), asked,
-                     FLOAT32, FLOAT32, workspace)
+    message = gather(
+        [table.weights for table in tables],
+        local_rows(received.keys, asked, _KINDS, RANKS, workspace),
+        asked,
+        FLOAT32,
+        FLOAT32,
+        workspace,
+    )
     found = distinct(received.keys, asked, _KINDS, 1, workspace)
     segments = Segments.of(device.download(found.counts)[0], range(TABLES))
-    rows = local_rows(found.keys[:segments.keys], segments, _KINDS, RANKS, workspace)
-    update(RULE, tables, rows, segments, Rows.of([received.gradients], FLOAT32, device),
-           occurrences(found.inverse, segments.keys, workspace), workspace)
+    rows = local_rows(found.keys[: segments.keys], segments, _KINDS, RANKS, workspace)
+    update(
+        RULE,
+        tables,
+        rows,
+        segments,
+        Rows.of([received.gradients], FLOAT32, device),
+        occurrences(found.inverse, segments.keys, workspace),
+        workspace,
+    )
     return message
 
 
@@ -100,13 +134,16 @@ class _Checked:
 
     def __init__(self, device: Device, rows: int, rng: np.random.Generator):
         shape = TABLES, rows, DIM
-        self.weights, self.slots = rng.standard_normal(shape).astype(np.float32), rng.uniform(.5, 1.5, shape).astype(np.float32)
+        self.weights, self.slots = (
+            rng.standard_normal(shape).astype(np.float32),
+            rng.uniform(0.5, 1.5, shape).astype(np.float32),
+        )
         self.device, self.there = device, (on(device, self.weights), on(device, self.slots))
 
     def assert_updated(self, made: tuple[np.ndarray, np.ndarray], what: str) -> None:
         self.weights, self.slots = made
-        for name, got, wanted in zip(('weights', 'slots'), self.there, made):
-            assert_close(self.device.download(got), wanted, 2e-5, f'{name} of {what}')
+        for name, got, wanted in zip(("weights", "slots"), self.there, made):
+            assert_close(self.device.download(got), wanted, 2e-5, f"{name} of {what}")
 
 
 def _samples(scale: Scale) -> int:
@@ -115,7 +152,13 @@ def _samples(scale: Scale) -> int:
 
 def _batch(scale: Scale, most: int, rng: np.random.Generator) -> Batch:
     samples = _samples(scale)
-    return workload.batch(samples, samples // 2, most, rng.standard_normal((TABLES * samples, DIM)).astype(np.float32), rng)
+    return workload.batch(
+        samples,
+        samples // 2,
+        most,
+        rng.standard_normal((TABLES * samples, DIM)).astype(np.float32),
+        rng,
+    )
 
 
 def one_rank(device: Device, scale: Scale, rng: np.random.Generator) -> None:
@@ -123,11 +166,19 @@ def one_rank(device: Device, scale: Scale, rng: np.random.Generator) -> None:
     tables, workspace = _Checked(device, _samples(scale) // 2, rng), Workspace(device)
     for number, most in enumerate((1, 10, 1, 10)):
         batch = _batch(scale, most, rng)
-        counts = None if number < 2 else reference.distinct(batch.ids, batch.segments, _KINDS, 1).counts[0]
+        counts = (
+            None
+            if number < 2
+            else reference.distinct(batch.ids, batch.segments, _KINDS, 1).counts[0]
+        )
         wanted = list(workload.pooled(tables.weights, batch))
-        for got, one in zip(step(_tables(*tables.there), batch.there(device), workspace, counts), wanted):
-            assert_close(device.download(got), one, 2e-5, f'look-ups of batch {number}')
-        tables.assert_updated(workload.updated(tables.weights, tables.slots, batch), f'batch {number}')
+        for got, one in zip(
+            step(_tables(*tables.there), batch.there(device), workspace, counts), wanted
+        ):
+            assert_close(device.download(got), one, 2e-5, f"look-ups of batch {number}")
+        tables.assert_updated(
+            workload.updated(tables.weights, tables.slots, batch), f"batch {number}"
+        )
 
 
 def owner(device: Device, scale: Scale, rng: np.random.Generator) -> None:
@@ -136,18 +187,31 @@ def owner(device: Device, scale: Scale, rng: np.random.Generator) -> None:
     tables = _Checked(device, samples // 4, rng)
     for number in range(2):
         asked = workload.received(samples, samples // 4, rng)
-        asked = asked._replace(gradients=rng.standard_normal((len(asked.keys), DIM)).astype(np.float32))
+        asked = asked._replace(
+            gradients=rng.standard_normal((len(asked.keys), DIM)).astype(np.float32)
+        )
         table, rows = np.repeat(asked.segments.sections, asked.lengths), asked.keys // RANKS
         wanted = device.download(tables.there[0])[table, rows]
         got = owned(_tables(*tables.there), asked.there(device), workspace)
-        np.testing.assert_array_equal(device.download(got).reshape(-1, DIM), wanted, f'rows of batch {number}')
-        made = [workload.stepped(tables.weights[t], tables.slots[t], rows[table == t], asked.gradients[table == t])
-                for t in range(TABLES)]
-        tables.assert_updated((np.stack([one for one, _ in made]), np.stack([one for _, one in made])), f'batch {number}')
+        np.testing.assert_array_equal(
+            device.download(got).reshape(-1, DIM), wanted, f"rows of batch {number}"
+        )
+        made = [
+            workload.stepped(
+                tables.weights[t], tables.slots[t], rows[table == t], asked.gradients[table == t]
+            )
+            for t in range(TABLES)
+        ]
+        tables.assert_updated(
+            (np.stack([one for one, _ in made]), np.stack([one for _, one in made])),
+            f"batch {number}",
+        )
 
 
 def by_pytorch(device: Device, scale: Scale, rng: np.random.Generator) -> None:
-    """The same batches as `one_rank`, by what is measured beside it; nothing where there is no PyTorch."""
+    """The same batches as `one_rank`, by what is measured beside it; nothing where there is no
+    PyTorch.
+    """
     torch = pytorch.imported(device)
     if torch is None:
         return
@@ -156,8 +220,10 @@ def by_pytorch(device: Device, scale: Scale, rng: np.random.Generator) -> None:
         batch = _batch(scale, most, rng)
         got = pytorch.Step(torch, *tables.there).given(batch.there(device))()
         wanted = np.concatenate(list(workload.pooled(tables.weights, batch)))
-        assert_close(got.cpu().numpy(), wanted, 2e-5, f'look-ups of up to {most} ids by PyTorch')
-        tables.assert_updated(workload.updated(tables.weights, tables.slots, batch), f'up to {most} ids by PyTorch')
+        assert_close(got.cpu().numpy(), wanted, 2e-5, f"look-ups of up to {most} ids by PyTorch")
+        tables.assert_updated(
+            workload.updated(tables.weights, tables.slots, batch), f"up to {most} ids by PyTorch"
+        )
 
 
 CHECKS = (one_rank, owner, by_pytorch)
@@ -166,14 +232,25 @@ CHECKS = (one_rank, owner, by_pytorch)
 def _bytes(ids: int, samples: int, rows: int) -> int:
     """Of a step; see the page."""
     row = 4 * DIM
-    return (8 * ids + 4 * ids + 8 * rows) + (8 + 2 * row) * rows + (4 * ids + 4 * samples + row * (rows + samples)) + (
-        4 * ids + row * samples + (8 + 4 * row) * rows)
+    return (
+        (8 * ids + 4 * ids + 8 * rows)
+        + (8 + 2 * row) * rows
+        + (4 * ids + 4 * samples + row * (rows + samples))
+        + (4 * ids + row * samples + (8 + 4 * row) * rows)
+    )
 
 
 def _owner_bytes(keys: int, rows: int) -> int:
     """Of the owner's part; see the page."""
     row = 4 * DIM
-    return (8 + row) * keys + row * rows + (8 + 4) * keys + 8 * rows + (4 + row) * keys + (8 + 4 * row) * rows
+    return (
+        (8 + row) * keys
+        + row * rows
+        + (8 + 4) * keys
+        + 8 * rows
+        + (4 + row) * keys
+        + (8 + 4 * row) * rows
+    )
 
 
 def measurements(device: Device, scale: Scale, rng: np.random.Generator) -> Iterator[Measurement]:
@@ -184,26 +261,49 @@ def measurements(device: Device, scale: Scale, rng: np.random.Generator) -> Iter
     there[1].fill(1)
     tables, torch = _tables(*there), pytorch.imported(device)
     gradients = device.zeros((TABLES * samples, DIM), np.float32)
-    for most, ids in ((1, '1 id'), (10, '1 to 10 ids')):
+    for most, ids in ((1, "1 id"), (10, "1 to 10 ids")):
         batches: list[Any] = [workload.batch(samples, rows, most, gradients, rng) for _ in range(2)]
         counts = [reference.distinct(one.ids, one.segments, _KINDS, 1).counts[0] for one in batches]
         size = sum(len(one.ids) for one in batches) // len(batches)
-        row = partial(Measurement, bytes=_bytes(size, TABLES * samples, int(sum(map(sum, counts))) // len(batches)), dim=DIM,
-                      dtype='float32', keys=size)
-        batches = [one._replace(ids=on(device, one.ids), offsets=on(device, one.offsets)) for one in batches]
+        row = partial(
+            Measurement,
+            bytes=_bytes(size, TABLES * samples, int(sum(map(sum, counts))) // len(batches)),
+            dim=DIM,
+            dtype="float32",
+            keys=size,
+        )
+        batches = [
+            one._replace(ids=on(device, one.ids), offsets=on(device, one.offsets))
+            for one in batches
+        ]
         workspace = Workspace(device)
         run = partial(step, tables, workspace=workspace)
-        yield row(f'step, {ids}', [partial(run, one) for one in batches], waits=True)
-        yield row(f'step, {ids}, prefetched', [partial(run, one, counts=known) for one, known in zip(batches, counts)])
+        yield row(f"step, {ids}", [partial(run, one) for one in batches], waits=True)
+        yield row(
+            f"step, {ids}, prefetched",
+            [partial(run, one, counts=known) for one, known in zip(batches, counts)],
+        )
         del workspace, run
         if torch is not None:
             theirs = pytorch.Step(torch, *there)
-            yield row(f'step, {ids}, PyTorch', [theirs.given(one) for one in batches], waits=True)
+            yield row(f"step, {ids}, PyTorch", [theirs.given(one) for one in batches], waits=True)
     asked: list[Any] = [workload.received(samples, rows, rng) for _ in range(2)]
     size = sum(len(one.keys) for one in asked) // len(asked)
-    distinct_rows = sum(int(reference.distinct(one.keys, one.segments, _KINDS, 1).counts.sum()) for one in asked) // len(asked)
+    distinct_rows = sum(
+        int(reference.distinct(one.keys, one.segments, _KINDS, 1).counts.sum()) for one in asked
+    ) // len(asked)
     gradients = device.zeros((max(len(one.keys) for one in asked), DIM), np.float32)
-    asked = [one._replace(keys=on(device, one.keys), gradients=gradients[:len(one.keys)]) for one in asked]
+    asked = [
+        one._replace(keys=on(device, one.keys), gradients=gradients[: len(one.keys)])
+        for one in asked
+    ]
     run = partial(owned, tables, workspace=Workspace(device))
-    yield Measurement(f'step, owner of {RANKS}', [partial(run, one) for one in asked], _owner_bytes(size, distinct_rows), DIM,
-                      'float32', size, waits=True)
+    yield Measurement(
+        f"step, owner of {RANKS}",
+        [partial(run, one) for one in asked],
+        _owner_bytes(size, distinct_rows),
+        DIM,
+        "float32",
+        size,
+        waits=True,
+    )

@@ -1,4 +1,5 @@
 """How long work takes on a device, beside a copy of memory."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ REPEATS = 40
 
 class Times(NamedTuple):
     """Milliseconds, and whether the device was idle in one of the runs (`Timed`)."""
+
     median: float
     p10: float
     p90: float
@@ -21,8 +23,11 @@ class Times(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One row of the report: see `Measurement`. GB are 10**9 bytes; `percent_of_copy` compares bytes a second; `host` says
-    what of the host's time is in it: '', 'waits' as the measurement does, or 'idle' as the device should not have been."""
+    """One row of the report: see `Measurement`. GB are 10**9 bytes; `percent_of_copy` compares
+    bytes a second; `host` says what of the host's time is in it: '', 'waits' as the measurement
+    does, or 'idle' as the device should not have been.
+    """
+
     kernel: str
     dim: int | None
     dtype: str | None
@@ -35,7 +40,12 @@ class Row(NamedTuple):
     host: str
 
 
-def times(device: Device, runs: Sequence[Callable[[], object]], repeats: int = REPEATS, waits: bool = False) -> Times:
+def times(
+    device: Device,
+    runs: Sequence[Callable[[], object]],
+    repeats: int = REPEATS,
+    waits: bool = False,
+) -> Times:
     """Of `repeats` runs by turns, after each has run once: what they allocate, they allocate then."""
     for run in runs:
         run()
@@ -49,13 +59,26 @@ def copy_bandwidth(device: Device, scale: Scale, repeats: int = REPEATS) -> floa
     """Bytes read and written in a second by a copy from device to device."""
     size = scale.measured_bytes // 4
     source, target = device.zeros(size, np.uint8), device.zeros(size, np.uint8)
-    return 2 * size / (1e-3 * times(device, [lambda: device.xp.copyto(target, source)], repeats).median)
+    return (
+        2
+        * size
+        / (1e-3 * times(device, [lambda: device.xp.copyto(target, source)], repeats).median)
+    )
 
 
 def row(device: Device, measurement: Measurement, copied: float, repeats: int = REPEATS) -> Row:
     """Times one `measurement`, where a copy moves `copied` bytes a second."""
     taken = times(device, measurement.runs, repeats, measurement.waits)
     speed = measurement.bytes / (1e-3 * taken.median)
-    return Row(measurement.kernel, measurement.dim, measurement.dtype, taken.median, taken.p10, taken.p90, speed / 1e9,
-               100 * speed / copied, None if measurement.keys is None else measurement.keys / (1e6 * taken.median),
-               'waits' if measurement.waits else 'idle' if taken.idle else '')
+    return Row(
+        measurement.kernel,
+        measurement.dim,
+        measurement.dtype,
+        taken.median,
+        taken.p10,
+        taken.p90,
+        speed / 1e9,
+        100 * speed / copied,
+        None if measurement.keys is None else measurement.keys / (1e6 * taken.median),
+        "waits" if measurement.waits else "idle" if taken.idle else "",
+    )

@@ -1,7 +1,9 @@
-"""The binding to TensorFlow on real ranks: exchanges and updates of a few tables, beside NumPy in float64.
+"""The binding to TensorFlow on real ranks: exchanges and updates of a few tables, beside NumPy in
+float64.
 
 Every rank draws what all ranks look up, so each knows what its shards must become.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -15,17 +17,36 @@ import tensorflow.compat.v1 as tf
 
 from collective.ops import bags, communication, exchange, operations
 from collective.ops.gpu.reference.update import applied
-from collective.ops.gpu.rules import SGD, Adagrad, Adam, CenteredRMSProp, Ftrl, Momentum, RMSProp, Rule
+from collective.ops.gpu.rules import (
+    SGD,
+    Adagrad,
+    Adam,
+    CenteredRMSProp,
+    Ftrl,
+    Momentum,
+    RMSProp,
+    Rule,
+)
 
-SHAPES = ((40, 3), (9, 8), (1000, 16))      # of the tables
-STEPS, BATCH, MAX_NORM, STARTS_FROM = 3, 50, .7, .1
+SHAPES = ((40, 3), (9, 8), (1000, 16))  # of the tables
+STEPS, BATCH, MAX_NORM, STARTS_FROM = 3, 50, 0.7, 0.1
 RULES: tuple[Callable[..., Rule], ...] = (
-    SGD, functools.partial(Momentum, momentum=.9), Adagrad, functools.partial(Adam, lazy=True), Adam,
-    functools.partial(Ftrl, l1=.01, l2=.02), RMSProp, CenteredRMSProp)
+    SGD,
+    functools.partial(Momentum, momentum=0.9),
+    Adagrad,
+    functools.partial(Adam, lazy=True),
+    Adam,
+    functools.partial(Ftrl, l1=0.01, l2=0.02),
+    RMSProp,
+    CenteredRMSProp,
+)
 
 
 class Batch(NamedTuple):
-    """What one rank looks up in each table: of the first plain rows, of the second weighted means, of the third sums."""
+    """What one rank looks up in each table: of the first plain rows, of the second weighted means,
+    of the third sums.
+    """
+
     ids: list[np.ndarray]
     samples: np.ndarray
     weights: np.ndarray
@@ -33,13 +54,20 @@ class Batch(NamedTuple):
 
 def batch(seed: int, step: int, rank: int) -> Batch:
     rng = np.random.default_rng([seed, step, rank])
-    count = int(rng.integers(1, BATCH))         # ranks have batches of their own sizes
+    count = int(rng.integers(1, BATCH))  # ranks have batches of their own sizes
     ids = [np.minimum(rng.zipf(1.3, count) - 1, rows - 1) for rows, _ in SHAPES]
-    return Batch(ids, np.sort(rng.integers(0, 1 + count // 3, count)), rng.uniform(.5, 2, count).astype(np.float32))
+    return Batch(
+        ids,
+        np.sort(rng.integers(0, 1 + count // 3, count)),
+        rng.uniform(0.5, 2, count).astype(np.float32),
+    )
 
 
 def first_values(seed: int) -> list[np.ndarray]:
-    return [np.random.default_rng([seed, t]).normal(size=shape).astype(np.float32) for t, shape in enumerate(SHAPES)]
+    return [
+        np.random.default_rng([seed, t]).normal(size=shape).astype(np.float32)
+        for t, shape in enumerate(SHAPES)
+    ]
 
 
 def factors(t: int) -> np.ndarray:
@@ -60,7 +88,9 @@ def truth(seed: int, rule: Rule, ranks: int) -> list[np.ndarray]:
                 np.add.at(gradient, one.ids[t], _row_gradients(t, one, table))
             seen |= isinstance(rule, Adam) and not rule.lazy
             at_step = dataclasses.replace(rule, step=step + 1) if isinstance(rule, Adam) else rule
-            table[seen], made = applied(at_step, table[seen], gradient[seen] / ranks, [slot[seen] for slot in slots[t]])
+            table[seen], made = applied(
+                at_step, table[seen], gradient[seen] / ranks, [slot[seen] for slot in slots[t]]
+            )
             for slot, values in zip(slots[t], made):
                 slot[seen] = values
     return tables
@@ -74,7 +104,7 @@ def _row_gradients(t: int, one: Batch, table: np.ndarray) -> np.ndarray:
     shares = one.weights / np.bincount(one.samples, one.weights)[one.samples]
     rows = table[one.ids[t]]
     norms = np.sqrt((rows * rows).sum(1, keepdims=True))
-    clipped = MAX_NORM / norms * (given - rows * (rows * given).sum(1, keepdims=True) / norms ** 2)
+    clipped = MAX_NORM / norms * (given - rows * (rows * given).sum(1, keepdims=True) / norms**2)
     return np.asarray(shares[:, None] * np.where(norms > MAX_NORM, clipped, given))
 
 
@@ -88,44 +118,87 @@ class Model:
     def __init__(self, seed: int, rule: Callable[..., Rule], by_owner: bool):
         rank, ranks = communication.rank(), communication.size()
         self.ids = [tf.placeholder(tf.int64, [None]) for _ in SHAPES]
-        self.samples, self.weights = tf.placeholder(tf.int64, [None]), tf.placeholder(tf.float32, [None])
-        self.shards = [self._variable(values[rank::ranks], f'table{t}') for t, values in enumerate(first_values(seed))]
-        slots = [[self._variable(np.full_like(values[rank::ranks], STARTS_FROM), f'slot{t}.{i}')
-                  for i in range(rule(rate=0.).slots)] for t, values in enumerate(first_values(seed))]
+        self.samples, self.weights = (
+            tf.placeholder(tf.int64, [None]),
+            tf.placeholder(tf.float32, [None]),
+        )
+        self.shards = [
+            self._variable(values[rank::ranks], f"table{t}")
+            for t, values in enumerate(first_values(seed))
+        ]
+        slots = [
+            [
+                self._variable(np.full_like(values[rank::ranks], STARTS_FROM), f"slot{t}.{i}")
+                for i in range(rule(rate=0.0).slots)
+            ]
+            for t, values in enumerate(first_values(seed))
+        ]
         sections = [bags.Section(t, dim, by_owner and t == 2) for t, (_, dim) in enumerate(SHAPES)]
         layout = (sections, [bags.STATIC] * len(SHAPES), ranks)
-        asked = bags.ask(self.ids, [self.samples] if by_owner else [], [],
-                         [bags.Member(t, dim, bags.SUM if by_owner and t == 2 else bags.ROWS)
-                          for t, (_, dim) in enumerate(SHAPES)], *layout)
-        message, splits = exchange.keys_to_owners(asked.message, asked.splits, communication.unique_name('check/keys'), 0)
+        asked = bags.ask(
+            self.ids,
+            [self.samples] if by_owner else [],
+            [],
+            [
+                bags.Member(t, dim, bags.SUM if by_owner and t == 2 else bags.ROWS)
+                for t, (_, dim) in enumerate(SHAPES)
+            ],
+            *layout,
+        )
+        message, splits = exchange.keys_to_owners(
+            asked.message, asked.splits, communication.unique_name("check/keys"), 0
+        )
         heard = bags.hear(message, splits, *layout)
         with bags.scaled(1 / ranks):
-            found = bags.gather([shard.handle for shard in self.shards], heard.keys, message, splits, *layout,
-                                [shard.shape for shard in self.shards])
-            received = exchange.rows_back(found, heard.row_splits, communication.unique_name('check/rows'), 0)
+            found = bags.gather(
+                [shard.handle for shard in self.shards],
+                heard.keys,
+                message,
+                splits,
+                *layout,
+                [shard.shape for shard in self.shards],
+            )
+            received = exchange.rows_back(
+                found, heard.row_splits, communication.unique_name("check/rows"), 0
+            )
             outs = bags.pool(
-                received, asked.positions, [self.samples, asked.samples[0] if by_owner else self.samples],
+                received,
+                asked.positions,
+                [self.samples, asked.samples[0] if by_owner else self.samples],
                 [self.weights, *(asked.scales if by_owner else ())],
-                [bags.Member(0, SHAPES[0][1]), bags.Member(1, SHAPES[1][1], bags.MEAN, True, MAX_NORM),
-                 bags.Member(2, SHAPES[2][1], bags.SUM, by_owner)], asked.counts)
+                [
+                    bags.Member(0, SHAPES[0][1]),
+                    bags.Member(1, SHAPES[1][1], bags.MEAN, True, MAX_NORM),
+                    bags.Member(2, SHAPES[2][1], bags.SUM, by_owner),
+                ],
+                asked.counts,
+            )
             loss = tf.add_n([tf.reduce_sum(out * factors(t)) for t, out in enumerate(outs)])
             gradients = tf.gradients(loss, [shard.handle for shard in self.shards])
         self.step = tf.placeholder(tf.float32, [])
         self.train = operations.operations().collective_update(
-            lambda rate, step: rule(rate=rate, **({'step': int(step)} if _has_steps(rule) else {})),
-            [tf.constant(.1), self.step], [shard.handle for shard in self.shards],
+            lambda rate, step: rule(rate=rate, **({"step": int(step)} if _has_steps(rule) else {})),
+            [tf.constant(0.1), self.step],
+            [shard.handle for shard in self.shards],
             [[slot.handle for slot in of] for of in slots],
-            [g.values for g in gradients], [g.indices for g in gradients])
+            [g.values for g in gradients],
+            [g.indices for g in gradients],
+        )
 
     def _variable(self, values: np.ndarray, name: str) -> Any:
         return tf.get_variable(name, initializer=values, use_resource=True)
 
     def feeds(self, one: Batch, step: int) -> dict[tf.Tensor, Any]:
-        return {**dict(zip(self.ids, one.ids)), self.samples: one.samples, self.weights: one.weights, self.step: step + 1}
+        return {
+            **dict(zip(self.ids, one.ids)),
+            self.samples: one.samples,
+            self.weights: one.weights,
+            self.step: step + 1,
+        }
 
 
 def _has_steps(rule: Callable[..., Rule]) -> bool:
-    return isinstance(rule(rate=0.), Adam)
+    return isinstance(rule(rate=0.0), Adam)
 
 
 def check(seed: int) -> list[str]:
@@ -144,25 +217,34 @@ def check(seed: int) -> list[str]:
             for t, (mine, whole) in enumerate(zip(got, _truth_of(seed, rule, ranks))):
                 difference = float(np.abs(mine - whole[rank::ranks]).max(initial=0))
                 if not difference < 2e-4:
-                    how = 'pooled by its owner' if by_owner else 'by distinct rows'
-                    wrong.append(f'rank {rank}: table {t} after {STEPS} steps with {rule(rate=.1)}, {how}: '
-                                 f'{difference:.1e} from the truth')
+                    how = "pooled by its owner" if by_owner else "by distinct rows"
+                    wrong.append(
+                        f"rank {rank}: table {t} after {STEPS} steps with "
+                        f"{rule(rate=0.1)}, {how}: "
+                        f"{difference:.1e} from the truth"
+                    )
     return wrong
 
 
 def _truth_of(seed: int, rule: Callable[..., Rule], ranks: int) -> list[np.ndarray]:
-    return truth(seed, rule(rate=.1), ranks)
+    return truth(seed, rule(rate=0.1), ranks)
 
 
 def milliseconds(seed: int, steps: int = 50) -> tuple[float, float]:
-    """(a whole step with Adagrad, the median; one call of the binding that does nothing). Every rank must call it."""
+    """(a whole step with Adagrad, the median; one call of the binding that does nothing). Every
+    rank must call it.
+    """
     with tf.Graph().as_default():
         model, nothing = Model(seed, Adagrad, False), tf.zeros([0], tf.int64)
-        empty = bags.ask([nothing], [], [], [bags.Member(0, 1)], [bags.Section(0, 1)], [bags.STATIC], 1)
+        empty = bags.ask(
+            [nothing], [], [], [bags.Member(0, 1)], [bags.Section(0, 1)], [bags.STATIC], 1
+        )
         with tf.Session(config=config()) as session:
             session.run(tf.global_variables_initializer())
             feeds = model.feeds(batch(seed, 0, communication.rank()), 0)
-            return _median(lambda: session.run(model.train, feeds), steps), _median(lambda: session.run(empty.splits), steps)
+            return _median(lambda: session.run(model.train, feeds), steps), _median(
+                lambda: session.run(empty.splits), steps
+            )
 
 
 def _median(run: Callable[[], object], times: int) -> float:
@@ -185,5 +267,8 @@ def config() -> tf.ConfigProto:
 def report(seed: int) -> Sequence[str]:
     """Lines that say how fast the binding is, and how much memory kernels take."""
     step, call = milliseconds(seed)
-    return [f'a step of {len(SHAPES)} small tables: {step:.2f} ms; one call of kernels by TensorFlow: {call:.2f} ms',
-            operations.operations().memory()]
+    return [
+        f"a step of {len(SHAPES)} small tables: {step:.2f} ms; one call of kernels by "
+        f"TensorFlow: {call:.2f} ms",
+        operations.operations().memory(),
+    ]

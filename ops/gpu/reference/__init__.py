@@ -1,1 +1,3 @@
-"""The kernels' functions in NumPy, with the same signatures: what the kernels are held against. A workspace is not needed."""
+"""The kernels' functions in NumPy, with the same signatures: what the kernels are held against. A
+workspace is not needed.
+"""

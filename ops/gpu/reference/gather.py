@@ -1,4 +1,5 @@
 """`collective.ops.gpu.gather` in NumPy."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -10,12 +11,18 @@ from collective.ops.gpu.elements import Element, converted
 from collective.ops.gpu.segments import Segments
 
 
-def gather(tables: Sequence[np.ndarray], rows: np.ndarray, segments: Segments, element: Element, wire: Element,
-           workspace: Any = None) -> np.ndarray:
+def gather(
+    tables: Sequence[np.ndarray],
+    rows: np.ndarray,
+    segments: Segments,
+    element: Element,
+    wire: Element,
+    workspace: Any = None,
+) -> np.ndarray:
     """See `collective.ops.gpu.gather.gather`."""
     pieces = []
     for m, t in enumerate(segments.sections):
-        wanted = rows[segments.offsets[m]:segments.offsets[m + 1]]
+        wanted = rows[segments.offsets[m] : segments.offsets[m + 1]]
         inside = (wanted >= 0) & (wanted < len(tables[t]))
         found = np.zeros((len(wanted), tables[t].shape[1]), wire.storage)
         found[inside] = converted(tables[t][wanted[inside]], element, wire)

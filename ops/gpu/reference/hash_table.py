@@ -1,4 +1,7 @@
-"""`collective.ops.gpu.hash_table` and `hash_table_upkeep` in NumPy: sorted keys, and what is known of each."""
+"""`collective.ops.gpu.hash_table` and `hash_table_upkeep` in NumPy: sorted keys, and what is known
+of each.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -15,10 +18,17 @@ from collective.ops.gpu.segments import Segments
 class HashTable:
     """See `collective.ops.gpu.hash_table_state.HashTable`. Slots are of no account."""
 
-    def __init__(self, name: str, device: Any = None, slots: int = 0, most_rows: int = MOST_ROWS, filter_freq: int = 1):
+    def __init__(
+        self,
+        name: str,
+        device: Any = None,
+        slots: int = 0,
+        most_rows: int = MOST_ROWS,
+        filter_freq: int = 1,
+    ):
         self.name, self.most_rows, self.filter_freq = name, most_rows, filter_freq
         self.keys = self.rows = self.steps = self.counts = np.zeros(0, np.int64)
-        self.free = np.zeros(0, np.int64)       # rows, ascending
+        self.free = np.zeros(0, np.int64)  # rows, ascending
         self.top = 0
 
     def count(self) -> int:
@@ -36,7 +46,9 @@ class HashTable:
         there[there] = self.keys[at[there]] == keys[there]
         return at, there
 
-    def insert(self, keys: np.ndarray, counts: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def insert(
+        self, keys: np.ndarray, counts: np.ndarray, step: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """`rows`, `new_keys` and `new_rows` of an `Inserted`."""
         distinct, firsts, inverse = np.unique(keys, return_index=True, return_inverse=True)
         at, there = self.found(distinct)
@@ -46,19 +58,25 @@ class HashTable:
             seen += np.bincount(inverse.reshape(-1), counts, len(distinct)).astype(np.int64)
         new = np.flatnonzero((rows == 0) & ((seen >= self.filter_freq) | (self.filter_freq <= 1)))
         new = new[np.argsort(firsts[new])]
-        given = np.concatenate([self.free, np.arange(self.top + 1, min(self.top + len(new), self.most_rows) + 1)])[:len(new)]
-        rows[new[:len(given)]] = given
-        self.free, self.top = self.free[len(given):], max([self.top, *given[-1:]])
+        given = np.concatenate(
+            [self.free, np.arange(self.top + 1, min(self.top + len(new), self.most_rows) + 1)]
+        )[: len(new)]
+        rows[new[: len(given)]] = given
+        self.free, self.top = self.free[len(given) :], max([self.top, *given[-1:]])
         seen[rows > 0] = 0
         keep = (rows > 0) | (seen > 0)
-        self._replace(distinct, distinct[keep], rows[keep], np.full(int(keep.sum()), step), seen[keep])
+        self._replace(
+            distinct, distinct[keep], rows[keep], np.full(int(keep.sum()), step), seen[keep]
+        )
         return rows[inverse.reshape(-1)], distinct[new], rows[new]
 
     def _replace(self, without: np.ndarray, keys: np.ndarray, *values: np.ndarray) -> None:
         stay = ~np.isin(self.keys, without)
         order = np.argsort(np.concatenate([self.keys[stay], keys]))
         self.rows, self.steps, self.counts = (
-            np.concatenate([old[stay], new])[order] for old, new in zip((self.rows, self.steps, self.counts), values))
+            np.concatenate([old[stay], new])[order]
+            for old, new in zip((self.rows, self.steps, self.counts), values)
+        )
         self.keys = np.concatenate([self.keys[stay], keys])[order]
 
     def drop(self, gone: np.ndarray) -> int:
@@ -66,11 +84,14 @@ class HashTable:
         freed = self.rows[gone][self.rows[gone] > 0]
         self.free = np.sort(np.concatenate([self.free, freed]))
         self.keys, self.rows, self.steps, self.counts = (
-            np.delete(values, gone) for values in (self.keys, self.rows, self.steps, self.counts))
+            np.delete(values, gone) for values in (self.keys, self.rows, self.steps, self.counts)
+        )
         return len(freed)
 
 
-def find(tables: Sequence[HashTable], keys: np.ndarray, segments: Segments, workspace: Any = None) -> np.ndarray:
+def find(
+    tables: Sequence[HashTable], keys: np.ndarray, segments: Segments, workspace: Any = None
+) -> np.ndarray:
     """See `collective.ops.gpu.hash_table.find`."""
     rows = np.zeros(len(keys), np.int64)
     for t, of_table in enumerate(_by_table(segments, len(tables))):
@@ -79,20 +100,28 @@ def find(tables: Sequence[HashTable], keys: np.ndarray, segments: Segments, work
     return rows
 
 
-def find_or_insert(tables: Sequence[HashTable], keys: np.ndarray, segments: Segments, step: int, workspace: Any = None,
-                   counts: np.ndarray | None = None) -> Inserted:
+def find_or_insert(
+    tables: Sequence[HashTable],
+    keys: np.ndarray,
+    segments: Segments,
+    step: int,
+    workspace: Any = None,
+    counts: np.ndarray | None = None,
+) -> Inserted:
     """See `collective.ops.gpu.hash_table.find_or_insert`."""
     counts = np.ones(len(keys), np.int32) if counts is None else counts
     rows, new_keys, new_rows = np.zeros(len(keys), np.int64), [], []
     for t, of_table in enumerate(_by_table(segments, len(tables))):
-        rows[of_table], some_keys, some_rows = tables[t].insert(keys[of_table], counts[of_table], step)
+        rows[of_table], some_keys, some_rows = tables[t].insert(
+            keys[of_table], counts[of_table], step
+        )
         new_keys.append(some_keys)
         new_rows.append(some_rows)
     new_counts = np.array([len(some) for some in new_rows], np.int32)
     inserted = Inserted(rows, np.concatenate(new_keys), np.concatenate(new_rows), new_counts)
     full = [table.name for table, some in zip(tables, new_rows) if np.any(some == 0)]
     if full:
-        raise FullError(f'{full} are full', inserted)
+        raise FullError(f"{full} are full", inserted)
     return inserted
 
 
@@ -111,7 +140,9 @@ def export(table: HashTable) -> Exported:
     return Exported(table.keys, table.rows, table.steps, table.counts)
 
 
-def import_(table: HashTable, keys: np.ndarray, steps: np.ndarray, counts: np.ndarray, workspace: Any = None) -> Inserted:
+def import_(
+    table: HashTable, keys: np.ndarray, steps: np.ndarray, counts: np.ndarray, workspace: Any = None
+) -> Inserted:
     """See `collective.ops.gpu.hash_table_upkeep.import_`."""
     seen = np.where(counts == 0, table.filter_freq, counts)
     inserted = find_or_insert([table], keys, Segments.of([len(keys)], [0]), 0, None, seen)

@@ -1,4 +1,5 @@
 """Which rank owns a key."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -9,7 +10,7 @@ from collective.ops.gpu.segments import DYNAMIC
 def mix(keys: np.ndarray) -> np.ndarray:
     """uint64: SplitMix64's output function of int64 keys, as `collective.ops.keys.mix_np`."""
     x = np.ascontiguousarray(keys, np.int64).view(np.uint64)
-    with np.errstate(over='ignore'):
+    with np.errstate(over="ignore"):
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))

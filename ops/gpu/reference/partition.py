@@ -1,4 +1,5 @@
 """`collective.ops.gpu.partition` in NumPy."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -11,7 +12,9 @@ from collective.ops.gpu.reference.owners import owners
 from collective.ops.gpu.segments import DYNAMIC, Segments
 
 
-def by_key(keys: np.ndarray, segments: Segments, kinds: Sequence[int], ranks: int) -> tuple[np.ndarray, np.ndarray]:
+def by_key(
+    keys: np.ndarray, segments: Segments, kinds: Sequence[int], ranks: int
+) -> tuple[np.ndarray, np.ndarray]:
     """[K] int64 each: the section and the owner of every key."""
     section = np.repeat(segments.sections, np.diff(segments.offsets))
     owner = np.zeros(len(keys), np.int64)
@@ -22,10 +25,16 @@ def by_key(keys: np.ndarray, segments: Segments, kinds: Sequence[int], ranks: in
 
 def counts(section: np.ndarray, owner: np.ndarray, sections: int, ranks: int) -> np.ndarray:
     """[N, S] int32, how many there are of each."""
-    return np.bincount(owner * sections + section, minlength=ranks * sections).astype(np.int32).reshape(ranks, sections)
+    return (
+        np.bincount(owner * sections + section, minlength=ranks * sections)
+        .astype(np.int32)
+        .reshape(ranks, sections)
+    )
 
 
-def partition(keys: np.ndarray, segments: Segments, kinds: Sequence[int], ranks: int, workspace: Any = None) -> Partition:
+def partition(
+    keys: np.ndarray, segments: Segments, kinds: Sequence[int], ranks: int, workspace: Any = None
+) -> Partition:
     """See `collective.ops.gpu.partition.partition`."""
     section, owner = by_key(keys, segments, kinds, ranks)
     order = np.lexsort((np.arange(len(keys)), section, owner))
@@ -34,7 +43,9 @@ def partition(keys: np.ndarray, segments: Segments, kinds: Sequence[int], ranks:
     return Partition(keys[order], counts(section, owner, len(kinds), ranks), positions)
 
 
-def local_rows(keys: np.ndarray, segments: Segments, kinds: Sequence[int], ranks: int, workspace: Any = None) -> np.ndarray:
+def local_rows(
+    keys: np.ndarray, segments: Segments, kinds: Sequence[int], ranks: int, workspace: Any = None
+) -> np.ndarray:
     """See `collective.ops.gpu.partition.local_rows`."""
     section = np.repeat(segments.sections, np.diff(segments.offsets))
     return np.where(np.asarray(kinds)[section] == DYNAMIC, keys, keys // ranks)

@@ -1,4 +1,7 @@
-"""`collective.ops.gpu.pool` in NumPy, in float64. Rows are given as one float32 matrix for each of the `Rows`."""
+"""`collective.ops.gpu.pool` in NumPy, in float64. Rows are given as one float32 matrix for each of
+the `Rows`.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -10,9 +13,12 @@ from collective.ops.gpu.elements import Element, from_float32
 from collective.ops.gpu.pool import MEAN, SUM, Ids, Lookup, Terms
 
 
-def _bags(lookups: Sequence[Lookup], rows: Sequence[np.ndarray], ids: Ids
-          ) -> Iterator[tuple[int, int, Lookup, slice, np.ndarray, np.ndarray, np.ndarray, float]]:
-    """For each sample (look-up, sample of all, the look-up, its ids, their rows, weights, clips, divisor)."""
+def _bags(
+    lookups: Sequence[Lookup], rows: Sequence[np.ndarray], ids: Ids
+) -> Iterator[tuple[int, int, Lookup, slice, np.ndarray, np.ndarray, np.ndarray, float]]:
+    """For each sample (look-up, sample of all, the look-up, its ids, their rows, weights, clips,
+    divisor).
+    """
     number = 0
     for m, lookup in enumerate(lookups):
         matrix = rows[lookup.source]
@@ -25,28 +31,43 @@ def _bags(lookups: Sequence[Lookup], rows: Sequence[np.ndarray], ids: Ids
             weights = ids.weights[part].astype(np.float64) if lookup.weighted else np.ones(len(at))
             clips = np.ones(len(at))
             if lookup.max_norm > 0:
-                clips = lookup.max_norm / np.maximum(np.sqrt((found * found).sum(1)), lookup.max_norm)
-            total = 1.
+                clips = lookup.max_norm / np.maximum(
+                    np.sqrt((found * found).sum(1)), lookup.max_norm
+                )
+            total = 1.0
             if lookup.combiner != SUM:
-                total = weights.sum() if lookup.combiner == MEAN else np.sqrt((weights ** 2).sum())
+                total = weights.sum() if lookup.combiner == MEAN else np.sqrt((weights**2).sum())
             yield m, number, lookup, part, found, weights, clips, float(total)
             number += 1
 
 
-def pool(lookups: Sequence[Lookup], rows: Sequence[np.ndarray], ids: Ids, element: Element, workspace: Any = None
-         ) -> list[np.ndarray]:
+def pool(
+    lookups: Sequence[Lookup],
+    rows: Sequence[np.ndarray],
+    ids: Ids,
+    element: Element,
+    workspace: Any = None,
+) -> list[np.ndarray]:
     """See `collective.ops.gpu.pool.pool`."""
     pooled: list[list[np.ndarray]] = [[] for _ in lookups]
-    with np.errstate(invalid='ignore', over='ignore'):
+    with np.errstate(invalid="ignore", over="ignore"):
         for m, _, lookup, _, found, weights, clips, divisor in _bags(lookups, rows, ids):
             total = ((weights * clips)[:, None] * found).sum(0)
             pooled[m].append(total / divisor if divisor != 0 else np.zeros(lookup.dim))
-        return [from_float32(np.array(made, np.float32).reshape(-1, lookup.dim), element)
-                for made, lookup in zip(pooled, lookups)]
+        return [
+            from_float32(np.array(made, np.float32).reshape(-1, lookup.dim), element)
+            for made, lookup in zip(pooled, lookups)
+        ]
 
 
-def pool_terms(lookups: Sequence[Lookup], rows: Sequence[np.ndarray], ids: Ids, gradients: Sequence[np.ndarray],
-               workspace: Any = None, of_weights: bool = False) -> Terms:
+def pool_terms(
+    lookups: Sequence[Lookup],
+    rows: Sequence[np.ndarray],
+    ids: Ids,
+    gradients: Sequence[np.ndarray],
+    workspace: Any = None,
+    of_weights: bool = False,
+) -> Terms:
     """See `collective.ops.gpu.pool.pool_terms`; `gradients` are a float32 matrix for each look-up."""
     size, first = len(ids.positions), np.cumsum([0, *(lookup.samples for lookup in lookups)])
     samples, factors = np.zeros(size, np.uint32), np.zeros(size, np.float32)
@@ -65,7 +86,10 @@ def pool_terms(lookups: Sequence[Lookup], rows: Sequence[np.ndarray], ids: Ids, 
             if lookup.combiner == SUM:
                 made[part] = products
             elif divisor != 0:
-                share = 1 / divisor if lookup.combiner == MEAN else weights / divisor ** 2
+                share = 1 / divisor if lookup.combiner == MEAN else weights / divisor**2
                 made[part] = (products - share * (weights * products).sum()) / divisor
-    return Terms(np.stack([samples, factors.view(np.uint32)], 1), along if any(one.max_norm > 0 for one in lookups) else None,
-                 made if of_weights else None)
+    return Terms(
+        np.stack([samples, factors.view(np.uint32)], 1),
+        along if any(one.max_norm > 0 for one in lookups) else None,
+        made if of_weights else None,
+    )

@@ -1,4 +1,5 @@
 """`collective.ops.gpu.update` in NumPy, in float64."""
+
 from __future__ import annotations
 
 import math
@@ -9,12 +10,24 @@ import numpy as np
 
 from collective.ops.gpu.occurrences import Occurrences
 from collective.ops.gpu.reference.sums import row_sums
-from collective.ops.gpu.rules import SGD, Adagrad, Adam, CenteredRMSProp, Ftrl, Momentum, RMSProp, RowwiseAdagrad, Rule
+from collective.ops.gpu.rules import (
+    SGD,
+    Adagrad,
+    Adam,
+    CenteredRMSProp,
+    Ftrl,
+    Momentum,
+    RMSProp,
+    RowwiseAdagrad,
+    Rule,
+)
 from collective.ops.gpu.segments import Segments
 from collective.ops.gpu.update import Table
 
 
-def applied(rule: Rule, w: np.ndarray, g: np.ndarray, slots: Sequence[np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:
+def applied(
+    rule: Rule, w: np.ndarray, g: np.ndarray, slots: Sequence[np.ndarray]
+) -> tuple[np.ndarray, list[np.ndarray]]:
     """What `rule` makes of weights [R, D] and slots, all float64."""
     rate = rule.rate
     if isinstance(rule, SGD):
@@ -34,11 +47,14 @@ def applied(rule: Rule, w: np.ndarray, g: np.ndarray, slots: Sequence[np.ndarray
         return w - rule.corrected_rate() * m / (np.sqrt(v) + rule.epsilon), [m, v]
     if isinstance(rule, Ftrl):
         a, p = slots[0] + g * g, -rule.power
-        linear = slots[1] + g + 2 * rule.shrinkage * w - (a ** p - slots[0] ** p) / rate * w
-        return (np.clip(linear, -rule.l1, rule.l1) - linear) / (a ** p / rate + 2 * rule.l2), [a, linear]
+        linear = slots[1] + g + 2 * rule.shrinkage * w - (a**p - slots[0] ** p) / rate * w
+        return (np.clip(linear, -rule.l1, rule.l1) - linear) / (a**p / rate + 2 * rule.l2), [
+            a,
+            linear,
+        ]
     assert isinstance(rule, RMSProp)
     s, rest = rule.decay * slots[0] + (1 - rule.decay) * g * g, []
-    center: np.ndarray | float = 0.
+    center: np.ndarray | float = 0.0
     if isinstance(rule, CenteredRMSProp):
         rest = [rule.decay * slots[2] + (1 - rule.decay) * g]
         center = rest[0] ** 2
@@ -46,13 +62,29 @@ def applied(rule: Rule, w: np.ndarray, g: np.ndarray, slots: Sequence[np.ndarray
     return w - m, [s, m, *rest]
 
 
-def update(rule: Rule, tables: Sequence[Table], rows: np.ndarray, segments: Segments, gradients: Sequence[np.ndarray],
-           occurrences: Occurrences, workspace: Any = None, terms: np.ndarray | None = None, scale: float = 1.,
-           bound: float = math.inf, along: np.ndarray | None = None) -> None:
+def update(
+    rule: Rule,
+    tables: Sequence[Table],
+    rows: np.ndarray,
+    segments: Segments,
+    gradients: Sequence[np.ndarray],
+    occurrences: Occurrences,
+    workspace: Any = None,
+    terms: np.ndarray | None = None,
+    scale: float = 1.0,
+    bound: float = math.inf,
+    along: np.ndarray | None = None,
+) -> None:
     """See `collective.ops.gpu.update.update`."""
     dims = [table.weights.shape[1] for table in tables]
-    own = [tables[t].weights[np.clip(rows[first:end], 0, max(len(tables[t].weights) - 1, 0))]
-           for t, first, end in zip(segments.sections, segments.offsets, segments.offsets[1:])] if along is not None else None
+    own = (
+        [
+            tables[t].weights[np.clip(rows[first:end], 0, max(len(tables[t].weights) - 1, 0))]
+            for t, first, end in zip(segments.sections, segments.offsets, segments.offsets[1:])
+        ]
+        if along is not None
+        else None
+    )
     sums = row_sums(gradients, occurrences, segments, dims, terms, scale, along, own)
     occurs = np.diff(occurrences.offsets) > 0
     for t, table in enumerate(tables):
@@ -67,9 +99,13 @@ def update(rule: Rule, tables: Sequence[Table], rows: np.ndarray, segments: Segm
             whole = np.zeros(table.weights.shape)
             whole[touched] = gradient
             touched, gradient = np.arange(len(whole)), whole
-        with np.errstate(invalid='ignore', over='ignore', divide='ignore'):
-            weights, slots = applied(rule, table.weights[touched].astype(np.float64), gradient,
-                                     [slot[touched].astype(np.float64) for slot in table.slots])
+        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+            weights, slots = applied(
+                rule,
+                table.weights[touched].astype(np.float64),
+                gradient,
+                [slot[touched].astype(np.float64) for slot in table.slots],
+            )
             table.weights[touched] = np.clip(weights, -bound, bound)
             for slot, made in zip(table.slots, slots):
                 slot[touched] = made

@@ -1,4 +1,5 @@
 """The double of CUDA does what CUDA does, and says so where a kernel goes wrong."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -10,7 +11,7 @@ from tests.ops.gpu.emulator import EmulatedDevice, KernelError
 from tests.ops.gpu.emulator.build import library
 from tests.ops.gpu.emulator.device import EmulatedKernel
 
-KERNELS = r'''
+KERNELS = r"""
 extern "C" __global__ void __launch_bounds__(256) reversed(const int* __restrict__ in, int* out) {
   __shared__ int tile[64];
   tile[threadIdx.x] = in[blockIdx.x * blockDim.x + threadIdx.x];
@@ -77,14 +78,38 @@ extern "C" __global__ void halves(const float* in, unsigned short* out, float* b
   out[threadIdx.x] = FloatToHalf(in[threadIdx.x]);
   back[threadIdx.x] = HalfToFloat(out[threadIdx.x]);
 }
-'''
-NAMES = ('reversed', 'warp_sums', 'dynamic_shared', 'lanes', 'counted', 'unsafe_count', 'half_barrier', 'wrong_mask',
-         'lonely_lane', 'absent_lane', 'endless', 'beside', 'unset', 'vectors', 'of_templates', 'halves')
-SEEDS = pytest.mark.parametrize('seed', [0, 1, 2])
+"""
+NAMES = (
+    "reversed",
+    "warp_sums",
+    "dynamic_shared",
+    "lanes",
+    "counted",
+    "unsafe_count",
+    "half_barrier",
+    "wrong_mask",
+    "lonely_lane",
+    "absent_lane",
+    "endless",
+    "beside",
+    "unset",
+    "vectors",
+    "of_templates",
+    "halves",
+)
+SEEDS = pytest.mark.parametrize("seed", [0, 1, 2])
 
 
-def launch(name: str, blocks: int, threads: int, *arguments: Any, seed: int = 0, shared: int = 0, seconds: float = 20.,
-           device: EmulatedDevice | None = None) -> None:
+def launch(
+    name: str,
+    blocks: int,
+    threads: int,
+    *arguments: Any,
+    seed: int = 0,
+    shared: int = 0,
+    seconds: float = 20.0,
+    device: EmulatedDevice | None = None,
+) -> None:
     device = device or EmulatedDevice(seed, seconds)
     EmulatedKernel(device, library(KERNELS, NAMES), name)(blocks, threads, arguments, shared)
 
@@ -92,37 +117,39 @@ def launch(name: str, blocks: int, threads: int, *arguments: Any, seed: int = 0,
 @SEEDS
 def test_a_barrier_and_shared_memory(seed: int):
     values, out = np.arange(640, dtype=np.int32), np.zeros(640, np.int32)
-    launch('reversed', 10, 64, values, out, seed=seed)
+    launch("reversed", 10, 64, values, out, seed=seed)
     np.testing.assert_array_equal(out, values.reshape(10, 64)[:, ::-1].ravel())
 
 
 @SEEDS
 def test_dynamic_shared_memory(seed: int):
     out = np.zeros(128, np.int32)
-    launch('dynamic_shared', 1, 128, out, seed=seed, shared=512)
+    launch("dynamic_shared", 1, 128, out, seed=seed, shared=512)
     np.testing.assert_array_equal(out, np.roll(np.arange(128), -1))
 
 
 @SEEDS
 def test_shared_memory_of_templates(seed: int):
     out = np.zeros(64, np.int32)
-    launch('of_templates', 1, 64, out, seed=seed)
+    launch("of_templates", 1, 64, out, seed=seed)
     np.testing.assert_array_equal(out, 101 * (63 - np.arange(64)))
 
 
 @SEEDS
 def test_a_warp_sums(seed: int):
     values, out = np.arange(1000, dtype=np.float32), np.zeros(1, np.float32)
-    launch('warp_sums', 1, 32, values, out, np.int32(1000), seed=seed)
+    launch("warp_sums", 1, 32, values, out, np.int32(1000), seed=seed)
     assert out[0] == values.sum()
 
 
 @SEEDS
 def test_the_exchanges_of_a_warp(seed: int):
     out, t = np.zeros((32, 8), np.uint32), np.arange(32)
-    launch('lanes', 1, 32, out, seed=seed)
+    launch("lanes", 1, 32, out, seed=seed)
     assert set(out[:, 0]) == {sum(1 << lane for lane in range(0, 32, 3))}
-    np.testing.assert_array_equal(out[:, 1], [sum(1 << other for other in range(32) if other // 5 == lane // 5) for lane in t])
+    np.testing.assert_array_equal(
+        out[:, 1], [sum(1 << other for other in range(32) if other // 5 == lane // 5) for lane in t]
+    )
     np.testing.assert_array_equal(out[:, 2], 7)
     np.testing.assert_array_equal(out[:, 3], t ^ 5)
     np.testing.assert_array_equal(out[:, 4], np.where(t < 3, t, t - 3))
@@ -135,19 +162,25 @@ def test_the_exchanges_of_a_warp(seed: int):
 @SEEDS
 def test_atomic_operations(seed: int):
     count, total, most = np.zeros(1, np.int32), np.zeros(1, np.float32), np.zeros(1, np.uint64)
-    launch('counted', 5, 100, count, total, most, seed=seed)
+    launch("counted", 5, 100, count, total, most, seed=seed)
     assert (count[0], total[0], most[0]) == (500, 250, 99 << 40)
 
 
 def test_a_race_shows():
     count = np.zeros(1, np.int32)
-    launch('unsafe_count', 1, 256, count, seed=1)
+    launch("unsafe_count", 1, 256, count, seed=1)
     assert count[0] < 256
 
 
-@pytest.mark.parametrize('name, threads, message', [
-    ('half_barrier', 64, 'deadlock: thread 0 at __syncthreads'), ('wrong_mask', 32, 'deadlock|lacks itself|is not there'),
-    ('lonely_lane', 32, 'deadlock|is not there'), ('absent_lane', 32, 'lane 31, which mask 0000ffff lacks')])
+@pytest.mark.parametrize(
+    "name, threads, message",
+    [
+        ("half_barrier", 64, "deadlock: thread 0 at __syncthreads"),
+        ("wrong_mask", 32, "deadlock|lacks itself|is not there"),
+        ("lonely_lane", 32, "deadlock|is not there"),
+        ("absent_lane", 32, "lane 31, which mask 0000ffff lacks"),
+    ],
+)
 @SEEDS
 def test_what_can_not_go_on_is_an_error(name: str, threads: int, message: str, seed: int):
     with pytest.raises(KernelError, match=message):
@@ -155,50 +188,58 @@ def test_what_can_not_go_on_is_an_error(name: str, threads: int, message: str, s
 
 
 def test_what_does_not_end_is_an_error():
-    with pytest.raises(KernelError, match='out of time'):
-        launch('endless', 1, 2, np.zeros(1, np.int32), seconds=.1)
+    with pytest.raises(KernelError, match="out of time"):
+        launch("endless", 1, 2, np.zeros(1, np.int32), seconds=0.1)
 
 
 def test_writing_beside_an_array_is_an_error():
     device = EmulatedDevice()
     out = device.empty(100, np.int32)
-    launch('beside', 1, 100, out, device=device)
-    with pytest.raises(KernelError, match='beside an array of 400 bytes'):
-        launch('beside', 1, 101, out, device=device)
+    launch("beside", 1, 100, out, device=device)
+    with pytest.raises(KernelError, match="beside an array of 400 bytes"):
+        launch("beside", 1, 101, out, device=device)
 
 
-@pytest.mark.parametrize('read, written', [(1, 0), (0, 2)])
+@pytest.mark.parametrize("read, written", [(1, 0), (0, 2)])
 def test_an_access_that_is_not_aligned_is_an_error(read: int, written: int):
     device = EmulatedDevice()
     given, out = device.zeros(20, np.float32), device.empty(20, np.float32)
-    launch('vectors', 1, 4, given, out, device=device)
-    with pytest.raises(KernelError, match='thread 0 reads or writes at an address that is not aligned'):
-        launch('vectors', 1, 4, given[read:], out[written:], device=device)
+    launch("vectors", 1, 4, given, out, device=device)
+    with pytest.raises(
+        KernelError, match="thread 0 reads or writes at an address that is not aligned"
+    ):
+        launch("vectors", 1, 4, given[read:], out[written:], device=device)
 
 
 def test_shared_memory_holds_nothing_of_the_block_before():
     out = np.zeros(1, np.int32)
-    launch('unset', 1, 1, out)
+    launch("unset", 1, 1, out)
     assert out.view(np.uint32)[0] == 0xA5A5A5A5
 
 
 def test_an_argument_of_another_size_is_an_error():
-    with pytest.raises(KernelError, match='argument 2 has 8 bytes, its parameter 4'):
-        launch('warp_sums', 1, 32, np.zeros(1, np.float32), np.zeros(1, np.float32), np.int64(1))
+    with pytest.raises(KernelError, match="argument 2 has 8 bytes, its parameter 4"):
+        launch("warp_sums", 1, 32, np.zeros(1, np.float32), np.zeros(1, np.float32), np.int64(1))
 
 
 def test_float16_is_numpys():
-    bits = np.arange(2 ** 16, dtype=np.uint16)
+    bits = np.arange(2**16, dtype=np.uint16)
     exact = bits.view(np.float16).astype(np.float32)
     rng = np.random.default_rng(3)
-    with np.errstate(all='ignore'):
+    with np.errstate(all="ignore"):
         middle = (exact[:-1].astype(np.float64) + exact[1:]) / 2
-        values = np.concatenate([exact, middle.astype(np.float32), rng.integers(0, 2 ** 32, 5000, np.uint32).view(np.float32)])
+        values = np.concatenate(
+            [
+                exact,
+                middle.astype(np.float32),
+                rng.integers(0, 2**32, 5000, np.uint32).view(np.float32),
+            ]
+        )
         wanted = values.astype(np.float16)
-    values = values[:len(values) // 64 * 64]
+    values = values[: len(values) // 64 * 64]
     out, back = np.zeros(len(values), np.uint16), np.zeros(len(values), np.float32)
     for first in range(0, len(values), 1024):
         part = slice(first, min(first + 1024, len(values)))
-        launch('halves', 1, part.stop - first, values[part], out[part], back[part])
-    np.testing.assert_array_equal(out.view(np.float16), wanted[:len(values)])
-    np.testing.assert_array_equal(back, wanted[:len(values)].astype(np.float32))
+        launch("halves", 1, part.stop - first, values[part], out[part], back[part])
+    np.testing.assert_array_equal(out.view(np.float16), wanted[: len(values)])
+    np.testing.assert_array_equal(back, wanted[: len(values)].astype(np.float32))

@@ -1,4 +1,7 @@
-"""How wide accesses to rows are: four elements at once wherever a row's address allows it, whatever lies beside it."""
+"""How wide accesses to rows are: four elements at once wherever a row's address allows it, whatever
+lies beside it.
+"""
+
 from __future__ import annotations
 
 from typing import Any
@@ -27,20 +30,24 @@ from tests.ops.gpu.emulator.build import library
 from tests.ops.gpu.emulator.device import EmulatedKernel
 
 # One thread for each access to a row: whether it is a single one.
-_ASKED = '''
+_ASKED = """
 extern "C" __global__ void whole(const char* row, i64 dim, int* floats, int* halves) {
   const Span span(threadIdx.x, dim);
   floats[threadIdx.x] = span.is_whole(reinterpret_cast<const float*>(row) + span.element);
   halves[threadIdx.x] = span.is_whole(reinterpret_cast<const Half*>(row) + span.element);
 }
-'''
+"""
 
 
 def whole(offset: int, dim: int) -> tuple[list[int], list[int]]:
-    """Of a row so many bytes behind a multiple of 256: which accesses are single ones, of float32 and of half precision."""
+    """Of a row so many bytes behind a multiple of 256: which accesses are single ones, of float32
+    and of half precision.
+    """
     device, accesses = EmulatedDevice(), -(-dim // 4)
     found = [device.empty(accesses, np.int32) for _ in range(2)]
-    kernel = EmulatedKernel(device, library(Source('sums.cu', ()).text() + _ASKED, ('whole',)), 'whole')
+    kernel = EmulatedKernel(
+        device, library(Source("sums.cu", ()).text() + _ASKED, ("whole",)), "whole"
+    )
     kernel(1, accesses, (device.empty(64, np.uint8)[offset:], np.int64(dim), *found))
     return found[0].tolist(), found[1].tolist()
 
@@ -49,19 +56,19 @@ def test_an_access_is_whole_where_it_is_aligned():
     assert whole(0, 128) == ([1] * 32, [1] * 32)
     assert whole(8, 128) == ([0] * 32, [1] * 32)
     assert whole(4, 8) == ([0, 0], [0, 0])
-    assert whole(0, 6) == ([1, 0], [1, 0]), 'the end of a row is two elements'
+    assert whole(0, 6) == ([1, 0], [1, 0]), "the end of a row is two elements"
     assert whole(0, 3) == ([0], [0])
 
 
-LENGTHS, DIMS = [5, 9, 7, 1, 6], [3, 16, 5, 128, 4]     # what lies behind an odd row is anywhere
+LENGTHS, DIMS = [5, 9, 7, 1, 6], [3, 16, 5, 128, 4]  # what lies behind an odd row is anywhere
 
 
 def _there(device: Device, ids: pool.Ids) -> pool.Ids:
     return pool.Ids(on(device, ids.positions), on(device, ids.offsets))
 
 
-@pytest.mark.parametrize('seed', [0, 3])
-@pytest.mark.parametrize('element', [FLOAT32, FLOAT16], ids=str)
+@pytest.mark.parametrize("seed", [0, 3])
+@pytest.mark.parametrize("element", [FLOAT32, FLOAT16], ids=str)
 def test_odd_rows_between_others(element: elements.Element, seed: int):
     """Rows that `gather` made are pooled, and their gradients, which lie as they do, are summed."""
     rng, device = np.random.default_rng(seed), EmulatedDevice(seed)
@@ -69,19 +76,38 @@ def test_odd_rows_between_others(element: elements.Element, seed: int):
     matrices = [rng.standard_normal(shape).astype(element.storage) for shape in zip(LENGTHS, DIMS)]
     buffer = on(device, np.concatenate([matrix.reshape(-1) for matrix in matrices]))
     rows = Rows.flat(buffer, segments, DIMS, element, device)
-    lookups = [pool.Lookup(10, dim, max_norm=1.) for dim in DIMS]
-    positions = np.concatenate([rng.integers(first, end, 20) for first, end in zip(segments.offsets, segments.offsets[1:])])
+    lookups = [pool.Lookup(10, dim, max_norm=1.0) for dim in DIMS]
+    positions = np.concatenate(
+        [rng.integers(first, end, 20) for first, end in zip(segments.offsets, segments.offsets[1:])]
+    )
     ids = pool.Ids(positions.astype(np.int32), np.arange(0, 101, 2, dtype=np.int32))
     got = pool.pool(lookups, [rows], _there(device, ids), element, workspace)
     for number, (lookup, mine) in enumerate(zip(lookups, got)):
-        own = pool.Ids(ids.positions[20 * number:20 * number + 20] - segments.offsets[number], np.arange(0, 21, 2, np.int32))
-        (wanted,) = reference_pool.pool([lookup], [elements.to_float32(matrices[number], element)], own, element)
-        assert_close(mine.astype(np.float32), wanted.astype(np.float32), 4e-3, f'dimension {lookup.dim}')
-    summed = sum_rows(rows, occurrences(on(device, np.arange(28, dtype=np.int32)), 28, workspace), segments, DIMS, FLOAT32,
-                      workspace)
+        own = pool.Ids(
+            ids.positions[20 * number : 20 * number + 20] - segments.offsets[number],
+            np.arange(0, 21, 2, np.int32),
+        )
+        (wanted,) = reference_pool.pool(
+            [lookup], [elements.to_float32(matrices[number], element)], own, element
+        )
+        assert_close(
+            mine.astype(np.float32), wanted.astype(np.float32), 4e-3, f"dimension {lookup.dim}"
+        )
+    summed = sum_rows(
+        rows,
+        occurrences(on(device, np.arange(28, dtype=np.int32)), 28, workspace),
+        segments,
+        DIMS,
+        FLOAT32,
+        workspace,
+    )
     known = reference_occurrences.occurrences(np.arange(28), 28)
-    np.testing.assert_array_equal(summed, reference_sums.sum_rows([matrix.astype(np.float32) for matrix in matrices], known,
-                                                                  segments, DIMS, FLOAT32))
+    np.testing.assert_array_equal(
+        summed,
+        reference_sums.sum_rows(
+            [matrix.astype(np.float32) for matrix in matrices], known, segments, DIMS, FLOAT32
+        ),
+    )
 
 
 def test_tables_anywhere_are_updated():
@@ -92,18 +118,37 @@ def test_tables_anywhere_are_updated():
     for (rows, dim), offsets in zip(shapes, [(1, 0), (0, 3), (0, 0)]):
         arrays: list[Any] = []
         for offset in offsets:
-            array = device.empty(rows * dim + 4, np.float32)[offset:offset + rows * dim].reshape(rows, dim)
+            array = device.empty(rows * dim + 4, np.float32)[offset : offset + rows * dim].reshape(
+                rows, dim
+            )
             array[...] = rng.uniform(1, 2, (rows, dim))
             arrays.append(array)
         tables.append(Table(arrays[0], arrays[1:]))
         wanted.append(Table(arrays[0].copy(), [arrays[1].copy()]))
-    segments, rows = Segments.of([9, 7, 8], range(3)), np.concatenate([np.arange(9), np.arange(7), np.arange(8)])
+    segments, rows = (
+        Segments.of([9, 7, 8], range(3)),
+        np.concatenate([np.arange(9), np.arange(7), np.arange(8)]),
+    )
     gradients = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
     there = [on(device, gradient) for gradient in gradients]
     numbers = np.arange(24, dtype=np.int32)
-    update(Adagrad(.1), tables, on(device, rows), segments, Rows.of(there, FLOAT32, device),
-           occurrences(on(device, numbers), 24, workspace := Workspace(device)), workspace)
-    reference_update.update(Adagrad(.1), wanted, rows, segments, gradients, reference_occurrences.occurrences(numbers, 24))
+    update(
+        Adagrad(0.1),
+        tables,
+        on(device, rows),
+        segments,
+        Rows.of(there, FLOAT32, device),
+        occurrences(on(device, numbers), 24, workspace := Workspace(device)),
+        workspace,
+    )
+    reference_update.update(
+        Adagrad(0.1),
+        wanted,
+        rows,
+        segments,
+        gradients,
+        reference_occurrences.occurrences(numbers, 24),
+    )
     for mine, theirs in zip(tables, wanted):
-        assert_close(mine.weights, theirs.weights, 1e-6, 'weights')
-        assert_close(mine.slots[0], theirs.slots[0], 1e-6, 'slots')
+        assert_close(mine.weights, theirs.weights, 1e-6, "weights")
+        assert_close(mine.slots[0], theirs.slots[0], 1e-6, "slots")

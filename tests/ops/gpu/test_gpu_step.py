@@ -1,4 +1,7 @@
-"""The whole sparse step: what is counted of it, and the same by PyTorch, for which a double in NumPy stands in."""
+"""The whole sparse step: what is counted of it, and the same by PyTorch, for which a double in
+NumPy stands in.
+"""
+
 from __future__ import annotations
 
 import json
@@ -17,7 +20,8 @@ from tests.ops.gpu.emulator import EmulatedDevice
 
 class Tensor:
     """As much of `torch.Tensor` as the step uses."""
-    device = 'cpu'
+
+    device = "cpu"
 
     def __init__(self, values: Any):
         self.values = np.asarray(values)
@@ -72,8 +76,10 @@ class Tensor:
         return self.values
 
 
-def _embedding_bag(index: Tensor, rows: Tensor, offsets: Tensor, mode: str, include_last_offset: bool) -> Tensor:
-    assert mode == 'sum' and include_last_offset
+def _embedding_bag(
+    index: Tensor, rows: Tensor, offsets: Tensor, mode: str, include_last_offset: bool
+) -> Tensor:
+    assert mode == "sum" and include_last_offset
     return Tensor(np.add.reduceat(rows.values[index.values], offsets.values[:-1]))
 
 
@@ -85,33 +91,49 @@ def _repeat_interleave(repeats: Tensor, output_size: int | None = None) -> Tenso
 @pytest.fixture
 def torch(monkeypatch: pytest.MonkeyPatch) -> None:
     double: Any = types.SimpleNamespace(
-        nn=types.SimpleNamespace(functional=types.SimpleNamespace(embedding_bag=_embedding_bag)), from_dlpack=Tensor,
-        zeros_like=lambda x: Tensor(np.zeros_like(x.values)), as_tensor=lambda values, device: Tensor(values),
-        repeat_interleave=_repeat_interleave, __version__='2.9',
-        unique=lambda x, return_inverse: [Tensor(made) for made in np.unique(x.values, return_inverse=return_inverse)])
-    monkeypatch.setitem(sys.modules, 'torch', double)
+        nn=types.SimpleNamespace(functional=types.SimpleNamespace(embedding_bag=_embedding_bag)),
+        from_dlpack=Tensor,
+        zeros_like=lambda x: Tensor(np.zeros_like(x.values)),
+        as_tensor=lambda values, device: Tensor(values),
+        repeat_interleave=_repeat_interleave,
+        __version__="2.9",
+        unique=lambda x, return_inverse: [
+            Tensor(made) for made in np.unique(x.values, return_inverse=return_inverse)
+        ],
+    )
+    monkeypatch.setitem(sys.modules, "torch", double)
 
 
 def test_pytorch_computes_the_same_step(torch: None):
     step.by_pytorch(EmulatedDevice(), SMALL, np.random.default_rng(1))
 
 
-@pytest.mark.parametrize('operation', ['index_add_', 'index_copy_', 'addcmul_'])
-def test_pytorch_that_is_wrong_is_seen(monkeypatch: pytest.MonkeyPatch, torch: None, operation: str):
+@pytest.mark.parametrize("operation", ["index_add_", "index_copy_", "addcmul_"])
+def test_pytorch_that_is_wrong_is_seen(
+    monkeypatch: pytest.MonkeyPatch, torch: None, operation: str
+):
     monkeypatch.setattr(Tensor, operation, lambda self, *_: self)
-    with pytest.raises(AssertionError, match='of up to 1 ids by PyTorch'):
+    with pytest.raises(AssertionError, match="of up to 1 ids by PyTorch"):
         step.by_pytorch(EmulatedDevice(), SMALL, np.random.default_rng(1))
 
 
 def _measured() -> list[tuple[str, bool]]:
-    return [(one.kernel, one.waits) for one in step.measurements(EmulatedDevice(), SMALL, np.random.default_rng(0))]
+    return [
+        (one.kernel, one.waits)
+        for one in step.measurements(EmulatedDevice(), SMALL, np.random.default_rng(0))
+    ]
 
 
 def test_what_is_measured(torch: None):
     assert _measured() == [
-        ('step, 1 id', True), ('step, 1 id, prefetched', False), ('step, 1 id, PyTorch', True),
-        ('step, 1 to 10 ids', True), ('step, 1 to 10 ids, prefetched', False), ('step, 1 to 10 ids, PyTorch', True),
-        ('step, owner of 8', True)]
+        ("step, 1 id", True),
+        ("step, 1 id, prefetched", False),
+        ("step, 1 id, PyTorch", True),
+        ("step, 1 to 10 ids", True),
+        ("step, 1 to 10 ids, prefetched", False),
+        ("step, 1 to 10 ids, PyTorch", True),
+        ("step, owner of 8", True),
+    ]
 
 
 def test_the_host_waits_where_it_is_said_to():
@@ -130,30 +152,36 @@ def test_the_host_waits_where_it_is_said_to():
 
 
 def test_how_pytorch_compares_is_said(torch: None, tmp_path: Path):
-    row = timing.Row('step', 128, 'float32', 2., 2., 2., 1., 1., 1., '')
-    rows = [row, row._replace(kernel='step, PyTorch', ms=11.)]
+    row = timing.Row("step", 128, "float32", 2.0, 2.0, 2.0, 1.0, 1.0, 1.0, "")
+    rows = [row, row._replace(kernel="step, PyTorch", ms=11.0)]
     assert gpu_check.beside_pytorch(rows) == ['PyTorch takes 5.50 times as long as "step"']
-    gpu_check.write(tmp_path / 'rows', EmulatedDevice(), rows)
-    assert [one['torch'] for one in json.loads((tmp_path / 'rows').read_text())] == ['2.9', '2.9']
+    gpu_check.write(tmp_path / "rows", EmulatedDevice(), rows)
+    assert [one["torch"] for one in json.loads((tmp_path / "rows").read_text())] == ["2.9", "2.9"]
 
 
 def test_without_pytorch_nothing_is_compared(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, 'torch', None)
+    monkeypatch.setitem(sys.modules, "torch", None)
     assert pytorch.imported(EmulatedDevice()) is None
-    assert len(_measured()) == 5 and all('PyTorch' not in kernel for kernel, _ in _measured())
-    assert gpu_check.beside_pytorch([timing.Row('step', 128, 'float32', 2., 2., 2., 1., 1., 1., '')]) == []
+    assert len(_measured()) == 5 and all("PyTorch" not in kernel for kernel, _ in _measured())
+    assert (
+        gpu_check.beside_pytorch(
+            [timing.Row("step", 128, "float32", 2.0, 2.0, 2.0, 1.0, 1.0, 1.0, "")]
+        )
+        == []
+    )
 
 
 def test_pytorch_that_can_not_use_the_device_is_none(monkeypatch: pytest.MonkeyPatch):
     def refuse(array: object) -> None:
-        raise AssertionError('Torch not compiled with CUDA enabled')
+        raise AssertionError("Torch not compiled with CUDA enabled")
 
-    monkeypatch.setitem(sys.modules, 'torch', types.SimpleNamespace(from_dlpack=refuse))
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(from_dlpack=refuse))
     assert pytorch.imported(EmulatedDevice()) is None
 
 
-@pytest.mark.parametrize('function, message', [
-    ('pooled', 'look-ups of batch 0'), ('updated', 'weights of batch 0')])
+@pytest.mark.parametrize(
+    "function, message", [("pooled", "look-ups of batch 0"), ("updated", "weights of batch 0")]
+)
 def test_a_wrong_step_is_seen(monkeypatch: pytest.MonkeyPatch, function: str, message: str):
     """By a truth that knows of one more sample."""
     right = getattr(workload, function)
@@ -172,19 +200,38 @@ def test_what_is_counted():
     """Ten ids of four samples, of six distinct rows; then ten keys, of six distinct rows."""
     row = 4 * workload.DIM
     read_and_written = {
-        'ids': 80, 'inverse': 40 + 40 + 40, 'keys': 48, 'rows': 48 + 48, 'offsets': 16,
-        'gathered': 6 * row * 2, 'pooled': (6 + 4) * row, 'gradients': 4 * row, 'weights and slots': 6 * 4 * row}
+        "ids": 80,
+        "inverse": 40 + 40 + 40,
+        "keys": 48,
+        "rows": 48 + 48,
+        "offsets": 16,
+        "gathered": 6 * row * 2,
+        "pooled": (6 + 4) * row,
+        "gradients": 4 * row,
+        "weights and slots": 6 * 4 * row,
+    }
     assert step._bytes(10, 4, 6) == sum(read_and_written.values())
-    owned = {'keys': 80 + 80 + 48, 'rows': 48, 'inverse': 40 + 40, 'answered': (6 + 10) * row, 'gradients': 10 * row,
-             'weights and slots': 6 * 4 * row}
+    owned = {
+        "keys": 80 + 80 + 48,
+        "rows": 48,
+        "inverse": 40 + 40,
+        "answered": (6 + 10) * row,
+        "gradients": 10 * row,
+        "weights and slots": 6 * 4 * row,
+    }
     assert step._owner_bytes(10, 6) == sum(owned.values())
 
 
 def test_the_workload_is_skewed():
-    """Some ids are frequent and most of the rows are rare; what an owner is asked for is its own, each once a rank."""
+    """Some ids are frequent and most of the rows are rare; what an owner is asked for is its own,
+    each once a rank.
+    """
     rng = np.random.default_rng(0)
     counts = np.bincount(workload.drawn(10000, 3000, rng), minlength=3000)
     assert counts.max() > 1000 and 500 < np.count_nonzero(counts) < 3000
     asked = workload.received(300, 50, rng)
     assert np.all(asked.keys % workload.RANKS == 0) and asked.keys.max() < 50 * workload.RANKS
-    assert all(len(np.unique(part)) == len(part) for part in np.split(asked.keys, np.cumsum(asked.lengths)[:-1]))
+    assert all(
+        len(np.unique(part)) == len(part)
+        for part in np.split(asked.keys, np.cumsum(asked.lengths)[:-1])
+    )

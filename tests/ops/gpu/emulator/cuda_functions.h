@@ -1,10 +1,11 @@
-// CUDA's device functions and vector types, as far as kernels here use them. Included by cuda_on_cpu.h.
+// CUDA's device functions and vector types, as far as kernels here use them. Included by
+// cuda_on_cpu.h.
 #pragma once
 
-#define CUDA_VECTOR(element, name, bytes2, bytes4)                                                        \
-  struct alignas(bytes2) name##2 { element x, y; };                                                       \
-  struct alignas(bytes4) name##4 { element x, y, z, w; };                                                 \
-  inline name##2 make_##name##2(element x, element y) { return {x, y}; }                                  \
+#define CUDA_VECTOR(element, name, bytes2, bytes4)                       \
+  struct alignas(bytes2) name##2 { element x, y; };                      \
+  struct alignas(bytes4) name##4 { element x, y, z, w; };                \
+  inline name##2 make_##name##2(element x, element y) { return {x, y}; } \
   inline name##4 make_##name##4(element x, element y, element z, element w) { return {x, y, z, w}; }
 CUDA_VECTOR(int, int, 8, 16)
 CUDA_VECTOR(unsigned, uint, 8, 16)
@@ -15,9 +16,15 @@ CUDA_VECTOR(double, double, 16, 16)
 #undef CUDA_VECTOR
 
 inline void __syncthreads() { cuda_on_cpu::Barrier("__syncthreads", false); }
-inline int __syncthreads_count(int value) { return cuda_on_cpu::Barrier("__syncthreads_count", value != 0); }
-inline int __syncthreads_or(int value) { return cuda_on_cpu::Barrier("__syncthreads_or", value != 0) != 0; }
-inline void __syncwarp(unsigned mask = 0xFFFFFFFFu) { cuda_on_cpu::Exchange("__syncwarp", mask, 0); }
+inline int __syncthreads_count(int value) {
+  return cuda_on_cpu::Barrier("__syncthreads_count", value != 0);
+}
+inline int __syncthreads_or(int value) {
+  return cuda_on_cpu::Barrier("__syncthreads_or", value != 0) != 0;
+}
+inline void __syncwarp(unsigned mask = 0xFFFFFFFFu) {
+  cuda_on_cpu::Exchange("__syncwarp", mask, 0);
+}
 inline void __threadfence() { cuda_on_cpu::Tick(); }
 inline void __threadfence_block() { cuda_on_cpu::Tick(); }
 inline void __nanosleep(unsigned) { cuda_on_cpu::Yield(); }
@@ -29,21 +36,25 @@ T __shfl_sync(unsigned mask, T value, int lane, int width = 32) {
 }
 template <class T>
 T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32) {
-  return cuda_on_cpu::Shuffle("__shfl_up_sync", mask, value, int64_t{cuda_on_cpu::Lane()} - delta, width);
+  return cuda_on_cpu::Shuffle("__shfl_up_sync", mask, value, int64_t{cuda_on_cpu::Lane()} - delta,
+                              width);
 }
 template <class T>
 T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32) {
-  return cuda_on_cpu::Shuffle("__shfl_down_sync", mask, value, int64_t{cuda_on_cpu::Lane()} + delta, width);
+  return cuda_on_cpu::Shuffle("__shfl_down_sync", mask, value, int64_t{cuda_on_cpu::Lane()} + delta,
+                              width);
 }
 template <class T>
 T __shfl_xor_sync(unsigned mask, T value, int bits, int width = 32) {
-  return cuda_on_cpu::Shuffle("__shfl_xor_sync", mask, value, cuda_on_cpu::Lane() ^ static_cast<unsigned>(bits), width);
+  return cuda_on_cpu::Shuffle("__shfl_xor_sync", mask, value,
+                              cuda_on_cpu::Lane() ^ static_cast<unsigned>(bits), width);
 }
 
 inline unsigned __ballot_sync(unsigned mask, int value) {
   const uint64_t* seen = cuda_on_cpu::Exchange("__ballot_sync", mask, value != 0);
   unsigned lanes = 0;
-  for (unsigned lane = 0; lane < 32; ++lane) lanes |= (mask >> lane & 1) && seen[lane] ? 1u << lane : 0;
+  for (unsigned lane = 0; lane < 32; ++lane)
+    lanes |= (mask >> lane & 1) && seen[lane] ? 1u << lane : 0;
   return lanes;
 }
 inline int __any_sync(unsigned mask, int value) { return __ballot_sync(mask, value) != 0; }
@@ -53,7 +64,8 @@ unsigned __match_any_sync(unsigned mask, T value) {
   const uint64_t mine = cuda_on_cpu::Bits(value);
   const uint64_t* seen = cuda_on_cpu::Exchange("__match_any_sync", mask, mine);
   unsigned lanes = 0;
-  for (unsigned lane = 0; lane < 32; ++lane) lanes |= (mask >> lane & 1) && seen[lane] == mine ? 1u << lane : 0;
+  for (unsigned lane = 0; lane < 32; ++lane)
+    lanes |= (mask >> lane & 1) && seen[lane] == mine ? 1u << lane : 0;
   return lanes;
 }
 
@@ -62,8 +74,12 @@ inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __ffsll(long long x) { return __builtin_ffsll(x); }
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
-inline int __clzll(long long x) { return x == 0 ? 64 : __builtin_clzll(static_cast<unsigned long long>(x)); }
-inline unsigned __umulhi(unsigned x, unsigned y) { return static_cast<unsigned>(uint64_t{x} * y >> 32); }
+inline int __clzll(long long x) {
+  return x == 0 ? 64 : __builtin_clzll(static_cast<unsigned long long>(x));
+}
+inline unsigned __umulhi(unsigned x, unsigned y) {
+  return static_cast<unsigned>(uint64_t{x} * y >> 32);
+}
 inline unsigned long long __umul64hi(unsigned long long x, unsigned long long y) {
   return static_cast<unsigned long long>(static_cast<unsigned __int128>(x) * y >> 64);
 }
@@ -76,13 +92,21 @@ inline float __fmaf_rn(float x, float y, float z) { return std::fma(x, y, z); }
 inline float __fmul_rn(float x, float y) { return x * y; }
 inline float __fadd_rn(float x, float y) { return x + y; }
 template <class T>
-T __ldg(const T* at) { return *at; }
+T __ldg(const T* at) {
+  return *at;
+}
 template <class T>
-T __ldcg(const T* at) { return *at; }
+T __ldcg(const T* at) {
+  return *at;
+}
 template <class T>
-T __ldcs(const T* at) { return *at; }
+T __ldcs(const T* at) {
+  return *at;
+}
 template <class T>
-void __stcs(T* at, T value) { *at = value; }
+void __stcs(T* at, T value) {
+  *at = value;
+}
 inline int min(int x, int y) { return x < y ? x : y; }
 inline int max(int x, int y) { return x > y ? x : y; }
 inline unsigned min(unsigned x, unsigned y) { return x < y ? x : y; }
@@ -99,17 +123,29 @@ T Atomic(T* at, Change change) {
   return old;
 }
 
-#define CUDA_ATOMIC_BOUNDS(T)                                                                                    \
-  inline T atomicMin(T* at, T value) { return Atomic(at, [=](T old) { return old < value ? old : value; }); }    \
-  inline T atomicMax(T* at, T value) { return Atomic(at, [=](T old) { return old > value ? old : value; }); }
-#define CUDA_INTEGER_ATOMICS(T)                                                                                  \
-  CUDA_ATOMIC_BOUNDS(T)                                                                                          \
-  inline T atomicAdd(T* at, T value) { return Atomic(at, [=](T old) { return static_cast<T>(old + value); }); }  \
-  inline T atomicExch(T* at, T value) { return Atomic(at, [=](T) { return value; }); }                           \
-  inline T atomicAnd(T* at, T value) { return Atomic(at, [=](T old) { return static_cast<T>(old & value); }); }  \
-  inline T atomicOr(T* at, T value) { return Atomic(at, [=](T old) { return static_cast<T>(old | value); }); }   \
-  inline T atomicCAS(T* at, T expected, T value) {                                                               \
-    return Atomic(at, [=](T old) { return old == expected ? value : old; });                                     \
+#define CUDA_ATOMIC_BOUNDS(T)                                            \
+  inline T atomicMin(T* at, T value) {                                   \
+    return Atomic(at, [=](T old) { return old < value ? old : value; }); \
+  }                                                                      \
+  inline T atomicMax(T* at, T value) {                                   \
+    return Atomic(at, [=](T old) { return old > value ? old : value; }); \
+  }
+#define CUDA_INTEGER_ATOMICS(T)                                              \
+  CUDA_ATOMIC_BOUNDS(T)                                                      \
+  inline T atomicAdd(T* at, T value) {                                       \
+    return Atomic(at, [=](T old) { return static_cast<T>(old + value); });   \
+  }                                                                          \
+  inline T atomicExch(T* at, T value) {                                      \
+    return Atomic(at, [=](T) { return value; });                             \
+  }                                                                          \
+  inline T atomicAnd(T* at, T value) {                                       \
+    return Atomic(at, [=](T old) { return static_cast<T>(old & value); });   \
+  }                                                                          \
+  inline T atomicOr(T* at, T value) {                                        \
+    return Atomic(at, [=](T old) { return static_cast<T>(old | value); });   \
+  }                                                                          \
+  inline T atomicCAS(T* at, T expected, T value) {                           \
+    return Atomic(at, [=](T old) { return old == expected ? value : old; }); \
   }
 CUDA_INTEGER_ATOMICS(int)
 CUDA_INTEGER_ATOMICS(unsigned)
@@ -117,20 +153,28 @@ CUDA_INTEGER_ATOMICS(unsigned long long)
 CUDA_ATOMIC_BOUNDS(long long)
 #undef CUDA_INTEGER_ATOMICS
 #undef CUDA_ATOMIC_BOUNDS
-inline float atomicAdd(float* at, float value) { return Atomic(at, [=](float old) { return old + value; }); }
-inline double atomicAdd(double* at, double value) { return Atomic(at, [=](double old) { return old + value; }); }
-inline float atomicExch(float* at, float value) { return Atomic(at, [=](float) { return value; }); }
+inline float atomicAdd(float* at, float value) {
+  return Atomic(at, [=](float old) { return old + value; });
+}
+inline double atomicAdd(double* at, double value) {
+  return Atomic(at, [=](double old) { return old + value; });
+}
+inline float atomicExch(float* at, float value) {
+  return Atomic(at, [=](float) { return value; });
+}
 
 // float16 as bits; on the GPU an instruction each.
 inline float HalfToFloat(unsigned short half) {
   const unsigned sign = (half & 0x8000u) << 16, exponent = half >> 10 & 31, fraction = half & 0x3FF;
   if (exponent == 31) return __uint_as_float(sign | 0x7F800000u | fraction << 13);
   const float magnitude = exponent == 0 ? std::ldexp(static_cast<float>(fraction), -24)
-                                        : std::ldexp(static_cast<float>(fraction | 0x400), static_cast<int>(exponent) - 25);
+                                        : std::ldexp(static_cast<float>(fraction | 0x400),
+                                                     static_cast<int>(exponent) - 25);
   return __uint_as_float(sign | __float_as_uint(magnitude));
 }
 inline unsigned short FloatToHalf(float value) {
-  const unsigned bits = __float_as_uint(value), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7FFFFFFFu;
+  const unsigned bits = __float_as_uint(value), sign = bits >> 16 & 0x8000u,
+                 magnitude = bits & 0x7FFFFFFFu;
   if (magnitude > 0x7F800000u) return 0x7FFF;
   if (magnitude == 0) return static_cast<unsigned short>(sign);
   const float size = __uint_as_float(magnitude);

@@ -17,21 +17,25 @@ void Call(void (*kernel)(Parameters...), void** arguments, std::index_sequence<I
 
 // Null if all is well.
 template <class... Parameters>
-const char* Start(void (*kernel)(Parameters...), const Launch& launch, void** arguments, int given) {
+const char* Start(void (*kernel)(Parameters...), const Launch& launch, void** arguments,
+                  int given) {
   failure[0] = 0;
   current = nullptr;
   if (given != sizeof...(Parameters)) {
-    std::snprintf(failure, sizeof failure, "%d arguments for %zu parameters", given, sizeof...(Parameters));
+    std::snprintf(failure, sizeof failure, "%d arguments for %zu parameters", given,
+                  sizeof...(Parameters));
     return failure;
   }
   grid_size = {launch.blocks, 1, 1};
   block_size = {launch.threads, 1, 1};
   shared_memory.resize(launch.shared + 256);
-  dynamic_shared = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(shared_memory.data()) + 255) / 256 * 256);
+  dynamic_shared = reinterpret_cast<char*>(
+      (reinterpret_cast<uintptr_t>(shared_memory.data()) + 255) / 256 * 256);
   body = [&] { Call(kernel, arguments, std::index_sequence_for<Parameters...>()); };
   shuffled = launch.seed != 0;
   random_numbers.seed(launch.seed);
-  deadline = std::chrono::steady_clock::now() + std::chrono::microseconds(static_cast<int64_t>(launch.seconds * 1e6));
+  deadline = std::chrono::steady_clock::now() +
+             std::chrono::microseconds(static_cast<int64_t>(launch.seconds * 1e6));
   std::vector<unsigned> order(launch.blocks);
   for (unsigned b = 0; b < launch.blocks; ++b) order[b] = b;
   if (shuffled) std::shuffle(order.begin(), order.end(), random_numbers);

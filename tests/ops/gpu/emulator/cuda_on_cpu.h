@@ -1,10 +1,11 @@
 // Stands in for CUDA, so that g++ compiles kernels and a CPU runs them.
 //
-// Every thread of a block is a fibre. It runs until it waits: at a barrier, at a warp's exchange, or, if the order is shuffled,
-// at any atomic operation. Blocks run one after the other. With a seed, blocks and threads take their turns at random, some
-// warps far ahead of others, so that a kernel which counts on an order goes wrong. What could never go on is an error: a barrier
-// that some threads don't reach, lanes that wait with different masks, an access that isn't aligned, and more seconds than were
-// granted (seen by what waits or calls an atomic operation).
+// Every thread of a block is a fibre. It runs until it waits: at a barrier, at a warp's exchange,
+// or, if the order is shuffled, at any atomic operation. Blocks run one after the other. With a
+// seed, blocks and threads take their turns at random, some warps far ahead of others, so that a
+// kernel which counts on an order goes wrong. What could never go on is an error: a barrier that
+// some threads don't reach, lanes that wait with different masks, an access that isn't aligned, and
+// more seconds than were granted (seen by what waits or calls an atomic operation).
 #pragma once
 
 #include <csetjmp>
@@ -65,7 +66,7 @@ struct Thread {
   const char* waits = nullptr;  // the name of the operation
   unsigned mask = 0;
   uint64_t value = 0;
-  uint64_t seen[kWarp];         // what all lanes brought
+  uint64_t seen[kWarp];  // what all lanes brought
 };
 
 static dim3 block_index, block_size, grid_size;
@@ -94,8 +95,10 @@ static inline void Fail(const char* format, ...) {
 }
 
 // What g++ calls before an access whose address isn't a multiple of what its type needs.
-extern "C" __attribute__((visibility("hidden"))) void __ubsan_handle_type_mismatch_v1(void*, uintptr_t address) {
-  Fail("thread %u reads or writes at an address that is not aligned: %#zx", current == nullptr ? 0 : current->number, address);
+extern "C" __attribute__((visibility("hidden"))) void __ubsan_handle_type_mismatch_v1(
+    void*, uintptr_t address) {
+  Fail("thread %u reads or writes at an address that is not aligned: %#zx",
+       current == nullptr ? 0 : current->number, address);
 }
 
 static inline void Pause() {
@@ -129,7 +132,8 @@ static inline unsigned FirstOfWarp() { return current->number / kWarp * kWarp; }
 // What each lane of `mask` brings to the same operation; waits for all of them.
 static inline const uint64_t* Exchange(const char* name, unsigned mask, uint64_t value) {
   Tick();
-  if ((mask >> Lane() & 1) == 0) Fail("thread %u calls %s with mask %08x, which lacks itself", current->number, name, mask);
+  if ((mask >> Lane() & 1) == 0)
+    Fail("thread %u calls %s with mask %08x, which lacks itself", current->number, name, mask);
   current->waits = name;
   current->mask = mask;
   current->value = value;
@@ -139,10 +143,12 @@ static inline const uint64_t* Exchange(const char* name, unsigned mask, uint64_t
   for (unsigned lane = 0; lane < kWarp; ++lane) {
     if ((mask >> lane & 1) == 0) continue;
     if (first + lane >= threads.size() || threads[first + lane].state == kDone) {
-      Fail("thread %u calls %s with mask %08x, but lane %u is not there", current->number, name, mask, lane);
+      Fail("thread %u calls %s with mask %08x, but lane %u is not there", current->number, name,
+           mask, lane);
     }
     const Thread& other = threads[first + lane];
-    all = all && other.state == kAtExchange && other.mask == mask && std::strcmp(other.waits, name) == 0;
+    all = all && other.state == kAtExchange && other.mask == mask &&
+          std::strcmp(other.waits, name) == 0;
   }
   if (all) {
     for (unsigned to = 0; to < kWarp; ++to) {
@@ -168,7 +174,7 @@ static inline int Barrier(const char* name, bool value) {
   return static_cast<int>(current->seen[0]);
 }
 
-// ---- One block -------------------------------------------------------------------------------------------------------
+// ---- One block
 
 static inline void Run() {
   body();
@@ -202,7 +208,8 @@ static inline bool Release() {
   uint64_t count = 0;
   for (const Thread& thread : threads) {
     if (thread.state == kDone) continue;
-    if (thread.state != kAtBarrier || (name != nullptr && std::strcmp(name, thread.waits) != 0)) return false;
+    if (thread.state != kAtBarrier || (name != nullptr && std::strcmp(name, thread.waits) != 0))
+      return false;
     name = thread.waits;
     count += thread.value;
   }
@@ -219,7 +226,8 @@ static inline void ReportDeadlock() {
   int at = 0, told = 0;
   for (const Thread& thread : threads) {
     if (thread.state == kDone || at > 700 || told++ == 8) continue;
-    at += std::snprintf(text + at, sizeof text - at, " thread %u at %s (mask %08x);", thread.number, thread.waits, thread.mask);
+    at += std::snprintf(text + at, sizeof text - at, " thread %u at %s (mask %08x);", thread.number,
+                        thread.waits, thread.mask);
   }
   Fail("deadlock:%s of %zu threads", text, threads.size());
 }
@@ -248,12 +256,14 @@ static inline void RunBlock() {
   favourite = 0;
   for (unsigned t = static_cast<unsigned>(threads.size()); t-- > 0;) {
     threads[t].number = t;
-    threads[t].index = {t % block_size.x, t / block_size.x % block_size.y, t / block_size.x / block_size.y};
+    threads[t].index = {t % block_size.x, t / block_size.x % block_size.y,
+                        t / block_size.x / block_size.y};
     MakeReady(threads[t]);
   }
   // Nobody may count on what shared memory holds.
   std::memset(shared_memory.data(), 0xA5, shared_memory.size());
-  if (__start_cuda_shared != nullptr) std::memset(__start_cuda_shared, 0xA5, __stop_cuda_shared - __start_cuda_shared);
+  if (__start_cuda_shared != nullptr)
+    std::memset(__start_cuda_shared, 0xA5, __stop_cuda_shared - __start_cuda_shared);
   while (failure[0] == 0) {
     Thread* next = Next();
     if (next != nullptr) {
@@ -262,12 +272,13 @@ static inline void RunBlock() {
       break;
     }
   }
-  if (failure[0] == 0 && std::any_of(threads.begin(), threads.end(), [](const Thread& t) { return t.state != kDone; })) {
+  if (failure[0] == 0 && std::any_of(threads.begin(), threads.end(),
+                                     [](const Thread& t) { return t.state != kDone; })) {
     ReportDeadlock();
   }
 }
 
-// ---- CUDA's functions ------------------------------------------------------------------------------------------------
+// ---- CUDA's functions
 
 template <class T>
 uint64_t Bits(T value) {
@@ -289,7 +300,8 @@ T Shuffle(const char* name, unsigned mask, T value, int64_t source, int width) {
   const uint64_t* seen = Exchange(name, mask, Bits(value));
   const int64_t lane = Lane(), first = lane / width * width;
   if (source < first || source >= first + width) return value;
-  if ((mask >> source & 1) == 0) Fail("thread %u reads from lane %d, which mask %08x lacks", current->number, int(source), mask);
+  if ((mask >> source & 1) == 0)
+    Fail("thread %u reads from lane %d, which mask %08x lacks", current->number, int(source), mask);
   return Of<T>(seen[source]);
 }
 

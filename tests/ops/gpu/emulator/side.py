@@ -1,4 +1,7 @@
-"""The binding to TensorFlow with kernels that run on the emulator: all of a GPU's side but the pointers and the streams."""
+"""The binding to TensorFlow with kernels that run on the emulator: all of a GPU's side but the
+pointers and the streams.
+"""
+
 from __future__ import annotations
 
 from typing import Any
@@ -13,7 +16,8 @@ class EmulatedGpu(sides.Gpu):
     Args:
         seed: of the order in which threads take turns.
     """
-    placed, kind = None, ''
+
+    placed, kind = None, ""
 
     def __init__(self, seed: int = 0):
         self._begin(EmulatedDevice(seed))
