@@ -24,7 +24,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import tensorflow.compat.v1 as tf
 
 from collective import CollectiveStrategy
-from collective.ranks import meeting
+from collective.coordination import barrier
 
 DIM = 32
 
@@ -55,7 +55,7 @@ def main() -> None:
     rows = given.megabytes * 10**6 // (2 * DIM * 4)
     total = 2 * rows * DIM * 4
     made = tempfile.mkdtemp(dir=given.folder) if rank == 0 else ""
-    folder = meeting.exchange(None, "a folder", {"path": os.path.abspath(made)})[0]["path"]
+    folder = barrier.exchange(None, "a folder", {"path": os.path.abspath(made)})[0]["path"]
     times: dict[str, list[float]] = {"save": [], "restore": [], "dd write": [], "dd read": []}
     try:
         with strategy.scope(), tf.Graph().as_default():
@@ -91,7 +91,7 @@ def main() -> None:
                             seconds(lambda: dd(f"if={folder}/dd", "of=/dev/null"))
                         )
                         os.remove(f"{folder}/dd")
-                    meeting.exchange(session, "the next round", {})
+                    barrier.exchange(session, "the next round", {})
     finally:
         if rank == 0:
             shutil.rmtree(folder)

@@ -1,4 +1,4 @@
-"""What the compiled operations of an exchange cost (collective.ops.bags), beside plain TensorFlow
+"""What the compiled operations of an exchange cost (collective.ops.embedding_bag), beside plain TensorFlow
 doing one rank's part.
 
     python benchmarks/exchange_ops.py [--dims 16 128] [--ids one many] [--pooling asker owner]
@@ -35,7 +35,7 @@ os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 import numpy as np  # noqa: E402
 import tensorflow.compat.v1 as tf  # noqa: E402
 
-from collective.ops import bags  # noqa: E402
+from collective.ops import embedding_bag  # noqa: E402
 
 SIZES = [
     1460,
@@ -161,10 +161,11 @@ def exchange(
 ) -> dict[str, np.ndarray]:
     """{kind of operation: [runs] ms} of rank 0."""
     count = len(workload.rows)
-    sections = [bags.Section(t, dim, pooled=by_owner) for t in range(count)]
-    kinds = [bags.STATIC] * count
+    sections = [embedding_bag.Section(t, dim, pooled=by_owner) for t in range(count)]
+    kinds = [embedding_bag.STATIC] * count
     members = [
-        bags.Member(t, dim, bags.SUM if many or by_owner else bags.ROWS) for t in range(count)
+        embedding_bag.Member(t, dim, embedding_bag.SUM if many or by_owner else embedding_bag.ROWS)
+        for t in range(count)
     ]
     with tf.Graph().as_default(), session() as running:
         ids, samples = [[inputs(count) for _ in range(RANKS)] for _ in range(2)]
@@ -181,9 +182,9 @@ def exchange(
         asked, wanted = [], []
         for rank in range(RANKS):
             with tf.name_scope(f"rank{rank}"):
-                wanted.append(bags.bounds(ids[rank]))
+                wanted.append(embedding_bag.bounds(ids[rank]))
                 asked.append(
-                    bags.ask(
+                    embedding_bag.ask(
                         ids[rank],
                         samples[rank] if by_owner else [],
                         [],
@@ -199,9 +200,9 @@ def exchange(
             message = tf.concat([part[rank] for part in parts], 0)
             splits = tf.stack([a.splits[rank] for a in asked])
             with tf.name_scope(f"rank{rank}"):
-                heard = bags.hear(message, splits, sections, kinds, RANKS)
+                heard = embedding_bag.hear(message, splits, sections, kinds, RANKS)
                 handles = [table.handle for table in tables[rank]]
-                flat = bags.gather(
+                flat = embedding_bag.gather(
                     handles,
                     heard.keys,
                     message,
@@ -217,8 +218,11 @@ def exchange(
             received = tf.concat([flat[rank] for flat in flats], 0)
             with tf.name_scope(f"rank{rank}"):
                 if by_owner:
-                    scaled = [bags.Member(t, dim, bags.SUM, weighted=True) for t in range(count)]
-                    outputs = bags.pool(
+                    scaled = [
+                        embedding_bag.Member(t, dim, embedding_bag.SUM, weighted=True)
+                        for t in range(count)
+                    ]
+                    outputs = embedding_bag.pool(
                         received,
                         asked[rank].positions,
                         asked[rank].samples,
@@ -226,11 +230,11 @@ def exchange(
                         scaled,
                     )
                 else:
-                    outputs = bags.pool(
+                    outputs = embedding_bag.pool(
                         received, asked[rank].positions, samples[rank] if many else [], [], members
                     )
             losses.append(loss_of(outputs, dim))
-        with bags.scaled(1 / RANKS):
+        with embedding_bag.scaled(1 / RANKS):
             gradients = tf.gradients(losses, [handle for rank in tables for handle in rank])
         mine = [g for g in gradients[:count]]
         with tf.name_scope("rank0"):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collective.errors import RankError, ReplicaError, TableError
     from collective.group_embedding import group_embedding_lookup, group_embedding_lookup_sparse
     from collective.strategy import CollectiveStrategy
-    from collective.tables.dynamic import DynamicTable
+    from collective.tables.dynamic_table import DynamicTable
     from collective.tables.table import Table
 
 __all__ = [
@@ -40,7 +40,7 @@ __all__ = [
 __version__ = "0.1.0"
 _MODULES = {
     "CollectiveStrategy": "strategy",
-    "DynamicTable": "tables.dynamic",
+    "DynamicTable": "tables.dynamic_table",
     "RankError": "errors",
     "ReplicaError": "errors",
     "Table": "tables.table",

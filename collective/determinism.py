@@ -3,7 +3,7 @@ bits.
 
 TensorFlow can be told that an operation must give the same for the same inputs: the kernels that it
 starts from then on add in one order, and tf.data delivers in one order. The same mark
-(`collective.ops.communication.in_order`) makes sums over ranks add in the order of the ranks. What
+(`collective.ops.collectives.in_order`) makes sums over ranks add in the order of the ranks. What
 else is added here has one order anyway: a row's gradients come in the order of the ranks and of
 their keys, and one thread adds them up.
 """

@@ -7,7 +7,8 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import communication, gate
+from collective.ops import collectives, gate
+from collective.scope import SCOPES
 from collective.tables.table import Table
 
 
@@ -33,7 +34,7 @@ def get_embedding_variable(
         name: the variable's, in the variable scope that is open; with reuse, the one that is there.
         embedding_dim: D.
         key_dtype: tf.int64, tf.int32 or tf.string: what is looked up. Keys of any integer type are
-            the same keys; strings become keys by `collective.ops.keys.of_strings`.
+            the same keys; strings become keys by `collective.ops.key_hashing.of_strings`.
         value_dtype: a floating-point type.
         initializer: fills a row: TensorFlow's zeros, ones, constant (one number, or one row of D),
             uniform, normal, truncated normal, or variance scaling by fan_out. Default: truncated
@@ -44,7 +45,7 @@ def get_embedding_variable(
             which a warning says.
 
     Returns:
-        A `collective.tables.dynamic.DynamicTable`.
+        A `collective.tables.dynamic_table.DynamicTable`.
 
     Raises:
         ValueError: outside strategy.scope(); an initializer or a type that isn't one of those
@@ -89,9 +90,7 @@ def warn_of_option(what: str) -> None:
 
 def check_scope(what: str) -> None:
     """Raises ValueError outside of strategy.scope()."""
-    from collective.strategy import _SCOPES  # which imports what calls this
-
-    if not _SCOPES.options():
+    if not SCOPES.is_open:
         raise ValueError(
             f"{what} makes a dynamic table, which needs strategy.scope(): "
             "with strategy.scope(), tf.Graph().as_default(): …"
@@ -104,7 +103,7 @@ def embedding_sizes() -> dict[str, tf.Tensor]:
     Every rank runs them together, like a training step; it isn't one. A dynamic table's are those
     of some moment of the run.
     """
-    ranks = communication.size()
+    ranks = collectives.size()
     tables = sorted(
         (v for v in tf.global_variables() if isinstance(v, Table)),
         key=lambda table: str(table.op.name),
@@ -121,7 +120,7 @@ def embedding_sizes() -> dict[str, tf.Tensor]:
         mine = tf.stack([table.count() for table in dynamic])
         if ranks > 1:
             zero = gate.gates_of(tf.get_default_graph()).beside([mine]).zero
-            mine = communication.allgather(mine, communication.unique_name("embedding_sizes"), zero)
+            mine = collectives.allgather(mine, collectives.unique_name("embedding_sizes"), zero)
         all_ = tf.reshape(mine, [ranks, len(dynamic)])
         sizes.update({table.op.name: all_[:, i] for i, table in enumerate(dynamic)})
     return {table.op.name: sizes[table.op.name] for table in tables}

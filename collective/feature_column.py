@@ -14,7 +14,7 @@ from tensorflow.python.feature_column import feature_column as v1
 from tensorflow.python.feature_column import feature_column_v2 as v2
 
 from collective.embedding_variable import check_scope, warn_of_option
-from collective.ops import keys
+from collective.ops import key_hashing
 
 
 @contextlib.contextmanager
@@ -41,7 +41,7 @@ def categorical_column_with_embedding(
     Inside strategy.scope() the embedding is a dynamic table, whether in embedding_scope() or not.
     Any int64 is a key, also -1 in a dense tensor, which other columns take for a missing value. Of
     strings '' is missing, as in TensorFlow's columns; they become keys by
-    `collective.ops.keys.of_strings`. `tf.feature_column.weighted_categorical_column` takes it, too;
+    `collective.ops.key_hashing.of_strings`. `tf.feature_column.weighted_categorical_column` takes it, too;
     indicator and crossed columns need a number of buckets and don't.
 
     Args:
@@ -117,7 +117,7 @@ class EmbeddingCategoricalColumn(
                 places, tf.gather_nd(given, places), tf.shape(given, out_type=tf.int64)
             )
         values = (
-            keys.of_strings(given.values)
+            key_hashing.of_strings(given.values)
             if given.dtype == tf.string
             else tf.cast(given.values, tf.int64)
         )

@@ -1,21 +1,33 @@
-"""The options of scope() and embedding_scope(): which values they may have, and what other
-libraries' become.
+"""Holds the options of scope(), embedding_scope() and estimator(): types, defaults and checks.
+
+An options object is checked when it is made. `INHERIT` stands for an option that wasn't given: it
+is then what it is in the scope around.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import warnings
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, get_args
 
-from collective import accumulation, comparing
-from collective.profiling import profiler
+# The default of every parameter of scope() and embedding_scope().
+INHERIT: Any = type("Inherit", (), {"__repr__": lambda self: "<inherited>"})()
 
-# Tuning that scripts pass to other libraries: accepted, and said to be without effect.
-# HybridBackend registers emb_backend, emb_num_groups, comm_…, grad_lazy_sync and so on with its
-# context; SparseOperationKit takes the rest in its layers.
+GradientReduction = Literal["mean", "sum"]
+MissingSlots = Literal["error", "fresh"]
+PlanOutput = Literal["print", "quiet"]
+DenseCompression = Literal["none", "fp16", "bf16"]
+# A `tf.DType` goes, too: it is equal to its name.
+WireType = Literal["float32", "float16", "bfloat16"]
+
+# After how many training runs scope(check=True) compares replicas.
+USUAL_CHECK = 100
+
+# Tuning that scripts pass to other libraries. HybridBackend registers emb_backend, emb_num_groups,
+# comm_…, grad_lazy_sync and so on with its context; SparseOperationKit takes the rest in its layers.
 FOREIGN_PREFIXES = ("emb_", "comm_", "grad_", "data_")
-FOREIGN: frozenset[str] = frozenset(
+FOREIGN = frozenset(
     {
         "sharding",
         "use_hierarchical_embedding_lookup",
@@ -40,58 +52,131 @@ FOREIGN: frozenset[str] = frozenset(
     }
 )
 
-# The values of options, the default first.
-DTYPES = (None, "float32", "float16", "bfloat16")
-CHOICES: dict[str, tuple[Any, ...]] = {
-    "embedding_gradients": ("mean", "sum"),
-    "missing_slots": ("error", "fresh"),
-    "grouping": (True, False),
-    "wire_dtype": DTYPES,
-    "gradient_wire_dtype": DTYPES,
-    "plan": ("print", "quiet"),
-    "dense_compression": ("none", "fp16", "bf16"),
-    "prefetch_keys": (False, True),
-    "deterministic": (False, True),
-}
 
+@dataclasses.dataclass(frozen=True)
+class ScopeOptions:
+    """Holds the options of scope(); `CollectiveStrategy.scope` documents each.
 
-def check(options: Mapping[str, Any]) -> None:
-    """Raises ValueError for values of scope()'s options that are none, and OSError where the
-    profile's folder can't be made.
+    Raises:
+        ValueError: an option has a value that it can't have.
     """
-    for name, values in CHOICES.items():
-        if options.get(name, values[0]) not in values:
+
+    embedding_gradients: GradientReduction = "mean"
+    missing_slots: MissingSlots = "error"
+    grouping: bool = True
+    wire_dtype: WireType | None = None
+    gradient_wire_dtype: WireType | None = None
+    plan: PlanOutput = "print"
+    profile: str | os.PathLike[str] | None = None
+    profile_steps: tuple[int, int] = (11, 20)
+    profile_every: int = 0
+    local_steps: int = 1
+    dense_compression: DenseCompression = "none"
+    prefetch_keys: bool = False
+    check: bool | int = False
+    deterministic: bool = False
+
+    def __post_init__(self) -> None:
+        self._is_one_of("embedding_gradients", *get_args(GradientReduction))
+        self._is_one_of("missing_slots", *get_args(MissingSlots))
+        self._is_one_of("grouping", True, False)
+        self._is_one_of("wire_dtype", None, *get_args(WireType))
+        self._is_one_of("gradient_wire_dtype", None, *get_args(WireType))
+        self._is_one_of("plan", *get_args(PlanOutput))
+        self._is_one_of("dense_compression", *get_args(DenseCompression))
+        self._is_one_of("prefetch_keys", False, True)
+        self._is_one_of("deterministic", False, True)
+        folder, steps = self.profile, self.profile_steps
+        if folder is not None and not (
+            isinstance(folder, (str, os.PathLike)) and os.fspath(folder)
+        ):
+            raise ValueError(f"scope(profile=…) is a folder or None, not {folder!r}.")
+        is_pair = isinstance(steps, (tuple, list)) and len(steps) == 2
+        if not (is_pair and all(map(_is_whole, steps)) and 1 <= steps[0] <= steps[1]):
             raise ValueError(
-                f"scope({name}=…) is {' or '.join(map(repr, values))}, not {options[name]!r}."
+                "scope(profile_steps=…) is (first, last), two numbers of training steps with "
+                f"1 <= first <= last, not {steps!r}."
             )
-    profiler.check(options)
-    accumulation.check(options)
-    comparing.check(options)
+        if not (_is_whole(self.profile_every) and self.profile_every >= 0):
+            raise ValueError(
+                "scope(profile_every=…) is a number of training steps, 0 for none, not "
+                f"{self.profile_every!r}."
+            )
+        if not (_is_whole(self.local_steps) and self.local_steps >= 1):
+            raise ValueError(
+                f"scope(local_steps=…) is a whole number from 1, not {self.local_steps!r}."
+            )
+        if not isinstance(self.check, int) or self.check < 0:
+            raise ValueError(
+                f"scope(check=…) is True, False or a number of training runs, not {self.check!r}."
+            )
+
+    def _is_one_of(self, name: str, *values: Any) -> None:
+        given = getattr(self, name)
+        if given not in values:
+            listed = " or ".join(map(repr, values))
+            raise ValueError(f"scope({name}=…) is {listed}, not {given!r}.")
+
+    @property
+    def runs_between_checks(self) -> int:
+        """After how many training runs replicas are compared; 0 for never."""
+        return USUAL_CHECK if self.check is True else int(self.check)
 
 
-def check_rows(options: Mapping[str, Any]) -> None:
-    """Raises ValueError for embedding_scope(min_rows=…) that isn't a number of rows."""
-    rows = options.get("min_rows", 0)
-    if isinstance(rows, bool) or not isinstance(rows, int) or rows < 0:
-        raise ValueError(f"embedding_scope(min_rows=…) is a whole number from 0, not {rows!r}.")
+@dataclasses.dataclass(frozen=True)
+class EmbeddingOptions:
+    """Holds the options of embedding_scope().
+
+    Attributes:
+        min_rows: variables of fewer rows are no tables.
+
+    Raises:
+        ValueError: an option has a value that it can't have.
+    """
+
+    min_rows: int = 0
+
+    def __post_init__(self) -> None:
+        if not (_is_whole(self.min_rows) and self.min_rows >= 0):
+            raise ValueError(
+                f"embedding_scope(min_rows=…) is a whole number from 0, not {self.min_rows!r}."
+            )
 
 
-def known(what: str, options: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
-    """The options of ours; one warning for those of other libraries."""
-    foreign = sorted(
-        o for o in options if o not in known and (o in FOREIGN or o.startswith(FOREIGN_PREFIXES))
-    )
-    unknown = sorted(o for o in options if o not in known and o not in foreign)
+def given(**options: Any) -> dict[str, Any]:
+    """Returns the options that were given, without those that are inherited."""
+    return {name: value for name, value in options.items() if value is not INHERIT}
+
+
+def tolerate_foreign(method: str, known: list[str], others: dict[str, Any]) -> None:
+    """Warns of options that tune other libraries, and refuses unknown ones.
+
+    Args:
+        method: the method's name, for messages.
+        known: its own options.
+        others: what it was given beside them.
+
+    Raises:
+        TypeError: an option is neither the method's nor known to be another library's.
+    """
+    foreign = sorted(o for o in others if o in FOREIGN or o.startswith(FOREIGN_PREFIXES))
+    unknown = sorted(set(others) - set(foreign))
     if unknown:
         raise TypeError(
-            f"{what}() has no option {', '.join(unknown)}. Its options: "
-            f"{', '.join(known) or 'none'}."
+            f"{method}() has no option {', '.join(unknown)}. Its options: {', '.join(known)}."
         )
     if foreign:
         warnings.warn(
-            f"{what}(): {', '.join(foreign)} tunes another library and has no effect "
-            f"here; leave it out to silence "
-            "this.",
+            f"{method}(): {', '.join(foreign)} tunes another library and has no effect here; leave "
+            "it out to silence this.",
             stacklevel=3,
         )
-    return {o: v for o, v in options.items() if o in known}
+
+
+def names(options: type) -> list[str]:
+    """Returns the names of the options that an options class has."""
+    return [field.name for field in dataclasses.fields(options)]
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

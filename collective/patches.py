@@ -1,21 +1,18 @@
-"""Everything in TensorFlow that scope() replaces, because TensorFlow has no extension point there.
-All of it is listed here.
+"""Lists everything that scope() replaces in TensorFlow, Keras and Horovod, and why.
 
-Entering the outermost scope() puts the replacements in place, leaving it puts the originals back.
+There is no extension point for these. `collective.patching` applies the list when the first scope()
+opens, and restores the originals when the last one closes. To find a row, search for the name of
+what it replaces.
 """
 
 from __future__ import annotations
-
-import functools
-import logging
-from typing import Any, Callable
 
 import horovod.tensorflow as hvd
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 from horovod.tensorflow import functions as hvd_functions
+from horovod.tensorflow import gradient_aggregation as hvd_aggregation
 from horovod.tensorflow import mpi_ops
-from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from keras.src.layers.core import embedding
 from keras.src.layers.normalization import batch_normalization
 from keras.src.optimizers import optimizer as keras_optimizer
@@ -36,11 +33,16 @@ from tensorflow.python.ops import resource_variable_ops as resources
 from tensorflow.python.saved_model import builder_impl
 from tensorflow.python.summary.writer import writer as writer_lib
 from tensorflow.python.training import (
+    adagrad,
+    adam,
     basic_session_run_hooks,
     checkpoint_utils,
+    ftrl,
+    gradient_descent,
+    momentum,
     monitored_session,
-    moving_averages,
     optimizer,
+    rmsprop,
     session_manager,
     slot_creator,
     supervisor,
@@ -48,370 +50,541 @@ from tensorflow.python.training import (
     training_util,
     warm_starting_util,
 )
+from tensorflow.python.training import moving_averages as averages_lib
 from tensorflow.python.training import saver as saver_lib
 from tensorflow_estimator.python.estimator import estimator as estimator_lib
 
-from collective import (
-    accumulation,
-    alike,
-    averages,
-    clipping,
-    control_flow,
-    feature_column,
-    foreign,
-    gradients,
-    keras,
-    metrics,
-    strategies,
-    watching,
-)
+from collective import feature_column, hooks, rank0_output
 from collective.checkpoint import restoring, saver, saving, warm_start
-from collective.ops import communication
-from collective.ops.exchange import Wire
-from collective.prefetch import choice as prefetch
-from collective.profiling import profiler
-from collective.ranks import clock, sessions
+from collective.compat import horovod, keras
+from collective.coordination import session_runs
+from collective.estimator import refusal
+from collective.gradients import clipping, reduction
+from collective.ops import control_flow
+from collective.patching import Patch, ReplacedValue
+from collective.replication import assignments, metrics, moving_averages
 from collective.serving import export
-from collective.tables import room, rules, updates
-from collective.tables.creation import is_dynamic, table_getter
-from collective.tables.grouping import lookups_of
+from collective.tables import fused_updates, optimizer_slots, variable_getter
 from collective.tables.table import Sharded
 
-# (owner, attribute, f(original, *args, **kwargs))
-Replacement = tuple[Any, str, Callable[..., Any]]
+# Which variables become tables.
+OPEN_ENDED = "An indicator of an open-ended column would need its number of keys."
+VARIABLES = (
+    Patch(
+        variable_scope.VariableScope,
+        "VariableScope.get_variable",
+        variable_getter.get_variable,
+        "A getter in the open scope misses scope objects that were captured before, and other graphs.",
+    ),
+    Patch(
+        embedding.Embedding,
+        "tf.keras.layers.Embedding.add_weight",
+        keras.add_weight,
+        "Keras makes weights without tf.get_variable.",
+    ),
+    Patch(
+        feature_column_v2,
+        "feature_column_v2.indicator_column",
+        feature_column.indicator_column,
+        OPEN_ENDED,
+    ),
+    Patch(
+        tf.feature_column,
+        "tf.feature_column.indicator_column",
+        feature_column.indicator_column,
+        OPEN_ENDED,
+    ),
+    Patch(
+        tf2.feature_column,
+        "tf2.feature_column.indicator_column",
+        feature_column.indicator_column,
+        OPEN_ENDED,
+    ),
+)
 
+# Gradients are reduced where they are taken, and applied to the shard.
+TRAINS_NOTHING = (
+    "Keras's new optimizers train nothing in a graph of TensorFlow 1, and say nothing of it."
+)
+GRADIENTS = (
+    Patch(
+        gradients_util,
+        "gradients_util._GradientsHelper",
+        hooks.take_gradients,
+        "Every tf.gradients and compute_gradients ends there.",
+    ),
+    Patch(
+        backprop.GradientTape,
+        "tf.GradientTape.gradient",
+        hooks.take_taped_gradients,
+        "A tape computes gradients by itself.",
+    ),
+    Patch(
+        optimizer.Optimizer,
+        "tf.train.Optimizer.apply_gradients",
+        reduction.apply_to_shards,
+        "Slots and updates are those of the shard.",
+    ),
+    Patch(
+        optimizer_v2.OptimizerV2,
+        "tf.keras.optimizers.legacy.Optimizer.apply_gradients",
+        keras.apply_gradients,
+        "Keras's legacy optimizers make slots by methods of their own.",
+    ),
+    Patch(
+        keras_optimizer._BaseOptimizer,
+        "tf.keras.optimizers.Optimizer.compute_gradients",
+        keras.trains_nothing,
+        TRAINS_NOTHING,
+    ),
+    Patch(
+        keras_optimizer._BaseOptimizer,
+        "tf.keras.optimizers.Optimizer.apply_gradients",
+        keras.trains_nothing,
+        TRAINS_NOTHING,
+    ),
+    Patch(
+        sync_replicas_optimizer.SyncReplicasOptimizer,
+        "tf.train.SyncReplicasOptimizer.apply_gradients",
+        horovod.sync_replicas,
+        "It waits for workers that there are none of.",
+    ),
+)
 
-class Patches:
-    """Puts the replacements in place and takes them away again; holds what they need to know of the
-    strategy.
-    """
+# Norms over tables count every rank's shard once.
+ONE_SHARD = "It would see this rank's shard only."
+CLIPPING = (
+    Patch(clip_ops, "clip_ops.global_norm", clipping.global_norm, ONE_SHARD),
+    Patch(tf, "tf.global_norm", clipping.global_norm, ONE_SHARD),
+    Patch(tf.linalg, "tf.linalg.global_norm", clipping.global_norm, ONE_SHARD),
+    Patch(tf2.linalg, "tf2.linalg.global_norm", clipping.global_norm, ONE_SHARD),
+    Patch(clip_ops, "clip_ops.clip_by_norm", clipping.clip_by_norm, ONE_SHARD),
+    Patch(tf, "tf.clip_by_norm", clipping.clip_by_norm, ONE_SHARD),
+    Patch(tf2, "tf2.clip_by_norm", clipping.clip_by_norm, ONE_SHARD),
+    Patch(clip_ops, "clip_ops.clip_by_value", clipping.clip_by_value, ONE_SHARD),
+    Patch(tf, "tf.clip_by_value", clipping.clip_by_value, ONE_SHARD),
+    Patch(tf2, "tf2.clip_by_value", clipping.clip_by_value, ONE_SHARD),
+    Patch(clip_ops, "clip_ops.clip_by_average_norm", clipping.clip_by_average_norm, ONE_SHARD),
+    Patch(tf, "tf.clip_by_average_norm", clipping.clip_by_average_norm, ONE_SHARD),
+)
 
-    def __init__(
-        self, embedding: Callable[[], dict[str, Any] | None], option: Callable[[str], Any]
-    ):
-        self._embedding, self._option = embedding, option
-        self._undo: list[Callable[[], None]] = []
+# Slots and sparse updates of tables.
+ONE_UPDATE = "Kernels update all tables in one operation."
+OPTIMIZERS = (
+    Patch(
+        slot_creator,
+        "slot_creator._create_slot_var",
+        optimizer_slots.create_slot_var,
+        "A dynamic table's slots are as open-ended as the table.",
+    ),
+    Patch(
+        optimizer,
+        "optimizer._get_processor",
+        optimizer_slots.get_processor,
+        "Nothing goes over all rows that a dynamic table could have.",
+    ),
+    Patch(
+        optimizer,
+        "optimizer._deduplicate_indexed_slices",
+        reduction.deduplicated,
+        "An exchange's gradient names each row once already.",
+    ),
+    Patch(
+        gradient_descent.GradientDescentOptimizer,
+        "tf.train.GradientDescentOptimizer._resource_apply_sparse_duplicate_indices",
+        fused_updates.gradient_descent_update,
+        ONE_UPDATE,
+    ),
+    Patch(
+        momentum.MomentumOptimizer,
+        "tf.train.MomentumOptimizer._resource_apply_sparse",
+        fused_updates.momentum_update,
+        ONE_UPDATE,
+    ),
+    Patch(
+        adagrad.AdagradOptimizer,
+        "tf.train.AdagradOptimizer._resource_apply_sparse",
+        fused_updates.adagrad_update,
+        ONE_UPDATE,
+    ),
+    Patch(
+        adam.AdamOptimizer,
+        "tf.train.AdamOptimizer._apply_sparse_shared",
+        fused_updates.adam_update,
+        ONE_UPDATE,
+    ),
+    Patch(
+        ftrl.FtrlOptimizer,
+        "tf.train.FtrlOptimizer._resource_apply_sparse",
+        fused_updates.ftrl_update,
+        ONE_UPDATE,
+    ),
+    Patch(
+        rmsprop.RMSPropOptimizer,
+        "tf.train.RMSPropOptimizer._resource_apply_sparse",
+        fused_updates.rmsprop_update,
+        ONE_UPDATE,
+    ),
+)
 
-    def apply(self) -> None:
-        self._undo.append(profiler.finish)
-        try:
-            for owner, attribute, replacement in self._replacements():
-                self._put(owner, attribute, replacement)
-            # Hooks that act every so many seconds do so at the same step on every rank.
-            self._put_value(basic_session_run_hooks, "time", clock.Clock())
-            if communication.rank() > 0:
-                self._put_value(writer_lib, "EventFileWriter", NoEvents)
-                logger, quiet = tf.get_logger(), _Quiet()
-                logger.addFilter(quiet)
-                self._undo.append(lambda: logger.removeFilter(quiet))
-        except BaseException:
-            self.restore()
-            raise
+# What a script does with Horovod. These are functions that Horovod looks up as it needs them: a script may have
+# made a wrapper, or imported its functions, before.
+REDUCED_TWICE = "Gradients would be reduced once more."
+REDUCED_IN_KERAS = "Horovod's Keras wrapper reduces in it."
+NO_ADASUM = "Adasum of gradients that are reduced already is no Adasum."
+SHARDS_OF_RANK_0 = "A broadcast would give all ranks rank 0's shards."
+BEHIND_AGREEMENT = "A script's own collective must wait for the ranks' agreement, too."
+HOROVOD = (
+    Patch(hvd, "hvd._allreduce_cond", horovod.allreduce, REDUCED_TWICE),
+    Patch(hvd, "hvd._grouped_allreduce_cond", horovod.allreduce, REDUCED_TWICE),
+    Patch(
+        hvd._DistributedOptimizer,
+        "hvd.DistributedOptimizer.compute_gradients",
+        horovod.compute_gradients,
+        REDUCED_TWICE,
+    ),
+    Patch(
+        optimizer_v2.OptimizerV2,
+        "tf.keras.optimizers.legacy.Optimizer.get_gradients",
+        horovod.compute_gradients,
+        REDUCED_IN_KERAS,
+    ),
+    Patch(
+        optimizer_v2.OptimizerV2,
+        "tf.keras.optimizers.legacy.Optimizer._compute_gradients",
+        horovod.compute_gradients,
+        REDUCED_IN_KERAS,
+    ),
+    Patch(
+        hvd._DistributedAdasumOptimizer,
+        "hvd._DistributedAdasumOptimizer.compute_gradients",
+        horovod.adasum,
+        NO_ADASUM,
+    ),
+    Patch(
+        hvd._DistributedAdasumOptimizer,
+        "hvd._DistributedAdasumOptimizer.apply_gradients",
+        horovod.adasum,
+        NO_ADASUM,
+    ),
+    Patch(
+        hvd_aggregation.LocalGradientAggregationHelper,
+        "hvd_aggregation.LocalGradientAggregationHelper.compute_gradients",
+        horovod.aggregate,
+        "It sums gradients over batches before it reduces them.",
+    ),
+    Patch(
+        hvd_functions,
+        "hvd_functions._make_broadcast_group_fn",
+        horovod.broadcast_group,
+        SHARDS_OF_RANK_0,
+    ),
+    Patch(
+        hvd_functions,
+        "hvd_functions._make_inplace_broadcast_group_fn",
+        horovod.broadcast_groups,
+        SHARDS_OF_RANK_0,
+    ),
+    Patch(
+        mpi_ops.MPI_LIB, "mpi_ops.MPI_LIB.horovod_allreduce", horovod.behind_gate, BEHIND_AGREEMENT
+    ),
+    Patch(
+        mpi_ops.MPI_LIB,
+        "mpi_ops.MPI_LIB.horovod_grouped_allreduce",
+        horovod.behind_gate,
+        BEHIND_AGREEMENT,
+    ),
+    Patch(
+        mpi_ops.MPI_LIB, "mpi_ops.MPI_LIB.horovod_allgather", horovod.behind_gate, BEHIND_AGREEMENT
+    ),
+    Patch(
+        mpi_ops.MPI_LIB,
+        "mpi_ops.MPI_LIB.horovod_grouped_allgather",
+        horovod.behind_gate,
+        BEHIND_AGREEMENT,
+    ),
+    Patch(
+        mpi_ops.MPI_LIB, "mpi_ops.MPI_LIB.horovod_broadcast", horovod.behind_gate, BEHIND_AGREEMENT
+    ),
+    Patch(
+        mpi_ops.MPI_LIB, "mpi_ops.MPI_LIB.horovod_alltoall", horovod.behind_gate, BEHIND_AGREEMENT
+    ),
+    Patch(
+        mpi_ops.MPI_LIB,
+        "mpi_ops.MPI_LIB.horovod_reducescatter",
+        horovod.behind_gate,
+        BEHIND_AGREEMENT,
+    ),
+    Patch(
+        mpi_ops.MPI_LIB,
+        "mpi_ops.MPI_LIB.horovod_grouped_reducescatter",
+        horovod.behind_gate,
+        BEHIND_AGREEMENT,
+    ),
+)
 
-    def restore(self) -> None:
-        while self._undo:
-            self._undo.pop()()
+# Replicated variables stay equal.
+OF_ALL_RANKS = "Averages and statistics must be of what all ranks see."
+NOT_LATER = "Nothing can be put in front of an assignment in a branch or a function later."
+WHOLE_VALUE = "A whole value is assigned, of which each rank takes its rows."
+ALL_RECORDS = "The value of a metric is that of all ranks' records."
+REPLICATION = (
+    Patch(
+        averages_lib,
+        "averages_lib.assign_moving_average",
+        moving_averages.assign_moving_average,
+        OF_ALL_RANKS,
+    ),
+    Patch(
+        tf2.__internal__.train,
+        "tf2.__internal__.train.assign_moving_average",
+        moving_averages.assign_moving_average,
+        OF_ALL_RANKS,
+    ),
+    Patch(
+        averages_lib.ExponentialMovingAverage,
+        "tf.train.ExponentialMovingAverage.apply",
+        moving_averages.apply_average,
+        "A table's average is sharded as the table is.",
+    ),
+    Patch(
+        batch_normalization.BatchNormalizationBase,
+        "BatchNormalizationBase._assign_moving_average",
+        moving_averages.of_layer,
+        OF_ALL_RANKS,
+    ),
+    Patch(
+        batch_normalization.BatchNormalizationBase,
+        "BatchNormalizationBase._assign_new_value",
+        moving_averages.of_layer,
+        OF_ALL_RANKS,
+    ),
+    Patch(
+        resources.ResourceVariable,
+        "resources.ResourceVariable.assign",
+        assignments.assign,
+        NOT_LATER,
+    ),
+    Patch(
+        resources.ResourceVariable,
+        "resources.ResourceVariable.assign_add",
+        assignments.assign,
+        NOT_LATER,
+    ),
+    Patch(
+        resources.ResourceVariable,
+        "resources.ResourceVariable.assign_sub",
+        assignments.assign,
+        NOT_LATER,
+    ),
+    Patch(
+        resources.BaseResourceVariable,
+        "resources.BaseResourceVariable.assign",
+        assignments.assign,
+        NOT_LATER,
+    ),
+    Patch(
+        resources.BaseResourceVariable,
+        "resources.BaseResourceVariable.assign_add",
+        assignments.assign,
+        NOT_LATER,
+    ),
+    Patch(
+        resources.BaseResourceVariable,
+        "resources.BaseResourceVariable.assign_sub",
+        assignments.assign,
+        NOT_LATER,
+    ),
+    Patch(
+        resources._UnreadVariable, "resources._UnreadVariable.assign", assignments.assign, NOT_LATER
+    ),
+    Patch(
+        resources._UnreadVariable,
+        "resources._UnreadVariable.assign_add",
+        assignments.assign,
+        NOT_LATER,
+    ),
+    Patch(
+        resources._UnreadVariable,
+        "resources._UnreadVariable.assign_sub",
+        assignments.assign,
+        NOT_LATER,
+    ),
+    Patch(state_ops, "state_ops.assign", assignments.assign, NOT_LATER),
+    Patch(state_ops, "state_ops.assign_add", assignments.assign, NOT_LATER),
+    Patch(state_ops, "state_ops.assign_sub", assignments.assign, NOT_LATER),
+    Patch(tf, "tf.assign", assignments.assign, NOT_LATER),
+    Patch(tf, "tf.assign_add", assignments.assign, NOT_LATER),
+    Patch(tf, "tf.assign_sub", assignments.assign, NOT_LATER),
+    Patch(Sharded, "Sharded.assign", assignments.assign_table, WHOLE_VALUE),
+    Patch(Sharded, "Sharded.assign_add", assignments.assign_table, WHOLE_VALUE),
+    Patch(Sharded, "Sharded.assign_sub", assignments.assign_table, WHOLE_VALUE),
+    Patch(state_ops, "state_ops.assign_add", metrics.updated, ALL_RECORDS),
+    Patch(state_ops, "state_ops.scatter_add", metrics.updated, ALL_RECORDS),
+    Patch(
+        metrics_impl,
+        "metrics_impl._aggregate_across_replicas",
+        metrics.aggregate_across_replicas,
+        ALL_RECORDS,
+    ),
+)
 
-    def _put(self, owner: Any, attribute: str, replacement: Callable[..., Any]) -> None:
-        original = getattr(owner, attribute)
+# Collectives in branches and loops.
+NO_DECIDER = "A branch doesn't know who decides about it."
+CONTROL_FLOW = (
+    Patch(
+        while_v2,
+        "while_v2._build_while_op",
+        control_flow.build_while_op,
+        "Iterations with collectives inside must not run at the same time.",
+    ),
+    Patch(
+        while_v2,
+        "while_v2.while_loop",
+        control_flow.loop,
+        "Assignments ask whether they are in a loop.",
+    ),
+    Patch(cond_v2, "cond_v2.cond_v2", control_flow.branch, NO_DECIDER),
+    Patch(cond_v2, "cond_v2.indexed_case", control_flow.branch, NO_DECIDER),
+)
 
-        @functools.wraps(original)
-        def replaced(*args: Any, **kwargs: Any) -> Any:
-            return replacement(original, *args, **kwargs)
+# Runs are agreed on by all ranks.
+AGREED = "Ranks agree before a run."
+TOLD = "Peers are told that this rank leaves."
+OWN_CHIEF = "Each rank is the chief of its own process."
+SESSIONS = (
+    Patch(
+        session_lib.BaseSession,
+        "tf.Session.__init__",
+        session_runs.with_own_gpu,
+        "Memory of a GPU is taken as it is needed, and a process uses one GPU.",
+    ),
+    Patch(session_lib.BaseSession, "tf.Session.run", hooks.run, AGREED),
+    Patch(
+        session_lib.BaseSession,
+        "tf.Session._extend_graph",
+        hooks.extend,
+        "A session takes no change of what it has seen.",
+    ),
+    Patch(session_lib.BaseSession, "tf.Session.make_callable", session_runs.make_callable, AGREED),
+    Patch(
+        session_lib.BaseSession,
+        "tf.Session._make_callable_from_options",
+        session_runs.make_callable_from_options,
+        AGREED,
+    ),
+    Patch(
+        session_lib.BaseSession,
+        "tf.Session.partial_run_setup",
+        session_runs.partial_run_setup,
+        "Ranks agree on whole runs only.",
+    ),
+    Patch(session_lib.BaseSession, "tf.Session.close", session_runs.close, TOLD),
+    Patch(session_lib.Session, "tf.Session.__exit__", session_runs.leave, TOLD),
+    Patch(
+        monitored_session._MonitoredSession,
+        "monitored_session._MonitoredSession._close_internal",
+        session_runs.end,
+        "What hooks run at the end, all ranks run.",
+    ),
+    Patch(
+        monitored_session,
+        "monitored_session.MonitoredTrainingSession",
+        session_runs.every_rank_for_itself,
+        OWN_CHIEF,
+    ),
+    Patch(
+        tf.train, "tf.train.MonitoredTrainingSession", session_runs.every_rank_for_itself, OWN_CHIEF
+    ),
+    Patch(
+        session_manager.SessionManager,
+        "tf.train.SessionManager.prepare_session",
+        session_runs.prepare_session,
+        "An init_fn may give variables values of its own.",
+    ),
+    Patch(
+        session_manager.SessionManager,
+        "tf.train.SessionManager.wait_for_session",
+        session_runs.wait_for_session,
+        "A worker would wait for a chief that shares no variables with it.",
+    ),
+    Patch(
+        supervisor.Supervisor,
+        "tf.train.Supervisor.__init__",
+        session_runs.supervise,
+        "Its threads save by each rank's own clock.",
+    ),
+    ReplacedValue(
+        basic_session_run_hooks,
+        "basic_session_run_hooks.time",
+        session_runs.Clock(),
+        "Hooks that act every so many seconds must do so at the same step on every rank.",
+    ),
+    ReplacedValue(
+        writer_lib,
+        "writer_lib.EventFileWriter",
+        rank0_output.SilentEventWriter,
+        "Rank 0 alone writes summaries.",
+        rank0_output.is_silent,
+    ),
+    Patch(
+        estimator_lib.Estimator,
+        "tf.estimator.Estimator._call_model_fn",
+        refusal.call_model_fn,
+        "It would train every rank on the same input, and count every record N times.",
+    ),
+)
 
-        self._put_value(owner, attribute, replaced)
+# Every rank writes and reads its shards; all take the same checkpoint for the latest.
+CHECKPOINTS = (
+    Patch(
+        saver_lib.Saver,
+        "tf.train.Saver._build",
+        saver.build,
+        "Shards are saved beside what TensorFlow saves.",
+    ),
+    Patch(saver_lib.Saver, "tf.train.Saver.save", saving.save, "All ranks write at the same step."),
+    Patch(
+        saver_lib.Saver,
+        "tf.train.Saver.restore",
+        restoring.restore,
+        "All ranks read the same checkpoint.",
+    ),
+    Patch(
+        session_manager.SessionManager,
+        "tf.train.SessionManager._restore_checkpoint",
+        saver.restore_latest,
+        "All ranks take the same checkpoint for the latest.",
+    ),
+    Patch(
+        checkpoint_utils,
+        "checkpoint_utils._init_from_checkpoint",
+        warm_start.init_from_checkpoint,
+        "Rows of a shard come from a whole table.",
+    ),
+    Patch(
+        warm_starting_util,
+        "warm_starting_util._infer_var_name",
+        warm_start.infer_name,
+        "A table's name isn't that of a partitioned variable.",
+    ),
+    Patch(training_util, "training_util.write_graph", saver.write_graph, "Rank 0 alone writes it."),
+    Patch(
+        builder_impl.SavedModelBuilder,
+        "tf.saved_model.Builder.add_meta_graph_and_variables",
+        export.add_graph,
+        "A graph of shards can not be served.",
+    ),
+)
 
-    def _put_value(self, owner: Any, attribute: str, value: Any) -> None:
-        own = vars(owner).get(attribute, _ABSENT)
-        setattr(owner, attribute, value)
-        self._undo.append(
-            lambda: delattr(owner, attribute) if own is _ABSENT else setattr(owner, attribute, own)
-        )
-
-    def _replacements(self) -> list[Replacement]:
-        session, create = session_lib.BaseSession, self._get_variable
-        return [
-            # Which variables become tables. TensorFlow's own place for a getter is the variable
-            # scope that is open now; a scope object captured before, or another graph, would not
-            # see it.
-            (variable_scope.VariableScope, "get_variable", create),
-            # Gradients are reduced where they are taken; updates and slots are the shard's.
-            (gradients_util, "_GradientsHelper", self._gradients),
-            (optimizer.Optimizer, "apply_gradients", self._apply),
-            (backprop.GradientTape, "gradient", self._tape),
-            # Keras in a graph: its legacy optimizers have slots of their own making, its Embedding
-            # doesn't call tf.get_variable, and its new optimizers would train nothing.
-            (optimizer_v2.OptimizerV2, "apply_gradients", self._apply_keras),
-            (embedding.Embedding, "add_weight", self._add_weight),
-            *(
-                (keras_optimizer._BaseOptimizer, name, keras.trains_nothing)
-                for name in ("compute_gradients", "apply_gradients")
-            ),
-            # Horovod's wrappers would reduce once more, its broadcasts would give all ranks rank
-            # 0's shards. By functions that it looks up when it needs them: a script may have made a
-            # wrapper, or imported its functions, before.
-            *(
-                (hvd, name, foreign.allreduce)
-                for name in ("_allreduce_cond", "_grouped_allreduce_cond")
-            ),
-            (hvd._DistributedOptimizer, "compute_gradients", foreign.compute_gradients),
-            *(
-                (optimizer_v2.OptimizerV2, name, foreign.compute_gradients)
-                for name in ("get_gradients", "_compute_gradients")
-            ),
-            *(
-                (hvd._DistributedAdasumOptimizer, name, foreign.adasum)
-                for name in ("compute_gradients", "apply_gradients")
-            ),
-            (LocalGradientAggregationHelper, "compute_gradients", foreign.aggregate),
-            (hvd_functions, "_make_broadcast_group_fn", foreign.broadcast_group),
-            (hvd_functions, "_make_inplace_broadcast_group_fn", foreign.broadcast_groups),
-            *(
-                (mpi_ops.MPI_LIB, name, foreign.behind_gate)
-                for name in (
-                    "horovod_allreduce",
-                    "horovod_grouped_allreduce",
-                    "horovod_allgather",
-                    "horovod_grouped_allgather",
-                    "horovod_broadcast",
-                    "horovod_alltoall",
-                    "horovod_reducescatter",
-                    "horovod_grouped_reducescatter",
-                )
-            ),
-            (
-                sync_replicas_optimizer.SyncReplicasOptimizer,
-                "apply_gradients",
-                foreign.sync_replicas,
-            ),
-            # A dynamic table's slots are as open-ended as it is, and nothing goes over all there
-            # could be of them.
-            (slot_creator, "_create_slot_var", updates.create_slot_var),
-            (optimizer, "_get_processor", updates.get_processor),
-            (optimizer, "_deduplicate_indexed_slices", gradients.deduplicated),
-            *rules.patches(),
-            *(
-                (module, "indicator_column", feature_column.indicator_column)
-                for module in (feature_column_v2, tf.feature_column, tf2.feature_column)
-            ),
-            *(
-                (module, "global_norm", clipping.global_norm)
-                for module in (clip_ops, tf, tf.linalg, tf2.linalg)
-            ),
-            *(
-                (module, function.__name__, function)
-                for module in (clip_ops, tf, tf2)
-                for function in (clipping.clip_by_norm, clipping.clip_by_value)
-            ),
-            *(
-                (module, "clip_by_average_norm", clipping.clip_by_average_norm)
-                for module in (clip_ops, tf)
-            ),
-            # Moving averages are of what all ranks see; a table's is sharded.
-            *(
-                (module, "assign_moving_average", averages.assign_moving_average)
-                for module in (moving_averages, tf2.__internal__.train)
-            ),
-            (moving_averages.ExponentialMovingAverage, "apply", averages.apply_average),
-            *(
-                (batch_normalization.BatchNormalizationBase, name, averages.of_layer)
-                for name in ("_assign_moving_average", "_assign_new_value")
-            ),
-            # What a script assigns in a branch or a function, where nothing can be put in front of
-            # it later.
-            *(
-                (owner, name, alike.assign)
-                for owner in (
-                    resources.ResourceVariable,
-                    resources.BaseResourceVariable,
-                    resources._UnreadVariable,
-                    state_ops,
-                    tf,
-                )
-                for name in ("assign", "assign_add", "assign_sub")
-            ),
-            *(
-                (Sharded, name, alike.assign_table)
-                for name in ("assign", "assign_add", "assign_sub")
-            ),
-            # Iterations of a loop with collectives inside must not run at the same time; branches
-            # don't know who takes them.
-            (while_v2, "_build_while_op", control_flow.build_while_op),
-            (while_v2, "while_loop", control_flow.loop),
-            *((cond_v2, name, control_flow.branch) for name in ("cond_v2", "indexed_case")),
-            # TensorFlow's own Estimator would train every rank on the same input, and count every
-            # record N times.
-            (estimator_lib.Estimator, "_call_model_fn", _only_ours),
-            # A metric's value is that of all ranks' records, and so is what its update returns.
-            *((state_ops, name, metrics.updated) for name in ("assign_add", "scatter_add")),
-            (metrics_impl, "_aggregate_across_replicas", metrics.aggregate_across_replicas),
-            # Runs are agreed on; a GPU is grown into, and one process uses one.
-            (session, "__init__", sessions.with_own_gpu),
-            (session, "run", self._run),
-            (session, "_extend_graph", self._extend),
-            (session, "make_callable", sessions.make_callable),
-            (session, "_make_callable_from_options", sessions.make_callable_from_options),
-            (session, "partial_run_setup", sessions.partial_run_setup),
-            (session, "close", sessions.close),
-            (session_lib.Session, "__exit__", sessions.leave),
-            (monitored_session._MonitoredSession, "_close_internal", sessions.end),
-            (session_manager.SessionManager, "prepare_session", sessions.prepare_session),
-            (session_manager.SessionManager, "wait_for_session", sessions.wait_for_session),
-            (supervisor.Supervisor, "__init__", sessions.supervise),
-            # Every rank writes and reads its shards of a checkpoint; all take the same one for the
-            # latest.
-            (saver_lib.Saver, "_build", saver.build),
-            (saver_lib.Saver, "save", saving.save),
-            (saver_lib.Saver, "restore", self._restore),
-            (session_manager.SessionManager, "_restore_checkpoint", saver.restore_latest),
-            (checkpoint_utils, "_init_from_checkpoint", warm_start.init_from_checkpoint),
-            (warm_starting_util, "_infer_var_name", warm_start.infer_name),
-            (training_util, "write_graph", saver.write_graph),
-            (builder_impl.SavedModelBuilder, "add_meta_graph_and_variables", export.add_graph),
-            *(
-                (module, "MonitoredTrainingSession", sessions.every_rank_for_itself)
-                for module in (monitored_session, tf.train)
-            ),
-        ]
-
-    def _get_variable(
-        self, original: Any, scope: Any, store: Any, name: str, *args: Any, **kwargs: Any
-    ) -> Any:
-        # [None, D] is a dynamic table wherever it is made: TensorFlow has no such variable.
-        options = self._embedding()
-        if options is not None or is_dynamic(args[0] if args else kwargs.get("shape")):
-            users, ours = (
-                kwargs.get("custom_getter") or scope.custom_getter,
-                functools.partial(table_getter, **options or {}),
-            )
-            kwargs["custom_getter"] = ours if users is None else _inside(users, ours)
-        return original(scope, store, name, *args, **kwargs)
-
-    def _about_gradients(self) -> gradients.Options:
-        wire = {"none": None, "fp16": tf.float16, "bf16": tf.bfloat16}[
-            self._option("dense_compression")
-        ]
-        return gradients.Options(
-            self._option("embedding_gradients") == "mean", wire, self._option("local_steps")
-        )
-
-    def _tape(self, original: Any, tape: Any, *args: Any, **kwargs: Any) -> Any:
-        foreign.take_over(tape)
-        return gradients.reduce_tape(self._about_gradients(), original, tape, *args, **kwargs)
-
-    def _apply(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        return gradients.apply_to_shards(
-            self._option("local_steps"), rules.together(original), *args, **kwargs
-        )
-
-    def _apply_keras(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        return keras.apply_gradients(self._option("local_steps"), original, *args, **kwargs)
-
-    def _add_weight(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        return keras.add_weight(self._embedding(), original, *args, **kwargs)
-
-    def _gradients(self, original: Any, ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
-        xs = list(xs) if isinstance(xs, (list, tuple)) else [xs]
-        xs = prefetch.stand_ins(tf.get_default_graph(), xs)
-        self._group(tf.get_default_graph(), ys, xs)
-        return gradients.reduce_gradients(
-            functools.partial(original, ys, xs, *args, **kwargs), xs, self._about_gradients()
-        )
-
-    def _run(self, original: Any, session: Any, *args: Any, **kwargs: Any) -> Any:
-        sessions.name_fetches(session, args[0] if args else kwargs["fetches"])
-        self._group(session.graph)
-        prefetch.settle(session.graph, self._option("prefetch_keys"))
-        with room.told(session.graph):
-            return sessions.run(
-                watching.of_options(self._option), original, session, *args, **kwargs
-            )
-
-    def _extend(self, original: Any, session: Any) -> None:
-        """What every run of a session begins with, our own included: it takes no change of what it
-        has seen by then.
-        """
-        # the session has seen all of that; somebody else may add to the graph just now
-        if prefetch.is_of_keys():
-            return
-        self._group(session.graph)
-        prefetch.settle(session.graph, self._option("prefetch_keys"))
-        original(session)
-        # TensorFlow numbers operations from 2
-        lookups_of(session.graph).run = session.graph.version + 1
-
-    def _group(self, graph: Any, ys: Any = None, xs: Any = ()) -> None:
-        lookups = lookups_of(graph)
-        if ys is None:
-            alike.settle(graph)
-        if self._option("grouping") and lookups.waiting():
-            wire = Wire(
-                *(
-                    tf.as_dtype(self._option(name) or "float32")
-                    for name in ("wire_dtype", "gradient_wire_dtype")
-                )
-            )
-            with graph.as_default():
-                lookups.group(
-                    strategies.backend(), wire, None if ys is None else tf.nest.flatten(ys), xs
-                )
-
-    def _restore(self, original: Any, *args: Any, **kwargs: Any) -> None:
-        restoring.restore(self._option("missing_slots") == "fresh", original, *args, **kwargs)
-        accumulation.restart(kwargs["sess"] if "sess" in kwargs else args[1])
-
-
-_ABSENT = object()
-
-
-def _inside(users: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
-    """The user's own getter around ours: it may rename or cast, and gets a table from its `getter`."""
-
-    def getter(getter: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return users(functools.partial(ours, getter), *args, **kwargs)
-
-    return getter
-
-
-def _only_ours(original: Any, estimator: Any, *args: Any, **kwargs: Any) -> Any:
-    """`Estimator._call_model_fn`, which each of its methods calls."""
-    ours = hasattr(type(estimator), "serving") or hasattr(
-        tf.get_default_graph(), "_collective_estimator"
-    )
-    if communication.size() > 1 and not ours:
-        raise TypeError(
-            f"{type(estimator).__name__} is TensorFlow's own Estimator: each of the "
-            f"{communication.size()} ranks would use all "
-            "of the input. Make it with strategy.estimator(model_fn, model_dir, …); of an "
-            "estimator that you have, with "
-            "strategy.estimator(estimator.model_fn, model_dir, …). (What tf.estimator.add_metrics "
-            "returns is one, too: put the "
-            "metrics into model_fn.)"
-        )
-    return original(estimator, *args, **kwargs)
-
-
-class NoEvents:
-    """An `EventFileWriter` that writes nothing: every rank computes its summaries, rank 0 alone
-    writes them.
-    """
-
-    def __init__(self, logdir: str, *args: Any, **kwargs: Any):
-        self._logdir = logdir
-
-    def get_logdir(self) -> str:
-        return self._logdir
-
-    def add_event(self, event: Any) -> None:
-        pass
-
-    reopen = flush = close = lambda self: None
-
-
-class _Quiet(logging.Filter):
-    """Lets warnings and errors of ranks other than 0 through, but for deprecations, which rank 0
-    has told.
-    """
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return record.levelno >= logging.WARNING and not str(record.msg).startswith("From %s")
+PATCHES = (
+    *VARIABLES,
+    *GRADIENTS,
+    *CLIPPING,
+    *OPTIMIZERS,
+    *HOROVOD,
+    *REPLICATION,
+    *CONTROL_FLOW,
+    *SESSIONS,
+    *CHECKPOINTS,
+)

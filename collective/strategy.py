@@ -1,22 +1,33 @@
-"""The facade."""
+"""The facade: what a script calls."""
 
 from __future__ import annotations
 
-import collections
-import threading
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Callable
 
 import tensorflow.compat.v1 as tf
 
-from collective import strategies
+from collective import options, rank0_output, strategies
+from collective.coordination import run_analysis
 from collective.determinism import Determinism
-from collective.ops import communication
-from collective.options import check, check_rows, known
-from collective.patches import Patches
-from collective.plan import reading
-from collective.plan.description import Plan
-from collective.ranks import runs
+from collective.ops import collectives, graph_analysis
+from collective.options import (
+    INHERIT,
+    DenseCompression,
+    EmbeddingOptions,
+    GradientReduction,
+    MissingSlots,
+    PlanOutput,
+    ScopeOptions,
+    WireType,
+)
+from collective.patches import PATCHES
+from collective.patching import Patches
+from collective.plan import builder
+from collective.plan.plan import Plan
+from collective.profiling import profiler
+from collective.scope import SCOPES
 from collective.tables import lookups as _lookups  # noqa: F401 (registers the lookup functions)
 
 if TYPE_CHECKING:
@@ -24,40 +35,28 @@ if TYPE_CHECKING:
 
 
 class Scope:
-    """A context manager that can be entered again, and inside itself."""
+    """A context manager that can be entered again, and inside itself.
 
-    def __init__(self, strategy: CollectiveStrategy, options: dict[str, Any]):
-        self._strategy, self._options = strategy, options
+    Args:
+        strategy: what `with … as` gives.
+        enter: opens the scope.
+        leave: closes the scope that this thread opened last.
+    """
+
+    def __init__(
+        self,
+        strategy: CollectiveStrategy,
+        enter: Callable[[], None],
+        leave: Callable[[], None],
+    ):
+        self._strategy, self._enter, self._leave = strategy, enter, leave
 
     def __enter__(self) -> CollectiveStrategy:
-        _SCOPES.enter(type(self), self._options)
+        self._enter()
         return self._strategy
 
     def __exit__(self, kind: type[BaseException] | None, error: Any, traceback: Any) -> None:
-        _SCOPES.leave(type(self))
-
-
-class _DataScope(Scope):
-    OPTIONS: dict[str, Any] = {
-        "embedding_gradients": "mean",
-        "missing_slots": "error",
-        "grouping": True,
-        "wire_dtype": None,
-        "gradient_wire_dtype": None,
-        "plan": "print",
-        "profile": None,
-        "profile_steps": (11, 20),
-        "profile_every": 0,
-        "local_steps": 1,
-        "dense_compression": "none",
-        "prefetch_keys": False,
-        "check": False,
-        "deterministic": False,
-    }
-
-
-class _EmbeddingScope(Scope):
-    OPTIONS: dict[str, Any] = {"min_rows": 0}
+        self._leave()
 
 
 class CollectiveStrategy:
@@ -87,21 +86,39 @@ class CollectiveStrategy:
 
     def __init__(self) -> None:
         strategies.backend()
-        communication.init()
+        collectives.init()
 
     def world_size(self) -> int:
         """N, the number of ranks."""
-        return communication.size()
+        return collectives.size()
 
     def rank(self) -> int:
         """This rank, 0 ≤ rank < N."""
-        return communication.rank()
+        return collectives.rank()
 
     def local_rank(self) -> int:
         """This rank's number on its host."""
-        return communication.local_rank()
+        return collectives.local_rank()
 
-    def scope(self, **options: Any) -> Scope:
+    def scope(
+        self,
+        *,
+        embedding_gradients: GradientReduction = INHERIT,
+        missing_slots: MissingSlots = INHERIT,
+        grouping: bool = INHERIT,
+        wire_dtype: WireType | tf.DType | None = INHERIT,
+        gradient_wire_dtype: WireType | tf.DType | None = INHERIT,
+        plan: PlanOutput = INHERIT,
+        profile: str | os.PathLike[str] | None = INHERIT,
+        profile_steps: tuple[int, int] = INHERIT,
+        profile_every: int = INHERIT,
+        local_steps: int = INHERIT,
+        dense_compression: DenseCompression = INHERIT,
+        prefetch_keys: bool = INHERIT,
+        check: bool | int = INHERIT,
+        deterministic: bool = INHERIT,
+        **other_libraries: Any,
+    ) -> Scope:
         """The data-parallel part of a program: model, optimizer and sessions.
 
         Inside, gradients are those of all ranks, sessions agree on every run, replicated variables
@@ -176,13 +193,28 @@ class CollectiveStrategy:
         Raises:
             TypeError: an unknown option.
             ValueError: an option's value isn't one of its values.
-            OSError: the folder of `profile` can't be made.
         """
-        options = known("scope", options, _DataScope.OPTIONS)
-        check(options)
-        return _DataScope(self, options)
+        options.tolerate_foreign("scope", options.names(ScopeOptions), other_libraries)
+        given = options.given(
+            embedding_gradients=embedding_gradients,
+            missing_slots=missing_slots,
+            grouping=grouping,
+            wire_dtype=wire_dtype,
+            gradient_wire_dtype=gradient_wire_dtype,
+            plan=plan,
+            profile=profile,
+            profile_steps=profile_steps,
+            profile_every=profile_every,
+            local_steps=local_steps,
+            dense_compression=dense_compression,
+            prefetch_keys=prefetch_keys,
+            check=check,
+            deterministic=deterministic,
+        )
+        ScopeOptions(**given)  # checks them here, where the script can see which call is wrong
+        return Scope(self, lambda: SCOPES.enter(given), SCOPES.leave)
 
-    def embedding_scope(self, **options: Any) -> Scope:
+    def embedding_scope(self, *, min_rows: int = INHERIT, **other_libraries: Any) -> Scope:
         """Every 2-D floating-point variable that `tf.get_variable` makes inside is a table, sharded
         by rows over all ranks.
 
@@ -201,9 +233,12 @@ class CollectiveStrategy:
             ValueError: min_rows isn't a whole number from 0.
             RuntimeError: on entering it outside scope().
         """
-        options = known("embedding_scope", options, _EmbeddingScope.OPTIONS)
-        check_rows(options)
-        return _EmbeddingScope(self, options)
+        options.tolerate_foreign(
+            "embedding_scope", options.names(EmbeddingOptions), other_libraries
+        )
+        given = options.given(min_rows=min_rows)
+        EmbeddingOptions(**given)
+        return Scope(self, lambda: SCOPES.enter_embedding(given), SCOPES.leave_embedding)
 
     def plan(self, graph: Any = None, fetches: Any = None, session: Any = None) -> Plan:
         """What was built for a graph: its tables and their shards, its groups, the exchanges of a
@@ -223,9 +258,11 @@ class CollectiveStrategy:
             Exception: whatever TensorFlow raises for fetches that aren't in the graph.
         """
         graph = graph or tf.get_default_graph()
-        return reading.plan(
+        return builder.plan(
             graph,
-            None if fetches is None else runs.reach(graph, runs.flatten(fetches), []),
+            None
+            if fetches is None
+            else run_analysis.footprint_of(graph, graph_analysis.flatten(fetches), []),
             session,
         )
 
@@ -236,7 +273,8 @@ class CollectiveStrategy:
         config: Any = None,
         params: Any = None,
         warm_start_from: Any = None,
-        **kwargs: Any,
+        shard_input: bool = True,
+        **other_libraries: Any,
     ) -> Estimator:
         """A `tf.estimator.Estimator` that trains, evaluates, predicts and exports on all ranks.
 
@@ -264,11 +302,11 @@ class CollectiveStrategy:
         """
         from collective.estimator.estimator import Estimator  # tf.estimator takes a while to load
 
-        options = known("estimator", kwargs, {"shard_input": True})
-        inherited = _SCOPES.options()
+        options.tolerate_foreign("estimator", ["shard_input"], other_libraries)
+        inherited = SCOPES.given
         return Estimator(
-            lambda: self.scope(**inherited),
-            options.get("shard_input", True),
+            lambda: Scope(self, lambda: SCOPES.enter(inherited), SCOPES.leave),
+            shard_input,
             model_fn,
             model_dir,
             config,
@@ -337,62 +375,23 @@ class CollectiveStrategy:
             )
 
 
-class _Scopes:
-    """The scopes that are open: of the process, whichever `CollectiveStrategy` object opened them."""
-
-    def __init__(self) -> None:
-        # (kind, options), of each thread; embedding_scope() is a thread's own
-        self._entered = threading.local()
-        self._lock = threading.RLock()
-        self._options: list[dict[str, Any]] = []
-        self._determinism = Determinism()
-        self._patches = Patches(self._embedding, self._option)
-
-    def _scopes(self) -> list[tuple[type[Scope], dict[str, Any]]]:
-        return getattr(self._entered, "scopes", [])
-
-    def _embedding(self) -> dict[str, Any] | None:
-        """The options of embedding_scope() that are in effect; None outside of it."""
-        given = [options for kind, options in self._scopes() if kind is _EmbeddingScope]
-        return (
-            dict(collections.ChainMap(*reversed(given), _EmbeddingScope.OPTIONS)) if given else None
-        )
-
-    def _option(self, name: str) -> Any:
-        return next(
-            (given[name] for given in reversed(self._options) if name in given),
-            _DataScope.OPTIONS[name],
-        )
-
-    def options(self) -> dict[str, Any]:
-        """Those in effect; none outside of scope()."""
-        return {name: self._option(name) for name in _DataScope.OPTIONS} if self._options else {}
-
-    def enter(self, kind: type[Scope], options: dict[str, Any]) -> None:
-        with self._lock:
-            if kind is _EmbeddingScope and not self._options:
-                raise RuntimeError(
-                    "embedding_scope() has its effect inside scope() only: "
-                    "with strategy.scope(), tf.Graph().as_default(): with "
-                    "strategy.embedding_scope(): …"
-                )
-            if kind is _DataScope:
-                if not self._options:
-                    self._patches.apply()
-                self._options.append(options)
-                self._determinism.follow(self._option("deterministic"))
-        self._entered.scopes = [*self._scopes(), (kind, options)]
-
-    def leave(self, kind: type[Scope]) -> None:
-        scopes = self._scopes()
-        last = max(i for i, (entered, _) in enumerate(scopes) if entered is kind)
-        self._entered.scopes = scopes[:last]
-        with self._lock:
-            if kind is _DataScope:
-                self._options.pop()
-                self._determinism.follow(bool(self._options) and self._option("deterministic"))
-                if not self._options:
-                    self._patches.restore()
+_determinism = Determinism()
+_patches = Patches(PATCHES)
 
 
-_SCOPES = _Scopes()
+def _open_first() -> None:
+    _patches.apply()
+    rank0_output.quieten()
+
+
+def _close_last() -> None:
+    rank0_output.restore()
+    _patches.restore()
+    profiler.finish()
+
+
+SCOPES.connect(
+    first=_open_first,
+    last=_close_last,
+    changed=lambda options: _determinism.follow(options is not None and options.deterministic),
+)

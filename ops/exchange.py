@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import communication
+from collective.ops import collectives
 from collective.ops.gate import Asking, gates_of
+from collective.ops.graph_state import state_of
 
 
 class Asked(NamedTuple):
@@ -36,7 +37,7 @@ def keys_to_owners(
 ) -> Asked:
     """Every key travels to its owner; `nothing` and `what`: see `Asking`."""
     gates_of(tf.get_default_graph()).asked[name] = Asking(keys, splits, nothing, what)
-    return Asked(*communication.alltoall(keys, splits, name, gate))
+    return Asked(*collectives.alltoall(keys, splits, name, gate))
 
 
 def rows_back(
@@ -52,8 +53,8 @@ def rows_back(
         wire: the types in which rows and gradients travel; their own by default.
     """
     if wire is None or wire == Wire(rows.dtype, rows.dtype):
-        return communication.alltoall(rows, splits, name, gate)[0]
-    received = communication.alltoall(_cast(rows, wire.rows, rows.dtype), splits, name, gate)[0]
+        return collectives.alltoall(rows, splits, name, gate)[0]
+    received = collectives.alltoall(_cast(rows, wire.rows, rows.dtype), splits, name, gate)[0]
     return _cast(received, rows.dtype, wire.gradients)
 
 
@@ -62,14 +63,14 @@ def _cast(x: tf.Tensor, dtype: tf.DType, gradient: tf.DType) -> tf.Tensor:
     graph = tf.get_default_graph()
     with graph.gradient_override_map({"Cast": "CollectiveWire", "Identity": "CollectiveWire"}):
         out = tf.identity(x) if x.dtype == dtype else tf.cast(x, dtype)
-    if not hasattr(graph, "_collective_wire"):
-        graph._collective_wire = {}
-    graph._collective_wire[out.op.name] = gradient
+    state_of(graph).gradient_wire_types[out.op.name] = gradient
     return out
 
 
 @tf.RegisterGradient("CollectiveWire")
 def _wire_gradient(op: tf.Operation, gradient: tf.Tensor) -> tf.Tensor:
     return _cast(
-        tf.convert_to_tensor(gradient), op.graph._collective_wire[op.name], op.outputs[0].dtype
+        tf.convert_to_tensor(gradient),
+        state_of(op.graph).gradient_wire_types[op.name],
+        op.outputs[0].dtype,
     )

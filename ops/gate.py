@@ -5,7 +5,7 @@ A collective that one rank starts and another never reaches hangs both. A rank m
 can't go on from the end of its data, from an id outside a table, from a peer that has left or that
 runs something else. All of this can be known before the first collective, so it is settled there:
 every collective depends on the gate of its graph, an operation that waits for a token; whoever runs
-the graph (`collective.ranks.sessions`) adds to each run the operation that exchanges the ranks'
+the graph (`collective.coordination.session_runs`) adds to each run the operation that exchanges the ranks'
 headers and puts the token there if all are well. A step is then carried out by all ranks or by
 none, and nothing was applied.
 
@@ -24,7 +24,8 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops.graphs import kept, outermost
+from collective.ops.graph_state import state_of
+from collective.ops.graphs import outermost
 
 CLOSED = (
     "This run uses tables sharded over several ranks, but no session of strategy.scope() runs it. "
@@ -254,4 +255,8 @@ def _level(
 
 def gates_of(graph: tf.Graph) -> GraphGates:
     """The gates of `graph`; those of the graph around it if it is a function's."""
-    return kept(outermost(graph), "gates", GraphGates)
+    state = state_of(outermost(graph))
+    if state.gates is None:
+        state.gates = GraphGates()
+    gates: GraphGates = state.gates
+    return gates

@@ -42,6 +42,7 @@ from pathlib import Path
 
 import numpy as np
 
+from collective.ops import placement
 from collective.ops.gpu import checks
 from collective.ops.gpu.checks import timing
 from collective.ops.gpu.cupy_device import CupyDevice
@@ -165,21 +166,21 @@ def check_tensorflow(seed: int) -> int:
     """Checks the binding on the ranks that there are; returns the exit code."""
     os.environ.setdefault("COLLECTIVE_KERNELS", "gpu")
     # TensorFlow, which nothing else here needs
-    from collective.ops import communication, operations
+    from collective.ops import collectives, dispatch
     from collective.ops.gpu.checks import growing, training
 
-    communication.init()
-    rank = communication.rank()
+    collectives.init()
+    rank = collectives.rank()
     try:
-        operations.operations()
+        dispatch.operations()
     except RuntimeError as error:
         print(f"gpu_check: rank {rank}: {error}", file=sys.stderr)
         return 2
     wrong = [*training.check(seed), *growing.check(seed, training.config())]
     lines = wrong or [
-        f"rank {rank} of {communication.size()}: {len(training.RULES)} rules, by "
+        f"rank {rank} of {collectives.size()}: {len(training.RULES)} rules, by "
         f"distinct rows and pooled by the "
-        f"owner, and a table that grows: right ({operations.chosen()})",
+        f"owner, and a table that grows: right ({placement.chosen()})",
         *training.report(seed),
     ]
     print("\n".join(lines), flush=True)

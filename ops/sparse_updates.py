@@ -12,9 +12,10 @@ from typing import Any, Callable
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops.compiled import library, missing
+from collective.ops.dispatch import about, operations
 from collective.ops.gpu.rules import Rule
-from collective.ops.operations import about, on_device, operations
+from collective.ops.native_library import library, missing
+from collective.ops.placement import on_device
 
 
 def is_possible(optimizer: str, hashed: bool, *dtypes: tf.DType) -> bool:

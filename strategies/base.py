@@ -11,8 +11,8 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import kernels
-from collective.ops.bags import Section
+from collective.ops import tensorflow_lookup
+from collective.ops.embedding_bag import Section
 
 BACKENDS = {
     "hb": "collective.strategies.hb.HbBackend",
@@ -68,7 +68,7 @@ class Lookup:
             places = tf.reshape(positions, tf.shape(self.ids))
             places.set_shape(self.ids.shape)
             return tf.nn.embedding_lookup(rows, places, max_norm=self.max_norm)
-        return kernels.pool(
+        return tensorflow_lookup.pool(
             rows, positions, self.sparse_ids, self.sparse_weights, self.combiner, self.max_norm
         )
 
@@ -95,7 +95,7 @@ class Layout:
 
 class Backend(abc.ABC):
     """A way to exchange: what a backend decides is the layout of a group;
-    `collective.strategies.together` carries it out.
+    `collective.strategies.grouped_exchange` carries it out.
     """
 
     @abc.abstractmethod

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from collective.ops.bags import Section
+from collective.ops.embedding_bag import Section
 from collective.strategies import base
 
 

@@ -12,7 +12,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 from tensorflow.python.checkpoint import checkpoint_management
 
-from collective.checkpoint import bundle, commit
+from collective.checkpoint import commit, tensor_bundle
 from collective.checkpoint.layout import Layout
 
 
@@ -42,8 +42,8 @@ def cut(monkeypatch):
     monkeypatch.setattr(commit, "move", stepping(commit.move))
     monkeypatch.setattr(commit, "sync", stepping(commit.sync))
     for owner, name in (
-        (bundle, "merge"),
-        (bundle._Operations, "save"),
+        (tensor_bundle, "merge"),
+        (tensor_bundle._Operations, "save"),
         (tf.io.gfile, "rmtree"),
         (tf.io.gfile, "mkdir"),
         (tf.io.gfile, "remove"),
@@ -67,7 +67,7 @@ def save(folder, step, files, keep=2, before=(), value=None):
     made = commit.Commit(base, prefix)
     written = []
     for i in range(files):
-        writer = bundle.Writer(f"{made.staging}/rank_{i}")
+        writer = tensor_bundle.Writer(f"{made.staging}/rank_{i}")
         writer.add(
             "v", (files * 2, 1), i * 2, np.full((2, 1), float(step if value is None else value))
         )
@@ -92,7 +92,7 @@ def check_no_litter(folder):
     listed = list(tf.train.get_checkpoint_state(folder).all_model_checkpoint_paths)
     used = {"checkpoint"}
     for prefix in listed:
-        opened = bundle.Bundle(prefix)
+        opened = tensor_bundle.Bundle(prefix)
         opened.check_files()
         used |= {
             os.path.basename(p) for p in [*opened.data_paths(), f"{prefix}.index", f"{prefix}.meta"]

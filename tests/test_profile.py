@@ -2,9 +2,9 @@
 
 import pytest
 
-from collective.columns import columns, imbalance, in_bytes
-from collective.plan.names import split_name
-from collective.profiling import profiler, split, trace
+from collective.ops.collective_names import split_name
+from collective.plan.formatting import columns, imbalance, in_bytes
+from collective.profiling import breakdown, profiler, trace
 
 MS = 1_000_000
 
@@ -34,7 +34,7 @@ def test_every_moment_belongs_to_what_computes_else_to_what_waits(ran, want):
 
 
 def step(number=1, **kwargs):
-    return split.Step(number, **{"ms": 10.0, **kwargs})
+    return breakdown.Step(number, **{"ms": 10.0, **kwargs})
 
 
 def test_who_spends_least_in_a_collective_came_last():
@@ -47,12 +47,12 @@ def test_who_spends_least_in_a_collective_came_last():
     late = step(
         phases={"input": 8.0, "collective.t.keys": 2.0}, collectives={"collective.t.keys": 2.0}
     )
-    joined = split.join([[early], [late]])
+    joined = breakdown.join([[early], [late]])
     assert joined.phases[0] == pytest.approx(
-        {"input": 2.0, "collective.t.keys": 2.0, split.WAITING: 6.0}
+        {"input": 2.0, "collective.t.keys": 2.0, breakdown.WAITING: 6.0}
     )
     assert joined.phases[1] == pytest.approx(
-        {"input": 8.0, "collective.t.keys": 2.0, split.WAITING: 0.0}
+        {"input": 8.0, "collective.t.keys": 2.0, breakdown.WAITING: 0.0}
     )
     assert [sum(phases.values()) for phases in joined.phases] == pytest.approx(joined.ms)
 
@@ -63,9 +63,11 @@ def test_who_waits_is_found_step_by_step():
     long, short = (
         {"phases": {name: ms, "dense": 10 - ms}, "collectives": {name: ms}} for ms in (5.0, 1.0)
     )
-    joined = split.join([[step(1, **long), step(2, **short)], [step(1, **short), step(2, **long)]])
+    joined = breakdown.join(
+        [[step(1, **long), step(2, **short)], [step(1, **short), step(2, **long)]]
+    )
     assert all(
-        phases == pytest.approx({name: 1.0, "dense": 7.0, split.WAITING: 2.0})
+        phases == pytest.approx({name: 1.0, "dense": 7.0, breakdown.WAITING: 2.0})
         for phases in joined.phases
     )
 
@@ -73,13 +75,13 @@ def test_who_waits_is_found_step_by_step():
 def test_a_hidden_collective_hides_its_waiting():
     """Of 8 ms, 6 of them waiting, only 4 weren't spent on computing meanwhile."""
     name = "collective.t.rows"
-    joined = split.join(
+    joined = breakdown.join(
         [
             [step(phases={name: 4.0, "dense": 6.0}, collectives={name: 8.0})],
             [step(phases={name: 2.0, "dense": 8.0}, collectives={name: 2.0})],
         ]
     )
-    assert joined.phases[0] == pytest.approx({name: 1.0, split.WAITING: 3.0, "dense": 6.0})
+    assert joined.phases[0] == pytest.approx({name: 1.0, breakdown.WAITING: 3.0, "dense": 6.0})
 
 
 def test_rates_and_shares():
@@ -103,20 +105,20 @@ def test_rates_and_shares():
             )
         ],
     ]
-    joined = split.join(told)
+    joined = breakdown.join(told)
     assert joined.samples_per_s == pytest.approx(200 / 0.020)
     assert joined.distinct_share == pytest.approx(180 / 600)
     assert joined.bytes_per_step == pytest.approx(400)
     assert joined.keys_per_owner == {"t": [60, 40], "u": [30, 50]}
-    text = split.text(joined, [0, 1])
+    text = breakdown.text(joined, [0, 1])
     assert "10,000 samples/s" in text and "30.0%" in text and "max/mean 1.00" in text
-    nothing = split.join([[step()]])
+    nothing = breakdown.join([[step()]])
     assert (nothing.samples_per_s, nothing.distinct_share, nothing.bytes_per_step) == (
         None,
         None,
         0,
     )
-    assert "samples" not in split.text(nothing, [0])
+    assert "samples" not in breakdown.text(nothing, [0])
 
 
 @pytest.mark.parametrize("ranks, exchanges", [(2, 3), (2, 90), (7, 3)])
@@ -131,7 +133,7 @@ def test_the_printed_rows_add_up_to_the_step(ranks, exchanges):
         },
     }
     told = [[step(ms=sum(phases.values()), phases=phases)] for _ in range(ranks)]
-    lines = split.text(split.join(told), range(ranks)).splitlines()
+    lines = breakdown.text(breakdown.join(told), range(ranks)).splitlines()
     rows = [line for line in lines[2:] if not line.startswith("step")]
     first = [
         float(

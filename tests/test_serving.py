@@ -19,7 +19,7 @@ import json, os, sys
 import numpy as np
 import tensorflow.compat.v1 as tf
 from collective import CollectiveStrategy, RankError, feature_column as columns
-from collective.ranks import meeting
+from collective.coordination import barrier
 
 tf.logging.set_verbosity(tf.logging.ERROR)
 strategy = CollectiveStrategy()
@@ -62,13 +62,13 @@ def model_fn(features, labels, mode):
     return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train)
 
 def left():
-    meeting.exchange(None, 'cleaned', {})
+    barrier.exchange(None, 'cleaned', {})
     return sorted(os.listdir(base)) if os.path.isdir(base) else []
 
 with strategy.scope():
     if rank == 0:
         open(vocabulary, 'w').write('to\\nbe\\n')
-    meeting.exchange(None, 'written', {})
+    barrier.exchange(None, 'written', {})
     estimator = strategy.estimator(model_fn, os.path.join(out, 'model'))
     _, exports = estimator.train_and_evaluate(
         tf.estimator.TrainSpec(input_fn, max_steps=30),
@@ -91,7 +91,7 @@ with strategy.scope():
             assert left() == [], left()
     trouble = lambda place: None
     path = estimator.export_saved_model(base, receiver, assets_extra={'words.txt': vocabulary})
-    told = meeting.exchange(None, 'paths', {'path': path.decode()})
+    told = barrier.exchange(None, 'paths', {'path': path.decode()})
     assert left() == [os.path.basename(path.decode())] and all(text == told[0] for text in told)
     for mode in ('train', 'eval'):
         try:

@@ -22,7 +22,7 @@ import os, sys, time
 import numpy as np
 import tensorflow.compat.v1 as tf
 from collective import CollectiveStrategy
-from collective.ranks import protocol
+from collective.coordination import coordinator
 
 tf.logging.set_verbosity(tf.logging.ERROR)
 if 'cond_v1' in sys.argv:
@@ -285,10 +285,10 @@ def test_all_ranks_count_the_same_agreements(tmp_path):
         tmp_path,
         """
         from collective.errors import RankError
-        from collective.ranks import meeting
+        from collective.coordination import barrier
 
         def told(what):
-            counts = meeting.exchange(None, 'comparing', {'passed': protocol.of_process().progress.passed})
+            counts = barrier.exchange(None, 'comparing', {'passed': coordinator.of_process().progress.passed})
             assert len({text['passed'] for text in counts}) == 1, (what, counts)
             print('alike after', what, counts[0]['passed'])
 
@@ -317,10 +317,10 @@ def test_all_ranks_count_the_same_agreements(tmp_path):
             except tf.errors.InvalidArgumentError:
                 told('an id outside of the table')
             try:
-                meeting.together(session, 'failing', lambda: 1 // (rank - 1))
+                barrier.together(session, 'failing', lambda: 1 // (rank - 1))
             except (RankError, ZeroDivisionError):
                 told('a meeting that failed')
-            meeting.together(session, 'meeting', lambda: rank)
+            barrier.together(session, 'meeting', lambda: rank)
             told('a meeting')
         told('leaving')
         with tf.train.MonitoredTrainingSession('') as session:

@@ -31,14 +31,14 @@ def main(arguments: list[str] | None = None) -> int:
 
     import tensorflow.compat.v1 as tf
 
-    from collective.checkpoint import consolidating
+    from collective.checkpoint import consolidate
 
     try:
         if given.command == "show":
-            print(consolidating.description(given.path))
+            print(consolidate.description(given.path))
         else:
-            consolidating.consolidate(given.path, given.target)
-            print(consolidating.description(given.target))
+            consolidate.consolidate(given.path, given.target)
+            print(consolidate.description(given.target))
     except (ValueError, OSError, tf.errors.OpError) as error:
         print(
             f"{parser.prog} {given.command}: {getattr(error, 'message', None) or error}",

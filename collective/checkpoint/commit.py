@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 from tensorflow.python.checkpoint import checkpoint_management
 
-from collective.checkpoint import bundle, index
+from collective.checkpoint import tensor_bundle
 from collective.checkpoint.layout import ENTRY, FORMAT_ENTRY, VERSION, Layout
 
 RECORD, MERGED, META, STATE = "record", "merged", "graph.meta", "state"
@@ -93,25 +93,25 @@ class Commit:
 
     def merge(self, written: Sequence[str], layout: Layout) -> None:
         """Makes one bundle of those that the ranks wrote, and of the layout."""
-        shards = sum(index.Index(path).shards for path in written)
+        shards = sum(tensor_bundle.Index(path).shards for path in written)
         # One more file where the names would be those of the checkpoint that is there: it must last
         # until the index is swapped.
-        together = index.data_path(self.prefix, 0, shards + 1) not in self._old
+        together = tensor_bundle.data_path(self.prefix, 0, shards + 1) not in self._old
         labels: list[str] = []
         for number, entries in enumerate(
             [{ENTRY: layout.to_json(), FORMAT_ENTRY: str(VERSION)}]
             if together
             else [{ENTRY: layout.to_json()}, {FORMAT_ENTRY: str(VERSION)}]
         ):
-            writer = bundle.Writer(os.path.join(self.staging, f"layout_{number}"))
+            writer = tensor_bundle.Writer(os.path.join(self.staging, f"layout_{number}"))
             for name, value in entries.items():
                 writer.add_whole(name, value)
             labels += writer.close()
         for path in labels:
             sync_bundle(path)
         self._shards = shards + len(labels)
-        bundle.merge([*written, *labels], self._merged)
-        sync(index.path(self._merged))
+        tensor_bundle.merge([*written, *labels], self._merged)
+        sync(tensor_bundle.index_path(self._merged))
 
     def publish(self, ending: Ending) -> None:
         """Steps 3 to 6. An error on the way undoes what can be undone (`settle`)."""
@@ -124,7 +124,7 @@ class Commit:
                 "shards": self._shards,
                 "meta": ending.meta,
                 "state": ending.state,
-                "existed": tf.io.gfile.exists(index.path(self.prefix)),
+                "existed": tf.io.gfile.exists(tensor_bundle.index_path(self.prefix)),
                 "old": self._old,
                 "doomed": list(ending.doomed),
                 "meta_suffix": ending.meta_suffix,
@@ -133,11 +133,11 @@ class Commit:
         sync(self.staging)
         for shard in range(self._shards):
             move(
-                index.data_path(self._merged, shard, self._shards),
-                index.data_path(self.prefix, shard, self._shards),
+                tensor_bundle.data_path(self._merged, shard, self._shards),
+                tensor_bundle.data_path(self.prefix, shard, self._shards),
             )
         sync(os.path.dirname(self.prefix))
-        move(index.path(self._merged), index.path(self.prefix))
+        move(tensor_bundle.index_path(self._merged), tensor_bundle.index_path(self.prefix))
         sync(os.path.dirname(self.prefix))
         if ending.meta:
             move(self.meta, ending.meta)
@@ -193,13 +193,13 @@ def settle(staging: str) -> None:
 
 def _end(staging: str, record: dict[str, Any]) -> None:
     prefix, shards = record["prefix"], record["shards"]
-    new = [index.data_path(prefix, shard, shards) for shard in range(shards)]
-    there = not tf.io.gfile.exists(index.path(os.path.join(staging, MERGED)))
+    new = [tensor_bundle.data_path(prefix, shard, shards) for shard in range(shards)]
+    there = not tf.io.gfile.exists(tensor_bundle.index_path(os.path.join(staging, MERGED)))
     latest = there and not (record["state"] and tf.io.gfile.exists(os.path.join(staging, STATE)))
     if latest or there and record["existed"]:
         _delete(path for path in record["old"] if path not in new)
     else:
-        _delete([index.path(prefix)] if there else [])
+        _delete([tensor_bundle.index_path(prefix)] if there else [])
         _delete(path for path in new if path not in record["old"])
         _delete([record["meta"]] if record["meta"] and there else [])
     if latest:
@@ -244,10 +244,10 @@ def sync(path: str) -> None:
 
 def sync_bundle(prefix: str) -> None:
     """`sync` of a bundle's files."""
-    sync(index.path(prefix))
-    shards = index.Index(prefix).shards
+    sync(tensor_bundle.index_path(prefix))
+    shards = tensor_bundle.Index(prefix).shards
     for shard in range(shards):
-        sync(index.data_path(prefix, shard, shards))
+        sync(tensor_bundle.data_path(prefix, shard, shards))
 
 
 def appears(path: str) -> bool:

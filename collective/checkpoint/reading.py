@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.checkpoint.bundle import Bundle
+from collective.checkpoint.compatibility import column_of
 from collective.checkpoint.layout import DYNAMIC, Column
-from collective.checkpoint.matching import column_of
+from collective.checkpoint.tensor_bundle import Bundle
 
 BUFFER = 128 << 20  # bytes that all parts of a table have in memory together
 

@@ -9,51 +9,67 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.checkpoint import bundle, matching, recent, tables
-from collective.checkpoint.saver import def_of_rest, rest_def, rest_of, same_path, shards_in
-from collective.ops import communication, graphs
-from collective.ranks import meeting
-from collective.serving import serving
+from collective.checkpoint import compatibility, table_io, tensor_bundle
+from collective.checkpoint.saver import (
+    def_of_rest,
+    note_last_checkpoint,
+    rest_def,
+    rest_of,
+    same_path,
+    shards_in,
+)
+from collective.coordination import barrier
+from collective.gradients import accumulation
+from collective.ops import collectives, graphs
+from collective.scope import SCOPES
+from collective.tables import served_table
 
 
-def restore(fresh_slots: bool, original: Any, saver: Any, sess: Any, save_path: Any) -> None:
-    """`Saver.restore`: everything is checked and read on all ranks before anything is changed on
-    any.
+def restore(original: Any, saver: Any, sess: Any, save_path: Any) -> None:
+    """Stands in for `Saver.restore`.
+
+    Everything is checked and read on all ranks before anything is changed on any. Gradients that
+    were summed up over batches (scope(local_steps=…)) are forgotten.
     """
+    _restore(SCOPES.options.missing_slots == "fresh", original, saver, sess, save_path)
+    accumulation.restart(sess)
+
+
+def _restore(fresh_slots: bool, original: Any, saver: Any, sess: Any, save_path: Any) -> None:
     if tf.executing_eagerly() or saver._is_empty or save_path is None:
         return original(saver, sess, save_path)
-    prefix, served = tf.compat.as_text(save_path), serving.of(sess.graph)
+    prefix, served = tf.compat.as_text(save_path), served_table.served_graph(sess.graph)
     if served is not None:
         return served.source(prefix, saver)
     shards = shards_in(saver, sess.graph)
-    if communication.size() == 1 and not shards:
+    if collectives.size() == 1 and not shards:
         original(saver, sess, save_path)
-        recent.note(prefix)
+        note_last_checkpoint(prefix)
         return None
     same_path(sess, "restoring a checkpoint", prefix)
     what, made = f"restoring checkpoint '{prefix}'", list[Any]()
 
     def step(doing: str, function: Callable[[], Any]) -> list[Any]:
-        return meeting.together(sess, f"{what}: {doing}", function)
+        return barrier.together(sess, f"{what}: {doing}", function)
 
     # none, or of TensorFlow's first format
     if not tf.io.gfile.exists(f"{prefix}.index") and not shards:
         step("all of it", lambda: original(saver, sess, prefix))
-        recent.note(prefix)
+        note_last_checkpoint(prefix)
         return None
 
     def compare() -> None:
-        opened = bundle.Bundle(prefix)
+        opened = tensor_bundle.Bundle(prefix)
         made.append(
-            matching.plan(
+            compatibility.plan(
                 opened,
                 shards,
-                matching.saved_by(sess.graph, rest_def(saver)),
+                compatibility.saved_by(sess.graph, rest_def(saver)),
                 fresh_slots,
                 saver._reshape,
             )
         )
-        made.append(tables.Loaded(sess, opened, made[0].pairs))
+        made.append(table_io.Loaded(sess, opened, made[0].pairs))
 
     step("comparing", compare)
     plan, loaded = made
@@ -70,7 +86,7 @@ def restore(fresh_slots: bool, original: Any, saver: Any, sess: Any, save_path: 
         loaded.undo()
         raise
     step("tables", loaded.assign)
-    recent.note(prefix)
+    note_last_checkpoint(prefix)
     anew = [shard.variable for shard in plan.fresh if not shard.dynamic]
     anew += [v for name, v in rest_of(saver).items() if name in plan.missing]
     if anew:

@@ -19,10 +19,9 @@ from tensorflow.python.training import saver as saver_lib
 from tensorflow.python.training.saving import saveable_object_util
 
 from collective.checkpoint.shards import Shard, shards_of
-from collective.ops import communication
-from collective.ranks import meeting
-from collective.replicated import shard_of
-from collective.tables.table import Table
+from collective.coordination import barrier
+from collective.ops import collectives
+from collective.tables.table import Table, shard_of
 
 # a graph's collection: the tables that an imported copy of it can't have
 TABLES = "collective/tables"
@@ -52,7 +51,7 @@ def build(
     saver._collective_shards = shards
     ours = {shard.name for shard in shards}
     rest = {name: v for name, v in everything.items() if name not in ours}
-    if communication.size() == 1 and not any(shard.dynamic for shard in shards):
+    if collectives.size() == 1 and not any(shard.dynamic for shard in shards):
         # What an exported graph is imported with stays complete; it isn't used here.
         plainly()
         saver._collective_rest = def_of_rest(saver, rest, checkpoint_path)
@@ -151,7 +150,7 @@ def rest_of(saver: Any) -> dict[str, Any]:
 
 def same_path(sess: Any, what: str, prefix: str) -> None:
     """An error on all ranks if they name different checkpoints."""
-    told = [text["path"] for text in meeting.exchange(sess, what, {"path": prefix})]
+    told = [text["path"] for text in barrier.exchange(sess, what, {"path": prefix})]
     other = next((r for r, path in enumerate(told) if path != told[0]), None)
     if other is not None:
         raise ValueError(
@@ -172,12 +171,7 @@ def restore_latest(
     config: Any = None,
 ) -> Any:
     """`SessionManager._restore_checkpoint`: rank 0 looks which checkpoint is the latest."""
-    if (
-        communication.size() == 1
-        or not saver
-        or not checkpoint_dir
-        or checkpoint_filename_with_path
-    ):
+    if collectives.size() == 1 or not saver or not checkpoint_dir or checkpoint_filename_with_path:
         return original(
             manager,
             master,
@@ -191,7 +185,7 @@ def restore_latest(
 
     def find() -> Any:
         end = time.monotonic() + max_wait_secs
-        while communication.rank() == 0:
+        while collectives.rank() == 0:
             found = checkpoint_management.get_checkpoint_state(checkpoint_dir)
             if found and found.model_checkpoint_path:
                 return found.model_checkpoint_path, list(found.all_model_checkpoint_paths)
@@ -200,7 +194,7 @@ def restore_latest(
             time.sleep(manager._recovery_wait_secs)
         return None
 
-    found = meeting.together(None, f"finding the latest checkpoint in '{checkpoint_dir}'", find)[0]
+    found = barrier.together(None, f"finding the latest checkpoint in '{checkpoint_dir}'", find)[0]
     if found is None:
         return original(manager, master, config=config)[0], False
     out = original(manager, master, saver, checkpoint_filename_with_path=found[0], config=config)
@@ -210,4 +204,17 @@ def restore_latest(
 
 def write_graph(original: Any, *args: Any, **kwargs: Any) -> Any:
     """`training_util.write_graph`, which CheckpointSaverHook calls: rank 0 alone writes."""
-    return original(*args, **kwargs) if communication.rank() == 0 else None
+    return original(*args, **kwargs) if collectives.rank() == 0 else None
+
+
+_last: list[str] = []
+
+
+def note_last_checkpoint(prefix: str) -> None:
+    """Notes that this process saved or restored the checkpoint `prefix`."""
+    _last[:] = [prefix]
+
+
+def last_checkpoint() -> str | None:
+    """Returns the prefix of the checkpoint that this process saved or restored last, if any."""
+    return _last[0] if _last else None

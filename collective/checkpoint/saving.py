@@ -15,13 +15,13 @@ from tensorflow.python.checkpoint import checkpoint_management
 from tensorflow.python.client import session as session_lib
 from tensorflow.python.training import training_util
 
-from collective.checkpoint import bundle, commit, recent, tables
-from collective.checkpoint.bundle import raw_run
-from collective.checkpoint.saver import rest_def, same_path, shards_in
+from collective.checkpoint import commit, table_io, tensor_bundle
+from collective.checkpoint.saver import note_last_checkpoint, rest_def, same_path, shards_in
 from collective.checkpoint.shards import Shard
-from collective.ops import communication
-from collective.ranks import meeting
-from collective.serving import serving
+from collective.checkpoint.tensor_bundle import raw_run
+from collective.coordination import barrier
+from collective.ops import collectives
+from collective.tables import served_table
 
 
 def save(
@@ -40,17 +40,17 @@ def save(
     """`Saver.save`: rank 0 writes what isn't sharded; all return the same path, once it is the
     latest checkpoint.
     """
-    served = serving.of(sess.graph) if hasattr(sess, "graph") else None
+    served = served_table.served_graph(sess.graph) if hasattr(sess, "graph") else None
     if served is not None:
         return served.write_variables(sess, saver, save_path)
-    first = communication.rank() == 0
+    first = collectives.rank() == 0
     shards = (
         shards_in(saver, sess.graph)
         if isinstance(sess, session_lib.SessionInterface) and saver._is_built
         else []
     )
     if (
-        communication.size() == 1
+        collectives.size() == 1
         and not shards
         or saver._is_empty
         or not saver._is_built
@@ -85,7 +85,8 @@ def save(
             return
         here = mine[0]
         here.merge(
-            _visible(staging, written), tables.layout_of(shards, [told["rows"] for told in written])
+            _visible(staging, written),
+            table_io.layout_of(shards, [told["rows"] for told in written]),
         )
         meta = (
             checkpoint_management.meta_graph_filename(prefix, meta_graph_suffix)
@@ -119,11 +120,11 @@ def save(
         )
 
     try:
-        staging = meeting.together(sess, f"preparing checkpoint '{prefix}'", begin)[0]
-        written = meeting.together(
+        staging = barrier.together(sess, f"preparing checkpoint '{prefix}'", begin)[0]
+        written = barrier.together(
             sess, f"writing checkpoint '{prefix}'", lambda: _write(saver, sess, shards, staging)
         )
-        meeting.together(sess, f"publishing checkpoint '{prefix}'", publish)
+        barrier.together(sess, f"publishing checkpoint '{prefix}'", publish)
     except BaseException:
         if mine:
             commit.settle(mine[0].staging)
@@ -133,7 +134,7 @@ def save(
 
 
 def _noted(prefix: str) -> str:
-    recent.note(prefix)
+    note_last_checkpoint(prefix)
     return prefix
 
 
@@ -158,15 +159,15 @@ def _paths(
 
 def _write(saver: Any, sess: Any, shards: list[Shard], staging: str) -> dict[str, Any]:
     """Writes what is this rank's; tells the files and the rows in them."""
-    host, rank = socket.gethostname(), communication.rank()
+    host, rank = socket.gethostname(), collectives.rank()
     if not commit.is_staged(staging):
         raise OSError(
             f"the ranks need a common file system: rank {rank} on host {host} does not "
             f"see the folder '{staging}', "
             "which rank 0 has just made"
         )
-    writer = bundle.Writer(os.path.join(staging, f"rank_{rank}"))
-    rows = tables.write(sess, shards, writer)
+    writer = tensor_bundle.Writer(os.path.join(staging, f"rank_{rank}"))
+    rows = table_io.write(sess, shards, writer)
     prefixes = writer.close()
     if rank == 0:
         rest, path = rest_def(saver), os.path.join(staging, "replicated")

@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.checkpoint import bundle
-from collective.checkpoint.bundle import raw_run, slice_rows
+from collective.checkpoint import tensor_bundle
 from collective.checkpoint.layout import DYNAMIC, STATIC, Column, part_rows
-from collective.ops import communication, graphs
-from collective.replicated import shard_of
-from collective.tables import initial
-from collective.tables.table import Table
+from collective.checkpoint.tensor_bundle import raw_run, slice_rows
+from collective.ops import collectives, graphs
+from collective.tables import initializers
+from collective.tables.table import Table, shard_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +50,7 @@ class Shard:
         rows = (
             0
             if self.dynamic
-            else part_rows(self.table.rows, communication.size(), communication.rank())
+            else part_rows(self.table.rows, collectives.size(), collectives.rank())
         )
         return rows, self.dim
 
@@ -146,7 +145,7 @@ class Operations:
                 resource=variable.handle, indices=self.rows, updates=self.values
             )
             self.allocate = tf.raw_ops.AssignVariableOp(
-                resource=variable.handle, value=initial.empty(shape, variable.dtype.base_dtype)
+                resource=variable.handle, value=initializers.empty(shape, variable.dtype.base_dtype)
             )
             self.destroy = tf.raw_ops.DestroyResourceOp(
                 resource=variable.handle, ignore_lookup_error=True
@@ -179,7 +178,7 @@ class Batch:
         written.
         """
         size = len(local_rows) * shard.dim * np.dtype(shard.dtype).itemsize
-        if shard.name in self._asked or self._bytes + size > bundle.SLICE:
+        if shard.name in self._asked or self._bytes + size > tensor_bundle.SLICE:
             self.flush()
         self._asked[shard.name] = shard, first, local_rows, values
         self._bytes += size

@@ -11,24 +11,22 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import variable_scope, variables
 from tensorflow.python.training import checkpoint_utils
 
-from collective.checkpoint import tables
-from collective.checkpoint.bundle import Bundle
+from collective.checkpoint import table_io
+from collective.checkpoint.compatibility import column_of, difference
 from collective.checkpoint.layout import Column
-from collective.checkpoint.matching import column_of, difference
 from collective.checkpoint.shards import Shard
-from collective.ops import communication
-from collective.ranks import meeting
-from collective.replicated import shard_of
-from collective.serving import serving
-from collective.tables import initial
-from collective.tables.table import Table
+from collective.checkpoint.tensor_bundle import Bundle
+from collective.coordination import barrier
+from collective.ops import collectives
+from collective.tables import initializers, served_table
+from collective.tables.table import Table, shard_of
 
 
 def init_from_checkpoint(original: Any, ckpt_dir_or_file: Any, assignment_map: Any) -> None:
     """`checkpoint_utils._init_from_checkpoint`: tables and slots get initializers that read the
     rank's rows.
     """
-    if serving.of(tf.get_default_graph()) is not None:
+    if served_table.served_graph(tf.get_default_graph()) is not None:
         # what is served has the values of the checkpoint that is exported
         return
     pairs = list(assignment_map.items() if isinstance(assignment_map, Mapping) else assignment_map)
@@ -40,8 +38,8 @@ def init_from_checkpoint(original: Any, ckpt_dir_or_file: Any, assignment_map: A
                 (entry, given if variable is None else variable)
             )
     # one rank may see a newer one
-    if communication.size() > 1 and tf.io.gfile.isdir(ckpt_dir_or_file):
-        ckpt_dir_or_file = meeting.exchange(
+    if collectives.size() > 1 and tf.io.gfile.isdir(ckpt_dir_or_file):
+        ckpt_dir_or_file = barrier.exchange(
             None,
             f"looking for a checkpoint in '{ckpt_dir_or_file}'",
             {"path": checkpoint_utils._get_checkpoint_filename(ckpt_dir_or_file)},
@@ -109,17 +107,17 @@ def _start(bundle: Bundle, name: str, variable: Any) -> None:
         _start_dynamic(bundle, shard, column)
         return
     with variable.graph.as_default(), tf.init_scope(), tf.name_scope("collective/checkpoint"):
-        value = initial.filled(
+        value = initializers.filled(
             shard.shape,
             variable.dtype.base_dtype,
-            lambda out: tables.read_shard(bundle, column, out),
+            lambda out: table_io.read_shard(bundle, column, out),
         )
         variable._initializer_op = tf.raw_ops.AssignVariableOp(
             resource=variable.handle, value=value
         )
         # its initial_value isn't to be had whole
         variable._initial_value, variable._whole_value = value, None
-        initial.only_after(variable._initializer_op, value)
+        initializers.only_after(variable._initializer_op, value)
 
 
 def _start_dynamic(bundle: Bundle, shard: Shard, column: Column) -> None:
@@ -130,7 +128,7 @@ def _start_dynamic(bundle: Bundle, shard: Shard, column: Column) -> None:
             "without it: restore both with a Saver, or let it start fresh."
         )
     table: Any = shard.table
-    table.first_rows = lambda loading: tables.read_dynamic(
+    table.first_rows = lambda loading: table_io.read_dynamic(
         bundle, [column], lambda keys, values: loading.add(keys, values[0], {})
     )
 

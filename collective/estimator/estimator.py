@@ -12,17 +12,19 @@ from tensorflow_estimator.python.estimator import estimator as estimator_lib
 from tensorflow_estimator.python.estimator import training
 from tensorflow_estimator.python.estimator.mode_keys import ModeKeys
 
-from collective import checkpoint, metrics
-from collective.checkpoint.bundle import Bundle
+from collective import checkpoint
 from collective.checkpoint.layout import ENTRY, FORMAT_ENTRY, Column
+from collective.checkpoint.tensor_bundle import Bundle
+from collective.coordination import barrier, coordinator
 from collective.errors import RankError
-from collective.estimator import dealing, evaluation, prediction
+from collective.estimator import evaluation, input_sharding, prediction
 from collective.estimator.run_config import local_config
-from collective.ops import communication, graphs
-from collective.prefetch import choice as prefetch
-from collective.ranks import meeting, protocol
+from collective.ops import collectives
+from collective.ops.graph_state import state_of
+from collective.prefetch import enable as prefetch
+from collective.replication import metrics
 from collective.serving import export
-from collective.serving.serving import Serving
+from collective.serving.exporter import Serving
 
 
 class Estimator(estimator_lib.EstimatorV2):
@@ -88,7 +90,7 @@ class Estimator(estimator_lib.EstimatorV2):
                 and evaluation.is_train_and_evaluate(saving_listeners)
                 and self._deals(input_fn)
             ):
-                input_fn = dealing.Use(input_fn, passes=communication.size())
+                input_fn = input_sharding.Use(input_fn, passes=collectives.size())
             listeners = [evaluation.in_step(self, listener) for listener in saving_listeners or []]
             super().train(input_fn, hooks, steps, max_steps, listeners)
         return self
@@ -117,13 +119,8 @@ class Estimator(estimator_lib.EstimatorV2):
             {"steps": steps, "checkpoint_path": checkpoint_path, "name": name},
             latest=self._latest(checkpoint_path),
         ) as of_rank_0:
-            if (
-                communication.size() > 1
-                and steps is not None
-                and steps > 0
-                and self._deals(input_fn)
-            ):
-                input_fn, steps = dealing.Use(input_fn, batches=steps), None
+            if collectives.size() > 1 and steps is not None and steps > 0 and self._deals(input_fn):
+                input_fn, steps = input_sharding.Use(input_fn, batches=steps), None
             metrics = super().evaluate(input_fn, steps, hooks, of_rank_0["latest"], name)
             return evaluation.agreed(metrics)
 
@@ -147,7 +144,7 @@ class Estimator(estimator_lib.EstimatorV2):
                 rank 0; rank 0 may read as much of them as it likes. An input that isn't dealt comes
                 in turn: every rank's first batch, every rank's second….
         """
-        if not gather or communication.size() == 1:
+        if not gather or collectives.size() == 1:
             return self._share(
                 input_fn, predict_keys, hooks, checkpoint_path, yield_single_examples
             )
@@ -242,23 +239,24 @@ class Estimator(estimator_lib.EstimatorV2):
     # -- what TensorFlow's methods call
 
     def _call_input_fn(self, input_fn: Any, mode: str, input_context: Any = None) -> Any:
-        use = input_fn if isinstance(input_fn, dealing.Use) else dealing.Use(input_fn)
+        use = input_fn if isinstance(input_fn, input_sharding.Use) else input_sharding.Use(input_fn)
         call = super()._call_input_fn
         if not self._deals(use.input_fn):
-            given = dealing.context() if dealing.takes_context(use.input_fn) else None
+            given = input_sharding.context() if input_sharding.takes_context(use.input_fn) else None
             return _everywhere(
                 f"calling input_fn ({mode})", lambda: call(use.input_fn, mode, given)
             )
-        with dealing.one_order():
+        with input_sharding.one_order():
             return _everywhere(
                 f"calling input_fn ({mode})",
-                lambda: dealing.deal(call(use.input_fn, mode), use.batches, use.passes),
+                lambda: input_sharding.deal(call(use.input_fn, mode), use.batches, use.passes),
             )
 
     def _call_model_fn(self, features: Any, labels: Any, mode: str, config: Any) -> Any:
         call = super()._call_model_fn
         # within which another one's model_fn may be called
-        graphs.kept(tf.get_default_graph(), "estimator", lambda: self)
+        state = state_of(tf.get_default_graph())
+        state.estimator = state.estimator or self
         if self.serving is not None:
             return call(features, labels, mode, config)  # an export tells its errors itself
         if mode != ModeKeys.TRAIN:  # may have a train_op all the same
@@ -306,7 +304,7 @@ class Estimator(estimator_lib.EstimatorV2):
     # -- ranks
 
     def _deals(self, input_fn: Any) -> bool:
-        return self._shard_input and not dealing.takes_context(input_fn)
+        return self._shard_input and not input_sharding.takes_context(input_fn)
 
     def _latest(self, checkpoint_path: str | None) -> str | None:
         found: str | None = checkpoint_path or self.latest_checkpoint()
@@ -351,7 +349,7 @@ class Estimator(estimator_lib.EstimatorV2):
     ) -> Iterator[dict[str, Any]]:
         """All ranks call `method` with the arguments `alike`; gives rank 0's `mine`."""
         with self._failure_told(method), self._scope():
-            told = meeting.exchange(None, f"Estimator.{method}", {"alike": alike, "mine": mine})
+            told = barrier.exchange(None, f"Estimator.{method}", {"alike": alike, "mine": mine})
             for r, text in enumerate(told):
                 for name, value in told[0]["alike"].items():
                     if text["alike"][name] != value:
@@ -373,10 +371,10 @@ class Estimator(estimator_lib.EstimatorV2):
         except (RankError, tf.errors.OutOfRangeError):
             raise
         except Exception as error:
-            if communication.size() > 1 and not getattr(error, "collective_told", False):
-                ours = protocol.of_process()
+            if collectives.size() > 1 and not getattr(error, "collective_told", False):
+                ours = coordinator.of_process()
                 ours.failure = ours.failure or (
-                    protocol.Membership(0, []),
+                    coordinator.Membership(0, []),
                     f"Estimator.{method} failed with {type(error).__name__}: {error}",
                 )
             raise
@@ -386,7 +384,7 @@ def _everywhere(what: str, build: Callable[[], Any]) -> Any:
     """What `build` returns here; an error on one rank is an error on all."""
     made: list[Any] = []
     try:
-        meeting.together(None, what, lambda: made.append(build()))
+        barrier.together(None, what, lambda: made.append(build()))
     except Exception as error:
         error.collective_told = True  # type: ignore[attr-defined]
         raise

@@ -17,8 +17,8 @@ from tensorflow.python.ops import variables
 from tensorflow_estimator.python.estimator import exporter as exporter_lib
 from tensorflow_estimator.python.estimator import training
 
-from collective.ops import communication, gate
-from collective.ranks import meeting
+from collective.coordination import barrier
+from collective.ops import collectives, gate
 
 
 def agreed(metrics: dict[str, Any]) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def agreed(metrics: dict[str, Any]) -> dict[str, Any]:
     mine = base64.b64encode(pickle.dumps(metrics)).decode()
     told = [
         pickle.loads(base64.b64decode(text["metrics"]))
-        for text in meeting.exchange(None, "the end of an evaluation", {"metrics": mine})
+        for text in barrier.exchange(None, "the end of an evaluation", {"metrics": mine})
     ]
     for r, other in enumerate(told):
         for name, value in told[0].items():
@@ -62,12 +62,12 @@ def summing_hooks(values: dict[str, tf.Tensor]) -> list[tf.train.SessionRunHook]
     """What makes metrics global that aren't yet: before their values are read, their variables are
     summed over ranks.
 
-    `tf.metrics` sums when it reads (see `collective.metrics`); this is for Keras metrics.
+    `tf.metrics` sums when it reads (see `collective.replication.metrics`); this is for Keras metrics.
 
     Raises:
         ValueError: such a variable can't be summed.
     """
-    if communication.size() == 1:
+    if collectives.size() == 1:
         return []
     left: dict[str, Any] = {}
     for name in sorted(values):
@@ -96,7 +96,7 @@ def _unsummed(value: tf.Tensor) -> list[Any]:
     )
     while ahead:
         op = ahead.pop()
-        if op in seen or communication.collective_name(op):
+        if op in seen or collectives.collective_name(op):
             continue
         seen.add(op)
         if op in by_handle:
@@ -115,8 +115,8 @@ class _SumBeforeTheEnd(tf.train.SessionRunHook):
         opened = gate.gates_of(tf.get_default_graph()).beside([v.handle for v in self._states]).zero
         self._sums = []
         for state in self._states:
-            name = communication.unique_name(f"{state.op.name}/metric")
-            total = communication.allreduce_sum([tf.convert_to_tensor(state)], name, opened)[0]
+            name = collectives.unique_name(f"{state.op.name}/metric")
+            total = collectives.allreduce_sum([tf.convert_to_tensor(state)], name, opened)[0]
             self._sums.append(state.assign(total, read_value=False))
 
     def end(self, session: tf.Session) -> None:
@@ -135,10 +135,7 @@ def in_step(estimator: Any, listener: Any) -> Any:
     """`listener`, made to evaluate and export alike on all ranks if it is the one of
     `tf.estimator.train_and_evaluate`.
     """
-    if (
-        isinstance(listener, training._NewCheckpointListenerForEvaluate)
-        and communication.size() > 1
-    ):
+    if isinstance(listener, training._NewCheckpointListenerForEvaluate) and collectives.size() > 1:
         theirs = listener._evaluator
         listener._evaluator = _Evaluator(estimator, theirs._eval_spec, theirs._max_training_steps)
     return listener
@@ -151,7 +148,7 @@ class _Evaluator(training._TrainingExecutor._Evaluator):
 
     def evaluate_and_export(self) -> Any:
         estimator = self._estimator
-        found = meeting.exchange(
+        found = barrier.exchange(
             None, "looking for a checkpoint", {"latest": estimator.latest_checkpoint()}
         )[0]["latest"]
         self._estimator = _At(estimator, found)
@@ -187,15 +184,15 @@ def _by_rank_0(exporter: Any) -> Iterator[None]:
     own: dict[str, Any] = {}
     if (
         isinstance(exporter, (exporter_lib.LatestExporter, exporter_lib.BestExporter))
-        and communication.rank() > 0
+        and collectives.rank() > 0
     ):
         own["_garbage_collect_exports"] = lambda folder: None
     if isinstance(exporter, exporter_lib.BestExporter):
         read = exporter._get_best_eval_result
-        own["_get_best_eval_result"] = lambda files: meeting.together(
+        own["_get_best_eval_result"] = lambda files: barrier.together(
             None,
             f"reading the best result so far for exporter {exporter.name}",
-            lambda: read(files) if communication.rank() == 0 else None,
+            lambda: read(files) if collectives.rank() == 0 else None,
         )[0]
     for name, value in own.items():
         setattr(exporter, name, value)

@@ -9,8 +9,8 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from typing import IO, Any
 
-from collective.ops import communication
-from collective.ranks import meeting
+from collective.coordination import barrier
+from collective.ops import collectives
 
 MESSAGE = 1 << 20  # bytes of predictions that a rank sends at once, if a batch isn't larger
 
@@ -30,7 +30,7 @@ def gather(batches: Iterable[Any]) -> Iterator[Any]:
     spool = Spool()
     for batch in batches:
         spool.add(pickle.dumps(batch, protocol=4))
-    told = meeting.exchange(
+    told = barrier.exchange(
         None, "gathering predictions", {"count": spool.count, "bytes": spool.total}
     )
     counts = [text["count"] for text in told]
@@ -40,12 +40,10 @@ def gather(batches: Iterable[Any]) -> Iterator[Any]:
     for _ in range(0, max(counts), at_once):
         mine = list(itertools.islice(own, at_once))
         sent = (
-            []
-            if communication.rank() == 0
-            else [base64.b64encode(piece).decode() for piece in mine]
+            [] if collectives.rank() == 0 else [base64.b64encode(piece).decode() for piece in mine]
         )
-        told = meeting.exchange(None, "gathering predictions", {"batches": sent})
-        if communication.rank() == 0:
+        told = barrier.exchange(None, "gathering predictions", {"batches": sent})
+        if collectives.rank() == 0:
             theirs = [mine] + [
                 [base64.b64decode(piece) for piece in text["batches"]] for text in told[1:]
             ]

@@ -12,9 +12,9 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 from tensorflow_estimator.python.estimator import run_config
 
+from collective.coordination import barrier
 from collective.errors import RankError
-from collective.ops import communication
-from collective.ranks import meeting
+from collective.ops import collectives
 
 
 def local_config(config: Any, model_dir: Any) -> Any:
@@ -77,7 +77,7 @@ def _of_all(config: Any, given: str | None) -> str:
     given = given or config.model_dir
     dirs = [
         text["model_dir"]
-        for text in meeting.exchange(None, "making an Estimator", {"model_dir": given})
+        for text in barrier.exchange(None, "making an Estimator", {"model_dir": given})
     ]
     for r, other in enumerate(dirs):
         if other != dirs[0]:
@@ -90,8 +90,8 @@ def _of_all(config: Any, given: str | None) -> str:
         return given
 
     def make() -> str:
-        return "" if communication.rank() else tempfile.mkdtemp()
+        return "" if collectives.rank() else tempfile.mkdtemp()
 
-    made: str = meeting.together(None, "making a temporary model_dir", make)[0]
+    made: str = barrier.together(None, "making a temporary model_dir", make)[0]
     tf.logging.warning("Using temporary folder as model directory: %s", made)
     return made

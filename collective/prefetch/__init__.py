@@ -1,3 +1,1 @@
-"""Keys a batch ahead: those of batch i + 1 are exchanged while batch i computes
-(`scope(prefetch_keys=True)`).
-"""
+"""Exchanges the keys of batch i + 1 while batch i computes (`scope(prefetch_keys=True)`)."""

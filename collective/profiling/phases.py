@@ -8,11 +8,11 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import operations
+from collective.coordination import run_analysis
+from collective.ops import graph_analysis, op_attributes
 from collective.ops.gate import gates_of
-from collective.plan.reading import inputs_of
-from collective.ranks import runs
-from collective.strategies.together import groups_of
+from collective.plan.builder import inputs_of
+from collective.strategies.grouped_exchange import groups_of
 from collective.tables.grouping import lookups_of
 
 INPUT, LOOKUP, DENSE, OPTIMIZER, AGREEING = "input", "lookup", "dense", "optimizer", "agreement"
@@ -22,8 +22,8 @@ UPDATE = re.compile(r"^(.*/update_[^/]*)/")
 # What reads data, whatever it is for. (Functions in Python and control flow may do that, too, or
 # anything else.)
 READS = (
-    runs.SOURCES
-    - runs.CALLS
+    graph_analysis.SOURCES
+    - graph_analysis.CALLS
     - {"PyFunc", "PyFuncStateless", "EagerPyFunc", "Merge", "Exit", "RemoteCall"}
 )
 # What the optimizer of graphs puts before the names of what it has made of an operation.
@@ -48,20 +48,22 @@ class Phases:
         reach: what the run executes.
     """
 
-    def __init__(self, graph: tf.Graph, reach: runs.Reach):
+    def __init__(self, graph: tf.Graph, footprint: run_analysis.RunFootprint):
         self._graph = graph
-        written = [w for w in lookups_of(graph).written if w.out in reach.operations]
+        written = [w for w in lookups_of(graph).written if w.out in footprint.operations]
         inputs = [x for w in written for x in inputs_of(w.lookup)]
         members = [m for group in groups_of(graph) for m in group.members]
         opened = {x.name for m in members for x in (m.ids, m.samples, m.weights) if x is not None}
-        self._lookup = runs.upstream((w.out for w in written), {x.name for x in inputs} | opened)
+        self._lookup = graph_analysis.upstream(
+            (w.out for w in written), {x.name for x in inputs} | opened
+        )
         self._input = {
             op
-            for op in runs.upstream(x.op for x in inputs)
+            for op in graph_analysis.upstream(x.op for x in inputs)
             if gates_of(graph).level(op) == 0 and op not in self._lookup
         }
         self._lookup |= (
-            runs.upstream(
+            graph_analysis.upstream(
                 (check.bounds.op for check in gates_of(graph).checks),
                 {x.name for x in inputs} | opened,
             )
@@ -70,7 +72,7 @@ class Phases:
         self._lookup |= {
             x.op for m in members for x in (m.ids, m.samples, m.weights) if x is not None
         }
-        self._updates = set(_updates(graph, reach.operations))
+        self._updates = set(_updates(graph, footprint.operations))
         self._found: dict[str, str] = {}
 
     def of(self, name: str, kind: str) -> str | None:
@@ -90,12 +92,16 @@ class Phases:
         if name.startswith("collective/agreement"):
             return AGREEING
         op = self._operation(name)
-        if runs.WRITES.match(kind) or (found := UPDATE.match(name)) and found[1] in self._updates:
+        if (
+            graph_analysis.WRITES.match(kind)
+            or (found := UPDATE.match(name))
+            and found[1] in self._updates
+        ):
             return OPTIMIZER
         if kind in READS:
             return INPUT
         while op is not None:
-            if op in self._lookup or operations.kind(op).startswith("Collective"):
+            if op in self._lookup or op_attributes.kind(op).startswith("Collective"):
                 return LOOKUP
             if op in self._input:
                 return INPUT
@@ -112,7 +118,7 @@ class Phases:
 def _updates(graph: tf.Graph, operations: Iterable[tf.Operation]) -> Iterable[str]:
     for op in operations:
         found = UPDATE.match(str(op.name))
-        if found and runs.WRITES.match(op.type):
+        if found and graph_analysis.WRITES.match(op.type):
             yield found[1]
 
 
@@ -123,6 +129,6 @@ def is_wait(kind: str) -> bool:
     return (
         kind.startswith("Horovod")
         or kind in READS
-        or kind in runs.CALLS
+        or kind in graph_analysis.CALLS
         or kind in ("_Recv", "_HostRecv")
     )

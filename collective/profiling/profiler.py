@@ -11,22 +11,23 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Callable
 
 import horovod.tensorflow as hvd
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 
-from collective.ops import communication
-from collective.plan.known import known
-from collective.profiling import split, trace
-from collective.profiling.counting import Counting
+from collective.coordination import barrier
+from collective.coordination.prepared_run import PreparedRun
+from collective.ops import collectives
+from collective.ops.graph_state import state_of
+from collective.options import ScopeOptions
+from collective.profiling import breakdown, trace
+from collective.profiling.lookup_counts import Counting
 from collective.profiling.phases import Phases
 from collective.profiling.summaries import Writer
-from collective.ranks import meeting
-from collective.ranks.shared import Run
-from collective.tables.lazy import run_here
+from collective.tables.reserved_variable import run_here
 
 Original = Callable[..., Any]
 
@@ -41,7 +42,7 @@ class Traced:
         global_step: the graph's, after it; the number of the run if there is none.
     """
 
-    step: split.Step
+    step: breakdown.Step
     spans: list[trace.Span]
     global_step: int
 
@@ -57,6 +58,7 @@ class Profiler:
     """
 
     def __init__(self, folder: str, first: int, last: int, every: int):
+        os.makedirs(folder, exist_ok=True)
         self.folder, self.first, self.last, self.every = folder, first, last, every
         self.count = 0
         self._left: float | None = None  # when the last training run ended
@@ -67,7 +69,11 @@ class Profiler:
         self._timeline = False
 
     def watch(
-        self, original: Original, session: Any, run: Run, carry_out: Callable[[Original], Any]
+        self,
+        original: Original,
+        session: Any,
+        run: PreparedRun,
+        carry_out: Callable[[Original], Any],
     ) -> Any:
         """Carries out a training run, and measures it if it is one of those to be measured.
 
@@ -87,14 +93,14 @@ class Profiler:
         else:
             metadata = tf.RunMetadata()
             own = (
-                os.path.join(self.folder, f"rank_{communication.rank()}")
+                os.path.join(self.folder, f"rank_{collectives.rank()}")
                 if number == self.last
                 else None
             )
             out = carry_out(_tracing(original, metadata, own))
             ended = time.perf_counter()
             # should the trace be none to understand
-            traced = Traced(split.Step(number, (ended - began) * 1e3), [], number)
+            traced = Traced(breakdown.Step(number, (ended - began) * 1e3), [], number)
             with _unharmed("the trace"):
                 traced = self._measured(session, run, metadata.step_stats, began, ended)
             self._traced.append(traced)
@@ -109,9 +115,10 @@ class Profiler:
         """
         if self._traced:
             self._write_traces(self._traced)
-            if communication.rank() == 0:
+            if collectives.rank() == 0:
                 _say(
-                    split.text(split.join([[t.step for t in self._traced]]), [0]) + f"\n(of rank "
+                    breakdown.text(breakdown.join([[t.step for t in self._traced]]), [0])
+                    + f"\n(of rank "
                     f"0 alone: "
                     f"training "
                     f"ended "
@@ -121,13 +128,15 @@ class Profiler:
 
     # -- one run
 
-    def _measured(self, session: Any, run: Run, stats: Any, began: float, ended: float) -> Traced:
+    def _measured(
+        self, session: Any, run: PreparedRun, stats: Any, began: float, ended: float
+    ) -> Traced:
         _, phases, counting = self._way(session.graph, run)
         ran = trace.spans(stats, phases.of)
         counts = counting.of(trace.shapes(stats))
         took = trace.split(ran)
-        took[split.REST] = max(0.0, (ended - began) * 1e3 - sum(took.values()))
-        took[split.OUTSIDE] = (began - (began if self._left is None else self._left)) * 1e3
+        took[breakdown.REST] = max(0.0, (ended - began) * 1e3 - sum(took.values()))
+        took[breakdown.OUTSIDE] = (began - (began if self._left is None else self._left)) * 1e3
         collectives: dict[str, float] = {}
         received: dict[str, int] = {}
         for span in ran:
@@ -137,21 +146,27 @@ class Profiler:
                 )
                 received[span.phase] = received.get(span.phase, 0) + span.received
         return Traced(
-            split.Step(self.count + 1, sum(took.values()), took, collectives, received, *counts),
+            breakdown.Step(
+                self.count + 1, sum(took.values()), took, collectives, received, *counts
+            ),
             ran,
             _global_step(session, self.count + 1),
         )
 
-    def _way(self, graph: tf.Graph, run: Run) -> tuple[Any, Phases, Counting]:
+    def _way(self, graph: tf.Graph, run: PreparedRun) -> tuple[Any, Phases, Counting]:
         if id(run) not in self._ways:
             # `run` keeps its identity
-            self._ways[id(run)] = (run, Phases(graph, run.reach), Counting(graph, run.reach))
+            self._ways[id(run)] = (
+                run,
+                Phases(graph, run.footprint),
+                Counting(graph, run.footprint),
+            )
         return self._ways[id(run)]
 
     # -- all ranks
 
     def _start_timeline(self) -> None:
-        if communication.size() > 1 and os.environ.get("HOROVOD_TIMELINE") == "DYNAMIC":
+        if collectives.size() > 1 and os.environ.get("HOROVOD_TIMELINE") == "DYNAMIC":
             with _unharmed("Horovod's timeline"):
                 hvd.start_timeline(os.path.join(self.folder, "horovod.json"))
                 self._timeline = True
@@ -163,34 +178,34 @@ class Profiler:
         window = self.last in numbers
         if window:
             self._write_traces(traced)
-        told = meeting.exchange(
+        told = barrier.exchange(
             session,
             f"puts together the profile of steps {numbers[0]} to {numbers[-1]}",
             {"steps": [dataclasses.asdict(t.step) for t in traced]},
         )
-        steps = [[split.Step(**step) for step in rank["steps"]] for rank in told]
-        joined = split.join(steps)
-        known(session.graph).received = joined.received[communication.rank()]
-        known(session.graph).keys_per_owner = joined.keys_per_owner
-        if communication.rank() > 0:
+        steps = [[breakdown.Step(**step) for step in rank["steps"]] for rank in told]
+        joined = breakdown.join(steps)
+        state_of(session.graph).received_bytes = joined.received[collectives.rank()]
+        state_of(session.graph).keys_per_owner = joined.keys_per_owner
+        if collectives.rank() > 0:
             return
         with _unharmed("the profile"):
             if window:
-                _say(split.text(joined, range(len(told))))
+                _say(breakdown.text(joined, range(len(told))))
                 with open(os.path.join(self.folder, "split.json"), "w", encoding="utf-8") as file:
                     json.dump(
                         {**joined.to_dict(), "of_steps": [rank["steps"] for rank in told]}, file
                     )
             self._writer = self._writer or Writer(self.folder)
             for i, t in enumerate(traced):
-                self._writer.add(split.join([[rank[i]] for rank in steps]), t.global_step)
+                self._writer.add(breakdown.join([[rank[i]] for rank in steps]), t.global_step)
 
     def _write_traces(self, traced: list[Traced]) -> None:
         if self._timeline:
             self._timeline = False
             with _unharmed("Horovod's timeline"):
                 hvd.stop_timeline()
-        rank = communication.rank()
+        rank = collectives.rank()
         with _unharmed("the trace"):
             trace.write(
                 os.path.join(self.folder, f"rank_{rank}.trace.json"),
@@ -264,11 +279,15 @@ def _say(text: str) -> None:
 _profilers: dict[tuple[Any, ...], Profiler] = {}
 
 
-def of_options(option: Callable[[str], Any]) -> Profiler | None:
-    """The profiler of these options of scope(), the same one each time; None without a folder."""
-    if option("profile") is None:
+def of_options(options: ScopeOptions) -> Profiler | None:
+    """Returns the profiler of these options, the same one each time; None without a folder.
+
+    Raises:
+        OSError: the folder can't be made.
+    """
+    if options.profile is None:
         return None
-    key = (os.path.abspath(option("profile")), *option("profile_steps"), option("profile_every"))
+    key = (os.path.abspath(options.profile), *options.profile_steps, options.profile_every)
     if key not in _profilers:
         _profilers[key] = Profiler(*key)
     return _profilers[key]
@@ -278,35 +297,3 @@ def finish() -> None:
     """The outermost scope() ends."""
     for profiler in _profilers.values():
         profiler.finish()
-
-
-def check(options: Mapping[str, Any]) -> None:
-    """Raises ValueError for options of scope() that are none, and OSError where the folder can't be
-    made.
-    """
-    folder, steps, every = (
-        options.get(name) for name in ("profile", "profile_steps", "profile_every")
-    )
-    if folder is not None:
-        if not isinstance(folder, (str, os.PathLike)) or not os.fspath(folder):
-            raise ValueError(f"scope(profile=…) is a folder or None, not {folder!r}.")
-        os.makedirs(folder, exist_ok=True)
-    if steps is not None and not (
-        isinstance(steps, (tuple, list))
-        and len(steps) == 2
-        and all(map(_counts, steps))
-        and 1 <= steps[0] <= steps[1]
-    ):
-        raise ValueError(
-            "scope(profile_steps=…) is (first, last), two numbers of training steps "
-            "with 1 <= first <= last, "
-            f"not {steps!r}."
-        )
-    if every is not None and not (_counts(every) and every >= 0):
-        raise ValueError(
-            f"scope(profile_every=…) is a number of training steps, 0 for none, not {every!r}."
-        )
-
-
-def _counts(x: Any) -> bool:
-    return isinstance(x, int) and not isinstance(x, bool)

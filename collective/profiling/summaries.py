@@ -6,7 +6,7 @@ import re
 
 import tensorflow.compat.v1 as tf
 
-from collective.profiling.split import Split
+from collective.profiling.breakdown import Split
 
 
 def scalars(split: Split) -> dict[str, float]:

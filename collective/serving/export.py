@@ -13,12 +13,12 @@ import tensorflow.compat.v1 as tf
 from tensorflow.core.protobuf import meta_graph_pb2
 from tensorflow.python.saved_model.model_utils import export_utils
 
-from collective.checkpoint import recent
+from collective.checkpoint import saver
+from collective.coordination.barrier import Steps
 from collective.errors import RankError
-from collective.ops import communication
-from collective.ranks.steps import Steps
-from collective.serving.serving import Serving
-from collective.serving.serving import of as serving_of
+from collective.ops import collectives
+from collective.serving.exporter import Serving
+from collective.tables.served_table import served_graph
 from collective.tables.table import Sharded
 
 # (folder, checkpoint, what the graph is served from) -> the SavedModel's path
@@ -46,7 +46,7 @@ def exported(base: Any, checkpoint: Any, find: Callable[[], str | None], build: 
         ValueError: no checkpoint, or one that doesn't fit to the graph.
         RankError: another rank failed, or gave other arguments.
     """
-    rank = communication.rank()
+    rank = collectives.rank()
     with contextlib.ExitStack() as cleaning, Steps("the export of a SavedModel") as steps:
         given = [
             tf.compat.as_str(path) if path else None
@@ -96,7 +96,7 @@ def add_graph(original: Any, builder: Any, session: Any, *args: Any, **kwargs: A
         ValueError: TensorFlow alone could not load it.
     """
     graph = session.graph
-    if serving_of(graph) is None and any(
+    if served_graph(graph) is None and any(
         isinstance(v, Sharded) for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
     ):
         raise ValueError(
@@ -201,7 +201,7 @@ def from_estimator(
 
 def rank_0s(files: Any) -> Any:
     """`files` on rank 0, whose folder is kept."""
-    return files if communication.rank() == 0 else None
+    return files if collectives.rank() == 0 else None
 
 
 def _latest_of(estimator: Any) -> str | None:
@@ -221,7 +221,7 @@ def _find(checkpoint: str | None) -> str | None:
     process saved or restored.
     """
     if checkpoint is None:
-        return recent.last()
+        return saver.last_checkpoint()
     found: str | None = (
         tf.train.latest_checkpoint(checkpoint) if tf.io.gfile.isdir(checkpoint) else checkpoint
     )

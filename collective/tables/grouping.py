@@ -4,7 +4,7 @@ has its lookups grouped.
 Each lookup was written as the identity of a complete exchange of its own, which is right wherever
 it is used. Grouping builds one exchange for many of them and points their identities to it. A run
 that needs only some of a group's lookups feeds nothing for the others
-(`collective.ranks.runs.needed`), so what it is about, and what data it takes, stay what they were.
+(`collective.strategies.grouped_exchange.needed`), so what it is about, and what data it takes, stay what they were.
 
 Left alone, and right all the same, are lookups
 
@@ -25,11 +25,12 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python import pywrap_tfe
 
 from collective import strategies
-from collective.ops import bags, communication, gate, graphs
+from collective.ops import collectives, embedding_bag, gate, graphs
 from collective.ops.exchange import Wire
-from collective.ops.operations import on_device
-from collective.ranks.runs import upstream
-from collective.strategies.together import Group, exchange_together, groups_of
+from collective.ops.graph_analysis import upstream
+from collective.ops.graph_state import GraphState, state_of
+from collective.ops.placement import on_device
+from collective.strategies.grouped_exchange import Group, exchange_together, groups_of
 
 
 @dataclasses.dataclass
@@ -54,17 +55,16 @@ class Lookups:
 
     Attributes:
         written: all of them, in the order in which they were written.
-        run: the number of operations that a session has seen.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, state: GraphState) -> None:
         self.written: list[Written] = []
         self._ungrouped: list[Written] = []
-        self.run = 0
+        self._state = state
 
     def add(self, lookup: strategies.Lookup, out: tf.Tensor) -> None:
         """Notes that `lookup` was written, and is `out`."""
-        if not hasattr(out.graph, "outer_graph"):
+        if not graphs.is_function(out.graph):
             self.written.append(Written(lookup, out.op, _alone(lookup, out)))
             self._ungrouped.append(self.written[-1])
 
@@ -89,10 +89,10 @@ class Lookups:
         """
         graph = tf.get_default_graph()
         for written in self.waiting():
-            if written.out._id <= self.run:
+            if written.out._id <= self._state.seen_by_session:
                 written.alone = "a session had run its graph"
         waiting = self.waiting()
-        if not waiting or hasattr(graph, "outer_graph"):
+        if not waiting or graphs.is_function(graph):
             return
         if ys is not None:
             reached = upstream(y.op for y in ys)
@@ -125,7 +125,11 @@ class Lookups:
 
 def lookups_of(graph: tf.Graph) -> Lookups:
     """The lookups of `graph`; those of the graph around it if it is a function's."""
-    return graphs.kept(graphs.outermost(graph), "lookups", Lookups)
+    state = state_of(graphs.outermost(graph))
+    if state.lookups is None:
+        state.lookups = Lookups(state)
+    lookups: Lookups = state.lookups
+    return lookups
 
 
 def _inputs(lookup: strategies.Lookup) -> list[tf.Tensor]:
@@ -134,9 +138,9 @@ def _inputs(lookup: strategies.Lookup) -> list[tf.Tensor]:
 
 
 def _alone(lookup: strategies.Lookup, out: tf.Tensor) -> str:
-    if communication.size() == 1 and not on_device(lookup.table.hashed):
+    if collectives.size() == 1 and not on_device(lookup.table.hashed):
         return "there is one rank"
-    unchecked = lookup.bounds is None and lookup.table.rows is not None and communication.size() > 1
+    unchecked = lookup.bounds is None and lookup.table.rows is not None and collectives.size() > 1
     if unchecked or out.op._get_control_flow_context() is not None:
         return "it is in a branch or a loop"
     if lookup.table.dtype.base_dtype != tf.float32:
@@ -150,7 +154,11 @@ def _alone(lookup: strategies.Lookup, out: tf.Tensor) -> str:
         return "its max_norm is a tensor"
     if lookup.max_norm is not None and not lookup.max_norm > 0:
         return f"its max_norm is {lookup.max_norm}"
-    return f"the compiled operations are missing: {bags.missing()}" if bags.missing() else ""
+    return (
+        f"the compiled operations are missing: {embedding_bag.missing()}"
+        if embedding_bag.missing()
+        else ""
+    )
 
 
 def _weighed(lookup: strategies.Lookup, learned: Set[tf.Operation]) -> strategies.Lookup:

@@ -18,12 +18,12 @@ from tensorflow.python.framework import tensor as tensor_lib
 from tensorflow.python.ops import variables
 
 from collective import strategies
-from collective.ops import communication, kernels, keys
+from collective.ops import collectives, graphs, key_hashing, tensorflow_lookup
 from collective.ops.gate import gates_of
-from collective.serving.serving import ServedDynamicTable, ServedTable, look_up
-from collective.strategies.alone import exchange_alone
-from collective.tables.dynamic import DynamicTable
+from collective.strategies.single_exchange import exchange_alone
+from collective.tables.dynamic_table import DynamicTable
 from collective.tables.grouping import lookups_of
+from collective.tables.served_table import ServedDynamicTable, ServedTable, look_up
 from collective.tables.table import Sharded
 
 
@@ -41,11 +41,9 @@ def _checked(table: Sharded | ServedTable, ids: tf.Tensor) -> strategies.Lookup:
     # operations.
     if table.rows is None or isinstance(table, ServedTable):
         return strategies.Lookup(table, ids, None)
-    bounds = kernels.bounds(ids)
-    hidden = (
-        hasattr(bounds.graph, "outer_graph") or bounds.op._get_control_flow_context() is not None
-    )
-    if communication.size() > 1 and not hidden:
+    bounds = tensorflow_lookup.bounds(ids)
+    hidden = graphs.is_function(bounds.graph) or bounds.op._get_control_flow_context() is not None
+    if collectives.size() > 1 and not hidden:
         return strategies.Lookup(table, ids, bounds)
     check = _check_now(table, bounds)
     if not hidden:
@@ -57,7 +55,7 @@ def _checked(table: Sharded | ServedTable, ids: tf.Tensor) -> strategies.Lookup:
 def _as_keys(table: Sharded | ServedTable, ids: tf.Tensor) -> tf.Tensor:
     """int64; strings are keys of dynamic tables only."""
     return (
-        keys.of_strings(ids)
+        key_hashing.of_strings(ids)
         if table.rows is None and ids.dtype == tf.string
         else tf.cast(ids, tf.int64)
     )

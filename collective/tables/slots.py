@@ -9,11 +9,10 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective.errors import TableError
-from collective.replicated import mark_shard
-from collective.tables import store
-from collective.tables.dynamic import DynamicTable
-from collective.tables.lazy import Lazy, never, run_here
-from collective.tables.table import REFUSED, WHOLE
+from collective.tables import row_store
+from collective.tables.dynamic_table import DynamicTable
+from collective.tables.reserved_variable import Lazy, never, run_here
+from collective.tables.table import REFUSED, WHOLE, mark_shard
 
 
 class Slot(Lazy):
@@ -55,19 +54,19 @@ class Slot(Lazy):
         table.slots.append(self)
         mark_shard(self, table)
 
-    def new_column(self, first: np.ndarray | None = None) -> store.Column:
+    def new_column(self, first: np.ndarray | None = None) -> row_store.Column:
         return self.table.new_column(self.op.name, self.dim, self._numpy, first)
 
     def _start(self, path: str, source: np.ndarray, first: np.ndarray) -> np.ndarray:
-        read = store.living(int(source)).columns.get(self.op.name) if source else None
+        read = row_store.living(int(source)).columns.get(self.op.name) if source else None
         column = self.new_column() if read is None else read
         column.first = first[0].copy()
         column.offer(path)
-        return store.keep(column.number, column)
+        return row_store.keep(column.number, column)
 
-    def column(self, session: Any) -> store.Column:
+    def column(self, session: Any) -> row_store.Column:
         """What `session` holds of it."""
-        found: store.Column = store.living(int(run_here(session, self.number)))
+        found: row_store.Column = row_store.living(int(run_here(session, self.number)))
         return found
 
     def refuse(self, way: str) -> NoReturn:

@@ -14,8 +14,8 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import resource_variable_ops
 
 from collective.errors import TableError
-from collective.ops import communication, graphs, kernels, operations
-from collective.tables import initial, whole
+from collective.ops import collectives, dispatch, graphs, tensorflow_lookup
+from collective.tables import dense_view, initializers
 
 _view = threading.local()
 
@@ -44,7 +44,7 @@ class Sharded(resource_variable_ops.ResourceVariable):
     `safe_embedding_lookup_sparse` and `tf.gather`, and by the feature columns that use them.
     Whatever takes a variable for one value (fetching it, `tf.matmul`, slices, `tf.nn.l2_loss`,
     `read_value`) gets all rows from all ranks, and `assign`, `assign_add`, `assign_sub` and `load`
-    take such a value, the same on every rank (see `collective.tables.whole`). What else would reach
+    take such a value, the same on every rank (see `collective.tables.dense_view`). What else would reach
     one rank's shard only raises `TableError`. With one rank, shard and variable are the same.
 
     Attributes:
@@ -70,8 +70,8 @@ class Sharded(resource_variable_ops.ResourceVariable):
         with shard_view():
             super().__init__(**kwargs)
         if isinstance(self._initial_value, tf.Tensor):
-            initial.only_after(self.initializer, self._initial_value)
-        self._unread = None if self._is_whole() else whole.unread(self)
+            initializers.only_after(self.initializer, self._initial_value)
+        self._unread = None if self._is_whole() else dense_view.unread(self)
 
     @property
     def shape(self) -> tf.TensorShape:
@@ -92,33 +92,33 @@ class Sharded(resource_variable_ops.ResourceVariable):
 
     def owners(self, keys: tf.Tensor) -> tf.Tensor:
         """int32 [K], the ranks that own the int64 `keys` [K]."""
-        return tf.cast(tf.math.floormod(keys, communication.size()), tf.int32)
+        return tf.cast(tf.math.floormod(keys, collectives.size()), tf.int32)
 
     def fetch(self, keys: tf.Tensor) -> tf.Tensor:
         """[K, D], the rows of `keys` [K] int64, all of which this rank owns. Its gradient is
         `IndexedSlices` of the shard.
         """
-        return kernels.gather_rows(self, keys // communication.size(), [self.dim])
+        return tensorflow_lookup.gather_rows(self, keys // collectives.size(), [self.dim])
 
     # -- as one value
 
     def _is_whole(self) -> bool:
-        return communication.size() == 1 or in_shard_view()
+        return collectives.size() == 1 or in_shard_view()
 
     def value(self) -> tf.Tensor:
-        return super().value() if self._is_whole() else whole.read(self)
+        return super().value() if self._is_whole() else dense_view.read(self)
 
     def read_value(self) -> tf.Tensor:
-        return super().read_value() if self._is_whole() else whole.read(self)
+        return super().read_value() if self._is_whole() else dense_view.read(self)
 
     def read_value_no_copy(self) -> tf.Tensor:
-        return super().read_value_no_copy() if self._is_whole() else whole.read(self)
+        return super().read_value_no_copy() if self._is_whole() else dense_view.read(self)
 
     def gather_nd(self, indices: Any, name: str | None = None) -> tf.Tensor:
         return (
             super().gather_nd(indices, name)
             if self._is_whole()
-            else whole.gather_nd(self, indices, name)
+            else dense_view.gather_nd(self, indices, name)
         )
 
     def l2_loss(self, name: str | None = None) -> tf.Tensor:
@@ -126,7 +126,9 @@ class Sharded(resource_variable_ops.ResourceVariable):
         if self.rows is None:
             self.refuse("tf.nn.l2_loss")
         return (
-            tf.nn.l2_loss(super().value(), name) if self._is_whole() else whole.l2_loss(self, name)
+            tf.nn.l2_loss(super().value(), name)
+            if self._is_whole()
+            else dense_view.l2_loss(self, name)
         )
 
     @property
@@ -145,7 +147,7 @@ class Sharded(resource_variable_ops.ResourceVariable):
             return
         graph = self.graph
         with graphs.open_for_changes(graph), graph.as_default(), tf.init_scope():
-            self._fetched = whole.read(self)
+            self._fetched = dense_view.read(self)
 
     def eval(self, session: Any = None) -> Any:
         self.to_be_fetched()
@@ -155,7 +157,7 @@ class Sharded(resource_variable_ops.ResourceVariable):
         if self._is_whole():
             super().load(value, session)
         else:
-            whole.load(self, value, session)
+            dense_view.load(self, value, session)
 
     def _serialize_to_tensors(self) -> Any:
         return super()._serialize_to_tensors() if self._is_whole() else self._refuse_checkpoint()
@@ -193,7 +195,7 @@ class Table(Sharded):
     optimizers, `var_list`, `tf.gradients`.
 
     Args:
-        initializer: fills [V, D]; see `collective.tables.initial.shard`.
+        initializer: fills [V, D]; see `collective.tables.initializers.shard`.
         shape: [V, D].
     """
 
@@ -202,13 +204,13 @@ class Table(Sharded):
     ):
         rows, dim = shape.as_list()
         self._whole_value: Any = functools.partial(
-            initial.shard, initializer, (rows, dim), dtype, name
+            initializers.shard, initializer, (rows, dim), dtype, name
         )
-        with operations.device():
+        with dispatch.device():
             super().__init__(
                 rows=rows,
                 dim=dim,
-                initial_value=lambda: self._whole_value(communication.rank(), communication.size()),
+                initial_value=lambda: self._whole_value(collectives.rank(), collectives.size()),
                 name=name,
                 dtype=dtype,
                 **kwargs,
@@ -240,13 +242,13 @@ def _assigned(method: str) -> Any:
     ) -> Any:
         if self._is_whole():
             return inherited(self, value, use_locking, name, read_value)
-        value = whole.mine(self, tf.convert_to_tensor(value, self.dtype))
-        with tf.control_dependencies([whole.agreed(self, method)]), shard_view():
+        value = dense_view.mine(self, tf.convert_to_tensor(value, self.dtype))
+        with tf.control_dependencies([dense_view.agreed(self, method)]), shard_view():
             done = inherited(self, tf.identity(value), use_locking, name, False)
         if not read_value:
             return done
         with tf.control_dependencies([done]):
-            return whole.read(self)
+            return dense_view.read(self)
 
     return assign
 
@@ -298,3 +300,28 @@ for _method in ("assign", "assign_add", "assign_sub"):
     setattr(Sharded, _method, _assigned(_method))
 for _method, _way in REFUSED.items():
     setattr(Sharded, _method, _refused(_method, _way))
+
+
+def mark_shard(variable: Any, table: Table) -> None:
+    """From now on `variable` holds one row for each row of `table`'s shard: it is never made equal
+    over ranks.
+    """
+    if variable is not None:
+        variable._collective_shard = table
+
+
+def shard_of(variable: Any) -> Table | None:
+    """The table whose shard `variable` is, or has a slot for; None for a replicated variable."""
+    table: Table | None = (
+        variable if isinstance(variable, Table) else getattr(variable, "_collective_shard", None)
+    )
+    return table
+
+
+def is_replicated(variable: Any) -> bool:
+    return shard_of(variable) is None
+
+
+def is_movable(variable: Any) -> bool:
+    """Whether its values are numbers, which can be compared and sent."""
+    return variable.dtype.base_dtype not in (tf.string, tf.variant, tf.resource)

@@ -1,4 +1,4 @@
-"""What a rank with a GPU asks for, and what an owner hears: `collective.ops.bags.ask` and `hear`.
+"""What a rank with a GPU asks for, and what an owner hears: `collective.ops.embedding_bag.ask` and `hear`.
 
 ids ──► distinct (unpooled sections), partition (pooled ones) ──► message ══keys══► local rows,
 by table
@@ -18,7 +18,7 @@ from collective.ops.gpu.wire import Layout, Runs, read
 
 
 class Asked(NamedTuple):
-    """See `collective.ops.bags.Asked`.
+    """See `collective.ops.embedding_bag.Asked`.
 
     Attributes:
         message: [X] int64.

@@ -16,7 +16,7 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.ops import compiled, kernels, operations
+from collective.ops import native_library, op_attributes, tensorflow_lookup
 from collective.ops.gpu import asking
 from collective.ops.gpu.functions import Functions, Joined
 from collective.ops.gpu.pooling import Answering, Members, Pooling
@@ -76,7 +76,7 @@ class Bound:
                 ) from error
 
         graph = tf.get_default_graph()
-        marks = operations.marks(name, {**attributes, "of": self._tables})
+        marks = op_attributes.marks(name, {**attributes, "of": self._tables})
         with (
             tf.device(self.side.placed),
             graph._attr_scope(marks),
@@ -107,7 +107,7 @@ class Bound:
         return made
 
     def _shard(self, handle: tf.Tensor, writes: bool = False) -> tf.Tensor:
-        library = compiled.library()
+        library = native_library.library()
         with tf.device(self.side.placed):
             return (library.collective_sparse_shard if writes else library.collective_shard)(
                 handle, dtype=tf.float32, device=self.side.kind
@@ -115,7 +115,7 @@ class Bound:
 
     def collective_bounds(self, ids: Sequence[tf.Tensor]) -> tf.Tensor:
         """By TensorFlow's operations, wherever it has kernels for them."""
-        return tf.stack([kernels.bounds(x) for x in ids])
+        return tf.stack([tensorflow_lookup.bounds(x) for x in ids])
 
     def collective_mismatches(
         self,
@@ -125,7 +125,7 @@ class Bound:
         weighted: Sequence[int],
     ) -> tf.Tensor:
         """By TensorFlow's operations."""
-        found = [kernels.mismatches(x, y, None) for x, y in zip(ids, samples)]
+        found = [tensorflow_lookup.mismatches(x, y, None) for x, y in zip(ids, samples)]
         more = [
             tf.size(w, out_type=tf.int64) - tf.size(ids[place], out_type=tf.int64)
             for w, place in zip(weights, weighted)

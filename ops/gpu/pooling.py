@@ -2,7 +2,7 @@
 gradients of both.
 
     rows of tables ──gather──► flat ══rows══► flat ──pool──► one matrix a lookup
-    collective.ops.bags.gather, pool reduced rows ◄──reduce── flat ══gradients══ flat
+    collective.ops.embedding_bag.gather, pool reduced rows ◄──reduce── flat ══gradients══ flat
     ◄──pool_gradient── their gradients
 
 Each of them is one or two of the kernels. `flat` is as `wire.py` says; positions number its rows
@@ -144,7 +144,7 @@ class Answering:
 
 
 class Members(NamedTuple):
-    """M lookups: see `collective.ops.bags.Member`."""
+    """M lookups: see `collective.ops.embedding_bag.Member`."""
 
     sections: Sequence[int]
     dims: Sequence[int]

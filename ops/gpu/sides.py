@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from collective.ops import communication, compiled, memory, operations
+from collective.ops import collectives, memory, native_library, placement
 from collective.ops.gpu.cupy_device import CupyDevice, kept_locale
 from collective.ops.gpu.device import Device
 from collective.ops.gpu.functions import Functions, InNumPy, Joined, OnDevice
@@ -64,11 +64,15 @@ class Side(abc.ABC):
             raise RuntimeError(
                 f"kernels are on a {self.kind}, but are given tensors on "
                 f"{tensors[0].backing_device}: switch "
-                f"allow_soft_placement off, or set {operations.CHOICE}=cpu"
+                f"allow_soft_placement off, or set {placement.CHOICE}=cpu"
             )
         with tf.device(self.placed):
             described = (
-                compiled.library().collective_addresses(tensors).numpy().view(np.int64).tolist()
+                native_library.library()
+                .collective_addresses(tensors)
+                .numpy()
+                .view(np.int64)
+                .tolist()
             )
         return [
             self.at(address, (first, others)[:rank], dtype, tensor)
@@ -142,7 +146,7 @@ class Side(abc.ABC):
                 with tf.device("/cpu:0"):
                     sizes = tf.constant(array.sizes, tf.int64)
                 with tf.device(self.placed):
-                    out += compiled.library().collective_parts(
+                    out += native_library.library().collective_parts(
                         tensor, sizes, N=len(array.sizes), dims=array.dims or [0] * len(array.sizes)
                     )
         return out
@@ -176,7 +180,7 @@ class Gpu(Side):
 
     def __init__(self) -> None:
         seen = tf.config.list_physical_devices("GPU")
-        if len(seen) > 1 and communication.size() > 1:
+        if len(seen) > 1 and collectives.size() > 1:
             raise RuntimeError(
                 f"this rank sees {len(seen)} GPUs, of which kernels and TensorFlow "
                 f"might take different ones: "
@@ -188,7 +192,7 @@ class Gpu(Side):
             for gpu in seen[:1]:
                 tf.config.experimental.set_memory_growth(gpu, True)
         device = CupyDevice()
-        device.limit(operations.memory_shares()[0])
+        device.limit(placement.memory_shares()[0])
         self._begin(device)
 
     def _begin(self, device: Any) -> None:
@@ -204,7 +208,7 @@ class Gpu(Side):
         return (
             f"{super().advice()}; or share the GPU's memory between kernels and TensorFlow, "
             f"which has the tables, in "
-            f"another way: {operations.WORKSPACE}"
+            f"another way: {placement.WORKSPACE}"
         )
 
     def at(self, address: int, shape: tuple[int, ...], dtype: np.dtype, owner: Any) -> Any:

@@ -15,9 +15,9 @@ import time
 
 import pytest
 
+from collective.coordination.progress import Progress
 from collective.launch.board import VARIABLE, Board, Label, OwnBoard, Phase, Record
 from collective.launch.stall import MORE_FOR_WORK, WARN_AFTER, Watch
-from collective.ranks.progress import Progress
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -307,7 +307,7 @@ def test_children_of_a_rank_post_nothing():
         progress.does("its fork").enters(RUNNING)
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-    source = "import os; from collective.ranks.progress import *; Progress(os.environ).does('x').enters(Phase.RUNNING)"
+    source = "import os; from collective.coordination.progress import *; Progress(os.environ).does('x').enters(Phase.RUNNING)"
     subprocess.run(
         [sys.executable, "-c", source], env={**os.environ, **environment}, check=True, timeout=30
     )
@@ -334,7 +334,7 @@ def test_the_board_is_open_to_its_ranks_only_by_its_place():
 
 POSTING = """
     import os, signal, subprocess, sys, time
-    from collective.ranks.progress import Label, Phase, Progress
+    from collective.coordination.progress import Label, Phase, Progress
     rank = int(os.environ["RANK"])
     progress = Progress(os.environ)
 
@@ -473,7 +473,7 @@ def test_records_of_a_process_that_has_ended_are_no_run(launch):
     """The rank goes on after a child of it that had posted was killed in the middle of a run."""
     body = """
     if rank:
-        child = "from collective.ranks.progress import *; Progress(os.environ).does('x').enters(Phase.RUNNING)"
+        child = "from collective.coordination.progress import *; Progress(os.environ).does('x').enters(Phase.RUNNING)"
         subprocess.run([sys.executable, "-c", child], check=True)
     time.sleep(3)
     """

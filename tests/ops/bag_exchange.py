@@ -12,9 +12,14 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.ops import bags, keys
+from collective.ops import embedding_bag, key_hashing
 
-COMBINERS = {None: bags.ROWS, "sum": bags.SUM, "mean": bags.MEAN, "sqrtn": bags.SQRTN}
+COMBINERS = {
+    None: embedding_bag.ROWS,
+    "sum": embedding_bag.SUM,
+    "mean": embedding_bag.MEAN,
+    "sqrtn": embedding_bag.SQRTN,
+}
 
 
 @dataclasses.dataclass
@@ -28,13 +33,13 @@ class Table:
 
     @property
     def kind(self) -> int:
-        return bags.STATIC if self.keys is None else bags.DYNAMIC
+        return embedding_bag.STATIC if self.keys is None else embedding_bag.DYNAMIC
 
     def shards(self, ranks: int) -> list[np.ndarray]:
         """The row numbers that each rank owns, in the order of its shard."""
         if self.keys is None:
             return [np.arange(rank, len(self.rows), ranks) for rank in range(ranks)]
-        owners = keys.owners_np(self.keys, ranks)
+        owners = key_hashing.owners_np(self.keys, ranks)
         return [np.flatnonzero(owners == rank) for rank in range(ranks)]
 
 
@@ -77,17 +82,17 @@ class Simulation:
             if lookup.by_owner:
                 section = len(self.sections)
                 self.sections.append(
-                    bags.Section(
+                    embedding_bag.Section(
                         lookup.table, dim, True, lookup.weights is not None, lookup.max_norm or 0.0
                     )
                 )
             else:
                 if lookup.table not in shared:
                     shared[lookup.table] = len(self.sections)
-                    self.sections.append(bags.Section(lookup.table, dim))
+                    self.sections.append(embedding_bag.Section(lookup.table, dim))
                 section = shared[lookup.table]
             self.members.append(
-                bags.Member(
+                embedding_bag.Member(
                     section,
                     dim,
                     COMBINERS[lookup.combiner],
@@ -132,7 +137,7 @@ class Simulation:
                 for lookup in self.lookups
             ]
             self.asked.append(
-                bags.ask(
+                embedding_bag.ask(
                     ids,
                     [given(lookup.samples[rank]) for lookup in self.lookups if lookup.by_owner],
                     [
@@ -151,7 +156,7 @@ class Simulation:
                 tf.concat([m[owner] for m in messages], 0),
                 tf.stack([a.splits[owner] for a in self.asked]),
             )
-            heard = bags.hear(message, splits, *layout)
+            heard = embedding_bag.hear(message, splits, *layout)
             rows = [
                 local
                 if table.keys is None
@@ -159,7 +164,7 @@ class Simulation:
                 for table, mine, local in zip(tables, self.numbers, heard.keys)
             ]
             shards = [shard[owner] for shard in self.shards]
-            flat = bags.gather(
+            flat = embedding_bag.gather(
                 [shard.handle for shard in shards],
                 rows,
                 message,
@@ -181,7 +186,7 @@ class Simulation:
             for i, lookup in enumerate(self.lookups):
                 member = self.members[i]
                 if lookup.by_owner:
-                    member = dataclasses.replace(member, combiner=bags.SUM, weighted=True)
+                    member = dataclasses.replace(member, combiner=embedding_bag.SUM, weighted=True)
                     samples.append(asked.samples[by_owner])
                     weights.append(asked.scales[by_owner])
                     by_owner += 1
@@ -192,7 +197,7 @@ class Simulation:
                 members.append(member)
             self.flats.append(flat)
             self.outputs.append(
-                bags.pool(flat, asked.positions, samples, weights, members, asked.counts)
+                embedding_bag.pool(flat, asked.positions, samples, weights, members, asked.counts)
             )
 
     def _plain(self, lookup: Lookup, rank: int, weights: Any) -> tf.Tensor:

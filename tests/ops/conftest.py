@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from collective.ops import operations
+from collective.ops import dispatch
 from collective.ops.gpu import sides
 from collective.ops.gpu.binding import Bound
 from tests.ops.gpu.emulator.side import EmulatedGpu
@@ -18,8 +18,8 @@ from tests.ops.gpu.emulator.side import EmulatedGpu
 def bind(side: sides.Side, monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on kernels stand in for the compiled operations."""
     bound = Bound(side)
-    monkeypatch.setattr(operations, "chosen", lambda: "double")
-    monkeypatch.setattr(operations, "_stand_in", lambda: bound)
+    monkeypatch.setattr(dispatch, "chosen", lambda: "double")
+    monkeypatch.setattr(dispatch, "_stand_in", lambda: bound)
 
 
 @pytest.fixture(params=["compiled", "bound"])

@@ -11,7 +11,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 from bag_exchange import Lookup, Simulation, Table, dense, started, whole
 
-from collective.ops import bags
+from collective.ops import embedding_bag
 
 EXTREMES = np.array(
     [-(2**63), -(2**63) + 1, -(2**62), -1, 0, 1, 2**31, 2**32, 2**62, 2**63 - 2, 2**63 - 1]
@@ -58,7 +58,7 @@ def check(tables: list[Table], lookups: list[Lookup], ranks: int, scale: float =
         for w, lookup in zip(each, lookups)
         if w is not None and not lookup.by_owner
     ]
-    with bags.scaled(scale):
+    with embedding_bag.scaled(scale):
         gradients = tf.gradients(loss(built.outputs), [*handles, *weights])
     wanted = tf.gradients(loss(built.plain), [*built.tables, *plain_weights])
     with started() as session:
@@ -292,7 +292,7 @@ def test_many_ids_on_several_threads(monkeypatch: pytest.MonkeyPatch):
         )
     built = Simulation(tables, lookups, 2)
     total = tf.add_n([tf.reduce_sum(tf.sin(o)) for each in built.outputs for o in each])
-    with bags.scaled(1 / 3):
+    with embedding_bag.scaled(1 / 3):
         gradients = tf.gradients(
             total, [shard.handle for shards in built.shards for shard in shards]
         )

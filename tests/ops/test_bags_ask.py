@@ -10,8 +10,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 from bag_exchange import given
 
-from collective.ops import bags
-from collective.ops.keys import owners_np
+from collective.ops import embedding_bag
+from collective.ops.key_hashing import owners_np
 
 EDGES = [-(2**63), -(2**63) + 1, -(2**32), -3, -1, 0, 1, 2**31, 2**32 - 1, 2**32, 2**63 - 1]
 
@@ -24,7 +24,7 @@ def graph() -> Any:
 
 def owner_of(kind: int, keys: np.ndarray, ranks: int) -> np.ndarray:
     # NumPy's remainder isn't negative
-    return keys % ranks if kind == bags.STATIC else owners_np(keys, ranks)
+    return keys % ranks if kind == embedding_bag.STATIC else owners_np(keys, ranks)
 
 
 def packed(values: Any, dtype: Any) -> np.ndarray:
@@ -40,8 +40,8 @@ class Model:
         ids: list[np.ndarray],
         samples: dict[int, np.ndarray],
         weights: dict[int, np.ndarray],
-        members: list[bags.Member],
-        sections: list[bags.Section],
+        members: list[embedding_bag.Member],
+        sections: list[embedding_bag.Section],
         kinds: list[int],
         ranks: int,
     ):
@@ -67,9 +67,9 @@ class Model:
             for sample in np.unique(samples[m]):
                 of = samples[m] == sample
                 total = {
-                    bags.SUM: 1.0,
-                    bags.MEAN: given_weights[of].sum(),
-                    bags.SQRTN: math.sqrt((given_weights[of] ** 2).sum()),
+                    embedding_bag.SUM: 1.0,
+                    embedding_bag.MEAN: given_weights[of].sum(),
+                    embedding_bag.SQRTN: math.sqrt((given_weights[of] ** 2).sum()),
                 }
                 for rank in np.unique(owners[of]):
                     mine = of & (owners == rank)
@@ -102,8 +102,8 @@ class Model:
 
 def check(
     ids: list[Any],
-    members: list[bags.Member],
-    sections: list[bags.Section],
+    members: list[embedding_bag.Member],
+    sections: list[embedding_bag.Section],
     kinds: list[int],
     ranks: int,
     samples: dict[int, Any] | None = None,
@@ -113,7 +113,7 @@ def check(
     of = {m: np.asarray(each, np.int64) for m, each in (samples or {}).items()}
     factors = {m: np.asarray(each, np.float32) for m, each in (weights or {}).items()}
     model = Model(arrays, of, factors, members, sections, kinds, ranks)
-    asked = bags.ask(
+    asked = embedding_bag.ask(
         [given(each) for each in arrays],
         [given(of[m]) for m in sorted(of)],
         [given(factors[m], np.float32) for m in sorted(factors)],
@@ -126,7 +126,7 @@ def check(
     # are its own.
     parts = tf.split(asked.message, asked.splits, num=ranks)
     heard = [
-        bags.hear(
+        embedding_bag.hear(
             tf.concat([part] * ranks, 0), tf.fill([ranks], tf.size(part)), sections, kinds, ranks
         )
         for part in parts
@@ -151,7 +151,7 @@ def check(
             bag_count, key_count = header[2 * s : 2 * s + 2]
             mine, body = body[:key_count], body[key_count:]
             wanted[section.table] += (
-                mine if kinds[section.table] == bags.DYNAMIC else mine // ranks
+                mine if kinds[section.table] == embedding_bag.DYNAMIC else mine // ranks
             ).tolist()
             body = body[
                 section.pooled * ((bag_count + 1) // 2)
@@ -162,7 +162,13 @@ def check(
 
 
 def one_section(kind: int, *ids: Any, ranks: int) -> None:
-    check(list(ids), [bags.Member(0, 3)] * len(ids), [bags.Section(0, 3)], [kind], ranks)
+    check(
+        list(ids),
+        [embedding_bag.Member(0, 3)] * len(ids),
+        [embedding_bag.Section(0, 3)],
+        [kind],
+        ranks,
+    )
 
 
 def colliding(count: int, bits: int = 40) -> np.ndarray:
@@ -175,7 +181,7 @@ def colliding(count: int, bits: int = 40) -> np.ndarray:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
-@pytest.mark.parametrize("kind", [bags.STATIC, bags.DYNAMIC])
+@pytest.mark.parametrize("kind", [embedding_bag.STATIC, embedding_bag.DYNAMIC])
 def test_keys_of_one_section(kind: int, ranks: int):
     rng = np.random.default_rng(ranks)
     for ids in (
@@ -201,9 +207,15 @@ def test_keys_of_one_section(kind: int, ranks: int):
 def test_one_kernel_after_many_keys():
     """Its scratch memory is kept, and must not remember keys."""
     ids = tf.placeholder(tf.int64, [None])
-    section, member = bags.Section(0, 1), bags.Member(0, 1)
-    asked = bags.ask(
-        [ids, ids], [], [], [member, bags.Member(1, 1)], [section, section], [bags.STATIC], 1
+    section, member = embedding_bag.Section(0, 1), embedding_bag.Member(0, 1)
+    asked = embedding_bag.ask(
+        [ids, ids],
+        [],
+        [],
+        [member, embedding_bag.Member(1, 1)],
+        [section, section],
+        [embedding_bag.STATIC],
+        1,
     )
     rng = np.random.default_rng(3)
     with tf.Session() as session:
@@ -236,7 +248,7 @@ def test_random_sections(ranks: int):
     for _ in range(12):
         kinds = [int(rng.integers(2)) for _ in range(3)]
         sections = [
-            bags.Section(
+            embedding_bag.Section(
                 int(rng.integers(3)),
                 int(rng.integers(1, 20)),
                 bool(pooled),
@@ -245,11 +257,15 @@ def test_random_sections(ranks: int):
             for pooled in rng.integers(0, 2, 6)
         ]
         members = [
-            bags.Member(s, section.dim, int(rng.integers(section.pooled, 4)), section.weighted)
+            embedding_bag.Member(
+                s, section.dim, int(rng.integers(section.pooled, 4)), section.weighted
+            )
             for s, section in enumerate(sections)
         ]
         members += [
-            bags.Member(s, sections[s].dim) for s in rng.integers(0, 6, 4) if not sections[s].pooled
+            embedding_bag.Member(s, sections[s].dim)
+            for s in rng.integers(0, 6, 4)
+            if not sections[s].pooled
         ]
         members = [members[i] for i in rng.permutation(len(members))]
         ids = [rng.choice([*EDGES, *range(9)], int(rng.integers(0, 40))) for _ in members]
@@ -271,9 +287,9 @@ def test_more_owners_than_a_word_has_bits():
     ids, samples = rng.integers(0, 1000, 300), np.sort(rng.integers(0, 20, 300))
     check(
         [ids, ids],
-        [bags.Member(0, 2, bags.MEAN), bags.Member(1, 2)],
-        [bags.Section(0, 2, True), bags.Section(0, 2)],
-        [bags.STATIC],
+        [embedding_bag.Member(0, 2, embedding_bag.MEAN), embedding_bag.Member(1, 2)],
+        [embedding_bag.Section(0, 2, True), embedding_bag.Section(0, 2)],
+        [embedding_bag.STATIC],
         70,
         {0: samples},
     )
@@ -282,21 +298,21 @@ def test_more_owners_than_a_word_has_bits():
 def test_samples_far_apart():
     check(
         [[1, 2, 3, 4]],
-        [bags.Member(0, 2, bags.SQRTN)],
-        [bags.Section(0, 2, True)],
-        [bags.STATIC],
+        [embedding_bag.Member(0, 2, embedding_bag.SQRTN)],
+        [embedding_bag.Section(0, 2, True)],
+        [embedding_bag.STATIC],
         2,
         {0: [0, 5, 2**40, 2**40]},
     )
 
 
-@pytest.mark.parametrize("combiner", [bags.SUM, bags.MEAN, bags.SQRTN])
+@pytest.mark.parametrize("combiner", [embedding_bag.SUM, embedding_bag.MEAN, embedding_bag.SQRTN])
 def test_weights_that_sum_to_zero(combiner: int):
     check(
         [[1, 2, 3, 4, 5]],
-        [bags.Member(0, 2, combiner, True)],
-        [bags.Section(0, 2, True, True)],
-        [bags.STATIC],
+        [embedding_bag.Member(0, 2, combiner, True)],
+        [embedding_bag.Section(0, 2, True, True)],
+        [embedding_bag.STATIC],
         2,
         {0: [0, 0, 1, 1, 2]},
         {0: [1, -1, 0, 0, -2]},
@@ -313,7 +329,7 @@ def test_bounds():
         np.array([-7, -9]),
     ]
     with tf.Session() as session:
-        got = session.run(bags.bounds([given(each) for each in ids]))
+        got = session.run(embedding_bag.bounds([given(each) for each in ids]))
     empty = (2**63 - 1, -(2**63))
     np.testing.assert_array_equal(
         got,

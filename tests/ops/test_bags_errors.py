@@ -10,10 +10,14 @@ import pytest
 import tensorflow.compat.v1 as tf
 from bag_exchange import given, variable
 
-from collective.ops import bags, compiled
+from collective.ops import embedding_bag, native_library
 
-SECTIONS = [bags.Section(0, 3), bags.Section(1, 2, True, True), bags.Section(0, 3, True)]
-KINDS = [bags.STATIC, bags.DYNAMIC]
+SECTIONS = [
+    embedding_bag.Section(0, 3),
+    embedding_bag.Section(1, 2, True, True),
+    embedding_bag.Section(0, 3, True),
+]
+KINDS = [embedding_bag.STATIC, embedding_bag.DYNAMIC]
 RANKS = 2
 
 
@@ -33,12 +37,12 @@ def refused(fetches: Any, *words: str) -> None:
 
 def ask(
     ids: Any,
-    members: list[bags.Member],
-    sections: list[bags.Section],
+    members: list[embedding_bag.Member],
+    sections: list[embedding_bag.Section],
     samples: Any = (),
     weights: Any = (),
-) -> bags.Asked:
-    return bags.ask(
+) -> embedding_bag.Asked:
+    return embedding_bag.ask(
         [given(each) for each in ids],
         [given(each) for each in samples],
         [given(each, np.float32) for each in weights],
@@ -52,35 +56,56 @@ def ask(
 @pytest.mark.parametrize("samples", [[0, 1, 0], [-1, 0, 0], [3, 2, 2]])
 def test_samples_that_do_not_ascend(samples: list[int]):
     refused(
-        ask([[1, 2, 3]], [bags.Member(0, 2, bags.SUM)], [bags.Section(0, 2, True)], [samples]),
+        ask(
+            [[1, 2, 3]],
+            [embedding_bag.Member(0, 2, embedding_bag.SUM)],
+            [embedding_bag.Section(0, 2, True)],
+            [samples],
+        ),
         "member 0",
         "ascend",
     )
     rows, positions = tf.zeros([8]), given([0, 2, 4], np.int32)
     for gradient in (False, True):
-        pooled = bags.pool(rows, [positions], [given(samples)], [], [bags.Member(0, 2, bags.SUM)])
+        pooled = embedding_bag.pool(
+            rows, [positions], [given(samples)], [], [embedding_bag.Member(0, 2, embedding_bag.SUM)]
+        )
         refused(tf.gradients(pooled, rows) if gradient else pooled, "member 0", "ascend")
 
 
 def test_inputs_of_other_lengths():
-    pooled, weighted = bags.Section(0, 2, True), bags.Section(0, 2, True, True)
-    refused(ask([[1, 2]], [bags.Member(0, 2, bags.SUM)], [pooled], [[0, 0, 0]]), "[2]", "[3]")
+    pooled, weighted = embedding_bag.Section(0, 2, True), embedding_bag.Section(0, 2, True, True)
     refused(
-        ask([[1, 2]], [bags.Member(0, 2, bags.SUM, True)], [weighted], [[0, 0]], [[1.0]]),
+        ask([[1, 2]], [embedding_bag.Member(0, 2, embedding_bag.SUM)], [pooled], [[0, 0, 0]]),
+        "[2]",
+        "[3]",
+    )
+    refused(
+        ask(
+            [[1, 2]],
+            [embedding_bag.Member(0, 2, embedding_bag.SUM, True)],
+            [weighted],
+            [[0, 0]],
+            [[1.0]],
+        ),
         "[2]",
         "[1]",
     )
     rows, positions = tf.zeros([8]), given([0, 2], np.int32)
     refused(
-        bags.pool(rows, [positions], [given([0])], [], [bags.Member(0, 2, bags.SUM)]), "[2]", "[1]"
+        embedding_bag.pool(
+            rows, [positions], [given([0])], [], [embedding_bag.Member(0, 2, embedding_bag.SUM)]
+        ),
+        "[2]",
+        "[1]",
     )
     refused(
-        bags.pool(
+        embedding_bag.pool(
             rows,
             [positions],
             [given([0, 0])],
             [given([1.0, 1.0, 1.0], np.float32)],
-            [bags.Member(0, 2, bags.SUM, True)],
+            [embedding_bag.Member(0, 2, embedding_bag.SUM, True)],
         ),
         "[2]",
         "[3]",
@@ -88,21 +113,37 @@ def test_inputs_of_other_lengths():
 
 
 def test_attributes_that_contradict_each_other():
-    refused(ask([[1]], [bags.Member(5, 2)], [bags.Section(0, 2)]), "member 0", "section 5")
-    refused(ask([[1]], [bags.Member(0, 2)], [bags.Section(0, 2, True)]), "combiner")
     refused(
-        ask([[1], [2]], [bags.Member(0, 2, bags.SUM)] * 2, [bags.Section(0, 2, True)], [[0], [0]]),
+        ask([[1]], [embedding_bag.Member(5, 2)], [embedding_bag.Section(0, 2)]),
+        "member 0",
+        "section 5",
+    )
+    refused(
+        ask([[1]], [embedding_bag.Member(0, 2)], [embedding_bag.Section(0, 2, True)]), "combiner"
+    )
+    refused(
+        ask(
+            [[1], [2]],
+            [embedding_bag.Member(0, 2, embedding_bag.SUM)] * 2,
+            [embedding_bag.Section(0, 2, True)],
+            [[0], [0]],
+        ),
         "one member",
     )
-    refused(ask([[1]], [bags.Member(0, 2)], [bags.Section(0, 2, False, True)]), "weights")
-    refused(ask([[1]], [bags.Member(0, 2)], [bags.Section(0, 2)], [[0]]), "1 samples")
     refused(
-        bags.pool(
+        ask([[1]], [embedding_bag.Member(0, 2)], [embedding_bag.Section(0, 2, False, True)]),
+        "weights",
+    )
+    refused(
+        ask([[1]], [embedding_bag.Member(0, 2)], [embedding_bag.Section(0, 2)], [[0]]), "1 samples"
+    )
+    refused(
+        embedding_bag.pool(
             tf.zeros([8]),
             [given([0], np.int32)],
             [],
             [given([1.0], np.float32)],
-            [bags.Member(0, 2, weighted=True)],
+            [embedding_bag.Member(0, 2, weighted=True)],
         ),
         "weights, but no combiner",
     )
@@ -113,13 +154,13 @@ def test_attributes_that_contradict_each_other():
 )
 def test_positions_outside(positions: list[int]):
     for rows, member in (
-        (tf.zeros([8]), bags.Member(0, 2)),
-        (tf.zeros([8]), bags.Member(0, 2, bags.MEAN)),
-        (tf.zeros([0]), bags.Member(0, 2)),
-        (tf.zeros([1]), bags.Member(0, 2)),
+        (tf.zeros([8]), embedding_bag.Member(0, 2)),
+        (tf.zeros([8]), embedding_bag.Member(0, 2, embedding_bag.MEAN)),
+        (tf.zeros([0]), embedding_bag.Member(0, 2)),
+        (tf.zeros([1]), embedding_bag.Member(0, 2)),
     ):
         samples = [given(range(len(positions)))] if member.combiner else []
-        pooled = bags.pool(rows, [given(positions, np.int32)], samples, [], [member])
+        pooled = embedding_bag.pool(rows, [given(positions, np.int32)], samples, [], [member])
         refused(pooled, "member 0", "positions")
         refused(tf.gradients(pooled, rows), "member 0", "positions")
 
@@ -127,12 +168,12 @@ def test_positions_outside(positions: list[int]):
 def test_a_sample_that_no_memory_could_hold():
     for sample in (2**62, 2**63 - 1, 2**31, 2**30):
         refused(
-            bags.pool(
+            embedding_bag.pool(
                 tf.zeros([8]),
                 [given([0], np.int32)],
                 [given([sample])],
                 [],
-                [bags.Member(0, 2, bags.SUM)],
+                [embedding_bag.Member(0, 2, embedding_bag.SUM)],
             ),
             str(sample),
         )
@@ -140,10 +181,10 @@ def test_a_sample_that_no_memory_could_hold():
 
 def test_a_gradient_of_another_shape():
     rows, positions = tf.zeros([8]), given([0, 2], np.int32)
-    pooled = bags.pool(rows, [positions], [], [], [bags.Member(0, 2)])
+    pooled = embedding_bag.pool(rows, [positions], [], [], [embedding_bag.Member(0, 2)])
     for shape in ([3, 2], [2, 3], [4]):
         gradient = tf.placeholder_with_default(tf.ones(shape), None)
-        made = compiled.library().collective_pool_gradient(
+        made = native_library.library().collective_pool_gradient(
             rows,
             [positions],
             [],
@@ -206,10 +247,10 @@ def all_that_reads(message: Any, splits: Any) -> list[Any]:
         max_norms=[0.0] * 3,
         shapes=[None] * 2,
     )
-    library = compiled.library()
+    library = native_library.library()
     return [
-        bags.hear(message, splits, SECTIONS, KINDS, RANKS)[1],
-        bags.gather(handles, rows, message, splits, SECTIONS, KINDS, RANKS, [None, None]),
+        embedding_bag.hear(message, splits, SECTIONS, KINDS, RANKS)[1],
+        embedding_bag.gather(handles, rows, message, splits, SECTIONS, KINDS, RANKS, [None, None]),
         library.collective_reduce_rows(
             given([0.0], np.float32), handles, rows, message, splits, **layout
         )[0][0],
@@ -234,7 +275,7 @@ def test_malformed_messages(case: str):
 def test_a_message_with_any_word_changed():
     """Either it still means something or it is refused."""
     message, splits = tf.placeholder(tf.int64, [None]), tf.placeholder(tf.int32, [None])
-    heard = bags.hear(message, splits, SECTIONS, KINDS, RANKS)
+    heard = embedding_bag.hear(message, splits, SECTIONS, KINDS, RANKS)
     good = [*GOOD, *[0] * 6]
     refusals = 0
     with tf.Session() as session:
@@ -253,22 +294,24 @@ def test_a_message_with_any_word_changed():
     assert refusals > 100
 
 
-def exchanged(rows: Any, sections: list[bags.Section], keys: Any, shape: Any = (4, 3)) -> list[Any]:
+def exchanged(
+    rows: Any, sections: list[embedding_bag.Section], keys: Any, shape: Any = (4, 3)
+) -> list[Any]:
     """Gather, and its gradient, of `keys` of one static table on one rank, whose row numbers are
     said to be `rows`.
     """
     ids = [given(keys)]
     pooled = sections[0].pooled
-    asked = bags.ask(
+    asked = embedding_bag.ask(
         ids,
         [given(range(len(keys)))] * pooled,
         [],
-        [bags.Member(0, 3, bags.SUM * pooled)],
+        [embedding_bag.Member(0, 3, embedding_bag.SUM * pooled)],
         sections,
         [0],
         1,
     )
-    flat = bags.gather(
+    flat = embedding_bag.gather(
         [variable(np.ones(shape)).handle],
         [given(rows)],
         asked.message,
@@ -285,21 +328,23 @@ def exchanged(rows: Any, sections: list[bags.Section], keys: Any, shape: Any = (
 def test_local_rows_outside(pooled: bool):
     for rows, row in (([0, 4], 4), ([-1, 0], -1), ([2**62, 0], 2**62), ([0, -(2**63)], -(2**63))):
         refused(
-            exchanged(rows, [bags.Section(0, 3, pooled)], [0, 1])[0],
+            exchanged(rows, [embedding_bag.Section(0, 3, pooled)], [0, 1])[0],
             "table 0",
             f"row {row}",
             "are 4",
         )
-    refused(exchanged([0], [bags.Section(0, 3, pooled)], [0], (0, 3))[0], "table 0", "are 0")
-    for fetch in exchanged([0, 4], [bags.Section(0, 3, True, max_norm=1.0)], [0, 1]):
+    refused(
+        exchanged([0], [embedding_bag.Section(0, 3, pooled)], [0], (0, 3))[0], "table 0", "are 0"
+    )
+    for fetch in exchanged([0, 4], [embedding_bag.Section(0, 3, True, max_norm=1.0)], [0, 1]):
         refused(fetch, "table 0", "4")
 
 
 def test_row_numbers_and_gradients_of_another_count():
-    for fetch in exchanged([0, 1, 2], [bags.Section(0, 3)], [0, 1]):
+    for fetch in exchanged([0, 1, 2], [embedding_bag.Section(0, 3)], [0, 1]):
         refused(fetch, "2 rows", "3 row numbers")
-    asked = ask([[0, 2]], [bags.Member(0, 3)], [bags.Section(0, 3)])
-    reduced = compiled.library().collective_reduce_rows(
+    asked = ask([[0, 2]], [embedding_bag.Member(0, 3)], [embedding_bag.Section(0, 3)])
+    reduced = native_library.library().collective_reduce_rows(
         tf.zeros([7]),
         [variable(np.ones([4, 3])).handle],
         [given([0, 1])],
@@ -318,19 +363,28 @@ def test_row_numbers_and_gradients_of_another_count():
 
 
 def test_a_shard_of_another_dimension_or_that_is_not_initialized():
-    refused(exchanged([0], [bags.Section(0, 3)], [0], (4, 2))[0], "table 0", "of 2", "of 3")
+    refused(
+        exchanged([0], [embedding_bag.Section(0, 3)], [0], (4, 2))[0], "table 0", "of 2", "of 3"
+    )
     handle = tf.Variable(np.ones([4, 3], np.float32), use_resource=True).handle
-    asked = ask([[0]], [bags.Member(0, 3)], [bags.Section(0, 3)])
-    flat = bags.gather(
-        [handle], [given([0])], asked.message[:3], [3, 0], [bags.Section(0, 3)], [0], 1, [None]
+    asked = ask([[0]], [embedding_bag.Member(0, 3)], [embedding_bag.Section(0, 3)])
+    flat = embedding_bag.gather(
+        [handle],
+        [given([0])],
+        asked.message[:3],
+        [3, 0],
+        [embedding_bag.Section(0, 3)],
+        [0],
+        1,
+        [None],
     )
     del flat
-    gathered = bags.gather(
+    gathered = embedding_bag.gather(
         [handle],
         [given([0])],
         given([1, 1, 0]),
         given([3], np.int32),
-        [bags.Section(0, 3)],
+        [embedding_bag.Section(0, 3)],
         [0],
         1,
         [None],
@@ -351,16 +405,16 @@ def test_a_library_that_is_not_there_or_not_of_this_tensorflow(
         if content is not None:
             path.write_bytes(content)
         monkeypatch.setattr(
-            compiled,
+            native_library,
             "_file",
             functools.partial(lambda found: found if found.exists() else None, path),
         )
-        bags.missing.cache_clear()
-        assert word in str(bags.missing()) and "make setup" in str(bags.missing())
-        compiled.library.cache_clear()
+        embedding_bag.missing.cache_clear()
+        assert word in str(embedding_bag.missing()) and "make setup" in str(embedding_bag.missing())
+        native_library.library.cache_clear()
         with pytest.raises(ImportError, match=word):
-            compiled.library()
+            native_library.library()
     monkeypatch.undo()
-    bags.missing.cache_clear()
-    compiled.library.cache_clear()
-    assert bags.missing() is None and compiled.library() is not None
+    embedding_bag.missing.cache_clear()
+    native_library.library.cache_clear()
+    assert embedding_bag.missing() is None and native_library.library() is not None

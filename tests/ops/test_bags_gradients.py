@@ -11,7 +11,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 from bag_exchange import Lookup, Simulation, Table, dense, given, started, variable, whole
 
-from collective.ops import bags, slices
+from collective.ops import embedding_bag, shard_gradients
+from collective.ops.graph_state import state_of
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +53,7 @@ def test_gradients_of_gradients(ranks: int, computing: str):
 
     handles = [shard.handle for shards in built.shards for shard in shards]
     weights = [each[2] for each in built.weights]
-    with bags.scaled(0.25):
+    with embedding_bag.scaled(0.25):
         first = tf.gradients(loss(built.outputs), handles)
         second = tf.gradients(
             tf.add_n([tf.reduce_sum(tf.square(g.values)) for g in first]), [*handles, *weights]
@@ -96,13 +97,23 @@ def test_what_has_no_second_derivative():
     rng = np.random.default_rng(1)
     rows, weights = given(rng.normal(size=6), np.float32), given([1, 2], np.float32)
     positions, samples = given([0, 3], np.int32), given([0, 0])
-    pooled = bags.pool(
-        rows, [positions], [samples], [], [bags.Member(0, 3, bags.SUM, max_norm=1.0)]
+    pooled = embedding_bag.pool(
+        rows,
+        [positions],
+        [samples],
+        [],
+        [embedding_bag.Member(0, 3, embedding_bag.SUM, max_norm=1.0)],
     )
     first = tf.gradients(tf.sin(pooled), rows)
     with pytest.raises(NotImplementedError, match="max_norm"):
         tf.gradients(first, rows)
-    pooled = bags.pool(rows, [positions], [samples], [weights], [bags.Member(0, 3, bags.SUM, True)])
+    pooled = embedding_bag.pool(
+        rows,
+        [positions],
+        [samples],
+        [weights],
+        [embedding_bag.Member(0, 3, embedding_bag.SUM, True)],
+    )
     first = tf.gradients(tf.sin(pooled), weights)
     with pytest.raises(NotImplementedError, match="weights"):
         tf.gradients(first, rows)
@@ -114,7 +125,8 @@ def test_what_has_no_second_derivative():
 
 
 @pytest.mark.parametrize(
-    "combiner, code", [("sum", bags.SUM), ("mean", bags.MEAN), ("sqrtn", bags.SQRTN)]
+    "combiner, code",
+    [("sum", embedding_bag.SUM), ("mean", embedding_bag.MEAN), ("sqrtn", embedding_bag.SQRTN)],
 )
 @pytest.mark.parametrize("max_norm", [0.0, 1.0])
 def test_gradients_of_weights_by_differences(combiner: str, code: int, max_norm: float):
@@ -126,7 +138,7 @@ def test_gradients_of_weights_by_differences(combiner: str, code: int, max_norm:
     numbers, samples = np.array([0, 1, 2, 1, 1, 4, 0]), np.array([0, 0, 0, 1, 1, 2, 2])
     given_weights = np.array(
         [1.0, -0.5, 0.0, 1.0, -1.0, -2.0, 0.25]
-        if code == bags.MEAN
+        if code == embedding_bag.MEAN
         else [1.0, -0.5, 0.0, 0.0, 0.0, -2.0, 0.25]
     )
     zero = samples == 1  # their sum, of squares for sqrtn
@@ -146,12 +158,12 @@ def test_gradients_of_weights_by_differences(combiner: str, code: int, max_norm:
         return total
 
     flat, weights = given(rows.ravel(), np.float32), given(given_weights, np.float32)
-    out = bags.pool(
+    out = embedding_bag.pool(
         flat,
         [given(3 * numbers, np.int32)],
         [given(samples)],
         [weights],
-        [bags.Member(0, 3, code, True, max_norm)],
+        [embedding_bag.Member(0, 3, code, True, max_norm)],
     )[0]
     gradient = tf.gradients(tf.reduce_sum(out * tf.constant(factors, tf.float32)), weights)[0]
     with tf.Session() as session:
@@ -175,13 +187,13 @@ def test_members_that_a_loss_does_not_use(graph: tf.Graph):
     rng = np.random.default_rng(2)
     rows = given(rng.normal(size=12), np.float32)
     members = [
-        bags.Member(0, 2),
-        bags.Member(0, 2, bags.SUM),
-        bags.Member(1, 4, bags.MEAN, True),
-        bags.Member(0, 2),
+        embedding_bag.Member(0, 2),
+        embedding_bag.Member(0, 2, embedding_bag.SUM),
+        embedding_bag.Member(1, 4, embedding_bag.MEAN, True),
+        embedding_bag.Member(0, 2),
     ]
     weights = given([1, 3], np.float32)
-    outputs = bags.pool(
+    outputs = embedding_bag.pool(
         rows,
         [
             given([0, 2, 0], np.int32),
@@ -198,7 +210,7 @@ def test_members_that_a_loss_does_not_use(graph: tf.Graph):
             gradient, of_weights = tf.gradients(
                 [tf.reduce_sum(outputs[m]) * (m + 1) for m in used], [rows, weights]
             )
-            assert graph._collective_pool_gradients[gradient.op] == tuple(sorted(used))
+            assert state_of(graph).pool_gradients[gradient.op] == tuple(sorted(used))
             assert len([t for t in gradient.op.inputs if t.shape.rank == 2]) == len(used)
             wanted = np.zeros(12)
             for first, factor, member in (
@@ -222,20 +234,22 @@ def test_members_that_a_loss_does_not_use(graph: tf.Graph):
 def test_gradients_that_come_as_slices():
     """What `tf.gather` of an output gives."""
     rows = given(np.arange(8), np.float32)
-    out = bags.pool(rows, [given([0, 2, 6], np.int32)], [], [], [bags.Member(0, 2)])[0]
+    out = embedding_bag.pool(
+        rows, [given([0, 2, 6], np.int32)], [], [], [embedding_bag.Member(0, 2)]
+    )[0]
     with tf.Session() as session:
         got = session.run(tf.gradients(tf.gather(out, [2, 2, 0]), rows))
     np.testing.assert_array_equal(got[0], [1, 1, 0, 0, 0, 0, 2, 2])
 
 
 def test_gradient_scale_is_the_one_at_the_time():
-    assert slices.gradient_scale() == 1
-    with bags.scaled(0.5):
-        assert slices.gradient_scale() == 0.5
-        with pytest.raises(ZeroDivisionError), bags.scaled(3):
-            assert slices.gradient_scale() == 3 / (slices.gradient_scale() - 3)
-        assert slices.gradient_scale() == 0.5
-    assert slices.gradient_scale() == 1
+    assert shard_gradients.gradient_scale() == 1
+    with embedding_bag.scaled(0.5):
+        assert shard_gradients.gradient_scale() == 0.5
+        with pytest.raises(ZeroDivisionError), embedding_bag.scaled(3):
+            assert shard_gradients.gradient_scale() == 3 / (shard_gradients.gradient_scale() - 3)
+        assert shard_gradients.gradient_scale() == 0.5
+    assert shard_gradients.gradient_scale() == 1
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.5, 1 / 3, 0.0, -2.0])
@@ -245,7 +259,7 @@ def test_a_sum_is_scaled_once(scale: float):
     ids = [np.array([4, 1, 4, 0, 2, 4]), np.array([4, 3, 0, 0])]
     built = Simulation([Table(rng.normal(size=[5, 16]))], [Lookup(0, ids)], 2)
     factors = [rng.normal(size=[len(each), 16]).astype(np.float32) for each in ids]
-    with bags.scaled(scale):
+    with embedding_bag.scaled(scale):
         gradients = tf.gradients(
             [tf.reduce_sum(out[0] * f) for out, f in zip(built.outputs, factors)],
             [shard.handle for shard in built.shards[0]],
@@ -264,15 +278,17 @@ def test_a_sum_is_scaled_once(scale: float):
 
 def test_dense_shapes():
     """A constant, or nothing where a shard's shape isn't known."""
-    asked = bags.ask([given([0])], [], [], [bags.Member(0, 2)], [bags.Section(0, 2)], [0], 1)
+    asked = embedding_bag.ask(
+        [given([0])], [], [], [embedding_bag.Member(0, 2)], [embedding_bag.Section(0, 2)], [0], 1
+    )
     handle = variable(np.ones([3, 2])).handle
     for shape, wanted in (([3, 2], [3, 2]), ([None, 2], None), (None, None)):
-        flat = bags.gather(
+        flat = embedding_bag.gather(
             [handle],
             [given([0])],
             asked.message,
             asked.splits,
-            [bags.Section(0, 2)],
+            [embedding_bag.Section(0, 2)],
             [0],
             1,
             [shape],

@@ -16,8 +16,9 @@ import pytest  # noqa: E402
 import tensorflow.compat.v1 as tf  # noqa: E402
 
 from collective import CollectiveStrategy  # noqa: E402
-from collective.ranks.agreement import SideChannel  # noqa: E402
-from collective.strategy import _DataScope  # noqa: E402
+from collective.coordination.agreement import SideChannel  # noqa: E402
+from collective.options import ScopeOptions  # noqa: E402
+from collective.scope import SCOPES  # noqa: E402
 
 tf.logging.set_verbosity(tf.logging.ERROR)
 # No shrinking and no database: every rank must draw the same examples (the seed comes with
@@ -34,7 +35,7 @@ hypothesis.settings.load_profile("ranks")
 
 # Whether a case that doesn't say groups its lookups: numbers are the same.
 GROUPING = os.environ.get("COLLECTIVE_TEST_GROUPING", "on") == "on"
-_DataScope.OPTIONS["grouping"] = GROUPING
+SCOPES.defaults = ScopeOptions(grouping=GROUPING)
 
 _strategy = CollectiveStrategy()
 _channel = SideChannel()

@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 
-from collective.ops import communication
-from collective.ranks import meeting
+from collective.coordination import barrier
+from collective.ops import collectives
 from tests.ranks import reference
 
 BATCH = 4
@@ -67,7 +67,7 @@ def model(
 
 def told(**mine):
     """Every rank's `mine`."""
-    return meeting.exchange(None, "case", mine)
+    return barrier.exchange(None, "case", mine)
 
 
 def made(strategy, folder, params=None, config=None, shard=True, **kwargs):
@@ -79,7 +79,7 @@ def made(strategy, folder, params=None, config=None, shard=True, **kwargs):
 
 def plain(folder, metrics=None, **kwargs):
     """Plain TensorFlow, in a folder of this rank's own."""
-    where = os.path.join(folder, f"plain{communication.rank()}")
+    where = os.path.join(folder, f"plain{collectives.rank()}")
     return tf.estimator.Estimator(
         model(contextlib.nullcontext, metrics), where, params={}, **kwargs
     )

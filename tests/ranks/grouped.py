@@ -9,7 +9,7 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.ops import operations
+from collective.ops import op_attributes
 from tests.ranks import reference
 
 B = 12  # samples of a global batch: 1 to 4 ranks divide it
@@ -79,7 +79,7 @@ def counted(session, fetches, feed=None):
     ]
     found = [match for label in labels if (match := re.search(r"(\S*) = (\w+)\(", label))]
     return out, collections.Counter(
-        operations.kind(session.graph.get_operation_by_name(match.group(1)))
+        op_attributes.kind(session.graph.get_operation_by_name(match.group(1)))
         if match.group(2) == "EagerPyFunc"
         else match.group(2)
         for match in found

@@ -11,19 +11,19 @@ import tensorflow.compat.v1 as tf
 
 from collective import RankError, checkpoint
 from collective.checkpoint import __main__ as command
-from collective.checkpoint import bundle as bundles
-from collective.ranks import meeting
+from collective.checkpoint import tensor_bundle as bundles
+from collective.coordination import barrier
 from tests.ranks import reference
 
 
 @pytest.fixture
 def folder(tmp_path):
     """A folder that all ranks see: rank 0's."""
-    return meeting.exchange(None, "a folder", {"path": str(tmp_path)})[0]["path"]
+    return barrier.exchange(None, "a folder", {"path": str(tmp_path)})[0]["path"]
 
 
 def wait():
-    meeting.exchange(None, "wait", {})
+    barrier.exchange(None, "wait", {})
 
 
 def model(strategy, rows=9, dim=3, optimizer=None, name="t", values=0):
@@ -81,7 +81,7 @@ def restored(strategy, path, scope=None, initialize=False, **options):
             finally:
                 if initialize:
                     after = session.run([m["rows"], m["w"]])
-                    meeting.exchange(session, "looked", {})
+                    barrier.exchange(session, "looked", {})
                     restored.after = after
             return session.run(m["rows"])
 
@@ -383,9 +383,9 @@ def test_damage_is_an_error_on_every_rank(strategy, rank, size, folder, how, spa
     """Also on ranks that don't read the damaged part; the old values stay, also where there is no
     room for both.
     """
-    from collective.checkpoint import tables
+    from collective.checkpoint import table_io
 
-    monkeypatch.setattr(tables, "SPARE", spare)
+    monkeypatch.setattr(table_io, "SPARE", spare)
     saved(strategy, rank, f"{folder}/m")
     wait()
     if rank == 0:
@@ -398,9 +398,9 @@ def test_damage_is_an_error_on_every_rank(strategy, rank, size, folder, how, spa
 
 
 def test_restoring_over_values_without_room_for_both(strategy, rank, folder, monkeypatch):
-    from collective.checkpoint import tables
+    from collective.checkpoint import table_io
 
-    monkeypatch.setattr(tables, "SPARE", 0)
+    monkeypatch.setattr(table_io, "SPARE", 0)
     want = saved(strategy, rank, f"{folder}/m")
     np.testing.assert_array_equal(restored(strategy, f"{folder}/m", initialize=True), want)
 

@@ -9,16 +9,16 @@ import tensorflow.compat.v1 as tf
 import collective
 from collective import checkpoint
 from collective.checkpoint import __main__ as command
-from collective.checkpoint import bundle as bundles
-from collective.checkpoint import tables
-from collective.ranks import meeting
+from collective.checkpoint import table_io
+from collective.checkpoint import tensor_bundle as bundles
+from collective.coordination import barrier
 
 KEYS = np.array([-(2**63), 2**63 - 1, -1, 0, 5, 10**12, -77, 8, 9, 10, 11, 12], np.int64)
 
 
 @pytest.fixture
 def folder(tmp_path):
-    return meeting.exchange(None, "a folder", {"path": str(tmp_path)})[0]["path"]
+    return barrier.exchange(None, "a folder", {"path": str(tmp_path)})[0]["path"]
 
 
 def model(name="e", optimizer=None):
@@ -79,7 +79,7 @@ def test_parts_without_a_ranks_keys_are_left_out():
         for ranks in range(1, 9):
             for rank in range(ranks):
                 want = {mix % saved for mix in range(rank, saved * ranks, ranks)}
-                assert set(tables.own_parts(saved, ranks, rank)) == want
+                assert set(table_io.own_parts(saved, ranks, rank)) == want
 
 
 def test_read_in_the_order_of_keys(strategy, rank, size, folder, monkeypatch):
@@ -97,7 +97,7 @@ def test_read_in_the_order_of_keys(strategy, rank, size, folder, monkeypatch):
         )
     if rank == 0:
         assert command.main(["consolidate", folder, f"{folder}/whole"]) == 0
-    meeting.exchange(None, "wait", {})
+    barrier.exchange(None, "wait", {})
     np.testing.assert_array_equal(
         tf.train.load_checkpoint(f"{folder}/whole").get_tensor("e/keys/part_0"), KEYS[order]
     )

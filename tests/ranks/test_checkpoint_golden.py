@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective import checkpoint
-from collective.checkpoint import bundle
+from collective.checkpoint import tensor_bundle
 from collective.checkpoint.layout import ENTRY, FORMAT_ENTRY
 from tests.golden import make
 
@@ -50,7 +50,7 @@ def test_version_1(strategy, rank, size):
             np.testing.assert_array_equal(
                 item, [[row - (slot / 2 + 1) / 2] * 2 for row, slot in ITEM.values()]
             )
-        opened = bundle.Bundle(PREFIX)
+        opened = tensor_bundle.Bundle(PREFIX)
         ours = {v.op.name for v in tf.global_variables()}
         others = opened.entries.keys() - opened.layout.entries() - {ENTRY, FORMAT_ENTRY}
         assert others == {"bias", "bias/Momentum", "global_step"}

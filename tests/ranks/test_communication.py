@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective.ops import communication, gate
+from collective.ops import collectives, gate
 
 
 def data(rank, rows, dtype=np.float32):
@@ -20,7 +20,7 @@ def splits(rank, size):
 def session_run(strategy, build):
     with strategy.scope(), tf.Graph().as_default():
         zero = (
-            gate.gates_of(tf.get_default_graph()).beside([]).zero if communication.size() > 1 else 0
+            gate.gates_of(tf.get_default_graph()).beside([]).zero if collectives.size() > 1 else 0
         )
         fetches = build(zero)
         tf.get_variable("any", [])
@@ -36,7 +36,7 @@ def test_alltoall(strategy, rank, size, dtype):
     mine = data(rank, sum(splits(rank, size)))
 
     def build(zero):
-        out, received = communication.alltoall(
+        out, received = collectives.alltoall(
             tf.cast(mine * 8, dtype), tf.constant(splits(rank, size)), "collective.x", zero
         )
         return tf.cast(out, tf.float64), received
@@ -62,7 +62,7 @@ def test_gradients_are_the_transposed_collectives(strategy, rank, size):
 
     def build(zero):
         x = tf.constant(mine)
-        out, _ = communication.alltoall(x, tf.constant(splits(rank, size)), "collective.x", zero)
+        out, _ = collectives.alltoall(x, tf.constant(splits(rank, size)), "collective.x", zero)
         first = tf.gradients((rank + 1.0) * tf.reduce_sum(out**3), x)[0]
         return first, tf.gradients(tf.reduce_sum(first), x)[0]
 
@@ -75,8 +75,8 @@ def test_gradients_are_the_transposed_collectives(strategy, rank, size):
 def test_allreduce_and_allgather(strategy, rank, size):
     def build(zero):
         x, y = tf.constant(data(rank, 3)), tf.constant(data(rank, rank + 1))
-        a, b = communication.allreduce_sum([x, x[0]], "collective.sum", zero)
-        g = communication.allgather(y, "collective.all", zero)
+        a, b = collectives.allreduce_sum([x, x[0]], "collective.sum", zero)
+        g = collectives.allgather(y, "collective.all", zero)
         weight = tf.reshape(tf.range(tf.size(g), dtype=tf.float32), tf.shape(g)) * (rank + 1.0)
         return a, b, g, tf.gradients((rank + 1.0) * a[0], x)[0], tf.gradients(g * weight, y)[0]
 
@@ -102,9 +102,7 @@ def test_allgather_of_half_precision_keeps_every_bit(strategy, rank, size, dtype
         )
         zero = gate.gates_of(tf.get_default_graph()).at(1).zero if size > 1 else 0
         got = tf.bitcast(
-            communication.allgather(
-                tf.bitcast(bits, dtype), communication.unique_name("bits"), zero
-            ),
+            collectives.allgather(tf.bitcast(bits, dtype), collectives.unique_name("bits"), zero),
             tf.uint16,
         )
         with tf.Session() as session:
@@ -116,10 +114,10 @@ def test_allgather_of_half_precision_keeps_every_bit(strategy, rank, size, dtype
 
 def test_names_are_the_same_on_every_rank_and_unlike_each_other(strategy):
     with tf.Graph().as_default():
-        assert [communication.unique_name("a/b") for _ in range(3)] == [
+        assert [collectives.unique_name("a/b") for _ in range(3)] == [
             "collective.a.b",
             "collective.a.b.1",
             "collective.a.b.2",
         ]
     with tf.Graph().as_default():
-        assert communication.unique_name("a/b") == "collective.a.b"
+        assert collectives.unique_name("a/b") == "collective.a.b"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective.ops import communication, compression, gate
+from collective.ops import collectives, dense_allreduce, gate
 from tests.ranks import reference
 
 # half of the last place of 1
@@ -21,7 +21,7 @@ def reduced(strategy, tensors, wire):
     with strategy.scope(), tf.Graph().as_default():
         fed = [tf.placeholder(x.dtype, [None] * x.ndim) for x in tensors]
         zero = gate.gates_of(tf.get_default_graph()).beside(fed).zero
-        means = compression.compressed_mean(fed, wire, communication.unique_name("means"), zero)
+        means = dense_allreduce.compressed_mean(fed, wire, collectives.unique_name("means"), zero)
         with tf.Session() as session:
             return session.run(means, dict(zip(fed, tensors)))
 
@@ -66,7 +66,7 @@ def test_it_travels_in_two_bytes(strategy, size, name):
         sent = {
             op.type: op.inputs[0].dtype.size
             for op in graph.get_operations()
-            if communication.collective_name(op)
+            if collectives.collective_name(op)
         }
     assert sent == {"HorovodAlltoall": 2, "HorovodAllgather": 2}
 

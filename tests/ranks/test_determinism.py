@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.framework import config
 
 from collective import RankError
-from collective.ops import communication, gate
+from collective.ops import collectives, gate
 from tests.deterministic_training import bits
 from tests.ranks import grouped, reference
 
@@ -60,9 +60,9 @@ def test_sums_are_formed_in_the_order_of_the_ranks(strategy, rank, size):
             tf.get_variable("t", [4, 1])
         zero = gate.gates_of(graph).beside([]).zero
         long, short = tf.fill([7], values[rank]), tf.fill([1, 2], values[rank])
-        alone = communication.allreduce_sum([long], communication.unique_name("alone"), zero)
-        beside = communication.allreduce_sum(
-            [short, tf.zeros([5]), long], communication.unique_name("beside"), zero
+        alone = collectives.allreduce_sum([long], collectives.unique_name("alone"), zero)
+        beside = collectives.allreduce_sum(
+            [short, tf.zeros([5]), long], collectives.unique_name("beside"), zero
         )
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())

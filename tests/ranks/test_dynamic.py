@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import collective
 from collective import DynamicTable, TableError
-from collective.ops import keys as key_ops
-from collective.tables import initial, store
+from collective.ops import key_hashing as key_ops
+from collective.tables import initializers, row_store
 from tests.ranks import reference
 
 V, D, B = 20, 3, 12
@@ -48,7 +48,7 @@ def drawn(keys, name="t", init=None, dim=D):
     """The rows that keys start from, drawn without any rank or table."""
     with tf.Graph().as_default():
         tf.set_random_seed(7)
-        fill = initial.by_key(init or normal(), dim, name)
+        fill = initializers.by_key(init or normal(), dim, name)
         return fill(np.asarray(keys, np.int64).view(np.uint64), dim).astype(np.float32)
 
 
@@ -538,9 +538,11 @@ def test_rows_are_exported_ascending_and_imported_by_their_owners(strategy, rank
 
 
 def test_many_keys_ascend_through_several_ranges(strategy, monkeypatch):
-    monkeypatch.setattr(store, "RANGE", 50)
+    monkeypatch.setattr(row_store, "RANGE", 50)
     keys = np.random.default_rng(1).integers(-(2**63), 2**63 - 1, 1000)
-    held = store.host_store(5000, 2, np.float32, "t", lambda rows, dim: np.zeros((len(rows), dim)))
+    held = row_store.host_store(
+        5000, 2, np.float32, "t", lambda rows, dim: np.zeros((len(rows), dim))
+    )
     held.rows(keys, True)
     found = list(held.ascending(64))
     assert all(len(k) <= 64 for k, _ in found)
@@ -731,7 +733,7 @@ def test_lookups_inside_control_flow(strategy, size, version):
 
 def test_a_session_that_is_gone_leaves_no_memory(strategy):
     gc.collect()
-    before = len(store._living)
+    before = len(row_store._living)
 
     def use():
         with strategy.scope(), tf.Graph().as_default():
@@ -742,14 +744,14 @@ def test_a_session_that_is_gone_leaves_no_memory(strategy):
                     session.run(tf.global_variables_initializer())
                     session.run(train)
                     assert t.local_count(session) <= 1000
-                assert len(store._living) <= before + 6
+                assert len(row_store._living) <= before + 6
 
     use()
     gc.collect()
     # TensorFlow lets go of arrays when it next meets Python
     with tf.Graph().as_default(), tf.Session() as session:
         session.run(tf.numpy_function(lambda: np.float32(1), [], tf.float32))
-    assert len(store._living) <= before
+    assert len(row_store._living) <= before
 
 
 def test_without_tensorflows_second_version(strategy, rank, size):

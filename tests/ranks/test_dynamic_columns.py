@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 
 import collective
 from collective import DynamicTable
-from collective.tables import initial
+from collective.tables import initializers
 from tests.ranks import reference
 
 V, D, B = 9, 3, 12
@@ -24,7 +24,7 @@ def drawn(name, keys=None):
     with tf.Graph().as_default():
         tf.set_random_seed(7)
         keys = np.arange(V) if keys is None else np.asarray(keys, np.int64)
-        return initial.by_key(normal(), D, name)(keys.view(np.uint64), D).astype(np.float32)
+        return initializers.by_key(normal(), D, name)(keys.view(np.uint64), D).astype(np.float32)
 
 
 def by_identity(key):

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective import RankError, metrics
-from collective.ops import communication
-from collective.ranks import meeting, runs
+from collective import RankError
+from collective.coordination import barrier
+from collective.ops import collectives, graph_analysis
+from collective.replication import metrics
 from tests.ranks import reference
 
 ROWS, DIM = 23, 3
@@ -176,7 +177,7 @@ def test_what_updates_return_is_of_all_records(strategy, rank, size, resources):
 def test_updates_in_an_evaluation_of_unequal_length(strategy, rank, size, in_order, monkeypatch):
     """A rank without data adds what it has; what the last step returns is the result."""
     if in_order:  # as with scope(deterministic=True)
-        monkeypatch.setattr(communication, "in_order", lambda: size > 2)
+        monkeypatch.setattr(collectives, "in_order", lambda: size > 2)
     with strategy.scope(), tf.Graph().as_default():
         with strategy.embedding_scope():
             table = reference.table("metrics", ROWS, DIM)
@@ -210,7 +211,11 @@ def test_sums_that_nobody_looks_at_are_left_out(strategy, rank, size):
         with tf.control_dependencies([made["mean"][1]]):
             more = own.assign_add(1.0)
         update = metrics.without_sums(tf.group(*(update for _, update in made.values())))
-        assert not [op for op in runs.upstream([update]) if runs.COLLECTIVES.match(op.type)]
+        assert not [
+            op
+            for op in graph_analysis.upstream([update])
+            if graph_analysis.COLLECTIVES.match(op.type)
+        ]
         both = metrics.without_sums(tf.group(more, made["auc"][1]))
         with tf.Session() as session:
             session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
@@ -392,7 +397,7 @@ def test_hooks_by_the_clock_act_at_the_same_step_on_every_rank(strategy, rank, s
         with tf.train.MonitoredTrainingSession("", hooks=[hook]) as session:
             for _ in range(40):
                 session.run(train)
-            told = meeting.exchange(None, "compare", {"acted": acted})
+            told = barrier.exchange(None, "compare", {"acted": acted})
     assert acted and all(text["acted"] == acted for text in told)
 
 
@@ -402,19 +407,19 @@ def test_a_failed_step_of_a_meeting_is_told_to_all(strategy, rank, size):
             raise PermissionError("the disk is read-only")
         return rank
 
-    assert meeting.together(None, "count", lambda: rank) == list(range(size))
+    assert barrier.together(None, "count", lambda: rank) == list(range(size))
     with pytest.raises(
         PermissionError if rank == size - 1 else RankError, match="the disk is read-only"
     ):
-        meeting.together(None, "write", step)
-    assert meeting.exchange(None, "after", {"rank": rank}) == [{"rank": r} for r in range(size)]
+        barrier.together(None, "write", step)
+    assert barrier.exchange(None, "after", {"rank": rank}) == [{"rank": r} for r in range(size)]
 
 
 def test_ranks_that_meet_for_different_things_are_told(strategy, rank, size):
     if size == 1:
         return
     with pytest.raises(RankError, match="saves here") as raised:
-        meeting.exchange(None, "saves here" if rank else "restores there", {})
+        barrier.exchange(None, "saves here" if rank else "restores there", {})
     assert "restores there" in str(raised.value)
 
 

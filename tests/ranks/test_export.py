@@ -7,7 +7,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from collective import RankError, feature_column, get_embedding_variable
-from collective.ranks import meeting
+from collective.coordination import barrier
 from tests.ranks import reference
 
 FOREIGN = ("Horovod", "PyFunc", "EagerPyFunc")
@@ -16,7 +16,7 @@ FOREIGN = ("Horovod", "PyFunc", "EagerPyFunc")
 @pytest.fixture
 def folder(strategy, tmp_path):
     """Rank 0's, which all ranks see."""
-    return meeting.exchange(None, "a folder", {"path": str(tmp_path)})[0]["path"]
+    return barrier.exchange(None, "a folder", {"path": str(tmp_path)})[0]["path"]
 
 
 def trained(strategy, build, folder):
@@ -157,7 +157,7 @@ def test_every_way_to_look_up_a_static_table(strategy, folder, rows):
 
 def left_in(base):
     """What is there once rank 0 has cleaned up."""
-    meeting.exchange(None, "cleaned", {})
+    barrier.exchange(None, "cleaned", {})
     return os.listdir(base)
 
 
@@ -395,7 +395,7 @@ def test_what_is_exported_and_where(strategy, folder, rank):
     if rank == 0:
         with open(vocabulary, "w") as f:
             f.write("a\nb\nc\n")
-    meeting.exchange(None, "written", {})
+    barrier.exchange(None, "written", {})
 
     def build():
         words = tf.placeholder(tf.string, [None])
@@ -427,7 +427,7 @@ def test_what_is_exported_and_where(strategy, folder, rank):
         )
         for given in (prefix, checkpoints, None)
     ]
-    assert paths == meeting.exchange(None, "paths", {"paths": paths})[0]["paths"]
+    assert paths == barrier.exchange(None, "paths", {"paths": paths})[0]["paths"]
     assert (
         sorted(os.listdir(base)) == sorted(os.path.basename(path) for path in paths)
         and len(set(paths)) == 3

@@ -9,7 +9,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import collective
-from collective.ops import bags, keys
+from collective.ops import embedding_bag, key_hashing
 from tests.ranks import grouped, reference
 
 SLOTS = {"sgd": 0, "adagrad": 1, "adam": 2, "ftrl": 2}
@@ -81,7 +81,7 @@ def test_rows_of_a_dynamic_table_are_those_so_far(strategy, rank, size):
         with started(train, {"ids:0": ids}) as session:
             plan = strategy.plan(session=session)
             unknown = strategy.plan()
-    mine = np.sum(keys.owners_np(np.unique(ids), size) == rank)
+    mine = np.sum(key_hashing.owners_np(np.unique(ids), size) == rank)
     table = next(table for table in plan.tables if table.name == "keyed")
     assert table.rows is None and table.shard_rows[rank] == mine
     assert table.shard_bytes[rank] == mine * 2 * 4 * (1 + SLOTS["adagrad"])
@@ -107,7 +107,7 @@ def test_the_exchanges_are_those_that_a_trace_counts(strategy, size, grouping):
             x.kind for x in said.exchanges
         )
     if size > 1:
-        together = grouping and bags.missing() is None
+        together = grouping and embedding_bag.missing() is None
         assert [x.phase for x in plan.exchanges if x.phase != "other"][0] == "agreement"
         assert len([x for x in plan.exchanges if x.phase == "keys"]) == (1 if together else 4)
         assert {table.packed for table in plan.tables} == {3 if together else 1}
@@ -119,7 +119,7 @@ def test_the_exchanges_are_those_that_a_trace_counts(strategy, size, grouping):
             if together
             else {"grouping is off"}
             if not grouping
-            else {f"the compiled operations are missing: {bags.missing()}"}
+            else {f"the compiled operations are missing: {embedding_bag.missing()}"}
         )
     else:
         assert plan.exchanges == () and "nothing travels" in str(plan)
@@ -151,7 +151,7 @@ def test_bytes_that_the_graph_tells(strategy, size):
 
 @pytest.mark.grouped
 @pytest.mark.skipif(
-    bags.missing() is not None,
+    embedding_bag.missing() is not None,
     reason="wire types are those of groups, which need the compiled operations",
 )
 @pytest.mark.parametrize("wire", [None, "float16", "bfloat16"])
@@ -178,7 +178,9 @@ def test_wire_types(strategy, size, wire):
 
 
 @pytest.mark.grouped
-@pytest.mark.skipif(bags.missing() is not None, reason="groups need the compiled operations")
+@pytest.mark.skipif(
+    embedding_bag.missing() is not None, reason="groups need the compiled operations"
+)
 def test_pooled_sections_and_levels(strategy, size):
     """A sok group pools sparse lookups at the owner; keys from another lookup's rows are a level
     later.
@@ -230,7 +232,7 @@ def test_what_stays_alone_and_why(strategy, size):
     why = {x.lookup or "branch": x.why for x in plan.alone}
     assert "branch" in next(why[name] for name in why if "branch" in name)
     assert "control_dependencies" in why["ordered"] and "float64" in why["precise"]
-    assert ("it waits" in why["waits"]) == (bags.missing() is None)
+    assert ("it waits" in why["waits"]) == (embedding_bag.missing() is None)
     assert all(f"{x.lookup} in {x.table}: {x.why}" in str(plan) for x in plan.alone if x.lookup)
 
 

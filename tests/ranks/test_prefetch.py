@@ -11,7 +11,7 @@ import tensorflow.compat.v2 as tf2
 
 import collective
 from collective import RankError
-from collective.prefetch.cut import cut_of
+from collective.prefetch.enable import cut_of
 from tests.ranks import reference
 
 pytestmark = pytest.mark.grouped  # only keys of groups are exchanged ahead

@@ -10,8 +10,8 @@ import tensorflow.compat.v1 as tf
 
 import collective
 from collective import RankError
-from collective.ops import bags, keys
-from collective.profiling import split
+from collective.ops import embedding_bag, key_hashing
+from collective.profiling import breakdown
 from tests.ranks import grouped, reference
 
 WEIGHTS = 3 * 2 + 2
@@ -62,7 +62,7 @@ def owned(size, owner):
         distinct = np.unique(batch(r))
         asked["user"] += np.sum(distinct % size == owner)
         asked["item"] += np.sum(distinct % size == owner)
-        asked["keyed"] += np.sum(keys.owners_np(distinct, size) == owner)
+        asked["keyed"] += np.sum(key_hashing.owners_np(distinct, size) == owner)
     return asked
 
 
@@ -75,7 +75,7 @@ def test_a_step_of_which_every_byte_is_known(strategy, rank, size, folder, group
     for r in range(size):
         assert sum(out["phases"][r].values()) == pytest.approx(out["ms"][r])
         assert all(ms >= 0 for ms in out["phases"][r].values())
-        assert {"input", "lookup", "dense", "optimizer", split.REST, split.OUTSIDE} <= set(
+        assert {"input", "lookup", "dense", "optimizer", breakdown.REST, breakdown.OUTSIDE} <= set(
             out["phases"][r]
         )
     assert out["samples"] == 6 * size and out["samples_per_s"] == pytest.approx(
@@ -150,7 +150,9 @@ def check_trace(folder, rank, steps, counts):
 
 
 @pytest.mark.grouped
-@pytest.mark.skipif(bags.missing() is not None, reason="the operations of groups are not built")
+@pytest.mark.skipif(
+    embedding_bag.missing() is not None, reason="the operations of groups are not built"
+)
 def test_what_a_group_computes_is_its_lookup(strategy, rank, size, folder):
     train(strategy, 2, folder, profile_steps=(2, 2))
     with open(os.path.join(folder, f"rank_{rank}.trace.json")) as file:

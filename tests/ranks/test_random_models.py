@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective.replicated import shard_of
+from collective.tables.table import shard_of
 from tests.ranks import grouped, random_models, reference
 
 

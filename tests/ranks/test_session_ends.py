@@ -9,7 +9,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from collective import RankError
-from collective.ranks import meeting
+from collective.coordination import barrier
 from tests.ranks import grouped
 from tests.ranks.test_session_kinds import build
 
@@ -17,7 +17,7 @@ from tests.ranks.test_session_kinds import build
 @pytest.fixture
 def folder(tmp_path):
     """Rank 0's, which all ranks see."""
-    return meeting.exchange(None, "a folder", {"path": str(tmp_path)})[0]["path"]
+    return barrier.exchange(None, "a folder", {"path": str(tmp_path)})[0]["path"]
 
 
 @pytest.mark.parametrize("prefetch_keys", [False, True])

@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 
 from collective import Table, TableError
-from collective.tables import initial
+from collective.tables import initializers
 from tests.ranks import reference
 
 
@@ -58,9 +58,9 @@ def test_random_values_have_the_distribution_and_depend_on_no_n(strategy, name):
     init = init() if isinstance(init, type) else init
     with tf.Graph().as_default():
         tf.set_random_seed(7)
-        alone = initial.by_row(init, (3000, 8), "t")(np.arange(3000, dtype=np.uint64), 8).astype(
-            np.float32
-        )
+        alone = initializers.by_row(init, (3000, 8), "t")(
+            np.arange(3000, dtype=np.uint64), 8
+        ).astype(np.float32)
     np.testing.assert_array_equal(rows, alone)
 
 
@@ -85,7 +85,7 @@ def test_a_known_stream(strategy):
     """SplitMix64's published first outputs for seed 1234567: the generator is the one it claims to
     be.
     """
-    got = [int(initial.hashed(1234567, np.array([i], np.uint64))[0]) for i in (1, 2, 3)]
+    got = [int(initializers.hashed(1234567, np.array([i], np.uint64))[0]) for i in (1, 2, 3)]
     assert got == [6457827717110365317, 3203168211198807973, 9817491932198370423]
 
 

@@ -8,8 +8,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from collective import TableError
-from collective.ops.operations import kind
-from collective.ranks.runs import upstream
+from collective.ops.graph_analysis import upstream
+from collective.ops.op_attributes import kind
 from tests.ranks import reference
 
 B = 12

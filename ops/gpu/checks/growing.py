@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.ops import communication, compiled, operations
+from collective.ops import collectives, dispatch, native_library
 from collective.ops.gpu import keymap
 from collective.ops.gpu.functions import Functions
 from collective.ops.gpu.rules import SGD
@@ -18,19 +18,19 @@ BATCH = 200  # keys of the first step; of each later one four times as many
 
 
 class Growing:
-    """A table, as `collective.ops.operations.side` has memory for it."""
+    """A table, as `collective.ops.dispatch.side` has memory for it."""
 
     def __init__(self) -> None:
-        self._side = operations.side()
+        self._side = dispatch.side()
         with self._side.call():
             self._memory = self._side.reserve(CAPACITY * DIM * 4)
         self._keys = keymap.DeviceKeyMap("growing", CAPACITY - 1, self._side)
         self._reach()
         handle = tf.raw_ops.VarHandleOp(
-            dtype=tf.float32, shape=[None, DIM], shared_name=communication.unique_name("growing")
+            dtype=tf.float32, shape=[None, DIM], shared_name=collectives.unique_name("growing")
         )
         with tf.device(self._side.placed):
-            given = compiled.library().collective_memory(
+            given = native_library.library().collective_memory(
                 tf.constant(self._memory.address, tf.int64),
                 tf.constant(0, tf.int64),
                 dtype=tf.float32,
@@ -38,14 +38,14 @@ class Growing:
             )
             self.start = tf.raw_ops.AssignVariableOp(resource=handle, value=given)
             self.keys = tf.placeholder(tf.int64, [None])
-            rows = operations.operations().collective_find(
+            rows = dispatch.operations().collective_find(
                 self._find, [tf.constant(0, tf.int64)], [self.keys], tf.constant(True)
             )[0]
             ones = tf.ones([tf.size(rows), DIM])
             added = tf.raw_ops.ResourceScatterAdd(resource=handle, indices=rows, updates=ones)
             with tf.control_dependencies([added]):
                 distinct = tf.unique(rows)[0]
-                updated = operations.operations().collective_update(
+                updated = dispatch.operations().collective_update(
                     SGD,
                     [tf.constant(0.5)],
                     [handle],
@@ -74,7 +74,7 @@ class Growing:
 
 def check(seed: int, config: tf.ConfigProto) -> list[str]:
     """What is wrong, on this rank."""
-    rank, wrong = communication.rank(), []
+    rank, wrong = collectives.rank(), []
     rng, wanted = np.random.default_rng([seed, rank]), {0: 0.0}
     with tf.Graph().as_default():
         table = Growing()

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.ops import bags, communication, exchange, operations
+from collective.ops import collectives, dispatch, embedding_bag, exchange, placement
 from collective.ops.gpu.reference.update import applied
 from collective.ops.gpu.rules import (
     SGD,
@@ -116,7 +116,7 @@ class Model:
     """
 
     def __init__(self, seed: int, rule: Callable[..., Rule], by_owner: bool):
-        rank, ranks = communication.rank(), communication.size()
+        rank, ranks = collectives.rank(), collectives.size()
         self.ids = [tf.placeholder(tf.int64, [None]) for _ in SHAPES]
         self.samples, self.weights = (
             tf.placeholder(tf.int64, [None]),
@@ -133,24 +133,28 @@ class Model:
             ]
             for t, values in enumerate(first_values(seed))
         ]
-        sections = [bags.Section(t, dim, by_owner and t == 2) for t, (_, dim) in enumerate(SHAPES)]
-        layout = (sections, [bags.STATIC] * len(SHAPES), ranks)
-        asked = bags.ask(
+        sections = [
+            embedding_bag.Section(t, dim, by_owner and t == 2) for t, (_, dim) in enumerate(SHAPES)
+        ]
+        layout = (sections, [embedding_bag.STATIC] * len(SHAPES), ranks)
+        asked = embedding_bag.ask(
             self.ids,
             [self.samples] if by_owner else [],
             [],
             [
-                bags.Member(t, dim, bags.SUM if by_owner and t == 2 else bags.ROWS)
+                embedding_bag.Member(
+                    t, dim, embedding_bag.SUM if by_owner and t == 2 else embedding_bag.ROWS
+                )
                 for t, (_, dim) in enumerate(SHAPES)
             ],
             *layout,
         )
         message, splits = exchange.keys_to_owners(
-            asked.message, asked.splits, communication.unique_name("check/keys"), 0
+            asked.message, asked.splits, collectives.unique_name("check/keys"), 0
         )
-        heard = bags.hear(message, splits, *layout)
-        with bags.scaled(1 / ranks):
-            found = bags.gather(
+        heard = embedding_bag.hear(message, splits, *layout)
+        with embedding_bag.scaled(1 / ranks):
+            found = embedding_bag.gather(
                 [shard.handle for shard in self.shards],
                 heard.keys,
                 message,
@@ -159,24 +163,24 @@ class Model:
                 [shard.shape for shard in self.shards],
             )
             received = exchange.rows_back(
-                found, heard.row_splits, communication.unique_name("check/rows"), 0
+                found, heard.row_splits, collectives.unique_name("check/rows"), 0
             )
-            outs = bags.pool(
+            outs = embedding_bag.pool(
                 received,
                 asked.positions,
                 [self.samples, asked.samples[0] if by_owner else self.samples],
                 [self.weights, *(asked.scales if by_owner else ())],
                 [
-                    bags.Member(0, SHAPES[0][1]),
-                    bags.Member(1, SHAPES[1][1], bags.MEAN, True, MAX_NORM),
-                    bags.Member(2, SHAPES[2][1], bags.SUM, by_owner),
+                    embedding_bag.Member(0, SHAPES[0][1]),
+                    embedding_bag.Member(1, SHAPES[1][1], embedding_bag.MEAN, True, MAX_NORM),
+                    embedding_bag.Member(2, SHAPES[2][1], embedding_bag.SUM, by_owner),
                 ],
                 asked.counts,
             )
             loss = tf.add_n([tf.reduce_sum(out * factors(t)) for t, out in enumerate(outs)])
             gradients = tf.gradients(loss, [shard.handle for shard in self.shards])
         self.step = tf.placeholder(tf.float32, [])
-        self.train = operations.operations().collective_update(
+        self.train = dispatch.operations().collective_update(
             lambda rate, step: rule(rate=rate, **({"step": int(step)} if _has_steps(rule) else {})),
             [tf.constant(0.1), self.step],
             [shard.handle for shard in self.shards],
@@ -204,7 +208,7 @@ def _has_steps(rule: Callable[..., Rule]) -> bool:
 def check(seed: int) -> list[str]:
     """What is wrong, on this rank; every rank must call it."""
     wrong = []
-    rank, ranks = communication.rank(), communication.size()
+    rank, ranks = collectives.rank(), collectives.size()
     for rule in RULES:
         for by_owner in (False, True):
             with tf.Graph().as_default():
@@ -236,12 +240,18 @@ def milliseconds(seed: int, steps: int = 50) -> tuple[float, float]:
     """
     with tf.Graph().as_default():
         model, nothing = Model(seed, Adagrad, False), tf.zeros([0], tf.int64)
-        empty = bags.ask(
-            [nothing], [], [], [bags.Member(0, 1)], [bags.Section(0, 1)], [bags.STATIC], 1
+        empty = embedding_bag.ask(
+            [nothing],
+            [],
+            [],
+            [embedding_bag.Member(0, 1)],
+            [embedding_bag.Section(0, 1)],
+            [embedding_bag.STATIC],
+            1,
         )
         with tf.Session(config=config()) as session:
             session.run(tf.global_variables_initializer())
-            feeds = model.feeds(batch(seed, 0, communication.rank()), 0)
+            feeds = model.feeds(batch(seed, 0, collectives.rank()), 0)
             return _median(lambda: session.run(model.train, feeds), steps), _median(
                 lambda: session.run(empty.splits), steps
             )
@@ -260,7 +270,7 @@ def config() -> tf.ConfigProto:
     """Of a session that leaves kernels their share of a GPU's memory."""
     made = tf.ConfigProto()
     made.gpu_options.allow_growth = True
-    made.gpu_options.per_process_gpu_memory_fraction = operations.memory_shares()[1]
+    made.gpu_options.per_process_gpu_memory_fraction = placement.memory_shares()[1]
     return made
 
 
@@ -270,5 +280,5 @@ def report(seed: int) -> Sequence[str]:
     return [
         f"a step of {len(SHAPES)} small tables: {step:.2f} ms; one call of kernels by "
         f"TensorFlow: {call:.2f} ms",
-        operations.operations().memory(),
+        dispatch.operations().memory(),
     ]

@@ -11,7 +11,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 from tensorflow.python.framework import kernels
 
-from collective.ops import bags, compiled, operations
+from collective.ops import dispatch, embedding_bag, native_library, op_attributes, placement
 from collective.ops.gpu import sides
 from collective.ops.gpu.binding import Bound
 from collective.ops.gpu.checks import growing, training
@@ -28,8 +28,8 @@ def graph() -> Any:
 
 
 def use(bound: Bound, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operations, "chosen", lambda: "double")
-    monkeypatch.setattr(operations, "_stand_in", lambda: bound)
+    monkeypatch.setattr(dispatch, "chosen", lambda: "double")
+    monkeypatch.setattr(dispatch, "_stand_in", lambda: bound)
 
 
 def table(name: str = "table", value: float = 1.0) -> Any:
@@ -67,13 +67,13 @@ def test_results_without_elements_are_made_as_others_are(
 ):
     """TensorFlow has no zeros of uint32 on a GPU, which stands for int32 there."""
     use(Bound(sides.Double()), monkeypatch)
-    asked = bags.ask(
+    asked = embedding_bag.ask(
         [tf.zeros([0], tf.int64)],
         [],
         [],
-        [bags.Member(0, DIM)],
-        [bags.Section(0, DIM)],
-        [bags.STATIC],
+        [embedding_bag.Member(0, DIM)],
+        [embedding_bag.Section(0, DIM)],
+        [embedding_bag.STATIC],
         1,
     )
     monkeypatch.setattr(sides.tf, "zeros", None)
@@ -85,13 +85,13 @@ def test_tensors_elsewhere_are_refused(graph: Any, monkeypatch: pytest.MonkeyPat
     side = sides.Double()
     monkeypatch.setattr(side, "kind", "GPU")
     use(Bound(side), monkeypatch)
-    asked = bags.ask(
+    asked = embedding_bag.ask(
         [tf.constant([1], tf.int64)],
         [],
         [],
-        [bags.Member(0, DIM)],
-        [bags.Section(0, DIM)],
-        [bags.STATIC],
+        [embedding_bag.Member(0, DIM)],
+        [embedding_bag.Section(0, DIM)],
+        [embedding_bag.STATIC],
         1,
     )
     with (
@@ -147,13 +147,15 @@ def test_a_shard_that_is_not_there(graph: Any, name: str):
         tf.Session() as session,
         pytest.raises(tf.errors.FailedPreconditionError, match="table does not exist: was it init"),
     ):
-        session.run(getattr(compiled.library(), name)(one.handle, dtype=tf.float32))
+        session.run(getattr(native_library.library(), name)(one.handle, dtype=tf.float32))
 
 
 def test_a_shard_elsewhere_is_refused(graph: Any):
     """TensorFlow runs an operation where its variable is, also if it was to run on a GPU."""
     one = table()
-    shard = compiled.library().collective_sparse_shard(one.handle, dtype=tf.float32, device="GPU")
+    shard = native_library.library().collective_sparse_shard(
+        one.handle, dtype=tf.float32, device="GPU"
+    )
     words = "table is on a CPU, but is looked up and updated on a GPU: make its table outside of tf.device"
     with tf.Session() as session, pytest.raises(tf.errors.FailedPreconditionError, match=words):
         session.run(one.initializer)
@@ -162,7 +164,7 @@ def test_a_shard_elsewhere_is_refused(graph: Any):
 
 def test_a_shard_of_another_type(graph: Any):
     one = table()
-    shard = compiled.library().collective_shard(one.handle, dtype=tf.int64)
+    shard = native_library.library().collective_shard(one.handle, dtype=tf.int64)
     with (
         tf.Session() as session,
         pytest.raises(tf.errors.InvalidArgumentError, match="is float, not int64"),
@@ -176,7 +178,7 @@ def test_parts_of_a_tensor(graph: Any, dtype: tf.DType):
     """Whether they begin where TensorFlow wants tensors to begin, and share memory, or not."""
     sizes, dims = [16, 3, 0, 0, 12, 33], [0, 0, 0, 4, 4, 0]
     whole = np.arange(sum(sizes)).astype(dtype.as_numpy_dtype)
-    parts = compiled.library().collective_parts(
+    parts = native_library.library().collective_parts(
         tf.constant(whole), tf.constant(sizes, tf.int64), N=6, dims=dims
     )
     with tf.Session() as session:
@@ -199,7 +201,7 @@ def test_parts_of_a_tensor(graph: Any, dtype: tf.DType):
     ],
 )
 def test_parts_that_cannot_be(graph: Any, sizes: list[int], dims: list[int], words: str):
-    parts = compiled.library().collective_parts(
+    parts = native_library.library().collective_parts(
         tf.zeros([7]), tf.constant(sizes, tf.int64), N=len(dims), dims=dims
     )
     with tf.Session() as session, pytest.raises(tf.errors.InvalidArgumentError, match=words):
@@ -217,8 +219,8 @@ def test_calls_have_types_that_a_gpu_takes(graph: Any, monkeypatch: pytest.Monke
     training.communication.init()
     training.Model(1, Adagrad, True)
     scalar, keys = tf.constant(1, tf.int64), tf.constant([1], tf.int64)
-    operations.operations().collective_find(lambda *_: [], [scalar], [keys], tf.constant(True))
-    operations.operations().collective_update(
+    dispatch.operations().collective_find(lambda *_: [], [scalar], [keys], tf.constant(True))
+    dispatch.operations().collective_update(
         SGD, [tf.constant(0.5)], [table().handle], [[]], [tf.ones([1, DIM])], [keys], [scalar]
     )
     allowed = {"Tin": set(), "Tout": set()}
@@ -226,12 +228,12 @@ def test_calls_have_types_that_a_gpu_takes(graph: Any, monkeypatch: pytest.Monke
         if kernel.device_type != "CPU":
             for constraint in kernel.constraint:
                 allowed[constraint.name] |= set(constraint.allowed_values.list.type)
-    calls = [op for op in graph.get_operations() if operations.stands_in(op)]
-    assert len({operations.kind(op) for op in calls}) == 8 and allowed["Tin"] and allowed["Tout"]
+    calls = [op for op in graph.get_operations() if op_attributes.stands_in(op)]
+    assert len({op_attributes.kind(op) for op in calls}) == 8 and allowed["Tin"] and allowed["Tout"]
     for op in calls:
         for name, types in allowed.items():
             assert {dtype.as_datatype_enum for dtype in op.get_attr(name)} <= types, (
-                operations.kind(op),
+                op_attributes.kind(op),
                 name,
             )
 
@@ -267,10 +269,12 @@ def test_neither_runs_beside_the_other(graph: Any, monkeypatch: pytest.MonkeyPat
     side = Watched()
     use(Bound(side), monkeypatch)
     one, ids = table(), tf.constant([3, 1, 3], tf.int64)
-    layout = ([bags.Section(0, DIM)], [bags.STATIC], 1)
-    asked = bags.ask([ids], [], [], [bags.Member(0, DIM)], *layout)
-    heard = bags.hear(asked.message, asked.splits, *layout)
-    rows = bags.gather([one.handle], heard.keys, asked.message, asked.splits, *layout, [one.shape])
+    layout = ([embedding_bag.Section(0, DIM)], [embedding_bag.STATIC], 1)
+    asked = embedding_bag.ask([ids], [], [], [embedding_bag.Member(0, DIM)], *layout)
+    heard = embedding_bag.hear(asked.message, asked.splits, *layout)
+    rows = embedding_bag.gather(
+        [one.handle], heard.keys, asked.message, asked.splits, *layout, [one.shape]
+    )
     with tf.Session() as session:
         session.run(one.initializer)
         given = session.run([asked.message, asked.splits, *heard.keys])
@@ -316,14 +320,14 @@ def test_no_memory_names_tables_bytes_and_the_option(graph: Any, monkeypatch: py
         raise MemoryError("emulator has no room for 1,234 bytes: out of memory")
 
     use(Bound(side), monkeypatch)
-    with operations.about(["users", *"abcdef"], False):
-        asked = bags.ask(
+    with dispatch.about(["users", *"abcdef"], False):
+        asked = embedding_bag.ask(
             [tf.constant([1], tf.int64)],
             [],
             [],
-            [bags.Member(0, DIM)],
-            [bags.Section(0, DIM)],
-            [bags.STATIC],
+            [embedding_bag.Member(0, DIM)],
+            [embedding_bag.Section(0, DIM)],
+            [embedding_bag.STATIC],
             1,
         )
     monkeypatch.setattr(side.device, "empty", full)
@@ -333,7 +337,7 @@ def test_no_memory_names_tables_bytes_and_the_option(graph: Any, monkeypatch: py
         "CollectiveAsk of tables 'users', 'a', 'b', 'c', 'd' and 2 others: ",
         "no room for 1,234 bytes",
         "hold 6 of the 7 they may",
-        operations.WORKSPACE,
+        placement.WORKSPACE,
     ):
         assert words in caught.value.message
 
@@ -341,7 +345,9 @@ def test_no_memory_names_tables_bytes_and_the_option(graph: Any, monkeypatch: py
 def test_a_malformed_message_is_an_error_of_the_run(graph: Any, monkeypatch: pytest.MonkeyPatch):
     use(Bound(sides.Double()), monkeypatch)
     message = tf.placeholder(tf.int64, [None])
-    heard = bags.hear(message, tf.size(message)[None], [bags.Section(0, DIM)], [bags.STATIC], 1)
+    heard = embedding_bag.hear(
+        message, tf.size(message)[None], [embedding_bag.Section(0, DIM)], [embedding_bag.STATIC], 1
+    )
     with tf.Session() as session:
         assert session.run(heard.keys[0], {message: [2, 2, 5, 6]}).tolist() == [5, 6]
         for wrong in ([], [1], [2, 2, 5], [-1, -1], [1, 2, 5, 6], [2, 2, 5, 6, 7]):
@@ -354,33 +360,33 @@ def test_a_malformed_message_is_an_error_of_the_run(graph: Any, monkeypatch: pyt
     [("tpu", "no such choice. Known: auto, cpu, gpu, double"), ("gpu", "TensorFlow sees no GPU")],
 )
 def test_choices_that_cannot_be(monkeypatch: pytest.MonkeyPatch, value: str, words: str):
-    monkeypatch.setenv(operations.CHOICE, value)
+    monkeypatch.setenv(placement.CHOICE, value)
     with pytest.raises((ValueError, RuntimeError), match=words):
-        operations.chosen.__wrapped__()
+        placement.chosen.__wrapped__()
 
 
 def test_the_choice_by_itself(monkeypatch: pytest.MonkeyPatch, caplog: Any):
-    monkeypatch.delenv(operations.CHOICE, raising=False)
-    assert operations.chosen.__wrapped__() == "cpu"
+    monkeypatch.delenv(placement.CHOICE, raising=False)
+    assert placement.chosen.__wrapped__() == "cpu"
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["a GPU"])
-    monkeypatch.setattr(operations.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(dispatch.importlib.util, "find_spec", lambda name: None)
     tf.get_logger().addHandler(caplog.handler)
     try:
-        assert operations.chosen.__wrapped__() == "cpu" and "there is no CuPy" in caplog.text
+        assert placement.chosen.__wrapped__() == "cpu" and "there is no CuPy" in caplog.text
     finally:
         tf.get_logger().removeHandler(caplog.handler)
-    monkeypatch.setattr(operations.importlib.util, "find_spec", lambda name: object())
-    assert operations.chosen.__wrapped__() == "gpu"
+    monkeypatch.setattr(dispatch.importlib.util, "find_spec", lambda name: object())
+    assert placement.chosen.__wrapped__() == "gpu"
 
 
 def test_shares_of_memory(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv(operations.WORKSPACE, raising=False)
-    assert operations.memory_shares() == (0.2, 0.75)
-    monkeypatch.setenv(operations.WORKSPACE, "0.5")
-    assert operations.memory_shares() == pytest.approx((0.5, 0.45))
+    monkeypatch.delenv(placement.WORKSPACE, raising=False)
+    assert placement.memory_shares() == (0.2, 0.75)
+    monkeypatch.setenv(placement.WORKSPACE, "0.5")
+    assert placement.memory_shares() == pytest.approx((0.5, 0.45))
     for wrong in ("0", "0.95", "much", "nan"):
-        monkeypatch.setenv(operations.WORKSPACE, wrong)
+        monkeypatch.setenv(placement.WORKSPACE, wrong)
         with pytest.raises(
-            ValueError, match=f"{operations.WORKSPACE}={wrong}: it must be the fraction"
+            ValueError, match=f"{placement.WORKSPACE}={wrong}: it must be the fraction"
         ):
-            operations.memory_shares()
+            placement.memory_shares()

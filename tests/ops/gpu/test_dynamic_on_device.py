@@ -12,13 +12,13 @@ import tensorflow.compat.v1 as tf
 
 import collective
 from collective import CollectiveStrategy
-from collective.ops import compiled, memory, operations
+from collective.ops import dispatch, memory, native_library, op_attributes, placement
 from collective.ops.gpu import keymap as on_device
 from collective.ops.gpu import sides, update
 from collective.ops.gpu.binding import Bound
 from collective.ops.gpu.workspace import Workspace
 from collective.ops.keymap import KeyMap
-from collective.tables import device_store, store, updates
+from collective.tables import device_row_store, optimizer_slots, row_store
 from tests.ops.conftest import bind
 from tests.ops.gpu.emulator.device import EmulatedDevice
 from tests.ops.gpu.emulator.side import EmulatedGpu
@@ -97,10 +97,10 @@ def test_a_map_that_is_full_keeps_what_came_first(side: sides.Side):
 
 def test_rows_are_those_of_the_hosts_memory(side: sides.Side, monkeypatch: pytest.MonkeyPatch):
     # so that first values come in several blocks
-    monkeypatch.setattr(store.initial, "BLOCK", 30)
-    monkeypatch.setattr(store, "RANGE", 50)
+    monkeypatch.setattr(row_store.initial, "BLOCK", 30)
+    monkeypatch.setattr(row_store, "RANGE", 50)
     shape = (5000, 3, np.float32, "t", drawn)
-    ours, theirs = device_store.new_store(*shape, side), store.host_store(*shape)
+    ours, theirs = device_row_store.new_store(*shape, side), row_store.host_store(*shape)
     theirs.values._view()[:] = 0  # nobody else does it for memory that TensorFlow hasn't taken
     for step, keys in enumerate(batches(2)):
         for insert in (False, True):
@@ -121,7 +121,7 @@ def test_rows_are_those_of_the_hosts_memory(side: sides.Side, monkeypatch: pytes
 
 def test_of_a_key_that_is_put_twice_the_last_row_stays(side: sides.Side):
     """Each row is written once: on a GPU it is anybody's guess which thread comes last."""
-    held = device_store.new_store(100, 2, np.float32, "t", drawn, side)
+    held = device_row_store.new_store(100, 2, np.float32, "t", drawn, side)
 
     class Once(np.ndarray):
         def __setitem__(self, rows: Any, values: Any) -> None:
@@ -137,7 +137,7 @@ def test_of_a_key_that_is_put_twice_the_last_row_stays(side: sides.Side):
 
 def test_a_slot_has_memory_and_first_values_as_far_as_it_was_asked_for(side: sides.Side):
     first = np.array([1.5, -2], np.float32)
-    column = device_store.DeviceColumn("slot", 10**6, 2, np.float32, side, first)
+    column = device_row_store.DeviceColumn("slot", 10**6, 2, np.float32, side, first)
     column.settle(3)
     column.write(np.array([2]), np.array([[7, 8]]))
     column.settle(5000)
@@ -145,7 +145,7 @@ def test_a_slot_has_memory_and_first_values_as_far_as_it_was_asked_for(side: sid
     got = column.read(np.array([0, 1, 2, 3, 4, 5000]))
     assert got.tolist() == [[0, 0], [1.5, -2], [7, 8], [1.5, -2], [1.5, -2], [1.5, -2]]
     assert column._memory.taken < 10**5
-    fresh = device_store.DeviceColumn("zeros", 10**6, 2, np.float32, side)
+    fresh = device_row_store.DeviceColumn("zeros", 10**6, 2, np.float32, side)
     fresh.settle(900)
     assert not fresh.read(np.arange(901)).any()
 
@@ -169,7 +169,7 @@ def test_without_memory_for_rows_nothing_is_found_until_there_is_some(
     side: sides.Side, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(side, "reserve", Small)
-    held = device_store.new_store(10**6, 2, np.float32, "mine", drawn, side)
+    held = device_row_store.new_store(10**6, 2, np.float32, "mine", drawn, side)
     held.rows(np.arange(10), True)
     words = r"'mine' has memory for 512 rows, and needs .* bytes more for 20,000: .*out of memory.*TABLES=host"
     for insert in (True, False):  # a row without memory must not be read
@@ -188,14 +188,14 @@ def test_without_memory_for_rows_nothing_is_found_until_there_is_some(
 
 def test_an_error_of_several_tables_names_the_one_that_is_full(side: sides.Side):
     stores = [
-        device_store.new_store(capacity, 2, np.float32, name, drawn, side)
+        device_row_store.new_store(capacity, 2, np.float32, name, drawn, side)
         for name, capacity in (("a", 50), ("b", 4))
     ]
-    kept = [store.keep(number + 10**6, one) for number, one in enumerate(stores)]
+    kept = [row_store.keep(number + 10**6, one) for number, one in enumerate(stores)]
     keys = np.concatenate([np.arange(9), np.arange(9)])
     with side.call(), pytest.raises(MemoryError, match=r"b.*full.*Train on more ranks"):
         f = side.functions
-        device_store.find(f, np.concatenate(kept).reshape(-1), f.upload(keys), [9, 9], True)
+        device_row_store.find(f, np.concatenate(kept).reshape(-1), f.upload(keys), [9, 9], True)
     np.testing.assert_array_equal(stores[0].values.read(np.arange(1, 10)), drawn(np.arange(9), 2))
     np.testing.assert_array_equal(stores[1].values.read(np.arange(1, 5)), drawn(np.arange(4), 2))
 
@@ -203,14 +203,16 @@ def test_an_error_of_several_tables_names_the_one_that_is_full(side: sides.Side)
 def test_where_one_table_has_no_memory_the_others_have_their_rows(
     side: sides.Side, monkeypatch: pytest.MonkeyPatch
 ):
-    stores = [device_store.new_store(10**6, 2, np.float32, name, drawn, side) for name in "ab"]
+    stores = [device_row_store.new_store(10**6, 2, np.float32, name, drawn, side) for name in "ab"]
     monkeypatch.setattr(
         stores[0].values, "reach", lambda count: exec('raise MemoryError("none for a")')
     )
-    kept = [store.keep(number + 10**6, one) for number, one in enumerate(stores)]
+    kept = [row_store.keep(number + 10**6, one) for number, one in enumerate(stores)]
     with side.call(), pytest.raises(MemoryError, match="none for a"):
         f = side.functions
-        device_store.find(f, np.concatenate(kept).reshape(-1), f.upload(np.arange(8)), [4, 4], True)
+        device_row_store.find(
+            f, np.concatenate(kept).reshape(-1), f.upload(np.arange(8)), [4, 4], True
+        )
     assert [len(one) for one in stores] == [0, 4]
 
 
@@ -220,10 +222,10 @@ def test_where_one_table_has_no_memory_the_others_have_their_rows(
 def test_a_variable_in_given_memory_stays_there(side: sides.Side):
     """Whatever updates it: TensorFlow's own sparse operations, or kernels."""
     with tf.Graph().as_default(), tf.Session() as session:
-        column = device_store.DeviceColumn("v", 2**24, 3, np.float32, side)
+        column = device_row_store.DeviceColumn("v", 2**24, 3, np.float32, side)
         column.reach(9)
         handle = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[None, 3], shared_name="v")
-        given = compiled.library().collective_memory(
+        given = native_library.library().collective_memory(
             tf.placeholder_with_default(tf.constant(column.address, tf.int64), []),
             0,
             dtype=tf.float32,
@@ -238,7 +240,7 @@ def test_a_variable_in_given_memory_stays_there(side: sides.Side):
         adagrad = tf.raw_ops.ResourceSparseApplyProximalGradientDescent(
             var=handle, alpha=1.0, l1=0.0, l2=0.0, grad=tf.fill([2, 3], -3.0), indices=rows
         )
-        shard = compiled.library().collective_sparse_shard(handle, dtype=tf.float32)
+        shard = native_library.library().collective_sparse_shard(handle, dtype=tf.float32)
         gather = tf.raw_ops.ResourceGather(
             resource=handle, indices=tf.constant([1, 2, 5], tf.int64), dtype=tf.float32
         )
@@ -252,29 +254,31 @@ def test_a_variable_in_given_memory_stays_there(side: sides.Side):
 
 
 def test_memory_is_kept_as_long_as_a_variable_has_it(side: sides.Side):
-    column = device_store.DeviceColumn("v", 100, 3, np.float32, side)
+    column = device_row_store.DeviceColumn("v", 100, 3, np.float32, side)
     number = column.number
     with tf.Graph().as_default(), tf.Session() as session:
         handle = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[None, 3], shared_name="v")
-        keeper = tf.numpy_function(lambda: store.keep(number, column), [], tf.int64, stateful=True)
-        given = compiled.library().collective_memory(
+        keeper = tf.numpy_function(
+            lambda: row_store.keep(number, column), [], tf.int64, stateful=True
+        )
+        given = native_library.library().collective_memory(
             column.address, keeper, dtype=tf.float32, shape=[100, 3]
         )
         # TensorFlow forgets arrays after such
         nothing = tf.numpy_function(lambda: np.int64(0), [], tf.int64, stateful=True)
         session.run(tf.raw_ops.AssignVariableOp(resource=handle, value=given))
         session.run(nothing)
-        assert store.living(number) is column
+        assert row_store.living(number) is column
         session.run(tf.raw_ops.DestroyResourceOp(resource=handle))
         session.run(nothing)
         with pytest.raises(RuntimeError, match="is gone"):
-            store.living(number)
+            row_store.living(number)
 
 
 def test_memory_of_another_device_is_refused(side: sides.Side):
     """TensorFlow runs an operation where its variable is, also if it was to run on a GPU."""
     with tf.Graph().as_default(), tf.Session() as session:
-        given = compiled.library().collective_memory(
+        given = native_library.library().collective_memory(
             4096, 0, dtype=tf.float32, shape=[1, 1], device="GPU"
         )
         words = "memory is on a GPU, but TensorFlow has its variable on a CPU.*set COLLECTIVE_DYNAMIC_TABLES=host"
@@ -285,7 +289,9 @@ def test_memory_of_another_device_is_refused(side: sides.Side):
 def test_an_address_that_is_none(side: sides.Side):
     with tf.Graph().as_default(), tf.Session() as session:
         address = tf.placeholder(tf.int64, [])
-        given = compiled.library().collective_memory(address, 0, dtype=tf.float32, shape=[1, 1])
+        given = native_library.library().collective_memory(
+            address, 0, dtype=tf.float32, shape=[1, 1]
+        )
         for wrong in (0, 4097):
             with pytest.raises(
                 tf.errors.InvalidArgumentError,
@@ -347,7 +353,7 @@ def trained(optimizer: Any) -> tuple[list[np.ndarray], set[str]]:
             found.append(session.run(static))
             session.run(tf.global_variables_initializer())
             found.append(np.array([table.local_count(session) for table in tables]))
-        return found, {operations.kind(op) for op in graph.get_operations()}
+        return found, {op_attributes.kind(op) for op in graph.get_operations()}
 
 
 @pytest.mark.parametrize(
@@ -357,8 +363,8 @@ def trained(optimizer: Any) -> tuple[list[np.ndarray], set[str]]:
 def test_trained_as_in_the_hosts_memory(
     optimizer: Any, emulates: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setenv(operations.CHOICE, "cpu")
-    operations.chosen.cache_clear()
+    monkeypatch.setenv(placement.CHOICE, "cpu")
+    placement.chosen.cache_clear()
     wanted, _ = trained(optimizer)
     bind(EmulatedGpu(seed=5) if emulates else sides.Double(), monkeypatch)
     got, kinds = trained(optimizer)
@@ -375,15 +381,15 @@ def test_trained_as_in_the_hosts_memory(
 
 def test_keys_that_come_between_settling_and_the_update(monkeypatch: pytest.MonkeyPatch):
     """Adam goes over all rows: of those that slots have memory for."""
-    settle = updates._settle
+    settle = optimizer_slots._settle
 
     def settled_before_others(size: np.ndarray, number: np.ndarray, *slots: np.ndarray) -> np.int64:
         count = settle(size, number, *slots)
-        store.living(int(number)).rows(np.arange(10**6, 10**6 + 20_000), True)
+        row_store.living(int(number)).rows(np.arange(10**6, 10**6 + 20_000), True)
         return count
 
     bind(sides.Double(), monkeypatch)
-    monkeypatch.setattr(updates, "_settle", settled_before_others)
+    monkeypatch.setattr(optimizer_slots, "_settle", settled_before_others)
     strategy = CollectiveStrategy()
     with strategy.scope(plan="quiet"), tf.Graph().as_default():
         table = collective.get_embedding_variable("t", 3)
@@ -405,23 +411,23 @@ def test_adam_takes_memory_for_a_table_that_grows_seldom():
 
 def test_dynamic_tables_may_stay_in_the_hosts_memory(monkeypatch: pytest.MonkeyPatch):
     wanted, _ = trained(OPTIMIZERS[3])
-    monkeypatch.setenv(operations.DYNAMIC, "host")
+    monkeypatch.setenv(placement.DYNAMIC, "host")
     bind(sides.Double(), monkeypatch)
     got, kinds = trained(OPTIMIZERS[3])
     assert "CollectiveFind" not in kinds and "CollectiveUpdate" in kinds
     for one, other in zip(got, wanted):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
-    monkeypatch.setenv(operations.DYNAMIC, "nvme")
+    monkeypatch.setenv(placement.DYNAMIC, "nvme")
     with pytest.raises(ValueError, match="COLLECTIVE_DYNAMIC_TABLES=nvme: there is no such choice"):
-        operations.on_device(True)
+        placement.on_device(True)
 
 
 def test_a_table_without_room_names_itself_in_the_run(monkeypatch: pytest.MonkeyPatch):
     double = sides.Double()
     monkeypatch.setattr(double, "reserve", Small)
     bound = Bound(double)
-    monkeypatch.setattr(operations, "chosen", lambda: "double")
-    monkeypatch.setattr(operations, "_stand_in", lambda: bound)
+    monkeypatch.setattr(dispatch, "chosen", lambda: "double")
+    monkeypatch.setattr(dispatch, "_stand_in", lambda: bound)
     strategy = CollectiveStrategy()
     with strategy.scope(plan="quiet"), tf.Graph().as_default():
         table = collective.get_embedding_variable("mine", 4)

@@ -8,8 +8,8 @@ import types
 import numpy as np
 import pytest
 
-from collective.ops import bags
-from collective.ops import keys as of_tensorflow
+from collective.ops import embedding_bag
+from collective.ops import key_hashing as of_tensorflow
 from collective.ops.gpu import elements
 from collective.ops.gpu.cupy_device import CupyDevice
 from collective.ops.gpu.distinct import SOURCE, distinct
@@ -31,7 +31,7 @@ def test_owners_are_those_of_the_cpu():
 
 
 def test_kinds_are_those_of_the_cpu():
-    assert (STATIC, DYNAMIC) == (bags.STATIC, bags.DYNAMIC)
+    assert (STATIC, DYNAMIC) == (embedding_bag.STATIC, embedding_bag.DYNAMIC)
 
 
 def test_bfloat16_rounds_to_the_nearest_even():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective.ops import bags
+from collective.ops import embedding_bag
 from collective.ops.gpu.distinct import distinct
 from collective.ops.gpu.elements import FLOAT32
 from collective.ops.gpu.gather import gather
@@ -25,23 +25,25 @@ def test_ask_hear_and_gather(ranks: int):
     """
     rng, kinds, dims, of = (
         np.random.default_rng(ranks),
-        [bags.STATIC, bags.DYNAMIC, bags.STATIC],
+        [embedding_bag.STATIC, embedding_bag.DYNAMIC, embedding_bag.STATIC],
         [4, 3, 16],
         [0, 1, 0, 2],
     )
     ids = [rng.integers(0, 60, size) for size in (50, 40, 30, 20)]
     shards = [rng.standard_normal((60, dim)).astype(np.float32) for dim in dims]
-    sections = [bags.Section(table, dim) for table, dim in enumerate(dims)]
-    members = [bags.Member(s, dims[s]) for s in of]
+    sections = [embedding_bag.Section(table, dim) for table, dim in enumerate(dims)]
+    members = [embedding_bag.Member(s, dims[s]) for s in of]
     with tf.Graph().as_default(), tf.Session() as session:
-        asked = bags.ask(
+        asked = embedding_bag.ask(
             [tf.constant(keys) for keys in ids], [], [], members, sections, kinds, ranks
         )
         message, splits, positions = session.run([asked.message, asked.splits, asked.positions])
         # What it would hear of ranks that ask for the same: here only the piece that it sends to
         # itself matters.
         keys = session.run(
-            bags.hear(tf.constant(message), tf.constant(splits), sections, kinds, ranks).keys
+            embedding_bag.hear(
+                tf.constant(message), tf.constant(splits), sections, kinds, ranks
+            ).keys
         )
     own = message[: splits[0]]
     counts = own[:6].reshape(3, 2)[:, 1]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective.ops import bags
+from collective.ops import embedding_bag
 from collective.ops.gpu import pool
 from collective.ops.gpu.elements import FLOAT32
 from collective.ops.gpu.occurrences import occurrences
@@ -125,7 +125,7 @@ def test_rules_are_those_of_the_optimizers(name: str):
 
 
 def test_combiners_are_those_of_the_cpu():
-    assert (SUM, MEAN, SQRTN) == (bags.SUM, bags.MEAN, bags.SQRTN)
+    assert (SUM, MEAN, SQRTN) == (embedding_bag.SUM, embedding_bag.MEAN, embedding_bag.SQRTN)
 
 
 @pytest.mark.parametrize("max_norm", [None, 0.8])

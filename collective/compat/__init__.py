@@ -1,0 +1,1 @@
+"""Makes what scripts bring along from other libraries work inside scope()."""

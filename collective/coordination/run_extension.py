@@ -1,0 +1,97 @@
+"""Lets a layer above take part in the runs of a graph's sessions, beside the script.
+
+The coordination of runs knows extensions by these two classes only. As they stand here they do
+nothing: a graph without an extension has `NO_EXTENSION`, and a session of it `NO_PART`.
+(`collective.prefetch` exchanges keys a batch ahead that way.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Callable, NamedTuple
+
+import tensorflow.compat.v1 as tf
+
+from collective.ops.graph_state import state_of
+
+
+class RewrittenFetches(NamedTuple):
+    """Holds the fetches to run in the place of those of a script.
+
+    Attributes:
+        fetches: a flat list.
+        restore: makes of their values the structure that the script expects.
+    """
+
+    fetches: list[Any]
+    restore: Callable[[list[Any]], Any]
+
+
+class SessionPart:
+    """Takes part in the runs of one session; this one does nothing."""
+
+    def feeds(self, trains: bool, gated: bool, feeds: dict[Any, Any], doing: str) -> dict[str, Any]:
+        """Returns what a run is fed with in addition, just before it starts.
+
+        Args:
+            trains: whether the run updates something.
+            gated: whether the ranks agree on the run.
+            feeds: the script's own.
+            doing: describes the run, for errors.
+        """
+        return {}
+
+    def run_stopped(self) -> None:
+        """Takes note that the run ended before the ranks had agreed on it."""
+
+    def abandon(self) -> None:
+        """Takes note that this program is about to end."""
+
+    def iterator_restarts(self) -> None:
+        """Takes note that an iterator of the session is about to start anew."""
+
+    def wait(self) -> None:
+        """Waits until nothing of the extension runs in the session."""
+
+    def leave(self) -> None:
+        """Comes to an end with the peers: this rank is about to leave the session."""
+
+
+class RunExtension:
+    """Takes part in the runs of one graph; this one does nothing."""
+
+    def rewrite_fetches(self, fetches: Any) -> RewrittenFetches | None:
+        """Returns the fetches to run in the place of `fetches`; None: run them as they are."""
+        return None
+
+    def reads_iterator_started_by(self, operations: Iterable[tf.Operation]) -> bool:
+        """Tells whether any of `operations` starts anew an iterator that the extension reads."""
+        return False
+
+    def takes_part_in(self, operations: Iterable[tf.Operation]) -> bool:
+        """Tells whether the extension takes part in a run that executes `operations`."""
+        return False
+
+    def when_agreed(self) -> tf.Operation:
+        """Makes the operation of a run that is executed once all ranks have agreed on the run."""
+        return tf.no_op()
+
+    def join(self, session: Any, member: Any, coordinator: Any) -> SessionPart:
+        """Starts the extension's part in a session.
+
+        Args:
+            session: the session.
+            member: its `collective.coordination.prepared_run.Membership`.
+            coordinator: the process's `collective.coordination.coordinator.Coordinator`.
+        """
+        return NO_PART
+
+
+NO_PART = SessionPart()
+NO_EXTENSION = RunExtension()
+
+
+def extension_of(graph: tf.Graph) -> RunExtension:
+    """Returns the extension of `graph`."""
+    extension: RunExtension = state_of(graph).run_extension or NO_EXTENSION
+    return extension

@@ -1,0 +1,34 @@
+"""Keeps what the library knows of a session: one record for each."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from collective.coordination.prepared_run import PreparedRun
+
+
+@dataclasses.dataclass
+class SessionState:
+    """Everything that is remembered of one session.
+
+    Attributes:
+        unequal_variables: by their names, the variables that were initialized before the graph had
+            anything that ranks share: rank 0's values of them are still to be broadcast.
+        prepared_runs: the runs of the session, by their fetches and feeds.
+        training_runs: how many training runs the consistency check has counted.
+        handled_error: the identity of the error that was being handled when the session was made.
+    """
+
+    unequal_variables: dict[str, Any] = dataclasses.field(default_factory=dict)
+    prepared_runs: dict[tuple[Any, ...], PreparedRun] = dataclasses.field(default_factory=dict)
+    training_runs: int = 0
+    handled_error: int | None = None
+
+
+def state_of_session(session: Any) -> SessionState:
+    """Returns the record of `session`, made when it is first asked for."""
+    state: SessionState | None = getattr(session, "_collective_state", None)
+    if state is None:
+        state = session._collective_state = SessionState()
+    return state

@@ -1,0 +1,124 @@
+"""An input_fn's dataset on several ranks: every batch goes to one rank."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import random
+import warnings
+from collections.abc import Iterator
+from typing import Any, Callable
+
+import tensorflow.compat.v1 as tf
+import tensorflow.compat.v2 as tf2
+from tensorflow.python.util import function_utils
+
+from collective.coordination import barrier
+from collective.ops import collectives
+
+
+@dataclasses.dataclass(frozen=True)
+class Use:
+    """How an input_fn's batches are to be used, before they are dealt.
+
+    Attributes:
+        input_fn: the user's.
+        batches: only the first so many; None: all.
+        passes: how many times over.
+    """
+
+    input_fn: Callable[..., Any]
+    batches: int | None = None
+    passes: int = 1
+
+
+def takes_context(input_fn: Callable[..., Any]) -> bool:
+    """Whether `input_fn` deals its input itself, by its argument `input_context`."""
+    return "input_context" in function_utils.fn_args(input_fn)
+
+
+def context() -> tf2.distribute.InputContext:
+    """This rank's: pipeline r of N."""
+    ranks = collectives.size()
+    return tf2.distribute.InputContext(
+        num_input_pipelines=ranks,
+        input_pipeline_id=collectives.rank(),
+        num_replicas_in_sync=ranks,
+    )
+
+
+@contextlib.contextmanager
+def one_order() -> Iterator[None]:
+    """What is shuffled inside without a seed is shuffled alike on every rank, and anew each time.
+
+    Only inside: a graph without a seed stays so for everything else, dropout say, which may differ
+        between ranks.
+    """
+    graph = tf.get_default_graph()
+    if collectives.size() == 1 or graph.seed is not None:
+        yield
+        return
+    told = barrier.exchange(
+        None, "the seed of an input", {"seed": random.SystemRandom().randrange(2**31)}
+    )
+    tf.set_random_seed(told[0]["seed"])
+    try:
+        yield
+    finally:
+        graph.seed = None
+
+
+def deal(dataset: Any, batches: int | None = None, passes: int = 1) -> tf2.data.Dataset:
+    """This rank's batches of `dataset`: number r, r + N, r + 2N, ….
+
+    Args:
+        dataset: what an input_fn returned; the same on every rank, its elements are batches.
+        batches: how many of `dataset` to use, with several ranks; None: all.
+        passes: how many times to use them, with several ranks.
+
+    Raises:
+        ValueError: it's no dataset, with several ranks.
+    """
+    ranks = collectives.size()
+    if ranks == 1:
+        return dataset
+    if not isinstance(dataset, tf2.data.Dataset):
+        raise ValueError(
+            f"input_fn returned {type(dataset).__name__}, which cannot be dealt to {ranks} ranks. "
+            f"Return a tf.data.Dataset "
+            "of batches (tf.data.Dataset.from_tensor_slices takes what numpy_input_fn and "
+            "pandas_input_fn take); or give "
+            "input_fn an argument input_context (tf.distribute.InputContext), by which it takes "
+            "its own share. (With "
+            "shard_input=False for strategy.estimator each rank uses all that its input_fn gives: "
+            "an evaluation then counts "
+            f"every record {ranks} times.)"
+        )
+    if _is_sharded(dataset):
+        warnings.warn(
+            f"the dataset of input_fn already uses shard(), and its batches are now dealt to "
+            f"{ranks} ranks again. If it takes "
+            "its own share, pass shard_input=False to strategy.estimator, or give input_fn an "
+            "argument input_context.",
+            stacklevel=2,
+        )
+    options = tf2.data.Options()
+    options.deterministic = True  # batch k must be the same on every rank
+    dataset = dataset.with_options(options)
+    if batches is not None:
+        dataset = dataset.take(batches)
+    if passes > 1:
+        dataset = dataset.repeat(passes)
+    return dataset.shard(ranks, collectives.rank())
+
+
+def _is_sharded(dataset: Any) -> bool:
+    seen, ahead = set(), [dataset._variant_tensor.op]
+    while ahead:
+        op = ahead.pop()
+        if op.type == "ShardDataset":
+            return True
+        if op not in seen:
+            seen.add(op)
+            ahead.extend(x.op for x in op.inputs)
+    return False

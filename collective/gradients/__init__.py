@@ -1,0 +1,1 @@
+"""Reduces gradients over ranks, clips and accumulates them."""

@@ -1,0 +1,193 @@
+"""Gradients are reduced once, where they are taken: TensorFlow's `tf.gradients` and
+`compute_gradients` end in one function.
+
+With respect to a replicated variable the gradient becomes the mean over ranks, with respect to a
+table the sum that its exchange gives divided by N; with respect to anything else it stays as it is.
+Training thus minimises the mean of the ranks' losses. The means are differentiable, so a penalty on
+a gradient sees, and differentiates, the global one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+from tensorflow.python.ops import variables
+
+from collective.gradients import accumulation
+from collective.gradients.clipping import table_gradient
+from collective.ops import collectives, dense_allreduce, gate, shard_gradients
+from collective.replication import assignments
+from collective.scope import SCOPES
+from collective.strategies import grouped_exchange
+from collective.strategies.grouped_exchange import groups_of
+from collective.tables import fused_updates
+from collective.tables.table import Sharded, mark_shard, shard_view
+
+# The types of scope(dense_compression=…).
+WIRE_TYPES = {"none": None, "fp16": tf.float16, "bf16": tf.bfloat16}
+VARIABLE_OPS = ("VarHandleOp", "VariableV2", "Variable")
+
+
+def _table_of(x: Any) -> Sharded | None:
+    if isinstance(x, Sharded):
+        return x
+    for variable in tf.global_variables():
+        if isinstance(variable, Sharded) and variable.handle is x:
+            return variable
+    return None
+
+
+def _is_variable(x: Any) -> bool:
+    if isinstance(x, variables.Variable):
+        return True
+    return isinstance(x, tf.Tensor) and x.op.type in VARIABLE_OPS
+
+
+def reduce_gradients(
+    take: Callable[[], Sequence[Any]], xs: Sequence[Any], taped: bool = False
+) -> list[Any]:
+    """The gradients of all ranks.
+
+    Args:
+        take: computes them on this rank, with respect to `xs`; `None` for what isn't connected.
+        xs: variables, tables, tensors.
+        taped: whether a tape takes them, which knows nothing of the gradients that our operations
+            have.
+    """
+    options = SCOPES.options
+    mean = options.embedding_gradients == "mean"
+    with shard_gradients.scaled(1 / collectives.size() if mean else 1.0):
+        gradients = [
+            shard_gradients.of_shard(g)
+            if taped and isinstance(g, tf.IndexedSlices) and _table_of(x) is not None
+            else g
+            for g, x in zip(take(), xs)
+        ]
+    out, dense = list(gradients), []
+    for i, (gradient, x) in enumerate(zip(gradients, xs)):
+        if gradient is None or not _is_variable(x):
+            continue
+        if _table_of(x) is not None:
+            out[i] = _table_gradient(gradient)
+        elif collectives.size() == 1:
+            continue
+        elif isinstance(gradient, tf.IndexedSlices):
+            out[i] = dense_allreduce.mean_slices(gradient, x)
+        else:
+            dense.append(i)
+    # whatever the order in which this rank made its variables
+    dense.sort(key=lambda i: str(xs[i].name))
+    reduced = dense_allreduce.over_ranks(
+        "dense_gradients",
+        [(str(xs[i].name), gradients[i]) for i in dense],
+        WIRE_TYPES[options.dense_compression],
+    )
+    for i, mean in zip(dense, reduced):
+        out[i] = mean
+    if options.local_steps > 1:
+        out = [
+            accumulation.mark(g) if g is not None and _is_variable(x) else g
+            for g, x in zip(out, xs)
+        ]
+    return out
+
+
+def _table_gradient(gradient: Any) -> tf.IndexedSlices:
+    # a loop's: TensorFlow adds up whole matrices there, here the shard's
+    if not isinstance(gradient, tf.IndexedSlices):
+        shape = tf.shape(gradient)
+        gradient = tf.IndexedSlices(gradient, tf.range(shape[0]), shape)
+    return table_gradient(gradient.values, gradient.indices, gradient.dense_shape)
+
+
+def deduplicated(
+    original: Any, values: tf.Tensor, indices: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """`optimizer._deduplicate_indexed_slices`: an exchange's gradient names each row once already."""
+    return (values, indices) if shard_gradients.is_distinct(indices) else original(values, indices)
+
+
+def apply_to_shards(
+    original: Any,
+    optimizer: tf.train.Optimizer,
+    grads_and_vars: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """`Optimizer.apply_gradients`, in which tables present themselves as their shards: slots and
+    updates are local.
+    """
+    grads_and_vars = assignments.gradients(grads_and_vars)
+    grads_and_vars, apply = accumulation.accumulate(
+        SCOPES.options.local_steps,
+        fused_updates.together(original),
+        optimizer,
+        grads_and_vars,
+    )
+    with updating_shards(grads_and_vars):
+        applied = apply(optimizer, grads_and_vars, *args, **kwargs)
+    for _, variable in grads_and_vars:
+        if isinstance(variable, Sharded):
+            for slot in optimizer.get_slot_names():
+                mark_shard(optimizer.get_slot(variable, slot), variable)
+    return applied
+
+
+@contextlib.contextmanager
+def updating_shards(grads_and_vars: Sequence[Any]) -> Iterator[None]:
+    """Where an optimizer makes slots and updates: tables present themselves as their shards.
+
+    No update starts before everything that can refuse the step, upstream of any of the gradients,
+    has let it pass: a step that can't be taken leaves nothing half-applied.
+
+    Raises:
+        RuntimeError: a table has a constraint.
+    """
+    for _, variable in grads_and_vars:
+        if isinstance(variable, Sharded) and variable.constraint is not None:
+            raise RuntimeError(
+                f"table '{variable.op.name}': a constraint is not possible for a "
+                f"sparsely updated variable. To "
+                "have one, make it outside embedding_scope(), and its gradient a "
+                "matrix (tf.convert_to_tensor)."
+            )
+    graph = tf.get_default_graph()
+    gates = gate.gates_of(graph)
+    values = [
+        g.values if isinstance(g, tf.IndexedSlices) else g
+        for g, _ in grads_and_vars
+        if g is not None
+    ]
+    assignments.hold_updates(gates)
+    # Not what is upstream for other lookups of a group only: a run of these updates may not be
+    # given what they need.
+    upstream, _ = grouped_exchange.needed(
+        [g.op for g in values if isinstance(g, tf.Tensor)], frozenset(), groups_of(graph)
+    )
+    refusing = [opened.zero.op for opened in gates.gates] + gates.checked
+    with shard_view(), tf.control_dependencies([op for op in refusing if op in upstream]):
+        yield
+
+
+def reduce_tape(
+    original: Any, tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """`tf.GradientTape.gradient` in a graph, and `minimize` of a callable loss, which uses it:
+    reduced like any gradient.
+    """
+    if tf.executing_eagerly():
+        return original(tape, target, sources, *args, **kwargs)
+
+    def take() -> Sequence[Any]:
+        gradients = original(tape, target, sources, *args, **kwargs)
+        found: list[Any] = tf.nest.flatten(
+            gradients if isinstance(gradients, (list, tuple)) else [gradients]
+        )
+        return found
+
+    return tf.nest.pack_sequence_as(
+        sources, reduce_gradients(take, tf.nest.flatten(sources), taped=True)
+    )

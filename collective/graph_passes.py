@@ -1,0 +1,109 @@
+"""Prepares graphs: the passes that change a graph before gradients are taken or a session runs it.
+
+A pass leaves alone what an earlier call of it has changed, and what a session has seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Callable
+
+import tensorflow.compat.v1 as tf
+
+from collective import strategies
+from collective.ops import function_copies, graph_analysis
+from collective.ops.exchange import Wire
+from collective.ops.graph_state import state_of
+from collective.options import ScopeOptions
+from collective.prefetch import enable
+from collective.replication import assignments
+from collective.scope import SCOPES
+from collective.tables.grouping import lookups_of
+from collective.tables.table import Sharded
+
+
+def fetch_whole_tables(fetches: Any) -> None:
+    """Looks up all rows of tables that are fetched as one value.
+
+    It comes first: these lookups are grouped with the others.
+    """
+    for leaf in graph_analysis.flatten(fetches):
+        if isinstance(leaf, Sharded) and leaf.rows is not None:
+            leaf.to_be_fetched()
+
+
+def sync_assignments(graph: tf.Graph, options: ScopeOptions) -> None:
+    """Makes means over ranks of what a script assigns to replicated variables."""
+    assignments.settle(graph)
+
+
+def copy_called_functions(graph: tf.Graph, options: ScopeOptions) -> None:
+    """Gives each call of a function with collectives a function of its own.
+
+    It comes behind the assignments, whose exchanges may lie in functions.
+    """
+    function_copies.separate(graph)
+
+
+def group_lookups(
+    graph: tf.Graph, options: ScopeOptions, ys: Any = None, xs: Iterable[Any] = ()
+) -> None:
+    """Lets lookups share exchanges.
+
+    Args:
+        graph: the graph.
+        options: of scope().
+        ys: if given, only the lookups that these tensors depend on.
+        xs: what gradients are about to be taken with respect to.
+    """
+    lookups = lookups_of(graph)
+    if not (options.grouping and lookups.waiting()):
+        return
+    wire = Wire(
+        tf.as_dtype(options.wire_dtype or "float32"),
+        tf.as_dtype(options.gradient_wire_dtype or "float32"),
+    )
+    with graph.as_default():
+        lookups.group(strategies.backend(), wire, None if ys is None else tf.nest.flatten(ys), xs)
+
+
+def prefetch_keys(graph: tf.Graph, options: ScopeOptions) -> None:
+    """Cuts the graph behind the exchange of its groups' keys, which comes last: it needs them."""
+    enable.settle(graph, options.prefetch_keys)
+
+
+# In the order in which they are carried out.
+PASSES: tuple[Callable[[tf.Graph, ScopeOptions], None], ...] = (
+    sync_assignments,
+    copy_called_functions,
+    group_lookups,
+    prefetch_keys,
+)
+
+
+def prepare_run(graph: tf.Graph, fetches: Any = None) -> None:
+    """Prepares a graph that a session is about to run, once for each version of the graph.
+
+    Args:
+        graph: the session's.
+        fetches: of the run, if they are known.
+    """
+    if fetches is not None:
+        fetch_whole_tables(fetches)
+    options, state = SCOPES.options, state_of(graph)
+    if state.prepared_version == (graph.version, options):
+        return
+    for graph_pass in PASSES:
+        graph_pass(graph, options)
+    state.prepared_version = (graph.version, options)
+
+
+def prepare_gradients(graph: tf.Graph, ys: Any, xs: list[Any]) -> list[Any]:
+    """Prepares a graph of which the gradients of `ys` with respect to `xs` are about to be taken.
+
+    Returns:
+        `xs`, or what stands for them in a graph that was cut.
+    """
+    xs = enable.stand_ins(graph, xs)
+    group_lookups(graph, SCOPES.options, ys, xs)
+    return xs

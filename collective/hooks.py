@@ -1,0 +1,54 @@
+"""Stands in where a script hands its graph over: gradients are taken, a session runs or extends."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from collective import graph_passes
+from collective.compat import horovod
+from collective.coordination import session_runs
+from collective.gradients import reduction
+from collective.monitoring import run_observer
+from collective.ops.graph_state import state_of
+from collective.prefetch.prefetcher import is_of_keys
+from collective.scope import SCOPES
+from collective.tables import memory_report
+
+
+def take_gradients(original: Any, ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stands in for `gradients_util._GradientsHelper`, in which every `tf.gradients` ends."""
+    xs = list(xs) if isinstance(xs, (list, tuple)) else [xs]
+    xs = graph_passes.prepare_gradients(tf.get_default_graph(), ys, xs)
+    return reduction.reduce_gradients(functools.partial(original, ys, xs, *args, **kwargs), xs)
+
+
+def take_taped_gradients(original: Any, tape: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stands in for `tf.GradientTape.gradient`."""
+    horovod.take_over(tape)
+    return reduction.reduce_tape(original, tape, *args, **kwargs)
+
+
+def run(original: Any, session: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stands in for `Session.run`."""
+    graph_passes.prepare_run(session.graph, args[0] if args else kwargs["fetches"])
+    with memory_report.told(session.graph):
+        observer = run_observer.of_options(SCOPES.options)
+        return session_runs.run(observer, original, session, *args, **kwargs)
+
+
+def extend(original: Any, session: Any) -> None:
+    """Stands in for `Session._extend_graph`, with which every run of a session begins.
+
+    That includes the library's own runs. What the session has seen then can't be changed any more.
+    """
+    if is_of_keys():
+        # The session has seen all that a run of keys needs. Another thread may be adding to the
+        # graph just now.
+        return
+    graph_passes.prepare_run(session.graph)
+    original(session)
+    # TensorFlow numbers operations from 2.
+    state_of(session.graph).seen_by_session = session.graph.version + 1

@@ -1,0 +1,1 @@
+"""Watches training runs: observers of runs, and the consistency check of replicas."""

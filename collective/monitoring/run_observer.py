@@ -1,0 +1,72 @@
+"""What a user wants to see of training: the plan when it starts, where the time goes, and that
+replicas stay equal.
+
+See `CollectiveStrategy.scope`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Callable
+
+from collective.coordination.prepared_run import PreparedRun
+from collective.monitoring import consistency_check
+from collective.options import ScopeOptions
+from collective.plan import builder
+from collective.profiling import profiler
+from collective.profiling.profiler import Original, Profiler
+
+
+@dataclasses.dataclass(frozen=True)
+class RunObserver:
+    """What is watched of the runs of sessions.
+
+    Attributes:
+        quiet: whether the plan isn't printed.
+        profiler: what measures training runs, if anything.
+        check: after how many training runs the ranks compare replicated variables; 0 for never.
+        alike: options that all ranks must have given alike before they train together, for ranks to
+            compare.
+    """
+
+    quiet: bool
+    profiler: Profiler | None
+    check: int
+    alike: tuple[str, ...]
+
+    @property
+    def measures(self) -> bool:
+        return self.profiler is not None
+
+    def __call__(
+        self,
+        original: Original,
+        session: Any,
+        run: PreparedRun,
+        carry_out: Callable[[Original], Any],
+    ) -> Any:
+        """Carries out `run`: `carry_out(original)`, where the profiler may put something in the
+        place of `original`.
+        """
+        if not run.footprint.trains:
+            return carry_out(original)
+        builder.announce(session, run.footprint, self.quiet)
+        out = (
+            carry_out(original)
+            if self.profiler is None
+            else self.profiler.watch(original, session, run, carry_out)
+        )
+        if self.check:
+            consistency_check.after_training(session, self.check)
+        return out
+
+
+def of_options(options: ScopeOptions) -> RunObserver:
+    """Returns the observer that the options of scope() ask for."""
+    every = options.runs_between_checks
+    alike = []
+    if every:
+        alike.append(f"scope(check={every})")
+    if options.deterministic:
+        alike.append("scope(deterministic=True)")
+    return RunObserver(options.plan == "quiet", profiler.of_options(options), every, tuple(alike))

@@ -1,0 +1,87 @@
+"""Replaces functions of other libraries, and puts them back."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any, Callable, NamedTuple
+
+_ABSENT = object()
+
+
+def always() -> bool:
+    return True
+
+
+class Patch(NamedTuple):
+    """Describes one replacement.
+
+    Attributes:
+        owner: the class or module that has the attribute.
+        name: the attribute, under the name by which a reader knows it: what follows the last dot is
+            the attribute's own.
+        replacement: a function that is called with the original and then with the caller's
+            arguments; or, in a `ReplacedValue`, what takes the attribute's place.
+        why: what would go wrong without it.
+        when: tells, as the patch is applied, whether it is needed.
+    """
+
+    owner: Any
+    name: str
+    replacement: Any
+    why: str
+    when: Callable[[], bool] = always
+
+    @property
+    def attribute(self) -> str:
+        return self.name.rpartition(".")[2]
+
+    def value(self) -> Any:
+        """Returns what takes the attribute's place."""
+        original, replacement = getattr(self.owner, self.attribute), self.replacement
+
+        @functools.wraps(original)
+        def replaced(*args: Any, **kwargs: Any) -> Any:
+            return replacement(original, *args, **kwargs)
+
+        return replaced
+
+
+class ReplacedValue(Patch):
+    """Describes an attribute that is replaced as it is, without its original."""
+
+    def value(self) -> Any:
+        return self.replacement
+
+
+class Patches:
+    """Applies patches together, and restores what they replaced."""
+
+    def __init__(self, patches: Iterable[Patch]):
+        self._patches = patches
+        self._undo: list[Callable[[], None]] = []
+
+    def apply(self) -> None:
+        try:
+            for patch in self._patches:
+                if patch.when():
+                    self._put(patch.owner, patch.attribute, patch.value())
+        except BaseException:
+            self.restore()
+            raise
+
+    def restore(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+
+    def _put(self, owner: Any, attribute: str, value: Any) -> None:
+        own = vars(owner).get(attribute, _ABSENT)
+        setattr(owner, attribute, value)
+
+        def undo() -> None:
+            if own is _ABSENT:
+                delattr(owner, attribute)
+            else:
+                setattr(owner, attribute, own)
+
+        self._undo.append(undo)

@@ -1,0 +1,140 @@
+"""Feeds runs of a script with batches whose keys were exchanged ahead."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+from tensorflow.python.client import session as session_lib
+
+from collective.coordination.agreement import RUNNING, Header
+from collective.coordination.coordinator import Coordinator
+from collective.coordination.prepared_run import Membership
+from collective.coordination.run_extension import RewrittenFetches, RunExtension, SessionPart
+from collective.errors import RankError
+from collective.launch.board import Phase
+from collective.ops import graph_analysis
+from collective.prefetch.graph_split import Cut, follow, run_of_keys
+from collective.prefetch.prefetcher import Outcome, Prefetcher
+
+
+class PrefetchedKeys(RunExtension):
+    """Lets the runs of a graph that is cut take batches whose keys were exchanged ahead.
+
+    Attributes:
+        cut: through the graph.
+    """
+
+    def __init__(self, cut: Cut):
+        self.cut = cut
+
+    def rewrite_fetches(self, fetches: Any) -> RewrittenFetches | None:
+        follow(self.cut)
+        with self.cut.graph.as_default():
+            try:
+                mapper = session_lib._FetchMapper.for_fetch(fetches)
+                wanted = mapper.unique_fetches()
+                behind = [self.cut.stand_in(leaf) for leaf in wanted]
+            except (TypeError, ValueError, KeyError):  # TensorFlow refuses them
+                return None
+        if all(x is y for x, y in zip(behind, wanted)):
+            return None
+        return RewrittenFetches(behind, mapper.build_results)
+
+    def reads_iterator_started_by(self, operations: Iterable[tf.Operation]) -> bool:
+        return self.cut.restarts(operations)
+
+    def takes_part_in(self, operations: Iterable[tf.Operation]) -> bool:
+        return self.cut.take in operations
+
+    def when_agreed(self) -> tf.Operation:
+        return self.cut.release()
+
+    def join(self, session: Any, member: Membership, coordinator: Coordinator) -> SessionPart:
+        return BatchSource(session, member, coordinator, self.cut)
+
+
+class BatchSource(SessionPart):
+    """Takes the batches of one session from its prefetcher."""
+
+    def __init__(self, session: Any, member: Membership, coordinator: Coordinator, cut: Cut):
+        self._member, self._coordinator, self._cut = member, coordinator, cut
+        self._prefetcher = Prefetcher(session, member.number, coordinator.channel, cut)
+
+    def feeds(self, trains: bool, gated: bool, feeds: dict[Any, Any], doing: str) -> dict[str, Any]:
+        """Returns what tells a run which batch to take. The next batch's keys are exchanged beside
+        the run.
+
+        If the script feeds a batch itself, the keys of that are exchanged here and now, and what
+        was taken ahead stays for later.
+
+        Raises:
+            Exception: what the ranks have learned about the batch: the data's end, an id outside
+                its table.
+        """
+        cut, prefetcher, coordinator = self._cut, self._prefetcher, self._coordinator
+        coordinator.progress.enters(Phase.AGREEING)
+        prefetcher.join()
+        batch_feeds = {
+            leaf: value
+            for leaf, value in feeds.items()
+            if not cut.feedable.isdisjoint(graph_analysis.tensor_names(leaf))
+        }
+        if not batch_feeds:
+            self._raise_if_failed(prefetcher.outcome())
+        batch = prefetcher.staged
+        if batch_feeds or batch is None:
+            names = [name for leaf in batch_feeds for name in graph_analysis.tensor_names(leaf)]
+            keys = run_of_keys(cut, sorted(names))
+            # A rank that has keys already, or exchanges none ahead, runs something else.
+            coordinator.settle(
+                Header(RUNNING, self._member.number, keys.footprint.signature),
+                self._member,
+                keys,
+                f"{doing} (whose keys it exchanges first, with prefetch_keys)",
+            )
+            batch, outcome = prefetcher.exchange(keys, batch_feeds, trains)
+            self._raise_if_failed(outcome)
+        else:
+            prefetcher.staged = None
+        starts = not batch_feeds and gated
+        if starts:
+            prefetcher.start(trains)
+        return {cut.batch.name: batch, cut.releases.name: starts}
+
+    def run_stopped(self) -> None:
+        self._prefetcher.stop()
+
+    def abandon(self) -> None:
+        self._prefetcher.abandon()
+
+    def iterator_restarts(self) -> None:
+        self._coordinator.progress.enters(Phase.AGREEING)
+        with contextlib.suppress(tf.errors.OpError):
+            self._raise_if_failed(self._prefetcher.drop())
+
+    def wait(self) -> None:
+        self._prefetcher.join()
+
+    def leave(self) -> None:
+        self._coordinator.progress.enters(Phase.AGREEING)
+        with contextlib.suppress(tf.errors.OpError, RankError):
+            self._prefetcher.join()
+            self._raise_if_failed(self._prefetcher.outcome())
+
+    def _raise_if_failed(self, outcome: Outcome | None) -> None:
+        """Raises what all ranks have learned in a run of keys, if it didn't end well."""
+        if outcome is None:
+            return
+        error, verdict = outcome.error, outcome.judged
+        if outcome.headers is None:
+            self._coordinator.broken = f"{type(error).__name__}: {error}"
+            raise error or RankError(self._coordinator.broken)
+        self._coordinator.conclude(outcome.headers, verdict, self._member)
+        failed = error is not None and not isinstance(error, tf.errors.OutOfRangeError)
+        if error is not None and (failed or isinstance(verdict, tf.errors.OutOfRangeError)):
+            raise error
+        if verdict is not None:
+            raise verdict

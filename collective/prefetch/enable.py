@@ -1,0 +1,59 @@
+"""Decides once, before a session runs a graph, whether its keys are exchanged ahead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from collective.coordination.run_extension import extension_of
+from collective.ops import collectives
+from collective.ops.graph_state import state_of
+from collective.prefetch.batch_source import PrefetchedKeys
+from collective.prefetch.graph_split import Cut, NotPossible, cut
+
+# The name of the note that says in the plan whether keys are exchanged ahead.
+NOTE = "prefetch_keys"
+
+
+def keep_whole(graph: tf.Graph, why: str) -> None:
+    """Refuses that keys of `graph` are exchanged ahead, whoever wants it."""
+    state_of(graph).prefetch_refused = why
+
+
+def cut_of(graph: tf.Graph) -> Cut | None:
+    """Returns the cut through `graph`, if there is one."""
+    extension = extension_of(graph)
+    return extension.cut if isinstance(extension, PrefetchedKeys) else None
+
+
+def stand_ins(graph: tf.Graph, xs: list[Any]) -> list[Any]:
+    """Returns `xs` with what stands for them behind the cut, on which losses depend there."""
+    made = cut_of(graph)
+    if made is None:
+        return xs
+    return [made.stand_ins.get(x.name, x) if isinstance(x, tf.Tensor) else x for x in xs]
+
+
+def settle(graph: tf.Graph, wanted: bool) -> None:
+    """Cuts `graph` if that is `wanted`, and hasn't been decided yet."""
+    state = state_of(graph)
+    if not wanted or NOTE in state.plan_notes or state.prefetch_settled_version == graph.version:
+        return
+    try:
+        if collectives.size() == 1:
+            raise NotPossible("there is one rank")
+        if state.prefetch_refused:
+            raise NotPossible(state.prefetch_refused)
+        made = cut(graph)
+    except NotPossible as why:
+        state.plan_notes[NOTE] = f"off: {why}"
+    else:
+        if made is not None:
+            state.run_extension = PrefetchedKeys(made)
+            groups = f"{made.groups} group{'s' * (made.groups > 1)}"
+            state.plan_notes[NOTE] = (
+                f"on: keys of {groups} are exchanged while the batch before computes"
+            )
+    # No need to look again before something is added.
+    state.prefetch_settled_version = graph.version

@@ -1,0 +1,1 @@
+"""Keeps replicated variables equal over ranks."""

@@ -1,0 +1,135 @@
+"""Tracks the scopes that are open, and which options are in force."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from typing import Any, Callable
+
+from collective.options import EmbeddingOptions, ScopeOptions
+
+
+class OpenScope:
+    """Stands for one entry into scope(): what is in force between entering and leaving.
+
+    Attributes:
+        options: in force inside.
+    """
+
+    def __init__(self, options: ScopeOptions):
+        self.options = options
+
+
+class ScopeStack:
+    """Tracks the scopes of a process, whichever `CollectiveStrategy` object opened them.
+
+    Each thread has scopes of its own. A thread that has opened none is in the one that was opened
+    last by any other: threads of hooks, of queues and of Keras work for the program that started
+    them. embedding_scope() is in effect for the thread that opened it alone.
+
+    Attributes:
+        defaults: the options that are in force where nothing else was given.
+    """
+
+    def __init__(self) -> None:
+        self.defaults = ScopeOptions()
+        self._lock = threading.RLock()
+        self._open: list[OpenScope] = []
+        self._of_thread = threading.local()
+        self._first: Callable[[], None] = lambda: None
+        self._last: Callable[[], None] = lambda: None
+        self._changed: Callable[[ScopeOptions | None], None] = lambda options: None
+
+    def connect(
+        self,
+        first: Callable[[], None],
+        last: Callable[[], None],
+        changed: Callable[[ScopeOptions | None], None],
+    ) -> None:
+        """Sets what happens when the process's first scope opens, its last one closes, and between.
+
+        Args:
+            first: called before the first scope is open.
+            last: called after the last one was closed.
+            changed: called with the options in force after each; None if no scope is open.
+        """
+        self._first, self._last, self._changed = first, last, changed
+
+    @property
+    def is_open(self) -> bool:
+        """Whether any scope of the process is open."""
+        return bool(self._open)
+
+    @property
+    def options(self) -> ScopeOptions:
+        """The options in force for the thread that asks."""
+        current = self._current()
+        return self.defaults if current is None else current.options
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The options in force as they would be given to another scope; none outside of scopes."""
+        return dataclasses.asdict(self.options) if self.is_open else {}
+
+    @property
+    def embedding_options(self) -> EmbeddingOptions | None:
+        """The options of embedding_scope() in force; None outside of it."""
+        entered = self._entered_embedding()
+        return entered[-1] if entered else None
+
+    def enter(self, given: dict[str, Any]) -> None:
+        """Opens a scope; what isn't given stays what it is outside."""
+        with self._lock:
+            if not self._open:
+                self._first()
+            scope = OpenScope(dataclasses.replace(self.options, **given))
+            self._open.append(scope)
+            self._entered().append(scope)
+            self._changed(scope.options)
+
+    def leave(self) -> None:
+        """Closes the scope that this thread opened last."""
+        with self._lock:
+            # Whoever entered in another thread leaves the scope that was opened last.
+            self._open.remove((self._entered() or list(self._open)).pop())
+            current = self._current()
+            self._changed(None if current is None else current.options)
+            if not self._open:
+                self._last()
+
+    def enter_embedding(self, given: dict[str, Any]) -> None:
+        """Opens an embedding_scope(); what isn't given stays what it is outside.
+
+        Raises:
+            RuntimeError: no scope is open.
+        """
+        if not self.is_open:
+            raise RuntimeError(
+                "embedding_scope() has its effect inside scope() only: with strategy.scope(), "
+                "tf.Graph().as_default(): with strategy.embedding_scope(): …"
+            )
+        around = self.embedding_options or EmbeddingOptions()
+        self._entered_embedding().append(dataclasses.replace(around, **given))
+
+    def leave_embedding(self) -> None:
+        """Closes the embedding_scope() that this thread opened last."""
+        self._entered_embedding().pop()
+
+    def _current(self) -> OpenScope | None:
+        entered = self._entered() or self._open
+        return entered[-1] if entered else None
+
+    def _entered(self) -> list[OpenScope]:
+        if not hasattr(self._of_thread, "scopes"):
+            self._of_thread.scopes = []
+        entered: list[OpenScope] = self._of_thread.scopes
+        return entered
+
+    def _entered_embedding(self) -> list[EmbeddingOptions]:
+        if not hasattr(self._of_thread, "embedding_scopes"):
+            self._of_thread.embedding_scopes = []
+        entered: list[EmbeddingOptions] = self._of_thread.embedding_scopes
+        return entered
+
+
+SCOPES = ScopeStack()

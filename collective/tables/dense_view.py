@@ -1,0 +1,119 @@
+"""A sharded variable as one value: what TensorFlow's own operations on a variable mean, at the cost
+of moving all of it.
+
+A read is the lookup of every row, so it shares exchanges, agreements and gradients with the lookups
+of the script. A write takes the same whole value on every rank, which keeps its own rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+from tensorflow.python import pywrap_tfe
+
+from collective.ops import collectives, control_flow, gate, shard_gradients
+
+if TYPE_CHECKING:
+    from collective.tables.table import Sharded
+
+MANY = 64 << 20  # bytes: a read of more is worth a word
+
+
+def read(table: Sharded, name: str | None = None) -> tf.Tensor:
+    """[V, D], all rows on every rank. Its gradient is that of all rows, as a sparse one."""
+    size = table.rows * table.dim * table.dtype.size
+    if size > MANY and not table.told:
+        table.told = True
+        tf.logging.warning(
+            "table '%s' is read as one value: each run that uses it sends all of its %.1f GB to "
+            "every rank. Look rows up "
+            "instead (tf.nn.embedding_lookup), or make it outside embedding_scope().",
+            table.op.name,
+            size / 1e9,
+        )
+    # In a loop it would be read in every iteration, of which ranks may have different numbers.
+    with tf.init_scope() if None in control_flow.deciders() else contextlib.nullcontext():
+        return tf.nn.embedding_lookup(table, tf.range(table.rows, dtype=tf.int64), name=name)
+
+
+def unread(table: Sharded) -> tf.Tensor:
+    """What a session that isn't strategy.scope()'s gets in the place of the table: an error."""
+    message = f"table '{table.op.name}' is sharded, and fetched by a session that isn't run inside `with strategy.scope():`."
+    with tf.init_scope(), tf.device("/cpu:0"), tf.name_scope(f"{table.op.name}/unread/"):
+        with tf.control_dependencies(
+            [tf.raw_ops.Assert(condition=tf.constant(False), data=[message])]
+        ):
+            return tf.zeros([table.rows, table.dim], table.dtype)
+
+
+def gather_nd(table: Sharded, indices: Any, name: str | None = None) -> tf.Tensor:
+    """`tf.gather_nd(table, indices)`: a lookup of the rows that `indices` [..., 1 or 2] name."""
+    indices = tf.convert_to_tensor(indices, name="indices")
+    depth = tf.compat.dimension_value(indices.shape[-1])
+    if depth not in (1, 2):
+        return tf.gather_nd(read(table), indices, name=name)
+    rows = tf.nn.embedding_lookup(table, indices[..., 0], name=name if depth == 1 else None)
+    return (
+        rows
+        if depth == 1
+        else tf.gather(rows, indices[..., 1], batch_dims=indices.shape.rank - 1, name=name)
+    )
+
+
+def l2_loss(table: Sharded, name: str | None = None) -> tf.Tensor:
+    """`tf.nn.l2_loss(table)`: half the sum of the squares of all rows. Each rank adds up its own,
+    and no row travels.
+    """
+    if not pywrap_tfe.TFE_Py_TapeSetIsEmpty():  # which knows lookups
+        return tf.nn.l2_loss(read(table), name)
+    with tf.name_scope(name, "L2Loss"):
+        shard = _of_shard(tf.raw_ops.ReadVariableOp(resource=table.handle, dtype=table.dtype))
+        opened = gate.gates_of(tf.get_default_graph()).beside([]).zero
+        return collectives.allreduce_sum(
+            [tf.nn.l2_loss(shard)], collectives.unique_name(f"{table.op.name}/l2_loss"), opened
+        )[0]
+
+
+@tf.custom_gradient
+def _of_shard(shard: tf.Tensor) -> Any:
+    """`shard`, whose gradient is scaled as those of lookups are."""
+    return tf.identity(
+        shard
+    ), lambda gradient: gradient * tf.cast(shard_gradients.gradient_scale(), gradient.dtype)
+
+
+def mine(table: Sharded, value: Any) -> Any:
+    """This rank's rows of `value` [V, D], a tensor or an array.
+
+    Raises:
+        ValueError: it has another shape.
+    """
+    if not tf.TensorShape(value.shape).is_compatible_with([table.rows, table.dim]):
+        raise ValueError(
+            f"table '{table.op.name}' is [{table.rows}, {table.dim}], and can't be "
+            f"assigned a value of shape "
+            f"{value.shape}: give the whole table, the same on every rank."
+        )
+    return value[collectives.rank() :: collectives.size()]
+
+
+def agreed(table: Sharded, what: str) -> tf.Tensor:
+    """An operation behind which all ranks do `what` to `table`, or none: one alone would change its
+    shard only.
+    """
+    opened = gate.gates_of(tf.get_default_graph()).beside([]).zero
+    name = collectives.unique_name(f"{what}/{table.op.name}")
+    with tf.name_scope(None):
+        return tf.identity(opened, name=collectives.ALIKE + name)
+
+
+def load(table: Sharded, value: Any, session: Any) -> None:
+    """`table.load(value, session)`: on every rank, which keeps its rows."""
+    session = session or tf.get_default_session()
+    if session is None:
+        raise ValueError(f"table '{table.op.name}': load needs a session, or a default one.")
+    array = np.asarray(value, table.dtype.as_numpy_dtype)
+    session.run(table.initializer, {table.initializer.inputs[1]: mine(table, array)})

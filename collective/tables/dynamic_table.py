@@ -1,0 +1,401 @@
+"""The dynamic table: a table without a vocabulary, whose rows come into being as training meets
+their keys.
+
+One run of a lookup on the rank that owns the keys:
+
+    keys ──► local rows, found or (in training) inserted, by one function of the session's `Store`
+    ──► ResourceGather
+
+Rows and slots are resource variables whose memory is reserved address space, of the host
+(`collective.ops.memory`) or of a GPU (`collective.ops.gpu.reserved`): it never moves, so new rows
+are written straight into it, and TensorFlow's own kernels read and update it in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from collective.errors import TableError
+from collective.ops import (
+    collectives,
+    dispatch,
+    gate,
+    graphs,
+    key_hashing,
+    keymap,
+    memory,
+    placement,
+    shard_gradients,
+    training_flag,
+)
+from collective.tables import initializers, row_store
+from collective.tables.reserved_variable import Lazy, never, run_here
+from collective.tables.table import REFUSED, WHOLE, Table, in_shard_view
+
+
+class DynamicTable(Lazy, Table):
+    """A table of any int64 keys, whose key k lives on rank mix(k) mod N (`collective.ops.key_hashing`).
+
+    A key gets its row when training looks it up for the first time; row and slots start from (seed,
+    name, key) alone. Elsewhere an unknown key has a row of zeros, and stays unknown. It is looked
+    up and trained like any table: `tf.nn.embedding_lookup`, `embedding_lookup_sparse`,
+    `safe_embedding_lookup_sparse`, `tf.gather`, feature columns, every optimizer of `tf.train`.
+    Keys are of any integer type, or strings (`collective.ops.key_hashing.of_strings`).
+
+    Attributes:
+        rows: None.
+        dim: D.
+        shape: [None, D].
+        slots: those that optimizers have made for it.
+        side: whose memory it is in, None for the host's, where those are that aren't float32.
+        capacity: the most rows on this rank: what the memory can hold.
+        settled: while an update is built int64, how many rows slots have been settled for.
+    """
+
+    hashed = True
+    initial_value = None  # of which rows?
+
+    def __init__(
+        self,
+        *,
+        initializer: Any,
+        shape: tf.TensorShape,
+        dtype: tf.DType,
+        name: str,
+        trainable: bool | None = None,
+        collections: Sequence[str] | None = None,
+        constraint: Any = None,
+        **_: Any,
+    ):
+        keymap.check()
+        self.rows, self.dim = None, shape.as_list()[1]
+        self._numpy, self._name = dtype.as_numpy_dtype, name
+        self.slots: list[Any] = []
+        self.settled: tf.Tensor | None = None
+        # set by tf.train.init_from_checkpoint
+        self.first_rows: Callable[[Loading], None] | None = None
+        self.side = (
+            dispatch.side() if dtype == tf.float32 and placement.on_device(dynamic=True) else None
+        )
+        self.capacity = self._capacity(self.dim * dtype.size)
+        if initializer is None:
+            initializer = tf.truncated_normal_initializer(stddev=self.dim**-0.5)
+        self._fill = initializers.by_key(initializer, self.dim, name)
+        with tf.init_scope(), tf.device("/cpu:0"):
+            # The number of rows that were read and wait to replace the session's, 0 for none.
+            self.source = tf.placeholder_with_default(
+                tf.constant(0, tf.int64), [], f"{name}/source"
+            )
+        self._make(
+            name,
+            self.capacity + 1,
+            self.dim,
+            dtype,
+            self._start,
+            [self.source],
+            trainable is not False,
+            collections,
+            constraint,
+            self.side is not None,
+        )
+
+    def _capacity(self, row_bytes: int) -> int:
+        if self.side is None:
+            return memory.rows_that_fit(row_bytes, keymap.MOST_ROWS)
+        # what is needed on a device takes a while to import
+        from collective.ops.gpu.hash_table_state import MOST_ROWS
+
+        return int(self.side.rows_that_fit(row_bytes, MOST_ROWS - 1))  # and row 0
+
+    def _new_store(self) -> row_store.Store:
+        shape = self.capacity, self.dim, self._numpy, self._name, self._fill
+        return (
+            row_store.host_store(*shape)
+            if self.side is None
+            else _device_store().new_store(*shape, self.side)
+        )
+
+    def _first_store(self) -> row_store.Store:
+        """What it starts with: nothing, or what `first_rows` adds."""
+        if self.first_rows is None:
+            return self._new_store()
+        loading = self.loading([])
+        self.first_rows(loading)
+        return loading.store
+
+    def _start(self, path: str, source: np.ndarray) -> np.ndarray:
+        made = row_store.living(int(source)).store if source else self._first_store()
+        made.values.offer(path)
+        return row_store.keep(made.number, made)
+
+    def new_column(
+        self, name: str, dim: int, dtype: Any, first: np.ndarray | None = None
+    ) -> row_store.Column:
+        """Memory for a slot `name` of rows [`dim`]."""
+        shape = self.capacity + 1, dim, dtype
+        return (
+            row_store.HostColumn(*shape, first)
+            if self.side is None
+            else _device_store().DeviceColumn(name, *shape, self.side, first)
+        )
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """[None, D]; for optimizers, which make slots of one row that stands for all, [1, D]."""
+        return tf.TensorShape([1 if in_shard_view() else None, self.dim])
+
+    @property
+    def shard_shape(self) -> tf.TensorShape:
+        """Unknown rows: nobody can make a matrix of a gradient, which would be one of all reserved
+        memory.
+        """
+        return tf.TensorShape([None, self.dim])
+
+    def owners(self, keys_: tf.Tensor) -> tf.Tensor:
+        """int32 [K], the ranks that own the int64 `keys_` [K]."""
+        return key_hashing.owners(keys_, collectives.size())
+
+    def local(self, keys_: tf.Tensor) -> tf.Tensor:
+        """[K] int64, the local rows of `keys_` [K], inserted in training; 0, a row of zeros, for
+        unknown ones elsewhere.
+        """
+        with tf.device("/cpu:0"):
+            local = tf.numpy_function(
+                _find,
+                [self.number, keys_, training_flag.flag(tf.get_default_graph())],
+                tf.int64,
+                stateful=True,
+            )
+        local.set_shape(keys_.shape)
+        return local
+
+    @staticmethod
+    def local_together(
+        tables: Sequence[DynamicTable], keys_: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """`local` of several tables, which are in the same memory."""
+        if tables[0].side is None:
+            return [table.local(some) for table, some in zip(tables, keys_)]
+        insert = training_flag.flag(tf.get_default_graph())
+        found: list[tf.Tensor] = dispatch.operations().collective_find(
+            _device_store().find, [table.number for table in tables], keys_, insert
+        )
+        return found
+
+    def fetch(self, keys_: tf.Tensor) -> tf.Tensor:
+        """[K, D], the rows of `keys_` [K] int64, all of which this rank owns; zeros for unknown
+        ones, except in training.
+
+        Its gradient is `IndexedSlices` by local row.
+        """
+        graph = tf.get_default_graph()
+        local = self.local(keys_)
+        with tf.device("/cpu:0") if self.side is None else dispatch.device(dynamic=True):
+            with graph.gradient_override_map({"ResourceGather": "CollectiveDynamicGather"}):
+                rows = tf.raw_ops.ResourceGather(
+                    resource=self.handle, indices=local, dtype=self.dtype
+                )
+        rows.set_shape(keys_.shape.concatenate([self.dim]))
+        return rows
+
+    def refuse(self, way: str) -> NoReturn:
+        raise TableError(
+            f"{way} of table '{self.op.name}' isn't possible: it is dynamic, and has rows for the "
+            f"keys that came, on their "
+            "ranks. Look rows up by their keys (tf.nn.embedding_lookup, embedding_lookup_sparse, "
+            "safe_embedding_lookup_sparse, "
+            "tf.gather; what pools them takes ragged keys as ids.to_sparse()), or go through all "
+            "with table.export(session) "
+            "and table.import_(session, keys, rows)."
+        )
+
+    # -- all rows
+
+    def count(self) -> tf.Tensor:
+        """int64 scalar: the rows on this rank, at some moment of the run."""
+        with tf.control_dependencies([self._gate()]):
+            return count_rows(self)
+
+    def total_count(self) -> tf.Tensor:
+        """int64 scalar: the rows on all ranks. Every rank runs it, like a training step; it isn't
+        one.
+        """
+        name = collectives.unique_name(f"{self.op.name}/total_count")
+        return collectives.allreduce_sum([self.count()], name, self._gate())[0]
+
+    @staticmethod
+    def _gate() -> tf.Tensor:
+        if collectives.size() == 1:
+            return tf.constant(0)
+        return gate.gates_of(tf.get_default_graph()).beside([]).zero
+
+    def store(self, session: Any) -> row_store.Store:
+        """What `session` holds of it.
+
+        Raises:
+            tf.errors.FailedPreconditionError: it isn't initialized.
+        """
+        found: row_store.Store = row_store.living(int(run_here(session, self.number)))
+        return found
+
+    def local_count(self, session: Any) -> int:
+        """The rows on this rank."""
+        return len(self.store(session))
+
+    def ascending(self, session: Any, block: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """(keys [b] int64, local rows [b] int64), b <= block: this rank's, by ascending keys."""
+        return self.store(session).ascending(block)
+
+    def export(self, session: Any, block: int = 1 << 16) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """This rank's keys, ascending, and their rows: (int64 [b], [b, D]) with b <= block.
+
+        Args:
+            session: the session; a `MonitoredSession`, too. What it trains meanwhile may be in it
+                or not.
+            block: rows at a time, which bounds the memory.
+        """
+        held = self.store(raw(session))
+        for some, local in held.ascending(block):
+            yield some, held.values.read(local)
+
+    def import_(self, session: Any, keys_: Any, rows: Any) -> None:
+        """Gives keys these rows. Call it for block after block; every rank keeps the keys that it
+        owns.
+
+        A key that is there has its row replaced and keeps its slots, a new one's slots start fresh.
+        Nothing else changes.
+
+        Args:
+            session: the session; a `MonitoredSession`, too.
+            keys_: [b] int64. Ranks may pass the same block or each its own; of a key given twice
+                the last row stays.
+            rows: [b, D].
+
+        Raises:
+            ValueError: the shapes don't fit.
+        """
+        keys_, rows = np.asarray(keys_, np.int64), np.asarray(rows)
+        if keys_.ndim != 1 or rows.shape != (len(keys_), self.dim):
+            raise ValueError(
+                f"table '{self.op.name}': import_ takes keys [b] and rows [b, "
+                f"{self.dim}], "
+                f"not {list(keys_.shape)} and {list(rows.shape)}."
+            )
+        mine = self._mine(keys_)
+        self.store(raw(session)).put(keys_[mine], rows[mine])
+
+    @staticmethod
+    def _mine(keys_: np.ndarray) -> np.ndarray:
+        return key_hashing.owners_np(keys_, collectives.size()) == collectives.rank()
+
+    def settle_slots(self, session: Any, slots: Sequence[Any]) -> None:
+        """Rows that a slot hasn't got yet get their first value: before slots are read."""
+        count = self.local_count(session)
+        for slot in slots:
+            slot.column(session).settle(count)
+
+    def loading(self, slots: Sequence[Any]) -> Loading:
+        """Begins to read rows, and those of `slots`, from somewhere: `add` them, then `assign` all
+        at once.
+        """
+        return Loading(self, slots)
+
+
+class Loading:
+    """Rows and slots of a table that are being read, until they replace those of a session.
+
+    Attributes:
+        store: the keys and rows that were added.
+        columns: the rows of the slots, by their names.
+    """
+
+    def __init__(self, table: DynamicTable, slots: Sequence[Any]):
+        self._table = table
+        self.store = table._new_store()
+        self.columns = {slot.op.name: slot.new_column() for slot in slots}
+
+    def add(self, keys_: np.ndarray, rows: np.ndarray, slots: Mapping[str, np.ndarray]) -> None:
+        """`keys_` [b] int64 that this rank owns, with their rows [b, D], and those of every slot by
+        its name.
+        """
+        local = self.store.put(keys_, rows)
+        for name, column in self.columns.items():
+            column.reach(len(self.store))
+            column.write(local, slots[name])
+            column.filled = len(self.store)
+
+    def assign(self, session: Any) -> None:
+        """Replaces the table and all of its slots in `session`; a slot that wasn't read starts
+        fresh.
+        """
+        with row_store.lent(self) as number:
+            run_here(
+                session,
+                [v.initializer for v in (self._table, *self._table.slots)],
+                {self._table.source: number},
+            )
+
+
+def _device_store() -> Any:
+    from collective.tables import device_row_store  # takes a while to import
+
+    return device_row_store
+
+
+def raw(session: Any) -> Any:
+    """The `tf.Session` in a monitored session."""
+    while not isinstance(session, tf.Session) and hasattr(session, "_sess"):
+        session = session._sess
+    return session
+
+
+def count_rows(table: DynamicTable) -> tf.Tensor:
+    """int64 scalar: the rows on this rank, once what is waited for here is done."""
+    with tf.device("/cpu:0"):
+        count = tf.numpy_function(_count, [tf.identity(table.number)], tf.int64, stateful=True)
+    count.set_shape([])
+    return count
+
+
+def _find(number: np.ndarray, keys_: np.ndarray, insert: np.ndarray) -> np.ndarray:
+    return row_store.living(int(number)).rows(keys_, bool(insert))
+
+
+def _count(number: np.ndarray) -> np.int64:
+    return np.int64(len(row_store.living(int(number))))
+
+
+@tf.RegisterGradient("CollectiveDynamicGather")
+def _gather_gradient(op: tf.Operation, gradient: Any) -> tuple[tf.IndexedSlices, None]:
+    if graphs.is_function(op.graph) or op._get_control_flow_context() is not None:
+        raise TableError(
+            f"A lookup in the dynamic table '{_outside(op.inputs[0]).op.name}' "
+            f"inside tf.cond, tf.while_loop or "
+            "tf.function has no gradient: look up outside, and choose among the rows "
+            "inside."
+        )
+    if isinstance(gradient, tf.IndexedSlices):
+        gradient = tf.math.unsorted_segment_sum(
+            gradient.values, gradient.indices, tf.shape(op.outputs[0])[0]
+        )
+    # Without a dense shape nobody can make a matrix of it, which would be one of all reserved
+    # memory.
+    return shard_gradients.of_shard(tf.IndexedSlices(gradient, op.inputs[1], None)), None
+
+
+def _outside(x: tf.Tensor) -> tf.Tensor:
+    """What `x` stands for in a function or a branch, if it is given from outside."""
+    while hasattr(x.graph, "captures"):
+        outer = next((outer for outer, inner in x.graph.captures if inner is x), None)
+        if outer is None:
+            break
+        x = outer
+    return x
+
+
+for _method, _way in {**WHOLE, **REFUSED}.items():
+    setattr(DynamicTable, _method, never(_method, _way))

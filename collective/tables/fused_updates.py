@@ -1,0 +1,206 @@
+"""Which rule of our own updates a table as an optimizer of `tf.train` does.
+
+A rule replaces what an optimizer does with the sparse gradient of one variable:
+`Optimizer._resource_apply_sparse`. It is asked anew in every step for what may change.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Sequence
+from typing import Any, Callable, NamedTuple
+
+import tensorflow.compat.v1 as tf
+from tensorflow.python.training import adagrad, adam, ftrl, gradient_descent, momentum, rmsprop
+
+from collective.ops import placement, shard_gradients, sparse_updates
+from collective.ops.gpu import rules
+from collective.tables.table import Table
+
+
+class Following(NamedTuple):
+    """What an optimizer asks for.
+
+    Attributes:
+        rule: makes the rule of `numbers`.
+        numbers: scalars.
+        slots: their names.
+        all_rows: it changes rows that have no gradient, too.
+    """
+
+    rule: Callable[..., rules.Rule]
+    numbers: Sequence[Any]
+    slots: Sequence[str] = ()
+    all_rows: bool = False
+
+
+def _gradient_descent(optimizer: Any) -> Following:
+    return Following(rules.SGD, [optimizer._learning_rate_tensor])
+
+
+def _momentum(optimizer: Any) -> Following:
+    return Following(
+        functools.partial(rules.Momentum, nesterov=optimizer._use_nesterov),
+        [optimizer._learning_rate_tensor, optimizer._momentum_tensor],
+        ["momentum"],
+    )
+
+
+def _adagrad(optimizer: Any) -> Following:
+    return Following(rules.Adagrad, [optimizer._learning_rate_tensor], ["accumulator"])
+
+
+def _adam(optimizer: Any) -> Following:
+    beta1, beta2 = (tf.cast(power, tf.float32) for power in optimizer._get_beta_accumulators())
+    rate = tf.cast(optimizer._lr_t, tf.float32) * tf.sqrt(1 - beta2) / (1 - beta1)
+    return Following(
+        functools.partial(rules.Adam, corrected=True),
+        [rate, optimizer._beta1_t, optimizer._beta2_t, optimizer._epsilon_t],
+        ["m", "v"],
+        all_rows=True,
+    )
+
+
+def _ftrl(optimizer: Any) -> Following:
+    return Following(
+        rules.Ftrl,
+        [
+            optimizer._learning_rate_tensor,
+            optimizer._l1_regularization_strength_tensor,
+            optimizer._adjusted_l2_regularization_strength_tensor,
+            optimizer._l2_shrinkage_regularization_strength_tensor,
+            optimizer._learning_rate_power_tensor,
+        ],
+        ["accum", "linear"],
+    )
+
+
+def _rmsprop(optimizer: Any) -> Following:
+    numbers = [
+        optimizer._learning_rate_tensor,
+        optimizer._decay_tensor,
+        optimizer._momentum_tensor,
+        optimizer._epsilon_tensor,
+    ]
+    if optimizer._centered:
+        return Following(rules.CenteredRMSProp, numbers, ["rms", "momentum", "mg"])
+    return Following(rules.RMSProp, numbers, ["rms", "momentum"])
+
+
+def update_of(kind: type, following: Callable[[Any], Following]) -> Callable[..., Any]:
+    """Returns what stands in for an optimizer's sparse update.
+
+    Args:
+        kind: the optimizer's class.
+        following: gives the rule that an optimizer of this class follows.
+    """
+    return functools.partial(_apply, kind, following)
+
+
+class _Update(NamedTuple):
+    """What waits to be updated together with other tables.
+
+    Attributes:
+        settled: how many rows a dynamic table's slots have, beside row 0.
+        done: the operation that stands for the update.
+    """
+
+    optimizer: Any
+    following: Callable[[Any], Following]
+    table: Table
+    gradient: tf.Tensor
+    rows: tf.Tensor
+    settled: tf.Tensor | None
+    done: tf.Operation
+
+
+_waiting = threading.local()
+
+
+def together(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`Optimizer.apply_gradients`, which then updates all its tables in one operation."""
+
+    def apply_gradients(*args: Any, **kwargs: Any) -> Any:
+        before, _waiting.updates = getattr(_waiting, "updates", None), []
+        try:
+            applied = original(*args, **kwargs)
+            # a script's optimizer may have others do a part of it
+            by_rule: dict[tuple[int, Any], list[_Update]] = {}
+            for update in _waiting.updates:
+                by_rule.setdefault((id(update.optimizer), update.following), []).append(update)
+            for updates in by_rule.values():
+                _update(updates)
+            return applied
+        finally:
+            _waiting.updates = before
+
+    return apply_gradients
+
+
+def _update(updates: Sequence[_Update]) -> None:
+    first = updates[0]
+    rule, numbers, names, all_rows = first.following(first.optimizer)
+    op = sparse_updates.update(
+        rule,
+        [tf.cast(number, tf.float32) for number in numbers],
+        [one.table for one in updates],
+        [[first.optimizer.get_slot(one.table, name) for name in names] for one in updates],
+        [one.gradient for one in updates],
+        [one.rows for one in updates],
+        [one.settled if all_rows else None for one in updates],
+    )
+    for one in updates:
+        one.done._add_control_input(op)
+
+
+def _apply(
+    kind: Any,
+    following: Callable[[Any], Following],
+    original: Any,
+    optimizer: Any,
+    gradient: Any,
+    variable: Any,
+    rows: Any,
+    *others: Any,
+) -> tf.Operation:
+    """Adam hands on, as the last argument, how TensorFlow would add to rows."""
+    if not (
+        isinstance(variable, Table)
+        and sparse_updates.is_possible(
+            kind.__name__, variable.hashed, variable.dtype, gradient.dtype
+        )
+    ):
+        return original(optimizer, gradient, variable, rows, *others)
+    if kind is gradient_descent.GradientDescentOptimizer:  # others are given each row once
+        gradient, rows = shard_gradients.summed(gradient, rows)
+    rows = tf.cast(rows, tf.int64)
+    if not placement.on_device(variable.hashed):
+        rate = tf.cast(optimizer._learning_rate_tensor, tf.float32)
+        return sparse_updates.adagrad(
+            variable, optimizer.get_slot(variable, "accumulator"), rate, gradient, rows
+        )
+    # Identities, which wait for what this update was asked to wait for.
+    update = _Update(
+        optimizer,
+        following,
+        variable,
+        tf.identity(gradient),
+        tf.identity(rows),
+        variable.settled if variable.hashed else None,
+        tf.no_op(),
+    )
+    waiting = getattr(_waiting, "updates", None)
+    if waiting is None:
+        _update([update])
+    else:
+        waiting.append(update)
+    return update.done
+
+
+gradient_descent_update = update_of(gradient_descent.GradientDescentOptimizer, _gradient_descent)
+momentum_update = update_of(momentum.MomentumOptimizer, _momentum)
+adagrad_update = update_of(adagrad.AdagradOptimizer, _adagrad)
+adam_update = update_of(adam.AdamOptimizer, _adam)
+ftrl_update = update_of(ftrl.FtrlOptimizer, _ftrl)
+rmsprop_update = update_of(rmsprop.RMSPropOptimizer, _rmsprop)

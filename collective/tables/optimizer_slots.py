@@ -1,0 +1,264 @@
+"""How optimizers make slots of tables, and update dynamic ones: slots in reserved memory, updates
+row by row.
+
+A static table's slots start in memory of their own. TensorFlow's constant initializers keep what
+they start from with the graph, as large as the shard, and the first update copies it.
+
+Of a dynamic table, an optimizer makes its slots for one row, [1, D], which stands for all of them.
+Where TensorFlow's own update goes over the whole slot (Adam's), the rows in use are gone over in
+blocks, with the same arithmetic.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Sequence
+from typing import Any, Callable
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+from tensorflow.python.ops import variable_scope
+from tensorflow.python.training import adam, optimizer
+
+from collective.errors import TableError
+from collective.ops import sparse_updates, training_flag
+from collective.tables import initializers, row_store
+from collective.tables.dynamic_table import DynamicTable
+from collective.tables.slots import Slot
+from collective.tables.table import Sharded, mark_shard
+
+BLOCK = 1 << 20  # elements of a table that a dense update holds at once
+
+UNSEEN = (
+    "is updated by a run that no session of strategy.scope() runs: the keys of its lookups were "
+    "not inserted. Create "
+    "the session, and run it, inside `with strategy.scope():`."
+)
+
+
+def create_slot_var(
+    original: Any,
+    primary: Any,
+    val: Any,
+    scope: str,
+    validate_shape: bool,
+    shape: Any,
+    dtype: Any,
+    **kwargs: Any,
+) -> Any:
+    """`slot_creator._create_slot_var`: a `Slot` for a dynamic table, and for a static one what is
+    sharded as it is.
+    """
+    if not isinstance(primary, DynamicTable):
+        whole = tf.TensorShape(val.shape if shape is None else shape)
+        if (
+            not isinstance(primary, Sharded)
+            or whole.rank != 2
+            or not whole.is_compatible_with(primary.shard_shape)
+        ):
+            return original(primary, val, scope, validate_shape, shape, dtype, **kwargs)
+        rows, dim = primary.shard_shape.as_list()
+        first = val
+        if initializers.is_constant(val):
+
+            def first(*_: Any, **__: Any) -> tf.Tensor:
+                return initializers.shard(val, (rows, dim), dtype, scope, 0, 1)
+
+        with tf.variable_creator_scope(functools.partial(sharded_as, primary)):
+            return original(primary, first, scope, validate_shape, shape, dtype, **kwargs)
+
+    def create(next_creator: Any, **made: Any) -> Slot:
+        del next_creator
+        first = made["initial_value"]
+        first = first() if callable(first) else first
+        return Slot(primary, tf.convert_to_tensor(first), made["name"], made.get("collections"))
+
+    with tf.variable_creator_scope(create):
+        return variable_scope.get_variable(
+            scope,
+            initializer=val,
+            trainable=False,
+            use_resource=True,
+            dtype=dtype,
+            shape=shape if callable(val) else None,
+            partitioner=None,
+        )
+
+
+def sharded_as(table: Sharded, next_creator: Any, **made: Any) -> Sharded:
+    """A variable creator: a slot that starts from this rank's rows, and is sharded as `table` is."""
+    del next_creator
+    slot = Sharded(
+        rows=table.rows,
+        dim=table.dim,
+        **{
+            key: made.get(key)
+            for key in (
+                "initial_value",
+                "name",
+                "dtype",
+                "trainable",
+                "collections",
+                "validate_shape",
+            )
+        },
+    )
+    mark_shard(slot, table)
+    return slot
+
+
+def get_processor(original: Any, v: Any) -> Any:
+    """`optimizer._get_processor`: what applies a gradient to `v`."""
+    return _Processor(v) if isinstance(v, DynamicTable) else original(v)
+
+
+class _Processor(optimizer._OptimizableVariable):
+    def __init__(self, table: DynamicTable):
+        self._table = table
+
+    def target(self) -> DynamicTable:
+        return self._table
+
+    def update_op(self, optimizer_: Any, gradient: Any) -> Any:
+        table = self._table
+        if not isinstance(gradient, tf.IndexedSlices):
+            raise TableError(
+                f"The gradient of the dynamic table '{table.op.name}' must stay "
+                f"IndexedSlices; '{gradient.name}' "
+                "is a matrix."
+            )
+        if table.constraint is not None:
+            raise RuntimeError(
+                f"table '{table.op.name}': a constraint is not possible for a "
+                f"sparsely updated variable."
+            )
+        with tf.device("/cpu:0"), tf.control_dependencies([gradient.values, gradient.indices]):
+            seen = tf.Assert(
+                training_flag.flag(tf.get_default_graph()),
+                [f"dynamic table '{table.op.name}' {UNSEEN}"],
+            )
+            # Of all optimizers, as one may have another do its updates. On a device, there is
+            # memory for rows only where it was asked for; in the host's, rows of zeros need
+            # nothing.
+            slots = [slot for slot in table.slots if table.side is not None or not slot.zero]
+            with tf.control_dependencies([seen]):
+                count = _settled(table, gradient, slots) if slots or _is_adam(optimizer_) else None
+        with (
+            tf.device("/cpu:0") if table.side is None else contextlib.nullcontext(),
+            tf.control_dependencies([seen if count is None else count]),
+        ):
+            if _is_adam(optimizer_) and not sparse_updates.is_possible(
+                "AdamOptimizer", True, table.dtype, gradient.values.dtype
+            ):
+                return _adam(optimizer_, gradient, table, count)
+            # Others may insert keys meanwhile, whose rows slots have no memory for.
+            table.settled = count
+            try:
+                return optimizer_._resource_apply_sparse_duplicate_indices(
+                    gradient.values, table, gradient.indices
+                )
+            finally:
+                table.settled = None
+
+
+def _settled(table: DynamicTable, gradient: tf.IndexedSlices, slots: Sequence[Slot]) -> tf.Tensor:
+    """int64 scalar: the rows for which slots have their first values, among them all that the
+    gradient is of.
+    """
+    # The size makes it wait for the keys: in a branch, TensorFlow forgets to wait for what it is
+    # given as well.
+    inputs = [
+        tf.size(gradient.indices),
+        tf.identity(table.number),
+        *(slot.number for slot in slots),
+    ]
+    return tf.reshape(tf.numpy_function(_settle, inputs, tf.int64, stateful=True), [])
+
+
+def _settle(_: np.ndarray, number: np.ndarray, *slots: np.ndarray) -> np.int64:
+    count = len(row_store.living(int(number)))
+    for slot in slots:
+        row_store.living(int(slot)).settle(count)
+    return np.int64(count)
+
+
+def _is_adam(optimizer_: Any) -> bool:
+    """Adam, or a subclass that updates as Adam does."""
+    names = (
+        "_resource_apply_sparse_duplicate_indices",
+        "_resource_apply_sparse",
+        "_apply_sparse_shared",
+    )
+    return isinstance(optimizer_, adam.AdamOptimizer) and all(
+        getattr(type(optimizer_), name) is getattr(adam.AdamOptimizer, name) for name in names
+    )
+
+
+def _adam(
+    optimizer_: Any, gradient: tf.IndexedSlices, table: DynamicTable, count: tf.Tensor
+) -> tf.Operation:
+    """`AdamOptimizer._apply_sparse_shared`, in the same order: the moments decay in all rows, and
+    all rows move.
+    """
+
+    def scalar(x: Any) -> tf.Tensor:
+        return tf.cast(x, table.dtype)
+
+    powers, beta1, beta2 = (
+        optimizer_._get_beta_accumulators(),
+        scalar(optimizer_._beta1_t),
+        scalar(optimizer_._beta2_t),
+    )
+    rate = scalar(optimizer_._lr_t) * tf.sqrt(1 - scalar(powers[1])) / (1 - scalar(powers[0]))
+    epsilon = scalar(optimizer_._epsilon_t)
+    m, v = optimizer_.get_slot(table, "m"), optimizer_.get_slot(table, "v")
+    values, rows = optimizer._deduplicate_indexed_slices(gradient.values, gradient.indices)
+
+    def gather(x: Any, rows: tf.Tensor) -> tf.Tensor:
+        return tf.raw_ops.ResourceGather(resource=x.handle, indices=rows, dtype=x.dtype)
+
+    def decay(block: tf.Tensor) -> list[tf.Operation]:
+        return [
+            tf.raw_ops.ResourceScatterUpdate(
+                resource=x.handle, indices=block, updates=gather(x, block) * beta
+            )
+            for x, beta in ((m, beta1), (v, beta2))
+        ]
+
+    def move(block: tf.Tensor) -> list[tf.Operation]:
+        step = rate * gather(m, block) / (tf.sqrt(gather(v, block)) + epsilon)
+        return [tf.raw_ops.ResourceScatterSub(resource=table.handle, indices=block, updates=step)]
+
+    with tf.control_dependencies([_over_blocks(count, table.dim, decay)]):
+        added = [
+            tf.raw_ops.ResourceScatterAdd(
+                resource=m.handle, indices=rows, updates=values * (1 - beta1)
+            ),
+            tf.raw_ops.ResourceScatterAdd(
+                resource=v.handle, indices=rows, updates=(values * values) * (1 - beta2)
+            ),
+        ]
+    with tf.control_dependencies(added):
+        return _over_blocks(count, table.dim, move).op
+
+
+def _over_blocks(
+    count: tf.Tensor, dim: int, work: Callable[[tf.Tensor], list[tf.Operation]]
+) -> tf.Tensor:
+    """Does `work` for the local rows 1 … count, block by block."""
+    step = max(1, BLOCK // dim)
+
+    def body(first: tf.Tensor, last: tf.Tensor) -> list[tf.Tensor]:
+        after = tf.minimum(first + step, last)
+        with tf.control_dependencies(work(tf.range(first, after))):
+            return [tf.identity(after), tf.identity(last)]
+
+    start = tf.identity(count) + 1  # behind whatever must come first
+    return tf.while_loop(
+        lambda first, last: first < last,
+        body,
+        [tf.ones_like(start), start],
+        parallel_iterations=1,
+        back_prop=False,
+    )[0]

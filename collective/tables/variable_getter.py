@@ -1,0 +1,159 @@
+"""Which variables become tables: `tf.get_variable` inside embedding_scope()."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+from tensorflow.python.framework import tensor_shape
+from tensorflow.python.framework.tensor_util import make_tensor_proto
+
+from collective.scope import SCOPES
+from collective.tables import served_table
+from collective.tables.dynamic_table import DynamicTable
+from collective.tables.table import Table, in_shard_view
+
+
+def _shape_of(shape: Any, initializer: Any) -> tf.TensorShape | None:
+    if shape is None and initializer is not None and not callable(initializer):
+        shape = initializer.shape if hasattr(initializer, "shape") else np.shape(initializer)
+    return None if shape is None else tensor_shape.as_shape(shape)
+
+
+def _dtype_of(value: Any) -> Any:
+    """The type that a given value has as a tensor."""
+    if hasattr(value, "dtype"):
+        return value.dtype
+    return make_tensor_proto(value).dtype
+
+
+def is_dynamic(shape: Any) -> bool:
+    """Whether `shape` is [None, D]: a dynamic table's."""
+    try:
+        known = tensor_shape.as_shape(shape)
+    except (TypeError, ValueError):  # TensorFlow takes more than that for a shape
+        return False
+    return bool(known.rank == 2 and known.as_list()[0] is None and known.as_list()[1] is not None)
+
+
+def table_getter(
+    getter: Callable[..., Any],
+    name: str,
+    shape: Any = None,
+    dtype: Any = None,
+    initializer: Any = None,
+    partitioner: Any = None,
+    min_rows: int = 0,
+    **kwargs: Any,
+) -> Any:
+    """A variable-scope getter that makes a `Table` of a 2-D floating-point variable, whatever its
+    partitioner: [V, D] is a static one if V is `min_rows` at least, [None, D] a dynamic one.
+
+    Other variables (other ranks, integers, local ones, slots that an optimizer makes) are made as
+    outside: replicated. They aren't partitioned either: a partitioner in embedding_scope() would
+    say how to shard a table, which isn't its choice here.
+    """
+    del partitioner
+    if tf.executing_eagerly():
+        raise RuntimeError(
+            f"embedding_scope() is for graphs, but '{name}' is made eagerly. Build "
+            f"the model inside "
+            "`with strategy.scope(), tf.Graph().as_default():`."
+        )
+    whole = _shape_of(shape, initializer)
+    if initializer is not None and not callable(initializer) and not is_dynamic(shape):
+        dtype = _dtype_of(initializer)  # as in TensorFlow, whatever is asked for
+    dtype = tf.as_dtype(dtype or getattr(initializer, "dtype", None) or tf.float32).base_dtype
+    if is_dynamic(shape) and not dtype.is_floating:
+        raise ValueError(
+            f"dynamic table '{name}': values of a dynamic table are floating-point "
+            f"numbers, not {dtype.name}."
+        )
+    # (Not whole[0], which is something else without TensorFlow's second version.)
+    rows, dim = whole.as_list() if whole is not None and whole.rank == 2 else (None, None)
+    if (
+        in_shard_view()
+        or dim is None
+        or not dtype.is_floating
+        or rows is not None
+        and rows < min_rows
+        or tf.GraphKeys.LOCAL_VARIABLES in (kwargs.get("collections") or ())
+    ):
+        return getter(
+            name, shape=shape, dtype=dtype, initializer=initializer, partitioner=None, **kwargs
+        )
+    if initializer is None and not is_dynamic(shape):
+        initializer = tf.glorot_uniform_initializer()  # tf.get_variable's own default
+
+    def create(next_creator: Any, **made: Any) -> Any:
+        del next_creator
+        served = served_table.served_graph(tf.get_default_graph())
+        if served is not None:
+            return served.table(
+                made["name"],
+                rows,
+                dim,
+                dtype,
+                trainable=made.get("trainable"),
+                collections=made.get("collections"),
+            )
+        kind = DynamicTable if is_dynamic(whole) else Table
+        return kind(
+            initializer=initializer,
+            shape=whole,
+            dtype=dtype,
+            name=made["name"],
+            **{
+                key: made.get(key)
+                for key in (
+                    "trainable",
+                    "collections",
+                    "caching_device",
+                    "validate_shape",
+                    "constraint",
+                    "synchronization",
+                    "aggregation",
+                )
+            },
+        )
+
+    kwargs["use_resource"] = True
+    placeholder = initializer
+    # get_variable wants to know of how many rows, and what they start from
+    if is_dynamic(whole):
+        shape, placeholder = [1, dim], tf.zeros_initializer()
+    elif not callable(initializer):
+        shape = None  # get_variable takes an array's or a tensor's own
+    with tf.variable_creator_scope(create):
+        return getter(
+            name, shape=shape, dtype=dtype, initializer=placeholder, partitioner=None, **kwargs
+        )
+
+
+def get_variable(
+    original: Any, scope: Any, store: Any, name: str, *args: Any, **kwargs: Any
+) -> Any:
+    """Stands in for `VariableScope.get_variable`, with a getter that makes tables.
+
+    [None, D] is a dynamic table wherever it is made: TensorFlow has no such variable.
+    """
+    options = SCOPES.embedding_options
+    if options is not None or is_dynamic(args[0] if args else kwargs.get("shape")):
+        min_rows = 0 if options is None else options.min_rows
+        getter: Callable[..., Any] = functools.partial(table_getter, min_rows=min_rows)
+        users_getter = kwargs.get("custom_getter") or scope.custom_getter
+        if users_getter is not None:
+            getter = _inside(users_getter, getter)
+        kwargs["custom_getter"] = getter
+    return original(scope, store, name, *args, **kwargs)
+
+
+def _inside(outer: Callable[..., Any], inner: Callable[..., Any]) -> Callable[..., Any]:
+    """Nests two getters: the outer one may rename or cast, and gets a table from its `getter`."""
+
+    def getter(getter: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return outer(functools.partial(inner, getter), *args, **kwargs)
+
+    return getter

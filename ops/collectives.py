@@ -1,0 +1,301 @@
+"""The collectives, over Horovod. Nothing else in the package calls Horovod's operations.
+
+Symbols: N ranks, r this rank. Every collective
+
+* has an explicit name, under which the ranks' calls find each other: `unique_name` numbers it
+  within its graph, so that ranks which build the same graph use the same names in the same order;
+* takes a `gate` (see `collective.ops.gate`), an int32 zero that exists only at run time. TensorFlow
+  believes Horovod's operations to be stateless: without such an input a collective of constants
+  would be folded, that is, run once by the graph optimizer, at a time of its own on each rank;
+* is differentiable any number of times: the gradient of a collective is the transposed collective,
+  which makes `tf.gradients` the gradient of the sum of all ranks' `ys`;
+* is the identity with one rank.
+
+Source: Horovod 0.28 (`horovod.tensorflow`).
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import re
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+from tensorflow.core.framework import attr_value_pb2
+from tensorflow.python.framework import config
+
+from collective.ops.graph_state import state_of
+from collective.ops.graphs import is_function, outermost
+
+try:
+    import horovod.tensorflow as hvd
+except ImportError as error:
+    raise ImportError(
+        "collective needs Horovod, built against the installed TensorFlow; `make setup` in a "
+        "checkout builds it "
+        f"(or set HOROVOD_WITH_TENSORFLOW=1 and pip install --no-build-isolation horovod). The "
+        f"cause: {error}"
+    ) from error
+
+PREFIX = "collective."
+# begins the names of operations that ranks must have alike, beside collectives
+ALIKE = "collective/alike/"
+MEETINGS = re.compile("Horovod((Grouped)?(Allreduce|Allgather|Reducescatter)|Broadcast|Alltoall)")
+_counters: weakref.WeakKeyDictionary[tf.Graph, collections.Counter] = weakref.WeakKeyDictionary()
+
+
+def init() -> None:
+    """Joins the job that the launcher (or horovodrun, or mpirun) described in the environment;
+    alone without one.
+    """
+    hvd.init()
+
+
+def rank() -> int:
+    return int(hvd.rank())
+
+
+def size() -> int:
+    return int(hvd.size())
+
+
+def local_rank() -> int:
+    return int(hvd.local_rank())
+
+
+def unique_name(base: str) -> str:
+    """`collective.base` for its first use in the graph, then `collective.base.1`,
+    `collective.base.2`, …
+    """
+    base = base.replace("/", ".")  # Horovod takes the name for what follows the last slash
+    counter = _counters.setdefault(outermost(tf.get_default_graph()), collections.Counter())
+    counter[base] += 1
+    return PREFIX + base + (f".{counter[base] - 1}" if counter[base] > 1 else "")
+
+
+def collective_name(op: tf.Operation) -> str | None:
+    """The name under which `op` meets its peers, if it is one of this module's collectives."""
+    name = str(op.name).rpartition("/")[2]
+    return name if op.type.startswith("Horovod") and name.startswith(PREFIX) else None
+
+
+def is_scripts_own(op: tf.Operation) -> bool:
+    """Whether `op` is a collective of Horovod's that a script makes by itself, to report the mean
+    of all losses, say.
+    """
+    return bool(MEETINGS.fullmatch(op.type)) and collective_name(op) is None
+
+
+@contextlib.contextmanager
+def _meeting(kind: str, name: str, gate: Any) -> Iterator[Any]:
+    """Where a Horovod operation is made, with the gate as it is known there.
+
+    Nothing else may have the operation's name there, or TensorFlow would add a number to it.
+
+    The name is also an attribute of it. TensorFlow believes that two operations of the same inputs
+    and attributes are one, and
+    drops the second: the keys of two tables that are looked up by the same ids, say, but not on a
+        rank that answers without
+    data, which would wait for them for ever.
+    """
+    graph = tf.get_default_graph()
+    if is_function(graph):
+        # The gradient of a branch or a function takes from here what it needs, and nothing from
+        # further outside.
+        gate = graph.capture(gate)
+    state_of(graph).gate_by_collective[name] = gate
+    own = {"_collective": attr_value_pb2.AttrValue(s=name.encode())}
+    with (
+        tf.name_scope("meeting"),
+        graph._attr_scope(own),
+        graph.gradient_override_map({f"Horovod{kind}": f"Collective{kind}"}),
+    ):
+        yield gate
+
+
+def _as_wire(x: tf.Tensor) -> tuple[tf.Tensor, tf.DType | None]:
+    """Horovod moves no bfloat16 by all-to-all: its bits travel as float16's, whatever they mean."""
+    return (_bits_as(x, tf.float16), tf.bfloat16) if x.dtype == tf.bfloat16 else (x, None)
+
+
+def _bits_as(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """`tf.bitcast`, differentiable: the gradient's bits go back the same way."""
+    with tf.get_default_graph().gradient_override_map({"Bitcast": "CollectiveBitcast"}):
+        return tf.bitcast(x, dtype)
+
+
+@tf.RegisterGradient("CollectiveBitcast")
+def _bitcast_gradient(op: tf.Operation, gradient: Any) -> tf.Tensor:
+    if isinstance(gradient, tf.IndexedSlices):
+        gradient = tf.math.unsorted_segment_sum(
+            gradient.values, gradient.indices, tf.shape(op.inputs[0])[0]
+        )
+    # it travels in a type of its own (collective.ops.exchange)
+    if gradient.dtype != op.outputs[0].dtype:
+        return gradient
+    return _bits_as(gradient, op.inputs[0].dtype)
+
+
+def _of(op: tf.Operation) -> tuple[str, Any]:
+    """(base of the name, gate) of the collective whose gradient is asked for."""
+    name, graph = str(op.name).rpartition("/")[2], op.graph
+    while name not in state_of(graph).gate_by_collective:
+        graph = graph.outer_graph
+    return name[len(PREFIX) :], state_of(graph).gate_by_collective[name]
+
+
+def alltoall(x: tf.Tensor, splits: tf.Tensor, name: str, gate: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    """Rows of `x` to the ranks, `splits[k]` consecutive ones to rank k.
+
+    Args:
+        x: [S, ...], any numeric dtype, rows in the order of the ranks they go to.
+        splits: [N] int32, summing to S. Below 2**31 rows: Horovod counts them in int32.
+        name: the explicit name, `unique_name(...)`.
+        gate: the gate's zero.
+
+    Returns:
+        ([R, ...] the rows received, in the order of the ranks they came from; [N] int32, how many
+        came from each).
+    """
+    if size() == 1:
+        return tf.identity(x), tf.identity(splits)
+    wire, back = _as_wire(x)
+    with _meeting("Alltoall", name, gate) as opened:
+        out, received = hvd.alltoall(
+            wire, splits=splits + opened, name=name, ignore_name_scope=True
+        )
+    out.set_shape([None] + wire.shape[1:].as_list())
+    return (_bits_as(out, back) if back else out), received
+
+
+@tf.RegisterGradient("CollectiveAlltoall")
+def _alltoall_gradient(op: tf.Operation, gradient: Any, _: Any) -> tuple[tf.Tensor, None]:
+    # what sparse_segment_sum gives: sum per row before it travels
+    if isinstance(gradient, tf.IndexedSlices):
+        gradient = tf.math.unsorted_segment_sum(
+            gradient.values, gradient.indices, tf.shape(op.outputs[0])[0]
+        )
+    # Peers may update their rows as soon as they have every rank's gradient: send none before this
+    # rank has read the rows of this step (they are the input of `op`), so that a lookup fetched
+    # beside its own update is the value before. (Of a branch or a loop in an operation of its own,
+    # the gradient's graph is another one, which runs later anyway.)
+    with tf.control_dependencies([op.inputs[0]] if op.graph is tf.get_default_graph() else []):
+        gradient = tf.identity(gradient)
+    base, gate = _of(op)
+    return alltoall(gradient, op.outputs[1], unique_name(base + ".gradient"), gate)[0], None
+
+
+def allreduce_sum(tensors: Sequence[tf.Tensor], name: str, gate: Any) -> list[tf.Tensor]:
+    """The element-wise sums over ranks of `tensors` (one dtype, the same shapes on every rank), in
+    one collective.
+    """
+    if size() == 1:
+        return [tf.identity(x) for x in tensors]
+    dtype = tensors[0].dtype
+    if in_order():
+        flat = tf.concat([tf.reshape(x, [-1]) for x in tensors], 0)
+        pieces = tf.split(
+            _sum_in_order(flat, name, gate), [_elements(x) for x in tensors], num=len(tensors)
+        )
+        return _known([_like(piece, x) for piece, x in zip(pieces, tensors)])
+    # The gate travels as one more element: it costs no pass over the data.
+    with _meeting("Allreduce", name, gate) as opened:
+        flat = tf.concat([tf.reshape(x, [-1]) for x in tensors] + [tf.cast(opened, dtype)[None]], 0)
+        out = hvd.allreduce(flat, op=hvd.Sum, name=name, ignore_name_scope=True)
+    pieces = tf.split(out, [_elements(x) for x in tensors] + [1])[:-1]
+    return _known([_like(piece, x) for piece, x in zip(pieces, tensors)])
+
+
+def _known(sums: list[tf.Tensor]) -> list[tf.Tensor]:
+    state_of(outermost(sums[0].graph)).alike_operations.update(x.op for x in sums)
+    return sums
+
+
+def in_order() -> bool:
+    """Whether sums over ranks must be formed in the order of the ranks, as TensorFlow's kernels
+    form theirs in one order.
+
+    In Horovod's ring, where the sum of an element starts depends on its place in the buffer, and so
+    on what is reduced at the same time. The sum of two has one order only.
+    """
+    return size() > 2 and bool(config.is_op_determinism_enabled())
+
+
+def _sum_in_order(x: tf.Tensor, name: str, gate: Any) -> tf.Tensor:
+    """[E], the sum over ranks of `x` [E]: rank k adds up everyone's part k, and tells it to all."""
+    ranks = size()
+
+    @tf.custom_gradient
+    def add(x: tf.Tensor) -> Any:
+        part = (tf.size(x) + ranks - 1) // ranks
+        padded = tf.pad(x, [[0, part * ranks - tf.size(x)]])
+        received, _ = alltoall(padded, tf.fill([ranks], part), f"{name}.parts", gate)
+        mine = tf.add_n(tf.unstack(tf.reshape(received, [ranks, part])))
+        return allgather(mine, f"{name}.sums", gate)[: tf.size(x)], lambda gradient: _sum_in_order(
+            gradient, unique_name(name[len(PREFIX) :] + ".gradient"), gate
+        )
+
+    return add(x)
+
+
+@tf.RegisterGradient("CollectiveAllreduce")
+def _allreduce_gradient(op: tf.Operation, gradient: tf.Tensor) -> tf.Tensor:
+    base, gate = _of(op)
+    return allreduce_sum([gradient], unique_name(base + ".gradient"), gate)[0]
+
+
+def allgather(x: tf.Tensor, name: str, gate: Any) -> tf.Tensor:
+    """[R, ...], the ranks' `x` of shape [S_k, ...] one below the other; S may differ from rank to
+    rank.
+    """
+    if size() == 1:
+        return tf.identity(x)
+    wire, back = _as_wire(x)
+    with _meeting("Allgather", name, gate) as opened:
+        # Bits that stand for another type's aren't to be added to.
+        gated = (
+            tf.where(tf.equal(opened, 0), wire, tf.zeros_like(wire))
+            if back
+            else wire + tf.cast(opened, wire.dtype)
+        )
+        out = hvd.allgather(gated, name=name, ignore_name_scope=True)
+    out.set_shape([None] + x.shape[1:].as_list())
+    return _bits_as(out, back) if back else out
+
+
+@tf.RegisterGradient("CollectiveAllgather")
+def _allgather_gradient(op: tf.Operation, gradient: tf.Tensor) -> tf.Tensor:
+    base, gate = _of(op)
+    mine = tf.shape(op.inputs[0])[0]
+    sizes = allgather(mine[None], unique_name(base + ".sizes"), gate)
+    total = allreduce_sum([tf.convert_to_tensor(gradient)], unique_name(base + ".gradient"), gate)[
+        0
+    ]
+    first = tf.reduce_sum(sizes[: rank()])
+    return total[first : first + mine]
+
+
+def broadcast(x: tf.Tensor, name: str) -> tf.Tensor:
+    """Rank 0's `x`, of the same shape on every rank, on every rank. Not differentiable; `x` is read
+    at run time.
+    """
+    if size() == 1:
+        return tf.identity(x)
+    wire, back = _as_wire(x)
+    with tf.name_scope("meeting"):
+        out = hvd.broadcast(wire, 0, name=name, ignore_name_scope=True)
+    out.set_shape(x.shape)
+    return _bits_as(out, back) if back else out
+
+
+def _elements(x: tf.Tensor) -> Any:
+    return x.shape.num_elements() if x.shape.is_fully_defined() else tf.size(x)
+
+
+def _like(piece: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    piece = tf.reshape(piece, tf.shape(x))
+    piece.set_shape(x.shape)
+    return piece

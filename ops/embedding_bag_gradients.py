@@ -1,0 +1,203 @@
+"""Gradients of the operations in `bags.py`, compiled ones or those that stand in for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from collective.ops.dispatch import operations_of
+from collective.ops.graph_state import state_of
+from collective.ops.op_attributes import attribute, stands_in
+from collective.ops.shard_gradients import gradient_scale, mark_distinct
+
+_LAYOUT = ("ranks", "section_tables", "kinds", "dims", "pooled", "weighted")
+_LOOKUPS = ("sections", "dims", "combiners", "weighted", "max_norms")
+
+for _name in ("CollectiveBounds", "CollectiveMismatches", "CollectiveHear"):
+    tf.no_gradient(_name)
+
+
+@tf.RegisterGradient("CollectiveAsk")
+def _ask_gradient(op: tf.Operation, *gradients: Any) -> list[Any]:
+    """Only weights that the owner multiplies by could have one."""
+    raise NotImplementedError(
+        f"{op.name}: the gradient with respect to weights of a lookup that "
+        f"its owner pools is asked for "
+        "after the lookup was built into an exchange; ask for it first, or "
+        "use scope(grouping=False)"
+    )
+
+
+def _attributes(op: tf.Operation, *names: str) -> dict[str, Any]:
+    return {name: attribute(op, name) for name in names}
+
+
+def _handles(shards: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Of the variables that an operation was given, or shares the memory of."""
+    return [x.op.inputs[0] if x.op.type == "CollectiveShard" else x for x in shards]
+
+
+@tf.RegisterGradient("CollectiveShard")
+def _shard_gradient(_: tf.Operation, gradient: Any) -> Any:
+    return gradient
+
+
+@tf.RegisterGradient("CollectiveGatherRows")
+def _gather_gradient(op: tf.Operation, gradient: Any) -> list[Any]:
+    """`IndexedSlices` of distinct rows for each handle."""
+    tables, inputs = attribute(op, "T"), list(op.inputs)
+    values, indices, _ = operations_of(op).collective_reduce_rows(
+        tf.convert_to_tensor(gradient),
+        _handles(inputs[:tables]),
+        inputs[tables : 2 * tables],
+        *inputs[2 * tables :],
+        scale=gradient_scale(),
+        **_attributes(op, "max_norms", "shapes", *_LAYOUT),
+    )
+    shapes = [tf.TensorShape(shape) for shape in attribute(op, "shapes")]
+    slices = [
+        tf.IndexedSlices(
+            v,
+            mark_distinct(i),
+            tf.constant(s.as_list(), tf.int64) if s.is_fully_defined() else None,
+        )
+        for v, i, s in zip(values, indices, shapes)
+    ]
+    return [*slices, *[None] * (tables + 2)]
+
+
+@tf.RegisterGradient("CollectiveReduceRows")
+def _reduce_gradient(op: tf.Operation, *gradients: Any) -> list[Any]:
+    """Of the values with respect to the gradient that was reduced: linear, but for max_norm."""
+    if any(norm > 0 for norm in attribute(op, "max_norms")):
+        raise NotImplementedError(
+            f"{op.name}: there is no second derivative of a pooled lookup "
+            f"with max_norm; "
+            "look the table up without max_norm, or without pooling by the "
+            "owner"
+        )
+    tables, inputs = attribute(op, "T"), list(op.inputs)
+    spread = operations_of(op).collective_spread_rows(
+        [tf.convert_to_tensor(gradient) for gradient in gradients[:tables]],
+        list(op.outputs[2 * tables :]),
+        _handles(inputs[1 : 1 + tables]),
+        inputs[1 + tables : 1 + 2 * tables],
+        *inputs[1 + 2 * tables :],
+        **_attributes(op, "scale", "max_norms", "shapes", *_LAYOUT),
+    )
+    return [spread, *[None] * (2 * tables + 2)]
+
+
+@tf.RegisterGradient("CollectiveSpreadRows")
+def _spread_gradient(op: tf.Operation, _: Any) -> None:
+    raise NotImplementedError(f"{op.name}: there is no third derivative of a lookup")
+
+
+def _is_zero(gradient: Any) -> bool:
+    """Whether it is what TensorFlow puts in place of the gradient of an output that nothing uses."""
+    if gradient is None:
+        return True
+    if isinstance(gradient, tf.IndexedSlices):
+        return False
+    op = gradient.op
+    if op.type not in ("Fill", "Const"):
+        return bool(op.type == "ZerosLike")
+    value = tf.get_static_value(op.inputs[1] if op.type == "Fill" else gradient)
+    return value is not None and not np.any(value)
+
+
+class _Pooled(NamedTuple):
+    """Inputs of a CollectivePool or CollectivePoolGradient. `counts` is one for an operation that
+    stands in for it, or none.
+    """
+
+    rows: tf.Tensor
+    positions: list[tf.Tensor]
+    samples: list[tf.Tensor]
+    weights: list[tf.Tensor]
+    gradients: list[tf.Tensor]
+    counts: list[tf.Tensor]
+
+
+def _inputs(op: tf.Operation) -> _Pooled:
+    inputs, last = list(op.inputs), [1]
+    for name in ("M", "P", "W"):
+        last.append(last[-1] + attribute(op, name))
+    end = len(inputs) - stands_in(op)
+    positions, samples, weights, gradients = (
+        inputs[first:after] for first, after in zip(last, [*last[1:], end])
+    )
+    return _Pooled(inputs[0], positions, samples, weights, gradients, inputs[end:])
+
+
+def _pool_gradient(
+    op: tf.Operation, rows: Any, members: Sequence[int], gradients: Sequence[Any]
+) -> Any:
+    """(flat, weights' gradients) of the pool that `op` is or is the gradient of, by what `members`
+    contribute.
+    """
+    _, positions, samples, weights, _, counts = _inputs(op)
+    made = operations_of(op).collective_pool_gradient(
+        rows,
+        positions,
+        samples,
+        weights,
+        [tf.convert_to_tensor(g) for g in gradients],
+        *counts,
+        members=members,
+        **_attributes(op, *_LOOKUPS),
+    )
+    # For whoever wants to know what an exchange of gradients is about.
+    state_of(made.flat.graph).pool_gradients[made.flat.op] = tuple(members)
+    return made
+
+
+@tf.RegisterGradient("CollectivePool")
+def _gradient_of_pool(op: tf.Operation, *gradients: Any) -> list[Any]:
+    real = [
+        (member, gradient) for member, gradient in enumerate(gradients) if not _is_zero(gradient)
+    ]
+    if not real:
+        return [None] * len(op.inputs)
+    made = _pool_gradient(op, op.inputs[0], *zip(*real))
+    return [
+        made.flat,
+        *[None] * (attribute(op, "M") + attribute(op, "P")),
+        *made.weight_gradients,
+        *[None] * stands_in(op),
+    ]
+
+
+@tf.RegisterGradient("CollectivePoolGradient")
+def _gradient_of_pool_gradient(op: tf.Operation, of_flat: Any, *of_weights: Any) -> list[Any]:
+    """The flat gradient is linear in the gradients and in the weights."""
+    members = attribute(op, "members")
+    if not all(_is_zero(gradient) for gradient in of_weights):
+        raise NotImplementedError(
+            f"{op.name}: there is no derivative of the gradient of lookup "
+            f"weights; stop the gradient at "
+            "the weights with tf.stop_gradient, or multiply the rows by "
+            "them yourself"
+        )
+    if _is_zero(of_flat):
+        return [None] * len(op.inputs)
+    if any(attribute(op, "max_norms")[member] > 0 for member in members):
+        raise NotImplementedError(
+            f"{op.name}: there is no second derivative of a lookup with "
+            f"max_norm; clip the rows yourself"
+        )
+    of_flat = tf.convert_to_tensor(of_flat)
+    _, positions, samples, weights, gradients, counts = _inputs(op)
+    pooled = operations_of(op).collective_pool(
+        of_flat, positions, samples, weights, *counts, **_attributes(op, *_LOOKUPS)
+    )
+    made = _pool_gradient(op, of_flat, members, gradients)
+    return [
+        *[None] * (1 + len(positions) + len(samples)),
+        *made.weight_gradients,
+        *(pooled[m] for m in members),
+        *[None] * len(counts),
+    ]

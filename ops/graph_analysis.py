@@ -1,0 +1,166 @@
+"""Reads graphs: what operations wait for, which functions they call, which variables they write."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence, Set
+from typing import Any, Callable
+
+import tensorflow.compat.v1 as tf
+from tensorflow.python.ops import variables
+
+# What may find its data at an end, or fail for reasons of its own, before any collective of the run
+# has started.
+SOURCES = frozenset(
+    {
+        "IteratorGetNext",
+        "IteratorGetNextSync",
+        "OptionalGetValue",
+        "DatasetToSingleElement",
+        "DatasetToGraphV2",
+        "QueueDequeueV2",
+        "QueueDequeueManyV2",
+        "QueueDequeueUpToV2",
+        "QueueDequeue",
+        "QueueDequeueMany",
+        "QueueDequeueUpTo",
+        "ReaderReadV2",
+        "ReaderReadUpToV2",
+        "Unstage",
+        "OrderedMapUnstage",
+        "MapUnstage",
+        "PyFunc",
+        "PyFuncStateless",
+        "EagerPyFunc",
+        "MultiDeviceIteratorGetNextFromShard",
+        "StatefulPartitionedCall",
+        "PartitionedCall",
+        "RemoteCall",
+        # control flow as a whole, which may hold any of these: in one operation, or where it is
+        # left
+        "If",
+        "Case",
+        "While",
+        "Merge",
+        "Exit",
+    }
+)
+
+
+CALLS = frozenset(
+    {
+        "If",
+        "StatelessIf",
+        "Case",
+        "While",
+        "StatelessWhile",
+        "StatefulPartitionedCall",
+        "PartitionedCall",
+    }
+)
+
+
+def flatten(structure: Any) -> list[Any]:
+    """The leaves of a session's fetches: lists, tuples, dictionaries (in any order) and composite
+    tensors.
+    """
+    if isinstance(structure, dict):
+        return [leaf for value in structure.values() for leaf in flatten(value)]
+    if isinstance(structure, (list, tuple)) and not isinstance(structure, tf.SparseTensorValue):
+        return [leaf for value in structure for leaf in flatten(value)]
+    if hasattr(type(structure), "__attrs_attrs__"):
+        return [
+            leaf
+            for field in type(structure).__attrs_attrs__
+            for leaf in flatten(getattr(structure, field.name))
+        ]
+    if isinstance(structure, variables.Variable):  # whose components would be its handle
+        return [structure]
+    return [leaf for leaf in tf.nest.flatten(structure, expand_composites=True)]
+
+
+# Operations that write the variable which is their first input (a reference, or a resource).
+WRITES = re.compile(
+    "(Resource(Sparse)?Apply|CollectiveSparse|ResourceScatter|ResourceStridedSliceAssign|ResourceCountUpTo|"
+    "Assign|(Sparse)?Apply|Scatter|CountUpTo)"
+)
+
+
+PASSES = frozenset({"Identity", "Enter", "Switch", "RefIdentity", "RefEnter", "RefSwitch"})
+
+
+COLLECTIVES = re.compile("Horovod")
+
+
+def memory(variable: Any) -> tf.Operation:
+    """The operation that has `variable`."""
+    found: tf.Operation = (variable.handle if hasattr(variable, "handle") else variable).op
+    return found
+
+
+def holder(x: tf.Tensor) -> tf.Operation:
+    """The operation that has the variable to which `x` refers, if it refers to one."""
+    while x.op.type in PASSES:
+        x = x.op.inputs[0]
+    return x.op
+
+
+def has_inside(graph: tf.Graph, op: tf.Operation, types: re.Pattern[str]) -> bool:
+    """Whether a function that `op` calls, or one that this calls, has operations of `types`."""
+    stack, seen = [op.node_def], set()
+    while stack:
+        for value in stack.pop().attr.values():
+            for name in [value.func.name, *(f.name for f in value.list.func)]:
+                function = graph._functions.get(name) if name and name not in seen else None
+                seen.add(name)
+                nodes = list(function.cached_definition.node_def) if function is not None else []
+                if any(types.match(node.op) for node in nodes):
+                    return True
+                stack += nodes
+    return False
+
+
+def tensor_names(leaf: Any) -> Sequence[str]:
+    if isinstance(leaf, str):
+        return [leaf if ":" in leaf else leaf + ":0"]
+    return [x.name for x in flatten(leaf) if hasattr(x, "name")]
+
+
+def upstream(operations: Iterable[tf.Operation], fed: Set[str] = frozenset()) -> set[tf.Operation]:
+    """Returns `operations` and all that they wait for.
+
+    Args:
+        operations: where the walk starts.
+        fed: names of tensors whose producers are not waited for.
+    """
+    return walk(operations, lambda op: [x.op for x in op.inputs if x.name not in fed])
+
+
+def walk(
+    operations: Iterable[tf.Operation],
+    inputs: Callable[[tf.Operation], Iterable[tf.Operation]] | None = None,
+    stop: Callable[[tf.Operation], bool] | None = None,
+    control: bool = True,
+) -> set[tf.Operation]:
+    """Returns `operations` and those that are found by walking up from them.
+
+    Args:
+        operations: where the walk starts.
+        inputs: gives the producers of an operation's inputs; by default all of them.
+        stop: tells operations that are found, but not walked past.
+        control: walks control inputs, too.
+    """
+    found = set(operations)
+    stack = list(found)
+    while stack:
+        op = stack.pop()
+        if stop is not None and stop(op):
+            continue
+        producers = [x.op for x in op.inputs] if inputs is None else list(inputs(op))
+        if control:
+            producers += op.control_inputs
+        for producer in producers:
+            if producer not in found:
+                found.add(producer)
+                stack.append(producer)
+    return found

@@ -1,0 +1,98 @@
+"""Keeps what the library knows of a graph and that stands nowhere in it: one record for each graph.
+
+A record lives and dies with its graph. `state_of` gives that of exactly this graph, a function's or
+a branch's own for one; whoever means the graph that a session runs asks for
+`state_of(outermost(graph))`.
+
+The types of some fields are defined in layers above this one; the owner that a field's
+documentation names has the typed way to it (`gates_of`, `lookups_of`, …).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+
+@dataclasses.dataclass
+class GraphState:
+    """Everything that is remembered of one graph, by layer.
+
+    Attributes:
+        gates: the gates and checks of the graph (`collective.ops.gate.gates_of`).
+        gate_by_collective: the gate that each collective waits for, by the collective's name.
+        gradient_wire_types: the types in which gradients of rows travel, by the casts' names.
+        distinct_indices: the names of indices that hold no row twice.
+        pool_gradients: the members of a group whose gradients an operation sums, by the operation.
+        training_flag: bool scalar, True in runs that update something
+            (`collective.ops.training_flag`).
+        function_calls: the functions that each call has for itself
+            (`collective.ops.function_copies`).
+        alike_operations: operations whose results are the same on all ranks, though their inputs
+            aren't.
+        groups: the groups of lookups (`collective.strategies.grouped_exchange.groups_of`).
+        lookups: the lookups as they were written (`collective.tables.grouping.lookups_of`).
+        served_from: the checkpoint that the graph is served from, while one is exported
+            (`collective.tables.served_table.served_graph`).
+        seen_by_session: the highest number of an operation that a session has seen: TensorFlow
+            takes no change of it any more.
+        broadcasts: the assignments of rank 0's values, by the variables' names
+            (`collective.coordination.initial_broadcast`).
+        run_extension: what takes part in the graph's runs beside the script
+            (`collective.coordination.run_extension.extension_of`).
+        metric_updates: this rank's own updates, by the operations that give their sums over ranks
+            (`collective.replication.metrics`).
+        pending_syncs: assignments that still are to be synced
+            (`collective.replication.pending_syncs`).
+        accumulation_markers: gradients that are summed up over several batches, by their
+            operations (`collective.gradients.accumulation`).
+        table_gradient_indices: the names of the indices of tables' gradients
+            (`collective.gradients.clipping`).
+        prefetch_refused: why keys of the graph are not to be exchanged ahead; '' if nobody minds.
+        prefetch_settled_version: the graph's version when prefetching was considered last.
+        estimator: the estimator whose model_fn builds the graph.
+        training_run: the footprint of the first training run, once there was one.
+        received_bytes: bytes a step by the names of the collectives, as of the last profile, on
+            this rank.
+        keys_per_owner: keys a step that each rank was asked for, by the names of the tables, as of
+            the last profile.
+        plan_notes: what parts of the library have to say in the plan, by their names.
+        prepared_version: the graph's version when `collective.graph_passes` prepared it last.
+    """
+
+    gates: Any = None
+    gate_by_collective: dict[str, Any] = dataclasses.field(default_factory=dict)
+    gradient_wire_types: dict[str, tf.DType] = dataclasses.field(default_factory=dict)
+    distinct_indices: set[str] = dataclasses.field(default_factory=set)
+    pool_gradients: dict[tf.Operation, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    training_flag: tf.Tensor | None = None
+    function_calls: Any = None
+    alike_operations: set[tf.Operation] = dataclasses.field(default_factory=set)
+    groups: list[Any] = dataclasses.field(default_factory=list)
+    lookups: Any = None
+    served_from: Any = None
+    seen_by_session: int = 0
+    broadcasts: dict[tuple[str, ...], list[tf.Operation]] = dataclasses.field(default_factory=dict)
+    run_extension: Any = None
+    metric_updates: dict[tf.Operation, tf.Operation] = dataclasses.field(default_factory=dict)
+    pending_syncs: Any = None
+    accumulation_markers: dict[tf.Operation, Any] = dataclasses.field(default_factory=dict)
+    table_gradient_indices: set[str] = dataclasses.field(default_factory=set)
+    prefetch_refused: str = ""
+    prefetch_settled_version: int | None = None
+    estimator: Any = None
+    training_run: Any = None
+    received_bytes: dict[str, float] = dataclasses.field(default_factory=dict)
+    keys_per_owner: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+    plan_notes: dict[str, str] = dataclasses.field(default_factory=dict)
+    prepared_version: tuple[Any, ...] | None = None
+
+
+def state_of(graph: tf.Graph) -> GraphState:
+    """Returns the record of `graph`, made when it is first asked for."""
+    state: GraphState | None = getattr(graph, "_collective_state", None)
+    if state is None:
+        state = graph._collective_state = GraphState()
+    return state
