@@ -164,7 +164,9 @@ def exchange(
     sections = [embedding_bag.Section(t, dim, pooled=by_owner) for t in range(count)]
     kinds = [embedding_bag.STATIC] * count
     members = [
-        embedding_bag.Member(t, dim, embedding_bag.SUM if many or by_owner else embedding_bag.ROWS)
+        embedding_bag.BagMember(
+            t, dim, embedding_bag.SUM if many or by_owner else embedding_bag.ROWS
+        )
         for t in range(count)
     ]
     with tf.Graph().as_default(), session() as running:
@@ -219,7 +221,7 @@ def exchange(
             with tf.name_scope(f"rank{rank}"):
                 if by_owner:
                     scaled = [
-                        embedding_bag.Member(t, dim, embedding_bag.SUM, weighted=True)
+                        embedding_bag.BagMember(t, dim, embedding_bag.SUM, weighted=True)
                         for t in range(count)
                     ]
                     outputs = embedding_bag.pool(

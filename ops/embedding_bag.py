@@ -58,7 +58,7 @@ class Section:
 
 
 @dataclasses.dataclass(frozen=True)
-class Member:
+class BagMember:
     """One lookup.
 
     Attributes:
@@ -76,7 +76,7 @@ class Member:
     max_norm: float = 0.0
 
 
-class Asked(NamedTuple):
+class Request(NamedTuple):
     """What a rank asks for.
 
     Attributes:
@@ -102,7 +102,7 @@ class Asked(NamedTuple):
     counts: Sequence[tf.Tensor] = ()
 
 
-class Heard(NamedTuple):
+class Response(NamedTuple):
     """What the ranks want of this one.
 
     Attributes:
@@ -148,11 +148,11 @@ def ask(
     ids: Sequence[tf.Tensor],
     samples: Sequence[tf.Tensor],
     weights: Sequence[tf.Tensor],
-    members: Sequence[Member],
+    members: Sequence[BagMember],
     sections: Sequence[Section],
     kinds: Sequence[int],
     ranks: int,
-) -> Asked:
+) -> Request:
     """De-duplicates keys by section, orders them by owner, and says where their rows will be found.
 
     Args:
@@ -162,7 +162,7 @@ def ask(
         members, sections, kinds: M, S and T of them.
         ranks: N.
     """
-    return Asked(
+    return Request(
         *operations().collective_ask(
             ids,
             samples,
@@ -195,12 +195,12 @@ def hear(
     sections: Sequence[Section],
     kinds: Sequence[int],
     ranks: int,
-) -> Heard:
+) -> Response:
     """Reads what the ranks ask for: `message` [Y] int64, `splits[r]` words of it from rank r.
 
     A malformed message is an `InvalidArgumentError` of the run.
     """
-    return Heard(
+    return Response(
         *operations().collective_hear(
             message, splits, T=len(kinds), **_layout(sections, kinds, ranks)
         )
@@ -245,7 +245,7 @@ def pool(
     positions: Sequence[tf.Tensor],
     samples: Sequence[tf.Tensor],
     weights: Sequence[tf.Tensor],
-    members: Sequence[Member],
+    members: Sequence[BagMember],
     counts: Sequence[tf.Tensor] = (),
 ) -> list[tf.Tensor]:
     """For each member [K, D] float32, or [last sample + 1, D] if it has a combiner: what
@@ -266,7 +266,7 @@ def pool(
     )
 
 
-def _lookups(members: Sequence[Member]) -> dict[str, Any]:
+def _lookups(members: Sequence[BagMember]) -> dict[str, Any]:
     return {
         "sections": [m.section for m in members],
         "dims": [m.dim for m in members],

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import tensorflow.compat.v1 as tf
 
 from collective.ops import collectives
-from collective.ops.gate import Asking, gates_of
+from collective.ops.gate import KeyRequest, gates_of
 from collective.ops.graph_state import state_of
 
 
-class Asked(NamedTuple):
+class ReceivedKeys(NamedTuple):
     """What the peers want of this rank.
 
     Attributes:
@@ -34,10 +34,10 @@ class Wire(NamedTuple):
 
 def keys_to_owners(
     keys: tf.Tensor, splits: tf.Tensor, name: str, gate: Any, nothing: int = 0, what: str = ""
-) -> Asked:
+) -> ReceivedKeys:
     """Every key travels to its owner; `nothing` and `what`: see `Asking`."""
-    gates_of(tf.get_default_graph()).asked[name] = Asking(keys, splits, nothing, what)
-    return Asked(*collectives.alltoall(keys, splits, name, gate))
+    gates_of(tf.get_default_graph()).asked[name] = KeyRequest(keys, splits, nothing, what)
+    return ReceivedKeys(*collectives.alltoall(keys, splits, name, gate))
 
 
 def rows_back(

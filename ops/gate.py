@@ -71,7 +71,7 @@ class Check:
 
 
 @dataclasses.dataclass(frozen=True)
-class Asking:
+class KeyRequest:
     """What a rank sends to ask its peers for rows.
 
     Attributes:
@@ -166,7 +166,7 @@ class GraphGates:
         self.ahead: Gate | None = None
         self.checks: list[Check] = []
         self.checked: list[tf.Operation] = []
-        self.asked: dict[str, Asking] = {}
+        self.asked: dict[str, KeyRequest] = {}
         self.states: dict[str, tuple[tf.Tensor, tf.Tensor]] = {}
         self._levels: dict[tf.Operation, int] = {}
 

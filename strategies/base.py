@@ -74,7 +74,7 @@ class Lookup:
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class GroupLayout:
     """How a group's lookups share an exchange.
 
     What travels is ordered by section, and one row comes back for each *bag* of a section. A
@@ -99,7 +99,7 @@ class Backend(abc.ABC):
     """
 
     @abc.abstractmethod
-    def layout(self, group: Sequence[Lookup]) -> Layout:
+    def layout(self, group: Sequence[Lookup]) -> GroupLayout:
         """How `group` shares an exchange. A pure function: every rank gets the same for the same
         group.
         """

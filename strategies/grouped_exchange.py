@@ -9,7 +9,7 @@ tables and lookups there are.
     4. rows            ◄── all-to-all ──
     5. pool: what each lookup returns
 
-What a bag is, is the backend's decision (`collective.strategies.base.Layout`).
+What a bag is, is the backend's decision (`collective.strategies.base.GroupLayout`).
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from collective.ops import (
     placement,
 )
 from collective.ops.graph_state import state_of
-from collective.strategies.base import Backend, Layout, Lookup
+from collective.strategies.base import Backend, GroupLayout, Lookup
 
 COMBINERS = {None: 0, "sum": 1, "mean": 2, "sqrtn": 3}
 
 
 @dataclasses.dataclass(frozen=True)
-class Member:
+class GroupMember:
     """A lookup of a group, as the exchange takes it in.
 
     Attributes:
@@ -82,14 +82,14 @@ class Group:
 
     name: str
     level: int
-    layout: Layout
-    members: tuple[Member, ...]
+    layout: GroupLayout
+    members: tuple[GroupMember, ...]
     keys: tuple[tf.Operation, ...]
     pool: tf.Operation
     ahead: bool = False
 
 
-def exchange_together(
+def exchange_group(
     backend: Backend, group: Sequence[Lookup], level: int, wire: exchange.Wire
 ) -> Group:
     """Builds one exchange for `group`, none of whose inputs depends on another's rows. Kernels
@@ -108,7 +108,7 @@ def exchange_together(
         return _built(group, layout, level, wire)
 
 
-def _built(group: Sequence[Lookup], layout: Layout, level: int, wire: exchange.Wire) -> Group:
+def _built(group: Sequence[Lookup], layout: GroupLayout, level: int, wire: exchange.Wire) -> Group:
     ranks = collectives.size()
     kinds = [int(table.hashed) for table in layout.tables]
     base = f"group{level}.{_digest(group, layout, wire)}"
@@ -153,7 +153,7 @@ def _built(group: Sequence[Lookup], layout: Layout, level: int, wire: exchange.W
         [x for x, by_owner in zip(samples, pooled) if by_owner and x is not None],
         [x for x, by_owner in zip(weights, pooled) if by_owner and x is not None],
         [
-            embedding_bag.Member(
+            embedding_bag.BagMember(
                 s,
                 layout.sections[s].dim,
                 COMBINERS[lookup.combiner] if by_owner else 0,
@@ -190,12 +190,14 @@ def _built(group: Sequence[Lookup], layout: Layout, level: int, wire: exchange.W
     pool_samples, pool_weights = [], []
     for lookup, s, by_owner, sample, weight in zip(group, layout.members, pooled, samples, weights):
         if by_owner:  # the sum of the owners' sums, each times its scale
-            members.append(embedding_bag.Member(s, layout.sections[s].dim, COMBINERS["sum"], True))
+            members.append(
+                embedding_bag.BagMember(s, layout.sections[s].dim, COMBINERS["sum"], True)
+            )
             pool_samples.append(next(mine))
             pool_weights.append(next(scales))
             continue
         members.append(
-            embedding_bag.Member(
+            embedding_bag.BagMember(
                 s,
                 layout.sections[s].dim,
                 COMBINERS[lookup.combiner],
@@ -213,7 +215,7 @@ def _built(group: Sequence[Lookup], layout: Layout, level: int, wire: exchange.W
         level,
         layout,
         tuple(
-            Member(lookup, i, s, w, _shaped(out, lookup))
+            GroupMember(lookup, i, s, w, _shaped(out, lookup))
             for lookup, i, s, w, out in zip(group, ids, samples, weights, outs)
         ),
         (asked.message.op, message.op, heard.row_splits.op, *(check.bounds.op for check in checks)),
@@ -307,7 +309,7 @@ def _shaped(out: tf.Tensor, lookup: Lookup) -> tf.Tensor:
     return out
 
 
-def _digest(group: Sequence[Lookup], layout: Layout, wire: exchange.Wire) -> str:
+def _digest(group: Sequence[Lookup], layout: GroupLayout, wire: exchange.Wire) -> str:
     """A name by which ranks that exchange something else notice it before they do."""
     told: list[Any] = [
         (x.table.op.name, x.table.rows, x.table.dim, x.combiner, x.max_norm, s)
@@ -319,7 +321,7 @@ def _digest(group: Sequence[Lookup], layout: Layout, wire: exchange.Wire) -> str
     return hashlib.blake2b(repr(told).encode(), digest_size=4).hexdigest()
 
 
-def needed(
+def required_operations(
     operations: Iterable[tf.Operation], fed: Set[str], groups: Sequence[Group]
 ) -> tuple[set[tf.Operation], list[tuple[tf.Tensor, np.ndarray]]]:
     """(`operations` and all that they wait for, what to feed for the lookups of `groups` that they

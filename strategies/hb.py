@@ -23,10 +23,10 @@ from collective.strategies import base
 class HbBackend(base.Backend):
     """The backend of COLLECTIVE_STRATEGY=hb: one section a table."""
 
-    def layout(self, group: Sequence[base.Lookup]) -> base.Layout:
+    def layout(self, group: Sequence[base.Lookup]) -> base.GroupLayout:
         tables = base.tables_of(group)
         places = {id(table): i for i, table in enumerate(tables)}
-        return base.Layout(
+        return base.GroupLayout(
             tables,
             tuple(Section(i, table.dim) for i, table in enumerate(tables)),
             tuple(places[id(lookup.table)] for lookup in group),

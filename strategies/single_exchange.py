@@ -21,7 +21,7 @@ from collective.ops.graphs import is_outside
 from collective.strategies.base import Lookup
 
 
-def exchange_alone(lookup: Lookup) -> tf.Tensor:
+def exchange_single(lookup: Lookup) -> tf.Tensor:
     """What `lookup` returns, from an exchange of its own."""
     ranks, table = collectives.size(), lookup.table
     name = collectives.unique_name(f"{table.op.name}/keys")

@@ -29,7 +29,7 @@ class SokBackend(base.Backend):
     and one a table.
     """
 
-    def layout(self, group: Sequence[base.Lookup]) -> base.Layout:
+    def layout(self, group: Sequence[base.Lookup]) -> base.GroupLayout:
         tables = base.tables_of(group)
         places = {id(table): i for i, table in enumerate(tables)}
         sections: list[Section] = []
@@ -52,4 +52,4 @@ class SokBackend(base.Backend):
                 members.append(len(sections) - 1)
             else:
                 members.append(unpooled[table])
-        return base.Layout(tables, tuple(sections), tuple(members))
+        return base.GroupLayout(tables, tuple(sections), tuple(members))

@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.checkpoint import checkpoint_management
 
 from collective.checkpoint import commit, tensor_bundle
-from collective.checkpoint.layout import Layout
+from collective.checkpoint.layout import CheckpointLayout
 
 
 class Cut(BaseException):
@@ -74,7 +74,7 @@ def save(folder, step, files, keep=2, before=(), value=None):
         written += writer.close()
     for path in written:
         commit.sync_bundle(path)
-    made.merge(written, Layout())
+    made.merge(written, CheckpointLayout())
     with open(made.meta, "w") as file:
         file.write(f"{step}")
     checkpoint_management.update_checkpoint_state_internal(

@@ -15,7 +15,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.checkpoint import checkpoint_management
 
 from collective.checkpoint import tensor_bundle
-from collective.checkpoint.layout import ENTRY, FORMAT_ENTRY, VERSION, Layout
+from collective.checkpoint.layout import ENTRY, FORMAT_ENTRY, VERSION, CheckpointLayout
 
 RECORD, MERGED, META, STATE = "record", "merged", "graph.meta", "state"
 # seconds that a network's file system may take to show what another host has written
@@ -91,7 +91,7 @@ class Commit:
         tf.io.gfile.mkdir(self.staging)
         self._note({"prefix": prefix})
 
-    def merge(self, written: Sequence[str], layout: Layout) -> None:
+    def merge(self, written: Sequence[str], layout: CheckpointLayout) -> None:
         """Makes one bundle of those that the ranks wrote, and of the layout."""
         shards = sum(tensor_bundle.Index(path).shards for path in written)
         # One more file where the names would be those of the checkpoint that is there: it must last

@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.framework import tensor_util
 from tensorflow.python.trackable import base as trackable
 
-from collective.checkpoint.layout import STATIC, Column
+from collective.checkpoint.layout import STATIC, StoredTable
 from collective.checkpoint.tensor_bundle import Bundle, slice_rows
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ SHOWN = 5  # problems in one error
 SCALARS = ("beta1_power", "beta2_power")
 
 
-def column_of(bundle: Bundle, name: str) -> Column | None:
+def column_of(bundle: Bundle, name: str) -> StoredTable | None:
     """The column `name` of a checkpoint, or of the part `name` of it: sharded, or a whole matrix of
     plain TensorFlow's.
     """
@@ -37,7 +37,7 @@ def column_of(bundle: Bundle, name: str) -> Column | None:
     dtype, shape = bundle.entries.get(name, (None, ()))
     if len(shape) != 2:
         return None
-    return Column(
+    return StoredTable(
         name,
         STATIC,
         shape[0],
@@ -49,7 +49,7 @@ def column_of(bundle: Bundle, name: str) -> Column | None:
 
 
 @dataclasses.dataclass
-class Plan:
+class RestorePlan:
     """What a restore will do.
 
     Attributes:
@@ -58,7 +58,7 @@ class Plan:
         missing: names of the other variables that the checkpoint lacks and that start anew.
     """
 
-    pairs: list[tuple[Shard, Column]]
+    pairs: list[tuple[Shard, StoredTable]]
     fresh: list[Shard]
     missing: list[str]
 
@@ -94,7 +94,7 @@ class Problems:
 
 def plan(
     bundle: Bundle, shards: Sequence[Shard], saved: dict[str, Any], fresh_slots: bool, reshape: bool
-) -> Plan:
+) -> RestorePlan:
     """How `shards`, and the other variables `saved` (see `saved_by`), come from `bundle`.
 
     Raises:
@@ -102,7 +102,7 @@ def plan(
         tf.errors.InvalidArgumentError: some are of another shape, dtype or kind.
         tf.errors.DataLossError: a data file is missing or cut off.
     """
-    out, problems = Plan([], [], []), Problems(bundle)
+    out, problems = RestorePlan([], [], []), Problems(bundle)
     for shard in shards:
         column = column_of(bundle, shard.name)
         if column is None and shard.slot_of is not None and fresh_slots:
@@ -125,7 +125,7 @@ def plan(
     return out
 
 
-def _entries(bundle: Bundle, column: Column) -> Iterable[str]:
+def _entries(bundle: Bundle, column: StoredTable) -> Iterable[str]:
     for part in range(len(column.parts)):
         yield bundle.layout.entry(column, part)
         if column.keys:
@@ -157,7 +157,7 @@ def _lacks(bundle: Bundle, shard: Shard) -> str:
     )
 
 
-def difference(shard: Shard, column: Column) -> str | None:
+def difference(shard: Shard, column: StoredTable) -> str | None:
     """What keeps `column` from being restored into `shard`, if anything."""
     name = (
         f"'{shard.name}'"
@@ -169,7 +169,7 @@ def difference(shard: Shard, column: Column) -> str | None:
         return f"{name} is {ours.kind} here, {theirs.kind} in the checkpoint"
     if (ours.rows, ours.dim) != (theirs.rows, theirs.dim):
 
-        def shape(c: Column) -> str:
+        def shape(c: StoredTable) -> str:
             return f"[{'any' if c.rows is None else c.rows}, {c.dim}]"
 
         return f"{name} has the shape {shape(ours)} here, {shape(theirs)} in the checkpoint"
@@ -203,7 +203,7 @@ def _check_others(
     saved: dict[str, Any],
     fresh_slots: bool,
     reshape: bool,
-    out: Plan,
+    out: RestorePlan,
     problems: Problems,
 ) -> None:
     if trackable.OBJECT_GRAPH_PROTO_KEY in bundle.entries:

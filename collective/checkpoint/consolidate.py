@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective.checkpoint import commit, reading
-from collective.checkpoint.layout import DYNAMIC, ENTRY, FORMAT_ENTRY, Column, Layout
+from collective.checkpoint.layout import DYNAMIC, ENTRY, FORMAT_ENTRY, CheckpointLayout, StoredTable
 from collective.checkpoint.tensor_bundle import WHOLE, Bundle, Writer, slice_rows
 
 
@@ -43,7 +43,7 @@ def description(path: str) -> str:
     return "\n".join(lines)
 
 
-def _column(bundle: Bundle, column: Column) -> str:
+def _column(bundle: Bundle, column: StoredTable) -> str:
     parts = ", ".join(f"{n:,}" for n in column.parts)
     size = column.count * column.dim * np.dtype(tf.as_dtype(column.dtype).as_numpy_dtype).itemsize
     return (
@@ -70,7 +70,9 @@ def consolidate(path: str, target: str) -> None:
     try:
         writer = Writer(f"{made.staging}/rank_0")
         columns = list(bundle.layout.columns.values())
-        one = Layout(1, {c.name: dataclasses.replace(c, parts=(c.count,)) for c in columns})
+        one = CheckpointLayout(
+            1, {c.name: dataclasses.replace(c, parts=(c.count,)) for c in columns}
+        )
         for column in columns:
             if column.kind != DYNAMIC:
                 for first, rows in reading.rows(bundle.prefix, column.name, column.block):
@@ -94,13 +96,13 @@ def consolidate(path: str, target: str) -> None:
         raise
 
 
-def _dynamic_tables(columns: list[Column]) -> Iterator[list[Column]]:
+def _dynamic_tables(columns: list[StoredTable]) -> Iterator[list[StoredTable]]:
     """The columns of each dynamic table."""
     for keys in sorted({c.keys for c in columns if c.keys}):
         yield [c for c in columns if c.keys == keys]
 
 
-def _merge(bundle: Bundle, one: Layout, group: list[Column], writer: Writer) -> None:
+def _merge(bundle: Bundle, one: CheckpointLayout, group: list[StoredTable], writer: Writer) -> None:
     first, total = 0, group[0].count
     writer_keys = one.keys_entry(group[0], 0)
     for keys, values in reading.merged(

@@ -13,7 +13,7 @@ STATIC, DYNAMIC = "static", "dynamic"
 
 
 @dataclasses.dataclass(frozen=True)
-class Column:
+class StoredTable:
     """A matrix with one row for each row of a table: the table's values or one optimizer slot of
     it.
 
@@ -47,7 +47,7 @@ class Column:
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class CheckpointLayout:
     """The columns of a checkpoint.
 
     A part of a static table on N > 1 ranks holds rows r, r + N, r + 2N, … in this order; one of a
@@ -61,14 +61,14 @@ class Layout:
     """
 
     ranks: int = 1
-    columns: dict[str, Column] = dataclasses.field(default_factory=dict)
+    columns: dict[str, StoredTable] = dataclasses.field(default_factory=dict)
 
-    def entry(self, column: Column, part: int) -> str:
+    def entry(self, column: StoredTable, part: int) -> str:
         """The name of the entry that holds a part of a column."""
         whole = column.kind == STATIC and len(column.parts) == 1
         return column.name if whole else f"{column.name}/part_{part}"
 
-    def keys_entry(self, column: Column, part: int) -> str:
+    def keys_entry(self, column: StoredTable, part: int) -> str:
         """The name of the entry that holds the keys of a part of a dynamic column."""
         return f"{column.keys}/part_{part}"
 
@@ -82,7 +82,7 @@ class Layout:
             for r in range(self.ranks)
         }
 
-    def slots_of(self, name: str) -> list[Column]:
+    def slots_of(self, name: str) -> list[StoredTable]:
         """The slots of the table whose own column is `name`."""
         return [c for c in self.columns.values() if c.slot_of == name]
 
@@ -96,7 +96,7 @@ class Layout:
         )
 
     @staticmethod
-    def from_json(text: str) -> Layout:
+    def from_json(text: str) -> CheckpointLayout:
         """The layout in `text`.
 
         Raises:
@@ -110,9 +110,9 @@ class Layout:
                 f"{VERSION}. Restore it with the version of the library that wrote "
                 f"it, or a later one."
             )
-        known = {f.name for f in dataclasses.fields(Column)}
+        known = {f.name for f in dataclasses.fields(StoredTable)}
         columns = {
-            name: Column(
+            name: StoredTable(
                 **{
                     **{k: v for k, v in c.items() if k in known},
                     "name": name,
@@ -121,7 +121,7 @@ class Layout:
             )
             for name, c in told["columns"].items()
         }
-        return Layout(told["ranks"], columns)
+        return CheckpointLayout(told["ranks"], columns)
 
 
 def part_rows(rows: int, ranks: int, part: int) -> int:

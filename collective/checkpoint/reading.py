@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective.checkpoint.compatibility import column_of
-from collective.checkpoint.layout import DYNAMIC, Column
+from collective.checkpoint.layout import DYNAMIC, StoredTable
 from collective.checkpoint.tensor_bundle import Bundle
 
 BUFFER = 128 << 20  # bytes that all parts of a table have in memory together
@@ -81,7 +81,9 @@ class Cursor:
         return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else self.peek()[:0]
 
 
-def _interleaved(bundle: Bundle, column: Column, block: int) -> Iterator[tuple[int, np.ndarray]]:
+def _interleaved(
+    bundle: Bundle, column: StoredTable, block: int
+) -> Iterator[tuple[int, np.ndarray]]:
     """A static table: row i is row i div N of part i mod N."""
     ranks = len(column.parts)
     cursors = [
@@ -97,7 +99,7 @@ def _interleaved(bundle: Bundle, column: Column, block: int) -> Iterator[tuple[i
         yield first, out
 
 
-def merged(bundle: Bundle, columns: list[Column], block: int, made: Any) -> Iterator[Any]:
+def merged(bundle: Bundle, columns: list[StoredTable], block: int, made: Any) -> Iterator[Any]:
     """Columns of one dynamic table: yields made(keys, [rows of each]), merged from parts that are
     each ascending.
     """

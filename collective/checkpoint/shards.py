@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective.checkpoint import tensor_bundle
-from collective.checkpoint.layout import DYNAMIC, STATIC, Column, part_rows
+from collective.checkpoint.layout import DYNAMIC, STATIC, StoredTable, part_rows
 from collective.checkpoint.tensor_bundle import raw_run, slice_rows
 from collective.ops import collectives, graphs
 from collective.tables import initializers
@@ -62,8 +62,8 @@ class Shard:
     def keys(self) -> str | None:
         return f"{self.slot_of or self.name}/keys" if self.dynamic else None
 
-    def column(self, parts: Sequence[int], block: int) -> Column:
-        return Column(
+    def column(self, parts: Sequence[int], block: int) -> StoredTable:
+        return StoredTable(
             name=self.name,
             kind=DYNAMIC if self.dynamic else STATIC,
             rows=None if self.dynamic else self.table.rows,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from collective.checkpoint.layout import Column, Layout
+from collective.checkpoint.layout import CheckpointLayout, StoredTable
 from collective.checkpoint.shards import Gather, Scatter, Shard, block_of, by_table, operations
 from collective.checkpoint.tensor_bundle import Bundle, Writer, raw_run
 from collective.ops import collectives
@@ -19,8 +19,12 @@ SPARE = 100 << 20  # bytes of shards that may be there twice while they are rest
 
 def write(session: Any, shards: Sequence[Shard], writer: Writer) -> dict[str, int]:
     """Writes this rank's rows of all columns; how many rows each has here."""
-    layout, ranks, rank = Layout(collectives.size()), collectives.size(), collectives.rank()
-    columns: dict[str, Column] = {}
+    layout, ranks, rank = (
+        CheckpointLayout(collectives.size()),
+        collectives.size(),
+        collectives.rank(),
+    )
+    columns: dict[str, StoredTable] = {}
     operations(shards)
 
     def keep(shard: Shard, first: int, values: np.ndarray) -> None:
@@ -60,17 +64,17 @@ def _dynamic_rows(
     return table.local_count(session), table.ascending(session, block)
 
 
-def layout_of(shards: Sequence[Shard], counts: Sequence[dict[str, int]]) -> Layout:
+def layout_of(shards: Sequence[Shard], counts: Sequence[dict[str, int]]) -> CheckpointLayout:
     """The layout of what ranks 0, 1, … wrote, `counts` rows each."""
     columns = [
         shard.column([told[shard.name] for told in counts], block_of(group))
         for group in by_table(shards)
         for shard in group
     ]
-    return Layout(len(counts), {column.name: column for column in columns})
+    return CheckpointLayout(len(counts), {column.name: column for column in columns})
 
 
-def own_rows(column: Column, ranks: int, rank: int) -> Iterator[tuple[int, int, int]]:
+def own_rows(column: StoredTable, ranks: int, rank: int) -> Iterator[tuple[int, int, int]]:
     """Which parts of a static column hold rows of `rank` of `ranks`: (part, its first such row,
     every how many).
 
@@ -95,7 +99,7 @@ def own_parts(saved: int, ranks: int, rank: int) -> range:
 
 
 def read_static(
-    bundle: Bundle, column: Column, keep: Callable[[np.ndarray, np.ndarray], None]
+    bundle: Bundle, column: StoredTable, keep: Callable[[np.ndarray, np.ndarray], None]
 ) -> None:
     """Calls keep(local rows [b], their values [b, D]) for all rows that this rank owns, a block at
     a time.
@@ -111,7 +115,7 @@ def read_static(
             keep(local, values)
 
 
-def read_shard(bundle: Bundle, column: Column, out: np.ndarray) -> np.ndarray:
+def read_shard(bundle: Bundle, column: StoredTable, out: np.ndarray) -> np.ndarray:
     """Fills `out` with this rank's rows of a static table or slot, and returns it."""
 
     def keep(local: np.ndarray, values: np.ndarray) -> None:
@@ -127,7 +131,9 @@ def read_shard(bundle: Bundle, column: Column, out: np.ndarray) -> np.ndarray:
 
 
 def read_dynamic(
-    bundle: Bundle, columns: Sequence[Column], keep: Callable[[np.ndarray, list[np.ndarray]], None]
+    bundle: Bundle,
+    columns: Sequence[StoredTable],
+    keep: Callable[[np.ndarray, list[np.ndarray]], None],
 ) -> None:
     """Calls keep(keys [b], the values [b, D] of each of `columns`) for all keys that this rank
     owns, a block at a time.
@@ -155,7 +161,7 @@ class Loaded:
         pairs: each shard and the column of the checkpoint that it is restored from.
     """
 
-    def __init__(self, session: Any, bundle: Bundle, pairs: Sequence[tuple[Shard, Column]]):
+    def __init__(self, session: Any, bundle: Bundle, pairs: Sequence[tuple[Shard, StoredTable]]):
         self._session, self._bundle = session, bundle
         self._columns = {shard.name: column for shard, column in pairs}
         self._groups = by_table([shard for shard, _ in pairs])

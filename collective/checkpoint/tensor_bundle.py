@@ -16,7 +16,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.core.protobuf import tensor_bundle_pb2
 from tensorflow.python.client import session as session_lib
 
-from collective.checkpoint.layout import ENTRY, Layout
+from collective.checkpoint.layout import ENTRY, CheckpointLayout
 
 # bytes of the largest slice that is written: a read of some rows holds one of them
 SLICE = 16 << 20
@@ -63,7 +63,9 @@ class Bundle:
                 None, None, f"the index of checkpoint '{prefix}' is damaged: {error}"
             ) from None
         told = self.read_whole(ENTRY) if ENTRY in self.entries else None
-        self.layout = Layout() if told is None else Layout.from_json(told.item().decode())
+        self.layout = (
+            CheckpointLayout() if told is None else CheckpointLayout.from_json(told.item().decode())
+        )
 
     def read(self, name: str, first: int, count: int) -> np.ndarray:
         """Rows [first, first + count) of an entry.

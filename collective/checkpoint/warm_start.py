@@ -13,7 +13,7 @@ from tensorflow.python.training import checkpoint_utils
 
 from collective.checkpoint import table_io
 from collective.checkpoint.compatibility import column_of, difference
-from collective.checkpoint.layout import Column
+from collective.checkpoint.layout import StoredTable
 from collective.checkpoint.shards import Shard
 from collective.checkpoint.tensor_bundle import Bundle
 from collective.coordination import barrier
@@ -120,7 +120,7 @@ def _start(bundle: Bundle, name: str, variable: Any) -> None:
         initializers.only_after(variable._initializer_op, value)
 
 
-def _start_dynamic(bundle: Bundle, shard: Shard, column: Column) -> None:
+def _start_dynamic(bundle: Bundle, shard: Shard, column: StoredTable) -> None:
     if shard.slot_of is not None:
         raise ValueError(
             f"'{shard.name}' is a slot of the dynamic table '{shard.slot_of}', and "

@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 from collective.ops import collectives, graph_analysis
 from collective.ops.gate import Check, GraphGates, gates_of
 from collective.ops.op_attributes import kind
-from collective.strategies.grouped_exchange import groups_of, needed
+from collective.strategies.grouped_exchange import groups_of, required_operations
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +121,9 @@ class RunFootprint:
                     (asked.splits, np.full(ranks, asked.nothing, np.int32)),
                 ]
         states = [gates.states[name] for name in self.shared if name in gates.states]
-        needed = graph_analysis.upstream(exchanged, {x.name for x, _ in [*feeds, *states]})
+        required_operations = graph_analysis.upstream(
+            exchanged, {x.name for x, _ in [*feeds, *states]}
+        )
         hidden = any(op._get_control_flow_context() is not None for op in exchanged) or any(
             graph_analysis.has_inside(op.graph, op, graph_analysis.COLLECTIVES)
             for op in self.operations
@@ -131,7 +133,7 @@ class RunFootprint:
             kind(op) in graph_analysis.SOURCES
             and op._get_control_flow_context() is None
             and gates.level(op) == 0
-            for op in needed
+            for op in required_operations
         ):
             return None
         return Answer(exchanged, feeds, states)
@@ -166,7 +168,9 @@ def footprint_of(graph: tf.Graph, fetches: Iterable[Any], fed: Iterable[Any]) ->
             stack.append(element)
         elif element.name not in given:
             stack.append(element.op)
-    seen, nothing = needed(stack, given, [group for group in groups_of(graph) if not group.ahead])
+    seen, nothing = required_operations(
+        stack, given, [group for group in groups_of(graph) if not group.ahead]
+    )
     initialized = tuple(
         v for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES) if v.initializer in seen
     )

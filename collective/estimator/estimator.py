@@ -13,7 +13,7 @@ from tensorflow_estimator.python.estimator import training
 from tensorflow_estimator.python.estimator.mode_keys import ModeKeys
 
 from collective import checkpoint
-from collective.checkpoint.layout import ENTRY, FORMAT_ENTRY, Column
+from collective.checkpoint.layout import ENTRY, FORMAT_ENTRY, StoredTable
 from collective.checkpoint.tensor_bundle import Bundle
 from collective.coordination import barrier, coordinator
 from collective.errors import RankError
@@ -232,7 +232,7 @@ class Estimator(estimator_lib.EstimatorV2):
             {*columns, *(name for name in super().get_variable_names() if name not in inner)}
         )
 
-    def _columns(self) -> dict[str, Column]:
+    def _columns(self) -> dict[str, StoredTable]:
         latest = self.latest_checkpoint()
         return Bundle(latest).layout.columns if latest else {}
 

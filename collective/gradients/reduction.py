@@ -164,7 +164,7 @@ def updating_shards(grads_and_vars: Sequence[Any]) -> Iterator[None]:
     assignments.hold_updates(gates)
     # Not what is upstream for other lookups of a group only: a run of these updates may not be
     # given what they need.
-    upstream, _ = grouped_exchange.needed(
+    upstream, _ = grouped_exchange.required_operations(
         [g.op for g in values if isinstance(g, tf.Tensor)], frozenset(), groups_of(graph)
     )
     refusing = [opened.zero.op for opened in gates.gates] + gates.checked

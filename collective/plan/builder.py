@@ -33,8 +33,8 @@ from collective.plan.plan import AlonePlan, ExchangePlan, GroupPlan, Plan, Secti
 from collective.prefetch.enable import cut_of
 from collective.prefetch.graph_split import run_of_keys
 from collective.strategies import Lookup
-from collective.strategies.grouped_exchange import Group, Member, groups_of
-from collective.tables.grouping import Written, lookups_of
+from collective.strategies.grouped_exchange import Group, GroupMember, groups_of
+from collective.tables.grouping import WrittenLookup, lookups_of
 from collective.tables.table import Table, shard_of
 
 WAITING = "it waits: lookups are grouped when gradients are taken or a session runs the graph"
@@ -253,12 +253,12 @@ def _whole(graph: tf.Graph) -> list[tf.Operation]:
 
 def _carriers(
     graph: tf.Graph, footprint: run_analysis.RunFootprint | None
-) -> dict[str, tuple[Group | Written, list[Member]]]:
+) -> dict[str, tuple[Group | WrittenLookup, list[GroupMember]]]:
     """What each name of a group, or of a lookup on its own, stands for, and the members that the
     run needs.
     """
     fed = set() if footprint is None else {x.name for x, _ in footprint.nothing}
-    found: dict[str, tuple[Group | Written, list[Member]]] = {
+    found: dict[str, tuple[Group | WrittenLookup, list[GroupMember]]] = {
         short(group.name): (
             group,
             [
@@ -290,7 +290,9 @@ def inputs_of(lookup: Lookup) -> list[tf.Tensor]:
 
 
 def _exchange(
-    graph: tf.Graph, op: tf.Operation, carriers: dict[str, tuple[Group | Written, list[Member]]]
+    graph: tf.Graph,
+    op: tf.Operation,
+    carriers: dict[str, tuple[Group | WrittenLookup, list[GroupMember]]],
 ) -> ExchangePlan:
     name = collectives.collective_name(op) or ""
     phase, of = split_name(name)
@@ -313,7 +315,7 @@ def _exchange(
             None if elements is None else elements * dtype.size,
             elements is not None,
         )
-    if isinstance(carrier, Written):
+    if isinstance(carrier, WrittenLookup):
         lookups, sections, header = [carrier.lookup], 1, 0
     else:
         if phase == GRADIENTS:
@@ -355,7 +357,7 @@ def _most(lookups: Sequence[Any], phase: str, dtype: tf.DType, header: int) -> i
     )
 
 
-def _with_gradient(graph: tf.Graph, op: tf.Operation, group: Group) -> list[Member]:
+def _with_gradient(graph: tf.Graph, op: tf.Operation, group: Group) -> list[GroupMember]:
     """The lookups whose gradients the exchange `op` carries."""
     pools: dict[tf.Operation, tuple[int, ...]] = state_of(graph).pool_gradients
     stack = [op.inputs[0].op]

@@ -16,7 +16,7 @@ from collective.coordination.run_extension import RewrittenFetches, RunExtension
 from collective.errors import RankError
 from collective.launch.board import Phase
 from collective.ops import graph_analysis
-from collective.prefetch.graph_split import Cut, follow, run_of_keys
+from collective.prefetch.graph_split import GraphSplit, follow, run_of_keys
 from collective.prefetch.prefetcher import Outcome, Prefetcher
 
 
@@ -27,7 +27,7 @@ class PrefetchedKeys(RunExtension):
         cut: through the graph.
     """
 
-    def __init__(self, cut: Cut):
+    def __init__(self, cut: GraphSplit):
         self.cut = cut
 
     def rewrite_fetches(self, fetches: Any) -> RewrittenFetches | None:
@@ -59,7 +59,7 @@ class PrefetchedKeys(RunExtension):
 class BatchSource(SessionPart):
     """Takes the batches of one session from its prefetcher."""
 
-    def __init__(self, session: Any, member: Membership, coordinator: Coordinator, cut: Cut):
+    def __init__(self, session: Any, member: Membership, coordinator: Coordinator, cut: GraphSplit):
         self._member, self._coordinator, self._cut = member, coordinator, cut
         self._prefetcher = Prefetcher(session, member.number, coordinator.channel, cut)
 

@@ -10,7 +10,7 @@ from collective.coordination.run_extension import extension_of
 from collective.ops import collectives
 from collective.ops.graph_state import state_of
 from collective.prefetch.batch_source import PrefetchedKeys
-from collective.prefetch.graph_split import Cut, NotPossible, cut
+from collective.prefetch.graph_split import GraphSplit, NotPossible, cut
 
 # The name of the note that says in the plan whether keys are exchanged ahead.
 NOTE = "prefetch_keys"
@@ -21,7 +21,7 @@ def keep_whole(graph: tf.Graph, why: str) -> None:
     state_of(graph).prefetch_refused = why
 
 
-def cut_of(graph: tf.Graph) -> Cut | None:
+def cut_of(graph: tf.Graph) -> GraphSplit | None:
     """Returns the cut through `graph`, if there is one."""
     extension = extension_of(graph)
     return extension.cut if isinstance(extension, PrefetchedKeys) else None

@@ -64,7 +64,7 @@ class NotPossible(Exception):
 
 
 @dataclasses.dataclass
-class Cut:
+class GraphSplit:
     """What was made of a graph.
 
     Attributes:
@@ -127,7 +127,7 @@ class Cut:
         )
 
 
-def cut(graph: tf.Graph) -> Cut | None:
+def cut(graph: tf.Graph) -> GraphSplit | None:
     """Cuts `graph`, before a session runs it; None: no lookup that could be cut off is there yet.
 
     Keys of those groups are exchanged ahead which gradients were taken of, and whose keys depend on
@@ -147,7 +147,7 @@ def cut(graph: tf.Graph) -> Cut | None:
     return made
 
 
-def follow(made: Cut) -> None:
+def follow(made: GraphSplit) -> None:
     """Points what was added to the graph since it was cut to what is staged.
 
     Raises:
@@ -158,7 +158,7 @@ def follow(made: Cut) -> None:
         made.followed = made.graph.version + 1  # TensorFlow numbers operations from 2
 
 
-def run_of_keys(made: Cut, fed: Sequence[str] = ()) -> PreparedRun:
+def run_of_keys(made: GraphSplit, fed: Sequence[str] = ()) -> PreparedRun:
     """The run that exchanges keys and stages a batch.
 
     Args:
@@ -215,7 +215,7 @@ def _trained(graph: tf.Graph) -> list[Group]:
     ]
 
 
-def _cut(graph: tf.Graph, groups: Sequence[Group]) -> Cut:
+def _cut(graph: tf.Graph, groups: Sequence[Group]) -> GraphSplit:
     gates, run = gate.gates_of(graph), state_of(graph).seen_by_session
     closed = gates.at(1).zero
     path = upstream([op for group in groups for op in group.keys], {closed.name})
@@ -264,7 +264,7 @@ def _cut(graph: tf.Graph, groups: Sequence[Group]) -> Cut:
             x.name: tf.ensure_shape(y, x.shape) if x.shape.ndims is not None else y
             for x, y in zip(kept, taken)
         }
-        made = Cut(
+        made = GraphSplit(
             graph,
             iterator,
             frozenset(before),
@@ -341,7 +341,7 @@ def _depending(path: set[tf.Operation]) -> set[tf.Operation]:
     return found
 
 
-def _point(users: Iterable[tf.Operation], made: Cut) -> None:
+def _point(users: Iterable[tf.Operation], made: GraphSplit) -> None:
     for op in users:
         for i, x in enumerate(op.inputs):
             if x.op in made.before and op is not made.stage:

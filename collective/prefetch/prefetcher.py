@@ -31,7 +31,7 @@ from collective.coordination.agreement import (
 )
 from collective.coordination.prepared_run import PreparedRun
 from collective.ops.gate import gates_of
-from collective.prefetch.graph_split import Cut, run_of_keys
+from collective.prefetch.graph_split import GraphSplit, run_of_keys
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Prefetcher:
         cut: through the session's graph.
     """
 
-    def __init__(self, session: Any, number: int, channel: SideChannel, cut: Cut):
+    def __init__(self, session: Any, number: int, channel: SideChannel, cut: GraphSplit):
         self._session, self._number, self._channel, self.cut = session, number, channel, cut
         self._batches = self._count = 0
         self._thread: threading.Thread | None = None

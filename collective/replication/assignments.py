@@ -26,7 +26,7 @@ from collective.ops import collectives, control_flow, dense_allreduce, graph_ana
 from collective.ops.gate import GraphGates, gates_of
 from collective.ops.graph_state import state_of
 from collective.replication.analysis import Search, is_fed, local, replicated
-from collective.replication.pending_syncs import Written, exchange, search_of, written_in
+from collective.replication.pending_syncs import PendingSyncs, exchange, search_of, written_in
 from collective.tables.table import Table, in_shard_view, is_replicated
 
 ASSIGNS = frozenset(
@@ -255,7 +255,7 @@ def hold_updates(gates: GraphGates) -> None:
     gates.changed()
 
 
-def _note_assignments(graph: tf.Graph, found: Written) -> None:
+def _note_assignments(graph: tf.Graph, found: PendingSyncs) -> None:
     """What was written since the last time; in a branch `assign` has seen to it."""
     # as it was before nearly every step
     if graph.version == found.version or not _is_shared(graph):

@@ -15,7 +15,7 @@ from collective.ops.graph_state import state_of
 from collective.replication.analysis import Search, takes_data
 
 
-class Own(NamedTuple):
+class OwnValue(NamedTuple):
     """A value of this rank's: input `place` of `op`, on its way to the variable `name`."""
 
     op: tf.Operation
@@ -23,7 +23,7 @@ class Own(NamedTuple):
     name: str
 
 
-class Written:
+class PendingSyncs:
     """What is written to the replicated variables of one graph.
 
     Attributes:
@@ -37,7 +37,7 @@ class Written:
     """
 
     def __init__(self) -> None:
-        self.own: list[Own] = []
+        self.own: list[OwnValue] = []
         self.known: set[tf.Operation] = set()
         self.drifting: set[tf.Operation] = set()
         self.averaged: set[tf.Operation] = set()
@@ -45,16 +45,16 @@ class Written:
         self.changed: set[tf.Operation] = set()
 
     def note(self, op: tf.Operation, place: int, name: str) -> None:
-        self.own.append(Own(op, place, name))
+        self.own.append(OwnValue(op, place, name))
         self.known.add(op)
 
 
-def written_in(graph: tf.Graph) -> Written:
+def written_in(graph: tf.Graph) -> PendingSyncs:
     """That of `graph`; of the graph around it if it is a function's."""
     state = state_of(graphs.outermost(graph))
     if state.pending_syncs is None:
-        state.pending_syncs = Written()
-    pending: Written = state.pending_syncs
+        state.pending_syncs = PendingSyncs()
+    pending: PendingSyncs = state.pending_syncs
     return pending
 
 
@@ -109,11 +109,13 @@ def exchange(graph: tf.Graph) -> None:
             gates_of(graph).changed()
 
 
-def _by_data(ready: Iterable[Own], behind: dict[Own, set[tf.Operation]]) -> Iterable[Sequence[Own]]:
+def _by_data(
+    ready: Iterable[OwnValue], behind: dict[OwnValue, set[tf.Operation]]
+) -> Iterable[Sequence[OwnValue]]:
     """Those together that come from the same iterators and feeds and behind the same updates: a run
     that needs some of them takes no other data for it, and changes nothing else.
     """
-    out: dict[tuple[str, ...], list[Own]] = {}
+    out: dict[tuple[str, ...], list[OwnValue]] = {}
     for own in ready:
         out.setdefault(
             tuple(

@@ -16,7 +16,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import resource_variable_ops
 
 from collective.checkpoint.compatibility import column_of
-from collective.checkpoint.layout import DYNAMIC, STATIC, Column
+from collective.checkpoint.layout import DYNAMIC, STATIC, StoredTable
 from collective.checkpoint.tensor_bundle import Bundle
 from collective.coordination.barrier import Steps
 from collective.ops.graph_state import state_of
@@ -97,7 +97,7 @@ class Serving:
             name, dim, dtype, list(made.values()), known, filled, layout.ranks
         )
 
-    def _column(self, name: str, rows: int | None, dim: int, dtype: tf.DType) -> Column:
+    def _column(self, name: str, rows: int | None, dim: int, dtype: tf.DType) -> StoredTable:
         kind, mine = (DYNAMIC, ("any int64 key", dim)) if rows is None else (STATIC, (rows, dim))
         column = column_of(self.bundle, name)
         if column is None or column.name != name:

@@ -15,10 +15,10 @@ from collective.ops.gpu import keymap
 from collective.ops.gpu.functions import Functions
 from collective.ops.gpu.sides import Side
 from collective.tables import initializers
-from collective.tables.row_store import ROOM, Column, Store, living
+from collective.tables.row_store import ROOM, RowColumn, Store, living
 
 
-class DeviceColumn(Column):
+class DeviceColumn(RowColumn):
     """One in memory of the device that grows where it is. TensorFlow is told its address, and uses
     it as it uses its own.
 

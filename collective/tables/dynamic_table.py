@@ -134,7 +134,7 @@ class DynamicTable(Lazy, Table):
 
     def new_column(
         self, name: str, dim: int, dtype: Any, first: np.ndarray | None = None
-    ) -> row_store.Column:
+    ) -> row_store.RowColumn:
         """Memory for a slot `name` of rows [`dim`]."""
         shape = self.capacity + 1, dim, dtype
         return (

@@ -3,8 +3,9 @@ has its lookups grouped.
 
 Each lookup was written as the identity of a complete exchange of its own, which is right wherever
 it is used. Grouping builds one exchange for many of them and points their identities to it. A run
-that needs only some of a group's lookups feeds nothing for the others
-(`collective.strategies.grouped_exchange.needed`), so what it is about, and what data it takes, stay what they were.
+that needs only some of a group's lookups feeds nothing for the others (see
+`collective.strategies.grouped_exchange.required_operations`), so what it is about, and what data
+it takes, stay what they were.
 
 Left alone, and right all the same, are lookups
 
@@ -30,11 +31,11 @@ from collective.ops.exchange import Wire
 from collective.ops.graph_analysis import upstream
 from collective.ops.graph_state import GraphState, state_of
 from collective.ops.placement import on_device
-from collective.strategies.grouped_exchange import Group, exchange_together, groups_of
+from collective.strategies.grouped_exchange import Group, exchange_group, groups_of
 
 
 @dataclasses.dataclass
-class Written:
+class WrittenLookup:
     """A lookup as a script wrote it.
 
     Attributes:
@@ -50,7 +51,7 @@ class Written:
     group: Group | None = None
 
 
-class Lookups:
+class GraphLookups:
     """Those of one graph.
 
     Attributes:
@@ -58,17 +59,17 @@ class Lookups:
     """
 
     def __init__(self, state: GraphState) -> None:
-        self.written: list[Written] = []
-        self._ungrouped: list[Written] = []
+        self.written: list[WrittenLookup] = []
+        self._ungrouped: list[WrittenLookup] = []
         self._state = state
 
     def add(self, lookup: strategies.Lookup, out: tf.Tensor) -> None:
         """Notes that `lookup` was written, and is `out`."""
         if not graphs.is_function(out.graph):
-            self.written.append(Written(lookup, out.op, _alone(lookup, out)))
+            self.written.append(WrittenLookup(lookup, out.op, _alone(lookup, out)))
             self._ungrouped.append(self.written[-1])
 
-    def waiting(self) -> list[Written]:
+    def waiting(self) -> list[WrittenLookup]:
         """Those that could be grouped."""
         return [written for written in self._ungrouped if not written.alone]
 
@@ -99,7 +100,7 @@ class Lookups:
             waiting = [w for w in waiting if w.out in reached]
         learned = {x.op for x in xs if isinstance(x, tf.Tensor)}
         gates = gate.gates_of(graph)
-        by_level: dict[tuple[int, bool], list[Written]] = {}
+        by_level: dict[tuple[int, bool], list[WrittenLookup]] = {}
         levels = gates.levels_of(
             {written.out: [x.op for x in _inputs(written.lookup)] for written in waiting}
         )
@@ -113,7 +114,7 @@ class Lookups:
                     tf.device(None),
                     tf.name_scope(f"collective/group{len(groups_of(graph)) + 1}/"),
                 ):
-                    built = exchange_together(
+                    built = exchange_group(
                         backend, [_weighed(w.lookup, learned) for w in together], level, wire
                     )
                 for written, member in zip(together, built.members):
@@ -123,12 +124,12 @@ class Lookups:
         gates.changed()
 
 
-def lookups_of(graph: tf.Graph) -> Lookups:
+def lookups_of(graph: tf.Graph) -> GraphLookups:
     """The lookups of `graph`; those of the graph around it if it is a function's."""
     state = state_of(graphs.outermost(graph))
     if state.lookups is None:
-        state.lookups = Lookups(state)
-    lookups: Lookups = state.lookups
+        state.lookups = GraphLookups(state)
+    lookups: GraphLookups = state.lookups
     return lookups
 
 

@@ -20,7 +20,7 @@ from tensorflow.python.ops import variables
 from collective import strategies
 from collective.ops import collectives, graphs, key_hashing, tensorflow_lookup
 from collective.ops.gate import gates_of
-from collective.strategies.single_exchange import exchange_alone
+from collective.strategies.single_exchange import exchange_single
 from collective.tables.dynamic_table import DynamicTable
 from collective.tables.grouping import lookups_of
 from collective.tables.served_table import ServedDynamicTable, ServedTable, look_up
@@ -88,7 +88,7 @@ def _exchange(lookup: strategies.Lookup, name: str | None) -> tf.Tensor:
         tape.variable_accessed(lookup.table)
     # The identity is what grouping points elsewhere: the exchange behind it is complete, so it is
     # never wrong.
-    out = tf.identity(exchange_alone(lookup), name=name)
+    out = tf.identity(exchange_single(lookup), name=name)
     lookups_of(out.graph).add(lookup, out)
     return out
 

@@ -71,7 +71,7 @@ def _bottom(array: np.ndarray) -> np.ndarray:
     return array
 
 
-class Column(abc.ABC):
+class RowColumn(abc.ABC):
     """One row of memory for each row of a table: its values, or a slot.
 
     Attributes:
@@ -119,7 +119,7 @@ class Column(abc.ABC):
             self.filled = max(self.filled, count)
 
 
-class HostColumn(Column):
+class HostColumn(RowColumn):
     """One in the host's memory, which there is as far as it is written."""
 
     def __init__(self, rows: int, dim: int, dtype: Any, first: np.ndarray | None = None):
@@ -170,7 +170,7 @@ class Store:
     def __init__(
         self,
         keys: Any,
-        values: Column,
+        values: RowColumn,
         lock: Callable[[], contextlib.AbstractContextManager[Any]],
         dim: int,
         name: str,

@@ -54,7 +54,7 @@ class Slot(Lazy):
         table.slots.append(self)
         mark_shard(self, table)
 
-    def new_column(self, first: np.ndarray | None = None) -> row_store.Column:
+    def new_column(self, first: np.ndarray | None = None) -> row_store.RowColumn:
         return self.table.new_column(self.op.name, self.dim, self._numpy, first)
 
     def _start(self, path: str, source: np.ndarray, first: np.ndarray) -> np.ndarray:
@@ -64,9 +64,9 @@ class Slot(Lazy):
         column.offer(path)
         return row_store.keep(column.number, column)
 
-    def column(self, session: Any) -> row_store.Column:
+    def column(self, session: Any) -> row_store.RowColumn:
         """What `session` holds of it."""
-        found: row_store.Column = row_store.living(int(run_here(session, self.number)))
+        found: row_store.RowColumn = row_store.living(int(run_here(session, self.number)))
         return found
 
     def refuse(self, way: str) -> NoReturn:

@@ -18,7 +18,7 @@ from collective.ops.gpu.wire import Layout, Runs, read
 
 
 class Asked(NamedTuple):
-    """See `collective.ops.embedding_bag.Asked`.
+    """See `collective.ops.embedding_bag.Request`.
 
     Attributes:
         message: [X] int64.

@@ -144,7 +144,7 @@ class Answering:
 
 
 class Members(NamedTuple):
-    """M lookups: see `collective.ops.embedding_bag.Member`."""
+    """M lookups: see `collective.ops.embedding_bag.BagMember`."""
 
     sections: Sequence[int]
     dims: Sequence[int]

@@ -92,7 +92,7 @@ class Simulation:
                     self.sections.append(embedding_bag.Section(lookup.table, dim))
                 section = shared[lookup.table]
             self.members.append(
-                embedding_bag.Member(
+                embedding_bag.BagMember(
                     section,
                     dim,
                     COMBINERS[lookup.combiner],

@@ -40,7 +40,7 @@ class Model:
         ids: list[np.ndarray],
         samples: dict[int, np.ndarray],
         weights: dict[int, np.ndarray],
-        members: list[embedding_bag.Member],
+        members: list[embedding_bag.BagMember],
         sections: list[embedding_bag.Section],
         kinds: list[int],
         ranks: int,
@@ -102,7 +102,7 @@ class Model:
 
 def check(
     ids: list[Any],
-    members: list[embedding_bag.Member],
+    members: list[embedding_bag.BagMember],
     sections: list[embedding_bag.Section],
     kinds: list[int],
     ranks: int,
@@ -164,7 +164,7 @@ def check(
 def one_section(kind: int, *ids: Any, ranks: int) -> None:
     check(
         list(ids),
-        [embedding_bag.Member(0, 3)] * len(ids),
+        [embedding_bag.BagMember(0, 3)] * len(ids),
         [embedding_bag.Section(0, 3)],
         [kind],
         ranks,
@@ -207,12 +207,12 @@ def test_keys_of_one_section(kind: int, ranks: int):
 def test_one_kernel_after_many_keys():
     """Its scratch memory is kept, and must not remember keys."""
     ids = tf.placeholder(tf.int64, [None])
-    section, member = embedding_bag.Section(0, 1), embedding_bag.Member(0, 1)
+    section, member = embedding_bag.Section(0, 1), embedding_bag.BagMember(0, 1)
     asked = embedding_bag.ask(
         [ids, ids],
         [],
         [],
-        [member, embedding_bag.Member(1, 1)],
+        [member, embedding_bag.BagMember(1, 1)],
         [section, section],
         [embedding_bag.STATIC],
         1,
@@ -257,13 +257,13 @@ def test_random_sections(ranks: int):
             for pooled in rng.integers(0, 2, 6)
         ]
         members = [
-            embedding_bag.Member(
+            embedding_bag.BagMember(
                 s, section.dim, int(rng.integers(section.pooled, 4)), section.weighted
             )
             for s, section in enumerate(sections)
         ]
         members += [
-            embedding_bag.Member(s, sections[s].dim)
+            embedding_bag.BagMember(s, sections[s].dim)
             for s in rng.integers(0, 6, 4)
             if not sections[s].pooled
         ]
@@ -287,7 +287,7 @@ def test_more_owners_than_a_word_has_bits():
     ids, samples = rng.integers(0, 1000, 300), np.sort(rng.integers(0, 20, 300))
     check(
         [ids, ids],
-        [embedding_bag.Member(0, 2, embedding_bag.MEAN), embedding_bag.Member(1, 2)],
+        [embedding_bag.BagMember(0, 2, embedding_bag.MEAN), embedding_bag.BagMember(1, 2)],
         [embedding_bag.Section(0, 2, True), embedding_bag.Section(0, 2)],
         [embedding_bag.STATIC],
         70,
@@ -298,7 +298,7 @@ def test_more_owners_than_a_word_has_bits():
 def test_samples_far_apart():
     check(
         [[1, 2, 3, 4]],
-        [embedding_bag.Member(0, 2, embedding_bag.SQRTN)],
+        [embedding_bag.BagMember(0, 2, embedding_bag.SQRTN)],
         [embedding_bag.Section(0, 2, True)],
         [embedding_bag.STATIC],
         2,
@@ -310,7 +310,7 @@ def test_samples_far_apart():
 def test_weights_that_sum_to_zero(combiner: int):
     check(
         [[1, 2, 3, 4, 5]],
-        [embedding_bag.Member(0, 2, combiner, True)],
+        [embedding_bag.BagMember(0, 2, combiner, True)],
         [embedding_bag.Section(0, 2, True, True)],
         [embedding_bag.STATIC],
         2,

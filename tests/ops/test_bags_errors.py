@@ -37,11 +37,11 @@ def refused(fetches: Any, *words: str) -> None:
 
 def ask(
     ids: Any,
-    members: list[embedding_bag.Member],
+    members: list[embedding_bag.BagMember],
     sections: list[embedding_bag.Section],
     samples: Any = (),
     weights: Any = (),
-) -> embedding_bag.Asked:
+) -> embedding_bag.Request:
     return embedding_bag.ask(
         [given(each) for each in ids],
         [given(each) for each in samples],
@@ -58,7 +58,7 @@ def test_samples_that_do_not_ascend(samples: list[int]):
     refused(
         ask(
             [[1, 2, 3]],
-            [embedding_bag.Member(0, 2, embedding_bag.SUM)],
+            [embedding_bag.BagMember(0, 2, embedding_bag.SUM)],
             [embedding_bag.Section(0, 2, True)],
             [samples],
         ),
@@ -68,7 +68,11 @@ def test_samples_that_do_not_ascend(samples: list[int]):
     rows, positions = tf.zeros([8]), given([0, 2, 4], np.int32)
     for gradient in (False, True):
         pooled = embedding_bag.pool(
-            rows, [positions], [given(samples)], [], [embedding_bag.Member(0, 2, embedding_bag.SUM)]
+            rows,
+            [positions],
+            [given(samples)],
+            [],
+            [embedding_bag.BagMember(0, 2, embedding_bag.SUM)],
         )
         refused(tf.gradients(pooled, rows) if gradient else pooled, "member 0", "ascend")
 
@@ -76,14 +80,14 @@ def test_samples_that_do_not_ascend(samples: list[int]):
 def test_inputs_of_other_lengths():
     pooled, weighted = embedding_bag.Section(0, 2, True), embedding_bag.Section(0, 2, True, True)
     refused(
-        ask([[1, 2]], [embedding_bag.Member(0, 2, embedding_bag.SUM)], [pooled], [[0, 0, 0]]),
+        ask([[1, 2]], [embedding_bag.BagMember(0, 2, embedding_bag.SUM)], [pooled], [[0, 0, 0]]),
         "[2]",
         "[3]",
     )
     refused(
         ask(
             [[1, 2]],
-            [embedding_bag.Member(0, 2, embedding_bag.SUM, True)],
+            [embedding_bag.BagMember(0, 2, embedding_bag.SUM, True)],
             [weighted],
             [[0, 0]],
             [[1.0]],
@@ -94,7 +98,7 @@ def test_inputs_of_other_lengths():
     rows, positions = tf.zeros([8]), given([0, 2], np.int32)
     refused(
         embedding_bag.pool(
-            rows, [positions], [given([0])], [], [embedding_bag.Member(0, 2, embedding_bag.SUM)]
+            rows, [positions], [given([0])], [], [embedding_bag.BagMember(0, 2, embedding_bag.SUM)]
         ),
         "[2]",
         "[1]",
@@ -105,7 +109,7 @@ def test_inputs_of_other_lengths():
             [positions],
             [given([0, 0])],
             [given([1.0, 1.0, 1.0], np.float32)],
-            [embedding_bag.Member(0, 2, embedding_bag.SUM, True)],
+            [embedding_bag.BagMember(0, 2, embedding_bag.SUM, True)],
         ),
         "[2]",
         "[3]",
@@ -114,28 +118,29 @@ def test_inputs_of_other_lengths():
 
 def test_attributes_that_contradict_each_other():
     refused(
-        ask([[1]], [embedding_bag.Member(5, 2)], [embedding_bag.Section(0, 2)]),
+        ask([[1]], [embedding_bag.BagMember(5, 2)], [embedding_bag.Section(0, 2)]),
         "member 0",
         "section 5",
     )
     refused(
-        ask([[1]], [embedding_bag.Member(0, 2)], [embedding_bag.Section(0, 2, True)]), "combiner"
+        ask([[1]], [embedding_bag.BagMember(0, 2)], [embedding_bag.Section(0, 2, True)]), "combiner"
     )
     refused(
         ask(
             [[1], [2]],
-            [embedding_bag.Member(0, 2, embedding_bag.SUM)] * 2,
+            [embedding_bag.BagMember(0, 2, embedding_bag.SUM)] * 2,
             [embedding_bag.Section(0, 2, True)],
             [[0], [0]],
         ),
         "one member",
     )
     refused(
-        ask([[1]], [embedding_bag.Member(0, 2)], [embedding_bag.Section(0, 2, False, True)]),
+        ask([[1]], [embedding_bag.BagMember(0, 2)], [embedding_bag.Section(0, 2, False, True)]),
         "weights",
     )
     refused(
-        ask([[1]], [embedding_bag.Member(0, 2)], [embedding_bag.Section(0, 2)], [[0]]), "1 samples"
+        ask([[1]], [embedding_bag.BagMember(0, 2)], [embedding_bag.Section(0, 2)], [[0]]),
+        "1 samples",
     )
     refused(
         embedding_bag.pool(
@@ -143,7 +148,7 @@ def test_attributes_that_contradict_each_other():
             [given([0], np.int32)],
             [],
             [given([1.0], np.float32)],
-            [embedding_bag.Member(0, 2, weighted=True)],
+            [embedding_bag.BagMember(0, 2, weighted=True)],
         ),
         "weights, but no combiner",
     )
@@ -154,10 +159,10 @@ def test_attributes_that_contradict_each_other():
 )
 def test_positions_outside(positions: list[int]):
     for rows, member in (
-        (tf.zeros([8]), embedding_bag.Member(0, 2)),
-        (tf.zeros([8]), embedding_bag.Member(0, 2, embedding_bag.MEAN)),
-        (tf.zeros([0]), embedding_bag.Member(0, 2)),
-        (tf.zeros([1]), embedding_bag.Member(0, 2)),
+        (tf.zeros([8]), embedding_bag.BagMember(0, 2)),
+        (tf.zeros([8]), embedding_bag.BagMember(0, 2, embedding_bag.MEAN)),
+        (tf.zeros([0]), embedding_bag.BagMember(0, 2)),
+        (tf.zeros([1]), embedding_bag.BagMember(0, 2)),
     ):
         samples = [given(range(len(positions)))] if member.combiner else []
         pooled = embedding_bag.pool(rows, [given(positions, np.int32)], samples, [], [member])
@@ -173,7 +178,7 @@ def test_a_sample_that_no_memory_could_hold():
                 [given([0], np.int32)],
                 [given([sample])],
                 [],
-                [embedding_bag.Member(0, 2, embedding_bag.SUM)],
+                [embedding_bag.BagMember(0, 2, embedding_bag.SUM)],
             ),
             str(sample),
         )
@@ -181,7 +186,7 @@ def test_a_sample_that_no_memory_could_hold():
 
 def test_a_gradient_of_another_shape():
     rows, positions = tf.zeros([8]), given([0, 2], np.int32)
-    pooled = embedding_bag.pool(rows, [positions], [], [], [embedding_bag.Member(0, 2)])
+    pooled = embedding_bag.pool(rows, [positions], [], [], [embedding_bag.BagMember(0, 2)])
     for shape in ([3, 2], [2, 3], [4]):
         gradient = tf.placeholder_with_default(tf.ones(shape), None)
         made = native_library.library().collective_pool_gradient(
@@ -306,7 +311,7 @@ def exchanged(
         ids,
         [given(range(len(keys)))] * pooled,
         [],
-        [embedding_bag.Member(0, 3, embedding_bag.SUM * pooled)],
+        [embedding_bag.BagMember(0, 3, embedding_bag.SUM * pooled)],
         sections,
         [0],
         1,
@@ -343,7 +348,7 @@ def test_local_rows_outside(pooled: bool):
 def test_row_numbers_and_gradients_of_another_count():
     for fetch in exchanged([0, 1, 2], [embedding_bag.Section(0, 3)], [0, 1]):
         refused(fetch, "2 rows", "3 row numbers")
-    asked = ask([[0, 2]], [embedding_bag.Member(0, 3)], [embedding_bag.Section(0, 3)])
+    asked = ask([[0, 2]], [embedding_bag.BagMember(0, 3)], [embedding_bag.Section(0, 3)])
     reduced = native_library.library().collective_reduce_rows(
         tf.zeros([7]),
         [variable(np.ones([4, 3])).handle],
@@ -367,7 +372,7 @@ def test_a_shard_of_another_dimension_or_that_is_not_initialized():
         exchanged([0], [embedding_bag.Section(0, 3)], [0], (4, 2))[0], "table 0", "of 2", "of 3"
     )
     handle = tf.Variable(np.ones([4, 3], np.float32), use_resource=True).handle
-    asked = ask([[0]], [embedding_bag.Member(0, 3)], [embedding_bag.Section(0, 3)])
+    asked = ask([[0]], [embedding_bag.BagMember(0, 3)], [embedding_bag.Section(0, 3)])
     flat = embedding_bag.gather(
         [handle],
         [given([0])],

@@ -102,7 +102,7 @@ def test_what_has_no_second_derivative():
         [positions],
         [samples],
         [],
-        [embedding_bag.Member(0, 3, embedding_bag.SUM, max_norm=1.0)],
+        [embedding_bag.BagMember(0, 3, embedding_bag.SUM, max_norm=1.0)],
     )
     first = tf.gradients(tf.sin(pooled), rows)
     with pytest.raises(NotImplementedError, match="max_norm"):
@@ -112,7 +112,7 @@ def test_what_has_no_second_derivative():
         [positions],
         [samples],
         [weights],
-        [embedding_bag.Member(0, 3, embedding_bag.SUM, True)],
+        [embedding_bag.BagMember(0, 3, embedding_bag.SUM, True)],
     )
     first = tf.gradients(tf.sin(pooled), weights)
     with pytest.raises(NotImplementedError, match="weights"):
@@ -163,7 +163,7 @@ def test_gradients_of_weights_by_differences(combiner: str, code: int, max_norm:
         [given(3 * numbers, np.int32)],
         [given(samples)],
         [weights],
-        [embedding_bag.Member(0, 3, code, True, max_norm)],
+        [embedding_bag.BagMember(0, 3, code, True, max_norm)],
     )[0]
     gradient = tf.gradients(tf.reduce_sum(out * tf.constant(factors, tf.float32)), weights)[0]
     with tf.Session() as session:
@@ -187,10 +187,10 @@ def test_members_that_a_loss_does_not_use(graph: tf.Graph):
     rng = np.random.default_rng(2)
     rows = given(rng.normal(size=12), np.float32)
     members = [
-        embedding_bag.Member(0, 2),
-        embedding_bag.Member(0, 2, embedding_bag.SUM),
-        embedding_bag.Member(1, 4, embedding_bag.MEAN, True),
-        embedding_bag.Member(0, 2),
+        embedding_bag.BagMember(0, 2),
+        embedding_bag.BagMember(0, 2, embedding_bag.SUM),
+        embedding_bag.BagMember(1, 4, embedding_bag.MEAN, True),
+        embedding_bag.BagMember(0, 2),
     ]
     weights = given([1, 3], np.float32)
     outputs = embedding_bag.pool(
@@ -235,7 +235,7 @@ def test_gradients_that_come_as_slices():
     """What `tf.gather` of an output gives."""
     rows = given(np.arange(8), np.float32)
     out = embedding_bag.pool(
-        rows, [given([0, 2, 6], np.int32)], [], [], [embedding_bag.Member(0, 2)]
+        rows, [given([0, 2, 6], np.int32)], [], [], [embedding_bag.BagMember(0, 2)]
     )[0]
     with tf.Session() as session:
         got = session.run(tf.gradients(tf.gather(out, [2, 2, 0]), rows))
@@ -279,7 +279,7 @@ def test_a_sum_is_scaled_once(scale: float):
 def test_dense_shapes():
     """A constant, or nothing where a shard's shape isn't known."""
     asked = embedding_bag.ask(
-        [given([0])], [], [], [embedding_bag.Member(0, 2)], [embedding_bag.Section(0, 2)], [0], 1
+        [given([0])], [], [], [embedding_bag.BagMember(0, 2)], [embedding_bag.Section(0, 2)], [0], 1
     )
     handle = variable(np.ones([3, 2])).handle
     for shape, wanted in (([3, 2], [3, 2]), ([None, 2], None), (None, None)):

@@ -142,7 +142,7 @@ class Model:
             [self.samples] if by_owner else [],
             [],
             [
-                embedding_bag.Member(
+                embedding_bag.BagMember(
                     t, dim, embedding_bag.SUM if by_owner and t == 2 else embedding_bag.ROWS
                 )
                 for t, (_, dim) in enumerate(SHAPES)
@@ -171,9 +171,9 @@ class Model:
                 [self.samples, asked.samples[0] if by_owner else self.samples],
                 [self.weights, *(asked.scales if by_owner else ())],
                 [
-                    embedding_bag.Member(0, SHAPES[0][1]),
-                    embedding_bag.Member(1, SHAPES[1][1], embedding_bag.MEAN, True, MAX_NORM),
-                    embedding_bag.Member(2, SHAPES[2][1], embedding_bag.SUM, by_owner),
+                    embedding_bag.BagMember(0, SHAPES[0][1]),
+                    embedding_bag.BagMember(1, SHAPES[1][1], embedding_bag.MEAN, True, MAX_NORM),
+                    embedding_bag.BagMember(2, SHAPES[2][1], embedding_bag.SUM, by_owner),
                 ],
                 asked.counts,
             )
@@ -244,7 +244,7 @@ def milliseconds(seed: int, steps: int = 50) -> tuple[float, float]:
             [nothing],
             [],
             [],
-            [embedding_bag.Member(0, 1)],
+            [embedding_bag.BagMember(0, 1)],
             [embedding_bag.Section(0, 1)],
             [embedding_bag.STATIC],
             1,

@@ -71,7 +71,7 @@ def test_results_without_elements_are_made_as_others_are(
         [tf.zeros([0], tf.int64)],
         [],
         [],
-        [embedding_bag.Member(0, DIM)],
+        [embedding_bag.BagMember(0, DIM)],
         [embedding_bag.Section(0, DIM)],
         [embedding_bag.STATIC],
         1,
@@ -89,7 +89,7 @@ def test_tensors_elsewhere_are_refused(graph: Any, monkeypatch: pytest.MonkeyPat
         [tf.constant([1], tf.int64)],
         [],
         [],
-        [embedding_bag.Member(0, DIM)],
+        [embedding_bag.BagMember(0, DIM)],
         [embedding_bag.Section(0, DIM)],
         [embedding_bag.STATIC],
         1,
@@ -270,7 +270,7 @@ def test_neither_runs_beside_the_other(graph: Any, monkeypatch: pytest.MonkeyPat
     use(Bound(side), monkeypatch)
     one, ids = table(), tf.constant([3, 1, 3], tf.int64)
     layout = ([embedding_bag.Section(0, DIM)], [embedding_bag.STATIC], 1)
-    asked = embedding_bag.ask([ids], [], [], [embedding_bag.Member(0, DIM)], *layout)
+    asked = embedding_bag.ask([ids], [], [], [embedding_bag.BagMember(0, DIM)], *layout)
     heard = embedding_bag.hear(asked.message, asked.splits, *layout)
     rows = embedding_bag.gather(
         [one.handle], heard.keys, asked.message, asked.splits, *layout, [one.shape]
@@ -325,7 +325,7 @@ def test_no_memory_names_tables_bytes_and_the_option(graph: Any, monkeypatch: py
             [tf.constant([1], tf.int64)],
             [],
             [],
-            [embedding_bag.Member(0, DIM)],
+            [embedding_bag.BagMember(0, DIM)],
             [embedding_bag.Section(0, DIM)],
             [embedding_bag.STATIC],
             1,

@@ -32,7 +32,7 @@ def test_ask_hear_and_gather(ranks: int):
     ids = [rng.integers(0, 60, size) for size in (50, 40, 30, 20)]
     shards = [rng.standard_normal((60, dim)).astype(np.float32) for dim in dims]
     sections = [embedding_bag.Section(table, dim) for table, dim in enumerate(dims)]
-    members = [embedding_bag.Member(s, dims[s]) for s in of]
+    members = [embedding_bag.BagMember(s, dims[s]) for s in of]
     with tf.Graph().as_default(), tf.Session() as session:
         asked = embedding_bag.ask(
             [tf.constant(keys) for keys in ids], [], [], members, sections, kinds, ranks
