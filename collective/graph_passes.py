@@ -34,7 +34,7 @@ def fetch_whole_tables(fetches: Any) -> None:
 
 def sync_assignments(graph: tf.Graph, options: ScopeOptions) -> None:
     """Makes means over ranks of what a script assigns to replicated variables."""
-    assignments.settle(graph)
+    assignments.sync_assignments(graph)
 
 
 def copy_called_functions(graph: tf.Graph, options: ScopeOptions) -> None:
@@ -69,7 +69,7 @@ def group_lookups(
 
 def prefetch_keys(graph: tf.Graph, options: ScopeOptions) -> None:
     """Cuts the graph behind the exchange of its groups' keys, which comes last: it needs them."""
-    enable.settle(graph, options.prefetch_keys)
+    enable.split_if_wanted(graph, options.prefetch_keys)
 
 
 # In the order in which they are carried out.
@@ -104,6 +104,6 @@ def prepare_gradients(graph: tf.Graph, ys: Any, xs: list[Any]) -> list[Any]:
     Returns:
         `xs`, or what stands for them in a graph that was cut.
     """
-    xs = enable.stand_ins(graph, xs)
+    xs = enable.staged(graph, xs)
     group_lookups(graph, SCOPES.options, ys, xs)
     return xs

@@ -1,4 +1,4 @@
-"""Tracks the scopes that are open, and which options are in force."""
+"""Tracks which scopes are open, and which options are in force."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class ScopeStack:
 
     @property
     def is_open(self) -> bool:
-        """Whether any scope of the process is open."""
+        """Tells whether any scope of the process is open."""
         return bool(self._open)
 
     @property

@@ -210,7 +210,7 @@ def allreduce_sum(tensors: Sequence[tf.Tensor], name: str, gate: Any) -> list[tf
 
 
 def _known(sums: list[tf.Tensor]) -> list[tf.Tensor]:
-    state_of(outermost(sums[0].graph)).alike_operations.update(x.op for x in sums)
+    state_of(outermost(sums[0].graph)).replicated_operations.update(x.op for x in sums)
     return sums
 
 

@@ -45,7 +45,7 @@ def over_ranks(
             means = [total / tf.cast(collectives.size(), dtype) for total in sums]
         for i, mean in zip(which, means):
             out[i] = tf.cast(mean, tensors[i][1].dtype)
-            known = state_of(graphs.outermost(mean.graph)).alike_operations
+            known = state_of(graphs.outermost(mean.graph)).replicated_operations
             known.update((mean.op, out[i].op))
     return out
 

@@ -76,7 +76,7 @@ RANKS = (
     + '''
 import collective, json
 from collective import CollectiveStrategy, Table
-from collective.coordination.initial_broadcast import shard_of
+from collective.tables.table import shard_of
 
 strategy = CollectiveStrategy()
 rank, ranks = strategy.rank(), strategy.world_size()

@@ -372,7 +372,7 @@ class Estimator(estimator_lib.EstimatorV2):
             raise
         except Exception as error:
             if collectives.size() > 1 and not getattr(error, "collective_told", False):
-                ours = coordinator.of_process()
+                ours = coordinator.instance()
                 ours.failure = ours.failure or (
                     coordinator.Membership(0, []),
                     f"Estimator.{method} failed with {type(error).__name__}: {error}",

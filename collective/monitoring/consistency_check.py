@@ -22,8 +22,8 @@ from collective.coordination import barrier
 from collective.coordination.session_state import state_of_session
 from collective.errors import ReplicaError
 from collective.ops import collectives, graph_analysis
-from collective.replication.analysis import replicated
-from collective.replication.pending_syncs import written_in
+from collective.replication.analysis import replicated_variables
+from collective.replication.pending_syncs import pending_syncs_of
 from collective.tables.reserved_variable import run_here
 
 FIRST = 5  # variables that an error names
@@ -65,7 +65,7 @@ def _compared(graph: tf.Graph) -> list[Any]:
     """Replicated variables, and those that averages of all ranks are in, though a layer says that
     each rank has its own.
     """
-    averaged, found = written_in(graph).averaged, replicated(graph)
+    averaged, found = pending_syncs_of(graph).averaged, replicated_variables(graph)
     return found + [
         v
         for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)

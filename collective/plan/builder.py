@@ -30,8 +30,8 @@ from collective.ops.gate import Gate, gates_of
 from collective.ops.graph_state import state_of
 from collective.plan.formatting import imbalance
 from collective.plan.plan import AlonePlan, ExchangePlan, GroupPlan, Plan, SectionPlan, TablePlan
-from collective.prefetch.enable import cut_of
-from collective.prefetch.graph_split import run_of_keys
+from collective.prefetch.enable import split_of
+from collective.prefetch.graph_split import key_run
 from collective.strategies import Lookup
 from collective.strategies.grouped_exchange import Group, GroupMember, groups_of
 from collective.tables.grouping import WrittenLookup, lookups_of
@@ -189,14 +189,14 @@ def _exchanges(
 ) -> Iterable[ExchangePlan]:
     """In the order of a step: the agreement, then by level and phase."""
     carriers = _carriers(graph, footprint)
-    gates, cut = gates_of(graph), cut_of(graph)
+    gates, split = gates_of(graph), split_of(graph)
     passed: list[Gate] = [
         gate for gate in gates.gates if footprint is None or gate.zero.op in footprint.operations
     ]
     operations = set(_whole(graph) if footprint is None else footprint.operations)
     # its keys are exchanged in a run of their own
-    if cut is not None and cut.take in operations:
-        operations |= run_of_keys(cut).footprint.operations
+    if split is not None and split.stage.take in operations:
+        operations |= key_run(split).footprint.operations
         passed += filter(None, [gates.ahead])
     found = [
         ExchangePlan(
@@ -257,7 +257,7 @@ def _carriers(
     """What each name of a group, or of a lookup on its own, stands for, and the members that the
     run needs.
     """
-    fed = set() if footprint is None else {x.name for x, _ in footprint.nothing}
+    fed = set() if footprint is None else {x.name for x, _ in footprint.empty_feeds}
     found: dict[str, tuple[Group | WrittenLookup, list[GroupMember]]] = {
         short(group.name): (
             group,

@@ -44,7 +44,7 @@ class Counting:
 
     def __init__(self, graph: tf.Graph, footprint: run_analysis.RunFootprint):
         self._written = [w for w in lookups_of(graph).written if w.out in footprint.operations]
-        absent = {x.name for x, _ in footprint.nothing}
+        absent = {x.name for x, _ in footprint.empty_feeds}
         # of each lookup, tensors of as many elements as it has ids
         self._ids: list[tuple[str, ...]] = []
         self._asked: list[tuple[str, str]] = []
