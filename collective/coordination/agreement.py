@@ -107,6 +107,7 @@ class SideChannel:
 
 
 def as_headers(rows: np.ndarray) -> list[Header]:
+    """Returns the headers of which an exchange has given one row each."""
     return [Header(*(int(x) for x in row)) for row in rows]
 
 

@@ -34,7 +34,7 @@ ENDING = "ends its session"
 
 
 class Coordinator:
-    """Is this rank's side of the agreement, over all of its sessions.
+    """Takes this rank's side in the agreement, over all of its sessions.
 
     Attributes:
         channel: exchanges headers and reports outside of runs.
@@ -113,7 +113,7 @@ class Coordinator:
                 raise run.end_of_data(error, description) from None
 
     def _clean_up(self, attempt: RunAttempt) -> None:
-        """Carries out step 1."""
+        """Delivers an earlier failure, and refuses a session that is over (step 1)."""
         run, member = attempt.run, attempt.member
         self._deliver_failure()
         self._refuse_if_broken()
@@ -127,7 +127,7 @@ class Coordinator:
         self.progress.does(run.label)
 
     def _equalise_early_variables(self, attempt: RunAttempt) -> None:
-        """Carries out step 2."""
+        """Makes variables equal that were initialized before ranks shared anything (step 2)."""
         state = state_of_session(attempt.session)
         unequal, state.unequal_variables = state.unequal_variables, {}
         variables = [variable for _, variable in sorted(unequal.items())]
@@ -137,7 +137,7 @@ class Coordinator:
         broadcast_initial_values(attempt.original, attempt.session, variables)
 
     def _line_up(self, attempt: RunAttempt) -> None:
-        """Carries out step 3."""
+        """Starts the run's counter, and waits for peers in an earlier evaluation (step 3)."""
         gate, member = attempt.run.gate, attempt.member
         if gate is None:
             return
@@ -150,7 +150,7 @@ class Coordinator:
             self._agree_on(attempt)
 
     def _feed(self, attempt: RunAttempt) -> None:
-        """Carries out step 4."""
+        """Adds the extension's feeds, and the ticket that the agreement reads (step 4)."""
         run, member = attempt.run, attempt.member
         if run.extended:
             if member.part is NO_PART:
@@ -166,7 +166,11 @@ class Coordinator:
     def _execute(
         self, attempt: RunAttempt, fetches: Any, options: Any, metadata: Any
     ) -> tuple[Any, list[Any]]:
-        """Carries out steps 5 and 6; returns the values of the fetches and of the run's targets."""
+        """Runs TensorFlow, again while peers are idle, and fails as all ranks do (steps 5 and 6).
+
+        Returns:
+            The values of the fetches, and those of the run's targets.
+        """
         run, part = attempt.run, attempt.member.part
         while True:
             run.disagreement = None
@@ -276,7 +280,7 @@ class Coordinator:
         return verdict
 
     def _take_note(self, attempt: RunAttempt, agreed: list[Any]) -> None:
-        """Carries out step 7."""
+        """Notes the clock, the count, and an evaluation that peers may go on with (step 7)."""
         run, member = attempt.run, attempt.member
         if run.targets:
             self.progress.passed += 1
@@ -288,7 +292,7 @@ class Coordinator:
             member.count = (member.count or 0) + 1
 
     def _equalise_initialized(self, attempt: RunAttempt) -> None:
-        """Carries out step 8."""
+        """Makes variables equal that the run has initialized (step 8)."""
         initialized = attempt.run.footprint.initialized
         if initialized:
             self.progress.enters(Phase.EQUALISING)

@@ -120,11 +120,12 @@ class RunAttempt:
 
     @property
     def signature(self) -> int:
+        """Returns the signature of the run, by which ranks compare their runs."""
         return self.run.footprint.signature
 
     @property
     def running(self) -> Header:
-        """The header of a rank that is about to carry it out."""
+        """Returns the header of a rank that is about to carry it out."""
         return Header(RUNNING, self.member.number, self.signature)
 
 
