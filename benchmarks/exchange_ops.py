@@ -19,7 +19,6 @@ import collections
 import os
 import sys
 import time
-from typing import Any
 
 import jobs
 
@@ -316,7 +315,7 @@ def print_table(times: dict[str, np.ndarray], plain_times: np.ndarray) -> None:
         print(report.row([name, *map(report.number, figures), share]), flush=True)
 
 
-def parse() -> Any:
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     add = parser.add_argument
     add("--dims", type=int, nargs="+", default=[16, 128], help="of the tables")
