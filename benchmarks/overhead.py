@@ -31,7 +31,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +57,8 @@ print(json.dumps({{"seconds": seconds, "tensorflow": "tensorflow" in sys.modules
 
 # The figures of each round, by column: 'plain', 'collective', 'against'.
 Rounds = list[dict[str, float]]
-# The rounds of each row, by the row's first cells.
-Rows = dict[tuple[str, ...], Rounds]
+# A row's first cells and its rounds.
+Row = tuple[tuple[str, ...], Rounds]
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -98,16 +98,14 @@ def setting_of(ranks: int, tables: int, steps: int = 1) -> Setting:
     )
 
 
-def measure_steps(arguments: argparse.Namespace) -> Rows:
-    """Returns the median milliseconds of a step, by the number of ranks."""
-    rows = {}
+def measure_steps(arguments: argparse.Namespace) -> Iterator[Row]:
+    """Measures the median milliseconds of a step, by the number of ranks."""
     for ranks in arguments.ranks:
         setting = setting_of(ranks, STEP_TABLES, arguments.steps)
         with tempfile.TemporaryDirectory(prefix="overhead-") as folder:
             step_workload.write(setting, Path(folder))
             rounds = [step_round(setting, Path(folder), arguments) for _ in range(arguments.repeat)]
-        rows[(str(ranks),)] = rounds
-    return rows
+        yield (str(ranks),), rounds
 
 
 def step_round(setting: Setting, folder: Path, arguments: argparse.Namespace) -> dict[str, float]:
@@ -119,18 +117,17 @@ def step_round(setting: Setting, folder: Path, arguments: argparse.Namespace) ->
     return milliseconds
 
 
-def measure_start(arguments: argparse.Namespace) -> Rows:
-    """Returns the seconds of a start, by the number of tables and the phase."""
-    rows: Rows = {}
+def measure_start(arguments: argparse.Namespace) -> Iterator[Row]:
+    """Measures the seconds of a start, by the number of tables and the phase."""
     for tables in arguments.tables:
         setting = setting_of(max(arguments.ranks), tables)
         with tempfile.TemporaryDirectory(prefix="overhead-") as folder:
             step_workload.write(setting, Path(folder))
-            for _ in range(arguments.repeat):
-                seconds_by_phase = start_round(setting, Path(folder), arguments)
-                for phase, seconds in seconds_by_phase.items():
-                    rows.setdefault((f"{tables:,}", phase), []).append(seconds)
-    return rows
+            rounds = [
+                start_round(setting, Path(folder), arguments) for _ in range(arguments.repeat)
+            ]
+        for phase in rounds[0]:
+            yield (f"{tables:,}", phase), [round_[phase] for round_ in rounds]
 
 
 def start_round(
@@ -159,8 +156,8 @@ def slowest(ranks: list[dict[str, float]]) -> dict[str, float]:
     return {**last, "all": sum(last.values())}
 
 
-def measure_imports(arguments: argparse.Namespace) -> Rows:
-    """Returns the seconds of each statement; `import tensorflow` is plain beside the full one."""
+def measure_imports(arguments: argparse.Namespace) -> Iterator[Row]:
+    """Measures the seconds of each statement; `import tensorflow` is plain beside the full one."""
     light_rounds, full_rounds = [], []
     for _ in range(arguments.repeat):
         light, full = {}, {"plain": import_seconds("import tensorflow", jobs.CHECKOUT)}
@@ -169,7 +166,8 @@ def measure_imports(arguments: argparse.Namespace) -> Rows:
             full[column] = import_seconds(FULL_IMPORT, library)
         light_rounds.append(light)
         full_rounds.append(full)
-    return {(f"`{LIGHT_IMPORT}`",): light_rounds, (f"`{FULL_IMPORT}`",): full_rounds}
+    yield (f"`{LIGHT_IMPORT}`",), light_rounds
+    yield (f"`{FULL_IMPORT}`",), full_rounds
 
 
 def import_seconds(statement: str, library: Path) -> float:
@@ -206,21 +204,41 @@ def ratio(rounds: Rounds, below: str) -> float | None:
     return statistics.median(figures["collective"] / figures[below] for figures in rounds)
 
 
-def table(names: Sequence[str], rows: Rows, against: bool, digits: int = 2) -> str:
-    """Formats rows, whose first cells have the given names."""
-    columns = ["plain", "collective", "÷ plain", *(["against", "÷ against"] if against else [])]
-    lines = []
-    for first_cells, rounds in rows.items():
-        cells = [
-            report.number(median(rounds, "plain"), digits),
-            report.number(median(rounds, "collective"), digits),
-            report.number(ratio(rounds, "plain")),
-        ]
-        if against:
-            cells.append(report.number(median(rounds, "against"), digits))
-            cells.append(report.number(ratio(rounds, "against"), 3))
-        lines.append([*first_cells, *cells])
-    return report.table([*names, *columns], lines)
+def column_names(against: bool) -> list[str]:
+    names = ["plain", "collective", "÷ plain"]
+    return [*names, "against", "÷ against"] if against else names
+
+
+def cells(rounds: Rounds, against: bool, digits: int) -> list[str]:
+    """Formats the figures of a row, under `column_names`."""
+    formatted = [
+        report.number(median(rounds, "plain"), digits),
+        report.number(median(rounds, "collective"), digits),
+        report.number(ratio(rounds, "plain")),
+    ]
+    if against:
+        formatted.append(report.number(median(rounds, "against"), digits))
+        formatted.append(report.number(ratio(rounds, "against"), 3))
+    return formatted
+
+
+def print_table(
+    names: Sequence[str], rows: Iterable[Row], against: bool, digits: int = 2
+) -> dict[str, Rounds]:
+    """Prints every row as soon as it is measured; returns the rounds by the row's name.
+
+    Args:
+        names: of the first cells.
+        rows: to print.
+        against: another checkout was measured, too.
+        digits: after the point, of the figures.
+    """
+    print(report.heading([*names, *column_names(against)]), flush=True)
+    rounds_by_name = {}
+    for first_cells, rounds in rows:
+        print(report.row([*first_cells, *cells(rounds, against, digits)]), flush=True)
+        rounds_by_name[" ".join(first_cells)] = rounds
+    return rounds_by_name
 
 
 def main() -> None:
@@ -234,27 +252,17 @@ def main() -> None:
 
     if "step" in arguments.only:
         print(f"\nMilliseconds of a step: {STEP_TABLES} tables, {SAMPLES} samples a rank\n")
-        steps = measure_steps(arguments)
-        print(table(["ranks"], steps, against), flush=True)
-        figures["step"] = named(steps)
+        figures["step"] = print_table(["ranks"], measure_steps(arguments), against)
     if "start" in arguments.only:
         print(f"\nSeconds to the first completed step: {max(arguments.ranks)} ranks\n")
-        starts = measure_start(arguments)
-        print(table(["tables", "phase"], starts, against), flush=True)
-        figures["start"] = named(starts)
+        figures["start"] = print_table(["tables", "phase"], measure_start(arguments), against)
     if "import" in arguments.only:
         print(f"\nSeconds of an import; `{LIGHT_IMPORT}` loads no TensorFlow\n")
-        imports = measure_imports(arguments)
-        print(table(["statement"], imports, against, digits=3), flush=True)
-        figures["import"] = named(imports)
+        figures["import"] = print_table(["statement"], measure_imports(arguments), against, 3)
 
     print(f"\n{report.machine_load()}")
     if arguments.json:
         print(json.dumps(figures))
-
-
-def named(rows: Rows) -> dict[str, Rounds]:
-    return {" ".join(first_cells): rounds for first_cells, rounds in rows.items()}
 
 
 if __name__ == "__main__":
