@@ -4,7 +4,7 @@ NP ?= 2
 python := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ready train bench test test-all format lint clean
+.PHONY: help setup ready train bench overhead test test-all format lint clean
 
 # What they said once, set-up remembers.
 export PYTHON GPU
@@ -17,7 +17,7 @@ help:  ## List the targets
 	@echo '  PYTHON=python3.10   the interpreter for .venv (else the newest of 3.11, 3.10, 3.9 that is found)'
 	@echo '  GPU=1               TensorFlow with CUDA, CuPy, and Horovod with NCCL (needs the CUDA 12 toolkit)'
 	@echo '  NP=2                train, bench: how many ranks'
-	@echo '  ARGS="..."          train, bench: the program'"'"'s arguments; test, test-all: pytest'"'"'s'
+	@echo '  ARGS="..."          train, bench, overhead: the program'"'"'s arguments; test, test-all: pytest'"'"'s'
 
 setup:  ## Make .venv: pinned packages, Horovod built against TensorFlow, this package (4 to 8 minutes, once)
 	@tools/setup.sh
@@ -30,6 +30,9 @@ train: ready  ## Train on the census data, its embedding tables sharded over NP 
 
 bench: ready  ## Time a training step on NP ranks beside plain TensorFlow, the bare exchange and replicated tables
 	$(python) benchmarks/step.py --ranks $(NP) $(ARGS)
+
+overhead: ready  ## Time the fixed costs beside plain TensorFlow: a tiny step, the start, imports (10 minutes)
+	$(python) benchmarks/overhead.py $(ARGS)
 
 sources = $(shell git ls-files '*.cc' '*.h' '*.cu' '*.cuh' 2>/dev/null)
 
