@@ -1,6 +1,4 @@
-"""Three top-level folders are sub-packages, imported by their full name only, and imports point one
-way.
-"""
+"""Three top-level folders are sub-packages, imported by their full name only, in one direction."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ MOST_LINES = 550
 
 
 def modules(folder: str) -> Iterator[tuple[str, Path]]:
-    """The full name and the file of every module under a top-level folder, links not followed."""
+    """Yields the name and file of each module under a top-level folder, links not followed."""
     package = f"collective.{folder}" if folder in SUBPACKAGES else folder
     for directory, _, files in os.walk(ROOT / folder):
         inner = Path(directory).relative_to(ROOT / folder).parts
@@ -31,7 +29,7 @@ def modules(folder: str) -> Iterator[tuple[str, Path]]:
 
 
 def imported(name: str, file: Path) -> set[str]:
-    """Full names that a module imports anywhere; `from package import it` counts as `package.it`."""
+    """Returns the full names that a module imports; `from package import it` is `package.it`."""
     names = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"), str(file))):
         if isinstance(node, ast.Import):

@@ -8,22 +8,23 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-CENSUS_INCOME = ROOT / "modelzoo" / "census_income"
-MOVIELENS = ROOT / "modelzoo" / "movielens"
+MODELZOO = ROOT / "modelzoo"
+CENSUS_INCOME = MODELZOO / "census_income"
+MOVIELENS = MODELZOO / "movielens"
 NO_NETWORK = dict.fromkeys(
     ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9"
 )
 
 
 def train(ranks: int, *options: object, **environment: str | None) -> subprocess.CompletedProcess:
-    """Calls the census' train.py on some ranks, with these options and changes to the environment."""
+    """Runs the census' train.py as `launch` runs a program."""
     return launch(CENSUS_INCOME / "train.py", ranks, *options, **environment)
 
 
 def launch(
     program: Path, ranks: int, *options: object, **environment: str | None
 ) -> subprocess.CompletedProcess:
-    """Calls a program on some ranks, with these options and changes to the environment."""
+    """Runs a program on some ranks, with these options and changes to the environment."""
     return subprocess.run(
         command(program, ranks, *options),
         cwd=ROOT,
@@ -50,9 +51,7 @@ def command(program: Path, ranks: int, *options: object) -> list[str]:
 
 
 def alone(program: str | Path, *arguments: object) -> str:
-    """What a program (a file, or its text) prints that needs TensorFlow only; this checkout isn't
-    on its path.
-    """
+    """Runs a program (a file, or its text) without this checkout; returns what it printed."""
     code = [str(program)] if isinstance(program, Path) else ["-c", program]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     completed = subprocess.run(
@@ -68,8 +67,9 @@ def alone(program: str | Path, *arguments: object) -> str:
 
 
 def environ(**changes: str | None) -> dict[str, str]:
-    """This process' environment with the checkout importable and with these changes (None: not
-    set).
+    """Returns this process' environment with these changes, and with the checkout importable.
+
+    A variable that is None is not set.
     """
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     changed = {**os.environ, "PYTHONPATH": path, **changes}

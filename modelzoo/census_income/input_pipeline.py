@@ -1,4 +1,4 @@
-"""Examples as a `tf.data.Dataset` of batches, and where training goes on."""
+"""The input pipeline: examples as a `tf.data.Dataset` of batches."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-from features import Examples
+
+from census_income.features import Examples
 
 
 def dataset(examples: Examples, shares: Callable[[], Iterable[np.ndarray]]) -> Any:
-    """Batches of the rows that `shares()` yields, one array of row numbers after the other."""
+    """Makes a batch of each array of row numbers that `shares()` yields."""
     signature = tf.nest.map_structure(
         lambda values: tf.TensorSpec([None, *values.shape[1:]], values.dtype),
         examples.take(np.arange(0)),
@@ -22,15 +23,5 @@ def dataset(examples: Examples, shares: Callable[[], Iterable[np.ndarray]]) -> A
 
 
 def next_batch(examples: Examples, shares: Callable[[], Iterable[np.ndarray]]) -> dict:
-    """The tensors of the next batch of `dataset`."""
+    """Returns the tensors of the next batch of `dataset`."""
     return tf.data.make_one_shot_iterator(dataset(examples, shares)).get_next()
-
-
-def steps_done(checkpoint_dir: str | None) -> int:
-    """How many steps the latest checkpoint in a folder has been trained; 0 without one.
-
-    Ranks that look before they make their session see the same: only a session saves, and it starts
-    on all ranks.
-    """
-    latest = tf.train.latest_checkpoint(checkpoint_dir) if checkpoint_dir else None
-    return int(tf.train.load_variable(latest, tf.GraphKeys.GLOBAL_STEP)) if latest else 0

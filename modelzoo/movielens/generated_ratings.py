@@ -18,8 +18,8 @@ SPREAD = 0.8  # of ratings of one movie by people of one taste, standard deviati
 
 
 @dataclass(frozen=True)
-class Generated:
-    """R ratings, with the element types of movie_lens/100k-ratings."""
+class GeneratedRatings:
+    """Holds R ratings, with the element types of movie_lens/100k-ratings."""
 
     movie_id: np.ndarray  # text [R]
     user_id: np.ndarray  # text [R]
@@ -27,8 +27,8 @@ class Generated:
     probability: np.ndarray  # float64 [R], of at least 4 stars
 
 
-def generate(count: int, seed: int = 0) -> Generated:
-    """The ratings of a seed; the same arguments give the same ones."""
+def generate(count: int, seed: int = 0) -> GeneratedRatings:
+    """Draws ratings; the same arguments give the same ones."""
     random = np.random.default_rng(seed)
     user = random.choice(USERS, size=count, p=_popularity(USERS, 0.5))
     movie = random.choice(MOVIES, size=count, p=_popularity(MOVIES, 0.8))
@@ -41,20 +41,20 @@ def generate(count: int, seed: int = 0) -> Generated:
         + 0.4 * (taste[user] * character[movie]).sum(1) / sqrt(TASTES)
     )
     drawn = stars + SPREAD * random.normal(size=count)
-    return Generated(
+    return GeneratedRatings(
         movie_id=np.char.mod("%d", movie + 1),
         user_id=np.char.mod("%d", user + 1),
         user_rating=np.clip(np.floor(drawn + 0.5), 1, 5).astype(np.float32),
-        probability=_normal((stars - 3.5) / SPREAD),
-    )  # of drawn >= 3.5, which is 4 stars or more
+        # of drawn >= 3.5, which is 4 stars or more
+        probability=_normal_cdf((stars - 3.5) / SPREAD),
+    )
 
 
 def _popularity(count: int, power: float) -> np.ndarray:
-    """A few are frequent, most are rare."""
+    """Makes probabilities of which a few are large and most are small."""
     weight = np.arange(1, count + 1) ** -power
     return weight / weight.sum()
 
 
-def _normal(values: np.ndarray) -> np.ndarray:
-    """The standard normal distribution's cumulative function."""
+def _normal_cdf(values: np.ndarray) -> np.ndarray:
     return np.array([(1 + erf(value / sqrt(2))) / 2 for value in values])
