@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow.compat.v1 as tf
 
 from collective.errors import RankError
-from collective.launch.board import Phase
+from collective.launch.progress_board import Phase
 from collective.prefetch.ahead import Ahead, Outcome
 from collective.prefetch.cut import run_of_keys
 from collective.ranks import runs

@@ -15,7 +15,7 @@ from typing import Any, Callable
 import tensorflow.compat.v1 as tf
 
 from collective.errors import RankError
-from collective.launch.board import Label, Phase
+from collective.launch.progress_board import Label, Phase
 from collective.ops import communication
 from collective.ops.gate import gates_of
 from collective.prefetch import taking

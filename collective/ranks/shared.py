@@ -7,7 +7,7 @@ from typing import Any, Callable
 
 import tensorflow.compat.v1 as tf
 
-from collective.launch.board import Label
+from collective.launch.progress_board import Label
 from collective.ops.gate import Check, Gate
 from collective.ranks import runs
 from collective.ranks.agreement import IDLE, RUNNING, Header, takes_all
