@@ -19,7 +19,7 @@ from .plan import LaunchPlan
 
 
 class LauncherOptions(argparse.Namespace):
-    """The options as they were given, and the command behind them; `make_plan` judges them."""
+    """Holds the options as they were given, and the command behind them; `make_plan` judges."""
 
     ranks: str
     device: str

@@ -31,7 +31,8 @@ facts = {"gloo": hvd.gloo_built(), "nccl": bool(hvd.nccl_built()), "mpi": hvd.mp
 _CUPY = "import cupy as module; facts = {}"
 _REPORT = """
 import json, sys
-json.dump({"version": getattr(module, "__version__", "of unknown version"), **facts}, sys.__stdout__)
+version = getattr(module, "__version__", "of unknown version")
+json.dump({"version": version, **facts}, sys.__stdout__)
 """
 
 

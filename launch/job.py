@@ -34,7 +34,7 @@ from .supervisor import KILL_PATIENCE, RankSpec, Supervisor, SupervisorEvent
 
 # For how many seconds a launcher that was told to stop waits for a reader of its last output.
 _LAST_OUTPUT_TIMEOUT = 2.0
-# After so many seconds beyond KILL without a word of the supervisor it is given up.
+# For how many seconds after KILL it waits for the supervisor's word that nothing is left.
 _SUPERVISOR_PATIENCE = 2 * KILL_PATIENCE
 
 

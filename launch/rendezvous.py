@@ -21,7 +21,10 @@ from .environment import LOOPBACK
 
 
 class Rendezvous(ThreadingHTTPServer):
-    """Stores the values. It has its port, and requests queue, from its creation; `serve` answers."""
+    """Stores the values.
+
+    It has a port, at which requests queue, from its creation; `serve` answers them.
+    """
 
     daemon_threads = True
     request_queue_size = 128  # every rank asks at once

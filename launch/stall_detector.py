@@ -134,8 +134,9 @@ class Stall:
                 "  All ranks must run the same. If one only needs longer, so does --stall-timeout."
             )
         return (
-            "  A branch of tf.cond with a lookup isn't taken by all of them, or input doesn't come, "
-            "or a rank of another machine is missing, or the run takes longer than --stall-timeout."
+            "  A branch of tf.cond with a lookup isn't taken by all of them, "
+            "or input doesn't come, or a rank of another machine is missing, "
+            "or the run takes longer than --stall-timeout."
         )
 
 

@@ -1,4 +1,4 @@
-"""Launching for real: `launch(...)` runs a job to its end, `launch.start(...)` lets a test interfere.
+"""Launching for real: `launch(...)` runs a job, `launch.start(...)` lets a test interfere.
 
 Every process of a test carries a mark in its environment, by which it is found however often it
 forked or changed its session; a test that leaves one behind fails. Tests share no folder, port or
@@ -72,6 +72,8 @@ def _restore_signals() -> None:
 class Launcher:
     """Starts launchers whose processes can all be found again."""
 
+    COMMAND = (sys.executable, "-m", "collective.launch")
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.mark = uuid.uuid4().hex
@@ -102,7 +104,7 @@ class Launcher:
             **how,
         }
         return subprocess.Popen(
-            [sys.executable, "-m", "collective.launch", *map(str, arguments)],
+            [*self.COMMAND, *map(str, arguments)],
             cwd=self.folder,
             env={**self.environment, **(environment or {})},
             **settings,

@@ -95,14 +95,11 @@ def test_children_that_outlive_their_ranks_end_well(launch):
 
 
 def test_the_shells_other_children_are_spared(launch):
-    """`sleep & exec python -m collective.launch`: the sleeper is the launcher's child, but not of
-    its job.
-    """
+    """`sleep & exec python -m collective.launch`: the launcher's child isn't one of its job."""
     script = launch.sleeper()
     command = f'sleep 60 >/dev/null 2>&1 & echo $! > spared; exec "$@" -np 2 {script}'
-    arguments = launch.start("--dry-run", script, stdout=subprocess.DEVNULL).args[:3]
     process = subprocess.Popen(
-        ["sh", "-c", command, "sh", *arguments],
+        ["sh", "-c", command, "sh", *launch.COMMAND],
         cwd=launch.folder,
         env=launch.environment,
         stderr=subprocess.PIPE,

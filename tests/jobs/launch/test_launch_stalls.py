@@ -59,26 +59,27 @@ def test_a_job_that_stalls_ends_and_says_why(launch):
     text = stderr.decode()
     assert code == 124
     assert "rank 1 of 3 is missing: stopping ranks 0, 1 and 2" in text
-    block = text[text.index("collective.launch: the job stalled: rank 1 of 3 is missing") :]
-    assert (
-        "in a run since" in block and "runs loss:0" in block and "with collective.t.keys" in block
-    )
-    assert "rank 1     in no run since" in block and "last: runs init" in block
-    assert "--stall-timeout 1)" in block
+    report = text[text.index("collective.launch: the job stalled: rank 1 of 3 is missing") :]
+    assert "in a run since" in report and "runs loss:0" in report
+    assert "with collective.t.keys" in report
+    assert "rank 1     in no run since" in report and "last: runs init" in report
+    assert "--stall-timeout 1)" in report
     assert "root cause" not in text
 
 
 def test_ranks_that_ignore_the_end_of_a_stalled_job_are_killed(launch):
-    body = (
-        "for number in (1, 2, 3, 15): signal.signal(number, signal.SIG_IGN)\nrun()\ntime.sleep(50)"
-    )
+    body = """
+    for number in (1, 2, 3, 15):
+        signal.signal(number, signal.SIG_IGN)
+    run()
+    time.sleep(50)
+    """
     code, _, stderr = launch(
         "-np", 2, "--stall-timeout", "1", "--grace", "0.5", posting(launch, body)
     )
     assert code == 124
-    assert (
-        b"ranks 0 and 1 still there: KILL" in stderr and b"all ranks are in the same run" in stderr
-    )
+    assert b"ranks 0 and 1 still there: KILL" in stderr
+    assert b"all ranks are in the same run" in stderr
 
 
 @pytest.mark.parametrize(

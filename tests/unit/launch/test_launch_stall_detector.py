@@ -71,14 +71,9 @@ def test_a_warning_comes_once_before_the_end():
 def test_progress_starts_the_time_anew():
     detector = StallDetector(2, 10, 0.0)
     for second in range(1, 100):
-        reported = detector.check(
-            second, [record(RUNNING, since=second // 8), record(AWAY)], {}, False
-        )
-        assert reported is None, second
-    reported = [
-        detector.check(second, [record(RUNNING, since=99 // 8), record(AWAY)], {}, False)
-        for second in range(100, 107)
-    ]
+        records = [record(RUNNING, since=second // 8), record(AWAY)]
+        assert detector.check(second, records, {}, False) is None, second
+    reported = [detector.check(second, records, {}, False) for second in range(100, 107)]
     assert reported[:-1] == [None] * 6 and reported[-1].expired  # 10 s after the change at 96
 
 
@@ -95,23 +90,18 @@ def test_each_kind_is_warned_of_once():
 def test_work_gives_more_time_but_not_for_ever():
     records = [record(RUNNING), record(WORKING, doing="writing checkpoint 'c'"), record(RUNNING)]
     reported = stalls_reported(records, timeout=100, until=5000)
-    assert [(second, stall.expired) for second, stall in reported] == [
-        (61, False),
-        (WORK_FACTOR * 100, True),
-    ]
-    assert reported[-1][1].missing == (1,) and "writing checkpoint 'c'" in reported[-1][1].report(
-        100
-    )
+    (warned_at, warning), (ended_at, end) = reported
+    assert (warned_at, warning.expired) == (61, False)
+    assert (ended_at, end.expired) == (WORK_FACTOR * 100, True)
+    assert end.missing == (1,) and "writing checkpoint 'c'" in end.report(100)
 
 
 def test_a_rank_that_has_finished_its_work_late_is_given_time_to_come():
     detector = StallDetector(2, 100, 0.0)
     for second in range(1, 400):
         detector.check(second, [record(RUNNING), record(WORKING)], {}, False)
-    reported = [
-        detector.check(second, [record(RUNNING), record(AWAY)], {}, False)
-        for second in range(400, 501)
-    ]
+    away = [record(RUNNING), record(AWAY)]
+    reported = [detector.check(second, away, {}, False) for second in range(400, 501)]
     assert [bool(stall and stall.expired) for stall in reported] == [False] * 100 + [True]
 
 
@@ -119,9 +109,8 @@ def test_a_rank_that_comes_late_gives_all_of_them_time():
     detector, late = StallDetector(2, 10, 0.0), [record(RUNNING), record(AWAY)]
     for second in range(1, 10):
         assert detector.check(second, late, {}, False) is None
-    reported = [
-        detector.check(second, [record(RUNNING)] * 2, {}, False) for second in range(10, 21)
-    ]
+    both = [record(RUNNING), record(RUNNING)]
+    reported = [detector.check(second, both, {}, False) for second in range(10, 21)]
     assert reported[:-1] == [None] * 10 and reported[-1].expired
 
 
@@ -152,22 +141,15 @@ def test_a_rank_that_has_left_is_missing():
 def test_a_page_that_was_not_whole_is_what_it_was_before():
     detector = StallDetector(2, 5, 0.0)
     for second in range(1, 6):
-        assert (
-            detector.check(
-                second, [record(RUNNING) if second % 2 else None, record(AWAY)], {}, False
-            )
-            is None
-        )
+        records = [record(RUNNING) if second % 2 else None, record(AWAY)]
+        assert detector.check(second, records, {}, False) is None
     assert detector.check(6, [None, None], {}, False).missing == (1,)
 
 
 def test_ranks_that_do_the_same_share_a_line():
     since = time.monotonic_ns()
-    records = (
-        [record(RUNNING, since=since)] * 3
-        + [record(AWAY, since=since)]
-        + [record(RUNNING, since=since)]
-    )
+    running, away = record(RUNNING, since=since), record(AWAY, since=since)
+    records = [running, running, running, away, running]
     ((_, stall),) = stalls_reported(records, timeout=5, until=9)
     lines = stall.report(5).splitlines()
     assert any(line.startswith("  ranks 0-2, 4 in a run since ") for line in lines)
