@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from collective.launch.devices import visible_gpus
-from collective.launch.plan import choose_devices, shown_ranks
-from collective.launch.usage import UsageError
+from collective.launch.devices import choose_devices, visible_gpus
+from collective.launch.errors import UsageError
 
 TWO = ("GPU-aaaa", "GPU-bbbb")
 
@@ -97,17 +96,3 @@ def test_choose_devices(ranks, device, gpus, expected):
 def test_what_cannot_be_had(ranks, device, gpus, words):
     with pytest.raises(UsageError, match=words):
         choose_devices(ranks, device, gpus, cores=4)
-
-
-@pytest.mark.parametrize(
-    "text, expected",
-    [("all", {0, 1, 2, 3}), ("none", set()), ("0", {0}), ("0,2-3", {0, 2, 3}), ("1-1", {1})],
-)
-def test_shown_ranks(text, expected):
-    assert shown_ranks(text, 4) == expected
-
-
-@pytest.mark.parametrize("text", ["", "4", "0-4", "x", "-1", "1-", "0,,1"])
-def test_ranks_that_cannot_be_shown(text):
-    with pytest.raises(UsageError, match="--tee"):
-        shown_ranks(text, 4)

@@ -179,9 +179,12 @@ def test_closed_standard_streams(launch):
     script = launch.script("import sys; print('lost'); print('shown', file=sys.stderr)")
     command = f'exec "$@" -np 2 {script} <&- >&-'
     result = subprocess.run(
-        ["sh", "-c", command, "sh", *launch.start("--dry-run", script, stdout=subprocess.DEVNULL).args[:3]],
-        env=launch.environment, cwd=launch.folder, stderr=subprocess.PIPE, timeout=20,
-    )  # fmt: skip
+        ["sh", "-c", command, "sh", *launch.COMMAND],
+        env=launch.environment,
+        cwd=launch.folder,
+        stderr=subprocess.PIPE,
+        timeout=20,
+    )
     assert result.returncode == 0
     assert by_rank(result.stderr) == {b"[0]": [b"shown"], b"[1]": [b"shown"]}
 
@@ -191,8 +194,13 @@ def test_a_process_that_keeps_a_pipe_open_does_not_hold_up_the_end(launch):
     script = launch.script(
         """
         import signal, subprocess, sys
-        sleeper = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up'); time.sleep(60)"
-        child = subprocess.Popen([sys.executable, "-uc", sleeper], stdout=subprocess.PIPE, start_new_session=True)
+        sleeper = (
+            "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+            "print('up'); time.sleep(60)"
+        )
+        child = subprocess.Popen(
+            [sys.executable, "-uc", sleeper], stdout=subprocess.PIPE, start_new_session=True
+        )
         child.stdout.readline()
         print("done")
         """
@@ -201,14 +209,13 @@ def test_a_process_that_keeps_a_pipe_open_does_not_hold_up_the_end(launch):
 
 
 def test_the_ranks_are_told_of_the_terminal(launch):
-    """On a terminal: its width less the prefix, and a new line before another source disturbs a
-    progress bar.
-    """
+    """They hear its width less the prefix; a new line keeps another rank off a progress bar."""
     script = launch.script(
         IN_TURN
         + """
     if rank == 0:
-        write(os.environ["COLLECTIVE_TERMINAL"].encode() + b" " + os.environ["COLUMNS"].encode() + b"\\r")
+        terminal, columns = os.environ["COLLECTIVE_TERMINAL"], os.environ["COLUMNS"]
+        write(f"{terminal} {columns}".encode() + b"\\r")
         leave("bar")
     else:
         wait_for("bar")
@@ -216,21 +223,21 @@ def test_the_ranks_are_told_of_the_terminal(launch):
         write(b"other\\n")
     """
     )
-    ours, theirs = os.openpty()
+    reader, terminal = os.openpty()
     process = launch.start(
-        "-np", 2, script, environment={"COLUMNS": "50"}, stdout=theirs, stderr=theirs
+        "-np", 2, script, environment={"COLUMNS": "50"}, stdout=terminal, stderr=terminal
     )
-    os.close(theirs)
+    os.close(terminal)
     shown = b""
     while True:
         try:
-            piece = os.read(ours, 1000)
+            piece = os.read(reader, 1000)
         except OSError:  # the other end is closed
             break
         shown += piece
-    os.close(ours)
+    os.close(reader)
     assert process.wait(20) == 0
-    assert shown == b"[0] 1 46\r\r\n[1] other\r\n"  # the terminal makes "\\r\\n" of each "\\n"
+    assert shown == b"[0] 1 46\r\r\n[1] other\r\n"  # a terminal makes "\\r\\n" of "\\n"
 
 
 def test_without_a_terminal_the_ranks_are_told_so(launch):

@@ -35,21 +35,21 @@ def test_all_is_well(launch, ranks):
 def test_the_job_ends_as_the_rank_that_fails(launch, ranks, source, code, manner):
     process = launch.start("-np", ranks, launch.sleeper(f"if rank == {ranks - 1}: {source}"))
     assert process.wait(20) == code
-    block = process.communicate()[1].decode()
-    assert f"root cause: rank {ranks - 1} of {ranks}" in block
-    assert manner in block
-    assert ("what was wrong" in block.split("last lines")[-1]) == ("what was wrong" in source)
+    report = process.communicate()[1].decode()
+    assert f"root cause: rank {ranks - 1} of {ranks}" in report
+    assert manner in report
+    assert ("what was wrong" in report.split("last lines")[-1]) == ("what was wrong" in source)
 
 
-def test_the_block_has_the_last_twenty_lines_and_comes_last(launch):
+def test_the_report_has_the_last_twenty_lines_and_comes_last(launch):
     script = launch.sleeper(
         "for i in range(99): print('line', i, file=sys.stderr)\n    sys.exit(3)"
     )
     code, stderr = launch.end(launch.start("-np", 1, script))
-    block = stderr[stderr.index("collective.launch: the job failed") :]
-    lines = [line.strip() for line in block.splitlines()]
+    report = stderr[stderr.index("collective.launch: the job failed") :]
+    lines = [line.strip() for line in report.splitlines()]
     assert lines[-20:] == [f"line {number}" for number in range(79, 99)]
-    assert "line 78" not in block
+    assert "line 78" not in report
     assert code == 3
 
 
@@ -64,10 +64,10 @@ def test_a_rank_killed_from_outside(launch):
 
 
 def test_the_first_of_two_failures_is_blamed(launch):
-    extra = (
-        "rank == 1 and (tell('first', 1), sys.exit(5))\n    rank == 2 and (signal.signal(15, "
-        "lambda *_: sys.exit(6)))"
-    )
+    extra = """
+    rank == 1 and (tell("first", 1), sys.exit(5))
+    rank == 2 and signal.signal(15, lambda *_: sys.exit(6))
+    """
     code, stderr = launch.end(launch.start("-np", 3, launch.sleeper(extra)))
     assert code == 5
     assert "root cause: rank 1 of 3" in stderr
@@ -80,11 +80,10 @@ def test_the_first_of_two_failures_is_blamed(launch):
         "collective.errors.RankError: calling model_fn (train) failed on rank 1: KeyError: 'mine'",
     ],
 )
-def test_a_victim_is_not_blamed_for_a_culprit_that_dies_after_it(launch, words):
+def test_a_victim_is_not_blamed_for_a_root_cause_that_ends_after_it(launch, words):
     """Its peers are told of a rank that raised before that rank is gone."""
-    extra = (
-        f"words = {words!r}"
-        + """
+    extra = f"words = {words!r}"
+    extra += """
     if rank == 0:
         print(words, file=sys.stderr)
         tell("victim", os.getpid())
@@ -98,7 +97,6 @@ def test_a_victim_is_not_blamed_for_a_culprit_that_dies_after_it(launch, words):
         time.sleep(0.2)
         sys.exit("the real reason")
     """
-    )
     code, stderr = launch.end(launch.start("-np", 2, launch.sleeper(extra)))
     assert code == 1
     assert "root cause: rank 1 of 2" in stderr and "the real reason" in stderr
@@ -110,7 +108,12 @@ def test_a_rank_may_leave_before_the_others(launch):
 
 
 def test_a_rank_that_left_early_is_named_when_others_fail(launch):
-    extra = "rank == 0 and (tell('left', 1), os._exit(0))\n    wait_for('left')\n    time.sleep(0.3)\n    sys.exit(9)"
+    extra = """
+    rank == 0 and (tell("left", 1), os._exit(0))
+    wait_for("left")
+    time.sleep(0.3)
+    sys.exit(9)
+    """
     code, stderr = launch.end(launch.start("-np", 2, launch.sleeper(extra)))
     assert code == 9
     assert "left early rank 0 (pid " in stderr and "with exit code 0 at " in stderr
@@ -178,11 +181,16 @@ def test_hangup_is_ignored_under_nohup(launch):
 def test_a_background_job_can_be_interrupted(launch):
     """A shell without job control starts it with INT ignored, which must not reach the ranks."""
     process = launch.start(
-        "-np", 2, launch.sleeper(), preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)
+        "-np",
+        2,
+        "--grace",
+        60,
+        launch.sleeper(),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
     )
     launch.files("rank0", "rank1")
     process.send_signal(SIGINT)
-    code, stderr = launch.end(process, timeout=4)  # less than the grace
+    code, stderr = launch.end(process)  # sooner than the grace
     assert code == 130 and "KeyboardInterrupt" in stderr
 
 

@@ -1,21 +1,26 @@
-"""What each rank finds in its environment."""
+"""The environment of each rank."""
 
 from __future__ import annotations
 
-from collective.launch.environment import World, rank_environment
+from collective.launch.environment import rank_environment
+from collective.launch.plan import LaunchPlan
 
-WORLD = World(size=3, port="4711", cores=8, terminal=False)
+
+def environment_of(rank, launcher_environment=None, size=3, device=None, cores=8, **plan):
+    """The environment of one rank of a job on the same device everywhere."""
+    job = LaunchPlan(("python",), (device,) * size, launcher_environment or {}, cores, **plan)
+    return rank_environment(job, rank, rendezvous_port="4711", board="/proc/1/fd/2")
 
 
 def test_identity():
-    environment = rank_environment({}, WORLD, 2, "GPU-b")
+    environment = environment_of(2, device="GPU-b")
     assert {
         name: value
         for name, value in environment.items()
         if not name.startswith(("TF_", "OMP_", "NCCL", "PY", "GLIBC"))
     } == {
         "COLLECTIVE_LAUNCHED": "1",
-        "COLLECTIVE_PROGRESS": "",
+        "COLLECTIVE_PROGRESS": "/proc/1/fd/2",
         "COLLECTIVE_TERMINAL": "0",
         "CUDA_VISIBLE_DEVICES": "GPU-b",
         "RANK": "2",
@@ -53,16 +58,14 @@ def test_the_users_tuning_wins():
         "OMPI_MCA_btl": "tcp",
         "HOME": "/home/me",
     }
-    environment = rank_environment(tuning, WORLD, 0, None)
+    environment = environment_of(0, tuning)
     assert {name: environment[name] for name in tuning} == tuning
 
 
 def test_identity_is_always_the_launchers():
-    outer = rank_environment(
-        {}, World(size=9, port="1", cores=1, terminal=True, columns=80), 8, "7"
-    )
-    inner = rank_environment(outer, WORLD, 1, None)
-    fresh = rank_environment({}, WORLD, 1, None)
+    outer = environment_of(8, size=9, device="7", cores=1, terminal=True, columns=80)
+    inner = environment_of(1, outer)
+    fresh = environment_of(1)
     own = [name for name in fresh if not name.startswith(("TF_", "OMP_"))]
     assert {name: inner[name] for name in own} == {name: fresh[name] for name in own}
 
@@ -76,27 +79,28 @@ def test_identity_of_other_launchers_goes():
         "MV2_COMM_WORLD_RANK",
         "TF_CONFIG",
     ]
-    assert not set(stale) & set(rank_environment(dict.fromkeys(stale, "5"), WORLD, 1, None))
+    assert not set(stale) & set(environment_of(1, dict.fromkeys(stale, "5")))
 
 
 def test_each_rank_gets_its_share_of_the_cores():
     names = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
     for size, cores, share in [(1, 8, "8"), (3, 8, "2"), (8, 8, "1"), (9, 8, "1")]:
-        environment = rank_environment({}, World(size, "1", cores, terminal=False), 0, None)
+        environment = environment_of(0, size=size, cores=cores)
         assert [environment[name] for name in names] == [share] * 3
 
 
 def test_a_cpu_rank_sees_no_gpu():
-    assert (
-        rank_environment({"CUDA_VISIBLE_DEVICES": "0"}, WORLD, 0, None)["CUDA_VISIBLE_DEVICES"]
-        == ""
-    )
+    assert environment_of(0, {"CUDA_VISIBLE_DEVICES": "0"})["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_nobody_posts_progress_where_nobody_looks():
+    assert environment_of(0, size=1)["COLLECTIVE_PROGRESS"] == ""
+    assert environment_of(0, stall_timeout=0)["COLLECTIVE_PROGRESS"] == ""
 
 
 def test_a_terminal_is_as_wide_as_the_prefix_leaves():
-    def columns(outer, size, terminal=True):
-        world = World(size, "1", 1, terminal=terminal, columns=80)
-        environment = rank_environment(outer, world, 0, None)
+    def columns(outer, size, terminal=True, width=80):
+        environment = environment_of(0, outer, size=size, terminal=terminal, columns=width)
         return environment["COLLECTIVE_TERMINAL"], environment.get("COLUMNS")
 
     assert columns({}, 1) == ("1", "80")
@@ -105,3 +109,4 @@ def test_a_terminal_is_as_wide_as_the_prefix_leaves():
     assert columns({"COLUMNS": "40"}, 2) == ("1", "36")
     assert columns({"COLUMNS": "40"}, 2, terminal=False) == ("0", "40")
     assert columns({}, 2, terminal=False) == ("0", None)
+    assert columns({}, 2, width=None) == ("1", None)

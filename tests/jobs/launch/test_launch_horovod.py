@@ -1,5 +1,4 @@
-"""Real Horovod ranks: they meet, on the loopback only, and one that fails in the middle ends the
-job.
+"""Real Horovod ranks: they meet on the loopback only, and one that fails ends the job.
 
 Each job costs the import of TensorFlow, so the ranks of one job show several things.
 """
@@ -10,7 +9,8 @@ import time
 
 import pytest
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(200)
+START_TIMEOUT = 100.0  # TensorFlow is imported, perhaps beside other tests
 
 RANK = """
     import os, sys, time
@@ -27,13 +27,14 @@ RANK = """
 """
 
 MEET = """
-    assert (hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()) == (rank, size, 0, 1)
+    assert (hvd.local_rank(), hvd.local_size()) == (rank, size)
+    assert (hvd.cross_rank(), hvd.cross_size()) == (0, 1)
     assert hvd.gloo_enabled() and not hvd.mpi_enabled()
     first = total("first")
     hvd.allreduce(tf.zeros([1]), name="all are up")
     import psutil
     launcher = psutil.Process().parent().parent()
-    sockets = [socket for process in (psutil.Process(), launcher) for socket in process.connections("inet")]
+    sockets = psutil.Process().connections("inet") + launcher.connections("inet")
     listening = {socket.laddr.ip for socket in sockets if socket.status == psutil.CONN_LISTEN}
     assert listening <= {"127.0.0.1", "::1"} and len(sockets) > 0, sockets
     hvd.allreduce(tf.zeros([1]), name="all have looked")
@@ -45,7 +46,7 @@ MEET = """
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_ranks_meet_on_the_loopback(launch, ranks):
-    code, stdout, stderr = launch("-np", ranks, launch.script(RANK + MEET), timeout=100)
+    code, stdout, stderr = launch("-np", ranks, launch.script(RANK + MEET), timeout=START_TIMEOUT)
     total = ranks * (ranks + 1) // 2
     assert code == 0, stderr.decode()
     assert stdout.count(f"{total} {total}\n".encode()) == ranks
@@ -70,7 +71,7 @@ FAIL = """
 )
 def test_a_rank_that_fails_while_the_other_waits_for_it(launch, how, code, block):
     process = launch.start("-np", 2, launch.script(RANK + FAIL.format(how=how)))
-    launch.files_exist("failed")
+    launch.files_exist("failed", deadline=START_TIMEOUT)
     began = time.monotonic()
     stderr = process.communicate(timeout=60)[1].decode()
     assert process.returncode == code
@@ -82,7 +83,7 @@ def test_a_rank_that_fails_while_the_other_waits_for_it(launch, how, code, block
 @pytest.mark.parametrize("how", ["os._exit(0)", "sys.exit(0)"])
 def test_a_rank_that_leaves_while_the_other_waits_for_it(launch, how):
     process = launch.start("-np", 2, launch.script(RANK + FAIL.format(how=how)))
-    launch.files_exist("failed")
+    launch.files_exist("failed", deadline=START_TIMEOUT)
     began = time.monotonic()
     stderr = process.communicate(timeout=60)[1].decode()
     assert process.returncode not in (0, None)

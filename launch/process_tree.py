@@ -1,7 +1,7 @@
-"""Processes as the kernel sees them: who descends from whom, and who adopts an orphan.
+"""The tree of processes: who descends from whom, who adopts an orphan, and how to end them all.
 
 An orphan goes to the nearest ancestor that declared itself a *subreaper*. Below a subreaper nothing
-gets lost, however often it forks or changes its session: walking the parents in ``/proc`` finds it.
+gets lost, however often it forks or changes its session: walking the parents in `/proc` finds it.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ def die_with_parent(parent: int) -> None:
 
 
 def rename(title: str) -> None:
-    """Overwrites this process's command line, as `ps` and `pkill -f` see it, with (the start of)
-    `title`.
+    """Overwrites this process's command line, as `ps` and `pkill -f` see it, with `title`.
+
+    A longer title than the command line is cut.
     """
     with open("/proc/self/stat", "rb") as stat:
         fields = stat.read().rpartition(b")")[2].split()
     start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end in proc(5)
     if 0 < start < end:
-        ctypes.memmove(
-            start, title.encode()[: end - start - 1].ljust(end - start, b"\0"), end - start
-        )
+        words = title.encode()[: end - start - 1].ljust(end - start, b"\0")
+        ctypes.memmove(start, words, end - start)
 
 
-def children() -> dict[int, list[int]]:
-    """Every process that has children: parent -> children."""
-    family: dict[int, list[int]] = defaultdict(list)
+def children_by_parent() -> dict[int, list[int]]:
+    """Returns the children of every process that has any."""
+    children: dict[int, list[int]] = defaultdict(list)
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
@@ -60,20 +60,20 @@ def children() -> dict[int, list[int]]:
                     parent = int(stat.read().rpartition(b")")[2].split()[1])
             except (OSError, IndexError):
                 continue  # it ended meanwhile
-            family[parent].append(int(name))
-    return family
+            children[parent].append(int(name))
+    return children
 
 
 def descendants(root: int, spare: Collection[int] = ()) -> list[int]:
-    """Every process below `root`, but not those in `spare` nor what is below them."""
-    family = children()
-    found: list[int] = []
-    todo = [root]
-    while todo:
-        below = [pid for pid in family.get(todo.pop(), ()) if pid not in spare]
-        found += below
-        todo += below
-    return found
+    """Returns every process below `root`, but not those in `spare` nor any below them."""
+    children = children_by_parent()
+    below: list[int] = []
+    parents = [root]
+    while parents:
+        pids = [pid for pid in children.get(parents.pop(), ()) if pid not in spare]
+        below += pids
+        parents += pids
+    return below
 
 
 def signal_descendants(signum: int, spare: Collection[int] = ()) -> None:
@@ -86,7 +86,7 @@ def signal_descendants(signum: int, spare: Collection[int] = ()) -> None:
 
 
 def reap() -> list[tuple[int, int]]:
-    """Collects the children that have ended: (pid, exit code or minus the signal)."""
+    """Collects the children that have ended: pid, and exit code or minus the signal."""
     ended = []
     while True:
         try:
@@ -95,18 +95,23 @@ def reap() -> list[tuple[int, int]]:
             break
         if pid == 0:
             break
-        ended.append(
-            (pid, os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status))
-        )
+        code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
+        ended.append((pid, code))
     return ended
 
 
 def kill_descendants(patience: float, spare: Collection[int] = ()) -> list[int]:
-    """Kills everything below this process, a subreaper, and returns what is left after `patience`
-    seconds.
+    """Kills everything below this process, a subreaper.
 
-    One pass isn't enough: a process can fork while it is looked for. What it leaves behind comes to
-    the subreaper, so the next pass finds it.
+    One pass isn't enough: a process can fork while it is looked for. Its orphan comes to the
+    subreaper, so the next pass finds it.
+
+    Args:
+      patience: for how many seconds to go on.
+      spare: processes that stay, with all below them.
+
+    Returns:
+      The processes that are left.
     """
     deadline = time.monotonic() + patience
     while True:

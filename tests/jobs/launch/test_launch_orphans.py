@@ -1,4 +1,4 @@
-"""Nothing stays behind, however the launcher, its keeper or the ranks end.
+"""Nothing stays behind, however the launcher, its supervisor or the ranks end.
 
 That no process of a test is left is checked after every test, by the `launch` fixture.
 """
@@ -36,7 +36,7 @@ FAMILY = """
 def with_family(launch, *options):
     """A job with the whole FAMILY in each of its two ranks."""
     process, pids = launch.start_sleeping(*options, extra=FAMILY)
-    assert len(launch.processes()) == 2 + 2 * 4  # launcher and keeper; each rank with its three
+    assert len(launch.processes()) == 2 + 2 * 4  # launcher and supervisor; each rank with its three
     return process, pids
 
 
@@ -54,10 +54,10 @@ def test_the_family_goes_when_the_launchers_whole_group_is_killed(launch):
 
 
 def test_the_family_goes_when_all_that_looks_like_the_launcher_is_killed(launch):
-    """`pkill -KILL -f collective.launch`: the keeper doesn't go by that name."""
+    """`pkill -KILL -f collective.launch`: the supervisor doesn't go by that name."""
     process, _ = with_family(launch)
     named = []
-    # all before the first is killed: the keeper is quick to kill the rest
+    # all before the first is killed: the supervisor is quick to kill the rest
     for pid in launch.processes():
         with open(f"/proc/{pid}/cmdline") as file:
             if "collective.launch" in file.read():
@@ -68,14 +68,14 @@ def test_the_family_goes_when_all_that_looks_like_the_launcher_is_killed(launch)
     process.wait(20)
 
 
-def test_the_family_goes_when_the_keeper_is_killed(launch):
+def test_the_family_goes_when_the_supervisor_is_killed(launch):
     process, _ = with_family(launch)
     with open(f"/proc/{process.pid}/task/{process.pid}/children") as file:
-        (keeper,) = map(int, file.read().split())
-    os.kill(keeper, SIGKILL)
+        (supervisor,) = map(int, file.read().split())
+    os.kill(supervisor, SIGKILL)
     code, stderr = launch.end(process)
     assert code == 137
-    assert f"helper process {keeper} has died: the job was killed" in stderr
+    assert f"supervisor process {supervisor} has died: the job was killed" in stderr
 
 
 @pytest.mark.parametrize("how", ["TERM to the launcher", "a rank fails"])
@@ -95,14 +95,11 @@ def test_children_that_outlive_their_ranks_end_well(launch):
 
 
 def test_the_shells_other_children_are_spared(launch):
-    """`sleep & exec python -m collective.launch`: the sleeper is the launcher's child, but not of
-    its job.
-    """
+    """`sleep & exec python -m collective.launch`: the launcher's child isn't one of its job."""
     script = launch.sleeper()
     command = f'sleep 60 >/dev/null 2>&1 & echo $! > spared; exec "$@" -np 2 {script}'
-    arguments = launch.start("--dry-run", script, stdout=subprocess.DEVNULL).args[:3]
     process = subprocess.Popen(
-        ["sh", "-c", command, "sh", *arguments],
+        ["sh", "-c", command, "sh", *launch.COMMAND],
         cwd=launch.folder,
         env=launch.environment,
         stderr=subprocess.PIPE,
@@ -110,8 +107,8 @@ def test_the_shells_other_children_are_spared(launch):
     launch.files("rank0", "rank1")
     (spared,) = launch.files("spared")
     with open(f"/proc/{process.pid}/task/{process.pid}/children") as file:
-        (keeper,) = set(map(int, file.read().split())) - {spared}
-    os.kill(keeper, SIGKILL)
+        (supervisor,) = set(map(int, file.read().split())) - {spared}
+    os.kill(supervisor, SIGKILL)
     assert launch.end(process)[0] == 137
     os.kill(spared, SIGKILL)  # raises if it is gone
 
