@@ -72,7 +72,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--repeat", type=count, default=3, help="rounds")
     add("--against", type=checkout, metavar="CHECKOUT", help="compare with another checkout")
     add("--only", nargs="+", choices=PARTS, default=PARTS)
-    add("--timeout", type=float, default=600, help="seconds for one program")
+    add("--timeout", type=float, default=1200, help="seconds for one program")
     add("--json", action="store_true", help="one last line for programs")
     return parser.parse_args(arguments)
 

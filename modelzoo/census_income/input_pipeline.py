@@ -13,13 +13,16 @@ from census_income.features import Examples
 
 def dataset(examples: Examples, shares: Callable[[], Iterable[np.ndarray]]) -> Any:
     """Makes a batch of each array of row numbers that `shares()` yields."""
+
+    def batches():
+        for rows in shares():
+            yield examples.take(rows)
+
+    empty_batch = examples.take(np.arange(0))
     signature = tf.nest.map_structure(
-        lambda values: tf.TensorSpec([None, *values.shape[1:]], values.dtype),
-        examples.take(np.arange(0)),
+        lambda values: tf.TensorSpec([None, *values.shape[1:]], values.dtype), empty_batch
     )
-    return tf.data.Dataset.from_generator(
-        lambda: (examples.take(rows) for rows in shares()), output_signature=signature
-    ).prefetch(2)
+    return tf.data.Dataset.from_generator(batches, output_signature=signature).prefetch(2)
 
 
 def next_batch(examples: Examples, shares: Callable[[], Iterable[np.ndarray]]) -> dict:
