@@ -5,7 +5,7 @@ VENV := .venv
 python = $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ready train bench overhead test test-all test-pythons format lint clean
+.PHONY: help setup ready train bench overhead test test-all test-pythons docs format lint clean
 
 # What they said once, set-up remembers.
 export PYTHON GPU VENV
@@ -48,6 +48,9 @@ lint: ready  ## Check formatting, style (ruff, clang-format) and types (mypy)
 	$(python) -m ruff check .
 	$(if $(sources),$(VENV)/bin/clang-format --dry-run --Werror $(sources))
 	$(python) -m mypy
+
+docs: ready  ## Write the API pages to build/docs, of docstrings; fails where a public name has none
+	$(python) docs/build.py
 
 test: lint  ## lint, and the tests that CI runs
 	$(python) -m pytest tests -m "not long" $(ARGS)
