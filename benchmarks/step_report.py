@@ -125,13 +125,13 @@ def figures(setting: Setting, rounds: list[Round], data_mb: float) -> dict[str, 
     }
 
 
-def title(setting: Setting) -> str:
-    """Returns the line above a table: what was measured."""
+def title(setting: Setting, dims: str) -> str:
+    """Returns the line above a table, which says what was measured."""
     ids = "-".join(map(str, sorted(set(setting.ids))))
     parts = [
         f"{setting.ranks} ranks",
         setting.backend,
-        f"{setting.tables} tables of dimension {setting.dim} ({sum(setting.rows()):,} rows)",
+        f"{setting.tables} tables of dimension {dims} ({sum(setting.rows()):,} rows)",
         f"{ids} id{'s' if setting.pooled else ''} a feature",
         f"{setting.samples} samples a rank",
         setting.optimizer,
@@ -160,7 +160,7 @@ def program_table(setting: Setting, result: dict[str, Any]) -> str:
                 report.number(program["peak_rss_mb"], 0),
             ]
         )
-    lines = [title(setting), report.table([*names, "peak RSS MB"], rows)]
+    lines = [title(setting, str(setting.dim)), report.table([*names, "peak RSS MB"], rows)]
     if result["ratio"] is not None:
         lines += ["", f"step ÷ (plain + wire) = {result['ratio']:.2f}{each_round(result)}"]
         lines[-1] += f"; of processor time {result['cpu_ratio']:.2f}"
@@ -189,7 +189,8 @@ def comparison_table(setting: Setting, results: list[dict[str, Any]]) -> str:
         numbers += [result[name] for name in ("step_cpu_ms", "against_cpu_ms", "cpu_ratio")]
         ratios_of_rounds = ", ".join(f"{ratio:.2f}" for ratio in result["ratios"])
         rows.append([str(result["dim"]), *map(report.number, numbers), ratios_of_rounds])
-    return "\n".join([title(setting), report.table(names, rows)])
+    dims = " and ".join(str(result["dim"]) for result in results)
+    return "\n".join([title(setting, dims), report.table(names, rows)])
 
 
 def each_round(result: dict[str, Any]) -> str:
