@@ -13,7 +13,7 @@ import importlib.util
 import json
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -24,7 +24,8 @@ from collective.ops import compiled
 CHOICE = "COLLECTIVE_KERNELS"
 WORKSPACE = "COLLECTIVE_GPU_WORKSPACE"
 DYNAMIC = "COLLECTIVE_DYNAMIC_TABLES"
-CHOICES = ("auto", "cpu", "gpu", "double")
+CHOICES = ("auto", "cpu", "gpu")
+INJECTED = "injected"
 _KIND, _ATTRIBUTES = "_collective_kind", "_collective_attributes"
 
 
@@ -50,11 +51,31 @@ def memory_shares() -> tuple[float, float]:
     return share, 0.95 - share
 
 
-@functools.cache
+_injected: Callable[[], Any] | None = None
+
+
+def use(make: Callable[[], Any] | None) -> None:
+    """Has what `make` returns stand in for the compiled operations, in the place of a GPU's kernels;
+    with None the environment chooses again. To be called before the process makes its first graph.
+    """
+    global _injected
+    _injected = make
+    _stand_in.cache_clear()
+
+
 def chosen() -> str:
-    """'cpu', 'gpu' or 'double', by the environment variable COLLECTIVE_KERNELS. Without it, or if
-    it is 'auto': 'gpu' where TensorFlow sees a GPU and there is CuPy. 'double' is what runs on a
-    GPU, in NumPy: slowly, for tests.
+    """Returns 'cpu' or 'gpu', as the environment says, or 'injected' behind `use`.
+
+    Raises:
+        ValueError, RuntimeError: as `from_environment`.
+    """
+    return from_environment() if _injected is None else INJECTED
+
+
+@functools.cache
+def from_environment() -> str:
+    """Chooses 'cpu' or 'gpu' by the environment variable COLLECTIVE_KERNELS. Without it, or if it is
+    'auto': 'gpu' where TensorFlow sees a GPU and there is CuPy.
 
     Raises:
         ValueError: it is something else.
@@ -65,7 +86,7 @@ def chosen() -> str:
         raise ValueError(
             f"{CHOICE}={choice}: there is no such choice. Known: {', '.join(CHOICES)}."
         )
-    if choice in ("cpu", "double"):
+    if choice == "cpu":
         return choice
     sees = bool(tf.config.list_physical_devices("GPU"))
     if choice == "gpu":
@@ -131,14 +152,18 @@ def operations() -> Any:
 
 @functools.cache
 def _stand_in() -> Any:
-    from collective.ops.gpu import binding, sides  # needs no CuPy, but takes a while to import
+    if _injected is not None:
+        return _injected()
+    # needs no CuPy, but takes a while to import
+    from collective.ops.gpu.memory_bridge import GpuBridge
+    from collective.ops.gpu.tensorflow_binding import DeviceOperations
 
-    return binding.Bound(sides.Gpu() if chosen() == "gpu" else sides.Double())
+    return DeviceOperations(GpuBridge())
 
 
 def side() -> Any:
-    """Where kernels compute, and what shares memory with them: a `collective.ops.gpu.sides.Side`."""
-    return _stand_in().side
+    """Returns what shares memory with the kernels: a `collective.ops.gpu.memory_bridge.MemoryBridge`."""
+    return _stand_in().bridge
 
 
 def operations_of(op: tf.Operation) -> Any:

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SEED = int(os.environ.get("COLLECTIVE_TEST_SEED") or random.SystemRandom().randrange(2**31))
 
 
-def launch(ranks, *arguments, seed, examples=None, timeout=1500, backend="hb"):
+def launch(ranks, *arguments, seed, examples=None, timeout=1500, backend="hb", on_the_double=False):
     environment = dict(os.environ, COLLECTIVE_STRATEGY=backend)
     if examples:
         environment["COLLECTIVE_TEST_EXAMPLES"] = str(examples)
@@ -28,6 +28,7 @@ def launch(ranks, *arguments, seed, examples=None, timeout=1500, backend="hb"):
         "0",
         "--device",
         "cpu",
+        *(["-m", "tests.gpu_double"] if on_the_double else []),
         "-m",
         "pytest",
         "-q",
@@ -145,10 +146,17 @@ ON_THE_DOUBLE = (
         ),
     ],
 )
-def test_cases_with_the_double_of_a_gpu(monkeypatch, ranks, backend, cases):
-    monkeypatch.setenv("COLLECTIVE_KERNELS", "double")
+def test_cases_with_the_double_of_a_gpu(ranks, backend, cases):
     files = [f"tests/ranks/test_{name}.py" for name in cases]
-    done = launch(ranks, *files, seed=SEED, examples=2, backend=backend, timeout=1800)
+    done = launch(
+        ranks,
+        *files,
+        seed=SEED,
+        examples=2,
+        backend=backend,
+        timeout=1800,
+        on_the_double=True,
+    )
     assert done.returncode == 0, "the output above names the case"
 
 

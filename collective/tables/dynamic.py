@@ -7,7 +7,7 @@ One run of a lookup on the rank that owns the keys:
     ──► ResourceGather
 
 Rows and slots are resource variables whose memory is reserved address space, of the host
-(`collective.ops.memory`) or of a GPU (`collective.ops.gpu.reserved`): it never moves, so new rows
+(`collective.ops.memory`) or of a GPU (`collective.ops.gpu.reserved_memory`): it never moves, so new rows
 are written straight into it, and TensorFlow's own kernels read and update it in place.
 """
 
@@ -98,7 +98,7 @@ class DynamicTable(Lazy, Table):
         if self.side is None:
             return memory.rows_that_fit(row_bytes, keymap.MOST_ROWS)
         # what is needed on a device takes a while to import
-        from collective.ops.gpu.hash_table_state import MOST_ROWS
+        from collective.ops.gpu.hash_table import MOST_ROWS
 
         return int(self.side.rows_that_fit(row_bytes, MOST_ROWS - 1))  # and row 0
 
