@@ -67,10 +67,12 @@ def run(command, timeout=240, **environment):
 
 
 def on_ranks(ranks, backend, command, kernels="cpu"):
+    if kernels == "double":
+        command = ["-m", "tests.gpu_double", *command]
     return run(
         ["-m", "collective.launch", "-np", str(ranks), "--device", "cpu", *command],
         COLLECTIVE_STRATEGY=backend,
-        COLLECTIVE_KERNELS=kernels,
+        COLLECTIVE_KERNELS="cpu",
     )
 
 
