@@ -68,7 +68,7 @@ class ScopeStack:
 
     @property
     def given(self) -> dict[str, Any]:
-        """Returns the options in force as they would be given to a scope; none outside of scopes."""
+        """Returns the options in force as another scope would be given them; none outside."""
         return dataclasses.asdict(self.options) if self.is_open else {}
 
     @property

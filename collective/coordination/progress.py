@@ -1,6 +1,6 @@
 """Tells the launcher what this rank does, so that a stall has an owner.
 
-See `collective.launch.stall`.
+See `collective.launch.stall_detector`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from collective.launch.board import VARIABLE, Board, Label, Phase
+from collective.launch.progress_board import VARIABLE, Board, Label, Phase
 
 _NOTHING = Label("nothing yet")
 
