@@ -57,8 +57,8 @@ def get_embedding_variable(
     keys, values = tf.as_dtype(key_dtype), tf.as_dtype(value_dtype)
     if keys not in (tf.int64, tf.int32, tf.string):
         raise ValueError(
-            f"dynamic table '{name}': key_dtype is tf.int64, tf.int32 or tf.string, "
-            f"not {keys.name}."
+            f"dynamic table '{name}': key_dtype is tf.int64, tf.int32 or tf.string, not "
+            f"{keys.name}."
         )
     if not isinstance(embedding_dim, int) or embedding_dim < 1:
         raise ValueError(
@@ -81,9 +81,8 @@ def get_embedding_variable(
 def warn_of_option(what: str) -> None:
     """Of DeepRec's options, to the caller's caller."""
     warnings.warn(
-        f"{what}: ev_option has no effect yet: every key is admitted and none is "
-        f"evicted. Leave it out to silence "
-        "this.",
+        f"{what}: ev_option has no effect yet: every key is admitted and none is evicted. Leave it "
+        "out to silence this.",
         stacklevel=3,
     )
 
@@ -92,8 +91,8 @@ def check_scope(what: str) -> None:
     """Raises ValueError outside of strategy.scope()."""
     if not SCOPES.is_open:
         raise ValueError(
-            f"{what} makes a dynamic table, which needs strategy.scope(): "
-            "with strategy.scope(), tf.Graph().as_default(): …"
+            f"{what} makes a dynamic table, which needs strategy.scope(): with strategy.scope(), "
+            "tf.Graph().as_default(): …"
         )
 
 

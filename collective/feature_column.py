@@ -60,9 +60,8 @@ def categorical_column_with_embedding(
     dtype = tf.as_dtype(dtype)
     if dtype not in (tf.int64, tf.int32, tf.string):
         raise ValueError(
-            f"categorical_column_with_embedding('{key}'): dtype is tf.int64, "
-            f"tf.int32 or tf.string, "
-            f"not {dtype.name}."
+            f"categorical_column_with_embedding('{key}'): dtype is tf.int64, tf.int32 or "
+            f"tf.string, not {dtype.name}."
         )
     return EmbeddingCategoricalColumn(key, dtype)
 
@@ -103,8 +102,7 @@ class EmbeddingCategoricalColumn(
         ):
             raise ValueError(
                 f"feature '{self.key}' is {given.dtype.name}, but "
-                f"categorical_column_with_embedding('{self.key}') "
-                f"has dtype {self.dtype.name}."
+                f"categorical_column_with_embedding('{self.key}') has dtype {self.dtype.name}."
             )
         if not isinstance(given, tf.SparseTensor):
             there = (
@@ -170,9 +168,8 @@ def indicator_column(original: Any, categorical_column: Any) -> Any:
         inner = inner.categorical_column
     if isinstance(inner, EmbeddingCategoricalColumn):
         raise ValueError(
-            f"indicator_column of categorical_column_with_embedding('{inner.key}'): "
-            f"a column without a vocabulary "
-            "has no number of buckets. Use embedding_column, or a column with a "
-            "vocabulary or hash buckets."
+            f"indicator_column of categorical_column_with_embedding('{inner.key}'): a column "
+            "without a vocabulary has no number of buckets. Use embedding_column, or a column with "
+            "a vocabulary or hash buckets."
         )
     return original(categorical_column)

@@ -94,6 +94,6 @@ def _check(params: Sequence[Any], **others: Sequence[Any]) -> None:
     for name, given in others.items():
         if len(given) != len(params):
             raise ValueError(
-                f"a grouped lookup has {len(params)} params and {len(given)} {name}: "
-                f"give one for each."
+                f"a grouped lookup has {len(params)} params and {len(given)} {name}: give one for "
+                "each."
             )

@@ -35,9 +35,8 @@ try:
 except ImportError as error:
     raise ImportError(
         "collective needs Horovod, built against the installed TensorFlow; `make setup` in a "
-        "checkout builds it "
-        f"(or set HOROVOD_WITH_TENSORFLOW=1 and pip install --no-build-isolation horovod). The "
-        f"cause: {error}"
+        "checkout builds it (or set HOROVOD_WITH_TENSORFLOW=1 and pip install --no-build-isolation "
+        f"horovod). The cause: {error}"
     ) from error
 
 PREFIX = "collective."

@@ -24,10 +24,9 @@ for _name in ("CollectiveBounds", "CollectiveMismatches", "CollectiveHear"):
 def _ask_gradient(op: tf.Operation, *gradients: Any) -> list[Any]:
     """Only weights that the owner multiplies by could have one."""
     raise NotImplementedError(
-        f"{op.name}: the gradient with respect to weights of a lookup that "
-        f"its owner pools is asked for "
-        "after the lookup was built into an exchange; ask for it first, or "
-        "use scope(grouping=False)"
+        f"{op.name}: the gradient with respect to weights of a lookup that its owner pools is "
+        "asked for after the lookup was built into an exchange; ask for it first, or use "
+        "scope(grouping=False)"
     )
 
 
@@ -74,10 +73,8 @@ def _reduce_gradient(op: tf.Operation, *gradients: Any) -> list[Any]:
     """Of the values with respect to the gradient that was reduced: linear, but for max_norm."""
     if any(norm > 0 for norm in attribute(op, "max_norms")):
         raise NotImplementedError(
-            f"{op.name}: there is no second derivative of a pooled lookup "
-            f"with max_norm; "
-            "look the table up without max_norm, or without pooling by the "
-            "owner"
+            f"{op.name}: there is no second derivative of a pooled lookup with max_norm; look the "
+            "table up without max_norm, or without pooling by the owner"
         )
     tables, inputs = attribute(op, "T"), list(op.inputs)
     spread = operations_of(op).collective_spread_rows(
@@ -177,17 +174,15 @@ def _gradient_of_pool_gradient(op: tf.Operation, of_flat: Any, *of_weights: Any)
     members = attribute(op, "members")
     if not all(_is_zero(gradient) for gradient in of_weights):
         raise NotImplementedError(
-            f"{op.name}: there is no derivative of the gradient of lookup "
-            f"weights; stop the gradient at "
-            "the weights with tf.stop_gradient, or multiply the rows by "
-            "them yourself"
+            f"{op.name}: there is no derivative of the gradient of lookup weights; stop the "
+            "gradient at the weights with tf.stop_gradient, or multiply the rows by them yourself"
         )
     if _is_zero(of_flat):
         return [None] * len(op.inputs)
     if any(attribute(op, "max_norms")[member] > 0 for member in members):
         raise NotImplementedError(
-            f"{op.name}: there is no second derivative of a lookup with "
-            f"max_norm; clip the rows yourself"
+            f"{op.name}: there is no second derivative of a lookup with max_norm; clip the rows "
+            "yourself"
         )
     of_flat = tf.convert_to_tensor(of_flat)
     _, positions, samples, weights, gradients, counts = _inputs(op)

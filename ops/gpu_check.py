@@ -81,8 +81,8 @@ def _is_lost(device: Device) -> bool:
         device.synchronize()
     except Exception as error:
         print(
-            f"gpu_check: nothing can run on the GPU any more ({error}): check the families one "
-            f"by one (--family)",
+            f"gpu_check: nothing can run on the GPU any more ({error}): check the families one by "
+            "one (--family)",
             file=sys.stderr,
         )
         return True
@@ -100,8 +100,9 @@ def measure(
     """Times all there is to time and prints the table; `keep` is given all rows so far, after each."""
     copied = timing.copy_bandwidth(device, scale, repeats)
     print(
-        f"\n{device.versions()}\na copy from device to device moves {copied / 1e9:,.0f} GB/s, "
-        f"read and written\n"
+        "\n"
+        f"{device.versions()}\n"
+        f"a copy from device to device moves {copied / 1e9:,.0f} GB/s, read and written\n"
     )
     print(
         _COLUMNS.format(
@@ -178,9 +179,8 @@ def check_tensorflow(seed: int) -> int:
         return 2
     wrong = [*training.check(seed), *growing.check(seed, training.config())]
     lines = wrong or [
-        f"rank {rank} of {collectives.size()}: {len(training.RULES)} rules, by "
-        f"distinct rows and pooled by the "
-        f"owner, and a table that grows: right ({placement.chosen()})",
+        f"rank {rank} of {collectives.size()}: {len(training.RULES)} rules, by distinct rows and "
+        f"pooled by the owner, and a table that grows: right ({placement.chosen()})",
         *training.report(seed),
     ]
     print("\n".join(lines), flush=True)

@@ -31,9 +31,9 @@ def _library() -> Any:
     path = next((path for path in built if path.exists()), None)
     if path is None:
         raise ImportError(
-            f"dynamic tables need the compiled key map, and {here} has none. `make "
-            f"setup` in a checkout builds "
-            "it (or python setup.py build_ext --inplace); an installed wheel has it."
+            f"dynamic tables need the compiled key map, and {here} has none. `make setup` in a "
+            "checkout builds it (or python setup.py build_ext --inplace); an installed wheel has "
+            "it."
         )
     library = ctypes.CDLL(str(path))
     pointer, count, size = ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint64

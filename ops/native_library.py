@@ -28,8 +28,7 @@ def missing() -> str | None:
     if path is None:
         return (
             "they were not built, as there was no TensorFlow to build them against: run `make "
-            "setup`, or "
-            "pip install --no-build-isolation beside TensorFlow"
+            "setup`, or pip install --no-build-isolation beside TensorFlow"
         )
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         found = re.search(rb"collective native, TensorFlow ([^;]*);", content)

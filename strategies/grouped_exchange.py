@@ -286,10 +286,9 @@ def _only_if_fine(checks: Sequence[gate.Check], ids: list[tf.Tensor]) -> list[tf
             check.bounds,
             tf.zeros_like(check.bounds),
             message=(
-                f"the ids, indices and weights of lookups of "
-                f"{', '.join(sorted(set(check.tables)))} do "
-                f"not belong together: there must "
-                "be as many of each, and indices must ascend"
+                "the ids, indices and weights of lookups of "
+                f"{', '.join(sorted(set(check.tables)))} do not belong together: there must be as "
+                "many of each, and indices must ascend"
             ),
         )
         for check in checks

@@ -29,8 +29,8 @@ def read(table: Sharded, name: str | None = None) -> tf.Tensor:
         table.told = True
         tf.logging.warning(
             "table '%s' is read as one value: each run that uses it sends all of its %.1f GB to "
-            "every rank. Look rows up "
-            "instead (tf.nn.embedding_lookup), or make it outside embedding_scope().",
+            "every rank. Look rows up instead (tf.nn.embedding_lookup), or make it outside "
+            "embedding_scope().",
             table.op.name,
             size / 1e9,
         )
@@ -93,9 +93,8 @@ def mine(table: Sharded, value: Any) -> Any:
     """
     if not tf.TensorShape(value.shape).is_compatible_with([table.rows, table.dim]):
         raise ValueError(
-            f"table '{table.op.name}' is [{table.rows}, {table.dim}], and can't be "
-            f"assigned a value of shape "
-            f"{value.shape}: give the whole table, the same on every rank."
+            f"table '{table.op.name}' is [{table.rows}, {table.dim}], and can't be assigned a "
+            f"value of shape {value.shape}: give the whole table, the same on every rank."
         )
     return value[collectives.rank() :: collectives.size()]
 

@@ -43,9 +43,8 @@ class DeviceColumn(RowColumn):
                 self._memory = side.reserve(rows * self._row_bytes)
             except (MemoryError, RuntimeError) as error:
                 raise MemoryError(
-                    f"'{name}' can not reserve {rows * self._row_bytes:,} bytes of "
-                    f"address space: {error}. Set "
-                    f"COLLECTIVE_COLUMN_GB lower, or {placement.DYNAMIC}=host."
+                    f"'{name}' can not reserve {rows * self._row_bytes:,} bytes of address space: "
+                    f"{error}. Set COLLECTIVE_COLUMN_GB lower, or {placement.DYNAMIC}=host."
                 ) from error
             self._rows = side.within(self._memory, (rows, dim), dtype)
         self.reach(0)
@@ -71,11 +70,9 @@ class DeviceColumn(RowColumn):
             except MemoryError as error:
                 raise MemoryError(
                     f"'{self._name}' has memory for {before // self._row_bytes:,} rows, and needs "
-                    f"{size - before:,} bytes more "
-                    f"for {count:,}: {error}. {self._side.memory()}, and TensorFlow what it has "
-                    f"taken. Train on more ranks; or "
-                    f"set {placement.DYNAMIC}=host, which has dynamic tables in the host's "
-                    f"memory."
+                    f"{size - before:,} bytes more for {count:,}: {error}. {self._side.memory()}, "
+                    "and TensorFlow what it has taken. Train on more ranks; or set "
+                    f"{placement.DYNAMIC}=host, which has dynamic tables in the host's memory."
                 ) from error
             self._side.within(self._memory, (self._memory.taken - before,), np.uint8, before).fill(
                 0

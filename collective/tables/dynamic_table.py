@@ -205,11 +205,9 @@ class DynamicTable(Lazy, Table):
     def refuse(self, way: str) -> NoReturn:
         raise TableError(
             f"{way} of table '{self.op.name}' isn't possible: it is dynamic, and has rows for the "
-            f"keys that came, on their "
-            "ranks. Look rows up by their keys (tf.nn.embedding_lookup, embedding_lookup_sparse, "
-            "safe_embedding_lookup_sparse, "
-            "tf.gather; what pools them takes ragged keys as ids.to_sparse()), or go through all "
-            "with table.export(session) "
+            "keys that came, on their ranks. Look rows up by their keys (tf.nn.embedding_lookup, "
+            "embedding_lookup_sparse, safe_embedding_lookup_sparse, tf.gather; what pools them "
+            "takes ragged keys as ids.to_sparse()), or go through all with table.export(session) "
             "and table.import_(session, keys, rows)."
         )
 
@@ -281,9 +279,8 @@ class DynamicTable(Lazy, Table):
         keys_, rows = np.asarray(keys_, np.int64), np.asarray(rows)
         if keys_.ndim != 1 or rows.shape != (len(keys_), self.dim):
             raise ValueError(
-                f"table '{self.op.name}': import_ takes keys [b] and rows [b, "
-                f"{self.dim}], "
-                f"not {list(keys_.shape)} and {list(rows.shape)}."
+                f"table '{self.op.name}': import_ takes keys [b] and rows [b, {self.dim}], not "
+                f"{list(keys_.shape)} and {list(rows.shape)}."
             )
         mine = self._mine(keys_)
         self.store(raw(session)).put(keys_[mine], rows[mine])
@@ -373,10 +370,9 @@ def _count(number: np.ndarray) -> np.int64:
 def _gather_gradient(op: tf.Operation, gradient: Any) -> tuple[tf.IndexedSlices, None]:
     if graphs.is_function(op.graph) or op._get_control_flow_context() is not None:
         raise TableError(
-            f"A lookup in the dynamic table '{_outside(op.inputs[0]).op.name}' "
-            f"inside tf.cond, tf.while_loop or "
-            "tf.function has no gradient: look up outside, and choose among the rows "
-            "inside."
+            f"A lookup in the dynamic table '{_outside(op.inputs[0]).op.name}' inside tf.cond, "
+            "tf.while_loop or tf.function has no gradient: look up outside, and choose among the "
+            "rows inside."
         )
     if isinstance(gradient, tf.IndexedSlices):
         gradient = tf.math.unsorted_segment_sum(

@@ -132,12 +132,10 @@ def _scaled(init: Any, shape: tuple[int | None, int], name: str) -> Fill:
     rows, dim = shape
     if rows is None and init.mode != "fan_out":
         raise ValueError(
-            f"dynamic table '{name}': an initializer that scales by {init.mode} "
-            f"needs the number of rows, which a "
-            "dynamic table doesn't have. Use "
-            "tf.variance_scaling_initializer(mode='fan_out'), or one with a "
-            f"standard deviation, such as "
-            f"tf.truncated_normal_initializer(stddev={dim**-0.5:.4g})."
+            f"dynamic table '{name}': an initializer that scales by {init.mode} needs the number "
+            "of rows, which a dynamic table doesn't have. Use "
+            "tf.variance_scaling_initializer(mode='fan_out'), or one with a standard deviation, "
+            f"such as tf.truncated_normal_initializer(stddev={dim**-0.5:.4g})."
         )
     fan = {"fan_in": rows or 0, "fan_out": dim}.get(init.mode, ((rows or 0) + dim) / 2.0)
     variance = init.scale / max(1.0, fan)
@@ -215,11 +213,9 @@ def by_key(init: Any, dim: int, name: str) -> Fill:
     fill = _constant(init, (None, dim)) if given else by_row(init, (None, dim), name)
     if fill is None:
         raise ValueError(
-            f"dynamic table '{name}': {init!r} doesn't fill single rows. Use "
-            f"TensorFlow's zeros, ones, constant "
-            f"(one number, or one row of {dim}), random_uniform, random_normal, "
-            f"truncated_normal or "
-            "variance_scaling(mode='fan_out') initializer."
+            f"dynamic table '{name}': {init!r} doesn't fill single rows. Use TensorFlow's zeros, "
+            f"ones, constant (one number, or one row of {dim}), random_uniform, random_normal, "
+            "truncated_normal or variance_scaling(mode='fan_out') initializer."
         )
     return fill
 

@@ -114,8 +114,8 @@ def lookup_pooled(
     combiner = combiner or "mean"
     if combiner not in ("mean", "sqrtn", "sum"):
         raise ValueError(
-            f"combiner must be one of 'mean', 'sqrtn' or 'sum', got {combiner!r} for "
-            f"table '{table.op.name}'."
+            f"combiner must be one of 'mean', 'sqrtn' or 'sum', got {combiner!r} for table "
+            f"'{table.op.name}'."
         )
     if not isinstance(sparse_ids, tf.SparseTensor):
         raise TypeError(

@@ -45,8 +45,8 @@ def _tables(graph: tf.Graph) -> str:
     rest = f" and {len(sizes) - MOST} others" if len(sizes) > MOST else ""
     return (
         f"Tables and their slots take {sum(size for size, _ in sizes):,} bytes on this rank: "
-        f"{named}{rest}; dynamic ones "
-        f"what their rows take.{_advice()} Train on more ranks, each holds its share."
+        f"{named}{rest}; dynamic ones what their rows take.{_advice()} Train on more ranks, each "
+        "holds its share."
     )
 
 
@@ -56,6 +56,5 @@ def _advice() -> Any:
     share = 100 * placement.memory_shares()[1]
     return (
         f" TensorFlow may have {share:.0f} % of the GPU's memory, unless the session's "
-        f"configuration says otherwise, and "
-        f"kernels the rest: see {placement.WORKSPACE}."
+        f"configuration says otherwise, and kernels the rest: see {placement.WORKSPACE}."
     )

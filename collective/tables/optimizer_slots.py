@@ -32,8 +32,7 @@ BLOCK = 1 << 20  # elements of a table that a dense update holds at once
 
 UNSEEN = (
     "is updated by a run that no session of strategy.scope() runs: the keys of its lookups were "
-    "not inserted. Create "
-    "the session, and run it, inside `with strategy.scope():`."
+    "not inserted. Create the session, and run it, inside `with strategy.scope():`."
 )
 
 
@@ -124,14 +123,13 @@ class _Processor(optimizer._OptimizableVariable):
         table = self._table
         if not isinstance(gradient, tf.IndexedSlices):
             raise TableError(
-                f"The gradient of the dynamic table '{table.op.name}' must stay "
-                f"IndexedSlices; '{gradient.name}' "
-                "is a matrix."
+                f"The gradient of the dynamic table '{table.op.name}' must stay IndexedSlices; "
+                f"'{gradient.name}' is a matrix."
             )
         if table.constraint is not None:
             raise RuntimeError(
-                f"table '{table.op.name}': a constraint is not possible for a "
-                f"sparsely updated variable."
+                f"table '{table.op.name}': a constraint is not possible for a sparsely updated "
+                "variable."
             )
         with tf.device("/cpu:0"), tf.control_dependencies([gradient.values, gradient.indices]):
             seen = tf.Assert(

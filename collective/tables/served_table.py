@@ -91,9 +91,8 @@ class ServedTable(composite_tensor.CompositeTensor):
     def refuse(self) -> NoReturn:
         raise TableError(
             f"table '{self.op.name}' is served from {len(self.parts)} parts and isn't one tensor "
-            f"or variable. Look its rows up "
-            "(tf.nn.embedding_lookup, embedding_lookup_sparse, safe_embedding_lookup_sparse, "
-            "tf.gather)."
+            "or variable. Look its rows up (tf.nn.embedding_lookup, embedding_lookup_sparse, "
+            "safe_embedding_lookup_sparse, tf.gather)."
         )
 
 

@@ -33,9 +33,8 @@ class Slot(Lazy):
     ):
         if first.shape.as_list() != [1, table.dim]:
             raise TableError(
-                f"table '{table.op.name}' is dynamic: its slot '{name}' must start "
-                f"from one row [1, {table.dim}], "
-                f"not {first.shape}."
+                f"table '{table.op.name}' is dynamic: its slot '{name}' must start from one row "
+                f"[1, {table.dim}], not {first.shape}."
             )
         self.table, self.dim, self._numpy = table, table.dim, first.dtype.as_numpy_dtype
         value = tf.get_static_value(first)
@@ -71,10 +70,9 @@ class Slot(Lazy):
 
     def refuse(self, way: str) -> NoReturn:
         raise TableError(
-            f"{way} of '{self.op.name}', a slot of the dynamic table '{self.table.op.name}', "
-            f"isn't possible: its memory is "
-            "address space for all the rows there could be. The optimizer must read and update "
-            "single rows of it."
+            f"{way} of '{self.op.name}', a slot of the dynamic table '{self.table.op.name}', isn't "
+            "possible: its memory is address space for all the rows there could be. The optimizer "
+            "must read and update single rows of it."
         )
 
 

@@ -171,20 +171,17 @@ class Sharded(resource_variable_ops.ResourceVariable):
 
     def _refuse_checkpoint(self) -> NoReturn:
         raise TableError(
-            f"tf.train.Checkpoint of table '{self.op.name}' isn't possible, whose "
-            f"rows are on several ranks: use "
-            "tf.train.Saver, or a session with a checkpoint_dir."
+            f"tf.train.Checkpoint of table '{self.op.name}' isn't possible, whose rows are on "
+            "several ranks: use tf.train.Saver, or a session with a checkpoint_dir."
         )
 
     def refuse(self, way: str) -> NoReturn:
         """Raises the error that names the table, and what to do instead of `way`."""
         raise TableError(
             f"{way} of table '{self.op.name}' would see only this rank's {self._shape[0]} of its "
-            f"{self.rows} rows. Look the "
-            "rows up (tf.nn.embedding_lookup, embedding_lookup_sparse, "
-            "safe_embedding_lookup_sparse, tf.gather), assign a "
-            "whole value, or make the variable outside embedding_scope() to have it whole on "
-            "every rank."
+            f"{self.rows} rows. Look the rows up (tf.nn.embedding_lookup, embedding_lookup_sparse, "
+            "safe_embedding_lookup_sparse, tf.gather), assign a whole value, or make the variable "
+            "outside embedding_scope() to have it whole on every rank."
         )
 
 

@@ -58,9 +58,8 @@ def table_getter(
     del partitioner
     if tf.executing_eagerly():
         raise RuntimeError(
-            f"embedding_scope() is for graphs, but '{name}' is made eagerly. Build "
-            f"the model inside "
-            "`with strategy.scope(), tf.Graph().as_default():`."
+            f"embedding_scope() is for graphs, but '{name}' is made eagerly. Build the model "
+            "inside `with strategy.scope(), tf.Graph().as_default():`."
         )
     whole = _shape_of(shape, initializer)
     if initializer is not None and not callable(initializer) and not is_dynamic(shape):
@@ -68,8 +67,8 @@ def table_getter(
     dtype = tf.as_dtype(dtype or getattr(initializer, "dtype", None) or tf.float32).base_dtype
     if is_dynamic(shape) and not dtype.is_floating:
         raise ValueError(
-            f"dynamic table '{name}': values of a dynamic table are floating-point "
-            f"numbers, not {dtype.name}."
+            f"dynamic table '{name}': values of a dynamic table are floating-point numbers, not "
+            f"{dtype.name}."
         )
     # (Not whole[0], which is something else without TensorFlow's second version.)
     rows, dim = whole.as_list() if whole is not None and whole.rank == 2 else (None, None)
