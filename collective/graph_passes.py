@@ -57,7 +57,7 @@ def group_lookups(
         xs: what gradients are about to be taken with respect to.
     """
     lookups = lookups_of(graph)
-    if not (options.grouping and lookups.waiting()):
+    if not (options.grouping and lookups.groupable()):
         return
     wire = Wire(
         tf.as_dtype(options.wire_dtype or "float32"),

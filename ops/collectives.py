@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import re
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -27,6 +26,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.framework import config
 
+from collective.ops import graph_analysis
 from collective.ops.graph_state import state_of
 from collective.ops.graphs import is_function, outermost
 
@@ -42,7 +42,6 @@ except ImportError as error:
 PREFIX = "collective."
 # begins the names of operations that ranks must have alike, beside collectives
 ALIKE = "collective/alike/"
-MEETINGS = re.compile("Horovod((Grouped)?(Allreduce|Allgather|Reducescatter)|Broadcast|Alltoall)")
 _counters: weakref.WeakKeyDictionary[tf.Graph, collections.Counter] = weakref.WeakKeyDictionary()
 
 
@@ -78,14 +77,14 @@ def unique_name(base: str) -> str:
 def collective_name(op: tf.Operation) -> str | None:
     """The name under which `op` meets its peers, if it is one of this module's collectives."""
     name = str(op.name).rpartition("/")[2]
-    return name if op.type.startswith("Horovod") and name.startswith(PREFIX) else None
+    return name if graph_analysis.is_horovod(op.type) and name.startswith(PREFIX) else None
 
 
 def is_scripts_own(op: tf.Operation) -> bool:
     """Whether `op` is a collective of Horovod's that a script makes by itself, to report the mean
     of all losses, say.
     """
-    return bool(MEETINGS.fullmatch(op.type)) and collective_name(op) is None
+    return graph_analysis.is_collective(op.type) and collective_name(op) is None
 
 
 @contextlib.contextmanager

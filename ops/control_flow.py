@@ -14,7 +14,6 @@ import tensorflow.compat.v1 as tf
 from tensorflow.core.framework import attr_value_pb2
 
 from collective.ops import graph_analysis
-from collective.ops.collectives import MEETINGS
 from collective.ops.graphs import is_function
 
 # what decides on the branches of version 2 that are being built; None for a loop
@@ -51,9 +50,9 @@ def build_while_op(
 ) -> Any:
     """`while_v2._build_while_op`: of version 2, a loop's or its gradient's."""
     if any(
-        MEETINGS.match(op.type)
+        graph_analysis.is_collective(op.type)
         or op.type in graph_analysis.CALLS
-        and graph_analysis.has_inside(body_graph, op, MEETINGS)
+        and graph_analysis.has_inside(body_graph, op, graph_analysis.is_collective)
         for op in body_graph.get_operations()
     ):
         parallel_iterations = 1

@@ -46,7 +46,7 @@ def separate(graph: tf.Graph) -> None:
         return
     for op in graph.get_operations():
         if op.type not in graph_analysis.CALLS or not graph_analysis.has_inside(
-            graph, op, graph_analysis.COLLECTIVES
+            graph, op, graph_analysis.is_horovod
         ):
             continue
         in_loops_one_at_a_time(graph, op._get_control_flow_context())
@@ -71,9 +71,7 @@ def _own(graph: tf.Graph, name: str, taken: set[str]) -> str:
     """`name`, or a copy of that function where somebody has it, or one that it calls, already."""
     definition = function_pb2.FunctionDef()
     definition.CopyFrom(graph._functions[name].cached_definition)
-    collectives = {
-        node.name for node in definition.node_def if graph_analysis.COLLECTIVES.match(node.op)
-    }
+    collectives = {node.name for node in definition.node_def if graph_analysis.is_horovod(node.op)}
     inner = [
         f
         for node in definition.node_def

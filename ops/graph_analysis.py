@@ -85,10 +85,28 @@ WRITES = re.compile(
 )
 
 
+# The operations that hold a variable.
+VARIABLE_TYPES = frozenset({"VarHandleOp", "VariableV2", "Variable"})
+
+
 PASSES = frozenset({"Identity", "Enter", "Switch", "RefIdentity", "RefEnter", "RefSwitch"})
 
 
-COLLECTIVES = re.compile("Horovod")
+_COLLECTIVE = re.compile(
+    "Horovod((Grouped)?(Allreduce|Allgather|Reducescatter)|Broadcast|Alltoall)"
+)
+
+
+def is_horovod(op_type: str) -> bool:
+    """Tells whether operations of this type are Horovod's: collectives, or questions such as the
+    rank.
+    """
+    return op_type.startswith("Horovod")
+
+
+def is_collective(op_type: str) -> bool:
+    """Tells whether operations of this type wait for their peers on the other ranks."""
+    return bool(_COLLECTIVE.match(op_type))
 
 
 def memory(variable: Any) -> tf.Operation:
@@ -104,8 +122,8 @@ def holder(x: tf.Tensor) -> tf.Operation:
     return x.op
 
 
-def has_inside(graph: tf.Graph, op: tf.Operation, types: re.Pattern[str]) -> bool:
-    """Whether a function that `op` calls, or one that this calls, has operations of `types`."""
+def has_inside(graph: tf.Graph, op: tf.Operation, is_sought: Callable[[str], object]) -> bool:
+    """Tells whether a function that `op` calls, at any depth, has an operation of a sought type."""
     stack, seen = [op.node_def], set()
     while stack:
         for value in stack.pop().attr.values():
@@ -113,7 +131,7 @@ def has_inside(graph: tf.Graph, op: tf.Operation, types: re.Pattern[str]) -> boo
                 function = graph._functions.get(name) if name and name not in seen else None
                 seen.add(name)
                 nodes = list(function.cached_definition.node_def) if function is not None else []
-                if any(types.match(node.op) for node in nodes):
+                if any(is_sought(node.op) for node in nodes):
                     return True
                 stack += nodes
     return False

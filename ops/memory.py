@@ -120,34 +120,34 @@ class Region:
 
     def __init__(self, size: int):
         self.size = max(_PAGE, -(-size // _PAGE) * _PAGE)
-        self._ours = False
+        self._owned = False
         self._address: int = _libc.mmap(None, self.size, _PROTECTION, _RESERVED, -1, 0)
         if self._address == _FAILED:
             raise MemoryError(
                 f"{self.size} bytes of address space can not be reserved "
                 f"({os.strerror(ctypes.get_errno())}): see ulimit -v"
             )
-        self._ours = True
+        self._owned = True
         # Small tables would take two megabytes a column; core dumps would hold terabytes of
         # nothing.
         _libc.madvise(self._address, self.size, _NOHUGEPAGE)
         _libc.madvise(self._address, self.size, _DONTDUMP)
 
     def __del__(self) -> None:
-        if self._ours:
+        if self._owned:
             _libc.munmap(self._address, self.size)
 
     def move_to(self, address: int) -> None:
         """Puts the pages at `address`, in place of what is mapped there, whose owner unmaps them
         from now on.
         """
-        if not self._ours:
+        if not self._owned:
             raise RuntimeError("this memory has been moved before")
         if _libc.mremap(self._address, self.size, self.size, _MOVE, address) == _FAILED:
             raise MemoryError(
                 f"{self.size} bytes can not be moved: {os.strerror(ctypes.get_errno())}"
             )
-        self._address, self._ours = address, False
+        self._address, self._owned = address, False
 
     def view(self, *shape: int, dtype: Any) -> np.ndarray:
         """The array in it, to be used while the owner that it was moved to, if it was, lives."""
@@ -175,7 +175,7 @@ class Reserved(Region):
             _libc.mprotect(self._address, self.taken, _PROTECTION)
 
 
-class Hollow:
+class EmptyFile:
     """A file of `size` bytes that holds nothing, at `path`, for something that maps it."""
 
     def __init__(self, size: int, path: str):

@@ -125,7 +125,7 @@ class RunFootprint:
             exchanged, {x.name for x, _ in [*feeds, *states]}
         )
         hidden = any(op._get_control_flow_context() is not None for op in exchanged) or any(
-            graph_analysis.has_inside(op.graph, op, graph_analysis.COLLECTIVES)
+            graph_analysis.has_inside(op.graph, op, graph_analysis.is_horovod)
             for op in self.operations
             if op.type in graph_analysis.CALLS
         )
@@ -187,7 +187,7 @@ def footprint_of(graph: tf.Graph, fetches: Iterable[Any], fed: Iterable[Any]) ->
         f"call of {op.name}"
         for op in seen
         if op.type in graph_analysis.CALLS
-        and graph_analysis.has_inside(graph, op, graph_analysis.COLLECTIVES)
+        and graph_analysis.has_inside(graph, op, graph_analysis.is_horovod)
     ]
     shared += [
         f"lookup {i:03} of {group.name.split('.')[1]}: {member.lookup}"
@@ -218,7 +218,7 @@ def _updates(graph: tf.Graph, operations: Iterable[tf.Operation]) -> bool:
     initializers = {v.initializer for v in variables_}
     for op in operations:
         if op.type in graph_analysis.CALLS:
-            if graph_analysis.has_inside(graph, op, graph_analysis.WRITES) and any(
+            if graph_analysis.has_inside(graph, op, graph_analysis.WRITES.match) and any(
                 graph_analysis.holder(x) in holders for x in op.inputs
             ):
                 return True

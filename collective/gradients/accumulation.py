@@ -30,8 +30,7 @@ import tensorflow.compat.v1 as tf
 from collective.gradients.clipping import is_of_table, table_gradient
 from collective.ops import collectives, graphs, shard_gradients
 from collective.ops.graph_state import state_of
-from collective.tables.dynamic_table import raw
-from collective.tables.reserved_variable import run_here
+from collective.ops.sessions import raw_session, run_unpatched
 
 SCOPE = "collective/local_steps"
 
@@ -130,7 +129,7 @@ def restart(session: Any) -> None:
         if marker.sums is not None
     }
     if every:
-        run_here(raw(session), [sums.restart for sums in every.values()])
+        run_unpatched(raw_session(session), [sums.restart for sums in every.values()])
 
 
 class Sums:

@@ -26,7 +26,7 @@ from collective.coordination import agreement, run_analysis
 from collective.coordination.agreement import Header
 from collective.coordination.prepared_run import PreparedRun
 from collective.ops import gate, graphs, op_attributes
-from collective.ops.graph_analysis import SOURCES, upstream
+from collective.ops.graph_analysis import SOURCES, VARIABLE_TYPES, upstream
 from collective.ops.graph_state import state_of
 from collective.strategies.grouped_exchange import Group, groups_of
 
@@ -45,7 +45,6 @@ _CALLS = frozenset(
     }
 )
 # also where a function or a branch reads them
-_VARIABLES = frozenset({"VarHandleOp", "VariableV2", "Variable"})
 _CHANGING = frozenset(
     {
         "MutableHashTableV2",
@@ -299,7 +298,7 @@ def _iterator(path: Iterable[tf.Operation]) -> tf.Operation:
     for op in sorted(path, key=lambda op: op._id):
         if op.type == "Placeholder":
             raise NotPossible(f"keys depend on the placeholder '{op.name}'")
-        if op.type in _VARIABLES:
+        if op.type in VARIABLE_TYPES:
             raise NotPossible(f"keys depend on the variable '{op.name}'")
         if op.type in _CHANGING:
             raise NotPossible(f"keys depend on the table '{op.name}', which may change")

@@ -17,7 +17,6 @@ import threading
 from typing import Any
 
 import tensorflow.compat.v1 as tf
-from tensorflow.python.client import session as session_lib
 
 from collective.coordination.agreement import (
     AHEAD,
@@ -31,6 +30,7 @@ from collective.coordination.agreement import (
 )
 from collective.coordination.prepared_run import PreparedRun
 from collective.ops.gate import gates_of
+from collective.ops.sessions import run_unpatched
 from collective.prefetch.graph_split import GraphSplit, run_of_keys
 
 
@@ -75,9 +75,7 @@ class Prefetcher:
         self._run(gate.start)
 
     def _run(self, fetches: Any, feeds: dict[Any, Any] | None = None) -> Any:
-        run = session_lib.BaseSession.run
-        # TensorFlow's own
-        return getattr(run, "__wrapped__", run)(self._session, fetches, feeds)
+        return run_unpatched(self._session, fetches, feeds)
 
     @property
     def run(self) -> PreparedRun:

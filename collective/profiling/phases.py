@@ -84,7 +84,7 @@ class Phases:
         return self._found[name] or None
 
     def _look(self, name: str, kind: str) -> str | None:
-        if kind.startswith("Horovod"):
+        if graph_analysis.is_horovod(kind):
             return name.rpartition("/")[2]
         # which takes as long as everything in front of it
         if name.startswith("collective/gate"):
@@ -127,7 +127,7 @@ def is_wait(kind: str) -> bool:
     for that.
     """
     return (
-        kind.startswith("Horovod")
+        graph_analysis.is_horovod(kind)
         or kind in READS
         or kind in graph_analysis.CALLS
         or kind in ("_Recv", "_HostRecv")

@@ -30,7 +30,6 @@ READS = re.compile(
     "Iterator|OptionalGetValue|Queue|ReaderRead|PyFunc|EagerPyFunc|(Ordered)?(Map)?Unstage"
 )
 LOCAL_KEYS = (tf.GraphKeys.LOCAL_VARIABLES, tf.GraphKeys.METRIC_VARIABLES)
-MEMORY = frozenset({"VarHandleOp", "VariableV2", "Variable"})
 # What leaves each number that is fed a number that was fed.
 CHANGES = (
     frozenset(
@@ -179,7 +178,7 @@ class Search:
         return False
 
     def _is_source(self, op: tf.Operation) -> bool:
-        if op.type in MEMORY:
+        if op.type in graph_analysis.VARIABLE_TYPES:
             return op not in self._variables and not str(op.name).startswith("collective/")
         # of a loop that is being built, whose later values come from where nobody has been yet
         if op.type == "Merge":
@@ -197,7 +196,7 @@ class Search:
             )
         return (
             op.type in graph_analysis.CALLS
-            and graph_analysis.has_inside(op.graph, op, RANDOM)
+            and graph_analysis.has_inside(op.graph, op, RANDOM.match)
             or takes_data(op)
         )
 
@@ -206,7 +205,7 @@ def takes_data(op: tf.Operation) -> bool:
     return (
         kind(op) in DATA
         or op.type in graph_analysis.CALLS
-        and graph_analysis.has_inside(op.graph, op, READS)
+        and graph_analysis.has_inside(op.graph, op, READS.match)
     )
 
 

@@ -97,7 +97,7 @@ def _without_sums(update: tf.Operation) -> set[tf.Operation]:
             if (
                 op.op_def.is_stateful
                 or graph_analysis.WRITES.match(op.type)
-                or graph_analysis.COLLECTIVES.match(op.type)
+                or graph_analysis.is_horovod(op.type)
             ):
                 return {update}  # it does something else, too
             stack += [x.op for x in op.inputs] + list(op.control_inputs)

@@ -15,7 +15,7 @@ from collective.ops.gpu import keymap
 from collective.ops.gpu.functions import Functions
 from collective.ops.gpu.sides import Side
 from collective.tables import initializers
-from collective.tables.row_store import ROOM, RowColumn, Store, living
+from collective.tables.row_store import MORE_MEMORY, RowColumn, Store, registered
 
 
 class DeviceColumn(RowColumn):
@@ -47,19 +47,19 @@ class DeviceColumn(RowColumn):
                     f"{error}. Set COLLECTIVE_COLUMN_GB lower, or {placement.DYNAMIC}=host."
                 ) from error
             self._rows = side.within(self._memory, (rows, dim), dtype)
-        self.reach(0)
+        self.ensure_capacity(0)
 
     @property
     def address(self) -> int:
         return self._memory.address
 
-    def offer(self, path: str) -> None:
+    def expose(self, path: str) -> None:
         pass
 
-    def settle_in(self) -> None:
+    def adopt_mapping(self) -> None:
         pass
 
-    def reach(self, count: int) -> None:
+    def ensure_capacity(self, count: int) -> None:
         size = (count + 1) * self._row_bytes
         with self._side.call():
             before = self._memory.taken
@@ -118,11 +118,11 @@ def find(f: Functions, numbers: np.ndarray, keys: Any, sizes: Sequence[int], ins
         sizes: how many of them each store has, one after the other.
         insert: whether new keys are inserted; or they have row 0.
     """
-    stores: list[Store] = [living(int(number)) for number in numbers]
+    stores: list[Store] = [registered(int(number)) for number in numbers]
     with contextlib.ExitStack() as drawing:  # all of them, also where one fails
         for store in stores:
             drawing.callback(store.draw)
         try:
             return keymap.rows(f, [store.keys for store in stores], keys, sizes, insert)
         except MemoryError as error:
-            raise MemoryError(f"{error}. {ROOM}.") from error
+            raise MemoryError(f"{error}. {MORE_MEMORY}.") from error

@@ -32,12 +32,13 @@ from collective.ops import (
     shard_gradients,
     training_flag,
 )
+from collective.ops.sessions import raw_session, run_unpatched
 from collective.tables import initializers, row_store
-from collective.tables.reserved_variable import Lazy, never, run_here
+from collective.tables.reserved_variable import ReservedVariable, refusing_method
 from collective.tables.table import REFUSED, WHOLE, Table, in_shard_view
 
 
-class DynamicTable(Lazy, Table):
+class DynamicTable(ReservedVariable, Table):
     """A table of any int64 keys, whose key k lives on rank mix(k) mod N (`collective.ops.key_hashing`).
 
     A key gets its row when training looks it up for the first time; row and slots start from (seed,
@@ -75,7 +76,7 @@ class DynamicTable(Lazy, Table):
         self.rows, self.dim = None, shape.as_list()[1]
         self._numpy, self._name = dtype.as_numpy_dtype, name
         self.slots: list[Any] = []
-        self.settled: tf.Tensor | None = None
+        self.slot_row_count: tf.Tensor | None = None
         # set by tf.train.init_from_checkpoint
         self.first_rows: Callable[[Loading], None] | None = None
         self.side = (
@@ -90,7 +91,7 @@ class DynamicTable(Lazy, Table):
             self.source = tf.placeholder_with_default(
                 tf.constant(0, tf.int64), [], f"{name}/source"
             )
-        self._make(
+        self._create(
             name,
             self.capacity + 1,
             self.dim,
@@ -116,7 +117,7 @@ class DynamicTable(Lazy, Table):
         return (
             row_store.host_store(*shape)
             if self.side is None
-            else _device_store().new_store(*shape, self.side)
+            else _device_row_store().new_store(*shape, self.side)
         )
 
     def _first_store(self) -> row_store.Store:
@@ -128,9 +129,9 @@ class DynamicTable(Lazy, Table):
         return loading.store
 
     def _start(self, path: str, source: np.ndarray) -> np.ndarray:
-        made = row_store.living(int(source)).store if source else self._first_store()
-        made.values.offer(path)
-        return row_store.keep(made.number, made)
+        made = row_store.registered(int(source)).store if source else self._first_store()
+        made.values.expose(path)
+        return row_store.register(made.number, made)
 
     def new_column(
         self, name: str, dim: int, dtype: Any, first: np.ndarray | None = None
@@ -140,7 +141,7 @@ class DynamicTable(Lazy, Table):
         return (
             row_store.HostColumn(*shape, first)
             if self.side is None
-            else _device_store().DeviceColumn(name, *shape, self.side, first)
+            else _device_row_store().DeviceColumn(name, *shape, self.side, first)
         )
 
     @property
@@ -165,7 +166,7 @@ class DynamicTable(Lazy, Table):
         """
         with tf.device("/cpu:0"):
             local = tf.numpy_function(
-                _find,
+                _find_rows,
                 [self.number, keys_, training_flag.flag(tf.get_default_graph())],
                 tf.int64,
                 stateful=True,
@@ -174,7 +175,7 @@ class DynamicTable(Lazy, Table):
         return local
 
     @staticmethod
-    def local_together(
+    def local_of_tables(
         tables: Sequence[DynamicTable], keys_: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
         """`local` of several tables, which are in the same memory."""
@@ -182,7 +183,7 @@ class DynamicTable(Lazy, Table):
             return [table.local(some) for table, some in zip(tables, keys_)]
         insert = training_flag.flag(tf.get_default_graph())
         found: list[tf.Tensor] = dispatch.operations().collective_find(
-            _device_store().find, [table.number for table in tables], keys_, insert
+            _device_row_store().find, [table.number for table in tables], keys_, insert
         )
         return found
 
@@ -237,7 +238,7 @@ class DynamicTable(Lazy, Table):
         Raises:
             tf.errors.FailedPreconditionError: it isn't initialized.
         """
-        found: row_store.Store = row_store.living(int(run_here(session, self.number)))
+        found: row_store.Store = row_store.registered(int(run_unpatched(session, self.number)))
         return found
 
     def local_count(self, session: Any) -> int:
@@ -256,7 +257,7 @@ class DynamicTable(Lazy, Table):
                 or not.
             block: rows at a time, which bounds the memory.
         """
-        held = self.store(raw(session))
+        held = self.store(raw_session(session))
         for some, local in held.ascending(block):
             yield some, held.values.read(local)
 
@@ -282,18 +283,18 @@ class DynamicTable(Lazy, Table):
                 f"table '{self.op.name}': import_ takes keys [b] and rows [b, {self.dim}], not "
                 f"{list(keys_.shape)} and {list(rows.shape)}."
             )
-        mine = self._mine(keys_)
-        self.store(raw(session)).put(keys_[mine], rows[mine])
+        local_rows = self._is_owned(keys_)
+        self.store(raw_session(session)).put(keys_[local_rows], rows[local_rows])
 
     @staticmethod
-    def _mine(keys_: np.ndarray) -> np.ndarray:
+    def _is_owned(keys_: np.ndarray) -> np.ndarray:
         return key_hashing.owners_np(keys_, collectives.size()) == collectives.rank()
 
-    def settle_slots(self, session: Any, slots: Sequence[Any]) -> None:
+    def initialize_slot_rows(self, session: Any, slots: Sequence[Any]) -> None:
         """Rows that a slot hasn't got yet get their first value: before slots are read."""
         count = self.local_count(session)
         for slot in slots:
-            slot.column(session).settle(count)
+            slot.column(session).initialize_rows(count)
 
     def loading(self, slots: Sequence[Any]) -> Loading:
         """Begins to read rows, and those of `slots`, from somewhere: `add` them, then `assign` all
@@ -321,7 +322,7 @@ class Loading:
         """
         local = self.store.put(keys_, rows)
         for name, column in self.columns.items():
-            column.reach(len(self.store))
+            column.ensure_capacity(len(self.store))
             column.write(local, slots[name])
             column.filled = len(self.store)
 
@@ -329,41 +330,34 @@ class Loading:
         """Replaces the table and all of its slots in `session`; a slot that wasn't read starts
         fresh.
         """
-        with row_store.lent(self) as number:
-            run_here(
+        with row_store.registered_meanwhile(self) as number:
+            run_unpatched(
                 session,
                 [v.initializer for v in (self._table, *self._table.slots)],
                 {self._table.source: number},
             )
 
 
-def _device_store() -> Any:
+def _device_row_store() -> Any:
     from collective.tables import device_row_store  # takes a while to import
 
     return device_row_store
 
 
-def raw(session: Any) -> Any:
-    """The `tf.Session` in a monitored session."""
-    while not isinstance(session, tf.Session) and hasattr(session, "_sess"):
-        session = session._sess
-    return session
-
-
 def count_rows(table: DynamicTable) -> tf.Tensor:
     """int64 scalar: the rows on this rank, once what is waited for here is done."""
     with tf.device("/cpu:0"):
-        count = tf.numpy_function(_count, [tf.identity(table.number)], tf.int64, stateful=True)
+        count = tf.numpy_function(_count_rows, [tf.identity(table.number)], tf.int64, stateful=True)
     count.set_shape([])
     return count
 
 
-def _find(number: np.ndarray, keys_: np.ndarray, insert: np.ndarray) -> np.ndarray:
-    return row_store.living(int(number)).rows(keys_, bool(insert))
+def _find_rows(number: np.ndarray, keys_: np.ndarray, insert: np.ndarray) -> np.ndarray:
+    return row_store.registered(int(number)).rows(keys_, bool(insert))
 
 
-def _count(number: np.ndarray) -> np.int64:
-    return np.int64(len(row_store.living(int(number))))
+def _count_rows(number: np.ndarray) -> np.int64:
+    return np.int64(len(row_store.registered(int(number))))
 
 
 @tf.RegisterGradient("CollectiveDynamicGather")
@@ -394,4 +388,4 @@ def _outside(x: tf.Tensor) -> tf.Tensor:
 
 
 for _method, _way in {**WHOLE, **REFUSED}.items():
-    setattr(DynamicTable, _method, never(_method, _way))
+    setattr(DynamicTable, _method, refusing_method(_method, _way))

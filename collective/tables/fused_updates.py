@@ -19,7 +19,7 @@ from collective.ops.gpu import rules
 from collective.tables.table import Table
 
 
-class Following(NamedTuple):
+class OptimizerRule(NamedTuple):
     """What an optimizer asks for.
 
     Attributes:
@@ -35,26 +35,26 @@ class Following(NamedTuple):
     all_rows: bool = False
 
 
-def _gradient_descent(optimizer: Any) -> Following:
-    return Following(rules.SGD, [optimizer._learning_rate_tensor])
+def _gradient_descent(optimizer: Any) -> OptimizerRule:
+    return OptimizerRule(rules.SGD, [optimizer._learning_rate_tensor])
 
 
-def _momentum(optimizer: Any) -> Following:
-    return Following(
+def _momentum(optimizer: Any) -> OptimizerRule:
+    return OptimizerRule(
         functools.partial(rules.Momentum, nesterov=optimizer._use_nesterov),
         [optimizer._learning_rate_tensor, optimizer._momentum_tensor],
         ["momentum"],
     )
 
 
-def _adagrad(optimizer: Any) -> Following:
-    return Following(rules.Adagrad, [optimizer._learning_rate_tensor], ["accumulator"])
+def _adagrad(optimizer: Any) -> OptimizerRule:
+    return OptimizerRule(rules.Adagrad, [optimizer._learning_rate_tensor], ["accumulator"])
 
 
-def _adam(optimizer: Any) -> Following:
+def _adam(optimizer: Any) -> OptimizerRule:
     beta1, beta2 = (tf.cast(power, tf.float32) for power in optimizer._get_beta_accumulators())
     rate = tf.cast(optimizer._lr_t, tf.float32) * tf.sqrt(1 - beta2) / (1 - beta1)
-    return Following(
+    return OptimizerRule(
         functools.partial(rules.Adam, corrected=True),
         [rate, optimizer._beta1_t, optimizer._beta2_t, optimizer._epsilon_t],
         ["m", "v"],
@@ -62,8 +62,8 @@ def _adam(optimizer: Any) -> Following:
     )
 
 
-def _ftrl(optimizer: Any) -> Following:
-    return Following(
+def _ftrl(optimizer: Any) -> OptimizerRule:
+    return OptimizerRule(
         rules.Ftrl,
         [
             optimizer._learning_rate_tensor,
@@ -76,7 +76,7 @@ def _ftrl(optimizer: Any) -> Following:
     )
 
 
-def _rmsprop(optimizer: Any) -> Following:
+def _rmsprop(optimizer: Any) -> OptimizerRule:
     numbers = [
         optimizer._learning_rate_tensor,
         optimizer._decay_tensor,
@@ -84,21 +84,21 @@ def _rmsprop(optimizer: Any) -> Following:
         optimizer._epsilon_tensor,
     ]
     if optimizer._centered:
-        return Following(rules.CenteredRMSProp, numbers, ["rms", "momentum", "mg"])
-    return Following(rules.RMSProp, numbers, ["rms", "momentum"])
+        return OptimizerRule(rules.CenteredRMSProp, numbers, ["rms", "momentum", "mg"])
+    return OptimizerRule(rules.RMSProp, numbers, ["rms", "momentum"])
 
 
-def update_of(kind: type, following: Callable[[Any], Following]) -> Callable[..., Any]:
+def update_of(kind: type, rule_of: Callable[[Any], OptimizerRule]) -> Callable[..., Any]:
     """Returns what stands in for an optimizer's sparse update.
 
     Args:
         kind: the optimizer's class.
         following: gives the rule that an optimizer of this class follows.
     """
-    return functools.partial(_apply, kind, following)
+    return functools.partial(_apply, kind, rule_of)
 
 
-class _Update(NamedTuple):
+class _PendingUpdate(NamedTuple):
     """What waits to be updated together with other tables.
 
     Attributes:
@@ -107,40 +107,40 @@ class _Update(NamedTuple):
     """
 
     optimizer: Any
-    following: Callable[[Any], Following]
+    rule_of: Callable[[Any], OptimizerRule]
     table: Table
     gradient: tf.Tensor
     rows: tf.Tensor
-    settled: tf.Tensor | None
+    slot_row_count: tf.Tensor | None
     done: tf.Operation
 
 
-_waiting = threading.local()
+_pending = threading.local()
 
 
-def together(original: Callable[..., Any]) -> Callable[..., Any]:
+def fuse_updates(original: Callable[..., Any]) -> Callable[..., Any]:
     """`Optimizer.apply_gradients`, which then updates all its tables in one operation."""
 
     def apply_gradients(*args: Any, **kwargs: Any) -> Any:
-        before, _waiting.updates = getattr(_waiting, "updates", None), []
+        before, _pending.updates = getattr(_pending, "updates", None), []
         try:
             applied = original(*args, **kwargs)
             # a script's optimizer may have others do a part of it
-            by_rule: dict[tuple[int, Any], list[_Update]] = {}
-            for update in _waiting.updates:
-                by_rule.setdefault((id(update.optimizer), update.following), []).append(update)
+            by_rule: dict[tuple[int, Any], list[_PendingUpdate]] = {}
+            for update in _pending.updates:
+                by_rule.setdefault((id(update.optimizer), update.rule_of), []).append(update)
             for updates in by_rule.values():
                 _update(updates)
             return applied
         finally:
-            _waiting.updates = before
+            _pending.updates = before
 
     return apply_gradients
 
 
-def _update(updates: Sequence[_Update]) -> None:
+def _update(updates: Sequence[_PendingUpdate]) -> None:
     first = updates[0]
-    rule, numbers, names, all_rows = first.following(first.optimizer)
+    rule, numbers, names, all_rows = first.rule_of(first.optimizer)
     op = sparse_updates.update(
         rule,
         [tf.cast(number, tf.float32) for number in numbers],
@@ -148,7 +148,7 @@ def _update(updates: Sequence[_Update]) -> None:
         [[first.optimizer.get_slot(one.table, name) for name in names] for one in updates],
         [one.gradient for one in updates],
         [one.rows for one in updates],
-        [one.settled if all_rows else None for one in updates],
+        [one.slot_row_count if all_rows else None for one in updates],
     )
     for one in updates:
         one.done._add_control_input(op)
@@ -156,7 +156,7 @@ def _update(updates: Sequence[_Update]) -> None:
 
 def _apply(
     kind: Any,
-    following: Callable[[Any], Following],
+    rule_of: Callable[[Any], OptimizerRule],
     original: Any,
     optimizer: Any,
     gradient: Any,
@@ -181,20 +181,20 @@ def _apply(
             variable, optimizer.get_slot(variable, "accumulator"), rate, gradient, rows
         )
     # Identities, which wait for what this update was asked to wait for.
-    update = _Update(
+    update = _PendingUpdate(
         optimizer,
-        following,
+        rule_of,
         variable,
         tf.identity(gradient),
         tf.identity(rows),
-        variable.settled if variable.hashed else None,
+        variable.slot_row_count if variable.hashed else None,
         tf.no_op(),
     )
-    waiting = getattr(_waiting, "updates", None)
-    if waiting is None:
+    groupable = getattr(_pending, "updates", None)
+    if groupable is None:
         _update([update])
     else:
-        waiting.append(update)
+        groupable.append(update)
     return update.done
 
 

@@ -28,7 +28,7 @@ from tensorflow.python import pywrap_tfe
 from collective import strategies
 from collective.ops import collectives, embedding_bag, gate, graphs
 from collective.ops.exchange import Wire
-from collective.ops.graph_analysis import upstream
+from collective.ops.graph_analysis import VARIABLE_TYPES, upstream
 from collective.ops.graph_state import GraphState, state_of
 from collective.ops.placement import on_device
 from collective.strategies.grouped_exchange import Group, exchange_group, groups_of
@@ -66,10 +66,10 @@ class GraphLookups:
     def add(self, lookup: strategies.Lookup, out: tf.Tensor) -> None:
         """Notes that `lookup` was written, and is `out`."""
         if not graphs.is_function(out.graph):
-            self.written.append(WrittenLookup(lookup, out.op, _alone(lookup, out)))
+            self.written.append(WrittenLookup(lookup, out.op, _reason_ungrouped(lookup, out)))
             self._ungrouped.append(self.written[-1])
 
-    def waiting(self) -> list[WrittenLookup]:
+    def groupable(self) -> list[WrittenLookup]:
         """Those that could be grouped."""
         return [written for written in self._ungrouped if not written.alone]
 
@@ -89,22 +89,22 @@ class GraphLookups:
         theirs.
         """
         graph = tf.get_default_graph()
-        for written in self.waiting():
+        for written in self.groupable():
             if written.out._id <= self._state.seen_by_session:
                 written.alone = "a session had run its graph"
-        waiting = self.waiting()
-        if not waiting or graphs.is_function(graph):
+        groupable = self.groupable()
+        if not groupable or graphs.is_function(graph):
             return
         if ys is not None:
             reached = upstream(y.op for y in ys)
-            waiting = [w for w in waiting if w.out in reached]
+            groupable = [w for w in groupable if w.out in reached]
         learned = {x.op for x in xs if isinstance(x, tf.Tensor)}
         gates = gate.gates_of(graph)
         by_level: dict[tuple[int, bool], list[WrittenLookup]] = {}
         levels = gates.levels_of(
-            {written.out: [x.op for x in _inputs(written.lookup)] for written in waiting}
+            {written.out: [x.op for x in _inputs(written.lookup)] for written in groupable}
         )
-        for written, level in zip(waiting, levels):
+        for written, level in zip(groupable, levels):
             # An exchange is on a GPU or in the host's memory.
             by_level.setdefault((level, on_device(written.lookup.table.hashed)), []).append(written)
         with graphs.open_for_changes(graph):
@@ -115,7 +115,10 @@ class GraphLookups:
                     tf.name_scope(f"collective/group{len(groups_of(graph)) + 1}/"),
                 ):
                     built = exchange_group(
-                        backend, [_weighed(w.lookup, learned) for w in together], level, wire
+                        backend,
+                        [_with_weight_gradients(w.lookup, learned) for w in together],
+                        level,
+                        wire,
                     )
                 for written, member in zip(together, built.members):
                     written.out._update_input(0, member.out)
@@ -138,7 +141,7 @@ def _inputs(lookup: strategies.Lookup) -> list[tf.Tensor]:
     return [lookup.ids, *(x.indices for x in sparse), *(x.values for x in sparse)]
 
 
-def _alone(lookup: strategies.Lookup, out: tf.Tensor) -> str:
+def _reason_ungrouped(lookup: strategies.Lookup, out: tf.Tensor) -> str:
     if collectives.size() == 1 and not on_device(lookup.table.hashed):
         return "there is one rank"
     unchecked = lookup.bounds is None and lookup.table.rows is not None and collectives.size() > 1
@@ -162,14 +165,16 @@ def _alone(lookup: strategies.Lookup, out: tf.Tensor) -> str:
     )
 
 
-def _weighed(lookup: strategies.Lookup, learned: Set[tf.Operation]) -> strategies.Lookup:
+def _with_weight_gradients(
+    lookup: strategies.Lookup, learned: Set[tf.Operation]
+) -> strategies.Lookup:
     """`lookup`, with what is known of its weights: whether they depend on a variable, or on any of
     `learned`.
     """
     if lookup.sparse_weights is None:
         return lookup
-    variables = {"VarHandleOp", "VariableV2", "Variable"}
     depends = any(
-        op.type in variables or op in learned for op in upstream([lookup.sparse_weights.values.op])
+        op.type in VARIABLE_TYPES or op in learned
+        for op in upstream([lookup.sparse_weights.values.op])
     )
     return dataclasses.replace(lookup, weights_have_gradients=depends)

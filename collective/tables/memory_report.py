@@ -15,7 +15,7 @@ MOST = 5  # named
 
 
 @contextlib.contextmanager
-def told(graph: tf.Graph) -> Iterator[None]:
+def adding_table_sizes(graph: tf.Graph) -> Iterator[None]:
     """Adds to a `ResourceExhaustedError` of a run what the tables of `graph` take on this rank,
     unless it says so itself.
     """

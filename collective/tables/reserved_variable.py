@@ -21,14 +21,14 @@ from collective.tables import row_store
 _paths = itertools.count()
 
 
-class Lazy(resource_variable_ops.ResourceVariable):
+class ReservedVariable(resource_variable_ops.ResourceVariable):
     """A resource variable [capacity, D] in reserved memory, which nothing may read or write whole.
 
     Attributes:
         number: the read of the number under which `collective.tables.row_store` knows its memory.
     """
 
-    def _make(
+    def _create(
         self,
         name: str,
         rows: int,
@@ -114,8 +114,8 @@ class Lazy(resource_variable_ops.ResourceVariable):
                         updates=tf.zeros([0, dim], dtype),
                     )
             with tf.control_dependencies([owned]):
-                settled = tf.numpy_function(_settle_in, [made], tf.int64, stateful=True)
-            with tf.control_dependencies([settled]):
+                slot_row_count = tf.numpy_function(_adopt_mapping, [made], tf.int64, stateful=True)
+            with tf.control_dependencies([slot_row_count]):
                 initializer = tf.raw_ops.AssignVariableOp(resource=number_at, value=made)
             with placed():
                 is_initialized = tf.raw_ops.VarIsInitializedOp(resource=handle)
@@ -163,7 +163,7 @@ def _in_file(path: str, rows: int, dim: int, dtype: tf.DType) -> tf.Tensor:
 
 
 def _column(number: np.ndarray) -> Any:
-    made = row_store.living(int(number))
+    made = row_store.registered(int(number))
     return made.values if isinstance(made, row_store.Store) else made
 
 
@@ -171,22 +171,16 @@ def _address(number: np.ndarray) -> np.int64:
     return np.int64(_column(number).address)
 
 
-def _settle_in(number: np.ndarray) -> np.int64:
-    _column(number).settle_in()
+def _adopt_mapping(number: np.ndarray) -> np.int64:
+    _column(number).adopt_mapping()
     return np.int64(0)
 
 
-def never(method: str, way: str) -> Any:
+def refusing_method(method: str, way: str) -> Any:
     """A method that refuses."""
 
-    def guarded(self: Lazy, *args: Any, **kwargs: Any) -> Any:
+    def guarded(self: ReservedVariable, *args: Any, **kwargs: Any) -> Any:
         self.refuse(way)
 
     guarded.__name__ = method
     return guarded
-
-
-def run_here(session: Any, fetches: Any, feed_dict: Any = None) -> Any:
-    """Runs what concerns this rank alone: no rank agrees on it, and it trains nothing."""
-    run = type(session).run
-    return getattr(run, "__wrapped__", run)(session, fetches, feed_dict)

@@ -65,7 +65,7 @@ class Sharded(resource_variable_ops.ResourceVariable):
     rows: Any  # None of dynamic ones
 
     def __init__(self, *, rows: int, dim: int, **kwargs: Any):
-        self.rows, self.dim, self.told = rows, dim, False
+        self.rows, self.dim, self.warned_of_dense_read = rows, dim, False
         self._fetched: tf.Tensor | None = None
         with shard_view():
             super().__init__(**kwargs)
@@ -225,7 +225,7 @@ class Table(Sharded):
         )
 
 
-def _assigned(method: str) -> Any:
+def _whole_assignment(method: str) -> Any:
     """`assign`, `assign_add` or `assign_sub`, of a value that all ranks give whole."""
     inherited = getattr(resource_variable_ops.ResourceVariable, method)
 
@@ -239,7 +239,7 @@ def _assigned(method: str) -> Any:
     ) -> Any:
         if self._is_whole():
             return inherited(self, value, use_locking, name, read_value)
-        value = dense_view.mine(self, tf.convert_to_tensor(value, self.dtype))
+        value = dense_view.local_rows(self, tf.convert_to_tensor(value, self.dtype))
         with tf.control_dependencies([dense_view.agreed(self, method)]), shard_view():
             done = inherited(self, tf.identity(value), use_locking, name, False)
         if not read_value:
@@ -250,7 +250,7 @@ def _assigned(method: str) -> Any:
     return assign
 
 
-def _refused(method: str, way: str) -> Any:
+def _refusing_on_several_ranks(method: str, way: str) -> Any:
     inherited = getattr(resource_variable_ops.ResourceVariable, method)
 
     @functools.wraps(inherited)
@@ -294,9 +294,9 @@ REFUSED = {
     "scatter_nd_min": "A scatter",
 }
 for _method in ("assign", "assign_add", "assign_sub"):
-    setattr(Sharded, _method, _assigned(_method))
+    setattr(Sharded, _method, _whole_assignment(_method))
 for _method, _way in REFUSED.items():
-    setattr(Sharded, _method, _refused(_method, _way))
+    setattr(Sharded, _method, _refusing_on_several_ranks(_method, _way))
 
 
 def mark_shard(variable: Any, table: Table) -> None:
