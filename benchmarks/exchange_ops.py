@@ -186,7 +186,7 @@ def exchange(
             with tf.name_scope(f"rank{rank}"):
                 wanted.append(embedding_bag.bounds(ids[rank]))
                 asked.append(
-                    embedding_bag.ask(
+                    embedding_bag.request(
                         ids[rank],
                         samples[rank] if by_owner else [],
                         [],
@@ -202,7 +202,7 @@ def exchange(
             message = tf.concat([part[rank] for part in parts], 0)
             splits = tf.stack([a.splits[rank] for a in asked])
             with tf.name_scope(f"rank{rank}"):
-                heard = embedding_bag.hear(message, splits, sections, kinds, RANKS)
+                heard = embedding_bag.respond(message, splits, sections, kinds, RANKS)
                 handles = [table.handle for table in tables[rank]]
                 flat = embedding_bag.gather(
                     handles,

@@ -1,8 +1,8 @@
-"""Which operations compute around an exchange: one place chooses, by device.
+"""Chooses, by device, the operations that compute around an exchange.
 
 On a CPU it is the compiled library (`ops/native`), on a GPU CuPy's kernels (`ops/gpu`), which stand
-in the graph as calls of Python. Who asks of an operation which it is, or for an attribute of it,
-asks here.
+in the graph as calls of Python. Whoever wants to know which of them an operation is, or an
+attribute of it, asks here.
 """
 
 from __future__ import annotations
@@ -21,10 +21,8 @@ _inside = threading.local()
 
 
 @contextlib.contextmanager
-def about(tables: Sequence[str], in_host_memory: bool) -> Iterator[None]:
-    """Inside, `operations` are those for these tables: in the host's memory, or where kernels
-    compute.
-    """
+def for_tables(tables: Sequence[str], in_host_memory: bool) -> Iterator[None]:
+    """Makes `operations` those for these tables, inside: in the host's memory, or by kernels."""
     before, _inside.about = getattr(_inside, "about", ((), False)), (tuple(tables), in_host_memory)
     try:
         yield
@@ -33,7 +31,7 @@ def about(tables: Sequence[str], in_host_memory: bool) -> Iterator[None]:
 
 
 def operations() -> Any:
-    """What has the operations of the compiled library: itself, or what stands in for it.
+    """Returns an object with the operations of the compiled library: the library, or its stand-in.
 
     Raises:
         ImportError: the compiled library can't be used here; it says why.
@@ -49,18 +47,18 @@ def operations() -> Any:
 
 @functools.cache
 def _stand_in() -> Any:
-    from collective.ops.gpu import binding, sides  # needs no CuPy, but takes a while to import
+    from collective.ops.gpu import binding, sides  # Needs no CuPy, but takes a while.
 
     return binding.Bound(sides.Gpu() if placement.chosen() == "gpu" else sides.Double())
 
 
 def side() -> Any:
-    """Where kernels compute, and what shares memory with them: a `collective.ops.gpu.sides.Side`."""
+    """Returns the `collective.ops.gpu.sides.Side` on which kernels compute."""
     return _stand_in().side
 
 
 def operations_of(op: tf.Operation) -> Any:
-    """Those of which `op` is one."""
+    """Returns the operations of which `op` is one."""
     return (
         _stand_in().about(op_attributes.attribute(op, "of"))
         if op_attributes.stands_in(op)
@@ -69,8 +67,9 @@ def operations_of(op: tf.Operation) -> Any:
 
 
 def device(dynamic: bool = False) -> contextlib.AbstractContextManager[Any]:
-    """Where the memory of dynamic tables is, or of static ones: `tf.device` for it, or where a
-    script has them.
+    """Returns `tf.device` for the memory of dynamic tables, or of static ones.
+
+    In the host's memory, tables are where the script has them.
     """
     return (
         tf.device("/gpu:0")

@@ -82,8 +82,8 @@ class KeyRequest:
 
     keys: tf.Tensor
     splits: tf.Tensor
-    nothing: int = 0
-    what: str = ""
+    empty_words: int = 0
+    description: str = ""
 
 
 class Gate:
@@ -154,7 +154,7 @@ class GraphGates:
             `collective.prefetch`); else None.
         checks: of the lookups whose ids the gates wait for.
         checked: the operations that check the ids of single lookups on the spot, with one rank.
-        asked: by the names of the collectives that carry keys to their owners, what this rank puts
+        key_requests: by the names of the collectives that carry keys to their owners, what this rank puts
             in: a rank that is out of data puts in nothing.
         states: by the names of the collectives that sum a metric's states, what this rank puts in,
             and what it has: a rank that is out of data puts in that.
@@ -165,7 +165,7 @@ class GraphGates:
         self.ahead: Gate | None = None
         self.checks: list[Check] = []
         self.checked: list[tf.Operation] = []
-        self.asked: dict[str, KeyRequest] = {}
+        self.key_requests: dict[str, KeyRequest] = {}
         self.states: dict[str, tuple[tf.Tensor, tf.Tensor]] = {}
         self._levels: dict[tf.Operation, int] = {}
 

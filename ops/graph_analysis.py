@@ -9,8 +9,8 @@ from typing import Any, Callable
 import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import variables
 
-# What may find its data at an end, or fail for reasons of its own, before any collective of the run
-# has started.
+# Operations that may come to the end of their data, or fail for reasons of their own, before any
+# collective of the run has started.
 SOURCES = frozenset(
     {
         "IteratorGetNext",
@@ -36,8 +36,7 @@ SOURCES = frozenset(
         "StatefulPartitionedCall",
         "PartitionedCall",
         "RemoteCall",
-        # control flow as a whole, which may hold any of these: in one operation, or where it is
-        # left
+        # Control flow may hold any of these: as one operation, or where it is left.
         "If",
         "Case",
         "While",
@@ -45,7 +44,6 @@ SOURCES = frozenset(
         "Exit",
     }
 )
-
 
 CALLS = frozenset(
     {
@@ -61,8 +59,9 @@ CALLS = frozenset(
 
 
 def flatten(structure: Any) -> list[Any]:
-    """The leaves of a session's fetches: lists, tuples, dictionaries (in any order) and composite
-    tensors.
+    """Returns the leaves of a session's fetches.
+
+    These may be lists, tuples, dictionaries (in any order) and composite tensors.
     """
     if isinstance(structure, dict):
         return [leaf for value in structure.values() for leaf in flatten(value)]
@@ -74,9 +73,9 @@ def flatten(structure: Any) -> list[Any]:
             for field in type(structure).__attrs_attrs__
             for leaf in flatten(getattr(structure, field.name))
         ]
-    if isinstance(structure, variables.Variable):  # whose components would be its handle
+    if isinstance(structure, variables.Variable):  # Its component would be its handle.
         return [structure]
-    return [leaf for leaf in tf.nest.flatten(structure, expand_composites=True)]
+    return list(tf.nest.flatten(structure, expand_composites=True))
 
 
 # Operations that write the variable which is their first input (a reference, or a resource).
@@ -84,13 +83,11 @@ WRITES = re.compile(
     "(Resource(Sparse)?Apply|CollectiveSparse|ResourceScatter|ResourceStridedSliceAssign|ResourceCountUpTo|Assign|(Sparse)?Apply|Scatter|CountUpTo)"
 )
 
-
 # The operations that hold a variable.
 VARIABLE_TYPES = frozenset({"VarHandleOp", "VariableV2", "Variable"})
 
-
+# Operations that pass a reference to a variable on.
 PASSES = frozenset({"Identity", "Enter", "Switch", "RefIdentity", "RefEnter", "RefSwitch"})
-
 
 _COLLECTIVE = re.compile(
     "Horovod((Grouped)?(Allreduce|Allgather|Reducescatter)|Broadcast|Alltoall)"
@@ -110,13 +107,13 @@ def is_collective(op_type: str) -> bool:
 
 
 def memory(variable: Any) -> tf.Operation:
-    """The operation that has `variable`."""
+    """Returns the operation that has `variable`."""
     found: tf.Operation = (variable.handle if hasattr(variable, "handle") else variable).op
     return found
 
 
 def holder(x: tf.Tensor) -> tf.Operation:
-    """The operation that has the variable to which `x` refers, if it refers to one."""
+    """Returns the operation that has the variable to which `x` refers, if it refers to one."""
     while x.op.type in PASSES:
         x = x.op.inputs[0]
     return x.op
@@ -138,6 +135,7 @@ def has_inside(graph: tf.Graph, op: tf.Operation, is_sought: Callable[[str], obj
 
 
 def tensor_names(leaf: Any) -> Sequence[str]:
+    """Returns the names of the tensors of one leaf of fetches or feeds."""
     if isinstance(leaf, str):
         return [leaf if ":" in leaf else leaf + ":0"]
     return [x.name for x in flatten(leaf) if hasattr(x, "name")]

@@ -12,7 +12,7 @@ from typing import Any, Callable
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops.dispatch import about, operations
+from collective.ops.dispatch import for_tables, operations
 from collective.ops.gpu.rules import Rule
 from collective.ops.native_library import library, missing
 from collective.ops.placement import on_device
@@ -49,7 +49,7 @@ def update(
         used: T int64 scalars, or None: rows 1 to this one are there, row 0 and others are not; all
             are. Nothing: all are of all.
     """
-    with about([table.op.name for table in tables], False):
+    with for_tables([table.op.name for table in tables], False):
         updated: tf.Operation = operations().collective_update(
             rule,
             numbers,

@@ -113,12 +113,12 @@ class RunFootprint:
             (gates.gates[level - 1].zero, 0) for level in self.levels(gates)[:1]
         ]
         for op in exchanged:
-            asked = gates.asked.get(collectives.collective_name(op) or "")
-            if asked is not None:
+            request = gates.key_requests.get(collectives.collective_name(op) or "")
+            if request is not None:
                 ranks = collectives.size()
                 feeds += [
-                    (asked.keys, np.zeros(ranks * asked.nothing, np.int64)),
-                    (asked.splits, np.full(ranks, asked.nothing, np.int32)),
+                    (request.keys, np.zeros(ranks * request.empty_words, np.int64)),
+                    (request.splits, np.full(ranks, request.empty_words, np.int32)),
                 ]
         states = [gates.states[name] for name in self.shared if name in gates.states]
         required_operations = graph_analysis.upstream(
@@ -195,9 +195,11 @@ def footprint_of(graph: tf.Graph, fetches: Iterable[Any], fed: Iterable[Any]) ->
         for i, member in enumerate(group.members)
         if member.ids.op in seen and member.ids.name not in absent
     ]
-    asked = gates_of(graph).asked
+    requests = gates_of(graph).key_requests
     shared += [
-        f"{name}: {asked[name].what}" for name in shared if name in asked and asked[name].what
+        f"{name}: {requests[name].description}"
+        for name in shared
+        if name in requests and requests[name].description
     ]
     names = tuple(sorted(name for name in shared if name))
     trains = _updates(graph, seen)

@@ -1,6 +1,4 @@
-"""What a session holds of a dynamic table on a device: `store.py` in memory that kernels and
-TensorFlow share.
-"""
+"""Keeps columns of dynamic tables on a device, in memory that kernels and TensorFlow share."""
 
 from __future__ import annotations
 
@@ -19,8 +17,9 @@ from collective.tables.row_store import MORE_MEMORY, RowColumn, Store, registere
 
 
 class DeviceColumn(RowColumn):
-    """One in memory of the device that grows where it is. TensorFlow is told its address, and uses
-    it as it uses its own.
+    """Keeps a column in memory of the device that grows where it is.
+
+    TensorFlow is told its address, and uses it as its own.
 
     Args:
         name: the variable's, for errors.
@@ -85,8 +84,8 @@ class DeviceColumn(RowColumn):
 
     def write(self, rows: np.ndarray | slice, values: np.ndarray) -> None:
         if not isinstance(rows, slice):
-            # Of a row that is given twice the last values stay; on a device nobody knows which
-            # would.
+            # Of a row that is given twice the last values stay. A device writes in no order: it
+            # gets each row once.
             last = len(rows) - 1 - np.unique(rows[::-1], return_index=True)[1]
             rows, values = rows[last], values[last]
         with self._side.call():
@@ -97,7 +96,7 @@ class DeviceColumn(RowColumn):
 def new_store(
     capacity: int, dim: int, dtype: Any, name: str, fill: initializers.Fill, side: Side
 ) -> Store:
-    """An empty store; arguments as for `Store` and `DeviceColumn`."""
+    """Makes an empty store; arguments as for `Store` and `DeviceColumn`."""
     return Store(
         keymap.DeviceKeyMap(name, capacity, side),
         DeviceColumn(name, capacity + 1, dim, dtype, side),
@@ -109,17 +108,17 @@ def new_store(
 
 
 def find(f: Functions, numbers: np.ndarray, keys: Any, sizes: Sequence[int], insert: bool) -> Any:
-    """`Store.rows` of several stores at once: [K] int64 on the device, until the next call.
+    """Returns `Store.rows` of several stores at once: [K] int64 on the device, until the next call.
 
     Args:
         f: the kernels.
-        numbers: of the stores.
+        numbers: the stores' numbers.
         keys: [K] int64 on the device.
-        sizes: how many of them each store has, one after the other.
-        insert: whether new keys are inserted; or they have row 0.
+        sizes: the number of keys of each store, one after the other.
+        insert: inserts new keys, which have row 0 otherwise.
     """
     stores: list[Store] = [registered(int(number)) for number in numbers]
-    with contextlib.ExitStack() as drawing:  # all of them, also where one fails
+    with contextlib.ExitStack() as drawing:  # All stores draw, also if one fails.
         for store in stores:
             drawing.callback(store.draw)
         try:

@@ -1,7 +1,8 @@
-"""Which rule of our own updates a table as an optimizer of `tf.train` does.
+"""Chooses the rule of our own by which a table is updated as an optimizer of `tf.train` does.
 
-A rule replaces what an optimizer does with the sparse gradient of one variable:
-`Optimizer._resource_apply_sparse`. It is asked anew in every step for what may change.
+A rule replaces what an optimizer does with the sparse gradient of update variable:
+`Optimizer._resource_apply_sparse`. Numbers that may change, like a learning rate, are read in every
+step.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from collective.tables.table import Table
 
 
 class OptimizerRule(NamedTuple):
-    """What an optimizer asks for.
+    """Describes the update that an optimizer asks for.
 
     Attributes:
-        rule: makes the rule of `numbers`.
+        make_rule: makes the rule of `numbers`.
         numbers: scalars.
-        slots: their names.
-        all_rows: it changes rows that have no gradient, too.
+        slots: the slots' names.
+        all_rows: True if rows without a gradient change, too.
     """
 
-    rule: Callable[..., rules.Rule]
+    make_rule: Callable[..., rules.Rule]
     numbers: Sequence[Any]
     slots: Sequence[str] = ()
     all_rows: bool = False
@@ -93,16 +94,16 @@ def update_of(kind: type, rule_of: Callable[[Any], OptimizerRule]) -> Callable[.
 
     Args:
         kind: the optimizer's class.
-        following: gives the rule that an optimizer of this class follows.
+        rule_of: gives the rule of an optimizer of this class.
     """
     return functools.partial(_apply, kind, rule_of)
 
 
 class _PendingUpdate(NamedTuple):
-    """What waits to be updated together with other tables.
+    """Is an update of update table that waits for those of other tables.
 
     Attributes:
-        settled: how many rows a dynamic table's slots have, beside row 0.
+        slot_row_count: the number of rows that a dynamic table's slots have, beside row 0.
         done: the operation that stands for the update.
     """
 
@@ -119,13 +120,13 @@ _pending = threading.local()
 
 
 def fuse_updates(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`Optimizer.apply_gradients`, which then updates all its tables in one operation."""
+    """Returns an `Optimizer.apply_gradients` that updates all of its tables in update operation."""
 
     def apply_gradients(*args: Any, **kwargs: Any) -> Any:
         before, _pending.updates = getattr(_pending, "updates", None), []
         try:
             applied = original(*args, **kwargs)
-            # a script's optimizer may have others do a part of it
+            # A script's optimizer may have others do a part of the work.
             by_rule: dict[tuple[int, Any], list[_PendingUpdate]] = {}
             for update in _pending.updates:
                 by_rule.setdefault((id(update.optimizer), update.rule_of), []).append(update)
@@ -140,18 +141,18 @@ def fuse_updates(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _update(updates: Sequence[_PendingUpdate]) -> None:
     first = updates[0]
-    rule, numbers, names, all_rows = first.rule_of(first.optimizer)
+    make_rule, numbers, names, all_rows = first.rule_of(first.optimizer)
     op = sparse_updates.update(
-        rule,
+        make_rule,
         [tf.cast(number, tf.float32) for number in numbers],
-        [one.table for one in updates],
-        [[first.optimizer.get_slot(one.table, name) for name in names] for one in updates],
-        [one.gradient for one in updates],
-        [one.rows for one in updates],
-        [one.slot_row_count if all_rows else None for one in updates],
+        [update.table for update in updates],
+        [[first.optimizer.get_slot(update.table, name) for name in names] for update in updates],
+        [update.gradient for update in updates],
+        [update.rows for update in updates],
+        [update.slot_row_count if all_rows else None for update in updates],
     )
-    for one in updates:
-        one.done._add_control_input(op)
+    for update in updates:
+        update.done._add_control_input(op)
 
 
 def _apply(
@@ -164,7 +165,10 @@ def _apply(
     rows: Any,
     *others: Any,
 ) -> tf.Operation:
-    """Adam hands on, as the last argument, how TensorFlow would add to rows."""
+    """Updates rows in place of an optimizer's `_resource_apply_sparse`.
+
+    Adam hands on, as the last argument, how TensorFlow would add to rows.
+    """
     if not (
         isinstance(variable, Table)
         and sparse_updates.is_possible(
@@ -172,7 +176,8 @@ def _apply(
         )
     ):
         return original(optimizer, gradient, variable, rows, *others)
-    if kind is gradient_descent.GradientDescentOptimizer:  # others are given each row once
+    # The other optimizers get each row once.
+    if kind is gradient_descent.GradientDescentOptimizer:
         gradient, rows = shard_gradients.summed(gradient, rows)
     rows = tf.cast(rows, tf.int64)
     if not placement.on_device(variable.hashed):
@@ -180,7 +185,7 @@ def _apply(
         return sparse_updates.adagrad(
             variable, optimizer.get_slot(variable, "accumulator"), rate, gradient, rows
         )
-    # Identities, which wait for what this update was asked to wait for.
+    # The identities wait for the control dependencies of this update.
     update = _PendingUpdate(
         optimizer,
         rule_of,
@@ -190,11 +195,11 @@ def _apply(
         variable.slot_row_count if variable.hashed else None,
         tf.no_op(),
     )
-    groupable = getattr(_pending, "updates", None)
-    if groupable is None:
+    pending = getattr(_pending, "updates", None)
+    if pending is None:
         _update([update])
     else:
-        groupable.append(update)
+        pending.append(update)
     return update.done
 
 

@@ -296,9 +296,7 @@ def filled(shape: tuple[int, int], dtype: tf.DType, fill: Callable[[np.ndarray],
 
 
 def empty(shape: tuple[int, int], dtype: tf.DType) -> tf.Tensor:
-    """Returns a tensor of any content, which the graph optimizer leaves alone and NumPy doesn't
-    own.
-    """
+    """Returns a tensor of any content that TensorFlow owns and its graph optimizer leaves alone."""
     if max(shape) < 2**31:
         return tf.raw_ops.Empty(shape=shape, dtype=dtype)
     # TensorFlow's Empty takes a shape of int32 only, and cuts off the upper bits of longer ones.

@@ -137,7 +137,7 @@ class HostColumn(RowColumn):
         self._file = memory.EmptyFile(self._region.size, path)
 
     def adopt_mapping(self) -> None:
-        """Moves the column's memory to where TensorFlow has mapped the file; TensorFlow unmaps it."""
+        """Moves the memory to where TensorFlow has mapped the file, and leaves it to TensorFlow."""
         file, self._file = self._file, None
         if file is None:
             raise RuntimeError("this column's memory has been mapped before")
@@ -207,8 +207,9 @@ class Store:
             self.draw()
 
     def draw(self) -> None:
-        """Gives new rows their first values: after keys were found or inserted, also if that
-        failed.
+        """Gives new rows their first values, after keys were found or inserted.
+
+        It is called also if that failed.
         """
         count = len(self.keys)
         if count <= self.values.filled:

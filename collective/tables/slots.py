@@ -13,7 +13,7 @@ from collective.ops.sessions import run_unpatched
 from collective.tables import row_store
 from collective.tables.dynamic_table import DynamicTable
 from collective.tables.reserved_variable import ReservedVariable, refusing_method
-from collective.tables.table import REFUSED, WHOLE, mark_shard
+from collective.tables.table import REFUSED_METHODS, WHOLE_VALUE_METHODS, mark_shard
 
 
 class Slot(ReservedVariable):
@@ -82,7 +82,7 @@ class Slot(ReservedVariable):
         )
 
 
-for _method, _way in {**WHOLE, **REFUSED}.items():
+for _method, _way in {**WHOLE_VALUE_METHODS, **REFUSED_METHODS}.items():
     # Optimizers update single rows of a slot by these.
     if not _method.startswith(("scatter", "batch_scatter", "_lazy")):
         setattr(Slot, _method, refusing_method(_method, _way))

@@ -75,8 +75,9 @@ def table_getter(
             f"{dtype.name}."
         )
     # as_list: an element of a shape is a Dimension in TensorFlow's first version.
-    is_matrix = table_shape is not None and table_shape.rank == 2
-    rows, dim = table_shape.as_list() if is_matrix else (None, None)
+    rows, dim = None, None
+    if table_shape is not None and table_shape.rank == 2:
+        rows, dim = table_shape.as_list()
     if (
         in_shard_view()
         or dim is None
