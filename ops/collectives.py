@@ -223,7 +223,7 @@ def in_order() -> bool:
 
 
 def _sum_in_order(x: tf.Tensor, name: str, gate: Any) -> tf.Tensor:
-    """Returns the sum over ranks of `x` [E]: rank k adds up all parts k and sends the sum to all."""
+    """Returns the sum over ranks of `x` [E]: rank k adds up all parts k and shares the sum."""
     ranks = size()
 
     @tf.custom_gradient

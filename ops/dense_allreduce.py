@@ -94,21 +94,21 @@ def compressed_mean(
 
 
 def _mean(x: tf.Tensor, wire: tf.DType, name: str, gate: Any) -> tf.Tensor:
-    """Returns the mean of the ranks' `x` [E] float32, [E] float32."""
+    """Returns the mean of the ranks' `x` [E] float32, [E] float32.
+
+    Each rank gets everyone's values of one part, averages them, and sends the means to all.
+    """
     ranks = collectives.size()
 
     @tf.custom_gradient
     def mean(x: tf.Tensor) -> Any:
         size = tf.size(x)
         part = (size + ranks - 1) // ranks
-        # 1. Each rank averages one part.
         sent = tf.cast(tf.pad(x, [[0, part * ranks - size]]), wire)
-        # 2. Everyone's part to its rank.
         received, _ = collectives.alltoall(sent, tf.fill([ranks], part), f"{name}.parts", gate)
-        # 3. The average.
         own_mean = tf.reduce_mean(tf.cast(tf.reshape(received, [ranks, part]), tf.float32), 0)
-        # 4. As integers: allgather adds the gate to its input, and adding changes bits of floats
-        # that aren't numbers.
+        # The means travel as integers: allgather adds the gate to its input, which would change the
+        # bits of floats that are no numbers.
         bits = collectives.allgather(
             tf.bitcast(tf.cast(own_mean, wire), tf.int16), f"{name}.means", gate
         )

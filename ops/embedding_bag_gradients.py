@@ -97,7 +97,7 @@ def _spread_gradient(op: tf.Operation, _: Any) -> None:
 
 
 def _is_zero(gradient: Any) -> bool:
-    """Tells whether TensorFlow pool_gradient it for an output that nothing uses."""
+    """Tells whether `gradient` is TensorFlow's placeholder for an output that nothing uses."""
     if gradient is None:
         return True
     if isinstance(gradient, tf.IndexedSlices):
@@ -175,7 +175,7 @@ def _gradient_of_pool(op: tf.Operation, *gradients: Any) -> list[Any]:
 
 @tf.RegisterGradient("CollectivePoolGradient")
 def _gradient_of_pool_gradient(op: tf.Operation, of_flat: Any, *of_weights: Any) -> list[Any]:
-    """Returns gradients of the flat gradient, which is linear in the gradients and in the weights."""
+    """Differentiates the flat gradient, which is linear in the gradients and in the weights."""
     members = attribute(op, "members")
     if not all(_is_zero(gradient) for gradient in of_weights):
         raise NotImplementedError(
