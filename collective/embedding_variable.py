@@ -29,9 +29,9 @@ def get_embedding_variable(
 
     `tf.get_variable(name, [None, embedding_dim])` inside scope() makes the same. It is sharded over
     all ranks by a mix of the key, and lies in the GPU's memory where tables are on a GPU, else in
-    the host's. It grows with the keys that training looks up; elsewhere an unknown key yields zeros.
-    Row and slots start from (seed, name, key) alone, whatever the number of ranks and the order in
-    which keys come.
+    the host's. It grows with the keys that training looks up; elsewhere an unknown key yields
+    zeros. Row and slots start from (seed, name, key) alone, whatever the number of ranks and the
+    order in which keys come.
 
     Args:
         name: the variable's name in the variable scope that is open; with reuse, the variable that

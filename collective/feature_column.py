@@ -38,16 +38,16 @@ def categorical_column_with_embedding(
 
     Inside strategy.scope() the embedding is a dynamic table, whether in embedding_scope() or not.
     Any int64 is a key, also -1 in a dense tensor, which other columns take for a missing value.
-    Strings become keys by `collective.ops.key_hashing.of_strings`; '' is missing, as in TensorFlow's
-    columns. `tf.feature_column.weighted_categorical_column` takes the column, too; indicator and
-    crossed columns need a number of buckets and don't.
+    Strings become keys by `collective.ops.key_hashing.of_strings`; '' is missing, as in
+    TensorFlow's columns. `tf.feature_column.weighted_categorical_column` takes the column, too;
+    indicator and crossed columns need a number of buckets and don't.
 
     Args:
         key: the feature's name.
-        dtype: the feature's type, tf.int64, tf.int32 or tf.string. (DeepRec's default is tf.string.)
-        partition_num: no effect: the table is sharded over all ranks anyway.
-        ev_option: DeepRec's options of admission, eviction and storage: accepted, no effect yet,
-            which a warning says.
+        dtype: the feature's type, tf.int64, tf.int32 or tf.string. (DeepRec's default is
+        tf.string.) partition_num: no effect: the table is sharded over all ranks anyway. ev_option:
+        DeepRec's options of admission, eviction and storage: accepted, no effect yet, which a
+        warning says.
 
     Raises:
         ValueError: another dtype.
@@ -69,7 +69,7 @@ class EmbeddingCategoricalColumn(
     v1._CategoricalColumn,
     collections.namedtuple("EmbeddingCategoricalColumn", ("key", "dtype")),
 ):
-    """Is the column that `categorical_column_with_embedding` makes."""
+    """Implements `categorical_column_with_embedding`."""
 
     @property
     def _is_v2_column(self) -> bool:

@@ -76,7 +76,7 @@ class BagMember:
 
 
 class Request(NamedTuple):
-    """Is what a rank requests of its peers.
+    """Holds what a rank requests of its peers.
 
     Attributes:
         message: [X] int64, the words for rank 0, then rank 1, …
@@ -218,8 +218,8 @@ def gather(
 ) -> tf.Tensor:
     """Returns for each rank, for each section, one row a bag: [E] float32.
 
-    Shards are read in place. The gradient for each handle is `IndexedSlices` of distinct rows, multiplied by
-    `gradient_scale()`.
+    Shards are read in place. The gradient for each handle is `IndexedSlices` of distinct rows,
+    multiplied by `gradient_scale()`.
 
     Args:
         handles: for each table the resource handle of its shard [V, D].

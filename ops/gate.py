@@ -4,9 +4,9 @@ A collective that one rank starts and another never reaches hangs both. A rank m
 can't go on from the end of its data, from an id outside a table, from a peer that has left or that
 runs something else. All of this can be known before the first collective, so it is settled there:
 every collective depends on the gate of its graph, an operation that waits for a token; whoever runs
-the graph (`collective.coordination.session_runs`) adds to each run the operation that exchanges the ranks'
-headers and puts the token there if all are well. A step is then carried out by all ranks or by
-none, and nothing was applied.
+the graph (`collective.coordination.session_runs`) adds to each run the operation that exchanges the
+ranks' headers and puts the token there if all are well. A step is then carried out by all ranks or
+by none, and nothing was applied.
 
     data, ids ──► header ──► allgather of headers ──► token ──► gate ──► keys ──► rows ──►
     gradients, allreduce ──► updates
@@ -76,7 +76,7 @@ class Check:
 
 @dataclasses.dataclass(frozen=True)
 class KeyRequest:
-    """Is what a rank sends to its peers to request rows.
+    """Holds the keys that a rank sends to its peers to request rows.
 
     Attributes:
         keys: int64, the words for rank 0 first.
@@ -92,7 +92,7 @@ class KeyRequest:
 
 
 class Gate:
-    """Is one level's gate in one graph.
+    """Holds back the collectives of one level in one graph.
 
     Attributes:
         level: 1 or higher.
@@ -206,7 +206,7 @@ class GraphGates:
         return _level(op, self._levels, {})
 
     def levels_of(self, exchanges: Mapping[tf.Operation, Sequence[tf.Operation]]) -> list[int]:
-        """The levels of the gates of exchanges that are still to be built.
+        """Returns the levels of the gates of exchanges that are still to be built.
 
         Args:
             exchanges: the operations that each exchange waits for, by the operation that it is to

@@ -95,8 +95,9 @@ _COLLECTIVE = re.compile(
 
 
 def is_horovod(op_type: str) -> bool:
-    """Tells whether operations of this type are Horovod's: collectives, or questions such as the
-    rank.
+    """Tells whether operations of this type are Horovod's.
+
+    Beside collectives there are such as give the rank.
     """
     return op_type.startswith("Horovod")
 

@@ -17,7 +17,7 @@ import tensorflow.compat.v1 as tf
 
 @dataclasses.dataclass
 class GraphState:
-    """Everything that is remembered of one graph, by layer.
+    """Records everything that is remembered of one graph, by layer.
 
     Attributes:
         gates: the gates and checks of the graph (`collective.ops.gate.gates_of`).

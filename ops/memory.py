@@ -177,7 +177,7 @@ class Reserved(Region):
 
 
 class EmptyFile:
-    """Is a file of `size` bytes that holds nothing, at `path`, to be mapped."""
+    """Makes a file of `size` bytes that holds nothing, at `path`, to be mapped."""
 
     def __init__(self, size: int, path: str):
         self._path = path

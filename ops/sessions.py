@@ -22,7 +22,7 @@ def run_unpatched(session: Any, fetches: Any, feed_dict: Any = None) -> Any:
 
 
 def raw_session(session: Any) -> Any:
-    """Returns the `tf.Session` inside of a monitored session; a `tf.Session` is returned as it is."""
+    """Returns the `tf.Session` inside of a monitored session, or `session` itself."""
     while not isinstance(session, tf.Session) and hasattr(session, "_sess"):
         session = session._sess
     return session

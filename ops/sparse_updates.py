@@ -1,7 +1,7 @@
 """Updates rows of shards by operations of our own, where they beat TensorFlow's by measurement.
 
-On a GPU these are kernels. On one thread of a CPU, 26 tables of dimension 128, a thousand rows of each: see
-`benchmarks/RESULTS.md`.
+On a GPU these are kernels. On one thread of a CPU, 26 tables of dimension 128, a thousand rows of
+each: see `benchmarks/RESULTS.md`.
 """
 
 from __future__ import annotations

@@ -100,7 +100,9 @@ class GroupLayout:
 
 
 class Backend(abc.ABC):
-    """Is a way to exchange: it decides the layout of a group.
+    """Decides the layout of a group, and so the way of its exchange.
+
+    `collective.strategies.grouped_exchange` carries the layout out.
 
     `collective.strategies.grouped_exchange` carries the layout out.
     """

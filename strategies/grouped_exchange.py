@@ -41,7 +41,7 @@ COMBINERS = {None: 0, "sum": 1, "mean": 2, "sqrtn": 3}
 
 @dataclasses.dataclass(frozen=True)
 class GroupMember:
-    """Is a lookup of a group, as the exchange takes it in.
+    """Records a lookup of a group, as the exchange takes it in.
 
     Attributes:
         lookup: the lookup.
@@ -68,7 +68,7 @@ class GroupMember:
 
 @dataclasses.dataclass
 class Group:
-    """Is an exchange that was built.
+    """Records an exchange that was built.
 
     Attributes:
         name: the name of its first collective.

@@ -9,8 +9,8 @@ HybridBackend does it so. The asker pools.
     4. rows            ◄── all-to-all ──
     5. one row per id, or pooled per sample
 
-The gradient runs the same way back: 5 sums the gradients of each distinct row, 4 is one all-to-all to
-the owners, 3 sums the gradients that several ranks send for one row. Least travels where keys
+The gradient runs the same way back: 5 sums the gradients of each distinct row, 4 is one all-to-all
+to the owners, 3 sums the gradients that several ranks send for one row. Least travels where keys
 repeat.
 """
 
@@ -23,7 +23,7 @@ from collective.strategies import base
 
 
 class HbBackend(base.Backend):
-    """Is the backend of COLLECTIVE_STRATEGY=hb: one section a table."""
+    """Serves COLLECTIVE_STRATEGY=hb: makes one section a table."""
 
     def layout(self, group: Sequence[base.Lookup]) -> base.GroupLayout:
         tables = base.tables_of(group)

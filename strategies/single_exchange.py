@@ -9,8 +9,8 @@ That is right in branches, loops and functions, too.
     4. rows            ◄── all-to-all ──
     5. one row per id, or pooled per sample
 
-The gradient runs the same way back: 5 sums the gradients of each distinct row, 4 is one all-to-all to
-the owners, 3 gives the shard `IndexedSlices`.
+The gradient runs the same way back: 5 sums the gradients of each distinct row, 4 is one all-to-all
+to the owners, 3 gives the shard `IndexedSlices`.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from collective.strategies import base
 
 
 class SokBackend(base.Backend):
-    """Is the backend of COLLECTIVE_STRATEGY=sok, whose owners pool.
+    """Serves COLLECTIVE_STRATEGY=sok: the owners pool.
 
     There is one section for each lookup that the owner can pool, and one a table for all others.
     """

@@ -267,8 +267,7 @@ class DynamicTable(ReservedVariable, Table):
             yield keys, store.values.read(local)
 
     def import_(self, session: Any, keys_: Any, rows: Any) -> None:
-        """Gives keys these rows. Call it for block after block; every rank keeps the keys that it
-        owns.
+        """Gives keys these rows, block after block; every rank keeps the keys that it owns.
 
         A key that is there has its row replaced and keeps its slots, a new one's slots start fresh.
         Nothing else changes.

@@ -100,7 +100,7 @@ def update_of(kind: type, rule_of: Callable[[Any], OptimizerRule]) -> Callable[.
 
 
 class _PendingUpdate(NamedTuple):
-    """Is an update of update table that waits for those of other tables.
+    """Holds an update of one table that waits for those of other tables.
 
     Attributes:
         slot_row_count: the number of rows that a dynamic table's slots have, beside row 0.

@@ -37,7 +37,7 @@ from collective.strategies.grouped_exchange import Group, exchange_group, groups
 
 @dataclasses.dataclass
 class WrittenLookup:
-    """Is a lookup as a script wrote it.
+    """Records a lookup as a script wrote it.
 
     Attributes:
         lookup: the lookup.

@@ -22,7 +22,7 @@ _paths = itertools.count()
 
 
 class ReservedVariable(resource_variable_ops.ResourceVariable):
-    """Is a resource variable [capacity, D] in reserved memory, never read or written as a whole.
+    """Keeps [capacity, D] in reserved memory, which is never read or written as a whole.
 
     Attributes:
         number: the read of the number under which `collective.tables.row_store` knows its memory.
@@ -150,7 +150,7 @@ class ReservedVariable(resource_variable_ops.ResourceVariable):
         raise NotImplementedError
 
     def _as_graph_element(self) -> NoReturn:
-        """Refuses: a session calls it for a variable that is fetched."""
+        """Refuses to be fetched: a session calls it for a variable among its fetches."""
         self.refuse("Fetching the value")
 
 

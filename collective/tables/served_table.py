@@ -39,7 +39,8 @@ class ServedTable(composite_tensor.CompositeTensor):
 
     It is looked up as a `Table` is. Whatever else takes a variable for one value gets all rows of a
     static one, put together from its parts. With one part it isn't made at all: the part is the
-    table. (It is no composite tensor, but TensorFlow dispatches by types of composite tensors only.)
+    table. (It is no composite tensor, but TensorFlow dispatches by types of composite tensors
+    only.)
 
     Attributes:
         rows: V; None if dynamic.

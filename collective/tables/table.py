@@ -45,8 +45,8 @@ class Sharded(resource_variable_ops.ResourceVariable):
     Whatever takes a variable for one value (fetching it, `tf.matmul`, slices, `tf.nn.l2_loss`,
     `read_value`) gets all rows from all ranks, and `assign`, `assign_add`, `assign_sub` and `load`
     take such a value, the same on every rank (see `collective.tables.dense_view`). Other operations
-    would reach one rank's shard only: they raise `TableError`. With one rank, shard and variable are
-    the same.
+    would reach one rank's shard only: they raise `TableError`. With one rank, shard and variable
+    are the same.
 
     Attributes:
         rows: V.
@@ -188,7 +188,7 @@ class Sharded(resource_variable_ops.ResourceVariable):
 
 
 class Table(Sharded):
-    """Is a sharded variable of the model, as `tf.get_variable` makes it in embedding_scope().
+    """Holds rows of the model, as `tf.get_variable` makes them in embedding_scope().
 
     It stands in `tf.trainable_variables()` under its own name and goes wherever a variable goes:
     optimizers, `var_list`, `tf.gradients`.

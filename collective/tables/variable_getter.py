@@ -55,9 +55,9 @@ def table_getter(
 
     [V, D] is a static table if V is `min_rows` at least, [None, D] is a dynamic one.
 
-    Other variables (that are no matrix, integers, local ones, slots that an optimizer makes) are made
-    as outside: replicated. No variable is partitioned: a partitioner in embedding_scope() would say
-    how to shard a table, which isn't its choice here.
+    Other variables (that are no matrix, integers, local ones, slots that an optimizer makes) are
+    made as outside: replicated. No variable is partitioned: a partitioner in embedding_scope()
+    would say how to shard a table, which isn't its choice here.
     """
     del partitioner
     if tf.executing_eagerly():
