@@ -27,10 +27,10 @@ def split_name(name: str) -> tuple[str, str]:
     base = name[len(collectives.PREFIX) :] if name.startswith(collectives.PREFIX) else name
     match = re.fullmatch(r"(.+)\.(keys|rows)(\.\d+)?((?:\.gradient(?:\.\d+)?)*)", base)
     if match:
-        of = match[1] + (match[3] or "")
+        subject = match[1] + (match[3] or "")
         if match[4]:  # The gradient of a gradient goes the way of the rows.
-            return (GRADIENTS if match[4].count("gradient") % 2 else ROWS), of
-        return match[2], of
+            return (GRADIENTS if match[4].count("gradient") % 2 else ROWS), subject
+        return match[2], subject
     if re.match(r"dense_gradients\.|.*\.gradient_(values|indices)(\.\d+)?$", base):
         return DENSE, ""
     return (AGREEMENT if base.partition(".")[0] == "agreement" else OTHER), ""

@@ -98,14 +98,14 @@ def deciders() -> list[Any]:
     These are the predicates and indices of the branches around them, and None for a loop or a
     function (which may be called anywhere, and several times at once).
     """
-    deciders_ = list(getattr(_building, "deciders", ()))
+    result = list(getattr(_building, "deciders", ()))
     inner, depth = tf.get_default_graph(), 0
     while is_function(inner):
         inner = inner.outer_graph
         depth += 1
-    deciders_ += [None] * (depth > len(deciders_))
+    result += [None] * (depth > len(result))
     context = tf.get_default_graph()._get_control_flow_context()
     while context is not None:
-        deciders_.append(None if context.IsWhileContext() else getattr(context, "pred", None))
+        result.append(None if context.IsWhileContext() else getattr(context, "pred", None))
         context = context.outer_context
-    return deciders_
+    return result

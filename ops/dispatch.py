@@ -23,11 +23,14 @@ _inside = threading.local()
 @contextlib.contextmanager
 def for_tables(tables: Sequence[str], in_host_memory: bool) -> Iterator[None]:
     """Makes `operations` those for these tables, inside: in the host's memory, or by kernels."""
-    before, _inside.about = getattr(_inside, "about", ((), False)), (tuple(tables), in_host_memory)
+    previous, _inside.about = (
+        getattr(_inside, "about", ((), False)),
+        (tuple(tables), in_host_memory),
+    )
     try:
         yield
     finally:
-        _inside.about = before
+        _inside.about = previous
 
 
 def operations() -> Any:

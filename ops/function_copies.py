@@ -55,14 +55,14 @@ def separate(graph: tf.Graph) -> None:
             called = tuple(f.name for f in _functions_named(graph, value))
             # A gradient gives a call another function.
             if called and calls.called.get((op, name)) != called:
-                own = tuple(_function_of_its_own(graph, f, calls.taken) for f in called)
-                calls.called[op, name] = own
-                if own == called:
+                exclusive = tuple(_exclusive_function(graph, f, calls.taken) for f in called)
+                calls.called[op, name] = exclusive
+                if exclusive == called:
                     continue
                 if value.func.name:
-                    op._set_func_attr(name, own[0])
+                    op._set_func_attr(name, exclusive[0])
                 else:
-                    op._set_func_list_attr(name, own)
+                    op._set_func_list_attr(name, exclusive)
     calls.version = graph.version
 
 
@@ -74,7 +74,7 @@ def _functions_named(graph: tf.Graph, attribute: Any) -> list[Any]:
     return [f for f in (attribute.func, *attribute.list.func) if f.name in graph._functions]
 
 
-def _function_of_its_own(graph: tf.Graph, name: str, taken: set[str]) -> str:
+def _exclusive_function(graph: tf.Graph, name: str, taken: set[str]) -> str:
     """Returns `name`, or the name of a copy if a call has that function, or one inside of it."""
     definition = function_pb2.FunctionDef()
     definition.CopyFrom(graph._functions[name].cached_definition)
@@ -85,13 +85,13 @@ def _function_of_its_own(graph: tf.Graph, name: str, taken: set[str]) -> str:
         for value in node.attr.values()
         for f in _functions_named(graph, value)
     ]
-    owned = [_function_of_its_own(graph, f.name, taken) for f in inner]
+    owned = [_exclusive_function(graph, f.name, taken) for f in inner]
     shared = bool(collectives) and name in taken
     if not shared and owned == [f.name for f in inner]:
         taken.update({name} if collectives else ())
         return name
-    for f, own in zip(inner, owned):
-        f.name = own
+    for f, exclusive in zip(inner, owned):
+        f.name = exclusive
     number = 2
     while f"{name}_call{number}" in graph._functions:
         number += 1
@@ -107,14 +107,14 @@ def _function_of_its_own(graph: tf.Graph, name: str, taken: set[str]) -> str:
 def _rename(definition: Any, names: dict[str, str]) -> None:
     """Gives nodes of a function other names, wherever they are named."""
 
-    def renamed(given: str) -> str:
-        control, node = given.startswith("^"), given.lstrip("^")
+    def renamed(name_used: str) -> str:
+        control, node = name_used.startswith("^"), name_used.lstrip("^")
         node, colon, output = node.partition(":")
         return "^" * control + names.get(node, node) + colon + output
 
     for node in definition.node_def:
         node.name = renamed(node.name)
-        node.input[:] = [renamed(given) for given in node.input]
+        node.input[:] = [renamed(name_used) for name_used in node.input]
     for returned in (definition.ret, definition.control_ret):
-        for key, given in dict(returned).items():
-            returned[key] = renamed(given)
+        for key, name_used in dict(returned).items():
+            returned[key] = renamed(name_used)

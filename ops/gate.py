@@ -212,8 +212,8 @@ class GraphGates:
             exchanges: the operations that each exchange waits for, by the operation that it is to
                 provide.
         """
-        known = self._known_levels()
-        return [_level(op, known, exchanges) for op in exchanges]
+        levels = self._known_levels()
+        return [_level(op, levels, exchanges) for op in exchanges]
 
     def changed(self) -> None:
         """Forgets levels, because operations of the graph wait for something else now."""
@@ -237,10 +237,10 @@ def _zero_operations(gate: Gate) -> list[tf.Operation]:
 
 def _level(
     op: tf.Operation,
-    known: dict[tf.Operation, int],
+    levels: dict[tf.Operation, int],
     exchanges: Mapping[tf.Operation, Sequence[tf.Operation]],
 ) -> int:
-    """Returns the level of `op`, and adds the levels upstream of it to `known`.
+    """Returns the level of `op`, and adds the levels upstream of it to `levels`.
 
     This is no plain walk of the graph: an operation's level is known after those of its inputs.
     """
@@ -252,16 +252,16 @@ def _level(
             if top in exchanges
             else [x.op for x in top.inputs] + list(top.control_inputs)
         )
-        if top not in known and top not in entered:
+        if top not in levels and top not in entered:
             entered.add(top)
-            stack.extend(o for o in upstream if o not in known and o not in entered)
+            stack.extend(o for o in upstream if o not in levels and o not in entered)
             continue
-        # An input that isn't known by now comes by the back edge of a loop, and is on the stack.
-        known.setdefault(
-            top, max((known.get(o, 0) for o in upstream), default=0) + (top in exchanges)
+        # An input without a level by now comes by the back edge of a loop, and is on the stack.
+        levels.setdefault(
+            top, max((levels.get(o, 0) for o in upstream), default=0) + (top in exchanges)
         )
         stack.pop()
-    return known[op]
+    return levels[op]
 
 
 def gates_of(graph: tf.Graph) -> GraphGates:

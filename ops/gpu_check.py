@@ -142,12 +142,13 @@ def beside_pytorch(rows: Sequence[timing.Row]) -> list[str]:
     """Compares, for each row of PyTorch, its time with that of our own kernels."""
     ms = {row.kernel: row.ms for row in rows}
     pairs = [
-        (kernel[: -len(_PYTORCH)], theirs)
-        for kernel, theirs in ms.items()
+        (kernel[: -len(_PYTORCH)], pytorch_ms)
+        for kernel, pytorch_ms in ms.items()
         if kernel.endswith(_PYTORCH)
     ]
     return [
-        f'PyTorch takes {theirs / ms[ours]:.2f} times as long as "{ours}"' for ours, theirs in pairs
+        f'PyTorch takes {pytorch_ms / ms[kernel]:.2f} times as long as "{kernel}"'
+        for kernel, pytorch_ms in pairs
     ]
 
 

@@ -109,8 +109,8 @@ def is_collective(op_type: str) -> bool:
 
 def memory(variable: Any) -> tf.Operation:
     """Returns the operation that has `variable`."""
-    found: tf.Operation = (variable.handle if hasattr(variable, "handle") else variable).op
-    return found
+    operation: tf.Operation = (variable.handle if hasattr(variable, "handle") else variable).op
+    return operation
 
 
 def holder(x: tf.Tensor) -> tf.Operation:
@@ -166,8 +166,8 @@ def walk(
         stop: tells operations that are found, but not walked past.
         control: walks control inputs, too.
     """
-    found = set(operations)
-    stack = list(found)
+    reached = set(operations)
+    stack = list(reached)
     while stack:
         op = stack.pop()
         if stop is not None and stop(op):
@@ -176,7 +176,7 @@ def walk(
         if control:
             producers += op.control_inputs
         for producer in producers:
-            if producer not in found:
-                found.add(producer)
+            if producer not in reached:
+                reached.add(producer)
                 stack.append(producer)
-    return found
+    return reached

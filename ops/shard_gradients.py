@@ -16,11 +16,11 @@ _scales = threading.local()
 @contextlib.contextmanager
 def scaled(scale: float) -> Iterator[None]:
     """Makes the gradients of shards that are taken inside `scale` times the sum over ranks."""
-    before, _scales.scale = gradient_scale(), scale
+    previous, _scales.scale = gradient_scale(), scale
     try:
         yield
     finally:
-        _scales.scale = before
+        _scales.scale = previous
 
 
 def gradient_scale() -> float:

@@ -264,10 +264,10 @@ def _local_rows(tables: Sequence[Any], keys: Sequence[tf.Tensor]) -> list[tf.Ten
     rows = list(keys)
     dynamic = [t for t, table in enumerate(tables) if table.hashed]
     if dynamic:
-        found = tables[dynamic[0]].local_of_tables(
+        dynamic_rows = tables[dynamic[0]].local_of_tables(
             [tables[t] for t in dynamic], [keys[t] for t in dynamic]
         )
-        for t, table_rows in zip(dynamic, found):
+        for t, table_rows in zip(dynamic, dynamic_rows):
             rows[t] = table_rows
     return rows
 

@@ -123,7 +123,7 @@ def fuse_updates(original: Callable[..., Any]) -> Callable[..., Any]:
     """Returns an `Optimizer.apply_gradients` that updates all of its tables in update operation."""
 
     def apply_gradients(*args: Any, **kwargs: Any) -> Any:
-        before, _pending.updates = getattr(_pending, "updates", None), []
+        previous, _pending.updates = getattr(_pending, "updates", None), []
         try:
             applied = original(*args, **kwargs)
             # A script's optimizer may have others do a part of the work.
@@ -134,7 +134,7 @@ def fuse_updates(original: Callable[..., Any]) -> Callable[..., Any]:
                 _update(updates)
             return applied
         finally:
-            _pending.updates = before
+            _pending.updates = previous
 
     return apply_gradients
 

@@ -240,15 +240,15 @@ def shard(
     shard_rows = len(range(rank, shape[0], ranks))
     if fill is None:
         with _same_on_all_ranks(init, name):
-            whole = (
+            all_rows = (
                 init(list(shape), dtype=dtype)
                 if callable(init)
                 else tf.convert_to_tensor(init, dtype)
             )
         return (
-            tf.reshape(whole[rank::ranks], [shard_rows, shape[1]])
+            tf.reshape(all_rows[rank::ranks], [shard_rows, shape[1]])
             if ranks > 1
-            else tf.reshape(whole, shape)
+            else tf.reshape(all_rows, shape)
         )
 
     def draw(out: np.ndarray) -> None:

@@ -46,23 +46,23 @@ def registered(number: int) -> Any:
         ) from None
 
 
-def register(number: int, thing: Any) -> np.ndarray:
-    """Returns an int64 array [1, 1] of `number`, by which `registered` finds `thing`.
+def register(number: int, holder: Any) -> np.ndarray:
+    """Returns an int64 array [1, 1] of `number`, by which `registered` finds `holder`.
 
-    `thing` is kept for as long as TensorFlow has the array's memory.
+    `holder` is kept for as long as TensorFlow has the array's memory.
     """
     array = memory.aligned((1, 1), np.int64)
     array[:] = number
-    _registry[number] = thing
+    _registry[number] = holder
     weakref.finalize(_base_of(array), _registry.pop, number, None)
     return array
 
 
 @contextlib.contextmanager
-def registered_meanwhile(thing: Any) -> Iterator[int]:
-    """Gives a number by which `registered` finds `thing`, inside."""
+def registered_meanwhile(holder: Any) -> Iterator[int]:
+    """Gives a number by which `registered` finds `holder`, inside."""
     number = next(_numbers)
-    _registry[number] = thing
+    _registry[number] = holder
     try:
         yield number
     finally:

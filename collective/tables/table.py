@@ -24,11 +24,11 @@ def shard_view() -> Iterator[None]:
 
     For optimizers, which then make slots of the shard's shape.
     """
-    before, _view.on = in_shard_view(), True
+    previous, _view.on = in_shard_view(), True
     try:
         yield
     finally:
-        _view.on = before
+        _view.on = previous
 
 
 def in_shard_view() -> bool:
