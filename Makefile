@@ -1,23 +1,25 @@
 # `make train` and `make test` work from a bare clone: `setup` makes .venv, and only what of it is out of date.
 
 NP ?= 2
-python := .venv/bin/python
+VENV := .venv
+python = $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ready train bench test test-all format lint clean
+.PHONY: help setup ready train bench overhead test test-all test-pythons docs format lint clean
 
 # What they said once, set-up remembers.
-export PYTHON GPU
+export PYTHON GPU VENV
 
 help:  ## List the targets
 	@echo 'make TARGET [NAME=value ...]'
 	@echo
-	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' Makefile | expand -t 14
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' Makefile | expand -t 16
 	@echo
 	@echo '  PYTHON=python3.10   the interpreter for .venv (else the newest of 3.11, 3.10, 3.9 that is found)'
+	@echo '  VENV=.venvs/3.10    another environment than .venv'
 	@echo '  GPU=1               TensorFlow with CUDA, CuPy, and Horovod with NCCL (needs the CUDA 12 toolkit)'
 	@echo '  NP=2                train, bench: how many ranks'
-	@echo '  ARGS="..."          train, bench: the program'"'"'s arguments; test, test-all: pytest'"'"'s'
+	@echo '  ARGS="..."          train, bench, overhead: the program'"'"'s arguments; test, test-all: pytest'"'"'s'
 
 setup:  ## Make .venv: pinned packages, Horovod built against TensorFlow, this package (4 to 8 minutes, once)
 	@tools/setup.sh
@@ -31,18 +33,24 @@ train: ready  ## Train on the census data, its embedding tables sharded over NP 
 bench: ready  ## Time a training step on NP ranks beside plain TensorFlow, the bare exchange and replicated tables
 	$(python) benchmarks/step.py --ranks $(NP) $(ARGS)
 
+overhead: ready  ## Time the fixed costs beside plain TensorFlow: a tiny step, the start, imports (10 minutes)
+	$(python) benchmarks/overhead.py $(ARGS)
+
 sources = $(shell git ls-files '*.cc' '*.h' '*.cu' '*.cuh' 2>/dev/null)
 
 format: ready  ## Format everything: Python by ruff, C++ and CUDA by clang-format
 	$(python) -m ruff check --fix-only --quiet .
 	$(python) -m ruff format .
-	$(if $(sources),.venv/bin/clang-format -i $(sources))
+	$(if $(sources),$(VENV)/bin/clang-format -i $(sources))
 
 lint: ready  ## Check formatting, style (ruff, clang-format) and types (mypy)
 	$(python) -m ruff format --check .
 	$(python) -m ruff check .
-	$(if $(sources),.venv/bin/clang-format --dry-run --Werror $(sources))
+	$(if $(sources),$(VENV)/bin/clang-format --dry-run --Werror $(sources))
 	$(python) -m mypy
+
+docs: ready  ## Write the API pages to build/docs, of docstrings; fails where a public name has none
+	$(python) docs/build.py
 
 test: lint  ## lint, and the tests that CI runs
 	$(python) -m pytest tests -m "not long" $(ARGS)
@@ -50,6 +58,9 @@ test: lint  ## lint, and the tests that CI runs
 test-all: lint  ## lint, and every test, also the long ones
 	$(python) -m pytest tests $(ARGS)
 
-clean:  ## Remove what builds and tests leave behind (not .venv: rm -rf .venv)
+test-pythons:  ## The unit tests and a small job on each supported Python that is there (environments in .venvs)
+	@tools/test_pythons.sh $(ARGS)
+
+clean:  ## Remove what builds and tests leave behind (not environments: rm -rf .venv .venvs)
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find . -name .venv -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . \( -name .venv -o -name .venvs \) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

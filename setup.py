@@ -1,5 +1,4 @@
-"""Where the sub-packages lie: `launch/`, `strategies/` and `ops/` at the top are
-`collective.launch` and so on.
+"""Maps the top-level folders `launch/`, `strategies/` and `ops/` to `collective.launch` and so on.
 
 A checkout runs uninstalled through the links in `collective/`; a wheel gets the folders themselves,
 each module once. All other metadata is in pyproject.toml.
@@ -25,8 +24,8 @@ for folder in SUBPACKAGES:
 links = [pattern for folder in SUBPACKAGES for pattern in (folder, f"{folder}.*")]
 packages += [f"collective.{inner}" for inner in find_packages("collective", exclude=links)]
 
-# No Python modules, but libraries. The key map has a C interface (see ops/keymap.py): it needs g++
-# only, no headers of Python.
+# Libraries, no Python modules. The key map has a C interface (see ops/keymap.py), so it needs no
+# headers of Python.
 keymap = Extension(
     "collective.ops._keymap",
     ["ops/keymap.cc"],
@@ -44,9 +43,7 @@ native = Extension(
 
 
 class Build(build_ext):
-    """Compiles the operations against the TensorFlow that is installed, and leaves them out where
-    there is none.
-    """
+    """Compiles the operations against the installed TensorFlow; without one it leaves them out."""
 
     def finalize_options(self):
         super().finalize_options()
@@ -55,9 +52,9 @@ class Build(build_ext):
             import tensorflow as tf
         except ImportError as error:
             print(
-                f"collective: its compiled operations are left out, since TensorFlow can not be "
-                f"imported here ({error}). "
-                "Build beside TensorFlow, with --no-build-isolation, to have them."
+                f"collective: TensorFlow can not be imported here ({error}), so the compiled "
+                "operations are left out. To have them, build beside TensorFlow, with "
+                "--no-build-isolation."
             )
             self.extensions = [
                 extension for extension in self.extensions if extension.name != native.name

@@ -1,4 +1,4 @@
-"""MB/s of saving and restoring a table, beside `dd` of the same bytes on the same disk.
+"""Measures MB/s of saving and restoring a table, beside `dd` of the same bytes on the same disk.
 
     python -m collective.launch -np 2 --device cpu benchmarks/checkpoint.py [--megabytes 1000]
     [--folder .] [--rounds 3]
@@ -15,104 +15,98 @@ import os
 import shutil
 import statistics
 import subprocess
-import tempfile
 import time
+from pathlib import Path
 from typing import Callable
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+import report
 import tensorflow.compat.v1 as tf
 
 from collective import CollectiveStrategy
-from collective.coordination import barrier
 
 DIM = 32
+BYTES_PER_ROW = 2 * DIM * 4  # with a slot
+DD_BLOCK = 4 << 20
 
 
-def seconds(action: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    action()
-    return time.perf_counter() - start
+class Timer:
+    """Collects the seconds of actions by name."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, list[float]] = {}
+
+    def time(self, name: str, action: Callable[[], object]) -> None:
+        start = time.perf_counter()
+        action()
+        self.seconds.setdefault(name, []).append(time.perf_counter() - start)
 
 
 def dd(*arguments: str) -> None:
-    subprocess.run(["dd", "bs=4M", *arguments], check=True, stderr=subprocess.DEVNULL)
+    subprocess.run(["dd", f"bs={DD_BLOCK}", *arguments], check=True, stderr=subprocess.DEVNULL)
+
+
+def run_rounds(strategy: CollectiveStrategy, rows: int, folder: Path, rounds: int) -> Timer:
+    """Saves, restores and copies with dd; dd on rank 0 only, the others wait for the next save."""
+    timer = Timer()
+    with strategy.scope(), tf.Graph().as_default():
+        with strategy.embedding_scope():
+            table = tf.get_variable("t", [rows, DIM], initializer=tf.truncated_normal_initializer())
+        loss = tf.reduce_sum(tf.nn.embedding_lookup(table, tf.constant([0, 1], tf.int64)))
+        train = tf.train.AdagradOptimizer(0.1).minimize(loss)
+        saver = tf.train.Saver(max_to_keep=1)
+        prefix, copy = str(folder / "m"), folder / "dd"
+        count = rows * BYTES_PER_ROW // DD_BLOCK
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            session.run(train)
+            for i in range(rounds):
+                timer.time("save", lambda i=i: saver.save(session, prefix, global_step=i))
+                timer.time("restore", lambda i=i: saver.restore(session, f"{prefix}-{i}"))
+                if strategy.rank() == 0:
+                    write = ("if=/dev/zero", f"of={copy}", "conv=fsync", f"count={count}")
+                    timer.time("dd write", lambda write=write: dd(*write))
+                    timer.time("dd read", lambda: dd(f"if={copy}", "of=/dev/null"))
+                    copy.unlink()
+    return timer
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--megabytes", type=int, default=1000, help="of the table and its slot together"
-    )
-    parser.add_argument(
-        "--folder", default=".", help="on the disk in question, the same for all ranks"
-    )
-    parser.add_argument("--rounds", type=int, default=3)
-    given = parser.parse_args()
+    add = parser.add_argument
+    add("--megabytes", type=int, default=1000, help="of the table and its slot together")
+    add("--folder", type=Path, default=".", help="on the disk in question, the same for all ranks")
+    add("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
     tf.logging.set_verbosity(tf.logging.ERROR)
     strategy = CollectiveStrategy()
-    rank, before = strategy.rank(), os.getloadavg()[0]
-    rows = given.megabytes * 10**6 // (2 * DIM * 4)
-    total = 2 * rows * DIM * 4
-    made = tempfile.mkdtemp(dir=given.folder) if rank == 0 else ""
-    folder = barrier.exchange(None, "a folder", {"path": os.path.abspath(made)})[0]["path"]
-    times: dict[str, list[float]] = {"save": [], "restore": [], "dd write": [], "dd read": []}
+    load_before = report.machine_load()
+    rows = arguments.megabytes * 10**6 // BYTES_PER_ROW
+    # All ranks know the name. Rank 0 has made the folder before any rank saves: they train first.
+    folder = arguments.folder.resolve() / "checkpoint-benchmark"
+    if strategy.rank() == 0:
+        folder.mkdir()
     try:
-        with strategy.scope(), tf.Graph().as_default():
-            with strategy.embedding_scope():
-                table = tf.get_variable(
-                    "t", [rows, DIM], initializer=tf.truncated_normal_initializer()
-                )
-            loss = tf.reduce_sum(tf.nn.embedding_lookup(table, tf.constant([0, 1], tf.int64)))
-            train = tf.train.AdagradOptimizer(0.1).minimize(loss)
-            saver = tf.train.Saver(max_to_keep=1)
-            with tf.Session() as session:
-                session.run(tf.global_variables_initializer())
-                session.run(train)
-                for i in range(given.rounds):
-                    times["save"].append(
-                        seconds(lambda i=i: saver.save(session, f"{folder}/m", global_step=i))
-                    )
-                    times["restore"].append(
-                        seconds(lambda i=i: saver.restore(session, f"{folder}/m-{i}"))
-                    )
-                    if rank == 0:
-                        times["dd write"].append(
-                            seconds(
-                                lambda: dd(
-                                    "if=/dev/zero",
-                                    f"of={folder}/dd",
-                                    "conv=fsync",
-                                    f"count={total // (4 << 20)}",
-                                )
-                            )
-                        )
-                        times["dd read"].append(
-                            seconds(lambda: dd(f"if={folder}/dd", "of=/dev/null"))
-                        )
-                        os.remove(f"{folder}/dd")
-                    barrier.exchange(session, "the next round", {})
+        timer = run_rounds(strategy, rows, folder, arguments.rounds)
     finally:
-        if rank == 0:
+        if strategy.rank() == 0:
             shutil.rmtree(folder)
-    if rank == 0:
-        load = os.getloadavg()[0]
-        print(
-            f"{total / 1e6:,.0f} MB on {strategy.world_size()} ranks, a table of {rows:,} rows "
-            f"of {DIM} float32 and a slot"
-        )
-        print(
-            f"load average {before:.1f} before, {load:.1f} after, {os.cpu_count()} processors, "
-            f"{given.rounds} rounds"
-        )
-        print("\n|  | MB/s | least | most |")
-        print("|---|---|---|---|")
-        for what, took in times.items():
-            rates = [
-                total / 1e6 / seconds_
-                for seconds_ in (statistics.median(took), max(took), min(took))
-            ]
-            print(f"| {what} |" + "".join(f" {rate:,.0f} |" for rate in rates))
+    if strategy.rank() == 0:
+        print_rates(timer, rows, strategy.world_size())
+        print(f"\nbefore: {load_before}; after: {report.machine_load()}")
+
+
+def print_rates(timer: Timer, rows: int, ranks: int) -> None:
+    megabytes = rows * BYTES_PER_ROW / 1e6
+    print(
+        f"{megabytes:,.0f} MB on {ranks} ranks, "
+        f"a table of {rows:,} rows of {DIM} float32 and a slot\n"
+    )
+    print(report.heading(["", "MB/s", "least", "most"]))
+    for name, seconds in timer.seconds.items():
+        rates = [megabytes / s for s in (statistics.median(seconds), max(seconds), min(seconds))]
+        print(report.row([name, *(f"{rate:,.0f}" for rate in rates)]))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""What a dynamic table's lookups and inserts cost, by its size; and the key map beside TensorFlow's
-own hash tables.
+"""Measures a dynamic table's lookups and inserts by its size, and the key map beside TensorFlow's
+hash tables.
 
     python benchmarks/dynamic.py [--largest 10000000] [--dim 16] [--without-tensorflow-tables]
 
 Prints two tables in Markdown, and the machine's load before and after each. One rank, one process.
 A lookup's time is the median of 100 batches, an insert's that of all keys once. "The same reads"
-are what cache misses cost: NumPy reads as many random places of arrays as large as the table's
+say what cache misses cost: NumPy reads as many random places of arrays as large as the table's
 buckets, keys and rows, which is all that a lookup reads of a table.
 """
 
@@ -14,12 +14,14 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from collections.abc import Iterator
 from typing import Any, Callable
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np  # noqa: E402
 import psutil  # noqa: E402
+import report  # noqa: E402
 import tensorflow.compat.v1 as tf  # noqa: E402
 
 import collective  # noqa: E402
@@ -28,75 +30,80 @@ from collective.ops.keymap import KeyMap  # noqa: E402
 BATCH = 4096
 BLOCK = 100_000  # keys inserted by one step
 
+# (insert keys/s, find ns a key, bytes a key)
+KeyMapFigures = tuple[float, float, float]
+
 
 def sizes(largest: int) -> list[int]:
     return [10**n for n in range(4, 9) if 10**n <= largest]
 
 
-def keys_of(count: int) -> np.ndarray:
+def random_keys(count: int) -> np.ndarray:
     distinct = np.unique(np.random.default_rng(1).integers(-(2**63), 2**63 - 1, count + 9))
     return np.random.default_rng(0).permutation(distinct)[:count]
 
 
+def blocks(keys: np.ndarray) -> Iterator[np.ndarray]:
+    for first in range(0, len(keys), BLOCK):
+        yield keys[first : first + BLOCK]
+
+
 def median(run: Callable[[np.ndarray], Any], keys: np.ndarray, times: int = 100) -> float:
-    """Seconds of `run` on a random batch of `keys`."""
-    rng, taken = np.random.default_rng(2), []
+    """Returns the median seconds of `run` on a random batch of `keys`."""
+    rng, seconds = np.random.default_rng(2), []
     for _ in range(times):
         batch = keys[rng.integers(0, len(keys), BATCH)]
         start = time.perf_counter()
         run(batch)
-        taken.append(time.perf_counter() - start)
-    return float(np.median(taken))
+        seconds.append(time.perf_counter() - start)
+    return float(np.median(seconds))
 
 
-def same_reads(count: int, dim: int, keys: np.ndarray) -> float:
-    """Seconds to read a bucket (4 bytes), a key (8) and a row for each of a batch of keys, at
-    random places.
+def same_reads(dim: int, keys: np.ndarray) -> float:
+    """Returns the seconds to read a bucket (4 bytes), a key (8) and a row at random places.
+
+    There are as many places as keys in a batch.
     """
-    places = np.random.default_rng(3).integers(0, count, len(keys))
+    count = len(keys)
+    places = np.random.default_rng(3).integers(0, count, count)
     arrays = [
         np.ones(count + count // 2, np.uint32),
         np.ones(count, np.int64),
         np.ones((count, dim), np.float32),
     ]
-    return median(lambda at: [array[at] for array in arrays], places)
+    return median(lambda batch: [array[batch] for array in arrays], places)
 
 
-def key_map(count: int, keys: np.ndarray) -> tuple[float, float, float]:
-    """(insert keys/s, find ns a key, bytes a key)."""
-    made, start = KeyMap(2**32 - 2), time.perf_counter()
-    for first in range(0, count, BLOCK):
-        made.find_or_insert(keys[first : first + BLOCK])
-    taken = time.perf_counter() - start
-    return count / taken, median(made.find, keys) / BATCH * 1e9, made.nbytes / count
+def measure_key_map(keys: np.ndarray) -> KeyMapFigures:
+    key_map = KeyMap(2**32 - 2)
+    start = time.perf_counter()
+    for block in blocks(keys):
+        key_map.find_or_insert(block)
+    seconds = time.perf_counter() - start
+    nanoseconds = median(key_map.find, keys) / BATCH * 1e9
+    return len(keys) / seconds, nanoseconds, key_map.nbytes / len(keys)
 
 
-def tensorflow_table(
-    make: Callable[[], Any], count: int, keys: np.ndarray
-) -> tuple[float, float, float]:
-    """The same of one of TensorFlow's, whose values are the row numbers."""
+def measure_tensorflow_table(make: Callable[[], Any], keys: np.ndarray) -> KeyMapFigures:
+    """Measures one of TensorFlow's tables, whose values are the row numbers."""
     with tf.Graph().as_default(), tf.Session() as session:
         table = make()
         k, v = tf.placeholder(tf.int64, [None]), tf.placeholder(tf.int64, [None])
-        insert, found = table.insert(k, v), table.lookup(k)
-        start_memory, taken = psutil.Process().memory_info().rss, 0.0
-        for first in range(0, count, BLOCK):
-            some = keys[first : first + BLOCK]
+        insert, values = table.insert(k, v), table.lookup(k)
+        memory_before, seconds, inserted = psutil.Process().memory_info().rss, 0.0, 0
+        for block in blocks(keys):
+            rows = np.arange(inserted, inserted + len(block))
             start = time.perf_counter()
-            session.run(insert, {k: some, v: np.arange(first, first + len(some))})
-            taken += time.perf_counter() - start
-        grown = psutil.Process().memory_info().rss - start_memory
-        return (
-            count / taken,
-            median(lambda b: session.run(found.op, {k: b}), keys) / BATCH * 1e9,
-            grown / count,
-        )
+            session.run(insert, {k: block, v: rows})
+            seconds += time.perf_counter() - start
+            inserted += len(block)
+        grown = psutil.Process().memory_info().rss - memory_before
+        lookup = median(lambda batch: session.run(values.op, {k: batch}), keys)
+    return len(keys) / seconds, lookup / BATCH * 1e9, grown / len(keys)
 
 
-def whole_table(count: int, dim: int, keys: np.ndarray) -> tuple[float, float, float]:
-    """(insert keys/s with their rows drawn, s of a lookup, s of a training step with Adagrad) of a
-    table of `count` keys.
-    """
+def measure_dynamic_table(dim: int, keys: np.ndarray) -> tuple[float, float, float]:
+    """Returns (insert keys/s with their rows drawn, s of a lookup, s of a step with Adagrad)."""
     strategy = collective.CollectiveStrategy()
     with strategy.scope(), tf.Graph().as_default():
         table = collective.get_embedding_variable("t", dim)
@@ -105,73 +112,69 @@ def whole_table(count: int, dim: int, keys: np.ndarray) -> tuple[float, float, f
         train = tf.train.AdagradOptimizer(0.1).minimize(tf.reduce_sum(rows))
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
-            store, taken = table.store(session), 0.0
-            for first in range(0, count, BLOCK):
-                some = keys[first : first + BLOCK]
+            store, seconds = table.store(session), 0.0
+            for block in blocks(keys):
                 start = time.perf_counter()
-                store.rows(some, True)
-                taken += time.perf_counter() - start
-            for first in range(0, count, 1_000_000):  # the slots, too, once
+                store.rows(block, True)
+                seconds += time.perf_counter() - start
+            # The slots' rows are drawn now, so that no timed step draws any.
+            for first in range(0, len(keys), 1_000_000):
                 session.run(train, {ids: keys[first : first + 1_000_000]})
-            lookup = median(lambda b: session.run(rows.op, {ids: b}), keys)
-            return count / taken, lookup, median(lambda b: session.run(train, {ids: b}), keys)
+            lookup = median(lambda batch: session.run(rows.op, {ids: batch}), keys)
+            step = median(lambda batch: session.run(train, {ids: batch}), keys)
+    return len(keys) / seconds, lookup, step
 
 
-def load() -> str:
-    return f"load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} processors"
+def print_dynamic_tables(dim: int, keys: np.ndarray) -> None:
+    names = ["keys", f"insert, with rows of {dim} drawn (M keys/s)", f"lookup of {BATCH} (ms)"]
+    print(report.heading([*names, "the same reads (ms)", f"Adagrad step of {BATCH} (ms)"]))
+    for count in sizes(len(keys)):
+        rate, lookup, step = measure_dynamic_table(dim, keys[:count])
+        reads = same_reads(dim, keys[:count])
+        figures = (rate / 1e6, lookup * 1e3, reads * 1e3, step * 1e3)
+        print(report.row([f"{count:,}", *map(report.number, figures)]), flush=True)
+
+
+def print_key_maps(keys: np.ndarray, with_tensorflow: bool) -> None:
+    def mutable() -> Any:
+        return tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, -1)
+
+    def dense() -> Any:
+        return tf.lookup.experimental.DenseHashTable(
+            tf.int64, tf.int64, -1, empty_key=-(2**63), deleted_key=-(2**63) + 1
+        )
+
+    maps: dict[str, Callable[[np.ndarray], KeyMapFigures]]
+    maps = {"KeyMap (keymap.cc)": measure_key_map}
+    if with_tensorflow:
+        maps["MutableHashTable"] = lambda keys: measure_tensorflow_table(mutable, keys)
+        maps["DenseHashTable"] = lambda keys: measure_tensorflow_table(dense, keys)
+    names = ["key to row", "keys", "insert (M keys/s)", "find (ns a key)", "bytes a key"]
+    print(report.heading(names))
+    for name, measure in maps.items():
+        for count in sizes(len(keys)):
+            rate, find, size = measure(keys[:count])
+            # Fewer keys take too little of a process's memory to tell.
+            size_text = f"{size:.0f}" if count >= 10**6 else ""
+            cells = [name, f"{count:,}", report.number(rate / 1e6), f"{find:.0f}", size_text]
+            print(report.row(cells), flush=True)
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    arguments.add_argument("--largest", type=int, default=10**7, help="the most keys")
-    arguments.add_argument("--dim", type=int, default=16, help="D")
-    arguments.add_argument(
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--largest", type=int, default=10**7, help="the most keys")
+    parser.add_argument("--dim", type=int, default=16, help="of the tables")
+    parser.add_argument(
         "--without-tensorflow-tables", action="store_true", help="leave TensorFlow's tables out"
     )
-    options = arguments.parse_args()
+    arguments = parser.parse_args()
     tf.logging.set_verbosity(tf.logging.ERROR)
-    everything = keys_of(options.largest)
-
-    print(load())
-    print(
-        f"\n| keys | insert, with rows of {options.dim} drawn (M keys/s) | lookup of {BATCH} "
-        f"(ms) | the same reads (ms) | "
-        f"Adagrad step of {BATCH} (ms) |"
-    )
-    print("|---|---|---|---|---|")
-    for count in sizes(options.largest):
-        rate, lookup, step = whole_table(count, options.dim, everything[:count])
-        reads = same_reads(count, options.dim, everything[:count])
-        print(
-            f"| {count:,} | {rate / 1e6:.2f} | {lookup * 1e3:.2f} | {reads * 1e3:.2f} | "
-            f"{step * 1e3:.2f} |",
-            flush=True,
-        )
-    print("\n" + load())
-
-    maps: dict[str, Callable[[int, np.ndarray], tuple[float, float, float]]] = {
-        "KeyMap (keymap.cc)": key_map
-    }
-    if not options.without_tensorflow_tables:
-        maps["MutableHashTable"] = lambda count, keys: tensorflow_table(
-            lambda: tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, -1), count, keys
-        )
-        maps["DenseHashTable"] = lambda count, keys: tensorflow_table(
-            lambda: tf.lookup.experimental.DenseHashTable(
-                tf.int64, tf.int64, -1, empty_key=-(2**63), deleted_key=-(2**63) + 1
-            ),
-            count,
-            keys,
-        )
-    print("\n| key to row | keys | insert (M keys/s) | find (ns a key) | bytes a key |")
-    print("|---|---|---|---|---|")
-    for name, measure in maps.items():
-        for count in sizes(options.largest):
-            rate, find, size = measure(count, everything[:count])
-            # of a process's memory, too little to tell
-            bytes_ = f"{size:.0f}" if count >= 10**6 else ""
-            print(f"| {name} | {count:,} | {rate / 1e6:.2f} | {find:.0f} | {bytes_} |", flush=True)
-    print("\n" + load())
+    keys = random_keys(arguments.largest)
+    print(f"{report.machine_load()}\n")
+    print_dynamic_tables(arguments.dim, keys)
+    print(f"\n{report.machine_load()}\n")
+    print_key_maps(keys, not arguments.without_tensorflow_tables)
+    print(f"\n{report.machine_load()}")
 
 
 if __name__ == "__main__":

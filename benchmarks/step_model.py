@@ -1,5 +1,6 @@
-"""The model of step.py: plain TensorFlow, the same for every program that has one. Shapes' symbols
-are step_workload's.
+"""Builds the model of step.py in plain TensorFlow, the same for every program that has one.
+
+The symbols of shapes are step_workload's.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ import tensorflow.compat.v1 as tf
 from step_workload import BOTTOM, TOP, Setting, shapes
 
 LEARNING_RATE = 0.01
-# of every table's elements: all programs then have the same loss on step 1
-FIRST = 0.01
+# Of every element of a table: all programs then have the same loss on step 1.
+INITIAL_VALUE = 0.01
 OPTIMIZERS = {
     "adagrad": tf.train.AdagradOptimizer,
     "ftrl": tf.train.FtrlOptimizer,
     "sgd": tf.train.GradientDescentOptimizer,
 }
-SLOT_STARTS = {"accumulator": 0.1, "accum": 0.1, "linear": 0.0}  # the optimizers' own defaults
+# The optimizers' own defaults.
+SLOT_INITIAL_VALUES = {"accumulator": 0.1, "accum": 0.1, "linear": 0.0}
 
 
 def session_config(setting: Setting) -> tf.ConfigProto:
@@ -33,60 +35,66 @@ def optimizer(setting: Setting) -> tf.train.Optimizer:
 
 
 class Input:
-    """The batches on their way into the graph.
+    """Brings the batches into the graph.
 
     Attributes:
         tensors: by the names in `step_workload.shapes`.
-        start: what must run before the first step.
+        start: the operation to run before the first step.
     """
 
-    def __init__(self, setting: Setting, arrays: list[dict[str, np.ndarray]]):
-        self._arrays, kinds = arrays, shapes(setting)
+    def __init__(self, setting: Setting, batches: list[dict[str, np.ndarray]]):
         self.start = tf.no_op()
+        self._feeds: list[dict[Any, Any]] = [{}]
         if setting.input == "feed":
-            self.tensors = {
-                name: tf.placeholder(dtype, shape, name) for name, (dtype, shape) in kinds.items()
-            }
-            self._feeds: list[dict[Any, Any]] = [
-                {self.tensors[name]: batch[name] for name in kinds} for batch in arrays
-            ]
-            return
-        self._feeds, dtypes = [{}], [dtype for dtype, _ in kinds.values()]
-        data = (
-            tf.data.Dataset.range(len(arrays))
-            .repeat()
-            .map(
-                lambda i: tf.numpy_function(
-                    lambda i: [arrays[i][name] for name in kinds], [i], dtypes
-                )
-            )
-        )
-        options = tf.data.Options()
-        options.threading.private_threadpool_size = 1
-        iterator = tf.data.make_initializable_iterator(data.prefetch(2).with_options(options))
-        self.start, self.tensors = iterator.initializer, dict(zip(kinds, iterator.get_next()))
-        for name, (_, shape) in kinds.items():
-            self.tensors[name].set_shape(shape)
+            self._make_placeholders(setting, batches)
+        else:
+            self._make_dataset(setting, batches)
 
     def feed(self, step: int) -> dict[Any, Any]:
-        """For `Session.run`."""
+        """Returns the feeds of a step for `Session.run`."""
         return self._feeds[step % len(self._feeds)]
+
+    def _make_placeholders(self, setting: Setting, batches: list[dict[str, np.ndarray]]) -> None:
+        self.tensors = {
+            name: tf.placeholder(dtype, shape, name)
+            for name, (dtype, shape) in shapes(setting).items()
+        }
+        self._feeds = [
+            {tensor: batch[name] for name, tensor in self.tensors.items()} for batch in batches
+        ]
+
+    def _make_dataset(self, setting: Setting, batches: list[dict[str, np.ndarray]]) -> None:
+        names = list(shapes(setting))
+        dtypes = [dtype for dtype, _ in shapes(setting).values()]
+
+        def arrays(i: int) -> list[np.ndarray]:
+            return [batches[i][name] for name in names]
+
+        data = tf.data.Dataset.range(len(batches)).repeat()
+        data = data.map(lambda i: tf.numpy_function(arrays, [i], dtypes)).prefetch(2)
+        options = tf.data.Options()
+        options.threading.private_threadpool_size = 1
+        iterator = tf.data.make_initializable_iterator(data.with_options(options))
+        self.start = iterator.initializer
+        self.tensors = dict(zip(names, iterator.get_next()))
+        for name, (_, shape) in shapes(setting).items():
+            self.tensors[name].set_shape(shape)
 
 
 def embeddings(
     setting: Setting, batch: Mapping[str, tf.Tensor], table_scope: Any
 ) -> list[tf.Tensor]:
-    """F × [B, D]."""
+    """Looks up every feature: F × [B, D]."""
+    tables = []
     with table_scope:
-        tables = [
-            tf.get_variable(
-                f"table_{f}",
-                [rows, setting.dim],
-                use_resource=True,
-                initializer=tf.constant_initializer(FIRST),
+        for feature, rows in enumerate(setting.rows()):
+            initializer = tf.constant_initializer(INITIAL_VALUE)
+            shape = [rows, setting.dim]
+            tables.append(
+                tf.get_variable(
+                    f"table_{feature}", shape, use_resource=True, initializer=initializer
+                )
             )
-            for f, rows in enumerate(setting.rows())
-        ]
     if not setting.pooled:
         return [
             tf.nn.embedding_lookup(table, ids)
@@ -97,38 +105,34 @@ def embeddings(
         tf.split(batch["ids"], batch["sizes"], num=setting.tables),
         tf.split(batch["indices"], batch["sizes"], num=setting.tables),
     )
-    shape = [setting.samples, setting.ids[1]]
-    pooled = [
-        tf.nn.embedding_lookup_sparse(
-            table, tf.SparseTensor(indices, ids, shape), None, combiner="sum"
-        )
-        for table, ids, indices in pieces
-    ]
-    return [tf.ensure_shape(x, [setting.samples, setting.dim]) for x in pooled]
+    vectors = []
+    for table, ids, indices in pieces:
+        bags = tf.SparseTensor(indices, ids, [setting.samples, setting.ids[1]])
+        sums = tf.nn.embedding_lookup_sparse(table, bags, None, combiner="sum")
+        vectors.append(tf.ensure_shape(sums, [setting.samples, setting.dim]))
+    return vectors
 
 
 def loss(setting: Setting, batch: Mapping[str, tf.Tensor], table_scope: Any) -> tf.Tensor:
-    """The mean over a rank's samples of the cross entropy of a click.
+    """Returns the mean over a rank's samples of the cross entropy of a click.
 
     A loss that is linear in the embeddings would have a constant gradient, which TensorFlow
     computes once and for all.
 
     Args:
-        setting: what to build.
+        setting: the sizes and the network.
         batch: `Input.tensors`.
         table_scope: within it the tables are made.
     """
     vectors = embeddings(setting, batch, table_scope)
     if setting.network == "none":
         joined = tf.concat(vectors, 1)
-        weights = (
-            np.random.default_rng(7).uniform(-1.0, 1.0, [joined.shape[1], 1]).astype(np.float32)
-        )
+        generator = np.random.default_rng(7)
+        weights = generator.uniform(-1.0, 1.0, [joined.shape[1], 1]).astype(np.float32)
         return _cross_entropy(tf.matmul(joined, tf.constant(weights)), batch["label"])
     bottom = _layers(batch["dense"], (*BOTTOM, setting.dim), "bottom", tf.nn.relu)
     stacked = tf.stack([bottom, *vectors], 1)
-    # [B, F + 1, F + 1]
-    products = tf.matmul(stacked, stacked, transpose_b=True)
+    products = tf.matmul(stacked, stacked, transpose_b=True)  # [B, F + 1, F + 1]
     count = setting.tables + 1
     below = [i * count + j for i in range(count) for j in range(i)]
     crossed = tf.gather(tf.reshape(products, [setting.samples, count * count]), below, axis=1)
@@ -158,23 +162,22 @@ def _layers(x: tf.Tensor, units: tuple[int, ...], name: str, last: Any) -> tf.Te
 
 
 def initialize_whole(session: tf.Session, chosen: tf.train.Optimizer) -> None:
-    """Gives every variable its first value, tables one after the other and by feeding it.
+    """Gives every variable its initial value, tables and their slots one by one and by feeding it.
 
     TensorFlow's own initializers would leave constants of the tables' size in the session for as
     long as it lives.
     """
-    large = {v: FIRST for v in tf.trainable_variables() if v.op.name.startswith("table_")}
-    for table in list(large):
-        large.update(
-            {chosen.get_slot(table, slot): SLOT_STARTS[slot] for slot in chosen.get_slot_names()}
-        )
-    large = {v.ref(): first for v, first in large.items()}
-    session.run(
-        tf.variables_initializer([v for v in tf.global_variables() if v.ref() not in large])
-    )
-    for reference, first in large.items():
+    values_of_large: dict[Any, float] = {}
+    for variable in tf.trainable_variables():
+        if not variable.op.name.startswith("table_"):
+            continue
+        values_of_large[variable.ref()] = INITIAL_VALUE
+        for name in chosen.get_slot_names():
+            slot = chosen.get_slot(variable, name)
+            values_of_large[slot.ref()] = SLOT_INITIAL_VALUES[name]
+    small = [v for v in tf.global_variables() if v.ref() not in values_of_large]
+    session.run(tf.variables_initializer(small))
+    for reference, value in values_of_large.items():
         variable = reference.deref()
-        session.run(
-            variable.initializer,
-            {variable.initializer.inputs[1]: np.full(variable.shape, first, np.float32)},
-        )
+        initial = np.full(variable.shape, value, np.float32)
+        session.run(variable.initializer, {variable.initializer.inputs[1]: initial})

@@ -1,4 +1,4 @@
-"""One rank of one of the programs that step.py times; step.py starts it, by the launcher.
+"""Runs one rank of one of the programs that step.py times; step.py starts it, by the launcher.
 
     python -m collective.launch -np 2 benchmarks/step_program.py {step|plain|wire|replicated} FOLDER
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
-import json
 import os
 import re
 import time
@@ -20,6 +19,7 @@ from typing import Any, Callable
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+import jobs
 import numpy as np
 import psutil
 import step_model as model
@@ -29,10 +29,11 @@ from step_workload import Setting, read
 from collective import CollectiveStrategy
 
 DEADLINE = 300.0  # seconds that one copy of `plain` waits for another
+COLLECTIVE = re.compile(r"= (Horovod(?:Grouped)?(?:Alltoall|Allreduce|Allgather|Broadcast))\(")
 
 
 class Program:
-    """What is run step by step: fetches[0] is the loss, unless `check` makes one."""
+    """Runs a session step by step; fetches[0] is the loss, unless `check` returns another."""
 
     def __init__(
         self,
@@ -44,7 +45,7 @@ class Program:
         self.session, self._fetches, self._feed, self._check = session, fetches, feed, check
 
     def step(self, i: int, **options: Any) -> tuple[float, float]:
-        """(milliseconds, loss) of step i."""
+        """Runs step i and returns its milliseconds and loss."""
         feed = self._feed(i)
         start = time.perf_counter()
         fetched = self.session.run(self._fetches, feed, **options)
@@ -52,8 +53,8 @@ class Program:
 
 
 @contextlib.contextmanager
-def ours(setting: Setting, folder: Path, rank: int) -> Iterator[Program]:
-    """This library: every table is sharded over the ranks."""
+def sharded_tables(setting: Setting, folder: Path, rank: int) -> Iterator[Program]:
+    """Prepares this library's program: every table is sharded over the ranks."""
     options = {
         name: getattr(tf, value) if value in ("float16", "bfloat16", "float32") else value
         for name, value in setting.scope.items()
@@ -72,8 +73,9 @@ def ours(setting: Setting, folder: Path, rank: int) -> Iterator[Program]:
 
 @contextlib.contextmanager
 def whole_tables(setting: Setting, folder: Path, rank: int, replicated: bool) -> Iterator[Program]:
-    """TensorFlow with whole tables: on its own, or with Horovod's optimizer, which makes all ranks
-    take the same steps.
+    """Prepares TensorFlow's programs, with whole tables on every rank.
+
+    With `replicated` Horovod's optimizer makes all ranks take the same steps.
     """
     optimizer = wrapped = model.optimizer(setting)
     if replicated:
@@ -93,7 +95,8 @@ def whole_tables(setting: Setting, folder: Path, rank: int, replicated: bool) ->
 
 
 @contextlib.contextmanager
-def wire(setting: Setting, folder: Path, rank: int) -> Iterator[Program]:
+def bare_exchange(setting: Setting, folder: Path, rank: int) -> Iterator[Program]:
+    """Prepares the program of a step's collectives alone."""
     import horovod.tensorflow as hvd
     from step_wire import Wire
 
@@ -106,9 +109,9 @@ def wire(setting: Setting, folder: Path, rank: int) -> Iterator[Program]:
 
 
 PROGRAMS: dict[str, Callable[[Setting, Path, int], contextlib.AbstractContextManager[Program]]] = {
-    "step": ours,
+    "step": sharded_tables,
     "plain": lambda setting, folder, rank: whole_tables(setting, folder, rank, False),
-    "wire": wire,
+    "wire": bare_exchange,
     "replicated": lambda setting, folder, rank: whole_tables(setting, folder, rank, True),
 }
 
@@ -122,7 +125,7 @@ def all_arrived(folder: Path, place: str, ranks: int) -> bool:
 
 
 def wait_for_all(folder: Path, place: str, ranks: int) -> None:
-    """A barrier for processes that have nothing else in common."""
+    """Waits for all ranks, by files: copies of `plain` have no other connection."""
     end = time.monotonic() + DEADLINE
     while not all_arrived(folder, place, ranks):
         if time.monotonic() > end:
@@ -133,14 +136,17 @@ def wait_for_all(folder: Path, place: str, ranks: int) -> None:
 def measure(
     program: Program, setting: Setting, together: Callable[[str], None], busy: Callable[[], bool]
 ) -> dict[str, Any]:
-    """Times in ms, losses of all steps (warm-up included), CPU time of a step in ms, collectives of
-    a step and their bytes.
+    """Times the steps of a program, and traces one more.
 
     Args:
-        program: what to time.
-        setting: how many steps.
+        program: the program to time.
+        setting: says how many steps.
         together: called with a name where ranks that don't communicate must wait for each other.
-        busy: whether such a rank must go on, since another one is still being timed.
+        busy: says that such a rank must go on, since another one is still being timed.
+
+    Returns:
+        times in ms; losses of all steps, warm-up included; CPU time of a step in ms; the
+        collectives of a step and their bytes; the trace.
     """
     losses = [program.step(i)[1] for i in range(setting.warmup)]
     together("start")
@@ -155,50 +161,49 @@ def measure(
         program.step(i)
     trace = tf.RunMetadata()
     program.step(i, options=tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE), run_metadata=trace)
-    counts, carried = collectives(trace)
+    counts, received = collectives(trace)
     return {
         "times": times,
         "losses": losses,
         "cpu_ms": cpu,
         "collectives": counts,
-        "bytes": carried,
+        "bytes": received,
         "trace": trace,
     }
 
 
 def collectives(trace: tf.RunMetadata) -> tuple[dict[str, int], int]:
-    """(how often each of Horovod's collectives ran, the bytes that this rank received by them, its
-    own included).
+    """Counts Horovod's collectives in a trace, and the bytes that this rank received by them.
+
+    The bytes that a rank sends to itself are included.
     """
-    counts, carried = collections.Counter[str](), 0
-    for device in trace.step_stats.dev_stats:
-        for node in device.node_stats:
-            kind = re.search(
-                r"= (Horovod(?:Grouped)?(?:Alltoall|Allreduce|Allgather|Broadcast))\(",
-                node.timeline_label,
-            )
-            if kind:
-                counts[kind[1]] += 1
-                tensors = [x.tensor_description for x in node.output]
-                if "Alltoall" in kind[1]:
-                    del tensors[1:]  # how many rows came from whom
-                carried += sum(
-                    tf.as_dtype(t.dtype).size * int(np.prod([d.size for d in t.shape.dim]))
-                    for t in tensors
-                )
-    return dict(counts), carried
+    counts, received = collections.Counter[str](), 0
+    nodes = [node for device in trace.step_stats.dev_stats for node in device.node_stats]
+    for node in nodes:
+        kind = COLLECTIVE.search(node.timeline_label)
+        if not kind:
+            continue
+        counts[kind[1]] += 1
+        tensors = [output.tensor_description for output in node.output]
+        if "Alltoall" in kind[1]:
+            del tensors[1:]  # the numbers of rows by rank
+        for tensor in tensors:
+            elements = int(np.prod([dim.size for dim in tensor.shape.dim]))
+            received += tf.as_dtype(tensor.dtype).size * elements
+    return dict(counts), received
 
 
 def save_trace(trace: tf.RunMetadata, path: Path) -> None:
-    """For chrome://tracing or Perfetto."""
+    """Writes a trace for chrome://tracing or Perfetto."""
     from tensorflow.python.client import timeline
 
     path.write_text(timeline.Timeline(trace.step_stats).generate_chrome_trace_format())
 
 
 def peak_rss() -> float:
-    """MB. The kernel's mark of this program; getrusage's may be that of the process that started
-    it.
+    """Returns the kernel's mark of this program, in MB.
+
+    getrusage's may be the mark of the process that started it.
     """
     marks = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert marks
@@ -210,32 +215,32 @@ def main() -> None:
     parser.add_argument("program", choices=PROGRAMS)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--trace", type=Path, help="folder for a trace of one step")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     tf.logging.set_verbosity(tf.logging.ERROR)
     tf.disable_eager_execution()
-    rank, name, folder = int(os.environ["RANK"]), given.program, given.folder
+    rank, name, folder = int(os.environ["RANK"]), arguments.program, arguments.folder
     setting = Setting.load(folder)
-    # the other programs' ranks wait for each other in every step
-    alone = name == "plain"
+    # The ranks of the other programs wait for each other in every step.
+    independent = name == "plain"
 
     def together(place: str) -> None:
-        if alone:
+        if independent:
             arrive(folder, place, rank)
             wait_for_all(folder, place, setting.ranks)
 
     def busy() -> bool:
-        if alone:
+        if independent:
             arrive(folder, "end", rank)
-        return alone and not all_arrived(folder, "end", setting.ranks)
+        return independent and not all_arrived(folder, "end", setting.ranks)
 
     base = psutil.Process().memory_info().rss / 2**20
     with PROGRAMS[name](setting, folder, rank) as program:
         measured = measure(program, setting, together, busy)
         measured.update(peak_rss_mb=peak_rss(), base_rss_mb=base)
         trace = measured.pop("trace")
-        if given.trace:
-            save_trace(trace, given.trace / f"{name}.{rank}.json")
-    (folder / f"{name}.{rank}.json").write_text(json.dumps(measured))
+        if arguments.trace:
+            save_trace(trace, arguments.trace / f"{name}.{rank}.json")
+    jobs.write_measurements(name, folder, measured)
 
 
 if __name__ == "__main__":

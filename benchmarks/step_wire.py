@@ -1,11 +1,11 @@
-"""The program `wire` of step.py: nothing but the collectives of a step, of the bytes that its data
-need.
+"""Builds the program `wire` of step.py: the collectives of a step alone, with as many bytes as its
+data need.
 
-    agreement (allgather of six integers) ──► keys ──► rows ──► gradients (three all-to-alls) and
-    dense gradients (allreduce)
+    agreement (allgather of six integers) ──► keys ──► rows ──► gradients (three all-to-alls)
+                                                          └───► dense gradients (allreduce)
 
-What travels comes from buffers that are there, and nobody looks at it. What a rank sends to itself
-goes through the all-to-all as well, as in any use of it.
+The bytes come from buffers that exist before the step, and nothing reads them. The bytes that a
+rank sends to itself go through the all-to-all as well, as in any use of it.
 """
 
 from __future__ import annotations
@@ -20,22 +20,21 @@ from step_workload import Setting
 
 
 class Wire:
-    """The graph.
+    """Holds the graph.
 
     Attributes:
         fetches: run them for a step.
     """
 
     def __init__(self, setting: Setting, folder: Path, rank: int):
-        # [pool, asker, owner, 2]
+        # [pool, asker, owner, (words, rows)]
         traffic = np.load(folder / "traffic.npy").astype(np.int32)
         row_type = tf.as_dtype(setting.scope.get("wire_dtype", "float32"))
         gradient_type = tf.as_dtype(setting.scope.get("gradient_wire_dtype", "float32"))
-        # (words that this rank sends, rows that it gets), both by owner; (rows that it owes), by
-        # asker
-        self._words, self._due, self._owed = (
-            tf.placeholder(tf.int32, [setting.ranks]) for _ in range(3)
-        )
+        sizes = [setting.ranks]
+        self._words = tf.placeholder(tf.int32, sizes)  # that this rank sends, by owner
+        self._due = tf.placeholder(tf.int32, sizes)  # rows that it gets, by owner
+        self._owed = tf.placeholder(tf.int32, sizes)  # rows that it sends, by asker
         self._header = tf.placeholder(tf.int64, [1, 6])
         self._feeds = [
             {
@@ -51,12 +50,10 @@ class Wire:
             for batch in traffic
         ]
 
-        # A zero that comes of it, and no control dependency: TensorFlow drops an operation whose
-        # values nobody uses.
-        agreed = tf.cast(
-            tf.reduce_sum(hvd.allgather(self._header, name="wire.agreement")), tf.int32
-        )
-        words = self._words + agreed
+        # The sum, a zero, is used: TensorFlow drops an operation whose values nobody uses, whatever
+        # its control dependencies are.
+        headers = hvd.allgather(self._header, name="wire.agreement")
+        words = self._words + tf.cast(tf.reduce_sum(headers), tf.int32)
         keys = _alltoall(
             _buffer("words", [traffic[:, rank, :, 0].sum(1).max()], tf.int64, words), words, "keys"
         )
@@ -87,7 +84,7 @@ class Wire:
         return self._feeds[step % len(self._feeds)]
 
     def check(self, step: int, fetched: list[Any]) -> float:
-        """Sees that all has arrived; there is no loss."""
+        """Checks that all bytes have arrived; there is no loss."""
         expected = self._expected[step % len(self._expected)]
         if tuple(fetched[0]) != expected:
             raise RuntimeError(
@@ -98,7 +95,7 @@ class Wire:
 
 
 def _buffer(name: str, shape: list[Any], dtype: tf.DType, splits: tf.Tensor) -> tf.Tensor:
-    """The first sum(splits) rows of a variable of `shape`: they aren't copied."""
+    """Returns the first sum(splits) rows of a variable of `shape`, without a copy."""
     buffer = tf.get_variable(name, shape, dtype, tf.zeros_initializer(), use_resource=True)
     return buffer.read_value()[: tf.reduce_sum(splits)]
 

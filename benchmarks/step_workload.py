@@ -1,5 +1,5 @@
-"""The workload of step.py: sizes of the tables, batches of ids, and what has to travel for them.
-NumPy only.
+"""Generates the workload of step.py: sizes of the tables, batches of ids, and the traffic that they
+need. NumPy only.
 
 Symbols: N ranks, F features, each with a table of its own, B samples a rank, D the tables'
 dimension, K ids of a batch.
@@ -24,46 +24,21 @@ from typing import Any
 
 import numpy as np
 
-CRITEO_ROWS = (
-    1460,
-    583,
-    10131227,
-    2202608,
-    305,
-    24,
-    12517,
-    633,
-    3,
-    93145,
-    5683,
-    8351593,
-    3194,
-    27,
-    14992,
-    5461306,
-    10,
-    5652,
-    2173,
-    4,
-    7046547,
-    18,
-    15,
-    286181,
-    105,
-    142572,
-)
+# Of Criteo-Kaggle's 26 categorical features.
+CRITEO_ROWS = [1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194]
+CRITEO_ROWS += [27, 14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572]
 FEATURES = len(CRITEO_ROWS)
 FEWEST_ROWS = 100
-# numbers of a sample that enter the network beside the embeddings
+# Numbers of a sample that enter the network beside the embeddings.
 DENSE_FEATURES = 13
-# hidden layers of the network; the bottom one ends in D units, the top one in 1
+# Units of hidden layers; the bottom network ends in D units, the top one in 1.
 BOTTOM, TOP = (512, 256), (512, 256)
 SLOTS = {"adagrad": 1, "ftrl": 2, "sgd": 0}
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """One thing to measure.
+    """Says what to measure.
 
     Attributes:
         ranks: N.
@@ -73,7 +48,7 @@ class Setting:
             lookups, nothing is pooled.
         batch: samples of all ranks together, with up to 26 tables; see `samples`.
         backend: COLLECTIVE_STRATEGY.
-        optimizer: of SLOTS.
+        optimizer: a key of SLOTS.
         network: 'dlrm' or 'none', the logit then being a fixed weighted sum of the embeddings.
         input: 'feed' or 'dataset', how a batch reaches the graph.
         steps, warmup: how many are timed, and come before that.
@@ -106,7 +81,7 @@ class Setting:
 
     @property
     def samples(self) -> int:
-        """B, of one rank."""
+        """Returns B, the samples of one rank."""
         return max(1, round(self.batch * FEATURES / max(self.tables, FEATURES) / self.ranks))
 
     @property
@@ -114,7 +89,7 @@ class Setting:
         return self.ids != (1, 1)
 
     def rows(self) -> list[int]:
-        """Of each table."""
+        """Returns the rows of each table."""
         shrink = max(1.0, self.tables / FEATURES)
         clipped = [min(max(rows, FEWEST_ROWS), 1_000_000) for rows in CRITEO_ROWS]
         return [
@@ -123,16 +98,12 @@ class Setting:
         ]
 
     def shard_bytes(self) -> int:
-        """Of one rank's shards with the optimizer's slots, float32."""
-        return (
-            sum(-(-rows // self.ranks) for rows in self.rows())
-            * self.dim
-            * 4
-            * (1 + SLOTS[self.optimizer])
-        )
+        """Returns the bytes of one rank's shards with the optimizer's slots, float32."""
+        rows = sum(-(-rows_of_table // self.ranks) for rows_of_table in self.rows())
+        return rows * self.dim * 4 * (1 + SLOTS[self.optimizer])
 
     def layers(self) -> list[tuple[int, int]]:
-        """(inputs, units) of the network's layers, bottom ones first."""
+        """Returns (inputs, units) of the network's layers, bottom ones first."""
         if self.network == "none":
             return []
         vectors = self.tables + 1
@@ -141,7 +112,7 @@ class Setting:
         return [*zip(bottom, bottom[1:]), *zip(top, top[1:])]
 
     def dense_parameters(self) -> int:
-        """Numbers in the network: what an allreduce carries."""
+        """Counts the numbers in the network, which an allreduce carries."""
         return sum(inputs * units + units for inputs, units in self.layers())
 
     def save(self, folder: Path) -> None:
@@ -149,12 +120,12 @@ class Setting:
 
     @classmethod
     def load(cls, folder: Path) -> Setting:
-        read = json.loads((folder / "setting.json").read_text())
-        return cls(**{**read, "ids": tuple(read["ids"])})
+        fields = json.loads((folder / "setting.json").read_text())
+        return cls(**{**fields, "ids": tuple(fields["ids"])})
 
 
 def shapes(setting: Setting) -> dict[str, tuple[str, list[int | None]]]:
-    """(dtype, shape) of the arrays that a batch consists of.
+    """Returns (dtype, shape) of the arrays of a batch.
 
     ids      [F, B], or pooled [K], feature by feature and sample by sample
     indices  [K, 2], pooled only: (sample, position) of each id, as in a `tf.SparseTensor`
@@ -162,29 +133,29 @@ def shapes(setting: Setting) -> dict[str, tuple[str, list[int | None]]]:
     label    [B, 1], 0 or 1
     dense    [B, 13], with a network only
     """
-    out: dict[str, tuple[str, list[int | None]]] = {
-        "ids": ("int64", [setting.tables, setting.samples])
-    }
+    arrays: dict[str, tuple[str, list[int | None]]]
     if setting.pooled:
-        out = {
+        arrays = {
             "ids": ("int64", [None]),
             "indices": ("int64", [None, 2]),
             "sizes": ("int64", [setting.tables]),
         }
-    out["label"] = ("float32", [setting.samples, 1])
+    else:
+        arrays = {"ids": ("int64", [setting.tables, setting.samples])}
+    arrays["label"] = ("float32", [setting.samples, 1])
     if setting.layers():
-        out["dense"] = ("float32", [setting.samples, DENSE_FEATURES])
-    return out
+        arrays["dense"] = ("float32", [setting.samples, DENSE_FEATURES])
+    return arrays
 
 
 def _id_source(setting: Setting, feature: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """(cumulative probabilities, ids) by how often an id is drawn."""
+    """Returns (cumulative probabilities, ids), the most frequent id first."""
     shares = np.cumsum(np.arange(1, rows + 1, dtype=np.float64) ** -setting.zipf)
     return shares / shares[-1], np.random.default_rng([setting.seed, 1, feature]).permutation(rows)
 
 
 def batches(setting: Setting, rank: int) -> Iterator[dict[str, np.ndarray]]:
-    """The rank's `pool` batches, each a dict of arrays as in `shapes`."""
+    """Generates the rank's `pool` batches, each a dict of arrays as in `shapes`."""
     rng = np.random.default_rng([setting.seed, 2, rank])
     low, high = setting.ids
     lengths = rng.integers(low, high + 1, (setting.pool, setting.tables, setting.samples))
@@ -208,7 +179,7 @@ def batches(setting: Setting, rank: int) -> Iterator[dict[str, np.ndarray]]:
 
 
 def _indices(counts: np.ndarray) -> np.ndarray:
-    """[K, 2] (sample, position) for samples with `counts` ids."""
+    """Returns [K, 2] (sample, position) for samples with `counts` ids."""
     first = np.cumsum(counts) - counts
     samples = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
     return np.stack([samples, np.arange(len(samples), dtype=np.int64) - first[samples]], 1)
@@ -217,7 +188,7 @@ def _indices(counts: np.ndarray) -> np.ndarray:
 def by_feature(
     setting: Setting, batch: dict[str, np.ndarray]
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(ids, the sample of each) of each feature."""
+    """Returns (ids, the sample of each id) of each feature."""
     if not setting.pooled:
         return [(ids, np.arange(setting.samples)) for ids in batch["ids"]]
     ends = np.cumsum(batch["sizes"])[:-1]
@@ -225,50 +196,52 @@ def by_feature(
 
 
 def traffic(setting: Setting, batch: dict[str, np.ndarray]) -> np.ndarray:
-    """What a rank needs for a batch: [N, 2] int64, by owner: words of 8 bytes that it sends, rows
-    that it gets back.
+    """Counts what a rank needs for a batch.
 
-    hb, and sok where nothing is pooled: each distinct key of a table, and its row. sok: each key,
-        four bytes for the number of
-    keys of each (sample, feature) that has some on that owner, and one row for each of these.
+    With hb, and with sok where nothing is pooled, a rank sends each distinct key of a table and
+    gets its row. With sok it sends each key, and four bytes for the number of keys of each (sample,
+    feature) that has some on an owner; it gets one row for each of these pairs.
+
+    Returns:
+        [N, 2] int64, by owner: words of 8 bytes that it sends, rows that it gets.
     """
-    ranks, out = setting.ranks, np.zeros([setting.ranks, 2], np.int64)
+    ranks = setting.ranks
+    words_and_rows = np.zeros([ranks, 2], np.int64)
     for ids, samples in by_feature(setting, batch):
         if setting.backend == "sok" and setting.pooled:
             keys = np.bincount(ids % ranks, minlength=ranks)
             rows = np.bincount(np.unique(samples * ranks + ids % ranks) % ranks, minlength=ranks)
-            out += np.stack([keys + (rows + 1) // 2, rows], 1)
+            words_and_rows += np.stack([keys + (rows + 1) // 2, rows], 1)
         else:
-            out += np.bincount(np.unique(ids) % ranks, minlength=ranks)[:, None]
-    return out
+            words_and_rows += np.bincount(np.unique(ids) % ranks, minlength=ranks)[:, None]
+    return words_and_rows
 
 
 def write(setting: Setting, folder: Path) -> None:
-    """Everything that the ranks read: the setting, all batches, and `traffic` of all of them,
-    [pool, N askers, N owners, 2].
+    """Writes everything that the ranks read.
+
+    These are the setting, all batches, and their `traffic`, [pool, N askers, N owners, 2].
     """
     setting.save(folder)
-    counted = np.zeros([setting.pool, setting.ranks, setting.ranks, 2], np.int64)
+    traffic_of_batches = np.zeros([setting.pool, setting.ranks, setting.ranks, 2], np.int64)
     for rank in range(setting.ranks):
         for i, batch in enumerate(batches(setting, rank)):
-            counted[i, rank] = traffic(setting, batch)
+            traffic_of_batches[i, rank] = traffic(setting, batch)
             for name, array in batch.items():
                 np.save(folder / f"{name}.{rank}.{i}.npy", array)
-    np.save(folder / "traffic.npy", counted)
+    np.save(folder / "traffic.npy", traffic_of_batches)
 
 
 def read(setting: Setting, folder: Path, rank: int) -> list[dict[str, np.ndarray]]:
-    """The rank's batches, mapped into memory: that starts them on 64 bytes, so that TensorFlow
-    takes them without a copy.
+    """Maps the rank's batches into memory.
+
+    A mapped array starts on 64 bytes, so that TensorFlow takes it without a copy.
     """
-    out = [
-        {
-            name: np.load(folder / f"{name}.{rank}.{i}.npy", mmap_mode="r")
-            for name in shapes(setting)
-        }
-        for i in range(setting.pool)
-    ]
-    for batch in out:
-        for array in batch.values():
-            array.max()  # reads every page, before anything is timed
-    return out
+    rank_batches = []
+    for i in range(setting.pool):
+        batch = {}
+        for name in shapes(setting):
+            batch[name] = np.load(folder / f"{name}.{rank}.{i}.npy", mmap_mode="r")
+            batch[name].max()  # reads every page, before anything is timed
+        rank_batches.append(batch)
+    return rank_batches

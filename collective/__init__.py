@@ -15,7 +15,21 @@ Importing this package loads no TensorFlow; the first use of a name does.
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
+
+if os.path.isfile(f"{__path__[0]}/launch"):  # a link that git wrote as a text file
+    from importlib.util import find_spec
+
+    # An editable install of this checkout finds the folders without the links.
+    _origin = getattr(find_spec("collective.launch"), "origin", None)
+    if not _origin or not os.path.samefile(_origin, f"{__path__[0]}/../launch/__init__.py"):
+        raise ImportError(
+            f"launch, ops and strategies in {__path__[0]} are text files instead of links: git has "
+            "checked them out with core.symlinks=false, so collective can't import its parts. "
+            "Run `git config core.symlinks true` and `git checkout -- collective`, or install the "
+            "package with `pip install .` and run programs outside of the checkout."
+        )
 
 if TYPE_CHECKING:
     from collective.embedding_variable import embedding_sizes, get_embedding_variable

@@ -1,16 +1,15 @@
-"""Starts the ranks of a job on one machine, carries their output, and sees to it that they end
-together.
+"""Starts the ranks of a job on one machine, carries their output, and ends them together.
 
 Words
   rank         one process of the job; there are N of them, numbered from 0. One GPU each, or CPU
-  only
+               only
   identity     what tells a rank who it is: RANK, WORLD_SIZE, HOROVOD_RANK and so on
   rendezvous   a small key-value server in the launcher, on loopback only, by which the ranks find
-  each other
-  keeper       a helper process between launcher and ranks that lets no descendant escape
+               each other
+  supervisor   a helper process between launcher and ranks that lets no descendant escape
   root cause   the rank that failed first; others that fail because it is gone are its victims
   run          a run of a session, or whatever else all ranks carry out together (agreeing, saving,
-  restoring)
+               restoring)
   stall        ranks wait in a run for others that don't come
 
 How many ranks
@@ -23,12 +22,14 @@ How many ranks
 
 Environment, read
   CUDA_VISIBLE_DEVICES     the devices: indices, UUIDs (GPU-...) or MIG ids (MIG-...), in order;
-      empty means none
+                           empty means none
   NVIDIA_VISIBLE_DEVICES   all, none, void or a list: how many GPUs a container was given
   COLUMNS                  the width of the terminal, if not the one it reports
 
 Environment, given to each rank; the launcher's value always wins
-  RANK, LOCAL_RANK         its number                     WORLD_SIZE, LOCAL_WORLD_SIZE    N
+  RANK, LOCAL_RANK         its number
+  WORLD_SIZE, LOCAL_WORLD_SIZE
+                           N
   CUDA_VISIBLE_DEVICES     its one device, empty for a CPU rank
   HOROVOD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE, _CROSS_RANK, _CROSS_SIZE, _HOSTNAME,
   _CONTROLLER=gloo, _CPU_OPERATIONS=gloo, _GLOO_RENDEZVOUS_ADDR, _GLOO_RENDEZVOUS_PORT,
@@ -38,7 +39,7 @@ Environment, given to each rank; the launcher's value always wins
   COLLECTIVE_PROGRESS      where it posts its progress: memory of the launcher, which no folder has;
                            empty if nobody looks (--stall-timeout 0, or one rank)
   COLLECTIVE_TERMINAL      1 if the launcher's stderr is a terminal, else 0 (a rank's own never is);
-  then also
+                           then also
   COLUMNS                  the terminal's width less the prefix
   What mpirun or another outer job left behind (OMPI_COMM_WORLD_*, PMI*, TF_CONFIG, ...) is taken
   away.
@@ -62,12 +63,12 @@ Output
 Exit codes
   0            every rank left with 0
   the rank's   a rank failed: the exit code of the root cause, 128 + signal number if a signal ended
-  it 128 + signal the launcher itself was told to stop by INT, TERM, HUP or QUIT, even if the ranks
-  then left with 0; but a
-               failure that came before the signal counts
+               it
+  128 + signal the launcher itself was told to stop by INT, TERM, HUP or QUIT, even if the ranks
+               then left with 0; but a failure that came before the signal counts
   124          the job stalled (--stall-timeout), as with timeout(1)
   141          nobody reads the output any more (128 + SIGPIPE)
-  137          the keeper was killed
+  137          the supervisor was killed
   126, 127     the interpreter can't be started, or isn't there
   2            bad usage: one sentence on stderr, nothing was started
 
@@ -78,13 +79,13 @@ What happens when
                            that Horovod lost a peer, the launcher waits up to 3 seconds for that
                            peer to fail, too: Horovod's errors can overtake their cause.
   a rank leaves with 0     while others work: nothing. If others fail later, the report names it as
-  having left early.
+                           having left early.
   INT, HUP or QUIT         is passed on to the ranks' process groups; who is there after the grace
                            gets TERM, after another one KILL. TERM: the same, KILL after one. A
                            second INT (Ctrl-C) kills at once. HUP is ignored under nohup.
-  the launcher is killed   (KILL) the keeper kills everything below it at once. Only who kills
-                           launcher and keeper at one moment leaves children of ranks behind.
-  the keeper is killed     the kernel kills the ranks, the launcher the rest.
+  the launcher is killed   (KILL) the supervisor kills everything below it at once. Only who kills
+                           launcher and supervisor at one moment leaves children of ranks behind.
+  the supervisor is killed the kernel kills the ranks, the launcher the rest.
   ranks leave children     behind: when the last rank has ended they get TERM and after the grace
                            KILL, in whatever session they are. What others started for a rank
                            (docker, systemd, cron) isn't below it.

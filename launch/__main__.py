@@ -1,4 +1,4 @@
-"""`python -m collective.launch`: see the package's documentation."""
+"""Runs `python -m collective.launch`; the package's docstring is its manual."""
 
 from __future__ import annotations
 

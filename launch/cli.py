@@ -7,20 +7,19 @@ import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NoReturn
 
 from . import __doc__ as manual
 from .command import rank_command
-from .devices import NO_GPUS, driver_gpus, visible_gpus
+from .devices import NO_GPUS, choose_devices, driver_gpus, visible_gpus
+from .dry_run import describe
+from .errors import UsageError
 from .machine import available_cores
-from .plan import Plan, choose_devices, shown_ranks
-from .usage import UsageError
+from .plan import LaunchPlan
 
 
-@dataclass(frozen=True)
-class Options:
-    """The command line, read but not yet judged."""
+class LauncherOptions(argparse.Namespace):
+    """Holds the options as they were given, and the command behind them; `make_plan` judges."""
 
     ranks: str
     device: str
@@ -37,16 +36,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the launcher and returns its exit code."""
     _open_standard_streams()
     try:
-        options = parse(sys.argv[1:] if arguments is None else arguments)
+        options = parse_options(sys.argv[1:] if arguments is None else arguments)
         if options.check:
-            from .check import check
+            from .diagnostics import check
 
             return check()
         plan = make_plan(options, os.environ)
         if options.dry_run:
-            print(plan.describe())
+            print(describe(plan))
             return 0
-        # what only a job needs, a server for one, costs half of the start-up time
+        # Only a job needs a server and its like; importing them takes half of the start-up time.
         from .job import Job
 
         return Job(plan).run()
@@ -55,32 +54,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
 
-def parse(arguments: Sequence[str]) -> Options:
+def parse_options(arguments: Sequence[str]) -> LauncherOptions:
     """Reads the command line.
 
     Raises:
       UsageError: it can't be read.
     """
-    ours, command = _split(arguments)
-    found = _parser().parse_args(ours)
-    return Options(
-        found.ranks,
-        found.device,
-        found.log_dir,
-        found.tee,
-        found.grace,
-        found.stall_timeout,
-        found.dry_run,
-        found.check,
-        tuple(command),
-    )
+    words, command = _split(arguments)
+    options = _parser().parse_args(words, namespace=LauncherOptions())
+    options.command = tuple(command)
+    return options
 
 
-def make_plan(options: Options, environment: Mapping[str, str]) -> Plan:
+def make_plan(options: LauncherOptions, environment: Mapping[str, str]) -> LaunchPlan:
     """Decides everything that a job needs to know.
 
     Raises:
-      UsageError: what was asked for can't be had.
+      UsageError: the options ask for what can't be had.
     """
     command = rank_command(options.command)
     if not 0 <= options.grace < math.inf:
@@ -90,31 +80,46 @@ def make_plan(options: Options, environment: Mapping[str, str]) -> Plan:
             f"--stall-timeout {options.stall_timeout}: give a number of seconds, 0 for no limit"
         )
     cores = available_cores()
-    devices = choose_devices(
-        _count(options.ranks), options.device, _gpus(options, environment), cores
-    )
+    ranks = _rank_count(options.ranks)
+    gpus = NO_GPUS
+    if "cpu" not in (options.device, ranks):
+        gpus = visible_gpus(environment, driver_gpus())
+    devices = choose_devices(ranks, options.device, gpus, cores)
     terminal = os.isatty(2)
-    return Plan(
+    return LaunchPlan(
         command=command,
         devices=devices,
-        outer=dict(environment),
+        launcher_environment=dict(environment),
         cores=cores,
         terminal=terminal,
         columns=(os.get_terminal_size(2).columns or None) if terminal else None,
         grace=options.grace,
-        shown=shown_ranks(options.tee, len(devices)),
+        shown_ranks=parse_rank_list(options.tee, len(devices)),
         log_dir=options.log_dir,
         stall_timeout=options.stall_timeout,
     )
 
 
-def _gpus(options: Options, environment: Mapping[str, str]) -> tuple[str, ...]:
-    if "cpu" in (options.device, options.ranks):
-        return NO_GPUS
-    return visible_gpus(environment, driver_gpus())
+def parse_rank_list(text: str, size: int) -> frozenset[int]:
+    """Returns the ranks that --tee names: "all", "none", or numbers and ranges like "0,2-3".
+
+    Raises:
+      UsageError: it isn't that, or names a rank that isn't there.
+    """
+    if text in ("all", "none"):
+        return frozenset(range(size) if text == "all" else ())
+    ranks: set[int] = set()
+    for word in text.split(","):
+        first, dash, last = word.strip().partition("-")
+        if not (first.isdigit() and (last.isdigit() or not dash)):
+            raise UsageError(f'--tee {text}: give "all", "none" or ranks like 0,2-3')
+        ranks.update(range(int(first), int(last or first) + 1))
+    if max(ranks, default=0) >= size:
+        raise UsageError(f"--tee {text}: there is no rank {max(ranks)}, the last one is {size - 1}")
+    return frozenset(ranks)
 
 
-def _count(text: str) -> int | str:
+def _rank_count(text: str) -> int | str:
     if text in ("auto", "gpu", "cpu"):
         return text
     try:
@@ -124,12 +129,14 @@ def _count(text: str) -> int | str:
 
 
 def _split(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """Our options, and the rest: from the first word that is neither an option of ours nor the
-    value of one.
+    """Splits the launcher's options from the command.
+
+    The command begins with the first word that is neither an option nor an option's value.
     """
-    with_value = {
-        name for action in _parser()._actions if action.nargs != 0 for name in action.option_strings
-    }
+    options_with_value: set[str] = set()
+    for action in _parser()._actions:
+        if action.nargs != 0:
+            options_with_value.update(action.option_strings)
     position = 0
     while position < len(arguments):
         word = arguments[position]
@@ -137,13 +144,13 @@ def _split(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
             return arguments[:position], arguments[position + 1 :]
         if word == "-m" or not word.startswith("-"):
             break
-        position += 2 if word in with_value else 1
+        position += 2 if word in options_with_value else 1
     return arguments[:position], arguments[position:]
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """One sentence, not the usage on top of it."""
+        """Raises one sentence instead of printing the whole usage before it."""
         raise UsageError(f"{message}; --help tells more")
 
 
@@ -163,8 +170,7 @@ def _parser() -> _Parser:
         default="auto",
         metavar="N|auto|gpu|cpu",
         help="how many ranks; auto (the default): one for each visible GPU, without any one CPU "
-        "rank; "
-        "gpu: one for each visible GPU; cpu: one CPU rank for each core",
+        "rank; gpu: one for each visible GPU; cpu: one CPU rank for each core",
     )
     add(
         "--device",
@@ -195,8 +201,8 @@ def _parser() -> _Parser:
         type=float,
         default=600.0,
         metavar="SECONDS",
-        help="how long ranks may wait for one another before the job ends; 0: for ever (default: "
-        "%(default)g)",
+        help="how long ranks may wait for one another before the job ends; 0: for ever "
+        "(default: %(default)g)",
     )
     add("--dry-run", action="store_true", help="print the plan, start nothing")
     add("--check", action="store_true", help="print what is installed and what is missing")
@@ -204,9 +210,7 @@ def _parser() -> _Parser:
 
 
 def _open_standard_streams() -> None:
-    """Opens what we were started without of stdin, stdout and stderr; else a rank's pipe would get
-    its number.
-    """
+    """Opens whichever of stdin, stdout and stderr is closed; else a rank's pipe gets its number."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)

@@ -1,4 +1,4 @@
-"""From what stands behind the launcher's options to the command that each rank runs."""
+"""The command that each rank runs, made of the words behind the launcher's options."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import re
 import sys
 from collections.abc import Sequence
 
-from .usage import UsageError
+from .errors import UsageError
 
 _INTERPRETER = re.compile(r"python(\d+(\.\d+)?)?")
-_TAKE_A_VALUE = frozenset({"-W", "-X", "--check-hash-based-pycs"})
+_INTERPRETER_OPTIONS_WITH_VALUE = frozenset({"-W", "-X", "--check-hash-based-pycs"})
 
 
 def rank_command(words: Sequence[str]) -> tuple[str, ...]:
-    """The command line of a rank.
+    """Returns the command line of a rank.
 
     Args:
       words: `script.py args`, `-m module args`, or either after a Python interpreter. A bare
@@ -29,51 +29,45 @@ def rank_command(words: Sequence[str]) -> tuple[str, ...]:
         raise UsageError(
             "no script given: python -m collective.launch [options] script.py [arguments]"
         )
-    first = words[0]
-    if _INTERPRETER.fullmatch(os.path.basename(first)) and not (
-        os.path.isfile(first) and _is_script(first)
-    ):
-        _check_program(words[1:], first)
-        return (sys.executable if first in ("python", "python3") else first, *words[1:])
+    if _is_interpreter(words[0]):
+        _check_program(words[1:], words[0])
+        own = words[0] in ("python", "python3")
+        return (sys.executable if own else words[0], *words[1:])
     _check_program(words, "")
     return (sys.executable, *words)
 
 
-def _is_script(path: str) -> bool:
-    """Is a file called `python` after all what should be run, not who runs it?"""
-    return not os.access(path, os.X_OK)
+def _is_interpreter(word: str) -> bool:
+    """Tells an interpreter from a script that is called `python`, which can't be executed."""
+    is_script = os.path.isfile(word) and not os.access(word, os.X_OK)
+    return bool(_INTERPRETER.fullmatch(os.path.basename(word))) and not is_script
 
 
 def _check_program(words: Sequence[str], interpreter: str) -> None:
-    """Says what isn't there in one sentence, before every rank says it with a traceback."""
-    todo = list(words)
-    while interpreter and todo and todo[0].startswith("-") and todo[0] not in ("-m", "-c"):
-        del todo[: 2 if todo[0] in _TAKE_A_VALUE else 1]
-    if not todo:
+    """Says in one sentence what isn't there, before every rank says it with a traceback."""
+    program = list(words)
+    while interpreter and program and program[0].startswith("-") and program[0] not in ("-m", "-c"):
+        del program[: 2 if program[0] in _INTERPRETER_OPTIONS_WITH_VALUE else 1]
+    if not program:
         raise UsageError(f"{interpreter} is given no script to run")
-    if todo[0] in ("-m", "-c"):
-        what = "module" if todo[0] == "-m" else "code"
-        if len(todo) < 2:
-            raise UsageError(f"{todo[0]} needs a {what} to run")
-        if (
-            todo[0] == "-m"
-            and interpreter in ("", "python", "python3")
-            and not _has_module(todo[1])
-        ):
+    kind = program[0]
+    if kind in ("-m", "-c"):
+        if len(program) < 2:
+            raise UsageError(f"{kind} needs a {'module' if kind == '-m' else 'code'} to run")
+        own_path = interpreter in ("", "python", "python3")
+        if kind == "-m" and own_path and not _has_module(program[1]):
             raise UsageError(
-                f"there is no module {todo[1]} (looked in the current folder and Python's path)"
+                f"there is no module {program[1]} (looked in the current folder and Python's path)"
             )
-    elif not os.path.exists(todo[0]):
-        raise UsageError(f"there is no script {todo[0]} (seen from {os.getcwd()})")
+    elif not os.path.exists(program[0]):
+        raise UsageError(f"there is no script {program[0]} (seen from {os.getcwd()})")
 
 
 def _has_module(name: str) -> bool:
-    """Could `python -m name` find it? Looks for the outermost package only: nothing is imported
-    here.
-    """
+    """Tells whether `python -m name` may find it, by the outermost package: it imports nothing."""
     top = name.partition(".")[0]
-    if top in sys.builtin_module_names or importlib.machinery.PathFinder.find_spec(
-        top, [os.getcwd()]
-    ):
+    if top in sys.builtin_module_names:
+        return True
+    if importlib.machinery.PathFinder.find_spec(top, [os.getcwd()]):
         return True
     return any(finder.find_spec(top, None) for finder in sys.meta_path)

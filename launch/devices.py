@@ -1,19 +1,16 @@
-"""Which GPUs a job may use.
+"""The devices of a job: which GPUs it may use, and which of them each rank gets.
 
-=========================
-============================================================================================
-CUDA_VISIBLE_DEVICES set   its entries in its order: indices, UUIDs (GPU-...) or MIG ids (MIG-...).
-                           As in CUDA, an entry that isn't a device (-1, NoDevFiles, an index past
-                           the driver's last) hides itself and all that follow; empty means none
-NVIDIA_VISIBLE_DEVICES     a container's wish. What it left visible has new indices from 0, so it
-                           only says how many: none, void or empty: none; all: every GPU the driver
-                           reports; a list: its length, at most as many as the driver reports
-neither                    every GPU that the driver reports
-=========================
-============================================================================================
+CUDA_VISIBLE_DEVICES, where it is set, names the devices in its order: indices, UUIDs (GPU-...) or
+MIG ids (MIG-...). As in CUDA, an entry that isn't a device (-1, NoDevFiles, an index past the
+driver's last) hides itself and all that follow; empty means none.
 
-Without a driver (nothing to ask) the variables are believed as they stand: CUDA_VISIBLE_DEVICES=0,1
-is two devices, so that a job can be planned and tested on a machine without a GPU.
+NVIDIA_VISIBLE_DEVICES is a container's wish. The devices that it left visible have new indices from
+0, so it only says how many: none, void or empty mean none; all means every GPU the driver reports;
+a list means its length, but at most as many as the driver reports.
+
+Where neither is set, every GPU counts that the driver reports. Without a driver the variables are
+believed as they stand: CUDA_VISIBLE_DEVICES=0,1 is two devices, so that a job can be planned and
+tested on a machine without a GPU.
 """
 
 from __future__ import annotations
@@ -22,61 +19,104 @@ import ctypes
 from collections.abc import Mapping
 from pathlib import Path
 
-from .usage import UsageError
+from .errors import UsageError
 
 NO_GPUS: tuple[str, ...] = ()
 
 
-def visible_gpus(environment: Mapping[str, str], driver: tuple[str, ...]) -> tuple[str, ...]:
-    """One CUDA_VISIBLE_DEVICES entry for each GPU the job may use.
+def choose_devices(
+    ranks: int | str, device: str, gpus: tuple[str, ...], cores: int
+) -> tuple[str | None, ...]:
+    """Returns the device of each rank: a GPU, or None for the CPU.
+
+    Args:
+      ranks: how many, or "auto", "gpu" (all visible ones), "cpu" (one for each core).
+      device: "auto", "cpu" or "gpu".
+      gpus: the visible ones.
+      cores: how many are available.
+
+    Raises:
+      UsageError: there are no such devices, or not enough.
+    """
+    if isinstance(ranks, int) and ranks < 1:
+        raise UsageError(f"-np {ranks}: a job has at least one rank")
+    if {str(ranks), device} == {"cpu", "gpu"}:
+        raise UsageError(
+            f"-np {ranks} and --device {device} contradict each other; leave one of them out"
+        )
+    if device == "cpu" or ranks == "cpu":
+        gpus = NO_GPUS
+    elif not gpus and "gpu" in (device, ranks):
+        option = "-np gpu" if ranks == "gpu" else "--device gpu"
+        raise UsageError(
+            f"{option}: no GPU is visible; --device cpu makes CPU ranks, --check tells more"
+        )
+    if not gpus:
+        count = ranks if isinstance(ranks, int) else cores if ranks == "cpu" else 1
+        return (None,) * count
+    count = ranks if isinstance(ranks, int) else len(gpus)
+    if count > len(gpus):
+        are = "GPUs are" if len(gpus) > 1 else "GPU is"
+        raise UsageError(
+            f"-np {count} asks for {count} ranks, but {len(gpus)} {are} visible "
+            f"({', '.join(gpus)}); --device cpu makes CPU ranks"
+        )
+    return gpus[:count]
+
+
+def visible_gpus(environment: Mapping[str, str], driver_uuids: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns one CUDA_VISIBLE_DEVICES entry for each GPU that the job may use.
 
     Args:
       environment: the launcher's.
-      driver: the UUIDs of the GPUs that the driver reports ("" where it has an index but no UUID),
-          none without one.
+      driver_uuids: the UUIDs of the GPUs that the driver reports ("" where it has an index but no
+        UUID); empty without a driver.
 
     Raises:
       UsageError: CUDA_VISIBLE_DEVICES names a device twice.
     """
-    asked = environment.get("CUDA_VISIBLE_DEVICES")
-    if asked is not None:
-        return _cuda_entries(asked, driver)
-    wish = environment.get("NVIDIA_VISIBLE_DEVICES")
-    if wish is None or wish.strip() == "all":
-        count = len(driver)
-    elif wish.strip() in ("", "none", "void"):
+    cuda = environment.get("CUDA_VISIBLE_DEVICES")
+    if cuda is not None:
+        return _cuda_entries(cuda, driver_uuids)
+    container = environment.get("NVIDIA_VISIBLE_DEVICES")
+    if container is None or container.strip() == "all":
+        count = len(driver_uuids)
+    elif container.strip() in ("", "none", "void"):
         count = 0
     else:
-        count = len([entry for entry in wish.split(",") if entry.strip()])
-        count = min(count, len(driver)) if driver else count
+        count = len([entry for entry in container.split(",") if entry.strip()])
+        count = min(count, len(driver_uuids)) if driver_uuids else count
     return tuple(str(index) for index in range(count))
 
 
-def _cuda_entries(asked: str, driver: tuple[str, ...]) -> tuple[str, ...]:
+def _cuda_entries(cuda: str, driver_uuids: tuple[str, ...]) -> tuple[str, ...]:
     entries: list[str] = []
-    for entry in (word.strip() for word in asked.split(",")):
-        if not _is_device(entry, driver):
+    for word in cuda.split(","):
+        entry = word.strip()
+        if not _is_device(entry, driver_uuids):
             break
         if entry in entries:
             raise UsageError(
-                f"CUDA_VISIBLE_DEVICES={asked} names device {entry} twice, and two ranks can't "
-                f"share a GPU; "
-                "name each once"
+                f"CUDA_VISIBLE_DEVICES={cuda} names device {entry} twice, and two ranks can't "
+                "share a GPU; name each once"
             )
         entries.append(entry)
     return tuple(entries)
 
 
-def _is_device(entry: str, driver: tuple[str, ...]) -> bool:
+def _is_device(entry: str, driver_uuids: tuple[str, ...]) -> bool:
     if entry.isdigit():
-        return not driver or int(entry) < len(driver)
-    if entry.startswith("GPU-"):  # CUDA takes an abbreviated UUID, too
-        return not all(driver) or not driver or any(uuid.startswith(entry) for uuid in driver)
+        return not driver_uuids or int(entry) < len(driver_uuids)
+    if entry.startswith("GPU-"):
+        # Where the driver tells all UUIDs, one must match; CUDA takes an abbreviated one, too.
+        if driver_uuids and all(driver_uuids):
+            return any(uuid.startswith(entry) for uuid in driver_uuids)
+        return True
     return entry.startswith("MIG-")
 
 
 def driver_gpus() -> tuple[str, ...]:
-    """The UUIDs of the GPUs that NVIDIA's driver reports; none if there is no driver."""
+    """Returns the UUIDs of the GPUs that NVIDIA's driver reports; none if there is no driver."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
         if nvml.nvmlInit_v2() == 0:
@@ -93,17 +133,17 @@ def _nvml_uuids(nvml: ctypes.CDLL) -> tuple[str, ...]:
     uuids = []
     for index in range(count.value):
         handle, text = ctypes.c_void_p(), ctypes.create_string_buffer(96)
-        found = (
+        has_uuid = (
             nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)) == 0
             and nvml.nvmlDeviceGetUUID(handle, text, len(text)) == 0
         )
-        uuids.append(text.value.decode() if found else "")
+        uuids.append(text.value.decode() if has_uuid else "")
     nvml.nvmlShutdown()
     return tuple(uuids)
 
 
 def _proc_uuids(folder: Path) -> tuple[str, ...]:
-    """The same from /proc, for an image that has the driver but not its library."""
+    """Reads the UUIDs from /proc, for an image that has the driver but not its library."""
     uuids = []
     for information in sorted(folder.glob("*/information")):
         try:

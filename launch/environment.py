@@ -1,22 +1,22 @@
-"""What each rank finds in its environment, as a pure function of the launcher's own.
+"""The environment of each rank, as a pure function of the plan.
 
-Two kinds of variables: *identity* says who a rank is and where it meets the others. It is always
-the launcher's, and what an outer job left behind (this launcher in a rank of another one, mpirun)
-goes. *Tuning* is the user's where the user set it, and ours where not.
+There are two kinds of variables. *Identity* says who a rank is and where it meets the others. It is
+always the launcher's, and an outer job's identity (of another launcher's rank, of mpirun) goes.
+*Tuning* is the user's where the user set it, and the launcher's where not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-from .board import VARIABLE
+from . import progress_board
+from .plan import LaunchPlan
 
 LOOPBACK = "127.0.0.1"
 
 # An outer job's identity under other launchers' names. TF_CONFIG describes a cluster of TensorFlow
 # servers, which Estimator would try to join.
-_STALE_PREFIXES = (
+_OUTER_PREFIXES = (
     "OMPI_COMM_WORLD_",
     "OMPI_UNIVERSE_",
     "PMI_",
@@ -24,62 +24,50 @@ _STALE_PREFIXES = (
     "MV2_COMM_WORLD_",
     "MPI_LOCAL",
 )
-_STALE = frozenset(
+_OUTER_NAMES = frozenset(
     {"TF_CONFIG", "HOROVOD_ELASTIC", "HOROVOD_RENDEZVOUS_ADDR", "HOROVOD_RENDEZVOUS_PORT"}
 )
 
 
-@dataclass(frozen=True)
-class World:
-    """What all ranks of a job share."""
-
-    size: int
-    port: str  # of the rendezvous
-    cores: int  # that the launcher may use
-    terminal: bool  # is the launcher's stderr one?
-    columns: int | None = None  # how wide that terminal is
-    board: str = ""  # where ranks post their progress; "" if nobody watches
-
-
-def prefix(rank: int, size: int) -> str:
-    """What stands before every line that a rank writes. Alone, it needs none."""
+def line_prefix(rank: int, size: int) -> str:
+    """Returns the start of every line that a rank writes. A single rank needs none."""
     return f"[{rank}] " if size > 1 else ""
 
 
 def rank_environment(
-    outer: Mapping[str, str], world: World, rank: int, device: str | None
+    plan: LaunchPlan, rank: int, rendezvous_port: str, board: str
 ) -> dict[str, str]:
-    """The whole environment of one rank.
+    """Returns the whole environment of one rank.
 
     Args:
-      outer: the launcher's own environment.
-      world: what all ranks share.
-      rank: which one.
-      device: its entry for CUDA_VISIBLE_DEVICES, None for a CPU rank.
+      plan: the job's.
+      rank: the rank's number.
+      rendezvous_port: where the rendezvous listens.
+      board: the path of the progress board.
     """
     inherited = {
         name: value
-        for name, value in outer.items()
-        if name not in _STALE and not name.startswith(_STALE_PREFIXES)
+        for name, value in plan.launcher_environment.items()
+        if name not in _OUTER_NAMES and not name.startswith(_OUTER_PREFIXES)
     }
     return {
-        **_tuning(world),
+        **_tuning(plan),
         **inherited,
-        **_identity(world, rank, device),
-        **_terminal(inherited, world),
+        **_identity(plan, rank, rendezvous_port, board),
+        **_terminal(plan, inherited),
     }
 
 
-def _identity(world: World, rank: int, device: str | None) -> dict[str, str]:
-    size, number = str(world.size), str(rank)
+def _identity(plan: LaunchPlan, rank: int, rendezvous_port: str, board: str) -> dict[str, str]:
+    size, number = str(plan.size), str(rank)
     return {
         "COLLECTIVE_LAUNCHED": "1",
-        VARIABLE: world.board,
+        progress_board.VARIABLE: board if plan.detects_stalls else "",
         "RANK": number,
         "LOCAL_RANK": number,
         "WORLD_SIZE": size,
         "LOCAL_WORLD_SIZE": size,
-        "CUDA_VISIBLE_DEVICES": device or "",
+        "CUDA_VISIBLE_DEVICES": plan.devices[rank] or "",
         "HOROVOD_RANK": number,
         "HOROVOD_SIZE": size,
         "HOROVOD_LOCAL_RANK": number,
@@ -91,18 +79,18 @@ def _identity(world: World, rank: int, device: str | None) -> dict[str, str]:
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": LOOPBACK,
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": world.port,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": rendezvous_port,
         # Without it Gloo listens on the address of the host's name, which others may reach.
         "HOROVOD_GLOO_IFACE": "lo",
     }
 
 
-def _tuning(world: World) -> dict[str, str]:
-    share = str(max(1, world.cores // world.size))
+def _tuning(plan: LaunchPlan) -> dict[str, str]:
+    threads = str(max(1, plan.cores // plan.size))
     return {
-        "OMP_NUM_THREADS": share,
-        "TF_NUM_INTRAOP_THREADS": share,
-        "TF_NUM_INTEROP_THREADS": share,
+        "OMP_NUM_THREADS": threads,
+        "TF_NUM_INTRAOP_THREADS": threads,
+        "TF_NUM_INTEROP_THREADS": threads,
         # Milliseconds that Horovod waits for more to send; its default of 1 makes a small exchange
         # much slower.
         "HOROVOD_CYCLE_TIME": "0.1",
@@ -118,13 +106,13 @@ def _tuning(world: World) -> dict[str, str]:
     }
 
 
-def _terminal(inherited: Mapping[str, str], world: World) -> dict[str, str]:
+def _terminal(plan: LaunchPlan, inherited: Mapping[str, str]) -> dict[str, str]:
     """Lets a rank draw a progress bar although its own stderr is a pipe."""
-    if not world.terminal:
+    if not plan.terminal:
         return {"COLLECTIVE_TERMINAL": "0"}
-    given = inherited.get("COLUMNS", "")
-    columns = int(given) if given.isdigit() else world.columns
+    user_columns = inherited.get("COLUMNS", "")
+    columns = int(user_columns) if user_columns.isdigit() else plan.columns
     if columns is None:
         return {"COLLECTIVE_TERMINAL": "1"}
-    room = max(1, columns - len(prefix(world.size - 1, world.size)))
-    return {"COLLECTIVE_TERMINAL": "1", "COLUMNS": str(room)}
+    longest_prefix = line_prefix(plan.size - 1, plan.size)
+    return {"COLLECTIVE_TERMINAL": "1", "COLUMNS": str(max(1, columns - len(longest_prefix)))}

@@ -1,14 +1,14 @@
-"""One job from start to end: an event loop over the keeper's events, the ranks' pipes, signals and
-deadlines.
+"""A job from start to end: an event loop over events, pipes, signals and deadlines.
 
-    running ──a rank fails──▶ settling ──it is known who is to blame──▶ stopping ──"done"──▶ over
-       │                                                                 ▲                    ▲
-       ├──INT, TERM, HUP, QUIT; nobody reads our output; a stall─────────┘                    │
-       └──"done": every rank has left with 0──────────────────────────────────────────────────┘
+    running ──a rank fails──▶ settling ──the root cause is certain──▶ stopping ──"done"──▶ over
+       │                                                                  ▲                  ▲
+       ├──INT, TERM, HUP, QUIT; nobody reads the output; a stall──────────┘                  │
+       └──"done": every rank has left with 0─────────────────────────────────────────────────┘
 
-"done" is the keeper's word that nothing is left. Each state has an end that doesn't depend on the
-ranks' good will: settling takes SETTLING seconds at most, stopping ends with KILL after the grace,
-and if even then no "done" comes, the launcher kills the keeper and all that is left by itself.
+"done" is the supervisor's word that no process is left. Each state has an end that doesn't depend
+on the ranks' good will: settling takes CAUSE_DELAY seconds at most, stopping ends with KILL after
+the grace, and if even then no "done" comes, the launcher kills the supervisor and all that is left
+by itself.
 """
 
 from __future__ import annotations
@@ -19,31 +19,35 @@ import selectors
 import signal
 import time
 
-from . import processes, stall
-from .board import OwnBoard
-from .console import Console, open_logs
-from .fate import SETTLING, Exit, Fate
-from .keeper import PATIENCE, Child, Event, Keeper
-from .plan import Plan
+from . import process_tree, stall_detector
+from .environment import rank_environment
+from .errors import UsageError
+from .outcome import CAUSE_DELAY, JobOutcome, RankExit
+from .output import Console, open_logs
+from .plan import LaunchPlan
+from .progress_board import LauncherBoard
 from .rendezvous import Rendezvous
-from .stopping import Stopping
-from .usage import UsageError
-from .wakeup import ASKING, Wakeup
+from .shutdown import ShutdownSchedule
+from .signals import STOP_SIGNALS, SignalPipe
+from .stall_detector import StallDetector
+from .supervisor import KILL_PATIENCE, RankSpec, Supervisor, SupervisorEvent
 
-# For how long a launcher that was told to stop waits for a reader of its last output.
-_LAST_WRITE = 2.0
+# For how many seconds a launcher that was told to stop waits for a reader of its last output.
+_LAST_OUTPUT_TIMEOUT = 2.0
+# For how many seconds after KILL it waits for the supervisor's word that nothing is left.
+_SUPERVISOR_PATIENCE = 2 * KILL_PATIENCE
 
 
 class Job:
-    """A planned job that runs, once."""
+    """Runs a planned job, once."""
 
-    def __init__(self, plan: Plan):
+    def __init__(self, plan: LaunchPlan) -> None:
         self._plan = plan
-        self._fate = Fate(plan.size)
-        self._stopping = Stopping(plan.grace)
+        self._outcome = JobOutcome(plan.size)
+        self._shutdown = ShutdownSchedule(plan.grace)
         self._settle_until = math.inf
         self._exit_code: int | None = None  # of an end that wasn't a rank's failure
-        self._report = ""  # on that end
+        self._stall_report = ""
         self._over = False
 
     def run(self) -> int:
@@ -55,188 +59,193 @@ class Job:
         self._start()
         while not self._over:
             self._wait(self._next_time())
-            self._act(time.monotonic())
+            self._do_what_is_due(time.monotonic())
         return self._finish()
 
     def _start(self) -> None:
+        size = self._plan.size
         logs = open_logs(self._plan)
-        # Who exec'ed us from a shell may have had children, which are ours now but not of this job.
-        self._strangers = frozenset(processes.children().get(os.getpid(), ()))
-        self._wakeup = Wakeup()
-        rendezvous = Rendezvous(self._plan.size)
+        # A shell that exec'ed the launcher may have had children: the launcher's now, but not of
+        # this job.
+        self._strangers = frozenset(process_tree.children_by_parent().get(os.getpid(), ()))
+        self._signals = SignalPipe()
+        rendezvous = Rendezvous(size)
         try:
-            self._board = OwnBoard(self._plan.size)
-            pipes = [(os.pipe(), os.pipe()) for _ in range(self._plan.size)]
+            self._board = LauncherBoard(size)
+            pipes = [(os.pipe(), os.pipe()) for _ in range(size)]
         except OSError as error:
             raise UsageError(
-                f"-np {self._plan.size} needs four pipe ends a rank: {error.strerror}"
+                f"-np {size} needs four pipe ends a rank: {error.strerror}; "
+                "start fewer ranks, or allow more open files (ulimit -n)"
             ) from None
-        environments = [
-            self._plan.environment(rank, str(rendezvous.port), self._board.place)
-            for rank in range(self._plan.size)
-        ]
-        self._keeper = Keeper(
-            [
-                Child(self._plan.command, environments[rank], stdout[1], stderr[1])
-                for rank, (stdout, stderr) in enumerate(pipes)
-            ],
-            self._plan.grace,
-        )
-        self._watch = stall.Watch(self._plan.size, self._plan.stall_timeout, time.monotonic())
-        for pair in pipes:
-            for _, end in pair:
-                os.close(end)
-        # Threads may start only now that the keeper is forked.
+        specs = []
+        for rank, (stdout, stderr) in enumerate(pipes):
+            environment = rank_environment(
+                self._plan, rank, rendezvous_port=str(rendezvous.port), board=self._board.path
+            )
+            specs.append(RankSpec(self._plan.command, environment, stdout[1], stderr[1]))
+        self._supervisor = Supervisor(specs, self._plan.grace)
+        self._stall_detector = StallDetector(size, self._plan.stall_timeout, time.monotonic())
+        for stdout, stderr in pipes:
+            os.close(stdout[1])
+            os.close(stderr[1])
+        # Threads may start only now that the supervisor is forked.
         rendezvous.serve()
         self._console = Console(
-            self._plan, [[end for end, _ in pair] for pair in pipes], logs, self._wakeup.wake
+            self._plan,
+            [(stdout[0], stderr[0]) for stdout, stderr in pipes],
+            logs,
+            self._signals.wake,
         )
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._wakeup.descriptor, selectors.EVENT_READ, self._on_wakeup)
-        self._selector.register(self._keeper.events, selectors.EVENT_READ, self._on_keeper)
+        self._selector.register(self._signals.descriptor, selectors.EVENT_READ, self._on_wakeup)
+        self._selector.register(self._supervisor.events, selectors.EVENT_READ, self._on_events)
 
     def _next_time(self) -> float:
-        stop = self._stopping
         return min(
             self._settle_until,
-            stop.next_time(),
-            stop.gave_up_at(2 * PATIENCE),
+            self._shutdown.next_time(),
+            self._shutdown.deadline(_SUPERVISOR_PATIENCE),
             self._console.next_flush(),
-            math.inf if self._ending else self._watch.next_look(),
+            math.inf if self._ending else self._stall_detector.next_check(),
         )
 
     @property
     def _ending(self) -> bool:
-        return self._stopping.begun or self._fate.cause() is not None
+        return self._shutdown.begun or self._outcome.root_cause() is not None
 
     def _wait(self, until: float) -> None:
-        """Handles what happens next, or nothing if nothing does until then."""
+        """Handles the next events, or none if none comes until then."""
         self._console.watch(self._selector)
         timeout = None if until == math.inf else max(0.0, until - time.monotonic())
         for key, _ in self._selector.select(timeout):
             key.data()
 
-    def _act(self, now: float) -> None:
-        """Does what is due."""
+    def _do_what_is_due(self, now: float) -> None:
         self._console.flush_due(now)
-        if now >= self._watch.next_look() and not self._ending:
-            self._look(now)
+        if now >= self._stall_detector.next_check() and not self._ending:
+            self._check_for_stall(now)
         if now >= self._settle_until:
             self._settle_until = math.inf
-            self._stopping.begin(signal.SIGTERM, now)
-        for signum in self._stopping.due(now):
-            if signum == signal.SIGKILL and self._fate.living:
-                self._say(f"{self._fate.living_text()} still there: KILL")
-            self._keeper.signal(signum)
-        if now >= self._stopping.gave_up_at(2 * PATIENCE):
-            self._do_without_keeper("doesn't answer")
+            self._shutdown.begin(signal.SIGTERM, now)
+        for signum in self._shutdown.take_due(now):
+            if signum == signal.SIGKILL and self._outcome.any_running:
+                self._say(f"{self._outcome.running_text()} still there: KILL")
+            self._supervisor.send_signal(signum)
+        if now >= self._shutdown.deadline(_SUPERVISOR_PATIENCE):
+            self._end_without_supervisor("doesn't answer")
 
-    def _look(self, now: float) -> None:
-        """Sees whether the ranks go on, and ends a job that stands still."""
-        gone = {ended.rank: ended.manner() for ended in self._fate.exits}
-        found = self._watch.look(
-            now, stall.posted(self._board, self._plan.size), gone, self._console.congested
+    def _check_for_stall(self, now: float) -> None:
+        """Warns of a job that stands still, and in the end stops it."""
+        stall = self._stall_detector.check(
+            now,
+            stall_detector.read_records(self._board, self._plan.size),
+            {rank_exit.rank: rank_exit.manner() for rank_exit in self._outcome.exits},
+            self._console.congested,
         )
-        if found is None:
+        if stall is None:
             return
-        report = found.block(self._plan.stall_timeout)
-        if not found.over:
+        report = stall.report(self._plan.stall_timeout)
+        if not stall.expired:
             self._console.say(report)
             return
-        self._report = report  # comes last, as that on a root cause does
-        self._exit_code = stall.EXIT_CODE
+        self._stall_report = report  # comes last, as the report on a root cause does
+        self._exit_code = stall_detector.EXIT_CODE
         self._say(
-            f"no progress for {found.waited:.0f} s, {found.who()}: stopping "
-            f"{self._fate.living_text()}"
+            f"no progress for {stall.waited:.0f} s, {stall.summary()}: "
+            f"stopping {self._outcome.running_text()}"
         )
-        self._stopping.begin(signal.SIGTERM, now)
+        self._shutdown.begin(signal.SIGTERM, now)
 
-    # What the selector calls.
+    # The selector's callbacks.
 
     def _on_wakeup(self) -> None:
-        for signum in self._wakeup.signals():
-            if signum in ASKING:
-                self._on_signal(signum)
+        for signum in self._signals.take():
+            if signum in STOP_SIGNALS:
+                self._on_stop_signal(signum)
             elif signum == signal.SIGCHLD:
-                processes.reap()  # the keeper, or orphans after it
-        broken = self._console.broken
-        if broken and not self._stopping.begun:
+                process_tree.reap()  # the supervisor, or orphans after it
+        error = self._console.write_error
+        if error and not self._shutdown.begun:
             # As a program that writes to a pipe itself: SIGPIPE ends it.
             self._exit_code = 128 + signal.SIGPIPE
-            self._say(f"the output can't be written ({broken.strerror}): the job ends")
-            self._stopping.begin(signal.SIGTERM, time.monotonic())
+            self._say(f"the output can't be written ({error.strerror}): the job ends")
+            self._shutdown.begin(signal.SIGTERM, time.monotonic())
 
-    def _on_signal(self, signum: signal.Signals) -> None:
-        if self._exit_code is None and self._fate.cause() is None:
+    def _on_stop_signal(self, signum: signal.Signals) -> None:
+        if self._exit_code is None and self._outcome.root_cause() is None:
             self._exit_code = 128 + signum
         self._settle_until = math.inf
-        self._stopping.ask(signum, time.monotonic())
-        self._say(f"{signum.name}: stopping {self._fate.living_text()}")
+        self._shutdown.request(signum, time.monotonic())
+        self._say(f"{signum.name}: stopping {self._outcome.running_text()}")
 
-    def _on_keeper(self) -> None:
-        events = self._keeper.read()
+    def _on_events(self) -> None:
+        events = self._supervisor.read_events()
         if events is None:
-            self._do_without_keeper("has died")
+            self._end_without_supervisor("has died")
             return
         for event in events:
             if event.kind == "exited":
-                self._on_exit(event)
+                self._on_rank_exit(event)
             elif event.kind == "undead":
                 self._say(f"process {event.pid} can't be killed")
             elif event.kind == "broken":
-                self._say(f"the keeper failed: {event.text}")
+                self._say(f"the launcher's supervisor process failed: {event.text}")
             elif event.kind == "done":
                 self._over = True
 
-    def _on_exit(self, event: Event) -> None:
-        words, source = self._console.last_words(event.rank)
-        asked = self._stopping.begun
-        self._fate.add(Exit(event.rank, event.pid, event.code, event.at, asked, words, source))
-        if asked or self._fate.cause() is None:
+    def _on_rank_exit(self, event: SupervisorEvent) -> None:
+        last_words, source = self._console.last_words(event.rank)
+        requested = self._shutdown.begun
+        self._outcome.add(
+            RankExit(event.rank, event.pid, event.code, event.time, requested, last_words, source)
+        )
+        if requested or self._outcome.root_cause() is None:
             return
         now = time.monotonic()
-        self._settle_until = (
-            now if self._fate.settled() else min(self._settle_until, now + SETTLING)
-        )
+        if self._outcome.cause_is_certain():
+            self._settle_until = now
+        else:
+            self._settle_until = min(self._settle_until, now + CAUSE_DELAY)
 
-    def _do_without_keeper(self, how: str) -> None:
-        """Ends everything without the keeper's help: its orphans are ours."""
+    def _end_without_supervisor(self, reason: str) -> None:
+        """Kills the supervisor and everything else: its orphans are the launcher's."""
         self._over = True
         try:
-            os.kill(self._keeper.pid, signal.SIGKILL)
+            os.kill(self._supervisor.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
-        left = processes.kill_descendants(PATIENCE, self._strangers)
-        self._say(f"the launcher's helper process {self._keeper.pid} {how}: the job was killed")
-        for pid in left:
+        survivors = process_tree.kill_descendants(KILL_PATIENCE, self._strangers)
+        self._say(
+            f"the launcher's supervisor process {self._supervisor.pid} {reason}: the job was killed"
+        )
+        for pid in survivors:
             self._say(f"process {pid} can't be killed")
-        if self._exit_code is None and self._fate.cause() is None:
+        if self._exit_code is None and self._outcome.root_cause() is None:
             self._exit_code = 128 + signal.SIGKILL
-
-    # The end.
 
     def _finish(self) -> int:
         self._console.end(self._selector)
-        cause = self._fate.cause()
+        if self._stall_report:
+            self._console.say(self._stall_report)
         code = self._exit_code
-        if self._report:
-            self._console.say(self._report)
         if code is None:
+            cause = self._outcome.root_cause()
             code = cause.shell_code if cause else 0
             if cause:
-                self._console.say(self._fate.block())
+                self._console.say(self._outcome.failure_report())
         self._write_out()
         return code
 
     def _write_out(self) -> None:
-        """Waits for the readers of our output. They may take their time, unless we are told to
-        stop.
-        """
-        deadline = math.inf if self._exit_code is None else time.monotonic() + _LAST_WRITE
+        """Waits for the readers of the output, who may take their time unless a stop is asked."""
+        deadline = math.inf
+        if self._exit_code is not None:
+            deadline = time.monotonic() + _LAST_OUTPUT_TIMEOUT
         while not self._console.written and time.monotonic() < deadline:
             timeout = None if deadline == math.inf else deadline - time.monotonic()
             self._selector.select(timeout)
-            if any(signum in ASKING for signum in self._wakeup.signals()):
+            if any(signum in STOP_SIGNALS for signum in self._signals.take()):
                 return
 
     def _say(self, text: str) -> None:

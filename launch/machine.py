@@ -1,7 +1,7 @@
-"""What the machine grants this process: cores, memory, shared memory.
+"""The machine's resources that this process may use: cores, memory, shared memory.
 
-A container's limits count, not only the hardware: a quota of two cores on a machine of 64 is two
-cores.
+A container's limits count, not only the hardware: a quota of two cores on a machine of 64 cores is
+two cores.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def available_cores() -> int:
-    """The cores that affinity and cgroup quota leave, at least one."""
+    """Returns how many cores affinity and cgroup quota leave, at least one."""
     cores = len(os.sched_getaffinity(0))
     quotas = [quota for quota in (_quota_v2(), _quota_v1()) if quota is not None]
     return max(1, min([cores, *(int(quota) for quota in quotas)]))
 
 
 def memory_bytes() -> int:
-    """The memory that the machine has or, if less, the cgroup allows."""
+    """Returns the memory that the machine has or, if less, the cgroup allows."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for controller, name in (("", "memory.max"), ("memory", "memory.limit_in_bytes")):
         for folder in _folders(controller):
@@ -32,7 +32,7 @@ def memory_bytes() -> int:
 
 
 def shared_memory_bytes() -> int:
-    """The size of /dev/shm, 0 if there is none."""
+    """Returns the size of /dev/shm, 0 if there is none."""
     try:
         size = os.statvfs("/dev/shm")
     except OSError:
@@ -41,7 +41,7 @@ def shared_memory_bytes() -> int:
 
 
 def _quota_v2() -> float | None:
-    """The smallest cpu.max on the way up from our cgroup, in cores."""
+    """Returns the smallest cpu.max from this cgroup upwards, in cores."""
     quotas = []
     for folder in _folders(""):
         words = _read(folder / "cpu.max").split()
@@ -51,7 +51,7 @@ def _quota_v2() -> float | None:
 
 
 def _quota_v1() -> float | None:
-    """The same for the first version of cgroups."""
+    """Returns the smallest quota of version 1 of cgroups, in cores."""
     quotas = []
     for folder in _folders("cpu"):
         quota, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
@@ -61,21 +61,22 @@ def _quota_v1() -> float | None:
 
 
 def _folders(controller: str) -> Iterator[Path]:
-    """Our cgroup's folder and those above it. `controller` "" means version 2.
+    """Yields this process's cgroup folder and those above it; `controller` "" means version 2.
 
     In a container the path in /proc/self/cgroup may be the host's, which isn't mounted; the root of
-    the mount then is our own cgroup, so the way up always ends there.
+    the mount then is this process's cgroup, so the way up always ends there.
     """
     for line in _read(Path("/proc/self/cgroup")).splitlines():
         _, _, rest = line.partition(":")
         names, _, path = rest.partition(":")
         if controller not in names.split(","):
             continue
-        for mount in {_CGROUPS / names, _CGROUPS / controller} if controller else {_CGROUPS}:
+        mounts = {_CGROUPS / names, _CGROUPS / controller} if controller else {_CGROUPS}
+        for mount in mounts:
             folder = mount / path.lstrip("/")
-            yield from (
-                place for place in (folder, *folder.parents) if mount in (place, *place.parents)
-            )
+            for ancestor in (folder, *folder.parents):
+                if ancestor == mount or mount in ancestor.parents:
+                    yield ancestor
 
 
 def _read(path: Path) -> str:

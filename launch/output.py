@@ -1,13 +1,12 @@
-"""The ranks' output: line by line to the launcher's own stdout and stderr, byte by byte to the
-logs.
+"""The ranks' output: line by line to the launcher's stdout and stderr, byte by byte to the logs.
 
-    pipe of rank 0's stdout ──▶ Stream ──▶ Screen (the launcher's stdout) ──▶ Writer
-    pipe of rank 1's stdout ──▶ Stream ──┘
-                                  └─────▶ rank.1/stdout
+    pipe of rank 0's stdout ──▶ RankStream ──▶ Screen (the launcher's stdout) ──▶ ThreadedWriter
+    pipe of rank 1's stdout ──▶ RankStream ──┘
+                                     └──────▶ rank.1/stdout
 
-A *segment* is what ends in a newline or, as progress bars do, in a carriage return; it is shown
-with its end as it is and the rank before it. Everything is bytes: what isn't UTF-8 passes
-untouched.
+`Console` owns all of them. A *segment* is text that ends in a newline or, as progress bars do, in a
+carriage return; it is shown with its end as it is and the rank before it. Everything is bytes:
+text that isn't UTF-8 passes untouched.
 """
 
 from __future__ import annotations
@@ -15,82 +14,180 @@ from __future__ import annotations
 import math
 import os
 import re
+import select
+import selectors
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import BinaryIO
 
-from .writer import Writer
+from .environment import line_prefix
+from .errors import UsageError
+from .plan import LaunchPlan
 
-# A partial line is held back for so long, hoping for its end. On a terminal somebody waits for a
-# prompt or a bar; in a file it matters more that nothing of another rank comes between.
-_PATIENCE_TERMINAL = 0.2
-_PATIENCE_FILE = 1.0
-# A "line" longer than this is shown in parts.
-_LONGEST = 16 << 20
-_TAIL = 1 << 16
-_END = re.compile(rb"\r\n|\r|\n")
+STREAM_NAMES = ("stdout", "stderr")
+_LAST_WORDS_LINES = 200
+# A partial line is held back for so many seconds, hoping for its end. On a terminal somebody waits
+# for a prompt or a bar; in a file it matters more that no other rank's text comes between.
+_TERMINAL_PATIENCE = 0.2
+_FILE_PATIENCE = 1.0
+# A "line" of more bytes than this is shown in parts.
+_LONGEST_LINE = 16 << 20
+_TAIL_BYTES = 1 << 16
+_SEGMENT_END = re.compile(rb"\r\n|\r|\n")
+_CONGESTED_BYTES = 1 << 20
+_MOST_BYTES_A_WRITE = 1 << 16
 
 
-class Screen:
-    """The launcher's stdout or stderr, which all ranks share. If both are one file, they are one
-    screen.
+class Console:
+    """Owns the launcher's ends of the ranks' pipes, and the screens that show them.
+
+    Creating it starts threads (the writers), so the supervisor must have been forked before.
     """
 
-    def __init__(self, descriptor: int, notify: Callable[[], None]):
-        self.terminal = os.isatty(descriptor)
-        self.writer = Writer(descriptor, notify)
-        self._owner: Stream | None = None  # whose text the cursor stands behind
-        # b"\r" after a carriage return, b"" at the start of a line, else something
-        self._open = b""
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        pipes: Sequence[tuple[int, int]],
+        logs: Sequence[tuple[BinaryIO | None, BinaryIO | None]],
+        notify: Callable[[], None],
+    ) -> None:
+        """Makes two streams for each rank.
 
-    def show(self, stream: Stream, data: bytes, prefix: bytes) -> None:
-        """Writes segments of one stream, the last perhaps without its end."""
-        if not prefix:
-            self._put(stream, data)
-            return
-        continues = self._owner is stream and self._open not in (b"", b"\r")
-        if self._owner is not stream:
-            self._make_room()
-        ends = [match.end() for match in _END.finditer(data)]
-        starts = [0, *ends]
-        pieces = [data[start:end] for start, end in zip(starts, [*ends, len(data)]) if start < end]
-        shown = prefix.join([b"", *pieces])
-        self._put(stream, shown[len(prefix) :] if continues else shown)
+        Args:
+          plan: says which ranks are shown.
+          pipes: the reading ends of each rank's stdout and stderr.
+          logs: the files that keep them.
+          notify: called from a thread when there is room for more output, or nobody to read it.
+        """
+        self._screens = _screens(notify)
+        self._streams: list[tuple[RankStream, RankStream]] = []
+        for rank in range(plan.size):
+            prefix = line_prefix(rank, plan.size)
+            stdout, stderr = self._screens if rank in plan.shown_ranks else (None, None)
+            self._streams.append(
+                (
+                    RankStream(pipes[rank][0], prefix, stdout, logs[rank][0]),
+                    RankStream(pipes[rank][1], prefix, stderr, logs[rank][1]),
+                )
+            )
+        self._watched: set[RankStream] = set()
 
     def say(self, text: str) -> None:
-        """Writes lines of the launcher's own."""
-        if self._open:
-            self._put(None, b"\n")
-        self._put(None, text.encode("utf-8", "surrogateescape") + b"\n")
+        """Writes a message of the launcher's own to stderr."""
+        self._screens[-1].say(text)
 
-    def _make_room(self) -> None:
-        """No two streams share a line. In a file what follows a carriage return is legible where it
-        stands.
+    def watch(self, selector: selectors.BaseSelector) -> None:
+        """Has the selector wait for the streams that may be read.
+
+        A stream may be read while it is open, and its screen has room.
         """
-        if self._open and (self.terminal or self._open != b"\r"):
-            self._put(None, b"\n")
+        readable = set()
+        for stream in self._all_streams():
+            if stream.open and not stream.congested:
+                readable.add(stream)
+        for stream in self._watched - readable:
+            selector.unregister(stream.descriptor)
+        for stream in readable - self._watched:
+            stream.restart_patience()
+            selector.register(stream.descriptor, selectors.EVENT_READ, stream.read)
+        self._watched = readable
 
-    def end_line(self, stream: Stream, after: bytes = b"") -> None:
-        """Ends the line that `stream` has left open: behind a carriage return (`after`), or behind
-        anything else.
+    def next_flush(self) -> float:
+        """Returns when (monotonic time) to show a partial line; infinity if there is none."""
+        return min((stream.flush_time() for stream in self._watched), default=math.inf)
+
+    def flush_due(self, now: float) -> None:
+        """Shows the partial lines that have waited long enough, and reports broken logs."""
+        for stream in self._watched:
+            if stream.flush_time() <= now:
+                stream.flush()
+        for stream in self._all_streams():
+            if stream.log_error is not None:
+                self.say(
+                    f"collective.launch: a log can't be written: {stream.log_error}; "
+                    "it ends here, the job goes on"
+                )
+                stream.log_error = None
+
+    def last_words(self, rank: int) -> tuple[tuple[str, ...], str]:
+        """Returns the last lines of a rank that has ended, and the name of their stream.
+
+        They are those of its stderr or, if that is empty, of its stdout.
         """
-        if self._owner is stream and self._open and (self._open == b"\r") == (after == b"\r"):
-            self._put(stream, b"\n")
+        stdout, stderr = self._streams[rank]
+        stdout.drain()
+        stderr.drain()
+        for stream, name in ((stderr, "stderr"), (stdout, "stdout")):
+            lines = stream.last_lines(_LAST_WORDS_LINES)
+            if lines:
+                return tuple(lines), name
+        return (), ""
 
-    def _put(self, stream: Stream | None, data: bytes) -> None:
-        self.writer.write(data)
-        last = data[-1:]
-        self._owner, self._open = stream, b"" if last == b"\n" else last
+    def end(self, selector: selectors.BaseSelector) -> None:
+        """Takes and shows the rest of all pipes."""
+        for stream in self._watched:
+            selector.unregister(stream.descriptor)
+        self._watched = set()
+        for stream in self._all_streams():
+            stream.drain()
+            stream.close()
+
+    @property
+    def congested(self) -> bool:
+        """Tells whether output isn't read, so that a rank that writes more may have to wait."""
+        return any(screen.writer.congested for screen in self._screens)
+
+    @property
+    def written(self) -> bool:
+        """Tells whether all output has reached its reader, or there is none to reach."""
+        return all(screen.writer.idle for screen in self._screens)
+
+    @property
+    def write_error(self) -> OSError | None:
+        """Returns why nothing can be written any more."""
+        for screen in self._screens:
+            if screen.writer.error is not None:
+                return screen.writer.error
+        return None
+
+    def _all_streams(self) -> list[RankStream]:
+        return [stream for streams in self._streams for stream in streams]
 
 
-class Stream:
-    """The launcher's end of one rank's stdout or stderr."""
+def open_logs(plan: LaunchPlan) -> list[tuple[BinaryIO | None, BinaryIO | None]]:
+    """Opens the files that keep each rank's stdout and stderr.
 
-    def __init__(self, descriptor: int, prefix: str, screen: Screen | None, log: BinaryIO | None):
-        """
+    Raises:
+      UsageError: they can't be written.
+    """
+    if plan.log_dir is None:
+        return [(None, None)] * plan.size
+    logs: list[tuple[BinaryIO | None, BinaryIO | None]] = []
+    try:
+        for rank in range(plan.size):
+            folder = Path(plan.log_dir, f"rank.{rank}")
+            folder.mkdir(parents=True, exist_ok=True)
+            # Unbuffered: who follows the file sees what the rank wrote, when it wrote it.
+            stdout, stderr = (open(folder / name, "wb", buffering=0) for name in STREAM_NAMES)
+            logs.append((stdout, stderr))
+    except OSError as error:
+        raise UsageError(f"--log-dir {plan.log_dir} can't be written: {error}") from None
+    return logs
+
+
+class RankStream:
+    """Reads the launcher's end of one rank's stdout or stderr."""
+
+    def __init__(
+        self, descriptor: int, prefix: str, screen: Screen | None, log: BinaryIO | None
+    ) -> None:
+        """Takes over the descriptor and the log.
+
         Args:
-          descriptor: the reading end of its pipe.
-          prefix: what stands before each line; "" passes everything on as it comes.
+          descriptor: the reading end of the pipe.
+          prefix: the start of each line; "" passes everything on as it comes.
           screen: where it is shown, if at all.
           log: where it is kept, if at all.
         """
@@ -102,7 +199,7 @@ class Stream:
         self._screen = screen
         self._log = log
         self._pending = bytearray()  # not shown yet, for want of its end
-        self._since = 0.0
+        self._pending_since = 0.0
         self._after_return = False
         self._tail = bytearray()
 
@@ -111,7 +208,7 @@ class Stream:
         return self._screen is not None and self._screen.writer.congested
 
     def read(self) -> bool:
-        """Takes what is in the pipe, at most one piece of it. Returns whether there was something."""
+        """Takes one piece of what is in the pipe. Returns whether there was something."""
         if not self.open:  # drained when its rank ended, just before its turn in the event loop
             return False
         try:
@@ -125,15 +222,16 @@ class Stream:
         return bool(data)
 
     def drain(self) -> None:
-        """Takes what is in the pipe now. Doesn't wait for its end: a process that a rank left
-        behind may hold it.
+        """Takes what is in the pipe now.
+
+        It doesn't wait for the pipe's end: a process that a rank left behind may hold it.
         """
         for _ in range(64):  # 4 MB: more than a pipe holds, unless somebody goes on writing
             if not self.open or not self.read():
                 return
 
     def close(self) -> None:
-        """Shows what is left, ends the last line and closes everything."""
+        """Shows the rest, ends the last line and closes everything."""
         if not self.open:
             return
         self.open = False
@@ -144,40 +242,45 @@ class Stream:
         if self._log is not None:
             self._log.close()
 
-    def touch(self) -> None:
+    def restart_patience(self) -> None:
         """Begins the wait for the end of a partial line anew: until now nobody read."""
-        self._since = time.monotonic()
+        self._pending_since = time.monotonic()
 
-    def flush_due(self) -> float:
-        """When (monotonic time) to show a partial line, infinity if there is none."""
+    def flush_time(self) -> float:
+        """Returns when (monotonic time) to show a partial line, infinity if there is none."""
         if not self._pending or self._screen is None:
             return math.inf
-        return self._since + (_PATIENCE_TERMINAL if self._screen.terminal else _PATIENCE_FILE)
+        patience = _TERMINAL_PATIENCE if self._screen.terminal else _FILE_PATIENCE
+        return self._pending_since + patience
 
     def flush(self) -> None:
         """Shows the partial line."""
         self._show(len(self._pending))
 
-    def tail(self, lines: int) -> list[str]:
-        """The last lines, of a progress bar only its last state."""
+    def last_lines(self, count: int) -> list[str]:
+        """Returns the last lines, of a progress bar only its last state."""
         text = self._tail.decode("utf-8", "replace").replace("\r\n", "\n").rstrip()
-        return [line.rsplit("\r", 1)[-1] for line in text.split("\n")][-lines:] if text else []
+        if not text:
+            return []
+        return [line.rsplit("\r", 1)[-1] for line in text.split("\n")][-count:]
 
     def _take(self, data: bytes) -> None:
         self._tail += data
-        if len(self._tail) > 2 * _TAIL:
-            del self._tail[:-_TAIL]
-        self._keep(data)
+        if len(self._tail) > 2 * _TAIL_BYTES:
+            del self._tail[:-_TAIL_BYTES]
+        self._write_log(data)
         if self._screen is None:
             return
         if not self._prefix:
             self._screen.show(self, data, b"")
             return
         complete = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
-        complete += len(self._pending) if complete else 0
+        if complete:
+            complete += len(self._pending)
         self._pending += data
-        self._since = time.monotonic()
-        self._show(len(self._pending) if len(self._pending) - complete > _LONGEST else complete)
+        self._pending_since = time.monotonic()
+        too_long = len(self._pending) - complete > _LONGEST_LINE
+        self._show(len(self._pending) if too_long else complete)
 
     def _show(self, length: int) -> None:
         if not length or self._screen is None:
@@ -191,7 +294,7 @@ class Stream:
         if data:
             self._screen.show(self, data, self._prefix)
 
-    def _keep(self, data: bytes) -> None:
+    def _write_log(self, data: bytes) -> None:
         if self._log is None:
             return
         try:
@@ -199,3 +302,140 @@ class Stream:
         except OSError as error:  # a full disk ends the log, not the training
             self.log_error = error
             self._log = None
+
+
+class Screen:
+    """Shows segments on the launcher's stdout or stderr, which all ranks share."""
+
+    def __init__(self, descriptor: int, notify: Callable[[], None]) -> None:
+        self.terminal = os.isatty(descriptor)
+        self.writer = ThreadedWriter(descriptor, notify)
+        self._owner: RankStream | None = None  # whose text the cursor stands behind
+        self._line_state = b""  # the last byte written; b"" at the start of a line
+
+    def show(self, stream: RankStream, data: bytes, prefix: bytes) -> None:
+        """Writes segments of one stream, the last perhaps without its end."""
+        if not prefix:
+            self._put(stream, data)
+            return
+        continues = self._owner is stream and self._line_state not in (b"", b"\r")
+        if self._owner is not stream:
+            self._end_line_of_another()
+        segments = []
+        start = 0
+        for match in _SEGMENT_END.finditer(data):
+            segments.append(data[start : match.end()])
+            start = match.end()
+        if start < len(data):
+            segments.append(data[start:])
+        text = prefix.join(segments)
+        self._put(stream, text if continues else prefix + text)
+
+    def say(self, text: str) -> None:
+        """Writes lines of the launcher's own."""
+        if self._line_state:
+            self._put(None, b"\n")
+        self._put(None, text.encode("utf-8", "surrogateescape") + b"\n")
+
+    def end_line(self, stream: RankStream, after: bytes = b"") -> None:
+        """Ends the line that `stream` has left open.
+
+        Args:
+          stream: nothing happens if the line is another's.
+          after: b"\\r" ends a line that a carriage return left open, b"" one that other text did.
+        """
+        after_return = self._line_state == b"\r"
+        if self._owner is stream and self._line_state and after_return == (after == b"\r"):
+            self._put(stream, b"\n")
+
+    def _end_line_of_another(self) -> None:
+        """Keeps two streams from sharing a line.
+
+        In a file the text that follows a carriage return is legible where it stands.
+        """
+        if self._line_state and (self.terminal or self._line_state != b"\r"):
+            self._put(None, b"\n")
+
+    def _put(self, stream: RankStream | None, data: bytes) -> None:
+        self.writer.write(data)
+        last = data[-1:]
+        self._owner, self._line_state = stream, b"" if last == b"\n" else last
+
+
+def _screens(notify: Callable[[], None]) -> tuple[Screen, Screen]:
+    """Makes the screens of stdout and stderr.
+
+    They are one screen if they are one terminal, pipe or file, so that lines stay whole.
+    """
+    stdout = Screen(1, notify)
+    same = os.path.samestat(os.fstat(1), os.fstat(2))
+    return stdout, stdout if same else Screen(2, notify)
+
+
+class ThreadedWriter:
+    """Writes to a descriptor that may be slow, without making the launcher wait.
+
+    A pager that nobody scrolls or a terminal stopped with Ctrl-S blocks whoever writes to it. A
+    thread does that here, so that the launcher still sees ranks die and signals come. The callers
+    bound the bytes that wait: they stop reading from the ranks while it is `congested`, as a full
+    pipe would stop the ranks themselves.
+
+    Attributes:
+      error: why nothing can be written any more.
+    """
+
+    def __init__(self, descriptor: int, notify: Callable[[], None]) -> None:
+        """Starts the thread.
+
+        Args:
+          descriptor: where to write.
+          notify: called from the thread when something was written, or never can be again.
+        """
+        self.error: OSError | None = None
+        self._descriptor = descriptor
+        self._notify = notify
+        self._waiting = bytearray()
+        self._changed = threading.Condition()
+        threading.Thread(target=self._run, name=f"writer of {descriptor}", daemon=True).start()
+
+    def write(self, data: bytes) -> None:
+        """Queues `data`; after a failure, drops it."""
+        with self._changed:
+            if self.error is None:
+                self._waiting += data
+                self._changed.notify()
+
+    @property
+    def congested(self) -> bool:
+        return len(self._waiting) > _CONGESTED_BYTES
+
+    @property
+    def idle(self) -> bool:
+        return not self._waiting
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting:
+                    self._changed.wait()
+                piece = bytes(self._waiting[:_MOST_BYTES_A_WRITE])
+            try:
+                written = os.write(self._descriptor, piece)
+            except BlockingIOError:  # another process that shares it made it non-blocking
+                _wait_until_writable(self._descriptor)
+                continue
+            except OSError as error:
+                with self._changed:
+                    self.error = error
+                    self._waiting.clear()
+                self._notify()
+                return
+            with self._changed:
+                del self._waiting[:written]
+            self._notify()
+
+
+def _wait_until_writable(descriptor: int) -> None:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    poll.poll()

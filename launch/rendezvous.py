@@ -1,10 +1,10 @@
-"""Where ranks find each other: the small HTTP key-value store that Horovod's Gloo expects.
+"""The rendezvous of the ranks: the small HTTP key-value store that Horovod's Gloo expects.
 
     PUT /scope/key      stores the body
-    GET /scope/key      the body, 404 while it isn't there: Gloo then asks again
-    DELETE /scope/rank  that rank is done with the scope; when the last one is, its keys go, so that
-                        ranks that shut Horovod down and start it again don't read the addresses of
-                        the first time
+    GET /scope/key      returns the body, or 404 while it isn't there: Gloo then asks again
+    DELETE /scope/rank  says that the rank is done with the scope; when the last one is, its keys
+                        go, so that ranks that shut Horovod down and start it again don't read the
+                        addresses of the first time
 
 It listens on the loopback address only, on a port that the kernel picks. The protocol knows no
 password: other users of the same machine can reach it.
@@ -21,18 +21,21 @@ from .environment import LOOPBACK
 
 
 class Rendezvous(ThreadingHTTPServer):
-    """The store. Its port is known, and requests queue, from its creation; `serve` answers them."""
+    """Stores the values.
+
+    It has a port, at which requests queue, from its creation; `serve` answers them.
+    """
 
     daemon_threads = True
     request_queue_size = 128  # every rank asks at once
 
-    def __init__(self, size: int):
+    def __init__(self, size: int) -> None:
         super().__init__((LOOPBACK, 0), _Handler)
         self.port: int = self.server_address[1]
         self._size = size
         self._lock = threading.Lock()
         self._values: dict[str, dict[str, bytes]] = defaultdict(dict)
-        self._done: dict[str, set[str]] = defaultdict(set)
+        self._departed: dict[str, set[str]] = defaultdict(set)
 
     def server_bind(self) -> None:
         """Skips the base class's look-up of the host's name, which may ask a name server."""
@@ -43,7 +46,7 @@ class Rendezvous(ThreadingHTTPServer):
         threading.Thread(target=self.serve_forever, name="rendezvous", daemon=True).start()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A rank that was killed in the middle of a request is told about elsewhere."""
+        """Says nothing: a rank that was killed in the middle of a request is reported elsewhere."""
 
     def put(self, scope: str, key: str, value: bytes) -> None:
         with self._lock:
@@ -54,38 +57,40 @@ class Rendezvous(ThreadingHTTPServer):
             return self._values[scope].get(key)
 
     def leave(self, scope: str, key: str) -> None:
-        # Horovod's scopes: "global" and "local_HOST" of all ranks, "cross_LOCAL_RANK" of one rank
-        # of each machine. The members of other scopes, those of process sets, aren't known here:
-        # they lose what they name only.
+        # Horovod's scopes: "global" and "local_HOST" have all ranks, "cross_LOCAL_RANK" one rank of
+        # each machine. How many members the scope of a process set has isn't known here: each
+        # DELETE then removes the named key only.
         members = 1 if scope.startswith("cross_") else self._size
         known = scope == "global" or scope.startswith(("local_", "cross_"))
         with self._lock:
-            self._done[scope].add(key)
+            self._departed[scope].add(key)
             if not known:
                 self._values[scope].pop(key, None)
-            elif len(self._done[scope]) >= members:
+            elif len(self._departed[scope]) >= members:
                 self._values.pop(scope, None)
-                self._done.pop(scope)
+                self._departed.pop(scope)
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: Rendezvous
-    # a client that stops in the middle of a request holds a thread no longer than this
+    # A client that stops in the middle of a request holds a thread for so many seconds at most.
     timeout = 30
 
     def do_GET(self) -> None:
-        value = self.server.get(*self._place())
+        value = self.server.get(*self._scope_and_key())
         self._answer(404 if value is None else 200, value or b"")
 
     def do_PUT(self) -> None:
-        self.server.put(*self._place(), self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.put(
+            *self._scope_and_key(), self.rfile.read(int(self.headers["Content-Length"]))
+        )
         self._answer(200)
 
     def do_DELETE(self) -> None:
-        self.server.leave(*self._place())
+        self.server.leave(*self._scope_and_key())
         self._answer(200)
 
-    def _place(self) -> tuple[str, str]:
+    def _scope_and_key(self) -> tuple[str, str]:
         scope, _, key = self.path.lstrip("/").partition("/")
         return scope, key
 
@@ -96,4 +101,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Every request on stderr would drown the ranks' own output."""
+        """Writes nothing: a line for every request would drown the ranks' own output."""

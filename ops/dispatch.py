@@ -17,20 +17,22 @@ import tensorflow.compat.v1 as tf
 
 from collective.ops import native_library, op_attributes, placement
 
-_inside = threading.local()
+_current = threading.local()
 
 
 @contextlib.contextmanager
 def for_tables(tables: Sequence[str], in_host_memory: bool) -> Iterator[None]:
     """Makes `operations` those for these tables, inside: in the host's memory, or by kernels."""
-    previous, _inside.about = (
-        getattr(_inside, "about", ((), False)),
-        (tuple(tables), in_host_memory),
-    )
+    previous = _tables_and_memory()
+    _current.value = tuple(tables), in_host_memory
     try:
         yield
     finally:
-        _inside.about = previous
+        _current.value = previous
+
+
+def _tables_and_memory() -> tuple[tuple[str, ...], bool]:
+    return getattr(_current, "value", ((), False))
 
 
 def operations() -> Any:
@@ -40,7 +42,7 @@ def operations() -> Any:
         ImportError: the compiled library can't be used here; it says why.
         RuntimeError: CuPy can't; it says why.
     """
-    tables, in_host_memory = getattr(_inside, "about", ((), False))
+    tables, in_host_memory = _tables_and_memory()
     return (
         native_library.library()
         if placement.chosen() == "cpu" or in_host_memory
@@ -48,16 +50,22 @@ def operations() -> Any:
     )
 
 
-@functools.cache
 def _stand_in() -> Any:
-    from collective.ops.gpu import binding, sides  # Needs no CuPy, but takes a while.
-
-    return binding.Bound(sides.Gpu() if placement.chosen() == "gpu" else sides.Double())
+    return placement.stand_in() or _on_gpu()
 
 
-def side() -> Any:
-    """Returns the `collective.ops.gpu.sides.Side` on which kernels compute."""
-    return _stand_in().side
+@functools.cache
+def _on_gpu() -> Any:
+    # The import needs no CuPy, but takes a while.
+    from collective.ops.gpu.memory_bridge import GpuBridge
+    from collective.ops.gpu.tensorflow_binding import DeviceOperations
+
+    return DeviceOperations(GpuBridge())
+
+
+def bridge() -> Any:
+    """Returns the `collective.ops.gpu.memory_bridge.MemoryBridge` to the memory of kernels."""
+    return _stand_in().bridge
 
 
 def operations_of(op: tf.Operation) -> Any:

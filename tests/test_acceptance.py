@@ -1,4 +1,7 @@
-"""The acceptance scripts, in the folder COLLECTIVE_ACCEPTANCE_DIR, on real ranks."""
+"""The acceptance scripts, as they are, on real ranks.
+
+They lie in the folder that the environment variable COLLECTIVE_ACCEPTANCE_DIR names.
+"""
 
 import itertools
 import os
@@ -12,9 +15,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = os.environ.get("COLLECTIVE_ACCEPTANCE_DIR")
 OPTIMIZERS = ("sgd", "momentum", "adagrad", "adam", "ftrl", "rmsprop", "adadelta")
-SEED = int(os.environ.get("COLLECTIVE_TEST_SEED") or random.SystemRandom().randrange(2**31))
-# every optimizer once, every N and both backends, drawn by a seed that is printed; `make test-all`
-# has all of them
+SEED = int(os.environ.get("COLLECTIVE_TEST_SEED") or 0)
+# Every optimizer once, every N and both backends, the same each time; `make test-all` has all of
+# them.
 SAMPLE = set(
     zip(
         random.Random(SEED).sample(OPTIMIZERS, len(OPTIMIZERS)),
@@ -64,10 +67,12 @@ def run(command, timeout=240, **environment):
 
 
 def on_ranks(ranks, backend, command, kernels="cpu"):
+    if kernels == "double":
+        command = ["-m", "tests.gpu_double", *command]
     return run(
         ["-m", "collective.launch", "-np", str(ranks), "--device", "cpu", *command],
         COLLECTIVE_STRATEGY=backend,
-        COLLECTIVE_KERNELS=kernels,
+        COLLECTIVE_KERNELS="cpu",
     )
 
 
@@ -90,12 +95,6 @@ def test_seed_session(ranks, backend, kernels="cpu"):
         assert f"rank {rank} of {ranks}: seed session ok" in out
 
 
-# After 60 steps from rows within 0.1 of zero the model is where it began: TensorFlow's own
-# Estimator, with a hash bucket for each id, reaches an AUC of 0.519 there (0.902 after 1200 steps),
-# not the 0.6 that the script asks for.
-BAR = "assert metrics['auc'] > 0.6, metrics\n"
-
-
 @ON_THE_DOUBLE
 def test_seed_session_on_the_double_of_a_gpu(ranks, backend):
     test_seed_session(ranks, backend, "double")
@@ -103,13 +102,7 @@ def test_seed_session_on_the_double_of_a_gpu(ranks, backend):
 
 @ON_RANKS
 def test_seed_estimator_and_what_it_exports(ranks, backend, tmp_path, kernels="cpu"):
-    """The script but for its bar, which plain TensorFlow doesn't reach either."""
-    text = Path(script("seed_estimator.py")).read_text()
-    assert BAR in text, "the script has changed: run it as it is"
-    (tmp_path / "seed_estimator.py").write_text(text.replace(BAR, ""))
-    out = on_ranks(
-        ranks, backend, [str(tmp_path / "seed_estimator.py"), "--out", str(tmp_path)], kernels
-    )
+    out = on_ranks(ranks, backend, [script("seed_estimator.py"), "--out", str(tmp_path)], kernels)
     for rank in range(ranks):
         assert f"rank {rank} of {ranks}: seed estimator ok" in out
     assert "serve check ok" in run([script("serve_check.py"), str(tmp_path)])

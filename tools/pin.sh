@@ -4,10 +4,10 @@
 #   tools/pin.sh python3.9 python3.10 python3.11
 #
 # The only place that resolves dependencies: set-up itself installs what is written there. Look at the difference, then
-# run `make test-all` with each Python before committing it.
+# run `make test-all` and `make test-pythons` before committing it.
 set -euo pipefail
 
-# What builds Horovod, and Horovod. pip 25.3 and wheel 0.46 lost what its setup.py needs of them.
+# Horovod and its build tools. pip 25.3 and wheel 0.46 lost functions that its setup.py calls.
 readonly BUILD=('horovod==0.28.1' 'cmake>=3.13,<4' 'setuptools>=65,<70' 'wheel<0.46' 'pip<25.3')
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 scratch=$(mktemp -d)
@@ -26,7 +26,7 @@ for name, version in sorted((m["name"].lower().replace("_", "-").replace(".", "-
 mkdir -p "$root/tools/pins"
 for python; do
     "$python" -m venv --clear "$scratch/venv"
-    # An older pip tries for hours what a newer one sees at once.
+    # An older pip resolves these requirements in hours, a newer one at once.
     "$scratch/venv/bin/python" -m pip install --quiet --upgrade pip
     version=$("$scratch/venv/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
     resolve "$root[data,test]" "${BUILD[@]}" >"$scratch/pins"

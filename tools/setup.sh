@@ -1,28 +1,33 @@
 #!/usr/bin/env bash
 # Makes .venv: pinned packages, Horovod built against the TensorFlow among them, and this checkout.
 #
-#   tools/setup.sh [--quiet]            what `make setup` runs; --quiet: not a word where there is nothing to do
+#   tools/setup.sh [--quiet]            sets up, as `make setup` does; --quiet: without a word where nothing is to do
+#   tools/setup.sh --pythons            lists the supported Pythons that are found: "3.10 /usr/bin/python3.10"
 #
+#   VENV=.venvs/3.10                    another folder than .venv for the environment, in the checkout
 #   PYTHON=python3.10                   the interpreter; else the newest supported one that is found
 #   GPU=1                               TensorFlow with CUDA, CuPy, Horovod with NCCL (by CUDA's nvcc); GPU=0 undoes it
 #   HOROVOD_CUDA_HOME=/usr/local/cuda   where GPU=1 finds nvcc, if it is not on the PATH
 #   HOROVOD_NCCL_HOME=/usr              another NCCL than the one that TensorFlow brings
 #
-# What PYTHON and GPU said holds for later calls until they are given again.
+# An environment remembers its PYTHON and GPU until they are given again.
 #
-# Four steps: environment, packages, Horovod, this package. Each leaves a stamp in .venv/.setup that says what it was
-# made from, and is repeated only when that changes: a new pin costs a minute, and Horovod is built again only for
+# Four steps: environment, packages, Horovod, this package. Each leaves a stamp in .venv/.setup that names its
+# ingredients, and is repeated only when they change: a new pin costs a minute, and Horovod is built again only for
 # another TensorFlow, Horovod or GPU setting. A call that is killed while it installs leaves `unfinished`, and the next
-# one starts from an empty .venv. A lock keeps two calls apart; what a killed call leaves running holds it to its end.
+# one starts from an empty .venv. A lock keeps two calls apart, also for two environments, since both build in the
+# checkout. Processes that a killed call leaves running hold the lock to their end.
 set -euo pipefail
 
 readonly SUPPORTED='3.11 3.10 3.9'
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
-readonly root venv=$root/.venv pins=$root/tools/pins
+folder=${VENV:-.venv}
+readonly root folder venv=$root/$folder pins=$root/tools/pins
 readonly state=$venv/.setup
-quiet=${1-}
+mode=${1-}
 
-# Neither the user's settings of Python and pip may lead out of .venv, nor make's job server into Horovod's make.
+# Neither the user's settings of Python and pip may lead out of the environment, nor make's job server into Horovod's
+# make.
 unset PYTHONPATH PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV
 unset MAKEFLAGS MFLAGS GNUMAKEFLAGS MAKELEVEL
 export PYTHONNOUSERSITE=1 PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -30,9 +35,9 @@ export PYTHONNOUSERSITE=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 say() { printf 'setup: %s\n' "$*" >&2; }
 refuse() { say "$*"; exit 2; }
 
-# ---- What this machine has -------------------------------------------------------------------------------------------
+# ---- The machine -----------------------------------------------------------------------------------------------------
 
-# What is missing, and the Debian packages that bring it: all of it is said at once.
+# Everything that is missing, and the Debian packages that bring it, to be said at once.
 lacking=() install=()
 lacks() { lacking+=("$1"); shift; install+=("$@"); }
 
@@ -88,7 +93,7 @@ examine_others() {  # python3.10: the first program of that version that runs, w
     return 1
 }
 
-use_python() {  # what PYTHON= names; sets $interpreter and what `examine` sets
+use_python() {  # name; takes the interpreter that PYTHON= names; sets $interpreter and the variables of `examine`
     interpreter=$(type -P "$1") || refuse "PYTHON=$1 is no program here: leave PYTHON unset to have one looked for," \
         "or apt-get install python3.11 python3.11-venv"
     case $interpreter in /*) ;; *) interpreter=$PWD/$interpreter ;; esac
@@ -102,19 +107,27 @@ use_python() {  # what PYTHON= names; sets $interpreter and what `examine` sets
     [ "$missing" = - ] || lacks_modules "$interpreter" "$version" "$missing"
 }
 
-find_python() {  # the newest that has all it needs; sets what `use_python` sets
-    local wanted incomplete=() others=' '
+# Finds the first interpreter of a version that has all it needs; sets the variables of `use_python`. Notes in
+# $incomplete the first that lacks something, in $others the releases of other versions that it comes across.
+incomplete=() others=' '
+find_version() {
+    while read -r interpreter; do
+        [ -x "$interpreter" ] && examine "$interpreter" || continue
+        if [ "$version" != "$1" ]; then
+            case $others in *" $release "*) ;; *) others+="$release " ;; esac
+        elif [ "$missing" = - ]; then
+            return
+        elif [ ${#incomplete[@]} = 0 ]; then
+            incomplete=("$interpreter" "$version" "$missing")
+        fi
+    done < <(candidates "$1")
+    return 1
+}
+
+find_python() {  # finds the newest interpreter that has all it needs; sets the variables of `use_python`
+    local wanted
     for wanted in $SUPPORTED; do
-        while read -r interpreter; do
-            [ -x "$interpreter" ] && examine "$interpreter" || continue
-            if [ "$version" != "$wanted" ]; then
-                case $others in *" $release "*) ;; *) others+="$release " ;; esac
-            elif [ "$missing" = - ]; then
-                return
-            elif [ ${#incomplete[@]} = 0 ]; then
-                incomplete=("$interpreter" "$version" "$missing")
-            fi
-        done < <(candidates "$wanted")
+        ! find_version "$wanted" || return 0
     done
     if [ ${#incomplete[@]} != 0 ]; then
         lacks_modules "${incomplete[@]}"
@@ -191,7 +204,7 @@ install_package() { pip install --no-deps --no-build-isolation --editable "$root
 readonly ERRORS='(error|ERROR|CMake Error[^:]*): |Killed|No space left'
 is_done() { [ -f "$state/$1" ] && [ "$(<"$state/$1")" = "${key[$1]}" ]; }
 
-step() {  # name, what it is, function: the output goes to a log, which is named if it fails
+step() {  # name, description, function: the output goes to a log, which is named if it fails
     local started=$SECONDS log=$state/$1.log
     if is_done "$1"; then
         return
@@ -213,12 +226,26 @@ step() {  # name, what it is, function: the output goes to a log, which is named
 
 # ---- All of it -------------------------------------------------------------------------------------------------------
 
+case $mode in
+    '' | --quiet) ;;
+    --pythons)
+        for wanted in $SUPPORTED; do
+            ! find_version "$wanted" || echo "$wanted $interpreter"
+        done
+        exit
+        ;;
+    *) refuse "$mode is no option: there are --quiet and --pythons" ;;
+esac
+case $folder in
+    /* | *..*) refuse "VENV=$folder is no folder in this checkout: name one, like .venvs/3.10, or leave VENV unset" ;;
+esac
+
 case ${GPU-} in '' | 0 | 1) ;; *) refuse "GPU=$GPU is neither 1 (CUDA, NCCL, CuPy) nor 0 (CPU only)" ;; esac
 [ "$(uname -s)" = Linux ] || refuse "Linux only: there is no Horovod with TensorFlow 2.15 for $(uname -s)"
 type -P flock >/dev/null || lacks flock util-linux
 refuse_if_lacking
 
-exec 9>"$root/.venv.lock"  # beside .venv, which may be removed while another call waits
+exec 9>"$root/.venv.lock"  # beside the environment, which may be removed while another call waits
 flock --nonblock 9 || { say 'another set-up is at work here; waiting for it'; flock 9; }
 
 if [ -e "$venv" ] && [ ! -d "$state" ]; then
@@ -273,7 +300,7 @@ else
     for name in packages horovod package; do is_done $name || due+=" $name"; done
 fi
 if [ -z "$due" ]; then
-    [ "$quiet" = --quiet ] || say ".venv is up to date (Python $version, ${horovod/==/ }, GPU=$gpu)"
+    [ "$mode" = --quiet ] || say "$folder is up to date (Python $version, ${horovod/==/ }, GPU=$gpu)"
     exit
 fi
 case $due in
@@ -290,7 +317,7 @@ case $due in
         mkdir -p "$state"
         touch "$state/unfinished"
         rm -rf "$state"/{environment,packages,horovod,package,wheels}
-        # Not .setup, which tells the next call that what a killed one leaves here is ours.
+        # Not .setup: should this call be killed, it tells the next one that the folder is of this script's making.
         find "$venv" -mindepth 1 -maxdepth 1 ! -name .setup -exec rm -rf {} +
         printf '%s %s\n' "$version" "$real" >"$state/interpreter"
         ;;
@@ -301,4 +328,4 @@ step environment "a virtual environment of Python $release ($interpreter)" make_
 step packages "packages: $tensorflow and what goes with it (one to three minutes)" install_packages
 step horovod "$horovod, built against $tensorflow (4 to 5 minutes on two cores)" build_horovod
 step package 'this package, to be used where it lies' install_package
-say "done in $SECONDS s: .venv has Python $version, ${horovod/==/ }, GPU=$gpu"
+say "done in $SECONDS s: $folder has Python $version, ${horovod/==/ }, GPU=$gpu"

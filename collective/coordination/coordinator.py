@@ -22,7 +22,7 @@ from collective.coordination.progress import Progress
 from collective.coordination.run_extension import NO_PART, extension_of
 from collective.coordination.session_state import state_of_session
 from collective.errors import RankError
-from collective.launch.board import Label, Phase
+from collective.launch.progress_board import Label, Phase
 from collective.ops import collectives, graph_analysis
 from collective.ops.gate import gates_of
 from collective.tables.table import is_replicated

@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 from collective.coordination import run_analysis
 from collective.coordination.agreement import IDLE, RUNNING, Header, takes_all
 from collective.coordination.run_extension import NO_PART, SessionPart
-from collective.launch.board import Label
+from collective.launch.progress_board import Label
 from collective.ops.gate import Check, Gate
 
 

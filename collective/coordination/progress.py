@@ -1,5 +1,5 @@
 """What this rank tells the launcher of its progress, so that a stall has an owner (see
-`collective.launch.stall`).
+`collective.launch.stall_detector`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from collective.launch.board import VARIABLE, Board, Label, Phase
+from collective.launch.progress_board import VARIABLE, Board, Label, Phase
 
 _NOTHING = Label("nothing yet")
 

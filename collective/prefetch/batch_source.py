@@ -14,7 +14,7 @@ from collective.coordination.coordinator import Coordinator
 from collective.coordination.prepared_run import Membership
 from collective.coordination.run_extension import RewrittenFetches, RunExtension, SessionPart
 from collective.errors import RankError
-from collective.launch.board import Phase
+from collective.launch.progress_board import Phase
 from collective.ops import graph_analysis
 from collective.prefetch.graph_split import GraphSplit, follow, run_of_keys
 from collective.prefetch.prefetcher import Outcome, Prefetcher

@@ -100,7 +100,7 @@ class ReservedVariable(resource_variable_ops.ResourceVariable):
                             column_number,
                             dtype=dtype,
                             shape=[rows, dim],
-                            device=dispatch.side().kind,
+                            device=dispatch.bridge().kind,
                         )
                 else:
                     mapped = _in_file(path, rows, dim, dtype)

@@ -1,4 +1,4 @@
-"""Which rows each rank works on at each step.
+"""Chooses the rows that each rank works on at each step.
 
 The global batches are a function of the seed alone. N ranks cut each of them into N contiguous
 shares, so training on the mean of the ranks' losses gives the same numbers for every N.
@@ -12,36 +12,37 @@ import numpy as np
 
 
 def training(
-    rows: int, batch: int, steps: int, seed: int, rank: int, ranks: int, done: int = 0
+    rows: int, batch: int, steps: int, seed: int, rank: int, ranks: int, finished: int = 0
 ) -> Iterator[np.ndarray]:
-    """This rank's share of each of `steps` global batches of `batch` rows (which `ranks` divides),
-    but for the first `done`.
+    """Yields this rank's share of each global batch of a training, as row numbers.
 
-    Each epoch goes through all rows in an order of its own, but for the last rows that fill no
-    batch.
+    There are `steps` global batches of `batch` rows, which `ranks` divides; the first `finished`
+    are left out. Each epoch goes through all rows in an order of its own, but for the last rows
+    that fill no batch.
     """
     share = batch // ranks
     per_epoch = rows // batch
-    for step in range(done, steps):
+    for step in range(finished, steps):
         epoch, place = divmod(step, per_epoch)
-        if place == 0 or step == done:
+        if place == 0 or step == finished:
             order = np.random.default_rng([seed, epoch]).permutation(rows)
         start = place * batch + rank * share
         yield order[start : start + share]
 
 
-def dealt(
-    rows: int, batch: int, steps: int, seed: int, ranks: int, done: int = 0
+def training_of_all_ranks(
+    rows: int, batch: int, steps: int, seed: int, ranks: int, finished: int = 0
 ) -> Iterator[np.ndarray]:
-    """All ranks' shares one after another, for `strategy.estimator`, which deals every `ranks`-th
-    to one rank.
+    """Yields all ranks' shares of each global batch, one after another.
+
+    `strategy.estimator` deals them out: share k goes to rank k mod `ranks`.
     """
-    for whole in training(rows, batch, steps, seed, 0, 1, done):
-        yield from np.split(whole, ranks)
+    for global_batch in training(rows, batch, steps, seed, 0, 1, finished):
+        yield from np.split(global_batch, ranks)
 
 
 def evaluation(rows: int, batch: int, rank: int, ranks: int) -> Iterator[np.ndarray]:
-    """This rank's share of each of `evaluation_steps` batches that together hold every row once.
+    """Yields this rank's share of each of `evaluation_steps` batches, which hold every row once.
 
     All ranks get equally many; the last ones may be shorter, even empty.
     """

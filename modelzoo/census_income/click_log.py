@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import scores
-from columns import LABEL, MISSING, Rows
+
+from census_income.columns import LABEL, MISSING, Rows
+from common import metrics
 
 TRAIN_ROWS, TEST_ROWS = 32561, 16281  # as many as in the census
 CARDINALITY = {
@@ -34,18 +35,18 @@ class ClickLog:
 
     @property
     def best_auc(self) -> float:
-        return scores.auc(self.test[LABEL], self.test_probability)
+        return metrics.auc(self.test[LABEL], self.test_probability)
 
 
 def generate(seed: int = 0, train_rows: int = TRAIN_ROWS, test_rows: int = TEST_ROWS) -> ClickLog:
-    """The log of a seed; the same arguments give the same log."""
+    """Generates a log; the same arguments give the same log."""
     random = np.random.default_rng(seed)
     count = train_rows + test_rows
     rows, logit = _categorical(random, count)
     numeric = _numeric(random, count)
     rows.update(numeric)
     logit += _numeric_effect(numeric)
-    # and one interaction
+    # One interaction of two columns.
     logit += np.where(rows["sex"] == "sex-0", 0.5, -0.5) * (numeric["age"] - 38) / 14
     probability = 1 / (1 + np.exp(-(1.2 * logit - 1.4)))
     rows[LABEL] = (random.random(count) < probability).astype(np.int64)
@@ -57,7 +58,7 @@ def generate(seed: int = 0, train_rows: int = TRAIN_ROWS, test_rows: int = TEST_
 
 
 def _categorical(random: np.random.Generator, count: int) -> tuple[Rows, np.ndarray]:
-    """Values of skewed frequency, and the sum of the effects that each value has on the logit."""
+    """Draws values of skewed frequency, and sums the effects that they have on the logit."""
     rows: Rows = {}
     logit = np.zeros(count)
     for column, cardinality in CARDINALITY.items():
@@ -88,7 +89,10 @@ def _numeric(random: np.random.Generator, count: int) -> Rows:
 
 
 def _numeric_effect(columns: Rows) -> np.ndarray:
-    """Neither linear nor monotonic everywhere, and nothing from fnlwgt."""
+    """Computes an effect on the logit that is neither linear nor monotonic everywhere.
+
+    fnlwgt has none.
+    """
     return (
         1.0
         - ((columns["age"] - 48) / 18) ** 2 * 0.7

@@ -18,6 +18,6 @@ NUMERIC = ("age", "fnlwgt", "education_num", "capital_gain", "capital_loss", "ho
 LABEL = "income"
 MISSING = "?"  # a value like any other: that an answer is missing tells something, too
 
-# A set of rows: for each column one array, in the same order; text, int64, and int64 zeros and ones
-# for the label.
+# A set of rows: for each column one array, in the same order. Categorical columns are text, numeric
+# ones int64, the label int64 zeros and ones.
 Rows = dict[str, np.ndarray]

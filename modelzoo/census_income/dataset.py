@@ -1,25 +1,24 @@
-"""The Adult (Census Income) data as a tensorflow-datasets builder: 32,561 training rows and 16,281
-test rows.
+"""The Adult (Census Income) data as a data set of tensorflow-datasets.
 
-The rows come from local files, if the configuration names a folder, else from UCI. Both forms of
-the files are read: UCI's own (no header, a comment as the first line of adult.test, labels with a
-full stop there) and a plain CSV with a header.
+It has 32,561 training rows and 16,281 test rows. They come from local files, if the configuration
+names a folder, else from UCI. Both forms of the files are read: UCI's own (no header, a comment as
+the first line of adult.test, labels with a full stop there) and a plain CSV with a header.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-import urllib.request
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 import tensorflow_datasets as tfds
-from columns import CATEGORICAL, LABEL, NUMERIC, Rows
 
-FILES = {"train": "adult.data", "test": "adult.test"}
-# the files' digests: checksums.tsv
+from census_income.columns import CATEGORICAL, LABEL, NUMERIC, Rows
+from common import data_preparation
+
+FILES = {"train": "adult.data", "test": "adult.test"}  # checksums.tsv has their digests
 URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult/"
 FILE_COLUMNS = (
     "age",
@@ -50,24 +49,21 @@ CITATION = """\
 }"""
 
 
-class DownloadFailed(Exception):
-    """UCI could not be reached, or what it sent is not the Adult data."""
-
-
 class MalformedFile(Exception):
     """A line isn't a row of the Adult data."""
 
 
 @dataclasses.dataclass(eq=False)
-class Source(tfds.core.BuilderConfig):
-    """Where the rows come from; prepared data of different sources (or of edited files) never share
-    a folder.
+class CensusConfig(tfds.core.BuilderConfig):
+    """Names the source of the rows.
+
+    Data prepared from different sources, or from files that were edited, never share a folder.
     """
 
     folder: Path | None = None
 
     @classmethod
-    def local(cls, folder: Path) -> Source:
+    def of_files(cls, folder: Path) -> CensusConfig:
         digest = hashlib.sha256()
         for name in FILES.values():
             digest.update((folder / name).read_bytes())
@@ -76,14 +72,12 @@ class Source(tfds.core.BuilderConfig):
         )
 
     @classmethod
-    def uci(cls) -> Source:
+    def of_uci(cls) -> CensusConfig:
         return cls(name="uci", description="downloaded from UCI")
 
 
 class CensusIncome(tfds.core.GeneratorBasedBuilder):
-    """Does a person earn more than 50,000 dollars a year? From the 1994 census of the United
-    States.
-    """
+    """Does a person earn more than 50,000 dollars a year? From the US census of 1994."""
 
     name = "census_income"
     VERSION = tfds.core.Version("1.0.0")
@@ -94,8 +88,8 @@ class CensusIncome(tfds.core.GeneratorBasedBuilder):
         features[LABEL] = tfds.features.ClassLabel(names=LABELS)
         return tfds.core.DatasetInfo(
             builder=self,
-            description=f"{type(self).__doc__}\nCC BY 4.0, "
-            f"https://creativecommons.org/licenses/by/4.0/",
+            description=f"{type(self).__doc__}\n"
+            "CC BY 4.0, https://creativecommons.org/licenses/by/4.0/",
             homepage="https://archive.ics.uci.edu/dataset/2/adult",
             citation=CITATION,
             license="CC BY 4.0",
@@ -117,21 +111,12 @@ class CensusIncome(tfds.core.GeneratorBasedBuilder):
 
 def _download(dl_manager) -> dict:
     urls = {split: URL + name for split, name in FILES.items()}
-    try:
-        # Asked first, because tensorflow-datasets goes on trying for minutes where there is no
-        # network.
-        urllib.request.urlopen(
-            urllib.request.Request(urls["train"], method="HEAD"), timeout=20
-        ).close()
+    with data_preparation.downloading(urls["train"]):
         return dl_manager.download(urls)
-    # whatever it was (name service, proxy, status, digest), there is no data
-    except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise DownloadFailed(f"{URL}: {reason[:200]}") from error
 
 
 def parse(lines: Iterable[str], path: object) -> Iterator[dict[str, object]]:
-    """The examples in the lines of a file, in its order; `path` is what an error calls the file."""
+    """Yields the examples in a file's lines, in their order; errors call the file `path`."""
     empty = True
     for number, line in enumerate(lines, start=1):
         fields = [field.strip() for field in line.split(",")]
@@ -154,8 +139,8 @@ def parse(lines: Iterable[str], path: object) -> Iterator[dict[str, object]]:
                 example[column] = int(example[column])
             except ValueError:
                 raise MalformedFile(
-                    f"{path}, line {number}: {column} is {example[column]!r} instead of a whole "
-                    f"number"
+                    f"{path}, line {number}: {column} is {example[column]!r} instead of a "
+                    f"whole number"
                 ) from None
         empty = False
         yield example
@@ -164,11 +149,39 @@ def parse(lines: Iterable[str], path: object) -> Iterator[dict[str, object]]:
 
 
 def as_rows(builder: CensusIncome, split: str) -> Rows:
-    """All rows of a prepared split, in the order of the file."""
-    columns = tfds.as_numpy(builder.as_dataset(split=split, batch_size=-1))
-    return {
-        name: np.char.decode(values.astype(np.bytes_), "utf-8")
-        if name in CATEGORICAL
-        else values.astype(np.int64)
-        for name, values in columns.items()
-    }
+    """Reads all rows of a prepared split, in the order of the file."""
+    rows = {}
+    for column, values in tfds.as_numpy(builder.as_dataset(split=split, batch_size=-1)).items():
+        if column in CATEGORICAL:
+            rows[column] = np.char.decode(values.astype(np.bytes_), "utf-8")
+        else:
+            rows[column] = values.astype(np.int64)
+    return rows
+
+
+def load(folder: Path | None, report: Callable[[str], None] = print) -> tuple[Rows, Rows]:
+    """Loads the training and the test rows, from the files in `folder` or, without one, from UCI.
+
+    Raises:
+        DownloadFailed: in every process of a job, if in one.
+        MalformedFile: a line of the files isn't a row.
+        OSError: the prepared data can't be written.
+    """
+    config = CensusConfig.of_files(folder) if folder else CensusConfig.of_uci()
+
+    def find() -> data_preparation.Found:
+        with data_preparation.quiet():
+            builder = CensusIncome(config=config)
+            return builder, builder.is_prepared()
+
+    def prepare(builder: CensusIncome) -> None:
+        with data_preparation.quiet():
+            builder.download_and_prepare()
+
+    def announce(path: Path) -> None:
+        report(
+            f"Preparing the census data, {config.description}, in {path} (once, some ten seconds)"
+        )
+
+    builder = data_preparation.prepare_once(find, prepare, announce)
+    return as_rows(builder, "train"), as_rows(builder, "test")

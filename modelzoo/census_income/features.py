@@ -1,7 +1,6 @@
-"""From rows to what the model takes: ids for the categorical columns, a vector for the numeric
-ones.
+"""Encodes rows for the model: ids for categorical columns, a vector for the numeric ones.
 
-Everything is fitted to the training rows alone.
+The encoding is fitted to the training rows alone.
 """
 
 from __future__ import annotations
@@ -9,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from columns import CATEGORICAL, LABEL, NUMERIC, Rows
+
+from census_income.columns import CATEGORICAL, LABEL, NUMERIC, Rows
 
 OUT_OF_VOCABULARY = 0  # the id of every value that no training row has
 LONG_TAILED = ("fnlwgt", "capital_gain", "capital_loss")
@@ -18,7 +18,7 @@ BINS = 8
 
 @dataclass(frozen=True)
 class Examples:
-    """B rows, encoded. `take` gives some of them, as the model's input pipeline passes them on."""
+    """Holds B rows, encoded."""
 
     ids: dict[str, np.ndarray]  # for each categorical column int64 [B]
     numeric: np.ndarray  # float32 [B, width]
@@ -28,6 +28,7 @@ class Examples:
         return len(self.label)
 
     def take(self, rows: np.ndarray) -> dict:
+        """Returns the rows of these numbers as the model takes them, a nested dict of arrays."""
         return {
             "ids": {column: ids[rows] for column, ids in self.ids.items()},
             "numeric": self.numeric[rows],
@@ -36,13 +37,14 @@ class Examples:
 
 
 class Encoder:
-    """A categorical value's id is its place in the training rows' sorted vocabulary, from 1.
+    """Encodes rows by the vocabularies, quantiles and moments of the training rows.
 
-    A numeric value is given twice: standardised (its logarithm, if the column is long-tailed), and
-        as a vector that
-    says how much of each of eight quantile bins it fills (Gorishniy et al., On Embeddings for
-    Numerical Features, 2022), so that a small network can bend its answer at every quantile. Zeros
-    don't count for the quantiles: most gains are zero.
+    A categorical value's id is its place in the training rows' sorted vocabulary, from 1.
+
+    A numeric value is encoded twice: standardised (its logarithm, if the column is long-tailed),
+    and as a vector that says how much of each of eight quantile bins it fills (Gorishniy et al., On
+    Embeddings for Numerical Features, 2022), so that a small network can bend its answer at every
+    quantile. Zeros don't count for the quantiles: most gains are zero.
     """
 
     def __init__(self, train: Rows):
@@ -50,22 +52,20 @@ class Encoder:
         self.edges, self.mean, self.deviation = {}, {}, {}
         for column in NUMERIC:
             values = train[column]
-            quantiles = (
-                np.quantile(values[values != 0], np.linspace(0, 1, BINS + 1))
-                if values.any()
-                else [0.0]
-            )
+            quantiles = [0.0]
+            if values.any():
+                quantiles = np.quantile(values[values != 0], np.linspace(0, 1, BINS + 1))
             self.edges[column] = np.unique(quantiles)
             level = _level(column, values)
             self.mean[column], self.deviation[column] = level.mean(), level.std() or 1.0
 
     @property
     def width(self) -> int:
-        """Of the numeric vector."""
+        """The length of the numeric vector."""
         return sum(len(edges) for edges in self.edges.values())
 
     def table_rows(self, column: str) -> int:
-        """How many rows this column's table needs, the one for unknown values included."""
+        """Counts the rows of this column's table, the one for unknown values included."""
         return len(self.vocabulary[column]) + 1
 
     def encode(self, rows: Rows) -> Examples:

@@ -1,5 +1,6 @@
-"""The model: one embedding table for each categorical column, and a small network over their rows
-and the numbers.
+"""The model: an embedding table for each categorical column, and a small network.
+
+The network takes the tables' rows and the numeric columns.
 """
 
 from __future__ import annotations
@@ -7,27 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import tensorflow.compat.v1 as tf
-from columns import CATEGORICAL
+
+from census_income.columns import CATEGORICAL
 
 HIDDEN_UNITS = (64, 32)
 
 
-def optimizer(name: str, learning_rate: float) -> tf.train.Optimizer:
-    if name == "momentum":
-        return tf.train.MomentumOptimizer(learning_rate, momentum=0.9)
-    classes = {
-        "adadelta": tf.train.AdadeltaOptimizer,
-        "adagrad": tf.train.AdagradOptimizer,
-        "adam": tf.train.AdamOptimizer,
-        "ftrl": tf.train.FtrlOptimizer,
-        "rmsprop": tf.train.RMSPropOptimizer,
-        "sgd": tf.train.GradientDescentOptimizer,
-    }
-    return classes[name](learning_rate)
-
-
 def create_tables(encoder, dim: int) -> dict:
-    """For each categorical column a table [V, dim]."""
+    """Makes a table [V, dim] for each categorical column."""
     initializer = tf.random_uniform_initializer(-0.05, 0.05)
     return {
         column: tf.get_variable(column, [encoder.table_rows(column), dim], initializer=initializer)
@@ -36,27 +24,21 @@ def create_tables(encoder, dim: int) -> dict:
 
 
 class Network:
-    """Makes its weights once; calling it builds the logits [B] of a batch, as often as there are
-    input pipelines.
-    """
+    """Makes its weights once, and builds the logits of as many input pipelines as call it."""
 
     def __init__(self, inputs: int):
         sizes = (inputs, *HIDDEN_UNITS, 1)
+        kernel_values, bias_values = tf.glorot_uniform_initializer(), tf.zeros_initializer()
         self._layers = []
         for number, outputs in enumerate(sizes[1:]):
             with tf.variable_scope(f"dense_{number}"):
-                self._layers.append(
-                    (
-                        tf.get_variable(
-                            "kernel",
-                            [sizes[number], outputs],
-                            initializer=tf.glorot_uniform_initializer(),
-                        ),
-                        tf.get_variable("bias", [outputs], initializer=tf.zeros_initializer()),
-                    )
-                )
+                shape = [sizes[number], outputs]
+                kernel = tf.get_variable("kernel", shape, initializer=kernel_values)
+                bias = tf.get_variable("bias", [outputs], initializer=bias_values)
+            self._layers.append((kernel, bias))
 
     def __call__(self, batch: dict, tables: dict) -> tf.Tensor:
+        """Builds the logits [B] of a batch."""
         embedded = [
             tf.nn.embedding_lookup(table, batch["ids"][column]) for column, table in tables.items()
         ]
@@ -71,7 +53,7 @@ class Network:
 
 
 def create(strategy, encoder, dim: int) -> Callable[[dict], tf.Tensor]:
-    """The tables and the network; calling it builds the logits [B] of a batch."""
+    """Makes the tables and the network; returns a function from a batch to its logits [B]."""
     with strategy.embedding_scope():  # what is made here is sharded, everything else replicated
         tables = create_tables(encoder, dim)
     network = Network(inputs=dim * len(tables) + encoder.width)

@@ -1,45 +1,39 @@
-"""The graph that is served: rows come in as the census has them, text and numbers, and are encoded
-by TensorFlow.
-"""
+"""The served graph: rows come in as the census has them, and TensorFlow encodes them."""
 
 from __future__ import annotations
 
-import model
 import tensorflow.compat.v1 as tf
-from columns import CATEGORICAL, NUMERIC
-from features import LONG_TAILED, OUT_OF_VOCABULARY, Encoder
+
+from census_income import model
+from census_income.columns import CATEGORICAL, NUMERIC
+from census_income.features import LONG_TAILED, OUT_OF_VOCABULARY, Encoder
 
 
 def placeholders() -> dict[str, tf.Tensor]:
-    """[B] for each column: text, or int64."""
-    return {
-        column: tf.placeholder(
-            tf.string if column in CATEGORICAL else tf.int64, [None], name=column
-        )
-        for column in (*CATEGORICAL, *NUMERIC)
-    }
+    """Makes a placeholder [B] for each column: text, or int64."""
+    placeholder_of_column = {}
+    for column in (*CATEGORICAL, *NUMERIC):
+        dtype = tf.string if column in CATEGORICAL else tf.int64
+        placeholder_of_column[column] = tf.placeholder(dtype, [None], name=column)
+    return placeholder_of_column
 
 
-def encoded(encoder: Encoder, rows: dict[str, tf.Tensor]) -> dict:
-    """What `Encoder.encode` gives for these rows, without the label."""
-    return {
-        "ids": {column: _ids(encoder, column, rows[column]) for column in CATEGORICAL},
-        "numeric": tf.cast(
-            tf.concat([_numeric(encoder, column, rows[column]) for column in NUMERIC], 1),
-            tf.float32,
-        ),
-    }
+def encode(encoder: Encoder, rows: dict[str, tf.Tensor]) -> dict:
+    """Does in TensorFlow what `Encoder.encode` does in NumPy, without the label."""
+    ids = {column: _ids(encoder, column, rows[column]) for column in CATEGORICAL}
+    numeric = [_numeric(encoder, column, rows[column]) for column in NUMERIC]
+    return {"ids": ids, "numeric": tf.cast(tf.concat(numeric, 1), tf.float32)}
 
 
 def signature(strategy, encoder: Encoder, dim: int):
-    """The signature for `strategy.export_saved_model`: from a row's columns to the probability of
-    the higher income.
+    """Builds the signature for `strategy.export_saved_model`.
+
+    It goes from a row's columns to the probability of the higher income.
     """
     rows = placeholders()
-    return tf.saved_model.predict_signature_def(
-        rows,
-        {"probability": tf.sigmoid(model.create(strategy, encoder, dim)(encoded(encoder, rows)))},
-    )
+    network = model.create(strategy, encoder, dim)
+    probability = tf.sigmoid(network(encode(encoder, rows)))
+    return tf.saved_model.predict_signature_def(rows, {"probability": probability})
 
 
 def _ids(encoder: Encoder, column: str, values: tf.Tensor) -> tf.Tensor:

@@ -1,5 +1,4 @@
-"""Trains a model of census income, its embedding tables sharded over the ranks, and prints its AUC
-on the test rows.
+"""Trains a model of census income with sharded embedding tables, and prints its test AUC.
 
     COLLECTIVE_STRATEGY=hb python -m collective.launch -np 2 modelzoo/census_income/train.py
 
@@ -11,23 +10,22 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
-import batches
-import model
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this folder and common/ lie there
+
 import numpy as np
-import options
-import pipeline
-import scores
-import serving
-import source
 import tensorflow.compat.v1 as tf
-from columns import LABEL
-from features import Encoder
-from progress import Progress, speaker
 
+from census_income import batches, data_source, model, options, serving
+from census_income.columns import LABEL
+from census_income.features import Encoder
+from census_income.input_pipeline import next_batch
 from collective import CollectiveStrategy
+from common import metrics, optimizers, reporting
+from common.checkpoints import trained_steps
 
-# to TensorFlow 2, half of a session script is deprecated
+# To TensorFlow 2, half of a session script is deprecated.
 tf.logging.set_verbosity(tf.logging.ERROR)
 EVALUATION_BATCH = 4096  # of all ranks together
 
@@ -36,51 +34,44 @@ def main() -> None:
     chosen = options.parse(rank=int(os.environ.get("HOROVOD_RANK", 0)))
     strategy = CollectiveStrategy()  # (*)
     rank, ranks = strategy.rank(), strategy.world_size()  # (*)
-    say = speaker(rank)
-    options.check_batch_size(chosen.batch_size, rank, ranks)
+    report = reporting.reporter(rank)
+    command_line = options.parser(rank)
+    command_line.check_batch_size(chosen.batch_size, ranks)
     options.check_export(chosen, rank)
 
-    train_rows, test_rows, reference = source.load(chosen, rank, say)
-    options.check_rows(chosen.batch_size, len(train_rows[LABEL]), rank)
+    train_rows, test_rows, reference = data_source.load(chosen, report, command_line.error)
+    command_line.check_full_batch(chosen.batch_size, len(train_rows[LABEL]))
     encoder = Encoder(train_rows)
     train, test = encoder.encode(train_rows), encoder.encode(test_rows)
     steps = chosen.total_steps(len(train))
-    say(
-        f"{len(train)} training rows, {steps} steps of {chosen.batch_size} rows on {ranks} "
-        f"rank{'s' * (ranks > 1)}, "
-        f"{len(train.ids)} tables of dimension {chosen.dim}, {chosen.optimizer} at "
-        f"{chosen.learning_rate:g}"
-    )
+    tables = f"{len(train.ids)} tables of dimension {chosen.dim}"
+    report(reporting.summary(chosen, len(train), "rows", ranks, tables))
 
-    done = pipeline.steps_done(chosen.checkpoint_dir)
-    if done:
-        say(f"going on after step {done}, from {chosen.checkpoint_dir}")
+    checkpoint = None
+    if chosen.checkpoint_dir:
+        checkpoint = tf.train.latest_checkpoint(chosen.checkpoint_dir)
+    finished = trained_steps(checkpoint)
+    if finished:
+        report(f"going on after step {finished}, from {chosen.checkpoint_dir}")
+
+    def training_batches():  # (*) this rank's share
+        return batches.training(
+            len(train), chosen.batch_size, steps, chosen.seed, rank, ranks, finished
+        )
+
+    def test_batches():  # (*) this rank's share
+        return batches.evaluation(len(test), EVALUATION_BATCH, rank, ranks)
 
     with strategy.scope(), tf.Graph().as_default():  # (*)
         tf.set_random_seed(chosen.seed)
-        batch = pipeline.next_batch(
-            train,
-            lambda: batches.training(
-                # (*) this rank's share
-                len(train),
-                chosen.batch_size,
-                steps,
-                chosen.seed,
-                rank,
-                ranks,
-                done,
-            ),
-        )
-        test_batch = pipeline.next_batch(
-            test, lambda: batches.evaluation(len(test), EVALUATION_BATCH, rank, ranks)
-        )
+        batch = next_batch(train, training_batches)
+        test_batch = next_batch(test, test_batches)
 
         # (*) its tables in strategy.embedding_scope()
         network = model.create(strategy, encoder, chosen.dim)
         loss = model.mean_loss(batch["label"], network(batch))
-        train_op = model.optimizer(chosen.optimizer, chosen.learning_rate).minimize(
-            loss, global_step=tf.train.get_or_create_global_step()
-        )
+        optimizer = optimizers.create(chosen.optimizer, chosen.learning_rate)
+        train_op = optimizer.minimize(loss, global_step=tf.train.get_or_create_global_step())
         test_logits = network(test_batch)
 
         with tf.train.MonitoredTrainingSession(
@@ -88,7 +79,7 @@ def main() -> None:
             save_checkpoint_secs=None,
             save_checkpoint_steps=chosen.save_steps,
         ) as session:
-            with Progress(steps, chosen.batch_size, rank, done) as progress:
+            with reporting.Progress(steps, chosen.batch_size, rank, finished) as progress:
                 try:
                     while not session.should_stop():
                         _, step_loss = session.run([train_op, loss])
@@ -103,12 +94,9 @@ def main() -> None:
             ]
 
     logits = gather(np.concatenate(logits), len(test), rank, ranks)  # (*)
-    say(
-        f"test AUC {scores.auc(test.label, logits):.4f}  accuracy "
-        f"{scores.accuracy(test.label, logits):.4f}  "
-        f"({len(test)} rows)"
-    )
-    say(reference)
+    auc, accuracy = metrics.auc(test.label, logits), metrics.accuracy(test.label, logits)
+    report(f"test AUC {auc:.4f}  accuracy {accuracy:.4f}  ({len(test)} rows)")
+    report(reference)
     if chosen.export_dir:
         # (*) the checkpoint at the end of training, served by TensorFlow alone
         exported = strategy.export_saved_model(
@@ -116,21 +104,21 @@ def main() -> None:
             chosen.checkpoint_dir,
             lambda: serving.signature(strategy, encoder, chosen.dim),
         )
-        say(f"exported to {exported}")
+        report(f"exported to {exported}")
 
 
 def gather(logits: np.ndarray, rows: int, rank: int, ranks: int) -> np.ndarray:
-    """All ranks' predictions, in the order of the rows."""
+    """Collects all ranks' predictions, in the order of the rows."""
     if ranks == 1:
         return logits
     import horovod.tensorflow as hvd
 
-    ordered = np.empty(rows, np.float32)
+    logits_in_order = np.empty(rows, np.float32)
     with tf.device("/CPU:0"):
-        for other, part in enumerate(hvd.allgather_object(logits, name="test_logits")):
-            where = np.concatenate(list(batches.evaluation(rows, EVALUATION_BATCH, other, ranks)))
-            ordered[where] = part
-    return ordered
+        for other, share in enumerate(hvd.allgather_object(logits, name="test_logits")):
+            batches_of_other = batches.evaluation(rows, EVALUATION_BATCH, other, ranks)
+            logits_in_order[np.concatenate(list(batches_of_other))] = share
+    return logits_in_order
 
 
 if __name__ == "__main__":

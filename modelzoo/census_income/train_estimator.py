@@ -1,7 +1,7 @@
-"""The model of train.py, trained and evaluated by an Estimator.
+"""Trains and evaluates the model of train.py by an Estimator.
 
-    COLLECTIVE_STRATEGY=hb python -m collective.launch -np 2
-    modelzoo/census_income/train_estimator.py
+    COLLECTIVE_STRATEGY=hb python -m collective.launch -np 2 \\
+        modelzoo/census_income/train_estimator.py
 
 The options are those of train.py, and each rank works on the same rows at each step. The lines
 marked with (*) are those that a script for one process doesn't have.
@@ -11,19 +11,18 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
-import batches
-import model
-import options
-import pipeline
-import serving
-import source
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this folder and common/ lie there
+
 import tensorflow.compat.v1 as tf
-from columns import LABEL
-from features import Encoder
-from progress import ProgressHook, speaker
 
+from census_income import batches, data_source, input_pipeline, model, options, serving
+from census_income.columns import LABEL
+from census_income.features import Encoder
 from collective import CollectiveStrategy
+from common import optimizers, reporting
+from common.checkpoints import trained_steps
 
 tf.logging.set_verbosity(tf.logging.ERROR)  # to TensorFlow 2, all of Estimator is deprecated
 EVALUATION_BATCH = 2048  # of one rank
@@ -33,24 +32,25 @@ def main() -> None:
     chosen = options.parse(rank=int(os.environ.get("HOROVOD_RANK", 0)))
     strategy = CollectiveStrategy()  # (*)
     rank, ranks = strategy.rank(), strategy.world_size()  # (*)
-    say = speaker(rank)
-    options.check_batch_size(chosen.batch_size, rank, ranks)
+    report = reporting.reporter(rank)
+    command_line = options.parser(rank)
+    command_line.check_batch_size(chosen.batch_size, ranks)
 
-    train_rows, test_rows, reference = source.load(chosen, rank, say)
-    options.check_rows(chosen.batch_size, len(train_rows[LABEL]), rank)
+    train_rows, test_rows, reference = data_source.load(chosen, report, command_line.error)
+    command_line.check_full_batch(chosen.batch_size, len(train_rows[LABEL]))
     encoder = Encoder(train_rows)
     train, test = encoder.encode(train_rows), encoder.encode(test_rows)
     steps = chosen.total_steps(len(train))
-    say(
-        f"{len(train)} training rows, {steps} steps of {chosen.batch_size} rows on {ranks} "
-        f"rank{'s' * (ranks > 1)}, "
-        f"{len(train.ids)} tables of dimension {chosen.dim}, {chosen.optimizer} at "
-        f"{chosen.learning_rate:g}, by an Estimator"
-    )
+    tables = f"{len(train.ids)} tables of dimension {chosen.dim}"
+    summary = reporting.summary(chosen, len(train), "rows", ranks, tables)
+    report(f"{summary}, by an Estimator")
 
-    done = pipeline.steps_done(chosen.checkpoint_dir)
-    if done:
-        say(f"going on after step {done}, from {chosen.checkpoint_dir}")
+    checkpoint = None
+    if chosen.checkpoint_dir:
+        checkpoint = tf.train.latest_checkpoint(chosen.checkpoint_dir)
+    finished = trained_steps(checkpoint)
+    if finished:
+        report(f"going on after step {finished}, from {chosen.checkpoint_dir}")
 
     def model_fn(features: dict, labels: tf.Tensor | None, mode: str) -> tf.estimator.EstimatorSpec:
         # (*) its tables in strategy.embedding_scope()
@@ -61,66 +61,57 @@ def main() -> None:
             return tf.estimator.EstimatorSpec(mode, predictions={"probability": probability})
         loss = model.mean_loss(labels, logits)
         if mode == tf.estimator.ModeKeys.EVAL:
-            return tf.estimator.EstimatorSpec(
-                mode,
-                loss=loss,
-                eval_metric_ops={
-                    "auc": tf.metrics.auc(labels, probability, num_thresholds=2000),
-                    "accuracy": tf.metrics.accuracy(labels, tf.cast(logits > 0, tf.float32)),
-                },
-            )
-        train_op = model.optimizer(chosen.optimizer, chosen.learning_rate).minimize(
-            loss, global_step=tf.train.get_global_step()
-        )
+            metrics = {
+                "auc": tf.metrics.auc(labels, probability, num_thresholds=2000),
+                "accuracy": tf.metrics.accuracy(labels, tf.cast(logits > 0, tf.float32)),
+            }
+            return tf.estimator.EstimatorSpec(mode, loss=loss, eval_metric_ops=metrics)
+        optimizer = optimizers.create(chosen.optimizer, chosen.learning_rate)
         return tf.estimator.EstimatorSpec(
             mode,
             loss=loss,
-            train_op=train_op,
-            training_hooks=[ProgressHook(loss, steps, chosen.batch_size, rank, done)],
+            train_op=optimizer.minimize(loss, global_step=tf.train.get_global_step()),
+            training_hooks=[reporting.ProgressHook(loss, steps, chosen.batch_size, rank)],
         )
 
-    def training_input():  # (*) all ranks' batches, which the Estimator deals
-        return labelled(
-            pipeline.dataset(
-                train,
-                lambda: batches.dealt(
-                    len(train), chosen.batch_size, steps, chosen.seed, ranks, done
-                ),
-            )
+    def training_batches():  # (*) those of all ranks, which the Estimator deals
+        return batches.training_of_all_ranks(
+            len(train), chosen.batch_size, steps, chosen.seed, ranks, finished
         )
+
+    def training_input():
+        return labelled(input_pipeline.dataset(train, training_batches))
+
+    def test_batches():
+        return batches.evaluation(len(test), EVALUATION_BATCH, 0, 1)
 
     def test_input():
-        return labelled(
-            pipeline.dataset(test, lambda: batches.evaluation(len(test), EVALUATION_BATCH, 0, 1))
-        )
+        return labelled(input_pipeline.dataset(test, test_batches))
 
     def serving_input() -> tf.estimator.export.ServingInputReceiver:
         rows = serving.placeholders()
-        return tf.estimator.export.ServingInputReceiver(flat(serving.encoded(encoder, rows)), rows)
+        features = flat(serving.encode(encoder, rows))
+        return tf.estimator.export.ServingInputReceiver(features, rows)
 
+    run_config = tf.estimator.RunConfig(
+        tf_random_seed=chosen.seed, save_checkpoints_steps=chosen.save_steps
+    )
     with strategy.scope():  # (*)
-        estimator = strategy.estimator(  # (*) instead of tf.estimator.Estimator
-            model_fn,
-            chosen.checkpoint_dir,
-            tf.estimator.RunConfig(
-                tf_random_seed=chosen.seed, save_checkpoints_steps=chosen.save_steps
-            ),
-        )
+        # (*) instead of tf.estimator.Estimator
+        estimator = strategy.estimator(model_fn, chosen.checkpoint_dir, run_config)
         estimator.train(training_input, max_steps=steps)
-        metrics = estimator.evaluate(test_input)
-        say(
-            f"test AUC {metrics['auc']:.4f}  accuracy {metrics['accuracy']:.4f}  ({len(test)} rows)"
+        scores = estimator.evaluate(test_input)
+        report(
+            f"test AUC {scores['auc']:.4f}  accuracy {scores['accuracy']:.4f}  ({len(test)} rows)"
         )
-        say(reference)
+        report(reference)
         if chosen.export_dir:
-            say(
-                f"exported to "
-                f"{tf.compat.as_str(estimator.export_saved_model(chosen.export_dir, serving_input))}"
-            )
+            exported = estimator.export_saved_model(chosen.export_dir, serving_input)
+            report(f"exported to {tf.compat.as_str(exported)}")
 
 
 def labelled(dataset):
-    """(features, label), as an Estimator takes them."""
+    """Makes the elements (features, label), as an Estimator takes them."""
     return dataset.map(lambda batch: (flat(batch), batch["label"]))
 
 

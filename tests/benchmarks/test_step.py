@@ -1,6 +1,4 @@
-"""benchmarks/step.py at a tiny size: what it reports is there and sane, and what it counts is
-right. Nothing is timed here.
-"""
+"""Runs benchmarks/step.py at a tiny size and checks its figures and counts. Nothing is timed here."""
 
 from __future__ import annotations
 
@@ -19,23 +17,11 @@ STEP = ROOT / "benchmarks" / "step.py"
 sys.path.insert(0, str(STEP.parent))
 
 import step  # noqa: E402
+import step_report  # noqa: E402
 import step_workload  # noqa: E402
 from step_workload import CRITEO_ROWS, Setting  # noqa: E402
 
-TINY = [
-    "--tables",
-    "3",
-    "--dim",
-    "8",
-    "--batch",
-    "64",
-    "--steps",
-    "3",
-    "--warmup",
-    "1",
-    "--max-rows",
-    "500",
-]
+TINY = "--tables 3 --dim 8 --batch 64 --steps 3 --warmup 1 --max-rows 500".split()
 
 
 def call(*arguments: str, timeout: int = 250) -> subprocess.CompletedProcess:
@@ -54,20 +40,12 @@ def test_the_last_line_has_every_figure():
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     *lines, last = done.stdout.splitlines()
     out = json.loads(last)
-    for name in (
-        "step_ms",
-        "step_p90_ms",
-        "plain_ms",
-        "wire_ms",
-        "replicated_ms",
-        "samples_per_s",
-        "peak_rss_mb",
-    ):
+    times = ("step_ms", "step_p90_ms", "plain_ms", "wire_ms", "replicated_ms")
+    for name in (*times, "samples_per_s", "peak_rss_mb"):
         assert out[name] > 0, name
     assert out["step_p90_ms"] >= out["step_ms"]
-    assert out["ratio"] == pytest.approx(
-        out["step_ms"] / (out["plain_ms"] + out["wire_ms"]), abs=2e-3
-    )
+    limit_ms = out["plain_ms"] + out["wire_ms"]
+    assert out["ratio"] == pytest.approx(out["step_ms"] / limit_ms, abs=2e-3)
     assert out["samples_per_s"] == pytest.approx(64e3 / out["step_ms"], rel=1e-3)
     assert any(line.startswith("step ÷ (plain + wire)") for line in lines)
 
@@ -78,25 +56,20 @@ def test_the_last_line_has_every_figure():
         "HorovodAlltoall": 3,
         "HorovodAllreduce": 1,
     }
-    # values and indices of each table
+    # Values and indices of each table.
     assert collectives["replicated"]["HorovodAllgather"] == 2 * 3
-    assert (
-        collectives["step"]["HorovodAlltoall"] >= 3 and collectives["step"]["HorovodAllreduce"] >= 1
-    )
+    assert collectives["step"]["HorovodAlltoall"] >= 3
+    assert collectives["step"]["HorovodAllreduce"] >= 1
     assert out["collectives_per_step"] == sum(collectives["step"].values())
 
-    # A rank's part of the traced step, which uses its batch 4: keys, rows, gradients, headers,
+    # The traced step uses batch 4 of each rank. A rank receives keys, rows, gradients, headers and
     # dense gradients.
     setting = Setting(tables=3, dim=8, batch=64, ids=(1, 3), network="dlrm", max_rows=500)
     traced = [list(step_workload.batches(setting, rank))[4] for rank in range(2)]
-    distinct = (
-        sum(
-            len(np.unique(ids))
-            for batch in traced
-            for ids, _ in step_workload.by_feature(setting, batch)
-        )
-        / 2
-    )
+    distinct = 0.0
+    for batch in traced:
+        for ids, _ in step_workload.by_feature(setting, batch):
+            distinct += len(np.unique(ids)) / 2
     needed = distinct * (8 + 2 * 4 * 8) + 2 * 6 * 8 + 4 * setting.dense_parameters()
     assert out["wire_bytes_per_step"] == pytest.approx(needed, abs=1)
     assert out["bytes_per_step"] >= out["wire_bytes_per_step"]
@@ -105,11 +78,31 @@ def test_the_last_line_has_every_figure():
     assert first["step"] == pytest.approx(first["plain"], rel=1e-5) and first["step"] > 0.1
 
 
+def test_two_checkouts_are_compared_in_one_run():
+    done = call(*TINY, "--against", str(ROOT), "--repeat", "1", "--json")
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    (compared,) = json.loads(done.stdout.splitlines()[-1])["comparisons"]
+    assert compared["dim"] == 8
+    assert compared["ratio"] == pytest.approx(
+        compared["step_ms"] / compared["against_ms"], abs=2e-3
+    )
+
+
+def test_checkouts_are_compared_at_two_dimensions_unless_one_is_given():
+    def dims(*arguments: str) -> list[int]:
+        return [setting.dim for setting in step.settings_of(step.parse(list(arguments)))]
+
+    assert dims() == [16] and dims("--dim", "8") == [8]
+    assert dims("--against", str(ROOT)) == [16, 128]
+    assert dims("--against", str(ROOT), "--dim", "8") == [8]
+
+
 def test_bad_arguments_are_refused_before_anything_starts():
     for option, value, word in (
         ("--tables", "0", "at least 1"),
         ("--ids", "5-2", "such as 1-10"),
         ("--backend", "ps", "sok"),
+        ("--against", "/nowhere", "collective/__init__.py"),
     ):
         done = call(option, value, timeout=60)
         assert done.returncode == 2 and word in done.stderr, done.stderr
@@ -145,41 +138,29 @@ def measured(times: list[float], losses: list[float]) -> dict:
 
 def test_a_step_takes_as_long_as_its_slowest_rank():
     ranks = [measured([1, 9, 2], [1, 2]), measured([8, 1, 3], [3, 4])]
-    assert step.summary("step", ranks)["ms"] == 8  # of 8, 9 and 3
-    # of the medians 2 and 3: the copies don't wait
-    assert step.summary("plain", ranks)["ms"] == 3
-    assert (
-        step.summary("step", ranks)["losses"] == [2, 3]
-        and step.summary("step", ranks)["peak_rss_mb"] == 8
-    )
+    summary = step_report.summary("step", ranks)
+    assert summary["ms"] == 8  # the median of 8, 9 and 3
+    assert summary["losses"] == [2, 3] and summary["peak_rss_mb"] == 8
+    # The larger of the medians 2 and 3: copies of `plain` don't wait for each other.
+    assert step_report.summary("plain", ranks)["ms"] == 3
 
 
 def test_the_ratio_is_the_median_of_the_rounds():
-    def figures(*rounds: tuple[float, float, float]) -> dict:
-        named = [
-            {
-                name: step.summary(name, [measured([ms], [1.0])])
-                for name, ms in zip(("step", "plain", "wire"), r)
-            }
-            for r in rounds
-        ]
-        return step.figures(Setting(), named, 0.0)
-
-    out = figures((20, 8, 2), (90, 20, 10), (10, 10, 10))
-    assert (
-        out["ratios"] == [2, 3, 0.5]
-        and out["ratio"] == 2
-        and out["step_ms"] == 20
-        and out["replicated_ms"] is None
-    )
+    rounds = []
+    for times in ((20, 8, 2), (90, 20, 10), (10, 10, 10)):
+        round_ = {}
+        for name, ms in zip(("step", "plain", "wire"), times):
+            round_[name] = step_report.summary(name, [measured([ms], [1.0])])
+        rounds.append(round_)
+    figures = step_report.figures(Setting(), rounds, 0.0)
+    assert figures["ratios"] == [2, 3, 0.5] and figures["ratio"] == 2
+    assert figures["step_ms"] == 20 and figures["replicated_ms"] is None
 
 
 def test_other_losses_than_replicated_tables_have_are_an_error():
-    def check(ours: list[float], **scope: object) -> None:
-        step.check_losses(
-            Setting(scope=scope),
-            {"step": measured([1], ours), "replicated": measured([1], [0.5, 0.4])},
-        )
+    def check(losses: list[float], **scope: object) -> None:
+        round_ = {"step": measured([1], losses), "replicated": measured([1], [0.5, 0.4])}
+        step_report.check_losses(Setting(scope=scope), round_)
 
     check([0.5, 0.400001])
     check([0.5, 0.41], wire_dtype="float16")  # rounded on purpose
@@ -188,27 +169,17 @@ def test_other_losses_than_replicated_tables_have_are_an_error():
 
 
 def test_options_reach_scope_only_if_they_are_given():
-    assert (
-        step.setting_of(step.parse([])).scope == {}
-        and step.setting_of(step.parse([])).input == "feed"
-    )
-    options = [
-        "--grouping",
-        "off",
-        "--wire-dtype",
-        "float16",
-        "--local-steps",
-        "4",
-        "--prefetch-keys",
-    ]
-    given = step.setting_of(step.parse(options))
-    assert given.scope == {
+    (default,) = step.settings_of(step.parse([]))
+    assert default.scope == {} and default.input == "feed"
+    options = "--grouping off --wire-dtype float16 --local-steps 4 --prefetch-keys"
+    (setting,) = step.settings_of(step.parse(options.split()))
+    assert setting.scope == {
         "grouping": False,
         "wire_dtype": "float16",
         "local_steps": 4,
         "prefetch_keys": True,
     }
-    assert given.input == "dataset"
+    assert setting.input == "dataset"
 
 
 @pytest.mark.parametrize("tables, samples", [(3, 4096), (26, 4096), (260, 410)])
@@ -228,15 +199,17 @@ def test_traffic_is_what_counting_by_hand_gives(backend: str, ids: tuple[int, in
     )
     for batch in step_workload.batches(setting, 1):
         words, rows = np.zeros(3, int), np.zeros(3, int)
-        for table_ids, samples in step_workload.by_feature(setting, batch):
-            pooled = backend == "sok" and ids != (1, 1)
+        for ids_of_table, samples in step_workload.by_feature(setting, batch):
             for owner in range(3):
-                mine = [(int(s), int(i)) for i, s in zip(table_ids, samples) if i % 3 == owner]
-                bags = {s for s, _ in mine}
-                words[owner] += (
-                    len(mine) + -(-len(bags) // 2) if pooled else len({i for _, i in mine})
-                )
-                rows[owner] += len(bags) if pooled else len({i for _, i in mine})
+                owned = ids_of_table % 3 == owner
+                distinct = len(set(ids_of_table[owned]))
+                bags = len(set(samples[owned]))
+                if backend == "sok" and ids != (1, 1):
+                    words[owner] += owned.sum() + -(-bags // 2)
+                    rows[owner] += bags
+                else:
+                    words[owner] += distinct
+                    rows[owner] += distinct
         assert np.array_equal(step_workload.traffic(setting, batch), np.stack([words, rows], 1))
 
 
@@ -273,19 +246,14 @@ def test_the_model_computes_what_numpy_does(
         with tf.Session(config=step_model.session_config(setting)) as session:
             step_model.initialize_whole(session, optimizer)
             session.run(data.start)
-            # the third has the first batch again
+            # The third step has the first batch again.
             losses = [session.run(loss, data.feed(i)) for i in range(3)]
-    weights = (
-        np.random.default_rng(7)
-        .uniform(-1.0, 1.0, [tables, 8])
-        .astype(np.float32)
-        .astype(np.float64)
-    )
+    generator = np.random.default_rng(7)
+    weights = generator.uniform(-1.0, 1.0, [tables, 8]).astype(np.float32).astype(np.float64)
     for i, got in enumerate(losses):
         batch = arrays[i % 2]
-        logits = sum(
-            np.bincount(samples, minlength=setting.samples) * 0.01 * w.sum()
-            for (_, samples), w in zip(step_workload.by_feature(setting, batch), weights)
-        )
+        logits = np.zeros(setting.samples)
+        for (_, samples), of_table in zip(step_workload.by_feature(setting, batch), weights):
+            logits += np.bincount(samples, minlength=setting.samples) * 0.01 * of_table.sum()
         expected = np.mean(np.logaddexp(0, logits) - logits * batch["label"][:, 0])
         assert got == pytest.approx(expected, rel=1e-5)

@@ -1,4 +1,4 @@
-"""Small Adult files, made up, in both forms."""
+"""Small Adult files, made up, in both of the forms that the data set reads."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 
 HEADER = (
-    "age, workclass, fnlwgt, education, education-num, marital-status, occupation, "
-    "relationship, race, sex, "
-    "capital-gain, capital-loss, hours-per-week, native-country, classification"
+    "age, workclass, fnlwgt, education, education-num, marital-status, occupation, relationship, "
+    "race, sex, capital-gain, capital-loss, hours-per-week, native-country, classification"
 )
 TRAIN = [
     "39, State-gov, 77516, Masters, 14, Never-married, Sales, Own-child, White, Male, 2174, 0, "
@@ -35,15 +34,13 @@ def as_uci_has_them(folder: Path) -> Path:
 
 
 def from_rows(folder: Path, train: dict, test: dict) -> Path:
-    """Rows in memory (of the click log, say) as files."""
-    from dataset import FILE_COLUMNS, LABEL, LABELS
+    """Writes rows in memory (of the click log, say) as files."""
+    from census_income.dataset import FILE_COLUMNS, LABEL, LABELS
 
     def lines(rows):
         rows = {**rows, LABEL: np.array(LABELS)[rows[LABEL]]}
-        return [
-            ", ".join(row)
-            for row in np.array([rows[column].astype(str) for column in FILE_COLUMNS]).T
-        ]
+        columns = [rows[column].astype(str) for column in FILE_COLUMNS]
+        return [", ".join(row) for row in zip(*columns)]
 
     return _write(folder, [HEADER, *lines(train)], [HEADER, *lines(test)])
 

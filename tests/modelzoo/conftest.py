@@ -1,9 +1,4 @@
-"""Makes the modules of the example programs importable: an example's folder stands alone, no
-package around it.
-
-So no two of them may have modules of one name, but for train.py, which tests start and don't
-import.
-"""
+"""Makes the folders of modelzoo/ importable, as the programs do themselves."""
 
 import os
 import sys
@@ -11,16 +6,14 @@ from pathlib import Path
 
 import pytest
 
-sys.path[:0] = [
-    str(Path(__file__).resolve().parents[2] / "modelzoo" / name)
-    for name in ("census_income", "movielens")
-]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "modelzoo"))
 
 
 @pytest.fixture(scope="session")
 def census_data():
-    """The environment with the census data in it; without it tests are skipped or, where CI is set,
-    fail.
+    """Returns the environment variable that names the folder of the census data.
+
+    Without the data, tests that need it are skipped or, where CI is set, fail.
     """
     folder = os.environ.get("COLLECTIVE_DATA_DIR")
     if not folder or not (Path(folder) / "census-income").is_dir():
@@ -29,3 +22,16 @@ def census_data():
         )
         pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
     return {"COLLECTIVE_DATA_DIR": folder}
+
+
+@pytest.fixture
+def no_data_dir(monkeypatch):
+    monkeypatch.delenv("COLLECTIVE_DATA_DIR", raising=False)
+
+
+@pytest.fixture
+def no_sleep(monkeypatch):
+    """Lets ranks other than 0 exit at once where they would let rank 0 go first."""
+    from common import command_line
+
+    monkeypatch.setattr(command_line.time, "sleep", lambda seconds: None)

@@ -1,10 +1,11 @@
-"""What the ranks do together must not depend on how many they are."""
+"""The global batches must not depend on the number of ranks."""
 
 from __future__ import annotations
 
-import batches
 import numpy as np
 import pytest
+
+from census_income import batches
 
 
 def global_batches(ranks: int, **changes) -> list[np.ndarray]:
@@ -19,20 +20,21 @@ def test_the_shares_make_up_the_same_global_batches(ranks):
     np.testing.assert_array_equal(global_batches(ranks), global_batches(1))
 
 
-@pytest.mark.parametrize("done", [0, 1, 4, 6, 11])
-def test_what_is_done_is_left_out(done):
-    rest = list(batches.training(50, 12, 11, 3, rank=1, ranks=2, done=done))
+@pytest.mark.parametrize("finished", [0, 1, 4, 6, 11])
+def test_finished_steps_are_left_out(finished):
+    rest = list(batches.training(50, 12, 11, 3, rank=1, ranks=2, finished=finished))
     whole = list(batches.training(50, 12, 11, 3, rank=1, ranks=2))
-    assert len(rest) == 11 - done
-    np.testing.assert_array_equal(rest, whole[done:])
+    assert len(rest) == 11 - finished
+    np.testing.assert_array_equal(rest, whole[finished:])
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_dealt_batches_are_the_shares(ranks):
-    dealt = list(batches.dealt(50, 12, 11, 3, ranks, done=2))
+def test_batches_of_all_ranks_are_dealt_as_the_shares(ranks):
+    batches_of_all_ranks = list(batches.training_of_all_ranks(50, 12, 11, 3, ranks, finished=2))
     for rank in range(ranks):
         np.testing.assert_array_equal(
-            dealt[rank::ranks], list(batches.training(50, 12, 11, 3, rank, ranks, done=2))
+            batches_of_all_ranks[rank::ranks],
+            list(batches.training(50, 12, 11, 3, rank, ranks, finished=2)),
         )
 
 

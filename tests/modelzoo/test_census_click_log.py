@@ -1,14 +1,13 @@
-"""The generated click log: the same each time, the census' columns, and a best AUC that is what it
-says.
-"""
+"""The generated click log has the census' columns, and its best AUC is what it says."""
 
 from __future__ import annotations
 
-import click_log
 import numpy as np
 import pytest
-import scores
-from columns import CATEGORICAL, LABEL, NUMERIC
+
+from census_income import click_log
+from census_income.columns import CATEGORICAL, LABEL, NUMERIC
+from common import metrics
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +45,7 @@ def test_labels_come_from_the_probability(log):
 
 
 def test_best_auc_is_what_the_probabilities_alone_say(log):
-    """The chance that a positive has the higher probability, over all pairs of rows and all their
-    possible labels.
-    """
+    """Compares with the expected AUC, over all pairs of rows and all their possible labels."""
     p = np.sort(log.test_probability)
     negatives_below = np.concatenate([[0], np.cumsum(1 - p)[:-1]])
     expected = (p * negatives_below).sum() / (p.sum() * (1 - p).sum() - (p * (1 - p)).sum())
@@ -58,7 +55,5 @@ def test_best_auc_is_what_the_probabilities_alone_say(log):
 def test_any_other_score_is_worse(log):
     noise = np.random.default_rng(0).normal(size=len(log.test_probability))
     for spread in (0.3, 1, 3):
-        assert (
-            scores.auc(log.test[LABEL], np.log(log.test_probability) + spread * noise)
-            < log.best_auc
-        )
+        scores = np.log(log.test_probability) + spread * noise
+        assert metrics.auc(log.test[LABEL], scores) < log.best_auc

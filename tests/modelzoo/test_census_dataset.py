@@ -10,20 +10,21 @@ import time
 from pathlib import Path
 
 import census_files
-import click_log
-import dataset
 import pytest
-from zoo_launch import CENSUS_INCOME, NO_NETWORK, environ
+from program_launch import MODELZOO, NO_NETWORK, environ
+
+from census_income import click_log, dataset
 
 LOAD = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-import prepared, dataset
+from census_income import dataset
+from common.data_preparation import DownloadFailed
 try:
-    train, test = prepared.load(Path(sys.argv[2]) if sys.argv[2:] else None)
+    train, test = dataset.load(Path(sys.argv[2]) if sys.argv[2:] else None)
     print(len(train['age']), len(test['age']), train['income'].sum(), *train['workclass'][:3])
-except dataset.DownloadFailed as error:
+except DownloadFailed as error:
     print('download failed', error)
 """
 
@@ -34,11 +35,11 @@ def parsed(path: Path) -> list[dict]:
 
 
 def test_both_forms_of_the_files_hold_the_same_rows(tmp_path):
-    ours = census_files.with_header(tmp_path / "ours")
-    theirs = census_files.as_uci_has_them(tmp_path / "theirs")
+    plain = census_files.with_header(tmp_path / "plain")
+    uci = census_files.as_uci_has_them(tmp_path / "uci")
     for name, count in (("adult.data", 3), ("adult.test", 2)):
-        rows = parsed(ours / name)
-        assert rows == parsed(theirs / name)
+        rows = parsed(plain / name)
+        assert rows == parsed(uci / name)
         assert len(rows) == count
     assert rows[1] == {
         "age": 44,
@@ -82,16 +83,23 @@ def test_a_file_without_rows_is_an_error():
 
 def test_edited_files_and_other_sources_are_prepared_apart(tmp_path):
     folder = census_files.with_header(tmp_path)
-    before = dataset.Source.local(folder).name
-    assert before == dataset.Source.local(folder).name != dataset.Source.uci().name
+    before = dataset.CensusConfig.of_files(folder).name
+    assert before == dataset.CensusConfig.of_files(folder).name
+    assert before != dataset.CensusConfig.of_uci().name
     with open(folder / "adult.test", "a") as file:
         file.write(census_files.TEST[0] + "\n")
-    assert dataset.Source.local(folder).name != before
+    assert dataset.CensusConfig.of_files(folder).name != before
+
+
+def test_the_digests_of_the_files_are_known():
+    assert set(dataset.CensusIncome.url_infos) == {
+        dataset.URL + name for name in dataset.FILES.values()
+    }
 
 
 def start(home: Path, *arguments: Path) -> subprocess.Popen:
     return subprocess.Popen(
-        [sys.executable, "-c", LOAD, str(CENSUS_INCOME), *map(str, arguments)],
+        [sys.executable, "-c", LOAD, str(MODELZOO), *map(str, arguments)],
         text=True,
         env=environ(TFDS_DATA_DIR=str(home), TF_CPP_MIN_LOG_LEVEL="3", **NO_NETWORK),
         stdout=subprocess.PIPE,
@@ -127,16 +135,17 @@ def test_a_killed_preparation_is_redone_and_only_one_of_several_processes_prepar
 
 
 @pytest.mark.parametrize(
-    "age, told", [(3600, "https://archive.ics.uci.edu/"), (-3600, "what another rank saw")]
+    "seconds_before, reason",
+    [(3600, "https://archive.ics.uci.edu/"), (-3600, "the reason of another rank")],
 )
-def test_a_failed_download_is_tried_again_but_not_by_the_ranks_of_the_same_job(tmp_path, age, told):
-    """Else one rank might train on the census and another on the click log. `age`: of the failure,
-    before the start.
-    """
+def test_a_failed_download_is_tried_again_but_not_by_the_ranks_of_the_same_job(
+    tmp_path, seconds_before, reason
+):
+    """Else one rank might train on the census and another on the click log."""
     stamp = tmp_path / "census_income" / "uci" / "download-failed"
     stamp.parent.mkdir(parents=True)
-    stamp.write_text("what another rank saw")
-    os.utime(stamp, (time.time() - age,) * 2)
+    stamp.write_text("the reason of another rank")
+    os.utime(stamp, (time.time() - seconds_before,) * 2)
     output, errors = start(tmp_path).communicate(timeout=60)
-    assert output.splitlines()[-1].startswith(f"download failed {told}"), errors
-    assert stamp.read_text().startswith(told)
+    assert output.splitlines()[-1].startswith(f"download failed {reason}"), errors
+    assert stamp.read_text().startswith(reason)

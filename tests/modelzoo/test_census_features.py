@@ -1,11 +1,11 @@
-"""Ids and numbers that the model takes."""
+"""The encoding of rows: ids of values, and vectors of numbers."""
 
 from __future__ import annotations
 
-import click_log
-import features
 import numpy as np
-from columns import CATEGORICAL, NUMERIC
+
+from census_income import click_log, features
+from census_income.columns import CATEGORICAL, NUMERIC
 
 
 def test_values_get_ids_and_unseen_ones_the_out_of_vocabulary_row():
@@ -18,7 +18,7 @@ def test_values_get_ids_and_unseen_ones_the_out_of_vocabulary_row():
     train = encoder.encode(log.train)
     for column in CATEGORICAL:
         assert train.ids[column].dtype == np.int64
-        # '?' among them, where it occurs
+        # Missing values, '?', have an id like any other.
         assert set(train.ids[column]) == set(range(1, encoder.table_rows(column)))
 
 
@@ -29,11 +29,8 @@ def test_numbers_are_finite_and_bounded_even_where_a_column_is_constant():
     numeric = encoder.encode(log.test).numeric
     assert numeric.dtype == np.float32 and numeric.shape[0] == 50
     assert np.isfinite(numeric).all()
-    assert (
-        numeric.shape[1]
-        == encoder.encode(train).numeric.shape[1]
-        <= len(NUMERIC) * (1 + features.BINS)
-    )
+    assert numeric.shape[1] == encoder.encode(train).numeric.shape[1]
+    assert numeric.shape[1] <= len(NUMERIC) * (1 + features.BINS)
 
 
 def test_bins_fill_one_after_the_other():

@@ -1,44 +1,32 @@
-"""train.py as a user starts it: on the click log where there is no census data, and on the census
-data.
-"""
+"""train.py as a user starts it: on the click log without census data, and on the census data."""
 
 from __future__ import annotations
 
 import re
 
 import pytest
-from zoo_launch import NO_NETWORK, train
+from program_launch import NO_NETWORK, train
 
 RESULT = re.compile(r"test AUC (\d\.\d+)  accuracy (\d\.\d+)  \((\d+) rows\)")
 
 
 def auc(completed) -> float:
     assert completed.returncode == 0, completed.stdout + completed.stderr
-    found = RESULT.findall(completed.stdout)
-    assert len(found) == 1, completed.stdout  # said by one rank
-    assert found[0][2] == "16281"
-    return float(found[0][0])
+    results = RESULT.findall(completed.stdout)
+    assert len(results) == 1, completed.stdout  # one rank reports
+    assert results[0][2] == "16281"
+    return float(results[0][0])
 
 
 @pytest.fixture(scope="module")
 def prepared_in(tmp_path_factory) -> dict[str, str]:
-    """A new place for prepared data, so that the first launch prepares it, all its ranks at once."""
+    """Makes a new place for prepared data: all ranks of the first launch prepare it at once."""
     return {"TFDS_DATA_DIR": str(tmp_path_factory.mktemp("tfds"))}
 
 
 def test_without_data_and_network_two_ranks_train_on_the_click_log(prepared_in):
-    completed = train(
-        2,
-        "--steps",
-        300,
-        "--optimizer",
-        "adam",
-        "--dim",
-        4,
-        COLLECTIVE_DATA_DIR=None,
-        **NO_NETWORK,
-        **prepared_in,
-    )
+    options = ("--steps", 300, "--optimizer", "adam", "--dim", 4)
+    completed = train(2, *options, COLLECTIVE_DATA_DIR=None, **NO_NETWORK, **prepared_in)
     reached = auc(completed)
     assert completed.stdout.count("could not be downloaded, so a generated click log") == 1
     best = float(
@@ -52,12 +40,9 @@ def test_without_data_and_network_two_ranks_train_on_the_click_log(prepared_in):
 def test_a_batch_size_that_three_ranks_do_not_divide_ends_the_job_with_code_2():
     completed = train(3, "--batch-size", 256, "--click-log")
     assert completed.returncode == 2
-    said = [
-        line
-        for line in completed.stderr.splitlines()
-        if line.startswith("[0]") and "error:" in line
-    ]
-    assert len(said) == 1 and "the nearest that they do is 255" in said[0]
+    lines = completed.stderr.splitlines()
+    errors = [line for line in lines if line.startswith("[0]") and "error:" in line]
+    assert len(errors) == 1 and "the nearest that they do is 255" in errors[0]
 
 
 @pytest.mark.parametrize(
@@ -82,8 +67,8 @@ def test_the_census_auc_is_reached_and_does_not_depend_on_the_number_of_ranks(
 def test_the_census_auc_is_reached_with_other_seeds_and_again_with_the_same(
     census_data, prepared_in, seed
 ):
-    twice = [auc(train(2, "--seed", seed, **census_data, **prepared_in)) for _ in range(2)]
-    assert twice[0] == twice[1] >= 0.905
+    first, second = [auc(train(2, "--seed", seed, **census_data, **prepared_in)) for _ in range(2)]
+    assert first == second >= 0.905
 
 
 @pytest.mark.long

@@ -1,6 +1,4 @@
-"""Census income from checkpoint to served model: interrupted and continued, exported, and by an
-Estimator.
-"""
+"""Census income from checkpoint to served model, by a session and by an Estimator."""
 
 from __future__ import annotations
 
@@ -9,12 +7,13 @@ import signal
 import subprocess
 import time
 
-import click_log
 import numpy as np
 import pytest
-import scores
-from columns import CATEGORICAL, LABEL, NUMERIC
-from zoo_launch import CENSUS_INCOME, ROOT, alone, command, environ, launch, train
+from program_launch import CENSUS_INCOME, ROOT, alone, command, environ, launch, train
+
+from census_income import click_log
+from census_income.columns import CATEGORICAL, LABEL, NUMERIC
+from common import metrics
 
 RESULT = re.compile(r"test AUC (\d\.\d+)  accuracy (\d\.\d+)  \(16281 rows\)")
 QUICK = ("--click-log", "--steps", 250, "--optimizer", "adam", "--learning-rate", 0.003)
@@ -25,8 +24,10 @@ import numpy as np
 import tensorflow as tf
 folder, = os.listdir(sys.argv[1])
 served = tf.saved_model.load(os.path.join(sys.argv[1], folder)).signatures['serving_default']
-np.save(sys.argv[3], served(**{name: tf.constant(column.tolist(), tf.int64 if column.dtype.kind == 'i' else tf.string)
-                               for name, column in np.load(sys.argv[2]).items()})['probability'].numpy())
+rows = {}
+for name, column in np.load(sys.argv[2]).items():
+    rows[name] = tf.constant(column.tolist(), tf.int64 if column.dtype.kind == 'i' else tf.string)
+np.save(sys.argv[3], served(**rows)['probability'].numpy())
 foreign = {name.split('.')[0] for name in sys.modules} & {'collective', 'horovod'}
 assert not foreign, foreign
 """
@@ -34,16 +35,22 @@ assert not foreign, foreign
 
 def auc(completed) -> float:
     assert completed.returncode == 0, completed.stdout + completed.stderr
-    (found,) = RESULT.findall(completed.stdout)  # said by one rank
-    return float(found[0])
+    ((reached, _),) = RESULT.findall(completed.stdout)  # one rank reports
+    return float(reached)
 
 
 def served_auc(folder, tmp_path) -> float:
-    """Of the exported model on the click log's test rows, given to it as they are."""
+    """Asks the exported model about the click log's test rows; returns the AUC of its answers."""
     test = click_log.generate().test
-    np.savez(tmp_path / "asked.npz", **{name: test[name] for name in (*CATEGORICAL, *NUMERIC)})
-    alone(ASK, folder, tmp_path / "asked.npz", tmp_path / "answer.npy")
-    return scores.auc(test[LABEL], np.load(tmp_path / "answer.npy"))
+    np.savez(tmp_path / "rows.npz", **{name: test[name] for name in (*CATEGORICAL, *NUMERIC)})
+    alone(ASK, folder, tmp_path / "rows.npz", tmp_path / "answer.npy")
+    return metrics.auc(test[LABEL], np.load(tmp_path / "answer.npy"))
+
+
+def has_trained(folder) -> bool:
+    """Tells whether the latest checkpoint is one after the start."""
+    state = folder / "checkpoint"
+    return state.exists() and 'ckpt-0"' not in state.read_text().partition("\n")[0]
 
 
 @pytest.fixture(scope="module")
@@ -67,10 +74,7 @@ def test_killed_and_continued_on_another_number_of_ranks_it_is_an_uninterrupted_
         stderr=subprocess.STDOUT,
     ) as killed:
         deadline = time.monotonic() + 100
-        while (
-            not (folder / "checkpoint").exists()
-            or 'ckpt-0"' in (folder / "checkpoint").read_text().partition("\n")[0]
-        ):
+        while not has_trained(folder):
             assert killed.poll() is None, killed.communicate()[0]
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -79,15 +83,15 @@ def test_killed_and_continued_on_another_number_of_ranks_it_is_an_uninterrupted_
 
     rest = train(1, *options, "--export-dir", tmp_path / "export")
     reached = auc(rest)
-    done = int(re.search(r"going on after step (\d+), from", rest.stdout)[1])
-    assert 0 < done < 250
+    finished = int(re.search(r"going on after step (\d+), from", rest.stdout)[1])
+    assert 0 < finished < 250
     assert abs(reached - uninterrupted) < 1.01e-4
     assert served_auc(tmp_path / "export", tmp_path) == pytest.approx(reached, abs=1e-4)
 
 
 def test_an_estimator_reaches_the_same_auc_and_exports_the_same_model(tmp_path, uninterrupted):
-    """But for the network's first values, which TensorFlow draws by the number of operations that
-    were made before.
+    """The network's first values differ: TensorFlow draws them by the number of operations made
+    before.
     """
     reached = auc(
         launch(CENSUS_INCOME / "train_estimator.py", 2, *QUICK, "--export-dir", tmp_path / "export")

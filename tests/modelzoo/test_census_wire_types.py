@@ -1,6 +1,4 @@
-"""Rows, gradients and dense gradients that travel in 16 bits: the census model's loss stays what it
-is.
-"""
+"""Rows, gradients and dense gradients that travel in 16 bits leave the census loss as it is."""
 
 from __future__ import annotations
 
@@ -8,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from zoo_launch import launch
+from program_launch import launch
 
 PROGRAM = Path(__file__).with_name("census_wire_types.py")
-NAMES = {
+TYPES_OF_16_BITS = {
     "wire_dtype": ("float16", "bfloat16"),
     "gradient_wire_dtype": ("float16", "bfloat16"),
     "dense_compression": ("fp16", "bf16"),
@@ -20,20 +18,20 @@ NAMES = {
 
 def check(names, untrained: float, *options, **environment) -> None:
     """Trains with the defaults and with both types of 16 bits for each of `names`."""
-    every: list[dict[str, str]] = [
-        {},
-        *({name: NAMES[name][i] for name in names} for i in range(2)),
-    ]
-    completed = launch(PROGRAM, 2, json.dumps(every), *options, **environment)
+    list_of_options: list[dict[str, str]] = [{}]
+    for number in range(2):
+        list_of_options.append({name: TYPES_OF_16_BITS[name][number] for name in names})
+    completed = launch(PROGRAM, 2, json.dumps(list_of_options), *options, **environment)
     assert completed.returncode == 0, completed.stdout + completed.stderr
-    exact, *rounded = json.loads(
-        next(line for line in completed.stdout.splitlines() if line.startswith("[0] ["))[4:]
-    )
+    losses = next(line for line in completed.stdout.splitlines() if line.startswith("[0] ["))
+    exact, *rounded = json.loads(losses[len("[0] ") :])
     assert exact < untrained - 0.05
     assert all(loss != exact and abs(loss - exact) < 1e-3 for loss in rounded), (exact, rounded)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("names", [*([name] for name in NAMES), list(NAMES)], ids="-".join)
+@pytest.mark.parametrize(
+    "names", [*([name] for name in TYPES_OF_16_BITS), list(TYPES_OF_16_BITS)], ids="-".join
+)
 def test_an_epoch_of_the_census_data(census_data, names):
     check(names, 0.55, "--epochs", 1, **census_data)

@@ -1,16 +1,15 @@
-"""train.py as a user starts it where MovieLens can't be had, and the model it exports, asked by
-TensorFlow alone.
-"""
+"""train.py where MovieLens can't be had, and the model it exports, asked by TensorFlow alone."""
 
 from __future__ import annotations
 
 import re
 
-import measures
 import numpy as np
 import pytest
-import ratings
-from zoo_launch import MOVIELENS, NO_NETWORK, alone, launch
+from program_launch import MOVIELENS, NO_NETWORK, alone, launch
+
+from common import metrics
+from movielens import ratings
 
 RESULT = re.compile(r"test AUC (\d\.\d+)  log loss (\d\.\d+)  \((\d+) ratings, after step (\d+)\)")
 # two evaluations: an epoch has 66 steps
@@ -22,8 +21,8 @@ sys.path.insert(0, {str(MOVIELENS)!r})
 import numpy as np
 import serve
 served = serve.tf.saved_model.load(serve.latest(sys.argv[1])).signatures['serving_default']
-asked = np.load(sys.argv[2])
-answer = served(**{{name: serve.tf.constant(asked[name].tolist()) for name in ('user_id', 'movie_id')}})
+ids = np.load(sys.argv[2])
+answer = served(**{{name: serve.tf.constant(ids[name].tolist()) for name in ('user_id', 'movie_id')}})
 np.save(sys.argv[3], answer['probability'].numpy())
 foreign = {{name.split('.')[0] for name in sys.modules}} & {{'collective', 'horovod'}}
 assert not foreign, foreign
@@ -32,7 +31,7 @@ assert not foreign, foreign
 
 def results(completed) -> list[tuple[float, ...]]:
     assert completed.returncode == 0, completed.stdout + completed.stderr
-    return [tuple(map(float, found)) for found in RESULT.findall(completed.stdout)]
+    return [tuple(map(float, numbers)) for numbers in RESULT.findall(completed.stdout)]
 
 
 def test_two_ranks_train_and_export_what_tensorflow_alone_serves(tmp_path):
@@ -46,42 +45,38 @@ def test_two_ranks_train_and_export_what_tensorflow_alone_serves(tmp_path):
         TFDS_DATA_DIR=str(tmp_path / "tfds"),
         **NO_NETWORK,
     )
-    found = results(completed)
-    assert [(count, step) for _, _, count, step in found] == [(1600, 66), (1600, 132), (1600, 150)]
+    evaluations = results(completed)
+    assert [(count, step) for _, _, count, step in evaluations] == [
+        (1600, 66),
+        (1600, 132),
+        (1600, 150),
+    ]
     assert (
         completed.stdout.count("could not be downloaded, so generated ratings take its place") == 1
     )
-    best = [
-        float(part)
-        for part in re.search(r"is AUC (\S+)  log loss (\S+)", completed.stdout).groups()
-    ]
-    auc, log_loss = found[-1][:2]
+    reference = re.search(r"is AUC (\S+)  log loss (\S+)", completed.stdout)
+    best = [float(score) for score in reference.groups()]
+    auc, log_loss = evaluations[-1][:2]
     assert 0.6 < auc < best[0] + 0.005 and log_loss > best[1] - 0.005
 
     test = ratings.generate(8000).test
-    np.savez(tmp_path / "asked.npz", user_id=test.user_id, movie_id=test.movie_id)
-    alone(ASK, tmp_path / "export", tmp_path / "asked.npz", tmp_path / "answer.npy")
+    np.savez(tmp_path / "ids.npz", user_id=test.user_id, movie_id=test.movie_id)
+    alone(ASK, tmp_path / "export", tmp_path / "ids.npz", tmp_path / "answer.npy")
     served = np.load(tmp_path / "answer.npy")
-    # Estimator's has thresholds
-    assert measures.auc(test.high, served) == pytest.approx(auc, abs=1e-3)
-    assert measures.log_loss(test.high, served) == pytest.approx(log_loss, abs=1e-4)
+    # Estimator's AUC has thresholds.
+    assert metrics.auc(test.high, served) == pytest.approx(auc, abs=1e-3)
+    assert metrics.log_loss(test.high, served) == pytest.approx(log_loss, abs=1e-4)
 
-    said = alone(
-        MOVIELENS / "serve.py",
-        tmp_path / "export",
-        "--user",
-        test.user_id[0],
-        "--movies",
-        test.movie_id[0],
-        "new",
-    )
-    assert (
-        said.splitlines()[0] == f"user {test.user_id[0]}  movie {test.movie_id[0]}  {served[0]:.4f}"
-    )
-    assert re.fullmatch(rf"user {test.user_id[0]}  movie new  0\.\d+", said.splitlines()[1])
+    user, movie = test.user_id[0], test.movie_id[0]
+    question = ("--user", user, "--movies", movie, "new")
+    answers = alone(MOVIELENS / "serve.py", tmp_path / "export", *question).splitlines()
+    assert answers[0] == f"user {user}  movie {movie}  {served[0]:.4f}"
+    assert re.fullmatch(rf"user {user}  movie new  0\.\d+", answers[1])
 
     rest = launch(MOVIELENS / "train.py", 1, *SMALL, "--generated")
-    np.testing.assert_allclose(results(rest), found, atol=2e-4)  # whatever the number of ranks
+    np.testing.assert_allclose(
+        results(rest), evaluations, atol=2e-4
+    )  # whatever the number of ranks
 
 
 def test_without_an_exported_model_there_is_one_line():
@@ -101,5 +96,5 @@ def test_training_goes_on_where_it_ended_on_another_number_of_ranks(tmp_path):
     again = results(
         launch(MOVIELENS / "train.py", 2, *SMALL, "--generated", "--model-dir", tmp_path)
     )
-    # nothing to train, but it says the scores
+    # Nothing is left to train, but it reports the scores.
     np.testing.assert_allclose(again, rest[-1:], atol=1e-4)

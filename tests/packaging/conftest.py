@@ -14,7 +14,7 @@ def checkout(tmp_path: Path) -> Checkout:
 
 @pytest.fixture
 def ready(checkout: Checkout) -> Checkout:
-    """A checkout that is set up, with Python 3.11."""
+    """Sets up a checkout with Python 3.11."""
     checkout.python("python3.11", "3.11.7")
     checkout.setup()
     assert checkout.calls() == EVERY_STEP
@@ -23,9 +23,6 @@ def ready(checkout: Checkout) -> Checkout:
 
 @pytest.fixture
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [
-        name
-        for name in os.environ
-        if name in ("CI", "PYTHON", "GPU") or name.startswith("COLLECTIVE_")
-    ]:
-        monkeypatch.delenv(name)
+    for name in list(os.environ):
+        if name in ("CI", "PYTHON", "GPU", "VENV") or name.startswith("COLLECTIVE_"):
+            monkeypatch.delenv(name)

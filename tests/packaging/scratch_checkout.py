@@ -1,5 +1,6 @@
-"""A scratch checkout in which tools/setup.sh runs for real, on programs that only say that they
-were called.
+"""A scratch checkout in which the scripts of tools/ run for real, on programs that do nothing.
+
+The programs only note that they were called.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ PROGRAMS = (
 )
 
 # An interpreter as far as set-up can tell. FAIL names a step that ends badly, HANG one that does
-# not end.
+# not end; in FAIL, a step of one version only is 3.10:job.
 PYTHON = """#!/usr/bin/env bash
 call() {
     echo "$1" >>"$CALLS"
-    if [ "${FAIL-}" = "$1" ]; then echo "fatal error: $1 is broken"; exit 1; fi
+    case ${FAIL-} in "$1" | "SHORT:$1") echo "fatal error: $1 is broken"; exit 1 ;; esac
     if [ "${HANG-}" = "$1" ]; then sleep 600; fi
 }
 case "$*" in
@@ -50,17 +51,22 @@ case "$*" in
     *'-m venv'*) call environment; mkdir -p "$3/bin"; cp "$0" "$3/bin/python" ;;
     *'pip install -r'*) ;;
     *'pip install --no-build-isolation -r'*) call packages ;;
-    *'pip wheel'*) call horovod; mkdir -p .venv/.setup/wheels; touch .venv/.setup/wheels/horovod-1-any.whl ;;
+    *'pip wheel'*)
+        call horovod
+        command=$*
+        folder=${command##*--wheel-dir } folder=${folder%% *}
+        mkdir -p "$folder" && touch "$folder/horovod-1-any.whl"
+        ;;
     *'--editable'*) call package ;;
+    *'pytest tests/unit'*) call tests ;;
+    *'collective.launch -np 2'*train.py*) call job ;;
 esac
 """
 EVERY_STEP = ["environment", "packages", "horovod", "package"]
 
 
 class Checkout:
-    """A folder with the set-up script, and a PATH that holds nothing else than what a test puts
-    there.
-    """
+    """Holds a folder with the scripts, and a PATH with nothing on it but what a test puts there."""
 
     def __init__(self, folder: Path) -> None:
         self.root = folder / "checkout"
@@ -73,7 +79,8 @@ class Checkout:
         (self.root / "ops").mkdir()
         shutil.copy(ROOT / "ops" / "keymap.cc", self.root / "ops")
         shutil.copytree(ROOT / "ops" / "native", self.root / "ops" / "native")
-        shutil.copy(ROOT / "tools" / "setup.sh", self.root / "tools")
+        for name in ("setup.sh", "test_pythons.sh"):
+            shutil.copy(ROOT / "tools" / name, self.root / "tools")
         shutil.copytree(ROOT / "tools" / "pins", self.root / "tools" / "pins")
         for name in PROGRAMS:
             (self.programs / name).symlink_to(shutil.which(name) or name)
@@ -98,11 +105,14 @@ class Checkout:
     ) -> Path:
         short = ".".join(version.split(".")[:2])
         text = PYTHON.replace("VERSION", f"{short} {version}").replace("MISSING", missing)
+        text = text.replace("SHORT", short)
         return self.program(name, text, folder)
 
-    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    def start(
+        self, *arguments: str, script: str = "setup.sh", **environment: str
+    ) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [str(self.root / "tools" / "setup.sh"), *arguments],
+            [str(self.root / "tools" / script), *arguments],
             text=True,
             start_new_session=True,
             env={**self.environment, **environment},
@@ -111,15 +121,18 @@ class Checkout:
             stderr=subprocess.STDOUT,
         )
 
-    def setup(self, *arguments: str, expected: int = 0, **environment: str) -> str:
-        """Runs set-up and returns what it printed."""
-        process = self.start(*arguments, **environment)
+    def run(self, script: str, *arguments: str, expected: int = 0, **environment: str) -> str:
+        """Runs a script of tools/ and returns what it printed."""
+        process = self.start(*arguments, script=script, **environment)
         printed, _ = process.communicate(timeout=60)
         assert process.returncode == expected, printed
         return printed
 
+    def setup(self, *arguments: str, expected: int = 0, **environment: str) -> str:
+        return self.run("setup.sh", *arguments, expected=expected, **environment)
+
     def calls(self) -> list[str]:
-        """The steps that were run since this was last asked."""
+        """Returns the steps that were run since this was last called."""
         steps = self.calls_file.read_text().split() if self.calls_file.exists() else []
         self.calls_file.unlink(missing_ok=True)
         return steps

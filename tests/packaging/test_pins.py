@@ -1,4 +1,4 @@
-"""tools/pins says what set-up installs; pyproject.toml says what is allowed."""
+"""The versions in tools/pins, which set-up installs, are allowed by pyproject.toml."""
 
 from __future__ import annotations
 
@@ -48,15 +48,13 @@ def test_every_requirement_is_pinned_within_its_range(python: str):
 
 
 @pytest.mark.parametrize("python", PYTHONS)
-def test_what_builds_horovod_can(python: str):
+def test_the_pins_can_build_horovod(python: str):
     pinned = pins(f"python{python}.txt")
     assert_allowed(["setuptools<70", "wheel<0.46", "cmake<4", "packaging", "pip<25.3"], pinned)
 
 
-def test_what_is_installed_works_together():
-    """A protobuf that some package can't use shows on import only; tensorflow-datasets then logs it
-    and goes on.
-    """
+def test_the_installed_packages_work_together():
+    """A protobuf that doesn't fit shows on import only, where tensorflow-datasets just logs it."""
     program = "import tensorflow_datasets as tfds; print(tfds.core.BuilderConfig.__name__)"
     finished = subprocess.run(
         [sys.executable, "-c", program], check=True, capture_output=True, text=True

@@ -1,4 +1,4 @@
-"""What a machine lacks is one sentence with the packages to install, before any work is done."""
+"""One sentence names all that a machine lacks, and how to install it, before any work is done."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BROKEN_SHIM = '#!/usr/bin/env bash\necho "pyenv: python3.11: command not found" 
 
 
 def refused(checkout: Checkout, **environment: str) -> str:
-    """The sentence; nothing was made."""
+    """Returns the sentence, after a look that nothing was made."""
     printed = checkout.setup(expected=2, **environment)
     assert len(printed.splitlines()) == 1, printed
     assert checkout.calls() == []
@@ -71,8 +71,7 @@ def test_no_supported_python(checkout: Checkout):
     checkout.python("python3", "3.12.1")
     checkout.python("python", "2.7.18")
     assert refused(checkout) == (
-        "setup: missing: one of Python 3.11, 3.10, 3.9 (there is only "
-        "3.12.1, 2.7.18). "
+        "setup: missing: one of Python 3.11, 3.10, 3.9 (there is only 3.12.1, 2.7.18). "
         "To install: apt-get install python3.11 python3.11-venv"
     )
 
@@ -157,6 +156,19 @@ def test_gpu_without_cuda(checkout: Checkout, tmp_path: Path):
     assert "GPU=yes is neither 1" in refused(checkout, GPU="yes")
 
 
+@pytest.mark.parametrize("folder", ["/tmp/venv", "../venv", ".venvs/../../venv"])
+def test_an_environment_outside_of_the_checkout(checkout: Checkout, folder: str):
+    checkout.python("python3.11", "3.11.7")
+    assert f"VENV={folder} is no folder in this checkout" in refused(checkout, VENV=folder)
+
+
+def test_an_unknown_option(checkout: Checkout):
+    checkout.python("python3.11", "3.11.7")
+    printed = checkout.setup("--silent", expected=2)
+    assert printed == "setup: --silent is no option: there are --quiet and --pythons\n"
+    assert checkout.calls() == []
+
+
 def test_ci_fails_without_the_data(checkout: Checkout, clean_environment: None):
     (checkout.root / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", checkout.root / ".ci")
@@ -167,13 +179,12 @@ def test_ci_fails_without_the_data(checkout: Checkout, clean_environment: None):
         text=True,
     )
     assert finished.returncode == 1
-    assert (
-        finished.stderr.startswith(".ci/run: COLLECTIVE_DATA_DIR is")
-        and "no folder" in finished.stderr
-    )
+    assert finished.stderr.startswith(".ci/run: COLLECTIVE_DATA_DIR is")
+    assert "no folder" in finished.stderr
 
 
 def test_make_lists_its_targets():
     printed = subprocess.run(["make"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    for target in ("help", "setup", "train", "test", "test-all", "lint", "clean"):
+    targets = ("help", "setup", "train", "test", "test-all", "test-pythons", "lint", "clean")
+    for target in targets:
         assert f"\n  {target} " in printed

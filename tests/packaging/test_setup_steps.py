@@ -1,4 +1,4 @@
-"""Set-up repeats nothing, unless what a step was made from has changed or it was cut short."""
+"""Set-up repeats a step only if its ingredients have changed or it was cut short."""
 
 from __future__ import annotations
 
@@ -91,9 +91,7 @@ def test_a_step_that_fails_names_its_log_and_is_resumed(
     ],
 )
 def test_a_set_up_that_is_killed_is_resumed(checkout: Checkout, step: str, repeated: list[str]):
-    """What was being installed may be half there: then .venv is made again. Horovod's build
-    installs nothing.
-    """
+    """A package may be half installed: then .venv is made again. Horovod's build installs nothing."""
     checkout.python("python3.11", "3.11.7")
     process = checkout.start(HANG=step)
     checkout.wait_for_call(step)
@@ -124,6 +122,28 @@ def test_two_at_the_same_time_take_turns(checkout: Checkout):
     printed = [process.communicate(timeout=60)[0] for process in (first, second)]
     assert [first.returncode, second.returncode] == [0, 0], printed
     assert checkout.calls() == EVERY_STEP
+
+
+def test_an_environment_in_another_folder_is_apart(ready: Checkout):
+    ready.python("python3.10", "3.10.13")
+    other = {"VENV": ".venvs/3.10", "PYTHON": "python3.10"}
+    assert ".venvs/3.10 has Python 3.10, horovod 0.28.1, GPU=0" in ready.setup(**other)
+    assert ready.calls() == EVERY_STEP
+    assert ".venv is up to date (Python 3.11," in ready.setup()
+    assert ".venvs/3.10 is up to date (Python 3.10," in ready.setup(VENV=".venvs/3.10")
+    assert ready.calls() == []
+
+
+def test_set_ups_of_two_environments_take_turns(ready: Checkout):
+    """Both compile libraries into the checkout, and write its metadata."""
+    first = ready.start(HANG="environment", VENV=".venvs/3.11")
+    ready.wait_for_call("environment")
+    second = ready.start()
+    assert second.stdout is not None
+    assert "another set-up is at work here" in second.stdout.readline()
+    os.killpg(first.pid, signal.SIGKILL)
+    first.communicate(timeout=60)
+    assert "up to date" in second.communicate(timeout=60)[0]
 
 
 def test_one_waits_for_what_a_killed_one_left_running(checkout: Checkout):

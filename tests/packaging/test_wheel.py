@@ -1,5 +1,6 @@
-"""The wheel and the source distribution hold every module once, under the names that a checkout
-has; a wheel also the compiled key map.
+"""The wheel and the source distribution hold every module once, under a checkout's names.
+
+A wheel also holds the compiled libraries.
 """
 
 from __future__ import annotations
@@ -34,36 +35,22 @@ def run(*command: object, cwd: Path, **environment: str) -> str:
 
 
 def build_wheel(source: Path, target: Path) -> Path:
-    run(
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        source,
-        "--no-deps",
-        "--no-build-isolation",
-        "-w",
-        target,
-        cwd=target,
-    )
+    options = ("--no-deps", "--no-build-isolation", "--wheel-dir", target)
+    run(sys.executable, "-m", "pip", "wheel", source, *options, cwd=target)
     (wheel,) = target.glob("*.whl")
     return wheel
 
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy, since a build leaves folders behind; a kernel is added where there is none yet."""
+    """Copies the checkout, since a build leaves folders behind, and adds a kernel to it."""
     copy = tmp_path_factory.mktemp("source") / "checkout"
     copy.mkdir()
+    ignored = shutil.ignore_patterns("__pycache__", "*.so")
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
     for folder in ("collective", *SUBPACKAGES):
-        shutil.copytree(
-            ROOT / folder,
-            copy / folder,
-            symlinks=True,
-            ignore=shutil.ignore_patterns("__pycache__", "*.so"),
-        )
+        shutil.copytree(ROOT / folder, copy / folder, symlinks=True, ignore=ignored)
     (copy / "ops" / "packaging_probe.cu").write_text("// kernel\n")
     return copy
 
@@ -78,22 +65,19 @@ def package_files(wheel: Path) -> list[str]:
 
 
 def files_of(checkout: Path) -> list[str]:
-    """What a wheel must hold: each file of the four folders where `import` looks for it."""
-    found = ["collective/py.typed"]
-    for directory, _, files in os.walk(checkout / "collective"):  # links not followed
-        found += [
-            str((Path(directory) / file).relative_to(checkout))
-            for file in files
-            if file.endswith(".py")
-        ]
-    for folder in SUBPACKAGES:
-        found += [
-            f"collective/{file.relative_to(checkout)}"
-            for file in (checkout / folder).rglob("*")
-            if file.suffix in (".py", *DATA)
-        ]
+    """Lists the files that a wheel must hold: those of the four folders, and two libraries."""
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    return sorted([*found, f"collective/ops/_keymap{suffix}", f"collective/ops/_native{suffix}"])
+    names = [f"collective/ops/{library}{suffix}" for library in ("_keymap", "_native")]
+    names.append("collective/py.typed")
+    for directory, _, files in os.walk(checkout / "collective"):  # links not followed
+        for file in files:
+            if file.endswith(".py"):
+                names.append(str((Path(directory) / file).relative_to(checkout)))
+    for folder in SUBPACKAGES:
+        for path in (checkout / folder).rglob("*"):
+            if path.suffix in (".py", *DATA):
+                names.append(f"collective/{path.relative_to(checkout)}")
+    return sorted(names)
 
 
 def test_the_wheel_holds_every_module_once(checkout: Path, wheel: Path):
@@ -103,15 +87,11 @@ def test_the_wheel_holds_every_module_once(checkout: Path, wheel: Path):
 def test_the_wheel_names_its_licence_and_does_not_require_horovod(wheel: Path):
     archive = zipfile.ZipFile(wheel)
     names = {name.rpartition("/")[2]: name for name in archive.namelist() if ".dist-info/" in name}
-    metadata = archive.read(names["METADATA"]).decode()
-    assert "License: Apache-2.0" in metadata.splitlines()
+    metadata = archive.read(names["METADATA"]).decode().splitlines()
+    assert "License: Apache-2.0" in metadata
     assert archive.read(names["LICENSE"]) == (ROOT / "LICENSE").read_bytes()
-    assert (
-        "horovod"
-        not in " ".join(
-            line for line in metadata.splitlines() if line.startswith("Requires-Dist")
-        ).lower()
-    )
+    requirements = [line for line in metadata if line.startswith("Requires-Dist")]
+    assert "horovod" not in " ".join(requirements).lower()
     assert archive.read(names["top_level.txt"]).split() == [b"collective"]
 
 
@@ -132,14 +112,13 @@ def test_a_wheel_built_from_the_source_distribution_is_the_same(
 
 def test_an_installed_wheel_is_importable_without_the_checkout(wheel: Path, tmp_path: Path):
     target = tmp_path / "installed"
-    run(
-        sys.executable, "-m", "pip", "install", "--no-deps", "--target", target, wheel, cwd=tmp_path
-    )
-    program = (
-        "import collective.launch, collective.ops.keymap; assert "
-        "len(collective.ops.keymap.KeyMap(9)) == 0; "
-        "print(collective.launch.__file__)"
-    )
+    install = (sys.executable, "-m", "pip", "install", "--no-deps", "--target", target, wheel)
+    run(*install, cwd=tmp_path)
+    program = """
+import collective.launch, collective.ops.keymap
+assert len(collective.ops.keymap.KeyMap(9)) == 0
+print(collective.launch.__file__)
+"""
     printed = run(sys.executable, "-c", program, cwd=tmp_path, PYTHONPATH=str(target))
     assert Path(printed.strip()) == target / "collective" / "launch" / "__init__.py"
     run(sys.executable, "-m", "collective.launch", "--help", cwd=tmp_path, PYTHONPATH=str(target))

@@ -1,10 +1,12 @@
-"""Cases that run on every rank of one launch: `python -m collective.launch -np N -m pytest
-tests/ranks`.
+"""Cases that run on every rank of one launch (tests/rank_plugin launches them).
 
-They know their rank and hold for any N, also without the launcher. After each case the ranks
-exchange their outcomes, so that one rank's failure is every rank's and all go on in step.
+They know their rank and hold for any N. After each case the ranks exchange their outcomes, so that
+one rank's failure is every rank's and all go on in step.
 """
 
+from __future__ import annotations
+
+import functools
 import os
 import tempfile
 import traceback
@@ -19,70 +21,101 @@ from collective import CollectiveStrategy  # noqa: E402
 from collective.coordination.agreement import SideChannel  # noqa: E402
 from collective.options import ScopeOptions  # noqa: E402
 from collective.scope import SCOPES  # noqa: E402
-
-tf.logging.set_verbosity(tf.logging.ERROR)
-# No shrinking and no database: every rank must draw the same examples (the seed comes with
-# --hypothesis-seed).
-hypothesis.settings.register_profile(
-    "ranks",
-    database=None,
-    deadline=None,
-    max_examples=int(os.environ.get("COLLECTIVE_TEST_EXAMPLES", "20")),
-    phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
-    suppress_health_check=list(hypothesis.HealthCheck),
-)
-hypothesis.settings.load_profile("ranks")
+from tests import gpu_double  # noqa: E402
+from tests.rank_plugin import inside_a_rank  # noqa: E402
+from tests.rank_plugin.configuration import Configuration  # noqa: E402
+from tests.rank_plugin.reports import ELSEWHERE  # noqa: E402
 
 # Whether a case that doesn't say groups its lookups: numbers are the same.
 GROUPING = os.environ.get("COLLECTIVE_TEST_GROUPING", "on") == "on"
-SCOPES.defaults = ScopeOptions(grouping=GROUPING)
+# Of each property, by tier.
+EXAMPLES = {"test": 3, "matrix": 3, "all": 20}
+# The seeds of random models: how many, or first:last.
+MODELS = {"test": "4", "matrix": "4:34", "all": "0:300"}
 
-_strategy = CollectiveStrategy()
-_channel = SideChannel()
+
+def pytest_configure(config):
+    os.environ.setdefault("COLLECTIVE_TEST_MODELS", MODELS[config.option.tier])
+    if not inside_a_rank():
+        return  # the launching process only collects the cases
+    tf.logging.set_verbosity(tf.logging.ERROR)
+    # No shrinking and no database: every rank must draw the same examples (the seed comes with
+    # --hypothesis-seed).
+    hypothesis.settings.register_profile(
+        "ranks",
+        database=None,
+        deadline=None,
+        max_examples=int(
+            os.environ.get("COLLECTIVE_TEST_EXAMPLES") or EXAMPLES[config.option.tier]
+        ),
+        phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    hypothesis.settings.load_profile("ranks")
+    SCOPES.defaults = ScopeOptions(grouping=GROUPING)
+    text = os.environ.get("COLLECTIVE_TEST_CONFIGURATION")
+    if text and Configuration.parse(text).double:
+        gpu_double.use()
+
+
+@functools.cache
+def _strategy():
+    return CollectiveStrategy()
+
+
+@functools.cache
+def _channel():
+    _strategy()
+    return SideChannel()
+
+
+def pytest_collection_finish():
+    if inside_a_rank():
+        _channel()  # TensorFlow keeps the thread counts of a process's first session
 
 
 def pytest_report_header(config):
+    if not inside_a_rank():
+        return None
     backend = os.environ.get("COLLECTIVE_STRATEGY", "hb") + (
         "" if GROUPING else ", lookups not grouped"
     )
-    return f"rank {_strategy.rank()} of {_strategy.world_size()}, backend {backend}"
+    return f"rank {_strategy().rank()} of {_strategy().world_size()}, backend {backend}"
 
 
 @pytest.fixture(scope="session")
 def strategy():
-    return _strategy
+    return _strategy()
 
 
 @pytest.fixture
 def rank():
-    return _strategy.rank()
+    return _strategy().rank()
 
 
 @pytest.fixture
 def size():
-    return _strategy.world_size()
+    return _strategy().world_size()
 
 
 @pytest.fixture
 def folder():
     """One temporary folder for all ranks."""
     with tempfile.TemporaryDirectory() as made:
-        yield _channel.texts({"folder": made})[0]["folder"]
-        _channel.texts({})  # nobody is in it any more
+        yield _channel().texts({"folder": made})[0]["folder"]
+        _channel().texts({})  # nobody is in it any more
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_pyfunc_call(pyfuncitem):
     outcome = yield
-    mine = ""
+    failure = ""
     if outcome.excinfo is not None:
-        mine = "".join(traceback.format_exception_only(outcome.excinfo[0], outcome.excinfo[1]))[
-            :2000
-        ]
-    told = _channel.texts({"case": pyfuncitem.name, "failed": mine})
-    cases = {text["case"] for text in told}
+        failure = "".join(traceback.format_exception_only(*outcome.excinfo[:2]))[:2000]
+    texts = _channel().texts({"case": pyfuncitem.name, "failed": failure})
+    cases = {text["case"] for text in texts}
     if len(cases) > 1:
         pytest.exit(f"the ranks are out of step: {sorted(cases)}", returncode=3)
-    elsewhere = [f"rank {r}: {text['failed']}" for r, text in enumerate(told) if text["failed"]]
-    if elsewhere and not mine:
-        outcome.force_exception(AssertionError("failed on other ranks:\n" + "\n".join(elsewhere)))
+    elsewhere = [f"rank {r}: {text['failed']}" for r, text in enumerate(texts) if text["failed"]]
+    if elsewhere and not failure:
+        outcome.force_exception(AssertionError(ELSEWHERE + "\n" + "\n".join(elsewhere)))

@@ -128,6 +128,7 @@ def check(strategy, rank, size, model):
         )
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("seed", seeds())
 def test_trained_as_in_plain_tensorflow(strategy, rank, size, seed):
     model = random_models.draw(seed)

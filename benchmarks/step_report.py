@@ -1,0 +1,199 @@
+"""Turns the ranks' measurements of step.py into figures, JSON and tables.
+
+A round holds the summary of each program that ran in it, by the program's name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import statistics
+import sys
+from typing import Any
+
+import numpy as np
+import report
+from step_workload import Setting
+
+Round = dict[str, dict[str, Any]]
+
+MEDIANS = ("ms", "p90_ms", "cpu_ms", "bytes", "peak_rss_mb", "base_rss_mb")
+# Relative: losses are means of sums of float32, formed in another order.
+LOSS_TOLERANCE = 1e-4
+# Options of scope() that round numbers, or take other steps, on purpose.
+INEXACT = {"wire_dtype", "gradient_wire_dtype", "dense_compression", "local_steps"}
+
+
+def summary(program: str, ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    """Summarises the measurements of all ranks.
+
+    A step takes as long as its slowest rank. The copies of `plain` don't wait for each other: the
+    slower copy counts.
+    """
+    times = np.array([rank["times"] for rank in ranks])
+    if program != "plain":
+        times = times.max(0, keepdims=True)
+    return {
+        "ms": float(np.median(times, 1).max()),
+        "p90_ms": float(np.percentile(times, 90, axis=1).max()),
+        "cpu_ms": statistics.mean(rank["cpu_ms"] for rank in ranks),
+        "losses": np.mean([rank["losses"] for rank in ranks], 0).tolist(),
+        "bytes": round(statistics.mean(rank["bytes"] for rank in ranks)),
+        "collectives": ranks[0]["collectives"],
+        "peak_rss_mb": max(rank["peak_rss_mb"] for rank in ranks),
+        "base_rss_mb": ranks[0]["base_rss_mb"],
+    }
+
+
+def check_losses(setting: Setting, round_: Round, other: str = "replicated") -> None:
+    """Checks that `step` took the same steps as another program, if both ran.
+
+    Raises:
+        SystemExit: their losses differ.
+    """
+    if INEXACT & set(setting.scope) or not {"step", other} <= set(round_):
+        return
+    losses, other_losses = round_["step"]["losses"], round_[other]["losses"]
+    if not np.allclose(losses, other_losses, rtol=LOSS_TOLERANCE, atol=0):
+        worst = int(np.argmax(np.abs(np.subtract(losses, other_losses))))
+        sys.exit(
+            f"step.py: the loss of step {worst} is {losses[worst]:.6f} in `step`, but "
+            f"{other_losses[worst]:.6f} in `{other}`: they must take the same steps on the same "
+            "data."
+        )
+
+
+def median(rounds: list[Round], program: str, name: str) -> float | None:
+    """Returns the median of a figure over the rounds; None if the program did not run."""
+    if program not in rounds[0]:
+        return None
+    return round(statistics.median(round_[program][name] for round_ in rounds), 3)
+
+
+def ratios(rounds: list[Round], name: str, above: str, *below: str) -> list[float]:
+    """Returns a figure of one program over the sum of others, for each round.
+
+    The list is empty if one of the programs did not run.
+    """
+    if not {above, *below} <= set(rounds[0]):
+        return []
+    quotients = []
+    for round_ in rounds:
+        divisor = sum(round_[program][name] for program in below)
+        quotients.append(round(round_[above][name] / divisor, 3))
+    return quotients
+
+
+def median_ratio(rounds: list[Round], name: str, above: str, *below: str) -> float | None:
+    quotients = ratios(rounds, name, above, *below)
+    return round(statistics.median(quotients), 3) if quotients else None
+
+
+def figures(setting: Setting, rounds: list[Round], data_mb: float) -> dict[str, Any]:
+    """Returns what --json prints: medians over the rounds."""
+    first = rounds[0]
+    step_ms = median(rounds, "step", "ms")
+    counts = first.get("step", {}).get("collectives")
+    programs = {}
+    for program, summarised in first.items():
+        programs[program] = {
+            **{name: median(rounds, program, name) for name in MEDIANS},
+            "collectives": summarised["collectives"],
+            "losses": [summarised["losses"][0], summarised["losses"][-1]],
+        }
+    return {
+        "step_ms": step_ms,
+        "step_p90_ms": median(rounds, "step", "p90_ms"),
+        "plain_ms": median(rounds, "plain", "ms"),
+        "wire_ms": median(rounds, "wire", "ms"),
+        "replicated_ms": median(rounds, "replicated", "ms"),
+        "ratio": median_ratio(rounds, "ms", "step", "plain", "wire"),
+        "ratios": ratios(rounds, "ms", "step", "plain", "wire"),
+        "cpu_ratio": median_ratio(rounds, "cpu_ms", "step", "plain", "wire"),
+        "samples_per_s": step_ms and round(setting.samples * setting.ranks / step_ms * 1e3, 1),
+        "bytes_per_step": first.get("step", {}).get("bytes"),
+        "wire_bytes_per_step": first.get("wire", {}).get("bytes"),
+        "collectives_per_step": counts and sum(counts.values()),
+        "collectives": counts,
+        "peak_rss_mb": median(rounds, "step", "peak_rss_mb"),
+        "shard_mb": round(setting.shard_bytes() / 2**20, 1),
+        "data_mb": data_mb,
+        "ratio_to": {program: median_ratio(rounds, "ms", program, "plain") for program in first},
+        "programs": programs,
+        "setting": dataclasses.asdict(setting),
+        "load_average": os.getloadavg()[0],
+    }
+
+
+def title(setting: Setting, dims: str) -> str:
+    """Returns the line above a table, which says what was measured."""
+    ids = "-".join(map(str, sorted(set(setting.ids))))
+    parts = [
+        f"{setting.ranks} ranks",
+        setting.backend,
+        f"{setting.tables} tables of dimension {dims} ({sum(setting.rows()):,} rows)",
+        f"{ids} id{'s' if setting.pooled else ''} a feature",
+        f"{setting.samples} samples a rank",
+        setting.optimizer,
+        f"network {setting.network}",
+        *(f"{name}={value}" for name, value in setting.scope.items()),
+    ]
+    return ", ".join(parts) + "\n"
+
+
+def program_table(setting: Setting, result: dict[str, Any]) -> str:
+    """Formats the result of `figures`."""
+    names = ["", "step ms", "p90", "÷ plain", "cpu ms", "samples/s", "MB a step", "collectives"]
+    rows = []
+    for name, program in result["programs"].items():
+        rate = None if name == "wire" else setting.samples * setting.ranks / program["ms"] * 1e3
+        rows.append(
+            [
+                name,
+                report.number(program["ms"]),
+                report.number(program["p90_ms"]),
+                report.number(result["ratio_to"][name]),
+                report.number(program["cpu_ms"]),
+                report.number(rate, 0),
+                report.number(program["bytes"] / 1e6),
+                str(sum(program["collectives"].values())),
+                report.number(program["peak_rss_mb"], 0),
+            ]
+        )
+    lines = [title(setting, str(setting.dim)), report.table([*names, "peak RSS MB"], rows)]
+    if result["ratio"] is not None:
+        lines += ["", f"step ÷ (plain + wire) = {result['ratio']:.2f}{each_round(result)}"]
+        lines[-1] += f"; of processor time {result['cpu_ratio']:.2f}"
+    return "\n".join(lines)
+
+
+def comparison(setting: Setting, rounds: list[Round]) -> dict[str, Any]:
+    """Returns the figures of `step` on this checkout beside `against`, the same on another one."""
+    return {
+        "dim": setting.dim,
+        "step_ms": median(rounds, "step", "ms"),
+        "against_ms": median(rounds, "against", "ms"),
+        "step_cpu_ms": median(rounds, "step", "cpu_ms"),
+        "against_cpu_ms": median(rounds, "against", "cpu_ms"),
+        "ratio": median_ratio(rounds, "ms", "step", "against"),
+        "ratios": ratios(rounds, "ms", "step", "against"),
+        "cpu_ratio": median_ratio(rounds, "cpu_ms", "step", "against"),
+    }
+
+
+def comparison_table(setting: Setting, results: list[dict[str, Any]]) -> str:
+    names = ["dimension", "step ms", "against", "ratio", "cpu ms", "against", "ratio", "rounds"]
+    rows = []
+    for result in results:
+        numbers = [result[name] for name in ("step_ms", "against_ms", "ratio")]
+        numbers += [result[name] for name in ("step_cpu_ms", "against_cpu_ms", "cpu_ratio")]
+        ratios_of_rounds = ", ".join(f"{ratio:.2f}" for ratio in result["ratios"])
+        rows.append([str(result["dim"]), *map(report.number, numbers), ratios_of_rounds])
+    dims = " and ".join(str(result["dim"]) for result in results)
+    return "\n".join([title(setting, dims), report.table(names, rows)])
+
+
+def each_round(result: dict[str, Any]) -> str:
+    if len(result["ratios"]) < 2:
+        return ""
+    return f" (rounds: {', '.join(map(str, result['ratios']))})"

@@ -1,0 +1,199 @@
+"""The progress board: shared memory where ranks post what they do, and the launcher reads it.
+
+    rank 0 ──post──▶ ┌ page 1 ┐
+    rank 1 ──post──▶ │ page 2 │ ──read──▶ launcher
+                     └  ...   ┘
+
+A rank posts in place: no lock, no input or output, one or two microseconds. A checksum over the
+whole record tells a reader that saw half of one record and half of the next. The memory has no name
+in any folder: ranks open it by way of the launcher's descriptor in /proc, and it is gone with the
+last process that has it, however that ends. (A mapped file on a disk would also make a rank wait,
+at times, while the kernel writes it back.)
+"""
+
+from __future__ import annotations
+
+import enum
+import mmap
+import os
+import struct
+import tempfile
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+VARIABLE = "COLLECTIVE_PROGRESS"  # the environment variable that holds the board's path
+_MAGIC = b"collective board 1\n"
+_PAGE = 4096
+_FIELDS = struct.Struct("<HBxIQQ")  # length of the text, phase, pid, passed, since
+_CHECKSUM = struct.Struct("<I")
+_TEXT = _CHECKSUM.size + _FIELDS.size  # the text's offset in a page
+_MOST_ACTIVITY_BYTES = 2000
+_MOST_NAME_CHARACTERS = 1500  # names of collectives are mostly ASCII
+_READ_ATTEMPTS = 100
+
+
+class Phase(enum.IntEnum):
+    """Says how far a rank is in what it does.
+
+    From AGREEING on it takes part in something that needs all ranks, and may wait for them.
+    """
+
+    AWAY = 0  # in nothing that the ranks share
+    WORKING = 1  # on its own, for all: it initialises, saves, restores or exports its part
+    AGREEING = 2  # exchanges with the others what each is about to do
+    RUNNING = 3  # in a run, which begins with the same exchange
+    EQUALISING = 4  # takes over rank 0's values of replicated variables
+    ANSWERING = 5  # has no data left in an evaluation, and answers the others
+
+    @property
+    def shared(self) -> bool:
+        return self >= Phase.AGREEING
+
+
+class Label:
+    """Describes an activity of a rank in words, made once and posted many times."""
+
+    def __init__(self, doing: str, collectives: Sequence[str] = ()) -> None:
+        """Encodes and shortens the words.
+
+        Args:
+          doing: the activity, with the names of the fetches.
+          collectives: the names of the collectives that it takes part in.
+        """
+        activity = doing.replace("\n", " ").encode("utf-8", "replace")
+        if len(activity) > _MOST_ACTIVITY_BYTES:
+            activity = activity[:_MOST_ACTIVITY_BYTES] + b"..."
+        text = activity + b"\n" + _join_names(collectives).encode("utf-8", "replace")
+        self.text = text[: _PAGE - _TEXT]
+        self.checksum = zlib.crc32(self.text)
+
+
+@dataclass(frozen=True)
+class ProgressRecord:
+    """Holds what a rank has posted.
+
+    Attributes:
+      pid: the process that posted it.
+      phase: how far the rank is.
+      passed: how many agreements with the other ranks are behind it. They are the same ones on
+        every rank, so a smaller number is a rank that is behind.
+      since: when the phase began, in nanoseconds of the machine's monotonic clock.
+      doing: the rank's activity; of a rank that is AWAY its last one.
+      collectives: the names of the collectives that it takes part in, for people.
+    """
+
+    pid: int
+    phase: Phase
+    passed: int
+    since: int
+    doing: str = ""
+    collectives: str = ""
+
+
+class Board:
+    """Maps the memory, on either side."""
+
+    def __init__(self, descriptor: int) -> None:
+        """Maps an open file; closing it afterwards is the caller's affair.
+
+        Raises:
+          ValueError: the file is no board.
+          OSError: it can't be mapped.
+        """
+        self._memory = mmap.mmap(descriptor, 0)
+        if self._memory[: len(_MAGIC)] != _MAGIC:
+            raise ValueError("it is no board of a launcher")
+
+    @classmethod
+    def open(cls, path: str) -> Board:
+        """Opens the launcher's board by its `LauncherBoard.path`.
+
+        Raises:
+          OSError, ValueError: there is none.
+        """
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            return cls(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def post(
+        self, rank: int, record: tuple[int, Phase, int, int], label: Label, same: bool
+    ) -> None:
+        """Replaces the record on the page of `rank`.
+
+        Args:
+          rank: the page's.
+          record: pid, phase, passed and since, as in `ProgressRecord`.
+          label: the words of the record.
+          same: whether the page has that label already.
+        """
+        pid, phase, passed, since = record
+        start = (rank + 1) * _PAGE
+        text_start = start + _TEXT
+        fields = _FIELDS.pack(len(label.text), phase, pid, passed, since)
+        if not same:
+            self._memory[text_start : text_start + len(label.text)] = label.text
+        checksum = zlib.crc32(fields, label.checksum)
+        self._memory[start:text_start] = _CHECKSUM.pack(checksum) + fields
+
+    def read(self, rank: int) -> ProgressRecord | None:
+        """Returns the record of `rank`; None if it has posted none, or none could be read whole.
+
+        Raises:
+          IndexError: the board has no page for it.
+        """
+        start = (rank + 1) * _PAGE
+        if not _PAGE <= start < len(self._memory):
+            raise IndexError(f"no page for rank {rank}")
+        for _ in range(_READ_ATTEMPTS):
+            page = self._memory[start : start + _PAGE]
+            length, phase, pid, passed, since = _FIELDS.unpack_from(page, _CHECKSUM.size)
+            if not pid:
+                return None
+            text = page[_TEXT : _TEXT + length]
+            checksum = zlib.crc32(page[_CHECKSUM.size : _TEXT], zlib.crc32(text))
+            if _CHECKSUM.unpack_from(page)[0] == checksum:
+                doing, _, collectives = text.decode("utf-8", "replace").partition("\n")
+                return ProgressRecord(pid, Phase(phase), passed, since, doing, collectives)
+        return None
+
+
+class LauncherBoard(Board):
+    """Creates the board, in the launcher.
+
+    Attributes:
+      path: by which the ranks open it.
+    """
+
+    def __init__(self, size: int) -> None:
+        """Makes room for `size` ranks.
+
+        Raises:
+          OSError: there is no memory, or no descriptor left.
+        """
+        self._descriptor = _nameless_file()
+        os.ftruncate(self._descriptor, (size + 1) * _PAGE)
+        os.pwrite(self._descriptor, _MAGIC, 0)
+        self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
+        super().__init__(self._descriptor)
+
+
+def _nameless_file() -> int:
+    if hasattr(os, "memfd_create"):  # not where Python was built for a C library before 2.27
+        return os.memfd_create("collective.progress")
+    with tempfile.TemporaryFile(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as file:
+        return os.dup(file.fileno())
+
+
+def _join_names(names: Sequence[str]) -> str:
+    """Joins as many names as there is room for, and counts the others."""
+    shown, room = 0, _MOST_NAME_CHARACTERS
+    while shown < len(names) and len(names[shown]) + 2 <= room:
+        room -= len(names[shown]) + 2
+        shown += 1
+    more = len(names) - shown
+    if not more:
+        return ", ".join(names)
+    return f"{', '.join(names[:shown])} and {more} more" if shown else f"{more} collectives"

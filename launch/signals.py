@@ -1,0 +1,43 @@
+"""The launcher's signals as something to wait for beside pipes (the "self-pipe trick").
+
+The kernel interrupts a process wherever it is; Python then puts the signal's number into a pipe. An
+event loop that waits for that pipe sees signals between two other events, and none gets lost
+between looking and waiting.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+class SignalPipe:
+    """Owns the pipe. Anybody, also another thread, may write into it to wake the loop."""
+
+    def __init__(self) -> None:
+        self.descriptor, self._writing_end = os.pipe()
+        os.set_blocking(self.descriptor, False)
+        os.set_blocking(self._writing_end, False)
+        for signum in (*STOP_SIGNALS, signal.SIGCHLD):
+            # nohup's promise holds for the launcher, too. INT and QUIT are taken even where a shell
+            # without job control ignores them for background jobs: who sends them to the launcher
+            # means it.
+            if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:
+                signal.signal(signum, lambda *_: None)
+        signal.set_wakeup_fd(self._writing_end, warn_on_full_buffer=False)
+
+    def wake(self) -> None:
+        try:
+            os.write(self._writing_end, b"\0")
+        except BlockingIOError:
+            pass  # full: it will wake anyhow
+
+    def take(self) -> list[signal.Signals]:
+        """Takes the signals that have come since the last call."""
+        try:
+            numbers = os.read(self.descriptor, 4096)
+        except BlockingIOError:
+            return []
+        return [signal.Signals(number) for number in numbers if number]

@@ -1,0 +1,1 @@
+"""Predicts which movies a user gives at least four stars."""

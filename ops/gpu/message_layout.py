@@ -1,0 +1,171 @@
+"""What ranks with GPUs tell one another: where what lies in a message, in rows that come back, and
+in what an owner reads.
+
+Everything travels by rank, then section. A *run* is what one rank and one section have of it, so
+there are N·S.
+
+    message   for each rank: for each section (bags, keys); keys; how long pooled bags are; weights
+        of weighted sections' keys
+    flat      for each rank, for each section one row a bag
+
+Words are int64; lengths (int32) and weights (float32) lie two to a word, and begin with a word of
+their own. Words of zeros for each section are a message that asks for nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from collective.ops.gpu.kernel_api import Kernels
+from collective.ops.gpu.segments import MOST, Segments
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """What a group's exchange looks like: see `collective.ops.embedding_bag.Section`.
+
+    Attributes:
+        ranks: N.
+        tables: for each of S sections its table.
+        kinds: for each of T tables STATIC or DYNAMIC.
+        dims, pooled, weighted, max_norms: of each section.
+    """
+
+    ranks: int
+    tables: Sequence[int]
+    kinds: Sequence[int]
+    dims: Sequence[int]
+    pooled: Sequence[bool]
+    weighted: Sequence[bool]
+    max_norms: Sequence[float] = ()
+
+    @property
+    def section_kinds(self) -> list[int]:
+        """Of each section's table."""
+        return [self.kinds[table] for table in self.tables]
+
+    def by_run(self, values: Sequence[Any]) -> np.ndarray:
+        """[N·S], what a run has of the S `values`."""
+        return np.tile(np.asarray(values), self.ranks)
+
+
+class Runs:
+    """How much each run has, and where it is.
+
+    Args:
+        layout: of the exchange.
+        bags, keys: [N, S], how many.
+
+    Attributes:
+        bags, keys: [N·S] int64.
+        first_bag, first_key: [N·S] int64, what comes before.
+        splits: [N] int64, words of each rank's message.
+        row_splits: [N] int64, elements of `flat`.
+    """
+
+    def __init__(self, layout: Layout, bags: np.ndarray, keys: np.ndarray):
+        ranks, sections = layout.ranks, len(layout.tables)
+        self.bags, self.keys = (np.asarray(x, np.int64).reshape(-1) for x in (bags, keys))
+        self.first_bag, self.first_key = (np.cumsum(x) - x for x in (self.bags, self.keys))
+        self.pooled, self.weighted = (
+            layout.by_run(layout.pooled).astype(bool),
+            layout.by_run(layout.weighted).astype(bool),
+        )
+        lengths, weights = (
+            np.where(which, x, 0).reshape(ranks, sections)
+            for which, x in ((self.pooled, self.bags), (self.weighted, self.keys))
+        )
+        headers, of_keys = np.full(ranks, 2 * sections), self.keys.reshape(ranks, sections).sum(1)
+        sizes = np.stack([headers, of_keys, -(-lengths.sum(1) // 2), -(-weights.sum(1) // 2)])
+        self.splits = sizes.sum(0)
+        starts = np.cumsum(self.splits) - self.splits + np.cumsum(sizes, 0) - sizes
+        self._keys, self._lengths, self._weights = (
+            starts[1],
+            _halves(starts[2], lengths),
+            _halves(starts[3], weights),
+        )
+        self._of_keys = of_keys
+        self.row_splits = (self.bags * layout.by_run(layout.dims)).reshape(ranks, sections).sum(1)
+        if max(self.splits.sum(), self.row_splits.sum()) > MOST:
+            raise ValueError(
+                f"{int(self.splits.sum()):,} words of keys or "
+                f"{int(self.row_splits.sum()):,} elements of rows at "
+                f"once, but no more than {MOST:,} can be: use smaller batches"
+            )
+
+    def keys_in(self, kernels: Kernels) -> Any:
+        """Where the keys of all runs are in a message."""
+        return kernels.spans(self._keys, self._of_keys)
+
+    def lengths_in(self, kernels: Kernels) -> Any:
+        """Where the lengths of pooled runs' bags are in a message of half words."""
+        return kernels.spans(self._lengths, np.where(self.pooled, self.bags, 0))
+
+    def weights_in(self, kernels: Kernels) -> Any:
+        """Where the weights of weighted runs' keys are in a message of half words."""
+        return kernels.spans(self._weights, np.where(self.weighted, self.keys, 0))
+
+    def bags_of(self, kernels: Kernels, which: np.ndarray) -> Any:
+        """Where the bags of some runs are among all."""
+        return kernels.spans(self.first_bag, np.where(which, self.bags, 0))
+
+    def keys_of(self, kernels: Kernels, which: np.ndarray) -> Any:
+        """Where the keys of some runs are among all."""
+        return kernels.spans(self.first_key, np.where(which, self.keys, 0))
+
+    def keys_by(self, kernels: Kernels, tables: np.ndarray) -> Any:
+        """Where the keys of all runs are among all, ordered by the tables [N·S] of the runs."""
+        order = np.argsort(tables, kind="stable")
+        return kernels.spans(self.first_key[order], self.keys[order])
+
+    def counts_by(self, tables: np.ndarray, count: int) -> list[int]:
+        """How many keys each of `count` tables has."""
+        return [int(keys) for keys in np.bincount(tables, self.keys, count)]
+
+    def segments(self, sections: np.ndarray) -> Segments:
+        """Of keys, by run."""
+        return Segments.of(self.keys, sections)
+
+
+def _halves(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """[N·S], where runs of `counts` [N, S] half words begin that follow one another from the word
+    `starts` [N] on.
+    """
+    return np.asarray(2 * starts[:, None] + np.cumsum(counts, 1) - counts).reshape(-1)
+
+
+def read(kernels: Kernels, layout: Layout, message: Any, splits: np.ndarray) -> Runs:
+    """The runs of a received message of `splits` [N] words.
+
+    Raises:
+        ValueError: it is malformed.
+    """
+    sections, splits = len(layout.tables), np.asarray(splits, np.int64)
+    if len(splits) != layout.ranks or np.any(splits < 2 * sections) or splits.sum() != message.size:
+        raise ValueError(
+            f"a message of {message.size:,} words can not be the {layout.ranks} "
+            f"ranks' whose splits are "
+            f"{splits.tolist()}, of at least {2 * sections} words each"
+        )
+    starts = np.cumsum(splits) - splits
+    headers = kernels.download(
+        message[kernels.spans(starts, np.full(layout.ranks, 2 * sections))]
+    ).reshape(layout.ranks, sections, 2)
+    bags, keys = headers[..., 0], headers[..., 1]
+    pooled = np.asarray(layout.pooled, bool)
+    if np.any(headers < 0) or np.any(bags > keys) or np.any((bags != keys) & ~pooled):
+        raise ValueError(
+            f"a malformed message: bags and keys of each rank's sections are {headers.tolist()}"
+        )
+    runs = Runs(layout, bags, keys)
+    if np.any(runs.splits != splits):
+        raise ValueError(
+            f"a malformed message: its parts are of {splits.tolist()} words, but its "
+            f"headers speak of "
+            f"{runs.splits.tolist()}"
+        )
+    return runs

@@ -1,0 +1,470 @@
+"""The binding to TensorFlow: what `ops/native` computes on a CPU, by kernels on a GPU.
+
+`DeviceOperations` has the operations of the compiled library under their names, with its inputs,
+outputs and attributes. Each is one call of kernels (`tensorflow_call.py`), and has the gradient that
+is registered for the compiled one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Callable, NamedTuple
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from collective.ops import native_library, tensorflow_lookup
+from collective.ops.gpu import requests
+from collective.ops.gpu.kernel_api import Joined, Kernels
+from collective.ops.gpu.message_layout import Layout
+from collective.ops.gpu.pooling import Members, Pooling
+from collective.ops.gpu.responses import Response
+from collective.ops.gpu.rules import Rule
+from collective.ops.gpu.segments import Segments
+from collective.ops.gpu.tensorflow_call import KernelCaller, Outputs
+from collective.ops.gpu.update import Table
+
+Find = Callable[[Kernels, np.ndarray, Any, Sequence[int], bool], Any]
+
+
+class DeviceOperations(KernelCaller):
+    """The operations of the compiled library, by kernels. They have its shapes, too."""
+
+    def about(self, tables: Sequence[str]) -> DeviceOperations:
+        """Returns the operations for tables of these names."""
+        return DeviceOperations(self.bridge, tables)
+
+    def _shard(self, handle: tf.Tensor, writes: bool = False) -> tf.Tensor:
+        library = native_library.library()
+        with tf.device(self.bridge.placed):
+            return (library.collective_sparse_shard if writes else library.collective_shard)(
+                handle, dtype=tf.float32, device=self.bridge.kind
+            )
+
+    def collective_bounds(self, ids: Sequence[tf.Tensor]) -> tf.Tensor:
+        """By TensorFlow's operations, wherever it has kernels for them."""
+        return tf.stack([tensorflow_lookup.bounds(x) for x in ids])
+
+    def collective_mismatches(
+        self,
+        ids: Sequence[tf.Tensor],
+        samples: Sequence[tf.Tensor],
+        weights: Sequence[tf.Tensor],
+        weighted: Sequence[int],
+    ) -> tf.Tensor:
+        """By TensorFlow's operations."""
+        found = [tensorflow_lookup.mismatches(x, y, None) for x, y in zip(ids, samples)]
+        more = [
+            tf.size(w, out_type=tf.int64) - tf.size(ids[place], out_type=tf.int64)
+            for w, place in zip(weights, weighted)
+        ]
+        return tf.concat([*found, more], 0) if more else tf.concat(found, 0)
+
+    def collective_ask(
+        self,
+        ids: Sequence[tf.Tensor],
+        samples: Sequence[tf.Tensor],
+        weights: Sequence[tf.Tensor],
+        *,
+        ranks: int,
+        member_sections: Sequence[int],
+        combiners: Sequence[int],
+        kinds: Sequence[int],
+        dims: Sequence[int],
+        pooled: Sequence[bool],
+        weighted: Sequence[bool],
+    ) -> tuple[Any, ...]:
+        """And, as the last output, [N · S] `counts`. `kinds` are by section here."""
+        members, by_owner = len(ids), len(samples)
+        layout = Layout(ranks, range(len(dims)), kinds, dims, pooled, weighted)
+
+        def work(kernels: Kernels, *arrays: Any) -> list[Any]:
+            asked = requests.ask(
+                kernels,
+                layout,
+                member_sections,
+                combiners,
+                arrays[:members],
+                arrays[members : members + by_owner],
+                arrays[members + by_owner :],
+            )
+            numbers = [asked.runs.splits, asked.runs.row_splits, asked.runs.bags]
+            return [
+                asked.message,
+                Joined(
+                    kernels.upload(np.concatenate(numbers).astype(np.int32)),
+                    [len(x) for x in numbers],
+                ),
+                *asked.positions,
+                *asked.samples,
+                *asked.scales,
+            ]
+
+        # stable: as `requests.ask` has them
+        order = sorted(range(members), key=lambda m: bool(pooled[member_sections[m]]))
+        out = self._call(
+            "CollectiveAsk",
+            work,
+            [*ids, *samples, *weights],
+            [
+                (tf.int64, [None]),
+                (tf.int32, [ranks]),
+                (tf.int32, [ranks]),
+                (tf.int32, [ranks * len(dims)]),
+                *(
+                    (tf.int32, [None] if pooled[member_sections[m]] else ids[m].shape)
+                    for m in order
+                ),
+                *((tf.int64, [None]) for _ in samples),
+                *((tf.float32, [None]) for _ in samples),
+            ],
+        )
+        splits, row_splits, counts = out[1:4]
+        of_member = dict(zip(order, out[4 : 4 + members]))
+        return (
+            out[0],
+            tf.bitcast(splits, tf.int32),
+            tf.bitcast(row_splits, tf.int32),
+            [of_member[m] for m in range(members)],
+            out[4 + members : 4 + members + by_owner],
+            out[4 + members + by_owner :],
+            [counts],
+        )
+
+    def collective_hear(
+        self, message: tf.Tensor, splits: tf.Tensor, *, T: int, **attributes: Any
+    ) -> tuple[Any, ...]:
+        layout = _layout(attributes)
+
+        def work(kernels: Kernels, message: Any, splits: Any) -> list[Any]:
+            rows, row_splits = requests.hear(kernels, layout, message, kernels.download(splits))
+            return [rows, kernels.upload(row_splits.astype(np.int32))]
+
+        out = self._call(
+            "CollectiveHear",
+            work,
+            [message, splits],
+            [*((tf.int64, [None]) for _ in range(T)), (tf.int32, [layout.ranks])],
+        )
+        return out[:-1], tf.bitcast(out[-1], tf.int32)
+
+    def collective_find(
+        self, find: Find, numbers: Sequence[tf.Tensor], keys: Sequence[tf.Tensor], insert: tf.Tensor
+    ) -> list[tf.Tensor]:
+        """The local rows of keys of T dynamic tables: on a CPU each has a function of its own for
+        it.
+
+        Args:
+            find: f(kernels, numbers, keys [K], how many of them each table has, insert) -> [K]
+                int64.
+            numbers: T int64 scalars, of what holds them in this session.
+            keys: T times [R] int64.
+            insert: bool scalar, whether new ones are inserted; or have row 0.
+        """
+
+        def work(kernels: Kernels, given: Any, *keys: Any) -> list[Any]:
+            *numbers, insert = kernels.download(given)
+            sizes = [int(one.size) for one in keys]
+            return [
+                Joined(
+                    find(
+                        kernels,
+                        np.array(numbers),
+                        kernels.xp.concatenate(keys),
+                        sizes,
+                        bool(insert),
+                    ),
+                    sizes,
+                )
+            ]
+
+        given = tf.stack([*numbers, tf.cast(insert, tf.int64)])
+        return self._call(
+            "CollectiveFind", work, [given, *keys], [(tf.int64, one.shape) for one in keys]
+        )
+
+    def _answering(
+        self,
+        name: str,
+        work: Callable[[Response, Sequence[Any]], Sequence[Any]],
+        given: Sequence[tf.Tensor],
+        handles: Sequence[tf.Tensor],
+        rows: Sequence[tf.Tensor],
+        message: tf.Tensor,
+        splits: tf.Tensor,
+        outputs: Outputs,
+        attributes: dict[str, Any],
+    ) -> list[tf.Tensor]:
+        layout, first, tables = _layout(attributes), len(given), len(handles)
+
+        def run(kernels: Kernels, *arrays: Any) -> Sequence[Any]:
+            rest = arrays[first:]
+            return work(
+                Response(
+                    kernels,
+                    layout,
+                    rest[:tables],
+                    rest[tables : 2 * tables],
+                    rest[-2],
+                    kernels.download(rest[-1]),
+                ),
+                arrays[:first],
+            )
+
+        shapes = [
+            shape.as_list() if shape.rank is not None else None
+            for shape in map(tf.TensorShape, attributes["shapes"])
+        ]
+        return self._call(
+            name,
+            run,
+            [*given, *(self._shard(handle) for handle in handles), *rows, message, splits],
+            outputs,
+            **{**attributes, "T": tables, "shapes": shapes},
+        )
+
+    def collective_gather_rows(
+        self,
+        handles: Sequence[tf.Tensor],
+        rows: Sequence[tf.Tensor],
+        message: tf.Tensor,
+        splits: tf.Tensor,
+        **attributes: Any,
+    ) -> tf.Tensor:
+        return self._answering(
+            "CollectiveGatherRows",
+            lambda owner, _: [owner.gather()],
+            [],
+            handles,
+            rows,
+            message,
+            splits,
+            [(tf.float32, [None])],
+            attributes,
+        )[0]
+
+    def collective_reduce_rows(
+        self,
+        gradient: tf.Tensor,
+        handles: Sequence[tf.Tensor],
+        rows: Sequence[tf.Tensor],
+        message: tf.Tensor,
+        splits: tf.Tensor,
+        **attributes: Any,
+    ) -> tuple[Any, ...]:
+        tables, scale = len(handles), attributes["scale"]
+
+        def work(owner: Response, given: Sequence[Any]) -> Sequence[Any]:
+            return owner.reduce(given[0], scale)
+
+        out = self._answering(
+            "CollectiveReduceRows",
+            work,
+            [gradient],
+            handles,
+            rows,
+            message,
+            splits,
+            [
+                *((tf.float32, [None, dim]) for dim in _table_dims(attributes)),
+                *((tf.int64, [None]) for _ in range(tables)),
+                *((tf.int32, [None]) for _ in range(tables)),
+            ],
+            attributes,
+        )
+        return out[:tables], out[tables : 2 * tables], out[2 * tables :]
+
+    def collective_spread_rows(
+        self,
+        values: Sequence[tf.Tensor],
+        inverse: Sequence[tf.Tensor],
+        handles: Sequence[tf.Tensor],
+        rows: Sequence[tf.Tensor],
+        message: tf.Tensor,
+        splits: tf.Tensor,
+        **attributes: Any,
+    ) -> tf.Tensor:
+        tables, scale = len(handles), attributes["scale"]
+
+        def work(owner: Response, given: Sequence[Any]) -> Sequence[Any]:
+            return [owner.spread(given[:tables], given[tables:], scale)]
+
+        return self._answering(
+            "CollectiveSpreadRows",
+            work,
+            [*values, *inverse],
+            handles,
+            rows,
+            message,
+            splits,
+            [(tf.float32, [None])],
+            attributes,
+        )[0]
+
+    def collective_pool(
+        self,
+        rows: tf.Tensor,
+        positions: Sequence[tf.Tensor],
+        samples: Sequence[tf.Tensor],
+        weights: Sequence[tf.Tensor],
+        counts: tf.Tensor,
+        **attributes: Any,
+    ) -> list[tf.Tensor]:
+        members = _members(attributes)
+        shapes = [
+            [at.shape[0] if combiner == 0 and at.shape.rank == 1 else None, dim]
+            for at, combiner, dim in zip(positions, members.combiners, members.dims)
+        ]
+        return self._call(
+            "CollectivePool",
+            _pooling(members, range(len(positions)), lambda pooling, _: [pooling.pool()]),
+            [rows, *positions, *samples, *weights, counts],
+            [(tf.float32, shape) for shape in shapes],
+            **_sized(attributes, positions, samples, weights),
+        )
+
+    def collective_pool_gradient(
+        self,
+        rows: tf.Tensor,
+        positions: Sequence[tf.Tensor],
+        samples: Sequence[tf.Tensor],
+        weights: Sequence[tf.Tensor],
+        gradients: Sequence[tf.Tensor],
+        counts: tf.Tensor,
+        **attributes: Any,
+    ) -> PoolGradient:
+        def work(pooling: Pooling, given: Sequence[Any]) -> Sequence[Any]:
+            flat, of_weights = pooling.gradient(given)
+            return [flat, *of_weights]
+
+        out = self._call(
+            "CollectivePoolGradient",
+            _pooling(_members(attributes), attributes["members"], work),
+            [rows, *positions, *samples, *weights, *gradients, counts],
+            [(tf.float32, rows.shape), *((tf.float32, weight.shape) for weight in weights)],
+            **_sized(attributes, positions, samples, weights),
+        )
+        return PoolGradient(out[0], out[1:])
+
+    def collective_update(
+        self,
+        rule: Callable[..., Rule],
+        numbers: Sequence[tf.Tensor],
+        tables: Sequence[tf.Tensor],
+        slots: Sequence[Sequence[tf.Tensor]],
+        gradients: Sequence[tf.Tensor],
+        rows: Sequence[tf.Tensor],
+        used: Sequence[tf.Tensor | None] = (),
+    ) -> tf.Operation:
+        """Updates rows of shards and of their slots in place: the compiled library has Adagrad for
+        one table only.
+
+        Args:
+            rule: of what `numbers` are.
+            numbers: float32 scalars, in every step anew: the learning rate, …
+            tables, slots: handles of T shards, and for each those of its slots.
+            gradients: T times [K, D] float32.
+            rows: T times [K] int64, each at most once.
+            used: T int64 scalars, or None: rows 1 to this one are there, row 0 and others are not;
+                all are. Nothing: all are of all.
+        """
+        count, each = len(tables), 1 + len(slots[0])
+        limits = [limit for limit in used if limit is not None]
+        limited = [t for t, limit in enumerate(used) if limit is not None]
+
+        def work(kernels: Kernels, numbers: Any, *arrays: Any) -> Sequence[Any]:
+            shards, gradients, rows = (
+                list(arrays[: count * each]),
+                arrays[count * each : -count],
+                list(arrays[-count:]),
+            )
+            if limits:
+                lasts, gradients = kernels.download(gradients[0]), gradients[1:]
+                for t, last in zip(limited, lasts):
+                    shards[each * t : each * (t + 1)] = [
+                        shard[1 : last + 1] for shard in shards[each * t : each * (t + 1)]
+                    ]
+                    rows[t] = rows[t] - 1
+            lengths = [int(one.size) for one in rows]
+            kernels.update(
+                rule(*(float(number) for number in kernels.download(numbers))),
+                [Table(shards[i], shards[i + 1 : i + each]) for i in range(0, len(shards), each)],
+                kernels.xp.concatenate(rows),
+                Segments.of(lengths, range(count)),
+                kernels.rows(gradients),
+                kernels.each_once(sum(lengths)),
+            )
+            return []
+
+        given = [tf.stack(numbers), *([tf.stack(limits)] if limits else []), *gradients, *rows]
+        # not before: until then others may read or assign what they like
+        with tf.control_dependencies(given):
+            shards = [
+                self._shard(x, True) for table, of in zip(tables, slots) for x in (table, *of)
+            ]
+        return self._operation("CollectiveUpdate", work, [given[0], *shards, *given[1:]], [], {})
+
+
+class PoolGradient(NamedTuple):
+    """Outputs of CollectivePoolGradient."""
+
+    flat: tf.Tensor
+    weight_gradients: list[tf.Tensor]
+
+
+def _pooling(
+    members: Members, of: Sequence[int], work: Callable[[Pooling, Sequence[Any]], Sequence[Any]]
+) -> Callable[..., Sequence[Any]]:
+    count, pooled, weighted = (
+        len(members.dims),
+        sum(c != 0 for c in members.combiners),
+        sum(map(bool, members.weighted)),
+    )
+
+    def run(kernels: Kernels, rows: Any, *arrays: Any) -> Sequence[Any]:
+        positions, samples = arrays[:count], arrays[count : count + pooled]
+        weights, given = (
+            arrays[count + pooled : count + pooled + weighted],
+            arrays[count + pooled + weighted : -1],
+        )
+        counts = kernels.download(arrays[-1]).reshape(-1, max(members.sections) + 1)
+        return work(Pooling(kernels, members, rows, counts, positions, samples, weights, of), given)
+
+    return run
+
+
+def _sized(
+    attributes: dict[str, Any],
+    positions: Sequence[Any],
+    samples: Sequence[Any],
+    weights: Sequence[Any],
+) -> dict[str, Any]:
+    return {**attributes, "M": len(positions), "P": len(samples), "W": len(weights)}
+
+
+def _members(attributes: dict[str, Any]) -> Members:
+    return Members(
+        *(
+            list(attributes[name])
+            for name in ("sections", "dims", "combiners", "weighted", "max_norms")
+        )
+    )
+
+
+def _layout(attributes: dict[str, Any]) -> Layout:
+    return Layout(
+        attributes["ranks"],
+        attributes["section_tables"],
+        attributes["kinds"],
+        attributes["dims"],
+        attributes["pooled"],
+        attributes["weighted"],
+        attributes.get("max_norms", ()),
+    )
+
+
+def _table_dims(attributes: dict[str, Any]) -> list[int | None]:
+    dims: list[int | None] = [None] * len(attributes["kinds"])
+    for table, dim in zip(attributes["section_tables"], attributes["dims"]):
+        dims[table] = dim
+    return dims

@@ -1,0 +1,213 @@
+"""Runs the cases of tests/ranks on the ranks of a launch, each reported by its own name.
+
+The process that is started collects the cases, once for each configuration in which they run
+(`test_x[2-hb]`), launches the ranks of one configuration after the other with exactly the cases that
+were selected, and reports each case as it comes: -k, --lf, ::node ids and junit work as for any test.
+A rank, which runs the same files under the same names, is told by its environment.
+
+A case in which the ranks crash, or hang, is reported with all they wrote; the cases after it run in
+a new launch.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.rank_plugin.configuration import BACKENDS, MARKERS, TIERS, Choice, Configuration, Marks
+from tests.rank_plugin.inside import FOLDER, Reporter
+from tests.rank_plugin.launching import Crashed, Launch
+from tests.rank_plugin.reports import crashed, merged
+
+# Launches of one configuration: whoever crashes more often has one cause for all.
+MOST_LAUNCHES = 4
+
+
+def inside_a_rank() -> bool:
+    return "HOROVOD_RANK" in os.environ
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addini("rank_cases", "the folder of the cases that run on several ranks", default="")
+    group = parser.getgroup("ranks", "cases on several ranks (tests/ranks)")
+    group.addoption(
+        "--tier",
+        choices=TIERS,
+        default="test",
+        help="what `make test` runs (the default), what `make test-matrix` adds, or all",
+    )
+    group.addoption(
+        "--ranks",
+        type=lambda text: tuple(int(number) for number in text.split(",")),
+        default=(),
+        metavar="N[,N]",
+        help="run the rank cases at these numbers of ranks, instead of the tier's",
+    )
+    group.addoption(
+        "--backend",
+        type=lambda text: BACKENDS if text == "all" else (text,),
+        default=(),
+        metavar="|".join((*BACKENDS, "all")),
+        help="run the rank cases on this backend, instead of the tier's",
+    )
+    group.addoption(
+        "--ungrouped", action="store_true", help="run the rank cases with lookups not grouped"
+    )
+    group.addoption(
+        "--double", action="store_true", help="run the rank cases on the double of a GPU"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for marker in MARKERS:
+        config.addinivalue_line("markers", marker)
+    if not inside_a_rank():
+        config.pluginmanager.register(Launching(config), "rank launches")
+    elif FOLDER in os.environ:
+        config.pluginmanager.register(Reporter(config, Path(os.environ[FOLDER])), "rank reporter")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if not _is_rank_case(metafunc.definition):
+        return
+    if inside_a_rank():
+        text = os.environ.get("COLLECTIVE_TEST_CONFIGURATION")
+        configurations = [Configuration.parse(text)] if text else []
+    else:
+        configurations = _choice(metafunc.config).of(Marks.of(metafunc.definition))
+        configurations = configurations or [None]  # deselected below
+    if configurations:
+        metafunc.fixturenames.append("configuration")
+        metafunc.parametrize("configuration", configurations, ids=str)
+
+
+def _is_rank_case(node: pytest.Item | pytest.Function) -> bool:
+    folder = node.config.getini("rank_cases")
+    return bool(folder) and node.config.rootpath / folder in node.path.parents
+
+
+def _choice(config: pytest.Config) -> Choice:
+    option = config.option
+    return Choice(option.tier, option.ranks, option.backend, not option.ungrouped, option.double)
+
+
+def _configuration(item: pytest.Item) -> Configuration | None:
+    return item.callspec.params["configuration"]  # type: ignore[attr-defined]
+
+
+class Launching:
+    """The launching process's side of the plugin."""
+
+    def __init__(self, config: pytest.Config):
+        self._config = config
+        self._cases: dict[Configuration, list[pytest.Item]] = {}
+        self._launch: Launch | None = None
+        self._launches: dict[Configuration, int] = {}
+        self._refused: dict[Configuration, str] = {}
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Sorts the rank cases by their configuration, where they stand."""
+        places = [i for i, item in enumerate(items) if _is_rank_case(item)]
+        chosen, rest = [], []
+        for i in places:
+            (chosen if self._runs(items[i]) else rest).append(items[i])
+        if rest:
+            self._config.hook.pytest_deselected(items=rest)
+        order = {c: i for i, c in enumerate(dict.fromkeys(map(_configuration, chosen)))}
+        chosen.sort(key=lambda item: order[_configuration(item)])
+        for item in chosen:
+            # the ranks have their own limits
+            item.add_marker(pytest.mark.timeout(0), append=False)
+        first = places[0] if places else 0
+        others = set(places)
+        items[:] = [
+            *items[:first],
+            *chosen,
+            *(item for i, item in enumerate(items) if i >= first and i not in others),
+        ]
+
+    def _runs(self, item: pytest.Item) -> bool:
+        configuration = _configuration(item)
+        if configuration is None:
+            return False
+        if not Marks.of(item).spread or self._config.option.tier == "test":
+            return True
+        choice = _choice(self._config).of(Marks.of(item))
+        turn = item.callspec.params["seed"] % len(choice)  # type: ignore[attr-defined]
+        return choice[turn] == configuration
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        for item in session.items:
+            if _is_rank_case(item):
+                self._cases.setdefault(_configuration(item), []).append(item)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
+        if not _is_rank_case(item):
+            return None
+        log = item.ihook
+        if self._launch is None and _configuration(item) not in self._refused:
+            self._start(item)
+        log.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        for report in self._reports(item):
+            log.pytest_runtest_logreport(report=report)
+        log.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        if self._launch is not None and not self._remaining(item):
+            self._launch.close()
+            self._launch = None
+        return True
+
+    def _remaining(self, item: pytest.Item) -> list[pytest.Item]:
+        """Returns the cases that come after `item` in its configuration."""
+        cases = self._cases[_configuration(item)]
+        return cases[cases.index(item) + 1 :]
+
+    def _reports(self, item: pytest.Item) -> list[pytest.TestReport]:
+        configuration = _configuration(item)
+        if configuration in self._refused:
+            text = f"Not run, since {self._refused[configuration]}"
+            return [crashed(item, text, "setup", 0.0)]
+        began = time.monotonic()
+        try:
+            return merged(self._config, self._launch.results(item.nodeid))
+        except Crashed as crash:
+            self._launch.stop()
+            self._launch.discard()
+            if not crash.came_up:
+                self._refused[configuration] = "not every rank came to a first case"
+            elif self._launches[configuration] == MOST_LAUNCHES:
+                self._refused[configuration] = f"{MOST_LAUNCHES} launches have crashed"
+            self._launch = None
+            return [crashed(item, str(crash), "call", time.monotonic() - began)]
+
+    def _start(self, item: pytest.Item) -> None:
+        configuration = _configuration(item)
+        cases = [item, *self._remaining(item)]
+        self._launches[configuration] = self._launches.get(configuration, 0) + 1
+        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+        if terminal is not None and self._config.get_verbosity() >= 0:
+            number = list(self._cases).index(configuration) + 1
+            terminal.ensure_newline()
+            terminal.write_line(
+                f"launching {configuration} ({number} of {len(self._cases)}): {len(cases)} cases"
+            )
+        self._launch = Launch(
+            configuration,
+            [case.nodeid for case in cases],
+            self._config.rootpath,
+            ["--tier", self._config.option.tier, f"--hypothesis-seed={self._seed()}"],
+        )
+
+    def _seed(self) -> int:
+        given = self._config.getoption("--hypothesis-seed", None)
+        return int(given or os.environ.get("COLLECTIVE_TEST_SEED") or 1)
+
+    def pytest_sessionfinish(self) -> None:
+        if self._launch is not None:  # it was interrupted, or had its first failure under -x
+            self._launch.stop()
+            self._launch.discard()

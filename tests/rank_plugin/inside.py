@@ -1,0 +1,62 @@
+"""A rank's side: runs the cases that it is told, and reports each of them to whoever launched it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# The folder that the launching process shares with the ranks: `cases` has the node ids, one a line;
+# to `reports.R` rank R writes one JSON object a line, to `output.R` goes all that it prints.
+FOLDER = "COLLECTIVE_TEST_FOLDER"
+
+
+class Reporter:
+    """Selects the cases to run, in the order of the list, and writes what becomes of them."""
+
+    def __init__(self, config: pytest.Config, folder: Path):
+        self._config = config
+        self._cases = (folder / "cases").read_text(encoding="utf-8").splitlines()
+        rank = os.environ["HOROVOD_RANK"]
+        # each line reaches the file at once
+        self._file = open(folder / f"reports.{rank}", "w", encoding="utf-8", buffering=1)
+        self._output = open(folder / f"output.{rank}", "ab", buffering=0)
+        # A file keeps what a process wrote that crashes, also in C++; pytest's capturing doesn't.
+        for descriptor in (1, 2):
+            os.dup2(self._output.fileno(), descriptor)
+
+    def _tell(self, event: str, **values: Any) -> None:
+        self._file.write(json.dumps({"event": event, **values}) + "\n")
+
+    def _written(self) -> int:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        return os.fstat(self._output.fileno()).st_size
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        collected = {item.nodeid: item for item in items}
+        missing = [case for case in self._cases if case not in collected]
+        if missing:
+            raise pytest.UsageError(f"this rank does not collect {missing[:5]}")
+        items[:] = [collected[case] for case in self._cases]
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._tell("started", case=nodeid, at=self._written())
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
+        self._tell("report", case=report.nodeid, report=data)
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self._tell("finished", case=nodeid, at=self._written())
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Leaves with 0 where cases have failed: at another code the launcher ends the peers."""
+        if session.exitstatus == pytest.ExitCode.TESTS_FAILED:
+            session.exitstatus = pytest.ExitCode.OK

@@ -1,0 +1,193 @@
+"""The command line: what is run, what is refused, what is only shown. Nothing is started here."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from collective.launch import cli, job
+from collective.launch.cli import make_plan, parse_options, parse_rank_list
+from collective.launch.command import rank_command
+from collective.launch.environment import rank_environment
+from collective.launch.errors import UsageError
+from collective.launch.output import open_logs
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_with_a_script(tmp_path, monkeypatch):
+    """No driver tells of GPUs, and nothing may be started."""
+
+    def start(plan):
+        raise AssertionError("a job was started")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "driver_gpus", lambda: ())
+    monkeypatch.setattr(job, "Job", start)
+    for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    tmp_path.joinpath("script.py").touch()
+
+
+@pytest.mark.parametrize(
+    "line, ranks, command",
+    [
+        ("train.py", "auto", "train.py"),
+        ("-np 2 train.py", "2", "train.py"),
+        ("--nproc-per-node=gpu train.py", "gpu", "train.py"),
+        ("-np 2 train.py -np 3 --dry-run --help", "2", "train.py -np 3 --dry-run --help"),
+        ("-np 2 -m package.module -np 3 -m x", "2", "-m package.module -np 3 -m x"),
+        ("-np 2 python3 -u train.py -np 3", "2", "python3 -u train.py -np 3"),
+        ("-np 2 -- train.py -- a", "2", "train.py -- a"),
+        ("-np 2 train.py -- a", "2", "train.py -- a"),
+        ("--tee 0 --log-dir logs --grace 2 --device cpu train.py", "auto", "train.py"),
+        ("-np -1 train.py", "-1", "train.py"),
+        ("--dry-run", "auto", ""),
+    ],
+)
+def test_everything_after_the_script_is_the_scripts(line, ranks, command):
+    options = parse_options(line.split())
+    assert (options.ranks, options.command) == (ranks, tuple(command.split()))
+
+
+def test_options_and_their_defaults():
+    assert vars(parse_options(["train.py"])) == {
+        "ranks": "auto",
+        "device": "auto",
+        "log_dir": None,
+        "tee": "all",
+        "grace": 5.0,
+        "stall_timeout": 600.0,
+        "dry_run": False,
+        "check": False,
+        "command": ("train.py",),
+    }
+
+
+@pytest.mark.parametrize(
+    "words, command",
+    [
+        ("script.py", [sys.executable, "script.py"]),
+        ("python script.py", [sys.executable, "script.py"]),
+        ("python3 -u script.py", [sys.executable, "-u", "script.py"]),
+        (
+            "python3 -X dev -W error script.py",
+            [sys.executable, *"-X dev -W error script.py".split()],
+        ),
+        ("python3 -c pass", [sys.executable, "-c", "pass"]),
+        ("-m script", [sys.executable, "-m", "script"]),
+        ("-m json.tool", [sys.executable, "-m", "json.tool"]),
+        ("-m sys", [sys.executable, "-m", "sys"]),
+        # Another interpreter is taken at its word, also for the modules that it has.
+        ("python3.9 script.py", ["python3.9", "script.py"]),
+        ("/opt/python3 -m theirs", ["/opt/python3", "-m", "theirs"]),
+    ],
+)
+def test_command_forms(words, command):
+    assert rank_command([*words.split(), "--help"]) == (*command, "--help")
+
+
+def test_a_script_may_be_called_python(tmp_path):
+    tmp_path.joinpath("python").touch()
+    assert rank_command(["./python", "-u"]) == (sys.executable, "./python", "-u")
+
+
+@pytest.mark.parametrize(
+    "line, words",
+    [
+        ("", "no script given"),
+        ("missing.py", "there is no script missing.py"),
+        ("python3 missing.py", "there is no script missing.py"),
+        ("python3 -X dev missing.py", "there is no script missing.py"),
+        ("python3", "python3 is given no script"),
+        ("-m", "-m needs a module"),
+        ("-m no_such_module_anywhere", "there is no module no_such_module_anywhere"),
+        ("-np 0 script.py", "-np 0: a job has at least one rank"),
+        ("-np -3 script.py", "-np -3: a job has at least one rank"),
+        ("-np two script.py", "-np two: give a number"),
+        ("-np 3 script.py", "3 ranks, but 2 GPUs are visible (0, 1); --device cpu"),
+        ("-np gpu --device cpu script.py", "contradict"),
+        ("--tee 5 script.py", "there is no rank 5"),
+        ("--grace -1 script.py", "--grace -1"),
+        ("--grace soon script.py", "--grace"),
+        ("--stall-timeout -3 script.py", "--stall-timeout -3"),
+        ("--stall-timeout nan script.py", "--stall-timeout nan"),
+        ("--stall-timeout never script.py", "--stall-timeout"),
+        ("--no-such-option script.py", "--no-such-option"),
+    ],
+)
+def test_bad_usage_is_one_sentence_and_exit_code_2(line, words, capsys, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert cli.main(line.split()) == 2
+    stdout, stderr = capsys.readouterr()
+    assert stdout == "" and words in stderr
+    assert stderr.count("\n") == 1 and stderr.startswith("collective.launch: ")
+
+
+def test_logs_that_cannot_be_written():
+    plan = make_plan(parse_options(["--log-dir", "script.py/logs", "script.py"]), {})
+    with pytest.raises(UsageError, match="--log-dir script.py/logs can't be written"):
+        open_logs(plan)
+
+
+@pytest.mark.parametrize(
+    "options, cuda, expected",
+    [
+        ([], None, [""]),
+        ([], "", [""]),
+        ([], "0,1", ["0", "1"]),
+        ([], "1,GPU-x", ["1", "GPU-x"]),
+        (["-np", "1"], "1,0", ["1"]),
+        (["-np", "3", "--device", "cpu"], "0,1", ["", "", ""]),
+        (["-np", "3"], "", ["", "", ""]),
+    ],
+)
+def test_each_rank_sees_its_own_device_only(options, cuda, expected):
+    environment = {} if cuda is None else {"CUDA_VISIBLE_DEVICES": cuda}
+    plan = make_plan(parse_options([*options, "script.py"]), environment)
+    devices = [
+        rank_environment(plan, rank, rendezvous_port="1", board="")["CUDA_VISIBLE_DEVICES"]
+        for rank in range(plan.size)
+    ]
+    assert devices == expected
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [("all", {0, 1, 2, 3}), ("none", set()), ("0", {0}), ("0,2-3", {0, 2, 3}), ("1-1", {1})],
+)
+def test_ranks_that_are_shown(text, expected):
+    assert parse_rank_list(text, 4) == expected
+
+
+@pytest.mark.parametrize("text", ["", "4", "0-4", "x", "-1", "1-", "0,,1"])
+def test_ranks_that_cannot_be_shown(text):
+    with pytest.raises(UsageError, match="--tee"):
+        parse_rank_list(text, 4)
+
+
+def test_help_is_the_manual(capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--help"])
+    assert end.value.code == 0
+    text = capsys.readouterr().out
+    for word in (
+        "--grace",
+        "--stall-timeout",
+        "  124 ",
+        "COLLECTIVE_TERMINAL",
+        "CUDA_VISIBLE_DEVICES",
+        "128 + ",
+    ):
+        assert word in text
+
+
+def test_dry_run_prints_the_plan(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b,0")
+    assert cli.main(["--dry-run", "--log-dir", "logs", "script.py", "--epochs", "3 4"]) == 0
+    stdout, stderr = capsys.readouterr()
+    assert stderr == ""
+    assert f"command      {sys.executable} script.py --epochs '3 4'\n" in stdout
+    assert "rank 0       on GPU GPU-b:" in stdout and "rank 1       on GPU 0:" in stdout
+    assert "stall        after 600 s" in stdout and "kept in logs" in stdout
+    assert not (tmp_path / "logs").exists()

@@ -1,0 +1,91 @@
+"""The text of --dry-run, line by line."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from collective.launch.dry_run import describe
+from collective.launch.plan import LaunchPlan
+
+
+def test_the_whole_text():
+    plan = LaunchPlan(
+        command=("python3", "train.py", "--epochs", "3 4"),
+        devices=("GPU-b", None),
+        launcher_environment={
+            "HOME": "/home/me",
+            "HOROVOD_CYCLE_TIME": "7",
+            "RANK": "0",
+            "TF_CONFIG": "{}",
+        },
+        cores=8,
+        shown_ranks=frozenset({0, 1}),
+        log_dir="logs",
+    )
+    expected = """\
+        ranks        2
+        command      python3 train.py --epochs '3 4'
+        cores        8
+        output       shown, kept in logs
+        stall        after 600 s
+        environment  of every rank, beside what the launcher's own holds (without TF_CONFIG):
+          COLLECTIVE_LAUNCHED=1
+          COLLECTIVE_PROGRESS=<memory of the launcher>
+          COLLECTIVE_TERMINAL=0
+          GLIBC_TUNABLES=glibc.malloc.hugetlb=1
+          HOROVOD_CONTROLLER=gloo
+          HOROVOD_CPU_OPERATIONS=gloo
+          HOROVOD_CROSS_RANK=0
+          HOROVOD_CROSS_SIZE=1
+          HOROVOD_GLOO_IFACE=lo
+          HOROVOD_GLOO_RENDEZVOUS_ADDR=127.0.0.1
+          HOROVOD_GLOO_RENDEZVOUS_PORT=<a free port>
+          HOROVOD_GLOO_TIMEOUT_SECONDS=600
+          HOROVOD_HOSTNAME=localhost
+          HOROVOD_LOCAL_SIZE=2
+          HOROVOD_SIZE=2
+          LOCAL_WORLD_SIZE=2
+          NCCL_SOCKET_IFNAME=lo
+          OMP_NUM_THREADS=4
+          PYTHONUNBUFFERED=1
+          TF_CPP_MIN_LOG_LEVEL=2
+          TF_NUM_INTEROP_THREADS=4
+          TF_NUM_INTRAOP_THREADS=4
+          WORLD_SIZE=2
+        rank 0       on GPU GPU-b:
+          CUDA_VISIBLE_DEVICES=GPU-b
+          HOROVOD_LOCAL_RANK=0
+          HOROVOD_RANK=0
+          LOCAL_RANK=0
+          RANK=0
+        rank 1       on the CPU:
+          CUDA_VISIBLE_DEVICES=
+          HOROVOD_LOCAL_RANK=1
+          HOROVOD_RANK=1
+          LOCAL_RANK=1
+          RANK=1"""
+    assert describe(plan) == textwrap.dedent(expected)
+
+
+@pytest.mark.parametrize(
+    "shown, log_dir, text",
+    [
+        ({0, 1, 2}, None, "shown"),
+        ({2, 0}, None, "shown of ranks 0,2"),
+        ((), None, "not shown"),
+        ((), "logs", "not shown, kept in logs"),
+    ],
+)
+def test_where_the_output_goes(shown, log_dir, text):
+    plan = LaunchPlan(
+        ("python3",), (None,) * 3, {}, 8, shown_ranks=frozenset(shown), log_dir=log_dir
+    )
+    assert describe(plan).splitlines()[3] == f"output       {text}"
+
+
+def test_a_job_that_may_stall_for_ever():
+    plan = LaunchPlan(("python3",), (None,) * 3, {}, 8, stall_timeout=0)
+    text = describe(plan)
+    assert "\nstall        never\n" in text and "\n  COLLECTIVE_PROGRESS=\n" in text

@@ -1,0 +1,112 @@
+"""The environment of each rank."""
+
+from __future__ import annotations
+
+from collective.launch.environment import rank_environment
+from collective.launch.plan import LaunchPlan
+
+
+def environment_of(rank, launcher_environment=None, size=3, device=None, cores=8, **plan):
+    """The environment of one rank of a job on the same device everywhere."""
+    job = LaunchPlan(("python",), (device,) * size, launcher_environment or {}, cores, **plan)
+    return rank_environment(job, rank, rendezvous_port="4711", board="/proc/1/fd/2")
+
+
+def test_identity():
+    environment = environment_of(2, device="GPU-b")
+    assert {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith(("TF_", "OMP_", "NCCL", "PY", "GLIBC"))
+    } == {
+        "COLLECTIVE_LAUNCHED": "1",
+        "COLLECTIVE_PROGRESS": "/proc/1/fd/2",
+        "COLLECTIVE_TERMINAL": "0",
+        "CUDA_VISIBLE_DEVICES": "GPU-b",
+        "RANK": "2",
+        "LOCAL_RANK": "2",
+        "WORLD_SIZE": "3",
+        "LOCAL_WORLD_SIZE": "3",
+        "HOROVOD_RANK": "2",
+        "HOROVOD_SIZE": "3",
+        "HOROVOD_LOCAL_RANK": "2",
+        "HOROVOD_LOCAL_SIZE": "3",
+        "HOROVOD_CROSS_RANK": "0",
+        "HOROVOD_CROSS_SIZE": "1",
+        "HOROVOD_HOSTNAME": "localhost",
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": "4711",
+        "HOROVOD_GLOO_IFACE": "lo",
+        "HOROVOD_CYCLE_TIME": "0.1",
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": "600",
+    }
+
+
+def test_the_users_tuning_wins():
+    tuning = {
+        "OMP_NUM_THREADS": "7",
+        "TF_NUM_INTRAOP_THREADS": "6",
+        "TF_NUM_INTEROP_THREADS": "5",
+        "HOROVOD_CYCLE_TIME": "3",
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": "9",
+        "PYTHONUNBUFFERED": "",
+        "NCCL_SOCKET_IFNAME": "eth0",
+        "GLIBC_TUNABLES": "",
+        "HOROVOD_FUSION_THRESHOLD": "1",
+        "OMPI_MCA_btl": "tcp",
+        "HOME": "/home/me",
+    }
+    environment = environment_of(0, tuning)
+    assert {name: environment[name] for name in tuning} == tuning
+
+
+def test_identity_is_always_the_launchers():
+    outer = environment_of(8, size=9, device="7", cores=1, terminal=True, columns=80)
+    inner = environment_of(1, outer)
+    fresh = environment_of(1)
+    own = [name for name in fresh if not name.startswith(("TF_", "OMP_"))]
+    assert {name: inner[name] for name in own} == {name: fresh[name] for name in own}
+
+
+def test_identity_of_other_launchers_goes():
+    stale = [
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_UNIVERSE_SIZE",
+        "PMI_RANK",
+        "PMIX_RANK",
+        "MV2_COMM_WORLD_RANK",
+        "TF_CONFIG",
+    ]
+    assert not set(stale) & set(environment_of(1, dict.fromkeys(stale, "5")))
+
+
+def test_each_rank_gets_its_share_of_the_cores():
+    names = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+    for size, cores, share in [(1, 8, "8"), (3, 8, "2"), (8, 8, "1"), (9, 8, "1")]:
+        environment = environment_of(0, size=size, cores=cores)
+        assert [environment[name] for name in names] == [share] * 3
+
+
+def test_a_cpu_rank_sees_no_gpu():
+    assert environment_of(0, {"CUDA_VISIBLE_DEVICES": "0"})["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_nobody_posts_progress_where_nobody_looks():
+    assert environment_of(0, size=1)["COLLECTIVE_PROGRESS"] == ""
+    assert environment_of(0, stall_timeout=0)["COLLECTIVE_PROGRESS"] == ""
+
+
+def test_a_terminal_is_as_wide_as_the_prefix_leaves():
+    def columns(outer, size, terminal=True, width=80):
+        environment = environment_of(0, outer, size=size, terminal=terminal, columns=width)
+        return environment["COLLECTIVE_TERMINAL"], environment.get("COLUMNS")
+
+    assert columns({}, 1) == ("1", "80")
+    assert columns({}, 2) == ("1", "76")
+    assert columns({}, 11) == ("1", "75")
+    assert columns({"COLUMNS": "40"}, 2) == ("1", "36")
+    assert columns({"COLUMNS": "40"}, 2, terminal=False) == ("0", "40")
+    assert columns({}, 2, terminal=False) == ("0", None)
+    assert columns({}, 2, width=None) == ("1", None)

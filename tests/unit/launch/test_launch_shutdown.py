@@ -1,0 +1,51 @@
+"""The shutdown of a job: which signals are sent, and when."""
+
+from __future__ import annotations
+
+from signal import SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM
+
+import pytest
+
+from collective.launch.shutdown import ShutdownSchedule
+
+
+@pytest.mark.parametrize(
+    "requests, expected",
+    [
+        ([(0, SIGTERM)], [(0, SIGTERM), (5, SIGKILL)]),
+        ([(0, SIGINT)], [(0, SIGINT), (5, SIGTERM), (10, SIGKILL)]),
+        ([(0, SIGHUP)], [(0, SIGHUP), (5, SIGTERM), (10, SIGKILL)]),
+        ([(0, SIGQUIT)], [(0, SIGQUIT), (5, SIGTERM), (10, SIGKILL)]),
+        ([(0, SIGINT), (1, SIGINT)], [(0, SIGINT), (1, SIGKILL)]),
+        ([(0, SIGINT), (1, SIGTERM)], [(0, SIGINT), (1, SIGTERM), (6, SIGKILL)]),
+        # A later, gentler one puts off nothing.
+        ([(0, SIGTERM), (4, SIGINT)], [(0, SIGTERM), (4, SIGINT), (5, SIGKILL)]),
+        ([(0, SIGTERM), (4, SIGTERM)], [(0, SIGTERM), (4, SIGTERM), (5, SIGKILL)]),
+    ],
+)
+def test_signals_and_their_times(requests, expected):
+    schedule, sent = ShutdownSchedule(grace=5), []
+    for now in range(21):
+        for when, signum in requests:
+            if when == now:
+                schedule.request(signum, now)
+        sent += [(now, signum) for signum in schedule.take_due(now)]
+    assert sent == expected
+
+
+def test_without_grace_all_comes_at_once():
+    schedule = ShutdownSchedule(grace=0)
+    schedule.begin(SIGTERM, 1)
+    assert schedule.take_due(1) == [SIGTERM, SIGKILL]
+
+
+def test_times_to_wait_for():
+    schedule = ShutdownSchedule(grace=5)
+    assert not schedule.begun
+    assert schedule.next_time() == schedule.deadline(10) == float("inf")
+    schedule.begin(SIGTERM, 2)
+    assert schedule.begun and schedule.next_time() == 2
+    schedule.take_due(2)
+    assert (schedule.next_time(), schedule.deadline(10)) == (7, 17)
+    schedule.take_due(7)
+    assert (schedule.next_time(), schedule.deadline(10)) == (float("inf"), 17)
