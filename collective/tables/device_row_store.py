@@ -23,7 +23,7 @@ class DeviceColumn(RowColumn):
 
     Args:
         name: the variable's, for errors.
-        side: where it is.
+        bridge: where it is.
     """
 
     def __init__(
@@ -32,20 +32,20 @@ class DeviceColumn(RowColumn):
         rows: int,
         dim: int,
         dtype: Any,
-        side: MemoryBridge,
+        bridge: MemoryBridge,
         first: np.ndarray | None = None,
     ):
         super().__init__(first)
-        self._name, self._side, self._row_bytes = name, side, dim * np.dtype(dtype).itemsize
-        with side.call():
+        self._name, self._bridge, self._row_bytes = name, bridge, dim * np.dtype(dtype).itemsize
+        with bridge.call():
             try:
-                self._memory = side.reserve(rows * self._row_bytes)
+                self._memory = bridge.reserve(rows * self._row_bytes)
             except (MemoryError, RuntimeError) as error:
                 raise MemoryError(
                     f"'{name}' can not reserve {rows * self._row_bytes:,} bytes of address space: "
                     f"{error}. Set COLLECTIVE_COLUMN_GB lower, or {placement.DYNAMIC}=host."
                 ) from error
-            self._rows = side.within(self._memory, (rows, dim), dtype)
+            self._rows = bridge.within(self._memory, (rows, dim), dtype)
         self.ensure_capacity(0)
 
     @property
@@ -60,26 +60,27 @@ class DeviceColumn(RowColumn):
 
     def ensure_capacity(self, count: int) -> None:
         size = (count + 1) * self._row_bytes
-        with self._side.call():
+        with self._bridge.call():
             before = self._memory.taken
             if size <= before:
                 return
             try:
-                self._side.grow(self._memory, size)
+                self._bridge.grow(self._memory, size)
             except MemoryError as error:
                 raise MemoryError(
                     f"'{self._name}' has memory for {before // self._row_bytes:,} rows, and needs "
-                    f"{size - before:,} bytes more for {count:,}: {error}. {self._side.memory()}, "
-                    "and TensorFlow what it has taken. Train on more ranks; or set "
-                    f"{placement.DYNAMIC}=host, which has dynamic tables in the host's memory."
+                    f"{size - before:,} bytes more for {count:,}: {error}. "
+                    f"{self._bridge.memory()}, and TensorFlow what it has taken. Train on more "
+                    f"ranks; or set {placement.DYNAMIC}=host, which has dynamic tables in the "
+                    "host's memory."
                 ) from error
-            self._side.within(self._memory, (self._memory.taken - before,), np.uint8, before).fill(
-                0
-            )
+            self._bridge.within(
+                self._memory, (self._memory.taken - before,), np.uint8, before
+            ).fill(0)
 
     def read(self, rows: np.ndarray) -> np.ndarray:
-        with self._side.call():
-            kernels = self._side.kernels
+        with self._bridge.call():
+            kernels = self._bridge.kernels
             return kernels.download(self._rows[kernels.upload(rows)])
 
     def write(self, rows: np.ndarray | slice, values: np.ndarray) -> None:
@@ -88,21 +89,21 @@ class DeviceColumn(RowColumn):
             # gets each row once.
             last = len(rows) - 1 - np.unique(rows[::-1], return_index=True)[1]
             rows, values = rows[last], values[last]
-        with self._side.call():
-            kernels = self._side.kernels
+        with self._bridge.call():
+            kernels = self._bridge.kernels
             self._rows[rows if isinstance(rows, slice) else kernels.upload(rows)] = kernels.upload(
                 values
             )
 
 
 def new_store(
-    capacity: int, dim: int, dtype: Any, name: str, fill: initializers.Fill, side: MemoryBridge
+    capacity: int, dim: int, dtype: Any, name: str, fill: initializers.Fill, bridge: MemoryBridge
 ) -> Store:
     """Makes an empty store; arguments as for `Store` and `DeviceColumn`."""
     return Store(
-        device_key_map.DeviceKeyMap(name, capacity, side),
-        DeviceColumn(name, capacity + 1, dim, dtype, side),
-        side.call,
+        device_key_map.DeviceKeyMap(name, capacity, bridge),
+        DeviceColumn(name, capacity + 1, dim, dtype, bridge),
+        bridge.call,
         dim,
         name,
         fill,

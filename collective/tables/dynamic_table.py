@@ -6,8 +6,8 @@ One run of a lookup on the rank that owns the keys:
     ──► ResourceGather
 
 Rows and slots are resource variables whose memory is reserved address space, of the host
-(`collective.ops.memory`) or of a GPU (`collective.ops.gpu.reserved_memory`): it never moves, so new rows
-are written straight into it, and TensorFlow's own kernels read and update it in place.
+(`collective.ops.memory`) or of a GPU (`collective.ops.gpu.reserved_memory`): it never moves, so new
+rows are written straight into it, and TensorFlow's own kernels read and update it in place.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class DynamicTable(ReservedVariable, Table):
         dim: D.
         shape: [None, D].
         slots: the slots that optimizers have made for it.
-        side: the device whose memory it is in; None for the host's, where tables of other types
-            than float32 are.
+        bridge: shares the memory of the device on which the table is; None in the host's memory,
+            where tables of other types than float32 are.
         capacity: the most rows on this rank: what the memory can hold.
         slot_row_count: int64, the number of rows that slots have values for, while an update is
             built.
@@ -82,7 +82,7 @@ class DynamicTable(ReservedVariable, Table):
         self.slot_row_count: tf.Tensor | None = None
         # tf.train.init_from_checkpoint sets it.
         self.first_rows: Callable[[Loading], None] | None = None
-        self.side = (
+        self.bridge = (
             dispatch.bridge() if dtype == tf.float32 and placement.on_device(dynamic=True) else None
         )
         self.capacity = self._capacity(self.dim * dtype.size)
@@ -104,23 +104,23 @@ class DynamicTable(ReservedVariable, Table):
             trainable is not False,
             collections,
             constraint,
-            self.side is not None,
+            self.bridge is not None,
         )
 
     def _capacity(self, row_bytes: int) -> int:
-        if self.side is None:
+        if self.bridge is None:
             return memory.rows_that_fit(row_bytes, keymap.MOST_ROWS)
         # The import takes a while, and only a device needs it.
         from collective.ops.gpu.hash_table import MOST_ROWS
 
-        return int(self.side.rows_that_fit(row_bytes, MOST_ROWS - 1))  # Row 0 counts, too.
+        return int(self.bridge.rows_that_fit(row_bytes, MOST_ROWS - 1))  # Row 0 counts, too.
 
     def _new_store(self) -> row_store.Store:
         shape = self.capacity, self.dim, self._numpy, self._name, self._fill
         return (
             row_store.host_store(*shape)
-            if self.side is None
-            else _device_row_store().new_store(*shape, self.side)
+            if self.bridge is None
+            else _device_row_store().new_store(*shape, self.bridge)
         )
 
     def _first_store(self) -> row_store.Store:
@@ -143,8 +143,8 @@ class DynamicTable(ReservedVariable, Table):
         shape = self.capacity + 1, dim, dtype
         return (
             row_store.HostColumn(*shape, first)
-            if self.side is None
-            else _device_row_store().DeviceColumn(name, *shape, self.side, first)
+            if self.bridge is None
+            else _device_row_store().DeviceColumn(name, *shape, self.bridge, first)
         )
 
     @property
@@ -184,7 +184,7 @@ class DynamicTable(ReservedVariable, Table):
         tables: Sequence[DynamicTable], keys_: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
         """Returns `local` of several tables that are in the same memory."""
-        if tables[0].side is None:
+        if tables[0].bridge is None:
             return [table.local(keys) for table, keys in zip(tables, keys_)]
         insert = training_flag.flag(tf.get_default_graph())
         rows: list[tf.Tensor] = dispatch.operations().collective_find(
@@ -199,7 +199,7 @@ class DynamicTable(ReservedVariable, Table):
         """
         graph = tf.get_default_graph()
         local = self.local(keys_)
-        with tf.device("/cpu:0") if self.side is None else dispatch.device(dynamic=True):
+        with tf.device("/cpu:0") if self.bridge is None else dispatch.device(dynamic=True):
             with graph.gradient_override_map({"ResourceGather": "CollectiveDynamicGather"}):
                 rows = tf.raw_ops.ResourceGather(
                     resource=self.handle, indices=local, dtype=self.dtype

@@ -148,7 +148,7 @@ class _Processor(optimizer._OptimizableVariable):
             # The slots of all optimizers, as one may have another do its updates. On a device,
             # there is memory only for rows that were announced; in the host's, rows of zeros need
             # none.
-            slots = [slot for slot in table.slots if table.side is not None or not slot.zero]
+            slots = [slot for slot in table.slots if table.bridge is not None or not slot.zero]
             with tf.control_dependencies([keys_inserted]):
                 count = (
                     _initialized_slot_rows(table, gradient, slots)
@@ -156,7 +156,7 @@ class _Processor(optimizer._OptimizableVariable):
                     else None
                 )
         with (
-            tf.device("/cpu:0") if table.side is None else contextlib.nullcontext(),
+            tf.device("/cpu:0") if table.bridge is None else contextlib.nullcontext(),
             tf.control_dependencies([keys_inserted if count is None else count]),
         ):
             if _is_adam(optimizer_) and not sparse_updates.is_possible(

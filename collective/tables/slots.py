@@ -50,7 +50,7 @@ class Slot(ReservedVariable):
             [table.source, first],
             False,
             collections,
-            on_device=table.side is not None,
+            on_device=table.bridge is not None,
         )
         table.slots.append(self)
         mark_shard(self, table)
