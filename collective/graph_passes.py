@@ -57,7 +57,7 @@ def group_lookups(
         xs: the tensors with respect to which gradients are about to be taken.
     """
     lookups = lookups_of(graph)
-    if not (options.grouping and lookups.waiting()):
+    if not (options.grouping and lookups.groupable()):
         return
     wire = Wire(
         tf.as_dtype(options.wire_dtype or "float32"),

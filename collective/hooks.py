@@ -34,7 +34,7 @@ def take_taped_gradients(original: Any, tape: Any, *args: Any, **kwargs: Any) ->
 def run(original: Any, session: Any, *args: Any, **kwargs: Any) -> Any:
     """Stands in for `Session.run`: prepares the graph, then all ranks run it together."""
     graph_passes.prepare_run(session.graph, args[0] if args else kwargs["fetches"])
-    with memory_report.told(session.graph):
+    with memory_report.adding_table_sizes(session.graph):
         observer = run_observer.of_options(SCOPES.options)
         return session_runs.run(observer, original, session, *args, **kwargs)
 

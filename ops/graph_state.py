@@ -1,11 +1,10 @@
-"""Keeps what the library knows of a graph and that stands nowhere in it: one record for each graph.
+"""Keeps what the library knows of a graph, beside the graph: one record for each.
 
-A record lives and dies with its graph. `state_of` gives that of exactly this graph, a function's or
-a branch's own for one; whoever means the graph that a session runs asks for
-`state_of(outermost(graph))`.
+A record lives and dies with its graph. A function's or a branch's graph has a record of its own:
+`state_of(outermost(graph))` is the record of the graph that a session runs.
 
-The types of some fields are defined in layers above this one; the owner that a field's
-documentation names has the typed way to it (`gates_of`, `lookups_of`, …).
+The types of some fields are defined in layers above this one. They are typed Any here; the module
+that the field's documentation names has a typed function for it (`gates_of`, `lookups_of`, …).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import tensorflow.compat.v1 as tf
 
 @dataclasses.dataclass
 class GraphState:
-    """Everything that is remembered of one graph, by layer.
+    """Records everything that is remembered of one graph, by layer.
 
     Attributes:
         gates: the gates and checks of the graph (`collective.ops.gate.gates_of`).
@@ -91,7 +90,7 @@ class GraphState:
 
 
 def state_of(graph: tf.Graph) -> GraphState:
-    """Returns the record of `graph`, made when it is first asked for."""
+    """Returns the record of `graph`, which is made at its first use."""
     state: GraphState | None = getattr(graph, "_collective_state", None)
     if state is None:
         state = graph._collective_state = GraphState()

@@ -18,9 +18,9 @@ from tensorflow.python.training import training_util
 from collective.checkpoint import commit, table_io, tensor_bundle
 from collective.checkpoint.saver import note_last_checkpoint, rest_def, same_path, shards_in
 from collective.checkpoint.shards import Shard
-from collective.checkpoint.tensor_bundle import raw_run
 from collective.coordination import barrier
 from collective.ops import collectives
+from collective.ops.sessions import run_unpatched
 from collective.tables import served_table
 
 
@@ -171,7 +171,7 @@ def _write(saver: Any, sess: Any, shards: list[Shard], staging: str) -> dict[str
     prefixes = writer.close()
     if rank == 0:
         rest, path = rest_def(saver), os.path.join(staging, "replicated")
-        raw_run(sess, rest.save_tensor_name, {rest.filename_tensor_name: path})
+        run_unpatched(sess, rest.save_tensor_name, {rest.filename_tensor_name: path})
         prefixes += [path] if tf.io.gfile.exists(f"{path}.index") else []
     for prefix in prefixes:
         commit.sync_bundle(prefix)

@@ -13,8 +13,9 @@ import tensorflow.compat.v1 as tf
 
 from collective.checkpoint import tensor_bundle
 from collective.checkpoint.layout import DYNAMIC, STATIC, StoredTable, part_rows
-from collective.checkpoint.tensor_bundle import raw_run, slice_rows
+from collective.checkpoint.tensor_bundle import slice_rows
 from collective.ops import collectives, graphs
+from collective.ops.sessions import run_unpatched
 from collective.tables import initializers
 from collective.tables.table import Table, shard_of
 
@@ -204,7 +205,7 @@ class Gather(Batch):
         self._keep = keep
 
     def _run(self, asked: list[Any], made: list[Operations]) -> None:
-        found = raw_run(
+        found = run_unpatched(
             self._session, [m.gathered for m in made], {m.rows: a[2] for m, a in zip(made, asked)}
         )
         for shard, first, _, _ in reversed(asked):
@@ -216,7 +217,7 @@ class Scatter(Batch):
 
     def _run(self, asked: list[Any], made: list[Operations]) -> None:
         feeds = {m.rows: a[2] for m, a in zip(made, asked)}
-        raw_run(
+        run_unpatched(
             self._session,
             [m.update for m in made],
             {**feeds, **{m.values: a[3] for m, a in zip(made, asked)}},

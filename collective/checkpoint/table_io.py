@@ -10,9 +10,10 @@ import numpy as np
 
 from collective.checkpoint.layout import CheckpointLayout, StoredTable
 from collective.checkpoint.shards import Gather, Scatter, Shard, block_of, by_table, operations
-from collective.checkpoint.tensor_bundle import Bundle, Writer, raw_run
+from collective.checkpoint.tensor_bundle import Bundle, Writer
 from collective.ops import collectives
 from collective.ops import key_hashing as owning
+from collective.ops.sessions import run_unpatched
 
 SPARE = 100 << 20  # bytes of shards that may be there twice while they are restored
 
@@ -60,7 +61,7 @@ def _static_rows(count: int, block: int) -> tuple[int, Iterator[Any]]:
 def _dynamic_rows(
     session: Any, table: Any, group: Sequence[Shard], block: int
 ) -> tuple[int, Iterator[Any]]:
-    table.settle_slots(session, [s.variable for s in group if s.slot_of is not None])
+    table.initialize_slot_rows(session, [s.variable for s in group if s.slot_of is not None])
     return table.local_count(session), table.ascending(session, block)
 
 
@@ -174,7 +175,7 @@ class Loaded:
     def must_read_twice(self) -> bool:
         """Whether the old and the new values together are too much for this rank's memory."""
         shards = [shard for group in self._groups for shard in group]
-        flags = raw_run(self._session, [made.initialized for made in operations(shards)])
+        flags = run_unpatched(self._session, [made.initialized for made in operations(shards)])
         self._there = {shard.name for shard, there in zip(shards, flags) if there}
         ranks = collectives.size()
         return SPARE < sum(
@@ -195,7 +196,7 @@ class Loaded:
     def read(self) -> None:
         """Reads all that can be read before every rank has read without an error."""
         new = [shard for shard in self._static if shard.name not in self._there]
-        raw_run(self._session, [made.allocate for made in operations(new)])
+        run_unpatched(self._session, [made.allocate for made in operations(new)])
         self._fill(new)
         if not self.twice:
             self._waiting = [
@@ -214,7 +215,7 @@ class Loaded:
 
     def undo(self) -> None:
         """Takes back what `read` has done to the session."""
-        raw_run(
+        run_unpatched(
             self._session,
             [
                 made.destroy
@@ -257,7 +258,9 @@ class Loaded:
         slots = [shard.variable for shard in group if shard.slot_of is not None]
         # an empty one in its place: its memory belongs to more than the variable
         if self.twice:
-            raw_run(self._session, [v.initializer for v in (table, *getattr(table, "slots", []))])
+            run_unpatched(
+                self._session, [v.initializer for v in (table, *getattr(table, "slots", []))]
+            )
         loading = table.loading(slots)
 
         def add(keys: np.ndarray, values: list[np.ndarray]) -> None:

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 from tensorflow.core.protobuf import tensor_bundle_pb2
-from tensorflow.python.client import session as session_lib
 
 from collective.checkpoint.layout import ENTRY, CheckpointLayout
+from collective.ops.sessions import run_unpatched
 
 # bytes of the largest slice that is written: a read of some rows holds one of them
 SLICE = 16 << 20
@@ -257,7 +257,7 @@ class _Operations:
         )
 
     def _run(self, fetches: Any, feeds: dict[Any, Any]) -> Any:
-        return raw_run(self._session, fetches, feeds)
+        return run_unpatched(self._session, fetches, feeds)
 
     def restore(self, prefix: str, name: str, spec: str, dtype: tf.DType) -> np.ndarray:
         with self._lock:
@@ -306,12 +306,6 @@ class _Operations:
 
     def merge(self, prefixes: list[str], target: str) -> None:
         self._run(self._merge, {self._prefix: target, self._names: prefixes})
-
-
-def raw_run(session: Any, fetches: Any, feeds: Any = None) -> Any:
-    """`session.run` as TensorFlow has it: what ranks do by themselves, also inside scope()."""
-    run = session_lib.BaseSession.run
-    return getattr(run, "__wrapped__", run)(session, fetches, feeds)
 
 
 _made: list[_Operations] = []

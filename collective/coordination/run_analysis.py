@@ -120,15 +120,15 @@ class RunFootprint:
         ]
         ranks = collectives.size()
         for op in exchanges:
-            request = gates.asked.get(collectives.collective_name(op) or "")
+            request = gates.key_requests.get(collectives.collective_name(op) or "")
             if request is not None:
-                feeds.append((request.keys, np.zeros(ranks * request.nothing, np.int64)))
-                feeds.append((request.splits, np.full(ranks, request.nothing, np.int32)))
+                feeds.append((request.keys, np.zeros(ranks * request.empty_words, np.int64)))
+                feeds.append((request.splits, np.full(ranks, request.empty_words, np.int32)))
         return feeds
 
     def _exchanges_inside_control_flow(self, exchanges: Iterable[tf.Operation]) -> bool:
         return any(op._get_control_flow_context() is not None for op in exchanges) or any(
-            graph_analysis.has_inside(op.graph, op, graph_analysis.COLLECTIVES)
+            graph_analysis.has_inside(op.graph, op, graph_analysis.is_horovod)
             for op in self.operations
             if op.type in graph_analysis.CALLS
         )
@@ -203,7 +203,7 @@ def _shared_names(
         if name.startswith(collectives.ALIKE) or collectives.is_scripts_own(op):
             names.append(name)
         if op.type in graph_analysis.CALLS and graph_analysis.has_inside(
-            graph, op, graph_analysis.COLLECTIVES
+            graph, op, graph_analysis.is_horovod
         ):
             names.append(f"call of {name}")
     for group in groups_of(graph):
@@ -211,10 +211,10 @@ def _shared_names(
         for i, member in enumerate(group.members):
             if member.ids.op in operations and member.ids.name not in not_needed:
                 names.append(f"lookup {i:03} of {group_name}: {member.lookup}")
-    requests = gates_of(graph).asked
+    requests = gates_of(graph).key_requests
     for name in collectives_used:
-        if name in requests and requests[name].what:
-            names.append(f"{name}: {requests[name].what}")
+        if name in requests and requests[name].description:
+            names.append(f"{name}: {requests[name].description}")
     return names
 
 
@@ -230,7 +230,7 @@ def _updates(graph: tf.Graph, operations: Iterable[tf.Operation]) -> bool:
     initializers = {v.initializer for v in variables}
     for op in operations:
         if op.type in graph_analysis.CALLS:
-            if graph_analysis.has_inside(graph, op, graph_analysis.WRITES) and any(
+            if graph_analysis.has_inside(graph, op, graph_analysis.WRITES.match) and any(
                 graph_analysis.holder(x) in holders for x in op.inputs
             ):
                 return True

@@ -29,8 +29,7 @@ import tensorflow.compat.v1 as tf
 from collective.gradients.clipping import is_of_table, table_gradient
 from collective.ops import collectives, graph_analysis, graphs, shard_gradients
 from collective.ops.graph_state import state_of
-from collective.tables.dynamic_table import raw
-from collective.tables.reserved_variable import run_here
+from collective.ops.sessions import raw_session, run_unpatched
 
 SCOPE = "collective/local_steps"
 
@@ -132,7 +131,7 @@ def restart(session: Any) -> None:
         if proxy.accumulator is not None
     }
     if accumulators:
-        run_here(raw(session), [each.restart for each in accumulators.values()])
+        run_unpatched(raw_session(session), [each.restart for each in accumulators.values()])
 
 
 class GradientAccumulator:

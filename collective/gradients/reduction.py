@@ -18,7 +18,7 @@ from tensorflow.python.ops import variables
 
 from collective.gradients import accumulation
 from collective.gradients.clipping import table_gradient
-from collective.ops import collectives, dense_allreduce, gate, shard_gradients
+from collective.ops import collectives, dense_allreduce, gate, graph_analysis, shard_gradients
 from collective.replication import assignments
 from collective.scope import SCOPES
 from collective.strategies import grouped_exchange
@@ -28,7 +28,6 @@ from collective.tables.table import Sharded, mark_shard, shard_view
 
 # The types of scope(dense_compression=…).
 WIRE_TYPES = {"none": None, "fp16": tf.float16, "bf16": tf.bfloat16}
-VARIABLE_OPS = ("VarHandleOp", "VariableV2", "Variable")
 
 
 def _table_of(x: Any) -> Sharded | None:
@@ -43,7 +42,7 @@ def _table_of(x: Any) -> Sharded | None:
 def _is_variable(x: Any) -> bool:
     if isinstance(x, variables.Variable):
         return True
-    return isinstance(x, tf.Tensor) and x.op.type in VARIABLE_OPS
+    return isinstance(x, tf.Tensor) and x.op.type in graph_analysis.VARIABLE_TYPES
 
 
 def reduce_gradients(
@@ -129,7 +128,7 @@ def apply_to_shards(
     grads_and_vars = assignments.sync_gradients(grads_and_vars)
     grads_and_vars, apply = accumulation.accumulate(
         SCOPES.options.local_steps,
-        fused_updates.together(original),
+        fused_updates.fuse_updates(original),
         optimizer,
         grads_and_vars,
     )

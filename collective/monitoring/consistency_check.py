@@ -22,9 +22,9 @@ from collective.coordination import barrier
 from collective.coordination.session_state import state_of_session
 from collective.errors import ReplicaError
 from collective.ops import collectives, graph_analysis
+from collective.ops.sessions import run_unpatched
 from collective.replication.analysis import replicated_variables
 from collective.replication.pending_syncs import pending_syncs_of
-from collective.tables.reserved_variable import run_here
 
 FIRST = 5  # variables that an error names
 
@@ -76,7 +76,7 @@ def _compared(graph: tf.Graph) -> list[Any]:
 def _checksum(session: Any, variable: Any) -> str:
     """Of the bits, so that NaN is equal to itself. One variable at a time is read."""
     try:
-        value = np.ascontiguousarray(run_here(session, variable))
+        value = np.ascontiguousarray(run_unpatched(session, variable))
     except tf.errors.FailedPreconditionError:
         return "not initialized"
     digest = hashlib.blake2b(f"{value.dtype} {value.shape}".encode(), digest_size=12)

@@ -32,7 +32,6 @@ from collective.plan.formatting import imbalance
 from collective.plan.plan import AlonePlan, ExchangePlan, GroupPlan, Plan, SectionPlan, TablePlan
 from collective.prefetch.enable import split_of
 from collective.prefetch.graph_split import key_run
-from collective.strategies import Lookup
 from collective.strategies.grouped_exchange import Group, GroupMember, groups_of
 from collective.tables.grouping import WrittenLookup, lookups_of
 from collective.tables.table import Table, shard_of
@@ -172,12 +171,12 @@ def _alone(graph: tf.Graph, footprint: run_analysis.RunFootprint | None) -> Iter
     lookups = lookups_of(graph)
     for written in lookups.written:
         if written.group is None:
-            why = written.alone or (
+            why = written.reason_ungrouped or (
                 "grouping is off" if state_of(graph).seen_by_session else WAITING
             )
             yield AlonePlan(written.out.name, written.lookup.table.op.name, why)
-    for name, asked in gates_of(graph).asked.items():
-        if asked.keys.graph is not graph:
+    for name, request in gates_of(graph).key_requests.items():
+        if request.keys.graph is not graph:
             yield AlonePlan("", short(name), "it is in a function, a branch or a loop")
 
 
@@ -272,21 +271,15 @@ def _carriers(
         )
         for group in groups_of(graph)
     }
-    asked = {asking.keys.op: name for name, asking in gates_of(graph).asked.items()}
+    asked = {x.keys.op: name for name, x in gates_of(graph).key_requests.items()}
     for written in lookups_of(graph).written:
         if written.group is None:
             for op in graph_analysis.upstream(
-                [written.out], {x.name for x in inputs_of(written.lookup)}
+                [written.out], {x.name for x in written.lookup.inputs}
             ):
                 if op in asked:
                     found[short(asked[op])] = (written, [])
     return found
-
-
-def inputs_of(lookup: Lookup) -> list[tf.Tensor]:
-    """What is known before anything of `lookup` is done."""
-    sparse = [x for x in (lookup.sparse_ids, lookup.sparse_weights) if x is not None]
-    return [lookup.ids, *(x.indices for x in sparse), *(x.values for x in sparse)]
 
 
 def _exchange(

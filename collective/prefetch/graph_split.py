@@ -27,7 +27,7 @@ from collective.coordination.agreement import Header
 from collective.coordination.prepared_run import PreparedRun
 from collective.coordination.run_analysis import RunFootprint
 from collective.ops import gate, graphs, op_attributes
-from collective.ops.graph_analysis import SOURCES, upstream, walk
+from collective.ops.graph_analysis import SOURCES, VARIABLE_TYPES, upstream, walk
 from collective.ops.graph_state import state_of
 from collective.strategies.grouped_exchange import Group, groups_of
 
@@ -45,8 +45,6 @@ _CALLS = frozenset(
         "RemoteCall",
     }
 )
-# Where a function or a branch reads them, too.
-_VARIABLES = frozenset({"VarHandleOp", "VariableV2", "Variable"})
 _LOOKUP_TABLES = frozenset(
     {
         "MutableHashTableV2",
@@ -314,7 +312,7 @@ def _iterator(path: Iterable[tf.Operation]) -> tf.Operation:
     for op in sorted(path, key=lambda op: op._id):
         if op.type == "Placeholder":
             raise NotPossible(f"keys depend on the placeholder '{op.name}'")
-        if op.type in _VARIABLES:
+        if op.type in VARIABLE_TYPES:
             raise NotPossible(f"keys depend on the variable '{op.name}'")
         if op.type in _LOOKUP_TABLES:
             raise NotPossible(f"keys depend on the table '{op.name}', which may change")

@@ -16,7 +16,6 @@ import threading
 from typing import Any
 
 import tensorflow.compat.v1 as tf
-from tensorflow.python.client import session as session_lib
 
 from collective.coordination import agreement
 from collective.coordination.agreement import (
@@ -29,6 +28,7 @@ from collective.coordination.agreement import (
 )
 from collective.coordination.prepared_run import PreparedRun
 from collective.ops.gate import gates_of
+from collective.ops.sessions import run_unpatched
 from collective.prefetch.graph_split import GraphSplit, key_run
 
 
@@ -73,9 +73,7 @@ class Prefetcher:
         self._run(gate.start)
 
     def _run(self, fetches: Any, feeds: dict[Any, Any] | None = None) -> Any:
-        """Calls TensorFlow's own `Session.run`."""
-        run = session_lib.BaseSession.run
-        return getattr(run, "__wrapped__", run)(self._session, fetches, feeds)
+        return run_unpatched(self._session, fetches, feeds)
 
     def exchange(
         self, run: PreparedRun, feeds: dict[Any, Any], trains: bool

@@ -12,7 +12,6 @@ import tensorflow.compat.v1 as tf
 from collective.coordination import run_analysis
 from collective.ops import graph_analysis, op_attributes
 from collective.ops.gate import gates_of
-from collective.plan.builder import inputs_of
 from collective.strategies.grouped_exchange import groups_of
 from collective.tables.grouping import lookups_of
 
@@ -69,7 +68,7 @@ class Counting:
                     (table.op.name, heard.outputs[i].name)
                     for i, table in enumerate(group.layout.tables)
                 ]
-        asked = {asking.keys.op: name for name, asking in gates_of(graph).asked.items()}
+        asked = {x.keys.op: name for name, x in gates_of(graph).key_requests.items()}
         for written in self._written:
             if written.group is None:
                 self._count_alone(written.lookup, written.out, asked)
@@ -77,7 +76,7 @@ class Counting:
     def _count_alone(
         self, lookup: Any, out: tf.Operation, asked: Mapping[tf.Operation, str]
     ) -> None:
-        inputs = {x.name for x in inputs_of(lookup)}
+        inputs = {x.name for x in lookup.inputs}
         inside = graph_analysis.upstream([out], inputs)
         for keys in (op for op in inside if op in asked):
             distinct = next(

@@ -11,7 +11,6 @@ import tensorflow.compat.v1 as tf
 from collective.coordination import run_analysis
 from collective.ops import graph_analysis, op_attributes
 from collective.ops.gate import gates_of
-from collective.plan.builder import inputs_of
 from collective.strategies.grouped_exchange import groups_of
 from collective.tables.grouping import lookups_of
 
@@ -51,7 +50,7 @@ class Phases:
     def __init__(self, graph: tf.Graph, footprint: run_analysis.RunFootprint):
         self._graph = graph
         written = [w for w in lookups_of(graph).written if w.out in footprint.operations]
-        inputs = [x for w in written for x in inputs_of(w.lookup)]
+        inputs = [x for w in written for x in w.lookup.inputs]
         members = [m for group in groups_of(graph) for m in group.members]
         opened = {x.name for m in members for x in (m.ids, m.samples, m.weights) if x is not None}
         self._lookup = graph_analysis.upstream(
@@ -84,7 +83,7 @@ class Phases:
         return self._found[name] or None
 
     def _look(self, name: str, kind: str) -> str | None:
-        if kind.startswith("Horovod"):
+        if graph_analysis.is_horovod(kind):
             return name.rpartition("/")[2]
         # which takes as long as everything in front of it
         if name.startswith("collective/gate"):
@@ -127,7 +126,7 @@ def is_wait(kind: str) -> bool:
     for that.
     """
     return (
-        kind.startswith("Horovod")
+        graph_analysis.is_horovod(kind)
         or kind in READS
         or kind in graph_analysis.CALLS
         or kind in ("_Recv", "_HostRecv")

@@ -20,14 +20,14 @@ import tensorflow.compat.v2 as tf2
 
 from collective.coordination import barrier
 from collective.coordination.prepared_run import PreparedRun
-from collective.ops import collectives
+from collective.ops import collectives, graph_analysis
 from collective.ops.graph_state import state_of
+from collective.ops.sessions import run_unpatched
 from collective.options import ScopeOptions
 from collective.profiling import breakdown, trace
 from collective.profiling.lookup_counts import Counting
 from collective.profiling.phases import Phases
 from collective.profiling.summaries import Writer
-from collective.tables.reserved_variable import run_here
 
 Original = Callable[..., Any]
 
@@ -140,7 +140,7 @@ class Profiler:
         collectives: dict[str, float] = {}
         received: dict[str, int] = {}
         for span in ran:
-            if span.kind.startswith("Horovod"):
+            if graph_analysis.is_horovod(span.kind):
                 collectives[span.phase] = (
                     collectives.get(span.phase, 0.0) + (span.end - span.start) / 1e6
                 )
@@ -257,7 +257,7 @@ def _own_profile(folder: str | None) -> Iterator[None]:
 def _global_step(session: Any, number: int) -> int:
     try:
         step = tf.train.get_global_step(session.graph)
-        return number if step is None else int(run_here(session, step))
+        return number if step is None else int(run_unpatched(session, step))
     # there is none that can be read
     except (tf.errors.OpError, RuntimeError, TypeError, ValueError):
         return number

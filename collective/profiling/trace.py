@@ -11,6 +11,7 @@ from typing import Any, Callable, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
+from collective.ops import graph_analysis
 from collective.profiling.phases import is_wait
 
 
@@ -57,7 +58,7 @@ def spans(stats: Any, phase_of: Callable[[str, str], str | None]) -> list[Span]:
                     node.all_start_nanos,
                     node.all_start_nanos + node.all_end_rel_nanos,
                     is_wait(kind),
-                    received if kind.startswith("Horovod") else 0,
+                    received if graph_analysis.is_horovod(kind) else 0,
                 )
             )
     return sorted(found, key=lambda span: span.start)
@@ -128,7 +129,7 @@ def events(ran: Iterable[Span], rank: int, step: int) -> list[dict[str, Any]]:
         found.append(
             {
                 "name": span.name.rpartition("/")[2]
-                if span.kind.startswith("Horovod")
+                if graph_analysis.is_horovod(span.kind)
                 else span.kind,
                 "cat": span.phase,
                 "ph": "X",

@@ -30,7 +30,6 @@ READS = re.compile(
     "Iterator|OptionalGetValue|Queue|ReaderRead|PyFunc|EagerPyFunc|(Ordered)?(Map)?Unstage"
 )
 LOCAL_KEYS = (tf.GraphKeys.LOCAL_VARIABLES, tf.GraphKeys.METRIC_VARIABLES)
-VARIABLES = frozenset({"VarHandleOp", "VariableV2", "Variable"})
 # Operations that put what is fed into another form.
 CHANGES_OF_FORM = (
     frozenset(
@@ -194,7 +193,7 @@ class ReplicationAnalysis:
             return not _captured(op)
         if op in self._gradient_proxies:
             return False
-        if op.type in VARIABLES:
+        if op.type in graph_analysis.VARIABLE_TYPES:
             ours = str(op.name).startswith("collective/")
             return op not in self._replicated_memory and not ours
         if op.type == "Merge":
@@ -212,7 +211,9 @@ class ReplicationAnalysis:
             # Of a seed all ranks draw the same.
             has_seed = "seed" in op.node_def.attr and (op.get_attr("seed") or op.get_attr("seed2"))
             return not has_seed
-        if op.type in graph_analysis.CALLS and graph_analysis.has_inside(op.graph, op, RANDOM):
+        if op.type in graph_analysis.CALLS and graph_analysis.has_inside(
+            op.graph, op, RANDOM.match
+        ):
             return True
         return takes_data(op)
 
@@ -235,7 +236,7 @@ def takes_data(op: tf.Operation) -> bool:
     """Tells whether `op`, or a function that it calls, reads data."""
     if kind(op) in DATA:
         return True
-    return op.type in graph_analysis.CALLS and graph_analysis.has_inside(op.graph, op, READS)
+    return op.type in graph_analysis.CALLS and graph_analysis.has_inside(op.graph, op, READS.match)
 
 
 def is_fed(value: tf.Tensor) -> bool:

@@ -17,7 +17,7 @@ from collective.checkpoint.compatibility import saved_by
 from collective.checkpoint.tensor_bundle import Bundle
 from collective.coordination.barrier import Steps
 from collective.errors import RankError
-from collective.ops import collectives
+from collective.ops import collectives, graph_analysis
 
 
 class Source(NamedTuple):
@@ -145,7 +145,7 @@ def _refuse_foreign(graph: tf.Graph) -> None:
         {
             f"{node.name} ({node.op})"
             for node in _nodes(graph)
-            if node.op.startswith("Horovod")
+            if graph_analysis.is_horovod(node.op)
             or node.op in ("PyFunc", "PyFuncStateless", "EagerPyFunc")
         }
     )
