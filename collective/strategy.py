@@ -258,7 +258,7 @@ class CollectiveStrategy:
             Exception: whatever TensorFlow raises for fetches that aren't in the graph.
         """
         graph = graph or tf.get_default_graph()
-        return builder.plan(
+        return builder.build_plan(
             graph,
             None
             if fetches is None
