@@ -2,15 +2,10 @@
 one.
 """
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import tensorflow as tf
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.jobs import pool
 
 
 @pytest.mark.skipif(
@@ -22,24 +17,9 @@ def test_operations_on_tables_have_kernels_for_gpus(ranks):
     """With one that has not, TensorFlow would have a table in the host's memory (which
     `CollectiveShard` refuses).
     """
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "collective.launch",
-            "-np",
-            str(ranks),
-            "--device",
-            "cpu",
-            "tests/gpu_placement.py",
-        ],
-        cwd=ROOT,
-        env=dict(os.environ, COLLECTIVE_KERNELS="double", PYTHONPATH=str(ROOT)),
-        text=True,
-        timeout=240,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        errors="replace",
+    done = pool.launch(
+        *("-np", ranks, "--device", "cpu", "tests/jobs/gpu_placement.py"),
+        environment={"COLLECTIVE_KERNELS": "double"},
     )
     assert (
         done.returncode == 0

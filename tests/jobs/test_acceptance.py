@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 FOLDER = os.environ.get("COLLECTIVE_ACCEPTANCE_DIR")
 OPTIMIZERS = ("sgd", "momentum", "adagrad", "adam", "ftrl", "rmsprop", "adadelta")
 SEED = int(os.environ.get("COLLECTIVE_TEST_SEED") or 0)
