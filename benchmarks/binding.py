@@ -2,10 +2,11 @@
 to arrays, and back.
 
     python benchmarks/binding.py [--tables 26] [--dim 16] [--batch 64] [--steps 30] [--dynamic]
+    python -m tests.gpu_double benchmarks/binding.py [...]
 
-NumPy is in the place of the kernels (COLLECTIVE_KERNELS=double), so what they compute is no measure
-and stands by itself; the rest is done for a GPU in the same way, but for what CuPy's arrays cost
-more than NumPy's, and the waits for the GPU. One rank, Adagrad, one thread. Prints the median, the
+The second line needs no GPU: NumPy is in the place of the kernels, so the time that they compute is
+no measure and stands by itself. The rest is done as for a GPU, but that CuPy's arrays cost more than
+NumPy's, and that the host waits for the GPU. One rank, Adagrad, one thread. Prints the median, the
 10th and the 90th percentile of a step's milliseconds, and how many calls it has.
 """
 
@@ -14,22 +15,25 @@ from __future__ import annotations
 import argparse
 import collections
 import os
+import sys
 import time
 from typing import Any
 
-os.environ.update(COLLECTIVE_KERNELS="double", TF_CPP_MIN_LOG_LEVEL="3")
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
 import numpy as np  # noqa: E402
 import tensorflow.compat.v1 as tf  # noqa: E402
 
 import collective  # noqa: E402
-from collective.ops.gpu import binding, sides  # noqa: E402
+from collective.ops import placement  # noqa: E402
+from collective.ops.gpu.memory_bridge import MemoryBridge  # noqa: E402
+from collective.ops.gpu.tensorflow_call import KernelCaller  # noqa: E402
 
 WARM = 5
 
 
 class Clock:
-    """Adds up what is spent in methods."""
+    """Adds up the time that methods take."""
 
     def __init__(self) -> None:
         self.ms: dict[str, float] = collections.Counter()
@@ -47,16 +51,20 @@ class Clock:
         return timed
 
 
-def watched(clock: Clock) -> None:
-    """From now on `clock` knows what each call of kernels spends."""
+def watch(clock: Clock) -> None:
+    """Has `clock` time each call of kernels from now on."""
     for what, method in (("tensors to arrays", "given"), ("arrays to tensors", "results")):
-        setattr(sides.Side, method, clock.around(what, getattr(sides.Side, method)))
-    operation = binding.Bound._operation
+        owners = [MemoryBridge, *MemoryBridge.__subclasses__()]
+        for owner in owners:
+            if method in vars(owner):
+                setattr(owner, method, clock.around(what, getattr(owner, method)))
+    operation = KernelCaller._operation
 
-    def around_work(bound: Any, name: str, work: Any, *rest: Any) -> Any:
-        return operation(bound, name, clock.around("NumPy in the kernels' place", work), *rest)
+    def around_work(caller: Any, name: str, work: Any, *rest: Any) -> Any:
+        return operation(caller, name, clock.around("kernels", work), *rest)
 
-    setattr(binding.Bound, "_operation", around_work)  # noqa: B010 (mypy takes no assignment to a method)
+    # not by an assignment, which mypy refuses
+    setattr(KernelCaller, "_operation", around_work)  # noqa: B010
 
 
 def main() -> None:
@@ -67,8 +75,10 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--dynamic", action="store_true", help="dynamic tables")
     given = parser.parse_args()
+    if not placement.on_device(given.dynamic):
+        sys.exit("no kernels compute here: see --help for the double of a GPU")
     clock, strategy, rng = Clock(), collective.CollectiveStrategy(), np.random.default_rng(0)
-    watched(clock)
+    watch(clock)
     spent: list[dict[str, float]] = []
     with strategy.scope(plan="quiet"), tf.Graph().as_default():
         with strategy.embedding_scope():

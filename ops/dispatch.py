@@ -47,16 +47,22 @@ def operations() -> Any:
     )
 
 
-@functools.cache
 def _stand_in() -> Any:
-    from collective.ops.gpu import binding, sides  # needs no CuPy, but takes a while to import
-
-    return binding.Bound(sides.Gpu() if placement.chosen() == "gpu" else sides.Double())
+    return placement.stand_in() or _on_gpu()
 
 
-def side() -> Any:
-    """Where kernels compute, and what shares memory with them: a `collective.ops.gpu.sides.Side`."""
-    return _stand_in().side
+@functools.cache
+def _on_gpu() -> Any:
+    # needs no CuPy, but takes a while to import
+    from collective.ops.gpu.memory_bridge import GpuBridge
+    from collective.ops.gpu.tensorflow_binding import DeviceOperations
+
+    return DeviceOperations(GpuBridge())
+
+
+def bridge() -> Any:
+    """Returns what shares memory with kernels: a `collective.ops.gpu.memory_bridge.MemoryBridge`."""
+    return _stand_in().bridge
 
 
 def operations_of(op: tf.Operation) -> Any:

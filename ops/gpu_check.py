@@ -42,7 +42,6 @@ from pathlib import Path
 
 import numpy as np
 
-from collective.ops import placement
 from collective.ops.gpu import checks
 from collective.ops.gpu.checks import timing
 from collective.ops.gpu.cupy_device import CupyDevice
@@ -166,7 +165,7 @@ def check_tensorflow(seed: int) -> int:
     """Checks the binding on the ranks that there are; returns the exit code."""
     os.environ.setdefault("COLLECTIVE_KERNELS", "gpu")
     # TensorFlow, which nothing else here needs
-    from collective.ops import collectives, dispatch
+    from collective.ops import collectives, dispatch, placement
     from collective.ops.gpu.checks import growing, training
 
     collectives.init()

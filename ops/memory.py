@@ -37,14 +37,13 @@ for _name, _arguments in (
     ("mremap", "pzzip"),
     ("munmap", "pz"),
     ("madvise", "pzi"),
-    ("mprotect", "pzi"),
 ):
     getattr(_libc, _name).argtypes = [
         {"p": ctypes.c_void_p, "z": ctypes.c_size_t, "i": ctypes.c_int, "l": ctypes.c_long}[kind]
         for kind in _arguments
     ]
     getattr(_libc, _name).restype = (
-        ctypes.c_int if _name in ("munmap", "madvise", "mprotect") else ctypes.c_void_p
+        ctypes.c_int if _name in ("munmap", "madvise") else ctypes.c_void_p
     )
 _FAILED = ctypes.c_void_p(-1).value
 
@@ -152,27 +151,6 @@ class Region:
     def view(self, *shape: int, dtype: Any) -> np.ndarray:
         """The array in it, to be used while the owner that it was moved to, if it was, lives."""
         return array_at(self._address, shape, dtype, self)
-
-
-class Reserved(Region):
-    """The double of a GPU's reserved memory (`collective.ops.gpu.reserved`): what hasn't been taken
-    can't be touched.
-    """
-
-    def __init__(self, size: int):
-        super().__init__(size)
-        self.taken = 0
-        _libc.mprotect(self._address, self.size, 0)
-
-    @property
-    def address(self) -> int:
-        return self._address
-
-    def grow(self, size: int) -> None:
-        """Takes memory, so that at least `size` bytes are there."""
-        if size > self.taken:
-            self.taken = min(-(-size // _PAGE) * _PAGE, self.size)
-            _libc.mprotect(self._address, self.taken, _PROTECTION)
 
 
 class Hollow:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+from collections.abc import Callable
+from typing import Any
 
 import tensorflow.compat.v1 as tf
 
@@ -17,7 +19,8 @@ WORKSPACE = "COLLECTIVE_GPU_WORKSPACE"
 DYNAMIC = "COLLECTIVE_DYNAMIC_TABLES"
 
 
-CHOICES = ("auto", "cpu", "gpu", "double")
+CHOICES = ("auto", "cpu", "gpu")
+INJECTED = "injected"
 
 
 def memory_shares() -> tuple[float, float]:
@@ -42,14 +45,43 @@ def memory_shares() -> tuple[float, float]:
     return share, 0.95 - share
 
 
+_injected: Callable[[], Any] | None = None
+
+
+def use(make: Callable[[], Any] | None) -> None:
+    """Injects operations in the place of a GPU's kernels, before the process makes its first graph.
+
+    Args:
+        make: makes what stands in for the compiled operations; None: the environment chooses again.
+    """
+    global _injected
+    _injected = make
+    stand_in.cache_clear()
+
+
 @functools.cache
+def stand_in() -> Any:
+    """Returns the injected operations, made when they are first asked for; None without any."""
+    return None if _injected is None else _injected()
+
+
 def chosen() -> str:
-    """'cpu', 'gpu' or 'double', by the environment variable COLLECTIVE_KERNELS. Without it, or if
-    it is 'auto': 'gpu' where TensorFlow sees a GPU and there is CuPy. 'double' is what runs on a
-    GPU, in NumPy: slowly, for tests.
+    """Returns 'cpu' or 'gpu', as the environment says; 'injected' after `use`.
 
     Raises:
-        ValueError: it is something else.
+        ValueError, RuntimeError: see `chosen_by_environment`.
+    """
+    return chosen_by_environment() if _injected is None else INJECTED
+
+
+@functools.cache
+def chosen_by_environment() -> str:
+    """Returns 'cpu' or 'gpu', by the environment variable COLLECTIVE_KERNELS.
+
+    Without it, or if it is 'auto', that is 'gpu' where TensorFlow sees a GPU and there is CuPy.
+
+    Raises:
+        ValueError: the variable has another value.
         RuntimeError: it is 'gpu', and TensorFlow sees none.
     """
     choice = os.environ.get(CHOICE, "").lower() or "auto"
@@ -57,7 +89,7 @@ def chosen() -> str:
         raise ValueError(
             f"{CHOICE}={choice}: there is no such choice. Known: {', '.join(CHOICES)}."
         )
-    if choice in ("cpu", "double"):
+    if choice == "cpu":
         return choice
     sees = bool(tf.config.list_physical_devices("GPU"))
     if choice == "gpu":

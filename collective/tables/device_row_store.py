@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from collective.ops import placement
-from collective.ops.gpu import keymap
-from collective.ops.gpu.functions import Functions
-from collective.ops.gpu.sides import Side
+from collective.ops.gpu import device_key_map
+from collective.ops.gpu.kernel_api import Kernels
+from collective.ops.gpu.memory_bridge import MemoryBridge
 from collective.tables import initializers
 from collective.tables.row_store import ROOM, RowColumn, Store, living
 
@@ -33,7 +33,7 @@ class DeviceColumn(RowColumn):
         rows: int,
         dim: int,
         dtype: Any,
-        side: Side,
+        side: MemoryBridge,
         first: np.ndarray | None = None,
     ):
         super().__init__(first)
@@ -83,8 +83,8 @@ class DeviceColumn(RowColumn):
 
     def read(self, rows: np.ndarray) -> np.ndarray:
         with self._side.call():
-            f = self._side.functions
-            return f.download(self._rows[f.upload(rows)])
+            kernels = self._side.kernels
+            return kernels.download(self._rows[kernels.upload(rows)])
 
     def write(self, rows: np.ndarray | slice, values: np.ndarray) -> None:
         if not isinstance(rows, slice):
@@ -93,16 +93,18 @@ class DeviceColumn(RowColumn):
             last = len(rows) - 1 - np.unique(rows[::-1], return_index=True)[1]
             rows, values = rows[last], values[last]
         with self._side.call():
-            f = self._side.functions
-            self._rows[rows if isinstance(rows, slice) else f.upload(rows)] = f.upload(values)
+            kernels = self._side.kernels
+            self._rows[rows if isinstance(rows, slice) else kernels.upload(rows)] = kernels.upload(
+                values
+            )
 
 
 def new_store(
-    capacity: int, dim: int, dtype: Any, name: str, fill: initializers.Fill, side: Side
+    capacity: int, dim: int, dtype: Any, name: str, fill: initializers.Fill, side: MemoryBridge
 ) -> Store:
     """An empty store; arguments as for `Store` and `DeviceColumn`."""
     return Store(
-        keymap.DeviceKeyMap(name, capacity, side),
+        device_key_map.DeviceKeyMap(name, capacity, side),
         DeviceColumn(name, capacity + 1, dim, dtype, side),
         side.call,
         dim,
@@ -111,11 +113,13 @@ def new_store(
     )
 
 
-def find(f: Functions, numbers: np.ndarray, keys: Any, sizes: Sequence[int], insert: bool) -> Any:
+def find(
+    kernels: Kernels, numbers: np.ndarray, keys: Any, sizes: Sequence[int], insert: bool
+) -> Any:
     """`Store.rows` of several stores at once: [K] int64 on the device, until the next call.
 
     Args:
-        f: the kernels.
+        kernels: the kernels.
         numbers: of the stores.
         keys: [K] int64 on the device.
         sizes: how many of them each store has, one after the other.
@@ -126,6 +130,8 @@ def find(f: Functions, numbers: np.ndarray, keys: Any, sizes: Sequence[int], ins
         for store in stores:
             drawing.callback(store.draw)
         try:
-            return keymap.rows(f, [store.keys for store in stores], keys, sizes, insert)
+            return device_key_map.rows(
+                kernels, [store.keys for store in stores], keys, sizes, insert
+            )
         except MemoryError as error:
             raise MemoryError(f"{error}. {ROOM}.") from error

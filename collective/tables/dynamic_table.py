@@ -7,7 +7,7 @@ One run of a lookup on the rank that owns the keys:
     ──► ResourceGather
 
 Rows and slots are resource variables whose memory is reserved address space, of the host
-(`collective.ops.memory`) or of a GPU (`collective.ops.gpu.reserved`): it never moves, so new rows
+(`collective.ops.memory`) or of a GPU (`collective.ops.gpu.reserved_memory`): it never moves, so new rows
 are written straight into it, and TensorFlow's own kernels read and update it in place.
 """
 
@@ -79,7 +79,7 @@ class DynamicTable(Lazy, Table):
         # set by tf.train.init_from_checkpoint
         self.first_rows: Callable[[Loading], None] | None = None
         self.side = (
-            dispatch.side() if dtype == tf.float32 and placement.on_device(dynamic=True) else None
+            dispatch.bridge() if dtype == tf.float32 and placement.on_device(dynamic=True) else None
         )
         self.capacity = self._capacity(self.dim * dtype.size)
         if initializer is None:
@@ -107,7 +107,7 @@ class DynamicTable(Lazy, Table):
         if self.side is None:
             return memory.rows_that_fit(row_bytes, keymap.MOST_ROWS)
         # what is needed on a device takes a while to import
-        from collective.ops.gpu.hash_table_state import MOST_ROWS
+        from collective.ops.gpu.hash_table import MOST_ROWS
 
         return int(self.side.rows_that_fit(row_bytes, MOST_ROWS - 1))  # and row 0
 

@@ -99,7 +99,7 @@ class Lazy(resource_variable_ops.ResourceVariable):
                             made,
                             dtype=dtype,
                             shape=[rows, dim],
-                            device=dispatch.side().kind,
+                            device=dispatch.bridge().kind,
                         )
                 else:
                     mapped = _in_file(path, rows, dim, dtype)

@@ -16,7 +16,7 @@ import numpy as np
 
 from collective.ops import memory
 from collective.ops.gpu.device import Device, Kernel, Timed
-from collective.ops.gpu.reserved import Reserved
+from collective.ops.gpu.reserved_memory import Reserved
 from collective.ops.gpu.sources import Source
 
 OPTIONS = ("-std=c++17",)

@@ -111,7 +111,7 @@ class Device(abc.ABC):
     @abc.abstractmethod
     def reserve(self, size: int) -> Any:
         """Memory that grows where it is, to `size` bytes at the most: a
-        `collective.ops.gpu.reserved.Reserved`.
+        `collective.ops.gpu.reserved_memory.Reserved`.
         """
 
     def within(self, reserved: Any, shape: tuple[int, ...], dtype: Any, offset: int = 0) -> Any:

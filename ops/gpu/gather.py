@@ -10,60 +10,49 @@ from typing import Any
 
 import numpy as np
 
-from collective.ops.gpu.elements import ELEMENTS, Element
 from collective.ops.gpu.segments import THREADS, Segments
 from collective.ops.gpu.sources import Source
 from collective.ops.gpu.workspace import Workspace
 
-SOURCE = Source(
-    "gather.cu", tuple(f"gather_{table}_{wire}" for table in ELEMENTS for wire in ELEMENTS)
-)
+SOURCE = Source("gather.cu", ("gather_rows",))
 _IN_FLIGHT, _ROUNDS = 4, 2  # as in gather.cu
-_WIDEST = 16  # bytes of one access
+_WIDTH, _FLOAT_BYTES = 4, 4  # elements of the widest access, and the bytes of one
 
 
-def gather(
-    tables: Sequence[Any],
-    rows: Any,
-    segments: Segments,
-    element: Element,
-    wire: Element,
-    workspace: Workspace,
-) -> Any:
-    """[E] of `wire`: one row after the other in the order of `rows`, E the sum of their dimensions.
+def gather(tables: Sequence[Any], rows: Any, segments: Segments, workspace: Workspace) -> Any:
+    """Copies rows one after the other, in the order of `rows`.
 
-    Of the same type the very bits are copied, NaNs too; else rounded to the nearest, ties to even,
-    too large to infinity. A row outside of its table comes back as zeros. One kernel; the host
-    waits for nothing.
+    The very bits are copied, NaNs too. A row outside of its table comes back as zeros. One kernel;
+    the host waits for nothing.
 
-    Accesses are of 16 bytes of the wider type where a table's address and dimension and the place
-    in the buffer allow, else of
-    one element: order sections so that odd dimensions come last. Bytes moved: for each row 8 of its
-        number, D elements read and
-    D written.
+    Accesses are of 16 bytes where a table's address and dimension and the place in the buffer
+    allow, else of one element: order sections so that odd dimensions come last. Bytes moved: for
+    each row 8 of its number, D elements read and D written.
 
     Args:
-        tables: S times [V, D] of `element`, C-contiguous, D at least 1 and V·D beyond 2**31 if need
-            be; V and D by table.
+        tables: S times [V, D] float32, C-contiguous, D at least 1 and V·D beyond 2**31 if need be;
+            V and D by table.
         rows: [R] int64, row numbers.
         segments: M of them with R rows, whose sections are tables.
-        element, wire: of the tables, and of what is returned.
         workspace: where the result lies until the next call with it.
 
+    Returns:
+        [E] float32, E the sum of the rows' dimensions.
+
     Raises:
-        ValueError: a segment is of no table, or a table is not a contiguous matrix of `element`.
+        ValueError: a segment is of no table, or a table is not a contiguous matrix of float32.
     """
-    pieces, tiles, elements = _pieces(tables, segments, element, wire, workspace)
-    out = workspace.take(f"gather.{wire}", elements, wire.storage)
+    pieces, tiles, elements = _pieces(tables, segments, workspace)
+    out = workspace.take("gather", elements, np.float32)
     on_device = workspace.upload("gather.pieces", pieces)
-    workspace.device.kernel(SOURCE, f"gather_{element}_{wire}")(
+    workspace.device.kernel(SOURCE, "gather_rows")(
         tiles, THREADS, (on_device, np.int32(len(pieces)), rows, out)
     )
     return out
 
 
-def check_tables(tables: Sequence[Any], segments: Segments, element: Element) -> None:
-    """Raises what `gather` raises."""
+def check_tables(tables: Sequence[Any], segments: Segments) -> None:
+    """Raises the errors of `gather`."""
     if len(segments.sections) and segments.sections.max() >= len(tables):
         raise ValueError(
             f"a segment is of table {segments.sections.max()}, but there are {len(tables)}"
@@ -72,30 +61,30 @@ def check_tables(tables: Sequence[Any], segments: Segments, element: Element) ->
         if (
             table.ndim != 2
             or table.shape[1] < 1
-            or table.dtype != element.storage
+            or table.dtype != np.float32
             or not table.flags.c_contiguous
         ):
             raise ValueError(
-                f"table {number} must be a contiguous matrix of {element}, but is "
+                f"table {number} must be a contiguous matrix of float32, but is "
                 f"{table.dtype} {table.shape}"
             )
 
 
 def _pieces(
-    tables: Sequence[Any], segments: Segments, element: Element, wire: Element, workspace: Workspace
+    tables: Sequence[Any], segments: Segments, workspace: Workspace
 ) -> tuple[np.ndarray, int, int]:
-    """([P, 9] int64 as gather.cu reads them, how many tiles they have, E)."""
-    check_tables(tables, segments, element)
+    """Returns ([P, 9] int64 as gather.cu reads them, how many tiles they have, E)."""
+    check_tables(tables, segments)
     lengths = np.diff(segments.offsets)
     table = segments.sections
     dims = np.array([t.shape[1] for t in tables], np.int64)[table]
     addresses = np.array([workspace.device.pointer(t) for t in tables], np.int64)[table]
     table_rows = np.array([t.shape[0] for t in tables], np.int64)[table]
     out = np.cumsum(lengths * dims) - lengths * dims
-    width = _WIDEST // max(element.size, wire.size)
     # The buffer itself begins at a multiple of 256 bytes.
-    vectors = (dims % width == 0) & (addresses % (width * element.size) == 0) & (out % width == 0)
-    accesses = np.where(vectors, dims // width, dims)
+    aligned = addresses % (_WIDTH * _FLOAT_BYTES) == 0
+    vectors = (dims % _WIDTH == 0) & aligned & (out % _WIDTH == 0)
+    accesses = np.where(vectors, dims // _WIDTH, dims)
     lanes = np.minimum(32, 2 ** np.ceil(np.log2(accesses)).astype(np.int64))
     tiles = -(-lengths // (THREADS // lanes * _IN_FLIGHT * _ROUNDS))
     words = np.stack(

@@ -68,14 +68,14 @@ __device__ __forceinline__ float divisor_of(const Lookup& lookup, double sum) {
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads)
-    pool_rows(IDS_PARAMETERS, const Run* __restrict__ runs, int type, int out_type) {
+    pool_rows(IDS_PARAMETERS, const Run* __restrict__ runs) {
   const Ids ids = IDS;
   const Lookup& lookup = holding(lookups, lookup_count, blockIdx.x);
   const int lanes = static_cast<int>(lookup.lanes),
             lane = static_cast<int>(threadIdx.x) & (lanes - 1), groups = kThreads / lanes;
   const i64 first =
       lookup.first + (blockIdx.x - lookup.tile) * (groups * kFlight) + threadIdx.x / lanes;
-  const i64 pitch = lookup.dim * bytes_of(type);
+  const i64 pitch = lookup.dim * kFloatBytes;
   const Run* mine = runs + lookup.run;
   const int mine_count = static_cast<int>(lookup.runs);
   const bool adds = lookup.weighted != 0 && lookup.combiner != kSum;
@@ -105,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
         factors[f] = factor_of(lookup, ids, id);
         if (adds) shares[f] += share_of(lookup, ids.weights[id]);
       }
-      fetch<kFlight>(type, addresses, span, values);
+      fetch<kFlight>(addresses, span, values);
 #pragma unroll
       for (int f = 0; f < kFlight; ++f) {
         if (addresses[f] == 0) continue;
@@ -118,11 +118,10 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       const i64 sample = first + f * groups;
       if (sample >= lookup.end) continue;
       const float divisor = divisor_of(lookup, shares[f]);
-      Pack<float, kWidth> pooled;
+      Pack<kWidth> pooled;
 #pragma unroll
       for (int e = 0; e < kWidth; ++e) pooled.elements[e] = divisor == 0 ? 0 : sums[f][e] / divisor;
-      put(out_type, lookup.out + (sample - lookup.first) * lookup.dim * bytes_of(out_type), span,
-          pooled);
+      put(lookup.out + (sample - lookup.first) * lookup.dim * kFloatBytes, span, pooled);
     }
   }
 }
@@ -130,9 +129,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 // products[id]: of its row with itself, or with its sample's gradient if there are any. One sample
 // for each group of lanes.
 extern "C" __global__ void __launch_bounds__(kThreads)
-    pool_products(IDS_PARAMETERS, const Run* __restrict__ runs, int type,
-                  const Run* __restrict__ gradients, int gradient_count, int gradient_type,
-                  float* __restrict__ products) {
+    pool_products(IDS_PARAMETERS, const Run* __restrict__ runs, const Run* __restrict__ gradients,
+                  int gradient_count, float* __restrict__ products) {
   const Ids ids = IDS;
   const Lookup& lookup = holding(lookups, lookup_count, blockIdx.x);
   const u32 lanes = static_cast<u32>(lookup.lanes), lane = threadIdx.x & (lanes - 1);
@@ -140,21 +138,21 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       lookup.first + (blockIdx.x - lookup.tile) * (kThreads / lanes) + threadIdx.x / lanes;
   if (sample >= lookup.end) return;
   const u32 peers = lanes == 32 ? kAllLanes : ((1u << lanes) - 1) << (threadIdx.x % 32 - lane);
-  const i64 other = gradients == nullptr ? 0
-                                         : address_of(gradients, gradient_count, sample,
-                                                      lookup.dim * bytes_of(gradient_type));
+  const i64 other = gradients == nullptr
+                        ? 0
+                        : address_of(gradients, gradient_count, sample, lookup.dim * kFloatBytes);
   for (u32 id = static_cast<u32>(offsets[sample]); id < static_cast<u32>(offsets[sample + 1]);
        ++id) {
     const i64 row[1] = {address_of(runs + lookup.run, static_cast<int>(lookup.runs), ids.row(id),
-                                   lookup.dim * bytes_of(type))};
+                                   lookup.dim * kFloatBytes)};
     const i64 with[1] = {gradients == nullptr ? row[0] : other};
     float sum = 0;
     for (int access = static_cast<int>(lane); access * kWidth < lookup.dim;
          access += static_cast<int>(lanes)) {
       const Span span(access, lookup.dim);
       float here[1][kWidth], there[1][kWidth];
-      fetch<1>(type, row, span, here);
-      fetch<1>(gradients == nullptr ? type : gradient_type, with, span, there);
+      fetch<1>(row, span, here);
+      fetch<1>(with, span, there);
 #pragma unroll
       for (int e = 0; e < kWidth; ++e)
         sum += here[0][e] * there[0][e];  // beyond the row's end they are 0

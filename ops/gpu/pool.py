@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from collective.ops.gpu.elements import ELEMENTS, Element
 from collective.ops.gpu.segments import THREADS
 from collective.ops.gpu.sources import Source
 from collective.ops.gpu.sums import NULL, Rows
@@ -26,7 +25,8 @@ from collective.ops.gpu.workspace import Workspace
 
 SOURCE = Source("pool.cu", ("pool_rows", "pool_products", "pool_terms", "pool_weights"))
 SUM, MEAN, SQRTN = range(1, 4)  # combiners, as in ops/bags.py
-_WIDTH, _IN_FLIGHT = 4, 4
+_WIDTH, _FLOAT_BYTES = 4, 4  # elements of one access, and the bytes of one
+_IN_FLIGHT = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,11 +87,10 @@ def pool(
     lookups: Sequence[Lookup],
     rows: Sequence[Rows],
     ids: Ids,
-    element: Element,
     workspace: Workspace,
 ) -> list[Any]:
-    """[B, D] of `element` for each look-up: the parts of `pool_flat`."""
-    return parts(lookups, pool_flat(lookups, rows, ids, element, workspace))
+    """Returns [B, D] float32 for each look-up: the parts of `pool_flat`."""
+    return parts(lookups, pool_flat(lookups, rows, ids, workspace))
 
 
 def parts(lookups: Sequence[Lookup], flat: Any) -> list[Any]:
@@ -107,12 +106,10 @@ def pool_flat(
     lookups: Sequence[Lookup],
     rows: Sequence[Rows],
     ids: Ids,
-    element: Element,
     workspace: Workspace,
 ) -> Any:
-    """Of `element`, for each look-up after the other [B, D], what `tf.nn.embedding_lookup_sparse`
-    computes; a sample without ids is zeros, and so is one whose weights (of SQRTN: their squares)
-    add up to 0.
+    """Computes `tf.nn.embedding_lookup_sparse` of each look-up, float32 [B, D] one after the other;
+    a sample without ids is zeros, and so is one whose weights (of SQRTN: their squares) add up to 0.
 
     Sums are of float32, of weights float64. One kernel, two if there is a max_norm; the host waits
     for nothing. Bytes moved: 4 for each sample; 4 (positions of 64 bits: 8; weights: 4 more) and D
@@ -121,19 +118,17 @@ def pool_flat(
 
     Args:
         lookups: M of them.
-        rows: of one element type.
+        rows: by the look-ups' `source`.
         ids: their ids.
-        element: of the result.
         workspace: where the result lies until the next call with it.
 
     Raises:
-        ValueError: `rows` are of several types, a look-up is weighted and there are no weights, or
-            has an unknown combiner.
+        ValueError: a look-up is weighted and there are no weights, or has an unknown combiner.
     """
-    check_lookups(lookups, rows, ids)
+    check_lookups(lookups, ids)
     device = workspace.device
     sizes = np.array([lookup.samples * lookup.dim for lookup in lookups], np.int64)
-    out = workspace.take(f"pool.{element}", int(sizes.sum()), element.storage)
+    out = workspace.take("pool", int(sizes.sum()), np.float32)
     firsts = np.cumsum(sizes) - sizes
     runs, by_lookup = _runs(lookups, rows, workspace)
     squares = (
@@ -141,19 +136,10 @@ def pool_flat(
         if any(lookup.max_norm > 0 for lookup in lookups)
         else NULL
     )
-    words, tiles = _words(
-        lookups, by_lookup, device.pointer(out) + firsts * element.size, _IN_FLIGHT
-    )
-    device.kernel(SOURCE, "pool_rows")(
-        tiles,
-        THREADS,
-        (
-            *_given(words, ids, squares, workspace, "pool.lookups"),
-            runs,
-            _type(rows[0].element),
-            _type(element),
-        ),
-    )
+    addresses = device.pointer(out) + firsts * _FLOAT_BYTES
+    words, tiles = _words(lookups, by_lookup, addresses, _IN_FLIGHT)
+    given = _given(words, ids, squares, workspace, "pool.lookups")
+    device.kernel(SOURCE, "pool_rows")(tiles, THREADS, (*given, runs))
     return out
 
 
@@ -178,7 +164,7 @@ def pool_terms(
         workspace: where the result lies until the next call with it.
         of_weights: whether gradients of weights are wanted.
     """
-    check_lookups(lookups, rows, ids)
+    check_lookups(lookups, ids)
     clips = any(lookup.max_norm > 0 for lookup in lookups)
     size = int(ids.positions.size)
     squares = _products(lookups, rows, ids, None, workspace) if clips else NULL
@@ -198,12 +184,8 @@ def pool_terms(
     return Terms(terms, along if clips else None, made)
 
 
-def check_lookups(lookups: Sequence[Lookup], rows: Sequence[Rows], ids: Ids) -> None:
-    """Raises what `pool` raises."""
-    if len({one.element for one in rows}) != 1:
-        raise ValueError(
-            f"rows must be of one type, but are of {[str(one.element) for one in rows]}"
-        )
+def check_lookups(lookups: Sequence[Lookup], ids: Ids) -> None:
+    """Raises the errors of `pool`."""
     for number, lookup in enumerate(lookups):
         if lookup.combiner not in (SUM, MEAN, SQRTN):
             raise ValueError(
@@ -216,10 +198,6 @@ def check_lookups(lookups: Sequence[Lookup], rows: Sequence[Rows], ids: Ids) -> 
         raise ValueError(
             f"{samples} samples have {samples + 1} offsets, but there are {ids.offsets.size}"
         )
-
-
-def _type(element: Element) -> np.int32:
-    return np.int32(ELEMENTS.index(element))
 
 
 def _runs(
@@ -300,23 +278,12 @@ def _products(
     products = workspace.take(name, int(ids.positions.size), np.float32)
     runs, by_lookup = _runs(lookups, rows, workspace)
     words, tiles = _words(lookups, by_lookup, np.zeros(len(lookups), np.int64), 1)
-    others: tuple[Any, ...] = (NULL, np.int32(0), np.int32(0))
+    gradient_runs, count = NULL, 0
     if gradients is not None:
         known = gradients.words()
-        others = (
-            workspace.upload("pool.gradients", known),
-            np.int32(len(known)),
-            _type(gradients.element),
-        )
+        gradient_runs, count = workspace.upload("pool.gradients", known), len(known)
+    given = _given(words, ids, NULL, workspace, f"{name}.lookups")
     workspace.device.kernel(SOURCE, "pool_products")(
-        tiles,
-        THREADS,
-        (
-            *_given(words, ids, NULL, workspace, f"{name}.lookups"),
-            runs,
-            _type(rows[0].element),
-            *others,
-            products,
-        ),
+        tiles, THREADS, (*given, runs, gradient_runs, np.int32(count), products)
     )
     return products

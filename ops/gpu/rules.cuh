@@ -1,12 +1,8 @@
 // Rules by which a weight follows its gradient, as TensorFlow's optimizers have them; rules.py says
 // which options they have. rule(w, g, slots) changes the slots and returns the new weight.
 
-#define RULE(slots)                    \
-  static constexpr int kSlots = slots; \
-  static constexpr bool kRowwise = false
-
 struct SGD {
-  RULE(0);
+  static constexpr int kSlots = 0;
   float rate;
   __device__ __forceinline__ explicit SGD(const float* options) : rate(options[0]) {}
   __device__ __forceinline__ float operator()(float w, float g, float*) const {
@@ -15,7 +11,7 @@ struct SGD {
 };
 
 struct Momentum {
-  RULE(1);
+  static constexpr int kSlots = 1;
   float rate, momentum;
   bool nesterov;
   __device__ __forceinline__ explicit Momentum(const float* options)
@@ -27,7 +23,7 @@ struct Momentum {
 };
 
 struct Adagrad {
-  RULE(1);
+  static constexpr int kSlots = 1;
   float rate, epsilon;
   __device__ __forceinline__ explicit Adagrad(const float* options)
       : rate(options[0]), epsilon(options[1]) {}
@@ -37,24 +33,8 @@ struct Adagrad {
   }
 };
 
-// One slot for a row. The rate that comes of it is what the rule is given in place of slots.
-struct RowwiseAdagrad {
-  static constexpr int kSlots = 1;
-  static constexpr bool kRowwise = true;
-  float rate, epsilon;
-  __device__ __forceinline__ explicit RowwiseAdagrad(const float* options)
-      : rate(options[0]), epsilon(options[1]) {}
-  __device__ __forceinline__ float rate_of(float* slot, float mean_square) const {
-    *slot += mean_square;
-    return rate / (sqrtf(*slot) + epsilon);
-  }
-  __device__ __forceinline__ float operator()(float w, float g, const float* row_rate) const {
-    return w - row_rate[0] * g;
-  }
-};
-
 struct Adam {
-  RULE(2);
+  static constexpr int kSlots = 2;
   float rate, beta1, beta2, epsilon, rest1, rest2;
   __device__ __forceinline__ explicit Adam(const float* options)
       : rate(options[0]),
@@ -71,7 +51,7 @@ struct Adam {
 };
 
 struct Ftrl {
-  RULE(2);
+  static constexpr int kSlots = 2;
   float rate, l1, l2, shrinkage, power;
   __device__ __forceinline__ explicit Ftrl(const float* options)
       : rate(options[0]),
@@ -93,7 +73,7 @@ struct Ftrl {
 };
 
 struct RMSProp {
-  RULE(2);
+  static constexpr int kSlots = 2;
   float rate, decay, rest, momentum, epsilon;
   __device__ __forceinline__ explicit RMSProp(const float* options)
       : rate(options[0]),
@@ -109,7 +89,7 @@ struct RMSProp {
 };
 
 struct CenteredRMSProp {
-  RULE(3);
+  static constexpr int kSlots = 3;
   float rate, decay, rest, momentum, epsilon;
   __device__ __forceinline__ explicit CenteredRMSProp(const float* options)
       : rate(options[0]),

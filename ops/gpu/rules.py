@@ -20,13 +20,11 @@ class Rule:
         rate: the learning rate.
         kernel: the name of its kernel.
         slots: how many it has.
-        rowwise: its slot has one element for a row.
     """
 
     rate: float
     kernel: ClassVar[str]
     slots: ClassVar[int] = 1
-    rowwise: ClassVar[bool] = False
 
     def options(self) -> list[float]:
         """What the kernel is given, in the order of rules.cuh."""
@@ -65,12 +63,6 @@ class Adagrad(Rule):
 
     def options(self) -> list[float]:
         return [self.rate, self.epsilon]
-
-
-class RowwiseAdagrad(Adagrad):
-    """a += mean of the row's g²; w -= rate g / (sqrt(a) + epsilon). Slots: a, [V]."""
-
-    kernel, rowwise = "rowwise_adagrad", True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,4 +146,4 @@ class CenteredRMSProp(RMSProp):
     kernel, slots = "centered_rmsprop", 3
 
 
-RULES = (SGD, Momentum, Adagrad, RowwiseAdagrad, Adam, Ftrl, RMSProp, CenteredRMSProp)
+RULES = (SGD, Momentum, Adagrad, Adam, Ftrl, RMSProp, CenteredRMSProp)

@@ -25,7 +25,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
       if (access < accesses) {
         float sums[kFlight][kWidth];
         const Span span(access, target.dim);
-        sum_places<kFlight>(source, begins, ends, target.dim * bytes_of(source.type), span, sums);
+        sum_places<kFlight>(source, begins, ends, target.dim * kFloatBytes, span, sums);
 #pragma unroll
         for (int e = 0; e < kWidth; ++e) {
           shared[threadIdx.x * kWidth + e] = (sums[0][e] + sums[1][e]) + (sums[2][e] + sums[3][e]);
@@ -47,8 +47,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads)
-    sum_rows(WORK_PARAMETERS, int own_type, int out_type, float scale) {
+extern "C" __global__ void __launch_bounds__(kThreads) sum_rows(WORK_PARAMETERS, float scale) {
   for_segments<kFlight, true>(WORK, SOURCE, [=](const Share<kFlight>& share) {
     const Target& target = *share.target;
     const Segments<kFlight>& segments = share.segments;
@@ -56,21 +55,21 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int f = 0; f < kFlight; ++f) {
       const bool has = target.slots[0] != 0 && segments.row[f] >= 0 && segments.along[f] != 0;
-      own[f] = has ? target.slots[0] + segments.row[f] * target.dim * bytes_of(own_type) : 0;
+      own[f] = has ? target.slots[0] + segments.row[f] * target.dim * kFloatBytes : 0;
     }
 #pragma unroll 1
     for (int access = share.lane; access < accesses_of(target); access += share.lanes) {
       float sums[kFlight][kWidth];
       const Span span(access, target.dim);
-      gradients_of<kFlight>(share, span, own, own_type, sums);
+      sum_segments<kFlight>(share, span, sums);
+      add_own<kFlight>(share, span, own, sums);
 #pragma unroll
       for (int f = 0; f < kFlight; ++f) {
-        Pack<float, kWidth> scaled;
+        Pack<kWidth> scaled;
 #pragma unroll
         for (int e = 0; e < kWidth; ++e) scaled.elements[e] = sums[f][e] * scale;
         if (segments.row[f] < 0) continue;
-        put(out_type, target.values + segments.row[f] * target.dim * bytes_of(out_type), span,
-            scaled);
+        put(target.values + segments.row[f] * target.dim * kFloatBytes, span, scaled);
       }
     }
   });

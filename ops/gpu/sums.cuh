@@ -1,10 +1,8 @@
 // Sums of rows by segment, and where these rows are.
 
-#include "elements.cuh"
 #include "occurrences.cuh"
+#include "packs.cuh"
 #include "segments.cuh"
-
-enum Type { kFloat32, kFloat16, kBFloat16 };  // in the order of ELEMENTS
 
 struct Run {
   i64 first;  // number of its first row
@@ -23,7 +21,6 @@ struct Source {
   const Term* terms;  // of each occurrence; null: the row of that number, once
   const Run* runs;    // of rows, side by side
   int run_count;
-  int type;
 };
 
 // 0 if there is no such row.
@@ -42,10 +39,11 @@ __device__ __forceinline__ i64 address_of(const Run* runs, int count, i64 row, i
   return at >= 0 && at < runs[low].count ? runs[low].address + at * pitch : 0;
 }
 
-// What a thread has of a row: 4 elements, or fewer at its end. They are one access where the row's
+// A thread has 4 elements of a row, or fewer at its end. They are one access where the row's
 // address allows it: of rows side by side whose dimension is odd some do, and none keeps the rows
 // of another dimension from it.
 constexpr int kWidth = 4;
+constexpr int kFloatBytes = 4;
 
 struct Span {
   int element;  // the first
@@ -54,23 +52,23 @@ struct Span {
   __device__ __forceinline__ Span(int access, i64 dim)
       : element(access * kWidth), count(min(kWidth, static_cast<int>(dim) - access * kWidth)) {}
 
-  template <class T>
-  __device__ __forceinline__ bool is_whole(const T* at) const {
-    return count == kWidth && reinterpret_cast<u64>(at) % (kWidth * sizeof(T)) == 0;
+  __device__ __forceinline__ bool is_whole(const float* at) const {
+    return count == kWidth && reinterpret_cast<u64>(at) % (kWidth * kFloatBytes) == 0;
   }
 };
 
-template <class T, int kFlight>
+// Elements of kFlight rows, all fetched at once; zeros where the address is 0.
+template <int kFlight>
 __device__ __forceinline__ void fetch(const i64 (&addresses)[kFlight], const Span& span,
                                       float (&values)[kFlight][kWidth]) {
-  Pack<T, kWidth> packs[kFlight];
+  Pack<kWidth> packs[kFlight];
 #pragma unroll
   for (int f = 0; f < kFlight; ++f) {
     packs[f].words = {};
     if (addresses[f] == 0) continue;
-    const T* from = reinterpret_cast<const T*>(addresses[f]) + span.element;
+    const float* from = reinterpret_cast<const float*>(addresses[f]) + span.element;
     if (span.is_whole(from)) {
-      packs[f] = load<T, kWidth>(from);
+      packs[f] = load<kWidth>(from);
     } else {
 #pragma unroll
       for (int e = 0; e < kWidth; ++e) {
@@ -81,51 +79,21 @@ __device__ __forceinline__ void fetch(const i64 (&addresses)[kFlight], const Spa
 #pragma unroll
   for (int f = 0; f < kFlight; ++f) {
 #pragma unroll
-    for (int e = 0; e < kWidth; ++e) values[f][e] = to_float(packs[f].elements[e]);
+    for (int e = 0; e < kWidth; ++e) values[f][e] = packs[f].elements[e];
   }
 }
 
-// Elements of kFlight rows, all fetched at once; zeros where the address is 0.
-template <int kFlight>
-__device__ __forceinline__ void fetch(int type, const i64 (&addresses)[kFlight], const Span& span,
-                                      float (&values)[kFlight][kWidth]) {
-  if (type == kFloat32) {
-    fetch<float, kFlight>(addresses, span, values);
-  } else if (type == kFloat16) {
-    fetch<Half, kFlight>(addresses, span, values);
-  } else {
-    fetch<BFloat16, kFlight>(addresses, span, values);
-  }
-}
-
-template <class T>
-__device__ __forceinline__ void put(i64 address, const Span& span,
-                                    const Pack<float, kWidth>& values) {
-  Pack<T, kWidth> rounded;
-  convert(values, &rounded);
-  T* to = reinterpret_cast<T*>(address) + span.element;
+__device__ __forceinline__ void put(i64 address, const Span& span, const Pack<kWidth>& values) {
+  float* to = reinterpret_cast<float*>(address) + span.element;
   if (span.is_whole(to)) {
-    store<T, kWidth>(to, rounded);
+    store<kWidth>(to, values);
   } else {
 #pragma unroll
     for (int e = 0; e < kWidth; ++e) {
-      if (e < span.count) to[e] = rounded.elements[e];
+      if (e < span.count) to[e] = values.elements[e];
     }
   }
 }
-
-__device__ __forceinline__ void put(int type, i64 address, const Span& span,
-                                    const Pack<float, kWidth>& values) {
-  if (type == kFloat32) {
-    put<float>(address, span, values);
-  } else if (type == kFloat16) {
-    put<Half>(address, span, values);
-  } else {
-    put<BFloat16>(address, span, values);
-  }
-}
-
-__device__ __forceinline__ int bytes_of(int type) { return type == kFloat32 ? 4 : 2; }
 
 // For each of kFlight ranges of places the sum over its rows, of the elements of `span`. `pitch`
 // bytes are between rows.
@@ -158,7 +126,7 @@ __device__ __forceinline__ void sum_places(const Source& source, const u32 (&beg
       }
       addresses[f] = address_of(source.runs, source.run_count, row, pitch);
     }
-    fetch<kFlight>(source.type, addresses, span, values);
+    fetch<kFlight>(addresses, span, values);
 #pragma unroll
     for (int f = 0; f < kFlight; ++f) {
       // Not even an infinite factor makes something of a row that isn't there.

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from collective.ops.gpu.device import Device, Kernel
-from collective.ops.gpu.elements import ELEMENTS, Element
 from collective.ops.gpu.occurrences import Occurrences, most_pieces
 from collective.ops.gpu.segments import THREADS, Segments
 from collective.ops.gpu.sources import Source
@@ -27,7 +26,7 @@ from collective.ops.gpu.workspace import Workspace
 SOURCE = Source("sums.cu", ("sum_pieces", "sum_rows"))
 NULL = np.uint64(0)
 SLOTS = 3  # as in targets.cuh, of which `target_words` writes
-_WIDTH = 4  # elements of one access
+_WIDTH, _FLOAT_BYTES = 4, 4  # elements of one access, and the bytes of one
 _IN_FLIGHT = 4
 _PIECE_BLOCKS, _LONG_BLOCKS = 8, 2  # for each multiprocessor
 
@@ -41,17 +40,15 @@ class Rows:
         addresses: [P] int64, of the first row of each run.
         counts: [P] int64, how many rows it has.
         dims: [P] int64, their dimension.
-        element: what they are of.
     """
 
     addresses: np.ndarray
     counts: np.ndarray
     dims: np.ndarray
-    element: Element
 
     @classmethod
-    def of(cls, arrays: Sequence[Any], element: Element, device: Device) -> Rows:
-        """Of contiguous matrices [R, D].
+    def of(cls, arrays: Sequence[Any], device: Device) -> Rows:
+        """Numbers the rows of contiguous float32 matrices [R, D] through.
 
         Raises:
             ValueError: one of them is none, or of another type.
@@ -59,25 +56,22 @@ class Rows:
         for number, array in enumerate(arrays):
             if (
                 array.ndim != 2
-                or array.dtype != element.storage
+                or array.dtype != np.float32
                 or not array.flags.c_contiguous
                 or array.shape[1] < 1
             ):
                 raise ValueError(
-                    f"array {number} must be a contiguous matrix of {element}, but "
-                    f"is {array.dtype} {array.shape}"
+                    f"array {number} must be a contiguous matrix of float32, but is "
+                    f"{array.dtype} {array.shape}"
                 )
         return cls(
             np.array([device.pointer(array) for array in arrays], np.int64),
             np.array([array.shape[0] for array in arrays], np.int64),
             np.array([array.shape[1] for array in arrays], np.int64),
-            element,
         )
 
     @classmethod
-    def flat(
-        cls, buffer: Any, segments: Segments, dims: Sequence[int], element: Element, device: Device
-    ) -> Rows:
+    def flat(cls, buffer: Any, segments: Segments, dims: Sequence[int], device: Device) -> Rows:
         """Of a buffer as `gather` returns it: rows of sections whose dimensions are `dims`, one
         after the other.
         """
@@ -86,10 +80,9 @@ class Rows:
         if buffer.size != sizes.sum():
             raise ValueError(f"the buffer has {buffer.size:,} elements, its rows {sizes.sum():,}")
         return cls(
-            device.pointer(buffer) + (np.cumsum(sizes) - sizes) * element.size,
+            device.pointer(buffer) + (np.cumsum(sizes) - sizes) * _FLOAT_BYTES,
             lengths,
             width,
-            element,
         )
 
     def words(self) -> np.ndarray:
@@ -98,10 +91,8 @@ class Rows:
         words = np.stack([firsts, self.counts, self.addresses], 1)[keep]
         if len(words) == 0:
             return np.zeros((1, 3), np.int64)
-        dims, ends = (
-            self.dims[keep],
-            words[:, 2] + words[:, 1] * self.dims[keep] * self.element.size,
-        )
+        dims = self.dims[keep]
+        ends = words[:, 2] + words[:, 1] * dims * _FLOAT_BYTES
         new = np.concatenate([[True], (dims[1:] != dims[:-1]) | (ends[:-1] != words[1:, 2])])
         starts = np.flatnonzero(new)
         merged = words[starts]
@@ -193,7 +184,6 @@ def launch(
         terms,
         runs,
         count,
-        np.int32(ELEMENTS.index(gradients.element)),
     )
     kernel(tiles, THREADS, (*before, NULL, *after, *extra))
     if len(occurrences.longs):
@@ -214,7 +204,6 @@ def sum_rows(
     occurrences: Occurrences,
     segments: Segments,
     dims: Sequence[int],
-    element: Element,
     workspace: Workspace,
     terms: Any = None,
     scale: float = 1.0,
@@ -234,7 +223,6 @@ def sum_rows(
             terms.
         segments: M of them with U rows, by section.
         dims: S of them, the dimension of each section's rows and of all that occurs of these.
-        element: of the result.
         workspace: where the result lies until the next call with it.
         terms: [K, 2] uint32, for each occurrence a row of `gradients` and, as the bits of a
             float32, its factor.
@@ -245,17 +233,12 @@ def sum_rows(
     device, lengths = workspace.device, np.diff(segments.offsets)
     width = np.asarray(dims, np.int64)[segments.sections]
     sizes = lengths * width
-    out = workspace.take(f"sum_rows.{element}", int(sizes.sum()), element.storage)
+    out = workspace.take("sum_rows", int(sizes.sum()), np.float32)
     addresses = np.zeros((len(lengths), 1 + SLOTS), np.int64)
-    addresses[:, 0] = device.pointer(out) + (np.cumsum(sizes) - sizes) * element.size
+    addresses[:, 0] = device.pointer(out) + (np.cumsum(sizes) - sizes) * _FLOAT_BYTES
     if along is not None and own is not None:
         addresses[:, 1] = own.addresses
     targets, tiles = target_words(segments, width, addresses, lengths, _IN_FLIGHT)
-    extra = (
-        np.int32(ELEMENTS.index(own.element if own is not None else element)),
-        np.int32(ELEMENTS.index(element)),
-        np.float32(scale),
-    )
     launch(
         device.kernel(SOURCE, "sum_rows"),
         targets,
@@ -265,7 +248,7 @@ def sum_rows(
         occurrences,
         NULL if terms is None else terms,
         NULL if along is None else along,
-        extra,
+        (np.float32(scale),),
         workspace,
         "sum_rows",
     )

@@ -38,11 +38,11 @@ struct Work {
       const i64 *__restrict__ rows, const u32 *__restrict__ counters,                    \
       const Long *__restrict__ longs, const float *__restrict__ along,                   \
       const float *__restrict__ partial_along, i64 width, const u32 *__restrict__ order, \
-      const Term *__restrict__ terms, const Run *__restrict__ runs, int run_count, int type
+      const Term *__restrict__ terms, const Run *__restrict__ runs, int run_count
 #define WORK \
   Work { targets, target_count, offsets, rows, counters, longs, along, partial_along, width }
 #define SOURCE \
-  Source { order, terms, runs, run_count, type }
+  Source { order, terms, runs, run_count }
 
 __device__ __forceinline__ const Target& target_of(const Work& work, i64 segment) {
   int low = 0, high = work.target_count;
@@ -130,13 +130,13 @@ __device__ __forceinline__ void for_segments(const Work& work, const Source& sou
       share.target = &target;
       share.lanes = lanes;
       share.source = source;
-      share.pitch = target.dim * bytes_of(source.type);
+      share.pitch = target.dim * kFloatBytes;
     } else {
       const Long of = work.longs[at];
       share.target = &target_of(work, of.row);
       share.lanes = 32;
-      share.source = {nullptr, nullptr, source.runs + source.run_count, 1, kFloat32};
-      share.pitch = work.width * 4;
+      share.source = {nullptr, nullptr, source.runs + source.run_count, 1};
+      share.pitch = work.width * kFloatBytes;
       cut(of.first, of.first + of.count, 0, kFlight, segments.begin, segments.end);
       segments.row[0] = row_of(work, *share.target, of.row);
       if (work.along != nullptr)
@@ -149,11 +149,9 @@ __device__ __forceinline__ void for_segments(const Work& work, const Source& sou
   }
 }
 
-// The gradient of kFlight segments, of the elements of `span`. `own`: addresses of the rows of
-// which some belongs to it, too; 0 for none.
+// Sums the gradients of kFlight segments, of the elements of `span`.
 template <int kFlight>
-__device__ __forceinline__ void gradients_of(const Share<kFlight>& share, const Span& span,
-                                             const i64 (&own)[kFlight], int own_type,
+__device__ __forceinline__ void sum_segments(const Share<kFlight>& share, const Span& span,
                                              float (&sums)[kFlight][kWidth]) {
   sum_places<kFlight>(share.source, share.segments.begin, share.segments.end, share.pitch, span,
                       sums);
@@ -164,12 +162,19 @@ __device__ __forceinline__ void gradients_of(const Share<kFlight>& share, const 
       for (int e = 0; e < kWidth; ++e) sums[0][e] += sums[f][e];
     }
   }
+}
+
+// Adds what of the rows themselves belongs to their gradients. `own`: addresses of these rows; 0
+// for none.
+template <int kFlight>
+__device__ __forceinline__ void add_own(const Share<kFlight>& share, const Span& span,
+                                        const i64 (&own)[kFlight], float (&sums)[kFlight][kWidth]) {
   bool any = false;
 #pragma unroll
   for (int f = 0; f < kFlight; ++f) any = any || own[f] != 0;
   if (!any) return;
   float values[kFlight][kWidth];
-  fetch<kFlight>(own_type, own, span, values);
+  fetch<kFlight>(own, span, values);
 #pragma unroll
   for (int f = 0; f < kFlight; ++f) {
 #pragma unroll

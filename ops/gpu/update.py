@@ -8,7 +8,6 @@ written then. `reference/update.py` has the same function in NumPy.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -30,7 +29,7 @@ class Table(NamedTuple):
 
     Attributes:
         weights: [V, D] float32, C-contiguous.
-        slots: as many as the rule has, each as the weights are, or [V] where the rule is by rows.
+        slots: as many as the rule has, each as the weights are.
     """
 
     weights: Any
@@ -46,9 +45,6 @@ def update(
     occurrences: Occurrences,
     workspace: Workspace,
     terms: Any = None,
-    scale: float = 1.0,
-    bound: float = math.inf,
-    along: Any = None,
 ) -> None:
     """Updates the tables' rows in place. One kernel, or three if there are more than `LONG`
     occurrences; Adam that isn't lazy has one more, over all rows of the tables. The host waits for
@@ -72,10 +68,6 @@ def update(
         workspace: for what is needed meanwhile.
         terms: [K, 2] uint32, for each occurrence a row of `gradients` and, as the bits of a
             float32, its factor.
-        scale: what each sum is multiplied by: 1 / N for the mean over ranks.
-        bound: weights are kept within ±bound.
-        along: [K] float32, for each occurrence how much of the row itself belongs to the gradient
-            (max_norm's part).
 
     Raises:
         ValueError: a table isn't what the rule needs, or a segment is of none.
@@ -97,9 +89,7 @@ def update(
     targets, tiles = target_words(
         segments, dims[of], addresses[of], counts[of], _IN_FLIGHT, touched[of]
     )
-    options = workspace.upload(
-        "update.options", np.array([scale, bound, *rule.options()], np.float32)
-    )
+    options = workspace.upload("update.options", np.array(rule.options(), np.float32))
     launch(
         device.kernel(SOURCE, f"update_{rule.kernel}"),
         targets,
@@ -108,7 +98,7 @@ def update(
         gradients,
         occurrences,
         NULL if terms is None else terms,
-        NULL if along is None else along,
+        NULL,
         (options,),
         workspace,
         "update",
@@ -147,14 +137,10 @@ def check_tables(rule: Rule, tables: Sequence[Table], segments: Segments) -> Non
             )
         if table.weights.ndim != 2 or table.weights.shape[1] < 1:
             raise ValueError(f"table {number} must be a matrix, but is {table.weights.shape}")
-        wanted = table.weights.shape[:1] if rule.rowwise else table.weights.shape
-        for array, shape in [
-            (table.weights, table.weights.shape),
-            *((slot, wanted) for slot in table.slots),
-        ]:
+        shape = table.weights.shape
+        for array in (table.weights, *table.slots):
             if array.dtype != np.float32 or array.shape != shape or not array.flags.c_contiguous:
                 raise ValueError(
-                    f"table {number}: weights and slots must be contiguous and "
-                    f"float32, slots {wanted}, "
-                    f"but one is {array.dtype} {array.shape}"
+                    f"table {number}: weights and slots must be contiguous and float32, slots "
+                    f"{shape}, but one is {array.dtype} {array.shape}"
                 )

@@ -218,11 +218,11 @@ def _take_over(environment: Mapping[str, str]) -> None:
 
 
 def _popen(command: Sequence[str], **how: Any) -> Any:
-    if command[0] != sys.executable or command[1].startswith("-"):
+    if command[0] != sys.executable or command[1].startswith("-") and command[1] != "-m":
         return subprocess.Popen(command, **how)
     pid = os.fork()
     if pid == 0:
-        _become_rank(command[1:], **how)
+        _become_rank(list(command[1:]), **how)
     return SimpleNamespace(pid=pid)
 
 
@@ -258,20 +258,28 @@ def _become_rank(
 
 
 def _become_program(command: Sequence[str]) -> NoReturn:
-    sys.argv = list(command)
-    sys.path.insert(0, os.path.dirname(os.path.abspath(command[0])))
+    """Runs a script, or a module after `-m`, as Python does, to the end of its exit handlers."""
     sys.modules["numpy"].random.seed()
-    code = _run(command[0])
+    code = _run(command)
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
-def _run(script: str) -> int:
-    """Runs a script as Python does, to the end of its exit handlers; its exit code."""
+def _run(command: Sequence[str]) -> int:
+    """Runs the program; its exit code."""
     code = 0
     try:
-        runpy.run_path(script, run_name="__main__")
+        if command[0] == "-m":
+            sys.argv = list(command[1:])
+            sys.path.insert(0, os.getcwd())
+            runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = list(command)
+            sys.path.insert(0, os.path.dirname(os.path.abspath(command[0])))
+            runpy.run_path(command[0], run_name="__main__")
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
         if code and not isinstance(error.code, int):
@@ -283,6 +291,4 @@ def _run(script: str) -> int:
     except BaseException:
         sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
         code = 1
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
     return code

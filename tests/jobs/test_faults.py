@@ -40,8 +40,8 @@ def test_ranks_of_which_only_one_uses_kernels_are_told(tmp_path, monkeypatch):
     monkeypatch.setitem(
         globals(),
         "MODEL",
-        "import os\nif os.environ['HOROVOD_RANK'] == '1':\n"
-        "    os.environ['COLLECTIVE_KERNELS'] = 'double'\n" + MODEL,
+        "import os\nfrom tests import gpu_double\n"
+        "if os.environ['HOROVOD_RANK'] == '1':\n    gpu_double.use()\n" + MODEL,
     )
     code, out, _ = job(
         tmp_path,
@@ -251,7 +251,8 @@ def test_two_sessions_one_after_the_other(tmp_path):
 
 def test_a_rank_without_memory_for_new_rows_ends_the_job(tmp_path, monkeypatch):
     """A dynamic table where kernels compute: the peers, who wait for its rows, don't wait for ever."""
-    monkeypatch.setenv("COLLECTIVE_KERNELS", "double")
+    model = "from tests import gpu_double\ngpu_double.use()\n" + MODEL
+    monkeypatch.setitem(globals(), "MODEL", model)
     code, out, seconds = job(
         tmp_path,
         """

@@ -18,8 +18,8 @@ def test_operations_on_tables_have_kernels_for_gpus(ranks):
     `CollectiveShard` refuses).
     """
     done = pool.launch(
-        *("-np", ranks, "--device", "cpu", "tests/jobs/gpu_placement.py"),
-        environment={"COLLECTIVE_KERNELS": "double"},
+        *("-np", ranks, "--device", "cpu"),
+        *("-m", "tests.gpu_double", "tests/jobs/gpu_placement.py"),
     )
     assert (
         done.returncode == 0

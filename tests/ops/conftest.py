@@ -9,28 +9,30 @@ from typing import Any
 
 import pytest
 
-from collective.ops import dispatch
-from collective.ops.gpu import sides
-from collective.ops.gpu.binding import Bound
-from tests.ops.gpu.emulator.side import EmulatedGpu
+from collective.ops import placement
+from collective.ops.gpu.memory_bridge import MemoryBridge
+from collective.ops.gpu.tensorflow_binding import DeviceOperations
+from tests.gpu_double.bridge import HostBridge
+from tests.ops.gpu.emulator.bridge import EmulatedBridge
 
 
-def bind(side: sides.Side, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on kernels stand in for the compiled operations."""
-    bound = Bound(side)
-    monkeypatch.setattr(dispatch, "chosen", lambda: "double")
-    monkeypatch.setattr(dispatch, "_stand_in", lambda: bound)
+def bind(bridge: MemoryBridge, monkeypatch: pytest.MonkeyPatch) -> DeviceOperations:
+    """Has kernels stand in for the compiled operations from now on, until the test ends."""
+    bound = DeviceOperations(bridge)
+    monkeypatch.setattr(placement, "_injected", lambda: bound)
+    monkeypatch.setattr(placement, "stand_in", lambda: bound)
+    return bound
 
 
 @pytest.fixture(params=["compiled", "bound"])
 def computing(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The compiled operations, or the binding with NumPy's references."""
     if request.param == "bound":
-        bind(sides.Double(), monkeypatch)
+        bind(HostBridge(), monkeypatch)
     yield request.param
 
 
 @pytest.fixture
 def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """The binding with the kernels themselves, on the emulator."""
-    bind(EmulatedGpu(seed=5), monkeypatch)
+    bind(EmulatedBridge(seed=5), monkeypatch)

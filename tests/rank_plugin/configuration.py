@@ -65,7 +65,7 @@ class Configuration:
             "COLLECTIVE_TEST_CONFIGURATION": str(self),
             "COLLECTIVE_STRATEGY": self.backend,
             "COLLECTIVE_TEST_GROUPING": "on" if self.grouping else "off",
-            "COLLECTIVE_KERNELS": "double" if self.double else "cpu",
+            "COLLECTIVE_KERNELS": "cpu",
         }
 
 

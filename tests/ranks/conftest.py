@@ -21,7 +21,9 @@ from collective import CollectiveStrategy  # noqa: E402
 from collective.coordination.agreement import SideChannel  # noqa: E402
 from collective.options import ScopeOptions  # noqa: E402
 from collective.scope import SCOPES  # noqa: E402
+from tests import gpu_double  # noqa: E402
 from tests.rank_plugin import inside_a_rank  # noqa: E402
+from tests.rank_plugin.configuration import Configuration  # noqa: E402
 from tests.rank_plugin.reports import ELSEWHERE  # noqa: E402
 
 # Whether a case that doesn't say groups its lookups: numbers are the same.
@@ -51,6 +53,9 @@ def pytest_configure(config):
     )
     hypothesis.settings.load_profile("ranks")
     SCOPES.defaults = ScopeOptions(grouping=GROUPING)
+    text = os.environ.get("COLLECTIVE_TEST_CONFIGURATION")
+    if text and Configuration.parse(text).double:
+        gpu_double.use()
 
 
 @functools.cache

@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective.ops import collectives, dispatch, native_library
-from collective.ops.gpu import keymap
-from collective.ops.gpu.functions import Functions
+from collective.ops.gpu import device_key_map
+from collective.ops.gpu.kernel_api import Kernels
 from collective.ops.gpu.rules import SGD
 
 CAPACITY, DIM, STEPS = 2**22, 24, 6
@@ -18,18 +18,18 @@ BATCH = 200  # keys of the first step; of each later one four times as many
 
 
 class Growing:
-    """A table, as `collective.ops.dispatch.side` has memory for it."""
+    """A table, as `collective.ops.dispatch.bridge` has memory for it."""
 
     def __init__(self) -> None:
-        self._side = dispatch.side()
-        with self._side.call():
-            self._memory = self._side.reserve(CAPACITY * DIM * 4)
-        self._keys = keymap.DeviceKeyMap("growing", CAPACITY - 1, self._side)
+        self._bridge = dispatch.bridge()
+        with self._bridge.call():
+            self._memory = self._bridge.reserve(CAPACITY * DIM * 4)
+        self._keys = device_key_map.DeviceKeyMap("growing", CAPACITY - 1, self._bridge)
         self._reach()
         handle = tf.raw_ops.VarHandleOp(
             dtype=tf.float32, shape=[None, DIM], shared_name=collectives.unique_name("growing")
         )
-        with tf.device(self._side.placed):
+        with tf.device(self._bridge.placed):
             given = native_library.library().collective_memory(
                 tf.constant(self._memory.address, tf.int64),
                 tf.constant(0, tf.int64),
@@ -59,15 +59,15 @@ class Growing:
                 )
 
     def _reach(self) -> None:
-        with self._side.call():
+        with self._bridge.call():
             before = self._memory.taken
             self._memory.grow((len(self._keys) + 1) * DIM * 4)
-            self._side.within(self._memory, (self._memory.taken - before,), np.uint8, before).fill(
-                0
-            )
+            self._bridge.within(
+                self._memory, (self._memory.taken - before,), np.uint8, before
+            ).fill(0)
 
-    def _find(self, f: Functions, _: Any, keys: Any, sizes: Sequence[int], insert: bool) -> Any:
-        rows = keymap.rows(f, [self._keys], keys, sizes, insert)
+    def _find(self, kernels: Kernels, _: Any, keys: Any, sizes: Sequence[int], insert: bool) -> Any:
+        rows = device_key_map.rows(kernels, [self._keys], keys, sizes, insert)
         self._reach()
         return rows
 

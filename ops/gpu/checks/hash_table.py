@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from collective.ops.gpu import hash_table as kernels
-from collective.ops.gpu import hash_table_upkeep as upkeep
+from collective.ops.gpu import hash_table_maintenance as maintenance
 from collective.ops.gpu.checks import Measurement, Scale
 from collective.ops.gpu.checks.inputs import EXTREME, assert_same, key_cases, on, segment_cases
 from collective.ops.gpu.device import Device
-from collective.ops.gpu.hash_table_state import MOST_ROWS, HashTable
+from collective.ops.gpu.hash_table import MOST_ROWS, HashTable
 from collective.ops.gpu.reference import hash_table as reference
 from collective.ops.gpu.segments import Segments
 from collective.ops.gpu.workspace import Workspace
@@ -77,17 +77,17 @@ class _Both:
         assert_same(self.device, got.rows, wanted.rows, f"rows of {what}")
 
     def removed(self, t: int, keys: np.ndarray) -> None:
-        got = upkeep.remove(self.tables[t], on(self.device, keys), self.workspace)
+        got = maintenance.remove(self.tables[t], on(self.device, keys), self.workspace)
         assert got == reference.remove(self.references[t], keys)
 
     def removed_unused(self, t: int, since: int) -> None:
-        assert upkeep.remove_unused(
+        assert maintenance.remove_unused(
             self.tables[t], since, self.workspace
         ) == reference.remove_unused(self.references[t], since)
 
     def all_same(self, what: str) -> None:
         for table, wanted in zip(self.tables, self.references):
-            for field, values in upkeep.export(table)._asdict().items():
+            for field, values in maintenance.export(table)._asdict().items():
                 np.testing.assert_array_equal(values, getattr(wanted, field), f"{field} of {what}")
             assert (table.count(), table.highest()) == (wanted.count(), wanted.highest()), what
 
@@ -198,10 +198,10 @@ def sequences(device: Device, scale: Scale, rng: np.random.Generator) -> None:
             both.find(keys, segments, f"step {step}")
         both.all_same("sequences")
         copy = _Both(device, 1, filter_freq=filter_freq)
-        held = upkeep.export(both.tables[0])
+        held = maintenance.export(both.tables[0])
         for part in (slice(0, len(held.keys) // 2), slice(len(held.keys) // 2, None)):
             some = held.keys[part], held.steps[part], held.counts[part]
-            got = upkeep.import_(copy.tables[0], *some, copy.workspace)
+            got = maintenance.import_(copy.tables[0], *some, copy.workspace)
             copy.same(got, reference.import_(copy.references[0], *some), "import")
         copy.all_same("import")
 

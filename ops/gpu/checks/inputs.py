@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from collective.ops.gpu.device import Device
-from collective.ops.gpu.elements import Element, from_float32
 from collective.ops.gpu.segments import Segments
 
 EXTREME = np.array(
@@ -57,14 +56,12 @@ def segment_cases(keys: int, sections: int, rng: np.random.Generator) -> Iterato
     yield Segments.of(np.diff([0, *cuts, keys]), rng.integers(0, sections, 12))
 
 
-def values(shape: tuple[int, ...], element: Element, rng: np.random.Generator) -> np.ndarray:
-    """Normally distributed, with values that are not finite or hard to round among them; uint16 for
-    bfloat16.
-    """
+def values(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    """Draws float32 values, normally distributed, with some among them that are not finite."""
     drawn = rng.standard_normal(shape).astype(np.float32)
     special = rng.random(shape) < 0.1
     drawn[special] = rng.choice(SPECIAL, int(special.sum()))
-    return from_float32(drawn, element)
+    return drawn
 
 
 def on(device: Device, array: np.ndarray) -> object:

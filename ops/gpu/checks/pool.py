@@ -15,14 +15,6 @@ from collective.ops.gpu.checks import Measurement, Scale
 from collective.ops.gpu.checks.inputs import on, values
 from collective.ops.gpu.checks.sums import DIMS, TOLERANCE, assert_close
 from collective.ops.gpu.device import Device
-from collective.ops.gpu.elements import (
-    ELEMENTS,
-    FLOAT16,
-    FLOAT32,
-    Element,
-    from_float32,
-    to_float32,
-)
 from collective.ops.gpu.occurrences import occurrences
 from collective.ops.gpu.pool import MEAN, SQRTN, SUM, Ids, Lookup
 from collective.ops.gpu.reference import occurrences as reference_occurrences
@@ -77,57 +69,32 @@ def _agree(
     lookups: Sequence[Lookup],
     tables: list[np.ndarray],
     ids: Ids,
-    element: Element,
-    out: Element,
     workspace: Workspace,
     what: str,
 ) -> None:
     arrays: list[Any] = [on(device, table) for table in tables]
-    got = kernels.pool(
-        lookups,
-        [Rows.of([array], element, device) for array in arrays],
-        _there(device, ids),
-        out,
-        workspace,
-    )
-    wanted = reference.pool(lookups, [to_float32(table, element) for table in tables], ids, out)
-    for lookup, mine, theirs in zip(lookups, got, wanted):
-        here = device.download(mine)
-        assert here.shape == theirs.shape and here.dtype == theirs.dtype, what
-        assert_close(
-            to_float32(here, out),
-            to_float32(theirs, out),
-            3 * TOLERANCE[out.name],
-            f"{lookup} of {what}",
-        )
+    rows = [Rows.of([array], device) for array in arrays]
+    got = kernels.pool(lookups, rows, _there(device, ids), workspace)
+    for lookup, pooled, wanted in zip(lookups, got, reference.pool(lookups, tables, ids)):
+        here = device.download(pooled)
+        assert here.shape == wanted.shape and here.dtype == wanted.dtype, what
+        assert_close(here, wanted, 3 * TOLERANCE, f"{lookup} of {what}")
 
 
 def forward(device: Device, scale: Scale, rng: np.random.Generator) -> None:
-    """Every dimension, type and combiner; an id outside of the rows."""
+    """Pools rows of every dimension by every combiner; one id is outside of the rows."""
     workspace = Workspace(device)
     for number, dim in enumerate(DIMS):
-        element, out = ELEMENTS[number % 3], ELEMENTS[number // 2 % 3]
         lookups = lookup_cases(max(min(scale.keys, 2**16) // 200 // (dim + 8), 3), dim)
         ids = ids_for(lookups, 50, rng, number % 2 == 0)
         ids.positions[0] = 51
-        table = from_float32(
-            (rng.standard_normal((50, dim)) / np.sqrt(dim)).astype(np.float32), element
-        )
-        _agree(
-            device,
-            lookups,
-            [table],
-            ids,
-            element,
-            out,
-            workspace,
-            f"{element} as {out}, dimension {dim}",
-        )
+        table = (rng.standard_normal((50, dim)) / np.sqrt(dim)).astype(np.float32)
+        _agree(device, lookups, [table], ids, workspace, f"dimension {dim}")
 
 
 def several_tables(device: Device, scale: Scale, rng: np.random.Generator) -> None:
-    """Look-ups of tables of several dimensions in one launch, as an owner pools them; no ids at
-    all; one sample has all.
+    """Pools tables of several dimensions in one launch, as an owner does; no ids at all; one sample
+    has all.
     """
     dims = (16, 1, 128, 3)
     tables = [rng.standard_normal((20, dim)).astype(np.float32) for dim in dims]
@@ -136,108 +103,67 @@ def several_tables(device: Device, scale: Scale, rng: np.random.Generator) -> No
         for number, dim in enumerate(dims)
     ]
     ids, workspace = ids_for(lookups, 20, rng, wide=True), Workspace(device)
-    _agree(device, lookups, tables, ids, FLOAT32, FLOAT16, workspace, "several tables")
+    _agree(device, lookups, tables, ids, workspace, "several tables")
     none = Ids(ids.positions[:0], np.zeros_like(ids.offsets), ids.weights[:0])
-    _agree(device, lookups, tables, none, FLOAT32, FLOAT32, workspace, "no ids")
-    everything = np.full_like(ids.offsets, len(ids.positions))
-    everything[:10] = 0
-    _agree(
-        device,
-        lookups,
-        tables,
-        Ids(ids.positions, everything, ids.weights),
-        FLOAT32,
-        FLOAT32,
-        workspace,
-        "one sample",
-    )
+    _agree(device, lookups, tables, none, workspace, "no ids")
+    offsets = np.full_like(ids.offsets, len(ids.positions))
+    offsets[:10] = 0
+    of_one_sample = Ids(ids.positions, offsets, ids.weights)
+    _agree(device, lookups, tables, of_one_sample, workspace, "one sample")
 
 
 def not_finite(device: Device, scale: Scale, rng: np.random.Generator) -> None:
-    """Infinities and NaNs stay in their samples; a clipped infinite row is NaN where it is infinite
+    """Keeps infinities and NaNs in their samples; a clipped infinite row is NaN where it is infinite
     and 0 elsewhere.
     """
-    table = values((40, 8), FLOAT32, rng)
+    table = values((40, 8), rng)
     table[np.abs(table) > 1e30] = np.inf
     for norm in (0.0, 1.0):
         lookups = [Lookup(60, 8, combiner, max_norm=norm) for combiner in COMBINERS]
         ids = ids_for(lookups, 40, rng)
         workspace, there = Workspace(device), on(device, table)
-        got = kernels.pool(
-            lookups, [Rows.of([there], FLOAT32, device)], _there(device, ids), FLOAT32, workspace
-        )
-        for mine, theirs in zip(got, reference.pool(lookups, [table], ids, FLOAT32)):
-            here = device.download(mine)
-            np.testing.assert_array_equal(np.isnan(here), np.isnan(theirs), f"max_norm {norm}")
-            np.testing.assert_array_equal(np.isinf(here), np.isinf(theirs), f"max_norm {norm}")
+        got = kernels.pool(lookups, [Rows.of([there], device)], _there(device, ids), workspace)
+        for pooled, wanted in zip(got, reference.pool(lookups, [table], ids)):
+            here = device.download(pooled)
+            np.testing.assert_array_equal(np.isnan(here), np.isnan(wanted), f"max_norm {norm}")
+            np.testing.assert_array_equal(np.isinf(here), np.isinf(wanted), f"max_norm {norm}")
 
 
 def backward(device: Device, scale: Scale, rng: np.random.Generator) -> None:
-    """Gradients of rows and of weights, by every combiner and several dimensions and types."""
-    for dim, element, of in (
-        (3, FLOAT32, FLOAT32),
-        (16, FLOAT16, FLOAT32),
-        (128, FLOAT32, FLOAT16),
-    ):
-        workspace, lookups, rows = Workspace(device), lookup_cases(max(300 // dim, 4), dim), 30
-        ids = ids_for(lookups, rows, rng)
-        ids.positions[:90] = 7
-        table = from_float32(
-            (rng.standard_normal((rows, dim)) / np.sqrt(dim)).astype(np.float32), element
-        )
-        gradients = [
-            from_float32(rng.standard_normal((one.samples, dim)).astype(np.float32), of)
-            for one in lookups
-        ]
-        arrays: list[Any] = [on(device, array) for array in (table, *gradients)]
-        own, given, there = (
-            Rows.of(arrays[:1], element, device),
-            Rows.of(arrays[1:], of, device),
-            _there(device, ids),
-        )
-        got = kernels.pool_terms(lookups, [own], there, given, workspace, of_weights=True)
-        of_rows, of_samples = (
-            to_float32(table, element),
-            [to_float32(array, of) for array in gradients],
-        )
-        wanted = reference.pool_terms(lookups, [of_rows], ids, of_samples, of_weights=True)
-        terms = device.download(got.terms)
-        np.testing.assert_array_equal(terms[:, 0], wanted.terms[:, 0])
-        for name, mine, theirs in (
-            (
-                "factors",
-                terms[:, 1].copy().view(np.float32),
-                wanted.terms[:, 1].copy().view(np.float32),
-            ),
-            ("along", device.download(got.along), wanted.along),
-            ("weights", device.download(got.weights), wanted.weights),
-        ):
-            assert_close(mine, theirs, 2e-5, f"{name}, dimension {dim}")
-        segments = Segments.of([rows], [0])
-        found = occurrences(there.positions, rows, workspace)
-        summed = device.download(
-            sum_rows(
-                given, found, segments, [dim], FLOAT32, workspace, got.terms, 1.0, got.along, own
-            )
-        )
-        known = reference_occurrences.occurrences(ids.positions, rows)
-        assert_close(
-            summed,
-            reference_sums.sum_rows(
-                of_samples,
-                known,
-                segments,
-                [dim],
-                FLOAT32,
-                None,
-                wanted.terms,
-                1.0,
-                wanted.along,
-                [of_rows],
-            ),
-            2e-5,
-            f"gradients, dimension {dim}",
-        )
+    """Makes gradients of rows and of weights, by every combiner and several dimensions."""
+    for dim in (3, 16, 128):
+        _backward(device, dim, rng)
+
+
+def _backward(device: Device, dim: int, rng: np.random.Generator) -> None:
+    workspace, lookups, rows = Workspace(device), lookup_cases(max(300 // dim, 4), dim), 30
+    ids = ids_for(lookups, rows, rng)
+    ids.positions[:90] = 7
+    table = (rng.standard_normal((rows, dim)) / np.sqrt(dim)).astype(np.float32)
+    gradients = [rng.standard_normal((one.samples, dim)).astype(np.float32) for one in lookups]
+    arrays: list[Any] = [on(device, array) for array in (table, *gradients)]
+    own, given = Rows.of(arrays[:1], device), Rows.of(arrays[1:], device)
+    there = _there(device, ids)
+    got = kernels.pool_terms(lookups, [own], there, given, workspace, of_weights=True)
+    wanted = reference.pool_terms(lookups, [table], ids, gradients, of_weights=True)
+    terms = device.download(got.terms)
+    np.testing.assert_array_equal(terms[:, 0], wanted.terms[:, 0])
+    got_factors, wanted_factors = (
+        one[:, 1].copy().view(np.float32) for one in (terms, wanted.terms)
+    )
+    assert_close(got_factors, wanted_factors, 2e-5, f"factors, dimension {dim}")
+    assert_close(device.download(got.along), wanted.along, 2e-5, f"along, dimension {dim}")
+    assert_close(device.download(got.weights), wanted.weights, 2e-5, f"weights, dimension {dim}")
+    segments = Segments.of([rows], [0])
+    found = occurrences(there.positions, rows, workspace)
+    known = reference_occurrences.occurrences(ids.positions, rows)
+    summed = device.download(
+        sum_rows(given, found, segments, [dim], workspace, got.terms, 1.0, got.along, own)
+    )
+    wanted_sums = reference_sums.sum_rows(
+        gradients, known, segments, [dim], None, wanted.terms, 1.0, wanted.along, [table]
+    )
+    assert_close(summed, wanted_sums, 2e-5, f"gradients, dimension {dim}")
 
 
 CHECKS = (forward, several_tables, not_finite, backward)
@@ -248,30 +174,27 @@ def _timed(
     scale: Scale,
     rng: np.random.Generator,
     dim: int,
-    element: Element,
     length: int,
     rule: Rule | None = None,
 ) -> Measurement:
     slots = 0 if rule is None else rule.slots
-    rows = max(scale.measured_bytes // (dim * element.size) // (2 + 2 * slots), 64)
+    rows = max(scale.measured_bytes // (4 * dim) // (2 + 2 * slots), 64)
     size = max(min(rows, scale.measured_keys), 64) // 2 // length * length
-    table = device.zeros((rows, dim), element.storage)
+    table = device.zeros((rows, dim), np.float32)
     offsets: Any = on(device, np.arange(0, size + 1, length, dtype=np.int32))
     lookups, workspace = [Lookup(size // length, dim)], Workspace(device)
     if rule is None:
         inputs = [Ids(on(device, rng.integers(0, rows, size)), offsets) for _ in range(2)]
 
         def forward_of(ids: Ids) -> object:
-            return kernels.pool(
-                lookups, [Rows.of([table], element, device)], ids, FLOAT32, workspace
-            )
+            return kernels.pool(lookups, [Rows.of([table], device)], ids, workspace)
 
         return Measurement(
             f"pool, {length} ids a sample",
             [partial(forward_of, ids) for ids in inputs],
-            size * (8 + dim * element.size) + size // length * (4 + 4 * dim),
+            size * (8 + 4 * dim) + size // length * (4 + 4 * dim),
             dim,
-            element.name,
+            "float32",
             size,
         )
     state = updates.Table(table, [device.zeros((rows, dim), np.float32) for _ in range(slots)])
@@ -282,10 +205,8 @@ def _timed(
     gradients = [device.zeros((size // length, dim), np.float32) for _ in range(2)]
 
     def backward_of(gradient: Any) -> None:
-        ids, given = Ids(numbers, offsets), Rows.of([gradient], FLOAT32, device)
-        terms = kernels.pool_terms(
-            lookups, [Rows.of([table], element, device)], ids, given, workspace
-        )
+        ids, given = Ids(numbers, offsets), Rows.of([gradient], device)
+        terms = kernels.pool_terms(lookups, [Rows.of([table], device)], ids, given, workspace)
         found = occurrences(numbers, len(drawn), workspace)
         updates.update(
             rule,
@@ -303,7 +224,7 @@ def _timed(
         [partial(backward_of, gradient) for gradient in gradients],
         size // length * 4 * dim + len(drawn) * 8 * dim * (1 + slots) + 4 * size,
         dim,
-        element.name,
+        "float32",
         size,
     )
 
@@ -313,8 +234,7 @@ def measurements(device: Device, scale: Scale, rng: np.random.Generator) -> Iter
     that it needs included.
     """
     for dim, length in itertools.product((16, 128), (1, 20)):
-        yield _timed(device, scale, rng, dim, FLOAT32, length)
-    yield _timed(device, scale, rng, 128, FLOAT16, 20)
+        yield _timed(device, scale, rng, dim, length)
     for dim, rule in itertools.product((16, 128), (SGD(0.1), Adagrad(0.1))):
-        yield _timed(device, scale, rng, dim, FLOAT32, 1, rule)
-    yield _timed(device, scale, rng, 128, FLOAT32, 20, Adagrad(0.1))
+        yield _timed(device, scale, rng, dim, 1, rule)
+    yield _timed(device, scale, rng, 128, 20, Adagrad(0.1))

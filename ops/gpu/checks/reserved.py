@@ -1,4 +1,4 @@
-"""Checks and measurements of `collective.ops.gpu.reserved`, as a device gives it."""
+"""Checks and measurements of `collective.ops.gpu.reserved_memory`, as a device gives it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from collective.ops.gpu import gather, update
 from collective.ops.gpu.checks import Measurement, Scale
 from collective.ops.gpu.checks.inputs import on
 from collective.ops.gpu.device import Device
-from collective.ops.gpu.elements import FLOAT32
 from collective.ops.gpu.occurrences import Occurrences
 from collective.ops.gpu.rules import SGD
 from collective.ops.gpu.segments import Segments
@@ -65,7 +64,7 @@ def kernels_in_it(device: Device, scale: Scale, rng: np.random.Generator) -> Non
         matrix[first:last] = on(device, values[first:last])
     workspace, seen = Workspace(device), rng.permutation(rows)[: max(1, rows // 2)]
     segments, on_device = Segments.of([len(seen)], [0]), on(device, seen.astype(np.int64))
-    found = gather.gather([matrix], on_device, segments, FLOAT32, FLOAT32, workspace)
+    found = gather.gather([matrix], on_device, segments, workspace)
     np.testing.assert_array_equal(device.download(found).reshape(-1, DIM), values[seen])
     ones = on(device, np.ones((len(seen), DIM), np.float32))
     update.update(
@@ -73,7 +72,7 @@ def kernels_in_it(device: Device, scale: Scale, rng: np.random.Generator) -> Non
         [Table(matrix)],
         on_device,
         segments,
-        Rows.of([ones], FLOAT32, device),
+        Rows.of([ones], device),
         _once(device, len(seen)),
         workspace,
     )

@@ -49,7 +49,6 @@ from collective.ops.gpu.checks.sums import assert_close
 from collective.ops.gpu.checks.workload import DIM, RANKS, RULE, SAMPLES, TABLES, Batch, Received
 from collective.ops.gpu.device import Device
 from collective.ops.gpu.distinct import distinct
-from collective.ops.gpu.elements import FLOAT32
 from collective.ops.gpu.gather import gather
 from collective.ops.gpu.occurrences import occurrences
 from collective.ops.gpu.partition import local_rows
@@ -81,17 +80,13 @@ def step(
         device.download(found.counts)[0] if counts is None else counts, range(TABLES)
     )
     rows = local_rows(found.keys[: segments.keys], segments, _KINDS, 1, workspace)
-    message = gather(
-        [table.weights for table in tables], rows, segments, FLOAT32, FLOAT32, workspace
-    )
+    message = gather([table.weights for table in tables], rows, segments, workspace)
     lookups = [Lookup(len(batch.gradients) // TABLES, DIM)] * TABLES
-    came, ids = (
-        [Rows.flat(message, segments, _DIMS, FLOAT32, device)],
-        Ids(found.inverse, batch.offsets),
-    )
-    pooled = pool(lookups, came, ids, FLOAT32, workspace)
-    gradients = Rows.of([batch.gradients], FLOAT32, device)
-    terms = pool_terms(lookups, came, ids, gradients, workspace)
+    received = [Rows.flat(message, segments, _DIMS, device)]
+    ids = Ids(found.inverse, batch.offsets)
+    pooled = pool(lookups, received, ids, workspace)
+    gradients = Rows.of([batch.gradients], device)
+    terms = pool_terms(lookups, received, ids, gradients, workspace)
     occur = occurrences(found.inverse, segments.keys, workspace)
     update(RULE, tables, rows, segments, gradients, occur, workspace, terms.terms)
     return pooled
@@ -106,8 +101,6 @@ def owned(tables: Sequence[Table], received: Received, workspace: Workspace) -> 
         [table.weights for table in tables],
         local_rows(received.keys, asked, _KINDS, RANKS, workspace),
         asked,
-        FLOAT32,
-        FLOAT32,
         workspace,
     )
     found = distinct(received.keys, asked, _KINDS, 1, workspace)
@@ -118,7 +111,7 @@ def owned(tables: Sequence[Table], received: Received, workspace: Workspace) -> 
         tables,
         rows,
         segments,
-        Rows.of([received.gradients], FLOAT32, device),
+        Rows.of([received.gradients], device),
         occurrences(found.inverse, segments.keys, workspace),
         workspace,
     )

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from collective.ops.gpu.elements import Element, converted
 from collective.ops.gpu.segments import Segments
 
 
@@ -15,8 +14,6 @@ def gather(
     tables: Sequence[np.ndarray],
     rows: np.ndarray,
     segments: Segments,
-    element: Element,
-    wire: Element,
     workspace: Any = None,
 ) -> np.ndarray:
     """See `collective.ops.gpu.gather.gather`."""
@@ -24,7 +21,7 @@ def gather(
     for m, t in enumerate(segments.sections):
         wanted = rows[segments.offsets[m] : segments.offsets[m + 1]]
         inside = (wanted >= 0) & (wanted < len(tables[t]))
-        found = np.zeros((len(wanted), tables[t].shape[1]), wire.storage)
-        found[inside] = converted(tables[t][wanted[inside]], element, wire)
+        found = np.zeros((len(wanted), tables[t].shape[1]), np.float32)
+        found[inside] = tables[t][wanted[inside]]
         pieces.append(found.reshape(-1))
-    return np.concatenate(pieces) if pieces else np.zeros(0, wire.storage)
+    return np.concatenate(pieces) if pieces else np.zeros(0, np.float32)

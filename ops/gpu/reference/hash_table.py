@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from collective.ops.gpu.hash_table import FullError, Inserted
-from collective.ops.gpu.hash_table_state import MOST_ROWS
-from collective.ops.gpu.hash_table_upkeep import Exported
+from collective.ops.gpu.hash_table import MOST_ROWS, FullError, Inserted
+from collective.ops.gpu.hash_table_maintenance import Exported
 from collective.ops.gpu.segments import Segments
 
 
 class HashTable:
-    """See `collective.ops.gpu.hash_table_state.HashTable`. Slots are of no account."""
+    """See `collective.ops.gpu.hash_table.HashTable`. Slots are of no account."""
 
     def __init__(
         self,
@@ -126,24 +125,24 @@ def find_or_insert(
 
 
 def remove(table: HashTable, keys: np.ndarray, workspace: Any = None) -> int:
-    """See `collective.ops.gpu.hash_table_upkeep.remove`."""
+    """See `collective.ops.gpu.hash_table_maintenance.remove`."""
     return table.drop(np.flatnonzero(np.isin(table.keys, keys)))
 
 
 def remove_unused(table: HashTable, since: int, workspace: Any = None) -> int:
-    """See `collective.ops.gpu.hash_table_upkeep.remove_unused`."""
+    """See `collective.ops.gpu.hash_table_maintenance.remove_unused`."""
     return table.drop(np.flatnonzero(table.steps < since))
 
 
 def export(table: HashTable) -> Exported:
-    """See `collective.ops.gpu.hash_table_upkeep.export`."""
+    """See `collective.ops.gpu.hash_table_maintenance.export`."""
     return Exported(table.keys, table.rows, table.steps, table.counts)
 
 
 def import_(
     table: HashTable, keys: np.ndarray, steps: np.ndarray, counts: np.ndarray, workspace: Any = None
 ) -> Inserted:
-    """See `collective.ops.gpu.hash_table_upkeep.import_`."""
+    """See `collective.ops.gpu.hash_table_maintenance.import_`."""
     seen = np.where(counts == 0, table.filter_freq, counts)
     inserted = find_or_insert([table], keys, Segments.of([len(keys)], [0]), 0, None, seen)
     at, there = table.found(keys)

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from collective.ops.gpu.elements import Element, from_float32
 from collective.ops.gpu.pool import MEAN, SUM, Ids, Lookup, Terms
 
 
@@ -45,7 +44,6 @@ def pool(
     lookups: Sequence[Lookup],
     rows: Sequence[np.ndarray],
     ids: Ids,
-    element: Element,
     workspace: Any = None,
 ) -> list[np.ndarray]:
     """See `collective.ops.gpu.pool.pool`."""
@@ -55,7 +53,7 @@ def pool(
             total = ((weights * clips)[:, None] * found).sum(0)
             pooled[m].append(total / divisor if divisor != 0 else np.zeros(lookup.dim))
         return [
-            from_float32(np.array(made, np.float32).reshape(-1, lookup.dim), element)
+            np.array(made, np.float32).reshape(-1, lookup.dim)
             for made, lookup in zip(pooled, lookups)
         ]
 

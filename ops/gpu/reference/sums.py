@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from collective.ops.gpu.elements import Element, from_float32
 from collective.ops.gpu.occurrences import Occurrences
 from collective.ops.gpu.segments import Segments
 
@@ -61,7 +60,6 @@ def sum_rows(
     occurrences: Occurrences,
     segments: Segments,
     dims: Sequence[int],
-    element: Element,
     workspace: Any = None,
     terms: np.ndarray | None = None,
     scale: float = 1.0,
@@ -72,4 +70,4 @@ def sum_rows(
     sums = row_sums(gradients, occurrences, segments, dims, terms, scale, along, own)
     with np.errstate(over="ignore", invalid="ignore"):
         flat = np.concatenate([array.reshape(-1) for array in sums]) if sums else np.zeros(0)
-        return from_float32(flat.astype(np.float32), element)
+        return flat.astype(np.float32)

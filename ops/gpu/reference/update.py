@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +17,6 @@ from collective.ops.gpu.rules import (
     Ftrl,
     Momentum,
     RMSProp,
-    RowwiseAdagrad,
     Rule,
 )
 from collective.ops.gpu.segments import Segments
@@ -35,9 +33,6 @@ def applied(
     if isinstance(rule, Momentum):
         m = rule.momentum * slots[0] + g
         return w - rate * (g + rule.momentum * m if rule.nesterov else m), [m]
-    if isinstance(rule, RowwiseAdagrad):
-        a = slots[0] + np.mean(g * g, 1)
-        return w - rate * g / (np.sqrt(a)[:, None] + rule.epsilon), [a]
     if isinstance(rule, Adagrad):
         a = slots[0] + g * g
         return w - rate * g / (np.sqrt(a) + rule.epsilon), [a]
@@ -71,21 +66,10 @@ def update(
     occurrences: Occurrences,
     workspace: Any = None,
     terms: np.ndarray | None = None,
-    scale: float = 1.0,
-    bound: float = math.inf,
-    along: np.ndarray | None = None,
 ) -> None:
     """See `collective.ops.gpu.update.update`."""
     dims = [table.weights.shape[1] for table in tables]
-    own = (
-        [
-            tables[t].weights[np.clip(rows[first:end], 0, max(len(tables[t].weights) - 1, 0))]
-            for t, first, end in zip(segments.sections, segments.offsets, segments.offsets[1:])
-        ]
-        if along is not None
-        else None
-    )
-    sums = row_sums(gradients, occurrences, segments, dims, terms, scale, along, own)
+    sums = row_sums(gradients, occurrences, segments, dims, terms)
     occurs = np.diff(occurrences.offsets) > 0
     for t, table in enumerate(tables):
         seen, wanted = [np.zeros(0, np.int64)], [np.zeros((0, dims[t]))]
@@ -106,6 +90,6 @@ def update(
                 gradient,
                 [slot[touched].astype(np.float64) for slot in table.slots],
             )
-            table.weights[touched] = np.clip(weights, -bound, bound)
+            table.weights[touched] = weights
             for slot, made in zip(table.slots, slots):
                 slot[touched] = made

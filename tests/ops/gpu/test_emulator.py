@@ -74,10 +74,6 @@ __device__ int reversed_in_shared_memory() {
 extern "C" __global__ void of_templates(int* out) {
   out[threadIdx.x] = reversed_in_shared_memory<int>() + 100 * reversed_in_shared_memory<float>();
 }
-extern "C" __global__ void halves(const float* in, unsigned short* out, float* back) {
-  out[threadIdx.x] = FloatToHalf(in[threadIdx.x]);
-  back[threadIdx.x] = HalfToFloat(out[threadIdx.x]);
-}
 """
 NAMES = (
     "reversed",
@@ -95,7 +91,6 @@ NAMES = (
     "unset",
     "vectors",
     "of_templates",
-    "halves",
 )
 SEEDS = pytest.mark.parametrize("seed", [0, 1, 2])
 
@@ -220,26 +215,3 @@ def test_shared_memory_holds_nothing_of_the_block_before():
 def test_an_argument_of_another_size_is_an_error():
     with pytest.raises(KernelError, match="argument 2 has 8 bytes, its parameter 4"):
         launch("warp_sums", 1, 32, np.zeros(1, np.float32), np.zeros(1, np.float32), np.int64(1))
-
-
-def test_float16_is_numpys():
-    bits = np.arange(2**16, dtype=np.uint16)
-    exact = bits.view(np.float16).astype(np.float32)
-    rng = np.random.default_rng(3)
-    with np.errstate(all="ignore"):
-        middle = (exact[:-1].astype(np.float64) + exact[1:]) / 2
-        values = np.concatenate(
-            [
-                exact,
-                middle.astype(np.float32),
-                rng.integers(0, 2**32, 5000, np.uint32).view(np.float32),
-            ]
-        )
-        wanted = values.astype(np.float16)
-    values = values[: len(values) // 64 * 64]
-    out, back = np.zeros(len(values), np.uint16), np.zeros(len(values), np.float32)
-    for first in range(0, len(values), 1024):
-        part = slice(first, min(first + 1024, len(values)))
-        launch("halves", 1, part.stop - first, values[part], out[part], back[part])
-    np.testing.assert_array_equal(out.view(np.float16), wanted[: len(values)])
-    np.testing.assert_array_equal(back, wanted[: len(values)].astype(np.float32))

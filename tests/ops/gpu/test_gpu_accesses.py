@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collective.ops.gpu import elements, pool
+from collective.ops.gpu import pool
 from collective.ops.gpu.checks.inputs import on
 from collective.ops.gpu.checks.sums import assert_close
 from collective.ops.gpu.device import Device
-from collective.ops.gpu.elements import FLOAT16, FLOAT32
 from collective.ops.gpu.occurrences import occurrences
 from collective.ops.gpu.reference import occurrences as reference_occurrences
 from collective.ops.gpu.reference import pool as reference_pool
@@ -31,33 +30,29 @@ from tests.ops.gpu.emulator.device import EmulatedKernel
 
 # One thread for each access to a row: whether it is a single one.
 _ASKED = """
-extern "C" __global__ void whole(const char* row, i64 dim, int* floats, int* halves) {
+extern "C" __global__ void whole(const char* row, i64 dim, int* answers) {
   const Span span(threadIdx.x, dim);
-  floats[threadIdx.x] = span.is_whole(reinterpret_cast<const float*>(row) + span.element);
-  halves[threadIdx.x] = span.is_whole(reinterpret_cast<const Half*>(row) + span.element);
+  answers[threadIdx.x] = span.is_whole(reinterpret_cast<const float*>(row) + span.element);
 }
 """
 
 
-def whole(offset: int, dim: int) -> tuple[list[int], list[int]]:
-    """Of a row so many bytes behind a multiple of 256: which accesses are single ones, of float32
-    and of half precision.
-    """
+def whole(offset: int, dim: int) -> list[int]:
+    """Tells which accesses to a row so many bytes behind a multiple of 256 are single ones."""
     device, accesses = EmulatedDevice(), -(-dim // 4)
-    found = [device.empty(accesses, np.int32) for _ in range(2)]
-    kernel = EmulatedKernel(
-        device, library(Source("sums.cu", ()).text() + _ASKED, ("whole",)), "whole"
-    )
-    kernel(1, accesses, (device.empty(64, np.uint8)[offset:], np.int64(dim), *found))
-    return found[0].tolist(), found[1].tolist()
+    answers = device.empty(accesses, np.int32)
+    built = library(Source("sums.cu", ()).text() + _ASKED, ("whole",))
+    kernel = EmulatedKernel(device, built, "whole")
+    kernel(1, accesses, (device.empty(64, np.uint8)[offset:], np.int64(dim), answers))
+    return answers.tolist()
 
 
 def test_an_access_is_whole_where_it_is_aligned():
-    assert whole(0, 128) == ([1] * 32, [1] * 32)
-    assert whole(8, 128) == ([0] * 32, [1] * 32)
-    assert whole(4, 8) == ([0, 0], [0, 0])
-    assert whole(0, 6) == ([1, 0], [1, 0]), "the end of a row is two elements"
-    assert whole(0, 3) == ([0], [0])
+    assert whole(0, 128) == [1] * 32
+    assert whole(8, 128) == [0] * 32
+    assert whole(4, 8) == [0, 0]
+    assert whole(0, 6) == [1, 0], "the end of a row is two elements"
+    assert whole(0, 3) == [0]
 
 
 LENGTHS, DIMS = [5, 9, 7, 1, 6], [3, 16, 5, 128, 4]  # what lies behind an odd row is anywhere
@@ -68,45 +63,37 @@ def _there(device: Device, ids: pool.Ids) -> pool.Ids:
 
 
 @pytest.mark.parametrize("seed", [0, 3])
-@pytest.mark.parametrize("element", [FLOAT32, FLOAT16], ids=str)
-def test_odd_rows_between_others(element: elements.Element, seed: int):
+def test_odd_rows_between_others(seed: int):
     """Rows that `gather` made are pooled, and their gradients, which lie as they do, are summed."""
     rng, device = np.random.default_rng(seed), EmulatedDevice(seed)
     segments, workspace = Segments.of(LENGTHS, range(5)), Workspace(EmulatedDevice(seed))
-    matrices = [rng.standard_normal(shape).astype(element.storage) for shape in zip(LENGTHS, DIMS)]
+    matrices = [rng.standard_normal(shape).astype(np.float32) for shape in zip(LENGTHS, DIMS)]
     buffer = on(device, np.concatenate([matrix.reshape(-1) for matrix in matrices]))
-    rows = Rows.flat(buffer, segments, DIMS, element, device)
+    rows = Rows.flat(buffer, segments, DIMS, device)
     lookups = [pool.Lookup(10, dim, max_norm=1.0) for dim in DIMS]
     positions = np.concatenate(
         [rng.integers(first, end, 20) for first, end in zip(segments.offsets, segments.offsets[1:])]
     )
     ids = pool.Ids(positions.astype(np.int32), np.arange(0, 101, 2, dtype=np.int32))
-    got = pool.pool(lookups, [rows], _there(device, ids), element, workspace)
+    got = pool.pool(lookups, [rows], _there(device, ids), workspace)
     for number, (lookup, mine) in enumerate(zip(lookups, got)):
         own = pool.Ids(
             ids.positions[20 * number : 20 * number + 20] - segments.offsets[number],
             np.arange(0, 21, 2, np.int32),
         )
-        (wanted,) = reference_pool.pool(
-            [lookup], [elements.to_float32(matrices[number], element)], own, element
-        )
-        assert_close(
-            mine.astype(np.float32), wanted.astype(np.float32), 4e-3, f"dimension {lookup.dim}"
-        )
+        (wanted,) = reference_pool.pool([lookup], [matrices[number]], own)
+        assert_close(mine, wanted, 1e-5, f"dimension {lookup.dim}")
     summed = sum_rows(
         rows,
         occurrences(on(device, np.arange(28, dtype=np.int32)), 28, workspace),
         segments,
         DIMS,
-        FLOAT32,
         workspace,
     )
     known = reference_occurrences.occurrences(np.arange(28), 28)
     np.testing.assert_array_equal(
         summed,
-        reference_sums.sum_rows(
-            [matrix.astype(np.float32) for matrix in matrices], known, segments, DIMS, FLOAT32
-        ),
+        reference_sums.sum_rows(matrices, known, segments, DIMS),
     )
 
 
@@ -137,7 +124,7 @@ def test_tables_anywhere_are_updated():
         tables,
         on(device, rows),
         segments,
-        Rows.of(there, FLOAT32, device),
+        Rows.of(there, device),
         occurrences(on(device, numbers), 24, workspace := Workspace(device)),
         workspace,
     )

@@ -10,7 +10,6 @@ import pytest
 
 from collective.ops import embedding_bag
 from collective.ops import key_hashing as of_tensorflow
-from collective.ops.gpu import elements
 from collective.ops.gpu.cupy_device import CupyDevice
 from collective.ops.gpu.distinct import SOURCE, distinct
 from collective.ops.gpu.gather import gather
@@ -32,24 +31,6 @@ def test_owners_are_those_of_the_cpu():
 
 def test_kinds_are_those_of_the_cpu():
     assert (STATIC, DYNAMIC) == (embedding_bag.STATIC, embedding_bag.DYNAMIC)
-
-
-def test_bfloat16_rounds_to_the_nearest_even():
-    values = np.array(
-        [1, 1 + 2**-9, 1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-7, 3.4e38, np.inf, -0.0, 1e-45],
-        np.float32,
-    )
-    wanted = np.array([1, 1, 1, 1 + 2**-6, -1 - 2**-7, np.inf, np.inf, -0.0, 0.0], np.float32)
-    rounded = elements.to_float32(
-        elements.from_float32(values, elements.BFLOAT16), elements.BFLOAT16
-    )
-    np.testing.assert_array_equal(rounded, wanted)
-    assert np.isnan(
-        elements.to_float32(
-            elements.from_float32(np.array([np.nan], np.float32), elements.BFLOAT16),
-            elements.BFLOAT16,
-        )
-    ).all()
 
 
 def test_a_plan():
@@ -105,8 +86,6 @@ def test_tables_that_are_wrong(table: np.ndarray):
             [table],
             np.zeros(1, np.int64),
             Segments.of([1], [0]),
-            elements.FLOAT32,
-            elements.FLOAT32,
             Workspace(EmulatedDevice()),
         )
 
@@ -119,7 +98,7 @@ def test_nothing_is_allocated_once_warm():
         keys = np.random.default_rng(batch).integers(0, 50, 900 if batch == 0 else 700 + batch)
         segments = Segments.of([len(keys)], [0])
         distinct(keys, segments, [STATIC], 2, workspace)
-        gather(tables, keys, segments, elements.FLOAT32, elements.FLOAT16, workspace)
+        gather(tables, keys, segments, workspace)
         if batch == 1:
             warm, held = device.allocations, workspace.nbytes
     assert (device.allocations, workspace.nbytes) == (warm, held)

@@ -10,7 +10,6 @@ import tensorflow.compat.v1 as tf
 
 from collective.ops import embedding_bag
 from collective.ops.gpu.distinct import distinct
-from collective.ops.gpu.elements import FLOAT32
 from collective.ops.gpu.gather import gather
 from collective.ops.gpu.partition import local_rows
 from collective.ops.gpu.segments import Segments
@@ -74,6 +73,4 @@ def test_ask_hear_and_gather(ranks: int):
     wanted = np.concatenate(
         [shards[table][keys[table][: counts[table]]].reshape(-1) for table in range(3)]
     )
-    np.testing.assert_array_equal(
-        gather(shards, rows, received, FLOAT32, FLOAT32, workspace), wanted
-    )
+    np.testing.assert_array_equal(gather(shards, rows, received, workspace), wanted)

@@ -10,7 +10,6 @@ import tensorflow.compat.v1 as tf
 
 from collective.ops import embedding_bag
 from collective.ops.gpu import pool
-from collective.ops.gpu.elements import FLOAT32
 from collective.ops.gpu.occurrences import occurrences
 from collective.ops.gpu.pool import MEAN, SQRTN, SUM, Ids, Lookup
 from collective.ops.gpu.rules import (
@@ -116,7 +115,7 @@ def test_rules_are_those_of_the_optimizers(name: str):
             [mine],
             distinct,
             Segments.of([len(distinct)], [0]),
-            Rows.of([gradients], FLOAT32, device),
+            Rows.of([gradients], device),
             occurrences(inverse.astype(np.int32), len(distinct), workspace),
             workspace,
         )
@@ -180,30 +179,25 @@ def test_pooling_is_that_of_embedding_lookup_sparse(
     workspace, lookup = Workspace(device), Lookup(samples, D, combiner, weighted, max_norm or 0)
     distinct, inverse = np.unique(ids, return_inverse=True)
     received, numbers = start[distinct], inverse.astype(np.int32)
-    own, given = Rows.of([received], FLOAT32, device), Rows.of([gradient], FLOAT32, device)
+    own, given = Rows.of([received], device), Rows.of([gradient], device)
     asked, segments = Ids(numbers, offsets, weights), Segments.of([len(distinct)], [0])
     np.testing.assert_allclose(
-        pool.pool([lookup], [own], asked, FLOAT32, workspace)[0], wanted[0], 1e-5, 1e-6
+        pool.pool([lookup], [own], asked, workspace)[0], wanted[0], 1e-5, 1e-6
     )
     terms = pool.pool_terms([lookup], [own], asked, given, workspace, of_weights=True)
     found = occurrences(numbers, len(distinct), workspace)
     dense = np.zeros((V, D), np.float32)
-    of_rows = sum_rows(
-        given, found, segments, [D], FLOAT32, workspace, terms.terms, 1.0, terms.along, own
-    )
+    of_rows = sum_rows(given, found, segments, [D], workspace, terms.terms, 1.0, terms.along, own)
     dense[distinct] = of_rows.reshape(-1, D)
     np.testing.assert_allclose(dense, wanted[1], 1e-5, 2e-6)
     np.testing.assert_allclose(terms.weights, wanted[2], 1e-4, 2e-5)
-    mine = Table(start.copy(), [np.full((V, D), 0.5, np.float32)])
-    update(
-        Adagrad(0.1),
-        [mine],
-        distinct,
-        segments,
-        given,
-        found,
-        workspace,
-        terms.terms,
-        along=terms.along,
-    )
-    np.testing.assert_allclose(mine.weights, after, 1e-5, 2e-6)
+    # the update by the sums of the gradients, and by their terms where these are all of it
+    ones = occurrences(np.arange(len(distinct), dtype=np.int32), len(distinct), Workspace(device))
+    summed = Rows.of([of_rows.reshape(-1, D)], device)
+    ways: list[tuple[Any, ...]] = [(summed, ones, Workspace(device))]
+    if max_norm is None:
+        ways.append((given, found, workspace, terms.terms))
+    for way in ways:
+        updated = Table(start.copy(), [np.full((V, D), 0.5, np.float32)])
+        update(Adagrad(0.1), [updated], distinct, segments, *way)
+        np.testing.assert_allclose(updated.weights, after, 1e-5, 2e-6)

@@ -7,9 +7,18 @@ import pytest
 
 from collective.ops import keymap
 from collective.ops.gpu.checks.hash_table import colliding
-from collective.ops.gpu.hash_table import FullError, find, find_or_insert
-from collective.ops.gpu.hash_table_state import DEAD, MOST_LOAD, MOST_ROWS, STEPS, USED, HashTable
-from collective.ops.gpu.hash_table_upkeep import export, import_, remove, remove_unused
+from collective.ops.gpu.hash_table import (
+    DEAD,
+    MOST_LOAD,
+    MOST_ROWS,
+    STEPS,
+    USED,
+    FullError,
+    HashTable,
+    find,
+    find_or_insert,
+)
+from collective.ops.gpu.hash_table_maintenance import export, import_, remove, remove_unused
 from collective.ops.gpu.reference import hash_table as reference
 from collective.ops.gpu.segments import Segments
 from collective.ops.gpu.workspace import Workspace

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from collective.ops.gpu.checks.hash_table import colliding
-from collective.ops.gpu.hash_table import find, find_or_insert
-from collective.ops.gpu.hash_table_state import BrokenError, HashTable
-from collective.ops.gpu.hash_table_upkeep import export, remove
+from collective.ops.gpu.hash_table import BrokenError, HashTable, find, find_or_insert
+from collective.ops.gpu.hash_table_maintenance import export, remove
 from collective.ops.gpu.workspace import Workspace
 from tests.ops.gpu.emulator import EmulatedDevice
 from tests.ops.gpu.test_hash_table import whole

@@ -162,27 +162,3 @@ inline double atomicAdd(double* at, double value) {
 inline float atomicExch(float* at, float value) {
   return Atomic(at, [=](float) { return value; });
 }
-
-// float16 as bits; on the GPU an instruction each.
-inline float HalfToFloat(unsigned short half) {
-  const unsigned sign = (half & 0x8000u) << 16, exponent = half >> 10 & 31, fraction = half & 0x3FF;
-  if (exponent == 31) return __uint_as_float(sign | 0x7F800000u | fraction << 13);
-  const float magnitude = exponent == 0 ? std::ldexp(static_cast<float>(fraction), -24)
-                                        : std::ldexp(static_cast<float>(fraction | 0x400),
-                                                     static_cast<int>(exponent) - 25);
-  return __uint_as_float(sign | __float_as_uint(magnitude));
-}
-inline unsigned short FloatToHalf(float value) {
-  const unsigned bits = __float_as_uint(value), sign = bits >> 16 & 0x8000u,
-                 magnitude = bits & 0x7FFFFFFFu;
-  if (magnitude > 0x7F800000u) return 0x7FFF;
-  if (magnitude == 0) return static_cast<unsigned short>(sign);
-  const float size = __uint_as_float(magnitude);
-  if (size >= 65520.f) return static_cast<unsigned short>(sign | 0x7C00);
-  int exponent = 0;
-  std::frexp(size, &exponent);
-  const int unit = std::max(exponent - 11, -24);  // of the last place
-  const unsigned places = static_cast<unsigned>(std::nearbyint(std::ldexp(size, -unit)));
-  const unsigned half = unit == -24 ? places : (static_cast<unsigned>(unit + 24) << 10) + places;
-  return static_cast<unsigned short>(sign | half);
-}

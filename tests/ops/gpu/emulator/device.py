@@ -15,6 +15,7 @@ import numpy as np
 from collective.ops import memory
 from collective.ops.gpu.device import Device, Kernel, Timed
 from collective.ops.gpu.sources import Source
+from tests.gpu_double.reserved import Reserved
 from tests.ops.gpu.emulator.build import library_of
 
 GUARD = 256  # bytes on both sides of an array
@@ -96,8 +97,8 @@ class EmulatedDevice(Device):
     def at(self, address: int, shape: tuple[int, ...], dtype: Any, owner: Any) -> np.ndarray:
         return memory.array_at(address, shape, dtype, owner)
 
-    def reserve(self, size: int) -> memory.Reserved:
-        return memory.Reserved(size)
+    def reserve(self, size: int) -> Reserved:
+        return Reserved(size)
 
     def trim(self) -> None:
         pass

@@ -8,14 +8,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from collective.ops.gpu.hash_table import Inserted, find_or_insert
-from collective.ops.gpu.hash_table_state import (
+from collective.ops.gpu.hash_table import (
     FREE_END,
     FREE_FIRST,
     HIGHEST,
     STEPS,
     USED,
     HashTable,
+    Inserted,
+    find_or_insert,
 )
 from collective.ops.gpu.partition import prefix_sums
 from collective.ops.gpu.segments import Segments

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from collective.ops import memory
-from collective.ops.gpu.functions import Functions
+from collective.ops.gpu.hash_table import MOST_ROWS as MOST_ROWS
 from collective.ops.gpu.hash_table import FullError, Inserted
-from collective.ops.gpu.hash_table_state import MOST_ROWS as MOST_ROWS
+from collective.ops.gpu.kernel_api import Kernels
+from collective.ops.gpu.memory_bridge import MemoryBridge
 from collective.ops.gpu.segments import Segments
-from collective.ops.gpu.sides import Side
 
 
 class DeviceKeyMap:
@@ -27,16 +27,16 @@ class DeviceKeyMap:
     Args:
         name: the table's, for errors.
         capacity: the most rows.
-        side: where it computes.
+        bridge: where it computes.
 
     Raises:
         MemoryError: there is no room for it.
     """
 
-    def __init__(self, name: str, capacity: int, side: Side):
-        self._side, self._count = side, 0
-        with side.call():
-            self._table = side.functions.hash_table(name, capacity)
+    def __init__(self, name: str, capacity: int, bridge: MemoryBridge):
+        self._bridge, self._count = bridge, 0
+        with bridge.call():
+            self._table = bridge.kernels.hash_table(name, capacity)
         self._keys = memory.Region(8 * (capacity + 1)).view(capacity + 1, dtype=np.int64)
 
     def __len__(self) -> int:
@@ -62,10 +62,10 @@ class DeviceKeyMap:
 
     def _rows(self, keys: np.ndarray, insert: bool) -> np.ndarray:
         keys = np.ascontiguousarray(keys, np.int64)
-        with self._side.call():
-            f = self._side.functions
-            return f.download(
-                rows(f, [self], f.upload(keys.reshape(-1)), [keys.size], insert)
+        with self._bridge.call():
+            kernels = self._bridge.kernels
+            return kernels.download(
+                rows(kernels, [self], kernels.upload(keys.reshape(-1)), [keys.size], insert)
             ).reshape(keys.shape)
 
     def _note(self, keys: np.ndarray) -> None:
@@ -74,13 +74,13 @@ class DeviceKeyMap:
 
 
 def rows(
-    f: Functions, maps: Sequence[DeviceKeyMap], keys: Any, sizes: Sequence[int], insert: bool
+    kernels: Kernels, maps: Sequence[DeviceKeyMap], keys: Any, sizes: Sequence[int], insert: bool
 ) -> Any:
     """[K] int64 on the device, until the next call: the rows of `keys`; new ones are inserted, or
     have row 0.
 
     Args:
-        f: the kernels.
+        kernels: the kernels.
         maps: T different ones.
         keys: [K] int64 on the device.
         sizes: how many of them each map has, one after the other.
@@ -92,22 +92,25 @@ def rows(
     """
     tables, segments = [one._table for one in maps], Segments.of(sizes, range(len(maps)))
     if not insert:
-        return f.find(tables, keys, segments)
+        return kernels.find(tables, keys, segments)
     try:
-        inserted = f.find_or_insert(tables, keys, segments)
+        inserted = kernels.find_or_insert(tables, keys, segments)
     except FullError as error:
-        _note(f, maps, error.inserted)
+        _note(kernels, maps, error.inserted)
         raise MemoryError(str(error)) from error
-    _note(f, maps, inserted)
+    _note(kernels, maps, inserted)
     return inserted.rows
 
 
-def _note(f: Functions, maps: Sequence[DeviceKeyMap], inserted: Inserted) -> None:
-    counts = f.download(inserted.new_counts)
+def _note(kernels: Kernels, maps: Sequence[DeviceKeyMap], inserted: Inserted) -> None:
+    counts = kernels.download(inserted.new_counts)
     total = int(counts.sum())
     if total == 0:
         return
-    keys, numbers = f.download(inserted.new_keys[:total]), f.download(inserted.new_rows[:total])
+    keys, numbers = (
+        kernels.download(inserted.new_keys[:total]),
+        kernels.download(inserted.new_rows[:total]),
+    )
     ends = np.cumsum(counts)
     for one, first, end in zip(maps, ends - counts, ends):
         there = numbers[first:end] > 0

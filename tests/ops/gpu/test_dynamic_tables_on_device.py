@@ -12,23 +12,25 @@ import tensorflow.compat.v1 as tf
 
 import collective
 from collective import CollectiveStrategy
-from collective.ops import dispatch, memory, native_library, op_attributes, placement
-from collective.ops.gpu import keymap as on_device
-from collective.ops.gpu import sides, update
-from collective.ops.gpu.binding import Bound
+from collective.ops import native_library, op_attributes, placement
+from collective.ops.gpu import device_key_map as on_device
+from collective.ops.gpu import update
+from collective.ops.gpu.memory_bridge import MemoryBridge
 from collective.ops.gpu.workspace import Workspace
 from collective.ops.keymap import KeyMap
 from collective.tables import device_row_store, optimizer_slots, row_store
+from tests.gpu_double.bridge import HostBridge
+from tests.gpu_double.reserved import Reserved
 from tests.ops.conftest import bind
+from tests.ops.gpu.emulator.bridge import EmulatedBridge
 from tests.ops.gpu.emulator.device import EmulatedDevice
-from tests.ops.gpu.emulator.side import EmulatedGpu
 
 EXTREME = [-(2**63), 2**63 - 1, 0, -1, 2**32]
 
 
 @pytest.fixture(params=["double", "emulator"])
-def side(request: Any) -> sides.Side:
-    return sides.Double() if request.param == "double" else EmulatedGpu(seed=3)
+def bridge(request: Any) -> MemoryBridge:
+    return HostBridge() if request.param == "double" else EmulatedBridge(seed=3)
 
 
 def batches(seed: int) -> list[np.ndarray]:
@@ -47,8 +49,8 @@ def drawn(keys: np.ndarray, dim: int) -> np.ndarray:
 # ---- keys
 
 
-def test_keys_have_the_rows_that_they_have_in_the_hosts_memory(side: sides.Side):
-    ours, theirs = on_device.DeviceKeyMap("t", 5000, side), KeyMap(5000)
+def test_keys_have_the_rows_that_they_have_in_the_hosts_memory(bridge: MemoryBridge):
+    ours, theirs = on_device.DeviceKeyMap("t", 5000, bridge), KeyMap(5000)
     for keys in batches(1):
         np.testing.assert_array_equal(ours.find(keys), theirs.find(keys))
         np.testing.assert_array_equal(ours.find_or_insert(keys), theirs.find_or_insert(keys))
@@ -60,17 +62,21 @@ def test_keys_have_the_rows_that_they_have_in_the_hosts_memory(side: sides.Side)
         ours.keys(1, len(ours) + 2)
 
 
-def test_several_maps_at_once(side: sides.Side):
+def test_several_maps_at_once(bridge: MemoryBridge):
     maps, alone = (
-        [on_device.DeviceKeyMap(f"t{t}", 5000, side) for t in range(3)] for _ in range(2)
+        [on_device.DeviceKeyMap(f"t{t}", 5000, bridge) for t in range(3)] for _ in range(2)
     )
     for step, insert in enumerate((True, False, True, True, False)):
         keys = [np.random.default_rng([step, t]).integers(-50, 50, 40 * t) for t in range(3)]
-        with side.call():
-            f = side.functions
-            got = f.download(
+        with bridge.call():
+            kernels = bridge.kernels
+            got = kernels.download(
                 on_device.rows(
-                    f, maps, f.upload(np.concatenate(keys)), [len(some) for some in keys], insert
+                    kernels,
+                    maps,
+                    kernels.upload(np.concatenate(keys)),
+                    [len(some) for some in keys],
+                    insert,
                 )
             )
         wanted = [
@@ -81,8 +87,8 @@ def test_several_maps_at_once(side: sides.Side):
         np.testing.assert_array_equal(one.keys(1, len(one) + 1), other.keys(1, len(other) + 1))
 
 
-def test_a_map_that_is_full_keeps_what_came_first(side: sides.Side):
-    ours = on_device.DeviceKeyMap("t", 7, side)
+def test_a_map_that_is_full_keeps_what_came_first(bridge: MemoryBridge):
+    ours = on_device.DeviceKeyMap("t", 7, bridge)
     ours.find_or_insert(np.arange(5))
     with pytest.raises(MemoryError, match="'?t'?.* full"):
         ours.find_or_insert(np.arange(3, 20))
@@ -95,12 +101,12 @@ def test_a_map_that_is_full_keeps_what_came_first(side: sides.Side):
 # ---- rows
 
 
-def test_rows_are_those_of_the_hosts_memory(side: sides.Side, monkeypatch: pytest.MonkeyPatch):
+def test_rows_are_those_of_the_hosts_memory(bridge: MemoryBridge, monkeypatch: pytest.MonkeyPatch):
     # so that first values come in several blocks
-    monkeypatch.setattr(row_store.initial, "BLOCK", 30)
+    monkeypatch.setattr(row_store.initializers, "BLOCK", 30)
     monkeypatch.setattr(row_store, "RANGE", 50)
     shape = (5000, 3, np.float32, "t", drawn)
-    ours, theirs = device_row_store.new_store(*shape, side), row_store.host_store(*shape)
+    ours, theirs = device_row_store.new_store(*shape, bridge), row_store.host_store(*shape)
     theirs.values._view()[:] = 0  # nobody else does it for memory that TensorFlow hasn't taken
     for step, keys in enumerate(batches(2)):
         for insert in (False, True):
@@ -119,9 +125,9 @@ def test_rows_are_those_of_the_hosts_memory(side: sides.Side, monkeypatch: pytes
     assert len(got) == len(wanted) and ours.values.read(np.array([0])).tolist() == [[0, 0, 0]]
 
 
-def test_of_a_key_that_is_put_twice_the_last_row_stays(side: sides.Side):
+def test_of_a_key_that_is_put_twice_the_last_row_stays(bridge: MemoryBridge):
     """Each row is written once: on a GPU it is anybody's guess which thread comes last."""
-    held = device_row_store.new_store(100, 2, np.float32, "t", drawn, side)
+    held = device_row_store.new_store(100, 2, np.float32, "t", drawn, bridge)
 
     class Once(np.ndarray):
         def __setitem__(self, rows: Any, values: Any) -> None:
@@ -135,9 +141,9 @@ def test_of_a_key_that_is_put_twice_the_last_row_stays(side: sides.Side):
     assert found.tolist() == [[10, 11], [8, 9], [6, 7]]
 
 
-def test_a_slot_has_memory_and_first_values_as_far_as_it_was_asked_for(side: sides.Side):
+def test_a_slot_has_memory_and_first_values_as_far_as_it_was_asked_for(bridge: MemoryBridge):
     first = np.array([1.5, -2], np.float32)
-    column = device_row_store.DeviceColumn("slot", 10**6, 2, np.float32, side, first)
+    column = device_row_store.DeviceColumn("slot", 10**6, 2, np.float32, bridge, first)
     column.settle(3)
     column.write(np.array([2]), np.array([[7, 8]]))
     column.settle(5000)
@@ -145,12 +151,12 @@ def test_a_slot_has_memory_and_first_values_as_far_as_it_was_asked_for(side: sid
     got = column.read(np.array([0, 1, 2, 3, 4, 5000]))
     assert got.tolist() == [[0, 0], [1.5, -2], [7, 8], [1.5, -2], [1.5, -2], [1.5, -2]]
     assert column._memory.taken < 10**5
-    fresh = device_row_store.DeviceColumn("zeros", 10**6, 2, np.float32, side)
+    fresh = device_row_store.DeviceColumn("zeros", 10**6, 2, np.float32, bridge)
     fresh.settle(900)
     assert not fresh.read(np.arange(901)).any()
 
 
-class Small(memory.Reserved):
+class Small(Reserved):
     """Memory of which there is only so much.
 
     Attributes:
@@ -166,10 +172,10 @@ class Small(memory.Reserved):
 
 
 def test_without_memory_for_rows_nothing_is_found_until_there_is_some(
-    side: sides.Side, monkeypatch: pytest.MonkeyPatch
+    bridge: MemoryBridge, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(side, "reserve", Small)
-    held = device_row_store.new_store(10**6, 2, np.float32, "mine", drawn, side)
+    monkeypatch.setattr(bridge, "reserve", Small)
+    held = device_row_store.new_store(10**6, 2, np.float32, "mine", drawn, bridge)
     held.rows(np.arange(10), True)
     words = r"'mine' has memory for 512 rows, and needs .* bytes more for 20,000: .*out of memory.*TABLES=host"
     for insert in (True, False):  # a row without memory must not be read
@@ -186,32 +192,36 @@ def test_without_memory_for_rows_nothing_is_found_until_there_is_some(
     np.testing.assert_array_equal(held.values.read(rows), drawn(np.arange(20_000), 2))
 
 
-def test_an_error_of_several_tables_names_the_one_that_is_full(side: sides.Side):
+def test_an_error_of_several_tables_names_the_one_that_is_full(bridge: MemoryBridge):
     stores = [
-        device_row_store.new_store(capacity, 2, np.float32, name, drawn, side)
+        device_row_store.new_store(capacity, 2, np.float32, name, drawn, bridge)
         for name, capacity in (("a", 50), ("b", 4))
     ]
     kept = [row_store.keep(number + 10**6, one) for number, one in enumerate(stores)]
     keys = np.concatenate([np.arange(9), np.arange(9)])
-    with side.call(), pytest.raises(MemoryError, match=r"b.*full.*Train on more ranks"):
-        f = side.functions
-        device_row_store.find(f, np.concatenate(kept).reshape(-1), f.upload(keys), [9, 9], True)
+    with bridge.call(), pytest.raises(MemoryError, match=r"b.*full.*Train on more ranks"):
+        kernels = bridge.kernels
+        device_row_store.find(
+            kernels, np.concatenate(kept).reshape(-1), kernels.upload(keys), [9, 9], True
+        )
     np.testing.assert_array_equal(stores[0].values.read(np.arange(1, 10)), drawn(np.arange(9), 2))
     np.testing.assert_array_equal(stores[1].values.read(np.arange(1, 5)), drawn(np.arange(4), 2))
 
 
 def test_where_one_table_has_no_memory_the_others_have_their_rows(
-    side: sides.Side, monkeypatch: pytest.MonkeyPatch
+    bridge: MemoryBridge, monkeypatch: pytest.MonkeyPatch
 ):
-    stores = [device_row_store.new_store(10**6, 2, np.float32, name, drawn, side) for name in "ab"]
+    stores = [
+        device_row_store.new_store(10**6, 2, np.float32, name, drawn, bridge) for name in "ab"
+    ]
     monkeypatch.setattr(
         stores[0].values, "reach", lambda count: exec('raise MemoryError("none for a")')
     )
     kept = [row_store.keep(number + 10**6, one) for number, one in enumerate(stores)]
-    with side.call(), pytest.raises(MemoryError, match="none for a"):
-        f = side.functions
+    with bridge.call(), pytest.raises(MemoryError, match="none for a"):
+        kernels = bridge.kernels
         device_row_store.find(
-            f, np.concatenate(kept).reshape(-1), f.upload(np.arange(8)), [4, 4], True
+            kernels, np.concatenate(kept).reshape(-1), kernels.upload(np.arange(8)), [4, 4], True
         )
     assert [len(one) for one in stores] == [0, 4]
 
@@ -219,10 +229,10 @@ def test_where_one_table_has_no_memory_the_others_have_their_rows(
 # ---- in TensorFlow
 
 
-def test_a_variable_in_given_memory_stays_there(side: sides.Side):
+def test_a_variable_in_given_memory_stays_there(bridge: MemoryBridge):
     """Whatever updates it: TensorFlow's own sparse operations, or kernels."""
     with tf.Graph().as_default(), tf.Session() as session:
-        column = device_row_store.DeviceColumn("v", 2**24, 3, np.float32, side)
+        column = device_row_store.DeviceColumn("v", 2**24, 3, np.float32, bridge)
         column.reach(9)
         handle = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[None, 3], shared_name="v")
         given = native_library.library().collective_memory(
@@ -253,8 +263,8 @@ def test_a_variable_in_given_memory_stays_there(side: sides.Side):
         )
 
 
-def test_memory_is_kept_as_long_as_a_variable_has_it(side: sides.Side):
-    column = device_row_store.DeviceColumn("v", 100, 3, np.float32, side)
+def test_memory_is_kept_as_long_as_a_variable_has_it(bridge: MemoryBridge):
+    column = device_row_store.DeviceColumn("v", 100, 3, np.float32, bridge)
     number = column.number
     with tf.Graph().as_default(), tf.Session() as session:
         handle = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[None, 3], shared_name="v")
@@ -275,7 +285,7 @@ def test_memory_is_kept_as_long_as_a_variable_has_it(side: sides.Side):
             row_store.living(number)
 
 
-def test_memory_of_another_device_is_refused(side: sides.Side):
+def test_memory_of_another_device_is_refused(bridge: MemoryBridge):
     """TensorFlow runs an operation where its variable is, also if it was to run on a GPU."""
     with tf.Graph().as_default(), tf.Session() as session:
         given = native_library.library().collective_memory(
@@ -286,7 +296,7 @@ def test_memory_of_another_device_is_refused(side: sides.Side):
             session.run(given.op)
 
 
-def test_an_address_that_is_none(side: sides.Side):
+def test_an_address_that_is_none(bridge: MemoryBridge):
     with tf.Graph().as_default(), tf.Session() as session:
         address = tf.placeholder(tf.int64, [])
         given = native_library.library().collective_memory(
@@ -364,9 +374,9 @@ def test_trained_as_in_the_hosts_memory(
     optimizer: Any, emulates: bool, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv(placement.CHOICE, "cpu")
-    placement.chosen.cache_clear()
+    placement.chosen_by_environment.cache_clear()
     wanted, _ = trained(optimizer)
-    bind(EmulatedGpu(seed=5) if emulates else sides.Double(), monkeypatch)
+    bind(EmulatedBridge(seed=5) if emulates else HostBridge(), monkeypatch)
     got, kinds = trained(optimizer)
     assert {"CollectiveFind", "CollectiveMemory"} <= kinds
     assert ("CollectiveUpdate" in kinds) == (
@@ -388,7 +398,7 @@ def test_keys_that_come_between_settling_and_the_update(monkeypatch: pytest.Monk
         row_store.living(int(number)).rows(np.arange(10**6, 10**6 + 20_000), True)
         return count
 
-    bind(sides.Double(), monkeypatch)
+    bind(HostBridge(), monkeypatch)
     monkeypatch.setattr(optimizer_slots, "_settle", settled_before_others)
     strategy = CollectiveStrategy()
     with strategy.scope(plan="quiet"), tf.Graph().as_default():
@@ -412,7 +422,7 @@ def test_adam_takes_memory_for_a_table_that_grows_seldom():
 def test_dynamic_tables_may_stay_in_the_hosts_memory(monkeypatch: pytest.MonkeyPatch):
     wanted, _ = trained(OPTIMIZERS[3])
     monkeypatch.setenv(placement.DYNAMIC, "host")
-    bind(sides.Double(), monkeypatch)
+    bind(HostBridge(), monkeypatch)
     got, kinds = trained(OPTIMIZERS[3])
     assert "CollectiveFind" not in kinds and "CollectiveUpdate" in kinds
     for one, other in zip(got, wanted):
@@ -423,11 +433,9 @@ def test_dynamic_tables_may_stay_in_the_hosts_memory(monkeypatch: pytest.MonkeyP
 
 
 def test_a_table_without_room_names_itself_in_the_run(monkeypatch: pytest.MonkeyPatch):
-    double = sides.Double()
-    monkeypatch.setattr(double, "reserve", Small)
-    bound = Bound(double)
-    monkeypatch.setattr(dispatch, "chosen", lambda: "double")
-    monkeypatch.setattr(dispatch, "_stand_in", lambda: bound)
+    bridge = HostBridge()
+    monkeypatch.setattr(bridge, "reserve", Small)
+    bind(bridge, monkeypatch)
     strategy = CollectiveStrategy()
     with strategy.scope(plan="quiet"), tf.Graph().as_default():
         table = collective.get_embedding_variable("mine", 4)

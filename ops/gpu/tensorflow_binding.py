@@ -1,11 +1,8 @@
 """The binding to TensorFlow: what `ops/native` computes on a CPU, by kernels on a GPU.
 
-    EagerPyFunc on the GPU ──► Python: tensors ──► arrays in their memory ──► kernels ──► tensors
-
-`Bound` has the operations of the compiled library under their names, with its inputs, outputs and
-attributes; each is one `tf.py_function`, and has the gradient that is registered for the compiled
-one. How memory is shared, in which order TensorFlow and kernels work, and what that costs, says
-`sides.py`.
+`DeviceOperations` has the operations of the compiled library under their names, with its inputs,
+outputs and attributes. Each is one call of kernels (`tensorflow_call.py`), and has the gradient that
+is registered for the compiled one.
 """
 
 from __future__ import annotations
@@ -16,101 +13,32 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.ops import native_library, op_attributes, tensorflow_lookup
-from collective.ops.gpu import asking
-from collective.ops.gpu.functions import Functions, Joined
-from collective.ops.gpu.pooling import Answering, Members, Pooling
+from collective.ops import native_library, tensorflow_lookup
+from collective.ops.gpu import requests
+from collective.ops.gpu.kernel_api import Joined, Kernels
+from collective.ops.gpu.message_layout import Layout
+from collective.ops.gpu.pooling import Members, Pooling
+from collective.ops.gpu.responses import Response
 from collective.ops.gpu.rules import Rule
 from collective.ops.gpu.segments import Segments
-from collective.ops.gpu.sides import Side
+from collective.ops.gpu.tensorflow_call import KernelCaller, Outputs
 from collective.ops.gpu.update import Table
-from collective.ops.gpu.wire import Layout
 
-# What is int32 in between: tf.py_function takes no int32 on a GPU.
-BITS = tf.uint32
-Outputs = Sequence[tuple[tf.DType, Any]]  # types and shapes
-Find = Callable[[Functions, np.ndarray, Any, Sequence[int], bool], Any]
+Find = Callable[[Kernels, np.ndarray, Any, Sequence[int], bool], Any]
 
 
-class Bound:
-    """The operations of the compiled library, by kernels. They have its shapes, too.
+class DeviceOperations(KernelCaller):
+    """The operations of the compiled library, by kernels. They have its shapes, too."""
 
-    Args:
-        side: where they compute.
-        tables: the names of what they are about, for errors.
-
-    Attributes:
-        side: as above.
-    """
-
-    def __init__(self, side: Side, tables: Sequence[str] = ()):
-        self.side, self._tables = side, list(tables)
-
-    def about(self, tables: Sequence[str]) -> Bound:
-        """The same, for these tables."""
-        return Bound(self.side, tables)
-
-    def memory(self) -> str:
-        """How much kernels take, for a report."""
-        return self.side.memory()
-
-    def _operation(
-        self,
-        name: str,
-        work: Callable[..., Sequence[Any]],
-        inputs: Sequence[tf.Tensor],
-        types: Sequence[tf.DType],
-        attributes: dict[str, Any],
-    ) -> tf.Operation:
-        """Returns, of `types`, what `work` makes of the kernels and of arrays of `inputs`."""
-        side = self.side
-        given = [np.dtype(x.dtype.as_numpy_dtype) for x in inputs]
-
-        def run(*tensors: Any) -> list[Any]:
-            try:
-                with side.call():
-                    return side.results(work(side.functions, *side.given(tensors, given)))
-            except (MemoryError, tf.errors.ResourceExhaustedError) as error:
-                raise MemoryError(
-                    f"{name} of {_shortened(self._tables)}: {error}. {self.side.advice()}"
-                ) from error
-
-        graph = tf.get_default_graph()
-        marks = op_attributes.marks(name, {**attributes, "of": self._tables})
-        with (
-            tf.device(self.side.placed),
-            graph._attr_scope(marks),
-            graph.gradient_override_map({"EagerPyFunc": name}),
-            tf.name_scope(name),
-        ):
-            made = tf.py_function(
-                run,
-                [_bits(x, BITS) if x.dtype == tf.int32 else x for x in inputs],
-                [BITS if dtype == tf.int32 else dtype for dtype in types],
-            )
-        return made[0].op if types else made
-
-    def _call(
-        self,
-        name: str,
-        work: Callable[..., Sequence[Any]],
-        inputs: Sequence[tf.Tensor],
-        outputs: Outputs,
-        **attributes: Any,
-    ) -> list[tf.Tensor]:
-        """The outputs of such an operation."""
-        made = list(
-            self._operation(name, work, inputs, [dtype for dtype, _ in outputs], attributes).outputs
-        )
-        for tensor, (_, shape) in zip(made, outputs):
-            tensor.set_shape(shape)
-        return made
+    def about(self, tables: Sequence[str]) -> DeviceOperations:
+        """Returns the operations for tables of these names."""
+        return DeviceOperations(self.bridge, tables)
 
     def _shard(self, handle: tf.Tensor, writes: bool = False) -> tf.Tensor:
         library = native_library.library()
-        with tf.device(self.side.placed):
+        with tf.device(self.bridge.placed):
             return (library.collective_sparse_shard if writes else library.collective_shard)(
-                handle, dtype=tf.float32, device=self.side.kind
+                handle, dtype=tf.float32, device=self.bridge.kind
             )
 
     def collective_bounds(self, ids: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -150,9 +78,9 @@ class Bound:
         members, by_owner = len(ids), len(samples)
         layout = Layout(ranks, range(len(dims)), kinds, dims, pooled, weighted)
 
-        def work(f: Functions, *arrays: Any) -> list[Any]:
-            asked = asking.ask(
-                f,
+        def work(kernels: Kernels, *arrays: Any) -> list[Any]:
+            asked = requests.ask(
+                kernels,
                 layout,
                 member_sections,
                 combiners,
@@ -164,14 +92,15 @@ class Bound:
             return [
                 asked.message,
                 Joined(
-                    f.upload(np.concatenate(numbers).astype(np.int32)), [len(x) for x in numbers]
+                    kernels.upload(np.concatenate(numbers).astype(np.int32)),
+                    [len(x) for x in numbers],
                 ),
                 *asked.positions,
                 *asked.samples,
                 *asked.scales,
             ]
 
-        # stable: as `asking.ask` has them
+        # stable: as `requests.ask` has them
         order = sorted(range(members), key=lambda m: bool(pooled[member_sections[m]]))
         out = self._call(
             "CollectiveAsk",
@@ -194,8 +123,8 @@ class Bound:
         of_member = dict(zip(order, out[4 : 4 + members]))
         return (
             out[0],
-            _bits(splits, tf.int32),
-            _bits(row_splits, tf.int32),
+            tf.bitcast(splits, tf.int32),
+            tf.bitcast(row_splits, tf.int32),
             [of_member[m] for m in range(members)],
             out[4 + members : 4 + members + by_owner],
             out[4 + members + by_owner :],
@@ -207,9 +136,9 @@ class Bound:
     ) -> tuple[Any, ...]:
         layout = _layout(attributes)
 
-        def work(f: Functions, message: Any, splits: Any) -> list[Any]:
-            rows, row_splits = asking.hear(f, layout, message, f.download(splits))
-            return [rows, f.upload(row_splits.astype(np.int32))]
+        def work(kernels: Kernels, message: Any, splits: Any) -> list[Any]:
+            rows, row_splits = requests.hear(kernels, layout, message, kernels.download(splits))
+            return [rows, kernels.upload(row_splits.astype(np.int32))]
 
         out = self._call(
             "CollectiveHear",
@@ -217,7 +146,7 @@ class Bound:
             [message, splits],
             [*((tf.int64, [None]) for _ in range(T)), (tf.int32, [layout.ranks])],
         )
-        return out[:-1], _bits(out[-1], tf.int32)
+        return out[:-1], tf.bitcast(out[-1], tf.int32)
 
     def collective_find(
         self, find: Find, numbers: Sequence[tf.Tensor], keys: Sequence[tf.Tensor], insert: tf.Tensor
@@ -233,12 +162,19 @@ class Bound:
             insert: bool scalar, whether new ones are inserted; or have row 0.
         """
 
-        def work(f: Functions, given: Any, *keys: Any) -> list[Any]:
-            *numbers, insert = f.download(given)
+        def work(kernels: Kernels, given: Any, *keys: Any) -> list[Any]:
+            *numbers, insert = kernels.download(given)
             sizes = [int(one.size) for one in keys]
             return [
                 Joined(
-                    find(f, np.array(numbers), f.xp.concatenate(keys), sizes, bool(insert)), sizes
+                    find(
+                        kernels,
+                        np.array(numbers),
+                        kernels.xp.concatenate(keys),
+                        sizes,
+                        bool(insert),
+                    ),
+                    sizes,
                 )
             ]
 
@@ -250,7 +186,7 @@ class Bound:
     def _answering(
         self,
         name: str,
-        work: Callable[[Answering, Sequence[Any]], Sequence[Any]],
+        work: Callable[[Response, Sequence[Any]], Sequence[Any]],
         given: Sequence[tf.Tensor],
         handles: Sequence[tf.Tensor],
         rows: Sequence[tf.Tensor],
@@ -261,16 +197,16 @@ class Bound:
     ) -> list[tf.Tensor]:
         layout, first, tables = _layout(attributes), len(given), len(handles)
 
-        def run(f: Functions, *arrays: Any) -> Sequence[Any]:
+        def run(kernels: Kernels, *arrays: Any) -> Sequence[Any]:
             rest = arrays[first:]
             return work(
-                Answering(
-                    f,
+                Response(
+                    kernels,
                     layout,
                     rest[:tables],
                     rest[tables : 2 * tables],
                     rest[-2],
-                    f.download(rest[-1]),
+                    kernels.download(rest[-1]),
                 ),
                 arrays[:first],
             )
@@ -318,7 +254,7 @@ class Bound:
     ) -> tuple[Any, ...]:
         tables, scale = len(handles), attributes["scale"]
 
-        def work(owner: Answering, given: Sequence[Any]) -> Sequence[Any]:
+        def work(owner: Response, given: Sequence[Any]) -> Sequence[Any]:
             return owner.reduce(given[0], scale)
 
         out = self._answering(
@@ -350,7 +286,7 @@ class Bound:
     ) -> tf.Tensor:
         tables, scale = len(handles), attributes["scale"]
 
-        def work(owner: Answering, given: Sequence[Any]) -> Sequence[Any]:
+        def work(owner: Response, given: Sequence[Any]) -> Sequence[Any]:
             return [owner.spread(given[:tables], given[tables:], scale)]
 
         return self._answering(
@@ -436,27 +372,27 @@ class Bound:
         limits = [limit for limit in used if limit is not None]
         limited = [t for t, limit in enumerate(used) if limit is not None]
 
-        def work(f: Functions, numbers: Any, *arrays: Any) -> Sequence[Any]:
+        def work(kernels: Kernels, numbers: Any, *arrays: Any) -> Sequence[Any]:
             shards, gradients, rows = (
                 list(arrays[: count * each]),
                 arrays[count * each : -count],
                 list(arrays[-count:]),
             )
             if limits:
-                lasts, gradients = f.download(gradients[0]), gradients[1:]
+                lasts, gradients = kernels.download(gradients[0]), gradients[1:]
                 for t, last in zip(limited, lasts):
                     shards[each * t : each * (t + 1)] = [
                         shard[1 : last + 1] for shard in shards[each * t : each * (t + 1)]
                     ]
                     rows[t] = rows[t] - 1
             lengths = [int(one.size) for one in rows]
-            f.update(
-                rule(*(float(number) for number in f.download(numbers))),
+            kernels.update(
+                rule(*(float(number) for number in kernels.download(numbers))),
                 [Table(shards[i], shards[i + 1 : i + each]) for i in range(0, len(shards), each)],
-                f.xp.concatenate(rows),
+                kernels.xp.concatenate(rows),
                 Segments.of(lengths, range(count)),
-                f.rows(gradients),
-                f.each_once(sum(lengths)),
+                kernels.rows(gradients),
+                kernels.each_once(sum(lengths)),
             )
             return []
 
@@ -485,27 +421,16 @@ def _pooling(
         sum(map(bool, members.weighted)),
     )
 
-    def run(f: Functions, rows: Any, *arrays: Any) -> Sequence[Any]:
+    def run(kernels: Kernels, rows: Any, *arrays: Any) -> Sequence[Any]:
         positions, samples = arrays[:count], arrays[count : count + pooled]
         weights, given = (
             arrays[count + pooled : count + pooled + weighted],
             arrays[count + pooled + weighted : -1],
         )
-        counts = f.download(arrays[-1]).reshape(-1, max(members.sections) + 1)
-        return work(Pooling(f, members, rows, counts, positions, samples, weights, of), given)
+        counts = kernels.download(arrays[-1]).reshape(-1, max(members.sections) + 1)
+        return work(Pooling(kernels, members, rows, counts, positions, samples, weights, of), given)
 
     return run
-
-
-def _bits(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    return tf.bitcast(x, dtype)
-
-
-def _shortened(tables: Sequence[str]) -> str:
-    named = ", ".join(f"'{table}'" for table in tables[:5])
-    return f"table{'s' * (len(tables) > 1)} {named}" + (
-        f" and {len(tables) - 5} others" if len(tables) > 5 else ""
-    )
 
 
 def _sized(

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from collective.ops.gpu.functions import Functions
+from collective.ops.gpu.kernel_api import Kernels
 from collective.ops.gpu.segments import MOST, Segments
 
 
@@ -97,30 +97,30 @@ class Runs:
                 f"once, but no more than {MOST:,} can be: use smaller batches"
             )
 
-    def keys_in(self, f: Functions) -> Any:
+    def keys_in(self, kernels: Kernels) -> Any:
         """Where the keys of all runs are in a message."""
-        return f.spans(self._keys, self._of_keys)
+        return kernels.spans(self._keys, self._of_keys)
 
-    def lengths_in(self, f: Functions) -> Any:
+    def lengths_in(self, kernels: Kernels) -> Any:
         """Where the lengths of pooled runs' bags are in a message of half words."""
-        return f.spans(self._lengths, np.where(self.pooled, self.bags, 0))
+        return kernels.spans(self._lengths, np.where(self.pooled, self.bags, 0))
 
-    def weights_in(self, f: Functions) -> Any:
+    def weights_in(self, kernels: Kernels) -> Any:
         """Where the weights of weighted runs' keys are in a message of half words."""
-        return f.spans(self._weights, np.where(self.weighted, self.keys, 0))
+        return kernels.spans(self._weights, np.where(self.weighted, self.keys, 0))
 
-    def bags_of(self, f: Functions, which: np.ndarray) -> Any:
+    def bags_of(self, kernels: Kernels, which: np.ndarray) -> Any:
         """Where the bags of some runs are among all."""
-        return f.spans(self.first_bag, np.where(which, self.bags, 0))
+        return kernels.spans(self.first_bag, np.where(which, self.bags, 0))
 
-    def keys_of(self, f: Functions, which: np.ndarray) -> Any:
+    def keys_of(self, kernels: Kernels, which: np.ndarray) -> Any:
         """Where the keys of some runs are among all."""
-        return f.spans(self.first_key, np.where(which, self.keys, 0))
+        return kernels.spans(self.first_key, np.where(which, self.keys, 0))
 
-    def keys_by(self, f: Functions, tables: np.ndarray) -> Any:
+    def keys_by(self, kernels: Kernels, tables: np.ndarray) -> Any:
         """Where the keys of all runs are among all, ordered by the tables [N·S] of the runs."""
         order = np.argsort(tables, kind="stable")
-        return f.spans(self.first_key[order], self.keys[order])
+        return kernels.spans(self.first_key[order], self.keys[order])
 
     def counts_by(self, tables: np.ndarray, count: int) -> list[int]:
         """How many keys each of `count` tables has."""
@@ -138,7 +138,7 @@ def _halves(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return np.asarray(2 * starts[:, None] + np.cumsum(counts, 1) - counts).reshape(-1)
 
 
-def read(f: Functions, layout: Layout, message: Any, splits: np.ndarray) -> Runs:
+def read(kernels: Kernels, layout: Layout, message: Any, splits: np.ndarray) -> Runs:
     """The runs of a received message of `splits` [N] words.
 
     Raises:
@@ -152,9 +152,9 @@ def read(f: Functions, layout: Layout, message: Any, splits: np.ndarray) -> Runs
             f"{splits.tolist()}, of at least {2 * sections} words each"
         )
     starts = np.cumsum(splits) - splits
-    headers = f.download(message[f.spans(starts, np.full(layout.ranks, 2 * sections))]).reshape(
-        layout.ranks, sections, 2
-    )
+    headers = kernels.download(
+        message[kernels.spans(starts, np.full(layout.ranks, 2 * sections))]
+    ).reshape(layout.ranks, sections, 2)
     bags, keys = headers[..., 0], headers[..., 1]
     pooled = np.asarray(layout.pooled, bool)
     if np.any(headers < 0) or np.any(bags > keys) or np.any((bags != keys) & ~pooled):

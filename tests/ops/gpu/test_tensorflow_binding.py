@@ -12,11 +12,13 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.framework import kernels
 
 from collective.ops import dispatch, embedding_bag, native_library, op_attributes, placement
-from collective.ops.gpu import sides
-from collective.ops.gpu.binding import Bound
+from collective.ops.gpu import memory_bridge
 from collective.ops.gpu.checks import growing, training
 from collective.ops.gpu.rules import SGD, Adagrad
-from tests.ops.gpu.emulator.side import EmulatedGpu
+from collective.ops.gpu.tensorflow_binding import DeviceOperations
+from tests.gpu_double.bridge import HostBridge
+from tests.ops.conftest import bind
+from tests.ops.gpu.emulator.bridge import EmulatedBridge
 
 ROWS, DIM = 7, 3
 
@@ -27,18 +29,15 @@ def graph() -> Any:
         yield made
 
 
-def use(bound: Bound, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "chosen", lambda: "double")
-    monkeypatch.setattr(dispatch, "_stand_in", lambda: bound)
-
-
 def table(name: str = "table", value: float = 1.0) -> Any:
     return tf.get_variable(
         name, initializer=np.full((ROWS, DIM), value, np.float32), use_resource=True
     )
 
 
-def updated(bound: Bound, of: Any, rows: list[int], gradient: float = 2.0) -> tf.Operation:
+def updated(
+    bound: DeviceOperations, of: Any, rows: list[int], gradient: float = 2.0
+) -> tf.Operation:
     at = tf.constant(rows, tf.int64)
     op: tf.Operation = bound.about(["t"]).collective_update(
         SGD, [tf.constant(0.5)], [of.handle], [[]], [tf.fill([len(rows), DIM], gradient)], [at]
@@ -53,10 +52,10 @@ def test_a_tensor_and_its_array_are_one_memory():
     with tf.Graph().as_default(), tf.Session() as session:
 
         def run(x: Any) -> Any:
-            side = sides.Double()
-            made = side.copied(np.arange(4, dtype=np.int32))
-            side.shared(made)[2] = 9
-            assert side.shared(x).dtype == np.float32
+            bridge = HostBridge()
+            made = bridge.copied(np.arange(4, dtype=np.int32))
+            bridge.shared(made)[2] = 9
+            assert bridge.shared(x).dtype == np.float32
             return made
 
         assert session.run(tf.py_function(run, [tf.zeros([3])], tf.uint32)).tolist() == [0, 1, 9, 3]
@@ -66,7 +65,7 @@ def test_results_without_elements_are_made_as_others_are(
     graph: Any, monkeypatch: pytest.MonkeyPatch
 ):
     """TensorFlow has no zeros of uint32 on a GPU, which stands for int32 there."""
-    use(Bound(sides.Double()), monkeypatch)
+    bind(HostBridge(), monkeypatch)
     asked = embedding_bag.ask(
         [tf.zeros([0], tf.int64)],
         [],
@@ -76,15 +75,15 @@ def test_results_without_elements_are_made_as_others_are(
         [embedding_bag.STATIC],
         1,
     )
-    monkeypatch.setattr(sides.tf, "zeros", None)
+    monkeypatch.setattr(memory_bridge.tf, "zeros", None)
     with tf.Session() as session:
         assert session.run(asked.positions[0]).shape == (0,)
 
 
 def test_tensors_elsewhere_are_refused(graph: Any, monkeypatch: pytest.MonkeyPatch):
-    side = sides.Double()
-    monkeypatch.setattr(side, "kind", "GPU")
-    use(Bound(side), monkeypatch)
+    bridge = HostBridge()
+    monkeypatch.setattr(bridge, "kind", "GPU")
+    bind(bridge, monkeypatch)
     asked = embedding_bag.ask(
         [tf.constant([1], tf.int64)],
         [],
@@ -103,7 +102,7 @@ def test_tensors_elsewhere_are_refused(graph: Any, monkeypatch: pytest.MonkeyPat
 
 def test_an_update_is_in_place(graph: Any):
     """Twice; but another variable that shares the memory stays what it was."""
-    bound, one = Bound(sides.Double()), table()
+    bound, one = DeviceOperations(HostBridge()), table()
     other = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[ROWS, DIM], shared_name="other")
     share = tf.raw_ops.AssignVariableOp(resource=other, value=one.read_value())
     update = updated(bound, one, [1, 4])
@@ -124,7 +123,7 @@ def test_an_update_survives_others_that_move_the_variable(graph: Any):
     """TensorFlow's own sparse operations give a variable memory of its own when they first see it,
     at any time of a run.
     """
-    bound, one = Bound(sides.Double()), table()
+    bound, one = DeviceOperations(HostBridge()), table()
     start = tf.placeholder(tf.float32, [])
     with tf.control_dependencies([start]):
         gradient = tf.fill([1, DIM], tf.identity(start))
@@ -215,8 +214,8 @@ def test_parts_that_cannot_be(graph: Any, sizes: list[int], dims: list[int], wor
 def test_calls_have_types_that_a_gpu_takes(graph: Any, monkeypatch: pytest.MonkeyPatch):
     """TensorFlow's kernel of tf.py_function for GPUs is for some types only: no int32."""
     monkeypatch.setattr(training, "BATCH", 3)
-    use(Bound(sides.Double()), monkeypatch)
-    training.communication.init()
+    bind(HostBridge(), monkeypatch)
+    training.collectives.init()
     training.Model(1, Adagrad, True)
     scalar, keys = tf.constant(1, tf.int64), tf.constant([1], tf.int64)
     dispatch.operations().collective_find(lambda *_: [], [scalar], [keys], tf.constant(True))
@@ -241,7 +240,7 @@ def test_calls_have_types_that_a_gpu_takes(graph: Any, monkeypatch: pytest.Monke
 # ---- results and order
 
 
-class Watched(EmulatedGpu):
+class Watched(EmulatedBridge):
     """Notes in which order TensorFlow and kernels are waited for."""
 
     def __init__(self) -> None:
@@ -266,8 +265,8 @@ class Watched(EmulatedGpu):
 
 
 def test_neither_runs_beside_the_other(graph: Any, monkeypatch: pytest.MonkeyPatch):
-    side = Watched()
-    use(Bound(side), monkeypatch)
+    bridge = Watched()
+    bind(bridge, monkeypatch)
     one, ids = table(), tf.constant([3, 1, 3], tf.int64)
     layout = ([embedding_bag.Section(0, DIM)], [embedding_bag.STATIC], 1)
     asked = embedding_bag.ask([ids], [], [], [embedding_bag.BagMember(0, DIM)], *layout)
@@ -278,25 +277,28 @@ def test_neither_runs_beside_the_other(graph: Any, monkeypatch: pytest.MonkeyPat
     with tf.Session() as session:
         session.run(one.initializer)
         given = session.run([asked.message, asked.splits, *heard.keys])
-        side.events.clear()
+        bridge.events.clear()
         assert (
             session.run(rows, dict(zip([asked.message, asked.splits, *heard.keys], given))).tolist()
             == [1.0] * 2 * DIM
         )
-    first, last = side.events.index("kernel"), len(side.events) - side.events[::-1].index("kernel")
-    assert "waited for TensorFlow" in side.events[:first], "inputs are complete"
-    assert side.events[last] == "waited for kernels", "before TensorFlow goes on, or copies"
-    assert "TensorFlow's copy of a part" in side.events[last:], (
+    first, last = (
+        bridge.events.index("kernel"),
+        len(bridge.events) - bridge.events[::-1].index("kernel"),
+    )
+    assert "waited for TensorFlow" in bridge.events[:first], "inputs are complete"
+    assert bridge.events[last] == "waited for kernels", "before TensorFlow goes on, or copies"
+    assert "TensorFlow's copy of a part" in bridge.events[last:], (
         "the kernel wrote where TensorFlow has it"
     )
-    assert side.events[-1] == "waited for kernels"
+    assert bridge.events[-1] == "waited for kernels"
 
 
 def test_kernels_train_through_tensorflow(monkeypatch: pytest.MonkeyPatch):
     """The check that a user with a GPU runs, with emulated kernels; and that it sees a wrong one."""
     monkeypatch.setattr(training, "RULES", [Adagrad, SGD])
-    use(Bound(EmulatedGpu(seed=2)), monkeypatch)
-    training.communication.init()
+    bind(EmulatedBridge(seed=2), monkeypatch)
+    training.collectives.init()
     monkeypatch.setattr(growing, "BATCH", 20)
     assert training.check(3) == growing.check(3, training.config()) == []
     monkeypatch.setattr(Adagrad, "options", lambda rule: [rule.rate, 0.5])
@@ -313,13 +315,13 @@ def test_kernels_train_through_tensorflow(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_no_memory_names_tables_bytes_and_the_option(graph: Any, monkeypatch: pytest.MonkeyPatch):
-    side = EmulatedGpu()
-    side.device.memory = lambda: "kernels use 5 bytes and hold 6 of the 7 they may"
+    bridge = EmulatedBridge()
+    bridge.device.memory = lambda: "kernels use 5 bytes and hold 6 of the 7 they may"
 
     def full(*_: Any) -> Any:
         raise MemoryError("emulator has no room for 1,234 bytes: out of memory")
 
-    use(Bound(side), monkeypatch)
+    bind(bridge, monkeypatch)
     with dispatch.about(["users", *"abcdef"], False):
         asked = embedding_bag.ask(
             [tf.constant([1], tf.int64)],
@@ -330,7 +332,7 @@ def test_no_memory_names_tables_bytes_and_the_option(graph: Any, monkeypatch: py
             [embedding_bag.STATIC],
             1,
         )
-    monkeypatch.setattr(side.device, "empty", full)
+    monkeypatch.setattr(bridge.device, "empty", full)
     with tf.Session() as session, pytest.raises(tf.errors.ResourceExhaustedError) as caught:
         session.run(asked.message)
     for words in (
@@ -343,7 +345,7 @@ def test_no_memory_names_tables_bytes_and_the_option(graph: Any, monkeypatch: py
 
 
 def test_a_malformed_message_is_an_error_of_the_run(graph: Any, monkeypatch: pytest.MonkeyPatch):
-    use(Bound(sides.Double()), monkeypatch)
+    bind(HostBridge(), monkeypatch)
     message = tf.placeholder(tf.int64, [None])
     heard = embedding_bag.hear(
         message, tf.size(message)[None], [embedding_bag.Section(0, DIM)], [embedding_bag.STATIC], 1
@@ -357,26 +359,33 @@ def test_a_malformed_message_is_an_error_of_the_run(graph: Any, monkeypatch: pyt
 
 @pytest.mark.parametrize(
     "value, words",
-    [("tpu", "no such choice. Known: auto, cpu, gpu, double"), ("gpu", "TensorFlow sees no GPU")],
+    [
+        ("tpu", "no such choice. Known: auto, cpu, gpu."),
+        ("double", "no such choice"),
+        ("gpu", "TensorFlow sees no GPU"),
+    ],
 )
 def test_choices_that_cannot_be(monkeypatch: pytest.MonkeyPatch, value: str, words: str):
     monkeypatch.setenv(placement.CHOICE, value)
     with pytest.raises((ValueError, RuntimeError), match=words):
-        placement.chosen.__wrapped__()
+        placement.chosen_by_environment.__wrapped__()
 
 
 def test_the_choice_by_itself(monkeypatch: pytest.MonkeyPatch, caplog: Any):
     monkeypatch.delenv(placement.CHOICE, raising=False)
-    assert placement.chosen.__wrapped__() == "cpu"
+    assert placement.chosen_by_environment.__wrapped__() == "cpu"
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["a GPU"])
-    monkeypatch.setattr(dispatch.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(placement.importlib.util, "find_spec", lambda name: None)
     tf.get_logger().addHandler(caplog.handler)
     try:
-        assert placement.chosen.__wrapped__() == "cpu" and "there is no CuPy" in caplog.text
+        assert (
+            placement.chosen_by_environment.__wrapped__() == "cpu"
+            and "there is no CuPy" in caplog.text
+        )
     finally:
         tf.get_logger().removeHandler(caplog.handler)
-    monkeypatch.setattr(dispatch.importlib.util, "find_spec", lambda name: object())
-    assert placement.chosen.__wrapped__() == "gpu"
+    monkeypatch.setattr(placement.importlib.util, "find_spec", lambda name: object())
+    assert placement.chosen_by_environment.__wrapped__() == "gpu"
 
 
 def test_shares_of_memory(monkeypatch: pytest.MonkeyPatch):

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from collective.ops.gpu import reserved
-from collective.ops.gpu.reserved import Reserved
+from collective.ops.gpu import reserved_memory
+from collective.ops.gpu.reserved_memory import Reserved
 
 PIECE = 2 << 20
 BEGIN = 0x7_0000_0000
@@ -113,7 +113,7 @@ def make(driver: Driver, size: int, waits: list[str] | None = None) -> Reserved:
 
 
 def test_structures_are_those_of_cuda():
-    properties, access = reserved._Properties, reserved._Access
+    properties, access = reserved_memory._Properties, reserved_memory._Access
     assert (ctypes.sizeof(properties), ctypes.sizeof(access)) == (32, 12)
     offsets = [
         getattr(properties, name).offset

@@ -1,4 +1,4 @@
-"""The binding to TensorFlow with kernels that run on the emulator: all of a GPU's side but the
+"""The binding to TensorFlow with kernels that run on the emulator: all of a GPU's bridge but the
 pointers and the streams.
 """
 
@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from collective.ops.gpu import sides
+from collective.ops.gpu.memory_bridge import GpuBridge
+from tests.gpu_double.bridge import HostBridge
 from tests.ops.gpu.emulator.device import EmulatedDevice
 
 
-class EmulatedGpu(sides.Gpu):
-    """Kernels on the CPU, on tensors that are there.
+class EmulatedBridge(GpuBridge):
+    """Shares the memory of tensors on the CPU with emulated kernels.
 
     Args:
         seed: of the order in which threads take turns.
@@ -23,4 +24,4 @@ class EmulatedGpu(sides.Gpu):
         self._begin(EmulatedDevice(seed))
 
     def shared(self, tensor: Any) -> Any:
-        return sides.Double().shared(tensor)
+        return HostBridge().shared(tensor)

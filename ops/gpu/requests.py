@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from collective.ops.gpu.functions import Functions, Joined
+from collective.ops.gpu.kernel_api import Joined, Kernels
+from collective.ops.gpu.message_layout import Layout, Runs, read
 from collective.ops.gpu.pool import MEAN, SUM, Ids, Lookup
 from collective.ops.gpu.segments import Segments
-from collective.ops.gpu.wire import Layout, Runs, read
 
 
 class Asked(NamedTuple):
@@ -58,7 +58,7 @@ class _Bags(NamedTuple):
 
 
 def ask(
-    f: Functions,
+    kernels: Kernels,
     layout: Layout,
     sections: Sequence[int],
     combiners: Sequence[int],
@@ -78,15 +78,15 @@ def ask(
     pooled = np.asarray(layout.pooled, bool)
     plain = [m for m, section in enumerate(sections) if not pooled[section]]
     others = [m for m, section in enumerate(sections) if pooled[section]]
-    found = f.distinct(
-        _joined(f, [ids[m] for m in plain], np.int64),
+    found = kernels.distinct(
+        _joined(kernels, [ids[m] for m in plain], np.int64),
         Segments.of([ids[m].size for m in plain], [sections[m] for m in plain]),
         layout.section_kinds,
         layout.ranks,
     )
-    counts = f.download(found.counts).astype(np.int64)
+    counts = kernels.download(found.counts).astype(np.int64)
     bags = _bags(
-        f,
+        kernels,
         layout,
         [sections[m] for m in others],
         [combiners[m] for m in others],
@@ -95,53 +95,53 @@ def ask(
         weights,
     )
     runs = Runs(layout, counts + bags.bags, counts + bags.counts)
-    by_key = f.xp.empty(int(runs.keys.sum()), np.int64)
-    by_key[runs.keys_of(f, ~runs.pooled)] = found.keys[: int(counts.sum())]
-    by_key[runs.keys_of(f, runs.pooled)] = bags.keys
-    message = f.xp.zeros(int(runs.splits.sum()), np.int64)
+    by_key = kernels.xp.empty(int(runs.keys.sum()), np.int64)
+    by_key[runs.keys_of(kernels, ~runs.pooled)] = found.keys[: int(counts.sum())]
+    by_key[runs.keys_of(kernels, runs.pooled)] = bags.keys
+    message = kernels.xp.zeros(int(runs.splits.sum()), np.int64)
     headers = np.stack([runs.bags, runs.keys], 1).reshape(layout.ranks, -1)
     begins = np.cumsum(runs.splits) - runs.splits
-    message[f.spans(begins, np.full(layout.ranks, headers.shape[1]))] = f.upload(
+    message[kernels.spans(begins, np.full(layout.ranks, headers.shape[1]))] = kernels.upload(
         headers.reshape(-1)
     )
-    message[runs.keys_in(f)] = by_key
-    message.view(np.int32)[runs.lengths_in(f)] = bags.lengths
+    message[runs.keys_in(kernels)] = by_key
+    message.view(np.int32)[runs.lengths_in(kernels)] = bags.lengths
     if bags.weights is not None:
-        message.view(np.float32)[runs.weights_in(f)] = bags.weights[
-            f.spans(
+        message.view(np.float32)[runs.weights_in(kernels)] = bags.weights[
+            kernels.spans(
                 np.cumsum(bags.counts.reshape(-1)) - bags.counts.reshape(-1),
                 np.where(runs.weighted, bags.counts.reshape(-1), 0),
             )
         ]
-    places = _numbered(f, found.inverse, counts, runs.first_bag)
+    places = _numbered(kernels, found.inverse, counts, runs.first_bag)
     positions = [
         Joined(places, [int(ids[m].size) for m in plain]),
-        *(_numbered(f, place, bags.bags, runs.first_bag) for place in bags.positions),
+        *(_numbered(kernels, place, bags.bags, runs.first_bag) for place in bags.positions),
     ]
     return Asked(message, runs, positions, bags.samples, bags.scales)
 
 
 def hear(
-    f: Functions, layout: Layout, message: Any, splits: np.ndarray
+    kernels: Kernels, layout: Layout, message: Any, splits: np.ndarray
 ) -> tuple[Joined, np.ndarray]:
     """(for each table [R] int64 the local rows, or keys of a dynamic one, in the order of the runs;
     [N] `row_splits`).
     """
-    runs = read(f, layout, message, splits)
-    rows = f.local_rows(
-        message[runs.keys_in(f)],
+    runs = read(kernels, layout, message, splits)
+    rows = kernels.local_rows(
+        message[runs.keys_in(kernels)],
         runs.segments(np.tile(np.arange(len(layout.tables)), layout.ranks)),
         layout.section_kinds,
         layout.ranks,
     )
     tables = layout.by_run(layout.tables)
     return Joined(
-        rows[runs.keys_by(f, tables)], runs.counts_by(tables, len(layout.kinds))
+        rows[runs.keys_by(kernels, tables)], runs.counts_by(tables, len(layout.kinds))
     ), runs.row_splits
 
 
 def _bags(
-    f: Functions,
+    kernels: Kernels,
     layout: Layout,
     sections: Sequence[int],
     combiners: Sequence[int],
@@ -149,7 +149,7 @@ def _bags(
     samples: Sequence[Any],
     weights: Sequence[Any],
 ) -> _Bags:
-    shape, xp = (layout.ranks, len(layout.tables)), f.xp
+    shape, xp = (layout.ranks, len(layout.tables)), kernels.xp
     sizes = np.array([x.size for x in ids], np.int64)
     size = int(sizes.sum())
     if size == 0:
@@ -164,29 +164,37 @@ def _bags(
             [xp.zeros(0, np.int64) for _ in ids],
             [xp.zeros(0, np.float32) for _ in ids],
         )
-    parts = f.partition(
-        _joined(f, ids, np.int64), Segments.of(sizes, sections), layout.section_kinds, layout.ranks
+    parts = kernels.partition(
+        _joined(kernels, ids, np.int64),
+        Segments.of(sizes, sections),
+        layout.section_kinds,
+        layout.ranks,
     )
-    counts = f.download(parts.counts).astype(np.int64)
-    places, of = parts.positions.astype(np.int64), _joined(f, samples, np.int64)
+    counts = kernels.download(parts.counts).astype(np.int64)
+    places, of = parts.positions.astype(np.int64), _joined(kernels, samples, np.int64)
     ordered = xp.empty(size, np.int64)
     ordered[places] = of
     starts = np.cumsum(counts.reshape(-1)) - counts.reshape(-1)
     first = xp.ones(size, bool)  # of a bag
     first[1:] = ordered[1:] != ordered[:-1]
-    first[f.upload(starts[counts.reshape(-1) > 0])] = True
+    first[kernels.upload(starts[counts.reshape(-1) > 0])] = True
     number = xp.cumsum(first, dtype=np.int32)  # of bags up to each key
     begins = xp.nonzero(first)[0]
     lengths = xp.diff(xp.concatenate([begins, xp.full(1, size, begins.dtype)])).astype(np.int32)
     upto = np.concatenate(
-        [[0], f.download(number[f.upload(np.maximum(starts + counts.reshape(-1) - 1, 0))])]
+        [
+            [0],
+            kernels.download(
+                number[kernels.upload(np.maximum(starts + counts.reshape(-1) - 1, 0))]
+            ),
+        ]
     )
     bags = np.diff(
         np.maximum.accumulate(
             np.where(np.concatenate([[True], starts + counts.reshape(-1) > 0]), upto, 0)
         )
     )
-    given = _given_weights(f, layout, sections, sizes, weights)
+    given = _given_weights(kernels, layout, sections, sizes, weights)
     ordered_weights = None
     if given is not None:
         ordered_weights = xp.empty(size, np.float32)
@@ -197,7 +205,7 @@ def _bags(
     for m, (end, count) in enumerate(zip(ends, sizes)):
         part = slice(int(end - count), int(end))
         which = xp.nonzero(kept[part])[0]
-        scale = _scales(f, combiners[m], of[part], None if given is None else given[part])
+        scale = _scales(kernels, combiners[m], of[part], None if given is None else given[part])
         made.append(
             ((number[places[part][which]] - 1).astype(np.int32), of[part][which], scale[which])
         )
@@ -215,25 +223,29 @@ def _bags(
 
 
 def _given_weights(
-    f: Functions, layout: Layout, sections: Sequence[int], sizes: np.ndarray, weights: Sequence[Any]
+    kernels: Kernels,
+    layout: Layout,
+    sections: Sequence[int],
+    sizes: np.ndarray,
+    weights: Sequence[Any],
 ) -> Any:
     """[K] float32 of pooled members, 1 of those that have none; None if none has."""
     if not weights:
         return None
     left = iter(weights)
     return _joined(
-        f,
+        kernels,
         [
-            next(left) if layout.weighted[section] else f.xp.ones(int(size), np.float32)
+            next(left) if layout.weighted[section] else kernels.xp.ones(int(size), np.float32)
             for section, size in zip(sections, sizes)
         ],
         np.float32,
     )
 
 
-def _scales(f: Functions, combiner: int, samples: Any, weights: Any) -> Any:
+def _scales(kernels: Kernels, combiner: int, samples: Any, weights: Any) -> Any:
     """[K] float32, what the sum of each id's sample is multiplied by."""
-    xp, size = f.xp, int(samples.size)
+    xp, size = kernels.xp, int(samples.size)
     if combiner == SUM or size == 0:
         return xp.ones(size, np.float32)
     new = xp.ones(size, bool)
@@ -244,9 +256,9 @@ def _scales(f: Functions, combiner: int, samples: Any, weights: Any) -> Any:
         totals = xp.diff(offsets).astype(np.float32)
     else:
         terms = weights if combiner == MEAN else weights * weights
-        totals = f.pool(
+        totals = kernels.pool(
             [Lookup(int(begins.size), 1)],
-            [f.rows([terms.reshape(-1, 1)])],
+            [kernels.rows([terms.reshape(-1, 1)])],
             Ids(xp.arange(size, dtype=np.int32), offsets),
         )
     if combiner != MEAN:
@@ -256,7 +268,7 @@ def _scales(f: Functions, combiner: int, samples: Any, weights: Any) -> Any:
     ]
 
 
-def _numbered(f: Functions, numbers: Any, counts: np.ndarray, firsts: np.ndarray) -> Any:
+def _numbered(kernels: Kernels, numbers: Any, counts: np.ndarray, firsts: np.ndarray) -> Any:
     """int32 `numbers` within runs of `counts`, one after the other, as those of the rows from
     `firsts` [N·S] on.
     """
@@ -267,11 +279,11 @@ def _numbered(f: Functions, numbers: Any, counts: np.ndarray, firsts: np.ndarray
         return numbers
     return (
         numbers
-        + f.upload(shifts)[
-            f.xp.searchsorted(f.upload(ends.astype(np.int32)), numbers, side="right")
+        + kernels.upload(shifts)[
+            kernels.xp.searchsorted(kernels.upload(ends.astype(np.int32)), numbers, side="right")
         ]
     )
 
 
-def _joined(f: Functions, arrays: Sequence[Any], dtype: Any) -> Any:
-    return f.xp.concatenate(list(arrays)) if arrays else f.xp.zeros(0, dtype)
+def _joined(kernels: Kernels, arrays: Sequence[Any], dtype: Any) -> Any:
+    return kernels.xp.concatenate(list(arrays)) if arrays else kernels.xp.zeros(0, dtype)

@@ -1,18 +1,18 @@
 """How arrays of kernels and tensors of TensorFlow share memory, and in which order the two work.
 
-*Memory.* What TensorFlow sees is TensorFlow's: kernels read inputs where they are, and write
-results into tensors that TensorFlow has allocated, which are shared through DLPack. What kernels
-need meanwhile is CuPy's, and TensorFlow never sees it. So no memory changes hands, and each
-allocator reuses only what its own streams have done with.
+*Memory.* TensorFlow owns all that it sees: kernels read inputs where they are, and write results
+into tensors that TensorFlow has allocated, which are shared through DLPack. CuPy owns what kernels
+need meanwhile, and TensorFlow never sees it. So no memory changes hands, and each allocator reuses
+only what its own streams have done with.
 
 *Order.* TensorFlow's kernels run on streams of its own, CuPy's on CuPy's. To share a tensor through
 DLPack, TensorFlow makes the host wait until the GPU has done all that TensorFlow launched so far
-(`TFE_TensorHandleDevicePointer` synchronizes its device): whatever read the memory which a result
-gets now. Inputs may be hundreds, so one compiled operation (`CollectiveAddresses`) tells where all
-of them are, and waits in the same way once. Before TensorFlow goes on with a result, the host waits
-for CuPy's stream. So what depends on each other never runs side by side; what doesn't may. It costs
-a wait of the host for each call and each result, short ones after the first, and what the GPU idles
-meanwhile.
+(`TFE_TensorHandleDevicePointer` synchronizes its device): nothing still reads the memory that a
+result gets now. Inputs may be hundreds, so one compiled operation (`CollectiveAddresses`) tells
+where all of them are, and waits in the same way once. Before TensorFlow goes on with a result, the
+host waits for CuPy's stream. So work that depends on other work never runs beside it; other work
+may. It costs a wait of the host for each call and each result, short ones after the first, and the
+GPU idles meanwhile.
 """
 
 from __future__ import annotations
@@ -26,54 +26,49 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from collective.ops import collectives, memory, native_library, placement
+from collective.ops import collectives, native_library, placement
 from collective.ops.gpu.cupy_device import CupyDevice, kept_locale
 from collective.ops.gpu.device import Device
-from collective.ops.gpu.functions import Functions, InNumPy, Joined, OnDevice
+from collective.ops.gpu.kernel_api import Joined, Kernels
 from collective.ops.gpu.workspace import Workspace
 
-# Results that kernels write where TensorFlow has them.
-LENT = frozenset({"gather.float32", "pool.float32", "sum_rows.float32"})
+# The arrays of a workspace that are results, which kernels write into TensorFlow's memory.
+RESULTS = frozenset({"gather", "pool", "sum_rows"})
 
 
-class Side(abc.ABC):
-    """Where the binding computes.
+class MemoryBridge(abc.ABC):
+    """Shares memory between TensorFlow and the kernels of one device.
 
     Attributes:
-        placed: the device of its operations, as `tf.device` takes it.
+        placed: the device of the kernels' operations, as `tf.device` takes it.
         kind: the type of that device, '' for any.
-        functions: the kernels, with memory of their own: one for all calls.
+        kernels: one object for all calls, which has memory of its own.
     """
 
     placed: str | None
     kind: str
-    functions: Functions
+    kernels: Kernels
 
     def __init__(self) -> None:
         self._lock, self._depth = threading.RLock(), 0
 
     def given(self, tensors: Sequence[Any], dtypes: Sequence[np.dtype]) -> list[Any]:
-        """Arrays of these types in the memory of eager tensors; of more than two dimensions all but
-        the first are one. TensorFlow has done all that it was to do with them.
+        """Makes arrays of these types in the memory of eager tensors, once TensorFlow has done all
+        that it was to do with them. Of more than two dimensions all but the first become one.
 
         Raises:
-            RuntimeError: TensorFlow has them elsewhere.
+            RuntimeError: TensorFlow has the tensors on another device.
         """
-        # of copies that nobody keeps an address is worth nothing
+        # nobody keeps a copy, so its address would be worth nothing
         if self.kind not in tensors[0].backing_device:
             raise RuntimeError(
                 f"kernels are on a {self.kind}, but are given tensors on "
-                f"{tensors[0].backing_device}: switch "
-                f"allow_soft_placement off, or set {placement.CHOICE}=cpu"
+                f"{tensors[0].backing_device}: switch allow_soft_placement off, or set "
+                f"{placement.CHOICE}=cpu"
             )
         with tf.device(self.placed):
-            described = (
-                native_library.library()
-                .collective_addresses(tensors)
-                .numpy()
-                .view(np.int64)
-                .tolist()
-            )
+            addresses = native_library.library().collective_addresses(tensors)
+        described = addresses.numpy().view(np.int64).tolist()
         return [
             self.at(address, (first, others)[:rank], dtype, tensor)
             for (address, rank, first, others), dtype, tensor in zip(described, dtypes, tensors)
@@ -81,27 +76,27 @@ class Side(abc.ABC):
 
     @abc.abstractmethod
     def at(self, address: int, shape: tuple[int, ...], dtype: np.dtype, owner: Any) -> Any:
-        """An array at an address, in memory that is there as long as `owner` is; at any address, if
-        it is empty.
+        """Makes an array at an address, in memory that is there as long as `owner` is; at any
+        address, if it is empty.
         """
 
     @abc.abstractmethod
     def shared(self, tensor: Any) -> Any:
-        """An array in the memory of an eager tensor. TensorFlow has done all that it was to do with
-        it.
+        """Makes an array in the memory of an eager tensor, once TensorFlow has done all that it was
+        to do with it.
         """
 
     @abc.abstractmethod
     def memory(self) -> str:
-        """How much kernels take, for a report."""
+        """Says how much memory kernels take, for a report."""
 
     def advice(self) -> str:
-        """What to do where memory is short."""
+        """Says what to do where memory is short."""
         return f"{self.memory()}. Use smaller batches, or more ranks"
 
     @contextlib.contextmanager
     def call(self) -> Iterator[None]:
-        """Around all that one call does. A call within a call is a part of it."""
+        """Encloses all that one call does. A call within a call is a part of it."""
         with self._lock:
             self._depth += 1
             try:
@@ -113,11 +108,11 @@ class Side(abc.ABC):
 
     @abc.abstractmethod
     def finish(self) -> None:
-        """At the end of a call, also behind an error: what was launched still reads and writes
-        memory of TensorFlow's.
+        """Ends a call, also behind an error: kernels that were launched still read and write
+        TensorFlow's memory.
         """
 
-    # Of memory that grows where it is, as `Device` has it.
+    # ---- memory that grows where it is, as `Device` has it
 
     @abc.abstractmethod
     def reserve(self, size: int) -> Any: ...
@@ -131,37 +126,42 @@ class Side(abc.ABC):
     @abc.abstractmethod
     def rows_that_fit(self, row_bytes: int, most: int) -> int: ...
 
+    # ---- results
+
     def results(self, arrays: Sequence[Joined | Any]) -> list[Any]:
-        """Eager tensors with what `arrays` hold, complete."""
+        """Makes complete eager tensors of what `arrays` hold."""
         made = [self.copied(one.array if isinstance(one, Joined) else one) for one in arrays]
         return self.split(arrays, made)
 
     def split(self, arrays: Sequence[Joined | Any], made: Sequence[Any]) -> list[Any]:
-        """The tensors `made`, or the parts of those that are of several."""
+        """Cuts the tensors `made` of several results into their parts."""
         out: list[Any] = []
         for array, tensor in zip(arrays, made):
             if not isinstance(array, Joined):
                 out.append(tensor)
-            elif array.sizes:
-                with tf.device("/cpu:0"):
-                    sizes = tf.constant(array.sizes, tf.int64)
-                with tf.device(self.placed):
-                    out += native_library.library().collective_parts(
-                        tensor, sizes, N=len(array.sizes), dims=array.dims or [0] * len(array.sizes)
-                    )
+                continue
+            if not array.sizes:
+                continue
+            with tf.device("/cpu:0"):
+                sizes = tf.constant(array.sizes, tf.int64)
+            count = len(array.sizes)
+            with tf.device(self.placed):
+                out += native_library.library().collective_parts(
+                    tensor, sizes, N=count, dims=array.dims or [0] * count
+                )
         return out
 
     def allocated(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """An eager tensor that isn't filled."""
+        """Makes an eager tensor that isn't filled."""
         with tf.device(self.placed):
             size = np.array(shape, np.int32)
             if dtype != np.uint32:
                 return tf.raw_ops.Empty(shape=size, dtype=dtype)
-            # there is no other on GPUs
+            # TensorFlow has no Empty of uint32 on GPUs
             return tf.bitcast(tf.raw_ops.Empty(shape=size, dtype=np.float32), np.uint32)
 
     def copied(self, array: Any) -> Any:
-        """An eager tensor with what `array` holds."""
+        """Makes an eager tensor with what `array` holds."""
         array = array.view(np.uint32) if array.dtype == np.int32 else array
         tensor = self.allocated(tuple(array.shape), np.dtype(array.dtype))
         if array.size:
@@ -169,27 +169,26 @@ class Side(abc.ABC):
         return tensor
 
 
-class Gpu(Side):
-    """The GPU that this process sees, by CuPy.
+class GpuBridge(MemoryBridge):
+    """Shares the memory of the GPU that this process sees, by CuPy.
 
     Raises:
-        RuntimeError: CuPy can't use it, or there are several; says why.
+        RuntimeError: CuPy can't use the GPU, or there are several; says why.
     """
 
     placed, kind = "/gpu:0", "GPU"
 
     def __init__(self) -> None:
-        seen = tf.config.list_physical_devices("GPU")
-        if len(seen) > 1 and collectives.size() > 1:
+        gpus = tf.config.list_physical_devices("GPU")
+        if len(gpus) > 1 and collectives.size() > 1:
             raise RuntimeError(
-                f"this rank sees {len(seen)} GPUs, of which kernels and TensorFlow "
-                f"might take different ones: "
-                "start ranks with python -m collective.launch, or set "
+                f"this rank sees {len(gpus)} GPUs, of which kernels and TensorFlow might take "
+                "different ones: start ranks with python -m collective.launch, or set "
                 "CUDA_VISIBLE_DEVICES to one GPU for each"
             )
-        # TensorFlow has the GPU already, as its first session says
+        # a RuntimeError says that TensorFlow has the GPU already, as its first session told it to
         with contextlib.suppress(RuntimeError):
-            for gpu in seen[:1]:
+            for gpu in gpus[:1]:
                 tf.config.experimental.set_memory_growth(gpu, True)
         device = CupyDevice()
         device.limit(placement.memory_shares()[0])
@@ -198,17 +197,16 @@ class Gpu(Side):
     def _begin(self, device: Any) -> None:
         super().__init__()
         self.device = device
-        self._lent: dict[int, Any] = {}  # by address, what kernels write to and TensorFlow has
-        self.functions = OnDevice(_Lending(device, self))
+        self._lent: dict[int, Any] = {}  # tensors that kernels write to, by address
+        self.kernels = Kernels(_LendingWorkspace(device, self))
 
     def memory(self) -> str:
         return self.device.memory()
 
     def advice(self) -> str:
         return (
-            f"{super().advice()}; or share the GPU's memory between kernels and TensorFlow, "
-            f"which has the tables, in "
-            f"another way: {placement.WORKSPACE}"
+            f"{super().advice()}; or share the GPU's memory between kernels and TensorFlow, which "
+            f"has the tables, in another way: {placement.WORKSPACE}"
         )
 
     def at(self, address: int, shape: tuple[int, ...], dtype: np.dtype, owner: Any) -> Any:
@@ -218,7 +216,7 @@ class Gpu(Side):
         xp = self.device.xp
         if 0 in tensor.shape:
             return xp.zeros(tuple(tensor.shape), tensor.dtype.as_numpy_dtype)
-        return xp.from_dlpack(_Exporter(tensor, (2, xp.cuda.runtime.getDevice())))
+        return xp.from_dlpack(DlpackExporter(tensor, (2, xp.cuda.runtime.getDevice())))
 
     @contextlib.contextmanager
     def call(self) -> Iterator[None]:
@@ -245,7 +243,7 @@ class Gpu(Side):
         return self.device.rows_that_fit(row_bytes, most)
 
     def lend(self, size: int, dtype: Any) -> Any:
-        """An array in memory of TensorFlow's, for a result."""
+        """Makes an array for a result, in TensorFlow's memory."""
         tensor = self.allocated((size,), dtype)
         array = self.shared(tensor)
         self._lent[self.device.pointer(array)] = tensor
@@ -253,14 +251,13 @@ class Gpu(Side):
 
     def results(self, arrays: Sequence[Joined | Any]) -> list[Any]:
         whole = [one.array if isinstance(one, Joined) else one for one in arrays]
-        made = [self.copied(array) if self._of_lent(array) is None else None for array in whole]
+        copies = [self.copied(array) if self._lender(array) is None else None for array in whole]
         self.device.synchronize()  # TensorFlow may copy parts
-        return self.split(
-            arrays, [self._part(array) if one is None else one for array, one in zip(whole, made)]
-        )
+        made = [self._part(array) if copy is None else copy for array, copy in zip(whole, copies)]
+        return self.split(arrays, made)
 
-    def _of_lent(self, array: Any) -> tuple[Any, int] | None:
-        """The tensor that `array` is a part of, and where it begins there."""
+    def _lender(self, array: Any) -> tuple[Any, int] | None:
+        """Finds the tensor that `array` is a part of, and where the array begins in it."""
         for address, tensor in self._lent.items():
             first = self.device.pointer(array) - address
             if array.size and 0 <= first < tensor.shape[0] * tensor.dtype.size:
@@ -268,65 +265,35 @@ class Gpu(Side):
         return None
 
     def _part(self, array: Any) -> Any:
-        found = self._of_lent(array)
-        assert found is not None
-        tensor, first = found
+        lender = self._lender(array)
+        assert lender is not None
+        tensor, first = lender
         if array.shape == tuple(tensor.shape):
             return tensor
         with tf.device(self.placed):
             return tf.reshape(tensor[first : first + array.size], array.shape)
 
 
-class _Lending(Workspace):
-    """Whose results lie in memory of TensorFlow's."""
+class _LendingWorkspace(Workspace):
+    """Has results lie in TensorFlow's memory."""
 
-    def __init__(self, device: Device, side: Gpu):
+    def __init__(self, device: Device, bridge: GpuBridge):
         super().__init__(device)
-        self._side = side
+        self._bridge = bridge
 
     def take(self, name: str, size: int, dtype: Any) -> Any:
-        return (
-            self._side.lend(size, np.dtype(dtype))
-            if name in LENT and size
-            else super().take(name, size, dtype)
-        )
+        if name in RESULTS and size:
+            return self._bridge.lend(size, np.dtype(dtype))
+        return super().take(name, size, dtype)
 
 
-class Double(Side):
-    """The references in NumPy, on the CPU: a double of the GPU for tests. Memory is shared in the
-    same way.
+class DlpackExporter:
+    """Hands an eager tensor to `from_dlpack`.
+
+    Args:
+        tensor: the tensor.
+        device: DLPack's type and number of its device.
     """
-
-    placed, kind = None, ""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.functions = InNumPy()
-
-    def memory(self) -> str:
-        return "NumPy takes the host's memory"
-
-    def finish(self) -> None:
-        pass
-
-    def reserve(self, size: int) -> Any:
-        return memory.Reserved(size)
-
-    def rows_that_fit(self, row_bytes: int, most: int) -> int:
-        return memory.rows_that_fit(row_bytes, most)
-
-    def at(self, address: int, shape: tuple[int, ...], dtype: np.dtype, owner: Any) -> Any:
-        return memory.array_at(address, shape, dtype, owner)
-
-    def shared(self, tensor: Any) -> Any:
-        if 0 in tensor.shape:
-            return np.zeros(tuple(tensor.shape), tensor.dtype.as_numpy_dtype)
-        array = np.from_dlpack(_Exporter(tensor, (1, 0)))  # NumPy may only read it
-        return self.at(array.ctypes.data, array.shape, array.dtype, array)
-
-
-class _Exporter:
-    """An eager tensor, as `from_dlpack` takes it."""
 
     def __init__(self, tensor: Any, device: tuple[int, int]):
         self._tensor, self._device = tensor, device
