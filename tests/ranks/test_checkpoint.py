@@ -15,6 +15,13 @@ from collective.checkpoint import tensor_bundle as bundles
 from collective.coordination import barrier
 from tests.ranks import reference
 
+pytestmark = [
+    pytest.mark.ranks(1, 3),
+    pytest.mark.backends("hb"),
+    pytest.mark.ungrouped,
+    pytest.mark.double,
+]
+
 
 @pytest.fixture
 def folder(tmp_path):

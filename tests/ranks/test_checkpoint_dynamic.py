@@ -13,6 +13,8 @@ from collective.checkpoint import table_io
 from collective.checkpoint import tensor_bundle as bundles
 from collective.coordination import barrier
 
+pytestmark = pytest.mark.double
+
 KEYS = np.array([-(2**63), 2**63 - 1, -1, 0, 5, 10**12, -77, 8, 9, 10, 11, 12], np.int64)
 
 

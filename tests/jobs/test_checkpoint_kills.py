@@ -4,14 +4,12 @@ save leaves no litter.
 
 import os
 import random
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
-SEED = int(os.environ.get("COLLECTIVE_TEST_SEED") or random.SystemRandom().randrange(2**31))
+from tests.jobs import pool
+
+SEED = int(os.environ.get("COLLECTIVE_TEST_SEED") or 1)
 
 SCRIPT = '''
 import os, signal, sys
@@ -104,29 +102,9 @@ def job(tmp_path, ranks, victims="", moment=0):
     """
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "saved").mkdir(exist_ok=True)
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "collective.launch",
-            "-np",
-            str(ranks),
-            "--device",
-            "cpu",
-            str(tmp_path / "script.py"),
-            str(tmp_path / "saved"),
-            victims,
-            str(moment),
-        ],
-        cwd=ROOT,
-        text=True,
-        timeout=180,
-        errors="replace",
-        env=dict(os.environ, PYTHONPATH=str(ROOT), TF_CPP_MIN_LOG_LEVEL="3"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    print(done.stdout[-3000:])
+    options = ("-np", ranks, "--device", "cpu")
+    script, folder = tmp_path / "script.py", tmp_path / "saved"
+    done = pool.launch(*options, script, folder, victims, moment, timeout=180)
     return done.returncode, done.stdout
 
 
