@@ -1,4 +1,4 @@
-"""Are the GPU kernels right, and how fast are they?
+"""Checks that the GPU kernels are right, and measures how fast they are.
 
     python -m collective.ops.gpu_check [--json FILE] [--family NAME ...] [--seed N] [--no-times]
     [--small] python -m collective.launch -m collective.ops.gpu_check --tensorflow
@@ -75,13 +75,13 @@ def check(device: Device, families: Sequence[str], scale: checks.Scale, seed: in
 
 
 def _is_lost(device: Device) -> bool:
-    """Whether a kernel's fault has made the GPU useless to this process."""
+    """Says whether a kernel's fault has made the GPU useless to this process."""
     try:
         device.synchronize()
     except Exception as error:
         print(
-            f"gpu_check: nothing can run on the GPU any more ({error}): check the families one "
-            f"by one (--family)",
+            f"gpu_check: nothing can run on the GPU any more ({error}): check the families one by "
+            "one (--family)",
             file=sys.stderr,
         )
         return True
@@ -136,7 +136,7 @@ def measure(
 
 
 def beside_pytorch(rows: Sequence[timing.Row]) -> list[str]:
-    """For each row of PyTorch how its time compares with that of the same without."""
+    """Says of each row of PyTorch how its time compares with the kernels'."""
     ms = {row.kernel: row.ms for row in rows}
     pairs = [
         (kernel[: -len(_PYTORCH)], theirs)
@@ -177,9 +177,8 @@ def check_tensorflow(seed: int) -> int:
         return 2
     wrong = [*training.check(seed), *growing.check(seed, training.config())]
     lines = wrong or [
-        f"rank {rank} of {communication.size()}: {len(training.RULES)} rules, by "
-        f"distinct rows and pooled by the "
-        f"owner, and a table that grows: right ({operations.chosen()})",
+        f"rank {rank} of {communication.size()}: {len(training.RULES)} rules, by distinct rows and "
+        f"pooled by the owner, and a table that grows: right ({operations.chosen()})",
         *training.report(seed),
     ]
     print("\n".join(lines), flush=True)

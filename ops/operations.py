@@ -44,9 +44,8 @@ def memory_shares() -> tuple[float, float]:
         share = float("nan")
     if not 0.01 <= share <= 0.9:
         raise ValueError(
-            f"{WORKSPACE}={given}: it must be the fraction of a GPU's memory that "
-            f"kernels may have for what they "
-            "need in a step, between 0.01 and 0.9"
+            f"{WORKSPACE}={given}: it must be the fraction of a GPU's memory that kernels may have "
+            "for what they need in a step, between 0.01 and 0.9"
         )
     return share, 0.95 - share
 
@@ -93,15 +92,13 @@ def from_environment() -> str:
         if not sees:
             raise RuntimeError(
                 f"{CHOICE}=gpu, but TensorFlow sees no GPU: look at nvidia-smi, "
-                f"CUDA_VISIBLE_DEVICES and "
-                f"tf.config.list_physical_devices(), or leave {CHOICE} out"
+                f"CUDA_VISIBLE_DEVICES and tf.config.list_physical_devices(), or leave {CHOICE} out"
             )
         return choice
     if sees and importlib.util.find_spec("cupy") is None:
         tf.logging.warning(
-            "TensorFlow sees a GPU, but there is no CuPy: tables stay in the "
-            "host's memory and are looked up "
-            "there. pip install .[gpu] puts them on the GPU; %s=cpu silences this.",
+            "TensorFlow sees a GPU, but there is no CuPy: tables stay in the host's memory and "
+            "are looked up there. pip install .[gpu] puts them on the GPU; %s=cpu silences this.",
             CHOICE,
         )
         return "cpu"

@@ -1,4 +1,4 @@
-"""What a rank makes of the rows that come back, and the gradients of that.
+"""Pools the rows that come back to a rank, and makes the gradients of that.
 
     flat ──pool──► one matrix a lookup
     flat's gradient ◄──pool_gradient── their gradients
@@ -22,7 +22,7 @@ ROWS = 0  # no combiner, as in ops/bags.py
 
 
 class Members(NamedTuple):
-    """M lookups: see `collective.ops.bags.Member`."""
+    """Describes M lookups: see `collective.ops.bags.Member`."""
 
     sections: Sequence[int]
     dims: Sequence[int]
@@ -32,7 +32,7 @@ class Members(NamedTuple):
 
 
 class Pooling:
-    """What some of the lookups make of the rows that came back.
+    """Pools some of the lookups from the rows that came back.
 
     Args:
         members: all M lookups.
@@ -94,7 +94,7 @@ class Pooling:
         )
 
     def _batches(self, samples: Sequence[Any], sizes: Sequence[int]) -> list[int]:
-        """How many samples each member has."""
+        """Counts the samples of each member."""
         known = [i for i, one in enumerate(samples) if one is not None and sizes[i]]
         batches = [size if one is None else 0 for one, size in zip(samples, sizes)]
         if known:
@@ -106,7 +106,7 @@ class Pooling:
         return batches
 
     def _offsets(self, samples: Sequence[Any], sizes: Sequence[int], batches: Sequence[int]) -> Any:
-        """[B + 1] int32, where the samples of all members begin."""
+        """Returns [B + 1] int32, where the samples of all members begin."""
         kernels, total = self._kernels, int(sum(batches))
         if all(one is None for one in samples):
             return kernels.xp.arange(total + 1, dtype=np.int32)
@@ -125,7 +125,7 @@ class Pooling:
         return kernels.offsets(joined, total)
 
     def pool(self) -> Joined:
-        """[samples or ids, D] float32 for each member."""
+        """Pools: [samples or ids, D] float32 for each member."""
         return Joined(
             self._kernels.pool(self.lookups, [self._rows], self._ids),
             [lookup.samples * lookup.dim for lookup in self.lookups],
@@ -133,8 +133,8 @@ class Pooling:
         )
 
     def gradient(self, gradients: Sequence[Any]) -> tuple[Any, list[Any]]:
-        """([E] of `flat`, for each weighted member that of its weights), by what the wanted
-        members' results have.
+        """Returns ([E], the gradient of `flat`, for each weighted member that of its weights), by
+        the gradients of the wanted members' results.
         """
         kernels, total = self._kernels, int(self._counts.sum())
         lookup_gradients = kernels.rows(

@@ -1,4 +1,5 @@
-"""What a rank with a GPU asks for, and what an owner hears: `collective.ops.bags.ask` and `hear`.
+"""Writes what a rank asks for, and reads what an owner is asked: `collective.ops.bags.ask` and
+`hear`.
 
 ids ──► distinct (unpooled sections), partition (pooled ones) ──► message ══keys══► local rows,
 by table
@@ -18,7 +19,7 @@ from collective.ops.gpu.segments import Segments
 
 
 class Asked(NamedTuple):
-    """See `collective.ops.bags.Asked`.
+    """Holds a rank's request: see `collective.ops.bags.Asked`.
 
     Attributes:
         message: [X] int64.
@@ -36,7 +37,7 @@ class Asked(NamedTuple):
 
 
 class _Bags(NamedTuple):
-    """The pooled members' keys, ordered by owner, then section.
+    """Holds the pooled members' keys, ordered by owner, then section.
 
     Attributes:
         keys, weights: [K] int64, float32 (None if no section is weighted).
@@ -124,8 +125,8 @@ def ask(
 def hear(
     kernels: Kernels, layout: Layout, message: Any, splits: np.ndarray
 ) -> tuple[Joined, np.ndarray]:
-    """(for each table [R] int64 the local rows, or keys of a dynamic one, in the order of the runs;
-    [N] `row_splits`).
+    """Reads a received message: for each table [R] int64 the local rows, or keys of a dynamic one,
+    in the order of the runs; and [N] `row_splits`.
     """
     runs = read(kernels, layout, message, splits)
     rows = kernels.local_rows(
@@ -229,7 +230,9 @@ def _given_weights(
     sizes: np.ndarray,
     weights: Sequence[Any],
 ) -> Any:
-    """[K] float32 of pooled members, 1 of those that have none; None if none has."""
+    """Joins the weights of pooled members, [K] float32, 1 for members without; None if no member
+    has any.
+    """
     if not weights:
         return None
     left = iter(weights)
@@ -244,7 +247,7 @@ def _given_weights(
 
 
 def _scales(kernels: Kernels, combiner: int, samples: Any, weights: Any) -> Any:
-    """[K] float32, what the sum of each id's sample is multiplied by."""
+    """Returns [K] float32, the factors of the sums of each id's sample."""
     xp, size = kernels.xp, int(samples.size)
     if combiner == SUM or size == 0:
         return xp.ones(size, np.float32)
@@ -269,7 +272,7 @@ def _scales(kernels: Kernels, combiner: int, samples: Any, weights: Any) -> Any:
 
 
 def _numbered(kernels: Kernels, numbers: Any, counts: np.ndarray, firsts: np.ndarray) -> Any:
-    """int32 `numbers` within runs of `counts`, one after the other, as those of the rows from
+    """Renumbers int32 `numbers` within runs of `counts`, one after the other, as the rows from
     `firsts` [N·S] on.
     """
     lengths = counts.reshape(-1)[counts.reshape(-1) > 0]

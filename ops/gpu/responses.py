@@ -1,4 +1,4 @@
-"""What an owner answers to a message, and the gradients of that.
+"""Answers a message as the owner of rows, and makes the gradients of that.
 
     rows of tables ──gather──► flat ══rows══► the rank that asked
     reduced rows ◄──reduce── flat ◄══gradients══
@@ -22,7 +22,7 @@ from collective.ops.gpu.segments import STATIC, Segments
 
 
 class Response:
-    """What an owner answers to one message.
+    """Answers one message.
 
     Args:
         tables: T times [V, D] float32.
@@ -81,7 +81,7 @@ class Response:
         return Ids(self._rows, offsets, weights)
 
     def gather(self) -> Any:
-        """[E] float32: for each run one row a bag."""
+        """Gathers [E] float32: for each run one row a bag."""
         kernels = self._kernels
         if self._lookups is None:
             return kernels.gather(self._tables, self._rows, self._runs.segments(self._table_of))
@@ -90,8 +90,8 @@ class Response:
         )
 
     def reduce(self, gradient: Any, scale: float) -> tuple[Joined, Joined, Joined]:
-        """For each table values [U, D], indices [U], inverse [R]: the sums of what each distinct
-        row's gradient is.
+        """Sums the gradients of each distinct row: for each table values [U, D], indices [U],
+        inverse [R].
         """
         kernels, runs = self._kernels, self._runs
         tables = range(len(self._tables))
@@ -136,7 +136,7 @@ class Response:
         )
 
     def spread(self, values: Sequence[Any], inverse: Sequence[Any], scale: float) -> Any:
-        """The transposed of `reduce`: [E] float32."""
+        """Transposes `reduce`: [E] float32."""
         kernels, runs = self._kernels, self._runs
         places = kernels.xp.concatenate(list(inverse))[kernels.spans(self._by_table, runs.keys)]
         lookups, ids = self._lookups, self._ids._replace(positions=places)

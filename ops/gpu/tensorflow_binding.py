@@ -1,4 +1,4 @@
-"""The binding to TensorFlow: what `ops/native` computes on a CPU, by kernels on a GPU.
+"""Binds the kernels to TensorFlow: computes on a GPU what `ops/native` computes on a CPU.
 
 `DeviceOperations` has the operations of the compiled library under their names, with its inputs,
 outputs and attributes. Each is one call of kernels (`tensorflow_call.py`), and has the gradient that
@@ -29,7 +29,7 @@ Find = Callable[[Kernels, np.ndarray, Any, Sequence[int], bool], Any]
 
 
 class DeviceOperations(KernelCaller):
-    """The operations of the compiled library, by kernels. They have its shapes, too."""
+    """Has the operations of the compiled library, by kernels. They have its shapes, too."""
 
     def about(self, tables: Sequence[str]) -> DeviceOperations:
         """Returns the operations for tables of these names."""
@@ -43,7 +43,7 @@ class DeviceOperations(KernelCaller):
             )
 
     def collective_bounds(self, ids: Sequence[tf.Tensor]) -> tf.Tensor:
-        """By TensorFlow's operations, wherever it has kernels for them."""
+        """Finds bounds by TensorFlow's operations, wherever it has kernels for them."""
         return tf.stack([tensorflow_lookup.bounds(x) for x in ids])
 
     def collective_mismatches(
@@ -53,7 +53,7 @@ class DeviceOperations(KernelCaller):
         weights: Sequence[tf.Tensor],
         weighted: Sequence[int],
     ) -> tf.Tensor:
-        """By TensorFlow's operations."""
+        """Finds mismatches by TensorFlow's operations."""
         found = [tensorflow_lookup.mismatches(x, y, None) for x, y in zip(ids, samples)]
         more = [
             tf.size(w, out_type=tf.int64) - tf.size(ids[place], out_type=tf.int64)
@@ -75,7 +75,9 @@ class DeviceOperations(KernelCaller):
         pooled: Sequence[bool],
         weighted: Sequence[bool],
     ) -> tuple[Any, ...]:
-        """And, as the last output, [N · S] `counts`. `kinds` are by section here."""
+        """Asks as the compiled operation does; and gives, as the last output, [N · S] `counts`.
+        `kinds` are by section here.
+        """
         members, by_owner = len(ids), len(samples)
         layout = Layout(ranks, range(len(dims)), kinds, dims, pooled, weighted)
 
@@ -152,8 +154,8 @@ class DeviceOperations(KernelCaller):
     def collective_find(
         self, find: Find, numbers: Sequence[tf.Tensor], keys: Sequence[tf.Tensor], insert: tf.Tensor
     ) -> list[tf.Tensor]:
-        """The local rows of keys of T dynamic tables: on a CPU each has a function of its own for
-        it.
+        """Finds the local rows of keys of T dynamic tables: on a CPU each has a function of its own
+        for it.
 
         Args:
             find: f(kernels, numbers, keys [K], how many of them each table has, insert) -> [K]
@@ -407,7 +409,7 @@ class DeviceOperations(KernelCaller):
 
 
 class PoolGradient(NamedTuple):
-    """Outputs of CollectivePoolGradient."""
+    """Holds the outputs of CollectivePoolGradient."""
 
     flat: tf.Tensor
     weight_gradients: list[tf.Tensor]

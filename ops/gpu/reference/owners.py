@@ -1,4 +1,4 @@
-"""Which rank owns a key."""
+"""Finds the rank that owns a key."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collective.ops.gpu.segments import DYNAMIC
 
 
 def mix(keys: np.ndarray) -> np.ndarray:
-    """uint64: SplitMix64's output function of int64 keys, as `collective.ops.keys.mix_np`."""
+    """Mixes int64 keys to uint64 by SplitMix64's output function, as `collective.ops.keys.mix_np`."""
     x = np.ascontiguousarray(keys, np.int64).view(np.uint64)
     with np.errstate(over="ignore"):
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -17,5 +17,5 @@ def mix(keys: np.ndarray) -> np.ndarray:
 
 
 def owners(keys: np.ndarray, kind: int, ranks: int) -> np.ndarray:
-    """int64, the rank that owns each of the int64 `keys` of a table of `kind`."""
+    """Returns the rank that owns each of the int64 `keys` of a table of `kind`, int64."""
     return (mix(keys) % np.uint64(ranks)).astype(np.int64) if kind == DYNAMIC else keys % ranks

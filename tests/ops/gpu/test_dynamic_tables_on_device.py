@@ -1,5 +1,5 @@
-"""Dynamic tables where kernels compute: keys, rows and slots of `device_store.py`, beside those in
-the host's memory.
+"""Checks dynamic tables where kernels compute: keys, rows and slots of `device_store.py`, beside
+those in the host's memory.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ def test_where_one_table_has_no_memory_the_others_have_their_rows(
 
 
 def test_a_variable_in_given_memory_stays_there(bridge: MemoryBridge):
-    """Whatever updates it: TensorFlow's own sparse operations, or kernels."""
+    """The variable stays whatever updates it: TensorFlow's own sparse operations, or kernels."""
     with tf.Graph().as_default(), tf.Session() as session:
         column = device_store.DeviceColumn("v", 2**24, 3, np.float32, bridge)
         column.reach(9)
