@@ -137,7 +137,7 @@ def _halves(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return np.asarray(2 * starts[:, None] + np.cumsum(counts, 1) - counts).reshape(-1)
 
 
-def read(kernels: Kernels, layout: Layout, message: Any, splits: np.ndarray) -> Runs:
+def read_runs(kernels: Kernels, layout: Layout, message: Any, splits: np.ndarray) -> Runs:
     """Reads the runs of a received message of `splits` [N] words.
 
     Raises:
