@@ -84,10 +84,9 @@ def distinct(
     The host needs `counts` before it can exchange keys: one `Device.download`.
 
     Bytes moved: of each key about 8 + 4 for insert, 8 for count, 4 + 20 a distinct one for number,
-        8 for inverse; and at random
-    one word in insert (atomically, if the key is new, else with one key), count and inverse. The
-    part of the scratch table that one section uses is 8 bytes a key of it, and mostly stays in the
-    L2.
+    8 for inverse; and at random one word in insert (atomically, if the key is new, else with one
+    key), count and inverse. The part of the scratch table that one section uses is 8 bytes a key of
+    it, and mostly stays in the L2.
 
     Args:
         keys: [K] int64, any values, the extreme ones too. A key of a static table belongs to key

@@ -29,8 +29,8 @@ with every batch would spread this one kernel over many steps, but make every lo
 probe two tables.)
 
 Rows are those of the CPU's key map: 1, 2, 3, … by first appearance; row 0 is of no key, and its
-values stay zero. Removal (`hash_table_maintenance.py`, as export and import) leaves keys in their slots,
-as removed, until the table is built anew; their rows are given to new keys, lowest first.
+values stay zero. Removal (`hash_table_maintenance.py`, as export and import) leaves keys in their
+slots, as removed, until the table is built anew; their rows are given to new keys, lowest first.
 
 `reference/hash_table.py` has the same functions and class with sorted arrays.
 """
@@ -120,12 +120,8 @@ class HashTable:
                 f"{filter_freq:,}; there can be 1 to {_MOST_SLOTS:,}, {MOST_ROWS:,} and "
                 f"{STEPS - 1:,}"
             )
-        self.name, self.device, self.most_rows, self.filter_freq = (
-            name,
-            device,
-            most_rows,
-            filter_freq,
-        )
+        self.name, self.device = name, device
+        self.most_rows, self.filter_freq = most_rows, filter_freq
         self._one_stream = OneStream(f"hash table '{name}'", device)
         self._one_stream.check()
         self._sectors = self._free_sectors(slots)
@@ -308,8 +304,8 @@ def find(tables: Sequence[HashTable], keys: Any, segments: Segments, workspace: 
     """Finds the row of each key, [K] int64, 0 for a key that has none. One kernel; the host waits
     for nothing.
 
-    Bytes moved: 8 K read, 8 K written, and of each key one sector of 32 bytes at random, and what
-        follows it if need be.
+    Bytes moved: 8 K read, 8 K written, and of each key one sector of 32 bytes at random, and
+    those that follow it if need be.
 
     Args:
         tables: T different ones.
@@ -345,8 +341,7 @@ def find_or_insert(
     kernels; the page of the module says when the host reads a counter.
 
     Bytes moved: of each key 8 + 8 for insert, and a sector at random read and written; 8 for count,
-        8 for number, 8 for settle.
-    Of a key without a row 4 in insert and count, and its sector again; of a new one 16 more, and
+    8 for number, 8 for settle. Of a key without a row 4 in insert and count, and its sector again; of a new one 16 more, and
     its sector once more.
 
     Args:

@@ -155,8 +155,7 @@ def pool_terms(
     with gradients of weights.
 
     Bytes moved: 4 for each sample, 8 (weights: 4 more) for each id. With a max_norm, and for
-        gradients of weights, rows and
-    gradients are read for each id, too.
+    gradients of weights, rows and gradients are read for each id, too.
 
     Args:
         lookups, rows, ids: as for `pool`.
