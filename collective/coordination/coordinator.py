@@ -211,7 +211,7 @@ class Coordinator:
     def _error_for_all(
         self, attempt: RunAttempt, error: tf.errors.OpError, started: bool
     ) -> BaseException:
-        """Returns what to raise for a run that failed, once the peers know what they must know."""
+        """Returns what to raise for a run that failed, once the peers know of it (step 6)."""
         run, member, description = attempt.run, attempt.member, attempt.description
         if run.disagreement is not None:
             return self._judge(run.disagreement, member, run, description) or error

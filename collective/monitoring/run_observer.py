@@ -25,14 +25,13 @@ class RunObserver:
         quiet: whether the plan isn't printed.
         profiler: what measures training runs, if anything.
         check: after how many training runs the ranks compare replicated variables; 0 for never.
-        alike: options that all ranks must have given alike before they train together, for ranks to
-            compare.
+        compared_options: options that ranks compare before they train together.
     """
 
     quiet: bool
     profiler: Profiler | None
     check: int
-    alike: tuple[str, ...]
+    compared_options: tuple[str, ...]
 
     @property
     def measures(self) -> bool:
@@ -64,9 +63,11 @@ class RunObserver:
 def of_options(options: ScopeOptions) -> RunObserver:
     """Returns the observer that the options of scope() ask for."""
     every = options.runs_between_checks
-    alike = []
+    compared = []
     if every:
-        alike.append(f"scope(check={every})")
+        compared.append(f"scope(check={every})")
     if options.deterministic:
-        alike.append("scope(deterministic=True)")
-    return RunObserver(options.plan == "quiet", profiler.of_options(options), every, tuple(alike))
+        compared.append("scope(deterministic=True)")
+    return RunObserver(
+        options.plan == "quiet", profiler.of_options(options), every, tuple(compared)
+    )
