@@ -266,11 +266,12 @@ class CollectiveStrategy:
         Raises:
             Exception: whatever TensorFlow raises for fetches that aren't in the graph.
         """
-        graph, footprint = graph or tf.get_default_graph(), None
+        graph = graph or tf.get_default_graph()
+        footprint = None
         if fetches is not None:
             leaves = graph_analysis.flatten(fetches)
             footprint = run_analysis.footprint_of(graph, leaves, [])
-        return builder.plan(graph, footprint, session)
+        return builder.build_plan(graph, footprint, session)
 
     def estimator(
         self,

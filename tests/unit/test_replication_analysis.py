@@ -1,4 +1,4 @@
-"""Which values of a graph are the same on all ranks, and which are a rank's own; no session runs."""
+"""Which values of a graph are the same on all ranks, and which are one rank's own."""
 
 from __future__ import annotations
 
