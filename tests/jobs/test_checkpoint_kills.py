@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from tensorflow.python.checkpoint import checkpoint_management
 from collective import CollectiveStrategy
-from collective.checkpoint import bundle, commit, tables
+from collective.checkpoint import commit, table_io, tensor_bundle as bundle
 
 tf.logging.set_verbosity(tf.logging.ERROR)
 folder, victims, moment = sys.argv[1], [int(r) for r in sys.argv[2].split(',') if r], int(sys.argv[3])
@@ -44,7 +44,7 @@ def dying_in(owner, name):
 
 
 for owner, name in ((commit, 'move'), (commit, 'sync'), (commit, '_delete'), (commit, 'is_staged'), (tf.io.gfile, 'mkdir'),
-                    (tf.io.gfile, 'rmtree'), (bundle, 'merge'), (bundle.Writer, '_flush'), (tables, 'write')):
+                    (tf.io.gfile, 'rmtree'), (bundle, 'merge'), (bundle.Writer, '_flush'), (table_io, 'write')):
     dying_in(owner, name)
 
 

@@ -11,6 +11,7 @@ import pytest
 from tests.jobs import pool
 
 MODEL = '''
+import sys
 import numpy as np
 import tensorflow.compat.v1 as tf
 
@@ -72,7 +73,7 @@ RANKS = (
     + '''
 import collective, json
 from collective import CollectiveStrategy, Table
-from collective.coordination.initial_broadcast import shard_of
+from collective.tables.table import shard_of
 
 strategy = CollectiveStrategy()
 rank, ranks = strategy.rank(), strategy.world_size()
