@@ -32,7 +32,7 @@ keymap = Extension(
     language="c++",
     extra_compile_args=[*OPTIMIZED, "-fvisibility=default"],
 )
-# Operations of TensorFlow (see ops/bags.py). Without contraction a sum is the same on every
+# Operations of TensorFlow (see ops/embedding_bag.py). Without contraction a sum is the same on every
 # processor.
 native = Extension(
     "collective.ops._native",

@@ -204,7 +204,7 @@ class SimulatedExchange:
 
     def _ask(self, inputs: Inputs) -> embedding_bag.Request:
         samples = inputs.samples if self._pooled_by_owner else []
-        return embedding_bag.ask(
+        return embedding_bag.request(
             inputs.ids, samples, [], self._members(), self._sections, self._kinds, RANKS
         )
 
@@ -213,7 +213,7 @@ class SimulatedExchange:
     ) -> list[tf.Tensor]:
         """Returns the rows for each rank, flat."""
         layout = (self._sections, self._kinds, RANKS)
-        heard = embedding_bag.hear(message, splits, *layout)
+        heard = embedding_bag.respond(message, splits, *layout)
         handles = [shard.handle for shard in shards]
         shapes = [shard.shape for shard in shards]
         flat = embedding_bag.gather(handles, heard.keys, message, splits, *layout, shapes)

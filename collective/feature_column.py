@@ -1,6 +1,4 @@
-"""A categorical feature without a vocabulary, for `tf.feature_column.embedding_column` and
-`shared_embedding_columns`.
-"""
+"""Makes categorical columns without a vocabulary, for embedding columns of TensorFlow."""
 
 from __future__ import annotations
 
@@ -19,8 +17,7 @@ from collective.ops import key_hashing
 
 @contextlib.contextmanager
 def group_embedding_column_scope(name: str | None = None) -> Iterator[None]:
-    """DeepRec's: the embedding columns that are made inside are looked up together, as all of them
-    are anyway.
+    """Does nothing: all embedding columns are looked up together anyway. The name is DeepRec's.
 
     Args:
         name: no effect.
@@ -32,24 +29,25 @@ def group_embedding_column_scope(name: str | None = None) -> Iterator[None]:
 def categorical_column_with_embedding(
     key: str, dtype: tf.DType = tf.int64, partition_num: int | None = None, ev_option: Any = None
 ) -> EmbeddingCategoricalColumn:
-    """A column of keys that are looked up as they are: no hashing into buckets, no vocabulary. The
-    signature is DeepRec's.
+    """Makes a column of keys that are looked up as they are: no hash buckets, no vocabulary.
+
+    The signature is DeepRec's.
 
         user = collective.feature_column.categorical_column_with_embedding('user')
         columns = [tf.feature_column.embedding_column(user, dimension=16)]
 
     Inside strategy.scope() the embedding is a dynamic table, whether in embedding_scope() or not.
-    Any int64 is a key, also -1 in a dense tensor, which other columns take for a missing value. Of
-    strings '' is missing, as in TensorFlow's columns; they become keys by
-    `collective.ops.key_hashing.of_strings`. `tf.feature_column.weighted_categorical_column` takes it, too;
+    Any int64 is a key, also -1 in a dense tensor, which other columns take for a missing value.
+    Strings become keys by `collective.ops.key_hashing.of_strings`; '' is missing, as in
+    TensorFlow's columns. `tf.feature_column.weighted_categorical_column` takes the column, too;
     indicator and crossed columns need a number of buckets and don't.
 
     Args:
         key: the feature's name.
-        dtype: tf.int64, tf.int32 or tf.string: of the feature. (DeepRec's default is tf.string.)
-        partition_num: no effect: the table is sharded over all ranks anyway.
-        ev_option: DeepRec's options of admission, eviction and storage: accepted, no effect yet,
-            which a warning says.
+        dtype: the feature's type, tf.int64, tf.int32 or tf.string. (DeepRec's default is
+        tf.string.) partition_num: no effect: the table is sharded over all ranks anyway. ev_option:
+        DeepRec's options of admission, eviction and storage: accepted, no effect yet, which a
+        warning says.
 
     Raises:
         ValueError: another dtype.
@@ -60,9 +58,8 @@ def categorical_column_with_embedding(
     dtype = tf.as_dtype(dtype)
     if dtype not in (tf.int64, tf.int32, tf.string):
         raise ValueError(
-            f"categorical_column_with_embedding('{key}'): dtype is tf.int64, "
-            f"tf.int32 or tf.string, "
-            f"not {dtype.name}."
+            f"categorical_column_with_embedding('{key}'): dtype is tf.int64, tf.int32 or "
+            f"tf.string, not {dtype.name}."
         )
     return EmbeddingCategoricalColumn(key, dtype)
 
@@ -72,7 +69,7 @@ class EmbeddingCategoricalColumn(
     v1._CategoricalColumn,
     collections.namedtuple("EmbeddingCategoricalColumn", ("key", "dtype")),
 ):
-    """See `categorical_column_with_embedding`."""
+    """Implements `categorical_column_with_embedding`."""
 
     @property
     def _is_v2_column(self) -> bool:
@@ -84,44 +81,46 @@ class EmbeddingCategoricalColumn(
 
     @property
     def num_buckets(self) -> None:
-        """There is no such number: an embedding of it has [None, D] weights, a dynamic table."""
+        """Returns None: there is no such number.
+
+        An embedding of the column has [None, D] weights, a dynamic table.
+        """
         return None
 
     @property
     def parse_example_spec(self) -> dict[str, Any]:
         return {self.key: tf.io.VarLenFeature(tf.string if self.dtype == tf.string else tf.int64)}
 
-    def _keys(self, given: Any) -> tf.SparseTensor:
+    def _keys(self, feature: Any) -> tf.SparseTensor:
         check_scope(f"categorical_column_with_embedding('{self.key}')")
-        given = (
-            tf.convert_to_tensor_or_sparse_tensor(given)
-            if not hasattr(given, "to_sparse")
-            else given.to_sparse()
+        feature = (
+            tf.convert_to_tensor_or_sparse_tensor(feature)
+            if not hasattr(feature, "to_sparse")
+            else feature.to_sparse()
         )
-        if (given.dtype == tf.string) != (self.dtype == tf.string) or not (
-            given.dtype.is_integer or given.dtype == tf.string
+        if (feature.dtype == tf.string) != (self.dtype == tf.string) or not (
+            feature.dtype.is_integer or feature.dtype == tf.string
         ):
             raise ValueError(
-                f"feature '{self.key}' is {given.dtype.name}, but "
-                f"categorical_column_with_embedding('{self.key}') "
-                f"has dtype {self.dtype.name}."
+                f"feature '{self.key}' is {feature.dtype.name}, but "
+                f"categorical_column_with_embedding('{self.key}') has dtype {self.dtype.name}."
             )
-        if not isinstance(given, tf.SparseTensor):
-            there = (
-                tf.not_equal(given, "")
-                if given.dtype == tf.string
-                else tf.fill(tf.shape(given), True)
+        if not isinstance(feature, tf.SparseTensor):
+            is_present = (
+                tf.not_equal(feature, "")
+                if feature.dtype == tf.string
+                else tf.fill(tf.shape(feature), True)
             )
-            places = tf.where(there)
-            given = tf.SparseTensor(
-                places, tf.gather_nd(given, places), tf.shape(given, out_type=tf.int64)
+            indices = tf.where(is_present)
+            feature = tf.SparseTensor(
+                indices, tf.gather_nd(feature, indices), tf.shape(feature, out_type=tf.int64)
             )
         values = (
-            key_hashing.of_strings(given.values)
-            if given.dtype == tf.string
-            else tf.cast(given.values, tf.int64)
+            key_hashing.of_strings(feature.values)
+            if feature.dtype == tf.string
+            else tf.cast(feature.values, tf.int64)
         )
-        return tf.SparseTensor(given.indices, values, given.dense_shape)
+        return tf.SparseTensor(feature.indices, values, feature.dense_shape)
 
     def transform_feature(self, transformation_cache: Any, state_manager: Any) -> tf.SparseTensor:
         return self._keys(transformation_cache.get(self.key, state_manager))
@@ -144,7 +143,7 @@ class EmbeddingCategoricalColumn(
     ) -> Any:
         return cls(config["key"], tf.as_dtype(config["dtype"]))
 
-    # -- the first version of feature columns, tf.feature_column.input_layer
+    # -- The first version of feature columns, tf.feature_column.input_layer
 
     @property
     def _parse_example_spec(self) -> dict[str, Any]:
@@ -164,15 +163,14 @@ class EmbeddingCategoricalColumn(
 
 
 def indicator_column(original: Any, categorical_column: Any) -> Any:
-    """`tf.feature_column.indicator_column`."""
+    """Refuses columns without a vocabulary, for `tf.feature_column.indicator_column`."""
     inner = categorical_column
     while hasattr(inner, "categorical_column"):
         inner = inner.categorical_column
     if isinstance(inner, EmbeddingCategoricalColumn):
         raise ValueError(
-            f"indicator_column of categorical_column_with_embedding('{inner.key}'): "
-            f"a column without a vocabulary "
-            "has no number of buckets. Use embedding_column, or a column with a "
-            "vocabulary or hash buckets."
+            f"indicator_column of categorical_column_with_embedding('{inner.key}'): a column "
+            "without a vocabulary has no number of buckets. Use embedding_column, or a column with "
+            "a vocabulary or hash buckets."
         )
     return original(categorical_column)

@@ -1,5 +1,6 @@
-"""DeepRec's grouped lookups. Every lookup inside strategy.scope() is grouped, asked or not: these
-are other ways to write them.
+"""Looks several tables up in one call, as DeepRec does.
+
+Every lookup inside strategy.scope() is grouped, asked or not: these are other ways to write them.
 
 Source: DeepRec's `tf.nn.group_embedding_lookup_sparse` and `tf.nn.group_embedding_lookup`.
 """
@@ -30,13 +31,12 @@ def group_embedding_lookup_sparse(
         combiners: for each 'sum', 'mean' or 'sqrtn'.
         sp_weights: for each the ids' weights, or None; by default none has weights.
         partition_strategy, params_num_per_group: no effect.
-        is_sequence: leave rows as they are.
-        name: of the operations.
+        is_sequence: leaves rows as they are, without combining them.
+        name: the operations' name scope.
 
     Returns:
-        L tensors: [B, D], zeros for samples without ids (see `tf.nn.safe_embedding_lookup_sparse`);
-            for sequences [B, T, D],
-        zeros where there is no id.
+        L tensors [B, D], zeros for samples without ids (see `tf.nn.safe_embedding_lookup_sparse`);
+        for sequences [B, T, D], zeros where there is no id.
 
     Raises:
         ValueError: the lists have different lengths.
@@ -45,19 +45,19 @@ def group_embedding_lookup_sparse(
     weights = [None] * len(params) if sp_weights is None else list(sp_weights)
     _check(params, sp_ids=sp_ids, combiners=combiners, sp_weights=weights)
     with tf.name_scope(name, "group_embedding_lookup_sparse"):
-        found = []
+        outputs = []
         for table, ids, combiner, weight in zip(
             params, map(_sparse, sp_ids), combiners, map(_sparse, weights)
         ):
             if is_sequence:
                 rows = tf.nn.embedding_lookup(table, ids.values)
                 shape = tf.concat([ids.dense_shape, tf.shape(rows, out_type=tf.int64)[1:]], 0)
-                found.append(tf.scatter_nd(ids.indices, rows, shape))
+                outputs.append(tf.scatter_nd(ids.indices, rows, shape))
             else:
-                found.append(
+                outputs.append(
                     tf.nn.safe_embedding_lookup_sparse(table, ids, weight, combiner=combiner)
                 )
-        return found
+        return outputs
 
 
 def group_embedding_lookup(
@@ -72,7 +72,7 @@ def group_embedding_lookup(
         params: L tables or other embeddings.
         ids: for each integers [...].
         partition_strategy: no effect.
-        name: of the operations.
+        name: the operations' name scope.
 
     Returns:
         L tensors [..., D].
@@ -83,17 +83,17 @@ def group_embedding_lookup(
     del partition_strategy
     _check(params, ids=ids)
     with tf.name_scope(name, "group_embedding_lookup"):
-        return [tf.nn.embedding_lookup(table, mine) for table, mine in zip(params, ids)]
+        return [tf.nn.embedding_lookup(table, one) for table, one in zip(params, ids)]
 
 
-def _sparse(given: Any) -> Any:
-    return given.to_sparse() if isinstance(given, tf.RaggedTensor) else given
+def _sparse(ids: Any) -> Any:
+    return ids.to_sparse() if isinstance(ids, tf.RaggedTensor) else ids
 
 
 def _check(params: Sequence[Any], **others: Sequence[Any]) -> None:
-    for name, given in others.items():
-        if len(given) != len(params):
+    for name, values in others.items():
+        if len(values) != len(params):
             raise ValueError(
-                f"a grouped lookup has {len(params)} params and {len(given)} {name}: "
-                f"give one for each."
+                f"a grouped lookup has {len(params)} params and {len(values)} {name}: give one for "
+                "each."
             )

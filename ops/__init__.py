@@ -1,3 +1,4 @@
-"""Collectives, exchange and kernels: what a backend is made of. Knows nothing of strategies, scopes
-or sessions.
+"""Provides collectives, exchanges and kernels: the parts of a backend.
+
+Nothing here knows strategies, scopes or tables.
 """

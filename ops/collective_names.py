@@ -1,4 +1,4 @@
-"""What the name of a collective tells."""
+"""Reads the names of collectives: the phase of a step, and what they exchange."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ KEYS, ROWS, GRADIENTS, DENSE, AGREEMENT, OTHER = (
     "agreement",
     "other",
 )
-PHASES = (AGREEMENT, KEYS, ROWS, GRADIENTS, DENSE, OTHER)  # in the order of a step
+PHASES = (AGREEMENT, KEYS, ROWS, GRADIENTS, DENSE, OTHER)  # In the order of a step.
 
 
 def short(name: str) -> str:
-    """`name` of a collective without what all have, and without its phase."""
+    """Returns `name` of a collective without its phase, and without the prefix that all have."""
     return split_name(name)[1]
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """(phase, what it is of) of the collective called `name`."""
+    """Returns (phase, what is exchanged) of the collective called `name`."""
     base = name[len(collectives.PREFIX) :] if name.startswith(collectives.PREFIX) else name
-    found = re.fullmatch(r"(.+)\.(keys|rows)(\.\d+)?((?:\.gradient(?:\.\d+)?)*)", base)
-    if found:
-        of = found[1] + (found[3] or "")
-        if found[4]:  # the gradient of a gradient goes the way of the rows
-            return (GRADIENTS if found[4].count("gradient") % 2 else ROWS), of
-        return found[2], of
+    match = re.fullmatch(r"(.+)\.(keys|rows)(\.\d+)?((?:\.gradient(?:\.\d+)?)*)", base)
+    if match:
+        subject = match[1] + (match[3] or "")
+        if match[4]:  # The gradient of a gradient goes the way of the rows.
+            return (GRADIENTS if match[4].count("gradient") % 2 else ROWS), subject
+        return match[2], subject
     if re.match(r"dense_gradients\.|.*\.gradient_(values|indices)(\.\d+)?$", base):
         return DENSE, ""
     return (AGREEMENT if base.partition(".")[0] == "agreement" else OTHER), ""

@@ -1,4 +1,4 @@
-"""The collectives, over Horovod. Nothing else in the package calls Horovod's operations.
+"""Defines the collectives, over Horovod. Nothing else in the package calls its operations.
 
 Symbols: N ranks, r this rank. Every collective
 
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import re
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -27,6 +26,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.framework import config
 
+from collective.ops import graph_analysis
 from collective.ops.graph_state import state_of
 from collective.ops.graphs import is_function, outermost
 
@@ -35,21 +35,20 @@ try:
 except ImportError as error:
     raise ImportError(
         "collective needs Horovod, built against the installed TensorFlow; `make setup` in a "
-        "checkout builds it "
-        f"(or set HOROVOD_WITH_TENSORFLOW=1 and pip install --no-build-isolation horovod). The "
-        f"cause: {error}"
+        "checkout builds it (or set HOROVOD_WITH_TENSORFLOW=1 and pip install --no-build-isolation "
+        f"horovod). The cause: {error}"
     ) from error
 
 PREFIX = "collective."
-# begins the names of operations that ranks must have alike, beside collectives
+# Begins the names of operations that all ranks must run, or none, beside collectives.
 ALIKE = "collective/alike/"
-MEETINGS = re.compile("Horovod((Grouped)?(Allreduce|Allgather|Reducescatter)|Broadcast|Alltoall)")
 _counters: weakref.WeakKeyDictionary[tf.Graph, collections.Counter] = weakref.WeakKeyDictionary()
 
 
 def init() -> None:
-    """Joins the job that the launcher (or horovodrun, or mpirun) described in the environment;
-    alone without one.
+    """Joins the job that the launcher (or horovodrun, or mpirun) described in the environment.
+
+    Without a description the process is a job of its own.
     """
     hvd.init()
 
@@ -67,62 +66,60 @@ def local_rank() -> int:
 
 
 def unique_name(base: str) -> str:
-    """`collective.base` for its first use in the graph, then `collective.base.1`,
-    `collective.base.2`, …
-    """
-    base = base.replace("/", ".")  # Horovod takes the name for what follows the last slash
+    """Returns `collective.base` for its first use in the graph, then `collective.base.1`, …"""
+    base = base.replace("/", ".")  # Horovod uses only what follows the last slash.
     counter = _counters.setdefault(outermost(tf.get_default_graph()), collections.Counter())
     counter[base] += 1
     return PREFIX + base + (f".{counter[base] - 1}" if counter[base] > 1 else "")
 
 
 def collective_name(op: tf.Operation) -> str | None:
-    """The name under which `op` meets its peers, if it is one of this module's collectives."""
+    """Returns the name under which `op` meets its peers; None for operations of others."""
     name = str(op.name).rpartition("/")[2]
-    return name if op.type.startswith("Horovod") and name.startswith(PREFIX) else None
+    return name if graph_analysis.is_horovod(op.type) and name.startswith(PREFIX) else None
 
 
 def is_scripts_own(op: tf.Operation) -> bool:
-    """Whether `op` is a collective of Horovod's that a script makes by itself, to report the mean
-    of all losses, say.
-    """
-    return bool(MEETINGS.fullmatch(op.type)) and collective_name(op) is None
+    """Tells whether a script made the collective `op` by itself, to average losses, say."""
+    return graph_analysis.is_collective(op.type) and collective_name(op) is None
 
 
 @contextlib.contextmanager
-def _meeting(kind: str, name: str, gate: Any) -> Iterator[Any]:
-    """Where a Horovod operation is made, with the gate as it is known there.
+def _collective_scope(kind: str, name: str, gate: Any) -> Iterator[Any]:
+    """Prepares the graph for a Horovod operation; gives the gate as it is known there.
 
     Nothing else may have the operation's name there, or TensorFlow would add a number to it.
 
-    The name is also an attribute of it. TensorFlow believes that two operations of the same inputs
-    and attributes are one, and
-    drops the second: the keys of two tables that are looked up by the same ids, say, but not on a
-        rank that answers without
-    data, which would wait for them for ever.
+    The name is also an attribute of the operation. TensorFlow believes that two operations of the
+    same inputs and attributes are one, and drops the second: the keys of two tables that are looked
+    up by the same ids, say. But it wouldn't on a rank that answers without data, which would wait
+    for them for ever.
     """
     graph = tf.get_default_graph()
     if is_function(graph):
-        # The gradient of a branch or a function takes from here what it needs, and nothing from
-        # further outside.
+        # The gradient of a branch or a function takes the gate from here: it can't reach further
+        # outside.
         gate = graph.capture(gate)
     state_of(graph).gate_by_collective[name] = gate
-    own = {"_collective": attr_value_pb2.AttrValue(s=name.encode())}
+    name_attribute = {"_collective": attr_value_pb2.AttrValue(s=name.encode())}
     with (
         tf.name_scope("meeting"),
-        graph._attr_scope(own),
+        graph._attr_scope(name_attribute),
         graph.gradient_override_map({f"Horovod{kind}": f"Collective{kind}"}),
     ):
         yield gate
 
 
 def _as_wire(x: tf.Tensor) -> tuple[tf.Tensor, tf.DType | None]:
-    """Horovod moves no bfloat16 by all-to-all: its bits travel as float16's, whatever they mean."""
+    """Returns `x` in a type that Horovod moves by all-to-all, and the type to go back to.
+
+    Bits of bfloat16, which it doesn't move, travel as float16's, whatever they mean.
+    """
     return (_bits_as(x, tf.float16), tf.bfloat16) if x.dtype == tf.bfloat16 else (x, None)
 
 
 def _bits_as(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """`tf.bitcast`, differentiable: the gradient's bits go back the same way."""
+    """Casts bits as `tf.bitcast`, differentiably: the bits of the gradient go back the same way."""
     with tf.get_default_graph().gradient_override_map({"Bitcast": "CollectiveBitcast"}):
         return tf.bitcast(x, dtype)
 
@@ -133,14 +130,14 @@ def _bitcast_gradient(op: tf.Operation, gradient: Any) -> tf.Tensor:
         gradient = tf.math.unsorted_segment_sum(
             gradient.values, gradient.indices, tf.shape(op.inputs[0])[0]
         )
-    # it travels in a type of its own (collective.ops.exchange)
+    # The gradient travels in a type of its own (collective.ops.exchange).
     if gradient.dtype != op.outputs[0].dtype:
         return gradient
     return _bits_as(gradient, op.inputs[0].dtype)
 
 
-def _of(op: tf.Operation) -> tuple[str, Any]:
-    """(base of the name, gate) of the collective whose gradient is asked for."""
+def _name_and_gate(op: tf.Operation) -> tuple[str, Any]:
+    """Returns (base of the name, gate) of the collective whose gradient is asked for."""
     name, graph = str(op.name).rpartition("/")[2], op.graph
     while name not in state_of(graph).gate_by_collective:
         graph = graph.outer_graph
@@ -148,7 +145,7 @@ def _of(op: tf.Operation) -> tuple[str, Any]:
 
 
 def alltoall(x: tf.Tensor, splits: tf.Tensor, name: str, gate: Any) -> tuple[tf.Tensor, tf.Tensor]:
-    """Rows of `x` to the ranks, `splits[k]` consecutive ones to rank k.
+    """Sends rows of `x` to the ranks, `splits[k]` consecutive ones to rank k.
 
     Args:
         x: [S, ...], any numeric dtype, rows in the order of the ranks they go to.
@@ -163,7 +160,7 @@ def alltoall(x: tf.Tensor, splits: tf.Tensor, name: str, gate: Any) -> tuple[tf.
     if size() == 1:
         return tf.identity(x), tf.identity(splits)
     wire, back = _as_wire(x)
-    with _meeting("Alltoall", name, gate) as opened:
+    with _collective_scope("Alltoall", name, gate) as opened:
         out, received = hvd.alltoall(
             wire, splits=splits + opened, name=name, ignore_name_scope=True
         )
@@ -173,24 +170,25 @@ def alltoall(x: tf.Tensor, splits: tf.Tensor, name: str, gate: Any) -> tuple[tf.
 
 @tf.RegisterGradient("CollectiveAlltoall")
 def _alltoall_gradient(op: tf.Operation, gradient: Any, _: Any) -> tuple[tf.Tensor, None]:
-    # what sparse_segment_sum gives: sum per row before it travels
+    # The gradient of a gather of rows is summed by row before it travels.
     if isinstance(gradient, tf.IndexedSlices):
         gradient = tf.math.unsorted_segment_sum(
             gradient.values, gradient.indices, tf.shape(op.outputs[0])[0]
         )
     # Peers may update their rows as soon as they have every rank's gradient: send none before this
     # rank has read the rows of this step (they are the input of `op`), so that a lookup fetched
-    # beside its own update is the value before. (Of a branch or a loop in an operation of its own,
-    # the gradient's graph is another one, which runs later anyway.)
+    # beside its own update is the value before. (The gradient of a
+    # branch or a loop of version 2 is in another graph, which runs later anyway.)
     with tf.control_dependencies([op.inputs[0]] if op.graph is tf.get_default_graph() else []):
         gradient = tf.identity(gradient)
-    base, gate = _of(op)
+    base, gate = _name_and_gate(op)
     return alltoall(gradient, op.outputs[1], unique_name(base + ".gradient"), gate)[0], None
 
 
 def allreduce_sum(tensors: Sequence[tf.Tensor], name: str, gate: Any) -> list[tf.Tensor]:
-    """The element-wise sums over ranks of `tensors` (one dtype, the same shapes on every rank), in
-    one collective.
+    """Returns the element-wise sums over ranks of `tensors`, in one collective.
+
+    The tensors have one dtype, and the same shapes on every rank.
     """
     if size() == 1:
         return [tf.identity(x) for x in tensors]
@@ -200,32 +198,32 @@ def allreduce_sum(tensors: Sequence[tf.Tensor], name: str, gate: Any) -> list[tf
         pieces = tf.split(
             _sum_in_order(flat, name, gate), [_elements(x) for x in tensors], num=len(tensors)
         )
-        return _known([_like(piece, x) for piece, x in zip(pieces, tensors)])
-    # The gate travels as one more element: it costs no pass over the data.
-    with _meeting("Allreduce", name, gate) as opened:
+        return _marked_replicated([_like(piece, x) for piece, x in zip(pieces, tensors)])
+    # The gate travels as one more element, which costs no pass over the data.
+    with _collective_scope("Allreduce", name, gate) as opened:
         flat = tf.concat([tf.reshape(x, [-1]) for x in tensors] + [tf.cast(opened, dtype)[None]], 0)
         out = hvd.allreduce(flat, op=hvd.Sum, name=name, ignore_name_scope=True)
     pieces = tf.split(out, [_elements(x) for x in tensors] + [1])[:-1]
-    return _known([_like(piece, x) for piece, x in zip(pieces, tensors)])
+    return _marked_replicated([_like(piece, x) for piece, x in zip(pieces, tensors)])
 
 
-def _known(sums: list[tf.Tensor]) -> list[tf.Tensor]:
-    state_of(outermost(sums[0].graph)).alike_operations.update(x.op for x in sums)
+def _marked_replicated(sums: list[tf.Tensor]) -> list[tf.Tensor]:
+    state_of(outermost(sums[0].graph)).replicated_operations.update(x.op for x in sums)
     return sums
 
 
 def in_order() -> bool:
-    """Whether sums over ranks must be formed in the order of the ranks, as TensorFlow's kernels
-    form theirs in one order.
+    """Tells whether sums over ranks must be formed in the order of the ranks.
 
-    In Horovod's ring, where the sum of an element starts depends on its place in the buffer, and so
-    on what is reduced at the same time. The sum of two has one order only.
+    TensorFlow's deterministic kernels form their sums in one order. In Horovod's ring, where the
+    sum of an element starts depends on its place in the buffer, and so on what is reduced at the
+    same time. The sum of two has one order only.
     """
     return size() > 2 and bool(config.is_op_determinism_enabled())
 
 
 def _sum_in_order(x: tf.Tensor, name: str, gate: Any) -> tf.Tensor:
-    """[E], the sum over ranks of `x` [E]: rank k adds up everyone's part k, and tells it to all."""
+    """Returns the sum over ranks of `x` [E]: rank k adds up all parts k and shares the sum."""
     ranks = size()
 
     @tf.custom_gradient
@@ -233,8 +231,10 @@ def _sum_in_order(x: tf.Tensor, name: str, gate: Any) -> tf.Tensor:
         part = (tf.size(x) + ranks - 1) // ranks
         padded = tf.pad(x, [[0, part * ranks - tf.size(x)]])
         received, _ = alltoall(padded, tf.fill([ranks], part), f"{name}.parts", gate)
-        mine = tf.add_n(tf.unstack(tf.reshape(received, [ranks, part])))
-        return allgather(mine, f"{name}.sums", gate)[: tf.size(x)], lambda gradient: _sum_in_order(
+        own_sum = tf.add_n(tf.unstack(tf.reshape(received, [ranks, part])))
+        return allgather(own_sum, f"{name}.sums", gate)[
+            : tf.size(x)
+        ], lambda gradient: _sum_in_order(
             gradient, unique_name(name[len(PREFIX) :] + ".gradient"), gate
         )
 
@@ -243,19 +243,17 @@ def _sum_in_order(x: tf.Tensor, name: str, gate: Any) -> tf.Tensor:
 
 @tf.RegisterGradient("CollectiveAllreduce")
 def _allreduce_gradient(op: tf.Operation, gradient: tf.Tensor) -> tf.Tensor:
-    base, gate = _of(op)
+    base, gate = _name_and_gate(op)
     return allreduce_sum([gradient], unique_name(base + ".gradient"), gate)[0]
 
 
 def allgather(x: tf.Tensor, name: str, gate: Any) -> tf.Tensor:
-    """[R, ...], the ranks' `x` of shape [S_k, ...] one below the other; S may differ from rank to
-    rank.
-    """
+    """Returns the ranks' `x` [S_k, ...] one below the other; S may differ between ranks."""
     if size() == 1:
         return tf.identity(x)
     wire, back = _as_wire(x)
-    with _meeting("Allgather", name, gate) as opened:
-        # Bits that stand for another type's aren't to be added to.
+    with _collective_scope("Allgather", name, gate) as opened:
+        # Nothing may be added to bits that stand for another type's.
         gated = (
             tf.where(tf.equal(opened, 0), wire, tf.zeros_like(wire))
             if back
@@ -268,19 +266,20 @@ def allgather(x: tf.Tensor, name: str, gate: Any) -> tf.Tensor:
 
 @tf.RegisterGradient("CollectiveAllgather")
 def _allgather_gradient(op: tf.Operation, gradient: tf.Tensor) -> tf.Tensor:
-    base, gate = _of(op)
-    mine = tf.shape(op.inputs[0])[0]
-    sizes = allgather(mine[None], unique_name(base + ".sizes"), gate)
+    base, gate = _name_and_gate(op)
+    own_size = tf.shape(op.inputs[0])[0]
+    sizes = allgather(own_size[None], unique_name(base + ".sizes"), gate)
     total = allreduce_sum([tf.convert_to_tensor(gradient)], unique_name(base + ".gradient"), gate)[
         0
     ]
     first = tf.reduce_sum(sizes[: rank()])
-    return total[first : first + mine]
+    return total[first : first + own_size]
 
 
 def broadcast(x: tf.Tensor, name: str) -> tf.Tensor:
-    """Rank 0's `x`, of the same shape on every rank, on every rank. Not differentiable; `x` is read
-    at run time.
+    """Returns rank 0's `x`, of the same shape on every rank.
+
+    It is not differentiable; `x` is read at run time.
     """
     if size() == 1:
         return tf.identity(x)

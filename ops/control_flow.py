@@ -1,4 +1,4 @@
-"""Collectives in branches and loops: one iteration at a time, and only where all ranks come by.
+"""Lets collectives run in branches and loops: one iteration at a time, if all ranks come by.
 
 TensorFlow lets iterations that don't depend on each other run at the same time (10 of them in
 `tf.while_loop` and `tf.map_fn`). A collective of one iteration would then meet its peers' of
@@ -14,21 +14,26 @@ import tensorflow.compat.v1 as tf
 from tensorflow.core.framework import attr_value_pb2
 
 from collective.ops import graph_analysis
-from collective.ops.collectives import MEETINGS
 from collective.ops.graphs import is_function
 
-# what decides on the branches of version 2 that are being built; None for a loop
+# Has the deciders of the branches of version 2 that are being built; None for a loop.
 _building = threading.local()
 
 
 def one_at_a_time() -> None:
-    """Where a collective is made: the loops around it, of version 1, which are still being built."""
+    """Makes the loops of version 1 around a collective run one iteration at a time.
+
+    It is called where the collective is made, while the loops are still being built.
+    """
     graph = tf.get_default_graph()
     in_loops_one_at_a_time(graph, graph._get_control_flow_context())
 
 
 def in_loops_one_at_a_time(graph: tf.Graph, context: Any) -> None:
-    """The loops of version 1 in `context` and around it, of which no session of `graph` knows yet."""
+    """Makes loops of version 1, in `context` and around it, run one iteration at a time.
+
+    No session of `graph` may know them yet.
+    """
     while context is not None:
         if context.IsWhileContext() and context.parallel_iterations > 1:
             context._parallel_iterations = 1
@@ -49,11 +54,14 @@ def build_while_op(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """`while_v2._build_while_op`: of version 2, a loop's or its gradient's."""
+    """Builds loops of version 2 with collectives in them to run one iteration at a time.
+
+    It takes the place of `while_v2._build_while_op`, which also builds the loops' gradients.
+    """
     if any(
-        MEETINGS.match(op.type)
+        graph_analysis.is_collective(op.type)
         or op.type in graph_analysis.CALLS
-        and graph_analysis.has_inside(body_graph, op, MEETINGS)
+        and graph_analysis.has_inside(body_graph, op, graph_analysis.is_collective)
         for op in body_graph.get_operations()
     ):
         parallel_iterations = 1
@@ -63,12 +71,15 @@ def build_while_op(
 
 
 def branch(original: Callable[..., Any], decider: Any, *args: Any, **kwargs: Any) -> Any:
-    """`cond_v2.cond_v2` and `indexed_case`, whose branches don't know on what they depend."""
+    """Notes on what branches depend, which their graphs don't tell, while they are built.
+
+    It takes the place of `cond_v2.cond_v2` and `indexed_case`.
+    """
     return _within(decider, original, decider, *args, **kwargs)
 
 
 def loop(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """`while_v2.while_loop`."""
+    """Notes that a loop is built, in place of `while_v2.while_loop`."""
     return _within(None, original, *args, **kwargs)
 
 
@@ -82,18 +93,19 @@ def _within(decider: Any, build: Callable[..., Any], *args: Any, **kwargs: Any) 
 
 
 def deciders() -> list[Any]:
-    """What decides whether, or how often, what is being built now is run: the predicates and
-    indices of the branches around it, None for a loop or a function (which may be called anywhere,
-    and several times at once).
+    """Returns what decides whether, or how often, operations that are made now are run.
+
+    These are the predicates and indices of the branches around them, and None for a loop or a
+    function (which may be called anywhere, and several times at once).
     """
-    found = list(getattr(_building, "deciders", ()))
+    result = list(getattr(_building, "deciders", ()))
     inner, depth = tf.get_default_graph(), 0
     while is_function(inner):
         inner = inner.outer_graph
         depth += 1
-    found += [None] * (depth > len(found))
+    result += [None] * (depth > len(result))
     context = tf.get_default_graph()._get_control_flow_context()
     while context is not None:
-        found.append(None if context.IsWhileContext() else getattr(context, "pred", None))
+        result.append(None if context.IsWhileContext() else getattr(context, "pred", None))
         context = context.outer_context
-    return found
+    return result

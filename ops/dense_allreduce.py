@@ -1,4 +1,4 @@
-"""The mean over ranks of many dense tensors, in as few collectives as they have types."""
+"""Averages many dense tensors over ranks, in as few collectives as they have types."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from collective.ops.graph_state import state_of
 def over_ranks(
     what: str, tensors: Sequence[tuple[str, tf.Tensor]], wire: tf.DType | None = None
 ) -> list[tf.Tensor]:
-    """One allreduce per dtype for all of them, called by what it reduces. Half-precision tensors
-    are added in float32.
+    """Returns the means over ranks of all tensors, by one allreduce per dtype.
+
+    Half-precision tensors are added in float32.
 
     Args:
-        what: they are, for the allreduce's name.
+        what: says what the tensors are, for the allreduce's name.
         tensors: (name, tensor), in the same order on every rank.
         wire: if given, one exchange for all of a floating type, in which they travel in that type.
     """
@@ -31,44 +32,44 @@ def over_ranks(
             i
         )
     out: list[Any] = [None] * len(tensors)
-    for dtype, which in by_dtype.items():
-        some = [tensors[i][1] for i in which]
-        name, zero = _name_of(what, [tensors[i] for i in which]), opened(some)
+    for dtype, indices in by_dtype.items():
+        values = [tensors[i][1] for i in indices]
+        name, zero = _name_of(what, [tensors[i] for i in indices]), opened(values)
         if dtype == wire:
             means = compressed_mean(
-                some, dtype, collectives.unique_name(f"{name}.{dtype.name}"), zero
+                values, dtype, collectives.unique_name(f"{name}.{dtype.name}"), zero
             )
         else:
             sums = collectives.allreduce_sum(
-                [tf.cast(x, dtype) for x in some], collectives.unique_name(name), zero
+                [tf.cast(x, dtype) for x in values], collectives.unique_name(name), zero
             )
             means = [total / tf.cast(collectives.size(), dtype) for total in sums]
-        for i, mean in zip(which, means):
+        for i, mean in zip(indices, means):
             out[i] = tf.cast(mean, tensors[i][1].dtype)
-            known = state_of(graphs.outermost(mean.graph)).alike_operations
-            known.update((mean.op, out[i].op))
+            replicated = state_of(graphs.outermost(mean.graph)).replicated_operations
+            replicated.update((mean.op, out[i].op))
     return out
 
 
 def _name_of(what: str, tensors: Sequence[tuple[str, tf.Tensor]]) -> str:
-    """A name by which ranks that reduce something else, or another shape, notice it before they do."""
+    """Returns a name by which ranks notice in time that they are to reduce different things."""
     listed = "\n".join(f"{name} {x.shape} {x.dtype.name}" for name, x in tensors)
     return f"{what}.{hashlib.blake2b(listed.encode(), digest_size=4).hexdigest()}"
 
 
 def opened(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """What a collective of `tensors` waits for: the gate."""
+    """Returns the zero of the gate that a collective of `tensors` waits for."""
     return gate.gates_of(tf.get_default_graph()).beside(tensors).zero
 
 
 def compressed_mean(
     tensors: Sequence[tf.Tensor], wire: tf.DType, name: str, gate: Any
 ) -> list[tf.Tensor]:
-    """The element-wise means over ranks of `tensors`, each in its own type again; with one rank,
-    what they are.
+    """Returns the element-wise means over ranks of `tensors`, each in its own type again.
 
-    A value is rounded twice, before each of its ways. What is too large for `wire` becomes
-    infinite.
+    With one rank the tensors are returned as they are.
+
+    A value is rounded twice, before each of its ways. Values too large for `wire` become infinite.
 
     Args:
         tensors: of any floating types, of the same shapes on every rank.
@@ -93,24 +94,23 @@ def compressed_mean(
 
 
 def _mean(x: tf.Tensor, wire: tf.DType, name: str, gate: Any) -> tf.Tensor:
-    """[E] float32, the mean of the ranks' `x` [E] float32."""
+    """Returns the mean of the ranks' `x` [E] float32, [E] float32.
+
+    Each rank gets everyone's values of one part, averages them, and sends the means to all.
+    """
     ranks = collectives.size()
 
     @tf.custom_gradient
     def mean(x: tf.Tensor) -> Any:
         size = tf.size(x)
         part = (size + ranks - 1) // ranks
-        # 1
         sent = tf.cast(tf.pad(x, [[0, part * ranks - size]]), wire)
-        # 2
         received, _ = collectives.alltoall(sent, tf.fill([ranks], part), f"{name}.parts", gate)
-        # 3
-        mine = tf.reduce_mean(tf.cast(tf.reshape(received, [ranks, part]), tf.float32), 0)
-        # As integers: the gate is added to what is gathered, and no float but its own keeps the
-        # bits of infinity.
-        # 4
+        own_mean = tf.reduce_mean(tf.cast(tf.reshape(received, [ranks, part]), tf.float32), 0)
+        # The means travel as integers: allgather adds the gate to its input, which would change the
+        # bits of floats that are no numbers.
         bits = collectives.allgather(
-            tf.bitcast(tf.cast(mine, wire), tf.int16), f"{name}.means", gate
+            tf.bitcast(tf.cast(own_mean, wire), tf.int16), f"{name}.means", gate
         )
         # Linear, and its own transpose: the gradient of the sum of all ranks' outputs is the mean
         # of theirs.
@@ -125,11 +125,9 @@ def _mean(x: tf.Tensor, wire: tf.DType, name: str, gate: Any) -> tf.Tensor:
 
 
 def mean_slices(gradient: tf.IndexedSlices, x: Any) -> tf.IndexedSlices:
-    """A replicated variable's sparse gradient stays sparse: every rank gets everyone's slices."""
-    name, zero = (
-        x.name.partition(":")[0],
-        opened([gradient.values, gradient.indices]),
-    )
+    """Averages a replicated variable's sparse gradient: every rank gets everyone's slices."""
+    name = x.name.partition(":")[0]
+    zero = opened([gradient.values, gradient.indices])
     values = collectives.allgather(
         gradient.values / tf.cast(collectives.size(), gradient.dtype),
         collectives.unique_name(f"{name}/gradient_values"),

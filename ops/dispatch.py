@@ -1,8 +1,8 @@
-"""Which operations compute around an exchange: one place chooses, by device.
+"""Chooses, by device, the operations that compute around an exchange.
 
 On a CPU it is the compiled library (`ops/native`), on a GPU CuPy's kernels (`ops/gpu`), which stand
-in the graph as calls of Python. Who asks of an operation which it is, or for an attribute of it,
-asks here.
+in the graph as calls of Python. Whoever wants to know which of them an operation is, or an
+attribute of it, asks here.
 """
 
 from __future__ import annotations
@@ -17,29 +17,32 @@ import tensorflow.compat.v1 as tf
 
 from collective.ops import native_library, op_attributes, placement
 
-_inside = threading.local()
+_current = threading.local()
 
 
 @contextlib.contextmanager
-def about(tables: Sequence[str], in_host_memory: bool) -> Iterator[None]:
-    """Inside, `operations` are those for these tables: in the host's memory, or where kernels
-    compute.
-    """
-    before, _inside.about = getattr(_inside, "about", ((), False)), (tuple(tables), in_host_memory)
+def for_tables(tables: Sequence[str], in_host_memory: bool) -> Iterator[None]:
+    """Makes `operations` those for these tables, inside: in the host's memory, or by kernels."""
+    previous = _tables_and_memory()
+    _current.value = tuple(tables), in_host_memory
     try:
         yield
     finally:
-        _inside.about = before
+        _current.value = previous
+
+
+def _tables_and_memory() -> tuple[tuple[str, ...], bool]:
+    return getattr(_current, "value", ((), False))
 
 
 def operations() -> Any:
-    """What has the operations of the compiled library: itself, or what stands in for it.
+    """Returns an object with the operations of the compiled library: the library, or its stand-in.
 
     Raises:
         ImportError: the compiled library can't be used here; it says why.
         RuntimeError: CuPy can't; it says why.
     """
-    tables, in_host_memory = getattr(_inside, "about", ((), False))
+    tables, in_host_memory = _tables_and_memory()
     return (
         native_library.library()
         if placement.chosen() == "cpu" or in_host_memory
@@ -53,7 +56,7 @@ def _stand_in() -> Any:
 
 @functools.cache
 def _on_gpu() -> Any:
-    # needs no CuPy, but takes a while to import
+    # The import needs no CuPy, but takes a while.
     from collective.ops.gpu.memory_bridge import GpuBridge
     from collective.ops.gpu.tensorflow_binding import DeviceOperations
 
@@ -61,12 +64,12 @@ def _on_gpu() -> Any:
 
 
 def bridge() -> Any:
-    """Returns what shares memory with kernels: a `collective.ops.gpu.memory_bridge.MemoryBridge`."""
+    """Returns the `collective.ops.gpu.memory_bridge.MemoryBridge` to the memory of kernels."""
     return _stand_in().bridge
 
 
 def operations_of(op: tf.Operation) -> Any:
-    """Those of which `op` is one."""
+    """Returns the operations of which `op` is one."""
     return (
         _stand_in().about(op_attributes.attribute(op, "of"))
         if op_attributes.stands_in(op)
@@ -75,8 +78,9 @@ def operations_of(op: tf.Operation) -> Any:
 
 
 def device(dynamic: bool = False) -> contextlib.AbstractContextManager[Any]:
-    """Where the memory of dynamic tables is, or of static ones: `tf.device` for it, or where a
-    script has them.
+    """Returns `tf.device` for the memory of dynamic tables, or of static ones.
+
+    In the host's memory, tables are where the script has them.
     """
     return (
         tf.device("/gpu:0")

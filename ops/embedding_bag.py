@@ -1,13 +1,12 @@
-"""What a rank computes around a group's exchange: many lookups on many tables, by a few compiled
-operations.
+"""Computes a rank's side of a group's exchange: many lookups by a few compiled operations.
 
-Words: N ranks. T tables. S *sections*: what travels is ordered by section; each is of one table. M
-*members*: lookups. A *bag* is what one row vector comes back for: of an unpooled section a distinct
-key, which all unpooled members of its table share; of a pooled section, which serves one member,
-the keys that one sample has on one owner.
+Words: N ranks. T tables. S *sections*: messages are ordered by section; each is of one table. M
+*members*: lookups. One row vector comes back for each *bag*: in an unpooled section a distinct key,
+which all unpooled members of its table share; in a pooled section, which serves one member, the
+keys that one sample has on one owner.
 
-    ids ──ask──► message ══keys══► hear ──► rows of the shard ──gather──► flat ══rows══► flat
-    ──pool──► one tensor a member
+    ids ──request──► message ══keys══► respond ──► rows of the shard ──gather──► flat ══rows══►
+    flat ──pool──► one tensor a member
 
 `message` is int64 words, `splits[r]` of them for rank r: for each section (bags, keys); then for
 each section its keys, if it's pooled the lengths of its bags (int32, two to a word), if it is
@@ -28,24 +27,24 @@ from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import embedding_bag_gradients  # noqa: F401 (registers them)
+from collective.ops import embedding_bag_gradients  # noqa: F401 (registers gradients)
 from collective.ops.dispatch import operations
-from collective.ops.native_library import missing  # noqa: F401 (for those who ask first)
-from collective.ops.shard_gradients import scaled  # noqa: F401 (for those who call gather)
+from collective.ops.native_library import missing  # noqa: F401 (part of this interface)
+from collective.ops.shard_gradients import scaled  # noqa: F401 (part of this interface)
 
-ROWS, SUM, MEAN, SQRTN = range(4)  # combiners
-STATIC, DYNAMIC = range(2)  # kinds of tables
+ROWS, SUM, MEAN, SQRTN = range(4)  # Combiners.
+STATIC, DYNAMIC = range(2)  # Kinds of tables.
 
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """What one table sends and receives for its unpooled members, or for one pooled member.
+    """Describes what one table sends and receives for its unpooled members, or one pooled member.
 
     Attributes:
-        table: which of the T tables.
+        table: the table's number among T.
         dim: D.
-        pooled: the owner sums the rows of a bag.
-        weighted: with a weight for each key (pooled only).
+        pooled: True if the owner sums the rows of a bag.
+        weighted: True if each key has a weight (pooled only).
         max_norm: the L2 norm to which the owner clips each row before it sums them (pooled only); 0
             for none.
     """
@@ -59,13 +58,13 @@ class Section:
 
 @dataclasses.dataclass(frozen=True)
 class BagMember:
-    """One lookup.
+    """Describes one lookup.
 
     Attributes:
-        section: which of the S sections its keys travel in.
+        section: the number of the section in which its keys travel.
         dim: D.
         combiner: ROWS for one row an id; SUM, MEAN or SQRTN for one row a sample.
-        weighted: with a weight for each id.
+        weighted: True if each id has a weight.
         max_norm: the L2 norm to which each row is clipped first; 0 for none.
     """
 
@@ -77,20 +76,20 @@ class BagMember:
 
 
 class Request(NamedTuple):
-    """What a rank asks for.
+    """Holds what a rank requests of its peers.
 
     Attributes:
         message: [X] int64, the words for rank 0, then rank 1, …
         splits: [N] int32, how many words are for each rank.
         row_splits: [N] int32, how many elements of `flat` come back from each.
-        positions: M times int32: of an unpooled member [K], where the row of each id stands in
-            `flat`; of a pooled one [B], where each of its bags does, those of one sample together.
+        positions: M times int32: of an unpooled member [K], the position of each id's row in
+            `flat`; of a pooled one [B], that of each of its bags, bags of one sample together.
         samples: for each pooled member [B] int64, the sample of each bag, ascending.
         scales: for each pooled member [B] float32, what the row of each bag is multiplied by: 1 for
             SUM, 1/n or 1/sum of weights for MEAN, 1/sqrt(n) or 1/sqrt(sum of squared weights) for
             SQRTN; 0 where that sum is 0.
-        counts: nothing on a CPU. On a GPU [N · S], how many bags of each section come back from
-            each rank; there, positions number the rows of `flat` through, whatever their sections.
+        counts: empty on a CPU. On a GPU [N · S], how many bags of each section come back from each
+            rank; there, positions count the rows of `flat`, whatever their sections.
     """
 
     message: tf.Tensor
@@ -103,7 +102,7 @@ class Request(NamedTuple):
 
 
 class Response(NamedTuple):
-    """What the ranks want of this one.
+    """Tells what to send back for the requests of the peers.
 
     Attributes:
         keys: T times int64 [R], in the order of the ranks, then sections: of a static table local
@@ -116,8 +115,9 @@ class Response(NamedTuple):
 
 
 def bounds(ids: Sequence[tf.Tensor]) -> tf.Tensor:
-    """[M, 2] int64, the smallest and the largest of each of the int64 `ids`; int64's largest and
-    smallest for no id.
+    """Returns the smallest and the largest of each of the int64 `ids`, [M, 2] int64.
+
+    Without ids these are int64's largest and smallest.
     """
     return operations().collective_bounds(ids)
 
@@ -128,12 +128,11 @@ def mismatches(
     weights: Sequence[tf.Tensor],
     weighted: Sequence[int],
 ) -> tf.Tensor:
-    """What is wrong with P lookups whose rows are combined, W of them weighted: [2 P + W] int64,
-    all 0 if nothing is.
+    """Returns how inputs of P combined lookups mismatch, W of them weighted: [2 P + W] int64.
 
-    For each lookup by how many it has more samples than ids, and how many samples are smaller than
-    the one before (the first: than 0); then for each of the weights by how many they are more than
-    the ids.
+    All are 0 if nothing is wrong. For each lookup there are two numbers: its samples less its ids,
+    and the number of samples that are smaller than the one before (the first: than 0). Then there
+    is one for each of the weights: their number less that of the ids.
 
     Args:
         ids: for each lookup int64.
@@ -144,7 +143,7 @@ def mismatches(
     return operations().collective_mismatches(ids, samples, weights, weighted=list(weighted))
 
 
-def ask(
+def request(
     ids: Sequence[tf.Tensor],
     samples: Sequence[tf.Tensor],
     weights: Sequence[tf.Tensor],
@@ -153,7 +152,7 @@ def ask(
     kinds: Sequence[int],
     ranks: int,
 ) -> Request:
-    """De-duplicates keys by section, orders them by owner, and says where their rows will be found.
+    """De-duplicates keys by section, orders them by owner, and says where rows will be found.
 
     Args:
         ids: for each member [K] int64.
@@ -189,14 +188,14 @@ def _layout(sections: Sequence[Section], kinds: Sequence[int], ranks: int) -> di
     }
 
 
-def hear(
+def respond(
     message: tf.Tensor,
     splits: tf.Tensor,
     sections: Sequence[Section],
     kinds: Sequence[int],
     ranks: int,
 ) -> Response:
-    """Reads what the ranks ask for: `message` [Y] int64, `splits[r]` words of it from rank r.
+    """Reads what the ranks request: `message` [Y] int64, `splits[r]` words of it from rank r.
 
     A malformed message is an `InvalidArgumentError` of the run.
     """
@@ -217,16 +216,16 @@ def gather(
     ranks: int,
     shapes: Sequence[Any],
 ) -> tf.Tensor:
-    """[E] float32: for each rank, for each section, one row a bag. Shards are read in place.
+    """Returns for each rank, for each section, one row a bag: [E] float32.
 
-    Its gradient for each handle is `IndexedSlices` of distinct rows, multiplied by
-    `gradient_scale()`.
+    Shards are read in place. The gradient for each handle is `IndexedSlices` of distinct rows,
+    multiplied by `gradient_scale()`.
 
     Args:
         handles: for each table the resource handle of its shard [V, D].
-        rows: for each table [R] int64, the local rows of what `hear` returned.
-        message, splits: what was received.
-        sections, kinds, ranks: as for `hear`.
+        rows: for each table [R] int64, the local rows of the keys that `respond` returned.
+        message, splits: the message that was received.
+        sections, kinds, ranks: as for `respond`.
         shapes: for each table the shape of its shard, as far as it is known.
     """
     return operations().collective_gather_rows(
@@ -248,16 +247,17 @@ def pool(
     members: Sequence[BagMember],
     counts: Sequence[tf.Tensor] = (),
 ) -> list[tf.Tensor]:
-    """For each member [K, D] float32, or [last sample + 1, D] if it has a combiner: what
-    `embedding_lookup_sparse` computes.
+    """Returns for each member [K, D] float32, or [last sample + 1, D] if it has a combiner.
+
+    It computes the same as `embedding_lookup_sparse`.
 
     Args:
-        rows: [E] float32, what came back.
-        positions: for each member int32, element offsets into `rows`, as `ask` returned them.
+        rows: [E] float32, the rows that came back.
+        positions: for each member int32, element offsets into `rows`, as `request` returned them.
         samples: for each member with a combiner int64, ascending, the sample of each position.
         weights: for each weighted member float32, the weight of each position.
         members: M of them; members of one section may share rows, those of two sections may not.
-        counts: what `ask` returned.
+        counts: those of the request.
     """
     return list(
         operations().collective_pool(

@@ -1,4 +1,4 @@
-"""Gradients of the operations in `bags.py`, compiled ones or those that stand in for them."""
+"""Registers gradients of the operations in `embedding_bag.py`, and of their stand-ins."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ for _name in ("CollectiveBounds", "CollectiveMismatches", "CollectiveHear"):
 
 @tf.RegisterGradient("CollectiveAsk")
 def _ask_gradient(op: tf.Operation, *gradients: Any) -> list[Any]:
-    """Only weights that the owner multiplies by could have one."""
+    """Refuses: only weights that the owner multiplies by could have a gradient."""
     raise NotImplementedError(
-        f"{op.name}: the gradient with respect to weights of a lookup that "
-        f"its owner pools is asked for "
-        "after the lookup was built into an exchange; ask for it first, or "
-        "use scope(grouping=False)"
+        f"{op.name}: the gradient with respect to weights of a lookup that its owner pools is "
+        "asked for after the lookup was built into an exchange; ask for it first, or use "
+        "scope(grouping=False)"
     )
 
 
@@ -36,7 +35,7 @@ def _attributes(op: tf.Operation, *names: str) -> dict[str, Any]:
 
 
 def _handles(shards: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Of the variables that an operation was given, or shares the memory of."""
+    """Returns the handles of variables that an operation was given, or shares the memory of."""
     return [x.op.inputs[0] if x.op.type == "CollectiveShard" else x for x in shards]
 
 
@@ -47,7 +46,7 @@ def _shard_gradient(_: tf.Operation, gradient: Any) -> Any:
 
 @tf.RegisterGradient("CollectiveGatherRows")
 def _gather_gradient(op: tf.Operation, gradient: Any) -> list[Any]:
-    """`IndexedSlices` of distinct rows for each handle."""
+    """Returns `IndexedSlices` of distinct rows for each handle."""
     tables, inputs = attribute(op, "T"), list(op.inputs)
     values, indices, _ = operations_of(op).collective_reduce_rows(
         tf.convert_to_tensor(gradient),
@@ -71,13 +70,14 @@ def _gather_gradient(op: tf.Operation, gradient: Any) -> list[Any]:
 
 @tf.RegisterGradient("CollectiveReduceRows")
 def _reduce_gradient(op: tf.Operation, *gradients: Any) -> list[Any]:
-    """Of the values with respect to the gradient that was reduced: linear, but for max_norm."""
+    """Returns the gradient of the reduced values with respect to the gradient that was reduced.
+
+    It is linear, but for max_norm.
+    """
     if any(norm > 0 for norm in attribute(op, "max_norms")):
         raise NotImplementedError(
-            f"{op.name}: there is no second derivative of a pooled lookup "
-            f"with max_norm; "
-            "look the table up without max_norm, or without pooling by the "
-            "owner"
+            f"{op.name}: there is no second derivative of a pooled lookup with max_norm; look the "
+            "table up without max_norm, or without pooling by the owner"
         )
     tables, inputs = attribute(op, "T"), list(op.inputs)
     spread = operations_of(op).collective_spread_rows(
@@ -97,7 +97,7 @@ def _spread_gradient(op: tf.Operation, _: Any) -> None:
 
 
 def _is_zero(gradient: Any) -> bool:
-    """Whether it is what TensorFlow puts in place of the gradient of an output that nothing uses."""
+    """Tells whether `gradient` is TensorFlow's placeholder for an output that nothing uses."""
     if gradient is None:
         return True
     if isinstance(gradient, tf.IndexedSlices):
@@ -110,8 +110,9 @@ def _is_zero(gradient: Any) -> bool:
 
 
 class _Pooled(NamedTuple):
-    """Inputs of a CollectivePool or CollectivePoolGradient. `counts` is one for an operation that
-    stands in for it, or none.
+    """Holds the inputs of a CollectivePool or CollectivePoolGradient.
+
+    `counts` has one tensor in a stand-in, none otherwise.
     """
 
     rows: tf.Tensor
@@ -123,12 +124,12 @@ class _Pooled(NamedTuple):
 
 
 def _inputs(op: tf.Operation) -> _Pooled:
-    inputs, last = list(op.inputs), [1]
+    inputs, starts = list(op.inputs), [1]
     for name in ("M", "P", "W"):
-        last.append(last[-1] + attribute(op, name))
+        starts.append(starts[-1] + attribute(op, name))
     end = len(inputs) - stands_in(op)
     positions, samples, weights, gradients = (
-        inputs[first:after] for first, after in zip(last, [*last[1:], end])
+        inputs[first:last] for first, last in zip(starts, [*starts[1:], end])
     )
     return _Pooled(inputs[0], positions, samples, weights, gradients, inputs[end:])
 
@@ -136,11 +137,12 @@ def _inputs(op: tf.Operation) -> _Pooled:
 def _pool_gradient(
     op: tf.Operation, rows: Any, members: Sequence[int], gradients: Sequence[Any]
 ) -> Any:
-    """(flat, weights' gradients) of the pool that `op` is or is the gradient of, by what `members`
-    contribute.
+    """Returns (flat, weights' gradients) of what `members` contribute to a pool.
+
+    `op` is the pool, or its gradient.
     """
     _, positions, samples, weights, _, counts = _inputs(op)
-    made = operations_of(op).collective_pool_gradient(
+    pool_gradient = operations_of(op).collective_pool_gradient(
         rows,
         positions,
         samples,
@@ -150,9 +152,9 @@ def _pool_gradient(
         members=members,
         **_attributes(op, *_LOOKUPS),
     )
-    # For whoever wants to know what an exchange of gradients is about.
-    state_of(made.flat.graph).pool_gradients[made.flat.op] = tuple(members)
-    return made
+    # The exchange of gradients is described by it.
+    state_of(pool_gradient.flat.graph).pool_gradients[pool_gradient.flat.op] = tuple(members)
+    return pool_gradient
 
 
 @tf.RegisterGradient("CollectivePool")
@@ -162,42 +164,40 @@ def _gradient_of_pool(op: tf.Operation, *gradients: Any) -> list[Any]:
     ]
     if not real:
         return [None] * len(op.inputs)
-    made = _pool_gradient(op, op.inputs[0], *zip(*real))
+    pool_gradient = _pool_gradient(op, op.inputs[0], *zip(*real))
     return [
-        made.flat,
+        pool_gradient.flat,
         *[None] * (attribute(op, "M") + attribute(op, "P")),
-        *made.weight_gradients,
+        *pool_gradient.weight_gradients,
         *[None] * stands_in(op),
     ]
 
 
 @tf.RegisterGradient("CollectivePoolGradient")
 def _gradient_of_pool_gradient(op: tf.Operation, of_flat: Any, *of_weights: Any) -> list[Any]:
-    """The flat gradient is linear in the gradients and in the weights."""
+    """Differentiates the flat gradient, which is linear in the gradients and in the weights."""
     members = attribute(op, "members")
     if not all(_is_zero(gradient) for gradient in of_weights):
         raise NotImplementedError(
-            f"{op.name}: there is no derivative of the gradient of lookup "
-            f"weights; stop the gradient at "
-            "the weights with tf.stop_gradient, or multiply the rows by "
-            "them yourself"
+            f"{op.name}: there is no derivative of the gradient of lookup weights; stop the "
+            "gradient at the weights with tf.stop_gradient, or multiply the rows by them yourself"
         )
     if _is_zero(of_flat):
         return [None] * len(op.inputs)
     if any(attribute(op, "max_norms")[member] > 0 for member in members):
         raise NotImplementedError(
-            f"{op.name}: there is no second derivative of a lookup with "
-            f"max_norm; clip the rows yourself"
+            f"{op.name}: there is no second derivative of a lookup with max_norm; clip the rows "
+            "yourself"
         )
     of_flat = tf.convert_to_tensor(of_flat)
     _, positions, samples, weights, gradients, counts = _inputs(op)
     pooled = operations_of(op).collective_pool(
         of_flat, positions, samples, weights, *counts, **_attributes(op, *_LOOKUPS)
     )
-    made = _pool_gradient(op, of_flat, members, gradients)
+    pool_gradient = _pool_gradient(op, of_flat, members, gradients)
     return [
         *[None] * (1 + len(positions) + len(samples)),
-        *made.weight_gradients,
+        *pool_gradient.weight_gradients,
         *(pooled[m] for m in members),
         *[None] * len(counts),
     ]

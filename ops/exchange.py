@@ -1,5 +1,6 @@
-"""The two ways of an exchange: keys to their owners, rows back. The way back of the gradients is
-its derivative.
+"""Exchanges keys and rows: keys go to their owners, rows come back.
+
+The way back of the gradients is the derivative.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from collective.ops.graph_state import state_of
 
 
 class ReceivedKeys(NamedTuple):
-    """What the peers want of this rank.
+    """Holds the keys that peers want of this rank.
 
     Attributes:
         keys: int64, in the order of the ranks that ask.
-        splits: [N] int32, how much of it comes from each of them.
+        splits: [N] int32, how much of `keys` comes from each rank.
     """
 
     keys: tf.Tensor
@@ -26,29 +27,35 @@ class ReceivedKeys(NamedTuple):
 
 
 class Wire(NamedTuple):
-    """The types in which rows and their gradients travel."""
+    """Names the types in which rows and their gradients travel."""
 
     rows: tf.DType
     gradients: tf.DType
 
 
 def keys_to_owners(
-    keys: tf.Tensor, splits: tf.Tensor, name: str, gate: Any, nothing: int = 0, what: str = ""
+    keys: tf.Tensor,
+    splits: tf.Tensor,
+    name: str,
+    gate: Any,
+    empty_words: int = 0,
+    description: str = "",
 ) -> ReceivedKeys:
-    """Every key travels to its owner; `nothing` and `what`: see `Asking`."""
-    gates_of(tf.get_default_graph()).asked[name] = KeyRequest(keys, splits, nothing, what)
+    """Sends every key to its owner. For `empty_words` and `description` see `KeyRequest`."""
+    requests = gates_of(tf.get_default_graph()).key_requests
+    requests[name] = KeyRequest(keys, splits, empty_words, description)
     return ReceivedKeys(*collectives.alltoall(keys, splits, name, gate))
 
 
 def rows_back(
     rows: tf.Tensor, splits: tf.Tensor, name: str, gate: Any, wire: Wire | None = None
 ) -> tf.Tensor:
-    """The rows that this rank asked for, from what every owner found.
+    """Returns the rows that this rank requested, from what every owner found.
 
     Args:
-        rows: what this rank found.
+        rows: the rows that peers requested of this rank.
         splits: [N] int32, how much of its first dimension goes to each rank.
-        name: the collective's.
+        name: the collective's name.
         gate: the gate's zero.
         wire: the types in which rows and gradients travel; their own by default.
     """
@@ -59,7 +66,7 @@ def rows_back(
 
 
 def _cast(x: tf.Tensor, dtype: tf.DType, gradient: tf.DType) -> tf.Tensor:
-    """`tf.cast`, whose gradient is cast to `gradient` instead of the type of `x`."""
+    """Casts as `tf.cast`, but the gradient is cast to `gradient` instead of the type of `x`."""
     graph = tf.get_default_graph()
     with graph.gradient_override_map({"Cast": "CollectiveWire", "Identity": "CollectiveWire"}):
         out = tf.identity(x) if x.dtype == dtype else tf.cast(x, dtype)

@@ -1,9 +1,8 @@
-"""Functions with collectives that a graph calls several times: each call meets its peers under
-names of its own.
+"""Gives each call of a function with collectives collectives of its own.
 
 The calls of one run may go on at the same time, and a function's operations have the names that
 they got when it was traced. A second call therefore calls a copy of the function, in which the
-collectives, and theirs alone, have other names.
+collectives, and these alone, have other names: each call meets its peers under its own.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from collective.ops.graph_state import state_of
 
 @dataclasses.dataclass
 class Calls:
-    """What is known of a graph's calls.
+    """Records a graph's calls of functions.
 
     Attributes:
-        version: of the graph when it was last read.
-        called: by the operations that call, attribute by attribute, the functions that they have
-            for themselves.
-        taken: the functions that somebody has.
+        version: the graph's version when it was last read.
+        called: by the operations that call, attribute by attribute, the functions that only they
+            call.
+        taken: the functions that a call has.
     """
 
     version: int = 0
@@ -38,55 +37,61 @@ class Calls:
 
 
 def separate(graph: tf.Graph) -> None:
-    """Gives each call in `graph` of a function with collectives a function of its own, before a
-    session is told of the call.
+    """Gives each call in `graph` of a function with collectives a function of its own.
+
+    It must happen before a session is told of the call.
     """
-    known = state_of(graph).function_calls = state_of(graph).function_calls or Calls()
-    if known.version == graph.version:
+    state = state_of(graph)
+    calls = state.function_calls = state.function_calls or Calls()
+    if calls.version == graph.version:
         return
     for op in graph.get_operations():
         if op.type not in graph_analysis.CALLS or not graph_analysis.has_inside(
-            graph, op, graph_analysis.COLLECTIVES
+            graph, op, graph_analysis.is_horovod
         ):
             continue
         in_loops_one_at_a_time(graph, op._get_control_flow_context())
         for name, value in op.node_def.attr.items():
-            called = tuple(f.name for f in _named(graph, value))
-            # a gradient gives a call another function
-            if called and known.called.get((op, name)) != called:
-                known.called[op, name] = own = tuple(_own(graph, f, known.taken) for f in called)
-                if own != called:
-                    op._set_func_attr(name, own[0]) if value.func.name else op._set_func_list_attr(
-                        name, own
-                    )
-    known.version = graph.version
+            called = tuple(f.name for f in _functions_named(graph, value))
+            # A gradient gives a call another function.
+            if called and calls.called.get((op, name)) != called:
+                exclusive = tuple(_exclusive_function(graph, f, calls.taken) for f in called)
+                calls.called[op, name] = exclusive
+                if exclusive == called:
+                    continue
+                if value.func.name:
+                    op._set_func_attr(name, exclusive[0])
+                else:
+                    op._set_func_list_attr(name, exclusive)
+    calls.version = graph.version
 
 
-def _named(graph: tf.Graph, attribute: Any) -> list[Any]:
-    """The functions of `graph` that an operation's attribute names: one, or those of its branches."""
+def _functions_named(graph: tf.Graph, attribute: Any) -> list[Any]:
+    """Returns the functions of `graph` that an operation's attribute names.
+
+    There is one, or one for each branch.
+    """
     return [f for f in (attribute.func, *attribute.list.func) if f.name in graph._functions]
 
 
-def _own(graph: tf.Graph, name: str, taken: set[str]) -> str:
-    """`name`, or a copy of that function where somebody has it, or one that it calls, already."""
+def _exclusive_function(graph: tf.Graph, name: str, taken: set[str]) -> str:
+    """Returns `name`, or the name of a copy if a call has that function, or one inside of it."""
     definition = function_pb2.FunctionDef()
     definition.CopyFrom(graph._functions[name].cached_definition)
-    collectives = {
-        node.name for node in definition.node_def if graph_analysis.COLLECTIVES.match(node.op)
-    }
+    collectives = {node.name for node in definition.node_def if graph_analysis.is_horovod(node.op)}
     inner = [
         f
         for node in definition.node_def
         for value in node.attr.values()
-        for f in _named(graph, value)
+        for f in _functions_named(graph, value)
     ]
-    owned = [_own(graph, f.name, taken) for f in inner]
+    owned = [_exclusive_function(graph, f.name, taken) for f in inner]
     shared = bool(collectives) and name in taken
     if not shared and owned == [f.name for f in inner]:
         taken.update({name} if collectives else ())
         return name
-    for f, own in zip(inner, owned):
-        f.name = own
+    for f, exclusive in zip(inner, owned):
+        f.name = exclusive
     number = 2
     while f"{name}_call{number}" in graph._functions:
         number += 1
@@ -102,14 +107,14 @@ def _own(graph: tf.Graph, name: str, taken: set[str]) -> str:
 def _rename(definition: Any, names: dict[str, str]) -> None:
     """Gives nodes of a function other names, wherever they are named."""
 
-    def renamed(given: str) -> str:
-        control, node = given.startswith("^"), given.lstrip("^")
+    def renamed(name_used: str) -> str:
+        control, node = name_used.startswith("^"), name_used.lstrip("^")
         node, colon, output = node.partition(":")
         return "^" * control + names.get(node, node) + colon + output
 
     for node in definition.node_def:
         node.name = renamed(node.name)
-        node.input[:] = [renamed(given) for given in node.input]
+        node.input[:] = [renamed(name_used) for name_used in node.input]
     for returned in (definition.ret, definition.control_ret):
-        for key, given in dict(returned).items():
-            returned[key] = renamed(given)
+        for key, name_used in dict(returned).items():
+            returned[key] = renamed(name_used)

@@ -1,13 +1,12 @@
-"""The gate: no collective of a run starts before every rank has said that it can take part in all
-of them.
+"""Holds every collective of a run back until all ranks have said that they can take part.
 
 A collective that one rank starts and another never reaches hangs both. A rank may learn that it
 can't go on from the end of its data, from an id outside a table, from a peer that has left or that
 runs something else. All of this can be known before the first collective, so it is settled there:
 every collective depends on the gate of its graph, an operation that waits for a token; whoever runs
-the graph (`collective.coordination.session_runs`) adds to each run the operation that exchanges the ranks'
-headers and puts the token there if all are well. A step is then carried out by all ranks or by
-none, and nothing was applied.
+the graph (`collective.coordination.session_runs`) adds to each run the operation that exchanges the
+ranks' headers and puts the token there if all are well. A step is then carried out by all ranks or
+by none, and nothing was applied.
 
     data, ids ──► header ──► allgather of headers ──► token ──► gate ──► keys ──► rows ──►
     gradients, allreduce ──► updates
@@ -34,28 +33,33 @@ CLOSED = (
 
 
 IDS = "table '{table}': id {value} is not in [0, {rows})"
-PLACES = "table '{table}': sp_ids has {value:+d} indices compared with its values; there must be one for each"
+PLACES = (
+    "table '{table}': sp_ids has {value:+d} indices compared with its values; there must be one "
+    "for each"
+)
 ORDER = (
-    "table '{table}': in {value} places sp_ids has a sample below the one before it, or "
-    "below 0; "
+    "table '{table}': in {value} places sp_ids has a sample below the one before it, or below 0; "
     "order it with tf.sparse.reorder"
 )
-WEIGHTS = "table '{table}': sp_weights has {value:+d} values compared with sp_ids; there must be one weight for each id"
+WEIGHTS = (
+    "table '{table}': sp_weights has {value:+d} values compared with sp_ids; there must be one "
+    "weight for each id"
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """n values that lookups which share an exchange are given, against ranges [0, rows).
+    """Compares n values that an exchange is given with ranges [0, rows).
 
     Attributes:
         collective: the name of the exchange's first collective: the check matters to the runs that
             reach it.
         tables: [n] the tables' names, for the message.
-        rows: [n] of ids their tables' V.
+        rows: [n] the ends of the ranges: V of their tables for ids.
         bounds: [n, 2] int64, the smallest and the largest value (int64's largest and smallest for
             none at all).
-        wrong: [n] what is said of a value outside, with {table}, {value} and {rows}; by default all
-            are ids.
+        wrong: [n] the message for a value outside, with {table}, {value} and {rows}; by default
+            that for ids.
     """
 
     collective: str
@@ -65,34 +69,34 @@ class Check:
     wrong: tuple[str, ...] = ()
 
     def says(self, place: int, value: int) -> str:
-        """What is wrong with `value`, the one at `place` of n."""
+        """Describes the error in `value`, the one at `place` of n."""
         wrong = self.wrong[place] if self.wrong else IDS
         return wrong.format(table=self.tables[place], value=value, rows=self.rows[place])
 
 
 @dataclasses.dataclass(frozen=True)
 class KeyRequest:
-    """What a rank sends to ask its peers for rows.
+    """Holds the keys that a rank sends to its peers to request rows.
 
     Attributes:
-        keys: int64, what goes to rank 0 first.
-        splits: [N] int32, how much of it goes to each rank.
-        nothing: how many words, all zero, go to each rank from one that asks for nothing.
-        what: ranks must have alike of it, beside the collective's name; '' for nothing else.
+        keys: int64, the words for rank 0 first.
+        splits: [N] int32, how many words go to each rank.
+        empty_words: how many words, all zero, a rank without keys sends to each rank.
+        description: must be the same on all ranks, like the collective's name.
     """
 
     keys: tf.Tensor
     splits: tf.Tensor
-    nothing: int = 0
-    what: str = ""
+    empty_words: int = 0
+    description: str = ""
 
 
 class Gate:
-    """One level's gate in one graph.
+    """Holds back the collectives of one level in one graph.
 
     Attributes:
         level: 1 or higher.
-        channel: '' for level 1, and for others what distinguishes the names of their agreements.
+        channel: distinguishes the names of the agreements of different gates; '' for level 1.
         ticket: [4] int64, fed by whoever runs the graph: (1, number of the session, signature of
             the run, this rank's clock). Unfed, the gate refuses to open.
         zero: int32 scalar 0, which exists once the gate is open.
@@ -128,7 +132,7 @@ class Gate:
             self.count = tf.raw_ops.ReadVariableOp(resource=self._counter, dtype=tf.int64)
 
     def counted(self, header: tf.Tensor) -> tf.Tensor:
-        """`header`, on its way to the peers, and counted."""
+        """Returns `header`, counted on its way to the peers."""
         with tf.control_dependencies([header]):
             counted = tf.raw_ops.AssignAddVariableOp(
                 resource=self._counter, value=tf.constant(1, tf.int64)
@@ -137,7 +141,7 @@ class Gate:
             return tf.identity(header)
 
     def open(self) -> tf.Operation:
-        """The operation that lets this run's collectives go."""
+        """Returns the operation that lets this run's collectives go."""
         return self._tokens.enqueue(tf.constant(0))
 
 
@@ -147,18 +151,18 @@ def _refuse() -> tf.Tensor:
 
 
 class GraphGates:
-    """What a graph has of gates and checks.
+    """Holds the gates and checks of a graph.
 
     Attributes:
         gates: one for each level, from 1.
-        ahead: that of keys which are exchanged a batch ahead, in runs of their own (see
+        ahead: the gate of keys that are exchanged a batch ahead, in runs of their own (see
             `collective.prefetch`); else None.
-        checks: of the lookups whose ids the gates wait for.
-        checked: the operations that check the ids of single lookups on the spot, with one rank.
-        asked: by the names of the collectives that carry keys to their owners, what this rank puts
-            in: a rank that is out of data puts in nothing.
-        states: by the names of the collectives that sum a metric's states, what this rank puts in,
-            and what it has: a rank that is out of data puts in that.
+        checks: checks of the lookups whose ids the gates wait for.
+        checked: operations that check the ids of single lookups on the spot, with one rank.
+        key_requests: this rank's inputs of the collectives that carry keys to their owners, by the
+            collectives' names: a rank that is out of data puts in nothing.
+        states: (input, current value) of the collectives that sum a metric's states, by the
+            collectives' names: a rank that is out of data puts in the current value.
     """
 
     def __init__(self) -> None:
@@ -166,27 +170,29 @@ class GraphGates:
         self.ahead: Gate | None = None
         self.checks: list[Check] = []
         self.checked: list[tf.Operation] = []
-        self.asked: dict[str, KeyRequest] = {}
+        self.key_requests: dict[str, KeyRequest] = {}
         self.states: dict[str, tuple[tf.Tensor, tf.Tensor]] = {}
         self._levels: dict[tf.Operation, int] = {}
 
     def behind(self, tensors: Sequence[Any]) -> Gate:
-        """The gate of a lookup whose ids are `tensors`: of the first level that none of them waits
-        for.
+        """Returns the gate of a lookup whose ids are `tensors`.
+
+        It is of the first level that none of them waits for.
         """
         return self.at(1 + max((self.level(x.op) for x in tensors), default=0))
 
     def beside(self, tensors: Sequence[Any]) -> Gate:
-        """The gate of any other collective of `tensors`: the last one that they wait for, else the
-        first.
+        """Returns the gate of any other collective of `tensors`.
+
+        It is the last one that they wait for, else the first.
         """
         return self.at(max([1] + [self.level(x.op) for x in tensors]))
 
     def at(self, level: int) -> Gate:
-        """The gate of `level`, from 1."""
+        """Returns the gate of `level`, from 1."""
         while len(self.gates) < level:
             self.gates.append(Gate(len(self.gates) + 1))
-            self._levels.update(dict.fromkeys(_passes(self.gates[-1]), len(self.gates)))
+            self._levels.update(dict.fromkeys(_zero_operations(self.gates[-1]), len(self.gates)))
         return self.gates[level - 1]
 
     def open_ahead(self) -> Gate:
@@ -196,42 +202,48 @@ class GraphGates:
         return self.ahead
 
     def level(self, op: tf.Operation) -> int:
-        """The highest level of a gate upstream of `op`, 0 for none."""
+        """Returns the highest level of a gate upstream of `op`, 0 for none."""
         return _level(op, self._levels, {})
 
     def levels_of(self, exchanges: Mapping[tf.Operation, Sequence[tf.Operation]]) -> list[int]:
-        """The levels of the gates of exchanges that are still to be built.
+        """Returns the levels of the gates of exchanges that are still to be built.
 
         Args:
-            exchanges: by the operations that they are to provide, what each of them waits for.
+            exchanges: the operations that each exchange waits for, by the operation that it is to
+                provide.
         """
-        known = self._passes()
-        return [_level(op, known, exchanges) for op in exchanges]
+        levels = self._known_levels()
+        return [_level(op, levels, exchanges) for op in exchanges]
 
     def changed(self) -> None:
-        """Forgets levels: operations of the graph wait for something else now."""
-        self._levels = self._passes()
+        """Forgets levels, because operations of the graph wait for something else now."""
+        self._levels = self._known_levels()
 
-    def _passes(self) -> dict[tf.Operation, int]:
-        return {
-            op: gate.level
-            for gate in filter(None, [*self.gates, self.ahead])
-            for op in _passes(gate)
-        }
+    def _known_levels(self) -> dict[tf.Operation, int]:
+        levels = {}
+        for gate in filter(None, [*self.gates, self.ahead]):
+            levels.update(dict.fromkeys(_zero_operations(gate), gate.level))
+        return levels
 
 
-def _passes(gate: Gate) -> list[tf.Operation]:
-    """tf.cond returns what merges the branches (version 1), or an identity of the operation that
-    has them (version 2).
+def _zero_operations(gate: Gate) -> list[tf.Operation]:
+    """Returns the operations that give the gate's zero to others.
+
+    tf.cond returns what merges the branches (version 1), or an identity of the operation that has
+    them (version 2).
     """
     return [gate.zero.op, *(x.op for x in gate.zero.op.inputs)]
 
 
 def _level(
     op: tf.Operation,
-    known: dict[tf.Operation, int],
+    levels: dict[tf.Operation, int],
     exchanges: Mapping[tf.Operation, Sequence[tf.Operation]],
 ) -> int:
+    """Returns the level of `op`, and adds the levels upstream of it to `levels`.
+
+    This is no plain walk of the graph: an operation's level is known after those of its inputs.
+    """
     stack, entered = [op], set()
     while stack:
         top = stack[-1]
@@ -240,21 +252,20 @@ def _level(
             if top in exchanges
             else [x.op for x in top.inputs] + list(top.control_inputs)
         )
-        if top not in known and top not in entered:
+        if top not in levels and top not in entered:
             entered.add(top)
-            stack.extend(o for o in upstream if o not in known and o not in entered)
+            stack.extend(o for o in upstream if o not in levels and o not in entered)
             continue
-        # What isn't known by now is the back edge of a loop, which leads to nothing that isn't on
-        # the stack.
-        known.setdefault(
-            top, max((known.get(o, 0) for o in upstream), default=0) + (top in exchanges)
+        # An input without a level by now comes by the back edge of a loop, and is on the stack.
+        levels.setdefault(
+            top, max((levels.get(o, 0) for o in upstream), default=0) + (top in exchanges)
         )
         stack.pop()
-    return known[op]
+    return levels[op]
 
 
 def gates_of(graph: tf.Graph) -> GraphGates:
-    """The gates of `graph`; those of the graph around it if it is a function's."""
+    """Returns the gates of `graph`, or of the graph around it if it is a function's."""
     state = state_of(outermost(graph))
     if state.gates is None:
         state.gates = GraphGates()

@@ -1,22 +1,23 @@
-"""Are the GPU kernels right, and how fast are they?
+"""Checks the kernels of a GPU, and measures how fast they are.
 
     python -m collective.ops.gpu_check [--json FILE] [--family NAME ...] [--seed N] [--no-times]
-    [--small] python -m collective.launch -m collective.ops.gpu_check --tensorflow
+        [--small]
+    python -m collective.launch -m collective.ops.gpu_check --tensorflow
 
 Every kernel is held against its reference in NumPy, then timed beside a copy from device to device
 in the same run. Needs a GPU, CuPy and NumPy. The exit code is 0 if all is well, 1 if a kernel is
 wrong, 2 if there is no GPU or no CuPy.
 
-A row of the table is the median, the 10th and the 90th percentile of the time on the device, in
-milliseconds; useful bytes a second; these in percent of what the copy moves; and whether the host's
-time is among it, since what is timed waits for the device, or since the device was idle while the
-host launched, which should not be. Where PyTorch can use the GPU, it makes the whole step, too, and
-what it takes is compared. The file is a list of such rows, each with the GPU's name, versions and
+A row of the table has the median, the 10th and the 90th percentile of the time on the device, in
+milliseconds; useful bytes a second; these in percent of the copy's; and whether the host's time
+is included, either since the kernel waits for the device, or since the device was idle while the
+host launched, which should not be. Where PyTorch can use the GPU, it computes the whole step, too,
+and the times are compared. The file is a list of such rows, each with the GPU's name, versions and
 date.
 
 With --small every check runs at small sizes, nothing is timed, and each array is an allocation of
-its own, beside which nothing may be written: what to run under NVIDIA's compute-sanitizer, for
-memory and for races in shared memory:
+its own, beside which nothing may be written. That is for NVIDIA's compute-sanitizer, which looks
+for errors of memory and for races in shared memory:
 
     compute-sanitizer --tool memcheck --error-exitcode 3 python -m collective.ops.gpu_check --small
     compute-sanitizer --tool racecheck --error-exitcode 3 python -m collective.ops.gpu_check --small
@@ -52,7 +53,7 @@ _PYTORCH = ", PyTorch"
 
 
 def check(device: Device, families: Sequence[str], scale: checks.Scale, seed: int) -> int:
-    """Runs all checks, says of each how it went, and returns how many failed."""
+    """Runs all checks, reports each, and returns how many failed."""
     failed = 0
     for name in families:
         for one in checks.family(name).CHECKS:
@@ -75,13 +76,13 @@ def check(device: Device, families: Sequence[str], scale: checks.Scale, seed: in
 
 
 def _is_lost(device: Device) -> bool:
-    """Whether a kernel's fault has made the GPU useless to this process."""
+    """Tells whether a kernel's fault has made the GPU useless to this process."""
     try:
         device.synchronize()
     except Exception as error:
         print(
-            f"gpu_check: nothing can run on the GPU any more ({error}): check the families one "
-            f"by one (--family)",
+            f"gpu_check: nothing can run on the GPU any more ({error}): check the families one by "
+            "one (--family)",
             file=sys.stderr,
         )
         return True
@@ -96,11 +97,12 @@ def measure(
     repeats: int = timing.REPEATS,
     keep: Callable[[list[timing.Row]], None] = lambda rows: None,
 ) -> list[timing.Row]:
-    """Times all there is to time and prints the table; `keep` is given all rows so far, after each."""
+    """Times all kernels and prints the table; `keep` is given all rows so far, after each."""
     copied = timing.copy_bandwidth(device, scale, repeats)
     print(
-        f"\n{device.versions()}\na copy from device to device moves {copied / 1e9:,.0f} GB/s, "
-        f"read and written\n"
+        "\n"
+        f"{device.versions()}\n"
+        f"a copy from device to device moves {copied / 1e9:,.0f} GB/s, read and written\n"
     )
     print(
         _COLUMNS.format(
@@ -136,20 +138,21 @@ def measure(
 
 
 def beside_pytorch(rows: Sequence[timing.Row]) -> list[str]:
-    """For each row of PyTorch how its time compares with that of the same without."""
+    """Compares, for each row of PyTorch, its time with that of our own kernels."""
     ms = {row.kernel: row.ms for row in rows}
     pairs = [
-        (kernel[: -len(_PYTORCH)], theirs)
-        for kernel, theirs in ms.items()
+        (kernel[: -len(_PYTORCH)], pytorch_ms)
+        for kernel, pytorch_ms in ms.items()
         if kernel.endswith(_PYTORCH)
     ]
     return [
-        f'PyTorch takes {theirs / ms[ours]:.2f} times as long as "{ours}"' for ours, theirs in pairs
+        f'PyTorch takes {pytorch_ms / ms[kernel]:.2f} times as long as "{kernel}"'
+        for kernel, pytorch_ms in pairs
     ]
 
 
 def write(file: Path, device: Device, rows: Sequence[timing.Row]) -> None:
-    """Writes `rows` as JSON, each with what it was measured on and when."""
+    """Writes `rows` as JSON, each with the versions, the GPU and the date of the measurement."""
     torch = {"torch": sys.modules["torch"].__version__} if sys.modules.get("torch") else {}
     about = {
         **device.versions(),
@@ -177,9 +180,8 @@ def check_tensorflow(seed: int) -> int:
         return 2
     wrong = [*training.check(seed), *growing.check(seed, training.config())]
     lines = wrong or [
-        f"rank {rank} of {collectives.size()}: {len(training.RULES)} rules, by "
-        f"distinct rows and pooled by the "
-        f"owner, and a table that grows: right ({placement.chosen()})",
+        f"rank {rank} of {collectives.size()}: {len(training.RULES)} rules, by distinct rows and "
+        f"pooled by the owner, and a table that grows: right ({placement.chosen()})",
         *training.report(seed),
     ]
     print("\n".join(lines), flush=True)
@@ -187,7 +189,7 @@ def check_tensorflow(seed: int) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit code."""
+    """Runs the command line; returns the exit code."""
     parser = argparse.ArgumentParser(
         "python -m collective.ops.gpu_check",
         description=__doc__,

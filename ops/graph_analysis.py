@@ -9,8 +9,8 @@ from typing import Any, Callable
 import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import variables
 
-# What may find its data at an end, or fail for reasons of its own, before any collective of the run
-# has started.
+# Operations that may come to the end of their data, or fail for reasons of their own, before any
+# collective of the run has started.
 SOURCES = frozenset(
     {
         "IteratorGetNext",
@@ -36,8 +36,7 @@ SOURCES = frozenset(
         "StatefulPartitionedCall",
         "PartitionedCall",
         "RemoteCall",
-        # control flow as a whole, which may hold any of these: in one operation, or where it is
-        # left
+        # Control flow may hold any of these: as one operation, or where it is left.
         "If",
         "Case",
         "While",
@@ -45,7 +44,6 @@ SOURCES = frozenset(
         "Exit",
     }
 )
-
 
 CALLS = frozenset(
     {
@@ -61,8 +59,9 @@ CALLS = frozenset(
 
 
 def flatten(structure: Any) -> list[Any]:
-    """The leaves of a session's fetches: lists, tuples, dictionaries (in any order) and composite
-    tensors.
+    """Returns the leaves of a session's fetches.
+
+    These may be lists, tuples, dictionaries (in any order) and composite tensors.
     """
     if isinstance(structure, dict):
         return [leaf for value in structure.values() for leaf in flatten(value)]
@@ -74,39 +73,55 @@ def flatten(structure: Any) -> list[Any]:
             for field in type(structure).__attrs_attrs__
             for leaf in flatten(getattr(structure, field.name))
         ]
-    if isinstance(structure, variables.Variable):  # whose components would be its handle
+    if isinstance(structure, variables.Variable):  # Its component would be its handle.
         return [structure]
-    return [leaf for leaf in tf.nest.flatten(structure, expand_composites=True)]
+    return list(tf.nest.flatten(structure, expand_composites=True))
 
 
 # Operations that write the variable which is their first input (a reference, or a resource).
 WRITES = re.compile(
-    "(Resource(Sparse)?Apply|CollectiveSparse|ResourceScatter|ResourceStridedSliceAssign|ResourceCountUpTo|"
-    "Assign|(Sparse)?Apply|Scatter|CountUpTo)"
+    "(Resource(Sparse)?Apply|CollectiveSparse|ResourceScatter|ResourceStridedSliceAssign|ResourceCountUpTo|Assign|(Sparse)?Apply|Scatter|CountUpTo)"
+)
+
+# The operations that hold a variable.
+VARIABLE_TYPES = frozenset({"VarHandleOp", "VariableV2", "Variable"})
+
+# Operations that pass a reference to a variable on.
+PASSES = frozenset({"Identity", "Enter", "Switch", "RefIdentity", "RefEnter", "RefSwitch"})
+
+_COLLECTIVE = re.compile(
+    "Horovod((Grouped)?(Allreduce|Allgather|Reducescatter)|Broadcast|Alltoall)"
 )
 
 
-PASSES = frozenset({"Identity", "Enter", "Switch", "RefIdentity", "RefEnter", "RefSwitch"})
+def is_horovod(op_type: str) -> bool:
+    """Tells whether operations of this type are Horovod's.
+
+    Beside collectives there are such as give the rank.
+    """
+    return op_type.startswith("Horovod")
 
 
-COLLECTIVES = re.compile("Horovod")
+def is_collective(op_type: str) -> bool:
+    """Tells whether operations of this type wait for their peers on the other ranks."""
+    return bool(_COLLECTIVE.match(op_type))
 
 
 def memory(variable: Any) -> tf.Operation:
-    """The operation that has `variable`."""
-    found: tf.Operation = (variable.handle if hasattr(variable, "handle") else variable).op
-    return found
+    """Returns the operation that has `variable`."""
+    operation: tf.Operation = (variable.handle if hasattr(variable, "handle") else variable).op
+    return operation
 
 
 def holder(x: tf.Tensor) -> tf.Operation:
-    """The operation that has the variable to which `x` refers, if it refers to one."""
+    """Returns the operation that has the variable to which `x` refers, if it refers to one."""
     while x.op.type in PASSES:
         x = x.op.inputs[0]
     return x.op
 
 
-def has_inside(graph: tf.Graph, op: tf.Operation, types: re.Pattern[str]) -> bool:
-    """Whether a function that `op` calls, or one that this calls, has operations of `types`."""
+def has_inside(graph: tf.Graph, op: tf.Operation, is_sought: Callable[[str], object]) -> bool:
+    """Tells whether a function that `op` calls, at any depth, has an operation of a sought type."""
     stack, seen = [op.node_def], set()
     while stack:
         for value in stack.pop().attr.values():
@@ -114,13 +129,14 @@ def has_inside(graph: tf.Graph, op: tf.Operation, types: re.Pattern[str]) -> boo
                 function = graph._functions.get(name) if name and name not in seen else None
                 seen.add(name)
                 nodes = list(function.cached_definition.node_def) if function is not None else []
-                if any(types.match(node.op) for node in nodes):
+                if any(is_sought(node.op) for node in nodes):
                     return True
                 stack += nodes
     return False
 
 
 def tensor_names(leaf: Any) -> Sequence[str]:
+    """Returns the names of the tensors of one leaf of fetches or feeds."""
     if isinstance(leaf, str):
         return [leaf if ":" in leaf else leaf + ":0"]
     return [x.name for x in flatten(leaf) if hasattr(x, "name")]
@@ -150,8 +166,8 @@ def walk(
         stop: tells operations that are found, but not walked past.
         control: walks control inputs, too.
     """
-    found = set(operations)
-    stack = list(found)
+    reached = set(operations)
+    stack = list(reached)
     while stack:
         op = stack.pop()
         if stop is not None and stop(op):
@@ -160,7 +176,7 @@ def walk(
         if control:
             producers += op.control_inputs
         for producer in producers:
-            if producer not in found:
-                found.add(producer)
+            if producer not in reached:
+                reached.add(producer)
                 stack.append(producer)
-    return found
+    return reached

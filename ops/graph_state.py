@@ -1,11 +1,10 @@
-"""Keeps what the library knows of a graph and that stands nowhere in it: one record for each graph.
+"""Keeps what the library knows of a graph, beside the graph: one record for each.
 
-A record lives and dies with its graph. `state_of` gives that of exactly this graph, a function's or
-a branch's own for one; whoever means the graph that a session runs asks for
-`state_of(outermost(graph))`.
+A record lives and dies with its graph. A function's or a branch's graph has a record of its own:
+`state_of(outermost(graph))` is the record of the graph that a session runs.
 
-The types of some fields are defined in layers above this one; the owner that a field's
-documentation names has the typed way to it (`gates_of`, `lookups_of`, …).
+The types of some fields are defined in layers above this one. They are typed Any here; the module
+that the field's documentation names has a typed function for it (`gates_of`, `lookups_of`, …).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import tensorflow.compat.v1 as tf
 
 @dataclasses.dataclass
 class GraphState:
-    """Everything that is remembered of one graph, by layer.
+    """Records everything that is remembered of one graph, by layer.
 
     Attributes:
         gates: the gates and checks of the graph (`collective.ops.gate.gates_of`).
@@ -30,8 +29,8 @@ class GraphState:
             (`collective.ops.training_flag`).
         function_calls: the functions that each call has for itself
             (`collective.ops.function_copies`).
-        alike_operations: operations whose results are the same on all ranks, though their inputs
-            aren't.
+        replicated_operations: operations whose results are the same on all ranks, though their
+            inputs aren't.
         groups: the groups of lookups (`collective.strategies.grouped_exchange.groups_of`).
         lookups: the lookups as they were written (`collective.tables.grouping.lookups_of`).
         served_from: the checkpoint that the graph is served from, while one is exported
@@ -46,8 +45,8 @@ class GraphState:
             (`collective.replication.metrics`).
         pending_syncs: assignments that still are to be synced
             (`collective.replication.pending_syncs`).
-        accumulation_markers: gradients that are summed up over several batches, by their
-            operations (`collective.gradients.accumulation`).
+        gradient_proxies: what scripts get for gradients that are summed up over several batches,
+            by its operations (`collective.gradients.accumulation`).
         table_gradient_indices: the names of the indices of tables' gradients
             (`collective.gradients.clipping`).
         prefetch_refused: why keys of the graph are not to be exchanged ahead; '' if nobody minds.
@@ -69,7 +68,7 @@ class GraphState:
     pool_gradients: dict[tf.Operation, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     training_flag: tf.Tensor | None = None
     function_calls: Any = None
-    alike_operations: set[tf.Operation] = dataclasses.field(default_factory=set)
+    replicated_operations: set[tf.Operation] = dataclasses.field(default_factory=set)
     groups: list[Any] = dataclasses.field(default_factory=list)
     lookups: Any = None
     served_from: Any = None
@@ -78,7 +77,7 @@ class GraphState:
     run_extension: Any = None
     metric_updates: dict[tf.Operation, tf.Operation] = dataclasses.field(default_factory=dict)
     pending_syncs: Any = None
-    accumulation_markers: dict[tf.Operation, Any] = dataclasses.field(default_factory=dict)
+    gradient_proxies: dict[tf.Operation, Any] = dataclasses.field(default_factory=dict)
     table_gradient_indices: set[str] = dataclasses.field(default_factory=set)
     prefetch_refused: str = ""
     prefetch_settled_version: int | None = None
@@ -91,7 +90,7 @@ class GraphState:
 
 
 def state_of(graph: tf.Graph) -> GraphState:
-    """Returns the record of `graph`, made when it is first asked for."""
+    """Returns the record of `graph`, which is made at its first use."""
     state: GraphState | None = getattr(graph, "_collective_state", None)
     if state is None:
         state = graph._collective_state = GraphState()

@@ -1,4 +1,4 @@
-"""Keys of dynamic tables: which rank owns a key, and how a string becomes one.
+"""Hashes keys of dynamic tables: to the rank that owns a key, and strings to keys.
 
 The mix is SplitMix64's output function (Steele, Lea, Flood: "Fast splittable pseudorandom number
 generators", OOPSLA 2014), a bijection of 64 bits, so that keys which were hashed badly, or follow a
@@ -15,7 +15,7 @@ _STEPS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 
 
 def mix(keys: tf.Tensor) -> tf.Tensor:
-    """uint64 of the int64 `keys`, of their shape."""
+    """Returns uint64 of the int64 `keys`, in their shape."""
     x = tf.bitcast(keys, tf.uint64)
     for shift, factor in _STEPS:
         x = tf.bitwise.bitwise_xor(
@@ -25,7 +25,7 @@ def mix(keys: tf.Tensor) -> tf.Tensor:
 
 
 def mix_np(keys: np.ndarray) -> np.ndarray:
-    """`mix` of an int64 array."""
+    """Returns `mix` of an int64 array."""
     x = np.ascontiguousarray(keys, np.int64).view(np.uint64)
     with np.errstate(over="ignore"):
         for shift, factor in _STEPS:
@@ -34,22 +34,22 @@ def mix_np(keys: np.ndarray) -> np.ndarray:
 
 
 def owners(keys: tf.Tensor, ranks: int) -> tf.Tensor:
-    """int32, which of `ranks` owns each of the int64 `keys`: mix(key) mod N."""
+    """Returns which of `ranks` owns each of the int64 `keys`, int32: mix(key) mod N."""
     if ranks == 1:
         return tf.zeros_like(keys, tf.int32)
     return tf.cast(tf.math.floormod(mix(keys), tf.constant(ranks, tf.uint64)), tf.int32)
 
 
 def owners_np(keys: np.ndarray, ranks: int) -> np.ndarray:
-    """`owners` of an int64 array."""
+    """Returns `owners` of an int64 array."""
     return (mix_np(keys) % np.uint64(ranks)).astype(np.int32)
 
 
 def of_strings(strings: tf.Tensor) -> tf.Tensor:
-    """int64 keys of strings: FarmHash's 64-bit fingerprint modulo 2**63 - 1
-    (`tf.strings.to_hash_bucket_fast`).
+    """Returns int64 keys of strings: FarmHash's 64-bit fingerprint modulo 2**63 - 1.
 
-    It is the same on every machine and in every release of TensorFlow. Two strings that meet in one
-    key share a row; among 10**8 strings that is to be expected once in 2,000 tables.
+    It is `tf.strings.to_hash_bucket_fast`, the same on every machine and in every release of
+    TensorFlow. Two strings that meet in one key share a row; among 10**8 strings that is to be
+    expected once in 2,000 tables.
     """
     return tf.strings.to_hash_bucket_fast(strings, 2**63 - 1)

@@ -1,22 +1,22 @@
-// The key map of a dynamic table: which local row an int64 key has. Rows are numbered 1, 2, 3, ...
-// in the order of arrival; row 0 belongs to no key.
+// Maps the int64 keys of a dynamic table to local rows. Rows are numbered 1, 2, 3, ... in the order
+// of arrival; row 0 belongs to no key.
 //
 // Every key is stored once, in an array by row, which is reserved as address space and takes memory
 // as rows are used. The hash table is open addressing with linear probing over 32-bit buckets that
 // hold a row number, 0 for an empty one. The bits which the row numbers don't need yet hold part of
-// the hash, so that a probe seldom reads a key that isn't the one it looks for. It grows by half at
-// a load of 4/5, and is built anew from the array of keys: the old one is given back first.
+// the hash, so that a probe seldom reads another key than the one it looks for. The table grows by
+// half at a load of 4/5, and is built anew from the array of keys: the old one is given back first.
 //
-// The hash has nothing in common with the mix that chooses a key's owner: all keys of a rank share
-// a residue of that one. Work is done in batches whose memory accesses are announced ahead: the
+// The hash has nothing in common with the mix that chooses a key's owner: under that mix all keys
+// of a rank share a residue. Work is done in batches whose memory accesses are announced ahead: the
 // time of a lookup is that of cache misses in parallel, not one after the other.
 //
 // Removal would put rows on a list of free ones, taken from before new ones are numbered, and close
 // the gap in the probe sequence by moving what follows (backward shift); nothing else here depends
 // on rows being dense.
 //
-// Plain C interface for ctypes. Not thread-safe: the caller holds a lock. Errors are returned,
-// nothing throws.
+// The interface is plain C, for ctypes. It is not thread-safe: the caller holds a lock. Errors are
+// returned, nothing throws.
 
 #include <sys/mman.h>
 
@@ -26,7 +26,7 @@
 
 namespace {
 
-constexpr int64_t kFull = -1;  // no row number is left
+constexpr int64_t kFull = -1;  // No row number is left.
 constexpr int64_t kOutOfMemory = -2;
 constexpr uint64_t kFirstBuckets = 1 << 10;
 constexpr int64_t kBatch = 64;
@@ -71,7 +71,8 @@ class KeyMap {
     }
   }
 
-  // The number of keys that are new, or an error; those before it have their rows then.
+  // Returns the number of new keys, or an error; the keys before the failed one have their rows
+  // then.
   int64_t FindOrInsert(const int64_t* keys, int64_t n, int64_t* rows) {
     const uint64_t before = count_;
     for (int64_t first = 0; first < n; first += kBatch) {
@@ -103,8 +104,8 @@ class KeyMap {
     uint32_t* buckets = static_cast<uint32_t*>(Reserve(size * sizeof(uint32_t)));
     if (buckets == nullptr) return false;
     if (buckets_ != nullptr) munmap(buckets_, size_ * sizeof(uint32_t));
-    // Large pages save a miss in the translation tables at every probe; this array is filled all
-    // over at once.
+    // Large pages save a miss in the translation tables at every probe; and the array is filled all
+    // over from the start.
     if (size * sizeof(uint32_t) >= (uint64_t{8} << 20))
       madvise(buckets, size * sizeof(uint32_t), MADV_HUGEPAGE);
     buckets_ = buckets;
@@ -116,18 +117,18 @@ class KeyMap {
 
   void FindBatch(const int64_t* keys, int64_t n, int64_t* rows) const {
     uint64_t hashes[kBatch], places[kBatch];
-    uint32_t found[kBatch];
+    uint32_t candidates[kBatch];
     for (int64_t i = 0; i < n; ++i) {
       hashes[i] = Hash(static_cast<uint64_t>(keys[i]));
       places[i] = Home(hashes[i]);
       __builtin_prefetch(buckets_ + places[i]);
     }
     for (int64_t i = 0; i < n; ++i) {
-      found[i] = Candidate(hashes[i], &places[i]);
-      __builtin_prefetch(keys_ + found[i]);
+      candidates[i] = Candidate(hashes[i], &places[i]);
+      __builtin_prefetch(keys_ + candidates[i]);
     }
     for (int64_t i = 0; i < n; ++i) {
-      uint32_t row = found[i];
+      uint32_t row = candidates[i];
       while (row != 0 && keys_[row] != keys[i]) {
         places[i] = Next(places[i]);
         row = Candidate(hashes[i], &places[i]);
@@ -136,8 +137,8 @@ class KeyMap {
     }
   }
 
-  // The row in the first bucket from *place on whose tag is that of `hash`, 0 if an empty bucket
-  // comes first.
+  // Returns the row in the first bucket from *place on whose tag is that of `hash`, 0 if an empty
+  // bucket comes first.
   uint32_t Candidate(uint64_t hash, uint64_t* place) const {
     const uint32_t tag = Tag(hash);
     uint64_t at = *place;
@@ -147,7 +148,7 @@ class KeyMap {
     return bucket & row_mask_;
   }
 
-  // Of a key that may have come earlier in the same batch.
+  // Inserts a key that may have come earlier in the same batch.
   int64_t Insert(int64_t key) {
     const uint64_t hash = Hash(static_cast<uint64_t>(key));
     uint64_t at = Home(hash);
@@ -182,11 +183,11 @@ class KeyMap {
   }
 
   const uint64_t capacity_;
-  int64_t* keys_ = nullptr;  // by row, from 1
+  int64_t* keys_ = nullptr;  // By row, from 1.
   uint32_t* buckets_ = nullptr;
-  uint64_t size_ = 0;  // of the buckets
-  uint32_t row_mask_ =
-      0;  // the bits of a bucket that hold the row; the others hold those bits of the hash
+  uint64_t size_ = 0;  // The number of buckets.
+  // The bits of a bucket that hold the row; the others hold the same bits of the hash.
+  uint32_t row_mask_ = 0;
   uint64_t count_ = 0;
 };
 

@@ -1,8 +1,7 @@
-"""Which local row an int64 key of a dynamic table has: the compiled map of keymap.cc, on NumPy
-arrays.
+"""Maps the int64 keys of a dynamic table to local rows: the compiled map of keymap.cc.
 
-It is loaded by ctypes, which lets other threads run meanwhile, and needs neither TensorFlow nor
-Python's headers.
+It works on NumPy arrays and is loaded by ctypes, which lets other threads run meanwhile, and needs
+neither TensorFlow nor Python's headers.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _FULL, _OUT_OF_MEMORY = -1, -2
 
 @functools.cache
 def _library() -> Any:
-    """The compiled map.
+    """Loads the compiled map.
 
     Raises:
         ImportError: it wasn't built.
@@ -31,9 +30,9 @@ def _library() -> Any:
     path = next((path for path in built if path.exists()), None)
     if path is None:
         raise ImportError(
-            f"dynamic tables need the compiled key map, and {here} has none. `make "
-            f"setup` in a checkout builds "
-            "it (or python setup.py build_ext --inplace); an installed wheel has it."
+            f"dynamic tables need the compiled key map, and {here} has none. `make setup` in a "
+            "checkout builds it (or python setup.py build_ext --inplace); an installed wheel has "
+            "it."
         )
     library = ctypes.CDLL(str(path))
     pointer, count, size = ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint64
@@ -57,7 +56,7 @@ def check() -> None:
 
 
 class KeyMap:
-    """Rows 1, 2, 3, … of the keys that were inserted, in their order. One thread at a time.
+    """Gives keys rows 1, 2, 3, … in the order of their insertion. One thread at a time may use it.
 
     Args:
         capacity: the most rows, below 2**32 - 1. It is reserved as address space; memory is taken
@@ -84,11 +83,14 @@ class KeyMap:
 
     @property
     def nbytes(self) -> int:
-        """Memory in use."""
+        """Returns the bytes of memory in use."""
         return int(self._library.keymap_bytes(self._map))
 
     def keys(self, first: int, last: int) -> np.ndarray:
-        """int64, the keys of the rows from `first` to before `last`: a view, while the map lives."""
+        """Returns the keys of the rows from `first` to before `last`, int64.
+
+        The array is a view, valid while the map lives.
+        """
         if not 1 <= first <= last <= len(self) + 1:
             raise IndexError(f"rows [{first}, {last}) of 1 … {len(self)}")
         if first == last:
@@ -98,14 +100,14 @@ class KeyMap:
         return np.frombuffer(raw, np.int64)
 
     def find(self, keys: np.ndarray) -> np.ndarray:
-        """int64, the rows of the int64 `keys`, 0 for what isn't there; of the shape of `keys`."""
+        """Returns the rows of the int64 `keys`, in their shape, int64; 0 for unknown keys."""
         keys = np.ascontiguousarray(keys, np.int64)
         rows = np.empty(keys.shape, np.int64)
         self._library.keymap_find(self._map, keys.ctypes.data, keys.size, rows.ctypes.data)
         return rows
 
     def find_or_insert(self, keys: np.ndarray) -> np.ndarray:
-        """int64, the rows of the int64 `keys`; those that aren't there are, afterwards.
+        """Returns the rows of the int64 `keys`, int64; keys that aren't there are inserted.
 
         Raises:
             MemoryError: the map is full, or can't grow. Keys before the one that found no place

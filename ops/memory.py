@@ -1,10 +1,10 @@
-"""Memory that TensorFlow takes over as it is, and memory that is there as far as it is used.
+"""Reserves memory that is taken as it is used, and that TensorFlow takes over in place.
 
 An array that a `numpy_function` returns is taken over if it begins on 64 bytes, else copied. But it
 stays NumPy's: the first sparse update of a variable copies memory that isn't TensorFlow's own. A
 column of a dynamic table therefore lies in address space that TensorFlow maps itself, by
-`ImmutableConst`, a constant that lies in a file: the file is as long as a column and empty, and
-once it is mapped, `Region.move_to` puts zero pages there which come to be when they are written.
+`ImmutableConst`, a constant that lies in a file. The file is as long as a column, and empty. Once
+it is mapped, `Region.move_to` puts zero pages there, which take memory when they are written.
 TensorFlow unmaps it when its variable goes. Nothing is ever copied to grow, and nobody guesses a
 capacity.
 """
@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 
 _PAGE = mmap.PAGESIZE
-# Linux's, on every machine that TensorFlow runs on; Python's module hasn't all of them.
-# readable, writable; private, anonymous, not accounted for
+# Constants of Linux, which Python's mmap module doesn't all have: readable, writable; private,
+# anonymous, not accounted for.
 _PROTECTION, _RESERVED = 0x1 | 0x2, 0x2 | 0x20 | 0x4000
-_MOVE = 0x1 | 0x2  # may move, to a given address
+_MOVE = 0x1 | 0x2  # May move, to a given address.
 _DONTDUMP, _NOHUGEPAGE = 16, 15
 # Columns of a table that must fit into what the process may reserve: its rows, the slots of two
 # optimizers, one on its way.
@@ -49,7 +49,7 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 def aligned(shape: tuple[int, int], dtype: Any) -> np.ndarray:
-    """An uninitialized array of `shape` that begins on 64 bytes."""
+    """Returns an uninitialized array of `shape` that begins on 64 bytes."""
     size = shape[0] * shape[1] * np.dtype(dtype).itemsize
     raw = np.empty(size + 64, np.uint8)
     first = -raw.ctypes.data % 64
@@ -57,12 +57,11 @@ def aligned(shape: tuple[int, int], dtype: Any) -> np.ndarray:
 
 
 def rows_that_fit(row_bytes: int, most: int) -> int:
-    """How many rows to reserve for a column whose rows take `row_bytes`: all that this machine's
-    memory could hold.
+    """Returns how many rows of `row_bytes` to reserve for a column: all that memory could hold.
 
-    At most COLUMN_GB, or the environment variable COLLECTIVE_COLUMN_GB: a process has 128 TB of
-    addresses for all columns. Fewer where the process may reserve less (`ulimit -v`, strict
-    overcommit). The same for every column of a table.
+    They take at most COLUMN_GB, or the environment variable COLLECTIVE_COLUMN_GB: a process has
+    128 TB of addresses for all columns. There are fewer where the process may reserve less
+    (`ulimit -v`, strict overcommit), and as many for every column of a table.
     """
     rows = rows_within(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), row_bytes, most)
     while rows > 1:
@@ -75,16 +74,18 @@ def rows_that_fit(row_bytes: int, most: int) -> int:
 
 
 def rows_within(size: int, row_bytes: int, most: int) -> int:
-    """How many rows of `row_bytes` a memory of `size` bytes could hold, from 1 to `most`, within
-    the limit of a column.
+    """Returns how many rows of `row_bytes` a memory of `size` bytes could hold.
+
+    There are from 1 to `most`, within the limit of a column.
     """
     limit = int(os.environ.get("COLLECTIVE_COLUMN_GB") or COLUMN_GB) << 30
     return min(most, max(1, min(limit, size) // row_bytes))
 
 
 def array_at(address: int, shape: tuple[int, ...], dtype: Any, owner: Any) -> np.ndarray:
-    """An array at an address, in memory that is there as long as `owner` is; at any address, if it
-    is empty.
+    """Returns an array at an address, in memory that is there as long as `owner` is.
+
+    An empty array may be anywhere.
     """
     if 0 in shape:
         return np.empty(shape, dtype)
@@ -93,8 +94,9 @@ def array_at(address: int, shape: tuple[int, ...], dtype: Any, owner: Any) -> np
 
 
 class _Bytes:
-    """What NumPy makes an array of: of bytes, since it knows no names of types that others have
-    added (bfloat16).
+    """Presents memory to NumPy as bytes.
+
+    NumPy knows no names of types that others have added (bfloat16).
     """
 
     def __init__(self, address: int, size: int, owner: Any):
@@ -108,7 +110,7 @@ class _Bytes:
 
 
 class Region:
-    """Address space of `size` bytes, all zeros, that takes memory, by pages, when it is written.
+    """Reserves `size` bytes of address space, all zeros, that takes memory, by pages, when written.
 
     Attributes:
         size: in bytes, whole pages.
@@ -119,62 +121,60 @@ class Region:
 
     def __init__(self, size: int):
         self.size = max(_PAGE, -(-size // _PAGE) * _PAGE)
-        self._ours = False
+        self._owned = False
         self._address: int = _libc.mmap(None, self.size, _PROTECTION, _RESERVED, -1, 0)
         if self._address == _FAILED:
             raise MemoryError(
                 f"{self.size} bytes of address space can not be reserved "
                 f"({os.strerror(ctypes.get_errno())}): see ulimit -v"
             )
-        self._ours = True
-        # Small tables would take two megabytes a column; core dumps would hold terabytes of
-        # nothing.
+        self._owned = True
+        # With huge pages small tables would take two megabytes a column; core dumps would hold
+        # terabytes of zeros.
         _libc.madvise(self._address, self.size, _NOHUGEPAGE)
         _libc.madvise(self._address, self.size, _DONTDUMP)
 
     def __del__(self) -> None:
-        if self._ours:
+        if self._owned:
             _libc.munmap(self._address, self.size)
 
     def move_to(self, address: int) -> None:
-        """Puts the pages at `address`, in place of what is mapped there, whose owner unmaps them
-        from now on.
-        """
-        if not self._ours:
+        """Puts the pages at `address`, over what is mapped there; its owner unmaps them later."""
+        if not self._owned:
             raise RuntimeError("this memory has been moved before")
         if _libc.mremap(self._address, self.size, self.size, _MOVE, address) == _FAILED:
             raise MemoryError(
                 f"{self.size} bytes can not be moved: {os.strerror(ctypes.get_errno())}"
             )
-        self._address, self._ours = address, False
+        self._address, self._owned = address, False
 
     def view(self, *shape: int, dtype: Any) -> np.ndarray:
-        """The array in it, to be used while the owner that it was moved to, if it was, lives."""
+        """Returns the array in it, to be used while the owner of the memory lives."""
         return array_at(self._address, shape, dtype, self)
 
 
-class Hollow:
-    """A file of `size` bytes that holds nothing, at `path`, for something that maps it."""
+class EmptyFile:
+    """Makes a file of `size` bytes that holds nothing, at `path`, to be mapped."""
 
     def __init__(self, size: int, path: str):
         self._path = path
         self._descriptor = os.memfd_create("collective")
         os.ftruncate(self._descriptor, size)
         self._inode = os.fstat(self._descriptor).st_ino
-        if os.path.islink(path):  # of a run that failed before it was mapped
+        if os.path.islink(path):  # A run failed before it was mapped.
             os.unlink(path)
         os.symlink(f"/proc/{os.getpid()}/fd/{self._descriptor}", path)
 
     def address(self) -> int:
-        """Where it is mapped.
+        """Returns the address at which the file is mapped.
 
         Raises:
-            RuntimeError: nowhere, or in several places.
+            RuntimeError: it is mapped nowhere, or in several places.
         """
-        found = list(self._mappings())
-        if len(found) != 1:
-            raise RuntimeError(f"{self._path} is mapped {len(found)} times, not once")
-        return found[0]
+        addresses = list(self._mappings())
+        if len(addresses) != 1:
+            raise RuntimeError(f"{self._path} is mapped {len(addresses)} times, not once")
+        return addresses[0]
 
     def _mappings(self) -> Iterator[int]:
         with open("/proc/self/maps") as lines:

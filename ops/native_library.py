@@ -1,4 +1,4 @@
-"""The compiled operations of TensorFlow (`ops/native/`): where they are, and whether they fit.
+"""Finds the compiled operations of TensorFlow (`ops/native/`), and tells whether they fit.
 
 The library is compiled against one TensorFlow, by set-up (see setup.py).
 """
@@ -23,25 +23,27 @@ def _file() -> Path | None:
 
 @functools.cache
 def missing() -> str | None:
-    """Why the compiled operations can't be used here; None if they can."""
+    """Returns why the compiled operations can't be used here; None if they can."""
     path = _file()
     if path is None:
         return (
             "they were not built, as there was no TensorFlow to build them against: run `make "
-            "setup`, or "
-            "pip install --no-build-isolation beside TensorFlow"
+            "setup`, or pip install --no-build-isolation beside TensorFlow"
         )
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        found = re.search(rb"collective native, TensorFlow ([^;]*);", content)
-        built_for = found.group(1).decode() if found else "none"
+        match = re.search(rb"collective native, TensorFlow ([^;]*);", content)
+        built_for = match.group(1).decode() if match else "none"
     if built_for != tf.__version__:
-        return f"they were built for TensorFlow {built_for}, and this is {tf.__version__}: run `make setup` again"
+        return (
+            f"they were built for TensorFlow {built_for}, and this is {tf.__version__}: run "
+            "`make setup` again"
+        )
     return None
 
 
 @functools.cache
 def library() -> Any:
-    """The compiled operations, loaded once.
+    """Returns the compiled operations, loaded once.
 
     Raises:
         ImportError: they can't be used here; it says why.

@@ -12,7 +12,7 @@ _KIND, _ATTRIBUTES = "_collective_kind", "_collective_attributes"
 
 
 def marks(kind: str, attributes: dict[str, Any]) -> dict[str, Any]:
-    """The attributes by which an operation tells that it is in the place of one of this kind."""
+    """Returns attributes that mark an operation as the stand-in for one of this kind."""
     return {
         _KIND: attr_value_pb2.AttrValue(s=kind.encode()),
         _ATTRIBUTES: attr_value_pb2.AttrValue(s=json.dumps(attributes).encode()),
@@ -20,17 +20,17 @@ def marks(kind: str, attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 def kind(op: tf.Operation) -> str:
-    """The type of `op`, or of the compiled operation in whose place it is."""
+    """Returns the type of `op`, or of the compiled operation for which it stands in."""
     return str(op.get_attr(_KIND).decode()) if stands_in(op) else str(op.type)
 
 
 def attribute(op: tf.Operation, name: str) -> Any:
-    """An attribute of `op`, or of the compiled operation in whose place it is."""
+    """Returns an attribute of `op`, or of the compiled operation for which it stands in."""
     return (
         json.loads(op.get_attr(_ATTRIBUTES).decode())[name] if stands_in(op) else op.get_attr(name)
     )
 
 
 def stands_in(op: tf.Operation) -> bool:
-    """Whether `op` stands in for a compiled operation."""
+    """Tells whether `op` stands in for a compiled operation."""
     return op.type == "EagerPyFunc" and _KIND in op.node_def.attr

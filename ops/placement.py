@@ -11,36 +11,30 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 CHOICE = "COLLECTIVE_KERNELS"
-
-
 WORKSPACE = "COLLECTIVE_GPU_WORKSPACE"
-
-
 DYNAMIC = "COLLECTIVE_DYNAMIC_TABLES"
-
-
 CHOICES = ("auto", "cpu", "gpu")
 INJECTED = "injected"
 
 
 def memory_shares() -> tuple[float, float]:
-    """What kernels and TensorFlow may have of a GPU's memory, as fractions: the environment
-    variable COLLECTIVE_GPU_WORKSPACE (0.2), and what is left but for 5 %, which CUDA, NCCL and
-    cuDNN take. Tables are TensorFlow's.
+    """Returns the fractions of a GPU's memory that kernels and TensorFlow may have.
+
+    Kernels have the environment variable COLLECTIVE_GPU_WORKSPACE (0.2), TensorFlow what is left
+    but for 5 %, which CUDA, NCCL and cuDNN take. Tables are in TensorFlow's.
 
     Raises:
-        ValueError: it isn't a number between 0.01 and 0.9.
+        ValueError: COLLECTIVE_GPU_WORKSPACE isn't a number between 0.01 and 0.9.
     """
-    given = os.environ.get(WORKSPACE) or "0.2"
+    text = os.environ.get(WORKSPACE) or "0.2"
     try:
-        share = float(given)
+        share = float(text)
     except ValueError:
         share = float("nan")
     if not 0.01 <= share <= 0.9:
         raise ValueError(
-            f"{WORKSPACE}={given}: it must be the fraction of a GPU's memory that "
-            f"kernels may have for what they "
-            "need in a step, between 0.01 and 0.9"
+            f"{WORKSPACE}={text}: it must be the fraction of a GPU's memory that kernels may have "
+            "for what they need in a step, between 0.01 and 0.9"
         )
     return share, 0.95 - share
 
@@ -61,7 +55,7 @@ def use(make: Callable[[], Any] | None) -> None:
 
 @functools.cache
 def stand_in() -> Any:
-    """Returns the injected operations, made when they are first asked for; None without any."""
+    """Returns the injected operations, made at their first use; None if there are none."""
     return None if _injected is None else _injected()
 
 
@@ -91,35 +85,33 @@ def chosen_by_environment() -> str:
         )
     if choice == "cpu":
         return choice
-    sees = bool(tf.config.list_physical_devices("GPU"))
+    has_gpu = bool(tf.config.list_physical_devices("GPU"))
     if choice == "gpu":
-        if not sees:
+        if not has_gpu:
             raise RuntimeError(
                 f"{CHOICE}=gpu, but TensorFlow sees no GPU: look at nvidia-smi, "
-                f"CUDA_VISIBLE_DEVICES and "
-                f"tf.config.list_physical_devices(), or leave {CHOICE} out"
+                f"CUDA_VISIBLE_DEVICES and tf.config.list_physical_devices(), or leave {CHOICE} out"
             )
         return choice
-    if sees and importlib.util.find_spec("cupy") is None:
+    if has_gpu and importlib.util.find_spec("cupy") is None:
         tf.logging.warning(
-            "TensorFlow sees a GPU, but there is no CuPy: tables stay in the "
-            "host's memory and are looked up "
-            "there. pip install .[gpu] puts them on the GPU; %s=cpu silences this.",
+            "TensorFlow sees a GPU, but there is no CuPy: tables stay in the host's memory and are "
+            "looked up there. pip install .[gpu] puts them on the GPU; %s=cpu silences this.",
             CHOICE,
         )
         return "cpu"
-    return "gpu" if sees else "cpu"
+    return "gpu" if has_gpu else "cpu"
 
 
 def on_device(dynamic: bool) -> bool:
-    """Whether kernels look dynamic tables up, and update them, or static ones; if not, they are in
-    the host's memory.
+    """Tells whether kernels look dynamic tables up, and update them, or static ones.
 
-    Dynamic tables are where static ones are, unless the environment variable
-    COLLECTIVE_DYNAMIC_TABLES is 'host', not 'gpu': for those that the GPU's memory has no room for.
+    If not, they are in the host's memory. Dynamic tables are where static ones are, unless the
+    environment variable COLLECTIVE_DYNAMIC_TABLES is 'host', not 'gpu': for those that the GPU's
+    memory has no room for.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: COLLECTIVE_DYNAMIC_TABLES is something else.
     """
     where = os.environ.get(DYNAMIC, "").lower() or "gpu"
     if where not in ("gpu", "host"):

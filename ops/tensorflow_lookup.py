@@ -1,4 +1,4 @@
-"""What a rank computes around an exchange, with TensorFlow's own operations.
+"""Computes a rank's side of an exchange with TensorFlow's own operations.
 
 Symbols: K keys of one lookup, U of them distinct, N ranks, D the dimension.
 """
@@ -14,12 +14,12 @@ from collective.ops import shard_gradients
 
 
 class Distinct(NamedTuple):
-    """Distinct keys in the order in which they are sent.
+    """Holds distinct keys in the order in which they are sent.
 
     Attributes:
-        keys: [U] int64, those of rank 0 first, then rank 1's, …
-        splits: [N] int32, how many belong to each rank.
-        positions: [K] int32, where each of the K keys stands among the U.
+        keys: [U] int64, rank 0's keys first, then rank 1's, …
+        splits: [N] int32, how many keys belong to each rank.
+        positions: [K] int32, the position of each of the K keys among the U.
     """
 
     keys: tf.Tensor
@@ -30,8 +30,12 @@ class Distinct(NamedTuple):
 def distinct_by_owner(
     keys: tf.Tensor, owners: Callable[[tf.Tensor], tf.Tensor], ranks: int
 ) -> Distinct:
-    """De-duplicates `keys` [K] int64 and orders them by owner, which `owners` tells of distinct
-    keys.
+    """De-duplicates `keys` [K] int64 and orders them by owner.
+
+    Args:
+        keys: the keys.
+        owners: returns the owners of distinct keys.
+        ranks: N.
     """
     unique, inverse = tf.unique(keys)
     if ranks == 1:
@@ -47,8 +51,9 @@ def distinct_by_owner(
 
 
 def gather_rows(table: Any, local_rows: tf.Tensor, row_shape: Any) -> tf.Tensor:
-    """Rows of a shard, read in place: [R, D] for `local_rows` [R] int64. Its gradient is
-    `IndexedSlices` of the shard.
+    """Returns rows of a shard, read in place: [R, D] for `local_rows` [R] int64.
+
+    The gradient is `IndexedSlices` of the shard.
 
     Args:
         table: the shard's resource handle.
@@ -71,25 +76,30 @@ def _gather_gradient(op: tf.Operation, gradient: Any) -> tuple[tf.IndexedSlices,
 
 
 def bounds(ids: tf.Tensor) -> tf.Tensor:
-    """[2] int64: the smallest and the largest of `ids`, (largest int64, smallest int64) for none."""
+    """Returns the smallest and the largest of `ids`, [2] int64.
+
+    Without ids these are int64's largest and smallest.
+    """
     flat = tf.reshape(tf.cast(ids, tf.int64), [-1])
     return tf.stack([tf.reduce_min(flat), tf.reduce_max(flat)])
 
 
 def mismatches(ids: tf.Tensor, samples: tf.Tensor, weights: tf.Tensor | None) -> tf.Tensor:
-    """What is wrong with what rows are combined by: [2] int64, with weights [3], all 0 if nothing
-    is.
+    """Returns how inputs of a lookup that combines rows mismatch: [2] int64, with weights [3].
 
-    By how many there are more samples than ids, how many samples are smaller than the one before
-    (the first: than 0), and by how many there are more weights than ids.
+    All are 0 if nothing is wrong. There are the number of samples less that of ids, the number of
+    samples that are smaller than the one before (the first: than 0), and the number of weights less
+    that of ids.
     """
     count = tf.size(ids, out_type=tf.int64)
-    found = [
+    differences = [
         tf.size(samples, out_type=tf.int64) - count,
         tf.math.count_nonzero(samples < tf.concat([tf.zeros_like(samples[:1]), samples[:-1]], 0)),
     ]
     return tf.stack(
-        found if weights is None else [*found, tf.size(weights, out_type=tf.int64) - count]
+        differences
+        if weights is None
+        else [*differences, tf.size(weights, out_type=tf.int64) - count]
     )
 
 
@@ -101,7 +111,7 @@ def pool(
     combiner: str,
     max_norm: float | None,
 ) -> tf.Tensor:
-    """Rows combined per sample, exactly as TensorFlow combines those of a whole table.
+    """Combines rows per sample, exactly as TensorFlow combines those of a whole table.
 
     Args:
         rows: [U, D], the distinct rows.

@@ -1,4 +1,4 @@
-"""Whether a run trains: only then do dynamic tables take in new keys."""
+"""Flags runs that train: only there do dynamic tables take in new keys."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collective.ops.graphs import outermost
 
 
 def flag(graph: tf.Graph) -> tf.Tensor:
-    """Bool scalar: True in a run that updates a table or a global variable (see
-    `collective.coordination.session_runs`), else False.
+    """Returns a bool scalar: True in a run that updates a table or a global variable.
 
-    One for each graph that a session runs, the same for the functions and branches in it.
+    `collective.coordination.session_runs` feeds it. There is one for each graph that a session
+    runs, the same for the functions and branches in it.
     """
     graph = outermost(graph)
     state = state_of(graph)
@@ -25,5 +25,5 @@ def flag(graph: tf.Graph) -> tf.Tensor:
 
 
 def existing(graph: tf.Graph) -> tf.Tensor | None:
-    """The flag of `graph`, if anything asked for it."""
+    """Returns the flag of `graph`; None if nothing has asked for it."""
     return state_of(graph).training_flag

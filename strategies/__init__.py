@@ -1,4 +1,4 @@
-"""The backends: ways to carry out a group of lookups on sharded tables."""
+"""Carries out groups of lookups on sharded tables, by one of several backends."""
 
 from collective.strategies.base import Backend, Lookup, backend
 

@@ -1,4 +1,4 @@
-"""What a backend must do, for a group of lookups."""
+"""Defines lookups and groups of them, and the task of a backend."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BACKENDS = {
 
 @dataclasses.dataclass(frozen=True)
 class Lookup:
-    """One lookup in one table. Symbols: K ids, V rows of dimension D.
+    """Describes one lookup in one table. Symbols: K ids, V rows of dimension D.
 
     Attributes:
         table: a `collective.tables.table.Table`: `name`, `rows` V, `dim` D, `dtype`, `owners` of
@@ -32,10 +32,10 @@ class Lookup:
             are checked already.
         sparse_ids: the `SparseTensor` whose values are the ids, if the rows are pooled per sample;
             else None.
-        sparse_weights: its weights, or None.
+        sparse_weights: the weights of `sparse_ids`, or None.
         combiner: 'sum', 'mean' or 'sqrtn', if the rows are pooled; else None.
         max_norm: L2 norm to which each row is clipped before pooling, or None.
-        weights_have_gradients: whether the weights depend on something that can be trained.
+        weights_have_gradients: True if the weights depend on something that can be trained.
     """
 
     table: Any
@@ -48,21 +48,27 @@ class Lookup:
     weights_have_gradients: bool = False
 
     def __str__(self) -> str:
-        """What every rank must have alike."""
-        how = f", combined by '{self.combiner}'" if self.combiner else ""
-        return (
-            f"table '{self.table.op.name}' of "
-            f"{'any' if self.table.rows is None else self.table.rows} rows of dimension "
-            f"{self.table.dim}{how}"
-            + (f", max_norm {self.max_norm}" if self.max_norm is not None else "")
-        )
+        """Describes everything of the lookup that ranks must have alike."""
+        rows = "any" if self.table.rows is None else self.table.rows
+        text = f"table '{self.table.op.name}' of {rows} rows of dimension {self.table.dim}"
+        if self.combiner:
+            text += f", combined by '{self.combiner}'"
+        if self.max_norm is not None:
+            text += f", max_norm {self.max_norm}"
+        return text
+
+    @property
+    def inputs(self) -> list[tf.Tensor]:
+        """Returns the tensors that the lookup depends on."""
+        sparse = [x for x in (self.sparse_ids, self.sparse_weights) if x is not None]
+        return [self.ids, *(x.indices for x in sparse), *(x.values for x in sparse)]
 
     def combined(self, rows: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
-        """What the lookup returns.
+        """Returns the lookup's result from its distinct rows.
 
         Args:
             rows: [U, D], its distinct rows.
-            positions: [K] int32, which of them is each id's.
+            positions: [K] int32, the place of each id's row among them.
         """
         if self.combiner is None:
             places = tf.reshape(positions, tf.shape(self.ids))
@@ -75,16 +81,16 @@ class Lookup:
 
 @dataclasses.dataclass(frozen=True)
 class GroupLayout:
-    """How a group's lookups share an exchange.
+    """Describes how a group's lookups share an exchange.
 
-    What travels is ordered by section, and one row comes back for each *bag* of a section. A
-    section is of one table. Its bags are the distinct keys of all its lookups, whose rows the asker
-    pools; or, if it is pooled, the keys of one sample on one owner, which the owner pools, of a
-    single lookup.
+    Messages are ordered by section, and one row comes back for each *bag* of a section. A section
+    is of one table. Its bags are the distinct keys of all its lookups, whose rows the asker pools.
+    In a pooled section, of a single lookup, a bag has the keys of one sample on one owner, which
+    the owner pools.
 
     Attributes:
         tables: the group's, each once.
-        sections: what travels: of one table each, `table` is its place in `tables`.
+        sections: the parts of a message, of one table each: its place in `tables`.
         members: for each lookup the section that it is in.
     """
 
@@ -94,25 +100,30 @@ class GroupLayout:
 
 
 class Backend(abc.ABC):
-    """A way to exchange: what a backend decides is the layout of a group;
-    `collective.strategies.grouped_exchange` carries it out.
+    """Decides the layout of a group, and so the way of its exchange.
+
+    `collective.strategies.grouped_exchange` carries the layout out.
+
+    `collective.strategies.grouped_exchange` carries the layout out.
     """
 
     @abc.abstractmethod
     def layout(self, group: Sequence[Lookup]) -> GroupLayout:
-        """How `group` shares an exchange. A pure function: every rank gets the same for the same
-        group.
+        """Lays `group` out, so that it can share an exchange.
+
+        A pure function: every rank gets the same for the same group.
         """
 
 
 def tables_of(group: Sequence[Lookup]) -> tuple[Any, ...]:
-    """The tables of `group`, each once, in the order of their first lookups."""
+    """Returns the tables of `group`, each once, in the order of their first lookups."""
     return tuple({id(lookup.table): lookup.table for lookup in group}.values())
 
 
 def backend(name: str | None = None) -> Backend:
-    """The backend called `name`; by default the one in the environment variable
-    COLLECTIVE_STRATEGY, else hb.
+    """Returns the backend called `name`.
+
+    By default it is the one in the environment variable COLLECTIVE_STRATEGY, else hb.
 
     Raises:
         ValueError: there is no such backend.
@@ -123,5 +134,5 @@ def backend(name: str | None = None) -> Backend:
             f"COLLECTIVE_STRATEGY={name}: there is no such backend. Known: {', '.join(BACKENDS)}."
         )
     module, _, kind = BACKENDS[name].rpartition(".")
-    made: Backend = getattr(importlib.import_module(module), kind)()
-    return made
+    chosen: Backend = getattr(importlib.import_module(module), kind)()
+    return chosen

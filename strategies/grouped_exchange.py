@@ -1,15 +1,16 @@
-"""The exchange of a group of lookups: three all-to-alls (keys, rows, gradients), however many
-tables and lookups there are.
+"""Exchanges a group of lookups by three all-to-alls: keys, rows, gradients.
+
+That is so however many tables and lookups there are.
 
     asker                                       owner
-    1. ask: its bags, by owner
+    1. request: its bags, by owner
     2. messages        ── all-to-all ──►
-                                                3. hear: keys by table; find or insert; gather one
-                                                   row a bag
+                                                3. response: keys by table; find or insert;
+                                                   gather one row a bag
     4. rows            ◄── all-to-all ──
-    5. pool: what each lookup returns
+    5. pool: the result of each lookup
 
-What a bag is, is the backend's decision (`collective.strategies.base.GroupLayout`).
+The backend decides what a bag is (`collective.strategies.base.GroupLayout`).
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ COMBINERS = {None: 0, "sum": 1, "mean": 2, "sqrtn": 3}
 
 @dataclasses.dataclass(frozen=True)
 class GroupMember:
-    """A lookup of a group, as the exchange takes it in.
+    """Records a lookup of a group, as the exchange takes it in.
 
     Attributes:
         lookup: the lookup.
         ids, samples, weights: its inputs, flat and of unknown size: a run that doesn't need the
-            lookup feeds nothing for them, and what they come from isn't run. `samples` and
-            `weights` are None where it has none.
-        out: what it returns.
+            lookup feeds them with empty arrays, and doesn't run what they come from. `samples` and
+            `weights` are None where the lookup has none.
+        out: its result.
     """
 
     lookup: Lookup
@@ -56,8 +57,8 @@ class GroupMember:
     weights: tf.Tensor | None
     out: tf.Tensor
 
-    def nothing(self) -> list[tuple[tf.Tensor, np.ndarray]]:
-        """The feeds of a run without it."""
+    def empty_feeds(self) -> list[tuple[tf.Tensor, np.ndarray]]:
+        """Returns the feeds of a run without the lookup."""
         return [
             (x, np.empty(0, x.dtype.as_numpy_dtype))
             for x in (self.ids, self.samples, self.weights)
@@ -67,16 +68,16 @@ class GroupMember:
 
 @dataclasses.dataclass
 class Group:
-    """An exchange that was built.
+    """Records an exchange that was built.
 
     Attributes:
-        name: of its collectives.
-        level: of its gate.
-        layout: what travels.
+        name: the name of its first collective.
+        level: the level of its gate.
+        layout: the layout of its messages.
         members: its lookups.
         keys: the operations with which the exchange of keys ends.
-        pool: the operation whose outputs the members' are.
-        ahead: whether keys are exchanged in runs of their own, a batch ahead, for all members (see
+        pool: the operation whose outputs are the members' results.
+        ahead: True if keys are exchanged in runs of their own, a batch ahead, for all members (see
             `collective.prefetch`).
     """
 
@@ -92,89 +93,58 @@ class Group:
 def exchange_group(
     backend: Backend, group: Sequence[Lookup], level: int, wire: exchange.Wire
 ) -> Group:
-    """Builds one exchange for `group`, none of whose inputs depends on another's rows. Kernels
-    compute for all of its tables, or for none (`operations.on_device`).
+    """Builds one exchange for `group`, none of whose inputs depends on another's rows.
+
+    Kernels compute for all of its tables, or for none (`collective.ops.placement.on_device`).
 
     Args:
         backend: decides the layout.
         group: lookups of float32 tables, in the same order on every rank.
-        level: of the gate that it waits for.
+        level: the level of the gate that the exchange waits for.
         wire: the types in which rows and gradients travel.
     """
     layout = backend.layout(group)
-    with dispatch.about(
+    with dispatch.for_tables(
         [table.op.name for table in layout.tables], not placement.on_device(group[0].table.hashed)
     ):
-        return _built(group, layout, level, wire)
+        return _build(group, layout, level, wire)
 
 
-def _built(group: Sequence[Lookup], layout: GroupLayout, level: int, wire: exchange.Wire) -> Group:
+@dataclasses.dataclass(frozen=True)
+class _Inputs:
+    """Holds the flat inputs of a group's lookups; None where a lookup has none."""
+
+    ids: list[tf.Tensor]
+    samples: list[tf.Tensor | None]
+    weights: list[tf.Tensor | None]
+
+
+def _build(group: Sequence[Lookup], layout: GroupLayout, level: int, wire: exchange.Wire) -> Group:
     ranks = collectives.size()
     kinds = [int(table.hashed) for table in layout.tables]
     base = f"group{level}.{_digest(group, layout, wire)}"
-    name, rows_name = (
-        collectives.unique_name(f"{base}/keys"),
-        collectives.unique_name(f"{base}/rows"),
-    )
+    name = collectives.unique_name(f"{base}/keys")
+    rows_name = collectives.unique_name(f"{base}/rows")
     gates = gate.gates_of(tf.get_default_graph())
     zero = gates.at(level).zero if ranks > 1 else 0
-    pooled = [layout.sections[s].pooled for s in layout.members]
-    ids = [_open(lookup.ids, "ids") for lookup in group]
-    samples = [
-        None if x.sparse_ids is None else _open(x.sparse_ids.indices[:, 0], "samples")
-        for x in group
-    ]
-    weights = [
-        None
-        if x.sparse_weights is None
-        else _open(tf.cast(x.sparse_weights.values, tf.float32), "weights")
-        for x in group
-    ]
-    static = [i for i, lookup in enumerate(group) if lookup.bounds is not None]
-    checks = (
-        [
-            gate.Check(
-                name,
-                tuple(group[i].table.op.name for i in static),
-                tuple(group[i].table.rows for i in static),
-                embedding_bag.bounds([ids[i] for i in static]),
-            )
-        ]
-        if static
-        else []
-    )
-    checks += _mismatches(name, group, ids, samples, weights)
+    inputs = _flat_inputs(group)
+    checks = _bound_checks(name, group, inputs) + _mismatch_checks(name, group, inputs)
     if ranks > 1:
         gates.checks += checks
-    fine = ids if ranks > 1 else _only_if_fine(checks, ids)
+        ids = inputs.ids
+    else:
+        ids = _behind_checks(checks, inputs.ids)
     # 1
-    asked = embedding_bag.ask(
-        fine,
-        [x for x, by_owner in zip(samples, pooled) if by_owner and x is not None],
-        [x for x, by_owner in zip(weights, pooled) if by_owner and x is not None],
-        [
-            embedding_bag.BagMember(
-                s,
-                layout.sections[s].dim,
-                COMBINERS[lookup.combiner] if by_owner else 0,
-                by_owner and lookup.sparse_weights is not None,
-            )
-            for lookup, s, by_owner in zip(group, layout.members, pooled)
-        ],
-        layout.sections,
-        kinds,
-        ranks,
-    )
+    request = _request(group, layout, inputs, ids, kinds)
     # 2
     message, splits = exchange.keys_to_owners(
-        asked.message, asked.splits, name, zero, 2 * len(layout.sections)
+        request.message, request.splits, name, zero, 2 * len(layout.sections)
     )
     # 3
-    heard = embedding_bag.hear(message, splits, layout.sections, kinds, ranks)
-    rows = _local(layout.tables, heard.keys)
-    found = embedding_bag.gather(
+    response = embedding_bag.respond(message, splits, layout.sections, kinds, ranks)
+    shard_rows = embedding_bag.gather(
         [table.handle for table in layout.tables],
-        rows,
+        _local_rows(layout.tables, response.keys),
         message,
         splits,
         layout.sections,
@@ -183,189 +153,264 @@ def _built(group: Sequence[Lookup], layout: GroupLayout, level: int, wire: excha
         [table.shard_shape for table in layout.tables],
     )
     # 4
-    received = exchange.rows_back(found, heard.row_splits, rows_name, zero, wire)
-    mine, scales = iter(asked.samples), iter(asked.scales)
+    rows = exchange.rows_back(shard_rows, response.row_splits, rows_name, zero, wire)
     # 5
-    members = []
-    pool_samples, pool_weights = [], []
-    for lookup, s, by_owner, sample, weight in zip(group, layout.members, pooled, samples, weights):
-        if by_owner:  # the sum of the owners' sums, each times its scale
-            members.append(
-                embedding_bag.BagMember(s, layout.sections[s].dim, COMBINERS["sum"], True)
-            )
-            pool_samples.append(next(mine))
-            pool_weights.append(next(scales))
-            continue
-        members.append(
-            embedding_bag.BagMember(
-                s,
-                layout.sections[s].dim,
-                COMBINERS[lookup.combiner],
-                weight is not None,
-                lookup.max_norm or 0.0,
-            )
-        )
-        pool_samples += [] if sample is None else [sample]
-        pool_weights += [] if weight is None else [weight]
-    outs = embedding_bag.pool(
-        received, asked.positions, pool_samples, pool_weights, members, asked.counts
-    )
+    outputs = _pool(group, layout, inputs, request, rows)
     built = Group(
         name,
         level,
         layout,
         tuple(
-            GroupMember(lookup, i, s, w, _shaped(out, lookup))
-            for lookup, i, s, w, out in zip(group, ids, samples, weights, outs)
+            GroupMember(lookup, i, s, w, _in_shape_of_ids(output, lookup))
+            for lookup, i, s, w, output in zip(
+                group, inputs.ids, inputs.samples, inputs.weights, outputs
+            )
         ),
-        (asked.message.op, message.op, heard.row_splits.op, *(check.bounds.op for check in checks)),
-        outs[0].op,
+        (
+            request.message.op,
+            message.op,
+            response.row_splits.op,
+            *(check.bounds.op for check in checks),
+        ),
+        outputs[0].op,
     )
-    groups_of(outs[0].graph).append(built)
+    groups_of(outputs[0].graph).append(built)
     return built
 
 
-def _local(tables: Sequence[Any], keys: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """For each table [R] int64, the shard's rows of what it was asked for: of dynamic ones, those
-    of its keys.
+def _flat_inputs(group: Sequence[Lookup]) -> _Inputs:
+    ids = [_optional_input(lookup.ids, "ids") for lookup in group]
+    samples = [
+        None if x.sparse_ids is None else _optional_input(x.sparse_ids.indices[:, 0], "samples")
+        for x in group
+    ]
+    weights = [
+        None
+        if x.sparse_weights is None
+        else _optional_input(tf.cast(x.sparse_weights.values, tf.float32), "weights")
+        for x in group
+    ]
+    return _Inputs(ids, samples, weights)
+
+
+def _optional_input(x: tf.Tensor, name: str) -> tf.Tensor:
+    """Returns `x`, flat, behind a placeholder by which a run can leave the lookup out."""
+    return tf.placeholder_with_default(tf.reshape(x, [-1]), [None], name)
+
+
+def _request(
+    group: Sequence[Lookup],
+    layout: GroupLayout,
+    inputs: _Inputs,
+    ids: Sequence[tf.Tensor],
+    kinds: Sequence[int],
+) -> embedding_bag.Request:
+    samples, weights, members = [], [], []
+    for i, (lookup, s) in enumerate(zip(group, layout.members)):
+        section = layout.sections[s]
+        if section.pooled:
+            samples += [x for x in (inputs.samples[i],) if x is not None]
+            weights += [x for x in (inputs.weights[i],) if x is not None]
+        members.append(
+            embedding_bag.BagMember(
+                s,
+                section.dim,
+                COMBINERS[lookup.combiner] if section.pooled else 0,
+                section.pooled and lookup.sparse_weights is not None,
+            )
+        )
+    return embedding_bag.request(
+        ids, samples, weights, members, layout.sections, kinds, collectives.size()
+    )
+
+
+def _pool(
+    group: Sequence[Lookup],
+    layout: GroupLayout,
+    inputs: _Inputs,
+    request: embedding_bag.Request,
+    rows: tf.Tensor,
+) -> list[tf.Tensor]:
+    """Returns the lookups' results from the rows that came back."""
+    bag_samples, scales = iter(request.samples), iter(request.scales)
+    members, samples, weights = [], [], []
+    for i, (lookup, s) in enumerate(zip(group, layout.members)):
+        section = layout.sections[s]
+        if section.pooled:
+            # The sum of the owners' sums, each times its scale.
+            members.append(embedding_bag.BagMember(s, section.dim, COMBINERS["sum"], True))
+            samples.append(next(bag_samples))
+            weights.append(next(scales))
+            continue
+        members.append(
+            embedding_bag.BagMember(
+                s,
+                section.dim,
+                COMBINERS[lookup.combiner],
+                inputs.weights[i] is not None,
+                lookup.max_norm or 0.0,
+            )
+        )
+        samples += [x for x in (inputs.samples[i],) if x is not None]
+        weights += [x for x in (inputs.weights[i],) if x is not None]
+    return embedding_bag.pool(rows, request.positions, samples, weights, members, request.counts)
+
+
+def _local_rows(tables: Sequence[Any], keys: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns the local rows of the requested keys, [R] int64 for each table.
+
+    The keys of static tables are local rows already; those of dynamic tables are looked up.
     """
     rows = list(keys)
     dynamic = [t for t, table in enumerate(tables) if table.hashed]
     if dynamic:
-        found = tables[dynamic[0]].local_together(
+        dynamic_rows = tables[dynamic[0]].local_of_tables(
             [tables[t] for t in dynamic], [keys[t] for t in dynamic]
         )
-        for t, some in zip(dynamic, found):
-            rows[t] = some
+        for t, table_rows in zip(dynamic, dynamic_rows):
+            rows[t] = table_rows
     return rows
 
 
 def groups_of(graph: tf.Graph) -> list[Group]:
-    """The groups that were built in `graph`, or in the graph around it if it is a function's."""
+    """Returns the groups built in `graph`, or in the graph around it if it is a function's."""
     groups: list[Group] = state_of(graphs.outermost(graph)).groups
     return groups
 
 
-def _mismatches(
-    name: str,
-    group: Sequence[Lookup],
-    ids: Sequence[tf.Tensor],
-    samples: Sequence[tf.Tensor | None],
-    weights: Sequence[tf.Tensor | None],
-) -> list[gate.Check]:
-    """Whether indices, weights and ids of the lookups that combine rows belong together. All that
-    comes before these inputs has then succeeded, too, before anything moves.
+def _bound_checks(name: str, group: Sequence[Lookup], inputs: _Inputs) -> list[gate.Check]:
+    """Checks that ids of static tables are in their tables."""
+    static = [i for i, lookup in enumerate(group) if lookup.bounds is not None]
+    if not static:
+        return []
+    return [
+        gate.Check(
+            name,
+            tuple(group[i].table.op.name for i in static),
+            tuple(group[i].table.rows for i in static),
+            embedding_bag.bounds([inputs.ids[i] for i in static]),
+        )
+    ]
+
+
+def _mismatch_checks(name: str, group: Sequence[Lookup], inputs: _Inputs) -> list[gate.Check]:
+    """Checks that indices, weights and ids of the lookups that combine rows belong together.
+
+    So all that comes before these inputs has succeeded, too, before anything moves.
     """
-    combined = [i for i, x in enumerate(samples) if x is not None]
+    combined = [i for i, x in enumerate(inputs.samples) if x is not None]
     if not combined:
         return []
     weighted = [
-        (place, i, weights[i]) for place, i in enumerate(combined) if weights[i] is not None
+        (place, i, inputs.weights[i])
+        for place, i in enumerate(combined)
+        if inputs.weights[i] is not None
     ]
-    found = embedding_bag.mismatches(
-        [ids[i] for i in combined],
-        [samples[i] for i in combined],
-        [w for _, _, w in weighted],
+    mismatches = embedding_bag.mismatches(
+        [inputs.ids[i] for i in combined],
+        [inputs.samples[i] for i in combined],
+        [weights for _, _, weights in weighted],
         [place for place, _, _ in weighted],
     )
-    tables = [group[i].table.op.name for i in combined for _ in range(2)] + [
-        group[i].table.op.name for _, i, _ in weighted
-    ]
+    tables = [group[i].table.op.name for i in combined for _ in range(2)]
+    tables += [group[i].table.op.name for _, i, _ in weighted]
     wrong = [gate.PLACES, gate.ORDER] * len(combined) + [gate.WEIGHTS] * len(weighted)
-    return [
-        gate.Check(
-            name, tuple(tables), (1,) * len(wrong), tf.stack([found, found], 1), tuple(wrong)
-        )
-    ]
+    bounds = tf.stack([mismatches, mismatches], 1)
+    return [gate.Check(name, tuple(tables), (1,) * len(wrong), bounds, tuple(wrong))]
 
 
-def _only_if_fine(checks: Sequence[gate.Check], ids: list[tf.Tensor]) -> list[tf.Tensor]:
-    """`ids`, behind checks that no gate waits for: with one rank there is none."""
-    asserted = [
-        tf.debugging.assert_equal(
-            check.bounds,
-            tf.zeros_like(check.bounds),
-            message=(
-                f"the ids, indices and weights of lookups of "
-                f"{', '.join(sorted(set(check.tables)))} do "
-                f"not belong together: there must "
-                "be as many of each, and indices must ascend"
-            ),
+def _behind_checks(checks: Sequence[gate.Check], ids: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns `ids`, behind the checks: with one rank there is no gate that looks at them."""
+    asserted = []
+    for check in checks:
+        tables = ", ".join(sorted(set(check.tables)))
+        message = (
+            f"the ids, indices and weights of lookups of {tables} do not belong together: there "
+            "must be as many of each, and indices must ascend"
         )
-        for check in checks
-    ]
+        asserted.append(
+            tf.debugging.assert_equal(check.bounds, tf.zeros_like(check.bounds), message=message)
+        )
     gate.gates_of(tf.get_default_graph()).checked.extend(asserted)
     with tf.control_dependencies(asserted):
         return [tf.identity(x) for x in ids]
 
 
-def _open(x: tf.Tensor, name: str) -> tf.Tensor:
-    return tf.placeholder_with_default(tf.reshape(x, [-1]), [None], name)
-
-
-def _shaped(out: tf.Tensor, lookup: Lookup) -> tf.Tensor:
+def _in_shape_of_ids(output: tf.Tensor, lookup: Lookup) -> tf.Tensor:
     if lookup.sparse_ids is None and lookup.ids.shape.ndims != 1:
-        out = tf.reshape(out, tf.concat([tf.shape(lookup.ids), [lookup.table.dim]], 0))
-    return out
+        output = tf.reshape(output, tf.concat([tf.shape(lookup.ids), [lookup.table.dim]], 0))
+    return output
 
 
 def _digest(group: Sequence[Lookup], layout: GroupLayout, wire: exchange.Wire) -> str:
-    """A name by which ranks that exchange something else notice it before they do."""
-    told: list[Any] = [
+    """Returns a name by which ranks notice in time that they are to exchange different things."""
+    parts: list[Any] = [
         (x.table.op.name, x.table.rows, x.table.dim, x.combiner, x.max_norm, s)
         for x, s in zip(group, layout.members)
     ]
-    told += [dataclasses.astuple(section) for section in layout.sections] + [str(wire)]
-    if placement.on_device(group[0].table.hashed):  # whose messages look different
-        told.append("by kernels")
-    return hashlib.blake2b(repr(told).encode(), digest_size=4).hexdigest()
+    parts += [dataclasses.astuple(section) for section in layout.sections] + [str(wire)]
+    # Messages of kernels look different.
+    if placement.on_device(group[0].table.hashed):
+        parts.append("by kernels")
+    return hashlib.blake2b(repr(parts).encode(), digest_size=4).hexdigest()
 
 
 def required_operations(
     operations: Iterable[tf.Operation], fed: Set[str], groups: Sequence[Group]
 ) -> tuple[set[tf.Operation], list[tuple[tf.Tensor, np.ndarray]]]:
-    """(`operations` and all that they wait for, what to feed for the lookups of `groups` that they
-    don't need).
+    """Returns what a run of `operations` needs, and feeds for the lookups that it doesn't need.
 
-    A group's exchange waits for the inputs of all its lookups. But one whose rows reach nothing,
-    neither forward nor by its gradient, isn't needed: nothing is looked up for it, and what its
-    inputs come from isn't run.
+    A group's exchange waits for the inputs of all its lookups. But a lookup whose rows reach
+    nothing, neither forward nor by its gradient, isn't needed: nothing is looked up for it, and the
+    operations that its inputs come from aren't run.
+
+    Args:
+        operations: the operations to be run.
+        fed: the names of tensors that are fed.
+        groups: the groups of lookups that may be left out.
+
+    Returns:
+        (`operations` and all that they wait for, (tensor, value) to be fed for lookups of `groups`
+        that are left out).
     """
     members = [(group, i, member) for group in groups for i, member in enumerate(group.members)]
-    inputs = {
-        x.op: at
-        for at, (_, _, member) in enumerate(members)
-        for x in (member.ids, member.samples, member.weights)
-        if x is not None
-    }
+    member_by_input: dict[tf.Operation, int] = {}
+    for number, (_, _, member) in enumerate(members):
+        for x in (member.ids, member.samples, member.weights):
+            if x is not None:
+                member_by_input[x.op] = number
     # Every operation that pools, forward or backward, has the group's positions as its second
     # input.
-    outputs = {(group.pool.inputs[1].name, i): at for at, (group, i, _) in enumerate(members)}
-    held: dict[int, list[tf.Operation]] = {}
-    wanted: set[int] = set()
+    member_by_output = {
+        (group.pool.inputs[1].name, i): number for number, (group, i, _) in enumerate(members)
+    }
+    # The inputs that the walk has met of members that nothing needs so far.
+    held_inputs: dict[int, list[tf.Operation]] = {}
+    needed: set[int] = set()
     stack = list(operations)
     seen = set(stack)
 
-    def want(at: int | None) -> None:
-        if at is not None and at not in wanted:
-            wanted.add(at)
-            stack.extend(held.pop(at, []))
+    def need(number: int | None) -> None:
+        if number is not None and number not in needed:
+            needed.add(number)
+            stack.extend(held_inputs.pop(number, []))
 
     while stack:
         op = stack.pop()
-        at = inputs.get(op)
-        if at is not None and at not in wanted:
-            held.setdefault(at, []).append(op)
+        input_of = member_by_input.get(op)
+        if input_of is not None and input_of not in needed:
+            held_inputs.setdefault(input_of, []).append(op)
             continue
-        if outputs and op_attributes.kind(op) == "CollectivePoolGradient":
+        if members and op_attributes.kind(op) == "CollectivePoolGradient":
             for i in op_attributes.attribute(op, "members"):
-                want(outputs.get((op.inputs[1].name, i)))
-        before = [x for x in op.inputs if x.name not in fed]
-        for x in before:
-            if outputs and op_attributes.kind(x.op) == "CollectivePool":
-                want(outputs.get((x.op.inputs[1].name, x.value_index)))
-        for upper in [x.op for x in before] + list(op.control_inputs):
-            if upper not in seen:
-                seen.add(upper)
-                stack.append(upper)
-    return seen, [feed for at in held for feed in members[at][2].nothing()]
+                need(member_by_output.get((op.inputs[1].name, i)))
+        inputs = [x for x in op.inputs if x.name not in fed]
+        for x in inputs:
+            if members and op_attributes.kind(x.op) == "CollectivePool":
+                need(member_by_output.get((x.op.inputs[1].name, x.value_index)))
+        for producer in [x.op for x in inputs] + list(op.control_inputs):
+            if producer not in seen:
+                seen.add(producer)
+                stack.append(producer)
+    feeds = [feed for number in held_inputs for feed in members[number][2].empty_feeds()]
+    return seen, feeds

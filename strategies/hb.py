@@ -1,5 +1,6 @@
-"""The unpooled exchange, as HybridBackend does it: distinct keys out, one row back per distinct
-key, the asker pools.
+"""Lays out the unpooled exchange: distinct keys out, one row back per distinct key.
+
+HybridBackend does it so. The asker pools.
 
     asker                                       owner
     1. distinct keys of every table
@@ -8,8 +9,9 @@ key, the asker pools.
     4. rows            ◄── all-to-all ──
     5. one row per id, or pooled per sample
 
-The gradient runs the same way back: 5 sums what each distinct row received, 4 is one all-to-all to
-the owners, 3 sums what several ranks say of one row. Least travels where keys repeat.
+The gradient runs the same way back: 5 sums the gradients of each distinct row, 4 is one all-to-all
+to the owners, 3 sums the gradients that several ranks send for one row. Least travels where keys
+repeat.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from collective.strategies import base
 
 
 class HbBackend(base.Backend):
-    """The backend of COLLECTIVE_STRATEGY=hb: one section a table."""
+    """Serves COLLECTIVE_STRATEGY=hb: makes one section a table."""
 
     def layout(self, group: Sequence[base.Lookup]) -> base.GroupLayout:
         tables = base.tables_of(group)

@@ -1,5 +1,6 @@
-"""The exchange of one lookup, with TensorFlow's own operations: it is right in branches, loops and
-functions, too.
+"""Exchanges one lookup with TensorFlow's own operations.
+
+That is right in branches, loops and functions, too.
 
     asker                                       owner
     1. distinct keys, ordered by owner
@@ -8,8 +9,8 @@ functions, too.
     4. rows            ◄── all-to-all ──
     5. one row per id, or pooled per sample
 
-The gradient runs the same way back: 5 sums what each distinct row received, 4 is one all-to-all to
-the owners, 3 gives the shard `IndexedSlices`.
+The gradient runs the same way back: 5 sums the gradients of each distinct row, 4 is one all-to-all
+to the owners, 3 gives the shard `IndexedSlices`.
 """
 
 from __future__ import annotations
@@ -22,47 +23,46 @@ from collective.strategies.base import Lookup
 
 
 def exchange_single(lookup: Lookup) -> tf.Tensor:
-    """What `lookup` returns, from an exchange of its own."""
+    """Returns the result of `lookup`, from an exchange of its own."""
     ranks, table = collectives.size(), lookup.table
     name = collectives.unique_name(f"{table.op.name}/keys")
     zero = 0
     if ranks > 1:
         gates = gate.gates_of(tf.get_default_graph())
-        sparse = [x for x in (lookup.sparse_ids, lookup.sparse_weights) if x is not None]
-        zero = gates.behind(
-            [lookup.ids, *(x.indices for x in sparse), *(x.values for x in sparse)]
-        ).zero
+        zero = gates.behind(lookup.inputs).zero
         if lookup.bounds is not None:
             gates.checks.append(
                 gate.Check(name, (table.op.name,), (table.rows,), lookup.bounds[None])
             )
         if lookup.sparse_ids is not None and is_outside(tf.get_default_graph()):
-            gates.checks.append(_belong_together(name, lookup, lookup.sparse_ids.indices[:, 0]))
+            gates.checks.append(_mismatch_check(name, lookup, lookup.sparse_ids.indices[:, 0]))
     # 1
     distinct = tensorflow_lookup.distinct_by_owner(
         tf.reshape(lookup.ids, [-1]), table.owners, ranks
     )
     # 2
-    asked = exchange.keys_to_owners(distinct.keys, distinct.splits, name, zero, what=str(lookup))
+    received = exchange.keys_to_owners(
+        distinct.keys, distinct.splits, name, zero, description=str(lookup)
+    )
     # 3
-    found = table.fetch(asked.keys)
+    shard_rows = table.fetch(received.keys)
     # 4
     rows = exchange.rows_back(
-        found, asked.splits, collectives.unique_name(f"{table.op.name}/rows"), zero
+        shard_rows, received.splits, collectives.unique_name(f"{table.op.name}/rows"), zero
     )
     # 5
     return lookup.combined(rows, distinct.positions)
 
 
-def _belong_together(name: str, lookup: Lookup, samples: tf.Tensor) -> gate.Check:
-    """Whether the indices and weights of a lookup that combines rows belong to its ids."""
+def _mismatch_check(name: str, lookup: Lookup, samples: tf.Tensor) -> gate.Check:
+    """Checks that the indices and weights of a lookup that combines rows belong to its ids."""
     weights = None if lookup.sparse_weights is None else lookup.sparse_weights.values
-    found = tensorflow_lookup.mismatches(lookup.ids, samples, weights)
+    mismatches = tensorflow_lookup.mismatches(lookup.ids, samples, weights)
     wrong = (gate.PLACES, gate.ORDER, gate.WEIGHTS)[: 2 if weights is None else 3]
     return gate.Check(
         name,
         (lookup.table.op.name,) * len(wrong),
         (1,) * len(wrong),
-        tf.stack([found, found], 1),
+        tf.stack([mismatches, mismatches], 1),
         wrong,
     )

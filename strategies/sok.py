@@ -1,5 +1,6 @@
-"""The pooled exchange, as NVIDIA's SparseOperationKit does it: the owner pools what it owns of each
-sample.
+"""Lays out the pooled exchange: the owner pools the keys that it owns of each sample.
+
+NVIDIA's SparseOperationKit does it so.
 
     asker                                       owner
     1. each sample's keys, by owner
@@ -25,8 +26,9 @@ from collective.strategies import base
 
 
 class SokBackend(base.Backend):
-    """The backend of COLLECTIVE_STRATEGY=sok: one section for each lookup that the owner can pool,
-    and one a table.
+    """Serves COLLECTIVE_STRATEGY=sok: the owners pool.
+
+    There is one section for each lookup that the owner can pool, and one a table for all others.
     """
 
     def layout(self, group: Sequence[base.Lookup]) -> base.GroupLayout:
@@ -39,7 +41,8 @@ class SokBackend(base.Backend):
             table = places[id(lookup.table)]
             pooled = lookup.sparse_ids is not None and not lookup.weights_have_gradients
             if pooled or table not in unpooled:
-                unpooled.update({} if pooled else {table: len(sections)})
+                if not pooled:
+                    unpooled[table] = len(sections)
                 sections.append(
                     Section(
                         table,

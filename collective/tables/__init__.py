@@ -1,3 +1,1 @@
-"""Tables: how they are made, where their rows come from and lie, how they are looked up and
-updated.
-"""
+"""Makes tables, keeps their rows, looks them up and updates them."""

@@ -1,14 +1,14 @@
-"""A sharded variable as one value: what TensorFlow's own operations on a variable mean, at the cost
-of moving all of it.
+"""Gives TensorFlow's own operations on a variable all rows of a sharded one.
 
 A read is the lookup of every row, so it shares exchanges, agreements and gradients with the lookups
-of the script. A write takes the same whole value on every rank, which keeps its own rows.
+of the script. A write takes the same whole value on every rank, which keeps its own rows. Either
+costs as much as moving the whole table.
 """
 
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -16,21 +16,30 @@ from tensorflow.python import pywrap_tfe
 
 from collective.ops import collectives, control_flow, gate, shard_gradients
 
-if TYPE_CHECKING:
-    from collective.tables.table import Sharded
-
-MANY = 64 << 20  # bytes: a read of more is worth a word
+WARN_ABOVE = 64 << 20  # Bytes of a table that is read as one value.
 
 
-def read(table: Sharded, name: str | None = None) -> tf.Tensor:
-    """[V, D], all rows on every rank. Its gradient is that of all rows, as a sparse one."""
+class ShardedRows(Protocol):
+    """Describes what a dense view needs of a `collective.tables.table.Sharded`."""
+
+    rows: Any
+    dim: int
+    warned_of_dense_read: bool
+    dtype: Any
+    op: Any
+    handle: Any
+    initializer: Any
+
+
+def read(table: ShardedRows, name: str | None = None) -> tf.Tensor:
+    """Returns all rows on every rank, [V, D]. The gradient is the rows', as a sparse one."""
     size = table.rows * table.dim * table.dtype.size
-    if size > MANY and not table.told:
-        table.told = True
+    if size > WARN_ABOVE and not table.warned_of_dense_read:
+        table.warned_of_dense_read = True
         tf.logging.warning(
             "table '%s' is read as one value: each run that uses it sends all of its %.1f GB to "
-            "every rank. Look rows up "
-            "instead (tf.nn.embedding_lookup), or make it outside embedding_scope().",
+            "every rank. Look rows up instead (tf.nn.embedding_lookup), or make it outside "
+            "embedding_scope().",
             table.op.name,
             size / 1e9,
         )
@@ -39,9 +48,12 @@ def read(table: Sharded, name: str | None = None) -> tf.Tensor:
         return tf.nn.embedding_lookup(table, tf.range(table.rows, dtype=tf.int64), name=name)
 
 
-def unread(table: Sharded) -> tf.Tensor:
-    """What a session that isn't strategy.scope()'s gets in the place of the table: an error."""
-    message = f"table '{table.op.name}' is sharded, and fetched by a session that isn't run inside `with strategy.scope():`."
+def unread(table: ShardedRows) -> tf.Tensor:
+    """Returns an error in place of the table's value, for sessions outside of strategy.scope()."""
+    message = (
+        f"table '{table.op.name}' is sharded, and fetched by a session that isn't run inside "
+        "`with strategy.scope():`."
+    )
     with tf.init_scope(), tf.device("/cpu:0"), tf.name_scope(f"{table.op.name}/unread/"):
         with tf.control_dependencies(
             [tf.raw_ops.Assert(condition=tf.constant(False), data=[message])]
@@ -49,8 +61,8 @@ def unread(table: Sharded) -> tf.Tensor:
             return tf.zeros([table.rows, table.dim], table.dtype)
 
 
-def gather_nd(table: Sharded, indices: Any, name: str | None = None) -> tf.Tensor:
-    """`tf.gather_nd(table, indices)`: a lookup of the rows that `indices` [..., 1 or 2] name."""
+def gather_nd(table: ShardedRows, indices: Any, name: str | None = None) -> tf.Tensor:
+    """Looks up the rows that `indices` [..., 1 or 2] name, for `tf.gather_nd(table, indices)`."""
     indices = tf.convert_to_tensor(indices, name="indices")
     depth = tf.compat.dimension_value(indices.shape[-1])
     if depth not in (1, 2):
@@ -63,14 +75,17 @@ def gather_nd(table: Sharded, indices: Any, name: str | None = None) -> tf.Tenso
     )
 
 
-def l2_loss(table: Sharded, name: str | None = None) -> tf.Tensor:
-    """`tf.nn.l2_loss(table)`: half the sum of the squares of all rows. Each rank adds up its own,
-    and no row travels.
+def l2_loss(table: ShardedRows, name: str | None = None) -> tf.Tensor:
+    """Computes `tf.nn.l2_loss(table)`: half the sum of the squares of all rows.
+
+    Each rank adds up its own, and no row travels.
     """
-    if not pywrap_tfe.TFE_Py_TapeSetIsEmpty():  # which knows lookups
+    if not pywrap_tfe.TFE_Py_TapeSetIsEmpty():  # A tape knows the gradient of lookups only.
         return tf.nn.l2_loss(read(table), name)
     with tf.name_scope(name, "L2Loss"):
-        shard = _of_shard(tf.raw_ops.ReadVariableOp(resource=table.handle, dtype=table.dtype))
+        shard = _with_scaled_gradient(
+            tf.raw_ops.ReadVariableOp(resource=table.handle, dtype=table.dtype)
+        )
         opened = gate.gates_of(tf.get_default_graph()).beside([]).zero
         return collectives.allreduce_sum(
             [tf.nn.l2_loss(shard)], collectives.unique_name(f"{table.op.name}/l2_loss"), opened
@@ -78,31 +93,33 @@ def l2_loss(table: Sharded, name: str | None = None) -> tf.Tensor:
 
 
 @tf.custom_gradient
-def _of_shard(shard: tf.Tensor) -> Any:
-    """`shard`, whose gradient is scaled as those of lookups are."""
+def _with_scaled_gradient(shard: tf.Tensor) -> Any:
+    """Returns `shard`; its gradient is scaled as those of lookups are."""
     return tf.identity(
         shard
     ), lambda gradient: gradient * tf.cast(shard_gradients.gradient_scale(), gradient.dtype)
 
 
-def mine(table: Sharded, value: Any) -> Any:
-    """This rank's rows of `value` [V, D], a tensor or an array.
+def local_rows(table: ShardedRows, value: Any) -> Any:
+    """Returns this rank's rows of `value` [V, D], a tensor or an array.
 
     Raises:
         ValueError: it has another shape.
     """
     if not tf.TensorShape(value.shape).is_compatible_with([table.rows, table.dim]):
         raise ValueError(
-            f"table '{table.op.name}' is [{table.rows}, {table.dim}], and can't be "
-            f"assigned a value of shape "
-            f"{value.shape}: give the whole table, the same on every rank."
+            f"table '{table.op.name}' is [{table.rows}, {table.dim}], and can't be assigned a "
+            f"value of shape {value.shape}: give the whole table, the same on every rank."
         )
     return value[collectives.rank() :: collectives.size()]
 
 
-def agreed(table: Sharded, what: str) -> tf.Tensor:
-    """An operation behind which all ranks do `what` to `table`, or none: one alone would change its
-    shard only.
+def agreed(table: ShardedRows, what: str) -> tf.Tensor:
+    """Makes an operation behind which all ranks change `table`, or none does.
+
+    Args:
+        table: a change of one rank alone would be one of its shard only.
+        what: names the change.
     """
     opened = gate.gates_of(tf.get_default_graph()).beside([]).zero
     name = collectives.unique_name(f"{what}/{table.op.name}")
@@ -110,10 +127,10 @@ def agreed(table: Sharded, what: str) -> tf.Tensor:
         return tf.identity(opened, name=collectives.ALIKE + name)
 
 
-def load(table: Sharded, value: Any, session: Any) -> None:
-    """`table.load(value, session)`: on every rank, which keeps its rows."""
+def load(table: ShardedRows, value: Any, session: Any) -> None:
+    """Loads a whole `value` for `table.load(value, session)`: every rank keeps its rows."""
     session = session or tf.get_default_session()
     if session is None:
         raise ValueError(f"table '{table.op.name}': load needs a session, or a default one.")
     array = np.asarray(value, table.dtype.as_numpy_dtype)
-    session.run(table.initializer, {table.initializer.inputs[1]: mine(table, array)})
+    session.run(table.initializer, {table.initializer.inputs[1]: local_rows(table, array)})

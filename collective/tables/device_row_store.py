@@ -1,6 +1,4 @@
-"""What a session holds of a dynamic table on a device: `store.py` in memory that kernels and
-TensorFlow share.
-"""
+"""Keeps columns of dynamic tables on a device, in memory that kernels and TensorFlow share."""
 
 from __future__ import annotations
 
@@ -15,16 +13,17 @@ from collective.ops.gpu import device_key_map
 from collective.ops.gpu.kernel_api import Kernels
 from collective.ops.gpu.memory_bridge import MemoryBridge
 from collective.tables import initializers
-from collective.tables.row_store import ROOM, RowColumn, Store, living
+from collective.tables.row_store import MORE_MEMORY, RowColumn, Store, registered
 
 
 class DeviceColumn(RowColumn):
-    """One in memory of the device that grows where it is. TensorFlow is told its address, and uses
-    it as it uses its own.
+    """Keeps a column in memory of the device that grows where it is.
+
+    TensorFlow is told its address, and uses it as its own.
 
     Args:
         name: the variable's, for errors.
-        side: where it is.
+        bridge: where it is.
     """
 
     def __init__(
@@ -33,80 +32,78 @@ class DeviceColumn(RowColumn):
         rows: int,
         dim: int,
         dtype: Any,
-        side: MemoryBridge,
+        bridge: MemoryBridge,
         first: np.ndarray | None = None,
     ):
         super().__init__(first)
-        self._name, self._side, self._row_bytes = name, side, dim * np.dtype(dtype).itemsize
-        with side.call():
+        self._name, self._bridge, self._row_bytes = name, bridge, dim * np.dtype(dtype).itemsize
+        with bridge.call():
             try:
-                self._memory = side.reserve(rows * self._row_bytes)
+                self._memory = bridge.reserve(rows * self._row_bytes)
             except (MemoryError, RuntimeError) as error:
                 raise MemoryError(
-                    f"'{name}' can not reserve {rows * self._row_bytes:,} bytes of "
-                    f"address space: {error}. Set "
-                    f"COLLECTIVE_COLUMN_GB lower, or {placement.DYNAMIC}=host."
+                    f"'{name}' can not reserve {rows * self._row_bytes:,} bytes of address space: "
+                    f"{error}. Set COLLECTIVE_COLUMN_GB lower, or {placement.DYNAMIC}=host."
                 ) from error
-            self._rows = side.within(self._memory, (rows, dim), dtype)
-        self.reach(0)
+            self._rows = bridge.within(self._memory, (rows, dim), dtype)
+        self.ensure_capacity(0)
 
     @property
     def address(self) -> int:
         return self._memory.address
 
-    def offer(self, path: str) -> None:
+    def expose(self, path: str) -> None:
         pass
 
-    def settle_in(self) -> None:
+    def adopt_mapping(self) -> None:
         pass
 
-    def reach(self, count: int) -> None:
+    def ensure_capacity(self, count: int) -> None:
         size = (count + 1) * self._row_bytes
-        with self._side.call():
+        with self._bridge.call():
             before = self._memory.taken
             if size <= before:
                 return
             try:
-                self._side.grow(self._memory, size)
+                self._bridge.grow(self._memory, size)
             except MemoryError as error:
                 raise MemoryError(
                     f"'{self._name}' has memory for {before // self._row_bytes:,} rows, and needs "
-                    f"{size - before:,} bytes more "
-                    f"for {count:,}: {error}. {self._side.memory()}, and TensorFlow what it has "
-                    f"taken. Train on more ranks; or "
-                    f"set {placement.DYNAMIC}=host, which has dynamic tables in the host's "
-                    f"memory."
+                    f"{size - before:,} bytes more for {count:,}: {error}. "
+                    f"{self._bridge.memory()}, and TensorFlow what it has taken. Train on more "
+                    f"ranks; or set {placement.DYNAMIC}=host, which has dynamic tables in the "
+                    "host's memory."
                 ) from error
-            self._side.within(self._memory, (self._memory.taken - before,), np.uint8, before).fill(
-                0
-            )
+            self._bridge.within(
+                self._memory, (self._memory.taken - before,), np.uint8, before
+            ).fill(0)
 
     def read(self, rows: np.ndarray) -> np.ndarray:
-        with self._side.call():
-            kernels = self._side.kernels
+        with self._bridge.call():
+            kernels = self._bridge.kernels
             return kernels.download(self._rows[kernels.upload(rows)])
 
     def write(self, rows: np.ndarray | slice, values: np.ndarray) -> None:
         if not isinstance(rows, slice):
-            # Of a row that is given twice the last values stay; on a device nobody knows which
-            # would.
+            # Of a row that is given twice the last values stay. A device writes in no order: it
+            # gets each row once.
             last = len(rows) - 1 - np.unique(rows[::-1], return_index=True)[1]
             rows, values = rows[last], values[last]
-        with self._side.call():
-            kernels = self._side.kernels
+        with self._bridge.call():
+            kernels = self._bridge.kernels
             self._rows[rows if isinstance(rows, slice) else kernels.upload(rows)] = kernels.upload(
                 values
             )
 
 
 def new_store(
-    capacity: int, dim: int, dtype: Any, name: str, fill: initializers.Fill, side: MemoryBridge
+    capacity: int, dim: int, dtype: Any, name: str, fill: initializers.Fill, bridge: MemoryBridge
 ) -> Store:
-    """An empty store; arguments as for `Store` and `DeviceColumn`."""
+    """Makes an empty store; arguments as for `Store` and `DeviceColumn`."""
     return Store(
-        device_key_map.DeviceKeyMap(name, capacity, side),
-        DeviceColumn(name, capacity + 1, dim, dtype, side),
-        side.call,
+        device_key_map.DeviceKeyMap(name, capacity, bridge),
+        DeviceColumn(name, capacity + 1, dim, dtype, bridge),
+        bridge.call,
         dim,
         name,
         fill,
@@ -116,17 +113,17 @@ def new_store(
 def find(
     kernels: Kernels, numbers: np.ndarray, keys: Any, sizes: Sequence[int], insert: bool
 ) -> Any:
-    """`Store.rows` of several stores at once: [K] int64 on the device, until the next call.
+    """Returns `Store.rows` of several stores at once: [K] int64 on the device, until the next call.
 
     Args:
         kernels: the kernels.
-        numbers: of the stores.
+        numbers: the stores' numbers.
         keys: [K] int64 on the device.
-        sizes: how many of them each store has, one after the other.
-        insert: whether new keys are inserted; or they have row 0.
+        sizes: the number of keys of each store, one after the other.
+        insert: inserts new keys, which have row 0 otherwise.
     """
-    stores: list[Store] = [living(int(number)) for number in numbers]
-    with contextlib.ExitStack() as drawing:  # all of them, also where one fails
+    stores: list[Store] = [registered(int(number)) for number in numbers]
+    with contextlib.ExitStack() as drawing:  # All stores draw, also if one fails.
         for store in stores:
             drawing.callback(store.draw)
         try:
@@ -134,4 +131,4 @@ def find(
                 kernels, [store.keys for store in stores], keys, sizes, insert
             )
         except MemoryError as error:
-            raise MemoryError(f"{error}. {ROOM}.") from error
+            raise MemoryError(f"{error}. {MORE_MEMORY}.") from error

@@ -1,5 +1,4 @@
-"""The dynamic table: a table without a vocabulary, whose rows come into being as training meets
-their keys.
+"""Defines the dynamic table, which has no vocabulary: training adds rows as it meets new keys.
 
 One run of a lookup on the rank that owns the keys:
 
@@ -7,8 +6,8 @@ One run of a lookup on the rank that owns the keys:
     ──► ResourceGather
 
 Rows and slots are resource variables whose memory is reserved address space, of the host
-(`collective.ops.memory`) or of a GPU (`collective.ops.gpu.reserved_memory`): it never moves, so new rows
-are written straight into it, and TensorFlow's own kernels read and update it in place.
+(`collective.ops.memory`) or of a GPU (`collective.ops.gpu.reserved_memory`): it never moves, so new
+rows are written straight into it, and TensorFlow's own kernels read and update it in place.
 """
 
 from __future__ import annotations
@@ -32,13 +31,16 @@ from collective.ops import (
     shard_gradients,
     training_flag,
 )
+from collective.ops.sessions import raw_session, run_unpatched
 from collective.tables import initializers, row_store
-from collective.tables.reserved_variable import Lazy, never, run_here
-from collective.tables.table import REFUSED, WHOLE, Table, in_shard_view
+from collective.tables.reserved_variable import ReservedVariable, refusing_method
+from collective.tables.table import REFUSED_METHODS, WHOLE_VALUE_METHODS, Table, in_shard_view
 
 
-class DynamicTable(Lazy, Table):
-    """A table of any int64 keys, whose key k lives on rank mix(k) mod N (`collective.ops.key_hashing`).
+class DynamicTable(ReservedVariable, Table):
+    """Holds rows for any int64 keys; key k lives on rank mix(k) mod N.
+
+    `collective.ops.key_hashing` has the mix.
 
     A key gets its row when training looks it up for the first time; row and slots start from (seed,
     name, key) alone. Elsewhere an unknown key has a row of zeros, and stays unknown. It is looked
@@ -50,14 +52,16 @@ class DynamicTable(Lazy, Table):
         rows: None.
         dim: D.
         shape: [None, D].
-        slots: those that optimizers have made for it.
-        side: whose memory it is in, None for the host's, where those are that aren't float32.
+        slots: the slots that optimizers have made for it.
+        bridge: shares the memory of the device on which the table is; None in the host's memory,
+            where tables of other types than float32 are.
         capacity: the most rows on this rank: what the memory can hold.
-        settled: while an update is built int64, how many rows slots have been settled for.
+        slot_row_count: int64, the number of rows that slots have values for, while an update is
+            built.
     """
 
     hashed = True
-    initial_value = None  # of which rows?
+    initial_value = None  # There are no rows to begin with.
 
     def __init__(
         self,
@@ -75,10 +79,10 @@ class DynamicTable(Lazy, Table):
         self.rows, self.dim = None, shape.as_list()[1]
         self._numpy, self._name = dtype.as_numpy_dtype, name
         self.slots: list[Any] = []
-        self.settled: tf.Tensor | None = None
-        # set by tf.train.init_from_checkpoint
+        self.slot_row_count: tf.Tensor | None = None
+        # tf.train.init_from_checkpoint sets it.
         self.first_rows: Callable[[Loading], None] | None = None
-        self.side = (
+        self.bridge = (
             dispatch.bridge() if dtype == tf.float32 and placement.on_device(dynamic=True) else None
         )
         self.capacity = self._capacity(self.dim * dtype.size)
@@ -90,7 +94,7 @@ class DynamicTable(Lazy, Table):
             self.source = tf.placeholder_with_default(
                 tf.constant(0, tf.int64), [], f"{name}/source"
             )
-        self._make(
+        self._create(
             name,
             self.capacity + 1,
             self.dim,
@@ -100,27 +104,27 @@ class DynamicTable(Lazy, Table):
             trainable is not False,
             collections,
             constraint,
-            self.side is not None,
+            self.bridge is not None,
         )
 
     def _capacity(self, row_bytes: int) -> int:
-        if self.side is None:
+        if self.bridge is None:
             return memory.rows_that_fit(row_bytes, keymap.MOST_ROWS)
-        # what is needed on a device takes a while to import
+        # The import takes a while, and only a device needs it.
         from collective.ops.gpu.hash_table import MOST_ROWS
 
-        return int(self.side.rows_that_fit(row_bytes, MOST_ROWS - 1))  # and row 0
+        return int(self.bridge.rows_that_fit(row_bytes, MOST_ROWS - 1))  # Row 0 counts, too.
 
     def _new_store(self) -> row_store.Store:
         shape = self.capacity, self.dim, self._numpy, self._name, self._fill
         return (
             row_store.host_store(*shape)
-            if self.side is None
-            else _device_store().new_store(*shape, self.side)
+            if self.bridge is None
+            else _device_row_store().new_store(*shape, self.bridge)
         )
 
     def _first_store(self) -> row_store.Store:
-        """What it starts with: nothing, or what `first_rows` adds."""
+        """Returns the store that the table starts with: empty, or filled by `first_rows`."""
         if self.first_rows is None:
             return self._new_store()
         loading = self.loading([])
@@ -128,44 +132,46 @@ class DynamicTable(Lazy, Table):
         return loading.store
 
     def _start(self, path: str, source: np.ndarray) -> np.ndarray:
-        made = row_store.living(int(source)).store if source else self._first_store()
-        made.values.offer(path)
-        return row_store.keep(made.number, made)
+        store = row_store.registered(int(source)).store if source else self._first_store()
+        store.values.expose(path)
+        return row_store.register(store.number, store)
 
     def new_column(
         self, name: str, dim: int, dtype: Any, first: np.ndarray | None = None
     ) -> row_store.RowColumn:
-        """Memory for a slot `name` of rows [`dim`]."""
+        """Makes memory for a slot `name` of rows [`dim`]."""
         shape = self.capacity + 1, dim, dtype
         return (
             row_store.HostColumn(*shape, first)
-            if self.side is None
-            else _device_store().DeviceColumn(name, *shape, self.side, first)
+            if self.bridge is None
+            else _device_row_store().DeviceColumn(name, *shape, self.bridge, first)
         )
 
     @property
     def shape(self) -> tf.TensorShape:
-        """[None, D]; for optimizers, which make slots of one row that stands for all, [1, D]."""
+        """Returns [None, D]; for optimizers [1, D], as one row of a slot stands for all."""
         return tf.TensorShape([1 if in_shard_view() else None, self.dim])
 
     @property
     def shard_shape(self) -> tf.TensorShape:
-        """Unknown rows: nobody can make a matrix of a gradient, which would be one of all reserved
-        memory.
+        """Returns a shape of unknown rows.
+
+        So nobody can make a matrix of a gradient, which would be as large as all reserved memory.
         """
         return tf.TensorShape([None, self.dim])
 
     def owners(self, keys_: tf.Tensor) -> tf.Tensor:
-        """int32 [K], the ranks that own the int64 `keys_` [K]."""
+        """Returns the ranks that own the int64 `keys_` [K], int32 [K]."""
         return key_hashing.owners(keys_, collectives.size())
 
     def local(self, keys_: tf.Tensor) -> tf.Tensor:
-        """[K] int64, the local rows of `keys_` [K], inserted in training; 0, a row of zeros, for
-        unknown ones elsewhere.
+        """Returns the local rows of `keys_` [K], int64 [K].
+
+        In training unknown keys are inserted; elsewhere they have row 0, a row of zeros.
         """
         with tf.device("/cpu:0"):
             local = tf.numpy_function(
-                _find,
+                _find_rows,
                 [self.number, keys_, training_flag.flag(tf.get_default_graph())],
                 tf.int64,
                 stateful=True,
@@ -174,27 +180,26 @@ class DynamicTable(Lazy, Table):
         return local
 
     @staticmethod
-    def local_together(
+    def local_of_tables(
         tables: Sequence[DynamicTable], keys_: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
-        """`local` of several tables, which are in the same memory."""
-        if tables[0].side is None:
-            return [table.local(some) for table, some in zip(tables, keys_)]
+        """Returns `local` of several tables that are in the same memory."""
+        if tables[0].bridge is None:
+            return [table.local(keys) for table, keys in zip(tables, keys_)]
         insert = training_flag.flag(tf.get_default_graph())
-        found: list[tf.Tensor] = dispatch.operations().collective_find(
-            _device_store().find, [table.number for table in tables], keys_, insert
+        rows: list[tf.Tensor] = dispatch.operations().collective_find(
+            _device_row_store().find, [table.number for table in tables], keys_, insert
         )
-        return found
+        return rows
 
     def fetch(self, keys_: tf.Tensor) -> tf.Tensor:
-        """[K, D], the rows of `keys_` [K] int64, all of which this rank owns; zeros for unknown
-        ones, except in training.
+        """Returns the rows of `keys_` [K] int64, all of which this rank owns: [K, D].
 
-        Its gradient is `IndexedSlices` by local row.
+        Unknown keys have zeros, except in training. The gradient is `IndexedSlices` by local row.
         """
         graph = tf.get_default_graph()
         local = self.local(keys_)
-        with tf.device("/cpu:0") if self.side is None else dispatch.device(dynamic=True):
+        with tf.device("/cpu:0") if self.bridge is None else dispatch.device(dynamic=True):
             with graph.gradient_override_map({"ResourceGather": "CollectiveDynamicGather"}):
                 rows = tf.raw_ops.ResourceGather(
                     resource=self.handle, indices=local, dtype=self.dtype
@@ -205,24 +210,23 @@ class DynamicTable(Lazy, Table):
     def refuse(self, way: str) -> NoReturn:
         raise TableError(
             f"{way} of table '{self.op.name}' isn't possible: it is dynamic, and has rows for the "
-            f"keys that came, on their "
-            "ranks. Look rows up by their keys (tf.nn.embedding_lookup, embedding_lookup_sparse, "
-            "safe_embedding_lookup_sparse, "
-            "tf.gather; what pools them takes ragged keys as ids.to_sparse()), or go through all "
-            "with table.export(session) "
+            "keys that came, on their ranks. Look rows up by their keys (tf.nn.embedding_lookup, "
+            "embedding_lookup_sparse, safe_embedding_lookup_sparse, tf.gather; what pools them "
+            "takes ragged keys as ids.to_sparse()), or go through all with table.export(session) "
             "and table.import_(session, keys, rows)."
         )
 
-    # -- all rows
+    # -- All rows
 
     def count(self) -> tf.Tensor:
-        """int64 scalar: the rows on this rank, at some moment of the run."""
+        """Returns the number of rows on this rank, int64 scalar, at some moment of the run."""
         with tf.control_dependencies([self._gate()]):
             return count_rows(self)
 
     def total_count(self) -> tf.Tensor:
-        """int64 scalar: the rows on all ranks. Every rank runs it, like a training step; it isn't
-        one.
+        """Returns the number of rows on all ranks, int64 scalar.
+
+        Every rank runs it, like a training step, though it isn't one.
         """
         name = collectives.unique_name(f"{self.op.name}/total_count")
         return collectives.allreduce_sum([self.count()], name, self._gate())[0]
@@ -234,43 +238,42 @@ class DynamicTable(Lazy, Table):
         return gate.gates_of(tf.get_default_graph()).beside([]).zero
 
     def store(self, session: Any) -> row_store.Store:
-        """What `session` holds of it.
+        """Returns the rows that `session` holds.
 
         Raises:
             tf.errors.FailedPreconditionError: it isn't initialized.
         """
-        found: row_store.Store = row_store.living(int(run_here(session, self.number)))
-        return found
+        store: row_store.Store = row_store.registered(int(run_unpatched(session, self.number)))
+        return store
 
     def local_count(self, session: Any) -> int:
-        """The rows on this rank."""
+        """Returns the number of rows on this rank."""
         return len(self.store(session))
 
     def ascending(self, session: Any, block: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(keys [b] int64, local rows [b] int64), b <= block: this rank's, by ascending keys."""
+        """Yields (keys [b] int64, local rows [b] int64), b <= block, by ascending keys."""
         return self.store(session).ascending(block)
 
     def export(self, session: Any, block: int = 1 << 16) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """This rank's keys, ascending, and their rows: (int64 [b], [b, D]) with b <= block.
+        """Yields this rank's keys, ascending, and their rows: (int64 [b], [b, D]) with b <= block.
 
         Args:
-            session: the session; a `MonitoredSession`, too. What it trains meanwhile may be in it
-                or not.
+            session: a session, also a `MonitoredSession`. Rows that it changes meanwhile may be
+                the old or the new ones.
             block: rows at a time, which bounds the memory.
         """
-        held = self.store(raw(session))
-        for some, local in held.ascending(block):
-            yield some, held.values.read(local)
+        store = self.store(raw_session(session))
+        for keys, local in store.ascending(block):
+            yield keys, store.values.read(local)
 
     def import_(self, session: Any, keys_: Any, rows: Any) -> None:
-        """Gives keys these rows. Call it for block after block; every rank keeps the keys that it
-        owns.
+        """Gives keys these rows, block after block; every rank keeps the keys that it owns.
 
         A key that is there has its row replaced and keeps its slots, a new one's slots start fresh.
         Nothing else changes.
 
         Args:
-            session: the session; a `MonitoredSession`, too.
+            session: a session, also a `MonitoredSession`.
             keys_: [b] int64. Ranks may pass the same block or each its own; of a key given twice
                 the last row stays.
             rows: [b, D].
@@ -281,36 +284,33 @@ class DynamicTable(Lazy, Table):
         keys_, rows = np.asarray(keys_, np.int64), np.asarray(rows)
         if keys_.ndim != 1 or rows.shape != (len(keys_), self.dim):
             raise ValueError(
-                f"table '{self.op.name}': import_ takes keys [b] and rows [b, "
-                f"{self.dim}], "
-                f"not {list(keys_.shape)} and {list(rows.shape)}."
+                f"table '{self.op.name}': import_ takes keys [b] and rows [b, {self.dim}], not "
+                f"{list(keys_.shape)} and {list(rows.shape)}."
             )
-        mine = self._mine(keys_)
-        self.store(raw(session)).put(keys_[mine], rows[mine])
+        is_owned = self._is_owned(keys_)
+        self.store(raw_session(session)).put(keys_[is_owned], rows[is_owned])
 
     @staticmethod
-    def _mine(keys_: np.ndarray) -> np.ndarray:
+    def _is_owned(keys_: np.ndarray) -> np.ndarray:
         return key_hashing.owners_np(keys_, collectives.size()) == collectives.rank()
 
-    def settle_slots(self, session: Any, slots: Sequence[Any]) -> None:
-        """Rows that a slot hasn't got yet get their first value: before slots are read."""
+    def initialize_slot_rows(self, session: Any, slots: Sequence[Any]) -> None:
+        """Gives rows that a slot doesn't have yet their first value, before slots are read."""
         count = self.local_count(session)
         for slot in slots:
-            slot.column(session).settle(count)
+            slot.column(session).initialize_rows(count)
 
     def loading(self, slots: Sequence[Any]) -> Loading:
-        """Begins to read rows, and those of `slots`, from somewhere: `add` them, then `assign` all
-        at once.
-        """
+        """Begins to read rows, and those of `slots`: `add` them, then `assign` all at once."""
         return Loading(self, slots)
 
 
 class Loading:
-    """Rows and slots of a table that are being read, until they replace those of a session.
+    """Collects rows and slots of a table until they replace those of a session.
 
     Attributes:
         store: the keys and rows that were added.
-        columns: the rows of the slots, by their names.
+        columns: the memory of the slots, by their names.
     """
 
     def __init__(self, table: DynamicTable, slots: Sequence[Any]):
@@ -319,76 +319,73 @@ class Loading:
         self.columns = {slot.op.name: slot.new_column() for slot in slots}
 
     def add(self, keys_: np.ndarray, rows: np.ndarray, slots: Mapping[str, np.ndarray]) -> None:
-        """`keys_` [b] int64 that this rank owns, with their rows [b, D], and those of every slot by
-        its name.
+        """Adds keys that this rank owns, with their rows.
+
+        Args:
+            keys_: [b] int64.
+            rows: [b, D].
+            slots: [b, D] of every slot, by its name.
         """
         local = self.store.put(keys_, rows)
         for name, column in self.columns.items():
-            column.reach(len(self.store))
+            column.ensure_capacity(len(self.store))
             column.write(local, slots[name])
             column.filled = len(self.store)
 
     def assign(self, session: Any) -> None:
-        """Replaces the table and all of its slots in `session`; a slot that wasn't read starts
-        fresh.
+        """Replaces the table and all of its slots in `session`.
+
+        A slot that wasn't read starts fresh.
         """
-        with row_store.lent(self) as number:
-            run_here(
+        with row_store.registered_meanwhile(self) as number:
+            run_unpatched(
                 session,
                 [v.initializer for v in (self._table, *self._table.slots)],
                 {self._table.source: number},
             )
 
 
-def _device_store() -> Any:
-    from collective.tables import device_row_store  # takes a while to import
+def _device_row_store() -> Any:
+    from collective.tables import device_row_store  # The import takes a while.
 
     return device_row_store
 
 
-def raw(session: Any) -> Any:
-    """The `tf.Session` in a monitored session."""
-    while not isinstance(session, tf.Session) and hasattr(session, "_sess"):
-        session = session._sess
-    return session
-
-
 def count_rows(table: DynamicTable) -> tf.Tensor:
-    """int64 scalar: the rows on this rank, once what is waited for here is done."""
+    """Returns the number of rows on this rank, int64 scalar, behind the control dependencies."""
     with tf.device("/cpu:0"):
-        count = tf.numpy_function(_count, [tf.identity(table.number)], tf.int64, stateful=True)
+        count = tf.numpy_function(_count_rows, [tf.identity(table.number)], tf.int64, stateful=True)
     count.set_shape([])
     return count
 
 
-def _find(number: np.ndarray, keys_: np.ndarray, insert: np.ndarray) -> np.ndarray:
-    return row_store.living(int(number)).rows(keys_, bool(insert))
+def _find_rows(number: np.ndarray, keys_: np.ndarray, insert: np.ndarray) -> np.ndarray:
+    return row_store.registered(int(number)).rows(keys_, bool(insert))
 
 
-def _count(number: np.ndarray) -> np.int64:
-    return np.int64(len(row_store.living(int(number))))
+def _count_rows(number: np.ndarray) -> np.int64:
+    return np.int64(len(row_store.registered(int(number))))
 
 
 @tf.RegisterGradient("CollectiveDynamicGather")
 def _gather_gradient(op: tf.Operation, gradient: Any) -> tuple[tf.IndexedSlices, None]:
     if graphs.is_function(op.graph) or op._get_control_flow_context() is not None:
         raise TableError(
-            f"A lookup in the dynamic table '{_outside(op.inputs[0]).op.name}' "
-            f"inside tf.cond, tf.while_loop or "
-            "tf.function has no gradient: look up outside, and choose among the rows "
-            "inside."
+            f"A lookup in the dynamic table '{_outside(op.inputs[0]).op.name}' inside tf.cond, "
+            "tf.while_loop or tf.function has no gradient: look up outside, and choose among the "
+            "rows inside."
         )
     if isinstance(gradient, tf.IndexedSlices):
         gradient = tf.math.unsorted_segment_sum(
             gradient.values, gradient.indices, tf.shape(op.outputs[0])[0]
         )
-    # Without a dense shape nobody can make a matrix of it, which would be one of all reserved
-    # memory.
+    # Without a dense shape nobody can make a matrix of the gradient, which would be as large as all
+    # reserved memory.
     return shard_gradients.of_shard(tf.IndexedSlices(gradient, op.inputs[1], None)), None
 
 
 def _outside(x: tf.Tensor) -> tf.Tensor:
-    """What `x` stands for in a function or a branch, if it is given from outside."""
+    """Returns what `x` stands for outside of a function or a branch that captures it."""
     while hasattr(x.graph, "captures"):
         outer = next((outer for outer, inner in x.graph.captures if inner is x), None)
         if outer is None:
@@ -397,5 +394,5 @@ def _outside(x: tf.Tensor) -> tf.Tensor:
     return x
 
 
-for _method, _way in {**WHOLE, **REFUSED}.items():
-    setattr(DynamicTable, _method, never(_method, _way))
+for _method, _way in {**WHOLE_VALUE_METHODS, **REFUSED_METHODS}.items():
+    setattr(DynamicTable, _method, refusing_method(_method, _way))

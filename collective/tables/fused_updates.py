@@ -1,7 +1,8 @@
-"""Which rule of our own updates a table as an optimizer of `tf.train` does.
+"""Chooses the rule of our own by which a table is updated as an optimizer of `tf.train` does.
 
-A rule replaces what an optimizer does with the sparse gradient of one variable:
-`Optimizer._resource_apply_sparse`. It is asked anew in every step for what may change.
+A rule replaces what an optimizer does with the sparse gradient of update variable:
+`Optimizer._resource_apply_sparse`. Numbers that may change, like a learning rate, are read in every
+step.
 """
 
 from __future__ import annotations
@@ -19,42 +20,42 @@ from collective.ops.gpu import rules
 from collective.tables.table import Table
 
 
-class Following(NamedTuple):
-    """What an optimizer asks for.
+class OptimizerRule(NamedTuple):
+    """Describes the update that an optimizer asks for.
 
     Attributes:
-        rule: makes the rule of `numbers`.
+        make_rule: makes the rule of `numbers`.
         numbers: scalars.
-        slots: their names.
-        all_rows: it changes rows that have no gradient, too.
+        slots: the slots' names.
+        all_rows: True if rows without a gradient change, too.
     """
 
-    rule: Callable[..., rules.Rule]
+    make_rule: Callable[..., rules.Rule]
     numbers: Sequence[Any]
     slots: Sequence[str] = ()
     all_rows: bool = False
 
 
-def _gradient_descent(optimizer: Any) -> Following:
-    return Following(rules.SGD, [optimizer._learning_rate_tensor])
+def _gradient_descent(optimizer: Any) -> OptimizerRule:
+    return OptimizerRule(rules.SGD, [optimizer._learning_rate_tensor])
 
 
-def _momentum(optimizer: Any) -> Following:
-    return Following(
+def _momentum(optimizer: Any) -> OptimizerRule:
+    return OptimizerRule(
         functools.partial(rules.Momentum, nesterov=optimizer._use_nesterov),
         [optimizer._learning_rate_tensor, optimizer._momentum_tensor],
         ["momentum"],
     )
 
 
-def _adagrad(optimizer: Any) -> Following:
-    return Following(rules.Adagrad, [optimizer._learning_rate_tensor], ["accumulator"])
+def _adagrad(optimizer: Any) -> OptimizerRule:
+    return OptimizerRule(rules.Adagrad, [optimizer._learning_rate_tensor], ["accumulator"])
 
 
-def _adam(optimizer: Any) -> Following:
+def _adam(optimizer: Any) -> OptimizerRule:
     beta1, beta2 = (tf.cast(power, tf.float32) for power in optimizer._get_beta_accumulators())
     rate = tf.cast(optimizer._lr_t, tf.float32) * tf.sqrt(1 - beta2) / (1 - beta1)
-    return Following(
+    return OptimizerRule(
         functools.partial(rules.Adam, corrected=True),
         [rate, optimizer._beta1_t, optimizer._beta2_t, optimizer._epsilon_t],
         ["m", "v"],
@@ -62,8 +63,8 @@ def _adam(optimizer: Any) -> Following:
     )
 
 
-def _ftrl(optimizer: Any) -> Following:
-    return Following(
+def _ftrl(optimizer: Any) -> OptimizerRule:
+    return OptimizerRule(
         rules.Ftrl,
         [
             optimizer._learning_rate_tensor,
@@ -76,7 +77,7 @@ def _ftrl(optimizer: Any) -> Following:
     )
 
 
-def _rmsprop(optimizer: Any) -> Following:
+def _rmsprop(optimizer: Any) -> OptimizerRule:
     numbers = [
         optimizer._learning_rate_tensor,
         optimizer._decay_tensor,
@@ -84,79 +85,79 @@ def _rmsprop(optimizer: Any) -> Following:
         optimizer._epsilon_tensor,
     ]
     if optimizer._centered:
-        return Following(rules.CenteredRMSProp, numbers, ["rms", "momentum", "mg"])
-    return Following(rules.RMSProp, numbers, ["rms", "momentum"])
+        return OptimizerRule(rules.CenteredRMSProp, numbers, ["rms", "momentum", "mg"])
+    return OptimizerRule(rules.RMSProp, numbers, ["rms", "momentum"])
 
 
-def update_of(kind: type, following: Callable[[Any], Following]) -> Callable[..., Any]:
+def update_of(kind: type, rule_of: Callable[[Any], OptimizerRule]) -> Callable[..., Any]:
     """Returns what stands in for an optimizer's sparse update.
 
     Args:
         kind: the optimizer's class.
-        following: gives the rule that an optimizer of this class follows.
+        rule_of: gives the rule of an optimizer of this class.
     """
-    return functools.partial(_apply, kind, following)
+    return functools.partial(_apply, kind, rule_of)
 
 
-class _Update(NamedTuple):
-    """What waits to be updated together with other tables.
+class _PendingUpdate(NamedTuple):
+    """Holds an update of one table that waits for those of other tables.
 
     Attributes:
-        settled: how many rows a dynamic table's slots have, beside row 0.
+        slot_row_count: the number of rows that a dynamic table's slots have, beside row 0.
         done: the operation that stands for the update.
     """
 
     optimizer: Any
-    following: Callable[[Any], Following]
+    rule_of: Callable[[Any], OptimizerRule]
     table: Table
     gradient: tf.Tensor
     rows: tf.Tensor
-    settled: tf.Tensor | None
+    slot_row_count: tf.Tensor | None
     done: tf.Operation
 
 
-_waiting = threading.local()
+_pending = threading.local()
 
 
-def together(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`Optimizer.apply_gradients`, which then updates all its tables in one operation."""
+def fuse_updates(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns an `Optimizer.apply_gradients` that updates all of its tables in update operation."""
 
     def apply_gradients(*args: Any, **kwargs: Any) -> Any:
-        before, _waiting.updates = getattr(_waiting, "updates", None), []
+        previous, _pending.updates = getattr(_pending, "updates", None), []
         try:
             applied = original(*args, **kwargs)
-            # a script's optimizer may have others do a part of it
-            by_rule: dict[tuple[int, Any], list[_Update]] = {}
-            for update in _waiting.updates:
-                by_rule.setdefault((id(update.optimizer), update.following), []).append(update)
+            # A script's optimizer may have others do a part of the work.
+            by_rule: dict[tuple[int, Any], list[_PendingUpdate]] = {}
+            for update in _pending.updates:
+                by_rule.setdefault((id(update.optimizer), update.rule_of), []).append(update)
             for updates in by_rule.values():
                 _update(updates)
             return applied
         finally:
-            _waiting.updates = before
+            _pending.updates = previous
 
     return apply_gradients
 
 
-def _update(updates: Sequence[_Update]) -> None:
+def _update(updates: Sequence[_PendingUpdate]) -> None:
     first = updates[0]
-    rule, numbers, names, all_rows = first.following(first.optimizer)
+    make_rule, numbers, names, all_rows = first.rule_of(first.optimizer)
     op = sparse_updates.update(
-        rule,
+        make_rule,
         [tf.cast(number, tf.float32) for number in numbers],
-        [one.table for one in updates],
-        [[first.optimizer.get_slot(one.table, name) for name in names] for one in updates],
-        [one.gradient for one in updates],
-        [one.rows for one in updates],
-        [one.settled if all_rows else None for one in updates],
+        [update.table for update in updates],
+        [[first.optimizer.get_slot(update.table, name) for name in names] for update in updates],
+        [update.gradient for update in updates],
+        [update.rows for update in updates],
+        [update.slot_row_count if all_rows else None for update in updates],
     )
-    for one in updates:
-        one.done._add_control_input(op)
+    for update in updates:
+        update.done._add_control_input(op)
 
 
 def _apply(
     kind: Any,
-    following: Callable[[Any], Following],
+    rule_of: Callable[[Any], OptimizerRule],
     original: Any,
     optimizer: Any,
     gradient: Any,
@@ -164,7 +165,10 @@ def _apply(
     rows: Any,
     *others: Any,
 ) -> tf.Operation:
-    """Adam hands on, as the last argument, how TensorFlow would add to rows."""
+    """Updates rows in place of an optimizer's `_resource_apply_sparse`.
+
+    Adam hands on, as the last argument, how TensorFlow would add to rows.
+    """
     if not (
         isinstance(variable, Table)
         and sparse_updates.is_possible(
@@ -172,7 +176,8 @@ def _apply(
         )
     ):
         return original(optimizer, gradient, variable, rows, *others)
-    if kind is gradient_descent.GradientDescentOptimizer:  # others are given each row once
+    # The other optimizers get each row once.
+    if kind is gradient_descent.GradientDescentOptimizer:
         gradient, rows = shard_gradients.summed(gradient, rows)
     rows = tf.cast(rows, tf.int64)
     if not placement.on_device(variable.hashed):
@@ -180,21 +185,21 @@ def _apply(
         return sparse_updates.adagrad(
             variable, optimizer.get_slot(variable, "accumulator"), rate, gradient, rows
         )
-    # Identities, which wait for what this update was asked to wait for.
-    update = _Update(
+    # The identities wait for the control dependencies of this update.
+    update = _PendingUpdate(
         optimizer,
-        following,
+        rule_of,
         variable,
         tf.identity(gradient),
         tf.identity(rows),
-        variable.settled if variable.hashed else None,
+        variable.slot_row_count if variable.hashed else None,
         tf.no_op(),
     )
-    waiting = getattr(_waiting, "updates", None)
-    if waiting is None:
+    pending = getattr(_pending, "updates", None)
+    if pending is None:
         _update([update])
     else:
-        waiting.append(update)
+        pending.append(update)
     return update.done
 
 

@@ -1,5 +1,4 @@
-"""Initial rows of a table, a shard at a time: row i is the same for every number of ranks and
-either backend.
+"""Fills a table's first rows, a shard at a time: row i is the same for every number of ranks.
 
 A row comes from (seed, the table's name, i) alone, by a counter-based generator: element d of row i
 is a hash of seed and i * D + d. The hash is the output function of SplitMix64 (Steele, Lea, Flood:
@@ -23,7 +22,7 @@ from tensorflow.python.framework import random_seed
 from tensorflow.python.ops import variables
 
 Fill = Callable[[np.ndarray, int], np.ndarray]  # (row numbers [R] uint64, D) -> values [R, D]
-BLOCK = 1 << 16  # elements drawn at once
+BLOCK = 1 << 16  # Elements drawn at once.
 
 _GAMMA, _MIX1, _MIX2 = (
     np.uint64(0x9E3779B97F4A7C15),
@@ -34,7 +33,7 @@ _STREAMS = 0xD1B54A32D192ED03
 
 
 def hashed(seed: int | np.ndarray, counter: np.ndarray) -> np.ndarray:
-    """uint64 values for the uint64 `counter`."""
+    """Returns uint64 values for the uint64 `counter`."""
     with np.errstate(over="ignore"):
         x = counter * _GAMMA
         x += np.asarray(seed, np.uint64)
@@ -47,13 +46,14 @@ def hashed(seed: int | np.ndarray, counter: np.ndarray) -> np.ndarray:
 
 
 def uniform(bits: np.ndarray) -> np.ndarray:
-    """float64 in [0, 1), multiples of 2**-53."""
+    """Returns float64 in [0, 1), multiples of 2**-53."""
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def normal(bits: np.ndarray) -> np.ndarray:
-    """Standard normal float64, one per element (Box and Muller, 1958), from its high and its low 32
-    bits.
+    """Returns standard normal float64, one per element (Box and Muller, 1958).
+
+    The radius comes from an element's high 32 bits, the angle from its low ones.
     """
     radius = ((bits >> np.uint64(32)).astype(np.float64) + 1.0) * 2.0**-32
     angle = (bits & np.uint64(0xFFFFFFFF)).astype(np.float64) * (2.0**-32 * 2.0 * math.pi)
@@ -62,11 +62,10 @@ def normal(bits: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def _truncated_quantiles() -> tuple[np.ndarray, ...]:
-    """Cubics c0 + c1 t + c2 t^2 + c3 t^3, t in [0, 1), of the standard normal truncated at 2: its
-    quantiles in 2**12 pieces.
+    """Returns cubics that approximate the quantiles of the standard normal truncated at 2.
 
-    Each has the values and the slopes of the exact function at both ends of its piece; between them
-    it is right to 1e-10.
+    There are 2**12 pieces, c0 + c1 t + c2 t^2 + c3 t^3 with t in [0, 1). Each has the values and
+    the slopes of the exact function at both ends of its piece; between them it is right to 1e-10.
     """
     normal_ = statistics.NormalDist()
     below = normal_.cdf(-2.0)
@@ -83,8 +82,9 @@ def _truncated_quantiles() -> tuple[np.ndarray, ...]:
 
 
 def truncated_normal(bits: np.ndarray) -> np.ndarray:
-    """Standard normal truncated at two standard deviations, as TensorFlow's, float64: one draw per
-    element.
+    """Returns standard normal float64 truncated at two standard deviations, as TensorFlow's.
+
+    One draw is taken per element.
     """
     c0, c1, c2, c3 = _truncated_quantiles()
     piece = (bits >> np.uint64(52)).astype(np.intp)
@@ -98,7 +98,9 @@ def truncated_normal(bits: np.ndarray) -> np.ndarray:
 
 
 def table_seed(name: str, seed: int | None) -> int:
-    """64 bits from the table's name, its initializer's seed and the graph's (`tf.set_random_seed`).
+    """Returns 64 bits from the table's name, its initializer's seed and the graph's.
+
+    The graph's is that of `tf.set_random_seed`.
 
     Without any seed the values are still a function of the name: ranks must agree on them.
     """
@@ -108,13 +110,13 @@ def table_seed(name: str, seed: int | None) -> int:
 
 def _random(seed: int | None, name: str, draw: Callable[[np.ndarray], np.ndarray]) -> Fill:
     if tf.get_default_graph().seed is not None:
-        # TensorFlow numbers unseeded operations: whatever comes next keeps its number
+        # TensorFlow numbers unseeded operations: the next one must keep its number.
         random_seed.get_seed(seed)
     base = table_seed(name, seed)
 
     def fill(rows: np.ndarray, dim: int) -> np.ndarray:
-        # Row numbers from 2**32 on are keys. Their upper half chooses a stream, for i * D + d would
-        # go round and meet itself.
+        # Row numbers from 2**32 on are keys. Their upper half chooses a stream, as i * D + d would
+        # overflow.
         low, high = rows & np.uint64(0xFFFFFFFF), rows >> np.uint64(32)
         streams = (
             np.where(high == 0, np.uint64(base), hashed(base ^ _STREAMS, high))[:, None]
@@ -132,12 +134,10 @@ def _scaled(init: Any, shape: tuple[int | None, int], name: str) -> Fill:
     rows, dim = shape
     if rows is None and init.mode != "fan_out":
         raise ValueError(
-            f"dynamic table '{name}': an initializer that scales by {init.mode} "
-            f"needs the number of rows, which a "
-            "dynamic table doesn't have. Use "
-            "tf.variance_scaling_initializer(mode='fan_out'), or one with a "
-            f"standard deviation, such as "
-            f"tf.truncated_normal_initializer(stddev={dim**-0.5:.4g})."
+            f"dynamic table '{name}': an initializer that scales by {init.mode} needs the number "
+            "of rows, which a dynamic table doesn't have. Use "
+            "tf.variance_scaling_initializer(mode='fan_out'), or one with a standard deviation, "
+            f"such as tf.truncated_normal_initializer(stddev={dim**-0.5:.4g})."
         )
     fan = {"fan_in": rows or 0, "fan_out": dim}.get(init.mode, ((rows or 0) + dim) / 2.0)
     variance = init.scale / max(1.0, fan)
@@ -146,7 +146,7 @@ def _scaled(init: Any, shape: tuple[int | None, int], name: str) -> Fill:
         return _random(init.seed, name, lambda bits: (2.0 * uniform(bits) - 1.0) * limit)
     if init.distribution == "untruncated_normal":
         return _random(init.seed, name, lambda bits: normal(bits) * math.sqrt(variance))
-    # .8796… is the standard deviation of a standard normal truncated at 2
+    # The standard deviation of a standard normal truncated at 2 is 0.8796….
     return _random(
         init.seed,
         name,
@@ -164,13 +164,13 @@ def _constant(value: Any, shape: tuple[int | None, int]) -> Fill | None:
 
 
 def is_constant(init: Any) -> bool:
-    """Whether `init` is an initializer of TensorFlow's that fills everything with one number."""
+    """Tells whether `init` is an initializer of TensorFlow that fills in one number."""
     names = {c.__name__ for c in (init if isinstance(init, type) else type(init)).__mro__}
     return bool(names & {"Zeros", "Ones", "Constant"}) and np.size(getattr(init, "value", 0)) == 1
 
 
 def by_row(init: Any, shape: tuple[int | None, int], name: str) -> Fill | None:
-    """How `init` fills single rows, or None if it isn't one of TensorFlow's initializers that can.
+    """Returns how `init` fills single rows; None if it isn't an initializer of TensorFlow that can.
 
     An initializer counts by the class that defines its `__call__`, so that a subclass which draws
     otherwise is not mistaken.
@@ -199,8 +199,9 @@ def by_row(init: Any, shape: tuple[int | None, int], name: str) -> Fill | None:
 
 
 def by_key(init: Any, dim: int, name: str) -> Fill:
-    """How `init` fills the row of any key of a dynamic table, given as uint64: row k of a static
-    table for 0 <= k < V.
+    """Returns how `init` fills the row of any key of a dynamic table, given as uint64.
+
+    The row of key k, 0 <= k < V, is row k of a static table.
 
     Args:
         init: TensorFlow's zeros, ones, constant (a number, or one row for all keys), uniform,
@@ -211,15 +212,13 @@ def by_key(init: Any, dim: int, name: str) -> Fill:
     """
     if isinstance(init, type):
         init = init()
-    given = not callable(init) and not isinstance(init, (tf.Tensor, variables.Variable))
-    fill = _constant(init, (None, dim)) if given else by_row(init, (None, dim), name)
+    is_value = not callable(init) and not isinstance(init, (tf.Tensor, variables.Variable))
+    fill = _constant(init, (None, dim)) if is_value else by_row(init, (None, dim), name)
     if fill is None:
         raise ValueError(
-            f"dynamic table '{name}': {init!r} doesn't fill single rows. Use "
-            f"TensorFlow's zeros, ones, constant "
-            f"(one number, or one row of {dim}), random_uniform, random_normal, "
-            f"truncated_normal or "
-            "variance_scaling(mode='fan_out') initializer."
+            f"dynamic table '{name}': {init!r} doesn't fill single rows. Use TensorFlow's zeros, "
+            f"ones, constant (one number, or one row of {dim}), random_uniform, random_normal, "
+            "truncated_normal or variance_scaling(mode='fan_out') initializer."
         )
     return fill
 
@@ -227,7 +226,7 @@ def by_key(init: Any, dim: int, name: str) -> Fill:
 def shard(
     init: Any, shape: tuple[int, int], dtype: tf.DType, name: str, rank: int, ranks: int
 ) -> tf.Tensor:
-    """The initial value of rank's shard: rows rank, rank + N, rank + 2N, … of [V, D], in `dtype`.
+    """Returns the initial value of a rank's shard: rows rank, rank + N, rank + 2N, … of [V, D].
 
     A rank holds no more than its shard and one block while it draws, if `init` is an array or one
     of TensorFlow's zeros, ones, constant, uniform, normal, truncated normal and variance scaling
@@ -238,47 +237,47 @@ def shard(
         init = init()
     value = None if callable(init) or isinstance(init, (tf.Tensor, variables.Variable)) else init
     fill = by_row(init, shape, name) if value is None else _constant(value, shape)
-    mine = len(range(rank, shape[0], ranks))
+    shard_rows = len(range(rank, shape[0], ranks))
     if fill is None:
-        with _alike(init, name):
-            whole = (
+        with _same_on_all_ranks(init, name):
+            all_rows = (
                 init(list(shape), dtype=dtype)
                 if callable(init)
                 else tf.convert_to_tensor(init, dtype)
             )
         return (
-            tf.reshape(whole[rank::ranks], [mine, shape[1]])
+            tf.reshape(all_rows[rank::ranks], [shard_rows, shape[1]])
             if ranks > 1
-            else tf.reshape(whole, shape)
+            else tf.reshape(all_rows, shape)
         )
 
     def draw(out: np.ndarray) -> None:
         step = max(1, BLOCK // max(1, shape[1]))
-        for first in range(0, mine, step):
-            local = np.arange(first, min(mine, first + step), dtype=np.uint64)
+        for first in range(0, shard_rows, step):
+            local = np.arange(first, min(shard_rows, first + step), dtype=np.uint64)
             out[first : first + step] = fill(local * np.uint64(ranks) + np.uint64(rank), shape[1])
 
-    return filled((mine, shape[1]), dtype, draw)
+    return filled((shard_rows, shape[1]), dtype, draw)
 
 
 @contextlib.contextmanager
-def _alike(init: Any, name: str) -> Iterator[None]:
-    """Inside, an initializer that draws the whole table draws the same on every rank, without any
-    seed, too.
-    """
+def _same_on_all_ranks(init: Any, name: str) -> Iterator[None]:
+    """Makes an initializer of a whole table draw the same on every rank, also without a seed."""
     graph = tf.get_default_graph()
-    given = graph.seed
-    if given is None and getattr(init, "seed", 0) is None:
+    seed = graph.seed
+    if seed is None and getattr(init, "seed", 0) is None:
         graph.seed = table_seed(name, None) % 2**31
     try:
         yield
     finally:
-        graph.seed = given
+        graph.seed = seed
 
 
 def filled(shape: tuple[int, int], dtype: tf.DType, fill: Callable[[np.ndarray], Any]) -> tf.Tensor:
-    """A tensor that `fill` writes in place when it is run, in TensorFlow's own memory. Assign it by
-    `only_after`.
+    """Returns a tensor that `fill` writes in place when it is run. Assign it by `only_after`.
+
+    The memory is TensorFlow's own: what a `numpy_function` returns stays NumPy's, and the first
+    sparse update of its variable copies all of it.
 
     (What a `numpy_function` returns stays NumPy's, and the first sparse update of its variable
     copies all of it.)
@@ -297,18 +296,19 @@ def filled(shape: tuple[int, int], dtype: tf.DType, fill: Callable[[np.ndarray],
 
 
 def empty(shape: tuple[int, int], dtype: tf.DType) -> tf.Tensor:
-    """A tensor of any content, which the graph optimizer leaves alone: no tensor of NumPy's."""
+    """Returns a tensor of any content that TensorFlow owns and its graph optimizer leaves alone."""
     if max(shape) < 2**31:
         return tf.raw_ops.Empty(shape=shape, dtype=dtype)
-    # TensorFlow's Empty takes a shape of int32 only, and what doesn't fit loses its upper bits.
+    # TensorFlow's Empty takes a shape of int32 only, and cuts off the upper bits of longer ones.
     unfolded = tf.numpy_function(lambda: np.array(shape, np.int64), [], tf.int64, stateful=True)
-    made = tf.fill(tf.ensure_shape(unfolded, [2]), tf.zeros([], dtype))
-    made.set_shape(shape)
-    return made
+    zeros = tf.fill(tf.ensure_shape(unfolded, [2]), tf.zeros([], dtype))
+    zeros.set_shape(shape)
+    return zeros
 
 
 def only_after(assignment: tf.Operation, value: tf.Tensor) -> None:
-    """`assignment` of `value` waits for what `value` waits for: the graph optimizer may take away
-    the identity between them.
+    """Makes `assignment` of `value` wait for the control inputs of `value`.
+
+    The graph optimizer may take away the identity between them.
     """
     assignment._add_control_inputs(list(value.op.control_inputs))

@@ -1,9 +1,9 @@
-"""TensorFlow's lookup functions on tables, by TensorFlow's type-based dispatch: registered once,
-for the type alone.
+"""Carries out TensorFlow's lookup functions on tables, by its type-based dispatch.
 
-`tf.nn.safe_embedding_lookup_sparse`, feature columns and `tf.gather` need nothing of their own:
-they end in these two. Only on dynamic tables the first does: TensorFlow's own takes negative keys
-for invalid ones.
+The functions are registered once, for the type alone. `tf.nn.safe_embedding_lookup_sparse`, feature
+columns and `tf.gather` end in `embedding_lookup` and `embedding_lookup_sparse` and need nothing of
+their own. Only on dynamic tables the first does: TensorFlow's own takes negative keys for invalid
+ones.
 """
 
 from __future__ import annotations
@@ -28,17 +28,15 @@ from collective.tables.table import Sharded
 
 
 def _checked(table: Sharded | ServedTable, ids: tf.Tensor) -> strategies.Lookup:
-    """The ids as int64, with their bounds. Where no gate can see them, they are checked on the
-    spot.
+    """Returns a lookup of the ids as int64, with their bounds for the gate to check.
 
-    That is with one rank, which has no gate, and inside control flow or a function, whose tensors
-    the gate can't reach.
+    Where no gate can see them, the ids are checked on the spot: with one rank, which has no gate,
+    and inside control flow or a function, whose tensors the gate can't reach.
     """
     if not (ids.dtype.is_integer or table.rows is None and ids.dtype == tf.string):
         raise TypeError(f"table '{table.op.name}': ids must be integers, not {ids.dtype.name}.")
     ids = _as_keys(table, ids)
-    # Every key of a dynamic table is valid; those of a served one are checked by TensorFlow's own
-    # operations.
+    # Every key of a dynamic table is valid; TensorFlow's own operations check a served table's ids.
     if table.rows is None or isinstance(table, ServedTable):
         return strategies.Lookup(table, ids, None)
     bounds = tensorflow_lookup.bounds(ids)
@@ -53,7 +51,7 @@ def _checked(table: Sharded | ServedTable, ids: tf.Tensor) -> strategies.Lookup:
 
 
 def _as_keys(table: Sharded | ServedTable, ids: tf.Tensor) -> tf.Tensor:
-    """int64; strings are keys of dynamic tables only."""
+    """Returns int64 keys of `ids`; strings are keys of dynamic tables only."""
     return (
         key_hashing.of_strings(ids)
         if table.rows is None and ids.dtype == tf.string
@@ -62,7 +60,7 @@ def _as_keys(table: Sharded | ServedTable, ids: tf.Tensor) -> tf.Tensor:
 
 
 def _check_now(table: Sharded, bounds: tf.Tensor) -> tf.Operation:
-    """Raises for an id outside of the table, in the words that the gate has for it."""
+    """Raises for an id outside of the table, in the gate's words."""
 
     def refuse(low_and_high: np.ndarray) -> np.ndarray:
         low, high = (int(x) for x in low_and_high)
@@ -70,11 +68,11 @@ def _check_now(table: Sharded, bounds: tf.Tensor) -> tf.Operation:
             f"table '{table.op.name}': id {low if low < 0 else high} is not in [0, {table.rows})"
         )
 
-    fine = tf.logical_or(
+    is_inside = tf.logical_or(
         bounds[0] > bounds[1], tf.logical_and(bounds[0] >= 0, bounds[1] < table.rows)
     )
     return tf.cond(
-        fine,
+        is_inside,
         lambda: tf.constant(True),
         lambda: tf.reshape(tf.numpy_function(refuse, [bounds], tf.bool), []),
     ).op
@@ -84,10 +82,10 @@ def _exchange(lookup: strategies.Lookup, name: str | None) -> tf.Tensor:
     if isinstance(lookup.table, ServedTable):
         return tf.identity(look_up(lookup), name=name)
     if lookup.table.trainable:
-        # which a tf.GradientTape then watches, as it does what it sees read
+        # A tf.GradientTape then watches the table, as it does variables that it sees read.
         tape.variable_accessed(lookup.table)
-    # The identity is what grouping points elsewhere: the exchange behind it is complete, so it is
-    # never wrong.
+    # Grouping points the identity elsewhere. The exchange behind it is complete, so it is never
+    # wrong.
     out = tf.identity(exchange_single(lookup), name=name)
     lookups_of(out.graph).add(lookup, out)
     return out
@@ -114,8 +112,8 @@ def lookup_pooled(
     combiner = combiner or "mean"
     if combiner not in ("mean", "sqrtn", "sum"):
         raise ValueError(
-            f"combiner must be one of 'mean', 'sqrtn' or 'sum', got {combiner!r} for "
-            f"table '{table.op.name}'."
+            f"combiner must be one of 'mean', 'sqrtn' or 'sum', got {combiner!r} for table "
+            f"'{table.op.name}'."
         )
     if not isinstance(sparse_ids, tf.SparseTensor):
         raise TypeError(
@@ -146,9 +144,10 @@ def lookup_safely(
     max_norm: float | None,
     name: str | None,
 ) -> tf.Tensor:
-    """`tf.nn.safe_embedding_lookup_sparse`, where every key is valid: nothing is pruned but weights
-    that aren't positive (with the combiners that divide by them, as TensorFlow does), and a sample
-    without keys gets zeros without looking anything up.
+    """Computes `tf.nn.safe_embedding_lookup_sparse` where every key is valid.
+
+    Nothing is pruned but weights that aren't positive (with the combiners that divide by them, as
+    TensorFlow does), and a sample without keys gets zeros without looking anything up.
     """
     if not isinstance(sparse_ids, tf.SparseTensor):
         raise TypeError(
@@ -178,7 +177,7 @@ def lookup_safely(
                 else tf.sparse.fill_empty_rows(weights, tf.ones([], weights.dtype))[0]
             )
         pooled = lookup_pooled(table, ids, weights, combiner, max_norm, None)
-        # Samples behind the last that has a key; those before it have zeros by the sum over none.
+        # Samples behind the last one that has a key; earlier ones without keys are zeros already.
         behind = samples - tf.shape(pooled, out_type=tf.int64)[0]
         rows = tf.pad(
             pooled, tf.stack([tf.stack([tf.zeros([], tf.int64), behind]), tf.zeros([2], tf.int64)])
@@ -190,7 +189,7 @@ def lookup_safely(
 
 
 def _only(params: Sharded | ServedTable | list[Any]) -> Any:
-    """The table of `params`, a table or a list of one."""
+    """Returns the table of `params`, a table or a list of one."""
     if isinstance(params, (Sharded, ServedTable)):
         return params
     if len(params) != 1:
@@ -208,14 +207,14 @@ def _shape(table: Sharded, out_type: Any, name: str | None) -> tf.Tensor:
     return tf.constant(table.shape.as_list(), out_type or tf.int32, name=name)
 
 
-# Whatever ids may be but a RaggedTensor: TensorFlow's own dispatch takes those apart and calls
-# again.
+# All types of ids but RaggedTensor: TensorFlow's own dispatch takes these apart and calls again.
 Ids = Union[tensor_lib.Tensor, variables.Variable, np.ndarray, np.generic, list, tuple, int]
 Sparse = Union[tf.SparseTensor, tf.SparseTensorValue, tensor_lib.Tensor]
 
 
 def _register() -> None:
-    for kind in (Sharded, List[Sharded], ServedTable, List[ServedTable]):  # noqa: UP006 (TensorFlow knows typing.List only)
+    # TensorFlow's dispatch knows typing.List, but not list.
+    for kind in (Sharded, List[Sharded], ServedTable, List[ServedTable]):  # noqa: UP006
 
         @tf2.experimental.dispatch_for_api(tf.nn.embedding_lookup, {"params": kind, "ids": Ids})
         def _v1_rows(
@@ -256,7 +255,7 @@ def _register() -> None:
         ):
             return lookup_pooled(_only(params), sp_ids, sp_weights, combiner, max_norm, name)
 
-    # A shape is known without reading anything.
+    # A table's shape is known without reading anything.
     @tf2.experimental.dispatch_for_api(tf.shape, {"input": Sharded})
     def _v1_shape(input, name=None, out_type=None):
         return _shape(input, out_type, name)

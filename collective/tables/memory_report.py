@@ -1,4 +1,4 @@
-"""What is said where TensorFlow has no memory left: which tables there are, and what they take."""
+"""Adds the sizes of tables to the error of a TensorFlow that has no memory left."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import tensorflow.compat.v1 as tf
 from collective.ops import placement
 from collective.tables.table import Sharded
 
-MOST = 5  # named
+MOST_NAMED = 5
 
 
 @contextlib.contextmanager
-def told(graph: tf.Graph) -> Iterator[None]:
-    """Adds to a `ResourceExhaustedError` of a run what the tables of `graph` take on this rank,
-    unless it says so itself.
+def adding_table_sizes(graph: tf.Graph) -> Iterator[None]:
+    """Adds the sizes of the tables of `graph` on this rank to a run's `ResourceExhaustedError`.
+
+    A message that names them, or the settings of a GPU's memory, is left as it is.
     """
     try:
         yield
     except tf.errors.ResourceExhaustedError as error:
         text = _tables(graph)
-        if text and not any(
-            said in error.message for said in (text, placement.DYNAMIC, placement.WORKSPACE)
-        ):
+        known = (text, placement.DYNAMIC, placement.WORKSPACE)
+        if text and not any(words in error.message for words in known):
             error._message = f"{error.message}\n{text}"
         raise
 
@@ -41,12 +41,12 @@ def _tables(graph: tf.Graph) -> str:
     )
     if not sizes:
         return ""
-    named = ", ".join(f"'{name}' {size:,}" for size, name in sizes[:MOST])
-    rest = f" and {len(sizes) - MOST} others" if len(sizes) > MOST else ""
+    named = ", ".join(f"'{name}' {size:,}" for size, name in sizes[:MOST_NAMED])
+    rest = f" and {len(sizes) - MOST_NAMED} others" if len(sizes) > MOST_NAMED else ""
     return (
         f"Tables and their slots take {sum(size for size, _ in sizes):,} bytes on this rank: "
-        f"{named}{rest}; dynamic ones "
-        f"what their rows take.{_advice()} Train on more ranks, each holds its share."
+        f"{named}{rest}; dynamic ones what their rows take.{_advice()} Train on more ranks, each "
+        "holds its share."
     )
 
 
@@ -56,6 +56,5 @@ def _advice() -> Any:
     share = 100 * placement.memory_shares()[1]
     return (
         f" TensorFlow may have {share:.0f} % of the GPU's memory, unless the session's "
-        f"configuration says otherwise, and "
-        f"kernels the rest: see {placement.WORKSPACE}."
+        f"configuration says otherwise, and kernels the rest: see {placement.WORKSPACE}."
     )

@@ -1,5 +1,4 @@
-"""How optimizers make slots of tables, and update dynamic ones: slots in reserved memory, updates
-row by row.
+"""Makes optimizers' slots of tables, and updates dynamic tables.
 
 A static table's slots start in memory of their own. TensorFlow's constant initializers keep what
 they start from with the graph, as large as the shard, and the first update copies it.
@@ -28,12 +27,11 @@ from collective.tables.dynamic_table import DynamicTable
 from collective.tables.slots import Slot
 from collective.tables.table import Sharded, mark_shard
 
-BLOCK = 1 << 20  # elements of a table that a dense update holds at once
+BLOCK = 1 << 20  # Elements of a table that a dense update holds at once.
 
-UNSEEN = (
+KEYS_NOT_INSERTED = (
     "is updated by a run that no session of strategy.scope() runs: the keys of its lookups were "
-    "not inserted. Create "
-    "the session, and run it, inside `with strategy.scope():`."
+    "not inserted. Create the session, and run it, inside `with strategy.scope():`."
 )
 
 
@@ -47,32 +45,39 @@ def create_slot_var(
     dtype: Any,
     **kwargs: Any,
 ) -> Any:
-    """`slot_creator._create_slot_var`: a `Slot` for a dynamic table, and for a static one what is
-    sharded as it is.
+    """Makes slots in `slot_creator._create_slot_var`, whose place it takes.
+
+    A dynamic table gets a `Slot`, a static one a variable that is sharded as it is.
     """
     if not isinstance(primary, DynamicTable):
-        whole = tf.TensorShape(val.shape if shape is None else shape)
+        slot_shape = tf.TensorShape(val.shape if shape is None else shape)
         if (
             not isinstance(primary, Sharded)
-            or whole.rank != 2
-            or not whole.is_compatible_with(primary.shard_shape)
+            or slot_shape.rank != 2
+            or not slot_shape.is_compatible_with(primary.shard_shape)
         ):
             return original(primary, val, scope, validate_shape, shape, dtype, **kwargs)
         rows, dim = primary.shard_shape.as_list()
-        first = val
+        initial_value = val
         if initializers.is_constant(val):
 
-            def first(*_: Any, **__: Any) -> tf.Tensor:
+            def initial_value(*_: Any, **__: Any) -> tf.Tensor:
                 return initializers.shard(val, (rows, dim), dtype, scope, 0, 1)
 
         with tf.variable_creator_scope(functools.partial(sharded_as, primary)):
-            return original(primary, first, scope, validate_shape, shape, dtype, **kwargs)
+            return original(primary, initial_value, scope, validate_shape, shape, dtype, **kwargs)
 
-    def create(next_creator: Any, **made: Any) -> Slot:
+    def create(next_creator: Any, **arguments: Any) -> Slot:
         del next_creator
-        first = made["initial_value"]
-        first = first() if callable(first) else first
-        return Slot(primary, tf.convert_to_tensor(first), made["name"], made.get("collections"))
+        first_row = arguments["initial_value"]
+        if callable(first_row):
+            first_row = first_row()
+        return Slot(
+            primary,
+            tf.convert_to_tensor(first_row),
+            arguments["name"],
+            arguments.get("collections"),
+        )
 
     with tf.variable_creator_scope(create):
         return variable_scope.get_variable(
@@ -86,14 +91,17 @@ def create_slot_var(
         )
 
 
-def sharded_as(table: Sharded, next_creator: Any, **made: Any) -> Sharded:
-    """A variable creator: a slot that starts from this rank's rows, and is sharded as `table` is."""
+def sharded_as(table: Sharded, next_creator: Any, **arguments: Any) -> Sharded:
+    """Creates a slot that is sharded as `table` is: a variable creator.
+
+    The initial value is that of this rank's rows.
+    """
     del next_creator
     slot = Sharded(
         rows=table.rows,
         dim=table.dim,
         **{
-            key: made.get(key)
+            key: arguments.get(key)
             for key in (
                 "initial_value",
                 "name",
@@ -109,7 +117,7 @@ def sharded_as(table: Sharded, next_creator: Any, **made: Any) -> Sharded:
 
 
 def get_processor(original: Any, v: Any) -> Any:
-    """`optimizer._get_processor`: what applies a gradient to `v`."""
+    """Returns what applies a gradient to `v`: in place of `optimizer._get_processor`."""
     return _Processor(v) if isinstance(v, DynamicTable) else original(v)
 
 
@@ -124,67 +132,73 @@ class _Processor(optimizer._OptimizableVariable):
         table = self._table
         if not isinstance(gradient, tf.IndexedSlices):
             raise TableError(
-                f"The gradient of the dynamic table '{table.op.name}' must stay "
-                f"IndexedSlices; '{gradient.name}' "
-                "is a matrix."
+                f"The gradient of the dynamic table '{table.op.name}' must stay IndexedSlices; "
+                f"'{gradient.name}' is a matrix."
             )
         if table.constraint is not None:
             raise RuntimeError(
-                f"table '{table.op.name}': a constraint is not possible for a "
-                f"sparsely updated variable."
+                f"table '{table.op.name}': a constraint is not possible for a sparsely updated "
+                "variable."
             )
         with tf.device("/cpu:0"), tf.control_dependencies([gradient.values, gradient.indices]):
-            seen = tf.Assert(
+            keys_inserted = tf.Assert(
                 training_flag.flag(tf.get_default_graph()),
-                [f"dynamic table '{table.op.name}' {UNSEEN}"],
+                [f"dynamic table '{table.op.name}' {KEYS_NOT_INSERTED}"],
             )
-            # Of all optimizers, as one may have another do its updates. On a device, there is
-            # memory for rows only where it was asked for; in the host's, rows of zeros need
-            # nothing.
-            slots = [slot for slot in table.slots if table.side is not None or not slot.zero]
-            with tf.control_dependencies([seen]):
-                count = _settled(table, gradient, slots) if slots or _is_adam(optimizer_) else None
+            # The slots of all optimizers, as one may have another do its updates. On a device,
+            # there is memory only for rows that were announced; in the host's, rows of zeros need
+            # none.
+            slots = [slot for slot in table.slots if table.bridge is not None or not slot.zero]
+            with tf.control_dependencies([keys_inserted]):
+                count = (
+                    _initialized_slot_rows(table, gradient, slots)
+                    if slots or _is_adam(optimizer_)
+                    else None
+                )
         with (
-            tf.device("/cpu:0") if table.side is None else contextlib.nullcontext(),
-            tf.control_dependencies([seen if count is None else count]),
+            tf.device("/cpu:0") if table.bridge is None else contextlib.nullcontext(),
+            tf.control_dependencies([keys_inserted if count is None else count]),
         ):
             if _is_adam(optimizer_) and not sparse_updates.is_possible(
                 "AdamOptimizer", True, table.dtype, gradient.values.dtype
             ):
                 return _adam(optimizer_, gradient, table, count)
-            # Others may insert keys meanwhile, whose rows slots have no memory for.
-            table.settled = count
+            # Other lookups may insert keys meanwhile, whose rows slots have no memory for.
+            table.slot_row_count = count
             try:
                 return optimizer_._resource_apply_sparse_duplicate_indices(
                     gradient.values, table, gradient.indices
                 )
             finally:
-                table.settled = None
+                table.slot_row_count = None
 
 
-def _settled(table: DynamicTable, gradient: tf.IndexedSlices, slots: Sequence[Slot]) -> tf.Tensor:
-    """int64 scalar: the rows for which slots have their first values, among them all that the
-    gradient is of.
+def _initialized_slot_rows(
+    table: DynamicTable, gradient: tf.IndexedSlices, slots: Sequence[Slot]
+) -> tf.Tensor:
+    """Gives slots their first values for all rows that a gradient is of.
+
+    Returns: int64 scalar, the number of rows that slots have values for.
     """
-    # The size makes it wait for the keys: in a branch, TensorFlow forgets to wait for what it is
-    # given as well.
+    # The size makes it wait for the keys: in a branch, TensorFlow drops the control input that it
+    # has for them.
     inputs = [
         tf.size(gradient.indices),
         tf.identity(table.number),
         *(slot.number for slot in slots),
     ]
-    return tf.reshape(tf.numpy_function(_settle, inputs, tf.int64, stateful=True), [])
+    return tf.reshape(tf.numpy_function(_initialize_slot_rows, inputs, tf.int64, stateful=True), [])
 
 
-def _settle(_: np.ndarray, number: np.ndarray, *slots: np.ndarray) -> np.int64:
-    count = len(row_store.living(int(number)))
+def _initialize_slot_rows(_: np.ndarray, number: np.ndarray, *slots: np.ndarray) -> np.int64:
+    count = len(row_store.registered(int(number)))
     for slot in slots:
-        row_store.living(int(slot)).settle(count)
+        row_store.registered(int(slot)).initialize_rows(count)
     return np.int64(count)
 
 
 def _is_adam(optimizer_: Any) -> bool:
-    """Adam, or a subclass that updates as Adam does."""
+    """Tells whether an optimizer is Adam, or a subclass that updates as Adam does."""
     names = (
         "_resource_apply_sparse_duplicate_indices",
         "_resource_apply_sparse",
@@ -198,8 +212,9 @@ def _is_adam(optimizer_: Any) -> bool:
 def _adam(
     optimizer_: Any, gradient: tf.IndexedSlices, table: DynamicTable, count: tf.Tensor
 ) -> tf.Operation:
-    """`AdamOptimizer._apply_sparse_shared`, in the same order: the moments decay in all rows, and
-    all rows move.
+    """Updates as `AdamOptimizer._apply_sparse_shared` does, in the same order.
+
+    The moments decay in all rows, and all rows move.
     """
 
     def scalar(x: Any) -> tf.Tensor:
@@ -254,7 +269,7 @@ def _over_blocks(
         with tf.control_dependencies(work(tf.range(first, after))):
             return [tf.identity(after), tf.identity(last)]
 
-    start = tf.identity(count) + 1  # behind whatever must come first
+    start = tf.identity(count) + 1  # Behind the control dependencies.
     return tf.while_loop(
         lambda first, last: first < last,
         body,

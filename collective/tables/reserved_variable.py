@@ -1,4 +1,4 @@
-"""A variable in reserved memory: what dynamic tables and their slots are made of."""
+"""Makes variables in reserved memory, of which dynamic tables and their slots are column_number."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from collective.tables import row_store
 _paths = itertools.count()
 
 
-class Lazy(resource_variable_ops.ResourceVariable):
-    """A resource variable [capacity, D] in reserved memory, which nothing may read or write whole.
+class ReservedVariable(resource_variable_ops.ResourceVariable):
+    """Keeps [capacity, D] in reserved memory, which is never read or written as a whole.
 
     Attributes:
         number: the read of the number under which `collective.tables.row_store` knows its memory.
     """
 
-    def _make(
+    def _create(
         self,
         name: str,
         rows: int,
@@ -41,16 +41,17 @@ class Lazy(resource_variable_ops.ResourceVariable):
         constraint: Any = None,
         on_device: bool = False,
     ) -> None:
-        """
+        """Makes the variable's operations.
+
         Args:
-            rows: of the memory.
+            rows: the memory's number of rows.
             make: f(path, *inputs) -> int64 [1, 1], run by the initializer: the number of a column
-                that it offers at `path`.
+                that it exposes at `path`.
             on_device: the column is where kernels compute, not in the host's memory.
         """
         path = os.path.join(tempfile.gettempdir(), f"collective-{os.getpid()}-{next(_paths)}")
 
-        def placed() -> contextlib.ExitStack:
+        def placement_scope() -> contextlib.ExitStack:
             stack = contextlib.ExitStack()
             if on_device:
                 stack.enter_context(tf.device(None))
@@ -59,7 +60,7 @@ class Lazy(resource_variable_ops.ResourceVariable):
 
         with tf.init_scope(), tf.device("/cpu:0"), tf.name_scope(name) as scope:
             name = scope[:-1]
-            with placed():
+            with placement_scope():
                 handle = resource_variable_ops._variable_handle_from_shape_and_dtype(
                     shape=tf.TensorShape([None, dim]),
                     dtype=dtype,
@@ -70,54 +71,56 @@ class Lazy(resource_variable_ops.ResourceVariable):
             number = tf.raw_ops.VarHandleOp(
                 dtype=tf.int64, shape=[], shared_name=f"{name}/number", name="number"
             )
-            # Through other operations, or setting up would count as training.
+            # Initialization must not count as training: behind an IdentityN a write isn't seen as
+            # one (`collective.ops.graph_analysis.holder`).
             number_at = tf.raw_ops.IdentityN(input=[number])[0]
-            with placed():
+            with placement_scope():
                 at = tf.raw_ops.IdentityN(input=[handle])[0]
-            with tf.control_dependencies(inputs), placed():
-                # Assigned to a variable that has been updated, the memory would be copied, all of
-                # it.
+            with tf.control_dependencies(inputs), placement_scope():
+                # An assignment to a variable that has been updated would copy all of the memory.
                 emptied = tf.raw_ops.DestroyResourceOp(resource=at, ignore_lookup_error=True)
             with tf.control_dependencies([emptied]):
-                made = tf.reshape(
+                column_number = tf.reshape(
                     tf.numpy_function(
                         functools.partial(make, path), inputs, tf.int64, stateful=True
                     ),
                     [],
                 )
-            with tf.control_dependencies([made]):
+            with tf.control_dependencies([column_number]):
                 if on_device:
                     address = tf.reshape(
-                        tf.numpy_function(_address, [made], tf.int64, stateful=True), []
+                        tf.numpy_function(_address, [column_number], tf.int64, stateful=True), []
                     )
-                    # Where the variable is: of all of this memory nothing may be copied, from one
-                    # device to another or to be swapped out, which TensorFlow tries with what
-                    # several operations take.
+                    # It stands where the variable is: TensorFlow copies a tensor that several
+                    # operations take to another device, or swaps it out, and this one is as large
+                    # as all reserved memory.
                     with tf.colocate_with(handle.op, ignore_existing=True):
                         mapped = native_library.library().collective_memory(
                             address,
-                            made,
+                            column_number,
                             dtype=dtype,
                             shape=[rows, dim],
                             device=dispatch.bridge().kind,
                         )
                 else:
                     mapped = _in_file(path, rows, dim, dtype)
-            with placed():
+            with placement_scope():
                 assigned = tf.raw_ops.AssignVariableOp(resource=at, value=mapped)
                 with tf.control_dependencies([assigned]):
                     # The first sparse update of a variable copies it if anybody else holds the
-                    # memory: nobody does now.
+                    # memory. Nobody does now.
                     owned = tf.raw_ops.ResourceScatterUpdate(
                         resource=at,
                         indices=tf.zeros([0], tf.int64),
                         updates=tf.zeros([0, dim], dtype),
                     )
             with tf.control_dependencies([owned]):
-                settled = tf.numpy_function(_settle_in, [made], tf.int64, stateful=True)
-            with tf.control_dependencies([settled]):
-                initializer = tf.raw_ops.AssignVariableOp(resource=number_at, value=made)
-            with placed():
+                slot_row_count = tf.numpy_function(
+                    _adopt_mapping, [column_number], tf.int64, stateful=True
+                )
+            with tf.control_dependencies([slot_row_count]):
+                initializer = tf.raw_ops.AssignVariableOp(resource=number_at, value=column_number)
+            with placement_scope():
                 is_initialized = tf.raw_ops.VarIsInitializedOp(resource=handle)
             resource_variable_ops.BaseResourceVariable.__init__(
                 self,
@@ -141,21 +144,21 @@ class Lazy(resource_variable_ops.ResourceVariable):
         tf.add_to_collections(collections, self)
 
     def to_proto(self, export_scope: str | None = None) -> None:
-        """What stands for it in an exported graph: nothing, since its keys are in this process."""
+        """Leaves the variable out of an exported graph: its keys are in this process."""
 
     def refuse(self, way: str) -> NoReturn:
         raise NotImplementedError
 
     def _as_graph_element(self) -> NoReturn:
-        """What a session asks of a variable that is fetched."""
+        """Refuses to be fetched: a session calls it for a variable among its fetches."""
         self.refuse("Fetching the value")
 
 
 def _in_file(path: str, rows: int, dim: int, dtype: tf.DType) -> tf.Tensor:
-    """[rows, dim], the memory of a file that is mapped."""
+    """Returns the memory of a file that is mapped, [rows, dim]."""
     mapped = tf.raw_ops.ImmutableConst(dtype=dtype, shape=[rows, dim], memory_region_name=path)
-    # Else the graph optimizer would try what it gives before there is anything; it leaves alone
-    # what looks like this.
+    # The graph optimizer would run it before there is a file. It leaves operations with this
+    # attribute alone.
     mapped.op._set_attr(
         "_scoped_allocator", attr_value_pb2.AttrValue(list=attr_value_pb2.AttrValue.ListValue(i=[]))
     )
@@ -163,30 +166,24 @@ def _in_file(path: str, rows: int, dim: int, dtype: tf.DType) -> tf.Tensor:
 
 
 def _column(number: np.ndarray) -> Any:
-    made = row_store.living(int(number))
-    return made.values if isinstance(made, row_store.Store) else made
+    memory = row_store.registered(int(number))
+    return memory.values if isinstance(memory, row_store.Store) else memory
 
 
 def _address(number: np.ndarray) -> np.int64:
     return np.int64(_column(number).address)
 
 
-def _settle_in(number: np.ndarray) -> np.int64:
-    _column(number).settle_in()
+def _adopt_mapping(number: np.ndarray) -> np.int64:
+    _column(number).adopt_mapping()
     return np.int64(0)
 
 
-def never(method: str, way: str) -> Any:
-    """A method that refuses."""
+def refusing_method(method: str, way: str) -> Any:
+    """Returns a method that refuses."""
 
-    def guarded(self: Lazy, *args: Any, **kwargs: Any) -> Any:
+    def guarded(self: ReservedVariable, *args: Any, **kwargs: Any) -> Any:
         self.refuse(way)
 
     guarded.__name__ = method
     return guarded
-
-
-def run_here(session: Any, fetches: Any, feed_dict: Any = None) -> Any:
-    """Runs what concerns this rank alone: no rank agrees on it, and it trains nothing."""
-    run = type(session).run
-    return getattr(run, "__wrapped__", run)(session, fetches, feed_dict)

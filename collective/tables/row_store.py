@@ -1,9 +1,9 @@
-"""What a session holds of a dynamic table: its keys, and the memory of its rows and slots.
+"""Keeps the part of a dynamic table that one session has: keys, and memory of rows and slots.
 
 Each column (the rows, a slot) is the buffer of one resource variable, reserved once and taken as
-rows are used. A `Column` knows where it lies and writes into it; it is forgotten when its variable
-goes. Row 0 belongs to no key and stays zero: it is what an unknown key gets. In the host's memory
-this is NumPy only; for a device's see `device_store.py`.
+rows are used. A `RowColumn` knows where it lies and writes into it; it is forgotten when its
+variable goes. Row 0 belongs to no key and stays zero: it is the row of unknown keys. In the host's
+memory all of this is NumPy; `device_row_store.py` has columns on a device.
 """
 
 from __future__ import annotations
@@ -22,57 +22,61 @@ from collective.ops import memory
 from collective.ops.keymap import KeyMap
 from collective.tables import initializers
 
-RANGE = 1 << 21  # keys that are sorted at once
-ROOM = "Train on more ranks, each holds its share; or, where memory is left, set COLLECTIVE_COLUMN_GB (96) higher"
+SORTED_AT_ONCE = 1 << 21  # Keys.
+MORE_MEMORY = (
+    "Train on more ranks, each holds its share; or, where memory is left, set "
+    "COLLECTIVE_COLUMN_GB (96) higher"
+)
 
 _numbers = itertools.count(1)
-_living: dict[int, Any] = {}
+_registry: dict[int, Any] = {}
 
 
-def living(number: int) -> Any:
-    """The store or column with this number.
+def registered(number: int) -> Any:
+    """Returns the store or column with this number.
 
     Raises:
         RuntimeError: it is gone.
     """
     try:
-        return _living[number]
+        return _registry[number]
     except KeyError:
         raise RuntimeError(
             "This memory of a dynamic table is gone: its session is closed, or initialized it anew."
         ) from None
 
 
-def keep(number: int, thing: Any) -> np.ndarray:
-    """An int64 array [1, 1] of `number`, by which `living` finds `thing` for as long as TensorFlow
-    has the array's memory.
+def register(number: int, holder: Any) -> np.ndarray:
+    """Returns an int64 array [1, 1] of `number`, by which `registered` finds `holder`.
+
+    `holder` is kept for as long as TensorFlow has the array's memory.
     """
     array = memory.aligned((1, 1), np.int64)
     array[:] = number
-    _living[number] = thing
-    weakref.finalize(_bottom(array), _living.pop, number, None)
+    _registry[number] = holder
+    weakref.finalize(_base_of(array), _registry.pop, number, None)
     return array
 
 
 @contextlib.contextmanager
-def lent(thing: Any) -> Iterator[int]:
-    """A number by which `living` finds `thing`, inside."""
+def registered_meanwhile(holder: Any) -> Iterator[int]:
+    """Gives a number by which `registered` finds `holder`, inside."""
     number = next(_numbers)
-    _living[number] = thing
+    _registry[number] = holder
     try:
         yield number
     finally:
-        del _living[number]
+        del _registry[number]
 
 
-def _bottom(array: np.ndarray) -> np.ndarray:
+def _base_of(array: np.ndarray) -> np.ndarray:
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array
 
 
 class RowColumn(abc.ABC):
-    """One row of memory for each row of a table: its values, or a slot.
+    """Holds one row of memory for each row of a table: its values, or a slot.
 
     Attributes:
         number: by which a graph's operations find it.
@@ -84,19 +88,19 @@ class RowColumn(abc.ABC):
         self.first = first
         self.filled = 0
         self.number = next(_numbers)
-        self._settling = threading.Lock()
+        self._initializing = threading.Lock()
 
     @abc.abstractmethod
-    def offer(self, path: str) -> None:
-        """TensorFlow may take the memory now, and only once: `settle_in` follows."""
+    def expose(self, path: str) -> None:
+        """Lets TensorFlow take the memory, only once; `adopt_mapping` follows."""
 
     @abc.abstractmethod
-    def settle_in(self) -> None:
-        """TensorFlow has taken it, and what it has is this column's memory from now on."""
+    def adopt_mapping(self) -> None:
+        """Takes what TensorFlow has mapped for this column's memory from now on."""
 
     @abc.abstractmethod
-    def reach(self, count: int) -> None:
-        """There is memory for the rows up to `count`.
+    def ensure_capacity(self, count: int) -> None:
+        """Takes memory for the rows up to `count`.
 
         Raises:
             MemoryError: there isn't.
@@ -104,45 +108,45 @@ class RowColumn(abc.ABC):
 
     @abc.abstractmethod
     def read(self, rows: np.ndarray) -> np.ndarray:
-        """[b, D], a copy of these [b] rows, while TensorFlow has them."""
+        """Returns a copy of these [b] rows, [b, D], while TensorFlow has them."""
 
     @abc.abstractmethod
     def write(self, rows: np.ndarray | slice, values: np.ndarray) -> None:
         """Gives rows that there is memory for [b, D] values, or all of them the same [D]."""
 
-    def settle(self, count: int) -> None:
-        """Rows up to `count` that haven't got their first value yet get it. Fresh memory is zero."""
-        with self._settling:  # a row that has been updated must not start anew
-            self.reach(count)
+    def initialize_rows(self, count: int) -> None:
+        """Gives rows up to `count` their first value, unless they have it. Fresh memory is zero."""
+        with self._initializing:  # A row that has been updated must not start anew.
+            self.ensure_capacity(count)
             if self.first is not None and self.first.any() and count > self.filled:
                 self.write(slice(self.filled + 1, count + 1), self.first)
             self.filled = max(self.filled, count)
 
 
 class HostColumn(RowColumn):
-    """One in the host's memory, which there is as far as it is written."""
+    """Keeps a column in the host's memory, which is taken as it is written."""
 
     def __init__(self, rows: int, dim: int, dtype: Any, first: np.ndarray | None = None):
         super().__init__(first)
         self._shape, self._dtype = (rows, dim), dtype
         self._region = memory.Region(rows * dim * np.dtype(dtype).itemsize)
-        self._hollow: memory.Hollow | None = None
+        self._file: memory.EmptyFile | None = None
 
-    def offer(self, path: str) -> None:
-        """TensorFlow may map the file at `path` now."""
-        self._hollow = memory.Hollow(self._region.size, path)
+    def expose(self, path: str) -> None:
+        """Lets TensorFlow map the file at `path`."""
+        self._file = memory.EmptyFile(self._region.size, path)
 
-    def settle_in(self) -> None:
-        """What TensorFlow has mapped becomes this column's memory, and TensorFlow's to unmap."""
-        hollow, self._hollow = self._hollow, None
-        if hollow is None:
-            raise RuntimeError("this column has settled before")
+    def adopt_mapping(self) -> None:
+        """Moves the memory to where TensorFlow has mapped the file, and leaves it to TensorFlow."""
+        file, self._file = self._file, None
+        if file is None:
+            raise RuntimeError("this column's memory has been mapped before")
         try:
-            self._region.move_to(hollow.address())
+            self._region.move_to(file.address())
         finally:
-            hollow.close()
+            file.close()
 
-    def reach(self, count: int) -> None:
+    def ensure_capacity(self, count: int) -> None:
         pass
 
     def read(self, rows: np.ndarray) -> np.ndarray:
@@ -156,12 +160,12 @@ class HostColumn(RowColumn):
 
 
 class Store:
-    """The keys of a table on this rank, and its rows.
+    """Holds the keys of a table on this rank, and its rows.
 
     Args:
-        keys: what numbers them: a `KeyMap`, or what has its functions.
+        keys: numbers the keys: a `KeyMap`, or an object with its functions.
         values: the rows.
-        lock: returns what is held while keys are inserted.
+        lock: returns a context that is held while keys are inserted.
         dim: D.
         name: the table's, for errors.
         fill: draws first values, see `collective.tables.initializers`.
@@ -181,11 +185,11 @@ class Store:
         self._lock, self._dim, self._name, self._fill = lock, dim, name, fill
 
     def __len__(self) -> int:
-        """How many rows there are; a key whose row found no memory for its values isn't among them."""
+        """Returns the number of rows; a key whose row found no memory for its values has none."""
         return min(len(self.keys), self.values.filled)
 
     def rows(self, keys: np.ndarray, insert: bool) -> np.ndarray:
-        """int64, the local rows of `keys`; new ones are inserted, or have row 0.
+        """Returns the local rows of `keys`, int64; new keys are inserted, or have row 0.
 
         Raises:
             MemoryError: there is no room for them.
@@ -198,18 +202,19 @@ class Store:
         try:
             yield
         except MemoryError as error:
-            raise MemoryError(f"dynamic table '{self._name}': {error}. {ROOM}.") from error
+            raise MemoryError(f"dynamic table '{self._name}': {error}. {MORE_MEMORY}.") from error
         finally:
             self.draw()
 
     def draw(self) -> None:
-        """After keys have been found or inserted, also where that failed: the rows that are new get
-        their first values.
+        """Gives new rows their first values, after keys were found or inserted.
+
+        It is called also if that failed.
         """
         count = len(self.keys)
         if count <= self.values.filled:
             return
-        self.values.reach(count)
+        self.values.ensure_capacity(count)
         block = max(1, initializers.BLOCK // self._dim)
         for first in range(self.values.filled + 1, count + 1, block):
             last = min(first + block, count + 1)
@@ -222,29 +227,28 @@ class Store:
     def put(self, keys: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Gives `keys` these values, whether new or not. Returns their local rows."""
         with self._lock(), self._drawing():
-            self.draw()  # rows that found no memory before
+            self.draw()  # Rows that found no memory before.
             local = self.keys.find_or_insert(keys)
-            self.values.reach(len(self.keys))
+            self.values.ensure_capacity(len(self.keys))
             self.values.write(local, rows)
             self.values.filled = max(self.values.filled, len(self.keys))
             return local
 
     def ascending(self, block: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(keys, local rows) of all rows there are now, by ascending keys, at most `block` at a
-        time.
+        """Yields (keys, local rows) of all rows by ascending keys, at most `block` at a time.
 
-        They are sorted by ranges of about `RANGE` keys, found by a sample: memory is bounded, at
-        the cost of a pass over all keys for each range.
+        They are sorted by ranges of about `SORTED_AT_ONCE` keys, found by a sample: memory is
+        bounded, at the cost of a pass over all keys for each range.
         """
         count = len(self)
         if count == 0:
             return
         keys = self.keys.keys(1, count + 1)
-        ranges = -(-count // RANGE)
+        ranges = -(-count // SORTED_AT_ONCE)
         sample = np.sort(keys[:: max(1, count // (1000 * ranges))]) if ranges > 1 else keys[:0]
         ends = [int(sample[len(sample) * i // ranges]) for i in range(1, ranges)]
         for low, high in zip([-(2**63), *ends], [*ends, None]):
-            rows = _within(keys, low, high)
+            rows = _positions_between(keys, low, high)
             rows = rows[np.argsort(keys[rows])]
             for first in range(0, len(rows), block):
                 part = rows[first : first + block]
@@ -252,20 +256,20 @@ class Store:
 
 
 def host_store(capacity: int, dim: int, dtype: Any, name: str, fill: initializers.Fill) -> Store:
-    """An empty store in the host's memory; arguments as for `Store` and `HostColumn`."""
+    """Makes an empty store in the host's memory; arguments as for `Store` and `HostColumn`."""
     lock = threading.RLock()
     return Store(
         KeyMap(capacity), HostColumn(capacity + 1, dim, dtype), lambda: lock, dim, name, fill
     )
 
 
-def _within(keys: np.ndarray, low: int, high: int | None) -> np.ndarray:
-    """int64, the places in `keys` of those in [low, high)."""
-    found = []
-    for first in range(0, len(keys), RANGE):
-        part = keys[first : first + RANGE]
-        fits = part >= low
+def _positions_between(keys: np.ndarray, low: int, high: int | None) -> np.ndarray:
+    """Returns the positions in `keys` of those in [low, high), int64."""
+    positions = []
+    for first in range(0, len(keys), SORTED_AT_ONCE):
+        part = keys[first : first + SORTED_AT_ONCE]
+        is_between = part >= low
         if high is not None:
-            fits &= part < high
-        found.append(np.flatnonzero(fits) + first)
-    return np.concatenate(found)
+            is_between &= part < high
+        positions.append(np.flatnonzero(is_between) + first)
+    return np.concatenate(positions)

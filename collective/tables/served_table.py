@@ -1,4 +1,4 @@
-"""Tables of a graph that is built to be served."""
+"""Stands in for tables in a graph that is built to be served."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from collective.ops.graph_state import state_of
 
 
 class ServedGraph(Protocol):
-    """A checkpoint from which a graph is served: tables of the graph and its savers ask it."""
+    """Describes a checkpoint from which a graph is served, for its tables and its savers."""
 
     def table(self, name: str, rows: int | None, dim: int, dtype: tf.DType, **options: Any) -> Any:
         """Makes the table `name` [rows, dim] of the checkpoint's parts."""
@@ -29,17 +29,18 @@ class ServedGraph(Protocol):
 
 
 def served_graph(graph: tf.Graph) -> ServedGraph | None:
-    """Returns what `graph` is served from, if it is built to be served."""
-    found: ServedGraph | None = state_of(graphs.outermost(graph)).served_from
-    return found
+    """Returns the checkpoint that `graph` is served from; None if it is not built to be served."""
+    served: ServedGraph | None = state_of(graphs.outermost(graph)).served_from
+    return served
 
 
 class ServedTable(composite_tensor.CompositeTensor):
-    """A table in a graph that is to be served.
+    """Stands in for a table, in a graph that is to be served.
 
     It is looked up as a `Table` is. Whatever else takes a variable for one value gets all rows of a
     static one, put together from its parts. With one part it isn't made at all: the part is the
-    table. (It is no composite tensor, but TensorFlow dispatches by the types of those only.)
+    table. (It is no composite tensor, but TensorFlow dispatches by types of composite tensors
+    only.)
 
     Attributes:
         rows: V; None if dynamic.
@@ -48,13 +49,13 @@ class ServedTable(composite_tensor.CompositeTensor):
         parts: its variables, [n_p, D] each; id i is row i div P of part i mod P.
     """
 
-    # tf.nn.safe_embedding_lookup_sparse would convert anything else to a tensor
+    # Else tf.nn.safe_embedding_lookup_sparse would convert the table to a tensor.
     _should_act_as_resource_variable = True
 
     def __init__(
         self, name: str, rows: int | None, dim: int, dtype: tf.DType, parts: Sequence[Any]
     ):
-        # as a variable has them
+        # A variable has them, too.
         self.name, self.op = f"{name}:0", types.SimpleNamespace(name=name)
         self.rows, self.dim, self.dtype, self.parts = rows, dim, dtype, list(parts)
 
@@ -73,15 +74,15 @@ class ServedTable(composite_tensor.CompositeTensor):
         return iter(self.parts)
 
     def fetch(self, keys: tf.Tensor) -> tf.Tensor:
-        """[K, D], the rows of `keys` [K] int64."""
+        """Returns the rows of `keys` [K] int64, [K, D]."""
         return tf.nn.embedding_lookup(self.parts, keys, partition_strategy="mod")
 
     def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
-        """What `tf.gather(table, indices)` calls."""
+        """Looks rows up, for `tf.gather(table, indices)`."""
         return tf.nn.embedding_lookup(self, indices, name=name)
 
     def value(self, name: str | None = None) -> tf.Tensor:
-        """[V, D], all rows."""
+        """Returns all rows, [V, D]."""
         if self.rows is None:
             self.refuse()
         return tf.nn.embedding_lookup(self, tf.range(self.rows, dtype=tf.int64), name=name)
@@ -91,20 +92,19 @@ class ServedTable(composite_tensor.CompositeTensor):
     def refuse(self) -> NoReturn:
         raise TableError(
             f"table '{self.op.name}' is served from {len(self.parts)} parts and isn't one tensor "
-            f"or variable. Look its rows up "
-            "(tf.nn.embedding_lookup, embedding_lookup_sparse, safe_embedding_lookup_sparse, "
-            "tf.gather)."
+            "or variable. Look its rows up (tf.nn.embedding_lookup, embedding_lookup_sparse, "
+            "safe_embedding_lookup_sparse, tf.gather)."
         )
 
 
 class ServedDynamicTable(ServedTable):
-    """A dynamic table in a graph that is to be served: a key that it doesn't have yields zeros.
+    """Stands in for a dynamic table; a key that it doesn't have yields zeros.
 
     Attributes:
-        parts: its variables, [n_p, D] each, without those of no rows.
+        parts: its variables, [n_p, D] each, without the empty ones.
         keys: [n_p] int64 variables, ascending: row i of a part is that of key i.
-        numbers: which part each of them is: key k is in part mix(k) mod P.
-        ranks: P, how many parts there are with the empty ones.
+        numbers: the parts' numbers: key k is in part mix(k) mod P.
+        ranks: P, the number of parts with the empty ones.
     """
 
     def __init__(
@@ -120,36 +120,36 @@ class ServedDynamicTable(ServedTable):
         super().__init__(name, None, dim, dtype, parts)
         self.keys, self.numbers, self.ranks = list(keys), list(numbers), ranks
 
-    def fetch(self, asked: tf.Tensor) -> tf.Tensor:
+    def fetch(self, keys: tf.Tensor) -> tf.Tensor:
         if not self.parts:
-            return tf.zeros([tf.size(asked), self.dim], self.dtype)
+            return tf.zeros([tf.size(keys), self.dim], self.dtype)
         if self.ranks == 1:
-            return self._found(0, asked)
-        owner = key_hashing.owners(asked, self.ranks)
-        split = tf.dynamic_partition(asked, owner, self.ranks)
-        places = tf.dynamic_partition(tf.range(tf.size(asked)), owner, self.ranks)
+            return self._rows_in_part(0, keys)
+        owner = key_hashing.owners(keys, self.ranks)
+        split = tf.dynamic_partition(keys, owner, self.ranks)
+        places = tf.dynamic_partition(tf.range(tf.size(keys)), owner, self.ranks)
         rows = [tf.zeros([tf.size(part), self.dim], self.dtype) for part in split]
         for i, number in enumerate(self.numbers):
-            rows[number] = self._found(i, split[number])
-        whole = tf.dynamic_stitch(places, rows)
-        whole.set_shape([None, self.dim])
-        return whole
+            rows[number] = self._rows_in_part(i, split[number])
+        stitched = tf.dynamic_stitch(places, rows)
+        stitched.set_shape([None, self.dim])
+        return stitched
 
-    def _found(self, i: int, asked: tf.Tensor) -> tf.Tensor:
-        """[K, D], the rows of `asked` [K] in part i, zeros where it has none."""
-        known = self.keys[i].read_value()
-        place = tf.raw_ops.LowerBound(
-            sorted_inputs=known[None], values=asked[None], out_type=tf.int64
+    def _rows_in_part(self, i: int, keys: tf.Tensor) -> tf.Tensor:
+        """Returns the rows of `keys` [K] in part i, [K, D]; zeros for keys that it lacks."""
+        part_keys = self.keys[i].read_value()
+        position = tf.raw_ops.LowerBound(
+            sorted_inputs=part_keys[None], values=keys[None], out_type=tf.int64
         )[0]
-        place = tf.minimum(place, tf.size(known, out_type=tf.int64) - 1)
-        there = tf.equal(tf.gather(known, place), asked)
+        position = tf.minimum(position, tf.size(part_keys, out_type=tf.int64) - 1)
+        is_present = tf.equal(tf.gather(part_keys, position), keys)
         return tf.where_v2(
-            there[:, None], tf.gather(self.parts[i], place), tf.zeros([], self.dtype)
+            is_present[:, None], tf.gather(self.parts[i], position), tf.zeros([], self.dtype)
         )
 
 
 def look_up(lookup: strategies.Lookup) -> tf.Tensor:
-    """What a lookup in a `ServedTable` returns: an exchange with nobody."""
+    """Returns the rows of a lookup in a `ServedTable`, for which nothing is exchanged."""
     keys, _, positions = tensorflow_lookup.distinct_by_owner(
         tf.reshape(lookup.ids, [-1]), tf.zeros_like, 1
     )

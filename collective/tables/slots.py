@@ -1,4 +1,4 @@
-"""An optimizer's slot for a dynamic table."""
+"""Makes the slots that optimizers have for dynamic tables."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective.errors import TableError
+from collective.ops.sessions import run_unpatched
 from collective.tables import row_store
 from collective.tables.dynamic_table import DynamicTable
-from collective.tables.reserved_variable import Lazy, never, run_here
-from collective.tables.table import REFUSED, WHOLE, mark_shard
+from collective.tables.reserved_variable import ReservedVariable, refusing_method
+from collective.tables.table import REFUSED_METHODS, WHOLE_VALUE_METHODS, mark_shard
 
 
-class Slot(Lazy):
-    """An optimizer's slot for a dynamic table: one row for each row of it. Its local rows are read
-    by `ResourceGather`.
+class Slot(ReservedVariable):
+    """Holds an optimizer's slot for a dynamic table: one row for each of the table's.
+
+    Its local rows are read by `ResourceGather`.
 
     Attributes:
         table: the table.
-        zero: whether rows start from zeros, which fresh memory is.
+        zero: True if rows start from zeros, which fresh memory is.
     """
 
     def __init__(
@@ -33,14 +35,13 @@ class Slot(Lazy):
     ):
         if first.shape.as_list() != [1, table.dim]:
             raise TableError(
-                f"table '{table.op.name}' is dynamic: its slot '{name}' must start "
-                f"from one row [1, {table.dim}], "
-                f"not {first.shape}."
+                f"table '{table.op.name}' is dynamic: its slot '{name}' must start from one row "
+                f"[1, {table.dim}], not {first.shape}."
             )
         self.table, self.dim, self._numpy = table, table.dim, first.dtype.as_numpy_dtype
         value = tf.get_static_value(first)
         self.zero = value is not None and not np.asarray(value, np.float64).any()
-        self._make(
+        self._create(
             name,
             table.capacity + 1,
             table.dim,
@@ -49,7 +50,7 @@ class Slot(Lazy):
             [table.source, first],
             False,
             collections,
-            on_device=table.side is not None,
+            on_device=table.bridge is not None,
         )
         table.slots.append(self)
         mark_shard(self, table)
@@ -58,27 +59,30 @@ class Slot(Lazy):
         return self.table.new_column(self.op.name, self.dim, self._numpy, first)
 
     def _start(self, path: str, source: np.ndarray, first: np.ndarray) -> np.ndarray:
-        read = row_store.living(int(source)).columns.get(self.op.name) if source else None
-        column = self.new_column() if read is None else read
+        column = None
+        if source:
+            column = row_store.registered(int(source)).columns.get(self.op.name)
+        if column is None:
+            column = self.new_column()
         column.first = first[0].copy()
-        column.offer(path)
-        return row_store.keep(column.number, column)
+        column.expose(path)
+        return row_store.register(column.number, column)
 
     def column(self, session: Any) -> row_store.RowColumn:
-        """What `session` holds of it."""
-        found: row_store.RowColumn = row_store.living(int(run_here(session, self.number)))
-        return found
+        """Returns the memory that the slot has in `session`."""
+        number = int(run_unpatched(session, self.number))
+        column: row_store.RowColumn = row_store.registered(number)
+        return column
 
     def refuse(self, way: str) -> NoReturn:
         raise TableError(
-            f"{way} of '{self.op.name}', a slot of the dynamic table '{self.table.op.name}', "
-            f"isn't possible: its memory is "
-            "address space for all the rows there could be. The optimizer must read and update "
-            "single rows of it."
+            f"{way} of '{self.op.name}', a slot of the dynamic table '{self.table.op.name}', isn't "
+            "possible: its memory is address space for all the rows there could be. The optimizer "
+            "must read and update single rows of it."
         )
 
 
-for _method, _way in {**WHOLE, **REFUSED}.items():
-    # an optimizer may update rows of a slot by these
+for _method, _way in {**WHOLE_VALUE_METHODS, **REFUSED_METHODS}.items():
+    # Optimizers update single rows of a slot by these.
     if not _method.startswith(("scatter", "batch_scatter", "_lazy")):
-        setattr(Slot, _method, never(_method, _way))
+        setattr(Slot, _method, refusing_method(_method, _way))

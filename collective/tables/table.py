@@ -1,6 +1,4 @@
-"""The static table, and its slots: resource variables whose shape is the whole's and whose memory
-is this rank's shard.
-"""
+"""Defines the static table and its slots, whose shape is the whole's and memory the shard's."""
 
 from __future__ import annotations
 
@@ -22,14 +20,15 @@ _view = threading.local()
 
 @contextlib.contextmanager
 def shard_view() -> Iterator[None]:
-    """Inside, a table presents itself as its shard: for optimizers, which then make slots of the
-    shard's shape.
+    """Makes tables present themselves as their shards, inside.
+
+    For optimizers, which then make slots of the shard's shape.
     """
-    before, _view.on = in_shard_view(), True
+    previous, _view.on = in_shard_view(), True
     try:
         yield
     finally:
-        _view.on = before
+        _view.on = previous
 
 
 def in_shard_view() -> bool:
@@ -37,15 +36,17 @@ def in_shard_view() -> bool:
 
 
 class Sharded(resource_variable_ops.ResourceVariable):
-    """A variable of V rows of dimension D, whose row i lives on rank i mod N, as row i div N of the
-    shard there.
+    """Holds V rows of dimension D, of which row i lives on rank i mod N.
+
+    It is row i div N of the shard there.
 
     Rows are read by `tf.nn.embedding_lookup`, `embedding_lookup_sparse`,
     `safe_embedding_lookup_sparse` and `tf.gather`, and by the feature columns that use them.
     Whatever takes a variable for one value (fetching it, `tf.matmul`, slices, `tf.nn.l2_loss`,
     `read_value`) gets all rows from all ranks, and `assign`, `assign_add`, `assign_sub` and `load`
-    take such a value, the same on every rank (see `collective.tables.dense_view`). What else would reach
-    one rank's shard only raises `TableError`. With one rank, shard and variable are the same.
+    take such a value, the same on every rank (see `collective.tables.dense_view`). Other operations
+    would reach one rank's shard only: they raise `TableError`. With one rank, shard and variable
+    are the same.
 
     Attributes:
         rows: V.
@@ -53,8 +54,8 @@ class Sharded(resource_variable_ops.ResourceVariable):
         shape: [V, D].
         handle: the resource of this rank's shard, [ceil((V - rank) / N), D].
         shard_shape: its shape.
-        hashed: whether a key's owner is found by hashing it.
-        told: whether somebody was warned that it is read as one value.
+        hashed: True if a key's owner is found by hashing it.
+        warned_of_dense_read: True if the user was warned that it is read as one value.
 
     Args:
         rows, dim: V and D.
@@ -62,10 +63,10 @@ class Sharded(resource_variable_ops.ResourceVariable):
     """
 
     hashed = False
-    rows: Any  # None of dynamic ones
+    rows: Any  # None of dynamic tables.
 
     def __init__(self, *, rows: int, dim: int, **kwargs: Any):
-        self.rows, self.dim, self.told = rows, dim, False
+        self.rows, self.dim, self.warned_of_dense_read = rows, dim, False
         self._fetched: tf.Tensor | None = None
         with shard_view():
             super().__init__(**kwargs)
@@ -85,22 +86,23 @@ class Sharded(resource_variable_ops.ResourceVariable):
         return self._shape
 
     def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
-        """What `tf.gather(table, indices)` calls."""
+        """Looks rows up, for `tf.gather(table, indices)`."""
         if in_shard_view():
             return super().sparse_read(indices, name)
         return tf.nn.embedding_lookup(self, indices, name=name)
 
     def owners(self, keys: tf.Tensor) -> tf.Tensor:
-        """int32 [K], the ranks that own the int64 `keys` [K]."""
+        """Returns the ranks that own the int64 `keys` [K], int32 [K]."""
         return tf.cast(tf.math.floormod(keys, collectives.size()), tf.int32)
 
     def fetch(self, keys: tf.Tensor) -> tf.Tensor:
-        """[K, D], the rows of `keys` [K] int64, all of which this rank owns. Its gradient is
-        `IndexedSlices` of the shard.
+        """Returns the rows of `keys` [K] int64, all of which this rank owns: [K, D].
+
+        The gradient is `IndexedSlices` of the shard.
         """
         return tensorflow_lookup.gather_rows(self, keys // collectives.size(), [self.dim])
 
-    # -- as one value
+    # -- As one value
 
     def _is_whole(self) -> bool:
         return collectives.size() == 1 or in_shard_view()
@@ -122,7 +124,7 @@ class Sharded(resource_variable_ops.ResourceVariable):
         )
 
     def l2_loss(self, name: str | None = None) -> tf.Tensor:
-        """What `tf.nn.l2_loss(table)` calls."""
+        """Computes `tf.nn.l2_loss(table)`."""
         if self.rows is None:
             self.refuse("tf.nn.l2_loss")
         return (
@@ -138,11 +140,11 @@ class Sharded(resource_variable_ops.ResourceVariable):
     def _as_graph_element(self) -> Any:
         if self._is_whole():
             return super()._as_graph_element()
-        # Name scopes ask for it, too, who want to know its graph.
+        # Name scopes ask for it, too, to find the graph.
         return self._unread if self._fetched is None else self._fetched
 
     def to_be_fetched(self) -> None:
-        """From now on its graph element is the whole value."""
+        """Makes the table's graph element the whole value from now on."""
         if self._is_whole() or self._fetched is not None:
             return
         graph = self.graph
@@ -171,25 +173,22 @@ class Sharded(resource_variable_ops.ResourceVariable):
 
     def _refuse_checkpoint(self) -> NoReturn:
         raise TableError(
-            f"tf.train.Checkpoint of table '{self.op.name}' isn't possible, whose "
-            f"rows are on several ranks: use "
-            "tf.train.Saver, or a session with a checkpoint_dir."
+            f"tf.train.Checkpoint of table '{self.op.name}' isn't possible, as its rows are on "
+            "several ranks: use tf.train.Saver, or a session with a checkpoint_dir."
         )
 
     def refuse(self, way: str) -> NoReturn:
-        """Raises the error that names the table, and what to do instead of `way`."""
+        """Raises an error that names the table, and what to do instead of `way`."""
         raise TableError(
             f"{way} of table '{self.op.name}' would see only this rank's {self._shape[0]} of its "
-            f"{self.rows} rows. Look the "
-            "rows up (tf.nn.embedding_lookup, embedding_lookup_sparse, "
-            "safe_embedding_lookup_sparse, tf.gather), assign a "
-            "whole value, or make the variable outside embedding_scope() to have it whole on "
-            "every rank."
+            f"{self.rows} rows. Look the rows up (tf.nn.embedding_lookup, embedding_lookup_sparse, "
+            "safe_embedding_lookup_sparse, tf.gather), assign a whole value, or make the variable "
+            "outside embedding_scope() to have it whole on every rank."
         )
 
 
 class Table(Sharded):
-    """A sharded variable of the model, what `tf.get_variable` makes in embedding_scope().
+    """Holds rows of the model, as `tf.get_variable` makes them in embedding_scope().
 
     It stands in `tf.trainable_variables()` under its own name and goes wherever a variable goes:
     optimizers, `var_list`, `tf.gradients`.
@@ -218,7 +217,7 @@ class Table(Sharded):
 
     @property
     def initial_value(self) -> Any:
-        """What it starts from: all rows, made on this rank."""
+        """Returns the value that the table starts from: all rows, made on this rank."""
         if self._is_whole():
             return self._initial_value
         return (
@@ -228,8 +227,8 @@ class Table(Sharded):
         )
 
 
-def _assigned(method: str) -> Any:
-    """`assign`, `assign_add` or `assign_sub`, of a value that all ranks give whole."""
+def _whole_assignment(method: str) -> Any:
+    """Returns `assign`, `assign_add` or `assign_sub` of a value that all ranks give whole."""
     inherited = getattr(resource_variable_ops.ResourceVariable, method)
 
     @functools.wraps(inherited)
@@ -242,7 +241,7 @@ def _assigned(method: str) -> Any:
     ) -> Any:
         if self._is_whole():
             return inherited(self, value, use_locking, name, read_value)
-        value = dense_view.mine(self, tf.convert_to_tensor(value, self.dtype))
+        value = dense_view.local_rows(self, tf.convert_to_tensor(value, self.dtype))
         with tf.control_dependencies([dense_view.agreed(self, method)]), shard_view():
             done = inherited(self, tf.identity(value), use_locking, name, False)
         if not read_value:
@@ -253,7 +252,8 @@ def _assigned(method: str) -> Any:
     return assign
 
 
-def _refused(method: str, way: str) -> Any:
+def _refusing_on_several_ranks(method: str, way: str) -> Any:
+    """Returns the inherited method, which refuses if there are several ranks."""
     inherited = getattr(resource_variable_ops.ResourceVariable, method)
 
     @functools.wraps(inherited)
@@ -265,8 +265,8 @@ def _refused(method: str, way: str) -> Any:
     return guarded
 
 
-# What would read or write all of a sharded variable, and how an error calls it.
-WHOLE = {
+# Methods that read or write all of a sharded variable, and how an error calls them.
+WHOLE_VALUE_METHODS = {
     "value": "Reading the value",
     "read_value": "Reading the value",
     "read_value_no_copy": "Reading the value",
@@ -278,7 +278,7 @@ WHOLE = {
     "assign_sub": "Subtracting from all",
     "load": "Loading the value",
 }
-REFUSED = {
+REFUSED_METHODS = {
     "initialized_value": "initialized_value (its initial_value is there)",
     "count_up_to": "Counting up",
     "scatter_sub": "A scatter",
@@ -297,21 +297,22 @@ REFUSED = {
     "scatter_nd_min": "A scatter",
 }
 for _method in ("assign", "assign_add", "assign_sub"):
-    setattr(Sharded, _method, _assigned(_method))
-for _method, _way in REFUSED.items():
-    setattr(Sharded, _method, _refused(_method, _way))
+    setattr(Sharded, _method, _whole_assignment(_method))
+for _method, _way in REFUSED_METHODS.items():
+    setattr(Sharded, _method, _refusing_on_several_ranks(_method, _way))
 
 
 def mark_shard(variable: Any, table: Table) -> None:
-    """From now on `variable` holds one row for each row of `table`'s shard: it is never made equal
-    over ranks.
+    """Marks `variable` as one that has a row for each row of `table`'s shard.
+
+    It is never made equal over ranks.
     """
     if variable is not None:
         variable._collective_shard = table
 
 
 def shard_of(variable: Any) -> Table | None:
-    """The table whose shard `variable` is, or has a slot for; None for a replicated variable."""
+    """Returns the table whose shard `variable` is or has a slot for; None if it is replicated."""
     table: Table | None = (
         variable if isinstance(variable, Table) else getattr(variable, "_collective_shard", None)
     )
@@ -323,5 +324,5 @@ def is_replicated(variable: Any) -> bool:
 
 
 def is_movable(variable: Any) -> bool:
-    """Whether its values are numbers, which can be compared and sent."""
+    """Tells whether the values of `variable` are numbers, which can be compared and sent."""
     return variable.dtype.base_dtype not in (tf.string, tf.variant, tf.resource)

@@ -1,4 +1,4 @@
-"""Which variables become tables: `tf.get_variable` inside embedding_scope()."""
+"""Decides which variables become tables, and makes them in `tf.get_variable`."""
 
 from __future__ import annotations
 
@@ -23,19 +23,22 @@ def _shape_of(shape: Any, initializer: Any) -> tf.TensorShape | None:
 
 
 def _dtype_of(value: Any) -> Any:
-    """The type that a given value has as a tensor."""
+    """Returns the type that `value` has as a tensor."""
     if hasattr(value, "dtype"):
         return value.dtype
     return make_tensor_proto(value).dtype
 
 
 def is_dynamic(shape: Any) -> bool:
-    """Whether `shape` is [None, D]: a dynamic table's."""
+    """Tells whether `shape` is [None, D], a dynamic table's."""
     try:
-        known = tensor_shape.as_shape(shape)
-    except (TypeError, ValueError):  # TensorFlow takes more than that for a shape
+        table_shape = tensor_shape.as_shape(shape)
+    except (TypeError, ValueError):  # TensorFlow takes more than that for a shape.
         return False
-    return bool(known.rank == 2 and known.as_list()[0] is None and known.as_list()[1] is not None)
+    if table_shape.rank != 2:
+        return False
+    rows, dim = table_shape.as_list()
+    return rows is None and dim is not None
 
 
 def table_getter(
@@ -48,31 +51,33 @@ def table_getter(
     min_rows: int = 0,
     **kwargs: Any,
 ) -> Any:
-    """A variable-scope getter that makes a `Table` of a 2-D floating-point variable, whatever its
-    partitioner: [V, D] is a static one if V is `min_rows` at least, [None, D] a dynamic one.
+    """Makes a `Table` of a 2-D floating-point variable: a variable-scope getter.
 
-    Other variables (other ranks, integers, local ones, slots that an optimizer makes) are made as
-    outside: replicated. They aren't partitioned either: a partitioner in embedding_scope() would
-    say how to shard a table, which isn't its choice here.
+    [V, D] is a static table if V is `min_rows` at least, [None, D] is a dynamic one.
+
+    Other variables (that are no matrix, integers, local ones, slots that an optimizer makes) are
+    made as outside: replicated. No variable is partitioned: a partitioner in embedding_scope()
+    would say how to shard a table, which isn't its choice here.
     """
     del partitioner
     if tf.executing_eagerly():
         raise RuntimeError(
-            f"embedding_scope() is for graphs, but '{name}' is made eagerly. Build "
-            f"the model inside "
-            "`with strategy.scope(), tf.Graph().as_default():`."
+            f"embedding_scope() is for graphs, but '{name}' is made eagerly. Build the model "
+            "inside `with strategy.scope(), tf.Graph().as_default():`."
         )
-    whole = _shape_of(shape, initializer)
+    table_shape = _shape_of(shape, initializer)
     if initializer is not None and not callable(initializer) and not is_dynamic(shape):
-        dtype = _dtype_of(initializer)  # as in TensorFlow, whatever is asked for
+        dtype = _dtype_of(initializer)  # As in TensorFlow, whatever `dtype` is.
     dtype = tf.as_dtype(dtype or getattr(initializer, "dtype", None) or tf.float32).base_dtype
     if is_dynamic(shape) and not dtype.is_floating:
         raise ValueError(
-            f"dynamic table '{name}': values of a dynamic table are floating-point "
-            f"numbers, not {dtype.name}."
+            f"dynamic table '{name}': values of a dynamic table are floating-point numbers, not "
+            f"{dtype.name}."
         )
-    # (Not whole[0], which is something else without TensorFlow's second version.)
-    rows, dim = whole.as_list() if whole is not None and whole.rank == 2 else (None, None)
+    # as_list: an element of a shape is a Dimension in TensorFlow's first version.
+    rows, dim = None, None
+    if table_shape is not None and table_shape.rank == 2:
+        rows, dim = table_shape.as_list()
     if (
         in_shard_view()
         or dim is None
@@ -85,28 +90,28 @@ def table_getter(
             name, shape=shape, dtype=dtype, initializer=initializer, partitioner=None, **kwargs
         )
     if initializer is None and not is_dynamic(shape):
-        initializer = tf.glorot_uniform_initializer()  # tf.get_variable's own default
+        initializer = tf.glorot_uniform_initializer()  # tf.get_variable's own default.
 
-    def create(next_creator: Any, **made: Any) -> Any:
+    def create(next_creator: Any, **arguments: Any) -> Any:
         del next_creator
         served = served_table.served_graph(tf.get_default_graph())
         if served is not None:
             return served.table(
-                made["name"],
+                arguments["name"],
                 rows,
                 dim,
                 dtype,
-                trainable=made.get("trainable"),
-                collections=made.get("collections"),
+                trainable=arguments.get("trainable"),
+                collections=arguments.get("collections"),
             )
-        kind = DynamicTable if is_dynamic(whole) else Table
+        kind = DynamicTable if is_dynamic(table_shape) else Table
         return kind(
             initializer=initializer,
-            shape=whole,
+            shape=table_shape,
             dtype=dtype,
-            name=made["name"],
+            name=arguments["name"],
             **{
-                key: made.get(key)
+                key: arguments.get(key)
                 for key in (
                     "trainable",
                     "collections",
@@ -121,11 +126,11 @@ def table_getter(
 
     kwargs["use_resource"] = True
     placeholder = initializer
-    # get_variable wants to know of how many rows, and what they start from
-    if is_dynamic(whole):
+    if is_dynamic(table_shape):
+        # get_variable takes only a known number of rows, and an initializer for them.
         shape, placeholder = [1, dim], tf.zeros_initializer()
     elif not callable(initializer):
-        shape = None  # get_variable takes an array's or a tensor's own
+        shape = None  # get_variable takes an array's or a tensor's own.
     with tf.variable_creator_scope(create):
         return getter(
             name, shape=shape, dtype=dtype, initializer=placeholder, partitioner=None, **kwargs
@@ -135,7 +140,7 @@ def table_getter(
 def get_variable(
     original: Any, scope: Any, store: Any, name: str, *args: Any, **kwargs: Any
 ) -> Any:
-    """Stands in for `VariableScope.get_variable`, with a getter that makes tables.
+    """Makes tables in `VariableScope.get_variable`, whose place it takes.
 
     [None, D] is a dynamic table wherever it is made: TensorFlow has no such variable.
     """

@@ -1,4 +1,5 @@
-// Which rank owns a key: the same function as that of the CPU (ops/native/wire.h, ops/keys.py).
+// Tells which rank owns a key, by the same function as the CPU (ops/native/wire.h,
+// ops/key_hashing.py).
 
 #include "integers.cuh"
 

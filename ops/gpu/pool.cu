@@ -5,7 +5,7 @@
 
 constexpr int kFlight = 4;
 
-enum Combiner { kRows, kSum, kMean, kSqrtN };  // as in ops/bags.py
+enum Combiner { kRows, kSum, kMean, kSqrtN };  // as in ops/embedding_bag.py
 
 struct Lookup {
   i64 tile;        // its first one

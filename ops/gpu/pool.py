@@ -24,7 +24,7 @@ from collective.ops.gpu.sums import NULL, Rows
 from collective.ops.gpu.workspace import Workspace
 
 SOURCE = Source("pool.cu", ("pool_rows", "pool_products", "pool_terms", "pool_weights"))
-SUM, MEAN, SQRTN = range(1, 4)  # combiners, as in ops/bags.py
+SUM, MEAN, SQRTN = range(1, 4)  # combiners, as in ops/embedding_bag.py
 _WIDTH, _FLOAT_BYTES = 4, 4  # elements of one access, and the bytes of one
 _IN_FLIGHT = 4
 

@@ -18,7 +18,7 @@ from collective.ops.gpu.kernel_api import Joined, Kernels
 from collective.ops.gpu.pool import SUM, Ids, Lookup
 from collective.ops.gpu.segments import Segments
 
-ROWS = 0  # no combiner, as in ops/bags.py
+ROWS = 0  # no combiner, as in ops/embedding_bag.py
 
 
 class Members(NamedTuple):

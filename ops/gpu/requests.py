@@ -1,4 +1,6 @@
-"""What a rank with a GPU asks for, and what an owner hears: `collective.ops.embedding_bag.ask` and `hear`.
+"""Makes the requests of a rank with a GPU, and reads them on the owner.
+
+These are `collective.ops.embedding_bag.request` and `respond`.
 
 ids ──► distinct (unpooled sections), partition (pooled ones) ──► message ══keys══► local rows,
 by table

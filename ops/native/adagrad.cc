@@ -1,4 +1,4 @@
-// CollectiveSparseAdagrad: rows of a shard and of its accumulator, updated in place.
+// CollectiveSparseAdagrad: updates rows of a shard and of its accumulator in place.
 
 #include <algorithm>
 #include <cmath>
@@ -16,7 +16,7 @@ namespace adagrad_op {
 
 using namespace tensorflow;
 
-constexpr int64_t kAhead = 4;  // rows whose memory is announced
+constexpr int64_t kAhead = 4;  // Rows ahead whose memory is prefetched.
 
 // accum += g * g; var -= rate * g / sqrt(accum), for each row at[i] of both.
 CLONES void Update(const float* gradients, const int64_t* at, int64_t n, int64_t dim, float rate,
@@ -58,7 +58,7 @@ class SparseAdagradOp : public OpKernel {
           variables[i]->tensor()->dtype() == DT_FLOAT && variables[i]->tensor()->dims() == 2,
           errors::InvalidArgument("the variable ", handle.name(),
                                   " is no float32 matrix, or not initialized"));
-      OP_REQUIRES_OK(context, Own(context, variables[i].get()));
+      OP_REQUIRES_OK(context, EnsureOwned(context, variables[i].get()));
     }
     const bool in_order = variables[0]->mu() < variables[1]->mu();
     tf_shared_lock first(*variables[in_order ? 0 : 1]->mu());

@@ -1,7 +1,9 @@
-// CollectiveAddresses: where tensors lie, once the device has done all that TensorFlow has
-// launched; and what shapes they have: for each its address, rank, first dimension, and the product
-// of the others, as int64, of which each is two of int32: TensorFlow's eager operations run as
-// functions, whose results are on the device, unless they are int32.
+// CollectiveAddresses: gives the addresses and shapes of tensors, once the device has done all that
+// TensorFlow has launched.
+//
+// For each tensor there are its address, rank, first dimension, and the product of the others, as
+// int64. Each of these is given as two int32: TensorFlow's eager operations run as functions, whose
+// results are on the device unless they are int32.
 
 #include "tensorflow/core/framework/device.h"
 #include "tensorflow/core/framework/op_kernel.h"

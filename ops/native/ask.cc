@@ -1,10 +1,10 @@
-// CollectiveAsk: what a rank asks its peers for, and where it will find the rows that come back.
+// CollectiveAsk: what a rank requests of its peers, and where it will find the rows that come back.
 //
 //   1. Each section by itself: an unpooled one numbers the distinct keys of all its members, and
-//   each key takes the next place
-//      among those of its owner; a pooled one counts keys and bags by owner.
-//   2. The counts tell the size of the message, and where each section's keys and rows begin in it
-//   and in what comes back.
+//      each key takes the next place among those of its owner; a pooled one counts keys and bags
+//      by owner.
+//   2. The counts tell the size of the message, and where each section's keys and rows begin in
+//      it and in what comes back.
 //   3. Each section by itself: keys are written, and numbers become positions.
 
 #include <cmath>
@@ -21,21 +21,22 @@ using namespace tensorflow;
 
 struct Member {
   int section, combiner;
-  int pooled;  // its number among the pooled members, or -1
-  int weighted;
+  int pooled;    // Its number among the pooled members, or -1.
+  int weighted;  // Its number among the weighted members, or -1.
 };
 
-// What is known of one section and owner: first counts, then where they begin.
+// The keys and bags of one section for one owner: first their counts, then where they begin.
 struct Part {
   int64_t bags = 0, keys = 0;
-  int64_t* words = nullptr;  // where its keys are written
+  int64_t* words = nullptr;  // Where its keys are written.
   int64_t flat = 0;
 };
 
 struct Scratch {
-  Room<int64_t> distinct;
-  Room<int32_t> owner, place;  // of each distinct key; or of each id, and the sample of each bag
-  Room<int32_t> starts;        // of each sample of a pooled member
+  Buffer<int64_t> distinct;
+  // Of each distinct key; in a pooled section the owner of each id, and the sample of each bag.
+  Buffer<int32_t> owner, place;
+  Buffer<int32_t> starts;  // Of each sample of a pooled member.
 };
 
 class AskOp : public OpKernel {
@@ -60,7 +61,7 @@ class AskOp : public OpKernel {
     for (size_t s = 0; s < sections; ++s) {
       OP_REQUIRES(context,
                   (kinds[s] == kStatic || kinds[s] == kDynamic) && dims[s] >= 1 &&
-                      dims[s] <= kMost && (pooled[s] || !weighted[s]),
+                      dims[s] <= kMaxCount && (pooled[s] || !weighted[s]),
                   errors::InvalidArgument(
                       "section ", s, " of kind ", kinds[s], " and dimension ", dims[s],
                       ": there are kinds 0 and 1, and only pooled sections have weights"));
@@ -134,8 +135,8 @@ class AskOp : public OpKernel {
   struct Run {
     OpInputList ids, samples, weights;
     OpOutputList positions, bag_samples, bag_scales;
-    std::vector<int64_t> first;   // [S + 1], where each section's ids begin among those of all
-    std::vector<int64_t> counts;  // [S], distinct keys, or bags
+    std::vector<int64_t> first;   // [S + 1], where each section's ids begin among all.
+    std::vector<int64_t> counts;  // [S], distinct keys, or bags.
     std::vector<Part> parts;      // [S, N]
     std::vector<Status> errors;   // [S]
     int64_t* distinct;
@@ -155,9 +156,9 @@ class AskOp : public OpKernel {
       for (int m : members) keys += run->ids[m].NumElements();
       run->first.push_back(run->first.back() + keys);
     }
-    if (run->first.back() > kMost) {
+    if (run->first.back() > kMaxCount) {
       return errors::InvalidArgument(run->first.back(),
-                                     " ids are looked up at once, but no more than ", kMost,
+                                     " ids are looked up at once, but no more than ", kMaxCount,
                                      " can be: use smaller batches");
     }
     for (size_t m = 0; m < members_.size(); ++m) {
@@ -191,7 +192,7 @@ class AskOp : public OpKernel {
   void Number(Run* run, int64_t s) {
     int64_t* distinct = run->distinct + run->first[s] + s;
     uint64_t bits = 0;
-    for (int m : members_of_[s]) bits |= Bits(Ids(*run, m), run->ids[m].NumElements());
+    for (int m : members_of_[s]) bits |= BitwiseOr(Ids(*run, m), run->ids[m].NumElements());
     auto numbering = numberings_.Take();
     numbering->Start(run->first[s + 1] - run->first[s], bits, distinct);
     for (int m : members_of_[s]) {
@@ -230,8 +231,8 @@ class AskOp : public OpKernel {
 
   // ---- A pooled section
 
-  // Nothing here branches on where one sample ends or which owner comes next: that can't be
-  // predicted.
+  // Nothing here branches on where one sample ends or which owner comes next: the processor can't
+  // predict that.
 
   void Count(Run* run, int64_t s) const {
     if (members_of_[s].empty()) return;
@@ -266,15 +267,15 @@ class AskOp : public OpKernel {
     }
   }
 
-  // Where what is for one owner is written.
+  // Where the keys of one owner, and what belongs to them, are written.
   struct Writer {
     int64_t* key;
-    int32_t* length;  // of the bag that is being filled
+    int32_t* length;  // Of the bag that is being filled.
     float* weight;
-    int32_t* sample;  // of that bag: its number among the samples
+    int32_t* sample;  // Of that bag: its number among the samples.
     int64_t position;
-    int32_t last;  // sample
-    int32_t keys;  // in that bag
+    int32_t last;  // The last sample.
+    int32_t keys;  // In that bag.
   };
 
   void WriteBags(Run& run, int64_t s) const {
@@ -301,7 +302,7 @@ class AskOp : public OpKernel {
       if (part.bags % 2 == 1) factors[-1] = 0;
       if (weights != nullptr && part.keys % 2 == 1) factors[part.keys / 2] = 0;
     }
-    int32_t* starts = run.starts + run.first[s] + s;  // of the samples
+    int32_t* starts = run.starts + run.first[s] + s;  // Of the samples.
     int32_t sample = -1;
     for (int64_t i = 0; i < n; ++i) {
       sample += i == 0 || samples[i] != samples[i - 1];
@@ -321,7 +322,7 @@ class AskOp : public OpKernel {
     ListBags(run, s, sample + 1, starts, weights, &writers);
   }
 
-  // The bags as the asker sees them: by sample, then owner.
+  // Lists the bags as the asker sees them: by sample, then owner.
   void ListBags(Run& run, int64_t s, int32_t count, const int32_t* starts, const float* weights,
                 std::vector<Writer>* writers) const {
     const int m = members_of_[s][0], p = members_[m].pooled;
@@ -331,7 +332,7 @@ class AskOp : public OpKernel {
     float* bag_scales = run.bag_scales[p]->flat<float>().data();
     for (int r = 0; r < ranks_; ++r) {
       Writer& writer = (*writers)[r];
-      writer.length = writer.sample + 1;  // the end of what follows
+      writer.length = writer.sample + 1;  // The end of the list.
       writer.sample -= run.parts[s * ranks_ + r].bags - 1;
     }
     int64_t bag = 0;
@@ -349,7 +350,7 @@ class AskOp : public OpKernel {
     }
   }
 
-  // What the sum of the ids from `first` to before `end` is multiplied by.
+  // Returns the factor of the sum of the ids from `first` to before `end`.
   static float ScaleOf(int combiner, int32_t first, int32_t end, const float* weights) {
     if (combiner == kSum) return 1;
     double sum = end - first;
@@ -362,9 +363,9 @@ class AskOp : public OpKernel {
     return divisor == 0 ? 0 : 1 / divisor;
   }
 
-  // ---- All of them
+  // ---- All sections
 
-  // Allocates the message and the outputs of pooled members, writes the headers, and says where
+  // Allocates the message and the outputs of pooled members, writes the headers, and sets where
   // every part begins.
   Status Place(OpKernelContext* context, Run* run) const {
     const int64_t count = static_cast<int64_t>(sections_.size());
@@ -381,9 +382,9 @@ class AskOp : public OpKernel {
         words += sections_[s].Words(part.bags, part.keys);
         elements += part.bags * sections_[s].dim;
       }
-      if (words > kMost || elements > kMost) {
+      if (words > kMaxCount || elements > kMaxCount) {
         return errors::InvalidArgument("this batch asks for ", elements, " elements of rows in ",
-                                       words, " words or more, but no more than ", kMost,
+                                       words, " words or more, but no more than ", kMaxCount,
                                        " can travel at once: use smaller batches");
       }
       splits->flat<int32_t>()(r) = static_cast<int32_t>(words - words_before);
@@ -417,9 +418,9 @@ class AskOp : public OpKernel {
   int pooled_ = 0, weighted_ = 0;
   std::vector<Section> sections_;
   std::vector<Member> members_;
-  std::vector<std::vector<int>> members_of_;  // of each section
-  Kept<Scratch> scratch_;
-  Kept<Numbering> numberings_;
+  std::vector<std::vector<int>> members_of_;  // Of each section.
+  ObjectPool<Scratch> scratch_;
+  ObjectPool<Numbering> numberings_;
 };
 
 REGISTER_KERNEL_BUILDER(Name("CollectiveAsk").Device(DEVICE_CPU), AskOp);

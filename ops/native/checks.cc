@@ -1,5 +1,4 @@
-// CollectiveBounds, CollectiveMismatches: what may be wrong with what lookups are given, told
-// before anything moves.
+// CollectiveBounds, CollectiveMismatches: check the inputs of lookups, before anything moves.
 
 #include <vector>
 

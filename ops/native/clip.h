@@ -1,5 +1,5 @@
-// max_norm: rows are clipped to a norm before they are used. A clipped row passes on only that part
-// of a gradient which is orthogonal to it.
+// Clips rows to max_norm before they are used. A clipped row passes on only the part of a gradient
+// that is orthogonal to it.
 
 #ifndef COLLECTIVE_NATIVE_CLIP_H_
 #define COLLECTIVE_NATIVE_CLIP_H_
@@ -20,7 +20,7 @@ class Clip {
     Products(rows, rows, n, dim, squares_.data());
   }
 
-  // factors[k] = (weights[k], or 1) * what row k is multiplied by.
+  // factors[k] = (weights[k], or 1) * the factor that clips row k.
   void Factors(const float* weights, float* factors) const {
     for (size_t k = 0; k < squares_.size(); ++k) {
       factors[k] = (weights == nullptr ? 1 : weights[k]) *
@@ -28,7 +28,8 @@ class Clip {
     }
   }
 
-  // What of row k belongs to the gradient, too, where factors[k] times row k of `gradients` does.
+  // Returns the factors of rows that the gradient gets, too, where factors[k] times row k of
+  // `gradients` is its other part.
   template <class Other>
   std::vector<float> Backward(Rows<Other> gradients, const float* factors) const {
     std::vector<float> along(squares_.size());

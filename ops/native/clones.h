@@ -1,6 +1,7 @@
 // Functions marked CLONES are compiled for several instruction sets; glibc picks one when the
-// library is loaded. What they call must be INLINE. Floating point sums have the same order in
-// each, and nothing is contracted (see setup.py): so have the results.
+// library is loaded. The functions that they call must be INLINE. Floating point sums have the same
+// order in all versions, and nothing is contracted (see setup.py), so the results are the same,
+// too.
 
 #ifndef COLLECTIVE_NATIVE_CLONES_H_
 #define COLLECTIVE_NATIVE_CLONES_H_

@@ -1,5 +1,5 @@
-// CollectiveGatherRows: one row for each bag that the ranks asked for, from shards that are read in
-// place. CollectiveSpreadRows: the same from matrices, which makes it the transposed of
+// CollectiveGatherRows: one row for each bag that the ranks requested, from shards that are read in
+// place. CollectiveSpreadRows: the same from matrices, which makes it the transpose of
 // CollectiveReduceRows.
 
 #include <algorithm>
@@ -17,11 +17,11 @@ namespace gather_op {
 using namespace tensorflow;
 
 struct Scratch {
-  Room<int32_t> bags;
-  Room<float> factors;
+  Buffer<int32_t> bags;
+  Buffer<float> factors;
 };
 
-// The rows of `piece`, from `table` by the numbers `rows`, times `scale`.
+// Writes the rows of `piece`, from `table` by the numbers `rows`, times `scale`.
 template <class Index>
 Status Answer(const Section& section, const Piece& piece, const Table& table, const Index* rows,
               float scale, Scratch* scratch, float* out) {
@@ -47,7 +47,7 @@ Status Answer(const Section& section, const Piece& piece, const Table& table, co
     Clip<Index>(from, piece.keys, section.dim, section.max_norm).Factors(piece.weights, clipped);
     factors = clipped;
   }
-  const int32_t* bags = BagOfKeys(piece, &scratch->bags);
+  const int32_t* bags = BagOfEachKey(piece, &scratch->bags);
   for (int64_t b = 0; b < piece.bags; ++b) {
     if (piece.lengths[b] == 0) std::fill_n(out + b * section.dim, section.dim, 0.f);
   }
@@ -56,7 +56,7 @@ Status Answer(const Section& section, const Piece& piece, const Table& table, co
   return OkStatus();
 }
 
-// What both operations do, once they know their tables.
+// Answers requests from tables that a subclass finds.
 class AnswerOp : public OpKernel {
  public:
   explicit AnswerOp(OpKernelConstruction* context) : OpKernel(context) {
@@ -67,38 +67,40 @@ class AnswerOp : public OpKernel {
   // `rows`: for each table the row number of each key.
   template <class Index>
   void AnswerAll(OpKernelContext* context, const std::vector<Table>& tables,
-                 const OpInputList& rows, const Heard& heard, float scale) {
+                 const OpInputList& rows, const ReceivedMessage& received, float scale) {
     Tensor* flat = nullptr;
-    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({heard.elements}), &flat));
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({received.elements}), &flat));
     float* out = flat->flat<float>().data();
-    std::vector<Status> errors(heard.pieces.size());
-    Parallel(context, static_cast<int64_t>(heard.pieces.size()), heard.elements, [&](int64_t p) {
-      const Piece& piece = heard.pieces[p];
-      const Section& section = layout_.sections[piece.section];
-      auto scratch = scratch_.Take();
-      errors[p] = Answer(section, piece, tables[section.table],
-                         rows[section.table].template flat<Index>().data() + piece.row, scale,
-                         &*scratch, out + piece.flat);
-    });
+    std::vector<Status> errors(received.pieces.size());
+    Parallel(context, static_cast<int64_t>(received.pieces.size()), received.elements,
+             [&](int64_t p) {
+               const Piece& piece = received.pieces[p];
+               const Section& section = layout_.sections[piece.section];
+               auto scratch = scratch_.Take();
+               errors[p] = Answer(section, piece, tables[section.table],
+                                  rows[section.table].template flat<Index>().data() + piece.row,
+                                  scale, &*scratch, out + piece.flat);
+             });
     for (const Status& error : errors) OP_REQUIRES_OK(context, error);
   }
 
-  Status Parse(OpKernelContext* context, const OpInputList& rows, Heard* heard) const {
+  Status Parse(OpKernelContext* context, const OpInputList& rows, ReceivedMessage* received) const {
     const Tensor *message = nullptr, *splits = nullptr;
     TF_RETURN_IF_ERROR(context->input("message", &message));
     TF_RETURN_IF_ERROR(context->input("splits", &splits));
-    TF_RETURN_IF_ERROR(layout_.Parse(*message, *splits, heard));
+    TF_RETURN_IF_ERROR(layout_.Parse(*message, *splits, received));
     for (int t = 0; t < layout_.tables; ++t) {
-      if (rows[t].NumElements() != heard->rows[t]) {
-        return errors::InvalidArgument("the ranks ask for ", heard->rows[t], " rows of table ", t,
-                                       ", but ", rows[t].NumElements(), " row numbers are given");
+      if (rows[t].NumElements() != received->rows[t]) {
+        return errors::InvalidArgument("the ranks ask for ", received->rows[t], " rows of table ",
+                                       t, ", but ", rows[t].NumElements(),
+                                       " row numbers are given");
       }
     }
     return OkStatus();
   }
 
   Layout layout_;
-  Kept<Scratch> scratch_;
+  ObjectPool<Scratch> scratch_;
 };
 
 class GatherRowsOp : public AnswerOp {
@@ -107,14 +109,14 @@ class GatherRowsOp : public AnswerOp {
 
   void Compute(OpKernelContext* context) override {
     OpInputList handles, rows;
-    Heard heard;
+    ReceivedMessage received;
     LockedVariables variables;
     std::vector<Table> tables;
     OP_REQUIRES_OK(context, context->input_list("handles", &handles));
     OP_REQUIRES_OK(context, context->input_list("rows", &rows));
-    OP_REQUIRES_OK(context, Parse(context, rows, &heard));
+    OP_REQUIRES_OK(context, Parse(context, rows, &received));
     OP_REQUIRES_OK(context, variables.Lock(context, handles, &tables));
-    AnswerAll<int64_t>(context, tables, rows, heard, 1);
+    AnswerAll<int64_t>(context, tables, rows, received, 1);
   }
 };
 
@@ -127,11 +129,11 @@ class SpreadRowsOp : public AnswerOp {
 
   void Compute(OpKernelContext* context) override {
     OpInputList values, inverse;
-    Heard heard;
+    ReceivedMessage received;
     std::vector<Table> tables;
     OP_REQUIRES_OK(context, context->input_list("values", &values));
     OP_REQUIRES_OK(context, context->input_list("inverse", &inverse));
-    OP_REQUIRES_OK(context, Parse(context, inverse, &heard));
+    OP_REQUIRES_OK(context, Parse(context, inverse, &received));
     for (int t = 0; t < layout_.tables; ++t) {
       OP_REQUIRES(context, TensorShapeUtils::IsMatrix(values[t].shape()),
                   errors::InvalidArgument("values of table ", t, " are no matrix, but ",
@@ -139,7 +141,7 @@ class SpreadRowsOp : public AnswerOp {
       tables.push_back(
           {values[t].matrix<float>().data(), values[t].dim_size(0), values[t].dim_size(1)});
     }
-    AnswerAll<int32_t>(context, tables, inverse, heard, scale_);
+    AnswerAll<int32_t>(context, tables, inverse, received, scale_);
   }
 
  private:

@@ -1,4 +1,4 @@
-// CollectiveHear: the keys in a received message.
+// CollectiveHear: reads the keys in a received message.
 
 #include <algorithm>
 
@@ -17,18 +17,18 @@ class HearOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* context) override {
-    Heard heard;
-    OP_REQUIRES_OK(context, layout_.Parse(context->input(0), context->input(1), &heard));
+    ReceivedMessage received;
+    OP_REQUIRES_OK(context, layout_.Parse(context->input(0), context->input(1), &received));
     std::vector<int64_t*> keys(layout_.tables);
     for (int t = 0; t < layout_.tables; ++t) {
       Tensor* out = nullptr;
-      OP_REQUIRES_OK(context, context->allocate_output(t, TensorShape({heard.rows[t]}), &out));
+      OP_REQUIRES_OK(context, context->allocate_output(t, TensorShape({received.rows[t]}), &out));
       keys[t] = out->flat<int64_t>().data();
     }
     int64_t all = 0;
-    for (int64_t rows : heard.rows) all += rows;
-    Parallel(context, static_cast<int64_t>(heard.pieces.size()), all, [&](int64_t p) {
-      const Piece& piece = heard.pieces[p];
+    for (int64_t rows : received.rows) all += rows;
+    Parallel(context, static_cast<int64_t>(received.pieces.size()), all, [&](int64_t p) {
+      const Piece& piece = received.pieces[p];
       const Section& section = layout_.sections[piece.section];
       const Owners owners(section.kind, layout_.ranks);
       int64_t* out = keys[section.table] + piece.row;
@@ -37,7 +37,8 @@ class HearOp : public OpKernel {
     Tensor* row_splits = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(layout_.tables, TensorShape({layout_.ranks}),
                                                      &row_splits));
-    std::copy(heard.row_splits.begin(), heard.row_splits.end(), row_splits->flat<int32_t>().data());
+    std::copy(received.row_splits.begin(), received.row_splits.end(),
+              row_splits->flat<int32_t>().data());
   }
 
  private:

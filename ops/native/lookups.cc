@@ -31,7 +31,7 @@ Status ReadLookups(OpKernelConstruction* context, std::vector<Lookup>* members) 
                                    max_norms.size(), " max_norms");
   }
   for (int m = 0; m < count; ++m) {
-    if (dims[m] < 1 || dims[m] > kMost || combiners[m] < kRows || combiners[m] > kSqrtN ||
+    if (dims[m] < 1 || dims[m] > kMaxCount || combiners[m] < kRows || combiners[m] > kSqrtN ||
         sections[m] < 0) {
       return errors::InvalidArgument("member ", m, " of section ", sections[m], " has dimension ",
                                      dims[m], " and combiner ", combiners[m]);
@@ -62,7 +62,7 @@ Status LookupInputs::Read(OpKernelContext* context) {
   return context->input_list("weights", &weights);
 }
 
-Status Opened::Open(const Lookup& member, int number, const LookupInputs& inputs) {
+Status MemberInputs::Open(const Lookup& member, int number, const LookupInputs& inputs) {
   const Tensor& places = inputs.positions[number];
   if (!TensorShapeUtils::IsVector(places.shape())) {
     return errors::InvalidArgument("positions of member ", number, " must be a vector, but are ",
@@ -70,9 +70,9 @@ Status Opened::Open(const Lookup& member, int number, const LookupInputs& inputs
   }
   ids = places.NumElements();
   const int64_t elements = inputs.flat->NumElements();
-  if (ids > kMost || elements > kMost) {
+  if (ids > kMaxCount || elements > kMaxCount) {
     return errors::InvalidArgument("member ", number, " has ", ids, " ids in rows of ", elements,
-                                   " elements, but no more than ", kMost, " can be");
+                                   " elements, but no more than ", kMaxCount, " can be");
   }
   rows = {inputs.flat->flat<float>().data(), places.vec<int32_t>().data(), 1};
   if (!AreWithin(rows.at, ids, elements - member.dim + 1)) {
@@ -93,9 +93,9 @@ Status Opened::Open(const Lookup& member, int number, const LookupInputs& inputs
   if (bags < 0)
     return errors::InvalidArgument("samples of member ", number,
                                    " must ascend from 0 on: they are not sorted");
-  if (ids > 0 && samples[ids - 1] >= kMost / member.dim) {
+  if (ids > 0 && samples[ids - 1] >= kMaxCount / member.dim) {
     return errors::InvalidArgument("member ", number, " has sample ", samples[ids - 1],
-                                   ": so many rows of ", member.dim, " have more than ", kMost,
+                                   ": so many rows of ", member.dim, " have more than ", kMaxCount,
                                    " elements");
   }
   out = ids == 0 ? 0 : samples[ids - 1] + 1;
@@ -110,14 +110,14 @@ Status Opened::Open(const Lookup& member, int number, const LookupInputs& inputs
   return OkStatus();
 }
 
-const int64_t* Opened::Samples(LookupScratch* scratch) const {
+const int64_t* MemberInputs::Samples(LookupScratch* scratch) const {
   if (samples != nullptr) return samples;
   int64_t* iota = scratch->iota.At(ids);
   for (int64_t k = 0; k < ids; ++k) iota[k] = k;
   return iota;
 }
 
-BagDivisors Opened::Divisors(const Lookup& member, LookupScratch* scratch) const {
+BagDivisors MemberInputs::Divisors(const Lookup& member, LookupScratch* scratch) const {
   int32_t* starts = scratch->starts.At(bags + 1);
   int64_t* bag_samples = scratch->bag_samples.At(bags);
   float* divisors = scratch->divisors.At(bags);

@@ -1,4 +1,4 @@
-// What CollectivePool and its gradient have in common: the members, and their inputs.
+// Reads the members of CollectivePool and of its gradient, and their inputs.
 
 #ifndef COLLECTIVE_NATIVE_LOOKUPS_H_
 #define COLLECTIVE_NATIVE_LOOKUPS_H_
@@ -13,7 +13,7 @@ namespace collective {
 
 struct Lookup {
   int section = 0, combiner = kRows;
-  int samples = -1, weights = -1;  // its number among the members that have them
+  int samples = -1, weights = -1;  // Its number among the members that have them.
   int64_t dim = 0;
   float max_norm = 0;
 };
@@ -22,9 +22,9 @@ tensorflow::Status ReadLookups(tensorflow::OpKernelConstruction* context,
                                std::vector<Lookup>* members);
 
 struct LookupScratch {
-  Room<int64_t> iota, bag_samples;
-  Room<int32_t> starts;
-  Room<float> divisors, factors;
+  Buffer<int64_t> iota, bag_samples;
+  Buffer<int32_t> starts;
+  Buffer<float> divisors, factors;
 };
 
 struct LookupInputs {
@@ -34,31 +34,31 @@ struct LookupInputs {
   tensorflow::Status Read(tensorflow::OpKernelContext* context);
 };
 
-// Of each bag, the ids of one sample: what the sum of its rows is divided by, its sample, and where
+// For each bag (the ids of one sample): the divisor of the sum of its rows, its sample, and where
 // it starts among the ids.
 struct BagDivisors {
   const float* of;
   const int64_t* samples;
-  const int32_t* starts;  // one more, of the end
+  const int32_t* starts;  // [bags + 1], the last is the end.
 };
 
-// One member's inputs, checked. Valid as long as they are.
-class Opened {
+// Holds one member's inputs, checked. Valid as long as they are.
+class MemberInputs {
  public:
   tensorflow::Status Open(const Lookup& member, int number, const LookupInputs& inputs);
 
   int64_t ids = 0;
-  int64_t out = 0;       // rows of the output
-  int64_t bags = 0;      // of them that have ids
-  Rows<int32_t> rows{};  // that came back
-  const int64_t* samples =
-      nullptr;  // row of the output that each id belongs to; null if they are 0, 1, 2, ...
-  const float* weights = nullptr;  // or null
+  int64_t out = 0;       // Rows of the output.
+  int64_t bags = 0;      // Rows of the output that have ids.
+  Rows<int32_t> rows{};  // The rows that came back.
+  // The row of the output that each id belongs to; null if these are 0, 1, 2, ...
+  const int64_t* samples = nullptr;
+  const float* weights = nullptr;  // Null without weights.
 
-  // `samples`, made in `scratch` if need be.
+  // Returns `samples`, made in `scratch` if need be.
   const int64_t* Samples(LookupScratch* scratch) const;
 
-  // 1 for a sum. In `scratch`.
+  // Returns the bags' divisors, in `scratch`: 1 for a sum.
   BagDivisors Divisors(const Lookup& member, LookupScratch* scratch) const;
 };
 

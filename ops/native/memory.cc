@@ -1,9 +1,8 @@
-// CollectiveMemory: memory that somebody else has reserved, as a tensor that a variable can be
-// given.
+// CollectiveMemory: gives reserved memory as a tensor, to be assigned to a variable.
 //
 // TensorFlow takes the memory for its own: a variable that is updated row by row stays where it is.
-// As long as anything uses it, it keeps another tensor (`keeper`), by whose end whoever reserved
-// the memory knows when to give it back.
+// As long as the memory is used, it keeps another tensor (`keeper`), by whose end the owner of the
+// memory knows when to give it back.
 
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -39,8 +38,8 @@ class MemoryOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* context) override {
-    // TensorFlow runs this where the variable is, whatever device was asked for: there the address
-    // would mean nothing.
+    // TensorFlow runs this where the variable is, whatever device was requested. On another device
+    // the address would mean nothing.
     const string& device = context->device()->attributes().device_type();
     OP_REQUIRES(
         context, device_.empty() || device == device_,

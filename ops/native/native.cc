@@ -1,8 +1,9 @@
-// The library, as one unit: TensorFlow's headers take longer to compile than all of it.
+// Compiles the library as one unit: TensorFlow's headers take longer to compile than all of it.
 
-#include "scans.cc"    // these two specialise
-#include "vectors.cc"  // what the others use
-// and now in any order
+// These two define functions that the others use.
+#include "scans.cc"
+#include "vectors.cc"
+// The others follow in any order.
 #include "adagrad.cc"
 #include "addresses.cc"
 #include "ask.cc"

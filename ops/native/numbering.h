@@ -1,10 +1,10 @@
-// De-duplication: keys are numbered 0, 1, 2, ... in the order in which they first appear.
+// De-duplicates keys: numbers them 0, 1, 2, ... in the order in which they first appear.
 //
-// Where all keys are small the number of a key stands in an array at the place of the key.
+// Where all keys are small, the number of a key stands in an array at the place of the key.
 // Elsewhere it stands in a hash table, open addressing with linear probing at a load of at most a
 // half, and the key in the list of distinct keys. Both are the same array of 32-bit words, which is
-// never cleared: a word counts only if it is at least `base_`, and what is added to numbers so that
-// it is moves on after each use. It holds no keys, so that it stays in the cache.
+// never cleared: a word counts only if it is at least `base_`, which is added to numbers and moves
+// on after each use. The array holds no keys, so that it stays in the cache.
 //
 // Whether a key is new can't be predicted, so the loops don't branch on it. A candidate is written
 // behind the distinct keys: an empty place leads there, too, and is found to hold the key.
@@ -21,8 +21,8 @@ namespace collective {
 
 class Numbering {
  public:
-  // For up to `most` keys (below 2**31), whose bitwise or is `bits` (see scans.h). `distinct` takes
-  // the distinct keys: room for most + 1.
+  // Starts on up to `most` keys (below 2**31), whose bitwise or is `bits` (see scans.h). `distinct`
+  // takes the distinct keys: it needs room for most + 1.
   void Start(int64_t most, uint64_t bits, int64_t* distinct) {
     const uint64_t slots =
         std::max<uint64_t>(uint64_t{1} << 6, PowerOfTwo(2 * static_cast<uint64_t>(most)));
@@ -44,7 +44,7 @@ class Numbering {
     count_ = 0;
   }
 
-  // numbers[i] of keys[i].
+  // Writes the number of keys[i] to numbers[i].
   void Add(const int64_t* keys, int64_t n, int32_t* numbers) {
     if (direct_) {
       AddDirect(keys, n, numbers);

@@ -1,7 +1,8 @@
-// What TensorFlow knows of the operations before it runs them: inputs, outputs, attributes, shapes.
-// ops/bags.py describes them.
+// Registers the operations with TensorFlow: inputs, outputs, attributes, shapes.
+// ops/embedding_bag.py describes them.
 //
-// TensorFlow has a CollectiveGather and a CollectiveReduce of its own: ours are of rows.
+// TensorFlow has a CollectiveGather and a CollectiveReduce of its own: the operations here, on
+// rows, have other names.
 
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -9,7 +10,7 @@
 #include "tensorflow/core/public/version.h"
 
 extern "C" __attribute__((used, visibility("default"))) const char collective_native_version[] =
-    "collective native, TensorFlow "  // ops/bags.py reads it from the file
+    "collective native, TensorFlow "  // ops/native_library.py reads it.
     TF_STR(TF_MAJOR_VERSION) "." TF_STR(TF_MINOR_VERSION) "." TF_STR(TF_PATCH_VERSION)
         TF_VERSION_SUFFIX ";";
 
@@ -18,7 +19,7 @@ namespace {
 
 using shape_inference::InferenceContext;
 
-// Outputs from the `first` on: one for each of `dims`, [?, D] or [?].
+// Sets outputs from the `first` on: [?, D] for each of `dims`.
 Status SetMatrices(InferenceContext* c, int first, const std::vector<int64_t>& dims) {
   for (size_t i = 0; i < dims.size(); ++i) {
     c->set_output(first + static_cast<int>(i), c->Matrix(InferenceContext::kUnknownDim, dims[i]));
@@ -31,7 +32,7 @@ void SetVectors(InferenceContext* c, int first, int count) {
     c->set_output(first + i, c->Vector(InferenceContext::kUnknownDim));
 }
 
-// The D of each table, from the sections that it has (unknown if it has none).
+// Finds the D of each table from the sections that it has (unknown if it has none).
 Status TableDims(InferenceContext* c, int tables, std::vector<int64_t>* table_dims) {
   std::vector<int> of;
   std::vector<int64_t> dims;
@@ -268,8 +269,8 @@ REGISTER_OP("CollectiveReduceRows")
     .SetIsStateful()
     .SetShapeFn(ReduceShapes);
 
-// The transposed of CollectiveReduceRows, for gradients of gradients: the last four inputs are
-// those of the reduction.
+// Transposes CollectiveReduceRows, for gradients of gradients: the last four inputs are those of
+// the reduction.
 REGISTER_OP("CollectiveSpreadRows")
     .Input("values: T * float")
     .Input("inverse: T * int32")

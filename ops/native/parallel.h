@@ -1,4 +1,4 @@
-// Work on TensorFlow's threads, and memory that a kernel keeps between runs.
+// Shares work among TensorFlow's threads, and keeps memory of a kernel between runs.
 
 #ifndef COLLECTIVE_NATIVE_PARALLEL_H_
 #define COLLECTIVE_NATIVE_PARALLEL_H_
@@ -19,7 +19,7 @@ namespace collective {
 // nanoseconds of all of it. Tasks are taken in order, and must not depend on each other.
 template <class Task>
 void Parallel(tensorflow::OpKernelContext* context, int64_t count, int64_t cost, const Task& task) {
-  constexpr int64_t kWorthwhile = 50000;  // to wake a thread takes some of it
+  constexpr int64_t kWorthwhile = 50000;  // Waking a thread takes some of it.
   const auto& threads = *context->device()->tensorflow_cpu_worker_threads();
   const int64_t wanted = std::min<int64_t>({threads.num_threads, count, cost / kWorthwhile + 1});
   if (wanted <= 1) {
@@ -33,9 +33,9 @@ void Parallel(tensorflow::OpKernelContext* context, int64_t count, int64_t cost,
                     });
 }
 
-// Objects that one run at a time uses, and that later runs find as they were left.
+// Lends objects to one run at a time, as earlier runs left them.
 template <class T>
-class Kept {
+class ObjectPool {
  public:
   class Loan {
    public:
@@ -49,9 +49,9 @@ class Kept {
     }
 
    private:
-    friend class Kept;
-    Loan(Kept* from, std::unique_ptr<T> object) : from_(from), object_(std::move(object)) {}
-    Kept* from_;
+    friend class ObjectPool;
+    Loan(ObjectPool* from, std::unique_ptr<T> object) : from_(from), object_(std::move(object)) {}
+    ObjectPool* from_;
     std::unique_ptr<T> object_;
   };
 
@@ -68,9 +68,9 @@ class Kept {
   std::vector<std::unique_ptr<T>> free_;
 };
 
-// A vector that is not filled: what it held is lost when it grows.
+// An array of uninitialized values, whose content is lost when it grows.
 template <class T>
-class Room {
+class Buffer {
  public:
   T* At(size_t size) {
     if (size > size_) {

@@ -1,5 +1,5 @@
-// CollectiveParts: a tensor's parts, one after the other, as tensors of their own: vectors, or
-// matrices of given dimensions.
+// CollectiveParts: splits a tensor into parts that follow one another, each a vector, or a matrix
+// of a given dimension.
 //
 // A part that begins where TensorFlow wants tensors to begin shares the memory of the whole; others
 // are copied.

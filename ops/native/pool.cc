@@ -1,4 +1,4 @@
-// CollectivePool: what the members' lookups return, from the rows that came back.
+// CollectivePool: computes the members' results from the rows that came back.
 
 #include <algorithm>
 
@@ -20,7 +20,7 @@ class PoolOp : public OpKernel {
     LookupInputs inputs;
     OP_REQUIRES_OK(context, inputs.Read(context));
     const int64_t count = static_cast<int64_t>(members_.size());
-    std::vector<Opened> opened(count);
+    std::vector<MemberInputs> opened(count);
     std::vector<float*> out(count);
     int64_t cost = 0;
     for (int m = 0; m < count; ++m) {
@@ -38,7 +38,8 @@ class PoolOp : public OpKernel {
   }
 
  private:
-  static void Pool(const Lookup& member, const Opened& opened, LookupScratch* scratch, float* out) {
+  static void Pool(const Lookup& member, const MemberInputs& opened, LookupScratch* scratch,
+                   float* out) {
     if (member.combiner == kRows && member.max_norm == 0)
       return CopyRows(opened.rows, opened.ids, member.dim, out);
     const float* factors = opened.weights;
@@ -58,7 +59,7 @@ class PoolOp : public OpKernel {
     DivideRows(out, divisors.samples, divisors.of, opened.bags, member.dim);
   }
 
-  // Samples without ids are zeros.
+  // Fills samples without ids with zeros.
   static void FillGaps(const int64_t* samples, int64_t ids, int64_t dim, float* out) {
     int64_t next = 0;
     for (int64_t k = 0; k < ids; ++k) {
@@ -68,7 +69,7 @@ class PoolOp : public OpKernel {
   }
 
   std::vector<Lookup> members_;
-  Kept<LookupScratch> scratch_;
+  ObjectPool<LookupScratch> scratch_;
 };
 
 REGISTER_KERNEL_BUILDER(Name("CollectivePool").Device(DEVICE_CPU), PoolOp);

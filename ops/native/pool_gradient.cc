@@ -56,21 +56,21 @@ class PoolGradientOp : public OpKernel {
     for (size_t m = 0; m < members_.size(); ++m) {
       const int w = members_[m].weights;
       if (w < 0 || !weight_gradients.required(w)) continue;
-      Tensor* made = nullptr;
-      OP_REQUIRES_OK(context, weight_gradients.allocate(w, inputs.weights[w].shape(), &made));
-      of_weights[m] = made->flat<float>().data();
-      std::memset(of_weights[m], 0, made->NumElements() * sizeof(float));
+      Tensor* output = nullptr;
+      OP_REQUIRES_OK(context, weight_gradients.allocate(w, inputs.weights[w].shape(), &output));
+      of_weights[m] = output->flat<float>().data();
+      std::memset(of_weights[m], 0, output->NumElements() * sizeof(float));
     }
     int64_t cost = 0;
     for (const Tensor& gradient : gradients) cost += 2 * gradient.NumElements();
     std::vector<Status> errors(groups_.size());
-    // Members of one section may add to the same rows: one after the other.
+    // Members of one section may add to the same rows, so they run one after the other.
     Parallel(context, static_cast<int64_t>(groups_.size()), cost, [&](int64_t group) {
       auto scratch = scratch_.Take();
       for (int g : groups_[group]) {
         const int m = of_[g];
         const Lookup& member = members_[m];
-        Opened opened;
+        MemberInputs opened;
         errors[group] = opened.Open(member, m, inputs);
         if (!errors[group].ok()) return;
         if (gradients[g].dims() != 2 || gradients[g].dim_size(0) != opened.out ||
@@ -90,7 +90,7 @@ class PoolGradientOp : public OpKernel {
   }
 
  private:
-  static void Add(const Lookup& member, const Opened& opened, const float* gradient,
+  static void Add(const Lookup& member, const MemberInputs& opened, const float* gradient,
                   LookupScratch* scratch, float* out) {
     const int64_t dim = member.dim;
     const int32_t* positions = opened.rows.at;
@@ -131,7 +131,7 @@ class PoolGradientOp : public OpKernel {
   // With p the product of each (clipped) row and its sample's gradient: p for sums; (p - sum(w p) /
   // sum(w)) / sum(w) for means; (p - w sum(w p) / q) / sqrt(q) with q = sum(w w) for sqrtn. 0 where
   // the sum of weights is.
-  static void AddWeights(const Lookup& member, const Opened& opened, const float* gradient,
+  static void AddWeights(const Lookup& member, const MemberInputs& opened, const float* gradient,
                          LookupScratch* scratch, float* out) {
     Products(opened.rows, Rows<int64_t>{gradient, opened.samples, member.dim}, opened.ids,
              member.dim, out);
@@ -157,7 +157,7 @@ class PoolGradientOp : public OpKernel {
   std::vector<Lookup> members_;
   std::vector<int> of_;                   // [G], which member each gradient is of
   std::vector<std::vector<int>> groups_;  // gradients of members of one section
-  Kept<LookupScratch> scratch_;
+  ObjectPool<LookupScratch> scratch_;
 };
 
 REGISTER_KERNEL_BUILDER(Name("CollectivePoolGradient").Device(DEVICE_CPU), PoolGradientOp);

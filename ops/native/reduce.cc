@@ -1,4 +1,4 @@
-// CollectiveReduceRows: gradients of bags, as the ranks sent them, summed by row of each table.
+// CollectiveReduceRows: sums the gradients of bags, as the ranks sent them, by row of each table.
 
 #include <cmath>
 #include <cstring>
@@ -17,14 +17,14 @@ namespace reduce_op {
 using namespace tensorflow;
 
 struct Shared {
-  Room<int64_t> distinct;
-  Room<int32_t> numbers;
+  Buffer<int64_t> distinct;
+  Buffer<int32_t> numbers;
 };
 
 struct Scratch {
-  Room<uint32_t> targets;
-  Room<int32_t> bags;
-  Room<float> factors;
+  Buffer<uint32_t> targets;
+  Buffer<int32_t> bags;
+  Buffer<float> factors;
 };
 
 class ReduceRowsOp : public OpKernel {
@@ -48,7 +48,7 @@ class ReduceRowsOp : public OpKernel {
     const Tensor *gradient = nullptr, *message = nullptr, *splits = nullptr;
     OpInputList handles, rows;
     OpOutputList values, indices, inverse;
-    Heard heard;
+    ReceivedMessage received;
     OP_REQUIRES_OK(context, context->input("gradient", &gradient));
     OP_REQUIRES_OK(context, context->input("message", &message));
     OP_REQUIRES_OK(context, context->input("splits", &splits));
@@ -57,24 +57,24 @@ class ReduceRowsOp : public OpKernel {
     OP_REQUIRES_OK(context, context->output_list("values", &values));
     OP_REQUIRES_OK(context, context->output_list("indices", &indices));
     OP_REQUIRES_OK(context, context->output_list("inverse", &inverse));
-    OP_REQUIRES_OK(context, layout_.Parse(*message, *splits, &heard));
-    OP_REQUIRES(context, gradient->NumElements() == heard.elements,
+    OP_REQUIRES_OK(context, layout_.Parse(*message, *splits, &received));
+    OP_REQUIRES(context, gradient->NumElements() == received.elements,
                 errors::InvalidArgument("the gradient has ", gradient->NumElements(),
-                                        " elements, but the ranks asked for ", heard.elements));
+                                        " elements, but the ranks asked for ", received.elements));
     LockedVariables variables;
     std::vector<Table> tables(layout_.tables);
     if (clips_) OP_REQUIRES_OK(context, variables.Lock(context, handles, &tables));
 
-    // 1. The rows of each table are numbered.
+    // 1. Number the rows of each table.
     const int64_t count = layout_.tables;
     std::vector<int64_t> first(1, 0), distinct(count);
     for (int64_t t = 0; t < count; ++t) {
       OP_REQUIRES(
-          context, rows[t].NumElements() == heard.rows[t],
-          errors::InvalidArgument("the ranks asked for ", heard.rows[t], " rows of table ", t,
+          context, rows[t].NumElements() == received.rows[t],
+          errors::InvalidArgument("the ranks asked for ", received.rows[t], " rows of table ", t,
                                   ", but ", rows[t].NumElements(), " row numbers are given"));
-      if (clips_ && heard.rows[t] > 0) OP_REQUIRES_OK(context, Check(tables[t], t, rows[t]));
-      first.push_back(first.back() + heard.rows[t]);
+      if (clips_ && received.rows[t] > 0) OP_REQUIRES_OK(context, Check(tables[t], t, rows[t]));
+      first.push_back(first.back() + received.rows[t]);
     }
     auto shared = shared_.Take();
     int64_t* all_distinct = shared->distinct.At(first[count] + count);
@@ -82,32 +82,33 @@ class ReduceRowsOp : public OpKernel {
     Parallel(context, count, 5 * first[count], [&](int64_t t) {
       const int64_t* row = rows[t].flat<int64_t>().data();
       auto numbering = numberings_.Take();
-      numbering->Start(heard.rows[t], Bits(row, heard.rows[t]), all_distinct + first[t] + t);
-      numbering->Add(row, heard.rows[t], all_numbers + first[t]);
+      numbering->Start(received.rows[t], BitwiseOr(row, received.rows[t]),
+                       all_distinct + first[t] + t);
+      numbering->Add(row, received.rows[t], all_numbers + first[t]);
       distinct[t] = numbering->count();
     });
 
-    // 2. Now it is known how many there are.
+    // 2. Allocate the outputs, whose sizes are known now.
     std::vector<float*> out(count);
     for (int t = 0; t < count; ++t) {
-      Tensor *made = nullptr, *index = nullptr;
-      OP_REQUIRES_OK(context, values.allocate(t, TensorShape({distinct[t], dims_[t]}), &made));
+      Tensor *output = nullptr, *index = nullptr;
+      OP_REQUIRES_OK(context, values.allocate(t, TensorShape({distinct[t], dims_[t]}), &output));
       OP_REQUIRES_OK(context, indices.allocate(t, TensorShape({distinct[t]}), &index));
-      out[t] = made->flat<float>().data();
+      out[t] = output->flat<float>().data();
       std::memcpy(index->flat<int64_t>().data(), all_distinct + first[t] + t,
                   distinct[t] * sizeof(int64_t));
       if (!inverse.required(t)) continue;
-      OP_REQUIRES_OK(context, inverse.allocate(t, TensorShape({heard.rows[t]}), &index));
+      OP_REQUIRES_OK(context, inverse.allocate(t, TensorShape({received.rows[t]}), &index));
       std::memcpy(index->flat<int32_t>().data(), all_numbers + first[t],
-                  heard.rows[t] * sizeof(int32_t));
+                  received.rows[t] * sizeof(int32_t));
     }
 
-    // 3. The gradients of each table are summed, in the order in which they came.
+    // 3. Sum the gradients of each table, in the order in which they came.
     const float* flat = gradient->flat<float>().data();
-    Parallel(context, count, heard.elements, [&](int64_t t) {
+    Parallel(context, count, received.elements, [&](int64_t t) {
       auto scratch = scratch_.Take();
       uint32_t next = 0;
-      for (const Piece& piece : heard.pieces) {
+      for (const Piece& piece : received.pieces) {
         if (layout_.sections[piece.section].table != t) continue;
         const int32_t* numbers = all_numbers + first[t] + piece.row;
         uint32_t* targets = scratch->targets.At(piece.keys);
@@ -124,7 +125,7 @@ class ReduceRowsOp : public OpKernel {
   }
 
  private:
-  // What max_norm reads must be there.
+  // Checks that all rows are there which max_norm reads.
   Status Check(const Table& table, int64_t t, const Tensor& rows) const {
     if (AreWithin(rows.flat<int64_t>().data(), rows.NumElements(), table.rows) &&
         table.dim == dims_[t])
@@ -138,11 +139,11 @@ class ReduceRowsOp : public OpKernel {
            uint32_t* targets, Scratch* scratch, float* out) const {
     const Section& section = layout_.sections[piece.section];
     const int64_t dim = section.dim;
-    // A power of two may come before the sum: the result is the same.
+    // The scale may come before the sum if it is a power of two: the result is the same.
     const float scale = early_ ? scale_ : 1;
     if (!section.pooled)
       return AddRows<First::kFlags>(gradients, piece.bags, scale, targets, dim, dim, out);
-    const Rows<int32_t> of_bags{gradients, BagOfKeys(piece, &scratch->bags), dim};
+    const Rows<int32_t> of_bags{gradients, BagOfEachKey(piece, &scratch->bags), dim};
     if (section.max_norm == 0) {
       return SumRows<First::kFlags>(
           Sums<int32_t, uint32_t>{of_bags, piece.keys, piece.weights, scale, targets, dim, out},
@@ -164,9 +165,9 @@ class ReduceRowsOp : public OpKernel {
   float scale_ = 1;
   bool early_ = true, clips_ = false;
   std::vector<int64_t> dims_;  // [T]
-  Kept<Shared> shared_;
-  Kept<Scratch> scratch_;
-  Kept<Numbering> numberings_;
+  ObjectPool<Shared> shared_;
+  ObjectPool<Scratch> scratch_;
+  ObjectPool<Numbering> numberings_;
 };
 
 REGISTER_KERNEL_BUILDER(Name("CollectiveReduceRows").Device(DEVICE_CPU), ReduceRowsOp);

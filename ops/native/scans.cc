@@ -7,8 +7,7 @@
 namespace collective {
 namespace {
 
-// A negative sign of a value, or of its distance from the last one that is allowed, says that one
-// is outside.
+// A value outside is negative, or its distance from the last allowed value is.
 template <class T>
 INLINE bool Within(const T* values, int64_t n, int64_t count) {
   const T last = static_cast<T>(count - 1);
@@ -30,7 +29,7 @@ CLONES void SmallestAndLargest(const int64_t* values, int64_t n, int64_t* smalle
   *largest = high;
 }
 
-CLONES uint64_t Bits(const int64_t* values, int64_t n) {
+CLONES uint64_t BitwiseOr(const int64_t* values, int64_t n) {
   uint64_t bits = 0;
   for (int64_t i = 0; i < n; ++i) bits |= static_cast<uint64_t>(values[i]);
   return bits;

@@ -1,4 +1,4 @@
-// Single passes over integers.
+// Passes once over arrays of integers.
 
 #ifndef COLLECTIVE_NATIVE_SCANS_H_
 #define COLLECTIVE_NATIVE_SCANS_H_
@@ -7,23 +7,23 @@
 
 namespace collective {
 
-// The smallest and the largest; int64's largest and smallest of none.
+// Finds the smallest and the largest; int64's largest and smallest of none.
 void SmallestAndLargest(const int64_t* values, int64_t n, int64_t* smallest, int64_t* largest);
 
-// The bitwise or.
-uint64_t Bits(const int64_t* values, int64_t n);
+// Returns the bitwise or.
+uint64_t BitwiseOr(const int64_t* values, int64_t n);
 
-// Whether all are in [0, count).
+// Tells whether all are in [0, count).
 bool AreWithin(const int32_t* values, int64_t n, int64_t count);
 bool AreWithin(const int64_t* values, int64_t n, int64_t count);
 
-// How many are smaller than the one before, or the first than 0.
+// Returns how many are smaller than the one before, or the first than 0.
 int64_t CountFalls(const int64_t* values, int64_t n);
 
-// How many different values there are, if they ascend and none is negative; else -1.
+// Returns how many different values there are, if they ascend and none is negative; else -1.
 int64_t CountAscending(const int64_t* values, int64_t n);
 
-// The sum, or -1 if one is negative.
+// Returns the sum, or -1 if a length is negative.
 int64_t SumOfLengths(const int32_t* lengths, int64_t n);
 
 }  // namespace collective

@@ -1,9 +1,9 @@
-// CollectiveShard, CollectiveSparseShard: the memory of a variable as a tensor, for what reads or
-// updates rows in place.
+// CollectiveShard, CollectiveSparseShard: give the memory of a variable as a tensor, for kernels
+// that read or update rows in place.
 //
-// Unlike ReadVariableOp they never copy what is marked as updated in place. Who updates marks it
-// so, like TensorFlow's own sparse updates: then nothing moves the variable to other memory while
-// rows are written.
+// Unlike ReadVariableOp they never copy a variable that is marked as updated in place.
+// CollectiveSparseShard marks it so, like TensorFlow's own sparse updates: then nothing moves the
+// variable to other memory while rows are written.
 
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
@@ -31,8 +31,8 @@ class ShardOp : public OpKernel {
   void Compute(OpKernelContext* context) override {
     core::RefCountPtr<Var> variable;
     const ResourceHandle& handle = HandleFromInput(context, 0);
-    // TensorFlow runs this where the variable is, whatever device was asked for: an update would be
-    // one of a copy.
+    // TensorFlow runs this where the variable is, whatever device was requested. On another device
+    // an update would be one of a copy.
     const string& device = context->device()->attributes().device_type();
     OP_REQUIRES(context, device_.empty() || device == device_,
                 errors::FailedPrecondition("the variable ", handle.name(), " is on a ", device,
@@ -45,7 +45,7 @@ class ShardOp : public OpKernel {
                                            " does not exist: was it initialized?"));
     OP_REQUIRES(context, IsInitialized(variable.get()),
                 errors::FailedPrecondition("the variable ", handle.name(), " is not initialized"));
-    if (kUpdates) OP_REQUIRES_OK(context, Own(context, variable.get()));
+    if (kUpdates) OP_REQUIRES_OK(context, EnsureOwned(context, variable.get()));
     tf_shared_lock lock(*variable->mu());
     const Tensor& value = *variable->tensor();
     OP_REQUIRES(

@@ -1,4 +1,4 @@
-// Shards that are read in place, or updated.
+// Finds, locks and prepares shards that are read or updated in place.
 
 #ifndef COLLECTIVE_NATIVE_VARIABLES_H_
 #define COLLECTIVE_NATIVE_VARIABLES_H_
@@ -15,14 +15,14 @@
 
 namespace collective {
 
-// A matrix of floats that somebody else holds.
+// A matrix of floats, which is held elsewhere.
 struct Table {
   const float* values = nullptr;
   int64_t rows = 0, dim = 0;
 };
 
-// The variables of a list of handles, locked against writers while this lives. Like other
-// operations that lock several, in the order of the locks' addresses, each once.
+// Locks the variables of a list of handles against writers while it lives: each once, in the order
+// of the locks' addresses, like other operations that lock several.
 class LockedVariables {
  public:
   LockedVariables() = default;
@@ -74,8 +74,8 @@ class LockedVariables {
   std::vector<tensorflow::mutex*> locks_;
 };
 
-// Copies on the operation's device; on a GPU in the order of TensorFlow's stream, like all that is
-// launched after it.
+// Copies on the operation's device; on a GPU in the order of TensorFlow's stream, like everything
+// that is launched after it.
 inline tensorflow::Status Copy(tensorflow::OpKernelContext* context, const tensorflow::Tensor& from,
                                tensorflow::Tensor* to) {
   if (tensorflow::DeviceContext* device = context->op_device_context()) {
@@ -93,22 +93,23 @@ inline tensorflow::Status Copy(tensorflow::OpKernelContext* context, const tenso
   return tensorflow::OkStatus();
 }
 
-inline tensorflow::Status Copied(tensorflow::OpKernelContext* context,
-                                 const tensorflow::Tensor& from, tensorflow::Tensor* to) {
+inline tensorflow::Status CopyToNew(tensorflow::OpKernelContext* context,
+                                    const tensorflow::Tensor& from, tensorflow::Tensor* to) {
   tensorflow::AllocatorAttributes attributes;
   attributes.set_nic_compatible(true);
   TF_RETURN_IF_ERROR(context->allocate_temp(from.dtype(), from.shape(), to, attributes));
   return Copy(context, from, to);
 }
 
-// Makes the variable's memory its own, and marks it as one that is updated in place: who reads all
-// of it from now on gets a copy. (What TensorFlow's own sparse updates begin with.)
-inline tensorflow::Status Own(tensorflow::OpKernelContext* context, tensorflow::Var* variable) {
+// Makes the variable's memory its own, and marks it as one that is updated in place: a read of all
+// of it gets a copy from now on. TensorFlow's own sparse updates begin so, too.
+inline tensorflow::Status EnsureOwned(tensorflow::OpKernelContext* context,
+                                      tensorflow::Var* variable) {
   if (variable->copy_on_read_mode.load()) return tensorflow::OkStatus();
   tensorflow::mutex_lock lock(*variable->mu());
   if (!variable->tensor()->RefCountIsOne()) {
     tensorflow::Tensor copy;
-    TF_RETURN_IF_ERROR(Copied(context, *variable->tensor(), &copy));
+    TF_RETURN_IF_ERROR(CopyToNew(context, *variable->tensor(), &copy));
     *variable->tensor() = copy;
   }
   variable->copy_on_read_mode.store(true);

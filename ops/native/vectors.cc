@@ -36,20 +36,20 @@ namespace {
 
 constexpr int64_t kLine = 16;  // floats of a cache line
 
-// How many rows ahead memory is announced: a few kilobytes.
+// How many rows ahead memory is prefetched: a few kilobytes.
 INLINE int64_t Ahead(int64_t dim) { return dim >= 64 ? 8 : 16; }
 
-INLINE void Announce(const float* row, int64_t dim) {
+INLINE void Prefetch(const float* row, int64_t dim) {
   UNROLL for (int64_t c = 0; c < dim; c += kLine) __builtin_prefetch(row + c);
 }
 
 // Eight columns, in a register or two. They may begin anywhere; a template's argument would lose
-// that.
+// this.
 typedef float Eight __attribute__((vector_size(32), aligned(4), may_alias));
 typedef int32_t Bits8 __attribute__((vector_size(32), aligned(4), may_alias));
 
-// out[c] = (out[c] & keep) + factor * in[c]. Whether a row is new can't be predicted: no branch,
-// but memory that may hold anything is read, and masked.
+// out[c] = (out[c] & keep) + factor * in[c]. Whether a row is new can't be predicted, so there is
+// no branch: memory that may hold anything is read, and masked.
 template <bool kMasked, bool kScaled>
 INLINE void AddRow(const float* in, int64_t dim, float factor, int32_t keep, float* out) {
   int64_t c = 0;
@@ -87,7 +87,7 @@ INLINE void SumBody(Sums<From, To> sums, int64_t dim) {
   int64_t before = -1;
   for (int64_t k = 0; k < sums.n; ++k) {
     const int64_t ahead = std::min(k + Ahead(dim), sums.n - 1);
-    Announce(kFirst == First::kRuns ? in(ahead) : out(ahead), dim);
+    Prefetch(kFirst == First::kRuns ? in(ahead) : out(ahead), dim);
     const int64_t to = static_cast<int64_t>(sums.to[k]);
     const bool is_new =
         kFirst == First::kRuns ? to != before : kFirst == First::kFlags && (to & kNew) != 0;
@@ -111,7 +111,7 @@ template <First kFirst, class To>
 INLINE void AddBody(const float* in, int64_t n, float scale, const To* to, int64_t to_stride,
                     int64_t dim, float* out) {
   for (int64_t i = 0; i < n; ++i) {
-    Announce(out + Place<kFirst>(to[std::min(i + Ahead(dim), n - 1)]) * to_stride, dim);
+    Prefetch(out + Place<kFirst>(to[std::min(i + Ahead(dim), n - 1)]) * to_stride, dim);
     const int32_t keep =
         kFirst == First::kFlags && (static_cast<uint32_t>(to[i]) & kNew) != 0 ? 0 : -1;
     AddRow<kFirst == First::kFlags, true>(in + i * dim, dim, scale, keep,
@@ -122,7 +122,7 @@ INLINE void AddBody(const float* in, int64_t n, float scale, const To* to, int64
 template <class Index>
 INLINE void CopyBody(Rows<Index> rows, int64_t n, int64_t dim, float* __restrict out) {
   for (int64_t i = 0; i < n; ++i) {
-    Announce(
+    Prefetch(
         rows.base + static_cast<int64_t>(rows.at[std::min(i + Ahead(dim), n - 1)]) * rows.stride,
         dim);
     const float* __restrict from = rows.base + static_cast<int64_t>(rows.at[i]) * rows.stride;
@@ -130,7 +130,7 @@ INLINE void CopyBody(Rows<Index> rows, int64_t n, int64_t dim, float* __restrict
   }
 }
 
-// In sixteen lanes.
+// Adds up in sixteen lanes.
 INLINE float Dot(const float* a, const float* b, int64_t dim) {
   float lanes[16] = {};
   int64_t c = 0;

@@ -21,17 +21,17 @@ struct Rows {
 template <class Index>
 void CopyRows(Rows<Index> rows, int64_t n, int64_t dim, float* out);
 
-// When a row of the result is written for the first time, what it held before doesn't count.
+// Says when a row of the result is written for the first time: its old content doesn't count then.
 enum class First {
-  kNever,  // it always counts
-  kRuns,   // where `to` isn't what it was before: equal ones stand together
-  kFlags,  // where kNew is set in `to`
+  kNever,  // The content always counts.
+  kRuns,   // Where `to` differs from the one before: equal ones stand together.
+  kFlags,  // Where kNew is set in `to`.
 };
 constexpr uint32_t kNew = uint32_t{1} << 31;
 
 // out[to[k]] += scale * factors[k] * (row k of `in`), for k in [0, n) and in this order; `factors`
-// may be null. The other of `in.at` and `to` should be ascending: memory is announced ahead for one
-// of them only, which is `to` but for kRuns.
+// may be null. Memory is announced ahead for `to`, with kRuns for `in.at`: the other one of them
+// should be ascending.
 template <class From, class To>
 struct Sums {
   Rows<From> in;
@@ -45,7 +45,7 @@ struct Sums {
 template <First kFirst, class From, class To>
 void SumRows(const Sums<From, To>& sums, int64_t dim);
 
-// out[to[i]] += scale * row i of `in`. As SumRows with ascending rows.
+// out[to[i]] += scale * row i of `in`, as SumRows with ascending rows.
 template <First kFirst, class To>
 void AddRows(const float* in, int64_t n, float scale, const To* to, int64_t to_stride, int64_t dim,
              float* out);
@@ -54,7 +54,7 @@ void AddRows(const float* in, int64_t n, float scale, const To* to, int64_t to_s
 template <class Index, class Other>
 void Products(Rows<Index> rows, Rows<Other> others, int64_t n, int64_t dim, float* products);
 
-// Row at[i] of `out` is divided by divisors[i]; it becomes 0 where that is 0.
+// Divides row at[i] of `out` by divisors[i]; it becomes 0 where that is 0.
 void DivideRows(float* out, const int64_t* at, const float* divisors, int64_t n, int64_t dim);
 
 void Scale(float* values, int64_t n, float scale);

@@ -13,13 +13,13 @@ using tensorflow::TensorShapeUtils;
 using tensorflow::errors::InvalidArgument;
 
 Status Layout::Read(tensorflow::OpKernelConstruction* context) {
-  std::vector<int> of, kinds;
+  std::vector<int> section_tables, kinds;
   std::vector<int64_t> dims;
   std::vector<bool> pooled, weighted;
   std::vector<float> max_norms;
   TF_RETURN_IF_ERROR(context->GetAttr("ranks", &ranks));
   TF_RETURN_IF_ERROR(context->GetAttr("T", &tables));
-  TF_RETURN_IF_ERROR(context->GetAttr("section_tables", &of));
+  TF_RETURN_IF_ERROR(context->GetAttr("section_tables", &section_tables));
   TF_RETURN_IF_ERROR(context->GetAttr("kinds", &kinds));
   TF_RETURN_IF_ERROR(context->GetAttr("dims", &dims));
   TF_RETURN_IF_ERROR(context->GetAttr("pooled", &pooled));
@@ -27,9 +27,9 @@ Status Layout::Read(tensorflow::OpKernelConstruction* context) {
   if (context->HasAttr("max_norms")) {
     TF_RETURN_IF_ERROR(context->GetAttr("max_norms", &max_norms));
   } else {
-    max_norms.assign(of.size(), 0.f);
+    max_norms.assign(section_tables.size(), 0.f);
   }
-  const size_t count = of.size();
+  const size_t count = section_tables.size();
   if (dims.size() != count || pooled.size() != count || weighted.size() != count ||
       max_norms.size() != count) {
     return InvalidArgument("section_tables names ", count, " sections, but there are ", dims.size(),
@@ -40,17 +40,17 @@ Status Layout::Read(tensorflow::OpKernelConstruction* context) {
     return InvalidArgument("kinds has ", kinds.size(), " of ", tables, " tables");
   }
   for (size_t s = 0; s < count; ++s) {
-    if (of[s] < 0 || of[s] >= tables)
-      return InvalidArgument("section ", s, " is of table ", of[s], " of ", tables);
-    if (kinds[of[s]] != kStatic && kinds[of[s]] != kDynamic)
-      return InvalidArgument("table ", of[s], " is of no kind that there is");
-    if (dims[s] < 1 || dims[s] > kMost)
+    if (section_tables[s] < 0 || section_tables[s] >= tables)
+      return InvalidArgument("section ", s, " is of table ", section_tables[s], " of ", tables);
+    if (kinds[section_tables[s]] != kStatic && kinds[section_tables[s]] != kDynamic)
+      return InvalidArgument("table ", section_tables[s], " is of no kind that there is");
+    if (dims[s] < 1 || dims[s] > kMaxCount)
       return InvalidArgument("section ", s, " has dimension ", dims[s]);
     if (weighted[s] && !pooled[s])
       return InvalidArgument("section ", s, " is weighted, but not pooled");
     Section section;
-    section.table = of[s];
-    section.kind = kinds[of[s]];
+    section.table = section_tables[s];
+    section.kind = kinds[section_tables[s]];
     section.dim = dims[s];
     section.pooled = pooled[s];
     section.weighted = weighted[s];
@@ -60,10 +60,10 @@ Status Layout::Read(tensorflow::OpKernelConstruction* context) {
   return OkStatus();
 }
 
-const int32_t* BagOfKeys(const Piece& piece, Room<int32_t>* room) {
-  // How many bags begin at each key; their running sum. How long a bag is can't be predicted: no
-  // loop over its keys.
-  int32_t* bags = room->At(piece.keys + 1);
+const int32_t* BagOfEachKey(const Piece& piece, Buffer<int32_t>* buffer) {
+  // The number of bags that begin at each key, then its running sum. A bag's length can't be
+  // predicted, so no loop goes over its keys.
+  int32_t* bags = buffer->At(piece.keys + 1);
   std::fill_n(bags, piece.keys + 1, 0);
   int64_t first = 0;
   for (int64_t b = 0; b < piece.bags; ++b) {
@@ -75,7 +75,7 @@ const int32_t* BagOfKeys(const Piece& piece, Room<int32_t>* room) {
   return bags;
 }
 
-Status Layout::Parse(const Tensor& message, const Tensor& splits, Heard* heard) const {
+Status Layout::Parse(const Tensor& message, const Tensor& splits, ReceivedMessage* received) const {
   if (!TensorShapeUtils::IsVector(message.shape()) || !TensorShapeUtils::IsVector(splits.shape()) ||
       splits.NumElements() != ranks) {
     return InvalidArgument("a message is a vector, and its splits are one for each of ", ranks,
@@ -86,11 +86,11 @@ Status Layout::Parse(const Tensor& message, const Tensor& splits, Heard* heard) 
   const int64_t* words = message.vec<int64_t>().data();
   const int32_t* lengths = splits.vec<int32_t>().data();
   int64_t left = message.NumElements();
-  heard->rows.assign(tables, 0);
-  heard->pieces.clear();
-  heard->pieces.reserve(static_cast<size_t>(ranks) * count);
-  heard->row_splits.assign(ranks, 0);
-  heard->elements = 0;
+  received->rows.assign(tables, 0);
+  received->pieces.clear();
+  received->pieces.reserve(static_cast<size_t>(ranks) * count);
+  received->row_splits.assign(ranks, 0);
+  received->elements = 0;
   for (int r = 0; r < ranks; ++r) {
     const int64_t length = lengths[r];
     if (length < 2 * count || length > left) {
@@ -102,8 +102,8 @@ Status Layout::Parse(const Tensor& message, const Tensor& splits, Heard* heard) 
     int64_t rest = length - 2 * count;
     for (int s = 0; s < count; ++s) {
       const Section& section = sections[s];
-      Piece piece{s,       words[2 * s], words[2 * s + 1], at,
-                  nullptr, nullptr,      heard->elements,  heard->rows[section.table]};
+      Piece piece{s,       words[2 * s], words[2 * s + 1],   at,
+                  nullptr, nullptr,      received->elements, received->rows[section.table]};
       const bool plausible = piece.keys >= 0 && piece.keys <= rest && piece.bags >= 0 &&
                              piece.bags <= 2 * rest && (section.pooled || piece.bags == piece.keys);
       if (!plausible || section.Words(piece.bags, piece.keys) > rest) {
@@ -126,15 +126,15 @@ Status Layout::Parse(const Tensor& message, const Tensor& splits, Heard* heard) 
         at += (piece.keys + 1) / 2;
       }
       rest -= section.Words(piece.bags, piece.keys);
-      heard->elements += piece.bags * section.dim;
-      heard->row_splits[r] += piece.bags * section.dim;
-      heard->rows[section.table] += piece.keys;
-      if (heard->elements > kMost) {
-        return InvalidArgument("the ranks ask for ", heard->elements,
-                               " elements of rows or more, but no more than ", kMost,
+      received->elements += piece.bags * section.dim;
+      received->row_splits[r] += piece.bags * section.dim;
+      received->rows[section.table] += piece.keys;
+      if (received->elements > kMaxCount) {
+        return InvalidArgument("the ranks ask for ", received->elements,
+                               " elements of rows or more, but no more than ", kMaxCount,
                                " can travel at once: use smaller batches");
       }
-      heard->pieces.push_back(piece);
+      received->pieces.push_back(piece);
     }
     if (rest != 0)
       return InvalidArgument("the message of rank ", r, " is malformed: ", rest,

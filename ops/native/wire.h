@@ -1,5 +1,5 @@
-// What travels between ranks: the sections of a message, and how a received one is read.
-// ops/bags.py describes the format.
+// Defines the messages between ranks: their sections, and how a received one is read.
+// ops/embedding_bag.py describes the format.
 
 #ifndef COLLECTIVE_NATIVE_WIRE_H_
 #define COLLECTIVE_NATIVE_WIRE_H_
@@ -12,12 +12,12 @@
 
 namespace collective {
 
-constexpr int64_t kMost = (int64_t{1} << 31) - 1;  // elements of anything that is counted in int32
+constexpr int64_t kMaxCount = (int64_t{1} << 31) - 1;  // Elements of anything counted in int32.
 
 enum Kind { kStatic = 0, kDynamic = 1 };
 enum Combiner { kRows = 0, kSum = 1, kMean = 2, kSqrtN = 3 };
 
-// Which rank owns a key, and where the owner keeps it. `kind` as above.
+// Tells which rank owns a key of a table of this kind, and where the owner keeps it.
 class Owners {
  public:
   Owners(int kind, int ranks)
@@ -34,24 +34,24 @@ class Owners {
                                              : mixed % static_cast<uint64_t>(ranks_));
     }
     if (mask_ >= 0) return static_cast<int32_t>(key & mask_);
-    if (Fits(key))
+    if (IsUint32(key))
       return static_cast<int32_t>(static_cast<uint32_t>(key) % static_cast<uint32_t>(ranks_));
     const int64_t rest = key % ranks_;
     return static_cast<int32_t>(rest < 0 ? rest + ranks_ : rest);
   }
 
-  // The local row of a static table's key; a dynamic table's key itself.
+  // Returns the local row of a static table's key; a dynamic table's key itself.
   int64_t Local(int64_t key) const {
     if (dynamic_) return key;
     if (mask_ >= 0) return key >> shift_;
-    if (Fits(key)) return static_cast<uint32_t>(key) / static_cast<uint32_t>(ranks_);
+    if (IsUint32(key)) return static_cast<uint32_t>(key) / static_cast<uint32_t>(ranks_);
     return key / ranks_ - (key % ranks_ < 0 ? 1 : 0);
   }
 
  private:
-  static bool Fits(int64_t key) { return static_cast<uint64_t>(key) >> 32 == 0; }
+  static bool IsUint32(int64_t key) { return static_cast<uint64_t>(key) >> 32 == 0; }
 
-  // SplitMix64's output function, as in ops/keys.py.
+  // SplitMix64's output function, as in ops/key_hashing.py.
   static uint64_t Mix(uint64_t x) {
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
     x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
@@ -71,35 +71,35 @@ struct Section {
   bool pooled = false, weighted = false;
   float max_norm = 0;
 
-  // How many words its part of a message takes.
+  // Returns how many words the section takes in a message.
   int64_t Words(int64_t bags, int64_t keys) const {
     return keys + (pooled ? (bags + 1) / 2 : 0) + (weighted ? (keys + 1) / 2 : 0);
   }
 };
 
-// What one rank sent of one section.
+// The part of a message that one rank sent for one section.
 struct Piece {
   int section;
   int64_t bags, keys;
   const int64_t* key;
-  const int32_t* lengths;  // [bags], null if not pooled
-  const float* weights;    // [keys], null if not weighted
-  int64_t flat;            // element offset of its first bag's row
-  int64_t row;             // its first key's place among the keys of its table
+  const int32_t* lengths;  // [bags], null if not pooled.
+  const float* weights;    // [keys], null if not weighted.
+  int64_t flat;            // Element offset of its first bag's row.
+  int64_t row;             // Its first key's place among the keys of its table.
 };
 
-// The bag of each key of a pooled piece, in `room`.
-const int32_t* BagOfKeys(const Piece& piece, Room<int32_t>* room);
+// Returns the bag of each key of a pooled piece, in `buffer`.
+const int32_t* BagOfEachKey(const Piece& piece, Buffer<int32_t>* buffer);
 
 // A received message, its pieces ordered by rank, then section.
-struct Heard {
+struct ReceivedMessage {
   std::vector<Piece> pieces;
-  std::vector<int64_t> rows;        // [T], keys of each table
-  std::vector<int64_t> row_splits;  // [N], elements that go back to each rank
+  std::vector<int64_t> rows;        // [T], the number of keys of each table.
+  std::vector<int64_t> row_splits;  // [N], elements that go back to each rank.
   int64_t elements = 0;
 };
 
-// The attributes that describe what is received.
+// The attributes of an operation that describe the received message.
 struct Layout {
   int ranks = 0;
   int tables = 0;
@@ -107,7 +107,7 @@ struct Layout {
 
   tensorflow::Status Read(tensorflow::OpKernelConstruction* context);
   tensorflow::Status Parse(const tensorflow::Tensor& message, const tensorflow::Tensor& splits,
-                           Heard* heard) const;
+                           ReceivedMessage* received) const;
 };
 
 }  // namespace collective

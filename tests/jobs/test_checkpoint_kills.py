@@ -17,14 +17,14 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from tensorflow.python.checkpoint import checkpoint_management
 from collective import CollectiveStrategy
-from collective.checkpoint import commit, table_io, tensor_bundle as bundle
+from collective.checkpoint import commit, table_io, tensor_bundle
 
 tf.logging.set_verbosity(tf.logging.ERROR)
 folder, victims, moment = sys.argv[1], [int(r) for r in sys.argv[2].split(',') if r], int(sys.argv[3])
 strategy = CollectiveStrategy()
 rank, ranks = strategy.rank(), strategy.world_size()
 armed, count = False, 0
-bundle.SLICE, bundle.FILE = 400, 1200           # several slices and files for each rank
+tensor_bundle.SLICE_BYTES, tensor_bundle.FILE_BYTES = 400, 1200           # several slices and files for each rank
 
 
 def dying_in(owner, name):
@@ -44,7 +44,8 @@ def dying_in(owner, name):
 
 
 for owner, name in ((commit, 'move'), (commit, 'sync'), (commit, '_delete'), (commit, 'is_staged'), (tf.io.gfile, 'mkdir'),
-                    (tf.io.gfile, 'rmtree'), (bundle, 'merge'), (bundle.Writer, '_flush'), (table_io, 'write')):
+                    (tf.io.gfile, 'rmtree'), (tensor_bundle, 'merge'),
+                    (tensor_bundle.BundleWriter, '_flush'), (table_io, 'write')):
     dying_in(owner, name)
 
 

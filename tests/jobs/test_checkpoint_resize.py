@@ -101,7 +101,7 @@ def held(session):
         if table is None:
             continue
         if table.rows is None:
-            table.settle_slots(session, [] if v is table else [v])
+            table.initialize_slot_rows(session, [] if v is table else [v])
             found = list(table.ascending(session, 1000))
             keys[v.op.name], local = (np.concatenate(x) for x in zip(*found)) if found else (np.zeros(0, np.int64),) * 2
         else:

@@ -263,7 +263,7 @@ def test_all_ranks_count_the_same_agreements(tmp_path):
         from collective.coordination import barrier
 
         def told(what):
-            counts = barrier.exchange(None, 'comparing', {'passed': coordinator.of_process().progress.passed})
+            counts = barrier.exchange(None, 'comparing', {'passed': coordinator.instance().progress.passed})
             assert len({text['passed'] for text in counts}) == 1, (what, counts)
             print('alike after', what, counts[0]['passed'])
 

@@ -137,7 +137,7 @@ class Simulation:
                 for lookup in self.lookups
             ]
             self.asked.append(
-                embedding_bag.ask(
+                embedding_bag.request(
                     ids,
                     [given(lookup.samples[rank]) for lookup in self.lookups if lookup.by_owner],
                     [
@@ -156,7 +156,7 @@ class Simulation:
                 tf.concat([m[owner] for m in messages], 0),
                 tf.stack([a.splits[owner] for a in self.asked]),
             )
-            heard = embedding_bag.hear(message, splits, *layout)
+            heard = embedding_bag.respond(message, splits, *layout)
             rows = [
                 local
                 if table.keys is None

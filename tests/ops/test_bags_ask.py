@@ -113,7 +113,7 @@ def check(
     of = {m: np.asarray(each, np.int64) for m, each in (samples or {}).items()}
     factors = {m: np.asarray(each, np.float32) for m, each in (weights or {}).items()}
     model = Model(arrays, of, factors, members, sections, kinds, ranks)
-    asked = embedding_bag.ask(
+    asked = embedding_bag.request(
         [given(each) for each in arrays],
         [given(of[m]) for m in sorted(of)],
         [given(factors[m], np.float32) for m in sorted(factors)],
@@ -126,7 +126,7 @@ def check(
     # are its own.
     parts = tf.split(asked.message, asked.splits, num=ranks)
     heard = [
-        embedding_bag.hear(
+        embedding_bag.respond(
             tf.concat([part] * ranks, 0), tf.fill([ranks], tf.size(part)), sections, kinds, ranks
         )
         for part in parts
@@ -208,7 +208,7 @@ def test_one_kernel_after_many_keys():
     """Its scratch memory is kept, and must not remember keys."""
     ids = tf.placeholder(tf.int64, [None])
     section, member = embedding_bag.Section(0, 1), embedding_bag.BagMember(0, 1)
-    asked = embedding_bag.ask(
+    asked = embedding_bag.request(
         [ids, ids],
         [],
         [],

@@ -42,7 +42,7 @@ def ask(
     samples: Any = (),
     weights: Any = (),
 ) -> embedding_bag.Request:
-    return embedding_bag.ask(
+    return embedding_bag.request(
         [given(each) for each in ids],
         [given(each) for each in samples],
         [given(each, np.float32) for each in weights],
@@ -254,7 +254,7 @@ def all_that_reads(message: Any, splits: Any) -> list[Any]:
     )
     library = native_library.library()
     return [
-        embedding_bag.hear(message, splits, SECTIONS, KINDS, RANKS)[1],
+        embedding_bag.respond(message, splits, SECTIONS, KINDS, RANKS)[1],
         embedding_bag.gather(handles, rows, message, splits, SECTIONS, KINDS, RANKS, [None, None]),
         library.collective_reduce_rows(
             given([0.0], np.float32), handles, rows, message, splits, **layout
@@ -280,7 +280,7 @@ def test_malformed_messages(case: str):
 def test_a_message_with_any_word_changed():
     """Either it still means something or it is refused."""
     message, splits = tf.placeholder(tf.int64, [None]), tf.placeholder(tf.int32, [None])
-    heard = embedding_bag.hear(message, splits, SECTIONS, KINDS, RANKS)
+    heard = embedding_bag.respond(message, splits, SECTIONS, KINDS, RANKS)
     good = [*GOOD, *[0] * 6]
     refusals = 0
     with tf.Session() as session:
@@ -307,7 +307,7 @@ def exchanged(
     """
     ids = [given(keys)]
     pooled = sections[0].pooled
-    asked = embedding_bag.ask(
+    asked = embedding_bag.request(
         ids,
         [given(range(len(keys)))] * pooled,
         [],

@@ -278,7 +278,7 @@ def test_a_sum_is_scaled_once(scale: float):
 
 def test_dense_shapes():
     """A constant, or nothing where a shard's shape isn't known."""
-    asked = embedding_bag.ask(
+    asked = embedding_bag.request(
         [given([0])], [], [], [embedding_bag.BagMember(0, 2)], [embedding_bag.Section(0, 2)], [0], 1
     )
     handle = variable(np.ones([3, 2])).handle

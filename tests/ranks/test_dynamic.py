@@ -597,7 +597,7 @@ def test_what_was_read_replaces_all_at_once(strategy, rank, size):
                 np.testing.assert_allclose(
                     session.run(found, {p: keys}), 2 - 1 / np.sqrt(5), rtol=1e-6
                 )
-                t.settle_slots(session, [slot])
+                t.initialize_slot_rows(session, [slot])
                 assert t.local_count(session) == (key_ops.owners_np(keys, size) == rank).sum()
 
 

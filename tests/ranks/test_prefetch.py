@@ -11,7 +11,7 @@ import tensorflow.compat.v2 as tf2
 
 import collective
 from collective import RankError
-from collective.prefetch.enable import cut_of
+from collective.prefetch.enable import split_of
 from tests.ranks import reference
 
 pytestmark = pytest.mark.grouped  # only keys of groups are exchanged ahead
@@ -588,7 +588,7 @@ def test_where_it_is_off_the_plan_says_why(strategy, rank, size, why):
                 "nothing": "on: ",
             }[why],
         )
-        assert (cut_of(tf.get_default_graph()) is None) == (size == 1 or why != "nothing")
+        assert (split_of(tf.get_default_graph()) is None) == (size == 1 or why != "nothing")
 
 
 def test_what_is_added_after_a_run_sees_the_batch_of_its_run(strategy, rank, size):

@@ -55,7 +55,7 @@ def held(session, rank, size):
         if table is None:
             keys[name], values[name] = None, v.read_value()
         elif table.rows is None:
-            table.settle_slots(session, [] if v is table else [v])
+            table.initialize_slot_rows(session, [] if v is table else [v])
             blocks = [(np.zeros(0, np.int64),) * 2, *table.ascending(session, 1000)]
             keys[name], local = (np.concatenate(x) for x in zip(*blocks))
             values[name] = tf.raw_ops.ResourceGather(

@@ -59,8 +59,8 @@ class MemoryChannel:
         self.exchanged.append(self._headers(self.rank, header))
         return self.exchanged[-1]
 
-    def texts(self, mine: dict[str, Any], channel: str = "") -> list[dict[str, Any]]:
-        return [json.loads(text) for text in self._texts(self.rank, json.dumps(mine))]
+    def texts(self, text: dict[str, Any], channel: str = "") -> list[dict[str, Any]]:
+        return [json.loads(each) for each in self._texts(self.rank, json.dumps(text))]
 
 
 class RankThreads:
@@ -74,7 +74,7 @@ class RankThreads:
         headers, texts, local = Exchange(ranks), Exchange(ranks), threading.local()
         self._patch.setattr(collectives, "size", lambda: ranks)
         self._patch.setattr(collectives, "rank", lambda: local.rank)
-        self._patch.setattr(coordinator, "of_process", lambda: local.coordinator)
+        self._patch.setattr(coordinator, "instance", lambda: local.coordinator)
         made = []
         for rank in range(ranks):
             channel = MemoryChannel(rank, headers, texts)

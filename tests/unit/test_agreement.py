@@ -20,22 +20,22 @@ def header(status, signature=A, session=1, **more):
     return agreement.Header(status, session, signature, **more)
 
 
-def verdict(*headers, texts=None):
-    """The error for these headers of ranks 0, 1, …; `texts` are exchanged only if they are given."""
+def verdict(*headers, reports=None):
+    """The error for these headers of ranks 0, 1, …; `reports` are exchanged only if they are given."""
     checks = [
         Check("collective.users.keys", ("users",), (10,), None),
         Check("collective.group.keys", ("items", "shops"), (5, 7), None),
     ]
 
     def exchange():
-        assert texts is not None, "texts are exchanged on every rank or on none"
-        return texts
+        assert reports is not None, "reports are exchanged on every rank or on none"
+        return reports
 
     return agreement.verdict(headers, checks, exchange)
 
 
 def doing(*whats):
-    return [{"doing": what, "shared": []} for what in whats]
+    return [agreement.report(what, []) for what in whats]
 
 
 def test_ranks_that_run_the_same_go_on():
@@ -74,7 +74,7 @@ def test_who_is_out_of_data_comes_before_who_has_left():
     [(0, 0, 99, "users"), (1, 0, 6, "items"), (1, 1, -3, "shops")],
 )
 def test_an_invalid_id_is_an_error_that_names_the_table(check, place, number, words):
-    invalid = header(INVALID, check=check * agreement.LOOKUPS + place, id=number)
+    invalid = header(INVALID, check=check * agreement.CHECK_STRIDE + place, id=number)
     error = verdict(header(RUNNING), invalid)
     assert isinstance(error, tf.errors.InvalidArgumentError)
     assert words in error.message and str(number) in error.message
@@ -88,18 +88,18 @@ def test_an_invalid_id_comes_before_an_end_of_data():
 
 @pytest.mark.parametrize("other", [header(RUNNING, B), header(RUNNING, A, session=2)])
 def test_ranks_that_run_something_else(other):
-    error = verdict(header(RUNNING), other, texts=doing("runs train", "runs loss"))
+    error = verdict(header(RUNNING), other, reports=doing("runs train", "runs loss"))
     assert isinstance(error, RankError)
     assert "Rank 0: runs train. Rank 1: runs loss." in str(error)
 
 
 def test_the_first_difference_is_one_that_a_user_knows_by_its_name():
     told = doing("runs a", "runs a", "runs a")
-    for text in told:
-        text["shared"] = ["collective.group.keys"]
+    for report in told:
+        report["shared"] = ["collective.group.keys"]
     told[0]["shared"] += ["collective.a.keys", "lookup of users"]
     told[2]["shared"] += ["lookup of users"]
-    error = verdict(header(RUNNING), header(RUNNING, B), header(RUNNING), texts=told)
+    error = verdict(header(RUNNING), header(RUNNING, B), header(RUNNING), reports=told)
     assert "First difference: 'lookup of users' is used by rank 0, 2 only." in str(error)
 
 
@@ -113,7 +113,7 @@ def test_a_failure_comes_before_all_else():
         header(RUNNING, B),
         header(FAILED, 0, session=3),
         header(ENDED),
-        texts=doing("runs a", "failed with ValueError: boom", "runs b"),
+        reports=doing("runs a", "failed with ValueError: boom", "runs b"),
     )
     assert isinstance(error, RankError)
     assert str(error).startswith("A rank failed. Rank 0: runs a. Rank 1: failed with ValueError")
@@ -146,4 +146,4 @@ def test_headers_travel_as_rows_of_integers():
     ],
 )
 def test_peers_that_answer_an_earlier_evaluation(headers, found):
-    assert prepared_run.finds_idle(headers, A) is found
+    assert prepared_run.peers_are_idle(headers, A) is found

@@ -19,14 +19,14 @@ class FakeRun:
 
     def __init__(self, coordinator, session, batches, signature=1, trains=True):
         self.coordinator, self.session, self.batches = coordinator, session, batches
-        answer = None if trains else run_analysis.Answer(["answer"], [], [])
+        idle_run = None if trains else run_analysis.IdleRun(["answer"], [], [])
         self.prepared = prepared_run.PreparedRun(
             run_analysis.RunFootprint(
                 frozenset(), (f"lookup {signature}",), signature, (), trains, ()
             ),
-            keep=None,
+            keep_alive=None,
             targets=["clock"],
-            answer=answer,
+            idle_run=idle_run,
             repeatable=False,
         )
         self.answered = 0
@@ -38,7 +38,7 @@ class FakeRun:
             return None
         if not self.batches:
             raise tf.errors.OutOfRangeError(None, None, "End of sequence")
-        number = self.coordinator.member(session).number
+        number = self.coordinator._member_of(session).number
         headers = self.coordinator.channel.headers(
             agreement.Header(agreement.RUNNING, number, self.prepared.footprint.signature)
         )
@@ -67,7 +67,7 @@ class FakeRun:
 
 def test_all_meet_for_the_same(rank_threads):
     def on_rank(rank, coordinator):
-        return coordinator.meet(None, "saving", "saves", {"rank": rank})
+        return coordinator.exchange(None, "saving", "saves", {"rank": rank})
 
     assert rank_threads(3, on_rank) == [[{"rank": 0}, {"rank": 1}, {"rank": 2}]] * 3
 
@@ -75,7 +75,7 @@ def test_all_meet_for_the_same(rank_threads):
 def test_ranks_that_meet_for_something_else_are_told(rank_threads):
     def on_rank(rank, coordinator):
         what = "restoring" if rank == 2 else "saving"
-        return coordinator.meet(None, what, what, {})
+        return coordinator.exchange(None, what, what, {})
 
     errors = rank_threads(3, on_rank)
     assert len({str(error) for error in errors}) == 1
@@ -118,7 +118,7 @@ def test_a_failure_is_told_to_the_peers_when_they_wait(rank_threads):
         run()
         if rank == 1:
             coordinator.leave(session, ValueError("boom"))
-            coordinator.say_failure()
+            coordinator._deliver_failure()
             return None
         try:
             run()
@@ -156,7 +156,7 @@ def test_a_session_that_a_peer_has_left_can_not_be_saved(rank_threads):
         if rank == 0:
             coordinator.leave(session)
             return None
-        return coordinator.meet(session, "saving m-1", "saves m-1", {})
+        return coordinator.exchange(session, "saving m-1", "saves m-1", {})
 
     error = rank_threads(2, on_rank)[1]
     assert isinstance(error, RankError)

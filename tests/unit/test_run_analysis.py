@@ -65,7 +65,7 @@ def test_signatures_tell_runs_apart(graph):
             footprint(graph, "y:0"),
             footprint(graph, v.initializer),
             footprint(graph, writer(graph, "v")),
-            footprint(graph, "y:0").alike(["an option"]),
+            footprint(graph, "y:0").comparing(["an option"]),
         )
     }
     assert len(signatures) == 4 and all(0 <= s < 2**63 for s in signatures)

@@ -137,7 +137,7 @@ class Model:
             embedding_bag.Section(t, dim, by_owner and t == 2) for t, (_, dim) in enumerate(SHAPES)
         ]
         layout = (sections, [embedding_bag.STATIC] * len(SHAPES), ranks)
-        asked = embedding_bag.ask(
+        asked = embedding_bag.request(
             self.ids,
             [self.samples] if by_owner else [],
             [],
@@ -152,7 +152,7 @@ class Model:
         message, splits = exchange.keys_to_owners(
             asked.message, asked.splits, collectives.unique_name("check/keys"), 0
         )
-        heard = embedding_bag.hear(message, splits, *layout)
+        heard = embedding_bag.respond(message, splits, *layout)
         with embedding_bag.scaled(1 / ranks):
             found = embedding_bag.gather(
                 [shard.handle for shard in self.shards],
@@ -240,7 +240,7 @@ def milliseconds(seed: int, steps: int = 50) -> tuple[float, float]:
     """
     with tf.Graph().as_default():
         model, nothing = Model(seed, Adagrad, False), tf.zeros([0], tf.int64)
-        empty = embedding_bag.ask(
+        empty = embedding_bag.request(
             [nothing],
             [],
             [],

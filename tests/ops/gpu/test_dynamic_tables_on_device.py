@@ -144,15 +144,15 @@ def test_of_a_key_that_is_put_twice_the_last_row_stays(bridge: MemoryBridge):
 def test_a_slot_has_memory_and_first_values_as_far_as_it_was_asked_for(bridge: MemoryBridge):
     first = np.array([1.5, -2], np.float32)
     column = device_row_store.DeviceColumn("slot", 10**6, 2, np.float32, bridge, first)
-    column.settle(3)
+    column.initialize_rows(3)
     column.write(np.array([2]), np.array([[7, 8]]))
-    column.settle(5000)
-    column.settle(4)
+    column.initialize_rows(5000)
+    column.initialize_rows(4)
     got = column.read(np.array([0, 1, 2, 3, 4, 5000]))
     assert got.tolist() == [[0, 0], [1.5, -2], [7, 8], [1.5, -2], [1.5, -2], [1.5, -2]]
     assert column._memory.taken < 10**5
     fresh = device_row_store.DeviceColumn("zeros", 10**6, 2, np.float32, bridge)
-    fresh.settle(900)
+    fresh.initialize_rows(900)
     assert not fresh.read(np.arange(901)).any()
 
 
@@ -197,7 +197,7 @@ def test_an_error_of_several_tables_names_the_one_that_is_full(bridge: MemoryBri
         device_row_store.new_store(capacity, 2, np.float32, name, drawn, bridge)
         for name, capacity in (("a", 50), ("b", 4))
     ]
-    kept = [row_store.keep(number + 10**6, one) for number, one in enumerate(stores)]
+    kept = [row_store.register(number + 10**6, one) for number, one in enumerate(stores)]
     keys = np.concatenate([np.arange(9), np.arange(9)])
     with bridge.call(), pytest.raises(MemoryError, match=r"b.*full.*Train on more ranks"):
         kernels = bridge.kernels
@@ -215,9 +215,9 @@ def test_where_one_table_has_no_memory_the_others_have_their_rows(
         device_row_store.new_store(10**6, 2, np.float32, name, drawn, bridge) for name in "ab"
     ]
     monkeypatch.setattr(
-        stores[0].values, "reach", lambda count: exec('raise MemoryError("none for a")')
+        stores[0].values, "ensure_capacity", lambda count: exec('raise MemoryError("none for a")')
     )
-    kept = [row_store.keep(number + 10**6, one) for number, one in enumerate(stores)]
+    kept = [row_store.register(number + 10**6, one) for number, one in enumerate(stores)]
     with bridge.call(), pytest.raises(MemoryError, match="none for a"):
         kernels = bridge.kernels
         device_row_store.find(
@@ -233,7 +233,7 @@ def test_a_variable_in_given_memory_stays_there(bridge: MemoryBridge):
     """Whatever updates it: TensorFlow's own sparse operations, or kernels."""
     with tf.Graph().as_default(), tf.Session() as session:
         column = device_row_store.DeviceColumn("v", 2**24, 3, np.float32, bridge)
-        column.reach(9)
+        column.ensure_capacity(9)
         handle = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[None, 3], shared_name="v")
         given = native_library.library().collective_memory(
             tf.placeholder_with_default(tf.constant(column.address, tf.int64), []),
@@ -269,7 +269,7 @@ def test_memory_is_kept_as_long_as_a_variable_has_it(bridge: MemoryBridge):
     with tf.Graph().as_default(), tf.Session() as session:
         handle = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[None, 3], shared_name="v")
         keeper = tf.numpy_function(
-            lambda: row_store.keep(number, column), [], tf.int64, stateful=True
+            lambda: row_store.register(number, column), [], tf.int64, stateful=True
         )
         given = native_library.library().collective_memory(
             column.address, keeper, dtype=tf.float32, shape=[100, 3]
@@ -278,11 +278,11 @@ def test_memory_is_kept_as_long_as_a_variable_has_it(bridge: MemoryBridge):
         nothing = tf.numpy_function(lambda: np.int64(0), [], tf.int64, stateful=True)
         session.run(tf.raw_ops.AssignVariableOp(resource=handle, value=given))
         session.run(nothing)
-        assert row_store.living(number) is column
+        assert row_store.registered(number) is column
         session.run(tf.raw_ops.DestroyResourceOp(resource=handle))
         session.run(nothing)
         with pytest.raises(RuntimeError, match="is gone"):
-            row_store.living(number)
+            row_store.registered(number)
 
 
 def test_memory_of_another_device_is_refused(bridge: MemoryBridge):
@@ -358,7 +358,7 @@ def trained(optimizer: Any) -> tuple[list[np.ndarray], set[str]]:
             for table in tables:
                 count = table.local_count(session)
                 found += [np.concatenate(part) for part in zip(*table.export(session, 7))]
-                table.settle_slots(session, table.slots)
+                table.initialize_slot_rows(session, table.slots)
                 found += [slot.column(session).read(np.arange(count + 1)) for slot in table.slots]
             found.append(session.run(static))
             session.run(tf.global_variables_initializer())
@@ -391,15 +391,17 @@ def test_trained_as_in_the_hosts_memory(
 
 def test_keys_that_come_between_settling_and_the_update(monkeypatch: pytest.MonkeyPatch):
     """Adam goes over all rows: of those that slots have memory for."""
-    settle = optimizer_slots._settle
+    initialize_rows = optimizer_slots._initialize_slot_rows
 
-    def settled_before_others(size: np.ndarray, number: np.ndarray, *slots: np.ndarray) -> np.int64:
-        count = settle(size, number, *slots)
-        row_store.living(int(number)).rows(np.arange(10**6, 10**6 + 20_000), True)
+    def initialized_before_others(
+        size: np.ndarray, number: np.ndarray, *slots: np.ndarray
+    ) -> np.int64:
+        count = initialize_rows(size, number, *slots)
+        row_store.registered(int(number)).rows(np.arange(10**6, 10**6 + 20_000), True)
         return count
 
     bind(HostBridge(), monkeypatch)
-    monkeypatch.setattr(optimizer_slots, "_settle", settled_before_others)
+    monkeypatch.setattr(optimizer_slots, "_initialize_slot_rows", initialized_before_others)
     strategy = CollectiveStrategy()
     with strategy.scope(plan="quiet"), tf.Graph().as_default():
         table = collective.get_embedding_variable("t", 3)

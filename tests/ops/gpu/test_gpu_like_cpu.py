@@ -33,14 +33,14 @@ def test_ask_hear_and_gather(ranks: int):
     sections = [embedding_bag.Section(table, dim) for table, dim in enumerate(dims)]
     members = [embedding_bag.BagMember(s, dims[s]) for s in of]
     with tf.Graph().as_default(), tf.Session() as session:
-        asked = embedding_bag.ask(
+        asked = embedding_bag.request(
             [tf.constant(keys) for keys in ids], [], [], members, sections, kinds, ranks
         )
         message, splits, positions = session.run([asked.message, asked.splits, asked.positions])
         # What it would hear of ranks that ask for the same: here only the piece that it sends to
         # itself matters.
         keys = session.run(
-            embedding_bag.hear(
+            embedding_bag.respond(
                 tf.constant(message), tf.constant(splits), sections, kinds, ranks
             ).keys
         )

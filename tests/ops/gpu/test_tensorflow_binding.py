@@ -66,7 +66,7 @@ def test_results_without_elements_are_made_as_others_are(
 ):
     """TensorFlow has no zeros of uint32 on a GPU, which stands for int32 there."""
     bind(HostBridge(), monkeypatch)
-    asked = embedding_bag.ask(
+    asked = embedding_bag.request(
         [tf.zeros([0], tf.int64)],
         [],
         [],
@@ -84,7 +84,7 @@ def test_tensors_elsewhere_are_refused(graph: Any, monkeypatch: pytest.MonkeyPat
     bridge = HostBridge()
     monkeypatch.setattr(bridge, "kind", "GPU")
     bind(bridge, monkeypatch)
-    asked = embedding_bag.ask(
+    asked = embedding_bag.request(
         [tf.constant([1], tf.int64)],
         [],
         [],
@@ -269,8 +269,8 @@ def test_neither_runs_beside_the_other(graph: Any, monkeypatch: pytest.MonkeyPat
     bind(bridge, monkeypatch)
     one, ids = table(), tf.constant([3, 1, 3], tf.int64)
     layout = ([embedding_bag.Section(0, DIM)], [embedding_bag.STATIC], 1)
-    asked = embedding_bag.ask([ids], [], [], [embedding_bag.BagMember(0, DIM)], *layout)
-    heard = embedding_bag.hear(asked.message, asked.splits, *layout)
+    asked = embedding_bag.request([ids], [], [], [embedding_bag.BagMember(0, DIM)], *layout)
+    heard = embedding_bag.respond(asked.message, asked.splits, *layout)
     rows = embedding_bag.gather(
         [one.handle], heard.keys, asked.message, asked.splits, *layout, [one.shape]
     )
@@ -322,8 +322,8 @@ def test_no_memory_names_tables_bytes_and_the_option(graph: Any, monkeypatch: py
         raise MemoryError("emulator has no room for 1,234 bytes: out of memory")
 
     bind(bridge, monkeypatch)
-    with dispatch.about(["users", *"abcdef"], False):
-        asked = embedding_bag.ask(
+    with dispatch.for_tables(["users", *"abcdef"], False):
+        asked = embedding_bag.request(
             [tf.constant([1], tf.int64)],
             [],
             [],
@@ -347,7 +347,7 @@ def test_no_memory_names_tables_bytes_and_the_option(graph: Any, monkeypatch: py
 def test_a_malformed_message_is_an_error_of_the_run(graph: Any, monkeypatch: pytest.MonkeyPatch):
     bind(HostBridge(), monkeypatch)
     message = tf.placeholder(tf.int64, [None])
-    heard = embedding_bag.hear(
+    heard = embedding_bag.respond(
         message, tf.size(message)[None], [embedding_bag.Section(0, DIM)], [embedding_bag.STATIC], 1
     )
     with tf.Session() as session:
