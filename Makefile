@@ -5,7 +5,7 @@ VENV := .venv
 python = $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ready train bench overhead test test-all test-pythons docs format lint clean
+.PHONY: help setup ready train bench overhead test test-matrix test-all test-pythons docs format lint clean
 
 # What they said once, set-up remembers.
 export PYTHON GPU VENV
@@ -52,11 +52,14 @@ lint: ready  ## Check formatting, style (ruff, clang-format) and types (mypy)
 docs: ready  ## Write the API pages to build/docs, of docstrings; fails where a public name has none
 	$(python) docs/build.py
 
-test: lint  ## lint, and the tests that CI runs
-	$(python) -m pytest tests -m "not long" $(ARGS)
+test: lint  ## lint, and the tests: a quarter of an hour on two cores
+	$(python) -m pytest $(ARGS)
 
-test-all: lint  ## lint, and every test, also the long ones
-	$(python) -m pytest tests $(ARGS)
+test-matrix: ready  ## What CI runs beside it: other numbers of ranks, the other backend, ...: half an hour
+	$(python) -m pytest --tier matrix $(ARGS)
+
+test-all: lint  ## lint, and every test in every configuration, with more examples: hours
+	$(python) -m pytest -v --tier all $(ARGS)
 
 test-pythons:  ## The unit tests and a small job on each supported Python that is there (environments in .venvs)
 	@tools/test_pythons.sh $(ARGS)

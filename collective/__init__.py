@@ -1,5 +1,4 @@
-"""Synchronous training of recommendation models with TensorFlow on several ranks, their embedding
-tables sharded.
+"""Trains recommendation models on several ranks, with TensorFlow and sharded embedding tables.
 
     from collective import CollectiveStrategy
 

@@ -1,11 +1,10 @@
-"""scope(deterministic=True): two launches of a program on the same number of ranks give the same
-bits.
+"""Lets two launches of a program on the same number of ranks give the same bits.
 
-TensorFlow can be told that an operation must give the same for the same inputs: the kernels that it
-starts from then on add in one order, and tf.data delivers in one order. The same mark
-(`collective.ops.collectives.in_order`) makes sums over ranks add in the order of the ranks. What
-else is added here has one order anyway: a row's gradients come in the order of the ranks and of
-their keys, and one thread adds them up.
+This is scope(deterministic=True). TensorFlow can be told that an operation must give the same for
+the same inputs: the kernels that it starts from then on add in one order, and tf.data delivers in
+one order. The same mark (`collective.ops.collectives.in_order`) makes sums over ranks add in the
+order of the ranks. Whatever else is added here has one order anyway: a row's gradients come in the
+order of the ranks and of their keys, and one thread adds them up.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ class Determinism:
     """Tells TensorFlow for as long as a scope wants it, unless the program has told it before."""
 
     def __init__(self) -> None:
-        self._ours = False
+        self._enabled_here = False
 
-    def follow(self, wanted: bool) -> None:
-        """From now on TensorFlow is told, or not."""
+    def set(self, wanted: bool) -> None:
+        """Tells TensorFlow that operations must be deterministic, or needn't be any more."""
         if wanted and not config.is_op_determinism_enabled():
             config.enable_op_determinism()
-            self._ours = True
-        elif not wanted and self._ours:
+            self._enabled_here = True
+        elif not wanted and self._enabled_here:
             config.disable_op_determinism()
-            self._ours = False
+            self._enabled_here = False

@@ -1,20 +1,23 @@
-"""The errors of this library that TensorFlow has no name for."""
+"""Defines the errors of this library that TensorFlow has no name for."""
 
 
 class RankError(RuntimeError):
-    """Another rank failed, or the ranks don't do the same; what each did is in the message.
+    """Tells that another rank failed, or that the ranks don't do the same.
 
-    Raised on every rank, before anything of the run in question was exchanged or applied.
+    The message says what each rank did. It is raised on every rank, before anything of the run in
+    question was exchanged or applied.
     """
 
 
 class ReplicaError(RuntimeError):
-    """Replicated variables are not equal on all ranks any more (`scope(check=…)`); raised on every
-    rank, after the run.
+    """Tells that replicated variables are not equal on all ranks any more (`scope(check=…)`).
+
+    It is raised on every rank, after the run.
     """
 
 
 class TableError(TypeError):
-    """A table was used in a way that would have shown one rank's shard as if it were the whole
-    table.
+    """Tells that a use of a table would have shown one rank's shard as if it were the whole table.
+
+    The message names the table and the way to do it.
     """

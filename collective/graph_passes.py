@@ -1,4 +1,4 @@
-"""Prepares graphs: the passes that change a graph before gradients are taken or a session runs it.
+"""Prepares graphs by passes, before gradients are taken or a session runs them.
 
 A pass leaves alone what an earlier call of it has changed, and what a session has seen.
 """
@@ -33,8 +33,8 @@ def fetch_whole_tables(fetches: Any) -> None:
 
 
 def sync_assignments(graph: tf.Graph, options: ScopeOptions) -> None:
-    """Makes means over ranks of what a script assigns to replicated variables."""
-    assignments.settle(graph)
+    """Makes means over ranks of rank-local values that are assigned to replicated variables."""
+    assignments.sync_assignments(graph)
 
 
 def copy_called_functions(graph: tf.Graph, options: ScopeOptions) -> None:
@@ -54,7 +54,7 @@ def group_lookups(
         graph: the graph.
         options: of scope().
         ys: if given, only the lookups that these tensors depend on.
-        xs: what gradients are about to be taken with respect to.
+        xs: the tensors with respect to which gradients are about to be taken.
     """
     lookups = lookups_of(graph)
     if not (options.grouping and lookups.groupable()):
@@ -68,8 +68,11 @@ def group_lookups(
 
 
 def prefetch_keys(graph: tf.Graph, options: ScopeOptions) -> None:
-    """Cuts the graph behind the exchange of its groups' keys, which comes last: it needs them."""
-    enable.settle(graph, options.prefetch_keys)
+    """Splits the graph behind the exchange of its groups' keys.
+
+    It comes last: it needs the groups.
+    """
+    enable.split_if_wanted(graph, options.prefetch_keys)
 
 
 # In the order in which they are carried out.
@@ -102,8 +105,8 @@ def prepare_gradients(graph: tf.Graph, ys: Any, xs: list[Any]) -> list[Any]:
     """Prepares a graph of which the gradients of `ys` with respect to `xs` are about to be taken.
 
     Returns:
-        `xs`, or what stands for them in a graph that was cut.
+        `xs`, or the tensors as they are staged in a graph that was split.
     """
-    xs = enable.stand_ins(graph, xs)
+    xs = enable.staged(graph, xs)
     group_lookups(graph, SCOPES.options, ys, xs)
     return xs

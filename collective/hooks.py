@@ -1,4 +1,4 @@
-"""Stands in where a script hands its graph over: gradients are taken, a session runs or extends."""
+"""Stands in where a script hands its graph over: to take gradients, or to a session."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collective.coordination import session_runs
 from collective.gradients import reduction
 from collective.monitoring import run_observer
 from collective.ops.graph_state import state_of
-from collective.prefetch.prefetcher import is_of_keys
+from collective.prefetch.prefetcher import runs_keys
 from collective.scope import SCOPES
 from collective.tables import memory_report
 
@@ -26,13 +26,13 @@ def take_gradients(original: Any, ys: Any, xs: Any, *args: Any, **kwargs: Any) -
 
 
 def take_taped_gradients(original: Any, tape: Any, *args: Any, **kwargs: Any) -> Any:
-    """Stands in for `tf.GradientTape.gradient`."""
+    """Stands in for `tf.GradientTape.gradient`: reduces the gradients."""
     horovod.take_over(tape)
     return reduction.reduce_tape(original, tape, *args, **kwargs)
 
 
 def run(original: Any, session: Any, *args: Any, **kwargs: Any) -> Any:
-    """Stands in for `Session.run`."""
+    """Stands in for `Session.run`: prepares the graph, then all ranks run it together."""
     graph_passes.prepare_run(session.graph, args[0] if args else kwargs["fetches"])
     with memory_report.adding_table_sizes(session.graph):
         observer = run_observer.of_options(SCOPES.options)
@@ -40,11 +40,12 @@ def run(original: Any, session: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def extend(original: Any, session: Any) -> None:
-    """Stands in for `Session._extend_graph`, with which every run of a session begins.
+    """Stands in for `Session._extend_graph`: prepares the graph before the session sees it.
 
-    That includes the library's own runs. What the session has seen then can't be changed any more.
+    Every run of a session begins with it, the library's own runs, too. An operation that the
+    session has seen can't be changed any more.
     """
-    if is_of_keys():
+    if runs_keys():
         # The session has seen all that a run of keys needs. Another thread may be adding to the
         # graph just now.
         return

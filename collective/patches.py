@@ -2,7 +2,7 @@
 
 There is no extension point for these. `collective.patching` applies the list when the first scope()
 opens, and restores the originals when the last one closes. To find a row, search for the name of
-what it replaces.
+what it replaces. The reason of a row says what would go wrong without it.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 from horovod.tensorflow import functions as hvd_functions
 from horovod.tensorflow import gradient_aggregation as hvd_aggregation
-from horovod.tensorflow import mpi_ops
-from keras.src.layers.core import embedding
-from keras.src.layers.normalization import batch_normalization
-from keras.src.optimizers import optimizer as keras_optimizer
-from keras.src.optimizers.legacy import optimizer_v2
-from tensorflow.python.client import session as session_lib
-from tensorflow.python.eager import backprop
+from horovod.tensorflow.mpi_ops import MPI_LIB
+from keras.src.layers import Embedding
+from keras.src.layers.normalization.batch_normalization import BatchNormalizationBase
+from keras.src.optimizers.legacy.optimizer_v2 import OptimizerV2
+from keras.src.optimizers.optimizer import _BaseOptimizer
+from tensorflow.python.client.session import BaseSession
 from tensorflow.python.feature_column import feature_column_v2
 from tensorflow.python.ops import (
     clip_ops,
@@ -26,32 +25,21 @@ from tensorflow.python.ops import (
     gradients_util,
     metrics_impl,
     state_ops,
-    variable_scope,
     while_v2,
 )
 from tensorflow.python.ops import resource_variable_ops as resources
-from tensorflow.python.saved_model import builder_impl
+from tensorflow.python.ops.variable_scope import VariableScope
 from tensorflow.python.summary.writer import writer as writer_lib
 from tensorflow.python.training import (
-    adagrad,
-    adam,
     basic_session_run_hooks,
     checkpoint_utils,
-    ftrl,
-    gradient_descent,
-    momentum,
     monitored_session,
     optimizer,
-    rmsprop,
-    session_manager,
     slot_creator,
-    supervisor,
-    sync_replicas_optimizer,
     training_util,
     warm_starting_util,
 )
 from tensorflow.python.training import moving_averages as averages_lib
-from tensorflow.python.training import saver as saver_lib
 from tensorflow_estimator.python.estimator import estimator as estimator_lib
 
 from collective import feature_column, hooks, rank0_output
@@ -67,21 +55,14 @@ from collective.serving import export
 from collective.tables import fused_updates, optimizer_slots, variable_getter
 from collective.tables.table import Sharded
 
-# Which variables become tables.
+# ---- Variables become tables
+
+MISSED = "A getter in the open scope misses scope objects captured before, and other graphs."
+MADE_BY_KERAS = "Keras makes weights without tf.get_variable: they would be no tables."
 OPEN_ENDED = "An indicator of an open-ended column would need its number of keys."
 VARIABLES = (
-    Patch(
-        variable_scope.VariableScope,
-        "VariableScope.get_variable",
-        variable_getter.get_variable,
-        "A getter in the open scope misses scope objects that were captured before, and other graphs.",
-    ),
-    Patch(
-        embedding.Embedding,
-        "tf.keras.layers.Embedding.add_weight",
-        keras.add_weight,
-        "Keras makes weights without tf.get_variable.",
-    ),
+    Patch(VariableScope, "VariableScope.get_variable", variable_getter.get_variable, MISSED),
+    Patch(Embedding, "tf.keras.layers.Embedding.add_weight", keras.add_weight, MADE_BY_KERAS),
     Patch(
         feature_column_v2,
         "feature_column_v2.indicator_column",
@@ -102,56 +83,49 @@ VARIABLES = (
     ),
 )
 
-# Gradients are reduced where they are taken, and applied to the shard.
-TRAINS_NOTHING = (
-    "Keras's new optimizers train nothing in a graph of TensorFlow 1, and say nothing of it."
-)
+# ---- Gradients are reduced where they are taken, and applied to the shard
+
+NOT_REDUCED = "Gradients would be this rank's only, and lookups not grouped."
+WHOLE_TABLE = "Slots and updates would be those of a whole table, not of the shard."
+NO_TRAINING = "Keras's new optimizers train nothing in a graph of TensorFlow 1, without an error."
+NO_WORKERS = "It would wait for workers that there are none of."
 GRADIENTS = (
+    Patch(gradients_util, "gradients_util._GradientsHelper", hooks.take_gradients, NOT_REDUCED),
+    Patch(tf2.GradientTape, "tf.GradientTape.gradient", hooks.take_taped_gradients, NOT_REDUCED),
     Patch(
-        gradients_util,
-        "gradients_util._GradientsHelper",
-        hooks.take_gradients,
-        "Every tf.gradients and compute_gradients ends there.",
-    ),
-    Patch(
-        backprop.GradientTape,
-        "tf.GradientTape.gradient",
-        hooks.take_taped_gradients,
-        "A tape computes gradients by itself.",
-    ),
-    Patch(
-        optimizer.Optimizer,
+        tf.train.Optimizer,
         "tf.train.Optimizer.apply_gradients",
         reduction.apply_to_shards,
-        "Slots and updates are those of the shard.",
+        WHOLE_TABLE,
     ),
     Patch(
-        optimizer_v2.OptimizerV2,
+        OptimizerV2,
         "tf.keras.optimizers.legacy.Optimizer.apply_gradients",
         keras.apply_gradients,
-        "Keras's legacy optimizers make slots by methods of their own.",
+        WHOLE_TABLE,
     ),
     Patch(
-        keras_optimizer._BaseOptimizer,
+        _BaseOptimizer,
         "tf.keras.optimizers.Optimizer.compute_gradients",
         keras.trains_nothing,
-        TRAINS_NOTHING,
+        NO_TRAINING,
     ),
     Patch(
-        keras_optimizer._BaseOptimizer,
+        _BaseOptimizer,
         "tf.keras.optimizers.Optimizer.apply_gradients",
         keras.trains_nothing,
-        TRAINS_NOTHING,
+        NO_TRAINING,
     ),
     Patch(
-        sync_replicas_optimizer.SyncReplicasOptimizer,
+        tf.train.SyncReplicasOptimizer,
         "tf.train.SyncReplicasOptimizer.apply_gradients",
         horovod.sync_replicas,
-        "It waits for workers that there are none of.",
+        NO_WORKERS,
     ),
 )
 
-# Norms over tables count every rank's shard once.
+# ---- Norms over tables count every rank's shard once
+
 ONE_SHARD = "It would see this rank's shard only."
 CLIPPING = (
     Patch(clip_ops, "clip_ops.global_norm", clipping.global_norm, ONE_SHARD),
@@ -168,72 +142,65 @@ CLIPPING = (
     Patch(tf, "tf.clip_by_average_norm", clipping.clip_by_average_norm, ONE_SHARD),
 )
 
-# Slots and sparse updates of tables.
-ONE_UPDATE = "Kernels update all tables in one operation."
+# ---- Slots and sparse updates of tables
+
+FIXED_SLOTS = "A dynamic table's slots would not grow with the table."
+ALL_ROWS = "An update would go over all rows that a dynamic table could have."
+TWICE_UNIQUE = "Rows that an exchange has made unique would be made unique once more."
+MANY_UPDATES = "Each table would be updated by several operations of its own."
 OPTIMIZERS = (
     Patch(
-        slot_creator,
-        "slot_creator._create_slot_var",
-        optimizer_slots.create_slot_var,
-        "A dynamic table's slots are as open-ended as the table.",
+        slot_creator, "slot_creator._create_slot_var", optimizer_slots.create_slot_var, FIXED_SLOTS
     ),
+    Patch(optimizer, "optimizer._get_processor", optimizer_slots.get_processor, ALL_ROWS),
+    Patch(optimizer, "optimizer._deduplicate_indexed_slices", reduction.deduplicated, TWICE_UNIQUE),
     Patch(
-        optimizer,
-        "optimizer._get_processor",
-        optimizer_slots.get_processor,
-        "Nothing goes over all rows that a dynamic table could have.",
-    ),
-    Patch(
-        optimizer,
-        "optimizer._deduplicate_indexed_slices",
-        reduction.deduplicated,
-        "An exchange's gradient names each row once already.",
-    ),
-    Patch(
-        gradient_descent.GradientDescentOptimizer,
+        tf.train.GradientDescentOptimizer,
         "tf.train.GradientDescentOptimizer._resource_apply_sparse_duplicate_indices",
         fused_updates.gradient_descent_update,
-        ONE_UPDATE,
+        MANY_UPDATES,
     ),
     Patch(
-        momentum.MomentumOptimizer,
+        tf.train.MomentumOptimizer,
         "tf.train.MomentumOptimizer._resource_apply_sparse",
         fused_updates.momentum_update,
-        ONE_UPDATE,
+        MANY_UPDATES,
     ),
     Patch(
-        adagrad.AdagradOptimizer,
+        tf.train.AdagradOptimizer,
         "tf.train.AdagradOptimizer._resource_apply_sparse",
         fused_updates.adagrad_update,
-        ONE_UPDATE,
+        MANY_UPDATES,
     ),
     Patch(
-        adam.AdamOptimizer,
+        tf.train.AdamOptimizer,
         "tf.train.AdamOptimizer._apply_sparse_shared",
         fused_updates.adam_update,
-        ONE_UPDATE,
+        MANY_UPDATES,
     ),
     Patch(
-        ftrl.FtrlOptimizer,
+        tf.train.FtrlOptimizer,
         "tf.train.FtrlOptimizer._resource_apply_sparse",
         fused_updates.ftrl_update,
-        ONE_UPDATE,
+        MANY_UPDATES,
     ),
     Patch(
-        rmsprop.RMSPropOptimizer,
+        tf.train.RMSPropOptimizer,
         "tf.train.RMSPropOptimizer._resource_apply_sparse",
         fused_updates.rmsprop_update,
-        ONE_UPDATE,
+        MANY_UPDATES,
     ),
 )
 
-# What a script does with Horovod. These are functions that Horovod looks up as it needs them: a script may have
-# made a wrapper, or imported its functions, before.
+# ---- What a script does with Horovod
+# Horovod looks these functions up whenever it needs them: a script may have made a wrapper, or
+# imported Horovod's functions, before scope() opens.
+
 REDUCED_TWICE = "Gradients would be reduced once more."
-REDUCED_IN_KERAS = "Horovod's Keras wrapper reduces in it."
 NO_ADASUM = "Adasum of gradients that are reduced already is no Adasum."
-SHARDS_OF_RANK_0 = "A broadcast would give all ranks rank 0's shards."
-BEHIND_AGREEMENT = "A script's own collective must wait for the ranks' agreement, too."
+RANK_0_SHARDS = "A broadcast would give all ranks rank 0's shards."
+UNKNOWN_BRANCH = "It reduces in a branch of which no other rank knows whether it is taken."
+AGREE_FIRST = "A script's own collective would not wait for the ranks' agreement."
 HOROVOD = (
     Patch(hvd, "hvd._allreduce_cond", horovod.allreduce, REDUCED_TWICE),
     Patch(hvd, "hvd._grouped_allreduce_cond", horovod.allreduce, REDUCED_TWICE),
@@ -244,16 +211,16 @@ HOROVOD = (
         REDUCED_TWICE,
     ),
     Patch(
-        optimizer_v2.OptimizerV2,
+        OptimizerV2,
         "tf.keras.optimizers.legacy.Optimizer.get_gradients",
         horovod.compute_gradients,
-        REDUCED_IN_KERAS,
+        REDUCED_TWICE,
     ),
     Patch(
-        optimizer_v2.OptimizerV2,
+        OptimizerV2,
         "tf.keras.optimizers.legacy.Optimizer._compute_gradients",
         horovod.compute_gradients,
-        REDUCED_IN_KERAS,
+        REDUCED_TWICE,
     ),
     Patch(
         hvd._DistributedAdasumOptimizer,
@@ -271,309 +238,230 @@ HOROVOD = (
         hvd_aggregation.LocalGradientAggregationHelper,
         "hvd_aggregation.LocalGradientAggregationHelper.compute_gradients",
         horovod.aggregate,
-        "It sums gradients over batches before it reduces them.",
+        UNKNOWN_BRANCH,
     ),
     Patch(
         hvd_functions,
         "hvd_functions._make_broadcast_group_fn",
         horovod.broadcast_group,
-        SHARDS_OF_RANK_0,
+        RANK_0_SHARDS,
     ),
     Patch(
         hvd_functions,
         "hvd_functions._make_inplace_broadcast_group_fn",
         horovod.broadcast_groups,
-        SHARDS_OF_RANK_0,
+        RANK_0_SHARDS,
     ),
-    Patch(
-        mpi_ops.MPI_LIB, "mpi_ops.MPI_LIB.horovod_allreduce", horovod.behind_gate, BEHIND_AGREEMENT
-    ),
-    Patch(
-        mpi_ops.MPI_LIB,
-        "mpi_ops.MPI_LIB.horovod_grouped_allreduce",
-        horovod.behind_gate,
-        BEHIND_AGREEMENT,
-    ),
-    Patch(
-        mpi_ops.MPI_LIB, "mpi_ops.MPI_LIB.horovod_allgather", horovod.behind_gate, BEHIND_AGREEMENT
-    ),
-    Patch(
-        mpi_ops.MPI_LIB,
-        "mpi_ops.MPI_LIB.horovod_grouped_allgather",
-        horovod.behind_gate,
-        BEHIND_AGREEMENT,
-    ),
-    Patch(
-        mpi_ops.MPI_LIB, "mpi_ops.MPI_LIB.horovod_broadcast", horovod.behind_gate, BEHIND_AGREEMENT
-    ),
-    Patch(
-        mpi_ops.MPI_LIB, "mpi_ops.MPI_LIB.horovod_alltoall", horovod.behind_gate, BEHIND_AGREEMENT
-    ),
-    Patch(
-        mpi_ops.MPI_LIB,
-        "mpi_ops.MPI_LIB.horovod_reducescatter",
-        horovod.behind_gate,
-        BEHIND_AGREEMENT,
-    ),
-    Patch(
-        mpi_ops.MPI_LIB,
-        "mpi_ops.MPI_LIB.horovod_grouped_reducescatter",
-        horovod.behind_gate,
-        BEHIND_AGREEMENT,
-    ),
+    Patch(MPI_LIB, "MPI_LIB.horovod_allreduce", horovod.behind_gate, AGREE_FIRST),
+    Patch(MPI_LIB, "MPI_LIB.horovod_grouped_allreduce", horovod.behind_gate, AGREE_FIRST),
+    Patch(MPI_LIB, "MPI_LIB.horovod_allgather", horovod.behind_gate, AGREE_FIRST),
+    Patch(MPI_LIB, "MPI_LIB.horovod_grouped_allgather", horovod.behind_gate, AGREE_FIRST),
+    Patch(MPI_LIB, "MPI_LIB.horovod_broadcast", horovod.behind_gate, AGREE_FIRST),
+    Patch(MPI_LIB, "MPI_LIB.horovod_alltoall", horovod.behind_gate, AGREE_FIRST),
+    Patch(MPI_LIB, "MPI_LIB.horovod_reducescatter", horovod.behind_gate, AGREE_FIRST),
+    Patch(MPI_LIB, "MPI_LIB.horovod_grouped_reducescatter", horovod.behind_gate, AGREE_FIRST),
 )
 
-# Replicated variables stay equal.
-OF_ALL_RANKS = "Averages and statistics must be of what all ranks see."
-NOT_LATER = "Nothing can be put in front of an assignment in a branch or a function later."
-WHOLE_VALUE = "A whole value is assigned, of which each rank takes its rows."
-ALL_RECORDS = "The value of a metric is that of all ranks' records."
+# ---- Replicated variables stay equal
+
+THIS_RANK_ONLY = "Averages and statistics would be of this rank's batches only."
+PLAIN_AVERAGE = "A table's average would be a plain variable, not sharded as the table is."
+TOO_LATE = "An assignment in a branch or a function could not be synced any more later."
+WHOLE_VALUE = "A whole value would be assigned to a shard, which must take its own rows of it."
+OWN_RECORDS = "A metric's value would be of this rank's records only."
 REPLICATION = (
     Patch(
         averages_lib,
         "averages_lib.assign_moving_average",
         moving_averages.assign_moving_average,
-        OF_ALL_RANKS,
+        THIS_RANK_ONLY,
     ),
     Patch(
         tf2.__internal__.train,
         "tf2.__internal__.train.assign_moving_average",
         moving_averages.assign_moving_average,
-        OF_ALL_RANKS,
+        THIS_RANK_ONLY,
     ),
     Patch(
-        averages_lib.ExponentialMovingAverage,
+        tf.train.ExponentialMovingAverage,
         "tf.train.ExponentialMovingAverage.apply",
         moving_averages.apply_average,
-        "A table's average is sharded as the table is.",
+        PLAIN_AVERAGE,
     ),
     Patch(
-        batch_normalization.BatchNormalizationBase,
+        BatchNormalizationBase,
         "BatchNormalizationBase._assign_moving_average",
         moving_averages.of_layer,
-        OF_ALL_RANKS,
+        THIS_RANK_ONLY,
     ),
     Patch(
-        batch_normalization.BatchNormalizationBase,
+        BatchNormalizationBase,
         "BatchNormalizationBase._assign_new_value",
         moving_averages.of_layer,
-        OF_ALL_RANKS,
+        THIS_RANK_ONLY,
     ),
+    Patch(resources.ResourceVariable, "ResourceVariable.assign", assignments.assign, TOO_LATE),
+    Patch(resources.ResourceVariable, "ResourceVariable.assign_add", assignments.assign, TOO_LATE),
+    Patch(resources.ResourceVariable, "ResourceVariable.assign_sub", assignments.assign, TOO_LATE),
     Patch(
-        resources.ResourceVariable,
-        "resources.ResourceVariable.assign",
-        assignments.assign,
-        NOT_LATER,
-    ),
-    Patch(
-        resources.ResourceVariable,
-        "resources.ResourceVariable.assign_add",
-        assignments.assign,
-        NOT_LATER,
-    ),
-    Patch(
-        resources.ResourceVariable,
-        "resources.ResourceVariable.assign_sub",
-        assignments.assign,
-        NOT_LATER,
+        resources.BaseResourceVariable, "BaseResourceVariable.assign", assignments.assign, TOO_LATE
     ),
     Patch(
         resources.BaseResourceVariable,
-        "resources.BaseResourceVariable.assign",
+        "BaseResourceVariable.assign_add",
         assignments.assign,
-        NOT_LATER,
+        TOO_LATE,
     ),
     Patch(
         resources.BaseResourceVariable,
-        "resources.BaseResourceVariable.assign_add",
+        "BaseResourceVariable.assign_sub",
         assignments.assign,
-        NOT_LATER,
+        TOO_LATE,
     ),
-    Patch(
-        resources.BaseResourceVariable,
-        "resources.BaseResourceVariable.assign_sub",
-        assignments.assign,
-        NOT_LATER,
-    ),
-    Patch(
-        resources._UnreadVariable, "resources._UnreadVariable.assign", assignments.assign, NOT_LATER
-    ),
-    Patch(
-        resources._UnreadVariable,
-        "resources._UnreadVariable.assign_add",
-        assignments.assign,
-        NOT_LATER,
-    ),
-    Patch(
-        resources._UnreadVariable,
-        "resources._UnreadVariable.assign_sub",
-        assignments.assign,
-        NOT_LATER,
-    ),
-    Patch(state_ops, "state_ops.assign", assignments.assign, NOT_LATER),
-    Patch(state_ops, "state_ops.assign_add", assignments.assign, NOT_LATER),
-    Patch(state_ops, "state_ops.assign_sub", assignments.assign, NOT_LATER),
-    Patch(tf, "tf.assign", assignments.assign, NOT_LATER),
-    Patch(tf, "tf.assign_add", assignments.assign, NOT_LATER),
-    Patch(tf, "tf.assign_sub", assignments.assign, NOT_LATER),
+    Patch(resources._UnreadVariable, "_UnreadVariable.assign", assignments.assign, TOO_LATE),
+    Patch(resources._UnreadVariable, "_UnreadVariable.assign_add", assignments.assign, TOO_LATE),
+    Patch(resources._UnreadVariable, "_UnreadVariable.assign_sub", assignments.assign, TOO_LATE),
+    Patch(state_ops, "state_ops.assign", assignments.assign, TOO_LATE),
+    Patch(state_ops, "state_ops.assign_add", assignments.assign, TOO_LATE),
+    Patch(state_ops, "state_ops.assign_sub", assignments.assign, TOO_LATE),
+    Patch(tf, "tf.assign", assignments.assign, TOO_LATE),
+    Patch(tf, "tf.assign_add", assignments.assign, TOO_LATE),
+    Patch(tf, "tf.assign_sub", assignments.assign, TOO_LATE),
     Patch(Sharded, "Sharded.assign", assignments.assign_table, WHOLE_VALUE),
     Patch(Sharded, "Sharded.assign_add", assignments.assign_table, WHOLE_VALUE),
     Patch(Sharded, "Sharded.assign_sub", assignments.assign_table, WHOLE_VALUE),
-    Patch(state_ops, "state_ops.assign_add", metrics.updated, ALL_RECORDS),
-    Patch(state_ops, "state_ops.scatter_add", metrics.updated, ALL_RECORDS),
+    Patch(state_ops, "state_ops.assign_add", metrics.updated, OWN_RECORDS),
+    Patch(state_ops, "state_ops.scatter_add", metrics.updated, OWN_RECORDS),
     Patch(
         metrics_impl,
         "metrics_impl._aggregate_across_replicas",
         metrics.aggregate_across_replicas,
-        ALL_RECORDS,
+        OWN_RECORDS,
     ),
 )
 
-# Collectives in branches and loops.
-NO_DECIDER = "A branch doesn't know who decides about it."
+# ---- Collectives in branches and loops
+
+AT_ONCE = "Iterations with collectives inside would run at the same time."
+NOT_SEEN = "An assignment could not tell that it is in a loop."
+NO_DECIDER = "A branch would not know who decides about it."
 CONTROL_FLOW = (
-    Patch(
-        while_v2,
-        "while_v2._build_while_op",
-        control_flow.build_while_op,
-        "Iterations with collectives inside must not run at the same time.",
-    ),
-    Patch(
-        while_v2,
-        "while_v2.while_loop",
-        control_flow.loop,
-        "Assignments ask whether they are in a loop.",
-    ),
+    Patch(while_v2, "while_v2._build_while_op", control_flow.build_while_op, AT_ONCE),
+    Patch(while_v2, "while_v2.while_loop", control_flow.loop, NOT_SEEN),
     Patch(cond_v2, "cond_v2.cond_v2", control_flow.branch, NO_DECIDER),
     Patch(cond_v2, "cond_v2.indexed_case", control_flow.branch, NO_DECIDER),
 )
 
-# Runs are agreed on by all ranks.
-AGREED = "Ranks agree before a run."
-TOLD = "Peers are told that this rank leaves."
-OWN_CHIEF = "Each rank is the chief of its own process."
+# ---- Ranks agree on runs
+
+ALL_OF_GPU = "A process would use all GPUs, and take all of their memory at once."
+NO_AGREEMENT = "A run would start its collectives before the ranks have agreed on it."
+SEEN = "A graph would be prepared too late: a session takes no change of what it has seen."
+WHOLE_RUNS = "A part of a run would start collectives, but ranks agree on whole runs only."
+LEFT_SILENTLY = "Peers would wait for a rank that has left."
+NOT_ALIKE = "At the end some ranks would run what their hooks run, and others not."
+ONE_CHIEF = "Only one rank would be a chief; each is the chief of its own process."
+INIT_FN = "An init_fn could give variables values that differ between ranks."
+NO_CHIEF = "A worker would wait for a chief that shares no variables with it."
+OWN_CLOCK = "Its threads would save by each rank's own clock."
+SAME_STEP = "Hooks that act every so many seconds would do so at different steps."
+ALL_WRITE = "Every rank would write summaries."
+SAME_INPUT = "Every rank would train on the same input, and every record count N times."
 SESSIONS = (
+    Patch(BaseSession, "tf.Session.__init__", session_runs.with_own_gpu, ALL_OF_GPU),
+    Patch(BaseSession, "tf.Session.run", hooks.run, NO_AGREEMENT),
+    Patch(BaseSession, "tf.Session._extend_graph", hooks.extend, SEEN),
+    Patch(BaseSession, "tf.Session.make_callable", session_runs.make_callable, NO_AGREEMENT),
     Patch(
-        session_lib.BaseSession,
-        "tf.Session.__init__",
-        session_runs.with_own_gpu,
-        "Memory of a GPU is taken as it is needed, and a process uses one GPU.",
-    ),
-    Patch(session_lib.BaseSession, "tf.Session.run", hooks.run, AGREED),
-    Patch(
-        session_lib.BaseSession,
-        "tf.Session._extend_graph",
-        hooks.extend,
-        "A session takes no change of what it has seen.",
-    ),
-    Patch(session_lib.BaseSession, "tf.Session.make_callable", session_runs.make_callable, AGREED),
-    Patch(
-        session_lib.BaseSession,
+        BaseSession,
         "tf.Session._make_callable_from_options",
         session_runs.make_callable_from_options,
-        AGREED,
+        NO_AGREEMENT,
     ),
-    Patch(
-        session_lib.BaseSession,
-        "tf.Session.partial_run_setup",
-        session_runs.partial_run_setup,
-        "Ranks agree on whole runs only.",
-    ),
-    Patch(session_lib.BaseSession, "tf.Session.close", session_runs.close, TOLD),
-    Patch(session_lib.Session, "tf.Session.__exit__", session_runs.leave, TOLD),
+    Patch(BaseSession, "tf.Session.partial_run_setup", session_runs.partial_run_setup, WHOLE_RUNS),
+    Patch(BaseSession, "tf.Session.close", session_runs.close, LEFT_SILENTLY),
+    Patch(tf.Session, "tf.Session.__exit__", session_runs.leave, LEFT_SILENTLY),
     Patch(
         monitored_session._MonitoredSession,
         "monitored_session._MonitoredSession._close_internal",
         session_runs.end,
-        "What hooks run at the end, all ranks run.",
+        NOT_ALIKE,
     ),
     Patch(
         monitored_session,
         "monitored_session.MonitoredTrainingSession",
         session_runs.every_rank_for_itself,
-        OWN_CHIEF,
+        ONE_CHIEF,
     ),
     Patch(
-        tf.train, "tf.train.MonitoredTrainingSession", session_runs.every_rank_for_itself, OWN_CHIEF
+        tf.train, "tf.train.MonitoredTrainingSession", session_runs.every_rank_for_itself, ONE_CHIEF
     ),
     Patch(
-        session_manager.SessionManager,
+        tf.train.SessionManager,
         "tf.train.SessionManager.prepare_session",
         session_runs.prepare_session,
-        "An init_fn may give variables values of its own.",
+        INIT_FN,
     ),
     Patch(
-        session_manager.SessionManager,
+        tf.train.SessionManager,
         "tf.train.SessionManager.wait_for_session",
         session_runs.wait_for_session,
-        "A worker would wait for a chief that shares no variables with it.",
+        NO_CHIEF,
     ),
-    Patch(
-        supervisor.Supervisor,
-        "tf.train.Supervisor.__init__",
-        session_runs.supervise,
-        "Its threads save by each rank's own clock.",
-    ),
+    Patch(tf.train.Supervisor, "tf.train.Supervisor.__init__", session_runs.supervise, OWN_CLOCK),
     ReplacedValue(
-        basic_session_run_hooks,
-        "basic_session_run_hooks.time",
-        session_runs.Clock(),
-        "Hooks that act every so many seconds must do so at the same step on every rank.",
+        basic_session_run_hooks, "basic_session_run_hooks.time", session_runs.Clock(), SAME_STEP
     ),
     ReplacedValue(
         writer_lib,
         "writer_lib.EventFileWriter",
         rank0_output.SilentEventWriter,
-        "Rank 0 alone writes summaries.",
+        ALL_WRITE,
         rank0_output.is_silent,
     ),
     Patch(
         estimator_lib.Estimator,
         "tf.estimator.Estimator._call_model_fn",
         refusal.call_model_fn,
-        "It would train every rank on the same input, and count every record N times.",
+        SAME_INPUT,
     ),
 )
 
-# Every rank writes and reads its shards; all take the same checkpoint for the latest.
+# ---- Every rank saves and restores its shards, and all take the same checkpoint for the latest
+
+ONE_SHARD_SAVED = "One rank's shard would be saved as if it were the table."
+MISSING_SHARDS = "The shards of the other ranks would be missing from the checkpoint."
+NOT_RESTORED = "Tables would not be restored, nor the same checkpoint by all ranks."
+OTHER_LATEST = "Ranks could take different checkpoints for the latest."
+WHOLE_ROWS = "A shard would be assigned the rows of a whole table."
+PARTITIONED = "A table would be taken for a partitioned variable, and its name not be found."
+ALL_WRITE_GRAPH = "Every rank would write the graph."
+NOT_SERVABLE = "A SavedModel would have one rank's shards, and operations of this library."
 CHECKPOINTS = (
+    Patch(tf.train.Saver, "tf.train.Saver._build", saver.build, ONE_SHARD_SAVED),
+    Patch(tf.train.Saver, "tf.train.Saver.save", saving.save, MISSING_SHARDS),
+    Patch(tf.train.Saver, "tf.train.Saver.restore", restoring.restore, NOT_RESTORED),
     Patch(
-        saver_lib.Saver,
-        "tf.train.Saver._build",
-        saver.build,
-        "Shards are saved beside what TensorFlow saves.",
-    ),
-    Patch(saver_lib.Saver, "tf.train.Saver.save", saving.save, "All ranks write at the same step."),
-    Patch(
-        saver_lib.Saver,
-        "tf.train.Saver.restore",
-        restoring.restore,
-        "All ranks read the same checkpoint.",
-    ),
-    Patch(
-        session_manager.SessionManager,
+        tf.train.SessionManager,
         "tf.train.SessionManager._restore_checkpoint",
         saver.restore_latest,
-        "All ranks take the same checkpoint for the latest.",
+        OTHER_LATEST,
     ),
     Patch(
         checkpoint_utils,
         "checkpoint_utils._init_from_checkpoint",
         warm_start.init_from_checkpoint,
-        "Rows of a shard come from a whole table.",
+        WHOLE_ROWS,
     ),
     Patch(
-        warm_starting_util,
-        "warm_starting_util._infer_var_name",
-        warm_start.infer_name,
-        "A table's name isn't that of a partitioned variable.",
+        warm_starting_util, "warm_starting_util._infer_var_name", warm_start.infer_name, PARTITIONED
     ),
-    Patch(training_util, "training_util.write_graph", saver.write_graph, "Rank 0 alone writes it."),
+    Patch(training_util, "training_util.write_graph", saver.write_graph, ALL_WRITE_GRAPH),
     Patch(
-        builder_impl.SavedModelBuilder,
+        tf.saved_model.Builder,
         "tf.saved_model.Builder.add_meta_graph_and_variables",
         export.add_graph,
-        "A graph of shards can not be served.",
+        NOT_SERVABLE,
     ),
 )
 

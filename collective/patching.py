@@ -10,11 +10,12 @@ _ABSENT = object()
 
 
 def always() -> bool:
+    """Is the condition of a patch that is needed in any case."""
     return True
 
 
 class Patch(NamedTuple):
-    """Describes one replacement.
+    """Describes the replacement of a function.
 
     Attributes:
         owner: the class or module that has the attribute.

@@ -1,4 +1,4 @@
-"""Leaves the output that all ranks would have alike to rank 0: event files and deprecations."""
+"""Leaves output that all ranks would have alike to rank 0: event files, info and deprecations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tracks the scopes that are open, and which options are in force."""
+"""Tracks which scopes are open, and which options are in force."""
 
 from __future__ import annotations
 
@@ -57,23 +57,23 @@ class ScopeStack:
 
     @property
     def is_open(self) -> bool:
-        """Whether any scope of the process is open."""
+        """Tells whether any scope of the process is open."""
         return bool(self._open)
 
     @property
     def options(self) -> ScopeOptions:
-        """The options in force for the thread that asks."""
+        """Returns the options in force for the thread that asks."""
         current = self._current()
         return self.defaults if current is None else current.options
 
     @property
     def given(self) -> dict[str, Any]:
-        """The options in force as they would be given to another scope; none outside of scopes."""
+        """Returns the options in force as another scope would be given them; none outside."""
         return dataclasses.asdict(self.options) if self.is_open else {}
 
     @property
     def embedding_options(self) -> EmbeddingOptions | None:
-        """The options of embedding_scope() in force; None outside of it."""
+        """Returns the options of embedding_scope() in force; None outside of it."""
         entered = self._entered_embedding()
         return entered[-1] if entered else None
 

@@ -1,4 +1,4 @@
-"""The facade: what a script calls."""
+"""Offers what a script calls: the strategy and its scopes."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 
 class Scope:
-    """A context manager that can be entered again, and inside itself.
+    """Opens and closes a scope; it can be entered again, and inside itself.
 
     Args:
-        strategy: what `with … as` gives.
+        strategy: the value of `with … as`.
         enter: opens the scope.
         leave: closes the scope that this thread opened last.
     """
@@ -60,10 +60,10 @@ class Scope:
 
 
 class CollectiveStrategy:
-    """Synchronous training on all ranks of the job, with sharded embedding tables.
+    """Trains synchronously on all ranks of the job, with sharded embedding tables.
 
-    The interface is DeepRec's `CollectiveStrategy`. The backend is the environment variable
-    COLLECTIVE_STRATEGY's, `hb` by default. Started without the launcher it is one rank.
+    The interface is DeepRec's `CollectiveStrategy`. The environment variable COLLECTIVE_STRATEGY
+    names the backend, `hb` by default. A program that is started without the launcher is one rank.
 
         strategy = CollectiveStrategy()
         with strategy.scope(), tf.Graph().as_default():
@@ -89,15 +89,15 @@ class CollectiveStrategy:
         collectives.init()
 
     def world_size(self) -> int:
-        """N, the number of ranks."""
+        """Returns N, the number of ranks."""
         return collectives.size()
 
     def rank(self) -> int:
-        """This rank, 0 ≤ rank < N."""
+        """Returns this rank, 0 ≤ rank < N."""
         return collectives.rank()
 
     def local_rank(self) -> int:
-        """This rank's number on its host."""
+        """Returns this rank's number on its host."""
         return collectives.local_rank()
 
     def scope(
@@ -119,7 +119,7 @@ class CollectiveStrategy:
         deterministic: bool = INHERIT,
         **other_libraries: Any,
     ) -> Scope:
-        """The data-parallel part of a program: model, optimizer and sessions.
+        """Opens the data-parallel part of a program: model, optimizer and sessions.
 
         Inside, gradients are those of all ranks, sessions agree on every run, replicated variables
         start equal, and rank 0 alone writes summaries and logs. Leaving it restores TensorFlow as
@@ -127,72 +127,75 @@ class CollectiveStrategy:
         they are outside.
 
         Args:
-            embedding_gradients: 'mean' (default) or 'sum': of the ranks' gradients of a table.
-                'sum' is what HybridBackend and SparseOperationKit do, for settings that were tuned
-                for them.
-            missing_slots: 'error' (default) or 'fresh': what restoring a checkpoint does about an
-                optimizer's slots and scalars that it lacks, because another optimizer wrote it.
-                'fresh' starts them anew.
-            grouping: whether lookups share exchanges. Default True; False leaves each its own. The
+            embedding_gradients: Says what becomes of the ranks' gradients of a table: their 'mean'
+                (default) or their 'sum'. HybridBackend and SparseOperationKit take the sum: it is
+                for settings that were tuned for them.
+            missing_slots: Says what restoring a checkpoint does about an optimizer's slots and
+                scalars that it lacks, because another optimizer wrote it: 'error' (default), or
+                'fresh', which starts them anew.
+            grouping: Lets lookups share exchanges. Default True; with False each has its own. The
                 numbers are the same.
-            wire_dtype: tf.float16 or tf.bfloat16: in which rows of float32 tables travel, rounded;
-                None (default): exact.
-            gradient_wire_dtype: the same for the rows' gradients. Both need grouped lookups.
-            plan: 'print' (default) or 'quiet': whether rank 0 of several prints the plan (see
-                `plan()`) to stderr when the first training run of a graph starts.
-            profile: a folder for where the time of training steps goes (see
-                `collective.profiling`); None (default): nothing is measured. It is made on every
-                rank.
-            profile_steps: (first, last), the training runs of this process that are traced, the
-                first is 1. Default (11, 20). Behind the last one rank 0 prints a split of the step,
-                and every rank writes its trace.
-            profile_every: in addition every so many training runs are measured, one each time, for
+            wire_dtype: Gives the type in which rows of float32 tables travel: tf.float16 or
+                tf.bfloat16, to which they are rounded, or None (default), which is exact. It
+                needs grouped lookups.
+            gradient_wire_dtype: Gives the type in which the gradients of these rows travel, in the
+                same way.
+            plan: Lets rank 0 of several print the plan (see `plan()`) to stderr when the first
+                training run of a graph starts ('print', the default), or not ('quiet').
+            profile: Names a folder for measurements of where the time of training steps goes (see
+                `collective.profiling`). With None (default) nothing is measured. The folder is made
+                on every rank when the first run is measured.
+            profile_steps: Gives (first, last), the training runs of this process that are traced;
+                the first is 1. Default (11, 20). Behind the last one rank 0 prints a split of the
+                step, and every rank writes its trace.
+            profile_every: Measures, in addition, every so many training runs, one each time, for
                 TensorBoard's scalars. Default 0: none.
-            local_steps: k, how many batches an update is made of. Default 1. With k > 1 a run of
-                the train_op adds its gradients to those of the runs before, and every k-th applies
-                their mean: the update that one batch k times as large makes, by any optimizer of
-                `tf.compat.v1.train`; what a script does to gradients (clipping) it does to the
-                mean. `global_step` counts updates, so `max_steps`, learning-rate schedules and
-                hooks by steps say the same as with the large batch. (TensorFlow's step counter may
-                remark that it stands still in between.) Whatever else hangs on a run happens in
-                each: batch normalisation sees one batch, moving averages are updated for each. Sums
-                that haven't come to k are in no checkpoint, which holds the state after the last
-                update: those of the last batches before the data end, or before a session is left,
-                are dropped; saving changes nothing, restoring into the session starts anew.
-                Optimizers that share gradients (clipped by one norm) are run together.
-            dense_compression: 'fp16' or 'bf16': the type of 16 bits in which gradients of
-                replicated variables travel, rounded once on each way and added in float32; 'none'
-                (default): exact. With 'fp16', one beyond 65504 is infinite.
-
-            prefetch_keys: whether the keys of a batch are de-duplicated and exchanged while the
-                batch before computes. Default False. Keys don't depend on weights: the numbers are
-                the same. It is for models whose ids come from one tf.data iterator; the plan says
+            local_steps: Gives k, the number of batches of which an update is made. Default 1. With
+                k > 1 a run of the train_op adds its gradients to those of the runs before, and
+                every k-th applies their mean: the update that one batch k times as large makes, by
+                any optimizer of `tf.compat.v1.train`; what a script does to gradients (clipping) it
+                does to the mean. `global_step` counts updates, so `max_steps`, learning-rate
+                schedules and hooks by steps say the same as with the large batch. (TensorFlow's
+                step counter may remark that it stands still in between.) Whatever else hangs on a
+                run happens in each: batch normalisation sees one batch, moving averages are updated
+                for each. Sums that haven't come to k are in no checkpoint, which holds the state
+                after the last update: those of the last batches before the data end, or before a
+                session is left, are dropped; saving changes nothing, restoring into the session
+                starts anew. Optimizers that share gradients (clipped by one norm) are run together.
+            dense_compression: Gives the type of 16 bits in which gradients of replicated variables
+                travel, rounded once on each way and added in float32: 'fp16' or 'bf16'; 'none'
+                (default) is exact. With 'fp16', a gradient beyond 65504 is infinite.
+            prefetch_keys: Lets the keys of a batch be de-duplicated and exchanged while the batch
+                before computes. Default False. Keys don't depend on weights: the numbers are the
+                same. It is for models whose ids come from one tf.data iterator; the plan says
                 whether it is on, or why not. An iterator is then a batch ahead of training, and a
                 session that is left waits for that batch. It is off where an Estimator evaluates or
                 predicts; other evaluations with the same iterator need equal numbers of batches on
                 all ranks, or are an error on all.
-            check: k: after every k-th training run of a session the ranks compare checksums of the
-                bits of all replicated variables; a difference is a `ReplicaError` on every rank,
-                which names them. True: every 100; default False. It reads all of them, one after
-                another. Left alone is what is each rank's own: local variables, those with
-                `VariableSynchronization.ON_READ`.
-            deterministic: whether two launches of a program, on one machine and number of ranks,
-                give the same bits. Default False. Inside it is
+            check: Gives k: after every k-th training run of a session the ranks compare checksums
+                of the bits of all replicated variables. True stands for 100; default False. A
+                difference is a `ReplicaError` on every rank, which names the variables. All of
+                them are read, one after another. Left alone is what is each rank's own: local
+                variables, those with `VariableSynchronization.ON_READ`.
+            deterministic: Makes two launches of a program, on one machine and number of ranks, give
+                the same bits. Default False. Inside it is
                 `tf.config.experimental.enable_op_determinism`: kernels and tf.data have one order,
-                whatever they are told, and what has no such kernel is an error. And sums over three
-                ranks or more are formed in the order of the ranks, by two exchanges in place of
-                one. Give it before the graph is built. What draws random numbers (dropout,
+                whatever they are told, and an operation that has no such kernel is an error. Sums
+                over three ranks or more are formed in the order of the ranks, by two exchanges in
+                place of one. Give it before the graph is built. What draws random numbers (dropout,
                 `shuffle`, one-shot iterators) needs a seed, or TensorFlow raises a RuntimeError:
                 `tf.set_random_seed`, and `seed=… + strategy.rank()` where ranks shall draw their
-                own. Left to the program: numbers of NumPy, and of Python, from which Keras and
+                own. Left to the program are: numbers of NumPy, and of Python, from which Keras and
                 `tf.layers` draw first values (`random.seed`); threads and queues of its own;
                 variables that a run reads and writes with nothing to order the two, as TensorFlow
                 warns of sessions; what it reduces by Horovod itself, if HOROVOD_FUSION_THRESHOLD
                 isn't 0.
+            other_libraries: Takes options that tune other libraries, which have no effect here: a
+                warning names them.
 
         Raises:
-            TypeError: an unknown option.
-            ValueError: an option's value isn't one of its values.
+            TypeError: an option is unknown.
+            ValueError: an option has a value that it can't have.
         """
         options.tolerate_foreign("scope", options.names(ScopeOptions), other_libraries)
         given = options.given(
@@ -211,27 +214,30 @@ class CollectiveStrategy:
             check=check,
             deterministic=deterministic,
         )
-        ScopeOptions(**given)  # checks them here, where the script can see which call is wrong
+        # Checked here, where the script can see which call is wrong.
+        ScopeOptions(**given)
         return Scope(self, lambda: SCOPES.enter(given), SCOPES.leave)
 
     def embedding_scope(self, *, min_rows: int = INHERIT, **other_libraries: Any) -> Scope:
-        """Every 2-D floating-point variable that `tf.get_variable` makes inside is a table, sharded
-        by rows over all ranks.
+        """Makes tables of the variables that are made inside, sharded by rows over all ranks.
 
-        Row i lives on rank i mod N. A partitioner has no effect. What a `tf.keras.layers.Embedding`
-        makes when it is built inside is a table, too. Other variables (those of other Keras layers,
-        `tf.Variable`) are made as outside: replicated. It can be nested; inside, options that are
-        not given stay what they are outside.
+        A table is every 2-D floating-point variable that `tf.get_variable` makes. Row i lives on
+        rank i mod N. A partitioner has no effect. The weights that a `tf.keras.layers.Embedding`
+        makes when it is built inside are a table, too. Other variables (those of other Keras
+        layers, `tf.Variable`) are made as outside: replicated. It can be nested; inside, options
+        that are not given stay what they are outside.
 
         Args:
-            min_rows: variables of fewer rows are no tables. Default 0: all are. For the kernels of
-                `tf.layers.dense` in a model that is built inside as a whole, say, and for tables
-                that are too small to be worth an exchange.
+            min_rows: Variables of fewer rows are no tables. Default 0: all are. It is for the
+                kernels of `tf.layers.dense` in a model that is built inside as a whole, say, and
+                for tables that are too small to be worth an exchange.
+            other_libraries: Takes options that tune other libraries, which have no effect here: a
+                warning names them.
 
         Raises:
-            TypeError: an unknown option.
+            TypeError: an option is unknown.
             ValueError: min_rows isn't a whole number from 0.
-            RuntimeError: on entering it outside scope().
+            RuntimeError: it is entered outside scope().
         """
         options.tolerate_foreign(
             "embedding_scope", options.names(EmbeddingOptions), other_libraries
@@ -241,30 +247,31 @@ class CollectiveStrategy:
         return Scope(self, lambda: SCOPES.enter_embedding(given), SCOPES.leave_embedding)
 
     def plan(self, graph: Any = None, fetches: Any = None, session: Any = None) -> Plan:
-        """What was built for a graph: its tables and their shards, its groups, the exchanges of a
-        step, as data.
+        """Describes as data what was built for a graph: tables, shards, groups, exchanges.
 
         No rank waits for another. `str(plan)` is the table that rank 0 prints when training starts,
         `plan.to_dict()` and `plan.to_json()` are for programs.
 
         Args:
-            graph: by default the current one.
-            fetches: of the run whose exchanges are wanted; by default those of the first training
-                run there was in the graph, and as long as there was none those of the whole graph.
-            session: in which the rows of dynamic tables on this rank are counted; without one they
-                aren't known.
+            graph: The graph; by default the current one.
+            fetches: The fetches of the run whose exchanges are described. By default it is the
+                first training run that there was in the graph; as long as there was none it is the
+                whole graph.
+            session: Counts the rows of dynamic tables on this rank; without a session they aren't
+                known.
+
+        Returns:
+            The plan.
 
         Raises:
             Exception: whatever TensorFlow raises for fetches that aren't in the graph.
         """
         graph = graph or tf.get_default_graph()
-        return builder.plan(
-            graph,
-            None
-            if fetches is None
-            else run_analysis.footprint_of(graph, graph_analysis.flatten(fetches), []),
-            session,
-        )
+        footprint = None
+        if fetches is not None:
+            leaves = graph_analysis.flatten(fetches)
+            footprint = run_analysis.footprint_of(graph, leaves, [])
+        return builder.build_plan(graph, footprint, session)
 
     def estimator(
         self,
@@ -276,31 +283,41 @@ class CollectiveStrategy:
         shard_input: bool = True,
         **other_libraries: Any,
     ) -> Estimator:
-        """A `tf.estimator.Estimator` that trains, evaluates, predicts and exports on all ranks.
+        """Makes a `tf.estimator.Estimator` that works on all ranks.
+
+        It trains, evaluates, predicts and exports.
 
         Every rank makes it and calls its methods, in the same order, inside scope() or outside;
-        those keep the options of the scope() that it is made in. An input_fn without an argument
-        `input_context` returns a `tf.data.Dataset` of batches, the
-        same on every rank: batch k goes to rank k mod N, and what it shuffles without a seed is
-            shuffled alike. (Each rank
-        reads all of it; an operation that is told `deterministic=False` would give each rank an
-        order of its own.) One with `input_context` (`tf.distribute.InputContext`) returns its
+        the methods keep the options of the scope() that it is made in. An input_fn without an
+        argument `input_context` returns a `tf.data.Dataset` of batches, the same on every rank:
+        batch k goes to rank k mod N, and what it shuffles without a seed is shuffled alike. (Each
+        rank reads all of it; an operation that is told `deterministic=False` would give each rank
+        an order of its own.) One with `input_context` (`tf.distribute.InputContext`) returns its
         rank's own share.
 
         Args:
-            model_fn: as for `tf.estimator.Estimator`; so are params and warm_start_from.
-            model_dir: one folder that all ranks reach. None: that of `config`, or else a temporary
-                one, made by rank 0.
-            config: `tf.estimator.RunConfig`. Every rank is its own chief: a cluster in TF_CONFIG
-                and device_filters have no effect.
-            shard_input: False: every rank uses all that its input_fn gives. Default True.
+            model_fn: Builds the model, as for `tf.estimator.Estimator`.
+            model_dir: Names one folder that all ranks reach. With None it is that of `config`, or
+                else a temporary one, made by rank 0.
+            config: Configures the runs (`tf.estimator.RunConfig`). Every rank is its own chief: a
+                cluster in TF_CONFIG and device_filters have no effect.
+            params: Is given to model_fn, as by `tf.estimator.Estimator`.
+            warm_start_from: Gives first values, as for `tf.estimator.Estimator`.
+            shard_input: Deals the batches to the ranks. Default True; with False every rank uses
+                all that its input_fn gives.
+            other_libraries: Takes options that tune other libraries, which have no effect here: a
+                warning names them.
+
+        Returns:
+            The estimator.
 
         Raises:
-            TypeError: an unknown option.
+            TypeError: an option is unknown.
             ValueError: `config` has a `tf.distribute` strategy, or another model_dir.
             RankError: the ranks' model_dirs differ.
         """
-        from collective.estimator.estimator import Estimator  # tf.estimator takes a while to load
+        # Imported at its first use: tf.estimator takes a while to load.
+        from collective.estimator.estimator import Estimator
 
         options.tolerate_foreign("estimator", ["shard_input"], other_libraries)
         inherited = SCOPES.given
@@ -337,31 +354,34 @@ class CollectiveStrategy:
             path = strategy.export_saved_model('export', 'checkpoints', serving)
 
         Args:
-            savedmodel_dir: the SavedModel is written to `<savedmodel_dir>/<seconds since 1970>`, in
-                a file system that all ranks have in common.
-            checkpoint_dir: a folder, of which the latest checkpoint is exported, or a checkpoint's
-                prefix. None: the one that this process saved or restored last.
-            signature_def_fn: builds the graph to be served, with the variable names that were
+            savedmodel_dir: Names the folder in which the SavedModel is written, to
+                `<savedmodel_dir>/<seconds since 1970>`; in a file system that all ranks have in
+                common.
+            checkpoint_dir: Names a folder, of which the latest checkpoint is exported, or a
+                checkpoint by its prefix. With None it is the one that this process saved or
+                restored last.
+            signature_def_fn: Builds the graph to be served, with the variable names that were
                 trained, and returns its `SignatureDef` (which becomes 'serving_default') or a dict
-                of them. Called on every rank, in a graph of its own.
-            assets_extra: {path within `assets.extra`: file}; rank 0 copies them.
-            as_text: whether to write saved_model.pbtxt.
-            clear_devices: whether to leave out the devices of the operations.
-            strip_default_attrs: whether to leave out attributes that have their default, for older
-                releases of TensorFlow.
+                of them. It is called on every rank, in a graph of its own.
+            assets_extra: Maps paths within `assets.extra` to files; rank 0 copies them.
+            as_text: Writes saved_model.pbtxt.
+            clear_devices: Leaves out the devices of the operations.
+            strip_default_attrs: Leaves out attributes that have their default, for older releases
+                of TensorFlow.
 
         Returns:
             The path of the SavedModel, on every rank. It appears when it is complete; after an
             error nothing is left of it.
 
         Raises:
-            TypeError: signature_def_fn is none, or returns something else.
+            TypeError: signature_def_fn is no function, or returns something else.
             ValueError: there is no checkpoint; or it lacks a variable of the graph or has it in
                 another shape; or the graph has operations that TensorFlow alone can't run
                 (`tf.py_function`).
             RankError: another rank failed, or the ranks' arguments or graphs differ.
         """
-        from collective.serving import export  # loads what only an export needs
+        # Imported at its first use: it loads what only an export needs.
+        from collective.serving import export
 
         with self.scope():
             return export.from_session_script(
@@ -393,5 +413,5 @@ def _close_last() -> None:
 SCOPES.connect(
     first=_open_first,
     last=_close_last,
-    changed=lambda options: _determinism.follow(options is not None and options.deterministic),
+    changed=lambda options: _determinism.set(options is not None and options.deterministic),
 )

@@ -198,17 +198,17 @@ def allreduce_sum(tensors: Sequence[tf.Tensor], name: str, gate: Any) -> list[tf
         pieces = tf.split(
             _sum_in_order(flat, name, gate), [_elements(x) for x in tensors], num=len(tensors)
         )
-        return _marked_alike([_like(piece, x) for piece, x in zip(pieces, tensors)])
+        return _marked_replicated([_like(piece, x) for piece, x in zip(pieces, tensors)])
     # The gate travels as one more element, which costs no pass over the data.
     with _collective_scope("Allreduce", name, gate) as opened:
         flat = tf.concat([tf.reshape(x, [-1]) for x in tensors] + [tf.cast(opened, dtype)[None]], 0)
         out = hvd.allreduce(flat, op=hvd.Sum, name=name, ignore_name_scope=True)
     pieces = tf.split(out, [_elements(x) for x in tensors] + [1])[:-1]
-    return _marked_alike([_like(piece, x) for piece, x in zip(pieces, tensors)])
+    return _marked_replicated([_like(piece, x) for piece, x in zip(pieces, tensors)])
 
 
-def _marked_alike(sums: list[tf.Tensor]) -> list[tf.Tensor]:
-    state_of(outermost(sums[0].graph)).alike_operations.update(x.op for x in sums)
+def _marked_replicated(sums: list[tf.Tensor]) -> list[tf.Tensor]:
+    state_of(outermost(sums[0].graph)).replicated_operations.update(x.op for x in sums)
     return sums
 
 

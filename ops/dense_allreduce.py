@@ -46,8 +46,8 @@ def over_ranks(
             means = [total / tf.cast(collectives.size(), dtype) for total in sums]
         for i, mean in zip(indices, means):
             out[i] = tf.cast(mean, tensors[i][1].dtype)
-            alike = state_of(graphs.outermost(mean.graph)).alike_operations
-            alike.update((mean.op, out[i].op))
+            replicated = state_of(graphs.outermost(mean.graph)).replicated_operations
+            replicated.update((mean.op, out[i].op))
     return out
 
 

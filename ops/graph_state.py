@@ -29,8 +29,8 @@ class GraphState:
             (`collective.ops.training_flag`).
         function_calls: the functions that each call has for itself
             (`collective.ops.function_copies`).
-        alike_operations: operations whose results are the same on all ranks, though their inputs
-            aren't.
+        replicated_operations: operations whose results are the same on all ranks, though their
+            inputs aren't.
         groups: the groups of lookups (`collective.strategies.grouped_exchange.groups_of`).
         lookups: the lookups as they were written (`collective.tables.grouping.lookups_of`).
         served_from: the checkpoint that the graph is served from, while one is exported
@@ -45,8 +45,8 @@ class GraphState:
             (`collective.replication.metrics`).
         pending_syncs: assignments that still are to be synced
             (`collective.replication.pending_syncs`).
-        accumulation_markers: gradients that are summed up over several batches, by their
-            operations (`collective.gradients.accumulation`).
+        gradient_proxies: what scripts get for gradients that are summed up over several batches,
+            by its operations (`collective.gradients.accumulation`).
         table_gradient_indices: the names of the indices of tables' gradients
             (`collective.gradients.clipping`).
         prefetch_refused: why keys of the graph are not to be exchanged ahead; '' if nobody minds.
@@ -68,7 +68,7 @@ class GraphState:
     pool_gradients: dict[tf.Operation, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     training_flag: tf.Tensor | None = None
     function_calls: Any = None
-    alike_operations: set[tf.Operation] = dataclasses.field(default_factory=set)
+    replicated_operations: set[tf.Operation] = dataclasses.field(default_factory=set)
     groups: list[Any] = dataclasses.field(default_factory=list)
     lookups: Any = None
     served_from: Any = None
@@ -77,7 +77,7 @@ class GraphState:
     run_extension: Any = None
     metric_updates: dict[tf.Operation, tf.Operation] = dataclasses.field(default_factory=dict)
     pending_syncs: Any = None
-    accumulation_markers: dict[tf.Operation, Any] = dataclasses.field(default_factory=dict)
+    gradient_proxies: dict[tf.Operation, Any] = dataclasses.field(default_factory=dict)
     table_gradient_indices: set[str] = dataclasses.field(default_factory=set)
     prefetch_refused: str = ""
     prefetch_settled_version: int | None = None

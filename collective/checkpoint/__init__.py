@@ -1,15 +1,14 @@
-"""Checkpoints of sharded tables: standard TensorFlow checkpoints, written and read by all ranks in
-parallel.
+"""Checkpoints of sharded tables: standard TensorFlow checkpoints, saved by all ranks in parallel.
 
-In a program, TensorFlow's own `Saver`, `MonitoredTrainingSession(checkpoint_dir=…)` and so on do
-it, inside scope(). This package reads what they wrote where no ranks run:
+In a program, TensorFlow's own `Saver`, `MonitoredTrainingSession(checkpoint_dir=…)` and so on save
+and restore them, inside scope(). This package reads them where no ranks run:
 
     from collective import checkpoint
 
     for first, rows in checkpoint.read_table('model/model.ckpt-1000', 'user'):
         ...
 
-and by `python -m collective.checkpoint show PATH` and `python -m collective.checkpoint consolidate
+So do `python -m collective.checkpoint show PATH` and `python -m collective.checkpoint consolidate
 IN OUT`.
 """
 
@@ -25,12 +24,11 @@ BLOCK = 1 << 16
 
 
 def read_table(path: str, name: str, block: int = BLOCK) -> Iterator[tuple[Any, np.ndarray]]:
-    """The rows of a table, or of a slot of one, in the order of their keys, whatever number of
-    ranks saved it.
+    """Reads a table, or a slot of one, by ascending keys, whatever number of ranks saved it.
 
     Args:
-        path: a checkpoint's prefix, or a folder, whose latest checkpoint it is.
-        name: of the table ('user'), or of the slot ('user/Adagrad').
+        path: a checkpoint's prefix, or a folder, whose latest checkpoint is read.
+        name: the name of the table ('user'), or of the slot ('user/Adagrad').
         block: rows at a time, which bounds the memory.
 
     Yields:
@@ -40,6 +38,6 @@ def read_table(path: str, name: str, block: int = BLOCK) -> Iterator[tuple[Any, 
     Raises:
         ValueError: there is no checkpoint, or no such table in it.
     """
-    from collective.checkpoint import reading
+    from collective.checkpoint import table_reader
 
-    return reading.rows(path, name, block)
+    return table_reader.read_table(path, name, block)

@@ -1,4 +1,4 @@
-"""How a checkpoint comes into being: whole, or not at all."""
+"""Commits checkpoints: each comes into being whole, or not at all."""
 
 from __future__ import annotations
 
@@ -15,57 +15,55 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.checkpoint import checkpoint_management
 
 from collective.checkpoint import tensor_bundle
-from collective.checkpoint.layout import ENTRY, FORMAT_ENTRY, VERSION, CheckpointLayout
+from collective.checkpoint.layout import FORMAT_ENTRY, LAYOUT_ENTRY, VERSION, CheckpointLayout
 
+# Files of a staging folder.
 RECORD, MERGED, META, STATE = "record", "merged", "graph.meta", "state"
-# seconds that a network's file system may take to show what another host has written
-PATIENCE = 10.0
+# A network's file system may take so many seconds to show what another host has written.
+VISIBILITY_TIMEOUT = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Ending:
-    """What happens beside the checkpoint itself once it is durable.
+class Publication:
+    """Lists what happens beside the checkpoint itself once it is durable.
 
     Attributes:
         meta: the path of the graph's description, or None: `Commit.meta` is moved there.
         state: the path of the file that tells the latest checkpoint, or None: `Commit.state` is
             moved there.
-        doomed: checkpoints to be deleted, by their prefixes.
-        meta_suffix: of their graphs' descriptions.
+        superseded: checkpoints to be deleted, by their prefixes.
+        meta_suffix: the suffix of their graphs' descriptions.
     """
 
     meta: str | None = None
     state: str | None = None
-    doomed: Sequence[str] = ()
+    superseded: Sequence[str] = ()
     meta_suffix: str = "meta"
 
 
 class Commit:
-    """One checkpoint on its way: everything is written into a folder of its own beside it, and then
-    moved.
+    """Makes one checkpoint: everything is written into a folder beside it, and then moved.
 
         <prefix>_temp_<id>/             the staging folder
-            record                      what is being moved, for whoever finds the folder
+            record                      tells what is being moved, for whoever finds the folder
             rank_0-00000.index …        1. what each rank wrote
             merged.index, merged.data-… 2. merged
-        <prefix>.data-…                 3. data files moved, under names that an older checkpoint of
-        this prefix hasn't got
+        <prefix>.data-…                 3. data files moved, under names that an older checkpoint
+                                           of this prefix hasn't got
         <prefix>.index                  4. moved, over the older one if there is one: from here on
-        the checkpoint is there
+                                           the checkpoint is there
         <prefix>.meta, checkpoint       5. moved: from here on it is the latest
-                                        6. what is no longer needed deleted, the staging folder at
-                                           the end
+                                        6. files that are no longer needed deleted, the staging
+                                           folder at the end
 
     Guarantee: a kill of any processes at any moment leaves every earlier checkpoint restorable, and
-        the latest one is
-    either the one before or this one, complete. On a local disk each step is on the disk before the
-    next begins, so this holds for a loss of power, too. What a killed save leaves behind, the next
-    save under the same base name removes (`clean`).
+    the latest one is either the one before or this one, complete. On a local disk each step is on
+    the disk before the next begins, so this holds for a loss of power, too. The next save under the
+    same base name removes what a killed save leaves behind (`recover_all`).
 
-    Limits: moving is atomic where the file system renames atomically (POSIX does; object stores
-        copy instead, and a kill
-    while one of their files is copied over an older one may damage this one file). One job at a
-    time saves under a base name in a folder.
+    Limits: moving is atomic where the file system renames atomically. POSIX does; object stores
+    copy instead, and a kill while one of their files is copied over an older one may damage this
+    one file. One job at a time saves under a base name in a folder.
 
     Only rank 0 makes an object of this class.
 
@@ -86,48 +84,48 @@ class Commit:
                 tf.io.gfile.mkdir(parent)
             except tf.errors.NotFoundError:
                 raise ValueError(f"Parent directory of {base} doesn't exist, can't save.") from None
-        clean(base)
-        self._old = _data_files(prefix)
+        recover_all(base)
+        self._old_data_files = _data_files(prefix)
         tf.io.gfile.mkdir(self.staging)
-        self._note({"prefix": prefix})
+        self._write_record({"prefix": prefix})
 
     def merge(self, written: Sequence[str], layout: CheckpointLayout) -> None:
-        """Makes one bundle of those that the ranks wrote, and of the layout."""
-        shards = sum(tensor_bundle.Index(path).shards for path in written)
-        # One more file where the names would be those of the checkpoint that is there: it must last
-        # until the index is swapped.
-        together = tensor_bundle.data_path(self.prefix, 0, shards + 1) not in self._old
-        labels: list[str] = []
-        for number, entries in enumerate(
-            [{ENTRY: layout.to_json(), FORMAT_ENTRY: str(VERSION)}]
-            if together
-            else [{ENTRY: layout.to_json()}, {FORMAT_ENTRY: str(VERSION)}]
-        ):
-            writer = tensor_bundle.Writer(os.path.join(self.staging, f"layout_{number}"))
+        """Makes one bundle of the bundles that the ranks wrote, and of the layout."""
+        shards = sum(tensor_bundle.BundleIndex(path).shards for path in written)
+        entries = {LAYOUT_ENTRY: layout.to_json(), FORMAT_ENTRY: str(VERSION)}
+        bundles = [entries]
+        if tensor_bundle.data_path(self.prefix, 0, shards + 1) in self._old_data_files:
+            # The checkpoint that is there has data files of these names, and must last until the
+            # index is swapped: one more file gives all of them other names.
+            bundles = [{name: value} for name, value in entries.items()]
+        layout_bundles: list[str] = []
+        for number, entries in enumerate(bundles):
+            writer = tensor_bundle.BundleWriter(os.path.join(self.staging, f"layout_{number}"))
             for name, value in entries.items():
                 writer.add_whole(name, value)
-            labels += writer.close()
-        for path in labels:
+            layout_bundles += writer.close()
+        for path in layout_bundles:
             sync_bundle(path)
-        self._shards = shards + len(labels)
-        tensor_bundle.merge([*written, *labels], self._merged)
+        self._shards = shards + len(layout_bundles)
+        tensor_bundle.merge([*written, *layout_bundles], self._merged)
         sync(tensor_bundle.index_path(self._merged))
 
-    def publish(self, ending: Ending) -> None:
-        """Steps 3 to 6. An error on the way undoes what can be undone (`settle`)."""
-        for path, wanted in ((self.meta, ending.meta), (self.state, ending.state)):
-            if wanted:
-                sync(path)
-        self._note(
+    def publish(self, publication: Publication) -> None:
+        """Takes steps 3 to 6. After an error on the way, `recover` undoes what can be undone."""
+        if publication.meta:
+            sync(self.meta)
+        if publication.state:
+            sync(self.state)
+        self._write_record(
             {
                 "prefix": self.prefix,
                 "shards": self._shards,
-                "meta": ending.meta,
-                "state": ending.state,
+                "meta": publication.meta,
+                "state": publication.state,
                 "existed": tf.io.gfile.exists(tensor_bundle.index_path(self.prefix)),
-                "old": self._old,
-                "doomed": list(ending.doomed),
-                "meta_suffix": ending.meta_suffix,
+                "old": self._old_data_files,
+                "doomed": list(publication.superseded),
+                "meta_suffix": publication.meta_suffix,
             }
         )
         sync(self.staging)
@@ -139,17 +137,17 @@ class Commit:
         sync(os.path.dirname(self.prefix))
         move(tensor_bundle.index_path(self._merged), tensor_bundle.index_path(self.prefix))
         sync(os.path.dirname(self.prefix))
-        if ending.meta:
-            move(self.meta, ending.meta)
+        if publication.meta:
+            move(self.meta, publication.meta)
             debug = os.path.splitext(self.meta)[0] + ".debug"
             if tf.io.gfile.exists(debug):
-                move(debug, os.path.splitext(ending.meta)[0] + ".debug")
-        if ending.state:
-            move(self.state, ending.state)
-            sync(os.path.dirname(ending.state))
-        settle(self.staging)
+                move(debug, os.path.splitext(publication.meta)[0] + ".debug")
+        if publication.state:
+            move(self.state, publication.state)
+            sync(os.path.dirname(publication.state))
+        recover(self.staging)
 
-    def _note(self, record: dict[str, Any]) -> None:
+    def _write_record(self, record: dict[str, Any]) -> None:
         path = os.path.join(self.staging, RECORD)
         with tf.io.gfile.GFile(path + ".new", "w") as file:
             file.write(json.dumps(record))
@@ -158,22 +156,21 @@ class Commit:
 
 
 def is_staged(staging: str) -> bool:
-    """Whether this rank sees the staging folder that rank 0 made."""
-    return appears(os.path.join(staging, RECORD))
+    """Tells whether this rank sees the staging folder that rank 0 made."""
+    return becomes_visible(os.path.join(staging, RECORD))
 
 
-def clean(base: str) -> None:
-    """Removes what saves under this base name left behind when they were killed."""
+def recover_all(base: str) -> None:
+    """Removes what killed saves under this base name left behind."""
     parent, name = os.path.split(base)
-    left = re.compile(re.escape(name) + r"(-\d+)?_temp_[0-9a-f]{16}/?")
+    staging = re.compile(re.escape(name) + r"(-\d+)?_temp_[0-9a-f]{16}/?")
     for entry in tf.io.gfile.listdir(parent or "."):
-        if left.fullmatch(entry):
-            settle(os.path.join(parent, entry.rstrip("/")))
+        if staging.fullmatch(entry):
+            recover(os.path.join(parent, entry.rstrip("/")))
 
 
-def settle(staging: str) -> None:
-    """Ends what is under way in a staging folder: all of it if the checkpoint has become the
-    latest, else nothing of it.
+def recover(staging: str) -> None:
+    """Finishes a commit if its checkpoint has become the latest, else undoes it.
 
     This may be killed, too, and done again.
     """
@@ -183,28 +180,31 @@ def settle(staging: str) -> None:
         with tf.io.gfile.GFile(path, "r") as file:
             record = json.loads(file.read())
     if "shards" in record:
-        _end(staging, record)
-        # What is left of the folder tells nothing any more, whichever file of it goes first.
+        _finish_or_undo(staging, record)
+        # The folder's remaining files say nothing any more, whichever of them goes first.
         _delete([path])
         sync(staging)
     if tf.io.gfile.exists(staging):
         tf.io.gfile.rmtree(staging)
 
 
-def _end(staging: str, record: dict[str, Any]) -> None:
+def _finish_or_undo(staging: str, record: dict[str, Any]) -> None:
     prefix, shards = record["prefix"], record["shards"]
-    new = [tensor_bundle.data_path(prefix, shard, shards) for shard in range(shards)]
-    there = not tf.io.gfile.exists(tensor_bundle.index_path(os.path.join(staging, MERGED)))
-    latest = there and not (record["state"] and tf.io.gfile.exists(os.path.join(staging, STATE)))
-    if latest or there and record["existed"]:
-        _delete(path for path in record["old"] if path not in new)
+    new_data_files = [tensor_bundle.data_path(prefix, shard, shards) for shard in range(shards)]
+    is_there = not tf.io.gfile.exists(tensor_bundle.index_path(os.path.join(staging, MERGED)))
+    state_waits = record["state"] and tf.io.gfile.exists(os.path.join(staging, STATE))
+    is_latest = is_there and not state_waits
+    if is_latest or is_there and record["existed"]:
+        _delete(path for path in record["old"] if path not in new_data_files)
     else:
-        _delete([tensor_bundle.index_path(prefix)] if there else [])
-        _delete(path for path in new if path not in record["old"])
-        _delete([record["meta"]] if record["meta"] and there else [])
-    if latest:
-        for doomed in record["doomed"]:
-            checkpoint_management.remove_checkpoint(doomed, meta_graph_suffix=record["meta_suffix"])
+        _delete([tensor_bundle.index_path(prefix)] if is_there else [])
+        _delete(path for path in new_data_files if path not in record["old"])
+        _delete([record["meta"]] if record["meta"] and is_there else [])
+    if is_latest:
+        for superseded in record["doomed"]:
+            checkpoint_management.remove_checkpoint(
+                superseded, meta_graph_suffix=record["meta_suffix"]
+            )
 
 
 def _delete(paths: Any) -> None:
@@ -230,9 +230,7 @@ def move(source: str, target: str) -> None:
 
 
 def sync(path: str) -> None:
-    """Waits until a file or folder is on the disk, if it is a local one; other file systems see to
-    that themselves.
-    """
+    """Waits until a local file or folder is on the disk; other file systems do it by themselves."""
     if "://" in path:
         return
     handle = os.open(path or ".", os.O_RDONLY)
@@ -243,18 +241,18 @@ def sync(path: str) -> None:
 
 
 def sync_bundle(prefix: str) -> None:
-    """`sync` of a bundle's files."""
+    """Waits until a bundle's files are on the disk."""
     sync(tensor_bundle.index_path(prefix))
-    shards = tensor_bundle.Index(prefix).shards
+    shards = tensor_bundle.BundleIndex(prefix).shards
     for shard in range(shards):
         sync(tensor_bundle.data_path(prefix, shard, shards))
 
 
-def appears(path: str) -> bool:
-    """Whether a file that another host has written is seen here, for which it has `PATIENCE`."""
-    end = time.monotonic() + PATIENCE
+def becomes_visible(path: str) -> bool:
+    """Waits up to `VISIBILITY_TIMEOUT` for a file that another host wrote; tells if it is seen."""
+    deadline = time.monotonic() + VISIBILITY_TIMEOUT
     while not tf.io.gfile.exists(path):
-        if time.monotonic() > end:
+        if time.monotonic() > deadline:
             return False
         time.sleep(0.05)
     return True

@@ -1,6 +1,4 @@
-"""What of a checkpoint fits the tables and variables of a graph; what doesn't is said before
-anything is loaded.
-"""
+"""Checks that a checkpoint fits the tables and variables of a graph, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -15,45 +13,47 @@ from tensorflow.python.trackable import base as trackable
 
 from collective.checkpoint.layout import STATIC, StoredTable
 from collective.checkpoint.tensor_bundle import Bundle, slice_rows
+from collective.ops import graph_analysis
 
 if TYPE_CHECKING:
     from collective.checkpoint.shards import Shard
 
 SHOWN = 5  # problems in one error
-# an optimizer's own variables, which are nobody's slots
+# An optimizer's own variables, which are slots of no variable.
 SCALARS = ("beta1_power", "beta2_power")
 
 
-def column_of(bundle: Bundle, name: str) -> StoredTable | None:
-    """The column `name` of a checkpoint, or of the part `name` of it: sharded, or a whole matrix of
-    plain TensorFlow's.
+def find_stored_table(bundle: Bundle, name: str) -> StoredTable | None:
+    """Returns the stored table `name` of a checkpoint, which may also be the name of a part of it.
+
+    A matrix of plain TensorFlow's is a static table in one part.
     """
-    columns = bundle.layout.columns
-    whole, _, part = name.rpartition("/part_")
-    if name not in columns and part.isdigit() and whole in columns:
-        name = whole
-    if name in columns:
-        return columns[name]
+    tables = bundle.layout.tables
+    table_name, _, part = name.rpartition("/part_")
+    if name not in tables and part.isdigit() and table_name in tables:
+        name = table_name
+    if name in tables:
+        return tables[name]
     dtype, shape = bundle.entries.get(name, (None, ()))
     if len(shape) != 2:
         return None
     return StoredTable(
-        name,
-        STATIC,
-        shape[0],
-        shape[1],
-        tf.as_dtype(dtype).name,
-        slice_rows(shape[1], dtype),
-        (shape[0],),
+        name=name,
+        kind=STATIC,
+        rows=shape[0],
+        dim=shape[1],
+        dtype=tf.as_dtype(dtype).name,
+        block=slice_rows(shape[1], dtype),
+        parts=(shape[0],),
     )
 
 
 @dataclasses.dataclass
 class RestorePlan:
-    """What a restore will do.
+    """Says what a restore will do.
 
     Attributes:
-        pairs: shards, and the columns from which they are restored.
+        pairs: shards, and the stored tables from which they are restored.
         fresh: slots that the checkpoint lacks and that start anew.
         missing: names of the other variables that the checkpoint lacks and that start anew.
     """
@@ -71,185 +71,186 @@ class Problems:
         self._texts: list[str] = []
         self._only_missing = True
 
-    def missing(self, text: str) -> None:
+    def add_missing(self, text: str) -> None:
         self._texts.append(text)
 
-    def unfit(self, text: str) -> None:
+    def add_unfit(self, text: str) -> None:
         self._texts.append(text)
         self._only_missing = False
 
     def check(self) -> None:
         if not self._texts:
             return
-        more = f" (and {len(self._texts) - SHOWN} more)" if len(self._texts) > SHOWN else ""
-        message = (
+        hidden = len(self._texts) - SHOWN
+        kind = tf.errors.NotFoundError if self._only_missing else tf.errors.InvalidArgumentError
+        raise kind(
+            None,
+            None,
             f"checkpoint '{self._prefix}' does not fit this graph; nothing was loaded: "
             + "; ".join(self._texts[:SHOWN])
-            + more
-        )
-        raise (tf.errors.NotFoundError if self._only_missing else tf.errors.InvalidArgumentError)(
-            None, None, message
+            + (f" (and {hidden} more)" if hidden > 0 else ""),
         )
 
 
 def plan(
-    bundle: Bundle, shards: Sequence[Shard], saved: dict[str, Any], fresh_slots: bool, reshape: bool
+    bundle: Bundle,
+    shards: Sequence[Shard],
+    saved_tensors: dict[str, Any],
+    fresh_slots: bool,
+    reshape: bool,
 ) -> RestorePlan:
-    """How `shards`, and the other variables `saved` (see `saved_by`), come from `bundle`.
+    """Plans the restore of a Saver.
+
+    Args:
+        bundle: the checkpoint.
+        shards: the Saver's tables and slots.
+        saved_tensors: its other variables (see `tensors_saved_by`).
+        fresh_slots: slots and optimizers' variables that the checkpoint lacks start anew.
+        reshape: variables may have another shape there, of as many elements.
 
     Raises:
-        tf.errors.NotFoundError: it lacks some of them.
+        tf.errors.NotFoundError: the checkpoint lacks some of them.
         tf.errors.InvalidArgumentError: some are of another shape, dtype or kind.
         tf.errors.DataLossError: a data file is missing or cut off.
     """
-    out, problems = RestorePlan([], [], []), Problems(bundle)
+    restore_plan, problems = RestorePlan([], [], []), Problems(bundle)
     for shard in shards:
-        column = column_of(bundle, shard.name)
-        if column is None and shard.slot_of is not None and fresh_slots:
-            out.fresh.append(shard)
-        elif column is None:
-            problems.missing(_lacks(bundle, shard))
+        stored = find_stored_table(bundle, shard.name)
+        if stored is None and shard.slot_of is not None and fresh_slots:
+            restore_plan.fresh.append(shard)
+        elif stored is None:
+            missing = _missing_table(bundle, shard.name)
+            if shard.slot_of is not None:
+                missing = _missing_slot(bundle, shard.name, shard.slot_of)
+            problems.add_missing(missing)
         else:
-            unfit = difference(shard, column)
+            unfit = difference(shard, stored)
             if unfit:
-                problems.unfit(unfit)
-            for entry in _entries(bundle, column):
+                problems.add_unfit(unfit)
+            for entry in bundle.layout.entries_of(stored):
                 if entry not in bundle.entries:
-                    problems.missing(
-                        f"its entry '{entry}', a part of '{column.name}', is missing: copy it again"
+                    problems.add_missing(
+                        f"its entry '{entry}', a part of '{stored.name}', is missing: copy it again"
                     )
-            out.pairs.append((shard, column))
-    _check_others(bundle, saved, fresh_slots, reshape, out, problems)
+            restore_plan.pairs.append((shard, stored))
+    # TensorFlow matches the objects of an object-based checkpoint by itself.
+    if trackable.OBJECT_GRAPH_PROTO_KEY not in bundle.entries:
+        for name, tensor in saved_tensors.items():
+            if name not in bundle.entries and fresh_slots and _is_optimizers(name, saved_tensors):
+                restore_plan.missing.append(name)
+            elif name not in bundle.entries:
+                _add_missing_variable(bundle, name, saved_tensors, problems)
+            elif tensor is not None:
+                _check_variable(bundle, name, tensor, reshape, problems)
     problems.check()
     bundle.check_files()
-    return out
+    return restore_plan
 
 
-def _entries(bundle: Bundle, column: StoredTable) -> Iterable[str]:
-    for part in range(len(column.parts)):
-        yield bundle.layout.entry(column, part)
-        if column.keys:
-            yield bundle.layout.keys_entry(column, part)
+def _missing_table(bundle: Bundle, name: str) -> str:
+    is_object_based = trackable.OBJECT_GRAPH_PROTO_KEY in bundle.entries
+    if is_object_based or f"{name}/.ATTRIBUTES" in bundle.entries:
+        return (
+            f"it has no table '{name}': tf.train.Checkpoint wrote it, by objects; tf.train.Saver's "
+            "are by names"
+        )
+    tables = sorted(c.name for c in bundle.layout.tables.values() if c.slot_of is None)
+    return f"it has no table '{name}' (its tables: {', '.join(tables[:SHOWN]) or 'none'})"
 
 
-def _lacks(bundle: Bundle, shard: Shard) -> str:
-    if shard.slot_of is None:
-        there = sorted(c.name for c in bundle.layout.columns.values() if c.slot_of is None)
-        if (
-            f"{shard.name}/.ATTRIBUTES" in bundle.entries
-            or trackable.OBJECT_GRAPH_PROTO_KEY in bundle.entries
-        ):
-            return f"it has no table '{shard.name}': tf.train.Checkpoint wrote it, by objects; tf.train.Saver's are by names"
-        return f"it has no table '{shard.name}' (its tables: {', '.join(there[:SHOWN]) or 'none'})"
-    there = sorted(c.name for c in bundle.layout.slots_of(shard.slot_of)) or sorted(
-        name for name in bundle.entries if name.startswith(shard.slot_of + "/")
-    )
-    kinds = sorted({name[len(shard.slot_of) + 1 :] for name in there})
-    written = (
-        f"it was written with {', '.join(kinds)} ({', '.join(there)})"
-        if kinds
-        else "it was written without slots"
-    )
+def _missing_slot(bundle: Bundle, name: str, slot_of: str) -> str:
+    slots = sorted(stored.name for stored in bundle.layout.slots_of(slot_of))
+    slots = slots or sorted(entry for entry in bundle.entries if entry.startswith(slot_of + "/"))
+    kinds = sorted({slot[len(slot_of) + 1 :] for slot in slots})
+    written = "without slots"
+    if kinds:
+        written = f"with {', '.join(kinds)} ({', '.join(slots)})"
     return (
-        f"it has no '{shard.name}', a slot of table '{shard.slot_of}'; {written}. Use the "
-        f"optimizer that it was written "
-        "with, or strategy.scope(missing_slots='fresh')"
+        f"it has no '{name}', a slot of table '{slot_of}'; it was written {written}. Use the "
+        "optimizer that it was written with, or strategy.scope(missing_slots='fresh')"
     )
 
 
-def difference(shard: Shard, column: StoredTable) -> str | None:
-    """What keeps `column` from being restored into `shard`, if anything."""
-    name = (
-        f"'{shard.name}'"
-        if shard.name == column.name
-        else f"'{shard.name}' (there '{column.name}')"
-    )
-    ours, theirs = shard.column([], 1), column
-    if ours.kind != theirs.kind:
-        return f"{name} is {ours.kind} here, {theirs.kind} in the checkpoint"
-    if (ours.rows, ours.dim) != (theirs.rows, theirs.dim):
-
-        def shape(c: StoredTable) -> str:
-            return f"[{'any' if c.rows is None else c.rows}, {c.dim}]"
-
-        return f"{name} has the shape {shape(ours)} here, {shape(theirs)} in the checkpoint"
-    if ours.dtype != theirs.dtype:
-        return f"{name} is {ours.dtype} here, {theirs.dtype} in the checkpoint"
+def difference(shard: Shard, stored: StoredTable) -> str | None:
+    """Says why `stored` can't be restored into `shard`; None if it can."""
+    name = f"'{shard.name}'"
+    if shard.name != stored.name:
+        name += f" (there '{stored.name}')"
+    here = shard.stored([], 1)
+    if here.kind != stored.kind:
+        return f"{name} is {here.kind} here, {stored.kind} in the checkpoint"
+    if (here.rows, here.dim) != (stored.rows, stored.dim):
+        return (
+            f"{name} has the shape {_shape_text(here)} here, {_shape_text(stored)} in the "
+            "checkpoint"
+        )
+    if here.dtype != stored.dtype:
+        return f"{name} is {here.dtype} here, {stored.dtype} in the checkpoint"
     return None
 
 
-def saved_by(graph: tf.Graph, saver_def: Any) -> dict[str, Any]:
-    """The tensors that a Saver's own operations save, by their names in a checkpoint; None for
-    slices of one.
+def _shape_text(stored: StoredTable) -> str:
+    return f"[{'any' if stored.rows is None else stored.rows}, {stored.dim}]"
+
+
+def tensors_saved_by(graph: tf.Graph, saver_def: Any) -> dict[str, Any]:
+    """Returns the tensors that a Saver's own operations save, by their names in a checkpoint.
+
+    A name of which slices are saved has None.
     """
-    found: dict[str, Any] = {}
-    stack, seen = [graph.get_tensor_by_name(saver_def.save_tensor_name).op], set()
-    while stack:
-        op = stack.pop()
-        if op in seen:
-            continue
-        seen.add(op)
-        if op.type == "SaveV2":
-            names, slices = (tensor_util.constant_value(op.inputs[i]) for i in (1, 2))
-            for name, piece, tensor in zip(names, slices, op.inputs[3:]):
-                found[name.decode()] = None if piece else tensor
-        else:
-            stack += [x.op for x in op.inputs] + list(op.control_inputs)
-    return found
+
+    def is_save(op: tf.Operation) -> bool:
+        return bool(op.type == "SaveV2")
+
+    top = graph.get_tensor_by_name(saver_def.save_tensor_name).op
+    saves = filter(is_save, graph_analysis.walk([top], stop=is_save))
+    tensors: dict[str, Any] = {}
+    for op in sorted(saves, key=lambda op: str(op.name)):
+        names, slices = (tensor_util.constant_value(op.inputs[i]) for i in (1, 2))
+        for name, piece, tensor in zip(names, slices, op.inputs[3:]):
+            tensors[name.decode()] = None if piece else tensor
+    return tensors
 
 
-def _check_others(
-    bundle: Bundle,
-    saved: dict[str, Any],
-    fresh_slots: bool,
-    reshape: bool,
-    out: RestorePlan,
-    problems: Problems,
+def _add_missing_variable(
+    bundle: Bundle, name: str, names: Iterable[str], problems: Problems
 ) -> None:
-    if trackable.OBJECT_GRAPH_PROTO_KEY in bundle.entries:
-        return  # TensorFlow finds its own way with these
-    for name, tensor in saved.items():
-        if name not in bundle.entries:
-            if fresh_slots and _is_optimizers(name, saved):
-                out.missing.append(name)
-            elif name in bundle.layout.columns:
-                problems.unfit(
-                    f"'{name}' is a table in the checkpoint, an ordinary variable "
-                    f"here: make it in "
-                    "embedding_scope(), or restore from what `python -m "
-                    "collective.checkpoint consolidate` makes"
-                )
-            else:
-                problems.missing(
-                    f"it has no variable '{name}'"
-                    + (
-                        " (an optimizer's: use the one that it was written with, or "
-                        "strategy.scope(missing_slots='fresh'))"
-                        if _is_optimizers(name, saved)
-                        else ""
-                    )
-                )
-            continue
-        dtype, shape = bundle.entries[name]
-        if tensor is None:
-            continue
-        if tensor.dtype.base_dtype != tf.as_dtype(dtype):
-            problems.unfit(
-                f"'{name}' is {tensor.dtype.base_dtype.name} here, "
-                f"{tf.as_dtype(dtype).name} in the checkpoint"
-            )
-        elif not tensor.shape.is_compatible_with(shape) and not (
-            reshape and tensor.shape.num_elements() == int(np.prod(shape))
-        ):
-            problems.unfit(
-                f"'{name}' has the shape {tensor.shape.as_list()} here, {list(shape)} "
-                f"in the checkpoint"
-            )
+    if name in bundle.layout.tables:
+        problems.add_unfit(
+            f"'{name}' is a table in the checkpoint, an ordinary variable here: make it in "
+            "embedding_scope(), or restore from what `python -m collective.checkpoint consolidate` "
+            "makes"
+        )
+        return
+    advice = ""
+    if _is_optimizers(name, names):
+        advice = (
+            " (an optimizer's: use the one that it was written with, or "
+            "strategy.scope(missing_slots='fresh'))"
+        )
+    problems.add_missing(f"it has no variable '{name}'{advice}")
+
+
+def _check_variable(
+    bundle: Bundle, name: str, tensor: Any, reshape: bool, problems: Problems
+) -> None:
+    dtype, shape = bundle.entries[name]
+    if tensor.dtype.base_dtype != tf.as_dtype(dtype):
+        problems.add_unfit(
+            f"'{name}' is {tensor.dtype.base_dtype.name} here, {tf.as_dtype(dtype).name} in the "
+            "checkpoint"
+        )
+        return
+    fits = tensor.shape.is_compatible_with(shape)
+    if reshape and not fits:
+        fits = tensor.shape.num_elements() == int(np.prod(shape))
+    if not fits:
+        problems.add_unfit(
+            f"'{name}' has the shape {tensor.shape.as_list()} here, {list(shape)} in the checkpoint"
+        )
 
 
 def _is_optimizers(name: str, names: Iterable[str]) -> bool:
-    """Whether a variable is an optimizer's, as far as its name says: `<variable>/<Slot>`, or a
-    scalar of Adam's.
-    """
-    owner, _, last = name.rpartition("/")
-    return owner in names or last.rpartition("_")[0] in SCALARS or last in SCALARS
+    """Tells by its name if a variable is an optimizer's: `<variable>/<Slot>`, or one of SCALARS."""
+    variable, _, last = name.rpartition("/")
+    return variable in names or last.rpartition("_")[0] in SCALARS or last in SCALARS

@@ -1,4 +1,4 @@
-"""What is in a checkpoint, and the same checkpoint as one rank would have saved it."""
+"""Describes checkpoints, and makes of one the checkpoint that a single rank would have saved."""
 
 from __future__ import annotations
 
@@ -8,52 +8,69 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.checkpoint import commit, reading
-from collective.checkpoint.layout import DYNAMIC, ENTRY, FORMAT_ENTRY, CheckpointLayout, StoredTable
-from collective.checkpoint.tensor_bundle import WHOLE, Bundle, Writer, slice_rows
+from collective.checkpoint import commit, table_reader
+from collective.checkpoint.layout import (
+    DYNAMIC,
+    FORMAT_ENTRY,
+    LAYOUT_ENTRY,
+    CheckpointLayout,
+    StoredTable,
+)
+from collective.checkpoint.tensor_bundle import (
+    WHOLE_READ_BYTES,
+    Bundle,
+    BundleWriter,
+    index_path,
+    slice_rows,
+)
 
 
 def description(path: str) -> str:
-    """The tables of a checkpoint with their slots, and its other variables, as text."""
-    bundle = reading.open_bundle(path)
-    layout, known = bundle.layout, bundle.layout.entries() | {ENTRY, FORMAT_ENTRY}
-    lines = [
-        f"{bundle.prefix}: saved by {layout.ranks} rank{'s' * (layout.ranks > 1)}"
-        if layout.columns
-        else f"{bundle.prefix}: no tables, a plain TensorFlow checkpoint"
-    ]
-    for column in (c for c in layout.columns.values() if c.slot_of is None):
-        lines.append(f"  table {column.name}: {column.kind}, {_column(bundle, column)}")
-        lines += [
-            f"    slot {slot.name}: {_column(bundle, slot)}"
-            for slot in layout.slots_of(column.name)
-        ]
-    there = {c.name for c in layout.columns.values() if c.slot_of is None}
-    lines += [
-        f"  slot {c.name} of {c.slot_of}, which is not in it: {_column(bundle, c)}"
-        for c in layout.columns.values()
-        if c.slot_of is not None and c.slot_of not in there
-    ]
-    for name, (dtype, shape) in sorted(bundle.entries.items()):
-        if name not in known:
+    """Describes the tables of a checkpoint with their slots, and its other variables, as text."""
+    bundle = table_reader.open_bundle(path)
+    layout = bundle.layout
+    stored_tables = layout.tables.values()
+    names = {stored.name for stored in stored_tables if stored.slot_of is None}
+    saved_by = "no tables, a plain TensorFlow checkpoint"
+    if layout.tables:
+        saved_by = f"saved by {layout.ranks} rank{'s' * (layout.ranks > 1)}"
+    lines = [f"{bundle.prefix}: {saved_by}"]
+    for stored in stored_tables:
+        if stored.slot_of is None:
+            lines.append(f"  table {stored.name}: {stored.kind}, {_sizes(stored)}")
+            for slot in layout.slots_of(stored.name):
+                lines.append(f"    slot {slot.name}: {_sizes(slot)}")
+    for stored in stored_tables:
+        if stored.slot_of is not None and stored.slot_of not in names:
             lines.append(
-                f"  {name}: {tf.as_dtype(dtype).name} {list(shape)}, "
-                f"{bundle.stored_bytes(name):,} bytes"
+                f"  slot {stored.name} of {stored.slot_of}, which is not in it: {_sizes(stored)}"
             )
+    for name in _other_entries(bundle):
+        dtype, shape = bundle.entries[name]
+        lines.append(
+            f"  {name}: {tf.as_dtype(dtype).name} {list(shape)}, "
+            f"{bundle.stored_bytes(name):,} bytes"
+        )
     return "\n".join(lines)
 
 
-def _column(bundle: Bundle, column: StoredTable) -> str:
-    parts = ", ".join(f"{n:,}" for n in column.parts)
-    size = column.count * column.dim * np.dtype(tf.as_dtype(column.dtype).as_numpy_dtype).itemsize
+def _sizes(stored: StoredTable) -> str:
+    parts = ", ".join(f"{rows:,}" for rows in stored.parts)
+    size = stored.count * stored.dim * np.dtype(tf.as_dtype(stored.dtype).as_numpy_dtype).itemsize
     return (
-        f"{column.count:,} rows of {column.dim} {column.dtype} in {len(column.parts)} part"
-        f"{'s' * (len(column.parts) > 1)} ({parts}), {size:,} bytes"
+        f"{stored.count:,} rows of {stored.dim} {stored.dtype} in {len(stored.parts)} part"
+        f"{'s' * (len(stored.parts) > 1)} ({parts}), {size:,} bytes"
     )
 
 
+def _other_entries(bundle: Bundle) -> list[str]:
+    """Returns the names of the entries that hold neither tables nor the layout."""
+    known = bundle.layout.entries() | {LAYOUT_ENTRY, FORMAT_ENTRY}
+    return sorted(bundle.entries.keys() - known)
+
+
 def consolidate(path: str, target: str) -> None:
-    """Makes the checkpoint `target` of the checkpoint `path`: what one rank would have saved.
+    """Makes the checkpoint `target` that one rank would have saved in the place of `path`.
 
     Static tables and their slots become whole entries of their own names, as in a plain TensorFlow
     checkpoint; a dynamic one and its slots `<name>/part_0`, with `<table>/keys/part_0`, by
@@ -62,71 +79,81 @@ def consolidate(path: str, target: str) -> None:
     Raises:
         ValueError: there is no checkpoint `path`, or there is one `target`.
     """
-    bundle = reading.open_bundle(path)
-    if tf.io.gfile.exists(f"{target}.index"):
+    bundle = table_reader.open_bundle(path)
+    if tf.io.gfile.exists(index_path(target)):
         raise ValueError(f"There is a checkpoint '{target}' already.")
     bundle.check_files()
-    made = commit.Commit(target, target)
+    started = commit.Commit(target, target)
     try:
-        writer = Writer(f"{made.staging}/rank_0")
-        columns = list(bundle.layout.columns.values())
-        one = CheckpointLayout(
-            1, {c.name: dataclasses.replace(c, parts=(c.count,)) for c in columns}
+        writer = BundleWriter(f"{started.staging}/rank_0")
+        stored_tables = list(bundle.layout.tables.values())
+        layout = CheckpointLayout(
+            1, {s.name: dataclasses.replace(s, parts=(s.count,)) for s in stored_tables}
         )
-        for column in columns:
-            if column.kind != DYNAMIC:
-                for first, rows in reading.rows(bundle.prefix, column.name, column.block):
-                    writer.add(column.name, (column.count, column.dim), first, rows)
-                if not column.count:
-                    writer.add(
-                        column.name, (0, column.dim), 0, np.zeros((0, column.dim), column.dtype)
-                    )
-        for group in _dynamic_tables(columns):
-            _merge(bundle, one, group, writer)
-        known = bundle.layout.entries() | {ENTRY, FORMAT_ENTRY}
-        for name in sorted(bundle.entries.keys() - known):
-            _copy(bundle, name, writer)
-        written = writer.close()
-        for prefix in written:
+        for stored in stored_tables:
+            if stored.kind != DYNAMIC:
+                _copy_static(bundle, stored, writer)
+        for group in _dynamic_tables(stored_tables):
+            _merge_dynamic(bundle, layout, group, writer)
+        for name in _other_entries(bundle):
+            _copy_entry(bundle, name, writer)
+        prefixes = writer.close()
+        for prefix in prefixes:
             commit.sync_bundle(prefix)
-        made.merge(written, one)
-        made.publish(commit.Ending())
+        started.merge(prefixes, layout)
+        started.publish(commit.Publication())
     except BaseException:
-        commit.settle(made.staging)
+        commit.recover(started.staging)
         raise
 
 
-def _dynamic_tables(columns: list[StoredTable]) -> Iterator[list[StoredTable]]:
-    """The columns of each dynamic table."""
-    for keys in sorted({c.keys for c in columns if c.keys}):
-        yield [c for c in columns if c.keys == keys]
+def _dynamic_tables(stored_tables: list[StoredTable]) -> Iterator[list[StoredTable]]:
+    """Yields the stored tables that have the same keys: a dynamic table and its slots."""
+    for keys in sorted({stored.keys for stored in stored_tables if stored.keys}):
+        yield [stored for stored in stored_tables if stored.keys == keys]
 
 
-def _merge(bundle: Bundle, one: CheckpointLayout, group: list[StoredTable], writer: Writer) -> None:
+def _copy_static(bundle: Bundle, stored: StoredTable, writer: BundleWriter) -> None:
+    for first, rows in table_reader.read_table(bundle.prefix, stored.name, stored.block):
+        writer.add(stored.name, (stored.count, stored.dim), first, rows)
+    if not stored.count:
+        empty = np.zeros((0, stored.dim), stored.dtype)
+        writer.add(stored.name, (0, stored.dim), 0, empty)
+
+
+def _merge_dynamic(
+    bundle: Bundle, layout: CheckpointLayout, group: list[StoredTable], writer: BundleWriter
+) -> None:
+    """Writes a dynamic table and its slots in one part.
+
+    Args:
+        bundle: has the parts.
+        layout: the new checkpoint's.
+        group: the stored tables of the same keys.
+        writer: writes the new checkpoint.
+    """
     first, total = 0, group[0].count
-    writer_keys = one.keys_entry(group[0], 0)
-    for keys, values in reading.merged(
-        bundle, group, group[0].block, lambda keys, values: (keys, values)
-    ):
-        writer.add(writer_keys, (total,), first, keys)
-        for column, rows in zip(group, values):
-            writer.add(one.entry(column, 0), (total, column.dim), first, rows)
+    keys_entry = layout.keys_entry(group[0], 0)
+    for keys, values in table_reader.read_dynamic_tables(bundle, group, group[0].block):
+        writer.add(keys_entry, (total,), first, keys)
+        for stored, rows in zip(group, values):
+            writer.add(layout.entry(stored, 0), (total, stored.dim), first, rows)
         first += len(keys)
     if not total:
-        writer.add(writer_keys, (0,), 0, np.zeros(0, np.int64))
-        for column in group:
-            writer.add(
-                one.entry(column, 0), (0, column.dim), 0, np.zeros((0, column.dim), column.dtype)
-            )
+        writer.add(keys_entry, (0,), 0, np.zeros(0, np.int64))
+        for stored in group:
+            empty = np.zeros((0, stored.dim), stored.dtype)
+            writer.add(layout.entry(stored, 0), (0, stored.dim), 0, empty)
 
 
-def _copy(bundle: Bundle, name: str, writer: Writer) -> None:
-    """An entry that is no table's: in blocks if it is large."""
+def _copy_entry(bundle: Bundle, name: str, writer: BundleWriter) -> None:
+    """Copies an entry that belongs to no table, in blocks if it is large."""
     dtype, shape = bundle.entries[name]
-    if not shape or bundle.stored_bytes(name) <= WHOLE or np.dtype(dtype) == object:
+    is_small = bundle.stored_bytes(name) <= WHOLE_READ_BYTES
+    if not shape or is_small or np.dtype(dtype) == object:
         writer.add_whole(name, bundle.read_whole(name))
         return
-    step = slice_rows(int(np.prod(shape[1:])), dtype)
-    for first in range(0, shape[0], step):
-        count = min(step, shape[0] - first)
+    block = slice_rows(int(np.prod(shape[1:])), dtype)
+    for first in range(0, shape[0], block):
+        count = min(block, shape[0] - first)
         writer.add(name, shape, first, bundle.read(name, first, count))

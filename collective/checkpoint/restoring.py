@@ -1,6 +1,4 @@
-"""`Saver.restore` inside scope(): everything is checked and read on all ranks before anything is
-changed on any.
-"""
+"""Restores inside scope(): nothing is changed on any rank before all have read everything."""
 
 from __future__ import annotations
 
@@ -11,12 +9,12 @@ import tensorflow.compat.v1 as tf
 
 from collective.checkpoint import compatibility, table_io, tensor_bundle
 from collective.checkpoint.saver import (
-    def_of_rest,
+    check_same_path,
+    make_unsharded_def,
     note_last_checkpoint,
-    rest_def,
-    rest_of,
-    same_path,
-    shards_in,
+    shards_of_saver,
+    unsharded_def,
+    unsharded_variables,
 )
 from collective.coordination import barrier
 from collective.gradients import accumulation
@@ -28,8 +26,7 @@ from collective.tables import served_table
 def restore(original: Any, saver: Any, sess: Any, save_path: Any) -> None:
     """Stands in for `Saver.restore`.
 
-    Everything is checked and read on all ranks before anything is changed on any. Gradients that
-    were summed up over batches (scope(local_steps=…)) are forgotten.
+    Gradients that were summed up over batches (scope(local_steps=…)) are forgotten.
     """
     _restore(SCOPES.options.missing_slots == "fresh", original, saver, sess, save_path)
     accumulation.restart(sess)
@@ -41,70 +38,65 @@ def _restore(fresh_slots: bool, original: Any, saver: Any, sess: Any, save_path:
     prefix, served = tf.compat.as_text(save_path), served_table.served_graph(sess.graph)
     if served is not None:
         return served.source(prefix, saver)
-    shards = shards_in(saver, sess.graph)
+    shards = shards_of_saver(saver, sess.graph)
     if collectives.size() == 1 and not shards:
         original(saver, sess, save_path)
         note_last_checkpoint(prefix)
         return None
-    same_path(sess, "restoring a checkpoint", prefix)
-    what, made = f"restoring checkpoint '{prefix}'", list[Any]()
+    check_same_path(sess, "restoring a checkpoint", prefix)
 
-    def step(doing: str, function: Callable[[], Any]) -> list[Any]:
-        return barrier.together(sess, f"{what}: {doing}", function)
+    def on_all_ranks(doing: str, function: Callable[[], Any]) -> list[Any]:
+        return barrier.together(sess, f"restoring checkpoint '{prefix}': {doing}", function)
 
-    # none, or of TensorFlow's first format
-    if not tf.io.gfile.exists(f"{prefix}.index") and not shards:
-        step("all of it", lambda: original(saver, sess, prefix))
+    if not tf.io.gfile.exists(tensor_bundle.index_path(prefix)) and not shards:
+        # There is no checkpoint, or it is of TensorFlow's first format.
+        on_all_ranks("all of it", lambda: original(saver, sess, prefix))
         note_last_checkpoint(prefix)
         return None
+    plans: list[compatibility.RestorePlan] = []
+    table_restores: list[table_io.TableRestore] = []
 
     def compare() -> None:
-        opened = tensor_bundle.Bundle(prefix)
-        made.append(
-            compatibility.plan(
-                opened,
-                shards,
-                compatibility.saved_by(sess.graph, rest_def(saver)),
-                fresh_slots,
-                saver._reshape,
-            )
-        )
-        made.append(table_io.Loaded(sess, opened, made[0].pairs))
+        bundle = tensor_bundle.Bundle(prefix)
+        saved_tensors = compatibility.tensors_saved_by(sess.graph, unsharded_def(saver))
+        plans.append(compatibility.plan(bundle, shards, saved_tensors, fresh_slots, saver._reshape))
+        table_restores.append(table_io.TableRestore(sess, bundle, plans[0].pairs))
 
-    step("comparing", compare)
-    plan, loaded = made
-    loaded.twice = any(step("memory", loaded.must_read_twice))
-    if loaded.twice:
-        step("verifying", loaded.verify)
+    on_all_ranks("comparing", compare)
+    plan, tables = plans[0], table_restores[0]
+    tables.reads_twice = any(on_all_ranks("memory", tables.must_read_twice))
+    if tables.reads_twice:
+        on_all_ranks("verifying", tables.verify)
     try:
-        step("reading", loaded.read)
-        step(
+        on_all_ranks("reading", tables.read)
+        on_all_ranks(
             "replicated variables",
-            lambda: _restore_rest(original, saver, sess, prefix, plan.missing),
+            lambda: _restore_unsharded(original, saver, sess, prefix, plan.missing),
         )
     except BaseException:
-        loaded.undo()
+        tables.undo()
         raise
-    step("tables", loaded.assign)
+    on_all_ranks("tables", tables.assign)
     note_last_checkpoint(prefix)
-    anew = [shard.variable for shard in plan.fresh if not shard.dynamic]
-    anew += [v for name, v in rest_of(saver).items() if name in plan.missing]
-    if anew:
-        sess.run([v.initializer for v in anew])
+    fresh = [shard.variable for shard in plan.fresh if not shard.dynamic]
+    fresh += [v for name, v in unsharded_variables(saver).items() if name in plan.missing]
+    if fresh:
+        sess.run([v.initializer for v in fresh])
     return None
 
 
-def _restore_rest(original: Any, saver: Any, sess: Any, prefix: str, missing: list[str]) -> None:
-    whole, listed, rest = saver.saver_def, saver._var_list, rest_def(saver)
+def _restore_unsharded(
+    original: Any, saver: Any, sess: Any, prefix: str, missing: list[str]
+) -> None:
+    """Lets TensorFlow restore the variables that aren't tables, but for those that are missing."""
+    variables, saver_def = unsharded_variables(saver), unsharded_def(saver)
     if missing:
         with graphs.open_for_changes(sess.graph), sess.graph.as_default(), tf.init_scope():
-            rest = def_of_rest(
-                saver,
-                {name: v for name, v in rest_of(saver).items() if name not in missing},
-                saver._filename,
-            )
-    saver.saver_def, saver._var_list = rest, rest_of(saver)
+            there = {name: v for name, v in variables.items() if name not in missing}
+            saver_def = make_unsharded_def(saver, there, saver._filename)
+    original_def, original_list = saver.saver_def, saver._var_list
+    saver.saver_def, saver._var_list = saver_def, variables
     try:
         original(saver, sess, prefix)
     finally:
-        saver.saver_def, saver._var_list = whole, listed
+        saver.saver_def, saver._var_list = original_def, original_list

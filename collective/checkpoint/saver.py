@@ -1,13 +1,15 @@
-"""What stands in for the building of TensorFlow's Saver inside scope(), and for sessions' look for
-a checkpoint (see `collective.patches`).
+"""Builds TensorFlow's Savers inside scope(), and finds a session's latest checkpoint.
 
-A Saver keeps its own operations for replicated variables. Tables and their slots are taken out of
-them: every rank writes and reads its shards (`saving`, `restoring`). `original` is always the
-method itself.
+A Saver keeps its own operations for the variables that aren't sharded. Tables and their slots are
+taken out of them: every rank writes and reads its shards (`saving`, `restoring`).
+
+Functions that have an argument `original` stand in for a method of TensorFlow's, which it is (see
+`collective.patches`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import Any
 
@@ -18,82 +20,101 @@ from tensorflow.python.ops import variables
 from tensorflow.python.training import saver as saver_lib
 from tensorflow.python.training.saving import saveable_object_util
 
-from collective.checkpoint.shards import Shard, shards_of
+from collective.checkpoint.shards import Shard, find_shards
 from collective.coordination import barrier
 from collective.ops import collectives
 from collective.tables.table import Table, shard_of
 
-# a graph's collection: the tables that an imported copy of it can't have
+# A collection of the graph: the names of its tables, which an imported copy of it can't have.
 TABLES = "collective/tables"
+
+
+@dataclasses.dataclass(frozen=True)
+class SaverState:
+    """Keeps what the library knows of a Saver that has tables.
+
+    Attributes:
+        shards: its tables and slots.
+        unsharded_def: the SaverDef of its operations for the other variables.
+    """
+
+    shards: list[Shard]
+    unsharded_def: Any
+
+
+def state_of_saver(saver: Any) -> SaverState | None:
+    """Returns the record of a Saver; None if it has no tables, or was imported with a graph."""
+    state: SaverState | None = getattr(saver, "_collective_state", None)
+    return state
 
 
 def build(
     original: Any, saver: Any, checkpoint_path: Any, build_save: bool, build_restore: bool
 ) -> None:
-    """`Saver._build`, which makes the operations that save and restore."""
+    """Stands in for `Saver._build`, which makes the operations that save and restore."""
 
-    def plainly() -> None:
+    def build_plainly() -> None:
         original(saver, checkpoint_path, build_save, build_restore)
 
     if tf.executing_eagerly() or saver._is_built or saver.saver_def:
-        return plainly()
-    listed = variables._all_saveable_objects() if saver._var_list is None else saver._var_list
-    everything = named(listed)
-    shards = shards_of(
-        {name: v for name, v in everything.items() if isinstance(v, variables.Variable)}
-    )
+        return build_plainly()
+    var_list = variables._all_saveable_objects() if saver._var_list is None else saver._var_list
+    by_name = variables_by_name(var_list)
+    shards = find_shards({n: v for n, v in by_name.items() if isinstance(v, variables.Variable)})
     if not shards:
-        return plainly()
+        return build_plainly()
     if saver._write_version != saver_pb2.SaverDef.V2:
         raise ValueError(
             f"Saver(write_version=…): tables ('{shards[0].name}') need SaverDef.V2, the default."
         )
-    saver._collective_shards = shards
-    ours = {shard.name for shard in shards}
-    rest = {name: v for name, v in everything.items() if name not in ours}
+    shard_names = {shard.name for shard in shards}
+    unsharded = {name: v for name, v in by_name.items() if name not in shard_names}
     if collectives.size() == 1 and not any(shard.dynamic for shard in shards):
-        # What an exported graph is imported with stays complete; it isn't used here.
-        plainly()
-        saver._collective_rest = def_of_rest(saver, rest, checkpoint_path)
+        # An exported graph is imported with a complete Saver, though its tables' part isn't used
+        # here.
+        build_plainly()
+        unsharded_def = make_unsharded_def(saver, unsharded, checkpoint_path)
+        saver._collective_state = SaverState(shards, unsharded_def)
         return
     for shard in shards:
         if shard.slot_of is None:
             tf.add_to_collection(TABLES, shard.table.op.name)
-    saver._is_built, saver._is_empty = True, False
     if saver._builder is None:
         saver._builder = saver_lib.BulkSaverBuilder(saver._write_version)
-    saver._var_list = rest
-    saver.saver_def = saver._collective_rest = def_of_rest(saver, rest, checkpoint_path)
+    saver._var_list = unsharded
+    saver.saver_def = make_unsharded_def(saver, unsharded, checkpoint_path)
+    saver._collective_state = SaverState(shards, saver.saver_def)
+    saver._is_built, saver._is_empty = True, False
     saver._check_saver_def()
     saver._next_checkpoint_time = time.time() + saver.saver_def.keep_checkpoint_every_n_hours * 3600
 
 
-def named(listed: Any) -> dict[str, Any]:
-    """What a Saver is to save, by the names it has in a checkpoint."""
-    if isinstance(listed, dict):
-        return {
-            name: v[0]
-            if isinstance(v, (list, tuple)) and len(v) == 1 and isinstance(v[0], Table)
-            else v
-            for name, v in listed.items()
-        }
-    flat = tf.nest.flatten(list(listed))
-    own = [v for v in flat if isinstance(v, variables.Variable) and shard_of(v) is not None]
-    out = saveable_object_util.op_list_to_dict(
-        [v for v in flat if not any(v is o for o in own)], convert_variable_to_tensor=False
+def variables_by_name(var_list: Any) -> dict[str, Any]:
+    """Returns the variables that a Saver is to save, by their names in a checkpoint."""
+    if isinstance(var_list, dict):
+        return {name: _without_list(v) for name, v in var_list.items()}
+    flat = tf.nest.flatten(list(var_list))
+    sharded = [v for v in flat if isinstance(v, variables.Variable) and shard_of(v) is not None]
+    by_name: dict[str, Any] = saveable_object_util.op_list_to_dict(
+        [v for v in flat if not any(v is s for s in sharded)], convert_variable_to_tensor=False
     )
-    for variable in own:
-        if variable.op.name in out:
+    for variable in sharded:
+        if variable.op.name in by_name:
             raise ValueError(f"At least two variables have the same name: {variable.op.name}")
-        out[variable.op.name] = variable
-    return out
+        by_name[variable.op.name] = variable
+    return by_name
 
 
-def def_of_rest(saver: Any, rest: dict[str, Any], filename: Any) -> Any:
-    """A SaverDef for the variables that aren't tables."""
-    if rest:
+def _without_list(value: Any) -> Any:
+    is_list = isinstance(value, (list, tuple)) and len(value) == 1
+    return value[0] if is_list and isinstance(value[0], Table) else value
+
+
+def make_unsharded_def(saver: Any, unsharded: dict[str, Any], filename: Any) -> Any:
+    """Makes the operations that save and restore some variables, and their SaverDef."""
+    if unsharded:
         return saver._builder._build_internal(
-            rest,
+            unsharded,
             reshape=saver._reshape,
             sharded=saver._sharded,
             max_to_keep=saver._max_to_keep,
@@ -115,48 +136,50 @@ def def_of_rest(saver: Any, rest: dict[str, Any], filename: Any) -> Any:
         )
 
 
-def shards_in(saver: Any, graph: tf.Graph) -> list[Shard]:
-    """The tables and slots of a Saver; for one that was imported with a graph, an error if it
-    should have some.
+def shards_of_saver(saver: Any, graph: tf.Graph) -> list[Shard]:
+    """Returns the tables and slots of a Saver.
+
+    Raises:
+        ValueError: the Saver was imported with a graph that had tables.
     """
-    if not hasattr(saver, "_collective_shards"):
-        made = {
-            v.op.name
-            for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
-            if isinstance(v, Table)
-        }
-        lost = sorted({tf.compat.as_str(name) for name in graph.get_collection(TABLES)} - made)
-        if lost:
-            raise ValueError(
-                f"This graph was imported, and tables ('{', '.join(lost)}') can't "
-                f"be: build the model by its code "
-                "inside scope(), then make a Saver and restore."
-            )
-    shards: list[Shard] = getattr(saver, "_collective_shards", [])
-    return shards
-
-
-def rest_def(saver: Any) -> Any:
-    """The SaverDef for the variables that aren't tables."""
-    return getattr(saver, "_collective_rest", None) or saver.saver_def
-
-
-def rest_of(saver: Any) -> dict[str, Any]:
-    """The variables that aren't tables, by their names in a checkpoint."""
-    ours = {shard.name for shard in getattr(saver, "_collective_shards", [])}
-    listed = saver._var_list if saver._var_list is not None else {}
-    return {name: v for name, v in named(listed).items() if name not in ours}
-
-
-def same_path(sess: Any, what: str, prefix: str) -> None:
-    """An error on all ranks if they name different checkpoints."""
-    told = [text["path"] for text in barrier.exchange(sess, what, {"path": prefix})]
-    other = next((r for r, path in enumerate(told) if path != told[0]), None)
-    if other is not None:
+    state = state_of_saver(saver)
+    if state is not None:
+        return state.shards
+    variables_here = graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
+    tables_here = {v.op.name for v in variables_here if isinstance(v, Table)}
+    tables_trained = {tf.compat.as_str(name) for name in graph.get_collection(TABLES)}
+    lost = sorted(tables_trained - tables_here)
+    if lost:
         raise ValueError(
-            f"{what}: rank 0 names '{told[0]}', rank {other} '{told[other]}'. Every "
-            f"rank must name the same path."
+            f"This graph was imported, and tables ('{', '.join(lost)}') can't be: build the model "
+            "by its code inside scope(), then make a Saver and restore."
         )
+    return []
+
+
+def unsharded_def(saver: Any) -> Any:
+    """Returns the SaverDef for the variables that aren't tables."""
+    state = state_of_saver(saver)
+    return saver.saver_def if state is None else state.unsharded_def
+
+
+def unsharded_variables(saver: Any) -> dict[str, Any]:
+    """Returns the variables that aren't tables, by their names in a checkpoint."""
+    state = state_of_saver(saver)
+    shard_names = set() if state is None else {shard.name for shard in state.shards}
+    by_name = variables_by_name({} if saver._var_list is None else saver._var_list)
+    return {name: v for name, v in by_name.items() if name not in shard_names}
+
+
+def check_same_path(session: Any, doing: str, prefix: str) -> None:
+    """Raises an error on all ranks if they name different checkpoints."""
+    paths = [message["path"] for message in barrier.exchange(session, doing, {"path": prefix})]
+    for rank, path in enumerate(paths):
+        if path != paths[0]:
+            raise ValueError(
+                f"{doing}: rank 0 names '{paths[0]}', rank {rank} '{path}'. Every rank must name "
+                "the same path."
+            )
 
 
 def restore_latest(
@@ -170,7 +193,7 @@ def restore_latest(
     max_wait_secs: float = 7200,
     config: Any = None,
 ) -> Any:
-    """`SessionManager._restore_checkpoint`: rank 0 looks which checkpoint is the latest."""
+    """Stands in for `SessionManager._restore_checkpoint`: rank 0 finds the latest checkpoint."""
     if collectives.size() == 1 or not saver or not checkpoint_dir or checkpoint_filename_with_path:
         return original(
             manager,
@@ -183,38 +206,40 @@ def restore_latest(
             config,
         )
 
-    def find() -> Any:
-        end = time.monotonic() + max_wait_secs
+    def find_latest() -> Any:
+        deadline = time.monotonic() + max_wait_secs
         while collectives.rank() == 0:
-            found = checkpoint_management.get_checkpoint_state(checkpoint_dir)
-            if found and found.model_checkpoint_path:
-                return found.model_checkpoint_path, list(found.all_model_checkpoint_paths)
-            if not wait_for_checkpoint or time.monotonic() > end:
+            state = checkpoint_management.get_checkpoint_state(checkpoint_dir)
+            if state and state.model_checkpoint_path:
+                return state.model_checkpoint_path, list(state.all_model_checkpoint_paths)
+            if not wait_for_checkpoint or time.monotonic() > deadline:
                 break
             time.sleep(manager._recovery_wait_secs)
         return None
 
-    found = barrier.together(None, f"finding the latest checkpoint in '{checkpoint_dir}'", find)[0]
-    if found is None:
+    doing = f"finding the latest checkpoint in '{checkpoint_dir}'"
+    found_by_rank_0 = barrier.together(None, doing, find_latest)[0]
+    if found_by_rank_0 is None:
         return original(manager, master, config=config)[0], False
-    out = original(manager, master, saver, checkpoint_filename_with_path=found[0], config=config)
-    saver.recover_last_checkpoints(found[1])
+    latest, last_checkpoints = found_by_rank_0
+    out = original(manager, master, saver, checkpoint_filename_with_path=latest, config=config)
+    saver.recover_last_checkpoints(last_checkpoints)
     return out
 
 
 def write_graph(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """`training_util.write_graph`, which CheckpointSaverHook calls: rank 0 alone writes."""
+    """Stands in for `training_util.write_graph` (CheckpointSaverHook): rank 0 alone writes."""
     return original(*args, **kwargs) if collectives.rank() == 0 else None
 
 
-_last: list[str] = []
+_last_checkpoint: list[str] = []
 
 
 def note_last_checkpoint(prefix: str) -> None:
     """Notes that this process saved or restored the checkpoint `prefix`."""
-    _last[:] = [prefix]
+    _last_checkpoint[:] = [prefix]
 
 
 def last_checkpoint() -> str | None:
     """Returns the prefix of the checkpoint that this process saved or restored last, if any."""
-    return _last[0] if _last else None
+    return _last_checkpoint[0] if _last_checkpoint else None

@@ -1,6 +1,4 @@
-"""`Saver.save` inside scope(): every rank writes its shards, and one commit makes a checkpoint of
-them.
-"""
+"""Saves inside scope(): every rank writes its shards, and one commit makes a checkpoint of them."""
 
 from __future__ import annotations
 
@@ -16,7 +14,12 @@ from tensorflow.python.client import session as session_lib
 from tensorflow.python.training import training_util
 
 from collective.checkpoint import commit, table_io, tensor_bundle
-from collective.checkpoint.saver import note_last_checkpoint, rest_def, same_path, shards_in
+from collective.checkpoint.saver import (
+    check_same_path,
+    note_last_checkpoint,
+    shards_of_saver,
+    unsharded_def,
+)
 from collective.checkpoint.shards import Shard
 from collective.coordination import barrier
 from collective.ops import collectives
@@ -37,25 +40,18 @@ def save(
     strip_default_attrs: bool = False,
     save_debug_info: bool = False,
 ) -> Any:
-    """`Saver.save`: rank 0 writes what isn't sharded; all return the same path, once it is the
-    latest checkpoint.
+    """Stands in for `Saver.save`: rank 0 writes what isn't sharded.
+
+    Returns:
+        The checkpoint's path, the same on all ranks, once it is the latest checkpoint.
     """
     served = served_table.served_graph(sess.graph) if hasattr(sess, "graph") else None
     if served is not None:
         return served.write_variables(sess, saver, save_path)
-    first = collectives.rank() == 0
-    shards = (
-        shards_in(saver, sess.graph)
-        if isinstance(sess, session_lib.SessionInterface) and saver._is_built
-        else []
-    )
-    if (
-        collectives.size() == 1
-        and not shards
-        or saver._is_empty
-        or not saver._is_built
-        or not isinstance(sess, session_lib.SessionInterface)
-    ):
+    is_first = collectives.rank() == 0
+    is_usable = isinstance(sess, session_lib.SessionInterface) and saver._is_built
+    shards = shards_of_saver(saver, sess.graph) if is_usable else []
+    if not is_usable or saver._is_empty or (collectives.size() == 1 and not shards):
         path = original(
             saver,
             sess,
@@ -63,61 +59,45 @@ def save(
             global_step,
             latest_filename,
             meta_graph_suffix,
-            write_meta_graph and first,
+            write_meta_graph and is_first,
             write_state,
             strip_default_attrs,
             save_debug_info,
         )
-        return _noted(path) if write_state and path else path
-    state = latest_filename or "checkpoint"
-    base, prefix = _paths(saver, sess, tf.compat.as_str(save_path), global_step, state)
-    same_path(sess, "saving a checkpoint", prefix)
-    kept = Kept.after(saver, prefix if write_state else None)
-    mine: list[commit.Commit] = []
+        if write_state and path:
+            note_last_checkpoint(path)
+        return path
+    state_name = latest_filename or "checkpoint"
+    base = tf.compat.as_str(save_path)
+    prefix = _prefix(saver, sess, base, global_step, state_name)
+    check_same_path(sess, "saving a checkpoint", prefix)
+    retention = Retention.after(saver, prefix if write_state else None)
+    commits: list[commit.Commit] = []  # rank 0's only one
 
     def begin() -> str:
-        if first:
-            mine.append(commit.Commit(base, prefix))
-        return mine[0].staging if mine else ""
+        if is_first:
+            commits.append(commit.Commit(base, prefix))
+        return commits[0].staging if commits else ""
 
     def publish() -> None:
-        if not first:
+        if not is_first:
             return
-        here = mine[0]
-        here.merge(
-            _visible(staging, written),
-            table_io.layout_of(shards, [told["rows"] for told in written]),
-        )
-        meta = (
-            checkpoint_management.meta_graph_filename(prefix, meta_graph_suffix)
-            if write_meta_graph
-            else None
-        )
-        if meta:
+        started = commits[0]
+        layout = table_io.layout_of(shards, [message["rows"] for message in written])
+        started.merge(_visible(staging, written), layout)
+        meta = state = None
+        if write_meta_graph:
+            meta = checkpoint_management.meta_graph_filename(prefix, meta_graph_suffix)
             with sess.graph.as_default():
                 saver.export_meta_graph(
-                    here.meta,
+                    started.meta,
                     strip_default_attrs=strip_default_attrs,
                     save_debug_info=save_debug_info,
                 )
         if write_state:
-            checkpoint_management.update_checkpoint_state_internal(
-                os.path.dirname(base),
-                prefix,
-                [path for path, _ in kept.last],
-                os.path.relpath(here.state, os.path.dirname(base) or ".")
-                if "://" not in base
-                else os.path.join(os.path.basename(here.staging), commit.STATE),
-                saver._save_relative_paths,
-            )
-        here.publish(
-            commit.Ending(
-                meta,
-                os.path.join(os.path.dirname(base), state) if write_state else None,
-                kept.doomed,
-                meta_graph_suffix,
-            )
-        )
+            state = os.path.join(os.path.dirname(base), state_name)
+            _stage_state(saver, started, base, prefix, retention)
+        started.publish(commit.Publication(meta, state, retention.superseded, meta_graph_suffix))
 
     try:
         staging = barrier.together(sess, f"preparing checkpoint '{prefix}'", begin)[0]
@@ -126,114 +106,127 @@ def save(
         )
         barrier.together(sess, f"publishing checkpoint '{prefix}'", publish)
     except BaseException:
-        if mine:
-            commit.settle(mine[0].staging)
+        if commits:
+            commit.recover(commits[0].staging)
         raise
-    kept.become(saver)
-    return _noted(prefix)
-
-
-def _noted(prefix: str) -> str:
+    retention.apply(saver)
     note_last_checkpoint(prefix)
     return prefix
 
 
-def _paths(
-    saver: Any, sess: Any, save_path: str, global_step: Any, latest_filename: str
-) -> tuple[str, str]:
-    """The base name and the checkpoint's prefix, as TensorFlow makes and checks them."""
-    if os.path.split(latest_filename)[0]:
+def _prefix(saver: Any, sess: Any, base: str, global_step: Any, state_name: str) -> str:
+    """Makes the checkpoint's prefix, and checks the names, as TensorFlow does."""
+    if os.path.split(state_name)[0]:
         raise ValueError("'latest_filename' must not contain path components")
     if global_step is None:
-        if os.path.basename(save_path) == latest_filename:
+        if os.path.basename(base) == state_name:
             raise ValueError(
-                f"'latest_filename' collides with 'save_path': '{latest_filename}' "
-                f"and '{save_path}'"
+                f"'latest_filename' collides with 'save_path': '{state_name}' and '{base}'"
             )
-        return save_path, save_path
+        return base
     if not isinstance(global_step, tf.compat.integral_types):
         global_step = training_util.global_step(sess, global_step)
     step = f"{global_step:08d}" if saver._pad_step_number else f"{global_step:d}"
-    return save_path, f"{save_path}-{step}"
+    return f"{base}-{step}"
+
+
+def _stage_state(
+    saver: Any, started: commit.Commit, base: str, prefix: str, retention: Retention
+) -> None:
+    """Writes the file that tells the latest checkpoint into the staging folder."""
+    folder = os.path.dirname(base)
+    if "://" in base:
+        filename = os.path.join(os.path.basename(started.staging), commit.STATE)
+    else:
+        filename = os.path.relpath(started.state, folder or ".")
+    checkpoint_management.update_checkpoint_state_internal(
+        folder,
+        prefix,
+        [path for path, _ in retention.last],
+        filename,
+        saver._save_relative_paths,
+    )
 
 
 def _write(saver: Any, sess: Any, shards: list[Shard], staging: str) -> dict[str, Any]:
-    """Writes what is this rank's; tells the files and the rows in them."""
+    """Writes this rank's part; returns the files and their rows as a message to the others."""
     host, rank = socket.gethostname(), collectives.rank()
     if not commit.is_staged(staging):
         raise OSError(
-            f"the ranks need a common file system: rank {rank} on host {host} does not "
-            f"see the folder '{staging}', "
-            "which rank 0 has just made"
+            f"the ranks need a common file system: rank {rank} on host {host} does not see the "
+            f"folder '{staging}', which rank 0 has just made"
         )
-    writer = tensor_bundle.Writer(os.path.join(staging, f"rank_{rank}"))
+    writer = tensor_bundle.BundleWriter(os.path.join(staging, f"rank_{rank}"))
     rows = table_io.write(sess, shards, writer)
     prefixes = writer.close()
     if rank == 0:
-        rest, path = rest_def(saver), os.path.join(staging, "replicated")
-        run_unpatched(sess, rest.save_tensor_name, {rest.filename_tensor_name: path})
-        prefixes += [path] if tf.io.gfile.exists(f"{path}.index") else []
+        saver_def, path = unsharded_def(saver), os.path.join(staging, "replicated")
+        run_unpatched(sess, saver_def.save_tensor_name, {saver_def.filename_tensor_name: path})
+        prefixes += [path] if tf.io.gfile.exists(tensor_bundle.index_path(path)) else []
     for prefix in prefixes:
         commit.sync_bundle(prefix)
     return {"host": host, "rows": rows, "files": [os.path.basename(prefix) for prefix in prefixes]}
 
 
 def _visible(staging: str, written: list[dict[str, Any]]) -> list[str]:
-    """The prefixes of all that the ranks wrote, if this rank sees it."""
-    out = []
-    for rank, told in enumerate(written):
-        for file in told["files"]:
-            out.append(os.path.join(staging, file))
-            if not commit.appears(f"{out[-1]}.index"):
+    """Returns the prefixes of all bundles that the ranks wrote, once this rank sees them."""
+    prefixes = []
+    for rank, message in enumerate(written):
+        for file in message["files"]:
+            prefix = os.path.join(staging, file)
+            index = tensor_bundle.index_path(prefix)
+            if not commit.becomes_visible(index):
                 raise OSError(
-                    f"the ranks need a common file system: rank {rank} on host "
-                    f"{told['host']} wrote "
-                    f"'{out[-1]}.index', which rank 0 on host {written[0]['host']} does "
-                    f"not see"
+                    f"the ranks need a common file system: rank {rank} on host {message['host']} "
+                    f"wrote '{index}', which rank 0 on host {written[0]['host']} does not see"
                 )
-    return out
+            prefixes.append(prefix)
+    return prefixes
 
 
 @dataclasses.dataclass
-class Kept:
-    """A Saver's list of checkpoints once another one is there, as TensorFlow keeps it.
+class Retention:
+    """Decides which checkpoints a Saver keeps once another one is there, as TensorFlow does.
 
     Attributes:
-        last: [(path, seconds)] of those that are kept, the newest at the end.
-        waiting: of those to be deleted later.
+        last: [(path, seconds)] of the checkpoints that are kept, the newest at the end.
+        to_be_deleted: [(path, seconds)] of checkpoints to be deleted later.
         next_time: after which one more is kept for good (`keep_checkpoint_every_n_hours`).
-        doomed: paths of those to be deleted now.
+        superseded: paths of the checkpoints to be deleted now.
     """
 
     last: list[Any]
-    waiting: list[Any]
+    to_be_deleted: list[Any]
     next_time: float
-    doomed: list[str]
+    superseded: list[str]
 
     @staticmethod
-    def after(saver: Any, prefix: str | None) -> Kept:
-        """`prefix` is the new one, or None if it isn't counted."""
-        most, hours = saver.saver_def.max_to_keep, saver.saver_def.keep_checkpoint_every_n_hours
-        out = Kept(
-            list(saver._last_checkpoints),
-            list(saver._checkpoints_to_be_deleted),
-            saver._next_checkpoint_time,
-            [],
+    def after(saver: Any, prefix: str | None) -> Retention:
+        """Decides for the new checkpoint `prefix`; None if it isn't counted."""
+        saver_def = saver.saver_def
+        out = Retention(
+            last=list(saver._last_checkpoints),
+            to_be_deleted=list(saver._checkpoints_to_be_deleted),
+            next_time=saver._next_checkpoint_time,
+            superseded=[],
         )
         if prefix is None:
             return out
-        if most:
-            out.last = [*(one for one in out.last if one[0] != prefix), (prefix, time.time())]
-            if len(out.last) > most:
-                out.waiting.append(out.last.pop(0))
-        if out.waiting:
-            path, seconds = out.waiting.pop(0)
+        if saver_def.max_to_keep:
+            out.last = [entry for entry in out.last if entry[0] != prefix]
+            out.last.append((prefix, time.time()))
+            if len(out.last) > saver_def.max_to_keep:
+                out.to_be_deleted.append(out.last.pop(0))
+        if out.to_be_deleted:
+            path, seconds = out.to_be_deleted.pop(0)
             if seconds > out.next_time:
-                out.next_time += hours * 3600
+                out.next_time += saver_def.keep_checkpoint_every_n_hours * 3600
             elif path != prefix:
-                out.doomed.append(path)
+                out.superseded.append(path)
         return out
 
-    def become(self, saver: Any) -> None:
-        saver._last_checkpoints, saver._checkpoints_to_be_deleted = self.last, self.waiting
+    def apply(self, saver: Any) -> None:
+        """Makes the Saver remember what was decided."""
+        saver._last_checkpoints = self.last
+        saver._checkpoints_to_be_deleted = self.to_be_deleted
         saver._next_checkpoint_time = self.next_time

@@ -1,6 +1,4 @@
-"""A graph's tables and their slots, as a Saver names them, and the operations that read and replace
-a rank's rows of them.
-"""
+"""Finds a Saver's tables and their slots, and reads and replaces this rank's rows of them."""
 
 from __future__ import annotations
 
@@ -22,13 +20,13 @@ from collective.tables.table import Table, shard_of
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """A table or a slot of one in a graph, which a Saver calls `name`.
+    """Describes a table of a graph, or a slot of one, as a Saver sees it.
 
     Attributes:
-        name: of its column.
+        name: the name that the Saver has for it.
         variable: the table, or the slot's variable.
-        table: the table itself, or whose slot it is.
-        slot_of: the name of the table's column; None for a table.
+        table: the table itself, or the table whose slot it is.
+        slot_of: the name that the Saver has for the slot's table; None for a table.
     """
 
     name: str
@@ -42,18 +40,15 @@ class Shard:
 
     @property
     def dim(self) -> int:
-        """D: a table's, or of the slot's own rows."""
+        """Returns D, a slot's own if it is one."""
         return self.table.dim if self.slot_of is None else int(self.variable.shape[1])
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of this rank's rows, if it is static; a dynamic one's grows, and counts as [0, D]."""
-        rows = (
-            0
-            if self.dynamic
-            else part_rows(self.table.rows, collectives.size(), collectives.rank())
-        )
-        return rows, self.dim
+        """Returns the shape of this rank's rows: [0, D] for a dynamic shard, since it grows."""
+        if self.dynamic:
+            return 0, self.dim
+        return part_rows(self.table.rows, collectives.size(), collectives.rank()), self.dim
 
     @property
     def dtype(self) -> Any:
@@ -63,7 +58,13 @@ class Shard:
     def keys(self) -> str | None:
         return f"{self.slot_of or self.name}/keys" if self.dynamic else None
 
-    def column(self, parts: Sequence[int], block: int) -> StoredTable:
+    def stored(self, parts: Sequence[int], block: int) -> StoredTable:
+        """Describes the shards of all ranks in a checkpoint.
+
+        Args:
+            parts: rows in each part.
+            block: rows in a slice.
+        """
         return StoredTable(
             name=self.name,
             kind=DYNAMIC if self.dynamic else STATIC,
@@ -77,35 +78,35 @@ class Shard:
         )
 
 
-def shards_of(named: dict[str, Any]) -> list[Shard]:
-    """The tables and slots among variables, {name for the Saver: variable}.
+def find_shards(variables: dict[str, Any]) -> list[Shard]:
+    """Finds the tables and slots among variables, {name for the Saver: variable}.
 
     Raises:
-        ValueError: a slot of a dynamic table without the table, whose keys say which rows are
-            whose.
+        ValueError: there is a variable under two names, or a slot of a dynamic table without the
+            table, whose keys tell what the slot's rows belong to.
     """
-    tables = {id(v): name for name, v in named.items() if isinstance(v, Table)}
-    out: list[Shard] = []
-    for name, variable in sorted(named.items()):
+    table_names = {id(v): name for name, v in variables.items() if isinstance(v, Table)}
+    shards: list[Shard] = []
+    for name, variable in sorted(variables.items()):
         table = shard_of(variable)
         if table is None:
             continue
-        own = isinstance(variable, Table)
-        shard = Shard(name, variable, table, None if own else tables.get(id(table), table.op.name))
-        if any(variable is other.variable for other in out):
+        is_slot = not isinstance(variable, Table)
+        slot_of = table_names.get(id(table), table.op.name) if is_slot else None
+        shard = Shard(name, variable, table, slot_of)
+        if any(variable is other.variable for other in shards):
             raise ValueError(f"var_list has the variable '{variable.op.name}' under two names.")
-        if shard.dynamic and id(table) not in tables:
+        if shard.dynamic and id(table) not in table_names:
             raise ValueError(
-                f"var_list has '{name}', a slot of the dynamic table "
-                f"'{table.op.name}', but not the table: "
-                "add it."
+                f"var_list has '{name}', a slot of the dynamic table '{table.op.name}', but not "
+                "the table: add it."
             )
-        out.append(shard)
-    return out
+        shards.append(shard)
+    return shards
 
 
 def by_table(shards: Sequence[Shard]) -> list[list[Shard]]:
-    """Shards of the same dynamic table together, static ones each by itself."""
+    """Puts shards of the same dynamic table together, the table first; static ones stay alone."""
     groups: dict[Any, list[Shard]] = {}
     for shard in shards:
         groups.setdefault(id(shard.table) if shard.dynamic else shard.name, []).append(shard)
@@ -113,24 +114,25 @@ def by_table(shards: Sequence[Shard]) -> list[list[Shard]]:
 
 
 def block_of(group: Sequence[Shard]) -> int:
-    """Rows in a slice: the same for a dynamic table, its slots and its keys."""
+    """Returns the rows in a slice: the same for a dynamic table, its slots and its keys."""
     return min(slice_rows(shard.dim, shard.dtype) for shard in group)
 
 
-class Operations:
-    """Of one variable: what reads rows of it in place, and what gives it other values.
+class ShardOperations:
+    """Makes the operations that read and replace rows of a variable in place.
 
     Attributes:
         rows: the placeholder for the rows that `gathered` reads and `update` sets to the
             placeholder `values`.
-        allocate: gives a static shard memory, of any content. (NumPy's would be copied by the first
-            lookup, all of it.)
+        allocate: gives a static shard memory, of any content. (The first lookup would copy memory
+            of NumPy's, all of it.)
         destroy: makes the variable uninitialized.
-        initialized: whether it isn't.
+        initialized: bool scalar.
     """
 
     def __init__(self, variable: Any, shape: tuple[int, int]):
         graph = variable.graph
+        dtype = variable.dtype.base_dtype
         with (
             graphs.open_for_changes(graph),
             graph.as_default(),
@@ -139,14 +141,14 @@ class Operations:
         ):
             self.rows = tf.placeholder(tf.int64, [None])
             self.gathered = tf.raw_ops.ResourceGather(
-                resource=variable.handle, indices=self.rows, dtype=variable.dtype.base_dtype
+                resource=variable.handle, indices=self.rows, dtype=dtype
             )
-            self.values = tf.placeholder(variable.dtype.base_dtype, [None, shape[1]])
+            self.values = tf.placeholder(dtype, [None, shape[1]])
             self.update = tf.raw_ops.ResourceScatterUpdate(
                 resource=variable.handle, indices=self.rows, updates=self.values
             )
             self.allocate = tf.raw_ops.AssignVariableOp(
-                resource=variable.handle, value=initializers.empty(shape, variable.dtype.base_dtype)
+                resource=variable.handle, value=initializers.empty(shape, dtype)
             )
             self.destroy = tf.raw_ops.DestroyResourceOp(
                 resource=variable.handle, ignore_lookup_error=True
@@ -154,71 +156,82 @@ class Operations:
             self.initialized = tf.raw_ops.VarIsInitializedOp(resource=variable.handle)
 
 
-def operations(shards: Sequence[Shard]) -> list[Operations]:
-    """Those of each shard; all are made before any runs, since a session takes in a graph anew
-    whenever it has grown.
+def operations_of(shards: Sequence[Shard]) -> list[ShardOperations]:
+    """Returns the operations of each shard.
+
+    All are made before any runs, since a session takes in a graph anew whenever it has grown.
     """
     for shard in shards:
         if not hasattr(shard.variable, "_collective_checkpoint"):
-            shard.variable._collective_checkpoint = Operations(shard.variable, shard.shape)
+            shard.variable._collective_checkpoint = ShardOperations(shard.variable, shard.shape)
     return [shard.variable._collective_checkpoint for shard in shards]
 
 
-class Batch:
-    """Runs an operation on many small shards in one run, and on a large one block by block."""
+@dataclasses.dataclass(frozen=True)
+class RowRequest:
+    """Asks for some rows of a shard to be read or written.
+
+    Attributes:
+        shard: the shard.
+        first: the place of the first row in the shard's part of the checkpoint.
+        local_rows: [b] their numbers on this rank.
+        values: [b, D] what to write.
+    """
+
+    shard: Shard
+    first: int
+    local_rows: np.ndarray
+    values: np.ndarray | None = None
+
+
+class RowBatch:
+    """Collects rows of many small shards for one run; those of a large one run block by block."""
 
     def __init__(self, session: Any):
         self._session = session
-        self._asked: dict[str, tuple[Shard, int, np.ndarray, np.ndarray | None]] = {}
+        self._requests: dict[str, RowRequest] = {}
         self._bytes = 0
 
-    def ask(
-        self, shard: Shard, first: int, local_rows: np.ndarray, values: np.ndarray | None = None
-    ) -> None:
-        """For `local_rows` of a shard, the first of which stands at `first` of whatever is read or
-        written.
-        """
-        size = len(local_rows) * shard.dim * np.dtype(shard.dtype).itemsize
-        if shard.name in self._asked or self._bytes + size > tensor_bundle.SLICE:
+    def add(self, request: RowRequest) -> None:
+        shard = request.shard
+        size = len(request.local_rows) * shard.dim * np.dtype(shard.dtype).itemsize
+        if shard.name in self._requests or self._bytes + size > tensor_bundle.SLICE_BYTES:
             self.flush()
-        self._asked[shard.name] = shard, first, local_rows, values
+        self._requests[shard.name] = request
         self._bytes += size
 
     def flush(self) -> None:
-        asked, self._asked, self._bytes = list(self._asked.values()), {}, 0
-        if asked:
-            self._run(asked, operations([shard for shard, *_ in asked]))
+        requests, self._requests, self._bytes = list(self._requests.values()), {}, 0
+        if requests:
+            self._run(requests, operations_of([request.shard for request in requests]))
 
-    def _run(self, asked: list[Any], made: list[Operations]) -> None:
+    def _run(self, requests: list[RowRequest], operations: list[ShardOperations]) -> None:
         raise NotImplementedError
 
 
-class Gather(Batch):
+class RowReads(RowBatch):
     """Reads rows.
 
     Args:
-        keep: called with a shard, the place of the first row and the rows.
+        receive: called with a shard, the place of the first row and the rows.
     """
 
-    def __init__(self, session: Any, keep: Callable[[Shard, int, np.ndarray], None]):
+    def __init__(self, session: Any, receive: Callable[[Shard, int, np.ndarray], None]):
         super().__init__(session)
-        self._keep = keep
+        self._receive = receive
 
-    def _run(self, asked: list[Any], made: list[Operations]) -> None:
-        found = run_unpatched(
-            self._session, [m.gathered for m in made], {m.rows: a[2] for m, a in zip(made, asked)}
-        )
-        for shard, first, _, _ in reversed(asked):
-            self._keep(shard, first, found.pop())
+    def _run(self, requests: list[RowRequest], operations: list[ShardOperations]) -> None:
+        feeds = {op.rows: request.local_rows for op, request in zip(operations, requests)}
+        values = run_unpatched(self._session, [op.gathered for op in operations], feeds)
+        # Each array is let go as soon as it is received.
+        for request in reversed(requests):
+            self._receive(request.shard, request.first, values.pop())
 
 
-class Scatter(Batch):
+class RowWrites(RowBatch):
     """Writes rows."""
 
-    def _run(self, asked: list[Any], made: list[Operations]) -> None:
-        feeds = {m.rows: a[2] for m, a in zip(made, asked)}
-        run_unpatched(
-            self._session,
-            [m.update for m in made],
-            {**feeds, **{m.values: a[3] for m, a in zip(made, asked)}},
-        )
+    def _run(self, requests: list[RowRequest], operations: list[ShardOperations]) -> None:
+        feeds = {op.rows: request.local_rows for op, request in zip(operations, requests)}
+        feeds.update({op.values: request.values for op, request in zip(operations, requests)})
+        run_unpatched(self._session, [op.update for op in operations], feeds)

@@ -1,4 +1,4 @@
-"""Columns of tables in a session: this rank's rows of them to a checkpoint, and back from one."""
+"""Writes this rank's rows of tables from a session to a checkpoint, and restores them."""
 
 from __future__ import annotations
 
@@ -9,88 +9,109 @@ from typing import Any
 import numpy as np
 
 from collective.checkpoint.layout import CheckpointLayout, StoredTable
-from collective.checkpoint.shards import Gather, Scatter, Shard, block_of, by_table, operations
-from collective.checkpoint.tensor_bundle import Bundle, Writer
-from collective.ops import collectives
-from collective.ops import key_hashing as owning
+from collective.checkpoint.shards import (
+    RowReads,
+    RowRequest,
+    RowWrites,
+    Shard,
+    block_of,
+    by_table,
+    operations_of,
+)
+from collective.checkpoint.tensor_bundle import Bundle, BundleWriter
+from collective.ops import collectives, key_hashing
 from collective.ops.sessions import run_unpatched
 
-SPARE = 100 << 20  # bytes of shards that may be there twice while they are restored
+# Shards of so many bytes may be there twice, old and new, while they are restored.
+SPARE_BYTES = 100 << 20
+
+# ---- Saving
 
 
-def write(session: Any, shards: Sequence[Shard], writer: Writer) -> dict[str, int]:
-    """Writes this rank's rows of all columns; how many rows each has here."""
-    layout, ranks, rank = (
-        CheckpointLayout(collectives.size()),
-        collectives.size(),
-        collectives.rank(),
-    )
-    columns: dict[str, StoredTable] = {}
-    operations(shards)
+def write(session: Any, shards: Sequence[Shard], writer: BundleWriter) -> dict[str, int]:
+    """Writes this rank's rows of all shards; returns how many rows each has here."""
+    ranks, rank = collectives.size(), collectives.rank()
+    layout = CheckpointLayout(ranks)
+    stored_tables: dict[str, StoredTable] = {}
+    operations_of(shards)
 
-    def keep(shard: Shard, first: int, values: np.ndarray) -> None:
-        column = columns[shard.name]
-        writer.add(layout.entry(column, rank), (column.parts[rank], column.dim), first, values)
+    def write_rows(shard: Shard, first: int, values: np.ndarray) -> None:
+        stored = stored_tables[shard.name]
+        writer.add(layout.entry(stored, rank), (stored.parts[rank], stored.dim), first, values)
 
-    gather = Gather(session, keep)
+    reads = RowReads(session, write_rows)
     for group in by_table(shards):
-        block, table = block_of(group), group[0].table
-        count, blocks = (
-            _dynamic_rows(session, table, group, block)
-            if group[0].dynamic
-            else _static_rows(group[0].shape[0], block)
-        )
-        columns.update({shard.name: shard.column([count] * ranks, block) for shard in group})
+        block = block_of(group)
+        if group[0].dynamic:
+            count, blocks = _dynamic_rows(session, group, block)
+        else:
+            count, blocks = _static_rows(group[0].shape[0], block)
+        for shard in group:
+            stored_tables[shard.name] = shard.stored([count] * ranks, block)
         first = 0
         for keys, rows in blocks if count else [(np.zeros(0, np.int64), np.zeros(0, np.int64))]:
             if group[0].dynamic:
-                writer.add(layout.keys_entry(columns[group[0].name], rank), (count,), first, keys)
+                keys_entry = layout.keys_entry(stored_tables[group[0].name], rank)
+                writer.add(keys_entry, (count,), first, keys)
             for shard in group:
-                gather.ask(shard, first, rows)
+                reads.add(RowRequest(shard, first, rows))
             first += len(rows)
-    gather.flush()
-    return {name: column.parts[rank] for name, column in columns.items()}
+    reads.flush()
+    return {name: stored.parts[rank] for name, stored in stored_tables.items()}
 
 
 def _static_rows(count: int, block: int) -> tuple[int, Iterator[Any]]:
+    """Returns the number of rows, and blocks of (None, local rows)."""
     return count, (
         (None, np.arange(first, min(first + block, count))) for first in range(0, count, block)
     )
 
 
-def _dynamic_rows(
-    session: Any, table: Any, group: Sequence[Shard], block: int
-) -> tuple[int, Iterator[Any]]:
-    table.initialize_slot_rows(session, [s.variable for s in group if s.slot_of is not None])
+def _dynamic_rows(session: Any, group: Sequence[Shard], block: int) -> tuple[int, Iterator[Any]]:
+    """Returns the number of rows, and blocks of (keys, local rows) by ascending keys."""
+    table: Any = group[0].table
+    table.settle_slots(session, [s.variable for s in group if s.slot_of is not None])
     return table.local_count(session), table.ascending(session, block)
 
 
-def layout_of(shards: Sequence[Shard], counts: Sequence[dict[str, int]]) -> CheckpointLayout:
-    """The layout of what ranks 0, 1, … wrote, `counts` rows each."""
-    columns = [
-        shard.column([told[shard.name] for told in counts], block_of(group))
-        for group in by_table(shards)
-        for shard in group
-    ]
-    return CheckpointLayout(len(counts), {column.name: column for column in columns})
+def layout_of(
+    shards: Sequence[Shard], counts_by_rank: Sequence[dict[str, int]]
+) -> CheckpointLayout:
+    """Returns the layout of a checkpoint.
+
+    Args:
+        shards: of all tables.
+        counts_by_rank: rows that each rank has written, by the shards' names.
+    """
+    tables = {}
+    for group in by_table(shards):
+        for shard in group:
+            parts = [counts[shard.name] for counts in counts_by_rank]
+            tables[shard.name] = shard.stored(parts, block_of(group))
+    return CheckpointLayout(len(counts_by_rank), tables)
 
 
-def own_rows(column: StoredTable, ranks: int, rank: int) -> Iterator[tuple[int, int, int]]:
-    """Which parts of a static column hold rows of `rank` of `ranks`: (part, its first such row,
-    every how many).
+# ---- Reading this rank's rows of a checkpoint that any number of ranks saved
+
+
+def rows_of_rank(stored: StoredTable, ranks: int, rank: int) -> Iterator[tuple[int, int, int]]:
+    """Finds the parts of a static table that hold rows of `rank` of `ranks`.
 
     Part p of N' holds rows p, p + N', …; of these every N / gcd(N, N')th is the rank's, if any is.
+
+    Yields:
+        (part, the first of its rows that is the rank's, every how many).
     """
-    saved = len(column.parts)
+    saved = len(stored.parts)
     step = ranks // math.gcd(ranks, saved)
     for part in range(saved):
         first = next((i for i in range(step) if (i * saved + part) % ranks == rank), None)
-        if first is not None and first < column.parts[part]:
+        if first is not None and first < stored.parts[part]:
             yield part, first, step
 
 
-def own_parts(saved: int, ranks: int, rank: int) -> range:
-    """Which of `saved` parts of a dynamic column can hold keys of `rank` of `ranks`.
+def parts_of_rank(saved: int, ranks: int, rank: int) -> range:
+    """Returns which of `saved` parts of a dynamic table can hold keys of `rank` of `ranks`.
 
     A key is in part mix(key) mod `saved`, and its owner is mix(key) mod `ranks`: some number has
     both remainders only if they are the same modulo gcd(saved, ranks).
@@ -100,114 +121,122 @@ def own_parts(saved: int, ranks: int, rank: int) -> range:
 
 
 def read_static(
-    bundle: Bundle, column: StoredTable, keep: Callable[[np.ndarray, np.ndarray], None]
+    bundle: Bundle, stored: StoredTable, receive: Callable[[np.ndarray, np.ndarray], None]
 ) -> None:
-    """Calls keep(local rows [b], their values [b, D]) for all rows that this rank owns, a block at
-    a time.
+    """Reads all rows that this rank owns, a block at a time.
+
+    Args:
+        bundle: the checkpoint.
+        stored: a static table in it, or a slot.
+        receive: called with local rows [b] and their values [b, D].
     """
-    saved, ranks = len(column.parts), collectives.size()
-    for part, offset, step in own_rows(column, ranks, collectives.rank()):
-        entry = bundle.layout.entry(column, part)
-        for first in range(0, column.parts[part], column.block):
-            count = min(column.block, column.parts[part] - first)
-            here = (offset - first) % step
-            values = bundle.read(entry, first, count)[here::step]
-            local = ((first + here + np.arange(len(values)) * step) * saved + part) // ranks
-            keep(local, values)
+    saved, ranks = len(stored.parts), collectives.size()
+    for part, offset, step in rows_of_rank(stored, ranks, collectives.rank()):
+        entry = bundle.layout.entry(stored, part)
+        for first in range(0, stored.parts[part], stored.block):
+            count = min(stored.block, stored.parts[part] - first)
+            first_of_rank = (offset - first) % step
+            values = bundle.read(entry, first, count)[first_of_rank::step]
+            rows_in_part = first + first_of_rank + np.arange(len(values)) * step
+            receive((rows_in_part * saved + part) // ranks, values)
 
 
-def read_shard(bundle: Bundle, column: StoredTable, out: np.ndarray) -> np.ndarray:
+def read_shard(bundle: Bundle, stored: StoredTable, out: np.ndarray) -> np.ndarray:
     """Fills `out` with this rank's rows of a static table or slot, and returns it."""
 
-    def keep(local: np.ndarray, values: np.ndarray) -> None:
-        if len(local):
-            out[
-                int(local[0]) : int(local[-1]) + 1 : int(local[1] - local[0])
-                if len(local) > 1
-                else 1
-            ] = values
+    def receive(local_rows: np.ndarray, values: np.ndarray) -> None:
+        if len(local_rows):
+            step = int(local_rows[1] - local_rows[0]) if len(local_rows) > 1 else 1
+            out[int(local_rows[0]) : int(local_rows[-1]) + 1 : step] = values
 
-    read_static(bundle, column, keep)
+    read_static(bundle, stored, receive)
     return out
 
 
 def read_dynamic(
     bundle: Bundle,
-    columns: Sequence[StoredTable],
-    keep: Callable[[np.ndarray, list[np.ndarray]], None],
+    stored_tables: Sequence[StoredTable],
+    receive: Callable[[np.ndarray, list[np.ndarray]], None],
 ) -> None:
-    """Calls keep(keys [b], the values [b, D] of each of `columns`) for all keys that this rank
-    owns, a block at a time.
-    """
-    layout, own, ranks, rank = bundle.layout, columns[0], collectives.size(), collectives.rank()
-    for part in own_parts(len(own.parts), ranks, rank):
-        for first in range(0, own.parts[part], own.block):
-            count = min(own.block, own.parts[part] - first)
-            keys = bundle.read(layout.keys_entry(own, part), first, count)
-            mine = owning.owners_np(keys, ranks) == rank
-            keep(
-                keys[mine],
-                [bundle.read(layout.entry(column, part), first, count)[mine] for column in columns],
-            )
-
-
-class Loaded:
-    """This rank's rows of all columns that are being restored.
-
-    Static shards that have no values yet are filled as they are read. What has values keeps them
-    until all ranks have read all: new values wait in memory, or, if these are too many, are read
-    once more.
+    """Reads all keys that this rank owns, and their rows, a block at a time.
 
     Args:
-        pairs: each shard and the column of the checkpoint that it is restored from.
+        bundle: the checkpoint.
+        stored_tables: a dynamic table in it, or slots of one.
+        receive: called with keys [b] and the values [b, D] of each stored table.
+    """
+    layout, first_table = bundle.layout, stored_tables[0]
+    ranks, rank = collectives.size(), collectives.rank()
+    for part in parts_of_rank(len(first_table.parts), ranks, rank):
+        for first in range(0, first_table.parts[part], first_table.block):
+            count = min(first_table.block, first_table.parts[part] - first)
+            keys = bundle.read(layout.keys_entry(first_table, part), first, count)
+            is_owned = key_hashing.owners_np(keys, ranks) == rank
+            values = [
+                bundle.read(layout.entry(stored, part), first, count)[is_owned]
+                for stored in stored_tables
+            ]
+            receive(keys[is_owned], values)
+
+
+# ---- Restoring
+
+
+class TableRestore:
+    """Restores this rank's rows of all tables, in steps that the ranks take together.
+
+    Static shards that have no values yet are filled as they are read. Shards that have values keep
+    them until all ranks have read all: new values wait in memory, or, if these are too many, are
+    read once more.
+
+    Args:
+        session: the session.
+        bundle: the checkpoint.
+        pairs: each shard and the stored table that it is restored from.
+
+    Attributes:
+        reads_twice: new values don't wait in memory; to be set before `read`.
     """
 
     def __init__(self, session: Any, bundle: Bundle, pairs: Sequence[tuple[Shard, StoredTable]]):
         self._session, self._bundle = session, bundle
-        self._columns = {shard.name: column for shard, column in pairs}
+        self._stored = {shard.name: stored for shard, stored in pairs}
         self._groups = by_table([shard for shard, _ in pairs])
         self._static = [shard for shard, _ in pairs if not shard.dynamic]
-        self._there: set[str] = set()
-        self._waiting: list[tuple[Shard, np.ndarray]] = []
-        self._dynamic: list[Any] = []
-        self.twice = False
+        self._initialized: set[str] = set()
+        self._waiting_values: list[tuple[Shard, np.ndarray]] = []
+        self._waiting_loads: list[Any] = []
+        self.reads_twice = False
 
     def must_read_twice(self) -> bool:
-        """Whether the old and the new values together are too much for this rank's memory."""
+        """Tells whether old and new values together are too much for this rank's memory."""
         shards = [shard for group in self._groups for shard in group]
-        flags = run_unpatched(self._session, [made.initialized for made in operations(shards)])
-        self._there = {shard.name for shard, there in zip(shards, flags) if there}
-        ranks = collectives.size()
-        return SPARE < sum(
-            self._columns[shard.name].count // ranks * shard.dim * np.dtype(shard.dtype).itemsize
-            for shard in shards
-            if shard.name in self._there
-        )
+        flags = run_unpatched(self._session, [op.initialized for op in operations_of(shards)])
+        self._initialized = {shard.name for shard, flag in zip(shards, flags) if flag}
+        size = 0
+        for shard in shards:
+            if shard.name in self._initialized:
+                rows = self._stored[shard.name].count // collectives.size()
+                size += rows * shard.dim * np.dtype(shard.dtype).itemsize
+        return size > SPARE_BYTES
 
     def verify(self) -> None:
         """Reads all of it once, keeping nothing."""
         for group in self._groups:
-            columns = [self._columns[shard.name] for shard in group]
+            stored_tables = [self._stored[shard.name] for shard in group]
             if group[0].dynamic:
-                read_dynamic(self._bundle, columns, lambda *_: None)
+                read_dynamic(self._bundle, stored_tables, lambda *_: None)
             else:
-                read_static(self._bundle, columns[0], lambda *_: None)
+                read_static(self._bundle, stored_tables[0], lambda *_: None)
 
     def read(self) -> None:
         """Reads all that can be read before every rank has read without an error."""
-        new = [shard for shard in self._static if shard.name not in self._there]
-        run_unpatched(self._session, [made.allocate for made in operations(new)])
-        self._fill(new)
-        if not self.twice:
-            self._waiting = [
-                (
-                    shard,
-                    read_shard(
-                        self._bundle, self._columns[shard.name], np.empty(shard.shape, shard.dtype)
-                    ),
-                )
-                for shard in self._static
-                if shard.name in self._there
+        uninitialized = self._static_shards(initialized=False)
+        run_unpatched(self._session, [op.allocate for op in operations_of(uninitialized)])
+        self._fill(uninitialized)
+        if not self.reads_twice:
+            self._waiting_values = [
+                (shard, self._read_values(shard)) for shard in self._static_shards(initialized=True)
             ]
         for group in self._groups:
             if group[0].dynamic:
@@ -215,56 +244,54 @@ class Loaded:
 
     def undo(self) -> None:
         """Takes back what `read` has done to the session."""
-        run_unpatched(
-            self._session,
-            [
-                made.destroy
-                for made in operations([s for s in self._static if s.name not in self._there])
-            ],
-        )
+        uninitialized = self._static_shards(initialized=False)
+        run_unpatched(self._session, [op.destroy for op in operations_of(uninitialized)])
 
     def assign(self) -> None:
         """Puts all that was read in force."""
-        scatter = Scatter(self._session)
-        while self._waiting:
-            shard, values = self._waiting.pop()
+        writes = RowWrites(self._session)
+        while self._waiting_values:
+            shard, values = self._waiting_values.pop()
             block = block_of([shard])
             for first in range(0, len(values), block):
-                scatter.ask(
-                    shard,
-                    first,
-                    np.arange(first, min(first + block, len(values))),
-                    values[first : first + block],
-                )
-        scatter.flush()
-        if self.twice:
-            self._fill([shard for shard in self._static if shard.name in self._there])
-        while self._dynamic:
-            self._dynamic.pop().assign(self._session)
+                rows = np.arange(first, min(first + block, len(values)))
+                writes.add(RowRequest(shard, first, rows, values[first : first + block]))
+        writes.flush()
+        if self.reads_twice:
+            self._fill(self._static_shards(initialized=True))
+        while self._waiting_loads:
+            self._waiting_loads.pop().assign(self._session)
+
+    def _static_shards(self, initialized: bool) -> list[Shard]:
+        return [s for s in self._static if (s.name in self._initialized) == initialized]
+
+    def _read_values(self, shard: Shard) -> np.ndarray:
+        out = np.empty(shard.shape, shard.dtype)
+        return read_shard(self._bundle, self._stored[shard.name], out)
 
     def _fill(self, shards: Sequence[Shard]) -> None:
         """Reads static shards right into their variables."""
-        scatter = Scatter(self._session)
+        writes = RowWrites(self._session)
         for shard in shards:
 
-            def keep(local: np.ndarray, values: np.ndarray, shard: Shard = shard) -> None:
-                scatter.ask(shard, 0, local, values)
+            def receive(rows: np.ndarray, values: np.ndarray, shard: Shard = shard) -> None:
+                writes.add(RowRequest(shard, 0, rows, values))
 
-            read_static(self._bundle, self._columns[shard.name], keep)
-        scatter.flush()
+            read_static(self._bundle, self._stored[shard.name], receive)
+        writes.flush()
 
     def _read_dynamic(self, group: Sequence[Shard]) -> None:
         table: Any = group[0].table
         slots = [shard.variable for shard in group if shard.slot_of is not None]
-        # an empty one in its place: its memory belongs to more than the variable
-        if self.twice:
+        if self.reads_twice:
+            # Empty variables take their place: their memory belongs to more than the variables.
             run_unpatched(
                 self._session, [v.initializer for v in (table, *getattr(table, "slots", []))]
             )
         loading = table.loading(slots)
 
-        def add(keys: np.ndarray, values: list[np.ndarray]) -> None:
+        def receive(keys: np.ndarray, values: list[np.ndarray]) -> None:
             loading.add(keys, values[0], dict(zip([slot.op.name for slot in slots], values[1:])))
 
-        read_dynamic(self._bundle, [self._columns[shard.name] for shard in group], add)
-        self._dynamic.append(loading)
+        read_dynamic(self._bundle, [self._stored[shard.name] for shard in group], receive)
+        self._waiting_loads.append(loading)

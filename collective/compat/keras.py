@@ -1,5 +1,4 @@
-"""Keras in graphs of TensorFlow 1: its legacy optimizers update tables, its Embedding layer has
-one.
+"""Lets Keras's legacy optimizers update tables in graphs, and its Embedding layer have one.
 
 `tf.keras.optimizers.legacy.…` (in `tf.compat.v1` these are `tf.keras.optimizers.…`) make slots and
 updates by methods of their own, not by those of `tf.train`. The new `tf.keras.optimizers.…` don't
@@ -32,37 +31,41 @@ def apply_gradients(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """`legacy.Optimizer.apply_gradients`, in which tables present themselves as their shards.
+    """Stands in for `legacy.Optimizer.apply_gradients`: updates the shards of tables.
 
     Raises:
-        NotImplementedError: of a dynamic table, or with scope(local_steps=…).
+        NotImplementedError: there is a dynamic table, or scope(local_steps=…).
     """
     if tf.executing_eagerly():
         return original(optimizer, grads_and_vars, *args, **kwargs)
-    grads_and_vars = assignments.gradients(list(grads_and_vars))
+    grads_and_vars = assignments.sync_gradients(list(grads_and_vars))
     tables = [v for g, v in grads_and_vars if g is not None and isinstance(v, Table)]
-    like = f"Use an optimizer of tf.compat.v1.train in the place of the Keras optimizer {type(optimizer).__name__}"
+    name = type(optimizer).__name__
+    advice = f"Use an optimizer of tf.compat.v1.train in the place of the Keras optimizer {name}"
     local_steps = SCOPES.options.local_steps
     if local_steps > 1:
-        raise NotImplementedError(f"{like}: scope(local_steps={local_steps}) is for these.")
+        raise NotImplementedError(f"{advice}: scope(local_steps={local_steps}) is for these.")
     for table in tables:
         if table.rows is None:
             raise NotImplementedError(
-                f"{like}, which makes no slots for the dynamic table '{table.op.name}'."
+                f"{advice}, which makes no slots for the dynamic table '{table.op.name}'."
             )
 
-    def create(next_creator: Callable[..., Any], **made: Any) -> Any:
-        of = str(made.get("name")).rpartition("/")[0]
-        table = next((t for t in tables if t._shared_name == of), None)
-        return next_creator(**made) if table is None else sharded_as(table, next_creator, **made)
+    def create_slot(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        table_name = str(kwargs.get("name")).rpartition("/")[0]
+        for table in tables:
+            if table._shared_name == table_name:
+                return sharded_as(table, next_creator, **kwargs)
+        return next_creator(**kwargs)
 
-    with updating_shards(grads_and_vars), tf.variable_creator_scope(create):
+    with updating_shards(grads_and_vars), tf.variable_creator_scope(create_slot):
         return original(optimizer, grads_and_vars, *args, **kwargs)
 
 
 def trains_nothing(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    """`apply_gradients` of the new optimizers, and what their `minimize` begins with: plain
-    TensorFlow's graphs, too, get no operation from it that would update the variables.
+    """Stands in for `apply_gradients` and `compute_gradients` of the new optimizers: refuses them.
+
+    Plain TensorFlow's graphs, too, get no operation from them that would update the variables.
 
     Raises:
         NotImplementedError: in a graph.
@@ -71,8 +74,8 @@ def trains_nothing(original: Callable[..., Any], optimizer: Any, *args: Any, **k
         name = type(optimizer).__name__
         raise NotImplementedError(
             f"tf.keras.optimizers.{name} gives a graph of TensorFlow 1 no operation that updates "
-            f"its variables. Use "
-            f"tf.keras.optimizers.legacy.{name}, or an optimizer of tf.compat.v1.train."
+            f"its variables. Use tf.keras.optimizers.legacy.{name}, or an optimizer of "
+            "tf.compat.v1.train."
         )
     return original(optimizer, *args, **kwargs)
 
@@ -83,11 +86,13 @@ def add_weight(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """`tf.keras.layers.Embedding.add_weight`, which makes its weights without `tf.get_variable`: a
-    table.
+    """Stands in for `tf.keras.layers.Embedding.add_weight`: makes a table in embedding_scope().
+
+    Keras makes weights without `tf.get_variable`.
 
     Args:
         original: not called: Keras gives its layers another base class where there is a graph.
+        layer: the layer.
     """
     options = SCOPES.embedding_options
     if options is not None:
@@ -96,7 +101,7 @@ def add_weight(
 
 
 def _get_table(options: EmbeddingOptions, name: str, **kwargs: Any) -> Any:
-    # by which its rows start, too
+    # First values of rows depend on the name: it must be the one that the variable will have.
     name = tf.get_default_graph().unique_name(name, mark_as_used=False)
     with tf.name_scope(None):
         return table_getter(

@@ -1,9 +1,9 @@
-"""How ranks agree on a run before any of its collectives starts.
+"""Lets ranks agree on a run before any of its collectives starts.
 
 Every rank contributes one header. In the normal case the exchange of headers is an operation of the
 run itself, and opens the gate. A rank that can't run (its data has ended, it leaves, it has failed)
-contributes its header from outside. Headers are a few integers; only where they disagree do ranks
-exchange texts too, to say what each of them did.
+contributes its header from outside. Headers are a few integers. Only where they disagree do ranks
+exchange reports, too, in which each describes what it did.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Callable
 
 import numpy as np
@@ -22,34 +22,37 @@ from collective.ops import collectives
 from collective.ops.gate import Check, Gate
 
 RUNNING, INVALID, ENDED, LEFT, FAILED, IDLE, CLOSING = range(7)
-# the check of a rank that is ENDED, and should have been IDLE
+# Stands in `Header.check` of a rank that is ENDED, and should have been IDLE.
 EVALUATING = 1
 NAME = collectives.PREFIX + "agreement"
-# the channel on which ranks agree on keys that are exchanged a batch ahead
+# The channel on which ranks agree on keys that are exchanged a batch ahead.
 AHEAD = ".ahead"
-LOOKUPS = 1 << 24  # more than a check has
-# status, session, signature, number of the check, id, clock
+# Numbers the values of all checks: no check has as many.
+CHECK_STRIDE = 1 << 24
+# The fields of a header: status, session, signature, check, id, clock.
 WIDTH = 6
 
 
 def now() -> int:
-    """Microseconds since 1970."""
+    """Returns microseconds since 1970."""
     return time.time_ns() // 1000
 
 
 @dataclasses.dataclass(frozen=True)
 class Header:
-    """What a rank says before a run.
+    """Describes the state of one rank before a run.
 
     Attributes:
         status: RUNNING, INVALID (an id outside its table), ENDED (out of data), CLOSING (at the end
             of the session, whose hooks may still run), LEFT (closed the session), FAILED or IDLE
-            (out of data in an evaluation, in which it answers whoever goes on).
-        session: the number of the session, counted alike on every rank.
-        signature: of the collectives that the run will use; 0 for CLOSING, LEFT and FAILED.
-        check: which lookup's id failed: the number of its check in the graph times LOOKUPS plus its
-            place in the check; of an ENDED rank EVALUATING if it only evaluates.
-        id: that id, or what else is wrong of it.
+            (out of data in an evaluation, in which it answers the ranks that go on).
+        session: the number of the session, the same on every rank.
+        signature: the signature of the collectives that the run will use; 0 for CLOSING, LEFT and
+            FAILED.
+        check: for INVALID the lookup whose id failed: the number of its check in the graph times
+            CHECK_STRIDE, plus its place in the check; for ENDED it is EVALUATING if the rank only
+            evaluates.
+        id: the invalid id, or another number that the check's message needs.
         clock: microseconds since 1970.
     """
 
@@ -62,7 +65,7 @@ class Header:
 
 
 class SideChannel:
-    """Exchanges between the ranks' Python programs, outside any user's graph or session."""
+    """Lets the ranks' Python programs exchange, outside any user's graph or session."""
 
     def __init__(self) -> None:
         with tf.Graph().as_default(), tf.device("/cpu:0"):
@@ -85,15 +88,17 @@ class SideChannel:
             self._session = tf.Session(config=tf.ConfigProto(device_count={"GPU": 0}))
 
     def headers(self, header: Header, channel: str = "") -> list[Header]:
-        """Every rank's header; this one's is `header`. Meets both its like and the operation that a
-        run carries.
+        """Returns the headers of all ranks; this rank's is `header`.
+
+        The peers may call this, too, or execute the exchange that a run carries: the collective's
+        name is the same.
         """
         row = np.array([dataclasses.astuple(header)], np.int64)
         return as_headers(self._session.run(self._headers[channel], {self._header: row}))
 
-    def texts(self, mine: dict[str, Any], channel: str = "") -> list[dict[str, Any]]:
-        """Every rank's description of itself."""
-        data = np.frombuffer(json.dumps(mine).encode(), np.uint8)
+    def texts(self, text: dict[str, Any], channel: str = "") -> list[dict[str, Any]]:
+        """Returns the `text` of all ranks, which JSON can hold."""
+        data = np.frombuffer(json.dumps(text).encode(), np.uint8)
         joined, sizes = self._session.run(
             self._texts[channel], {self._text: data, self._size: [len(data)]}
         )
@@ -102,27 +107,29 @@ class SideChannel:
 
 
 def as_headers(rows: np.ndarray) -> list[Header]:
+    """Returns the headers of which an exchange has given one row each."""
     return [Header(*(int(x) for x in row)) for row in rows]
 
 
 def agree(
     gate: Gate,
     checks: Mapping[int, Check],
-    after: Sequence[tf.Operation],
-    disagreed: Callable[[list[Header]], None],
+    prerequisites: Sequence[tf.Operation],
+    on_disagreement: Callable[[list[Header]], None],
     first: bool,
-    opened: Callable[[], tf.Operation] = tf.no_op,
+    when_agreed: Callable[[], tf.Operation] = tf.no_op,
 ) -> tf.Tensor:
-    """Exchanges headers within a run and opens `gate` if all ranks are well and run the same. A
-    rank may be idle, if not all.
+    """Exchanges headers within a run, and opens `gate` if all ranks run the same.
+
+    Ranks may be idle beside the ones that run.
 
     Args:
-        gate: whose `ticket` is fed (1, session, signature, clock).
-        checks: the lookups whose ids must be valid, by their number in the graph.
-        after: operations that must have succeeded first: the sources of the run's data.
-        disagreed: called with the headers if the gate stays closed; the run then fails.
+        gate: its `ticket` is fed with (1, session, signature, clock).
+        checks: the lookups whose ids must be valid, by their numbers in the graph.
+        prerequisites: operations that must have succeeded first: the sources of the run's data.
+        on_disagreement: called with the headers if the gate stays closed; the run then fails.
         first: whether the run passes no other gate before.
-        opened: makes an operation that is to be executed when the gate is open.
+        when_agreed: makes an operation that is executed as the gate opens.
 
     Returns:
         int64 scalar, rank 0's clock.
@@ -137,36 +144,40 @@ def agree(
         header = tf.stack([status, gate.ticket[1], gate.ticket[2], check, worst, gate.ticket[3]])
         # Not tf.control_dependencies, which marks what is waited for, and TensorFlow warns of a
         # mark on what has run already.
-        header.op._add_control_inputs(list(after))
+        header.op._add_control_inputs(list(prerequisites))
         if first:
             header = gate.counted(header)
         headers = collectives.allgather(header[None], NAME + gate.channel, 0)
         running = tf.equal(headers[:, 0], RUNNING)
-        well = tf.reduce_all(tf.logical_or(running, tf.equal(headers[:, 0], IDLE)))
-        well = tf.logical_and(well, tf.reduce_all(tf.equal(headers[:, 1:3], headers[:1, 1:3])))
+        agreed = tf.reduce_all(tf.logical_or(running, tf.equal(headers[:, 0], IDLE)))
+        agreed = tf.logical_and(agreed, tf.reduce_all(tf.equal(headers[:, 1:3], headers[:1, 1:3])))
 
         def refuse(rows: np.ndarray) -> np.ndarray:
-            disagreed(as_headers(rows))
+            on_disagreement(as_headers(rows))
             raise RuntimeError("the ranks do not agree on this run")
 
         def open_gate() -> tf.Tensor:
-            with tf.control_dependencies([gate.open(), opened()]):
+            with tf.control_dependencies([gate.open(), when_agreed()]):
                 return tf.identity(headers[0, 5])
 
         def keep_closed() -> tf.Tensor:
             return tf.reshape(tf.numpy_function(refuse, [headers], tf.int64), [])
 
-        return tf.cond(well, open_gate, keep_closed)
+        return tf.cond(agreed, open_gate, keep_closed)
 
 
 def _first_invalid(checks: Mapping[int, Check]) -> list[tf.Tensor]:
-    """(status, which lookup, id), each an int64 scalar."""
+    """Returns (status, check, id) of a header, each an int64 scalar: the first invalid value."""
     if not checks:
         return [tf.constant(x, tf.int64) for x in (RUNNING, 0, 0)]
     bounds = tf.concat([check.bounds for check in checks.values()], 0)
     rows = tf.constant([rows for check in checks.values() for rows in check.rows], tf.int64)
     which = tf.constant(
-        [number * LOOKUPS + i for number, check in checks.items() for i in range(len(check.rows))],
+        [
+            number * CHECK_STRIDE + i
+            for number, check in checks.items()
+            for i in range(len(check.rows))
+        ],
         tf.int64,
     )
     low, high = bounds[:, 0], bounds[:, 1]
@@ -182,40 +193,41 @@ def _first_invalid(checks: Mapping[int, Check]) -> list[tf.Tensor]:
 
 
 def verdict(
-    headers: Sequence[Header], checks: Sequence[Check], texts: Callable[[], list[dict[str, Any]]]
+    headers: Sequence[Header],
+    checks: Sequence[Check],
+    exchange_reports: Callable[[], list[dict[str, Any]]],
 ) -> BaseException | None:
-    """What every rank raises for these headers, alike; None if all are well.
+    """Returns the error that every rank raises for these headers; None if all are well.
+
+    The error is the same on every rank.
 
     Args:
-        headers: of ranks 0, 1, ….
+        headers: those of ranks 0, 1, ….
         checks: the graph's, to name a table.
-        texts: exchanges what the ranks did, {'doing': …, 'shared': […]}; called on every rank or on
-            none.
+        exchange_reports: returns each rank's `report`; called on every rank or on none.
     """
     if any(h.status == FAILED for h in headers):
-        return RankError("A rank failed. " + _each(texts(), lambda text: text["doing"]))
+        return RankError("A rank failed. " + _descriptions(exchange_reports()))
     sessions = {h.session for h in headers}
     signatures = {h.signature for h in headers if h.status in (RUNNING, INVALID, ENDED, IDLE)}
     if len(sessions) > 1 or len(signatures) > 1:
-        return RankError("The ranks do not run the same. " + _difference(texts()))
+        return RankError("The ranks do not run the same. " + _difference(exchange_reports()))
     running = any(h.status == RUNNING for h in headers)
     for r, h in enumerate(headers):
         if h.status == ENDED and h.check == EVALUATING and running:
             return RankError(
                 f"Rank {r} is out of data in an evaluation, others are not, and it can not answer "
-                f"them: the run has a lookup "
-                "in tf.cond or tf.while_loop, or a gradient, or a collective of your own "
-                "(hvd.allreduce), or its keys are "
-                "exchanged ahead (prefetch_keys). Look up outside of control flow, in a graph of "
-                "its own, or give every rank "
-                "the same number of batches."
+                "them: the run has a lookup in tf.cond or tf.while_loop, or a gradient, or a "
+                "collective of your own (hvd.allreduce), or its keys are exchanged ahead "
+                "(prefetch_keys). Look up outside of control flow, in a graph of its own, or give "
+                "every rank the same number of batches."
             )
         if h.status == INVALID:
-            check, place = checks[h.check // LOOKUPS], h.check % LOOKUPS
+            check, place = checks[h.check // CHECK_STRIDE], h.check % CHECK_STRIDE
             return tf.errors.InvalidArgumentError(
                 None, None, f"{check.says(place, h.id)} (on rank {r})"
             )
-    for status, what in (
+    for status, state in (
         (ENDED, "is out of data"),
         (IDLE, "is out of data"),
         (CLOSING, "is at the end of the session"),
@@ -224,42 +236,52 @@ def verdict(
         ranks = [str(r) for r, h in enumerate(headers) if h.status == status]
         if ranks:
             return tf.errors.OutOfRangeError(
-                None, None, f"rank {', '.join(ranks)} {what}: the step ends on all ranks"
+                None, None, f"rank {', '.join(ranks)} {state}: the step ends on all ranks"
             )
     return None
 
 
-def _each(texts: Sequence[dict[str, Any]], say: Callable[[dict[str, Any]], str]) -> str:
-    return " ".join(f"Rank {r}: {say(text)}." for r, text in enumerate(texts))
+def report(description: str, shared: Iterable[str]) -> dict[str, Any]:
+    """Returns what a rank tells its peers where headers disagree.
+
+    Args:
+        description: says what the rank does, for messages.
+        shared: the names of what all ranks must run alike (`RunFootprint.shared`).
+    """
+    return {"description": description, "shared": list(shared)}
 
 
-def _difference(texts: Sequence[dict[str, Any]]) -> str:
-    """What each rank runs, and the first collective that not all of them use."""
-    used = [text["shared"] for text in texts]
-    everywhere = set(used[0]).intersection(*used[1:]) if used else set()
-    # what a user knows by its name comes first
-    odd = sorted(
-        {name for names in used for name in names} - everywhere,
+def _descriptions(reports: Sequence[dict[str, Any]]) -> str:
+    return " ".join(f"Rank {r}: {report['description']}." for r, report in enumerate(reports))
+
+
+def _difference(reports: Sequence[dict[str, Any]]) -> str:
+    """Describes what each rank runs, and names the first collective that not all of them use."""
+    used = [report["shared"] for report in reports]
+    used_by_all = set(used[0]).intersection(*used[1:]) if used else set()
+    # Names that a user knows come first.
+    different = sorted(
+        {name for names in used for name in names} - used_by_all,
         key=lambda name: (name.startswith(collectives.PREFIX), name),
     )
     first = ""
-    if odd:
-        who = [str(r) for r, names in enumerate(used) if odd[0] in names]
-        first = f" First difference: '{odd[0]}' is used by rank {', '.join(who)} only."
+    if different:
+        ranks = [str(r) for r, names in enumerate(used) if different[0] in names]
+        first = f" First difference: '{different[0]}' is used by rank {', '.join(ranks)} only."
     return (
-        _each(texts, lambda text: text["doing"])
+        _descriptions(reports)
         + first
         + " Every rank must run the same fetches, save and restore, in the same order, on the "
         "same graph."
     )
 
 
-def takes_all(doing: str, error: tf.errors.OutOfRangeError) -> RankError:
-    """What is raised, in the place of an end of data, where nothing is about data: a session would
-    swallow that.
+def needs_all_ranks(description: str, error: tf.errors.OutOfRangeError) -> RankError:
+    """Returns the error that takes the place of an end of data where nothing is about data.
+
+    A monitored session would take an end of data for its own end, and say nothing.
     """
     return RankError(
-        f"{doing[:1].upper()}{doing[1:]} takes all ranks, but {error.message}. Every "
-        f"rank must do it before "
-        "any of them leaves the session."
+        f"{description[:1].upper()}{description[1:]} takes all ranks, but {error.message}. Every "
+        "rank must do it before any of them leaves the session."
     )

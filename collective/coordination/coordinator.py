@@ -1,23 +1,26 @@
-"""How a rank takes part in the sessions that all ranks share: agreeing on each run, ending, leaving
-and failing together.
-"""
+"""Keeps ranks together in the sessions that they share: they run, end, leave and fail together."""
 
 from __future__ import annotations
 
 import atexit
-import functools
+import dataclasses
 import hashlib
 import os
 import sys
 import threading
-from typing import Any, Callable
+from typing import Any
 
 import tensorflow.compat.v1 as tf
 
 from collective.coordination import agreement
 from collective.coordination.agreement import CLOSING, ENDED, FAILED, IDLE, LEFT, RUNNING, Header
-from collective.coordination.initial_broadcast import make_equal
-from collective.coordination.prepared_run import Membership, PreparedRun, finds_idle
+from collective.coordination.initial_broadcast import broadcast_initial_values
+from collective.coordination.prepared_run import (
+    Membership,
+    PreparedRun,
+    RunAttempt,
+    peers_are_idle,
+)
 from collective.coordination.progress import Progress
 from collective.coordination.run_extension import NO_PART, extension_of
 from collective.coordination.session_state import state_of_session
@@ -27,34 +30,42 @@ from collective.ops import collectives, graph_analysis
 from collective.ops.gate import gates_of
 from collective.tables.table import is_replicated
 
+ENDING = "ends its session"
+
 
 class Coordinator:
-    """This rank's side of the agreement, over all of its sessions."""
+    """Takes this rank's side in the agreement, over all of its sessions.
+
+    Attributes:
+        channel: exchanges headers and reports outside of runs.
+        progress: tells the launcher what this rank does.
+        failure: the session in which a run failed, and a description: told to the peers when they
+            next wait for this rank.
+        broken: describes a run that failed half-way, after which peers can't be answered.
+        clock: seconds since 1970 on rank 0, as of the last exchange.
+    """
 
     def __init__(self) -> None:
         self.channel = agreement.SideChannel()
         self.progress = Progress(os.environ)
-        self.members: dict[Any, Membership] = {}
-        self.count = 0
-        # said to the peers when they next wait for this rank
         self.failure: tuple[Membership, str] | None = None
-        # a run failed half-way: peers can't be answered
         self.broken: str | None = None
-        atexit.register(self.leave_all)
-        self._hook, sys.excepthook = sys.excepthook, self._dying
+        self.clock: float | None = None
+        self._members: dict[Any, Membership] = {}
+        self._sessions = 0
         self._dead = False
         self._process = os.getpid()
-        # rank 0's, as of the last exchange: seconds since 1970
-        self.clock: float | None = None
-        # two threads' collectives would meet the peers' in no order
+        # Collectives of two threads would meet the peers' in no order.
         self._one_at_a_time = threading.RLock()
+        atexit.register(self.leave_all)
+        self._excepthook, sys.excepthook = sys.excepthook, self._note_death
 
-    def _dying(self, *error: Any) -> None:
-        # the launcher ends the job; peers in a collective can't be told
+    def _note_death(self, *error: Any) -> None:
+        # The launcher ends the job; peers in a collective can't be told.
         self._dead = True
-        self._hook(*error)
+        self._excepthook(*error)
 
-    # -- one run
+    # Runs
 
     def run(
         self,
@@ -66,320 +77,350 @@ class Coordinator:
         options: Any,
         metadata: Any,
     ) -> Any:
-        """TensorFlow's `original(session, fetches, feeds, options, metadata)`, on all ranks or on
-        none.
-        """
-        doing = "runs " + ", ".join(
-            sorted(str(getattr(f, "name", f)) for f in graph_analysis.flatten(fetches))
-        )
-        with self._one_at_a_time, self.progress:
-            try:
-                return self._run(original, session, run, doing, fetches, feeds, options, metadata)
-            except tf.errors.OutOfRangeError as error:
-                raise run.missed(error, doing) from None
+        """Carries out a run on all ranks or on none, and returns the values of `fetches`.
 
-    def _run(
-        self,
-        original: Any,
-        session: Any,
-        run: PreparedRun,
-        doing: str,
-        fetches: Any,
-        feeds: Any,
-        *more: Any,
-    ) -> Any:
-        member = self.member(session)
-        self.say_failure()
-        self.refuse_if_broken()
+        Every rank takes these steps:
+
+            1  clean up    an earlier failure is delivered, a session that is over is refused
+            2  equalise    variables initialized before the ranks shared anything become rank 0's
+            3  line up     the run's counter starts; peers come out of an earlier evaluation
+            4  feed        the extension's feeds, and the ticket that the agreement reads
+            5  execute     headers ─► gate ─► collectives ─► updates, as one run of TensorFlow
+            6  fail        if 5 fails, peers are told, and all ranks raise what they must
+            7  take note   of the clock, the count, an evaluation that peers may go on with
+            8  equalise    variables that the run has initialized become rank 0's
+
+        Args:
+            original: TensorFlow's `Session.run`; so are `fetches`, `feeds` and what follows.
+            session: the session.
+            run: the run, as it was prepared for these fetches and feeds.
+        """
+        fetched = sorted(str(getattr(f, "name", f)) for f in graph_analysis.flatten(fetches))
+        description = "runs " + ", ".join(fetched)
+        with self._one_at_a_time, self.progress:
+            member = self._member_of(session)
+            attempt = RunAttempt(original, session, member, run, description, dict(feeds or {}))
+            try:
+                self._clean_up(attempt)
+                self._equalise_early_variables(attempt)
+                self._line_up(attempt)
+                self._feed(attempt)
+                values, agreed = self._execute(attempt, fetches, options, metadata)
+                self._take_note(attempt, agreed)
+                self._equalise_initialized(attempt)
+                return values
+            except tf.errors.OutOfRangeError as error:
+                raise run.end_of_data(error, description) from None
+
+    def _clean_up(self, attempt: RunAttempt) -> None:
+        """Delivers an earlier failure, and refuses a session that is over (step 1)."""
+        run, member = attempt.run, attempt.member
+        self._deliver_failure()
+        self._refuse_if_broken()
         if member.over is not None:
             raise member.over
-        for other in self.members.values():
+        for other in self._members.values():
             if other is not member:
                 # Two graphs may have collectives of the same names.
                 other.part.wait()
-        run.label = run.label or Label(doing, run.footprint.shared)
+        run.label = run.label or Label(attempt.description, run.footprint.shared)
         self.progress.does(run.label)
-        unequal, state_of_session(session).unequal_variables = (
-            state_of_session(session).unequal_variables,
-            {},
-        )
-        early = [v for _, v in sorted(unequal.items())]
-        if early or run.footprint.initialized:
-            self.settle(Header(RUNNING, member.number, run.footprint.signature), member, run, doing)
+
+    def _equalise_early_variables(self, attempt: RunAttempt) -> None:
+        """Makes variables equal that were initialized before ranks shared anything (step 2)."""
+        state = state_of_session(attempt.session)
+        unequal, state.unequal_variables = state.unequal_variables, {}
+        variables = [variable for _, variable in sorted(unequal.items())]
+        if variables or attempt.run.footprint.initialized:
+            self._agree_on(attempt)
             self.progress.enters(Phase.EQUALISING)
-        make_equal(original, session, early)
-        if run.gate is not None and member.count is None:
-            original(session, run.gate.start)
+        broadcast_initial_values(attempt.original, attempt.session, variables)
+
+    def _line_up(self, attempt: RunAttempt) -> None:
+        """Starts the run's counter, and waits for peers in an earlier evaluation (step 3)."""
+        gate, member = attempt.run.gate, attempt.member
+        if gate is None:
+            return
+        if member.count is None:
+            attempt.original(attempt.session, gate.start)
             member.count = 0
-        if run.gate is not None and member.evaluation not in (None, run.footprint.signature):
-            # Before it takes data: peers may still answer that evaluation, which this rank has
+        if member.evaluation not in (None, attempt.signature):
+            # Before the run takes data: peers may still answer the evaluation that this rank has
             # left.
-            self.settle(Header(RUNNING, member.number, run.footprint.signature), member, run, doing)
+            self._agree_on(attempt)
+
+    def _feed(self, attempt: RunAttempt) -> None:
+        """Adds the extension's feeds, and the ticket that the agreement reads (step 4)."""
+        run, member = attempt.run, attempt.member
         if run.extended:
             if member.part is NO_PART:
-                member.part = extension_of(session.graph).join(session, member, self)
-            more_feeds = member.part.feeds(
-                run.footprint.trains, run.gate is not None, feeds or {}, doing
+                extension = extension_of(attempt.session.graph)
+                member.part = extension.join(attempt.session, member, self)
+            gated = run.gate is not None
+            attempt.feeds.update(
+                member.part.feeds(run.footprint.trains, gated, attempt.feeds, attempt.description)
             )
-            feeds = {**(feeds or {}), **more_feeds}
-        ticket = [1, member.number, run.footprint.signature, agreement.now()]
-        feeds = {**(feeds or {}), **{placeholder.name: ticket for placeholder in run.tickets}}
-        out = None
-        while out is None:
+        ticket = [1, member.number, attempt.signature, agreement.now()]
+        attempt.feeds.update((placeholder.name, ticket) for placeholder in run.tickets)
+
+    def _execute(
+        self, attempt: RunAttempt, fetches: Any, options: Any, metadata: Any
+    ) -> tuple[Any, list[Any]]:
+        """Runs TensorFlow, again while peers are idle, and fails as all ranks do (steps 5 and 6).
+
+        Returns:
+            The values of the fetches, and those of the run's targets.
+        """
+        run, part = attempt.run, attempt.member.part
+        while True:
             run.disagreement = None
             self.progress.enters(Phase.WORKING if run.gate is None else Phase.RUNNING)
             try:
-                out = original(session, [fetches, run.targets], feeds, *more)
+                values, agreed = attempt.original(
+                    attempt.session, [fetches, run.targets], attempt.feeds, options, metadata
+                )
+                return values, agreed
             except tf.errors.OpError as error:
-                started = self.has_started(original, session, member, run)
+                started = self._has_started(attempt)
                 self.progress.passed += started
-                if run.extended and not run.opened(started):
-                    member.part.run_stopped()
-                if run.repeatable and finds_idle(run.disagreement or [], run.footprint.signature):
+                if run.extended and not run.first_gate_opened(started):
+                    part.run_stopped()
+                if run.repeatable and peers_are_idle(run.disagreement or [], attempt.signature):
                     continue
-                answer = functools.partial(self.answer, original, session, run, feeds)
-                raise self.after(error, started, member, run, doing, answer) from None
-            # TensorFlow never started it: a feed of a wrong shape, say
+                raise self._error_for_all(attempt, error, started) from None
             except Exception as error:
+                # TensorFlow never started the run: a feed of a wrong shape, for one.
                 if run.extended:
-                    member.part.run_stopped()
-                self.failure = (member, f"failed with {type(error).__name__}: {error}")
+                    part.run_stopped()
+                self.failure = (attempt.member, f"failed with {type(error).__name__}: {error}")
                 raise
-            except BaseException:  # this program is told to end
+            except BaseException:
+                # This program is told to end.
                 if run.extended:
-                    member.part.abandon()
+                    part.abandon()
                 raise
-        if run.targets:
-            self.progress.passed += 1
-            self.clock = int(out[1][0]) / 1e6
-            member.evaluation = run.footprint.signature if run.answer is not None else None
-            member.answers = (
-                (run, functools.partial(self.answer, original, session, run, feeds))
-                if run.answer
-                else None
-            )
-        if run.gate is not None:
-            member.count = (member.count or 0) + 1
-        if run.footprint.initialized:
-            self.progress.enters(Phase.EQUALISING)
-            make_equal(
-                original, session, [v for v in run.footprint.initialized if is_replicated(v)]
-            )
-        return out[0]
 
-    def refuse_if_broken(self) -> None:
-        if self.broken:
-            raise RankError(
-                f"An earlier run failed half-way on rank {collectives.rank()} and "
-                f"left its peers waiting; "
-                f"start again. It failed with: {self.broken}"
-            )
-
-    def has_started(
-        self, original: Any, session: Any, member: Membership, run: PreparedRun
-    ) -> bool:
-        """Whether the run that has just failed had come as far as its collectives."""
-        if run.gate is None:
-            return bool(run.footprint.initialized)
-        before, member.count = member.count, int(original(session, run.gate.count))
+    def _has_started(self, attempt: RunAttempt) -> bool:
+        """Tells whether the run that has just failed had come as far as its collectives."""
+        gate, member = attempt.run.gate, attempt.member
+        if gate is None:
+            return bool(attempt.run.footprint.initialized)
+        before, member.count = member.count, int(attempt.original(attempt.session, gate.count))
         return member.count != before
 
-    def after(
-        self,
-        error: tf.errors.OpError,
-        started: bool,
-        member: Membership,
-        run: PreparedRun,
-        doing: str,
-        answer: Callable[[], None],
+    def _error_for_all(
+        self, attempt: RunAttempt, error: tf.errors.OpError, started: bool
     ) -> BaseException:
-        """What to raise for a run that failed with `error`, once the peers know what they must
-        know.
-        """
+        """Returns what to raise for a run that failed, once the peers know what they must know."""
+        run, member, description = attempt.run, attempt.member, attempt.description
         if run.disagreement is not None:
-            return self.judged(run.disagreement, member, run, doing) or error
+            return self._judge(run.disagreement, member, run, description) or error
         if started:
             self.broken = f"{type(error).__name__}: {error.message}"
             return error
         if isinstance(error, tf.errors.OutOfRangeError):
-            if run.answer is not None:
-                return self.idle(error, member, run, doing, answer)
+            if run.idle_run is not None:
+                return self._answer_until_all_end(attempt, error)
             evaluating = 0 if run.footprint.trains else agreement.EVALUATING
-            ended = Header(ENDED, member.number, run.footprint.signature, evaluating)
-            judged = self.judged(self.headers(ended), member, run, doing)
-            return error if isinstance(judged, tf.errors.OutOfRangeError) else judged or error
+            ended = Header(ENDED, member.number, attempt.signature, evaluating)
+            return self._end_or_verdict(attempt, self._exchange_headers(ended), error)
         self.failure = (member, f"failed with {type(error).__name__}: {error.message}")
         return error
 
-    def idle(
-        self,
-        error: tf.errors.OutOfRangeError,
-        member: Membership,
-        run: PreparedRun,
-        doing: str,
-        answer: Callable[[], None],
+    def _answer_until_all_end(
+        self, attempt: RunAttempt, error: tf.errors.OutOfRangeError
     ) -> BaseException:
-        """Answers the peers' evaluation until all of them are out of data, too; then what to raise
-        here.
+        """Answers the peers' evaluation until they are out of data, too.
+
+        Returns:
+            What this rank then raises: `error`, its own end of data, if all goes well.
         """
-        mine = member.evaluation = run.footprint.signature
+        member, signature = attempt.member, attempt.signature
+        member.evaluation = signature
         while True:
-            headers = self.headers(Header(IDLE, member.number, mine))
+            headers = self._exchange_headers(Header(IDLE, member.number, signature))
             running = {h.signature for h in headers if h.status == RUNNING}
-            alike = all(h.status in (RUNNING, IDLE) and h.session == member.number for h in headers)
-            if alike and running == {mine}:
+            idle = {h.signature for h in headers if h.status == IDLE}
+            all_well = all(
+                h.status in (RUNNING, IDLE) and h.session == member.number for h in headers
+            )
+            if all_well and running == {signature}:
                 try:
-                    answer()
+                    self._answer(attempt)
                 except tf.errors.OpError as failed:
                     self.broken = f"{type(failed).__name__}: {failed.message}"
                     return failed
-            elif (
-                alike
-                and len(running) == 1
-                and all(h.signature == mine for h in headers if h.status == IDLE)
-            ):
-                return error  # the others have finished early, and go on to something else
+            elif all_well and len(running) == 1 and idle == {signature}:
+                # The others have finished early, and go on to something else.
+                return error
             else:
-                judged = self.judged(headers, member, run, doing)
-                return error if isinstance(judged, tf.errors.OutOfRangeError) else judged or error
+                return self._end_or_verdict(attempt, headers, error)
 
-    def answer(self, original: Any, session: Any, run: PreparedRun, feeds: dict[Any, Any]) -> None:
-        assert run.answer is not None
+    def _answer(self, attempt: RunAttempt) -> None:
+        """Takes part in one run of the peers without data of its own."""
+        idle_run = attempt.run.idle_run
+        assert idle_run is not None
         self.progress.enters(Phase.ANSWERING)
-        states = (
-            original(session, [now for _, now in run.answer.states]) if run.answer.states else []
-        )
-        given = run.answer.feeds + [(x, value) for (x, _), value in zip(run.answer.states, states)]
-        original(
-            session,
-            [run.answer.operations, run.answering],
-            {**feeds, **{x.name: value for x, value in given}},
-            None,
-            None,
-        )
+        feeds = dict(attempt.feeds)
+        feeds.update((x.name, value) for x, value in idle_run.feeds)
+        if idle_run.states:
+            states = [state for _, state in idle_run.states]
+            values = attempt.original(attempt.session, states)
+            feeds.update((x.name, value) for (x, _), value in zip(idle_run.states, values))
+        targets = [idle_run.operations, attempt.run.idle_targets]
+        attempt.original(attempt.session, targets, feeds, None, None)
 
-    def settle(
-        self, header: Header, member: Membership, run: PreparedRun | None, doing: str
+    def _end_or_verdict(
+        self, attempt: RunAttempt, headers: list[Header], error: tf.errors.OutOfRangeError
+    ) -> BaseException:
+        """Returns `error`, unless the headers say that more than data has ended."""
+        verdict = self._judge(headers, attempt.member, attempt.run, attempt.description)
+        if verdict is None or isinstance(verdict, tf.errors.OutOfRangeError):
+            return error
+        return verdict
+
+    def _take_note(self, attempt: RunAttempt, agreed: list[Any]) -> None:
+        """Notes the clock, the count, and an evaluation that peers may go on with (step 7)."""
+        run, member = attempt.run, attempt.member
+        if run.targets:
+            self.progress.passed += 1
+            self.clock = int(agreed[0]) / 1e6
+            is_evaluation = run.idle_run is not None
+            member.evaluation = attempt.signature if is_evaluation else None
+            member.last_evaluation = attempt if is_evaluation else None
+        if run.gate is not None:
+            member.count = (member.count or 0) + 1
+
+    def _equalise_initialized(self, attempt: RunAttempt) -> None:
+        """Makes variables equal that the run has initialized (step 8)."""
+        initialized = attempt.run.footprint.initialized
+        if initialized:
+            self.progress.enters(Phase.EQUALISING)
+            replicated = [v for v in initialized if is_replicated(v)]
+            broadcast_initial_values(attempt.original, attempt.session, replicated)
+
+    def restart(self, session: Any) -> None:
+        """Prepares for an iterator of `session` that is about to start anew."""
+        self._refuse_if_broken()
+        if session in self._members:
+            with self._one_at_a_time, self.progress.does("starts an iterator anew"):
+                self._members[session].part.iterator_restarts()
+
+    # Agreement outside of runs
+
+    def agree(
+        self, header: Header, member: Membership, run: PreparedRun | None, description: str
     ) -> None:
-        """Agrees outside of any run, when peers have come out of an evaluation that they still
-        answered; raises what all raise.
-        """
-        headers = self.headers(header)
-        while header.status == RUNNING and finds_idle(headers, header.signature):
-            headers = self.headers(header)  # they hear of it, and come here, too
-        judged = self.judged(headers, member, run, doing)
-        if judged is not None:
-            raise judged
+        """Agrees with the peers outside of any run, once they have come out of an evaluation.
 
-    def headers(self, header: Header) -> list[Header]:
-        """Every rank's header, exchanged outside of any run."""
+        Raises:
+            Exception: what all ranks raise if they don't agree.
+        """
+        headers = self._exchange_headers(header)
+        while header.status == RUNNING and peers_are_idle(headers, header.signature):
+            headers = self._exchange_headers(header)
+        verdict = self._judge(headers, member, run, description)
+        if verdict is not None:
+            raise verdict
+
+    def _agree_on(self, attempt: RunAttempt) -> None:
+        self.agree(attempt.running, attempt.member, attempt.run, attempt.description)
+
+    def exchange(
+        self, session: Any, name: str, description: str, payload: dict[str, Any]
+    ) -> list[dict[str, Any]]:
+        """Returns every rank's `payload` (`collective.coordination.barrier`).
+
+        Args:
+            session: the session whose ranks meet; None outside of any.
+            name: the same on every rank.
+            description: says what this rank does, for errors.
+            payload: what JSON can hold.
+        """
+        with self._one_at_a_time, self.progress:
+            self._deliver_failure()
+            self._refuse_if_broken()
+            member = Membership(0, []) if session is None else self._member_of(session)
+            if isinstance(member.over, tf.errors.OutOfRangeError):
+                raise RankError(agreement.needs_all_ranks(description, member.over))
+            if member.over is not None:
+                raise member.over
+            self.progress.does(description)
+            digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
+            signature = int.from_bytes(digest, "little") >> 1
+            try:
+                self.agree(Header(RUNNING, member.number, signature), member, None, description)
+            except tf.errors.OutOfRangeError as error:
+                raise RankError(agreement.needs_all_ranks(description, error)) from None
+            return self.channel.texts(payload)
+
+    def _exchange_headers(self, header: Header) -> list[Header]:
+        """Returns every rank's header, exchanged outside of any run."""
         self.progress.enters(Phase.AGREEING)
         headers = self.channel.headers(header)
         self.progress.passed += 1
         self.clock = headers[0].clock / 1e6
         return headers
 
-    def judged(
-        self, headers: list[Header], member: Membership, run: PreparedRun | None, doing: str
+    def _judge(
+        self, headers: list[Header], member: Membership, run: PreparedRun | None, description: str
     ) -> BaseException | None:
-        names = list(run.footprint.shared) if run else []
-        judged = agreement.verdict(
-            headers, member.checks, lambda: self.channel.texts({"doing": doing, "shared": names})
+        """Returns what all ranks raise for these headers, and notes whether the session is over."""
+        shared = run.footprint.shared if run else ()
+        verdict = agreement.verdict(
+            headers,
+            member.checks,
+            lambda: self.channel.texts(agreement.report(description, shared)),
         )
-        self.conclude(headers, judged, member)
-        return judged
+        self.note_verdict(headers, verdict, member)
+        return verdict
 
-    def conclude(
-        self, headers: list[Header], judged: BaseException | None, member: Membership
+    def note_verdict(
+        self, headers: list[Header], verdict: BaseException | None, member: Membership
     ) -> None:
         """Notes whether the session is over."""
-        if any(h.status in (LEFT, FAILED) for h in headers) or isinstance(judged, RankError):
-            member.over = judged or tf.errors.OutOfRangeError(None, None, "this session is closed")
+        if any(h.status in (LEFT, FAILED) for h in headers) or isinstance(verdict, RankError):
+            closed = tf.errors.OutOfRangeError(None, None, "this session is closed")
+            member.over = verdict or closed
 
-    def meet(
-        self, session: Any, what: str, doing: str, mine: dict[str, Any]
-    ) -> list[dict[str, Any]]:
-        """Every rank's `mine`, if all meet for the same (see `collective.coordination.barrier`); `doing`
-        is for the error if not.
-        """
-        with self._one_at_a_time, self.progress:
-            self.say_failure()
-            self.refuse_if_broken()
-            member = Membership(0, []) if session is None else self.member(session)
-            if isinstance(member.over, tf.errors.OutOfRangeError):
-                raise RankError(agreement.takes_all(doing, member.over))
-            if member.over is not None:
-                raise member.over
-            self.progress.does(doing)
-            signature = (
-                int.from_bytes(hashlib.blake2b(what.encode(), digest_size=8).digest(), "little")
-                >> 1
-            )
-            try:
-                self.settle(Header(RUNNING, member.number, signature), member, None, doing)
-            except tf.errors.OutOfRangeError as error:
-                raise RankError(agreement.takes_all(doing, error)) from None
-            return self.channel.texts(mine)
-
-    def restart(self, session: Any) -> None:
-        """Before an iterator of `session` starts anew."""
-        self.refuse_if_broken()
-        if session in self.members:
-            with self._one_at_a_time, self.progress.does("starts an iterator anew"):
-                self.members[session].part.iterator_restarts()
-
-    # -- coming and going
-
-    def member(self, session: Any) -> Membership:
-        if session not in self.members:
-            self.count += 1
-            self.members[session] = Membership(self.count, gates_of(session.graph).checks)
-        return self.members[session]
+    # Ends, departures and failures
 
     def end(self, session: Any) -> None:
-        """Waits for all ranks to come to the end of `session`; the peers' runs there end as if out
-        of data.
+        """Waits for all ranks to come to the end of `session`.
 
-        What runs at its end, a last checkpoint for one, all ranks then run. If the last run was an
-        evaluation, this rank has no more to evaluate, and first answers those that have.
+        The peers' runs there end as if out of data. What a session runs at its end, a last
+        checkpoint for one, all ranks then run. If the last run was an evaluation, this rank has no
+        more to evaluate, and first answers the ranks that have.
         """
-        member = self.members.get(session)
+        member = self._members.get(session)
         if member is None or self.broken:
             return
-        with self._one_at_a_time, self.progress.does("ends its session"):
-            self.say_failure()
+        with self._one_at_a_time, self.progress.does(ENDING):
+            self._deliver_failure()
             over = self._leave_part(member)
-            if not over and member.answers is not None:
-                run, answer = member.answers
-                self.idle(
-                    tf.errors.OutOfRangeError(None, None, ""),
-                    member,
-                    run,
-                    "ends its session",
-                    answer,
-                )
+            if not over and member.last_evaluation is not None:
+                last = dataclasses.replace(member.last_evaluation, description=ENDING)
+                self._answer_until_all_end(last, tf.errors.OutOfRangeError(None, None, ""))
                 over = member.over is not None or self.broken is not None
             while not over:
-                headers = self.headers(Header(CLOSING, member.number))
-                judged = self.judged(headers, member, None, "ends its session")
+                headers = self._exchange_headers(Header(CLOSING, member.number))
+                verdict = self._judge(headers, member, None, ENDING)
                 over = (
-                    isinstance(judged, RankError)
+                    isinstance(verdict, RankError)
                     or member.over is not None
                     or all(h.status == CLOSING for h in headers)
                 )
 
-    def _leave_part(self, member: Membership) -> bool:
-        """Ends the extension's part, and tells whether the session is over with it."""
-        member.part.leave()
-        return member.over is not None or self.broken is not None
-
     def leave(self, session: Any, error: BaseException | None = None) -> None:
-        """Tells the peers that this rank runs nothing more in `session`: their next run there ends
-        as if out of data.
+        """Tells the peers that this rank runs nothing more in `session`.
 
-        `error` is what it is left with, if anything.
+        Their next run there ends as if out of data.
+
+        Args:
+            session: the session.
+            error: the error with which it is left, if any.
         """
-        member = self.members.pop(session, None)
+        member = self._members.pop(session, None)
         if member is None or self.broken:
             return
         with self._one_at_a_time, self.progress.does("leaves its session"):
@@ -388,57 +429,78 @@ class Coordinator:
         if error is not None and not is_end(error):
             # Most likely the end of this program. Should it go on, the peers hear of it when they
             # next wait for this rank.
-            self.failure = self.failure or (
-                member,
-                f"left its session with {type(error).__name__}: {error}",
-            )
+            description = f"left its session with {type(error).__name__}: {error}"
+            self.failure = self.failure or (member, description)
             self._dead = self._dead or isinstance(error, SystemExit)
             return
         with self._one_at_a_time, self.progress.does("leaves its session"):
-            self.judged(self.headers(Header(LEFT, member.number)), member, None, "left its session")
-
-    def say_failure(self) -> None:
-        """Delivers a failure that this rank survived."""
-        if self.failure is None:
-            return
-        (member, doing), self.failure = self.failure, None
-        if member.over is None:
-            # Peers that wait in that session get the error there. This rank goes on, as they do if
-            # they survive it.
-            self.progress.does(doing)
-            self.judged(self.headers(Header(FAILED, member.number)), member, None, doing)
+            headers = self._exchange_headers(Header(LEFT, member.number))
+            self._judge(headers, member, None, "left its session")
 
     def leave_all(self) -> None:
-        """At the end of the program: whoever still waits for this rank in an open session is told."""
-        # a forked child is no rank
+        """Tells the peers at the end of the program, should they still wait for this rank."""
+        # A fork of this process is no rank.
         if self._dead or self.broken or self._process != os.getpid():
             return
         try:
-            self.say_failure()
+            self._deliver_failure()
         except RankError:
             return
-        for session in list(self.members):
+        for session in list(self._members):
             self.leave(session)
+
+    def _leave_part(self, member: Membership) -> bool:
+        """Ends the extension's part, and tells whether the session is over with it."""
+        member.part.leave()
+        return member.over is not None or self.broken is not None
+
+    def _deliver_failure(self) -> None:
+        """Tells the peers of a failure that this rank survived."""
+        if self.failure is None:
+            return
+        (member, description), self.failure = self.failure, None
+        if member.over is None:
+            # Peers that wait in that session get the error there. This rank goes on, as they do if
+            # they survive it.
+            self.progress.does(description)
+            headers = self._exchange_headers(Header(FAILED, member.number))
+            self._judge(headers, member, None, description)
+
+    def _refuse_if_broken(self) -> None:
+        if self.broken:
+            raise RankError(
+                f"An earlier run failed half-way on rank {collectives.rank()} and left its peers "
+                f"waiting; start again. It failed with: {self.broken}"
+            )
+
+    def _member_of(self, session: Any) -> Membership:
+        if session not in self._members:
+            self._sessions += 1
+            self._members[session] = Membership(self._sessions, gates_of(session.graph).checks)
+        return self._members[session]
 
 
 def is_end(error: BaseException) -> bool:
+    """Tells whether an error that leaves a session is an ordinary end."""
     if isinstance(error, SystemExit):
         return error.code in (None, 0)
     return isinstance(error, (tf.errors.OutOfRangeError, StopIteration, GeneratorExit))
 
 
-_coordinator: list[Coordinator] = []
+_instance: list[Coordinator] = []
 
 
 def started() -> bool:
-    """Whether this process has shared a session yet."""
-    return bool(_coordinator)
+    """Tells whether this process has shared a session yet."""
+    return bool(_instance)
 
 
-def of_process() -> Coordinator:
-    """The process's own; made at the first need, after the user's first session, whose thread
-    counts TensorFlow keeps.
+def instance() -> Coordinator:
+    """Returns the process's coordinator.
+
+    It is made at the first need, after the script's first session, whose thread counts TensorFlow
+    keeps for all sessions.
     """
-    if not _coordinator:
-        _coordinator.append(Coordinator())
-    return _coordinator[0]
+    if not _instance:
+        _instance.append(Coordinator())
+    return _instance[0]

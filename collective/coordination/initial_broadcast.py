@@ -1,4 +1,4 @@
-"""Replicated variables: which they are, and how every rank comes to start with the same values."""
+"""Lets every rank start with the same values of replicated variables."""
 
 from __future__ import annotations
 
@@ -12,29 +12,36 @@ from collective.ops.graph_state import state_of
 from collective.tables.table import is_movable
 
 
-def make_equal(original: Any, session: Any, variables: Sequence[Any]) -> None:
-    """Gives every rank rank 0's values of `variables`. Called on every rank with the same
-    variables.
+def broadcast_initial_values(original: Any, session: Any, variables: Sequence[Any]) -> None:
+    """Gives every rank rank 0's values of `variables`.
+
+    Every rank calls it with the same variables. Variables that hold no numbers stay as they are.
+
+    Args:
+        original: TensorFlow's `Session.run`.
+        session: the session.
+        variables: replicated variables of its graph.
     """
     movable = [v for v in variables if is_movable(v)]
     if not movable:
         return
-    cache = state_of(session.graph).broadcasts
+    broadcasts = state_of(session.graph).broadcasts
     key = tuple(v.name for v in movable)
-    if key not in cache:
-        with (
-            graphs.open_for_changes(session.graph),
-            session.graph.as_default(),
-            tf.init_scope(),
-            tf.name_scope("collective/make_equal"),
-        ):
-            cache[key] = [
-                tf.assign(
-                    v,
-                    collectives.broadcast(
-                        v.read_value(), collectives.unique_name(f"{v.op.name}/broadcast")
-                    ),
-                ).op
-                for v in movable
-            ]
-    original(session, cache[key])
+    if key not in broadcasts:
+        broadcasts[key] = _broadcasts(session.graph, movable)
+    original(session, broadcasts[key])
+
+
+def _broadcasts(graph: tf.Graph, variables: Sequence[Any]) -> list[tf.Operation]:
+    assigns = []
+    with (
+        graphs.open_for_changes(graph),
+        graph.as_default(),
+        tf.init_scope(),
+        tf.name_scope("collective/make_equal"),
+    ):
+        for variable in variables:
+            value, name = variable.read_value(), f"{variable.op.name}/broadcast"
+            of_rank_0 = collectives.broadcast(value, collectives.unique_name(name))
+            assigns.append(tf.assign(variable, of_rank_0).op)
+    return assigns

@@ -1,14 +1,14 @@
-"""What a rank keeps of the runs and the sessions that all ranks share."""
+"""Keeps what a rank remembers of the runs and the sessions that all ranks share."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Callable
+from typing import Any
 
 import tensorflow.compat.v1 as tf
 
 from collective.coordination import run_analysis
-from collective.coordination.agreement import IDLE, RUNNING, Header, takes_all
+from collective.coordination.agreement import IDLE, RUNNING, Header, needs_all_ranks
 from collective.coordination.run_extension import NO_PART, SessionPart
 from collective.launch.progress_board import Label
 from collective.ops.gate import Check, Gate
@@ -16,67 +16,75 @@ from collective.ops.gate import Check, Gate
 
 @dataclasses.dataclass
 class PreparedRun:
-    """A way of running a graph, prepared once and used at every step.
+    """Holds a way of running a graph, prepared once and used at every step.
 
     Attributes:
-        reach: what it executes.
-        keep: the fetches themselves, so that their identities, by which a run is found again, stay
-            theirs.
-        targets: what agrees beside the fetches, one per level, of which the first gives rank 0's
-            clock; then the collectives that a rank out of data takes part in.
-        answer: how a rank that is out of data takes part; None if it can't.
-        answering: what then agrees, one per level but the first.
+        footprint: what it executes.
+        keep_alive: the fetches and feeds themselves: a run is found again by their identities,
+            which must not become those of other objects.
+        targets: run beside the fetches: an agreement for each level, of which the first gives
+            rank 0's clock; then the collectives that a rank out of data takes part in.
+        idle_run: how a rank that is out of data takes part in it; None if it can't.
+        idle_targets: run beside `idle_run`: an agreement for each level but the first.
         repeatable: whether it can be tried again when ranks were found not to be ready: it has
             taken no data.
         tickets: the gates' placeholders.
         gate: the first of the gates that it passes, if any.
         disagreement: the headers for which a gate stayed closed, set while it runs.
-        begun: whether that was another gate than the first, so that collectives had been executed.
+        disagreed_later: whether that was another gate than the first, so that collectives had been
+            executed.
         label: what the launcher is told of it.
         extended: whether the extension of its graph takes part in it.
     """
 
     footprint: run_analysis.RunFootprint
-    keep: Any
+    keep_alive: Any
     targets: list[Any] = dataclasses.field(default_factory=list)
-    answer: run_analysis.Answer | None = None
-    answering: list[tf.Tensor] = dataclasses.field(default_factory=list)
+    idle_run: run_analysis.IdleRun | None = None
+    idle_targets: list[tf.Tensor] = dataclasses.field(default_factory=list)
     repeatable: bool = True
     tickets: list[tf.Tensor] = dataclasses.field(default_factory=list)
     gate: Gate | None = None
     disagreement: list[Header] | None = None
-    begun: bool = False
+    disagreed_later: bool = False
     label: Label | None = None
     extended: bool = False
 
-    def opened(self, started: bool) -> bool:
-        """Whether the first gate had opened in a run that failed, `started` being whether it came
-        as far as the agreement.
-        """
-        return started and (self.disagreement is None or self.begun)
+    @property
+    def needs_peers(self) -> bool:
+        """Tells whether all ranks must carry it out together."""
+        return bool(self.targets or self.footprint.initialized or self.extended)
 
-    def missed(self, error: tf.errors.OutOfRangeError, doing: str) -> BaseException:
-        """`error`, an end of data; if the run has none but what it is fed, and updates nothing,
-        `agreement.takes_all`.
+    def first_gate_opened(self, started: bool) -> bool:
+        """Tells whether the first gate had opened in a run that failed.
+
+        Args:
+            started: whether the run came as far as the agreement.
         """
-        return (
-            error
-            if self.footprint.trains or not self.repeatable or self.extended
-            else takes_all(doing, error)
-        )
+        return started and (self.disagreement is None or self.disagreed_later)
+
+    def end_of_data(self, error: tf.errors.OutOfRangeError, description: str) -> BaseException:
+        """Returns what to raise in the place of `error`, an end of data: `error` in most cases.
+
+        A run that updates nothing and has no data but what it is fed can't be out of data: it
+        needs all ranks.
+        """
+        if self.footprint.trains or not self.repeatable or self.extended:
+            return error
+        return needs_all_ranks(description, error)
 
 
 class Membership:
-    """This rank's part in a session that all ranks have.
+    """Holds this rank's part in a session that all ranks have.
 
     Attributes:
         number: counts the sessions that ranks share; the same on every rank.
-        checks: those of the session's graph.
+        checks: the checks of the session's graph.
         evaluation: the signature of the last run if that was an evaluation.
-        answers: that run, and what answers the peers' while this rank has no more to evaluate; None
-            if it can't.
-        over: why nothing can be run in it any more, once a peer or this rank has left.
-        count: of the runs that came as far as the agreement; None before the first.
+        last_evaluation: that run, whose like this rank answers while it has no more to evaluate;
+            None if it can't.
+        over: why nothing can be run in the session any more, once a peer or this rank has left.
+        count: how many runs came as far as the agreement; None before the first.
         part: what the extension of the session's graph does in the session.
     """
 
@@ -85,14 +93,46 @@ class Membership:
         self.checks = checks
         self.count: int | None = None
         self.evaluation: int | None = None
-        self.answers: tuple[PreparedRun, Callable[[], None]] | None = None
+        self.last_evaluation: RunAttempt | None = None
         self.over: BaseException | None = None
         self.part: SessionPart = NO_PART
 
 
-def finds_idle(headers: list[Header], signature: int) -> bool:
-    """Whether who runs `signature` finds all well but for peers that answer an earlier evaluation:
-    they come to it, too.
+@dataclasses.dataclass
+class RunAttempt:
+    """Holds what the steps of one run share (`collective.coordination.coordinator`).
+
+    Attributes:
+        original: TensorFlow's `Session.run`.
+        session: the session.
+        member: this rank's part in it.
+        run: the run.
+        description: says what the run does, for peers, the launcher and errors.
+        feeds: what it is fed with.
+    """
+
+    original: Any
+    session: Any
+    member: Membership
+    run: PreparedRun
+    description: str
+    feeds: dict[Any, Any]
+
+    @property
+    def signature(self) -> int:
+        """Returns the signature of the run, by which ranks compare their runs."""
+        return self.run.footprint.signature
+
+    @property
+    def running(self) -> Header:
+        """Returns the header of a rank that is about to carry it out."""
+        return Header(RUNNING, self.member.number, self.signature)
+
+
+def peers_are_idle(headers: list[Header], signature: int) -> bool:
+    """Tells whether a rank that runs `signature` only has to try again.
+
+    All is well but for peers that still answer an earlier evaluation: they come to the run, too.
     """
     return (
         any(h.status == IDLE for h in headers)

@@ -1,5 +1,6 @@
-"""What this rank tells the launcher of its progress, so that a stall has an owner (see
-`collective.launch.stall_detector`).
+"""Tells the launcher what this rank does, so that a stall has an owner.
+
+See `collective.launch.stall_detector`.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ _NOTHING = Label("nothing yet")
 
 
 class Progress:
-    """Posts what this process does, if a launcher wants to know. Every post takes some two
-    microseconds.
+    """Posts what this process does, if a launcher wants to know.
+
+    A post takes some two microseconds.
 
         with progress.does('runs loss'):
             progress.enters(Phase.AGREEING)     # from here on it may wait for its peers
@@ -27,12 +29,11 @@ class Progress:
             ...
                                                 # and from here on it doesn't
 
-    A fork of this process posts nothing. Without a launcher (`horovodrun`, plain `python`) nobody
-    does.
+    A fork of this process posts nothing, and neither does a process without a launcher
+    (`horovodrun`, plain `python`).
 
     Attributes:
-        passed: how many agreements with the peers are behind this rank: the same ones on every
-            rank.
+        passed: how many agreements with the peers are behind this rank; every rank counts the same.
 
     Args:
         environment: the process's, in which the launcher has put the place of its board.
@@ -46,28 +47,32 @@ class Progress:
         self._board, self._rank = _board(environment, self._process)
 
     def enters(self, phase: Phase) -> None:
-        """From now on this rank is in `phase` of what it does."""
+        """Posts that this rank is in `phase` of what it does from now on."""
         if self._board is None or self._process != os.getpid():
             return
         record = (self._process, phase, self.passed, time.monotonic_ns())
         self._board.post(self._rank, record, self._label, self._label is self._posted)
         self._posted, self._phase = self._label, phase
 
-    def does(self, doing: str | Label) -> Progress:
-        """What the phases to come belong to. As a context: behind it this rank is AWAY."""
+    def does(self, description: str | Label) -> Progress:
+        """Describes what the phases to come belong to.
+
+        As a context: behind it this rank is AWAY.
+        """
         if self._board is not None:
-            self._label = Label(doing) if isinstance(doing, str) else doing
+            self._label = Label(description) if isinstance(description, str) else description
         return self
 
-    def works(self, doing: str) -> None:
-        """From now on this rank works on its own for all, who wait more patiently, until it enters
-        another phase or leaves.
+    def works(self, description: str) -> None:
+        """Posts that this rank works for all on its own, until it enters another phase or leaves.
+
+        The launcher waits for that more patiently.
         """
-        self.does(doing).enters(Phase.WORKING)
+        self.does(description).enters(Phase.WORKING)
 
     def leaves(self) -> None:
-        """From now on this rank does nothing that the ranks share."""
-        # else who fails again and again before he enters anything would seem to get on
+        """Posts that this rank does nothing that the ranks share from now on."""
+        # A rank that fails again and again before it enters anything must not seem to get on.
         if self._phase != Phase.AWAY:
             self.enters(Phase.AWAY)
 
@@ -79,22 +84,21 @@ class Progress:
 
 
 def _board(environment: Mapping[str, str], process: int) -> tuple[Board | None, int]:
-    """The launcher's board and this rank's number on it; None if there is none for this process."""
+    """Returns the launcher's board (None: there is none for this process) and the rank's number."""
     place = environment.get(VARIABLE)
     if not place:
         return None, 0
     try:
         board, rank = Board.open(place), int(environment["LOCAL_RANK"])
-        there = board.read(rank)
+        record = board.read(rank)
     except (OSError, ValueError, KeyError, IndexError) as error:
         warnings.warn(
             f"{VARIABLE}={place} is no board to post progress on "
-            f"({type(error).__name__}: {error}): "
-            "the launcher will not see this rank stall",
+            f"({type(error).__name__}: {error}): the launcher will not see this rank stall",
             RuntimeWarning,
             stacklevel=2,
         )
         return None, 0
-    # What a rank starts inherits its environment, and its number, but is no rank.
-    taken = there is not None and there.pid != process and os.path.exists(f"/proc/{there.pid}")
+    # A process that a rank starts inherits its environment, and its number, but is no rank.
+    taken = record is not None and record.pid != process and os.path.exists(f"/proc/{record.pid}")
     return (None if taken else board), rank

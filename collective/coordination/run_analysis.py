@@ -1,4 +1,4 @@
-"""What a session's run will use, read off the graph: pure, no ranks and no session involved."""
+"""Reads off a graph what a session's run will use: pure, no ranks and no session involved."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ from collective.ops import collectives, graph_analysis
 from collective.ops.gate import Check, GraphGates, gates_of
 from collective.ops.op_attributes import kind
 from collective.strategies.grouped_exchange import groups_of, required_operations
+from collective.tables.table import Table
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
-    """How a rank without data takes part in its peers' evaluation: it asks for nothing and gives
-    the rows that they ask for.
+class IdleRun:
+    """Lets a rank without data take part in its peers' evaluation.
+
+    It asks for nothing, and gives the rows that they ask for.
 
     Attributes:
         operations: the collectives of the run.
         feeds: no keys in place of the run's, and the first gate open: the ranks have agreed outside
             of the run.
-        states: what is fed, too, with the value that another tensor has.
+        states: pairs (x, state): x is fed with the value of `state`, too.
     """
 
     operations: list[tf.Operation]
@@ -35,17 +37,17 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True)
 class RunFootprint:
-    """The part of a graph that a run executes.
+    """Describes the part of a graph that a run executes.
 
     Attributes:
         operations: everything that is executed.
-        shared: the names of what all ranks must do alike: its collectives, the calls, branches and
-            loops that have some inside, the lookups of groups that it needs, the variables that it
-            initializes, what is called `communication.ALIKE`, options of scope(); sorted.
-        signature: 63 bits of them, by which ranks compare their runs.
+        shared: the names of what all ranks must run alike, sorted: collectives; the calls, branches
+            and loops that have some inside; the lookups of groups that the run needs; variables
+            that it initializes; operations named `collectives.ALIKE…`; options of scope().
+        signature: 63 bits of these names, by which ranks compare their runs.
         initialized: the global variables whose initializers run.
-        trains: whether it updates a table or a global variable. What doesn't is an evaluation.
-        nothing: what it is fed for the lookups of its groups that it doesn't need.
+        trains: whether it updates a table or a global variable. Other runs are evaluations.
+        empty_feeds: the values it is fed with for the lookups of its groups that it doesn't need.
     """
 
     operations: frozenset[tf.Operation]
@@ -53,19 +55,25 @@ class RunFootprint:
     signature: int
     initialized: tuple[Any, ...]
     trains: bool
-    nothing: tuple[tuple[tf.Tensor, np.ndarray], ...]
+    empty_feeds: tuple[tuple[tf.Tensor, np.ndarray], ...]
 
-    def alike(self, names: Iterable[str]) -> RunFootprint:
-        """The same, for ranks that compare `names`, too."""
+    def comparing(self, names: Iterable[str]) -> RunFootprint:
+        """Returns the footprint with which ranks compare `names`, too."""
         shared = tuple(sorted([*self.shared, *names]))
         return dataclasses.replace(self, shared=shared, signature=_signature(shared, self.trains))
 
     def levels(self, gates: GraphGates) -> list[int]:
-        """The levels of the gates that it passes, ascending."""
+        """Returns the levels of the gates that the run passes, ascending."""
         return [gate.level for gate in gates.gates if gate.zero.op in self.operations]
 
     def checks(self, gates: GraphGates, level: int, first: bool) -> list[Check]:
-        """The lookups' checks that the gate of `level`, the `first` of the run or not, waits for."""
+        """Returns the checks of lookups that the gate of `level` waits for.
+
+        Args:
+            gates: the graph's.
+            level: the gate's level.
+            first: whether it is the first gate of the run.
+        """
         names = set(self.shared)
         known = range(level) if first else [level - 1]
         return [
@@ -75,137 +83,139 @@ class RunFootprint:
         ]
 
     def sources(self, gates: GraphGates) -> list[tf.Operation]:
-        """The operations that may end or fail before any collective, in the order of their names."""
+        """Returns what may end or fail before any collective, in the order of the names."""
         # A queue that this run fills behind a gate can't be waited for in front of it.
         filled = {
             op.inputs[0].op
             for op in self.operations
             if "Enqueue" in op.type and gates.level(op) > 0
         }
-        return sorted(
-            (
-                op
-                for op in self.operations
-                if kind(op) in graph_analysis.SOURCES
-                and op._get_control_flow_context() is None
-                and gates.level(op) == 0
-                and not (op.inputs and op.inputs[0].op in filled)
-            ),
-            key=lambda op: str(op.name),
+        return _by_name(
+            op
+            for op in self.operations
+            if _is_source_before_gates(op, gates) and not (op.inputs and op.inputs[0].op in filled)
         )
 
-    def answer(self, gates: GraphGates) -> Answer | None:
-        """How a rank that is out of data takes part in it; None if it can't without data of its
-        own.
-        """
-        if (
-            self.trains
-            or self.initialized
-            or not self.shared
-            or any(map(collectives.is_scripts_own, self.operations))
-        ):
+    def idle_run(self, gates: GraphGates) -> IdleRun | None:
+        """Returns how a rank that is out of data takes part in the run; None if it can't."""
+        scripts_own = any(map(collectives.is_scripts_own, self.operations))
+        if self.trains or self.initialized or not self.shared or scripts_own:
             return None
-        exchanged = sorted(
-            (op for op in self.operations if collectives.collective_name(op)),
-            key=lambda op: str(op.name),
-        )
+        exchanges = _by_name(op for op in self.operations if collectives.collective_name(op))
+        feeds = self._idle_feeds(gates, exchanges)
+        states = [gates.states[name] for name in self.shared if name in gates.states]
+        required = graph_analysis.upstream(exchanges, {x.name for x, _ in [*feeds, *states]})
+        if self._exchanges_inside_control_flow(exchanges):
+            return None
+        if any(_is_source_before_gates(op, gates) for op in required):
+            return None
+        return IdleRun(exchanges, feeds, states)
+
+    def _idle_feeds(
+        self, gates: GraphGates, exchanges: Iterable[tf.Operation]
+    ) -> list[tuple[tf.Tensor, Any]]:
+        """Returns the feeds of a rank that asks for nothing."""
         feeds: list[tuple[tf.Tensor, Any]] = [
             (gates.gates[level - 1].zero, 0) for level in self.levels(gates)[:1]
         ]
-        for op in exchanged:
+        ranks = collectives.size()
+        for op in exchanges:
             request = gates.key_requests.get(collectives.collective_name(op) or "")
             if request is not None:
-                ranks = collectives.size()
-                feeds += [
-                    (request.keys, np.zeros(ranks * request.empty_words, np.int64)),
-                    (request.splits, np.full(ranks, request.empty_words, np.int32)),
-                ]
-        states = [gates.states[name] for name in self.shared if name in gates.states]
-        required_operations = graph_analysis.upstream(
-            exchanged, {x.name for x, _ in [*feeds, *states]}
-        )
-        hidden = any(op._get_control_flow_context() is not None for op in exchanged) or any(
+                feeds.append((request.keys, np.zeros(ranks * request.empty_words, np.int64)))
+                feeds.append((request.splits, np.full(ranks, request.empty_words, np.int32)))
+        return feeds
+
+    def _exchanges_inside_control_flow(self, exchanges: Iterable[tf.Operation]) -> bool:
+        return any(op._get_control_flow_context() is not None for op in exchanges) or any(
             graph_analysis.has_inside(op.graph, op, graph_analysis.is_horovod)
             for op in self.operations
             if op.type in graph_analysis.CALLS
         )
-        if hidden or any(
-            kind(op) in graph_analysis.SOURCES
-            and op._get_control_flow_context() is None
-            and gates.level(op) == 0
-            for op in required_operations
-        ):
-            return None
-        return Answer(exchanged, feeds, states)
 
-    def exchanged_below(self, gates: GraphGates, level: int) -> list[tf.Operation]:
-        """The collectives that must be over before the gate of `level` is settled: those that don't
-        wait for it.
+    def exchanges_below(self, gates: GraphGates, level: int) -> list[tf.Operation]:
+        """Returns the collectives that must be over before ranks agree on the gate of `level`.
+
+        These are the ones that don't wait for it.
         """
-        return sorted(
-            (
-                op
-                for op in self.operations
-                if (collectives.collective_name(op) or collectives.is_scripts_own(op))
-                and op._get_control_flow_context() is None
-                and gates.level(op) < level
-            ),
-            key=lambda op: str(op.name),
+        return _by_name(
+            op
+            for op in self.operations
+            if (collectives.collective_name(op) or collectives.is_scripts_own(op))
+            and op._get_control_flow_context() is None
+            and gates.level(op) < level
         )
 
 
+def is_shared(graph: tf.Graph) -> bool:
+    """Tells whether ranks train `graph` together; they may run others by themselves."""
+    return bool(gates_of(graph).gates) or any(
+        isinstance(v, Table) for v in graph.get_collection_ref(tf.GraphKeys.GLOBAL_VARIABLES)
+    )
+
+
 def footprint_of(graph: tf.Graph, fetches: Iterable[Any], fed: Iterable[Any]) -> RunFootprint:
-    """What running `fetches` executes when `fed` (tensors, or their names) are given.
+    """Returns what running `fetches` executes when `fed` (tensors, or their names) are given.
 
     Raises:
         Exception: whatever TensorFlow raises for something that isn't in the graph.
     """
-    given: set[str] = {name for leaf in fed for name in graph_analysis.tensor_names(leaf)}
-    stack: list[tf.Operation] = []
+    fed_names: set[str] = {name for leaf in fed for name in graph_analysis.tensor_names(leaf)}
+    fetched: list[tf.Operation] = []
     for leaf in fetches:
         element = graph.as_graph_element(leaf, allow_tensor=True, allow_operation=True)
         if isinstance(element, tf.Operation):
-            stack.append(element)
-        elif element.name not in given:
-            stack.append(element.op)
-    seen, nothing = required_operations(
-        stack, given, [group for group in groups_of(graph) if not group.ahead]
-    )
-    initialized = tuple(
-        v for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES) if v.initializer in seen
-    )
-    shared = [collectives.collective_name(op) or "" for op in seen] + [
-        f"initialize {v.name}" for v in initialized
-    ]
-    absent = {x.name for x, _ in nothing}
-    shared += [
-        str(op.name)
-        for op in seen
-        if str(op.name).startswith(collectives.ALIKE) or collectives.is_scripts_own(op)
-    ]
-    shared += [
-        f"call of {op.name}"
-        for op in seen
-        if op.type in graph_analysis.CALLS
-        and graph_analysis.has_inside(graph, op, graph_analysis.is_horovod)
-    ]
-    shared += [
-        f"lookup {i:03} of {group.name.split('.')[1]}: {member.lookup}"
-        for group in groups_of(graph)
-        for i, member in enumerate(group.members)
-        if member.ids.op in seen and member.ids.name not in absent
-    ]
-    requests = gates_of(graph).key_requests
-    shared += [
-        f"{name}: {requests[name].description}"
-        for name in shared
-        if name in requests and requests[name].description
-    ]
-    names = tuple(sorted(name for name in shared if name))
-    trains = _updates(graph, seen)
+            fetched.append(element)
+        elif element.name not in fed_names:
+            fetched.append(element.op)
+    groups = [group for group in groups_of(graph) if not group.ahead]
+    operations, empty_feeds = required_operations(fetched, fed_names, groups)
+    variables = graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
+    initialized = tuple(v for v in variables if v.initializer in operations)
+    shared = _shared_names(graph, operations, {x.name for x, _ in empty_feeds})
+    shared += [f"initialize {v.name}" for v in initialized]
+    names, trains = tuple(sorted(shared)), _updates(graph, operations)
     return RunFootprint(
-        frozenset(seen), names, _signature(names, trains), initialized, trains, tuple(nothing)
+        frozenset(operations),
+        names,
+        _signature(names, trains),
+        initialized,
+        trains,
+        tuple(empty_feeds),
     )
+
+
+def _shared_names(
+    graph: tf.Graph, operations: Iterable[tf.Operation], not_needed: Iterable[str]
+) -> list[str]:
+    """Returns the names of what all ranks must run alike, but for the initialized variables.
+
+    Args:
+        graph: the graph.
+        operations: those that a run executes.
+        not_needed: the names of tensors that are fed for lookups that the run doesn't need.
+    """
+    operations, not_needed = set(operations), set(not_needed)
+    collectives_used = [name for name in map(collectives.collective_name, operations) if name]
+    names = list(collectives_used)
+    for op in operations:
+        name = str(op.name)
+        if name.startswith(collectives.ALIKE) or collectives.is_scripts_own(op):
+            names.append(name)
+        if op.type in graph_analysis.CALLS and graph_analysis.has_inside(
+            graph, op, graph_analysis.is_horovod
+        ):
+            names.append(f"call of {name}")
+    for group in groups_of(graph):
+        group_name = group.name.split(".")[1]
+        for i, member in enumerate(group.members):
+            if member.ids.op in operations and member.ids.name not in not_needed:
+                names.append(f"lookup {i:03} of {group_name}: {member.lookup}")
+    requests = gates_of(graph).key_requests
+    for name in collectives_used:
+        if name in requests and requests[name].description:
+            names.append(f"{name}: {requests[name].description}")
+    return names
 
 
 def _signature(names: Iterable[str], trains: bool) -> int:
@@ -214,10 +224,10 @@ def _signature(names: Iterable[str], trains: bool) -> int:
 
 
 def _updates(graph: tf.Graph, operations: Iterable[tf.Operation]) -> bool:
-    """Whether any of `operations` writes a global variable, other than to initialize it."""
-    variables_ = graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
-    holders = {graph_analysis.memory(v) for v in variables_}
-    initializers = {v.initializer for v in variables_}
+    """Tells whether any operation writes a global variable, other than to initialize it."""
+    variables = graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
+    holders = {graph_analysis.memory(v) for v in variables}
+    initializers = {v.initializer for v in variables}
     for op in operations:
         if op.type in graph_analysis.CALLS:
             if graph_analysis.has_inside(graph, op, graph_analysis.WRITES.match) and any(
@@ -232,3 +242,15 @@ def _updates(graph: tf.Graph, operations: Iterable[tf.Operation]) -> bool:
         ):
             return True
     return False
+
+
+def _is_source_before_gates(op: tf.Operation, gates: GraphGates) -> bool:
+    return (
+        kind(op) in graph_analysis.SOURCES
+        and op._get_control_flow_context() is None
+        and gates.level(op) == 0
+    )
+
+
+def _by_name(operations: Iterable[tf.Operation]) -> list[tf.Operation]:
+    return sorted(operations, key=lambda op: str(op.name))

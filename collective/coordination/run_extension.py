@@ -30,14 +30,16 @@ class RewrittenFetches(NamedTuple):
 class SessionPart:
     """Takes part in the runs of one session; this one does nothing."""
 
-    def feeds(self, trains: bool, gated: bool, feeds: dict[Any, Any], doing: str) -> dict[str, Any]:
+    def feeds(
+        self, trains: bool, gated: bool, feeds: dict[Any, Any], description: str
+    ) -> dict[str, Any]:
         """Returns what a run is fed with in addition, just before it starts.
 
         Args:
             trains: whether the run updates something.
             gated: whether the ranks agree on the run.
-            feeds: the script's own.
-            doing: describes the run, for errors.
+            feeds: the script's own feeds.
+            description: says what the run does, for errors.
         """
         return {}
 

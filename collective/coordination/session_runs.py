@@ -1,5 +1,4 @@
-"""What stands in for the methods of TensorFlow's sessions inside scope() (see
-`collective.patches`).
+"""Stands in for the methods of TensorFlow's sessions inside scope() (see `collective.patches`).
 
 `original` is always the method itself. A run that uses no collective, and every run with one rank,
 goes straight to it.
@@ -17,15 +16,16 @@ import tensorflow.compat.v2 as tf2
 
 from collective.coordination import agreement, barrier, coordinator, run_analysis
 from collective.coordination.agreement import Header
-from collective.coordination.initial_broadcast import make_equal
+from collective.coordination.initial_broadcast import broadcast_initial_values
 from collective.coordination.prepared_run import PreparedRun
+from collective.coordination.run_analysis import RunFootprint, is_shared
 from collective.coordination.run_extension import extension_of
 from collective.coordination.session_state import state_of_session
 from collective.ops import collectives, graph_analysis, graphs, training_flag
-from collective.ops.gate import gates_of
+from collective.ops.gate import GraphGates, gates_of
 from collective.ops.placement import chosen, memory_shares
 from collective.strategies.grouped_exchange import groups_of
-from collective.tables.table import Sharded, Table, is_replicated
+from collective.tables.table import Sharded, is_replicated
 
 
 class Observer(Protocol):
@@ -33,7 +33,7 @@ class Observer(Protocol):
 
     Attributes:
         measures: whether it wants to see the runs of one rank, too.
-        alike: names that all ranks must have alike before they train together.
+        alike: names of options, by which ranks compare training runs, too.
     """
 
     @property
@@ -56,107 +56,115 @@ def run(
     options: Any = None,
     run_metadata: Any = None,
 ) -> Any:
-    """`Session.run`."""
-    flag = training_flag.existing(session.graph)
-    if _is_plain(session.graph) and not observer.measures:
+    """Stands in for `Session.run`: what ranks share they run together, the rest runs as it is.
+
+    Args:
+        observer: carries training runs out.
+        original: `Session.run`; so are the others of its arguments.
+    """
+    graph = session.graph
+    flag = training_flag.existing(graph)
+    if _is_plain(graph) and not observer.measures:
         return original(session, fetches, feed_dict, options, run_metadata)
-    extension = extension_of(session.graph)
+    extension = extension_of(graph)
     rewritten = extension.rewrite_fetches(fetches)
     if rewritten is not None:
         values = run(
             observer, original, session, rewritten.fetches, feed_dict, options, run_metadata
         )
         return rewritten.restore(values)
-    prepared = _prepare(session, fetches, feed_dict, observer.alike)
-    if flag is not None and prepared is not None and prepared.footprint.trains:
-        feed_dict = {**(feed_dict or {}), flag.name: True}
-    if prepared is not None and prepared.footprint.nothing:
-        feed_dict = {
-            **(feed_dict or {}),
-            **{x.name: nothing for x, nothing in prepared.footprint.nothing},
-        }
-    if collectives.size() == 1:
-
-        def run_here(original: Any) -> Any:
-            return original(session, fetches, feed_dict, options, run_metadata)
-
-        return (
-            run_here(original)
-            if prepared is None
-            else observer(original, session, prepared, run_here)
-        )
-    if not (gates_of(session.graph).gates or _has_tables(session.graph)):
-        # Nothing is shared yet. If an optimizer comes later, what was initialized here is made
-        # equal then.
-        if prepared is not None and prepared.footprint.initialized:
-            state_of_session(session).unequal_variables.update(
-                {v.name: v for v in prepared.footprint.initialized}
-            )
+    prepared = _prepared_run(session, fetches, feed_dict, observer.alike)
+    if prepared is None:
         return original(session, fetches, feed_dict, options, run_metadata)
-    if prepared is not None and extension.reads_iterator_started_by(prepared.footprint.operations):
-        coordinator.of_process().restart(session)
-    if prepared is None or not (
-        prepared.targets or prepared.footprint.initialized or prepared.extended
-    ):
-        return original(session, fetches, feed_dict, options, run_metadata)
+    footprint = prepared.footprint
+    feeds = _with_feeds(footprint, flag, feed_dict)
+
+    def run_here(original: Any) -> Any:
+        return original(session, fetches, feeds, options, run_metadata)
 
     def run_together(original: Any) -> Any:
-        return coordinator.of_process().run(
-            original, session, prepared, fetches, feed_dict, options, run_metadata
+        return coordinator.instance().run(
+            original, session, prepared, fetches, feeds, options, run_metadata
         )
 
+    if collectives.size() == 1:
+        return observer(original, session, prepared, run_here)
+    if not is_shared(graph):
+        # If an optimizer comes later, variables that are initialized now are made equal then.
+        unequal = state_of_session(session).unequal_variables
+        unequal.update({v.name: v for v in footprint.initialized})
+        return run_here(original)
+    if extension.reads_iterator_started_by(footprint.operations):
+        coordinator.instance().restart(session)
+    if not prepared.needs_peers:
+        return run_here(original)
     return observer(original, session, prepared, run_together)
 
 
 def _is_plain(graph: tf.Graph) -> bool:
-    """Whether the runs of `graph` are TensorFlow's alone: with one rank, if it has no dynamic table
-    and no group of lookups.
+    """Tells whether the runs of `graph` are TensorFlow's alone.
+
+    They are so with one rank, if it has no dynamic table and no group of lookups.
     """
     return (
         collectives.size() == 1 and training_flag.existing(graph) is None and not groups_of(graph)
     )
 
 
+def _with_feeds(footprint: RunFootprint, flag: Any, feed_dict: Any) -> Any:
+    """Returns `feed_dict` with what the library feeds to a run, with one rank, too.
+
+    Args:
+        footprint: what the run executes.
+        flag: the graph's training flag, if it has one.
+        feed_dict: the script's feeds.
+    """
+    feeds: dict[Any, Any] = {}
+    if flag is not None and footprint.trains:
+        feeds[flag.name] = True
+    feeds.update((x.name, value) for x, value in footprint.empty_feeds)
+    return {**(feed_dict or {}), **feeds} if feeds else feed_dict
+
+
 def make_callable(
     original: Any, session: Any, fetches: Any, feed_list: Any = None, accept_options: bool = False
 ) -> Any:
-    """`Session.make_callable`: where a graph's runs aren't TensorFlow's alone, a plain `run` in
-    disguise.
+    """Stands in for `Session.make_callable`: the callable is a `run` in disguise.
+
+    Where a graph's runs are TensorFlow's alone it is TensorFlow's callable.
     """
     if _is_plain(session.graph):
         return original(session, fetches, feed_list, accept_options)
 
-    def call(*feeds: Any, options: Any = None, run_metadata: Any = None) -> Any:
-        return session.run(fetches, dict(zip(feed_list or [], feeds)), options, run_metadata)
+    def call(*values: Any, options: Any = None, run_metadata: Any = None) -> Any:
+        return session.run(fetches, dict(zip(feed_list or [], values)), options, run_metadata)
 
     return call
 
 
 def make_callable_from_options(original: Any, session: Any, options: Any) -> Any:
-    """`Session._make_callable_from_options`, by which Keras fits, evaluates and predicts in a
-    graph: a plain `run`, too.
+    """Stands in for `Session._make_callable_from_options`: the callable is a `run`, too.
+
+    Keras fits, evaluates and predicts by it in a graph.
     """
     if _is_plain(session.graph):
         return original(session, options)
-    fetches, connected = list(options.fetch), list(options.tensor_connection)
+    fetches, connections = list(options.fetch), list(options.tensor_connection)
 
-    def call(*feeds: Any, run_metadata: Any = None) -> Any:
-        given = dict(zip(options.feed, feeds))
-        if connected:  # a dataset's next batch, say, in the place of a placeholder
-            given.update(
-                zip(
-                    (x.to_tensor for x in connected),
-                    session.run([x.from_tensor for x in connected]),
-                )
-            )
-        values = session.run([*fetches, *options.target], given, options.run_options, run_metadata)
-        return values[: len(fetches)]
+    def call(*values: Any, run_metadata: Any = None) -> Any:
+        feeds = dict(zip(options.feed, values))
+        if connections:
+            # A dataset's next batch, for one, in the place of a placeholder.
+            batch = session.run([x.from_tensor for x in connections])
+            feeds.update(zip((x.to_tensor for x in connections), batch))
+        results = session.run([*fetches, *options.target], feeds, options.run_options, run_metadata)
+        return results[: len(fetches)]
 
     return call
 
 
 def partial_run_setup(original: Any, session: Any, *args: Any, **kwargs: Any) -> Any:
-    """`Session.partial_run_setup`."""
+    """Stands in for `Session.partial_run_setup`: refuses it where ranks agree on runs."""
     if collectives.size() > 1 and gates_of(session.graph).gates:
         raise NotImplementedError(
             "partial_run is not possible with several ranks, which agree on whole runs: use run()."
@@ -165,42 +173,49 @@ def partial_run_setup(original: Any, session: Any, *args: Any, **kwargs: Any) ->
 
 
 def close(original: Any, session: Any) -> None:
-    """`Session.close`, which a `with` statement of a monitored session or a `finally` may call for
-    an error.
+    """Stands in for `Session.close`: tells the peers first.
+
+    A `with` statement of a monitored session or a `finally` may call it because of an error.
     """
     if coordinator.started():
-        coordinator.of_process().leave(session, _since(session))
+        coordinator.instance().leave(session, _error_since_start(session))
     original(session)
 
 
-def _since(session: Any) -> BaseException | None:
-    """The error that is being handled now, if it wasn't when `session` was made: in an `except`,
-    for a first start say.
+def _error_since_start(session: Any) -> BaseException | None:
+    """Returns the error that is being handled now, unless `session` was made while it was.
+
+    A session may be made in an `except`: for a first start, where there is no checkpoint.
     """
     error = sys.exc_info()[1]
     return None if id(error) == state_of_session(session).handled_error else error
 
 
 def leave(original: Any, session: Any, kind: Any, error: Any, traceback: Any) -> Any:
-    """`Session.__exit__`, which closes the session in a thread that knows nothing of the error."""
+    """Stands in for `Session.__exit__`: tells the peers first.
+
+    TensorFlow closes the session in another thread, which knows nothing of the error.
+    """
     if coordinator.started():
-        coordinator.of_process().leave(session, error)
+        coordinator.instance().leave(session, error)
     return original(session, kind, error, traceback)
 
 
 def end(original: Any, session: Any, exception_type: Any = None) -> None:
-    """`_MonitoredSession._close_internal`: hooks that run something at the end do so on all ranks
-    together.
+    """Stands in for `_MonitoredSession._close_internal`: waits for all ranks at the end.
+
+    Hooks that run something there do so on all ranks together.
     """
-    at_end = session._coordinated_creator.tf_sess
-    error = exception_type or _since(at_end)  # in a `finally`
+    plain_session = session._coordinated_creator.tf_sess
+    # In a `finally` it isn't told of the error.
+    error = exception_type or _error_since_start(plain_session)
     if (
         (error is None or coordinator.is_end(error))
-        and at_end is not None
+        and plain_session is not None
         and coordinator.started()
     ):
         try:
-            coordinator.of_process().end(at_end)
+            coordinator.instance().end(plain_session)
         except BaseException as error:
             original(session, type(error))
             raise
@@ -208,127 +223,124 @@ def end(original: Any, session: Any, exception_type: Any = None) -> None:
 
 
 def prepare_session(original: Any, manager: Any, *args: Any, **kwargs: Any) -> Any:
-    """`SessionManager.prepare_session`: an init_fn may have given variables values of its own."""
+    """Stands in for `SessionManager.prepare_session`: makes replicated variables equal.
+
+    An init_fn may have given them values of its own.
+    """
     session = original(manager, *args, **kwargs)
-    if collectives.size() == 1 or not (gates_of(session.graph).gates or _has_tables(session.graph)):
+    graph = session.graph
+    if collectives.size() == 1 or not is_shared(graph):
         return session
-    given = barrier.exchange(
-        session, "what a session starts from", {"init_fn": kwargs.get("init_fn") is not None}
-    )
-    if any(text["init_fn"] for text in given):
-        make_equal(
-            type(session).run,
-            session,
-            [
-                v
-                for v in session.graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
-                if is_replicated(v)
-            ],
-        )
+    has_init_fn = {"init_fn": kwargs.get("init_fn") is not None}
+    payloads = barrier.exchange(session, "what a session starts from", has_init_fn)
+    if any(payload["init_fn"] for payload in payloads):
+        variables = graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
+        replicated = [v for v in variables if is_replicated(v)]
+        broadcast_initial_values(type(session).run, session, replicated)
     return session
 
 
 def with_own_gpu(
     original: Any, session: Any, target: str = "", graph: Any = None, config: Any = None
 ) -> None:
-    """`Session.__init__`: memory of the GPU is taken as it is needed, some is left to kernels; and
-    a process of several on a host sees one GPU.
+    """Stands in for `Session.__init__`: a process of several on a host sees one GPU.
+
+    The GPU's memory is taken as it is needed, and some of it is left to kernels.
     """
-    ours = tf.ConfigProto()
-    ours.gpu_options.allow_growth = True
+    defaults = tf.ConfigProto()
+    defaults.gpu_options.allow_growth = True
     if chosen() == "gpu":
-        ours.gpu_options.per_process_gpu_memory_fraction = memory_shares()[1]
+        defaults.gpu_options.per_process_gpu_memory_fraction = memory_shares()[1]
     if collectives.size() > 1 and len(tf2.config.list_physical_devices("GPU")) > 1:
-        ours.gpu_options.visible_device_list = str(collectives.local_rank())
-    if isinstance(config, tf.ConfigProto):
-        ours.MergeFrom(config)
-        config = ours
+        defaults.gpu_options.visible_device_list = str(collectives.local_rank())
+    if config is None:
+        config = defaults
+    elif isinstance(config, tf.ConfigProto):
+        defaults.MergeFrom(config)
+        config = defaults
     state_of_session(session).handled_error = id(sys.exc_info()[1])
-    original(session, target, graph, ours if config is None else config)
+    original(session, target, graph, config)
 
 
 def every_rank_for_itself(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """`MonitoredTrainingSession`: with several ranks each is the chief of its own process, whatever
-    the script says of rank 0.
+    """Stands in for `MonitoredTrainingSession`: each of several ranks is its own process's chief.
 
-    (A worker would wait for a chief to initialize variables that it doesn't share with it.)
+    That holds whatever the script says of rank 0. (A worker would wait for a chief to initialize
+    variables that it doesn't share with it.)
     """
     if collectives.size() == 1:
         return original(*args, **kwargs)
-    given = {**dict(zip(("master", "is_chief", "checkpoint_dir"), args)), **kwargs}
-    given["is_chief"] = True
-    return original(
-        *[given.pop(name) for name in ("master", "is_chief", "checkpoint_dir")[: len(args)]],
-        *args[3:],
-        **given,
-    )
+    names = ("master", "is_chief", "checkpoint_dir")
+    arguments = {**dict(zip(names, args)), **kwargs, "is_chief": True}
+    positional = [arguments.pop(name) for name in names[: len(args)]]
+    return original(*positional, *args[3:], **arguments)
 
 
 def wait_for_session(original: Any, manager: Any, *args: Any, **kwargs: Any) -> Any:
-    """`SessionManager.wait_for_session`, for a chief to initialize what this process would then
-    see.
+    """Stands in for `SessionManager.wait_for_session`: refuses it with several ranks.
+
+    It waits for a chief to initialize variables, of which this process would then see nothing.
     """
     if collectives.size() == 1:
         return original(manager, *args, **kwargs)
     raise NotImplementedError(
-        "A worker waits for a chief to initialize its variables, which "
-        "several ranks have each for "
-        "itself. Use tf.train.MonitoredTrainingSession, or "
-        "ChiefSessionCreator on every rank."
+        "A worker waits for a chief to initialize its variables, which several ranks have each for "
+        "itself. Use tf.train.MonitoredTrainingSession, or ChiefSessionCreator on every rank."
     )
 
 
 def supervise(original: Any, supervisor: Any, *args: Any, **kwargs: Any) -> None:
-    """`Supervisor.__init__`, whose threads save and summarize by each rank's own clock."""
+    """Stands in for `Supervisor.__init__`: refuses it with several ranks.
+
+    Its threads save and summarize by each rank's own clock.
+    """
     if collectives.size() == 1:
         return original(supervisor, *args, **kwargs)
     raise NotImplementedError(
-        "tf.train.Supervisor saves and summarizes in threads, whenever it "
-        "is time on a rank, which its "
-        "peers would have to do with it. Use "
-        "tf.train.MonitoredTrainingSession."
+        "tf.train.Supervisor saves and summarizes in threads, whenever it is time on a rank, which "
+        "its peers would have to do with it. Use tf.train.MonitoredTrainingSession."
     )
 
 
-def _has_tables(graph: tf.Graph) -> bool:
-    return any(
-        isinstance(v, Table) for v in graph.get_collection_ref(tf.GraphKeys.GLOBAL_VARIABLES)
-    )
-
-
-def _prepare(
-    session: Any, fetches: Any, feed_dict: Any, alike: tuple[str, ...]
+def _prepared_run(
+    session: Any, fetches: Any, feed_dict: Any, compared: tuple[str, ...]
 ) -> PreparedRun | None:
-    """The `Run` for these fetches and feeds; None if TensorFlow would refuse them, which it then
-    does itself.
+    """Returns the run for these fetches and feeds, prepared when it is first asked for.
 
-    If it trains, the ranks compare the names `alike`, too.
+    Args:
+        session: the session.
+        fetches: the script's fetches.
+        feed_dict: the script's feeds.
+        compared: names that ranks compare, too, if the run trains.
+
+    Returns:
+        None if TensorFlow would refuse the fetches or feeds, which it then does itself.
     """
+    graph = session.graph
     leaves, fed = graph_analysis.flatten(fetches), list(feed_dict or {})
-    cache = state_of_session(session).prepared_runs
-    gates = gates_of(session.graph)
+    prepared_runs = state_of_session(session).prepared_runs
     key = (
         tuple(map(_identity, leaves)),
         tuple(map(_identity, fed)),
-        len(gates.gates),
-        len(groups_of(session.graph)),
-        alike,
+        len(gates_of(graph).gates),
+        len(groups_of(graph)),
+        compared,
     )
-    if key not in cache:
+    if key not in prepared_runs:
         try:
-            footprint = run_analysis.footprint_of(session.graph, leaves, fed)
+            footprint = run_analysis.footprint_of(graph, leaves, fed)
         except Exception:
             return None
-        _refuse_shards(session.graph, leaves)
-        cache[key] = _plan(
-            session.graph, footprint.alike(alike) if footprint.trains else footprint, (leaves, fed)
-        )
-    prepared: PreparedRun = cache[key]
+        _refuse_shards(graph, leaves)
+        if footprint.trains:
+            footprint = footprint.comparing(compared)
+        prepared_runs[key] = _prepare(graph, footprint, (leaves, fed))
+    prepared: PreparedRun = prepared_runs[key]
     return prepared
 
 
 def _refuse_shards(graph: tf.Graph, leaves: list[Any]) -> None:
-    """A read of a table's resource, fetched by its name or made by hand, is a read of one shard."""
+    """Refuses fetches that read a table's resource, by its name or made by hand: it is a shard."""
     tables = {
         v.handle.op: v
         for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
@@ -345,61 +357,70 @@ def _identity(leaf: Any) -> Any:
     return leaf if isinstance(leaf, str) else id(leaf)
 
 
-def _plan(graph: tf.Graph, footprint: run_analysis.RunFootprint, keep: Any) -> PreparedRun:
+def _prepare(graph: tf.Graph, footprint: RunFootprint, keep_alive: Any) -> PreparedRun:
+    """Prepares a run: adds to the graph the agreements that open its gates."""
     gates = gates_of(graph)
-    extension = extension_of(graph)
-    out = PreparedRun(footprint, keep, extended=extension.takes_part_in(footprint.operations))
-
-    def disagreed(first: bool, headers: list[Header]) -> None:
-        out.disagreement, out.begun = headers, not first
-
+    extended = extension_of(graph).takes_part_in(footprint.operations)
+    run = PreparedRun(footprint, keep_alive, extended=extended)
     with graphs.open_for_changes(graph):
         for level in footprint.levels(gates):
-            first = out.gate is None
-            checks = footprint.checks(gates, level, first)
-            after = footprint.sources(gates) if first else footprint.exchanged_below(gates, level)
-            out.repeatable = out.repeatable and not (first and after)
-            numbered = {gates.checks.index(check): check for check in checks}
-            out.targets.append(
-                agreement.agree(
-                    gates.gates[level - 1],
-                    numbered,
-                    after,
-                    functools.partial(disagreed, first),
-                    first,
-                    extension.when_agreed if first and out.extended else tf.no_op,
-                )
-            )
-            out.tickets.append(gates.gates[level - 1].ticket)
-            out.gate = out.gate or gates.gates[level - 1]
-        out.answer = footprint.answer(gates) if collectives.size() > 1 else None
-        if out.answer and out.targets:
+            run.targets.append(_agreement(graph, gates, run, level))
+            run.tickets.append(gates.gates[level - 1].ticket)
+            run.gate = run.gate or gates.gates[level - 1]
+        run.idle_run = footprint.idle_run(gates) if collectives.size() > 1 else None
+        if run.idle_run and run.targets:
             # The graph optimizer drops an exchange of which nothing is looked at, but not where a
             # rank answers it.
-            out.targets += out.answer.operations
-        for level in footprint.levels(gates)[1:] if out.answer else []:
-            out.answering.append(
-                agreement.agree(
-                    gates.gates[level - 1],
-                    {},
-                    footprint.exchanged_below(gates, level),
-                    functools.partial(disagreed, False),
-                    first=False,
-                )
-            )
-    return out
+            run.targets += run.idle_run.operations
+        if run.idle_run:
+            run.idle_targets = [
+                _idle_agreement(gates, run, level) for level in footprint.levels(gates)[1:]
+            ]
+    return run
+
+
+def _agreement(graph: tf.Graph, gates: GraphGates, run: PreparedRun, level: int) -> tf.Tensor:
+    """Makes the agreement that opens the gate of `level`."""
+    first = run.gate is None
+    checks = run.footprint.checks(gates, level, first)
+    if first:
+        prerequisites = run.footprint.sources(gates)
+        run.repeatable = not prerequisites
+    else:
+        prerequisites = run.footprint.exchanges_below(gates, level)
+    return agreement.agree(
+        gates.gates[level - 1],
+        {gates.checks.index(check): check for check in checks},
+        prerequisites,
+        functools.partial(_note_disagreement, run, first),
+        first,
+        extension_of(graph).when_agreed if first and run.extended else tf.no_op,
+    )
+
+
+def _idle_agreement(gates: GraphGates, run: PreparedRun, level: int) -> tf.Tensor:
+    """Makes the agreement that opens the gate of `level`, for a rank that answers its peers."""
+    return agreement.agree(
+        gates.gates[level - 1],
+        {},
+        run.footprint.exchanges_below(gates, level),
+        functools.partial(_note_disagreement, run, False),
+        first=False,
+    )
+
+
+def _note_disagreement(run: PreparedRun, first: bool, headers: list[Header]) -> None:
+    run.disagreement, run.disagreed_later = headers, not first
 
 
 class Clock:
-    """Stands in for the module `time`; only `time()` is another."""
+    """Stands in for the module `time`: `time()` is rank 0's."""
 
     def time(self) -> float:
-        """Seconds since 1970 on rank 0."""
-        agreed = (
-            coordinator.of_process().clock
-            if collectives.size() > 1 and coordinator.started()
-            else None
-        )
+        """Returns seconds since 1970 on rank 0, as of the last agreement."""
+        agreed = None
+        if collectives.size() > 1 and coordinator.started():
+            agreed = coordinator.instance().clock
         return time.time() if agreed is None else agreed
 
     def __getattr__(self, name: str) -> Any:

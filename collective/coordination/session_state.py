@@ -1,4 +1,4 @@
-"""Keeps what the library knows of a session: one record for each."""
+"""Keeps what the library knows of sessions: one record for each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collective.coordination.prepared_run import PreparedRun
 
 @dataclasses.dataclass
 class SessionState:
-    """Everything that is remembered of one session.
+    """Holds everything that is remembered of one session.
 
     Attributes:
         unequal_variables: by their names, the variables that were initialized before the graph had

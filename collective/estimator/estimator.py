@@ -1,8 +1,9 @@
-"""`tf.estimator.Estimator` on all ranks (`strategy.estimator`)."""
+"""Makes `tf.estimator.Estimator` work on all ranks (`strategy.estimator`)."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any, Callable
 
@@ -13,7 +14,7 @@ from tensorflow_estimator.python.estimator import training
 from tensorflow_estimator.python.estimator.mode_keys import ModeKeys
 
 from collective import checkpoint
-from collective.checkpoint.layout import ENTRY, FORMAT_ENTRY, StoredTable
+from collective.checkpoint.layout import FORMAT_ENTRY, LAYOUT_ENTRY, StoredTable
 from collective.checkpoint.tensor_bundle import Bundle
 from collective.coordination import barrier, coordinator
 from collective.errors import RankError
@@ -24,20 +25,23 @@ from collective.ops.graph_state import state_of
 from collective.prefetch import enable as prefetch
 from collective.replication import metrics
 from collective.serving import export
-from collective.serving.exporter import Serving
+from collective.serving.served_checkpoint import ServedCheckpoint
 
 
 class Estimator(estimator_lib.EstimatorV2):
-    """What `strategy.estimator` returns; see there. Made by every rank, and every rank calls its
-    methods, in the same order.
+    """Trains, evaluates, predicts and exports on all ranks; `strategy.estimator` makes it.
 
-    Methods can be called inside `strategy.scope()` and outside of it. All ranks work on one
-    model_dir, rank 0 alone writes summaries and events there, and whatever depends on the file
-    system or the clock is decided by rank 0. Hooks, listeners and exporters run on every rank. An
-    error while a model_fn or an input_fn builds its graph, on any rank, is an error on all.
+    Every rank makes it, and calls its methods in the same order, inside `strategy.scope()` or
+    outside of it. All ranks work on one model_dir, rank 0 alone writes summaries and events there,
+    and rank 0 decides whatever depends on the file system or the clock. Hooks, listeners and
+    exporters run on every rank. An error while a model_fn or an input_fn builds its graph, on any
+    rank, is an error on all.
+
+    Attributes:
+        served_checkpoint: set while an export builds its graph.
     """
 
-    serving: Serving | None = None  # while an export builds its graph
+    served_checkpoint: ServedCheckpoint | None = None
 
     def __init__(
         self,
@@ -60,7 +64,7 @@ class Estimator(estimator_lib.EstimatorV2):
 
     @classmethod
     def _assert_members_are_not_overridden(cls, estimator: Any) -> None:
-        """TensorFlow has no other way to extend these methods than to override them."""
+        """Allows methods to be overridden, which is the only way to extend them."""
 
     # -- what a user calls
 
@@ -72,26 +76,23 @@ class Estimator(estimator_lib.EstimatorV2):
         max_steps: int | None = None,
         saving_listeners: Any = None,
     ) -> Estimator:
-        """`tf.estimator.Estimator.train`. Training stops on all ranks when the first one is out of
-        data.
+        """Trains, as `tf.estimator.Estimator.train`, until the first rank is out of data.
 
         Args:
             steps: the number of steps that all ranks take together, each with a batch of its own.
         """
         step = estimator_lib._load_global_step_from_checkpoint_dir(self.model_dir)
-        with self._together(
-            "train", {"steps": steps, "max_steps": max_steps}, step=int(step)
-        ) as of_rank_0:
+        arguments = {"steps": steps, "max_steps": max_steps}
+        with self._on_all_ranks("train", arguments, step=int(step)) as of_rank_0:
             if max_steps is not None and 0 < max_steps <= of_rank_0["step"] and steps is None:
                 tf.logging.info("Skipping training since max_steps has already saved.")
                 return self
-            if (
-                max_steps is not None
-                and evaluation.is_train_and_evaluate(saving_listeners)
-                and self._deals(input_fn)
-            ):
-                input_fn = input_sharding.Use(input_fn, passes=collectives.size())
-            listeners = [evaluation.in_step(self, listener) for listener in saving_listeners or []]
+            is_train_and_evaluate = evaluation.is_train_and_evaluate(saving_listeners)
+            if max_steps is not None and is_train_and_evaluate and self._deals(input_fn):
+                input_fn = input_sharding.DealtInput(input_fn, passes=collectives.size())
+            listeners = [
+                evaluation.evaluated_in_step(self, listener) for listener in saving_listeners or []
+            ]
             super().train(input_fn, hooks, steps, max_steps, listeners)
         return self
 
@@ -103,26 +104,25 @@ class Estimator(estimator_lib.EstimatorV2):
         checkpoint_path: str | None = None,
         name: str | None = None,
     ) -> dict[str, Any]:
-        """`tf.estimator.Estimator.evaluate`. Every record counts once, on whichever rank, and all
-        ranks return the same.
+        """Evaluates, as `tf.estimator.Estimator.evaluate`; all ranks return the same.
+
+        Every record counts once, on whichever rank.
 
         Args:
-            steps: the first batches of the input, dealt to all ranks; of each rank's own input if
-                it isn't dealt.
+            steps: how many of the input's first batches are used. They are dealt to all ranks, or
+                taken from each rank's own input if it isn't dealt.
 
         Raises:
             ValueError: a metric isn't the same on all ranks: it isn't made of `tf.metrics` or Keras
                 metrics.
         """
-        with self._together(
-            "evaluate",
-            {"steps": steps, "checkpoint_path": checkpoint_path, "name": name},
-            latest=self._latest(checkpoint_path),
-        ) as of_rank_0:
+        arguments = {"steps": steps, "checkpoint_path": checkpoint_path, "name": name}
+        latest = checkpoint_path or self.latest_checkpoint()
+        with self._on_all_ranks("evaluate", arguments, latest=latest) as of_rank_0:
             if collectives.size() > 1 and steps is not None and steps > 0 and self._deals(input_fn):
-                input_fn, steps = input_sharding.Use(input_fn, batches=steps), None
+                input_fn, steps = input_sharding.DealtInput(input_fn, batches=steps), None
             metrics = super().evaluate(input_fn, steps, hooks, of_rank_0["latest"], name)
-            return evaluation.agreed(metrics)
+            return evaluation.agreed_metrics(metrics)
 
     def predict(
         self,
@@ -133,42 +133,36 @@ class Estimator(estimator_lib.EstimatorV2):
         yield_single_examples: bool = True,
         gather: bool = False,
     ) -> Iterator[Any]:
-        """`tf.estimator.Estimator.predict`: this rank's predictions, those of its share of the
-        input.
+        """Predicts, as `tf.estimator.Estimator.predict`, for this rank's share of the input.
 
-        Every rank must go through them, in step. Where one stops early, it ends for all.
+        Every rank must go through its predictions, in step. Where one stops early, it ends for all.
 
         Args:
             gather: rank 0 gets all predictions, in the order of the input, the other ranks none.
                 They are made before predict() returns, and kept in a temporary file (in TMPDIR) of
-                rank 0; rank 0 may read as much of them as it likes. An input that isn't dealt comes
-                in turn: every rank's first batch, every rank's second….
+                rank 0; rank 0 may read as much of them as it likes. The batches of an input that
+                isn't dealt come in turn: every rank's first, every rank's second….
         """
-        if not gather or collectives.size() == 1:
-            return self._share(
-                input_fn, predict_keys, hooks, checkpoint_path, yield_single_examples
-            )
-        with self._failure_told("predict"):
-            batches = prediction.gather(
-                self._share(input_fn, predict_keys, hooks, checkpoint_path, False)
-            )
-        return (
-            (one for batch in batches for one in self._singly(batch))
-            if yield_single_examples
-            else batches
+        predict = functools.partial(
+            self._predict_share, input_fn, predict_keys, hooks, checkpoint_path
         )
+        if not gather or collectives.size() == 1:
+            return predict(yield_single_examples)
+        with self._reports_failure("predict"):
+            batches = prediction.gather(predict(False))
+        if not yield_single_examples:
+            return batches
+        return (example for batch in batches for example in self._examples(batch))
 
     def train_and_evaluate(
         self, train_spec: Any, eval_spec: Any
     ) -> tuple[dict[str, Any] | None, list[Any] | None]:
-        """`tf.estimator.train_and_evaluate`: trains to `train_spec.max_steps` and evaluates, on all
-        ranks, after checkpoints.
+        """Trains to `train_spec.max_steps`, and evaluates on all ranks after checkpoints.
 
-        With max_steps, which TensorFlow has as the one stop condition here, any number of ranks
-        takes as many steps as one
-        process would: an input that is dealt to N ranks, N batches a step, is gone through up to N
-            times. (train() ends with
-        the input, and so does this if max_steps is None.)
+        It is `tf.estimator.train_and_evaluate`. With max_steps, which TensorFlow has as the one
+        stop condition here, any number of ranks takes as many steps as one process would: an input
+        that is dealt to N ranks, N batches a step, is gone through up to N times. (train() ends
+        with the input, and so does this if max_steps is None.)
 
         Args:
             train_spec: `tf.estimator.TrainSpec`.
@@ -191,7 +185,7 @@ class Estimator(estimator_lib.EstimatorV2):
         checkpoint_path: Any = None,
         strip_default_attrs: bool = True,
     ) -> Any:
-        """`export_saved_model` by its name in TensorFlow 1."""
+        """Exports as `export_saved_model` does; this is its name in TensorFlow 1."""
         return self._export_all_saved_models(
             export_dir_base,
             {ModeKeys.PREDICT: serving_input_receiver_fn},
@@ -202,66 +196,64 @@ class Estimator(estimator_lib.EstimatorV2):
         )
 
     def get_variable_value(self, name: str) -> Any:
-        """`tf.estimator.Estimator.get_variable_value`; of a static table all rows, read here from
-        all ranks' parts.
+        """Returns a variable's value in the latest checkpoint; of a static table all rows.
 
         Raises:
             ValueError: `name` is a dynamic table or a slot of one:
                 `collective.checkpoint.read_table` has keys and rows.
         """
-        column = self._columns().get(name)
-        if column is None:
+        stored = self._stored_tables().get(name)
+        if stored is None:
             return super().get_variable_value(name)
-        if column.rows is None:
+        if stored.rows is None:
             raise ValueError(
                 f"'{name}' is dynamic, with a row for each key that came: "
-                f"collective.checkpoint.read_table('{self.latest_checkpoint()}', "
-                f"'{name}') has keys and rows."
+                f"collective.checkpoint.read_table('{self.latest_checkpoint()}', '{name}') has "
+                "keys and rows."
             )
-        return np.concatenate(
-            [rows for _, rows in checkpoint.read_table(self.latest_checkpoint(), name)]
-        )
+        blocks = checkpoint.read_table(self.latest_checkpoint(), name)
+        return np.concatenate([rows for _, rows in blocks])
 
     def get_variable_names(self) -> list[str]:
-        """`tf.estimator.Estimator.get_variable_names`; tables and their slots by their own names."""
-        columns = self._columns()
-        inner = {ENTRY, FORMAT_ENTRY} | (
-            Bundle(self.latest_checkpoint()).layout.entries() if columns else set()
-        )
-        return sorted(
-            {*columns, *(name for name in super().get_variable_names() if name not in inner)}
-        )
+        """Returns the names in the latest checkpoint, tables and their slots by their own names."""
+        stored_tables = self._stored_tables()
+        inner = {LAYOUT_ENTRY, FORMAT_ENTRY}
+        if stored_tables:
+            inner |= Bundle(self.latest_checkpoint()).layout.entries()
+        return sorted({*stored_tables, *(set(super().get_variable_names()) - inner)})
 
-    def _columns(self) -> dict[str, StoredTable]:
+    def _stored_tables(self) -> dict[str, StoredTable]:
         latest = self.latest_checkpoint()
-        return Bundle(latest).layout.columns if latest else {}
+        return Bundle(latest).layout.tables if latest else {}
 
-    # -- what TensorFlow's methods call
+    # -- called by TensorFlow's methods
 
     def _call_input_fn(self, input_fn: Any, mode: str, input_context: Any = None) -> Any:
-        use = input_fn if isinstance(input_fn, input_sharding.Use) else input_sharding.Use(input_fn)
-        call = super()._call_input_fn
-        if not self._deals(use.input_fn):
-            given = input_sharding.context() if input_sharding.takes_context(use.input_fn) else None
-            return _everywhere(
-                f"calling input_fn ({mode})", lambda: call(use.input_fn, mode, given)
-            )
-        with input_sharding.one_order():
-            return _everywhere(
-                f"calling input_fn ({mode})",
-                lambda: input_sharding.deal(call(use.input_fn, mode), use.batches, use.passes),
-            )
+        dealt = input_fn
+        if not isinstance(input_fn, input_sharding.DealtInput):
+            dealt = input_sharding.DealtInput(input_fn)
+        call, doing = super()._call_input_fn, f"calling input_fn ({mode})"
+        if not self._deals(dealt.input_fn):
+            takes_context = input_sharding.takes_context(dealt.input_fn)
+            context = input_sharding.input_context() if takes_context else None
+            return _on_all_ranks(doing, lambda: call(dealt.input_fn, mode, context))
+
+        def build() -> Any:
+            return input_sharding.deal(call(dealt.input_fn, mode), dealt.batches, dealt.passes)
+
+        with input_sharding.same_shuffling():
+            return _on_all_ranks(doing, build)
 
     def _call_model_fn(self, features: Any, labels: Any, mode: str, config: Any) -> Any:
         call = super()._call_model_fn
-        # within which another one's model_fn may be called
+        # This model_fn may call that of another estimator.
         state = state_of(tf.get_default_graph())
         state.estimator = state.estimator or self
-        if self.serving is not None:
+        if self.served_checkpoint is not None:
             return call(features, labels, mode, config)  # an export tells its errors itself
         if mode != ModeKeys.TRAIN:  # may have a train_op all the same
             prefetch.keep_whole(tf.get_default_graph(), f"the graph is for mode {mode!r}")
-        return _everywhere(
+        return _on_all_ranks(
             f"calling model_fn ({mode})", lambda: call(features, labels, mode, config)
         )
 
@@ -297,8 +289,8 @@ class Estimator(estimator_lib.EstimatorV2):
             )
 
     def _create_and_assert_global_step(self, graph: tf.Graph) -> Any:
-        if self.serving is not None:
-            self.serving.bind(graph)  # before its first variable
+        if self.served_checkpoint is not None:
+            self.served_checkpoint.bind(graph)  # before its first variable
         return super()._create_and_assert_global_step(graph)
 
     # -- ranks
@@ -306,36 +298,35 @@ class Estimator(estimator_lib.EstimatorV2):
     def _deals(self, input_fn: Any) -> bool:
         return self._shard_input and not input_sharding.takes_context(input_fn)
 
-    def _latest(self, checkpoint_path: str | None) -> str | None:
-        found: str | None = checkpoint_path or self.latest_checkpoint()
-        return found
-
-    def _share(
+    def _predict_share(
         self,
         input_fn: Any,
         predict_keys: Any,
         hooks: Any,
         checkpoint_path: str | None,
-        singly: bool,
+        yield_single_examples: bool,
     ) -> Iterator[Any]:
-        """This rank's predictions. While the caller has one in hand, scope() isn't entered."""
-        with self._together(
-            "predict", {"checkpoint_path": checkpoint_path}, latest=self._latest(checkpoint_path)
-        ) as of_rank_0:
-            ours = super().predict(input_fn, predict_keys, hooks, of_rank_0["latest"], singly)
+        """Yields this rank's predictions. While the caller has one, scope() isn't entered."""
+        arguments = {"checkpoint_path": checkpoint_path}
+        latest = checkpoint_path or self.latest_checkpoint()
+        with self._on_all_ranks("predict", arguments, latest=latest) as of_rank_0:
+            predictions = super().predict(
+                input_fn, predict_keys, hooks, of_rank_0["latest"], yield_single_examples
+            )
         try:
             while True:
-                with self._failure_told("predict"), self._scope():
+                with self._reports_failure("predict"), self._scope():
                     try:
-                        one = next(ours)
+                        prediction = next(predictions)
                     except StopIteration:
                         return
-                yield one
+                yield prediction
         finally:
             with self._scope():
-                ours.close()
+                predictions.close()
 
-    def _singly(self, batch: Any) -> Iterator[Any]:
+    def _examples(self, batch: Any) -> Iterator[Any]:
+        """Yields the predictions for each example of a batch."""
         if isinstance(batch, dict):
             return (
                 {key: value[i] for key, value in batch.items()}
@@ -344,27 +335,38 @@ class Estimator(estimator_lib.EstimatorV2):
         return iter(batch)
 
     @contextlib.contextmanager
-    def _together(
-        self, method: str, alike: dict[str, Any], **mine: Any
+    def _on_all_ranks(
+        self, method: str, arguments: dict[str, Any], **values: Any
     ) -> Iterator[dict[str, Any]]:
-        """All ranks call `method` with the arguments `alike`; gives rank 0's `mine`."""
-        with self._failure_told(method), self._scope():
-            told = barrier.exchange(None, f"Estimator.{method}", {"alike": alike, "mine": mine})
-            for r, text in enumerate(told):
-                for name, value in told[0]["alike"].items():
-                    if text["alike"][name] != value:
+        """Enters scope() for `method`, which all ranks must call with the same arguments.
+
+        Args:
+            method: its name.
+            arguments: by name.
+            values: of this rank.
+
+        Yields:
+            rank 0's `values`.
+        """
+        with self._reports_failure(method), self._scope():
+            messages = barrier.exchange(
+                None, f"Estimator.{method}", {"alike": arguments, "mine": values}
+            )
+            for rank, message in enumerate(messages):
+                for name, value in messages[0]["alike"].items():
+                    if message["alike"][name] != value:
                         raise RankError(
                             f"Estimator.{method}: {name} is {value!r} on rank 0 and "
-                            f"{text['alike'][name]!r} on "
-                            f"rank {r}. Every rank must call it with the same "
-                            f"arguments."
+                            f"{message['alike'][name]!r} on rank {rank}. Every rank must call it "
+                            "with the same arguments."
                         )
-            yield told[0]["mine"]
+            yield messages[0]["mine"]
 
     @contextlib.contextmanager
-    def _failure_told(self, method: str) -> Iterator[None]:
-        """Peers that come to wait for this rank hear of an error that they can't know yet, should
-        this program survive it.
+    def _reports_failure(self, method: str) -> Iterator[None]:
+        """Notes an error for peers that will wait for this rank, should this program survive it.
+
+        Peers that meet or run with this rank next hear of the error.
         """
         try:
             yield
@@ -372,20 +374,20 @@ class Estimator(estimator_lib.EstimatorV2):
             raise
         except Exception as error:
             if collectives.size() > 1 and not getattr(error, "collective_told", False):
-                ours = coordinator.of_process()
-                ours.failure = ours.failure or (
+                process_coordinator = coordinator.instance()
+                process_coordinator.failure = process_coordinator.failure or (
                     coordinator.Membership(0, []),
                     f"Estimator.{method} failed with {type(error).__name__}: {error}",
                 )
             raise
 
 
-def _everywhere(what: str, build: Callable[[], Any]) -> Any:
-    """What `build` returns here; an error on one rank is an error on all."""
-    made: list[Any] = []
+def _on_all_ranks(doing: str, build: Callable[[], Any]) -> Any:
+    """Returns what `build` returns here; an error on one rank is an error on all."""
+    built: list[Any] = []
     try:
-        barrier.together(None, what, lambda: made.append(build()))
+        barrier.together(None, doing, lambda: built.append(build()))
     except Exception as error:
         error.collective_told = True  # type: ignore[attr-defined]
         raise
-    return made[0]
+    return built[0]

@@ -1,6 +1,4 @@
-"""Evaluation by an Estimator on all ranks: metrics that are everyone's, exporters that decide
-alike.
-"""
+"""Lets an Estimator evaluate on all ranks: metrics are global, exporters decide alike."""
 
 from __future__ import annotations
 
@@ -18,22 +16,21 @@ from tensorflow_estimator.python.estimator import exporter as exporter_lib
 from tensorflow_estimator.python.estimator import training
 
 from collective.coordination import barrier
-from collective.ops import collectives, gate
+from collective.ops import collectives, gate, graph_analysis
 
 
-def agreed(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Rank 0's metrics, once its events are written, if they are everyone's.
+def agreed_metrics(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Returns rank 0's metrics, once its events are written, if all ranks have the same.
 
     Raises:
         ValueError: a metric differs between ranks.
     """
-    mine = base64.b64encode(pickle.dumps(metrics)).decode()
-    told = [
-        pickle.loads(base64.b64decode(text["metrics"]))
-        for text in barrier.exchange(None, "the end of an evaluation", {"metrics": mine})
-    ]
-    for r, other in enumerate(told):
-        for name, value in told[0].items():
+    message = {"metrics": base64.b64encode(pickle.dumps(metrics)).decode()}
+    messages = barrier.exchange(None, "the end of an evaluation", message)
+    metrics_by_rank = [pickle.loads(base64.b64decode(text["metrics"])) for text in messages]
+    first: dict[str, Any] = metrics_by_rank[0]
+    for rank, other in enumerate(metrics_by_rank):
+        for name, value in first.items():
             if isinstance(value, bytes):
                 if value != other[name]:
                     warnings.warn(
@@ -42,12 +39,10 @@ def agreed(metrics: dict[str, Any]) -> dict[str, Any]:
                     )
             elif not _close(value, other[name]):
                 raise ValueError(
-                    f"metric '{name}' is {value} on rank 0 and {other[name]} on rank {r}. The "
-                    f"records of all ranks enter the "
-                    "metrics of tf.metrics and tf.keras.metrics, whose variables are summed; "
-                    "compute this one from such."
+                    f"metric '{name}' is {value} on rank 0 and {other[name]} on rank {rank}. The "
+                    "records of all ranks enter the metrics of tf.metrics and tf.keras.metrics, "
+                    "whose variables are summed; compute this one from such."
                 )
-    first: dict[str, Any] = told[0]
     return first
 
 
@@ -59,99 +54,93 @@ def _close(a: Any, b: Any) -> bool:
 
 
 def summing_hooks(values: dict[str, tf.Tensor]) -> list[tf.train.SessionRunHook]:
-    """What makes metrics global that aren't yet: before their values are read, their variables are
-    summed over ranks.
+    """Makes the hooks that sum the variables of metrics over ranks before the metrics are read.
 
-    `tf.metrics` sums when it reads (see `collective.replication.metrics`); this is for Keras metrics.
+    `tf.metrics` sums when it reads (see `collective.replication.metrics`); this is for Keras
+    metrics.
+
+    Args:
+        values: the metrics' values, by their names.
 
     Raises:
-        ValueError: such a variable can't be summed.
+        ValueError: a variable can't be summed.
     """
     if collectives.size() == 1:
         return []
-    left: dict[str, Any] = {}
-    for name in sorted(values):
-        for variable in _unsummed(values[name]):
+    unsummed: dict[str, Any] = {}
+    for metric in sorted(values):
+        for variable in _unsummed_variables(values[metric]):
             if variable.aggregation != tf.VariableAggregation.SUM:
                 raise ValueError(
-                    f"metric '{name}' reads the variable '{variable.name}', whose "
-                    f"values on several ranks cannot "
-                    "be summed. Use a metric of tf.metrics, or a Keras metric whose "
-                    "variables add up."
+                    f"metric '{metric}' reads the variable '{variable.name}', whose values on "
+                    "several ranks cannot be summed. Use a metric of tf.metrics, or a Keras metric "
+                    "whose variables add up."
                 )
-            left[variable.name] = variable
-    return [_SumBeforeTheEnd([left[name] for name in sorted(left)])] if left else []
+            unsummed[variable.name] = variable
+    return [SumOverRanksHook([unsummed[name] for name in sorted(unsummed)])] if unsummed else []
 
 
-def _unsummed(value: tf.Tensor) -> list[Any]:
-    """The metric variables that `value` reads as they are on this rank."""
-    by_handle = {
-        v.handle.op if hasattr(v, "handle") else v.op: v
-        for v in tf.get_collection(tf.GraphKeys.METRIC_VARIABLES)
-    }
-    found, seen, ahead = (
-        [],
-        set(),
-        [value.op if isinstance(value, (tf.Tensor, variables.Variable)) else value],
+def _unsummed_variables(value: tf.Tensor) -> list[Any]:
+    """Returns the metric variables that `value` reads as they are on this rank."""
+    is_value = isinstance(value, (tf.Tensor, variables.Variable))
+    upstream = graph_analysis.walk(
+        [value.op if is_value else value],
+        stop=lambda op: bool(collectives.collective_name(op)),
+        control=False,
     )
-    while ahead:
-        op = ahead.pop()
-        if op in seen or collectives.collective_name(op):
-            continue
-        seen.add(op)
-        if op in by_handle:
-            found.append(by_handle[op])
-        ahead.extend(x.op for x in op.inputs)
-    return found
+    metric_variables = tf.get_collection(tf.GraphKeys.METRIC_VARIABLES)
+    return [v for v in metric_variables if graph_analysis.memory(v) in upstream]
 
 
-class _SumBeforeTheEnd(tf.train.SessionRunHook):
+class SumOverRanksHook(tf.train.SessionRunHook):
     """Puts the sums over ranks into variables when an evaluation is over."""
 
-    def __init__(self, states: list[Any]):
-        self._states = states
+    def __init__(self, summed_variables: list[Any]):
+        self._variables = summed_variables
 
     def begin(self) -> None:
-        opened = gate.gates_of(tf.get_default_graph()).beside([v.handle for v in self._states]).zero
-        self._sums = []
-        for state in self._states:
-            name = collectives.unique_name(f"{state.op.name}/metric")
-            total = collectives.allreduce_sum([tf.convert_to_tensor(state)], name, opened)[0]
-            self._sums.append(state.assign(total, read_value=False))
+        gates = gate.gates_of(tf.get_default_graph())
+        opened = gates.beside([v.handle for v in self._variables]).zero
+        self._assignments = []
+        for variable in self._variables:
+            name = collectives.unique_name(f"{variable.op.name}/metric")
+            total = collectives.allreduce_sum([tf.convert_to_tensor(variable)], name, opened)[0]
+            self._assignments.append(variable.assign(total, read_value=False))
 
     def end(self, session: tf.Session) -> None:
-        session.run(self._sums)
+        session.run(self._assignments)
 
 
 def is_train_and_evaluate(listeners: Any) -> bool:
-    """Whether it is `tf.estimator.train_and_evaluate` that trains, with these listeners."""
+    """Tells by the listeners whether `tf.estimator.train_and_evaluate` trains."""
     return any(
         isinstance(listener, training._NewCheckpointListenerForEvaluate)
         for listener in listeners or []
     )
 
 
-def in_step(estimator: Any, listener: Any) -> Any:
-    """`listener`, made to evaluate and export alike on all ranks if it is the one of
-    `tf.estimator.train_and_evaluate`.
+def evaluated_in_step(estimator: Any, listener: Any) -> Any:
+    """Makes the listener of `train_and_evaluate` evaluate and export alike on all ranks.
+
+    Returns:
+        `listener`, any other one unchanged.
     """
     if isinstance(listener, training._NewCheckpointListenerForEvaluate) and collectives.size() > 1:
-        theirs = listener._evaluator
-        listener._evaluator = _Evaluator(estimator, theirs._eval_spec, theirs._max_training_steps)
+        stock = listener._evaluator
+        listener._evaluator = RankEvaluator(estimator, stock._eval_spec, stock._max_training_steps)
     return listener
 
 
-class _Evaluator(training._TrainingExecutor._Evaluator):
-    """Evaluates and exports what rank 0 finds to be new."""
+class RankEvaluator(training._TrainingExecutor._Evaluator):
+    """Evaluates and exports the checkpoint that rank 0 finds to be new."""
 
     _estimator: Any
 
     def evaluate_and_export(self) -> Any:
         estimator = self._estimator
-        found = barrier.exchange(
-            None, "looking for a checkpoint", {"latest": estimator.latest_checkpoint()}
-        )[0]["latest"]
-        self._estimator = _At(estimator, found)
+        message = {"latest": estimator.latest_checkpoint()}
+        of_rank_0 = barrier.exchange(None, "looking for a checkpoint", message)[0]
+        self._estimator = EstimatorAtCheckpoint(estimator, of_rank_0["latest"])
         try:
             return super().evaluate_and_export()
         finally:
@@ -161,12 +150,12 @@ class _Evaluator(training._TrainingExecutor._Evaluator):
         self._estimator = self._estimator.estimator  # exporters get the Estimator itself
         with contextlib.ExitStack() as stack:
             for exporter in self._eval_spec.exporters:
-                stack.enter_context(_by_rank_0(exporter))
+                stack.enter_context(_led_by_rank_0(exporter))
             return super()._export_eval_result(eval_result, is_the_final_export)
 
 
-class _At:
-    """An Estimator whose latest checkpoint is the one that rank 0 found."""
+class EstimatorAtCheckpoint:
+    """Stands for an Estimator, with a latest checkpoint that rank 0 has found."""
 
     def __init__(self, estimator: Any, checkpoint: str | None):
         self.estimator, self._checkpoint = estimator, checkpoint
@@ -179,25 +168,23 @@ class _At:
 
 
 @contextlib.contextmanager
-def _by_rank_0(exporter: Any) -> Iterator[None]:
-    """Inside, rank 0 alone deletes old exports and reads old results, and tells them to all."""
-    own: dict[str, Any] = {}
-    if (
-        isinstance(exporter, (exporter_lib.LatestExporter, exporter_lib.BestExporter))
-        and collectives.rank() > 0
-    ):
-        own["_garbage_collect_exports"] = lambda folder: None
+def _led_by_rank_0(exporter: Any) -> Iterator[None]:
+    """Lets rank 0 alone delete old exports and read old results, and tell them to all."""
+    replaced: dict[str, Any] = {}
+    deletes_old = isinstance(exporter, (exporter_lib.LatestExporter, exporter_lib.BestExporter))
+    if deletes_old and collectives.rank() > 0:
+        replaced["_garbage_collect_exports"] = lambda folder: None
     if isinstance(exporter, exporter_lib.BestExporter):
         read = exporter._get_best_eval_result
-        own["_get_best_eval_result"] = lambda files: barrier.together(
+        replaced["_get_best_eval_result"] = lambda files: barrier.together(
             None,
             f"reading the best result so far for exporter {exporter.name}",
             lambda: read(files) if collectives.rank() == 0 else None,
         )[0]
-    for name, value in own.items():
-        setattr(exporter, name, value)
+    for name, method in replaced.items():
+        setattr(exporter, name, method)
     try:
         yield
     finally:
-        for name in own:
+        for name in replaced:
             delattr(exporter, name)

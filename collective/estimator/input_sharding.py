@@ -1,4 +1,4 @@
-"""An input_fn's dataset on several ranks: every batch goes to one rank."""
+"""Deals an input_fn's dataset to ranks: every batch goes to one of them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import tensorflow.compat.v2 as tf2
 from tensorflow.python.util import function_utils
 
 from collective.coordination import barrier
-from collective.ops import collectives
+from collective.ops import collectives, graph_analysis
 
 
 @dataclasses.dataclass(frozen=True)
-class Use:
-    """How an input_fn's batches are to be used, before they are dealt.
+class DealtInput:
+    """Says how the batches of an input_fn are to be used before they are dealt.
 
     Attributes:
         input_fn: the user's.
-        batches: only the first so many; None: all.
+        batches: only so many of the first are used; None: all.
         passes: how many times over.
     """
 
@@ -33,12 +33,12 @@ class Use:
 
 
 def takes_context(input_fn: Callable[..., Any]) -> bool:
-    """Whether `input_fn` deals its input itself, by its argument `input_context`."""
+    """Tells whether `input_fn` deals its input itself, by its argument `input_context`."""
     return "input_context" in function_utils.fn_args(input_fn)
 
 
-def context() -> tf2.distribute.InputContext:
-    """This rank's: pipeline r of N."""
+def input_context() -> tf2.distribute.InputContext:
+    """Returns the context of this rank: pipeline r of N."""
     ranks = collectives.size()
     return tf2.distribute.InputContext(
         num_input_pipelines=ranks,
@@ -48,20 +48,19 @@ def context() -> tf2.distribute.InputContext:
 
 
 @contextlib.contextmanager
-def one_order() -> Iterator[None]:
-    """What is shuffled inside without a seed is shuffled alike on every rank, and anew each time.
+def same_shuffling() -> Iterator[None]:
+    """Lets datasets made inside shuffle alike on every rank without a seed, and anew each time.
 
     Only inside: a graph without a seed stays so for everything else, dropout say, which may differ
-        between ranks.
+    between ranks.
     """
     graph = tf.get_default_graph()
     if collectives.size() == 1 or graph.seed is not None:
         yield
         return
-    told = barrier.exchange(
-        None, "the seed of an input", {"seed": random.SystemRandom().randrange(2**31)}
-    )
-    tf.set_random_seed(told[0]["seed"])
+    seed = random.SystemRandom().randrange(2**31)
+    of_rank_0 = barrier.exchange(None, "the seed of an input", {"seed": seed})[0]
+    tf.set_random_seed(of_rank_0["seed"])
     try:
         yield
     finally:
@@ -69,7 +68,7 @@ def one_order() -> Iterator[None]:
 
 
 def deal(dataset: Any, batches: int | None = None, passes: int = 1) -> tf2.data.Dataset:
-    """This rank's batches of `dataset`: number r, r + N, r + 2N, ….
+    """Returns this rank's batches of `dataset`: number r, r + N, r + 2N, ….
 
     Args:
         dataset: what an input_fn returned; the same on every rank, its elements are batches.
@@ -77,7 +76,7 @@ def deal(dataset: Any, batches: int | None = None, passes: int = 1) -> tf2.data.
         passes: how many times to use them, with several ranks.
 
     Raises:
-        ValueError: it's no dataset, with several ranks.
+        ValueError: `dataset` is no dataset, with several ranks.
     """
     ranks = collectives.size()
     if ranks == 1:
@@ -85,21 +84,17 @@ def deal(dataset: Any, batches: int | None = None, passes: int = 1) -> tf2.data.
     if not isinstance(dataset, tf2.data.Dataset):
         raise ValueError(
             f"input_fn returned {type(dataset).__name__}, which cannot be dealt to {ranks} ranks. "
-            f"Return a tf.data.Dataset "
-            "of batches (tf.data.Dataset.from_tensor_slices takes what numpy_input_fn and "
-            "pandas_input_fn take); or give "
-            "input_fn an argument input_context (tf.distribute.InputContext), by which it takes "
-            "its own share. (With "
+            "Return a tf.data.Dataset of batches (tf.data.Dataset.from_tensor_slices takes what "
+            "numpy_input_fn and pandas_input_fn take); or give input_fn an argument input_context "
+            "(tf.distribute.InputContext), by which it takes its own share. (With "
             "shard_input=False for strategy.estimator each rank uses all that its input_fn gives: "
-            "an evaluation then counts "
-            f"every record {ranks} times.)"
+            f"an evaluation then counts every record {ranks} times.)"
         )
     if _is_sharded(dataset):
         warnings.warn(
-            f"the dataset of input_fn already uses shard(), and its batches are now dealt to "
-            f"{ranks} ranks again. If it takes "
-            "its own share, pass shard_input=False to strategy.estimator, or give input_fn an "
-            "argument input_context.",
+            "the dataset of input_fn already uses shard(), and its batches are now dealt to "
+            f"{ranks} ranks again. If it takes its own share, pass shard_input=False to "
+            "strategy.estimator, or give input_fn an argument input_context.",
             stacklevel=2,
         )
     options = tf2.data.Options()
@@ -113,12 +108,5 @@ def deal(dataset: Any, batches: int | None = None, passes: int = 1) -> tf2.data.
 
 
 def _is_sharded(dataset: Any) -> bool:
-    seen, ahead = set(), [dataset._variant_tensor.op]
-    while ahead:
-        op = ahead.pop()
-        if op.type == "ShardDataset":
-            return True
-        if op not in seen:
-            seen.add(op)
-            ahead.extend(x.op for x in op.inputs)
-    return False
+    operations = graph_analysis.walk([dataset._variant_tensor.op], control=False)
+    return any(op.type == "ShardDataset" for op in operations)

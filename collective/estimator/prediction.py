@@ -1,4 +1,4 @@
-"""Predictions of all ranks on rank 0, in the order of the input."""
+"""Gathers the predictions of all ranks on rank 0, in the order of the input."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import IO, Any
 from collective.coordination import barrier
 from collective.ops import collectives
 
-MESSAGE = 1 << 20  # bytes of predictions that a rank sends at once, if a batch isn't larger
+# A rank sends predictions of about so many bytes at once, if a batch isn't larger.
+MESSAGE_BYTES = 1 << 20
 
 
 def gather(batches: Iterable[Any]) -> Iterator[Any]:
-    """All ranks' batches on rank 0, nothing on the others. Every rank must call it.
+    """Returns all ranks' batches on rank 0, nothing on the others. Every rank must call it.
 
-    It returns when rank 0 has them all: in a temporary file (in TMPDIR), which lives as long as the
-        iterator. So nobody
-    waits for the one who reads them, however slowly he does or how soon he stops. A rank holds a
-    few batches in memory.
+    It returns when rank 0 has them all, in a temporary file (in TMPDIR), which lives as long as the
+    iterator. So nobody waits for whoever reads them, however slowly or how little of them. A rank
+    holds a few batches in memory.
 
     Args:
         batches: this rank's. They come out in turn: the first of each rank, in the order of the
@@ -30,34 +30,28 @@ def gather(batches: Iterable[Any]) -> Iterator[Any]:
     spool = Spool()
     for batch in batches:
         spool.add(pickle.dumps(batch, protocol=4))
-    told = barrier.exchange(
-        None, "gathering predictions", {"count": spool.count, "bytes": spool.total}
-    )
-    counts = [text["count"] for text in told]
-    largest = max((text["bytes"] / text["count"] for text in told if text["count"]), default=0)
-    at_once = max(1, int(MESSAGE // max(1, largest)))
-    own, everyones = iter(spool), Spool()
-    for _ in range(0, max(counts), at_once):
-        mine = list(itertools.islice(own, at_once))
-        sent = (
-            [] if collectives.rank() == 0 else [base64.b64encode(piece).decode() for piece in mine]
-        )
-        told = barrier.exchange(None, "gathering predictions", {"batches": sent})
-        if collectives.rank() == 0:
-            theirs = [mine] + [
-                [base64.b64decode(piece) for piece in text["batches"]] for text in told[1:]
-            ]
-            for k in range(at_once):
-                for pieces in theirs:
-                    if k < len(pieces):
-                        everyones.add(pieces[k])
-    return (pickle.loads(piece) for piece in everyones)
+    size = {"count": spool.count, "bytes": spool.total}
+    sizes = barrier.exchange(None, "gathering predictions", size)
+    mean_sizes = [size["bytes"] / size["count"] for size in sizes if size["count"]]
+    pieces_at_once = max(1, int(MESSAGE_BYTES // max(1, max(mean_sizes, default=0))))
+    is_first, pieces, gathered = collectives.rank() == 0, iter(spool), Spool()
+    for _ in range(0, max(size["count"] for size in sizes), pieces_at_once):
+        next_pieces = list(itertools.islice(pieces, pieces_at_once))
+        sent = [] if is_first else [base64.b64encode(piece).decode() for piece in next_pieces]
+        messages = barrier.exchange(None, "gathering predictions", {"batches": sent})
+        if is_first:
+            pieces_by_rank = [next_pieces]
+            for message in messages[1:]:
+                pieces_by_rank.append([base64.b64decode(piece) for piece in message["batches"]])
+            for in_turn in itertools.zip_longest(*pieces_by_rank):
+                for piece in in_turn:
+                    if piece is not None:
+                        gathered.add(piece)
+    return (pickle.loads(piece) for piece in gathered)
 
 
 class Spool:
-    """Pieces of bytes in a temporary file: first all are added, then they are read once, in that
-    order.
-    """
+    """Keeps pieces of bytes in a temporary file: all are added, then read once, in that order."""
 
     def __init__(self) -> None:
         self._file: IO[bytes] = tempfile.TemporaryFile(prefix="collective-predictions-")
@@ -69,7 +63,7 @@ class Spool:
 
     @property
     def total(self) -> int:
-        """Bytes of all pieces."""
+        """Returns the bytes of all pieces."""
         return sum(self._sizes)
 
     def add(self, piece: bytes) -> None:

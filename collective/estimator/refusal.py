@@ -17,7 +17,7 @@ def call_model_fn(original: Any, estimator: Any, *args: Any, **kwargs: Any) -> A
         TypeError: the estimator wasn't made by `strategy.estimator`, and there are several ranks.
     """
     is_collective = (
-        hasattr(type(estimator), "serving")
+        hasattr(type(estimator), "served_checkpoint")
         or state_of(tf.get_default_graph()).estimator is not None
     )
     if collectives.size() > 1 and not is_collective:

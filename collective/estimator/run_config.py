@@ -1,6 +1,4 @@
-"""A `tf.estimator.RunConfig` for one of several ranks, each of which is the chief of a process of
-its own.
-"""
+"""Makes RunConfigs for ranks, each of which is the chief of its own process."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from collective.ops import collectives
 
 
 def local_config(config: Any, model_dir: Any) -> Any:
-    """`config` without a cluster, and with the model_dir of all ranks.
+    """Returns `config` without a cluster, and with the model_dir of all ranks.
 
     Args:
         config: a RunConfig, or None for TensorFlow's defaults.
@@ -39,9 +37,9 @@ def local_config(config: Any, model_dir: Any) -> Any:
         or getattr(config, "_distribute_coordinator_mode", None)
     ):
         raise ValueError(
-            "RunConfig has a tf.distribute strategy, but CollectiveStrategy "
-            "distributes the Estimator itself. "
-            "Leave out train_distribute, eval_distribute and experimental_distribute."
+            "RunConfig has a tf.distribute strategy, but CollectiveStrategy distributes the "
+            "Estimator itself. Leave out train_distribute, eval_distribute and "
+            "experimental_distribute."
         )
     config = config.replace(session_config=copy.deepcopy(config.session_config))
     ignored = []
@@ -52,46 +50,42 @@ def local_config(config: Any, model_dir: Any) -> Any:
         or config.evaluation_master
     ):
         ignored.append("the cluster in TF_CONFIG")
-    # TensorFlow's own way back to a process on its own.
+    # TensorFlow itself makes a config that of a single process in this way.
     config._init_distributed_setting_from_environment_var({})
     if config.session_config is not None and config.session_config.device_filters:
         ignored.append(f"device_filters {list(config.session_config.device_filters)}")
         del config.session_config.device_filters[:]
     if ignored:
         warnings.warn(
-            f"Estimator: {' and '.join(ignored)} of RunConfig would make a "
-            f"parameter-server job and has no effect: "
-            "every rank is the chief of its own process.",
+            f"Estimator: {' and '.join(ignored)} of RunConfig would make a parameter-server job "
+            "and has no effect: every rank is the chief of its own process.",
             stacklevel=4,
         )
-    return config.replace(model_dir=_of_all(config, run_config.path_to_str(model_dir)))
+    return config.replace(model_dir=_common_model_dir(config, run_config.path_to_str(model_dir)))
 
 
-def _of_all(config: Any, given: str | None) -> str:
-    """One folder for all ranks."""
-    if given and config.model_dir and config.model_dir != given:
+def _common_model_dir(config: Any, model_dir: str | None) -> str:
+    """Returns one folder for all ranks, a new temporary one if none is given."""
+    if model_dir and config.model_dir and config.model_dir != model_dir:
         raise ValueError(
-            f"model_dir is {given!r}, but RunConfig has "
-            f"model_dir={config.model_dir!r}. Give one of them."
+            f"model_dir is {model_dir!r}, but RunConfig has model_dir={config.model_dir!r}. Give "
+            "one of them."
         )
-    given = given or config.model_dir
-    dirs = [
-        text["model_dir"]
-        for text in barrier.exchange(None, "making an Estimator", {"model_dir": given})
-    ]
-    for r, other in enumerate(dirs):
-        if other != dirs[0]:
+    model_dir = model_dir or config.model_dir
+    messages = barrier.exchange(None, "making an Estimator", {"model_dir": model_dir})
+    first = messages[0]["model_dir"]
+    for rank, message in enumerate(messages):
+        if message["model_dir"] != first:
             raise RankError(
-                f"Estimator: model_dir is {dirs[0]!r} on rank 0 and {other!r} on rank "
-                f"{r}. It must be one folder, "
-                "which all ranks can reach."
+                f"Estimator: model_dir is {first!r} on rank 0 and {message['model_dir']!r} on rank "
+                f"{rank}. It must be one folder, which all ranks can reach."
             )
-    if given:
-        return given
+    if model_dir:
+        return model_dir
 
     def make() -> str:
         return "" if collectives.rank() else tempfile.mkdtemp()
 
-    made: str = barrier.together(None, "making a temporary model_dir", make)[0]
-    tf.logging.warning("Using temporary folder as model directory: %s", made)
-    return made
+    temporary: str = barrier.together(None, "making a temporary model_dir", make)[0]
+    tf.logging.warning("Using temporary folder as model directory: %s", temporary)
+    return temporary

@@ -1,10 +1,10 @@
-"""Gradients are reduced once, where they are taken: TensorFlow's `tf.gradients` and
-`compute_gradients` end in one function.
+"""Reduces gradients over ranks, once, where they are taken.
 
-With respect to a replicated variable the gradient becomes the mean over ranks, with respect to a
-table the sum that its exchange gives divided by N; with respect to anything else it stays as it is.
-Training thus minimises the mean of the ranks' losses. The means are differentiable, so a penalty on
-a gradient sees, and differentiates, the global one.
+TensorFlow's `tf.gradients` and `compute_gradients` end in one function. With respect to a
+replicated variable the gradient becomes the mean over ranks, with respect to a table the sum that
+its exchange gives divided by N; with respect to anything else it stays as it is. Training thus
+minimises the mean of the ranks' losses. The means are differentiable, so a penalty on a gradient
+sees, and differentiates, the global one.
 """
 
 from __future__ import annotations
@@ -48,55 +48,60 @@ def _is_variable(x: Any) -> bool:
 def reduce_gradients(
     take: Callable[[], Sequence[Any]], xs: Sequence[Any], taped: bool = False
 ) -> list[Any]:
-    """The gradients of all ranks.
+    """Returns the gradients of all ranks.
 
     Args:
-        take: computes them on this rank, with respect to `xs`; `None` for what isn't connected.
+        take: computes this rank's gradients with respect to `xs`; None for an x that isn't
+            connected.
         xs: variables, tables, tensors.
-        taped: whether a tape takes them, which knows nothing of the gradients that our operations
-            have.
+        taped: whether a tape takes them, which knows nothing of the gradients that the library's
+            operations have.
     """
     options = SCOPES.options
-    mean = options.embedding_gradients == "mean"
-    with shard_gradients.scaled(1 / collectives.size() if mean else 1.0):
-        gradients = [
-            shard_gradients.of_shard(g)
-            if taped and isinstance(g, tf.IndexedSlices) and _table_of(x) is not None
-            else g
-            for g, x in zip(take(), xs)
-        ]
-    out, dense = list(gradients), []
+    gradients = _take(take, xs, options.embedding_gradients == "mean", taped)
+    reduced, dense = list(gradients), []
     for i, (gradient, x) in enumerate(zip(gradients, xs)):
         if gradient is None or not _is_variable(x):
             continue
         if _table_of(x) is not None:
-            out[i] = _table_gradient(gradient)
+            reduced[i] = _table_gradient(gradient)
         elif collectives.size() == 1:
             continue
         elif isinstance(gradient, tf.IndexedSlices):
-            out[i] = dense_allreduce.mean_slices(gradient, x)
+            reduced[i] = dense_allreduce.mean_slices(gradient, x)
         else:
             dense.append(i)
-    # whatever the order in which this rank made its variables
+    # By name: ranks may have made their variables in any order.
     dense.sort(key=lambda i: str(xs[i].name))
-    reduced = dense_allreduce.over_ranks(
+    means = dense_allreduce.over_ranks(
         "dense_gradients",
         [(str(xs[i].name), gradients[i]) for i in dense],
         WIRE_TYPES[options.dense_compression],
     )
-    for i, mean in zip(dense, reduced):
-        out[i] = mean
+    for i, mean in zip(dense, means):
+        reduced[i] = mean
     if options.local_steps > 1:
-        out = [
-            accumulation.mark(g) if g is not None and _is_variable(x) else g
-            for g, x in zip(out, xs)
-        ]
-    return out
+        for i, (gradient, x) in enumerate(zip(reduced, xs)):
+            if gradient is not None and _is_variable(x):
+                reduced[i] = accumulation.proxy_of(gradient)
+    return reduced
+
+
+def _take(
+    take: Callable[[], Sequence[Any]], xs: Sequence[Any], mean: bool, taped: bool
+) -> list[Any]:
+    """Computes this rank's gradients; those of tables are divided by N if `mean`."""
+    with shard_gradients.scaled(1 / collectives.size() if mean else 1.0):
+        gradients = list(take())
+        for i, (gradient, x) in enumerate(zip(gradients, xs)):
+            if taped and isinstance(gradient, tf.IndexedSlices) and _table_of(x) is not None:
+                gradients[i] = shard_gradients.of_shard(gradient)
+    return gradients
 
 
 def _table_gradient(gradient: Any) -> tf.IndexedSlices:
-    # a loop's: TensorFlow adds up whole matrices there, here the shard's
     if not isinstance(gradient, tf.IndexedSlices):
+        # A loop's: TensorFlow adds up whole matrices there, here the shard's.
         shape = tf.shape(gradient)
         gradient = tf.IndexedSlices(gradient, tf.range(shape[0]), shape)
     return table_gradient(gradient.values, gradient.indices, gradient.dense_shape)
@@ -105,7 +110,10 @@ def _table_gradient(gradient: Any) -> tf.IndexedSlices:
 def deduplicated(
     original: Any, values: tf.Tensor, indices: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """`optimizer._deduplicate_indexed_slices`: an exchange's gradient names each row once already."""
+    """Stands in for `optimizer._deduplicate_indexed_slices`.
+
+    The gradient of an exchange names each row once already.
+    """
     return (values, indices) if shard_gradients.is_distinct(indices) else original(values, indices)
 
 
@@ -116,10 +124,8 @@ def apply_to_shards(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """`Optimizer.apply_gradients`, in which tables present themselves as their shards: slots and
-    updates are local.
-    """
-    grads_and_vars = assignments.gradients(grads_and_vars)
+    """Stands in for `Optimizer.apply_gradients`: slots and updates of tables are the shards'."""
+    grads_and_vars = assignments.sync_gradients(grads_and_vars)
     grads_and_vars, apply = accumulation.accumulate(
         SCOPES.options.local_steps,
         fused_updates.fuse_updates(original),
@@ -137,7 +143,7 @@ def apply_to_shards(
 
 @contextlib.contextmanager
 def updating_shards(grads_and_vars: Sequence[Any]) -> Iterator[None]:
-    """Where an optimizer makes slots and updates: tables present themselves as their shards.
+    """Lets tables present themselves as their shards, for an optimizer to make slots and updates.
 
     No update starts before everything that can refuse the step, upstream of any of the gradients,
     has let it pass: a step that can't be taken leaves nothing half-applied.
@@ -148,9 +154,8 @@ def updating_shards(grads_and_vars: Sequence[Any]) -> Iterator[None]:
     for _, variable in grads_and_vars:
         if isinstance(variable, Sharded) and variable.constraint is not None:
             raise RuntimeError(
-                f"table '{variable.op.name}': a constraint is not possible for a "
-                f"sparsely updated variable. To "
-                "have one, make it outside embedding_scope(), and its gradient a "
+                f"table '{variable.op.name}': a constraint is not possible for a sparsely updated "
+                "variable. To have one, make it outside embedding_scope(), and its gradient a "
                 "matrix (tf.convert_to_tensor)."
             )
     graph = tf.get_default_graph()
@@ -160,33 +165,32 @@ def updating_shards(grads_and_vars: Sequence[Any]) -> Iterator[None]:
         for g, _ in grads_and_vars
         if g is not None
     ]
-    assignments.hold_updates(gates)
-    # Not what is upstream for other lookups of a group only: a run of these updates may not be
-    # given what they need.
-    upstream, _ = grouped_exchange.required_operations(
+    assignments.sync_update_ops(gates)
+    # Without what other lookups of a group wait for: a run of these updates may not be fed with it.
+    required, _ = grouped_exchange.required_operations(
         [g.op for g in values if isinstance(g, tf.Tensor)], frozenset(), groups_of(graph)
     )
     refusing = [opened.zero.op for opened in gates.gates] + gates.checked
-    with shard_view(), tf.control_dependencies([op for op in refusing if op in upstream]):
+    with shard_view(), tf.control_dependencies([op for op in refusing if op in required]):
         yield
 
 
 def reduce_tape(
     original: Any, tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """`tf.GradientTape.gradient` in a graph, and `minimize` of a callable loss, which uses it:
-    reduced like any gradient.
+    """Stands in for `tf.GradientTape.gradient`: reduces gradients that a tape takes in a graph.
+
+    (`minimize` of a callable loss uses one.)
     """
     if tf.executing_eagerly():
         return original(tape, target, sources, *args, **kwargs)
 
     def take() -> Sequence[Any]:
         gradients = original(tape, target, sources, *args, **kwargs)
-        found: list[Any] = tf.nest.flatten(
+        flat: list[Any] = tf.nest.flatten(
             gradients if isinstance(gradients, (list, tuple)) else [gradients]
         )
-        return found
+        return flat
 
-    return tf.nest.pack_sequence_as(
-        sources, reduce_gradients(take, tf.nest.flatten(sources), taped=True)
-    )
+    reduced = reduce_gradients(take, tf.nest.flatten(sources), taped=True)
+    return tf.nest.pack_sequence_as(sources, reduced)

@@ -1,12 +1,12 @@
-"""Whether replicated variables are still equal on all ranks: scope(check=k).
+"""Checks that replicated variables are still equal on all ranks: scope(check=k).
 
     every k-th training run of a session ──► this rank's checksums ──► a meeting ──► an error on all
-    ranks, or on none
+                                                                                    ranks, or none
 
-They start equal, every rank applies the same updates to them, and what a script assigns becomes the
-mean over ranks (see `collective.replication.assignments`). Whatever else it does to them (it feeds, or runs,
-something else on one rank) makes replicas drift apart, and nobody would notice before the numbers
-are wrong.
+Replicas start equal, every rank applies the same updates to them, and an assignment of the script
+becomes the mean over ranks (see `collective.replication.assignments`). Anything else that a script
+does to them (it feeds, or runs, something else on one rank) makes replicas drift apart, and nobody
+would notice before the numbers are wrong.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from collective.coordination.session_state import state_of_session
 from collective.errors import ReplicaError
 from collective.ops import collectives, graph_analysis
 from collective.ops.sessions import run_unpatched
-from collective.replication.analysis import replicated
-from collective.replication.pending_syncs import written_in
+from collective.replication.analysis import replicated_variables
+from collective.replication.pending_syncs import pending_syncs_of
 
-FIRST = 5  # variables that an error names
+SHOWN = 5  # variables in one error
 
 
 def after_training(session: Any, runs_between: int) -> None:
-    """Called on every rank after a training run of `session`. After every `runs_between`-th of them
-    ranks compare.
+    """Counts a training run of `session`; after every `runs_between`-th the ranks compare.
+
+    Every rank calls it.
 
     Raises:
         ReplicaError: a replicated variable isn't equal on all ranks; on every rank.
@@ -44,37 +45,35 @@ def after_training(session: Any, runs_between: int) -> None:
     number = state.training_runs
     if number % runs_between:
         return
-    told = barrier.together(
+    checksums_by_rank = barrier.together(
         session,
         f"compares replicated variables after training run {number} (scope(check={runs_between}))",
         lambda: {str(v.name): _checksum(session, v) for v in _compared(session.graph)},
     )
-    odd = [name for name in told[0] if len({mine.get(name) for mine in told} - {None}) > 1]
-    if odd:
-        raise ReplicaError(
-            _says(
-                number,
-                {name: [mine.get(name, "") for mine in told] for name in odd[:FIRST]},
-                len(odd) - FIRST,
-                runs_between,
-            )
-        )
+    unequal: dict[str, list[str]] = {}
+    for name in checksums_by_rank[0]:
+        of_ranks = [checksums.get(name) for checksums in checksums_by_rank]
+        if len(set(of_ranks) - {None}) > 1:
+            unequal[name] = [checksum or "" for checksum in of_ranks]
+    if unequal:
+        raise ReplicaError(_message(number, unequal, runs_between))
 
 
 def _compared(graph: tf.Graph) -> list[Any]:
-    """Replicated variables, and those that averages of all ranks are in, though a layer says that
-    each rank has its own.
+    """Returns replicated variables, and variables of averages over all ranks.
+
+    Averages are compared even where a layer says that each rank has its own.
     """
-    averaged, found = written_in(graph).averaged, replicated(graph)
-    return found + [
-        v
-        for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
-        if graph_analysis.memory(v) in averaged and not any(v is x for x in found)
-    ]
+    averaged, variables = pending_syncs_of(graph).averaged, replicated_variables(graph)
+    for variable in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES):
+        is_averaged = graph_analysis.memory(variable) in averaged
+        if is_averaged and not any(variable is other for other in variables):
+            variables.append(variable)
+    return variables
 
 
 def _checksum(session: Any, variable: Any) -> str:
-    """Of the bits, so that NaN is equal to itself. One variable at a time is read."""
+    """Reads a variable; returns a digest of its bits, so that NaN is equal to itself."""
     try:
         value = np.ascontiguousarray(run_unpatched(session, variable))
     except tf.errors.FailedPreconditionError:
@@ -84,30 +83,35 @@ def _checksum(session: Any, variable: Any) -> str:
     return digest.hexdigest()
 
 
-def _says(number: int, sums: Mapping[str, Sequence[str]], more: int, runs_between: int) -> str:
-    """The error: which variables, and which ranks have which value of them."""
-    named = ", ".join(f"'{name}' ({_groups(of)})" for name, of in sums.items()) + (
-        f" and {more} more" if more > 0 else ""
-    )
-    closer = (
-        " scope(check=1) finds the first run after which they differ." if runs_between > 1 else ""
-    )
+def _message(number: int, unequal: Mapping[str, Sequence[str]], runs_between: int) -> str:
+    """Says which variables are unequal, and which ranks have the same value of them.
+
+    Args:
+        number: the training run's.
+        unequal: for each variable the checksums, by rank.
+        runs_between: how many training runs there are between two comparisons.
+    """
+    shown = list(unequal.items())[:SHOWN]
+    variables = ", ".join(f"'{name}' ({_ranks_by_value(of_ranks)})" for name, of_ranks in shown)
+    if len(unequal) > SHOWN:
+        variables += f" and {len(unequal) - SHOWN} more"
+    advice = ""
+    if runs_between > 1:
+        advice = " scope(check=1) finds the first run after which they differ."
     return (
-        f"After training run {number} of this session replicated variables are not equal on "
-        f"all ranks any more: {named}. "
-        "Usually one was updated from what only this rank knows (integers that count its part "
-        "of the data; its rank; "
-        "numbers that NumPy or Python drew without a seed) or loaded on some ranks only. "
-        "Update it from what all ranks have: horovod.tensorflow.allreduce(x) is the mean of "
-        "their x. Or make what is meant "
-        f"to be each rank's own a local variable: "
-        f"collections=[tf.GraphKeys.LOCAL_VARIABLES].{closer}"
+        f"After training run {number} of this session replicated variables are not equal on all "
+        f"ranks any more: {variables}. Usually one was updated from what only this rank knows "
+        "(integers that count its part of the data; its rank; numbers that NumPy or Python drew "
+        "without a seed) or loaded on some ranks only. Update it from what all ranks have: "
+        "horovod.tensorflow.allreduce(x) is the mean of their x. Or make what is meant to be each "
+        f"rank's own a local variable: collections=[tf.GraphKeys.LOCAL_VARIABLES].{advice}"
     )
 
 
-def _groups(sums: Sequence[str]) -> str:
-    """Which ranks have the same."""
-    return " | ".join(
-        "rank " + ", ".join(str(r) for r, mine in enumerate(sums) if mine == value)
-        for value in dict.fromkeys(sums)
-    )
+def _ranks_by_value(checksums: Sequence[str]) -> str:
+    """Lists the ranks that have the same value: 'rank 0, 2 | rank 1'."""
+    groups = []
+    for value in dict.fromkeys(checksums):
+        ranks = [str(rank) for rank, checksum in enumerate(checksums) if checksum == value]
+        groups.append("rank " + ", ".join(ranks))
+    return " | ".join(groups)

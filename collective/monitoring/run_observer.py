@@ -1,5 +1,4 @@
-"""What a user wants to see of training: the plan when it starts, where the time goes, and that
-replicas stay equal.
+"""Observes training runs: prints the plan, measures where time goes, and checks the replicas.
 
 See `CollectiveStrategy.scope`.
 """
@@ -19,12 +18,12 @@ from collective.profiling.profiler import Original, Profiler
 
 @dataclasses.dataclass(frozen=True)
 class RunObserver:
-    """What is watched of the runs of sessions.
+    """Says what is observed of the runs of sessions.
 
     Attributes:
-        quiet: whether the plan isn't printed.
-        profiler: what measures training runs, if anything.
-        check: after how many training runs the ranks compare replicated variables; 0 for never.
+        quiet: the plan isn't printed.
+        profiler: measures training runs, if anything does.
+        check: after so many training runs the ranks compare replicated variables; 0 for never.
         alike: options that all ranks must have given alike before they train together, for ranks to
             compare.
     """
@@ -45,17 +44,21 @@ class RunObserver:
         run: PreparedRun,
         carry_out: Callable[[Original], Any],
     ) -> Any:
-        """Carries out `run`: `carry_out(original)`, where the profiler may put something in the
-        place of `original`.
+        """Carries out a run.
+
+        Args:
+            original: `Session.run`.
+            session: the session.
+            run: the run.
+            carry_out: carries it out by `original`, or by what the profiler puts in its place.
         """
         if not run.footprint.trains:
             return carry_out(original)
         builder.announce(session, run.footprint, self.quiet)
-        out = (
-            carry_out(original)
-            if self.profiler is None
-            else self.profiler.watch(original, session, run, carry_out)
-        )
+        if self.profiler is None:
+            out = carry_out(original)
+        else:
+            out = self.profiler.watch(original, session, run, carry_out)
         if self.check:
             consistency_check.after_training(session, self.check)
         return out

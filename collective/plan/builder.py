@@ -1,4 +1,4 @@
-"""The plan of a graph, read off it. Nothing is added to the graph."""
+"""Reads the plan of a graph off it. Nothing is added to the graph."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.coordination import agreement, run_analysis
+from collective.coordination import agreement
+from collective.coordination.run_analysis import RunFootprint
 from collective.ops import collectives, graph_analysis
 from collective.ops.collective_names import (
     AGREEMENT,
@@ -29,67 +30,66 @@ from collective.ops.collective_names import (
 from collective.ops.gate import Gate, gates_of
 from collective.ops.graph_state import state_of
 from collective.plan.formatting import imbalance
-from collective.plan.plan import AlonePlan, ExchangePlan, GroupPlan, Plan, SectionPlan, TablePlan
-from collective.prefetch.enable import cut_of
-from collective.prefetch.graph_split import run_of_keys
+from collective.plan.plan import (
+    ExchangePlan,
+    GroupPlan,
+    Plan,
+    SectionPlan,
+    TablePlan,
+    UngroupedLookupPlan,
+)
+from collective.prefetch.enable import split_of
+from collective.prefetch.graph_split import key_run
+from collective.strategies import Lookup
 from collective.strategies.grouped_exchange import Group, GroupMember, groups_of
-from collective.tables.grouping import WrittenLookup, lookups_of
+from collective.tables.grouping import lookups_of
 from collective.tables.table import Table, shard_of
 
-WAITING = "it waits: lookups are grouped when gradients are taken or a session runs the graph"
+NOT_YET = "it waits: lookups are grouped when gradients are taken or a session runs the graph"
 
 
-def plan(
-    graph: tf.Graph, footprint: run_analysis.RunFootprint | None = None, session: Any = None
-) -> Plan:
-    """The plan of `graph` (see `CollectiveStrategy.plan`).
+def build_plan(graph: tf.Graph, footprint: RunFootprint | None = None, session: Any = None) -> Plan:
+    """Reads the plan of `graph` (see `CollectiveStrategy.plan`).
 
     Args:
         graph: the graph.
-        reach: of the run whose exchanges are wanted; by default the first training run there was.
+        footprint: of the run whose exchanges are wanted; by default the first training run.
         session: in which dynamic tables are counted, on this rank.
     """
     footprint = footprint or state_of(graph).training_run
-    tables = tuple(
-        _table(table, session)
-        for table in sorted(
-            (
-                v
-                for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
-                if isinstance(v, Table)
-            ),
-            key=lambda t: str(t.op.name),
-        )
-    )
-    whole = [[table.shard_bytes[r] for table in tables] for r in range(collectives.size())]
-    totals = [sum(b for b in parts if b is not None) for parts in whole]
+    tables = [v for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES) if _is_table(v)]
+    tables.sort(key=lambda table: str(table.op.name))
+    table_plans = tuple(_table_plan(table, session) for table in tables)
+    ranks = collectives.size()
     return Plan(
         backend=(os.environ.get("COLLECTIVE_STRATEGY") or "hb").lower(),
-        ranks=collectives.size(),
-        tables=tables,
-        groups=tuple(_group(group, graph) for group in groups_of(graph)),
-        alone=tuple(_alone(graph, footprint)),
-        exchanges=tuple(_exchanges(graph, footprint)) if collectives.size() > 1 else (),
-        imbalance=imbalance(totals)
-        if all(b is not None for parts in whole for b in parts)
-        else None,
+        ranks=ranks,
+        tables=table_plans,
+        groups=tuple(_group_plan(group, graph) for group in groups_of(graph)),
+        alone=tuple(_ungrouped_lookups(graph)),
+        exchanges=tuple(_exchange_plans(graph, footprint)) if ranks > 1 else (),
+        imbalance=_memory_imbalance(table_plans, ranks),
         notes=dict(state_of(graph).plan_notes),
     )
 
 
-def announce(session: Any, footprint: run_analysis.RunFootprint, quiet: bool) -> None:
-    """Notes that `reach` is a training step; rank 0 prints the plan to stderr if it is the graph's
-    first, and isn't alone.
+def announce(session: Any, footprint: RunFootprint, quiet: bool) -> None:
+    """Notes the first training run of a graph; rank 0 then prints the plan to stderr.
+
+    Args:
+        session: in which the run is.
+        footprint: the run's.
+        quiet: nothing is printed.
     """
-    graph = session.graph
-    if state_of(graph).training_run is not None:
+    state = state_of(session.graph)
+    if state.training_run is not None:
         return
-    state_of(graph).training_run = footprint
+    state.training_run = footprint
     if quiet or collectives.rank() > 0 or collectives.size() == 1:
         return
     try:
-        print(plan(graph, footprint, session), file=sys.stderr, flush=True)
-    # the others go on to train, and would wait for a rank that stops here
+        print(build_plan(session.graph, footprint, session), file=sys.stderr, flush=True)
+    # The others go on to train, and would wait for a rank that stops here.
     except Exception as error:
         warnings.warn(
             f"the plan can not be printed: {type(error).__name__}: {error}",
@@ -101,22 +101,23 @@ def announce(session: Any, footprint: run_analysis.RunFootprint, quiet: bool) ->
 # ---- Tables
 
 
-def _table(table: Any, session: Any) -> TablePlan:
+def _is_table(variable: Any) -> bool:
+    return isinstance(variable, Table)
+
+
+def _table_plan(table: Any, session: Any) -> TablePlan:
     ranks, graph = collectives.size(), table.graph
-    slots = [
-        v
-        for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
-        if shard_of(v) is table and v is not table
-    ]
+    global_variables = graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
+    slots = [v for v in global_variables if shard_of(v) is table and v is not table]
     row_bytes = sum(_row_bytes(v, table) for v in [table, *slots])
     if table.rows is None:
         shard_rows: list[int | None] = [None] * ranks
-        shard_rows[collectives.rank()] = _count(table, session)
+        shard_rows[collectives.rank()] = _local_count(table, session)
     else:
         shard_rows = [len(range(r, table.rows, ranks)) for r in range(ranks)]
-    shard_bytes = tuple(None if rows is None else rows * row_bytes for rows in shard_rows)
-    sizes = [b for b in shard_bytes if b is not None]
-    asked = state_of(graph).keys_per_owner.get(table.op.name)
+    shard_bytes = [None if rows is None else rows * row_bytes for rows in shard_rows]
+    known_bytes = [size for size in shard_bytes if size is not None]
+    keys_per_owner = state_of(graph).keys_per_owner.get(table.op.name)
     groups = [g for g in groups_of(graph) if any(t is table for t in g.layout.tables)]
     return TablePlan(
         name=table.op.name,
@@ -126,243 +127,242 @@ def _table(table: Any, session: Any) -> TablePlan:
         slots=tuple(sorted(v.op.name for v in slots)),
         row_bytes=row_bytes,
         shard_rows=tuple(shard_rows),
-        shard_bytes=shard_bytes,
+        shard_bytes=tuple(shard_bytes),
         groups=tuple(short(g.name) for g in groups),
         packed=max((len(g.layout.tables) for g in groups), default=1),
-        imbalance=imbalance(sizes) if len(sizes) == ranks else None,
-        keys_per_owner=tuple(asked) if asked else None,
-        key_imbalance=imbalance(asked) if asked else None,
+        imbalance=imbalance(known_bytes) if len(known_bytes) == ranks else None,
+        keys_per_owner=tuple(keys_per_owner) if keys_per_owner else None,
+        key_imbalance=imbalance(keys_per_owner) if keys_per_owner else None,
     )
 
 
 def _row_bytes(variable: Any, table: Any) -> int:
-    # What a row has is behind the first dimension, which of a dynamic table has no number.
-    row = [table.dim] if variable is table else variable.shape.as_list()[1:]
-    return int(np.prod(row)) * int(variable.dtype.base_dtype.size)
+    # A row lies behind the first dimension, which for a dynamic table is not a number of rows.
+    row_shape = [table.dim] if variable is table else variable.shape.as_list()[1:]
+    return int(np.prod(row_shape)) * int(variable.dtype.base_dtype.size)
 
 
-def _count(table: Any, session: Any) -> int | None:
+def _local_count(table: Any, session: Any) -> int | None:
     try:
         return None if session is None else int(table.local_count(session))
     except (tf.errors.OpError, RuntimeError):  # it isn't initialized
         return None
 
 
+def _memory_imbalance(tables: Sequence[TablePlan], ranks: int) -> float | None:
+    """Returns the largest rank's bytes over their mean; None if some aren't known."""
+    totals = [0] * ranks
+    for table in tables:
+        for rank, size in enumerate(table.shard_bytes):
+            if size is None:
+                return None
+            totals[rank] += size
+    return imbalance(totals)
+
+
 # ---- Lookups
 
 
-def _group(group: Group, graph: tf.Graph) -> GroupPlan:
-    sections = tuple(
-        SectionPlan(
-            group.layout.tables[s.table].op.name, s.dim, s.pooled, group.layout.members.count(i)
-        )
-        for i, s in enumerate(group.layout.sections)
-    )
-    return GroupPlan(short(group.name), _level(graph, group.pool), len(group.members), sections)
+def _group_plan(group: Group, graph: tf.Graph) -> GroupPlan:
+    layout, sections = group.layout, []
+    for i, section in enumerate(layout.sections):
+        table_name = layout.tables[section.table].op.name
+        lookups = layout.members.count(i)
+        sections.append(SectionPlan(table_name, section.dim, section.pooled, lookups))
+    level = _level(graph, group.pool)
+    return GroupPlan(short(group.name), level, len(group.members), tuple(sections))
 
 
 def _level(graph: tf.Graph, op: tf.Operation) -> int:
     return max(1, gates_of(graph).level(op))
 
 
-def _alone(graph: tf.Graph, footprint: run_analysis.RunFootprint | None) -> Iterable[AlonePlan]:
+def _ungrouped_lookups(graph: tf.Graph) -> Iterator[UngroupedLookupPlan]:
     if collectives.size() == 1:  # nothing is exchanged
         return
-    lookups = lookups_of(graph)
-    for written in lookups.written:
+    not_grouped = "grouping is off" if state_of(graph).seen_by_session else NOT_YET
+    for written in lookups_of(graph).written:
         if written.group is None:
-            why = written.reason_ungrouped or (
-                "grouping is off" if state_of(graph).seen_by_session else WAITING
-            )
-            yield AlonePlan(written.out.name, written.lookup.table.op.name, why)
+            why = written.reason_ungrouped or not_grouped
+            yield UngroupedLookupPlan(written.out.name, written.lookup.table.op.name, why)
     for name, request in gates_of(graph).key_requests.items():
         if request.keys.graph is not graph:
-            yield AlonePlan("", short(name), "it is in a function, a branch or a loop")
+            yield UngroupedLookupPlan("", short(name), "it is in a function, a branch or a loop")
 
 
 # ---- Exchanges
 
 
-def _exchanges(
-    graph: tf.Graph, footprint: run_analysis.RunFootprint | None
-) -> Iterable[ExchangePlan]:
-    """In the order of a step: the agreement, then by level and phase."""
-    carriers = _carriers(graph, footprint)
-    gates, cut = gates_of(graph), cut_of(graph)
+class Carried(NamedTuple):
+    """Says what the exchanges of a group, or of an ungrouped lookup, carry.
+
+    Attributes:
+        lookups: those that the run needs.
+        group: None for an ungrouped lookup.
+        members: the members of the group that the run needs.
+    """
+
+    lookups: list[Lookup]
+    group: Group | None = None
+    members: Sequence[GroupMember] = ()
+
+
+def _exchange_plans(graph: tf.Graph, footprint: RunFootprint | None) -> list[ExchangePlan]:
+    """Returns the exchanges in the order of a step: the agreement, then by level and phase."""
+    gates, split = gates_of(graph), split_of(graph)
+    operations = _all_collectives(graph) if footprint is None else set(footprint.operations)
     passed: list[Gate] = [
-        gate for gate in gates.gates if footprint is None or gate.zero.op in footprint.operations
+        gate for gate in gates.gates if footprint is None or gate.zero.op in operations
     ]
-    operations = set(_whole(graph) if footprint is None else footprint.operations)
-    # its keys are exchanged in a run of their own
-    if cut is not None and cut.take in operations:
-        operations |= run_of_keys(cut).footprint.operations
+    if split is not None and split.stage.take in operations:
+        # The keys are exchanged in a run of their own.
+        operations |= key_run(split).footprint.operations
         passed += filter(None, [gates.ahead])
-    found = [
-        ExchangePlan(
-            agreement.NAME + gate.channel,
-            "Allgather",
-            AGREEMENT,
-            "",
-            gate.level,
-            0,
-            0,
-            0,
-            "int64",
-            8 * agreement.WIDTH,
-            True,
-        )
-        for gate in passed
-    ]
-    found += [
-        _exchange(graph, op, carriers) for op in operations if collectives.collective_name(op)
-    ]
+    carried = _carried_by_name(graph, footprint)
+    plans = [_agreement_plan(gate) for gate in passed]
+    for op in operations:
+        if collectives.collective_name(op):
+            plans.append(_exchange_plan(graph, op, carried))
     received = state_of(graph).received_bytes
-    return [
-        dataclasses.replace(x, received=received.get(x.name))
-        for x in sorted(
-            found,
-            key=lambda x: (
-                x.phase in (GRADIENTS, DENSE, OTHER),
-                x.level,
-                PHASES.index(x.phase),
-                x.name,
-            ),
-        )
-    ]
+    plans = [dataclasses.replace(p, received=received.get(p.name)) for p in plans]
+
+    def order(plan: ExchangePlan) -> tuple[Any, ...]:
+        is_late = plan.phase in (GRADIENTS, DENSE, OTHER)
+        return is_late, plan.level, PHASES.index(plan.phase), plan.name
+
+    return sorted(plans, key=order)
 
 
-def _whole(graph: tf.Graph) -> list[tf.Operation]:
-    """All collectives but those that a group has taken the place of, and agreements, of which each
-    way to run has its own.
+def _all_collectives(graph: tf.Graph) -> set[tf.Operation]:
+    """Returns all collectives but agreements, and but those that a group has taken the place of.
+
+    Each way to run a graph has agreements of its own.
     """
-    used = graph_analysis.upstream(w.out for w in lookups_of(graph).written)
-
-    def counts(op: tf.Operation) -> bool:
-        phase = split_name(collectives.collective_name(op) or "")[0]
-        return phase not in (KEYS, ROWS) or op in used
-
-    return [
-        op
-        for op in graph.get_operations()
-        if collectives.collective_name(op)
-        and counts(op)
-        and not str(collectives.collective_name(op)).startswith(agreement.NAME)
-    ]
+    used = graph_analysis.upstream(written.out for written in lookups_of(graph).written)
+    operations = set()
+    for op in graph.get_operations():
+        name = collectives.collective_name(op)
+        if name and not name.startswith(agreement.NAME):
+            if op in used or split_name(name)[0] not in (KEYS, ROWS):
+                operations.add(op)
+    return operations
 
 
-def _carriers(
-    graph: tf.Graph, footprint: run_analysis.RunFootprint | None
-) -> dict[str, tuple[Group | WrittenLookup, list[GroupMember]]]:
-    """What each name of a group, or of a lookup on its own, stands for, and the members that the
-    run needs.
-    """
-    fed = set() if footprint is None else {x.name for x, _ in footprint.nothing}
-    found: dict[str, tuple[Group | WrittenLookup, list[GroupMember]]] = {
-        short(group.name): (
-            group,
-            [
-                m
-                for m in group.members
-                if footprint is None
-                or group.ahead
-                or m.ids.op in footprint.operations
-                and m.ids.name not in fed
-            ],
-        )
-        for group in groups_of(graph)
+def _carried_by_name(graph: tf.Graph, footprint: RunFootprint | None) -> dict[str, Carried]:
+    """Returns what is carried by the exchanges of each group and of each ungrouped lookup."""
+    unneeded = set() if footprint is None else {x.name for x, _ in footprint.empty_feeds}
+
+    def is_needed(member: GroupMember) -> bool:
+        if footprint is None:
+            return True
+        return member.ids.op in footprint.operations and member.ids.name not in unneeded
+
+    carried: dict[str, Carried] = {}
+    for group in groups_of(graph):
+        members = [m for m in group.members if group.ahead or is_needed(m)]
+        carried[short(group.name)] = Carried([m.lookup for m in members], group, members)
+    request_names = {
+        request.keys.op: name for name, request in gates_of(graph).key_requests.items()
     }
-    asked = {x.keys.op: name for name, x in gates_of(graph).key_requests.items()}
     for written in lookups_of(graph).written:
         if written.group is None:
-            for op in graph_analysis.upstream(
-                [written.out], {x.name for x in written.lookup.inputs}
-            ):
-                if op in asked:
-                    found[short(asked[op])] = (written, [])
-    return found
+            inputs = {x.name for x in written.lookup.inputs}
+            for op in graph_analysis.upstream([written.out], inputs):
+                if op in request_names:
+                    carried[short(request_names[op])] = Carried([written.lookup])
+    return carried
 
 
-def _exchange(
-    graph: tf.Graph,
-    op: tf.Operation,
-    carriers: dict[str, tuple[Group | WrittenLookup, list[GroupMember]]],
+def _agreement_plan(gate: Gate) -> ExchangePlan:
+    return ExchangePlan(
+        name=agreement.NAME + gate.channel,
+        kind="Allgather",
+        phase=AGREEMENT,
+        of="",
+        level=gate.level,
+        tables=0,
+        sections=0,
+        members=0,
+        dtype="int64",
+        bytes=8 * agreement.WIDTH,
+        exact=True,
+    )
+
+
+def _exchange_plan(
+    graph: tf.Graph, op: tf.Operation, carried_by_name: dict[str, Carried]
 ) -> ExchangePlan:
     name = collectives.collective_name(op) or ""
     phase, of = split_name(name)
-    sent, level = op.inputs[0], _level(graph, op)
-    dtype = _wire_dtype(sent)
-    kind = re.sub("Horovod(Grouped)?", "", str(op.type))
-    carrier, members = carriers.get(of, (None, []))
-    if phase not in (KEYS, ROWS, GRADIENTS) or carrier is None:
-        elements = sent.shape.num_elements()
-        return ExchangePlan(
-            name,
-            kind,
-            phase,
-            of,
-            level,
-            0,
-            0,
-            0,
-            dtype.name,
-            None if elements is None else elements * dtype.size,
-            elements is not None,
-        )
-    if isinstance(carrier, WrittenLookup):
-        lookups, sections, header = [carrier.lookup], 1, 0
-    else:
+    sent, dtype = op.inputs[0], _wire_dtype(op.inputs[0])
+    elements = sent.shape.num_elements()
+    plan = ExchangePlan(
+        name=name,
+        kind=re.sub("Horovod(Grouped)?", "", str(op.type)),
+        phase=phase,
+        of=of,
+        level=_level(graph, op),
+        tables=0,
+        sections=0,
+        members=0,
+        dtype=dtype.name,
+        bytes=None if elements is None else elements * dtype.size,
+        exact=elements is not None,
+    )
+    carried = carried_by_name.get(of)
+    if phase not in (KEYS, ROWS, GRADIENTS) or carried is None:
+        return plan
+    lookups, sections, header_bytes = carried.lookups, 1, 0
+    if carried.group is not None:
+        group, members = carried.group, carried.members
         if phase == GRADIENTS:
-            members = _with_gradient(graph, op, carrier)
-        lookups = [member.lookup for member in members]
-        sections = len(
-            {s for s, member in zip(carrier.layout.members, carrier.members) if member in members}
-        )
-        header = 16 * len(carrier.layout.sections) * collectives.size() if phase == KEYS else 0
-    return ExchangePlan(
-        name,
-        kind,
-        phase,
-        of,
-        level,
-        len({id(x.table) for x in lookups}),
-        sections,
-        len(lookups),
-        dtype.name,
-        _most(lookups, phase, dtype, header),
-        False,
+            members = _members_with_gradient(graph, op, group)
+            lookups = [member.lookup for member in members]
+        section_of = zip(group.layout.members, group.members)
+        sections = len({section for section, member in section_of if member in members})
+        if phase == KEYS:
+            header_bytes = 16 * len(group.layout.sections) * collectives.size()
+    return dataclasses.replace(
+        plan,
+        tables=len({id(lookup.table) for lookup in lookups}),
+        sections=sections,
+        members=len(lookups),
+        bytes=_most_bytes(lookups, phase, dtype, header_bytes),
+        exact=False,
     )
 
 
 def _wire_dtype(sent: tf.Tensor) -> tf.DType:
-    """Of what travels, also where its bits stand for those of another type (see `communication`)."""
+    """Returns the type that travels, also where its bits stand for another type's."""
     while sent.op.type == "Identity":
         sent = sent.op.inputs[0]
     return sent.op.inputs[0].dtype if sent.op.type == "Bitcast" else sent.dtype
 
 
-def _most(lookups: Sequence[Any], phase: str, dtype: tf.DType, header: int) -> int | None:
-    ids = [lookup.ids.shape.num_elements() for lookup in lookups]
-    if any(n is None for n in ids):
-        return None
-    return header + sum(
-        n * int(dtype.size) * (1 if phase == KEYS else int(x.table.dim))
-        for n, x in zip(ids, lookups)
+def _most_bytes(
+    lookups: Sequence[Lookup], phase: str, dtype: tf.DType, header_bytes: int
+) -> int | None:
+    """Returns the bytes if no key repeats; None if the number of ids depends on the data."""
+    total = header_bytes
+    for lookup in lookups:
+        ids = lookup.ids.shape.num_elements()
+        if ids is None:
+            return None
+        total += ids * int(dtype.size) * (1 if phase == KEYS else int(lookup.table.dim))
+    return total
+
+
+def _members_with_gradient(
+    graph: tf.Graph, op: tf.Operation, group: Group
+) -> Sequence[GroupMember]:
+    """Returns the lookups whose gradients the exchange `op` carries."""
+    pool_gradients = state_of(graph).pool_gradients
+    passes_on = ("Identity", "Cast", "Bitcast", "AddN", "AddV2")
+    upstream = graph_analysis.walk(
+        [op.inputs[0].op],
+        inputs=lambda op: [x.op for x in op.inputs] if op.type in passes_on else [],
+        stop=lambda op: op in pool_gradients,
+        control=False,
     )
-
-
-def _with_gradient(graph: tf.Graph, op: tf.Operation, group: Group) -> list[GroupMember]:
-    """The lookups whose gradients the exchange `op` carries."""
-    pools: dict[tf.Operation, tuple[int, ...]] = state_of(graph).pool_gradients
-    stack = [op.inputs[0].op]
-    seen: set[tf.Operation] = set()
-    found: set[int] = set()
-    while stack:
-        top = stack.pop()
-        if top in seen:
-            continue
-        seen.add(top)
-        if top in pools:
-            found.update(pools[top])
-        elif top.type in ("Identity", "Cast", "Bitcast", "AddN", "AddV2"):
-            stack += [x.op for x in top.inputs]
-    return [member for i, member in enumerate(group.members) if i in found] or list(group.members)
+    numbers = {number for op in upstream for number in pool_gradients.get(op, ())}
+    return [m for i, m in enumerate(group.members) if i in numbers] or list(group.members)

@@ -1,4 +1,4 @@
-"""Tables as text, for what rank 0 prints."""
+"""Formats tables of text, for what rank 0 prints."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ from collections.abc import Sequence
 
 
 def columns(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
-    """Lines of aligned columns, the first `left` of them to the left, the others to the right."""
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-    return [
-        "  ".join(
+    """Returns lines of aligned columns: the first `left` to the left, the others to the right."""
+    lines = [head, *rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    out = []
+    for line in lines:
+        cells = [
             cell.ljust(width) if i < left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths))
-        ).rstrip()
-        for row in [head, *rows]
-    ]
+            for i, (cell, width) in enumerate(zip(line, widths))
+        ]
+        out.append("  ".join(cells).rstrip())
+    return out
 
 
 def in_bytes(count: float | None) -> str:
-    """'1.5 MB', in powers of 1000; '?' where it isn't known."""
+    """Formats bytes in powers of 1000: '1.5 MB'; '?' where the count isn't known."""
     if count is None:
         return "?"
     for unit in ("B", "kB", "MB", "GB"):
@@ -29,5 +31,5 @@ def in_bytes(count: float | None) -> str:
 
 
 def imbalance(parts: Sequence[float]) -> float | None:
-    """The largest part over their mean, 1 if all are equal; None if there is nothing."""
+    """Returns the largest part over their mean, 1 if all are equal; None if all are empty."""
     return max(parts) * len(parts) / sum(parts) if sum(parts) > 0 else None

@@ -16,93 +16,102 @@ from collective.coordination.run_extension import RewrittenFetches, RunExtension
 from collective.errors import RankError
 from collective.launch.progress_board import Phase
 from collective.ops import graph_analysis
-from collective.prefetch.graph_split import GraphSplit, follow, run_of_keys
+from collective.prefetch.graph_split import GraphSplit, key_run
 from collective.prefetch.prefetcher import Outcome, Prefetcher
 
 
 class PrefetchedKeys(RunExtension):
-    """Lets the runs of a graph that is cut take batches whose keys were exchanged ahead.
+    """Lets the runs of a graph that was split take batches whose keys were exchanged ahead.
 
     Attributes:
-        cut: through the graph.
+        split: the graph, split.
     """
 
-    def __init__(self, cut: GraphSplit):
-        self.cut = cut
+    def __init__(self, split: GraphSplit):
+        self.split = split
 
     def rewrite_fetches(self, fetches: Any) -> RewrittenFetches | None:
-        follow(self.cut)
-        with self.cut.graph.as_default():
+        self.split.redirect_new_operations()
+        with self.split.graph.as_default():
             try:
                 mapper = session_lib._FetchMapper.for_fetch(fetches)
-                wanted = mapper.unique_fetches()
-                behind = [self.cut.stand_in(leaf) for leaf in wanted]
-            except (TypeError, ValueError, KeyError):  # TensorFlow refuses them
+                fetched = mapper.unique_fetches()
+                staged = [self.split.staged_fetch(leaf) for leaf in fetched]
+            except (TypeError, ValueError, KeyError):
+                # TensorFlow refuses them itself.
                 return None
-        if all(x is y for x, y in zip(behind, wanted)):
+        if all(x is y for x, y in zip(staged, fetched)):
             return None
-        return RewrittenFetches(behind, mapper.build_results)
+        return RewrittenFetches(staged, mapper.build_results)
 
     def reads_iterator_started_by(self, operations: Iterable[tf.Operation]) -> bool:
-        return self.cut.restarts(operations)
+        return self.split.is_restarted_by(operations)
 
     def takes_part_in(self, operations: Iterable[tf.Operation]) -> bool:
-        return self.cut.take in operations
+        return self.split.stage.take in operations
 
     def when_agreed(self) -> tf.Operation:
-        return self.cut.release()
+        return self.split.start.release()
 
     def join(self, session: Any, member: Membership, coordinator: Coordinator) -> SessionPart:
-        return BatchSource(session, member, coordinator, self.cut)
+        return BatchSource(session, member, coordinator, self.split)
 
 
 class BatchSource(SessionPart):
     """Takes the batches of one session from its prefetcher."""
 
-    def __init__(self, session: Any, member: Membership, coordinator: Coordinator, cut: GraphSplit):
-        self._member, self._coordinator, self._cut = member, coordinator, cut
-        self._prefetcher = Prefetcher(session, member.number, coordinator.channel, cut)
+    def __init__(
+        self, session: Any, member: Membership, coordinator: Coordinator, split: GraphSplit
+    ):
+        self._member, self._coordinator, self._split = member, coordinator, split
+        self._prefetcher = Prefetcher(session, member.number, coordinator.channel, split)
 
-    def feeds(self, trains: bool, gated: bool, feeds: dict[Any, Any], doing: str) -> dict[str, Any]:
-        """Returns what tells a run which batch to take. The next batch's keys are exchanged beside
-        the run.
+    def feeds(
+        self, trains: bool, gated: bool, feeds: dict[Any, Any], description: str
+    ) -> dict[str, Any]:
+        """Returns the feeds that tell a run which batch to take.
 
-        If the script feeds a batch itself, the keys of that are exchanged here and now, and what
-        was taken ahead stays for later.
+        The next batch's keys are exchanged beside the run. If the script feeds a batch itself, the
+        keys of that are exchanged here and now, and what was taken ahead stays for later.
 
         Raises:
             Exception: what the ranks have learned about the batch: the data's end, an id outside
                 its table.
         """
-        cut, prefetcher, coordinator = self._cut, self._prefetcher, self._coordinator
-        coordinator.progress.enters(Phase.AGREEING)
+        prefetcher, stage = self._prefetcher, self._split.stage
+        self._coordinator.progress.enters(Phase.AGREEING)
         prefetcher.join()
         batch_feeds = {
             leaf: value
             for leaf, value in feeds.items()
-            if not cut.feedable.isdisjoint(graph_analysis.tensor_names(leaf))
+            if not self._split.feedable.isdisjoint(graph_analysis.tensor_names(leaf))
         }
         if not batch_feeds:
             self._raise_if_failed(prefetcher.outcome())
         batch = prefetcher.staged
         if batch_feeds or batch is None:
-            names = [name for leaf in batch_feeds for name in graph_analysis.tensor_names(leaf)]
-            keys = run_of_keys(cut, sorted(names))
-            # A rank that has keys already, or exchanges none ahead, runs something else.
-            coordinator.settle(
-                Header(RUNNING, self._member.number, keys.footprint.signature),
-                self._member,
-                keys,
-                f"{doing} (whose keys it exchanges first, with prefetch_keys)",
-            )
-            batch, outcome = prefetcher.exchange(keys, batch_feeds, trains)
-            self._raise_if_failed(outcome)
+            batch = self._exchange_now(batch_feeds, trains, description)
         else:
             prefetcher.staged = None
-        starts = not batch_feeds and gated
-        if starts:
+        starts_next = not batch_feeds and gated
+        if starts_next:
             prefetcher.start(trains)
-        return {cut.batch.name: batch, cut.releases.name: starts}
+        return {stage.batch.name: batch, self._split.start.releases.name: starts_next}
+
+    def _exchange_now(self, batch_feeds: dict[Any, Any], trains: bool, description: str) -> int:
+        """Exchanges the keys of a batch that wasn't taken ahead, and returns the batch's number."""
+        names = [name for leaf in batch_feeds for name in graph_analysis.tensor_names(leaf)]
+        run = key_run(self._split, sorted(names))
+        # A rank that has keys already, or exchanges none ahead, runs something else.
+        self._coordinator.agree(
+            Header(RUNNING, self._member.number, run.footprint.signature),
+            self._member,
+            run,
+            f"{description} (whose keys it exchanges first, with prefetch_keys)",
+        )
+        batch, outcome = self._prefetcher.exchange(run, batch_feeds, trains)
+        self._raise_if_failed(outcome)
+        return batch
 
     def run_stopped(self) -> None:
         self._prefetcher.stop()
@@ -128,11 +137,11 @@ class BatchSource(SessionPart):
         """Raises what all ranks have learned in a run of keys, if it didn't end well."""
         if outcome is None:
             return
-        error, verdict = outcome.error, outcome.judged
+        error, verdict = outcome.error, outcome.verdict
         if outcome.headers is None:
             self._coordinator.broken = f"{type(error).__name__}: {error}"
             raise error or RankError(self._coordinator.broken)
-        self._coordinator.conclude(outcome.headers, verdict, self._member)
+        self._coordinator.note_verdict(outcome.headers, verdict, self._member)
         failed = error is not None and not isinstance(error, tf.errors.OutOfRangeError)
         if error is not None and (failed or isinstance(verdict, tf.errors.OutOfRangeError)):
             raise error

@@ -10,7 +10,7 @@ from collective.coordination.run_extension import extension_of
 from collective.ops import collectives
 from collective.ops.graph_state import state_of
 from collective.prefetch.batch_source import PrefetchedKeys
-from collective.prefetch.graph_split import GraphSplit, NotPossible, cut
+from collective.prefetch.graph_split import GraphSplit, NotPossible, split_graph
 
 # The name of the note that says in the plan whether keys are exchanged ahead.
 NOTE = "prefetch_keys"
@@ -21,22 +21,23 @@ def keep_whole(graph: tf.Graph, why: str) -> None:
     state_of(graph).prefetch_refused = why
 
 
-def cut_of(graph: tf.Graph) -> GraphSplit | None:
-    """Returns the cut through `graph`, if there is one."""
+def split_of(graph: tf.Graph) -> GraphSplit | None:
+    """Returns how `graph` was split; None if it is whole."""
     extension = extension_of(graph)
-    return extension.cut if isinstance(extension, PrefetchedKeys) else None
+    return extension.split if isinstance(extension, PrefetchedKeys) else None
 
 
-def stand_ins(graph: tf.Graph, xs: list[Any]) -> list[Any]:
-    """Returns `xs` with what stands for them behind the cut, on which losses depend there."""
-    made = cut_of(graph)
-    if made is None:
+def staged(graph: tf.Graph, xs: list[Any]) -> list[Any]:
+    """Returns `xs` as they are staged in a graph that was split: losses depend on these tensors."""
+    split = split_of(graph)
+    if split is None:
         return xs
-    return [made.stand_ins.get(x.name, x) if isinstance(x, tf.Tensor) else x for x in xs]
+    tensors = split.stage.tensors
+    return [tensors.get(x.name, x) if isinstance(x, tf.Tensor) else x for x in xs]
 
 
-def settle(graph: tf.Graph, wanted: bool) -> None:
-    """Cuts `graph` if that is `wanted`, and hasn't been decided yet."""
+def split_if_wanted(graph: tf.Graph, wanted: bool) -> None:
+    """Splits `graph` if that is `wanted`, and hasn't been decided yet."""
     state = state_of(graph)
     if not wanted or NOTE in state.plan_notes or state.prefetch_settled_version == graph.version:
         return
@@ -45,13 +46,13 @@ def settle(graph: tf.Graph, wanted: bool) -> None:
             raise NotPossible("there is one rank")
         if state.prefetch_refused:
             raise NotPossible(state.prefetch_refused)
-        made = cut(graph)
+        split = split_graph(graph)
     except NotPossible as why:
         state.plan_notes[NOTE] = f"off: {why}"
     else:
-        if made is not None:
-            state.run_extension = PrefetchedKeys(made)
-            groups = f"{made.groups} group{'s' * (made.groups > 1)}"
+        if split is not None:
+            state.run_extension = PrefetchedKeys(split)
+            groups = f"{split.groups} group{'s' * (split.groups > 1)}"
             state.plan_notes[NOTE] = (
                 f"on: keys of {groups} are exchanged while the batch before computes"
             )

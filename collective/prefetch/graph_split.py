@@ -1,32 +1,33 @@
-"""The graph, cut behind the exchange of keys, so that a run of its own may execute what comes
-before.
+"""Splits a graph behind the exchange of keys, so that a run of its own executes what comes before.
 
     iterator ──► ids ──► ask ══keys══► hear ──► stage      a run of keys, for batch i + 1
         │                                         ·
         └─ · · · · · labels, … · · · · · · · · ·  ·
                                                   ▼
-                                            take ──► rows, network, gradients, updates      a run of
-                                            the script, for batch i
+                                           unstage ──► rows, network, gradients, updates
+                                                           a run of the script, for batch i
 
 What the iterator gives, and what is computed of it on the way to the keys, is executed by runs of
-keys only. Whatever else of the graph uses any of it is pointed to the same tensor as it was staged,
-and so are a script's fetches (`Cut.stand_in`). No operation is copied: random ones draw the numbers
-that they would draw anyway.
+keys only. Whatever else of the graph uses any of it is redirected to the same tensor as it was
+staged, and so are a script's fetches (`GraphSplit.staged_fetch`). No operation is copied: random
+ones draw the numbers that they would draw anyway.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
-from typing import Any
+import functools
+from collections.abc import Iterable, Sequence, Set
+from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
 from collective.coordination import agreement, run_analysis
 from collective.coordination.agreement import Header
 from collective.coordination.prepared_run import PreparedRun
+from collective.coordination.run_analysis import RunFootprint
 from collective.ops import gate, graphs, op_attributes
-from collective.ops.graph_analysis import SOURCES, VARIABLE_TYPES, upstream
+from collective.ops.graph_analysis import SOURCES, VARIABLE_TYPES, upstream, walk
 from collective.ops.graph_state import state_of
 from collective.strategies.grouped_exchange import Group, groups_of
 
@@ -44,8 +45,7 @@ _CALLS = frozenset(
         "RemoteCall",
     }
 )
-# also where a function or a branch reads them
-_CHANGING = frozenset(
+_LOOKUP_TABLES = frozenset(
     {
         "MutableHashTableV2",
         "MutableHashTable",
@@ -55,69 +55,93 @@ _CHANGING = frozenset(
         "MutableHashTableOfTensors",
     }
 )
-_OURS = "collective/"
+_LIBRARY_PREFIX = "collective/"
 
 
 class NotPossible(Exception):
-    """Why keys aren't exchanged ahead."""
+    """Says why keys aren't exchanged ahead."""
+
+
+class Start(NamedTuple):
+    """Holds what starts a run of keys.
+
+    Attributes:
+        wait: fed with 1, a run of keys starts at once; else it waits for `release` or `refuse`.
+        started: the operation that a run of keys executes first.
+        releases: bool scalar placeholder, False by default: whether `release` does anything.
+        queue: the queue on which a run of keys waits.
+        refuse: the operation that ends the run of keys that waits, as if it had never been started.
+    """
+
+    wait: tf.Tensor
+    started: tf.Operation
+    releases: tf.Tensor
+    queue: tf.queue.FIFOQueue
+    refuse: tf.Operation
+
+    def release(self) -> tf.Operation:
+        """Makes the operation that lets the run of keys go that waits, if `releases` is True."""
+        return tf.cond(self.releases, lambda: tf.group(self.queue.enqueue(1)), tf.no_op)
+
+
+class Stage(NamedTuple):
+    """Holds what keeps a batch between the run of its keys and the run that uses it.
+
+    Attributes:
+        number: int64 scalar placeholder, the number under which a run of keys stages its batch.
+        put: the operation that stages it, the last of a run of keys.
+        batch: int64 scalar placeholder, the number of the batch that a run of the script takes.
+        take: the operation that takes it.
+        tensors: by the names of what depends on the batch, the tensor as it was staged.
+        clear: the operation that drops all that is staged.
+    """
+
+    number: tf.Tensor
+    put: tf.Operation
+    batch: tf.Tensor
+    take: tf.Operation
+    tensors: dict[str, tf.Tensor]
+    clear: tf.Operation
 
 
 @dataclasses.dataclass
 class GraphSplit:
-    """What was made of a graph.
+    """Describes a graph that was split.
 
     Attributes:
         graph: the graph.
         iterator: the resource of the iterator that gives the batches.
-        before: the operations that only runs of keys execute, as far as they depend on the batch.
-        number: int64 scalar placeholder, the number under which a run of keys stages its batch.
-        stage: the operation that stages it, the last of a run of keys.
-        wait: fed with 1, a run of keys starts at once; else it waits for `release` or `refuse`.
-        release: makes the operation that lets the run of keys go that waits, if `releases` is fed
-            with True.
-        releases: bool scalar placeholder, False by default.
-        refuse: the operation that ends the run of keys that waits, as if it had never been started.
-        batch: int64 scalar placeholder, the number of the batch that a run of the script takes.
-        take: the operation that takes it.
-        stand_ins: by the names of what depends on the batch, what it is for the rest of the graph.
+        prefetched: the operations that only runs of keys execute, as far as they depend on the
+            batch.
         feedable: the names of all that a run of keys computes, and a script may feed.
-        forget: the operation that drops all that is staged.
         groups: the number of groups whose keys are exchanged ahead.
-        followed: the highest number of an operation that has been pointed to what is staged, or
-            needn't be.
-        runs: of keys, by the names of what they are fed with.
+        start: starts runs of keys.
+        stage: keeps their batches.
+        redirected: the highest number of an operation that uses what is staged, or needn't.
+        key_runs: the runs of keys, by the names of what they are fed with.
     """
 
     graph: tf.Graph
     iterator: tf.Operation
-    before: frozenset[tf.Operation]
-    number: tf.Tensor
-    stage: tf.Operation
-    wait: tf.Tensor
-    release: Any
-    releases: tf.Tensor
-    refuse: tf.Operation
-    batch: tf.Tensor
-    take: tf.Operation
-    stand_ins: dict[str, tf.Tensor]
+    prefetched: frozenset[tf.Operation]
     feedable: frozenset[str]
-    forget: tf.Operation
     groups: int
-    followed: int = 0
-    runs: dict[tuple[str, ...], PreparedRun] = dataclasses.field(default_factory=dict)
+    start: Start
+    stage: Stage
+    redirected: int = 0
+    key_runs: dict[tuple[str, ...], PreparedRun] = dataclasses.field(default_factory=dict)
 
-    def stand_in(self, leaf: Any) -> Any:
-        """`leaf`, a tensor, an operation or a name of the graph, or what stands for it behind the
-        cut.
-        """
+    def staged_fetch(self, leaf: Any) -> Any:
+        """Returns what a script fetches in the place of `leaf`: a tensor, operation or name."""
         element = self.graph.as_graph_element(leaf)
         if isinstance(element, tf.Operation):
-            return self.take if element in self.before else leaf
-        return self.stand_ins.get(element.name, leaf)
+            return self.stage.take if element in self.prefetched else leaf
+        return self.stage.tensors.get(element.name, leaf)
 
-    def restarts(self, operations: Iterable[tf.Operation]) -> bool:
-        """Whether any of `operations` starts the iterator anew: batches that were taken ahead are
-        void.
+    def is_restarted_by(self, operations: Iterable[tf.Operation]) -> bool:
+        """Tells whether any of `operations` starts the iterator anew.
+
+        Batches that were taken ahead are void then.
         """
         return any(
             op.type in ("MakeIterator", "DeserializeIterator")
@@ -125,84 +149,122 @@ class GraphSplit:
             for op in operations
         )
 
+    def redirect_new_operations(self) -> None:
+        """Redirects what was added to the graph since it was split.
 
-def cut(graph: tf.Graph) -> GraphSplit | None:
-    """Cuts `graph`, before a session runs it; None: no lookup that could be cut off is there yet.
+        Raises:
+            NotImplementedError: it uses something that isn't staged.
+        """
+        if self.graph.version + 1 > self.redirected:
+            operations = self.graph.get_operations()
+            self.redirect(op for op in operations if op._id > self.redirected)
+            self.has_redirected_all()
+
+    def has_redirected_all(self) -> None:
+        """Notes that nothing of the graph is left to be redirected."""
+        # TensorFlow numbers operations from 2.
+        self.redirected = self.graph.version + 1
+
+    def redirect(self, users: Iterable[tf.Operation]) -> None:
+        """Lets `users` take what they use of the batch as it was staged."""
+        for op in users:
+            if op is self.stage.put:
+                continue
+            for i, x in enumerate(op.inputs):
+                if x.op in self.prefetched:
+                    op._update_input(i, self._staged_tensor(x, op))
+            others = [x for x in op.control_inputs if x not in self.prefetched]
+            if len(others) < len(op.control_inputs):
+                op._remove_all_control_inputs()
+                op._add_control_inputs([*others, self.stage.take])
+
+    def _staged_tensor(self, x: tf.Tensor, user: tf.Operation) -> tf.Tensor:
+        if x.name not in self.stage.tensors:
+            raise NotImplementedError(
+                f"'{user.name}' was added after the graph had been run, and uses '{x.name}', which "
+                "is not kept with scope(prefetch_keys=True). Build the whole graph before the "
+                "first run, or leave prefetch_keys out."
+            )
+        return self.stage.tensors[x.name]
+
+
+def split_graph(graph: tf.Graph) -> GraphSplit | None:
+    """Splits `graph`, before a session runs it; None: it has no lookup yet that could be split off.
 
     Keys of those groups are exchanged ahead which gradients were taken of, and whose keys depend on
     no other lookup.
 
     Raises:
-        NotPossible: the graph can't be cut; the message says why.
+        NotPossible: the graph can't be split; the message says why.
     """
-    trained = _trained(graph)
-    if not trained:
+    groups = _trained_groups(graph)
+    if not groups:
         if state_of(graph).seen_by_session:
             raise NotPossible("no lookup with gradients shares an exchange")
         return None
     with graphs.open_for_changes(graph), graph.as_default():
-        made = _cut(graph, trained)
-        run_of_keys(made)
-    return made
+        split = _split(graph, groups)
+        key_run(split)
+    return split
 
 
-def follow(made: GraphSplit) -> None:
-    """Points what was added to the graph since it was cut to what is staged.
-
-    Raises:
-        NotImplementedError: it uses something that isn't.
-    """
-    if made.graph.version + 1 > made.followed:
-        _point([op for op in made.graph.get_operations() if op._id > made.followed], made)
-        made.followed = made.graph.version + 1  # TensorFlow numbers operations from 2
-
-
-def run_of_keys(made: GraphSplit, fed: Sequence[str] = ()) -> PreparedRun:
-    """The run that exchanges keys and stages a batch.
+def key_run(split: GraphSplit, fed: Sequence[str] = ()) -> PreparedRun:
+    """Returns the run that exchanges keys and stages a batch.
 
     Args:
-        made: the cut.
+        split: the graph, split.
         fed: the names of the tensors that a script feeds it with.
 
     Raises:
         ValueError: the rest of the batch would come from the iterator.
     """
-    follow(made)
-    if tuple(fed) not in made.runs:
-        footprint = run_analysis.footprint_of(made.graph, [made.stage], [made.wait, *fed])
-        if fed and any(op.type in ITERATORS for op in footprint.operations):
-            raise ValueError(
-                f"{', '.join(fed)}: with scope(prefetch_keys=True) keys are "
-                f"exchanged before the run that is fed. "
-                "Feed all that the model takes of the batch, or leave prefetch_keys "
-                "out."
-            )
-        if fed:  # the same collectives, but of another batch
-            footprint = dataclasses.replace(footprint, signature=footprint.signature ^ 1)
-        out = made.runs[tuple(fed)] = PreparedRun(footprint, made)
-
-        def disagreed(headers: list[Header]) -> None:
-            out.disagreement = headers
-
-        gates = gate.gates_of(made.graph)
-        assert gates.ahead is not None
-        numbered = {
-            gates.checks.index(check): check for check in footprint.checks(gates, 1, first=True)
-        }
-        with graphs.open_for_changes(made.graph):
-            out.targets.append(
-                agreement.agree(
-                    gates.ahead, numbered, footprint.sources(gates), disagreed, first=True
-                )
-            )
-        out.tickets.append(gates.ahead.ticket)
-        out.gate = gates.ahead
-        made.followed = made.graph.version + 1
-    return made.runs[tuple(fed)]
+    split.redirect_new_operations()
+    if tuple(fed) not in split.key_runs:
+        footprint = _key_footprint(split, fed)
+        split.key_runs[tuple(fed)] = _prepare_key_run(split, footprint)
+        split.has_redirected_all()
+    return split.key_runs[tuple(fed)]
 
 
-def _trained(graph: tf.Graph) -> list[Group]:
-    with_gradient = {
+def _key_footprint(split: GraphSplit, fed: Sequence[str]) -> RunFootprint:
+    footprint = run_analysis.footprint_of(split.graph, [split.stage.put], [split.start.wait, *fed])
+    if not fed:
+        return footprint
+    if any(op.type in ITERATORS for op in footprint.operations):
+        raise ValueError(
+            f"{', '.join(fed)}: with scope(prefetch_keys=True) keys are exchanged before the run "
+            "that is fed. Feed all that the model takes of the batch, or leave prefetch_keys out."
+        )
+    # The collectives are those of any run of keys, but the batch is another one.
+    return dataclasses.replace(footprint, signature=footprint.signature ^ 1)
+
+
+def _prepare_key_run(split: GraphSplit, footprint: RunFootprint) -> PreparedRun:
+    run, gates = PreparedRun(footprint, split), gate.gates_of(split.graph)
+    run.gate = gates.ahead
+    assert run.gate is not None
+    checks = footprint.checks(gates, 1, first=True)
+    numbered = {gates.checks.index(check): check for check in checks}
+    with graphs.open_for_changes(split.graph):
+        agreed = agreement.agree(
+            run.gate,
+            numbered,
+            footprint.sources(gates),
+            functools.partial(_note_disagreement, run),
+            first=True,
+        )
+    run.targets.append(agreed)
+    run.tickets.append(run.gate.ticket)
+    return run
+
+
+def _note_disagreement(run: PreparedRun, headers: list[Header]) -> None:
+    run.disagreement = headers
+
+
+def _trained_groups(graph: tf.Graph) -> list[Group]:
+    """Returns the groups of which gradients were taken, and whose keys depend on no lookup."""
+    pools_with_gradient = {
         op.inputs[1].op
         for op in graph.get_operations()
         if op_attributes.kind(op) == "CollectivePoolGradient"
@@ -210,150 +272,142 @@ def _trained(graph: tf.Graph) -> list[Group]:
     return [
         group
         for group in groups_of(graph)
-        if group.level == 1 and group.pool.inputs[1].op in with_gradient
+        if group.level == 1 and group.pool.inputs[1].op in pools_with_gradient
     ]
 
 
-def _cut(graph: tf.Graph, groups: Sequence[Group]) -> GraphSplit:
-    gates, run = gate.gates_of(graph), state_of(graph).seen_by_session
+def _split(graph: tf.Graph, groups: Sequence[Group]) -> GraphSplit:
+    """Splits `graph` behind the keys of `groups`."""
+    gates, seen_by_session = gate.gates_of(graph), state_of(graph).seen_by_session
     closed = gates.at(1).zero
     path = upstream([op for group in groups for op in group.keys], {closed.name})
     iterator = _iterator(path)
-    before = _depending(path - upstream([iterator]))
-    for op in sorted(before, key=lambda op: op._id):
-        if op._id <= run:
-            raise NotPossible(f"a session had run '{op.name}' before the model was complete")
-        if op._get_control_flow_context() is not None:
-            raise NotPossible(f"keys pass through tf.cond or tf.while_loop ('{op.name}')")
+    prefetched = _depending_on_batch(path - upstream([iterator]))
+    _refuse_unmovable(prefetched, seen_by_session)
     with tf.init_scope(), tf.device("/cpu:0"), tf.name_scope("collective/ahead/"):
-        go = tf.queue.FIFOQueue(1, [tf.int32], shapes=[[]], name="go")
-        wait = tf.placeholder_with_default(go.dequeue(), [], "wait")
-        started = tf.raw_ops.Assert(
-            condition=tf.equal(wait, 1), data=[tf.constant("the run of keys is not needed")]
-        )
-        for op in before:
-            if not any(x.op in before for x in op.inputs) and not any(
-                x in before for x in op.control_inputs
-            ):
-                op._add_control_input(started)
-        opened = gates.open_ahead().zero
-        for op in path:
-            for i, x in enumerate(op.inputs):
-                if x is closed:
-                    op._update_input(i, opened)
-        users = [op for op in graph.get_operations() if op not in path and op._id > run]
-        used = {x.name for op in users for x in op.inputs if x.op in before}
-        kept = [
-            x
-            for op in sorted(before, key=lambda op: op._id)
-            for x in op.outputs
-            if x.dtype != tf.resource and (x.name in used or not op.name.startswith(_OURS))
-        ]
-        number, batch = (tf.placeholder(tf.int64, [], name) for name in ("number", "batch"))
-        releases = tf.placeholder_with_default(False, [], "releases")
-        which, about = (
-            tf.range(len(kept)),
-            {"dtypes": [x.dtype for x in kept], "shared_name": "collective/ahead"},
-        )
-        stage = tf.raw_ops.MapStage(key=number, indices=which, values=kept, **about)
-        taken = tf.raw_ops.MapUnstage(key=batch, indices=which, **about)
-        # With its shape: what TensorFlow's graph optimizer makes of the rest depends on it, to the
-        # last bit of the numbers.
-        stand_ins = {
-            x.name: tf.ensure_shape(y, x.shape) if x.shape.ndims is not None else y
-            for x, y in zip(kept, taken)
-        }
-        made = GraphSplit(
-            graph,
-            iterator,
-            frozenset(before),
-            number,
-            stage,
-            wait,
-            lambda: tf.cond(releases, lambda: tf.group(go.enqueue(1)), tf.no_op),
-            releases,
-            go.enqueue(0),
-            batch,
-            taken[0].op,
-            stand_ins,
-            frozenset(x.name for op in path for x in op.outputs if not op.name.startswith(_OURS)),
-            tf.raw_ops.MapClear(**about),
-            len(groups),
-        )
-    _point(users, made)
+        start = _make_start()
+        _let_wait(prefetched, start.started)
+        _replace_input(path, closed, gates.open_ahead().zero)
+        operations = graph.get_operations()
+        users = [op for op in operations if op not in path and op._id > seen_by_session]
+        stage = _make_stage(_kept(prefetched, users))
+    outputs = {x.name for op in path if not _is_librarys(op) for x in op.outputs}
+    split = GraphSplit(
+        graph, iterator, frozenset(prefetched), frozenset(outputs), len(groups), start, stage
+    )
+    split.redirect(users)
     gates.changed()
     for group in groups:
         group.ahead = True
-    made.followed = graph.version + 1
-    return made
+    split.has_redirected_all()
+    return split
 
 
 def _iterator(path: Iterable[tf.Operation]) -> tf.Operation:
-    """The resource of the one iterator in `path`.
+    """Returns the resource of the one iterator in `path`.
 
     Raises:
         NotPossible: something in `path` isn't known a batch ahead.
     """
-    given = sorted((op for op in path if op.type in ITERATORS), key=lambda op: str(op.name))
     for op in sorted(path, key=lambda op: op._id):
         if op.type == "Placeholder":
             raise NotPossible(f"keys depend on the placeholder '{op.name}'")
         if op.type in VARIABLE_TYPES:
             raise NotPossible(f"keys depend on the variable '{op.name}'")
-        if op.type in _CHANGING:
+        if op.type in _LOOKUP_TABLES:
             raise NotPossible(f"keys depend on the table '{op.name}', which may change")
         if op.type in SOURCES - ITERATORS - _CALLS - {"Merge", "Exit"}:
             raise NotPossible(
                 f"keys come from '{op.name}' ({op.type}), not from a tf.data iterator"
             )
-    if len(given) != 1:
-        raise NotPossible(
-            "keys come from no tf.data iterator"
-            if not given
-            else "keys come from several iterators: " + ", ".join(f"'{op.name}'" for op in given)
-        )
-    return given[0].inputs[0].op
+    iterators = sorted((op for op in path if op.type in ITERATORS), key=lambda op: str(op.name))
+    if not iterators:
+        raise NotPossible("keys come from no tf.data iterator")
+    if len(iterators) > 1:
+        names = ", ".join(f"'{op.name}'" for op in iterators)
+        raise NotPossible(f"keys come from several iterators: {names}")
+    return iterators[0].inputs[0].op
 
 
-def _depending(path: set[tf.Operation]) -> set[tf.Operation]:
-    """The operations of `path` whose results belong to a batch: iterators, what draws or counts
-    something, what uses these.
+def _depending_on_batch(path: Set[tf.Operation]) -> set[tf.Operation]:
+    """Returns the operations of `path` whose results belong to a batch.
+
+    These are iterators, what draws or counts something, and what uses these.
     """
     users: dict[tf.Operation, list[tf.Operation]] = {}
     for op in path:
-        for before in [x.op for x in op.inputs] + list(op.control_inputs):
-            users.setdefault(before, []).append(op)
-    stack = [
-        op
-        for op in path
-        if op.type in ITERATORS
-        or op.op_def.is_stateful
-        and op.type != "PlaceholderWithDefault"
-        and not any(x.dtype == tf.resource or x.dtype._is_ref_dtype for x in op.outputs)
-    ]
-    found = set(stack)
-    while stack:
-        for user in users.get(stack.pop(), []):
-            if user not in found:
-                found.add(user)
-                stack.append(user)
-    return found
+        for producer in [x.op for x in op.inputs] + list(op.control_inputs):
+            users.setdefault(producer, []).append(op)
+    origins = [op for op in path if _is_new_in_each_run(op)]
+    return walk(origins, lambda op: users.get(op, []), control=False)
 
 
-def _point(users: Iterable[tf.Operation], made: GraphSplit) -> None:
+def _is_new_in_each_run(op: tf.Operation) -> bool:
+    if op.type in ITERATORS:
+        return True
+    if not op.op_def.is_stateful or op.type == "PlaceholderWithDefault":
+        return False
+    return not any(x.dtype == tf.resource or x.dtype._is_ref_dtype for x in op.outputs)
+
+
+def _refuse_unmovable(prefetched: Set[tf.Operation], seen_by_session: int) -> None:
+    for op in sorted(prefetched, key=lambda op: op._id):
+        if op._id <= seen_by_session:
+            raise NotPossible(f"a session had run '{op.name}' before the model was complete")
+        if op._get_control_flow_context() is not None:
+            raise NotPossible(f"keys pass through tf.cond or tf.while_loop ('{op.name}')")
+
+
+def _make_start() -> Start:
+    queue = tf.queue.FIFOQueue(1, [tf.int32], shapes=[[]], name="go")
+    wait = tf.placeholder_with_default(queue.dequeue(), [], "wait")
+    started = tf.raw_ops.Assert(
+        condition=tf.equal(wait, 1), data=[tf.constant("the run of keys is not needed")]
+    )
+    releases = tf.placeholder_with_default(False, [], "releases")
+    return Start(wait, started, releases, queue, queue.enqueue(0))
+
+
+def _let_wait(prefetched: Set[tf.Operation], started: tf.Operation) -> None:
+    """Lets nothing of a run of keys begin before it has started."""
+    for op in prefetched:
+        producers = [x.op for x in op.inputs] + list(op.control_inputs)
+        if not any(producer in prefetched for producer in producers):
+            op._add_control_input(started)
+
+
+def _replace_input(users: Iterable[tf.Operation], old: tf.Tensor, new: tf.Tensor) -> None:
     for op in users:
         for i, x in enumerate(op.inputs):
-            if x.op in made.before and op is not made.stage:
-                if x.name not in made.stand_ins:
-                    raise NotImplementedError(
-                        f"'{op.name}' was added after the graph had been run, and uses "
-                        f"'{x.name}', which is not kept with "
-                        "scope(prefetch_keys=True). Build the whole graph before the first run, "
-                        "or leave prefetch_keys out."
-                    )
-                op._update_input(i, made.stand_ins[x.name])
-        waited = [x for x in op.control_inputs if x in made.before]
-        if waited and op is not made.stage:
-            others = [x for x in op.control_inputs if x not in made.before]
-            op._remove_all_control_inputs()
-            op._add_control_inputs([*others, made.take])
+            if x is old:
+                op._update_input(i, new)
+
+
+def _kept(prefetched: Set[tf.Operation], users: Iterable[tf.Operation]) -> list[tf.Tensor]:
+    """Returns what is staged: what `users` need, and whatever a script may fetch."""
+    used = {x.name for op in users for x in op.inputs if x.op in prefetched}
+    return [
+        x
+        for op in sorted(prefetched, key=lambda op: op._id)
+        for x in op.outputs
+        if x.dtype != tf.resource and (x.name in used or not _is_librarys(op))
+    ]
+
+
+def _make_stage(kept: Sequence[tf.Tensor]) -> Stage:
+    number, batch = (tf.placeholder(tf.int64, [], name) for name in ("number", "batch"))
+    indices = tf.range(len(kept))
+    about = {"dtypes": [x.dtype for x in kept], "shared_name": "collective/ahead"}
+    put = tf.raw_ops.MapStage(key=number, indices=indices, values=kept, **about)
+    taken = tf.raw_ops.MapUnstage(key=batch, indices=indices, **about)
+    # With its shape: what TensorFlow's graph optimizer makes of the rest depends on it, to the last
+    # bit of the numbers.
+    tensors = {
+        x.name: tf.ensure_shape(y, x.shape) if x.shape.ndims is not None else y
+        for x, y in zip(kept, taken)
+    }
+    return Stage(number, put, batch, taken[0].op, tensors, tf.raw_ops.MapClear(**about))
+
+
+def _is_librarys(op: tf.Operation) -> bool:
+    return str(op.name).startswith(_LIBRARY_PREFIX)

@@ -1,13 +1,12 @@
-"""The runs of keys of one session: each beside the run of the script before it, on a thread of its
-own.
+"""Runs the exchanges of keys of one session, each beside the run of the script before it.
 
     script      run of batch i            run of batch i + 1
     keys        ·  keys of batch i + 1    ·  keys of batch i + 2
                 ▲ begin when the ranks have agreed on the run beside them
 
-So every rank has started the same runs of keys, and all of them come to their end. What one learns,
-that the data end, say, or that an id is outside its table, all ranks learn in it, and it is raised
-by the run that would have used its batch.
+They run on a thread of their own. Every rank starts the same runs of keys, and all of them come to
+their end. What one rank learns in a run of keys (its data have ended, an id is outside its table),
+all ranks learn; it is raised by the run that would have used the batch.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
+from collective.coordination import agreement
 from collective.coordination.agreement import (
     AHEAD,
     ENDED,
@@ -25,86 +25,84 @@ from collective.coordination.agreement import (
     FAILED,
     Header,
     SideChannel,
-    now,
-    verdict,
 )
 from collective.coordination.prepared_run import PreparedRun
 from collective.ops.gate import gates_of
 from collective.ops.sessions import run_unpatched
-from collective.prefetch.graph_split import GraphSplit, run_of_keys
+from collective.prefetch.graph_split import GraphSplit, key_run
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How a run of keys ended, if not well.
+    """Describes how a run of keys ended that didn't end well.
 
     Attributes:
-        headers: what the ranks said of themselves; None if this rank failed among the collectives,
-            which leaves peers waiting.
-        judged: what all ranks raise for that.
+        headers: the ranks' headers; None if this rank failed among the collectives, which leaves
+            peers waiting.
+        verdict: what all ranks raise for these headers.
         error: what this rank's run failed with; None if the headers say it all.
     """
 
     headers: list[Header] | None
-    judged: BaseException | None = None
+    verdict: BaseException | None = None
     error: Exception | None = None
 
 
 class Prefetcher:
-    """Those of one session.
+    """Runs the exchanges of keys of one session.
 
     Attributes:
         staged: the number of the batch that the next run takes; None if there is none.
 
     Args:
         session: the session.
-        number: of the session, alike on every rank.
+        number: the session's number, the same on every rank.
         channel: the way to the peers outside of runs.
-        cut: through the session's graph.
+        split: the session's graph, split.
     """
 
-    def __init__(self, session: Any, number: int, channel: SideChannel, cut: GraphSplit):
-        self._session, self._number, self._channel, self.cut = session, number, channel, cut
+    def __init__(self, session: Any, number: int, channel: SideChannel, split: GraphSplit):
+        self._session, self._number, self._channel, self._split = session, number, channel, split
         self._batches = self._count = 0
         self._thread: threading.Thread | None = None
         self._outcome: Outcome | None = None
         self._stopped = False
         self.staged: int | None = None
-        gate = self.run.gate
+        gate = key_run(split).gate
         assert gate is not None
         self._run(gate.start)
 
     def _run(self, fetches: Any, feeds: dict[Any, Any] | None = None) -> Any:
         return run_unpatched(self._session, fetches, feeds)
 
-    @property
-    def run(self) -> PreparedRun:
-        """Of keys that come from the iterator."""
-        return run_of_keys(self.cut)
-
     def exchange(
         self, run: PreparedRun, feeds: dict[Any, Any], trains: bool
     ) -> tuple[int, Outcome | None]:
-        """Executes `run`, of keys, fed with `feeds`: (the number of the batch that it has staged,
-        how it failed).
+        """Executes a run of keys here and now.
 
-        `trains`: whether the batch is to be trained with.
+        Args:
+            run: the run.
+            feeds: what it is fed with.
+            trains: whether the batch is to be trained with.
+
+        Returns:
+            The number of the batch that it has staged, and how it failed, if it did.
         """
         self._batches, self._stopped = self._batches + 1, False
-        return self._batches, self._exchange(
-            run, self._batches, {**feeds, self.cut.wait.name: 1}, trains
-        )
+        feeds = {**feeds, self._split.start.wait.name: 1}
+        return self._batches, self._exchange(run, self._batches, feeds, trains)
 
     def start(self, trains: bool) -> None:
         """Starts a run of keys, which waits for the agreement on the run beside it."""
         self._batches += 1
-        run, batch, self._stopped = self.run, self._batches, False
+        run, batch, self._stopped = key_run(self._split), self._batches, False
 
         def work() -> None:
-            _threads.of_keys = True
+            _threads.runs_keys = True
             try:
                 self._outcome = self._exchange(run, batch, {}, trains)
-            except Exception as error:  # the session was closed meanwhile
+            except Exception as error:
+                # The session was closed meanwhile.
                 self._outcome = Outcome(None, None, error)
             self.staged = batch if self._outcome is None and not self._stopped else None
 
@@ -115,7 +113,7 @@ class Prefetcher:
         """Ends the run of keys that waits for an agreement which didn't come about."""
         if self._thread is not None:
             self._stopped = True
-            self._run(self.cut.refuse)
+            self._run(self._split.start.refuse)
             self.join()
 
     def join(self) -> None:
@@ -125,32 +123,30 @@ class Prefetcher:
             self._thread = None
 
     def abandon(self) -> None:
-        """Never waits for it: this program is about to end."""
+        """Gives up the run of keys without waiting for it: this program is about to end."""
         self._thread = None
 
     def outcome(self) -> Outcome | None:
-        """How the last run of keys failed; told once."""
+        """Returns how the last run of keys failed, if it did, and forgets it."""
         outcome, self._outcome = self._outcome, None
         return outcome
 
     def drop(self) -> Outcome | None:
-        """Forgets what was taken ahead, once that has come to its end."""
+        """Waits for the run of keys and drops its batch; returns how it failed, if it did."""
         self.join()
         self.staged = None
-        self._run(self.cut.forget)
+        self._run(self._split.stage.clear)
         return self.outcome()
 
     def _exchange(
         self, run: PreparedRun, batch: int, feeds: dict[Any, Any], trains: bool
     ) -> Outcome | None:
-        signature = run.footprint.signature
-        feeds = {
-            **feeds,
-            self.cut.number.name: batch,
-            run.tickets[0].name: [1, self._number, signature, now()],
-        }
+        """Executes a run of keys, and counts it if all ranks had agreed on it."""
+        signature, stage = run.footprint.signature, self._split.stage
+        ticket = [1, self._number, signature, agreement.now()]
+        feeds = {**feeds, stage.number.name: batch, run.tickets[0].name: ticket}
         try:
-            self._run([self.cut.stage, run.targets], feeds)
+            self._run([stage.put, run.targets], feeds)
             self._count += 1
             return None
         except tf.errors.OpError as error:
@@ -159,10 +155,8 @@ class Prefetcher:
             headers, run.disagreement = run.disagreement, None
             if headers is not None:
                 self._count += 1
-                return self._heard(run, headers)
-            assert run.gate is not None
-            before, self._count = self._count, int(self._run(run.gate.count))
-            if self._count != before:
+                return self._outcome_of(run, headers)
+            if self._has_started(run):
                 return Outcome(None, None, error)
             ended = isinstance(error, tf.errors.OutOfRangeError)
             header = Header(
@@ -171,31 +165,40 @@ class Prefetcher:
                 signature,
                 EVALUATING if ended and not trains else 0,
             )
-            return self._heard(run, self._channel.headers(header, AHEAD), error)
-        except Exception as error:  # a feed of a wrong shape, say: TensorFlow never started it
-            return self._heard(
-                run, self._channel.headers(Header(FAILED, self._number, signature), AHEAD), error
-            )
+            return self._outcome_of(run, self._channel.headers(header, AHEAD), error)
+        except Exception as error:
+            # TensorFlow never started the run: a feed of a wrong shape, for one.
+            header = Header(FAILED, self._number, signature)
+            return self._outcome_of(run, self._channel.headers(header, AHEAD), error)
 
-    def _heard(
+    def _has_started(self, run: PreparedRun) -> bool:
+        """Tells whether a run of keys that has failed had come as far as its collectives."""
+        assert run.gate is not None
+        before, self._count = self._count, int(self._run(run.gate.count))
+        return self._count != before
+
+    def _outcome_of(
         self, run: PreparedRun, headers: list[Header], error: Exception | None = None
     ) -> Outcome:
-        """Here and now, where all ranks' runs of keys are: a rank may run something else next, or
-        nothing.
+        """Reaches the verdict here and now, where all ranks' runs of keys are.
+
+        Later a rank may run something else, or nothing.
         """
-        doing = "exchanges the keys of a batch ahead (prefetch_keys)"
+        description = "exchanges the keys of a batch ahead (prefetch_keys)"
         if error is not None and not isinstance(error, tf.errors.OutOfRangeError):
-            doing = f"failed with {type(error).__name__}: {error}"
-        mine = {"doing": doing, "shared": list(run.footprint.shared)}
-        checks = gates_of(self._session.graph).checks
-        return Outcome(
-            headers, verdict(headers, checks, lambda: self._channel.texts(mine, AHEAD)), error
+            description = f"failed with {type(error).__name__}: {error}"
+        report = agreement.report(description, run.footprint.shared)
+        verdict = agreement.verdict(
+            headers,
+            gates_of(self._session.graph).checks,
+            lambda: self._channel.texts(report, AHEAD),
         )
+        return Outcome(headers, verdict, error)
 
 
-def is_of_keys() -> bool:
-    """Whether the thread that asks executes a run of keys: it changes nothing of the graph."""
-    return getattr(_threads, "of_keys", False)
+def runs_keys() -> bool:
+    """Tells whether the calling thread executes a run of keys: it changes nothing of the graph."""
+    return getattr(_threads, "runs_keys", False)
 
 
 _threads = threading.local()

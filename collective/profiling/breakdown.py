@@ -1,4 +1,4 @@
-"""The split of a step over its phases, of all ranks together."""
+"""Breaks a training step down into phases, of all ranks together."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from collective.plan.formatting import columns, imbalance, in_bytes
 from collective.profiling.phases import COMPUTED
 
 OUTSIDE, REST, WAITING = "between runs", "rest of the run", "waiting for others"
-MOST_EXCHANGES = 12  # that are shown one by one
+# More exchanges are put together by phase, and more ranks by mean, least and most.
+MOST_EXCHANGES = 12
 MOST_RANKS = 4
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
-    """A step as one rank measured it.
+class StepTimes:
+    """Keeps what one rank measured of a step.
 
     Attributes:
         number: of the training run, counted from 1 in this process.
         ms: from the end of the training run before it to its own.
         phases: milliseconds of each phase, collectives by their names; they add up to `ms`.
-        collectives: by name, the milliseconds that it took beside whatever else ran.
+        collectives: milliseconds by name, beside whatever else ran meanwhile.
         received: bytes that came out of each collective.
-        samples, ids, asked: see `collective.profiling.lookup_counts.Counts`.
+        samples, ids, asked: see `collective.profiling.lookup_counts.LookupCounts`.
     """
 
     number: int
@@ -40,18 +41,18 @@ class Step:
 
 
 @dataclasses.dataclass(frozen=True)
-class Split:
-    """Means over steps. N ranks.
+class Breakdown:
+    """Keeps means over steps, of N ranks.
 
     Attributes:
         first, last: the steps' numbers.
         steps: how many.
         ms: [N] of a step.
-        phases: [N] milliseconds by phase: 'input', 'lookup', 'dense', 'optimizer', a collective's
-            name for its transfer, 'waiting for others' for what ranks waited in collectives for
-            those that came later, 'rest of the run' while nothing of the run was at work
-            (TensorFlow's own part: feeds, fetches, scheduling), 'between runs' (hooks, the script's
-            own Python). They add up to `ms`.
+        phases: [N] milliseconds by phase. They add up to `ms`. Phases are 'input', 'lookup',
+            'dense', 'optimizer'; a collective's name for its transfer; 'waiting for others' for the
+            time in collectives until the last rank came; 'rest of the run' while nothing of the run
+            was at work (TensorFlow's own part: feeds, fetches, scheduling); 'between runs' (hooks,
+            the script's own Python).
         received: [N] bytes a step by collective, a rank's own share included.
         samples: of all ranks' batches together; None if there was no lookup.
         ids: looked up on all ranks.
@@ -74,26 +75,23 @@ class Split:
 
     @property
     def distinct_share(self) -> float | None:
-        """Keys that travelled for each id that was looked up."""
-        return (
-            sum(map(sum, self.keys_per_owner.values())) / self.ids
-            if self.ids and self.keys_per_owner
-            else None
-        )
+        """Returns how many keys travelled for each id that was looked up."""
+        if not self.ids or not self.keys_per_owner:
+            return None
+        return sum(map(sum, self.keys_per_owner.values())) / self.ids
 
     @property
     def bytes_per_step(self) -> float:
-        """That a rank receives, its own share included: the mean over ranks."""
-        return sum(sum(of.values()) for of in self.received) / len(self.received)
+        """Returns what a rank receives, its own share included: the mean over ranks."""
+        return sum(sum(received.values()) for received in self.received) / len(self.received)
 
     def mean_phases(self) -> dict[str, float]:
-        """Milliseconds, the mean over ranks, all collectives of one phase together."""
+        """Returns the mean milliseconds over ranks, all collectives of one phase together."""
         out: dict[str, float] = collections.defaultdict(float)
-        for of in self.phases:
-            for name, ms in of.items():
-                out[split_name(name)[0] if name.startswith("collective.") else name] += ms / len(
-                    self.phases
-                )
+        for phases in self.phases:
+            for name, ms in phases.items():
+                phase = split_name(name)[0] if name.startswith("collective.") else name
+                out[phase] += ms / len(self.phases)
         return dict(out)
 
     def to_dict(self) -> dict[str, Any]:
@@ -105,130 +103,126 @@ class Split:
         }
 
 
-def join(told: Sequence[Sequence[Step]]) -> Split:
-    """The split of the steps that every rank measured.
+def combine(steps_by_rank: Sequence[Sequence[StepTimes]]) -> Breakdown:
+    """Breaks down the steps that every rank measured.
 
     A collective ends for all at about the same time, so the rank that spent least in it came last:
-    what the others spent more, they waited. No two ranks' clocks are compared.
+    the others waited for as long as they spent more. No two ranks' clocks are compared.
     """
-    count = len(told[0])
-    phases = []
-    for steps in told:
-        mine: dict[str, float] = collections.defaultdict(float)
+    count = len(steps_by_rank[0])
+    phases_by_rank = []
+    for steps in steps_by_rank:
+        phases: dict[str, float] = collections.defaultdict(float)
         for i, step in enumerate(steps):
             for name, ms in step.phases.items():
                 took = step.collectives.get(name)
                 if took:
-                    least = min(other[i].collectives.get(name, took) for other in told)
-                    mine[WAITING] += ms * (1 - least / took) / count
+                    least = min(other[i].collectives.get(name, took) for other in steps_by_rank)
+                    phases[WAITING] += ms * (1 - least / took) / count
                     ms *= least / took
-                mine[name] += ms / count
-        phases.append(dict(mine))
-    tables = sorted({table for steps in told for step in steps for table in step.asked})
-    batches = [step.samples for steps in told for step in steps]
-    return Split(
-        first=told[0][0].number,
-        last=told[0][-1].number,
-        steps=count,
-        phases=phases,
-        ms=[sum(step.ms for step in steps) / count for steps in told],
-        received=[_mean([step.received for step in steps]) for steps in told],
-        samples=None if None in batches else sum(b or 0 for b in batches) / count,
-        ids=sum(step.ids for steps in told for step in steps) / count,
-        keys_per_owner={
-            t: [sum(step.asked.get(t, 0) for step in steps) / count for steps in told]
-            for t in tables
-        },
-    )
-
-
-def _mean(of: Sequence[Mapping[str, int]]) -> dict[str, float]:
-    total: dict[str, float] = collections.defaultdict(float)
-    for one in of:
-        for name, value in one.items():
-            total[name] += value
-    return {name: value / len(of) for name, value in total.items()}
-
-
-def text(split: Split, ranks: Sequence[int]) -> str:
-    """The table that rank 0 prints; `ranks` are those whose measurements it is made of."""
-    rows, received = _rows(split)
-    head = [f"rank {r}" for r in ranks] if len(ranks) <= MOST_RANKS else ["mean", "least", "most"]
-    cells = [
-        [
-            name,
-            *_cells([of.get(name, 0.0) for of in rows]),
-            in_bytes(received[name]) if name in received else "",
+                phases[name] += ms / count
+        phases_by_rank.append(dict(phases))
+    keys_per_owner: dict[str, list[float]] = {}
+    for table in sorted({table for steps in steps_by_rank for s in steps for table in s.asked}):
+        keys_per_owner[table] = [
+            sum(step.asked.get(table, 0) for step in steps) / count for steps in steps_by_rank
         ]
-        for name in _order(rows)
-    ]
-    cells.append(
-        ["step", *_cells(split.ms), in_bytes(split.bytes_per_step) if split.bytes_per_step else ""]
+    samples = [step.samples for steps in steps_by_rank for step in steps]
+    return Breakdown(
+        first=steps_by_rank[0][0].number,
+        last=steps_by_rank[0][-1].number,
+        steps=count,
+        ms=[sum(step.ms for step in steps) / count for steps in steps_by_rank],
+        phases=phases_by_rank,
+        received=[_mean([step.received for step in steps]) for steps in steps_by_rank],
+        samples=None if None in samples else sum(n or 0 for n in samples) / count,
+        ids=sum(step.ids for steps in steps_by_rank for step in steps) / count,
+        keys_per_owner=keys_per_owner,
     )
-    steps = f"steps {split.first} to {split.last}" if split.steps > 1 else f"step {split.first}"
+
+
+def _mean(counts: Sequence[Mapping[str, int]]) -> dict[str, float]:
+    total: dict[str, float] = collections.defaultdict(float)
+    for count in counts:
+        for name, value in count.items():
+            total[name] += value
+    return {name: value / len(counts) for name, value in total.items()}
+
+
+# ---- Text
+
+
+def text(breakdown: Breakdown, ranks: Sequence[int]) -> str:
+    """Returns the table that rank 0 prints, of the measurements of `ranks`."""
+    rows, received = _rows(breakdown)
+    head = [f"rank {r}" for r in ranks] if len(ranks) <= MOST_RANKS else ["mean", "least", "most"]
+    table = []
+    for name in _order(rows):
+        cells = _cells([row.get(name, 0.0) for row in rows])
+        table.append([name, *cells, in_bytes(received[name]) if name in received else ""])
+    total = breakdown.bytes_per_step
+    table.append(["step", *_cells(breakdown.ms), in_bytes(total) if total else ""])
+    steps = f"step {breakdown.first}"
+    if breakdown.steps > 1:
+        steps = f"steps {breakdown.first} to {breakdown.last}"
     lines = [
         f"collective: {steps}, milliseconds a step and bytes that a rank receives",
-        *columns(["", *head, "received"], cells),
+        *columns(["", *head, "received"], table),
     ]
-    said = [f"{split.samples_per_s:,.0f} samples/s"] if split.samples_per_s is not None else []
-    said += (
-        [f"{split.distinct_share:.1%} of the ids looked up travelled as keys"]
-        if split.distinct_share is not None
-        else []
-    )
-    owners = [sum(asked) for asked in zip(*split.keys_per_owner.values())]
-    said += (
-        [f"keys per owner max/mean {imbalance(owners):.2f}"]
-        if len(owners) > 1 and sum(owners)
-        else []
-    )
-    return "\n".join(lines + ["; ".join(said)] * bool(said))
+    rates = []
+    if breakdown.samples_per_s is not None:
+        rates.append(f"{breakdown.samples_per_s:,.0f} samples/s")
+    if breakdown.distinct_share is not None:
+        rates.append(f"{breakdown.distinct_share:.1%} of the ids looked up travelled as keys")
+    keys_by_owner = [sum(keys) for keys in zip(*breakdown.keys_per_owner.values())]
+    if len(keys_by_owner) > 1 and sum(keys_by_owner):
+        rates.append(f"keys per owner max/mean {imbalance(keys_by_owner):.2f}")
+    if rates:
+        lines.append("; ".join(rates))
+    return "\n".join(lines)
 
 
-def _rows(split: Split) -> tuple[list[dict[str, float]], dict[str, float]]:
-    """(milliseconds by row of the table, bytes by row, the mean over ranks), many exchanges put
-    together by phase.
+def _rows(breakdown: Breakdown) -> tuple[list[dict[str, float]], dict[str, float]]:
+    """Puts many exchanges together by phase.
+
+    Returns:
+        (for each rank the milliseconds by label, mean bytes over ranks by label).
     """
-    names = {name for of in split.phases for name in of if name.startswith("collective.")}
-    labels = {name: name for of in split.phases for name in of}
+    labels = {name: name for phases in breakdown.phases for name in phases}
+    names = [name for name in labels if name.startswith("collective.")]
     for name in names:
         phase, of = split_name(name)
         number = sum(split_name(other)[0] == phase for other in names)
-        labels[name] = (
-            f"{phase} of {number} exchanges"
-            if len(names) > MOST_EXCHANGES and number > 1
-            else f"{phase} {of}".rstrip()
-            if phase in PHASES[:-1]
-            else name
-        )
+        if len(names) > MOST_EXCHANGES and number > 1:
+            labels[name] = f"{phase} of {number} exchanges"
+        elif phase in PHASES[:-1]:
+            labels[name] = f"{phase} {of}".rstrip()
     rows = []
-    received: dict[str, float] = collections.defaultdict(float)
-    for phases, got in zip(split.phases, split.received):
+    for phases in breakdown.phases:
         row: dict[str, float] = collections.defaultdict(float)
         for name, ms in phases.items():
             row[labels[name]] += ms
-        for name, size in got.items():
-            received[labels.get(name, name)] += size / len(split.received)
         rows.append(dict(row))
+    received: dict[str, float] = collections.defaultdict(float)
+    for received_bytes in breakdown.received:
+        for name, size in received_bytes.items():
+            received[labels.get(name, name)] += size / len(breakdown.received)
     return rows, dict(received)
 
 
 def _order(rows: Sequence[Mapping[str, float]]) -> list[str]:
-    """As a step goes; what isn't known by name are exchanges."""
+    """Returns the labels as a step goes; labels that aren't known are exchanges."""
     begin, end = [OUTSIDE, COMPUTED[0], AGREEMENT], [*COMPUTED[1:], WAITING, REST]
-    names = {name for row in rows for name in row}
+    labels = {label for row in rows for label in row}
 
-    def place(name: str) -> int:
-        return next((i for i, phase in enumerate(PHASES) if name.startswith(phase)), len(PHASES))
+    def place(label: str) -> int:
+        return next((i for i, phase in enumerate(PHASES) if label.startswith(phase)), len(PHASES))
 
-    exchanges = sorted(names - {*begin, *end}, key=lambda name: (place(name), name))
-    return [name for name in [*begin, *exchanges, *end] if name in names]
+    exchanges = sorted(labels - {*begin, *end}, key=lambda label: (place(label), label))
+    return [label for label in [*begin, *exchanges, *end] if label in labels]
 
 
 def _cells(values: Sequence[float]) -> list[str]:
-    shown = (
-        values
-        if len(values) <= MOST_RANKS
-        else [sum(values) / len(values), min(values), max(values)]
-    )
-    return [f"{value:.2f}" for value in shown]
+    if len(values) > MOST_RANKS:
+        values = [sum(values) / len(values), min(values), max(values)]
+    return [f"{value:.2f}" for value in values]

@@ -1,6 +1,4 @@
-"""Measures some of the training runs of this process, the same ones on every rank, and says where
-their time went.
-"""
+"""Measures some training runs of this process, the same ones on every rank."""
 
 from __future__ import annotations
 
@@ -20,52 +18,66 @@ import tensorflow.compat.v2 as tf2
 
 from collective.coordination import barrier
 from collective.coordination.prepared_run import PreparedRun
-from collective.ops import collectives, graph_analysis
+from collective.ops import collectives
 from collective.ops.graph_state import state_of
 from collective.ops.sessions import run_unpatched
 from collective.options import ScopeOptions
 from collective.profiling import breakdown, trace
-from collective.profiling.lookup_counts import Counting
+from collective.profiling.lookup_counts import LookupCounter
 from collective.profiling.phases import Phases
-from collective.profiling.summaries import Writer
+from collective.profiling.summaries import ScalarWriter
 
 Original = Callable[..., Any]
 
 
 @dataclasses.dataclass
-class Traced:
-    """A training run that was traced.
+class TracedRun:
+    """Keeps what was measured of a training run.
 
     Attributes:
-        step: what was measured.
-        spans: what ran.
+        step: the times.
+        spans: the operations that ran.
         global_step: the graph's, after it; the number of the run if there is none.
     """
 
-    step: breakdown.Step
+    step: breakdown.StepTimes
     spans: list[trace.Span]
     global_step: int
 
 
-class Profiler:
-    """Traces training runs `first` to `last` of this process, and every `every`-th; 1 is the first.
-    0: none of these.
+@dataclasses.dataclass(frozen=True)
+class RunReader:
+    """Has what it takes to read the traces of a run.
 
-    Ranks measure the same runs, and meet behind the last of them to put their measurements
-    together. In `folder` every rank writes rank_<r>.trace.json, for chrome://tracing or Perfetto,
-    and into rank_<r>/, for TensorBoard, TensorFlow's own profile of the last one; rank 0 writes
-    split.json, scalars for TensorBoard and, where Horovod lets it, Horovod's timeline.
+    Attributes:
+        run: the run, which keeps its identity meanwhile.
+        phases: tells the phases of its operations.
+        counter: counts its lookups.
+    """
+
+    run: PreparedRun
+    phases: Phases
+    counter: LookupCounter
+
+
+class Profiler:
+    """Traces training runs `first` to `last` of this process, and every `every`-th; 0: none.
+
+    The first run has the number 1. Ranks measure the same runs, and meet behind the last of them to
+    combine their measurements. In `folder` every rank writes rank_<r>.trace.json, for
+    chrome://tracing or Perfetto, and into rank_<r>/, for TensorBoard, TensorFlow's own profile of
+    the last run; rank 0 writes split.json, scalars for TensorBoard and, where Horovod lets it,
+    Horovod's timeline.
     """
 
     def __init__(self, folder: str, first: int, last: int, every: int):
         os.makedirs(folder, exist_ok=True)
         self.folder, self.first, self.last, self.every = folder, first, last, every
         self.count = 0
-        self._left: float | None = None  # when the last training run ended
-        self._traced: list[Traced] = []
-        # of running the graph, by the identity of the first
-        self._ways: dict[int, tuple[Any, Phases, Counting]] = {}
-        self._writer: Writer | None = None
+        self._last_ended: float | None = None  # when the last training run ended
+        self._traced: list[TracedRun] = []
+        self._readers: dict[int, RunReader] = {}  # by the identity of the run
+        self._writer: ScalarWriter | None = None
         self._timeline = False
 
     def watch(
@@ -75,182 +87,175 @@ class Profiler:
         run: PreparedRun,
         carry_out: Callable[[Original], Any],
     ) -> Any:
-        """Carries out a training run, and measures it if it is one of those to be measured.
+        """Carries out a training run, and measures it if it is its turn.
 
         Args:
             original: `Session.run`.
             session: the session.
-            run: what is carried out.
-            carry_out: does it by what takes the place of `original`.
+            run: the run.
+            carry_out: carries it out, given what takes the place of `original`.
         """
         number = self.count + 1
-        inside = self.first <= number <= self.last
+        in_window = self.first <= number <= self.last
         if number == self.first and not self._timeline:
             self._start_timeline()
         began = time.perf_counter()
-        if not (inside or self.every and number % self.every == 0):
+        if not (in_window or self.every and number % self.every == 0):
             out = carry_out(original)
         else:
-            metadata = tf.RunMetadata()
-            own = (
-                os.path.join(self.folder, f"rank_{collectives.rank()}")
-                if number == self.last
-                else None
-            )
-            out = carry_out(_tracing(original, metadata, own))
+            metadata, folder = tf.RunMetadata(), None
+            if number == self.last:
+                folder = os.path.join(self.folder, f"rank_{collectives.rank()}")
+            out = carry_out(_tracing(original, metadata, folder))
             ended = time.perf_counter()
-            # should the trace be none to understand
-            traced = Traced(breakdown.Step(number, (ended - began) * 1e3), [], number)
-            with _unharmed("the trace"):
+            # This is what remains if the trace can't be read.
+            traced = TracedRun(breakdown.StepTimes(number, (ended - began) * 1e3), [], number)
+            with _warns_of_errors("the trace"):
                 traced = self._measured(session, run, metadata.step_stats, began, ended)
             self._traced.append(traced)
-            if number == self.last or not inside:
-                self._tell(session)
-        self.count, self._left = number, time.perf_counter()
+            if number == self.last or not in_window:
+                self._combine(session)
+        self.count, self._last_ended = number, time.perf_counter()
         return out
 
     def finish(self) -> None:
-        """Training is over: what is left is written, though nobody is there to put it together
-        with.
-        """
-        if self._traced:
-            self._write_traces(self._traced)
-            if collectives.rank() == 0:
-                _say(
-                    breakdown.text(breakdown.join([[t.step for t in self._traced]]), [0])
-                    + f"\n(of rank "
-                    f"0 alone: "
-                    f"training "
-                    f"ended "
-                    f"before step {self.last})"
-                )
-            self._traced = []
+        """Writes what is left when training is over, though no other rank's part can be had."""
+        if not self._traced:
+            return
+        self._write_traces(self._traced)
+        if collectives.rank() == 0:
+            own_breakdown = breakdown.combine([[traced.step for traced in self._traced]])
+            _print(
+                breakdown.text(own_breakdown, [0])
+                + f"\n(of rank 0 alone: training ended before step {self.last})"
+            )
+        self._traced = []
 
     # -- one run
 
     def _measured(
         self, session: Any, run: PreparedRun, stats: Any, began: float, ended: float
-    ) -> Traced:
-        _, phases, counting = self._way(session.graph, run)
-        ran = trace.spans(stats, phases.of)
-        counts = counting.of(trace.shapes(stats))
-        took = trace.split(ran)
-        took[breakdown.REST] = max(0.0, (ended - began) * 1e3 - sum(took.values()))
-        took[breakdown.OUTSIDE] = (began - (began if self._left is None else self._left)) * 1e3
-        collectives: dict[str, float] = {}
+    ) -> TracedRun:
+        reader = self._reader(session.graph, run)
+        spans = trace.spans(stats, reader.phases.of)
+        counts = reader.counter.counts(trace.shapes(stats))
+        phases = trace.time_by_phase(spans)
+        phases[breakdown.REST] = max(0.0, (ended - began) * 1e3 - sum(phases.values()))
+        last_ended = began if self._last_ended is None else self._last_ended
+        phases[breakdown.OUTSIDE] = (began - last_ended) * 1e3
+        collective_ms: dict[str, float] = {}
         received: dict[str, int] = {}
-        for span in ran:
-            if graph_analysis.is_horovod(span.kind):
-                collectives[span.phase] = (
-                    collectives.get(span.phase, 0.0) + (span.end - span.start) / 1e6
-                )
-                received[span.phase] = received.get(span.phase, 0) + span.received
-        return Traced(
-            breakdown.Step(
-                self.count + 1, sum(took.values()), took, collectives, received, *counts
-            ),
-            ran,
-            _global_step(session, self.count + 1),
+        for span in spans:
+            if span.kind.startswith("Horovod"):
+                name, ms = span.phase, (span.end - span.start) / 1e6
+                collective_ms[name] = collective_ms.get(name, 0.0) + ms
+                received[name] = received.get(name, 0) + span.received
+        step = breakdown.StepTimes(
+            self.count + 1, sum(phases.values()), phases, collective_ms, received, *counts
         )
+        return TracedRun(step, spans, _global_step(session, self.count + 1))
 
-    def _way(self, graph: tf.Graph, run: PreparedRun) -> tuple[Any, Phases, Counting]:
-        if id(run) not in self._ways:
-            # `run` keeps its identity
-            self._ways[id(run)] = (
-                run,
-                Phases(graph, run.footprint),
-                Counting(graph, run.footprint),
-            )
-        return self._ways[id(run)]
+    def _reader(self, graph: tf.Graph, run: PreparedRun) -> RunReader:
+        if id(run) not in self._readers:
+            phases, counter = Phases(graph, run.footprint), LookupCounter(graph, run.footprint)
+            self._readers[id(run)] = RunReader(run, phases, counter)
+        return self._readers[id(run)]
 
     # -- all ranks
 
     def _start_timeline(self) -> None:
         if collectives.size() > 1 and os.environ.get("HOROVOD_TIMELINE") == "DYNAMIC":
-            with _unharmed("Horovod's timeline"):
+            with _warns_of_errors("Horovod's timeline"):
                 hvd.start_timeline(os.path.join(self.folder, "horovod.json"))
                 self._timeline = True
 
-    def _tell(self, session: Any) -> None:
-        """All ranks' measurements are put together, and written."""
-        traced, self._traced = self._traced, []
-        numbers = [t.step.number for t in traced]
-        window = self.last in numbers
-        if window:
-            self._write_traces(traced)
-        told = barrier.exchange(
+    def _combine(self, session: Any) -> None:
+        """Combines all ranks' measurements, and writes them."""
+        traced_runs, self._traced = self._traced, []
+        numbers = [traced.step.number for traced in traced_runs]
+        ends_window = self.last in numbers
+        if ends_window:
+            self._write_traces(traced_runs)
+        messages = barrier.exchange(
             session,
             f"puts together the profile of steps {numbers[0]} to {numbers[-1]}",
-            {"steps": [dataclasses.asdict(t.step) for t in traced]},
+            {"steps": [dataclasses.asdict(traced.step) for traced in traced_runs]},
         )
-        steps = [[breakdown.Step(**step) for step in rank["steps"]] for rank in told]
-        joined = breakdown.join(steps)
-        state_of(session.graph).received_bytes = joined.received[collectives.rank()]
-        state_of(session.graph).keys_per_owner = joined.keys_per_owner
+        steps_by_rank = [
+            [breakdown.StepTimes(**step) for step in message["steps"]] for message in messages
+        ]
+        combined = breakdown.combine(steps_by_rank)
+        state = state_of(session.graph)
+        state.received_bytes = combined.received[collectives.rank()]
+        state.keys_per_owner = combined.keys_per_owner
         if collectives.rank() > 0:
             return
-        with _unharmed("the profile"):
-            if window:
-                _say(breakdown.text(joined, range(len(told))))
+        with _warns_of_errors("the profile"):
+            if ends_window:
+                _print(breakdown.text(combined, range(len(messages))))
+                record = {**combined.to_dict(), "of_steps": [m["steps"] for m in messages]}
                 with open(os.path.join(self.folder, "split.json"), "w", encoding="utf-8") as file:
-                    json.dump(
-                        {**joined.to_dict(), "of_steps": [rank["steps"] for rank in told]}, file
-                    )
-            self._writer = self._writer or Writer(self.folder)
-            for i, t in enumerate(traced):
-                self._writer.add(breakdown.join([[rank[i]] for rank in steps]), t.global_step)
+                    json.dump(record, file)
+            self._writer = self._writer or ScalarWriter(self.folder)
+            for i, traced in enumerate(traced_runs):
+                of_step = breakdown.combine([[steps[i]] for steps in steps_by_rank])
+                self._writer.add(of_step, traced.global_step)
 
-    def _write_traces(self, traced: list[Traced]) -> None:
+    def _write_traces(self, traced_runs: list[TracedRun]) -> None:
         if self._timeline:
             self._timeline = False
-            with _unharmed("Horovod's timeline"):
+            with _warns_of_errors("Horovod's timeline"):
                 hvd.stop_timeline()
         rank = collectives.rank()
-        with _unharmed("the trace"):
-            trace.write(
-                os.path.join(self.folder, f"rank_{rank}.trace.json"),
-                [event for t in traced for event in trace.events(t.spans, rank, t.step.number)],
-                rank,
-            )
+        with _warns_of_errors("the trace"):
+            events = []
+            for traced in traced_runs:
+                events += trace.events(traced.spans, rank, traced.step.number)
+            trace.write(os.path.join(self.folder, f"rank_{rank}.trace.json"), events, rank)
 
 
 def _tracing(original: Original, metadata: Any, folder: str | None) -> Original:
-    """`Session.run` that traces a run with options, which is how the user's is carried out; its
-    profile goes to `folder`.
+    """Returns a `Session.run` that traces.
+
+    Args:
+        original: `Session.run`.
+        metadata: gets the trace.
+        folder: gets TensorFlow's own profile of the run, if it is given.
     """
 
-    def traced(session: Any, fetches: Any, *rest: Any) -> Any:
-        if not rest:
+    def traced(session: Any, fetches: Any, *feeds_options_metadata: Any) -> Any:
+        if not feeds_options_metadata:  # it isn't the script's run
             return original(session, fetches)
-        feeds, options, theirs = rest
-        ours = tf.RunOptions()
-        ours.CopyFrom(options or tf.RunOptions())
-        # A trace that the user asked for, of more than the host, would fail beside TensorFlow's
-        # profiler.
-        with _own_profile(None if ours.trace_level > tf.RunOptions.SOFTWARE_TRACE else folder):
-            ours.trace_level = max(ours.trace_level, tf.RunOptions.SOFTWARE_TRACE)
+        feeds, given_options, given_metadata = feeds_options_metadata
+        options = tf.RunOptions()
+        options.CopyFrom(given_options or tf.RunOptions())
+        # TensorFlow's profiler would fail beside a trace of more than the host, which only a script
+        # asks for.
+        is_full = options.trace_level > tf.RunOptions.SOFTWARE_TRACE
+        with _tensorflow_profile(None if is_full else folder):
+            options.trace_level = max(options.trace_level, tf.RunOptions.SOFTWARE_TRACE)
             metadata.Clear()
-            out = original(session, fetches, feeds, ours, metadata)
-        if theirs is not None:
-            theirs.CopyFrom(metadata)
+            out = original(session, fetches, feeds, options, metadata)
+        if given_metadata is not None:
+            given_metadata.CopyFrom(metadata)
         return out
 
     return traced
 
 
 @contextlib.contextmanager
-def _own_profile(folder: str | None) -> Iterator[None]:
-    """TensorFlow's profile of what runs inside, for TensorBoard."""
-    on = False
-    with _unharmed("TensorFlow's profiler"):
+def _tensorflow_profile(folder: str | None) -> Iterator[None]:
+    """Writes TensorFlow's profile of everything that runs inside to a folder, for TensorBoard."""
+    is_on = False
+    with _warns_of_errors("TensorFlow's profiler"):
         if folder is not None:
             tf2.profiler.experimental.start(folder)
-            on = True
+            is_on = True
     try:
         yield
     finally:
-        with _unharmed("TensorFlow's profiler"):
-            if on:
+        with _warns_of_errors("TensorFlow's profiler"):
+            if is_on:
                 tf2.profiler.experimental.stop()
 
 
@@ -258,21 +263,21 @@ def _global_step(session: Any, number: int) -> int:
     try:
         step = tf.train.get_global_step(session.graph)
         return number if step is None else int(run_unpatched(session, step))
-    # there is none that can be read
+    # There is none that can be read.
     except (tf.errors.OpError, RuntimeError, TypeError, ValueError):
         return number
 
 
 @contextlib.contextmanager
-def _unharmed(what: str) -> Iterator[None]:
-    """What fails inside is a warning: the ranks go on training together."""
+def _warns_of_errors(what: str) -> Iterator[None]:
+    """Makes a warning of an error inside: the ranks go on training together."""
     try:
         yield
     except Exception as error:
         warnings.warn(f"{what}: {type(error).__name__}: {error}", RuntimeWarning, stacklevel=3)
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
@@ -294,6 +299,6 @@ def of_options(options: ScopeOptions) -> Profiler | None:
 
 
 def finish() -> None:
-    """The outermost scope() ends."""
+    """Lets all profilers write what is left: the outermost scope() ends."""
     for profiler in _profilers.values():
         profiler.finish()

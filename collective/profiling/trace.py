@@ -1,6 +1,4 @@
-"""What TensorFlow's trace of a run tells: what ran when, what came out, and a file of it for
-chrome://tracing or Perfetto.
-"""
+"""Reads TensorFlow's trace of a run, and writes files for chrome://tracing or Perfetto."""
 
 from __future__ import annotations
 
@@ -11,18 +9,17 @@ from typing import Any, Callable, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import graph_analysis
 from collective.profiling.phases import is_wait
 
 
 class Span(NamedTuple):
-    """An operation that ran.
+    """Says when an operation ran.
 
     Attributes:
         name, kind: the operation's name and type.
         phase: see `collective.profiling.phases`.
         start, end: nanoseconds since 1970.
-        waits: whether it needs no processor meanwhile.
+        waits: it needed no processor meanwhile.
         received: the bytes that came out of a collective; 0 for others.
     """
 
@@ -36,36 +33,32 @@ class Span(NamedTuple):
 
 
 def spans(stats: Any, phase_of: Callable[[str, str], str | None]) -> list[Span]:
-    """What ran in a run, in the order of its beginning.
+    """Returns the spans of a run, in the order of their beginning.
 
     Args:
         stats: `StepStats` of the run.
-        phase_of: (name, type) -> phase; None for what is to be left out.
+        phase_of: (name, type) -> phase; None for an operation that is to be left out.
     """
-    found = []
+    out = []
     for node in _nodes(stats):
         kind = _kind(node)
         phase = phase_of(node.node_name, kind)
-        if phase is not None and node.all_end_rel_nanos > 0:
-            received = sum(
-                _bytes(o) for o in node.output if kind != "HorovodAlltoall" or o.slot == 0
-            )
-            found.append(
-                Span(
-                    node.node_name,
-                    kind,
-                    phase,
-                    node.all_start_nanos,
-                    node.all_start_nanos + node.all_end_rel_nanos,
-                    is_wait(kind),
-                    received if graph_analysis.is_horovod(kind) else 0,
-                )
-            )
-    return sorted(found, key=lambda span: span.start)
+        if phase is None or node.all_end_rel_nanos <= 0:
+            continue
+        received = 0
+        if kind.startswith("Horovod"):
+            # The other output of an all-to-all has the splits.
+            outputs = [o for o in node.output if kind != "HorovodAlltoall" or o.slot == 0]
+            received = sum(_bytes(output) for output in outputs)
+        end = node.all_start_nanos + node.all_end_rel_nanos
+        out.append(
+            Span(node.node_name, kind, phase, node.all_start_nanos, end, is_wait(kind), received)
+        )
+    return sorted(out, key=lambda span: span.start)
 
 
 def shapes(stats: Any) -> dict[str, list[int]]:
-    """The shapes of all tensors that a run computed, by their names."""
+    """Returns the shapes of all tensors that a run computed, by their names."""
     return {
         f"{node.node_name}:{o.slot}": [d.size for d in o.tensor_description.shape.dim]
         for node in _nodes(stats)
@@ -75,12 +68,13 @@ def shapes(stats: Any) -> dict[str, list[int]]:
 
 def _nodes(stats: Any) -> Iterable[Any]:
     for device in stats.dev_stats:
-        if "/stream:" not in device.device:  # which has what a GPU was told to do once more
+        # A GPU's stream has its operations once more.
+        if "/stream:" not in device.device:
             yield from device.node_stats
 
 
 def _kind(node: Any) -> str:
-    """A trace calls a node 'name = Type(inputs)'."""
+    """Returns the type of a node, which a trace labels 'name = Type(inputs)'."""
     return str(node.timeline_label).partition(" = ")[2].partition("(")[0]
 
 
@@ -91,46 +85,44 @@ def _bytes(output: Any) -> int:
     return size
 
 
-def split(ran: Sequence[Span]) -> dict[str, float]:
-    """Milliseconds of each phase. They add up to the time in which anything ran.
+def time_by_phase(ran: Sequence[Span]) -> dict[str, float]:
+    """Returns the milliseconds of each phase. They add up to the time in which anything ran.
 
-    At every moment the time belongs to what computes, in equal parts; while nothing does, to what
-    is waited for.
+    At every moment the time belongs to the operations that compute, in equal parts; while none
+    does, to the operations that wait.
     """
-    changes = sorted(
-        [(span.start, 1, span) for span in ran] + [(span.end, -1, span) for span in ran],
-        key=lambda c: c[:2],
-    )
-    # computing, waiting
-    running: tuple[collections.Counter[str], ...] = (collections.Counter(), collections.Counter())
+    changes = [(span.start, 1, span) for span in ran] + [(span.end, -1, span) for span in ran]
+    changes.sort(key=lambda change: change[:2])
+    computing: collections.Counter[str] = collections.Counter()
+    waiting: collections.Counter[str] = collections.Counter()
     out: dict[str, float] = collections.defaultdict(float)
     before = 0
     for now, change, span in changes:
-        for active in running:
-            total = sum(active.values())
-            if total:
-                for phase, count in active.items():
-                    out[phase] += (now - before) * count / total / 1e6
-                break
+        running = computing or waiting
+        total = sum(running.values())
+        for phase, count in running.items():
+            out[phase] += (now - before) * count / total / 1e6
         before = now
-        running[span.waits][span.phase] += change
-        if not running[span.waits][span.phase]:
-            del running[span.waits][span.phase]
+        counts = waiting if span.waits else computing
+        counts[span.phase] += change
+        if not counts[span.phase]:
+            del counts[span.phase]
     return dict(out)
 
 
 def events(ran: Iterable[Span], rank: int, step: int) -> list[dict[str, Any]]:
-    """The spans as events of Chrome's trace format, in as many rows as it takes to keep them apart."""
-    ends: dict[tuple[bool, int], int] = {}
-    found = []
+    """Returns the spans as events of Chrome's trace format, in rows that keep them apart."""
+    row_ends: dict[tuple[bool, int], int] = {}
+    out = []
     for span in ran:
-        row = next(i for i in range(len(ends) + 1) if ends.get((span.waits, i), 0) <= span.start)
-        ends[span.waits, row] = span.end
-        found.append(
+        row = 0
+        while row_ends.get((span.waits, row), 0) > span.start:
+            row += 1
+        row_ends[span.waits, row] = span.end
+        is_collective = span.kind.startswith("Horovod")
+        out.append(
             {
-                "name": span.name.rpartition("/")[2]
-                if graph_analysis.is_horovod(span.kind)
-                else span.kind,
+                "name": span.name.rpartition("/")[2] if is_collective else span.kind,
                 "cat": span.phase,
                 "ph": "X",
                 "pid": rank,
@@ -145,23 +137,17 @@ def events(ran: Iterable[Span], rank: int, step: int) -> list[dict[str, Any]]:
                 },
             }
         )
-    return found
+    return out
 
 
 def write(path: str, recorded: Sequence[dict[str, Any]], rank: int) -> None:
-    """A file of Chrome's trace format; those of several ranks can be joined, since each is a
-    process of its own.
+    """Writes events to a file of Chrome's trace format.
+
+    The files of several ranks can be joined, since each rank is a process of its own.
     """
     titles = [{"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}"}}]
-    titles += [
-        {
-            "name": "thread_name",
-            "ph": "M",
-            "pid": rank,
-            "tid": tid,
-            "args": {"name": "waits" if tid >= 100 else "computes"},
-        }
-        for tid in sorted({e["tid"] for e in recorded})
-    ]
+    for tid in sorted({event["tid"] for event in recorded}):
+        label = {"name": "waits" if tid >= 100 else "computes"}
+        titles.append({"name": "thread_name", "ph": "M", "pid": rank, "tid": tid, "args": label})
     with open(path, "w", encoding="utf-8") as file:
         json.dump({"traceEvents": [*titles, *recorded]}, file)

@@ -1,7 +1,7 @@
-"""What a rank alone knows: its data, its random numbers, its local variables, and what is computed
-of these.
+"""Finds out which values of a graph are the same on all ranks, and which are a rank's own.
 
-Read off the graph: pure, no ranks and no session involved.
+Rank-local are a rank's data, its random numbers, its local variables, and what is computed of
+these. All of this is read off the graph: pure, no session involved.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import graph_analysis, graphs
+from collective.ops import collectives, graph_analysis, graphs
 from collective.ops.gate import gates_of
 from collective.ops.graph_state import state_of
 from collective.ops.op_attributes import kind
 from collective.tables.table import is_movable, is_replicated
 
-# whose results all ranks have
+# Operations whose results all ranks have.
 REDUCED = re.compile("Horovod(Grouped)?(Allreduce|Allgather)|HorovodBroadcast")
 RANDOM = re.compile(
     "Random|TruncatedNormal|Multinomial|Stateful(Uniform|Standard|Random)|.*CandidateSampler"
 )
 FED = frozenset({"Placeholder", "PlaceholderWithDefault"})
-# What reads data, and what may do so in a function.
+# Operations that read data, and those that may do so in a function.
 DATA = graph_analysis.SOURCES - graph_analysis.CALLS - {"Merge", "Exit"} | FED
 READS = re.compile(
     "Iterator|OptionalGetValue|Queue|ReaderRead|PyFunc|EagerPyFunc|(Ordered)?(Map)?Unstage"
 )
 LOCAL_KEYS = (tf.GraphKeys.LOCAL_VARIABLES, tf.GraphKeys.METRIC_VARIABLES)
-# What leaves each number that is fed a number that was fed.
-CHANGES = (
+# Operations that put what is fed into another form.
+CHANGES_OF_FORM = (
     frozenset(
         {
             "Const",
@@ -56,8 +56,9 @@ CHANGES = (
     )
     | graph_analysis.PASSES
 )
-SHAPED = frozenset({"Reshape", "BroadcastTo", "Tile"})  # by their second input
-# Results of a whole batch, if it is their first dimension that they reduce.
+# Their second input is a shape.
+SHAPED = frozenset({"Reshape", "BroadcastTo", "Tile"})
+# Operations whose results are of a whole batch if they reduce its first dimension.
 REDUCTIONS = frozenset({"Mean", "Sum", "Max", "Min", "Prod", "Any", "All", "EuclideanNorm"})
 AGGREGATES = frozenset(
     {
@@ -77,111 +78,127 @@ AGGREGATES = frozenset(
 )
 
 
-def replicated(graph: tf.Graph) -> list[Any]:
-    """The global variables of `graph` that every rank has alike: neither tables and their slots,
-    nor what a script says is each rank's own.
+def has_replicas(graph: tf.Graph) -> bool:
+    """Tells whether several ranks have replicas of a graph's variables, and keep them equal.
+
+    A graph that is built to be served has none.
     """
-    own = {id(v) for v in _own_variables(graph)}
+    return (
+        collectives.size() > 1
+        and not tf.executing_eagerly()
+        and state_of(graphs.outermost(graph)).served_from is None
+    )
+
+
+def replicated_variables(graph: tf.Graph) -> list[Any]:
+    """Returns the global variables of `graph` that are the same on every rank.
+
+    They are neither tables and their slots, nor what a script says is each rank's own.
+    """
+    rank_local = {id(v) for v in _rank_local_variables(graph)}
     return [
         v
         for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
-        if is_replicated(v) and is_movable(v) and id(v) not in own
+        if is_replicated(v) and is_movable(v) and id(v) not in rank_local
     ]
 
 
-def local(graph: tf.Graph) -> list[Any]:
-    """The local variables of `graph`, metrics' included."""
+def local_variables(graph: tf.Graph) -> list[Any]:
+    """Returns the local variables of `graph`, metrics' included."""
     return [v for key in LOCAL_KEYS for v in graph.get_collection(key)]
 
 
-def _own_variables(graph: tf.Graph) -> list[Any]:
-    """Local variables, and those of `VariableSynchronization.ON_READ`."""
-    return local(graph) + [
+def _rank_local_variables(graph: tf.Graph) -> list[Any]:
+    """Returns local variables, and those of `VariableSynchronization.ON_READ`."""
+    return local_variables(graph) + [
         v
         for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
         if getattr(v, "synchronization", None) == tf.VariableSynchronization.ON_READ
     ]
 
 
-class Search:
-    """Finds out of many values of a graph which are this rank's own.
+class ReplicationAnalysis:
+    """Tells, for many values of a graph, which are rank-local.
 
     Args:
-        graph: that a session runs.
-        known: operations that give what all ranks will have.
+        graph: a graph that a session runs.
+        synced: operations whose results are, or will be, the same on all ranks.
         drifting: the memory of replicated variables that ranks have changed apart.
-        averaged: the memory of variables that all ranks have alike, whatever their script says of
-            them.
+        averaged: the memory of variables that are the same on all ranks, whatever their script says
+            of them.
     """
 
     def __init__(
         self,
         graph: tf.Graph,
-        known: set[tf.Operation],
+        synced: set[tf.Operation],
         drifting: set[tf.Operation],
         averaged: set[tf.Operation],
     ):
         gates = gates_of(graph)
-        self._known = (
-            state_of(graphs.outermost(graph)).alike_operations
-            | known
-            | {gate.zero.op for gate in [*gates.gates, gates.ahead] if gate is not None}
-        )
-        own = {graph_analysis.memory(v) for v in _own_variables(graph)} - averaged | drifting
-        listed = graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES) + graph.get_collection(
-            tf.GraphKeys.TRAINABLE_VARIABLES
-        )
-        self._variables = {graph_analysis.memory(v) for v in listed} - own
-        # found to be, with all that they are computed from
-        self._alike: set[tf.Operation] = set()
+        all_gates = [gate for gate in [*gates.gates, gates.ahead] if gate is not None]
+        state = state_of(graphs.outermost(graph))
+        self._gradient_proxies = state.gradient_proxies
+        self._synced = state.replicated_operations | synced | {gate.zero.op for gate in all_gates}
+        rank_local = {graph_analysis.memory(v) for v in _rank_local_variables(graph)}
+        variables = graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
+        variables += graph.get_collection(tf.GraphKeys.TRAINABLE_VARIABLES)
+        self._replicated_memory = {graph_analysis.memory(v) for v in variables}
+        self._replicated_memory -= (rank_local - averaged) | drifting
+        # Operations found to give the same on all ranks, with all that they are computed from.
+        self._replicated: set[tf.Operation] = set()
 
-    def is_own(self, values: Iterable[tf.Tensor]) -> bool:
-        """Whether any of `values` comes from what this rank alone knows, other than by a mean.
+    def is_rank_local(self, values: Iterable[tf.Tensor]) -> bool:
+        """Tells whether any of `values` comes from what is rank-local, other than by a mean.
 
         A placeholder of a single number is a setting (a rate, a switch), which ranks feed alike; so
         is one without a shape.
         """
-        return self._reaches([x.op for x in values], frozenset())
+        return self._reaches_source([x.op for x in values], per_sample=False)
 
-    def is_of_samples(self, values: Iterable[tf.Tensor]) -> bool:
-        """Whether any of `values` is own and has numbers of single samples: the state of a
-        recurrent network, say, whose mean over ranks would be that of different samples.
+    def is_per_sample(self, values: Iterable[tf.Tensor]) -> bool:
+        """Tells whether any of `values` is rank-local and has numbers of single samples.
+
+        The state of a recurrent network is an example: its mean over ranks would be that of
+        different samples.
         """
-        return self._reaches([x.op for x in values if x.shape.rank != 0], AGGREGATES)
+        return self._reaches_source([x.op for x in values if x.shape.rank != 0], per_sample=True)
 
-    def _reaches(self, stack: list[tf.Operation], stops: frozenset[str]) -> bool:
-        seen = set(stack)
-        while stack:
-            op = stack.pop()
-            if (
-                op in self._known
-                or op in self._alike
-                or REDUCED.match(op.type)
-                or stops
-                and _is_aggregate(op)
-            ):
-                continue
-            new = {x.op for x in op.inputs}
-            markers = state_of(graphs.outermost(op.graph)).accumulation_markers
-            # in a function: what it is called with
-            if op.type == "Placeholder" and graphs.is_function(op.graph):
-                captured = {outer.op for outer, inner in op.graph.captures if inner.op is op}
-                if not captured:
-                    return True
-                new = captured
-            elif op not in markers and self._is_source(op):
+    def _reaches_source(self, operations: list[tf.Operation], per_sample: bool) -> bool:
+        """Walks up from `operations` until it finds something rank-local.
+
+        Args:
+            operations: where the walk starts.
+            per_sample: stops at results of whole batches, too.
+        """
+        found = False
+
+        def stop(op: tf.Operation) -> bool:
+            nonlocal found
+            if op in self._synced or op in self._replicated or REDUCED.match(op.type):
                 return True
-            stack.extend(new - seen)
-            seen |= new
-        if not stops:
-            self._alike |= seen
-        return False
+            if per_sample and _is_of_batch(op):
+                return True
+            found = found or self._is_source(op)
+            return found
+
+        walked = graph_analysis.walk(operations, _producers, stop, control=False)
+        if not found and not per_sample:
+            self._replicated |= walked
+        return found
 
     def _is_source(self, op: tf.Operation) -> bool:
+        """Tells whether `op` brings in something rank-local by itself."""
+        if _is_argument(op):
+            return not _captured(op)
+        if op in self._gradient_proxies:
+            return False
         if op.type in graph_analysis.VARIABLE_TYPES:
-            return op not in self._variables and not str(op.name).startswith("collective/")
-        # of a loop that is being built, whose later values come from where nobody has been yet
+            ours = str(op.name).startswith("collective/")
+            return op not in self._replicated_memory and not ours
         if op.type == "Merge":
+            # That of a loop which is still being built: nobody has seen where its later values
+            # come from.
             context = op._get_control_flow_context()
             return (
                 context is not None
@@ -190,42 +207,58 @@ class Search:
             )
         if op.type in FED and not op.outputs[0].shape.rank:
             return False
-        if RANDOM.match(op.type):  # all ranks draw the same of a seed
-            return not (
-                "seed" in op.node_def.attr and (op.get_attr("seed") or op.get_attr("seed2"))
-            )
-        return (
-            op.type in graph_analysis.CALLS
-            and graph_analysis.has_inside(op.graph, op, RANDOM.match)
-            or takes_data(op)
-        )
+        if RANDOM.match(op.type):
+            # Of a seed all ranks draw the same.
+            has_seed = "seed" in op.node_def.attr and (op.get_attr("seed") or op.get_attr("seed2"))
+            return not has_seed
+        if op.type in graph_analysis.CALLS and graph_analysis.has_inside(
+            op.graph, op, RANDOM.match
+        ):
+            return True
+        return takes_data(op)
+
+
+def _is_argument(op: tf.Operation) -> bool:
+    """Tells whether `op` is what a function is called with."""
+    return op.type == "Placeholder" and graphs.is_function(op.graph)
+
+
+def _captured(argument: tf.Operation) -> set[tf.Operation]:
+    """Returns what a function has captured as this argument; nothing for its other arguments."""
+    return {outer.op for outer, inner in argument.graph.captures if inner.op is argument}
+
+
+def _producers(op: tf.Operation) -> Iterable[tf.Operation]:
+    return _captured(op) if _is_argument(op) else [x.op for x in op.inputs]
 
 
 def takes_data(op: tf.Operation) -> bool:
-    return (
-        kind(op) in DATA
-        or op.type in graph_analysis.CALLS
-        and graph_analysis.has_inside(op.graph, op, READS.match)
-    )
+    """Tells whether `op`, or a function that it calls, reads data."""
+    if kind(op) in DATA:
+        return True
+    return op.type in graph_analysis.CALLS and graph_analysis.has_inside(op.graph, op, READS.match)
 
 
 def is_fed(value: tf.Tensor) -> bool:
-    """Whether it is what a script feeds, at most put into another form: the script's to choose."""
-    stack, fed = [value.op], False
-    seen = set(stack)
-    while stack:
-        op = stack.pop()
-        if op.type not in CHANGES and op.type not in FED or graphs.is_function(op.graph):
-            return False
-        fed = fed or op.type == "Placeholder"
-        new = {x.op for x in (op.inputs[:1] if op.type in SHAPED else op.inputs)} - seen
-        seen |= new
-        stack.extend(new)
-    return fed
+    """Tells whether `value` is what a script feeds, at most put into another form.
+
+    Such a value is the script's to choose.
+    """
+
+    def changes_form(op: tf.Operation) -> bool:
+        return (op.type in CHANGES_OF_FORM or op.type in FED) and not graphs.is_function(op.graph)
+
+    def numbers(op: tf.Operation) -> list[tf.Operation]:
+        return [x.op for x in (op.inputs[:1] if op.type in SHAPED else op.inputs)]
+
+    walked = graph_analysis.walk(
+        [value.op], numbers, lambda op: not changes_form(op), control=False
+    )
+    return all(map(changes_form, walked)) and any(op.type == "Placeholder" for op in walked)
 
 
-def _is_aggregate(op: tf.Operation) -> bool:
-    """Whether its result is of a batch, whose samples are the first dimension of what it takes."""
+def _is_of_batch(op: tf.Operation) -> bool:
+    """Tells whether `op` gives a result of a batch, the first dimension of its input."""
     if op.type in AGGREGATES:
         return True
     if op.type == "MatMul":

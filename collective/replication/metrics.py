@@ -1,10 +1,12 @@
-"""`tf.metrics` over all ranks: a metric's value, and what its update returns, are those of the
-ranks' states added up.
+"""Makes `tf.metrics` those of all ranks.
+
+A metric's value, and what its update returns, come of the ranks' states added up.
 """
 
 from __future__ import annotations
 
 import collections
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -12,107 +14,99 @@ from tensorflow.python.ops import variables
 
 from collective.ops import collectives, gate, graph_analysis, graphs
 from collective.ops.graph_state import state_of
+from collective.replication.analysis import has_replicas
 
 
 def aggregate_across_replicas(
     original: Any, metrics_collections: Any, metric_value_fn: Any, *args: Any
 ) -> Any:
-    """`metrics_impl._aggregate_across_replicas`, through which every function of `tf.metrics` makes
-    its value.
+    """Stands in for `metrics_impl._aggregate_across_replicas`: a value comes of sums over ranks.
 
-    Its arguments are the metric's variables, whose sums over ranks take their place. (Or tensors:
-    values of another metric, which are of all ranks already.)
+    Every function of `tf.metrics` makes its value there. The arguments are the metric's variables,
+    whose sums take their place. (Or tensors: values of another metric, which are of all ranks
+    already.)
     """
-    if not _concerns(tf.get_default_graph()):
+    if not has_replicas(tf.get_default_graph()):
         return original(metrics_collections, metric_value_fn, *args)
     flat = tf.nest.flatten(args)
     with tf.name_scope("collective/metric"), tf.control_dependencies(None):
-        summed = iter(_sums([x for x in flat if isinstance(x, variables.Variable)]))
-    whole = [next(summed) if isinstance(x, variables.Variable) else x for x in flat]
-    return original(metrics_collections, metric_value_fn, *tf.nest.pack_sequence_as(args, whole))
-
-
-def _concerns(graph: tf.Graph) -> bool:
-    """Whether ranks have metrics in `graph` together: not if it is built to be served."""
-    return (
-        collectives.size() > 1
-        and not tf.executing_eagerly()
-        and state_of(graphs.outermost(graph)).served_from is None
-    )
+        sums = iter(_sums_over_ranks([x for x in flat if isinstance(x, variables.Variable)]))
+    summed = [next(sums) if isinstance(x, variables.Variable) else x for x in flat]
+    return original(metrics_collections, metric_value_fn, *tf.nest.pack_sequence_as(args, summed))
 
 
 def updated(original: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
-    """`state_ops.assign_add` and `scatter_add`, by which `tf.metrics` updates a state: what they
-    return is of all ranks.
+    """Stands in for `state_ops.assign_add` and `scatter_add`: what they return is of all ranks.
 
-    A rank without data, which answers its peers' evaluation, adds the state that it has.
+    `tf.metrics` updates a state by them. A rank without data, which answers its peers' evaluation,
+    adds the state that it has.
     """
-    mine = original(state, *args, **kwargs)
+    own_update = original(state, *args, **kwargs)
     graph = tf.get_default_graph()
-    if not _concerns(graph) or not any(
-        v is state
-        for v in graphs.outermost(graph).get_collection_ref(tf.GraphKeys.METRIC_VARIABLES)
-    ):
-        return mine
+    if not has_replicas(graph):
+        return own_update
+    metric_states = graphs.outermost(graph).get_collection_ref(tf.GraphKeys.METRIC_VARIABLES)
+    if not any(v is state for v in metric_states):
+        return own_update
     if not graphs.is_outside(graph):
         tf.logging.warning(
-            "The metric '%s' is updated in a branch, a loop or a function: what "
-            "the update returns there is of "
-            "this rank's records alone. The metric's value is of all ranks'.",
+            "The metric '%s' is updated in a branch, a loop or a function: what the update returns "
+            "there is of this rank's records alone. The metric's value is of all ranks'.",
             state.op.name,
         )
-        return mine
-    mine = tf.convert_to_tensor(mine)
-    # none but what `mine` waits for
+        return own_update
+    own_update = tf.convert_to_tensor(own_update)
+    # The sum waits for nothing but what the update waits for.
     with tf.name_scope("collective/metric"), tf.control_dependencies(None):
-        given, now = tf.placeholder_with_default(mine, mine.shape), tf.convert_to_tensor(state)
+        own_state = tf.placeholder_with_default(own_update, own_update.shape)
+        current = tf.convert_to_tensor(state)
         gates, name = gate.gates_of(graph), collectives.unique_name(f"{state.op.name}/updated")
-        total = collectives.allreduce_sum([given], name, gates.beside([mine]).zero)[0]
+        opened = gates.beside([own_update]).zero
+        total = collectives.allreduce_sum([own_state], name, opened)[0]
     # (`allreduce_sum` takes two collectives where it must add up in order.)
-    gates.states[f"{name}.parts" if collectives.in_order() else name] = (given, now)
-    _updates(graph)[total.op] = mine.op
+    gates.states[f"{name}.parts" if collectives.in_order() else name] = (own_state, current)
+    state_of(graph).metric_updates[total.op] = own_update.op
     return total
 
 
-def _updates(graph: tf.Graph) -> dict[tf.Operation, tf.Operation]:
-    """By the operations that give sums over ranks, this rank's own updates before them."""
-    return state_of(graph).metric_updates
-
-
 def without_sums(update: tf.Operation) -> tf.Operation:
-    """What updates metrics as `update` does, but for sums over ranks that nobody looks at."""
-    return tf.group(*sorted(_without_sums(update), key=lambda op: op._id))
+    """Returns an operation that updates metrics as `update` does, without sums over ranks.
+
+    It is for those who look at no sum.
+    """
+    return tf.group(*sorted(_own_updates(update), key=lambda op: op._id))
 
 
-def _without_sums(update: tf.Operation) -> set[tf.Operation]:
-    if update.type == "NoOp":  # a group
-        return {op for part in update.control_inputs for op in _without_sums(part)}
-    known, mine, seen, stack = _updates(update.graph), set(), set(), [update]
-    while stack:
-        op = stack.pop()
-        if op in known:
-            mine.add(known[op])
-        elif op not in seen:
-            seen.add(op)
-            if (
-                op.op_def.is_stateful
-                or graph_analysis.WRITES.match(op.type)
-                or graph_analysis.is_horovod(op.type)
-            ):
-                return {update}  # it does something else, too
-            stack += [x.op for x in op.inputs] + list(op.control_inputs)
-    return mine or {update}
+def _own_updates(update: tf.Operation) -> set[tf.Operation]:
+    """Returns this rank's own updates before their sums over ranks."""
+    if update.type == "NoOp":
+        # A group.
+        return {op for part in update.control_inputs for op in _own_updates(part)}
+    own_by_sum = state_of(update.graph).metric_updates
+    walked = graph_analysis.walk([update], stop=lambda op: op in own_by_sum or _has_effect(op))
+    if any(_has_effect(op) for op in walked if op not in own_by_sum):
+        # It does something else, too.
+        return {update}
+    return {own_by_sum[op] for op in walked if op in own_by_sum} or {update}
 
 
-def _sums(states: list[Any]) -> list[tf.Tensor]:
+def _has_effect(op: tf.Operation) -> bool:
+    return bool(
+        op.op_def.is_stateful
+        or graph_analysis.WRITES.match(op.type)
+        or graph_analysis.is_horovod(op.type)
+    )
+
+
+def _sums_over_ranks(states: list[Any]) -> Iterable[tf.Tensor]:
+    """Returns the sums of metrics' states, those of one type by one collective."""
     by_dtype: dict[tf.DType, list[int]] = collections.defaultdict(list)
     for i, state in enumerate(states):
         by_dtype[state.dtype.base_dtype].append(i)
-    out: list[Any] = [None] * len(states)
-    for which in by_dtype.values():
-        values = [tf.convert_to_tensor(states[i]) for i in which]
-        name = collectives.unique_name(f"{states[which[0]].op.name}/metric")
+    sums: dict[int, tf.Tensor] = {}
+    for places in by_dtype.values():
+        values = [tf.convert_to_tensor(states[i]) for i in places]
+        name = collectives.unique_name(f"{states[places[0]].op.name}/metric")
         opened = gate.gates_of(tf.get_default_graph()).beside(values).zero
-        for i, total in zip(which, collectives.allreduce_sum(values, name, opened)):
-            out[i] = total
-    return out
+        sums.update(zip(places, collectives.allreduce_sum(values, name, opened)))
+    return [sums[i] for i in range(len(states))]

@@ -1,5 +1,7 @@
-"""What is written to replicated variables by what each rank alone knows, until it has become the
-mean over ranks.
+"""Remembers rank-local values on their way to replicated variables, until they become means.
+
+Such a value is noted where it is written. `sync_pending` then puts the mean over ranks in its
+place, by as few allreduces as the values' dependences allow.
 """
 
 from __future__ import annotations
@@ -12,45 +14,57 @@ import tensorflow.compat.v1 as tf
 from collective.ops import dense_allreduce, graph_analysis, graphs
 from collective.ops.gate import gates_of
 from collective.ops.graph_state import state_of
-from collective.replication.analysis import Search, takes_data
+from collective.replication.analysis import ReplicationAnalysis, takes_data
 
 
-class OwnValue(NamedTuple):
-    """A value of this rank's: input `place` of `op`, on its way to the variable `name`."""
+class PendingValue(NamedTuple):
+    """Stands for a rank-local value on its way to a replicated variable.
+
+    Attributes:
+        op: the operation that takes it.
+        place: which of the operation's inputs it is.
+        name: the variable's name.
+    """
 
     op: tf.Operation
     place: int
     name: str
 
+    @property
+    def value(self) -> tf.Tensor:
+        return self.op.inputs[self.place]
+
 
 class PendingSyncs:
-    """What is written to the replicated variables of one graph.
+    """Remembers what is written to the replicated variables of one graph.
 
     Attributes:
-        own: what is still to become a mean.
-        known: the operations of which a value is, or will be, one.
-        drifting: the memory of variables that have none, and were warned of.
-        averaged: the memory of variables that moving averages of all ranks are in.
-        version: the graph's when its operations were last looked at.
-        looked: how many operations it had when changes before branches were last looked for.
-        changed: the memory of variables that these change by what one rank alone knows.
+        values: what is still to become a mean.
+        synced: the operations that take a mean, or will.
+        drifting: the memory of variables that a script was warned of: their replicas drift apart.
+        averaged: the memory of variables that hold averages over all ranks.
+        scanned_version: the graph's version when assignments were last looked for.
+        scanned_operations: how many operations it had when assignments before a branch were last
+            looked for.
+        changed_locally: the memory of the variables that these change by rank-local values.
     """
 
     def __init__(self) -> None:
-        self.own: list[OwnValue] = []
-        self.known: set[tf.Operation] = set()
+        self.values: list[PendingValue] = []
+        self.synced: set[tf.Operation] = set()
         self.drifting: set[tf.Operation] = set()
         self.averaged: set[tf.Operation] = set()
-        self.version = self.looked = 0
-        self.changed: set[tf.Operation] = set()
+        self.scanned_version = self.scanned_operations = 0
+        self.changed_locally: set[tf.Operation] = set()
 
     def note(self, op: tf.Operation, place: int, name: str) -> None:
-        self.own.append(OwnValue(op, place, name))
-        self.known.add(op)
+        """Notes that input `place` of `op`, on its way to the variable `name`, is to be a mean."""
+        self.values.append(PendingValue(op, place, name))
+        self.synced.add(op)
 
 
-def written_in(graph: tf.Graph) -> PendingSyncs:
-    """That of `graph`; of the graph around it if it is a function's."""
+def pending_syncs_of(graph: tf.Graph) -> PendingSyncs:
+    """Returns the record of `graph`; of the graph around it if it is a function's."""
     state = state_of(graphs.outermost(graph))
     if state.pending_syncs is None:
         state.pending_syncs = PendingSyncs()
@@ -58,37 +72,37 @@ def written_in(graph: tf.Graph) -> PendingSyncs:
     return pending
 
 
-def search_of(graph: tf.Graph) -> Search:
-    """A search for what is this rank's own in `graph`, as of now."""
-    found = written_in(graph)
-    return Search(graphs.outermost(graph), found.known, found.drifting, found.averaged)
+def analysis_of(graph: tf.Graph) -> ReplicationAnalysis:
+    """Returns a replication analysis of `graph` as it is now."""
+    pending = pending_syncs_of(graph)
+    return ReplicationAnalysis(
+        graphs.outermost(graph), pending.synced, pending.drifting, pending.averaged
+    )
 
 
-def exchange(graph: tf.Graph) -> None:
-    """Exchanges all that was noted: by one allreduce for what comes from the same data, one more
-    for what depends on that.
+def sync_pending(graph: tf.Graph) -> None:
+    """Puts means over ranks in the place of all that was noted.
+
+    What comes from the same data shares an allreduce; what depends on that takes one more.
 
     Raises:
         NotImplementedError: a session has run the operations already, which then can't wait for
             anything else.
     """
-    found = written_in(graph)
-    if not found.own:
+    pending = pending_syncs_of(graph)
+    if not pending.values:
         return
-    search = search_of(graph)
-    left = sorted(
-        (own for own in found.own if search.is_own([own.op.inputs[own.place]])),
-        key=lambda own: (own.name, own.op._id),
-    )
-    found.own = left
-    if any(own.op._id <= state_of(graph).seen_by_session for own in left):
+    analysis = analysis_of(graph)
+    values = [each for each in pending.values if analysis.is_rank_local([each.value])]
+    values.sort(key=lambda each: (each.name, each.op._id))
+    pending.values = values
+    if any(each.op._id <= state_of(graph).seen_by_session for each in values):
         raise NotImplementedError(
-            f"A session had run the moving average '{left[0].name}' before "
-            f"the optimizer was made: its "
-            "values would stay this rank's own. Build the whole graph "
-            "before the first run."
+            f"A session had run the moving average '{values[0].name}' before the optimizer was "
+            "made: its values would stay this rank's own. Build the whole graph before the first "
+            "run."
         )
-    found.own = []
+    pending.values = []
     with (
         graphs.open_for_changes(graph),
         graph.as_default(),
@@ -96,35 +110,41 @@ def exchange(graph: tf.Graph) -> None:
         tf.device(None),
         tf.name_scope("collective/written/"),
     ):
-        while left:
-            behind = {own: graph_analysis.upstream([own.op.inputs[own.place].op]) for own in left}
-            ready = [own for own in left if not any(other.op in behind[own] for other in left)]
-            left = [own for own in left if own not in ready]
-            for some in _by_data(ready, behind):
-                values = dense_allreduce.over_ranks(
-                    "written", [(own.name, own.op.inputs[own.place]) for own in some]
-                )
-                for own, mean in zip(some, values):
-                    own.op._update_input(own.place, mean)
+        while values:
+            values = _sync_independent(values)
             gates_of(graph).changed()
 
 
+def _sync_independent(values: Sequence[PendingValue]) -> list[PendingValue]:
+    """Syncs the values that depend on no other one of `values`, and returns the others."""
+    upstream = {each: graph_analysis.upstream([each.value.op]) for each in values}
+    ready: list[PendingValue] = []
+    waiting: list[PendingValue] = []
+    for each in values:
+        depends = any(other.op in upstream[each] for other in values)
+        (waiting if depends else ready).append(each)
+    for together in _by_data(ready, upstream):
+        means = dense_allreduce.over_ranks(
+            "written", [(each.name, each.value) for each in together]
+        )
+        for each, mean in zip(together, means):
+            each.op._update_input(each.place, mean)
+    return waiting
+
+
 def _by_data(
-    ready: Iterable[OwnValue], behind: dict[OwnValue, set[tf.Operation]]
-) -> Iterable[Sequence[OwnValue]]:
-    """Those together that come from the same iterators and feeds and behind the same updates: a run
-    that needs some of them takes no other data for it, and changes nothing else.
+    values: Iterable[PendingValue], upstream: dict[PendingValue, set[tf.Operation]]
+) -> Iterable[Sequence[PendingValue]]:
+    """Groups values that come from the same iterators and feeds, and behind the same updates.
+
+    So a run that needs some of them takes no other data for it, and changes nothing else.
     """
-    out: dict[tuple[str, ...], list[OwnValue]] = {}
-    for own in ready:
-        out.setdefault(
-            tuple(
-                sorted(
-                    str(op.name)
-                    for op in behind[own]
-                    if takes_data(op) or graph_analysis.WRITES.match(op.type)
-                )
-            ),
-            [],
-        ).append(own)
-    return [some for _, some in sorted(out.items())]
+    by_sources: dict[tuple[str, ...], list[PendingValue]] = {}
+    for each in values:
+        sources = sorted(
+            str(op.name)
+            for op in upstream[each]
+            if takes_data(op) or graph_analysis.WRITES.match(op.type)
+        )
+        by_sources.setdefault(tuple(sources), []).append(each)
+    return [together for _, together in sorted(by_sources.items())]

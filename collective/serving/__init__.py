@@ -1,1 +1,1 @@
-"""SavedModels: tables of stock operations, copied from a checkpoint."""
+"""Exports SavedModels, whose tables are made of TensorFlow's own operations."""

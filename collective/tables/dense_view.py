@@ -8,7 +8,7 @@ costs as much as moving the whole table.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -16,13 +16,22 @@ from tensorflow.python import pywrap_tfe
 
 from collective.ops import collectives, control_flow, gate, shard_gradients
 
-if TYPE_CHECKING:
-    from collective.tables.table import Sharded
-
 WARN_ABOVE = 64 << 20  # Bytes of a table that is read as one value.
 
 
-def read(table: Sharded, name: str | None = None) -> tf.Tensor:
+class ShardedRows(Protocol):
+    """Describes what a dense view needs of a `collective.tables.table.Sharded`."""
+
+    rows: Any
+    dim: int
+    warned_of_dense_read: bool
+    dtype: Any
+    op: Any
+    handle: Any
+    initializer: Any
+
+
+def read(table: ShardedRows, name: str | None = None) -> tf.Tensor:
     """Returns all rows on every rank, [V, D]. The gradient is the rows', as a sparse one."""
     size = table.rows * table.dim * table.dtype.size
     if size > WARN_ABOVE and not table.warned_of_dense_read:
@@ -39,7 +48,7 @@ def read(table: Sharded, name: str | None = None) -> tf.Tensor:
         return tf.nn.embedding_lookup(table, tf.range(table.rows, dtype=tf.int64), name=name)
 
 
-def unread(table: Sharded) -> tf.Tensor:
+def unread(table: ShardedRows) -> tf.Tensor:
     """Returns an error in place of the table's value, for sessions outside of strategy.scope()."""
     message = (
         f"table '{table.op.name}' is sharded, and fetched by a session that isn't run inside "
@@ -52,7 +61,7 @@ def unread(table: Sharded) -> tf.Tensor:
             return tf.zeros([table.rows, table.dim], table.dtype)
 
 
-def gather_nd(table: Sharded, indices: Any, name: str | None = None) -> tf.Tensor:
+def gather_nd(table: ShardedRows, indices: Any, name: str | None = None) -> tf.Tensor:
     """Looks up the rows that `indices` [..., 1 or 2] name, for `tf.gather_nd(table, indices)`."""
     indices = tf.convert_to_tensor(indices, name="indices")
     depth = tf.compat.dimension_value(indices.shape[-1])
@@ -66,7 +75,7 @@ def gather_nd(table: Sharded, indices: Any, name: str | None = None) -> tf.Tenso
     )
 
 
-def l2_loss(table: Sharded, name: str | None = None) -> tf.Tensor:
+def l2_loss(table: ShardedRows, name: str | None = None) -> tf.Tensor:
     """Computes `tf.nn.l2_loss(table)`: half the sum of the squares of all rows.
 
     Each rank adds up its own, and no row travels.
@@ -91,7 +100,7 @@ def _with_scaled_gradient(shard: tf.Tensor) -> Any:
     ), lambda gradient: gradient * tf.cast(shard_gradients.gradient_scale(), gradient.dtype)
 
 
-def local_rows(table: Sharded, value: Any) -> Any:
+def local_rows(table: ShardedRows, value: Any) -> Any:
     """Returns this rank's rows of `value` [V, D], a tensor or an array.
 
     Raises:
@@ -105,7 +114,7 @@ def local_rows(table: Sharded, value: Any) -> Any:
     return value[collectives.rank() :: collectives.size()]
 
 
-def agreed(table: Sharded, what: str) -> tf.Tensor:
+def agreed(table: ShardedRows, what: str) -> tf.Tensor:
     """Makes an operation behind which all ranks change `table`, or none does.
 
     Args:
@@ -118,7 +127,7 @@ def agreed(table: Sharded, what: str) -> tf.Tensor:
         return tf.identity(opened, name=collectives.ALIKE + name)
 
 
-def load(table: Sharded, value: Any, session: Any) -> None:
+def load(table: ShardedRows, value: Any, session: Any) -> None:
     """Loads a whole `value` for `table.load(value, session)`: every rank keeps its rows."""
     session = session or tf.get_default_session()
     if session is None:

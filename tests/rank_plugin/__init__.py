@@ -104,42 +104,42 @@ class Launching:
 
     def __init__(self, config: pytest.Config):
         self._config = config
+        self._collected: dict[tuple, list[pytest.Item]] = {}
+        self._chosen: set[pytest.Item] = set()
         self._cases: dict[Configuration, list[pytest.Item]] = {}
         self._launch: Launch | None = None
         self._launches: dict[Configuration, int] = {}
         self._refused: dict[Configuration, str] = {}
 
-    @pytest.hookimpl(trylast=True)
+    def pytest_itemcollected(self, item: pytest.Item) -> None:
+        """Remembers the items of one function and configuration, which differ in parameters."""
+        if _is_rank_case(item) and _configuration(item) is not None:
+            key = (item.parent, item.originalname, _configuration(item))  # type: ignore[attr-defined]
+            self._collected.setdefault(key, []).append(item)
+
+    @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Sorts the rank cases by their configuration, where they stand."""
+        """Leaves out the rank cases that the tier doesn't run; sorts by configuration."""
+        choice = _choice(self._config)
+        for (*_, configuration), cases in self._collected.items():
+            for number, case in enumerate(cases):
+                if choice.runs(Marks.of(case), configuration, number, len(cases)):
+                    self._chosen.add(case)
         places = [i for i, item in enumerate(items) if _is_rank_case(item)]
-        chosen, rest = [], []
-        for i in places:
-            (chosen if self._runs(items[i]) else rest).append(items[i])
+        if not places:
+            return
+        cases = [items[i] for i in places]
+        chosen = [case for case in cases if case in self._chosen]
+        rest = [case for case in cases if case not in self._chosen]
         if rest:
             self._config.hook.pytest_deselected(items=rest)
         order = {c: i for i, c in enumerate(dict.fromkeys(map(_configuration, chosen)))}
-        chosen.sort(key=lambda item: order[_configuration(item)])
-        for item in chosen:
+        chosen.sort(key=lambda case: order[_configuration(case)])
+        for case in chosen:
             # the ranks have their own limits
-            item.add_marker(pytest.mark.timeout(0), append=False)
-        first = places[0] if places else 0
-        others = set(places)
-        items[:] = [
-            *items[:first],
-            *chosen,
-            *(item for i, item in enumerate(items) if i >= first and i not in others),
-        ]
-
-    def _runs(self, item: pytest.Item) -> bool:
-        configuration = _configuration(item)
-        if configuration is None:
-            return False
-        if not Marks.of(item).spread or self._config.option.tier == "test":
-            return True
-        choice = _choice(self._config).of(Marks.of(item))
-        turn = item.callspec.params["seed"] % len(choice)  # type: ignore[attr-defined]
-        return choice[turn] == configuration
+            case.add_marker(pytest.mark.timeout(0), append=False)
+        others = [item for i, item in enumerate(items) if i > places[0] and not _is_rank_case(item)]
+        items[:] = [*items[: places[0]], *chosen, *others]
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         for item in session.items:
@@ -151,6 +151,8 @@ class Launching:
         if not _is_rank_case(item):
             return None
         log = item.ihook
+        if self._launch is not None and self._launch.configuration != _configuration(item):
+            self._stop()  # --ff has the cases in another order
         if self._launch is None and _configuration(item) not in self._refused:
             self._start(item)
         log.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
@@ -176,13 +178,11 @@ class Launching:
         try:
             return merged(self._config, self._launch.results(item.nodeid))
         except Crashed as crash:
-            self._launch.stop()
-            self._launch.discard()
+            self._stop()
             if not crash.came_up:
                 self._refused[configuration] = "not every rank came to a first case"
             elif self._launches[configuration] == MOST_LAUNCHES:
                 self._refused[configuration] = f"{MOST_LAUNCHES} launches have crashed"
-            self._launch = None
             return [crashed(item, str(crash), "call", time.monotonic() - began)]
 
     def _start(self, item: pytest.Item) -> None:
@@ -200,14 +200,24 @@ class Launching:
             configuration,
             [case.nodeid for case in cases],
             self._config.rootpath,
-            ["--tier", self._config.option.tier, f"--hypothesis-seed={self._seed()}"],
+            ["--tier", self._config.option.tier, f"--hypothesis-seed={self._seed(configuration)}"],
         )
 
-    def _seed(self) -> int:
+    def _seed(self, configuration: Configuration) -> int:
         given = self._config.getoption("--hypothesis-seed", None)
-        return int(given or os.environ.get("COLLECTIVE_TEST_SEED") or 1)
+        if given:
+            return int(given)
+        seed = int(os.environ.get("COLLECTIVE_TEST_SEED") or 1)
+        # so many configurations may well draw other examples, the same ones each time
+        return seed + (
+            list(self._cases).index(configuration) if self._config.option.tier == "all" else 0
+        )
 
     def pytest_sessionfinish(self) -> None:
         if self._launch is not None:  # it was interrupted, or had its first failure under -x
-            self._launch.stop()
-            self._launch.discard()
+            self._stop()
+
+    def _stop(self) -> None:
+        self._launch.stop()
+        self._launch.discard()
+        self._launch = None

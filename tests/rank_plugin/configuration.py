@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import pytest
@@ -25,6 +23,8 @@ MARKERS = (
     "ungrouped: a rank case that `make test-matrix` also runs with an exchange for each lookup",
     "double(tier): a rank case that runs on the double of a GPU, from this tier on: 'matrix' or "
     "'all' (the default)",
+    "sample(n): a rank case of whose parameters `make test` runs n, always the same ones, and "
+    "`make test-matrix` the others",
     "spread: a rank case with a `seed`, which takes turns over two and three ranks on both backends, "
     "where the tier has these",
 )
@@ -78,18 +78,20 @@ class Marks:
     grouped: bool = False
     ungrouped: bool = False
     double: str | None = None
+    sample: int | None = None
     spread: bool = False
 
     @classmethod
     def of(cls, node: pytest.Item | pytest.Function) -> Marks:
         """Reads the markers of a test function."""
-        double = node.get_closest_marker("double")
+        double, sample = node.get_closest_marker("double"), node.get_closest_marker("sample")
         return cls(
             ranks=_arguments(node, "ranks"),
             backends=_arguments(node, "backends"),
             grouped=node.get_closest_marker("grouped") is not None,
             ungrouped=node.get_closest_marker("ungrouped") is not None,
             double=None if double is None else (*double.args, "all")[0],
+            sample=None if sample is None else sample.args[0],
             spread=node.get_closest_marker("spread") is not None,
         )
 
@@ -109,41 +111,72 @@ class Choice:
     grouping: bool = True
     double: bool = False
 
+    @property
+    def by_hand(self) -> bool:
+        return bool(self.ranks or self.backends or not self.grouping or self.double)
+
     def of(self, marks: Marks) -> list[Configuration]:
         """Returns the configurations in which a case with these markers runs, in order."""
-        if self.ranks or self.backends or not self.grouping or self.double:
-            chosen: Iterable[Configuration] = itertools.starmap(
-                Configuration,
-                itertools.product(
-                    self.ranks or (2,),
-                    self.backends or marks.backends or (DEFAULT_BACKEND,),
-                    (self.grouping,),
-                    (self.double,),
-                ),
-            )
+        if self.by_hand:
+            chosen = [
+                Configuration(n, backend, self.grouping, self.double)
+                for n in self.ranks or (2,)
+                for backend in self.backends or _in_test(marks)
+            ]
+        elif self.tier == "test":
+            chosen = [Configuration(2, backend) for backend in _in_test(marks)]
+        elif marks.spread:
+            chosen = [Configuration(n, backend) for n in (2, 3) for backend in BACKENDS]
+        elif self.tier == "matrix":
+            chosen = _in_matrix(marks)
         else:
-            chosen = _of_tier(marks, self.tier)
+            chosen = _everywhere(marks)
         return [c for c in dict.fromkeys(chosen) if c.grouping or not marks.grouped]
 
+    def runs(self, marks: Marks, configuration: Configuration, number: int, count: int) -> bool:
+        """Returns whether a case runs, which is the `number`-th of `count` with other parameters."""
+        if self.by_hand or self.tier == "all" and not marks.spread:
+            return True
+        if self.tier == "test":
+            return marks.sample is None or number in sampled(count, marks.sample)
+        if marks.spread:
+            chosen = self.of(marks)
+            return chosen[number % len(chosen)] == configuration
+        in_test = configuration in Choice().of(marks)
+        in_sample = marks.sample is None or number in sampled(count, marks.sample)
+        return in_sample != in_test
 
-def _of_tier(marks: Marks, tier: str) -> list[Configuration]:
-    if marks.spread and tier != "test":
-        return [Configuration(n, backend) for n in (2, 3) for backend in BACKENDS]
-    in_test = [Configuration(2, backend) for backend in marks.backends or (DEFAULT_BACKEND,)]
-    if tier == "test":
-        return in_test
-    if tier == "matrix":
-        added = [Configuration(2, backend) for backend in BACKENDS]
-        added += [Configuration(n, OTHER_BACKEND) for n in marks.ranks]
-        if marks.ungrouped:
-            added.append(Configuration(2, OTHER_BACKEND, grouping=False))
-        if marks.double == "matrix":
-            added.append(Configuration(2, DEFAULT_BACKEND, double=True))
-        return [c for c in added if c not in in_test]
+
+def sampled(count: int, most: int) -> set[int]:
+    """Returns `most` numbers below `count`: one of each block, at the block's next place each time.
+
+    So of the parameters of two decorators, whose product is in order, each one comes.
+    """
+    if most >= count:
+        return set(range(count))
+    return {count * k // most + k % (count // most) for k in range(most)}
+
+
+def _in_test(marks: Marks) -> tuple[str, ...]:
+    return marks.backends or (DEFAULT_BACKEND,)
+
+
+def _in_matrix(marks: Marks) -> list[Configuration]:
+    """Those of `make test`, for the parameters that it leaves out, and what is added for the others."""
+    chosen = [Configuration(2, backend) for backend in BACKENDS]
+    chosen += [Configuration(n, OTHER_BACKEND) for n in marks.ranks]
+    if marks.ungrouped:
+        chosen.append(Configuration(2, OTHER_BACKEND, grouping=False))
+    if marks.double == "matrix":
+        chosen.append(Configuration(2, DEFAULT_BACKEND, double=True))
+    return chosen
+
+
+def _everywhere(marks: Marks) -> list[Configuration]:
     return [
         Configuration(n, backend, grouping, double)
         for double in ((False, True) if marks.double else (False,))
         for grouping in (True, False)
-        for n in RANKS
+        for n in sorted({*RANKS, *marks.ranks})
         for backend in BACKENDS
     ]

@@ -12,6 +12,8 @@ from collective import RankError, checkpoint
 from tests.ranks import reference
 from tests.ranks.test_dynamic import OPTIMIZERS, drawn, normal
 
+pytestmark = pytest.mark.double
+
 K, B, V, D = 3, 12, 40, 3  # batches an update, samples a batch, rows, dimension
 
 
@@ -153,6 +155,7 @@ def larger_by(optimizer):
     return larger(minimize(optimizer), 2)
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("kind", ["static", "dynamic"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_optimizer_updates_as_with_a_larger_batch(strategy, rank, size, optimizer, kind):

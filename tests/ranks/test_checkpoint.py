@@ -15,6 +15,13 @@ from collective.checkpoint import tensor_bundle as bundles
 from collective.coordination import barrier
 from tests.ranks import reference
 
+pytestmark = [
+    pytest.mark.ranks(1, 3),
+    pytest.mark.backends("hb"),
+    pytest.mark.ungrouped,
+    pytest.mark.double,
+]
+
 
 @pytest.fixture
 def folder(tmp_path):
@@ -128,8 +135,8 @@ def test_stock_tensorflow_reads_it_and_so_does_read_table(strategy, rank, size, 
 
 def test_parts_of_many_slices(strategy, rank, size, folder, monkeypatch):
     """Small slices and files stand for large ones: 10 rows a slice, 3 slices a file."""
-    monkeypatch.setattr(bundles, "SLICE", 10 * 12)
-    monkeypatch.setattr(bundles, "FILE", 3 * 10 * 12)
+    monkeypatch.setattr(bundles, "SLICE_BYTES", 10 * 12)
+    monkeypatch.setattr(bundles, "FILE_BYTES", 3 * 10 * 12)
     want = saved(strategy, rank, f"{folder}/m", rows=250)
     wait()
     assert len(tf.io.gfile.glob(f"{folder}/m.data-*")) > 10
@@ -163,9 +170,9 @@ def test_a_plain_checkpoint_is_a_start(strategy, rank, folder, monkeypatch):
                 saver.save(session, f"{folder}/plain")
     wait()
     reader = tf.train.load_checkpoint(f"{folder}/plain")
-    for whole in (bundles.WHOLE, 50):
-        monkeypatch.setattr(bundles, "WHOLE", whole)
-        monkeypatch.setattr(bundles, "SLICE", bundles.SLICE if whole > 50 else 130)
+    for whole in (bundles.WHOLE_READ_BYTES, 50):
+        monkeypatch.setattr(bundles, "WHOLE_READ_BYTES", whole)
+        monkeypatch.setattr(bundles, "SLICE_BYTES", bundles.SLICE_BYTES if whole > 50 else 130)
         with strategy.scope(), tf.Graph().as_default():
             m = model(strategy, rows=101, optimizer=(optimizer := tf.train.AdamOptimizer(0.01)))
             slot = optimizer.get_slot(m["t"], "v")
@@ -385,7 +392,7 @@ def test_damage_is_an_error_on_every_rank(strategy, rank, size, folder, how, spa
     """
     from collective.checkpoint import table_io
 
-    monkeypatch.setattr(table_io, "SPARE", spare)
+    monkeypatch.setattr(table_io, "SPARE_BYTES", spare)
     saved(strategy, rank, f"{folder}/m")
     wait()
     if rank == 0:
@@ -400,7 +407,7 @@ def test_damage_is_an_error_on_every_rank(strategy, rank, size, folder, how, spa
 def test_restoring_over_values_without_room_for_both(strategy, rank, folder, monkeypatch):
     from collective.checkpoint import table_io
 
-    monkeypatch.setattr(table_io, "SPARE", 0)
+    monkeypatch.setattr(table_io, "SPARE_BYTES", 0)
     want = saved(strategy, rank, f"{folder}/m")
     np.testing.assert_array_equal(restored(strategy, f"{folder}/m", initialize=True), want)
 
@@ -440,7 +447,7 @@ def test_a_failure_of_one_rank_is_everyones(strategy, rank, size, folder, monkey
                     def full(*_):
                         raise OSError(28, "No space left on device")
 
-                    patch.setattr(bundles.Writer, "close", full)
+                    patch.setattr(bundles.BundleWriter, "close", full)
                 with pytest.raises(
                     RankError if rank < size - 1 else OSError, match="No space left on device"
                 ):
@@ -512,7 +519,7 @@ def test_a_file_system_of_tensorflows_own(strategy, rank, size, monkeypatch):
     """ram:// is each process's own: one rank can use it, several are told what is wrong."""
     from collective.checkpoint import commit
 
-    monkeypatch.setattr(commit, "PATIENCE", 0.5)
+    monkeypatch.setattr(commit, "VISIBILITY_TIMEOUT", 0.5)
     if size == 1:
         want = saved(strategy, rank, "ram://checkpoints/m")
         np.testing.assert_array_equal(restored(strategy, "ram://checkpoints/m"), want)

@@ -13,6 +13,8 @@ from collective.checkpoint import table_io
 from collective.checkpoint import tensor_bundle as bundles
 from collective.coordination import barrier
 
+pytestmark = pytest.mark.double
+
 KEYS = np.array([-(2**63), 2**63 - 1, -1, 0, 5, 10**12, -77, 8, 9, 10, 11, 12], np.int64)
 
 
@@ -63,9 +65,9 @@ def restored(strategy, path, initialize):
             return found
 
 
-@pytest.mark.parametrize("initialize, slices", [(False, bundles.SLICE), (True, 16)])
+@pytest.mark.parametrize("initialize, slices", [(False, bundles.SLICE_BYTES), (True, 16)])
 def test_rows_come_back(strategy, rank, size, folder, initialize, slices, monkeypatch):
-    monkeypatch.setattr(bundles, "SLICE", slices)
+    monkeypatch.setattr(bundles, "SLICE_BYTES", slices)
     want = saved(strategy, rank, size, f"{folder}/m")
     assert (want != 1).all() and (want != 0).all()
     np.testing.assert_array_equal(restored(strategy, f"{folder}/m", initialize), want)
@@ -79,11 +81,11 @@ def test_parts_without_a_ranks_keys_are_left_out():
         for ranks in range(1, 9):
             for rank in range(ranks):
                 want = {mix % saved for mix in range(rank, saved * ranks, ranks)}
-                assert set(table_io.own_parts(saved, ranks, rank)) == want
+                assert set(table_io.parts_of_rank(saved, ranks, rank)) == want
 
 
 def test_read_in_the_order_of_keys(strategy, rank, size, folder, monkeypatch):
-    monkeypatch.setattr(bundles, "SLICE", 16)
+    monkeypatch.setattr(bundles, "SLICE_BYTES", 16)
     want = saved(strategy, rank, size, f"{folder}/m")
     order = np.argsort(KEYS)
     reader = tf.train.load_checkpoint(folder)

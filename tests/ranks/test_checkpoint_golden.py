@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 from collective import checkpoint
 from collective.checkpoint import tensor_bundle
-from collective.checkpoint.layout import ENTRY, FORMAT_ENTRY
+from collective.checkpoint.layout import FORMAT_ENTRY, LAYOUT_ENTRY
 from tests.golden import make
 
 PREFIX = str(Path(__file__).resolve().parents[1] / "golden" / "version_1" / "m")
@@ -52,9 +52,9 @@ def test_version_1(strategy, rank, size):
             )
         opened = tensor_bundle.Bundle(PREFIX)
         ours = {v.op.name for v in tf.global_variables()}
-        others = opened.entries.keys() - opened.layout.entries() - {ENTRY, FORMAT_ENTRY}
+        others = opened.entries.keys() - opened.layout.entries() - {LAYOUT_ENTRY, FORMAT_ENTRY}
         assert others == {"bias", "bias/Momentum", "global_step"}
-        assert ours == others | opened.layout.columns.keys()
+        assert ours == others | opened.layout.tables.keys()
 
 
 def test_version_1_is_read_without_ranks():

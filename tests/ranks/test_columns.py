@@ -128,6 +128,7 @@ def trained(strategy, rank, size, wide):
     assert names
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize(
     "kind, layer",
     [

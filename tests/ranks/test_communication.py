@@ -8,6 +8,8 @@ import tensorflow.compat.v1 as tf
 
 from collective.ops import collectives, gate
 
+pytestmark = pytest.mark.ranks(1, 3)
+
 
 def data(rank, rows, dtype=np.float32):
     return np.random.default_rng([rank, rows]).normal(size=(rows, 2)).astype(dtype)

@@ -68,6 +68,7 @@ def training(strategy, rank, optimizer="adagrad", **options):
             yield session, train, drift
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     "optimizer, local_steps", [*((name, 1) for name in ALL), ("adagrad", 2), ("adam", 2)]
 )

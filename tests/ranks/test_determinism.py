@@ -11,7 +11,7 @@ from tensorflow.python.framework import config
 
 from collective import RankError
 from collective.ops import collectives, gate
-from tests.deterministic_training import bits
+from tests.jobs.deterministic_training import bits
 from tests.ranks import grouped, reference
 
 

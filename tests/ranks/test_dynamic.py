@@ -17,6 +17,8 @@ from collective.ops import key_hashing as key_ops
 from collective.tables import initializers, row_store
 from tests.ranks import reference
 
+pytestmark = [pytest.mark.ranks(1, 3), pytest.mark.double("matrix")]
+
 V, D, B = 20, 3, 12
 EXTREME = np.array(
     [-(2**63), -(2**63) + 1, -(2**40), -1, 0, 1, 2**32 - 1, 2**32, 2**32 + 1, 2**62, 2**63 - 1],
@@ -134,6 +136,7 @@ def test_trained_as_plain_tensorflow_trains_the_static_table(strategy, rank, siz
     np.testing.assert_allclose(got[-1]["w"], want[-1]["w"], rtol=2e-4, atol=2e-6)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "init",
     [
@@ -417,6 +420,7 @@ def test_strings_and_small_integers_are_keys(strategy):
 PLACES = np.array([[0, 0, 0], [0, 0, 2], [0, 1, 1], [2, 0, 0], [2, 0, 1]], np.int64)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("default", [None, 3])

@@ -13,6 +13,8 @@ from collective import DynamicTable
 from collective.tables import initializers
 from tests.ranks import reference
 
+pytestmark = pytest.mark.double
+
 V, D, B = 9, 3, 12
 
 
@@ -85,6 +87,7 @@ def linear(features, column, init):
     return tf.feature_column.linear_model(features, [column("a"), column("b")])
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("way", [embedding, shared, weighted, dense_features, linear])
 @pytest.mark.parametrize("inside", [True, False])
 def test_trained_as_the_identity_column_in_plain_tensorflow(strategy, rank, size, way, inside):

@@ -28,6 +28,8 @@ from tests.ranks.estimators import (
     told,
 )
 
+pytestmark = [pytest.mark.backends("hb"), pytest.mark.double]
+
 
 def many_metrics(labels, p, weights):
     yes, m = tf.cast(p > 0.4, tf.float32), tf.metrics

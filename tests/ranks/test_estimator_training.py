@@ -21,6 +21,8 @@ from tests.ranks.estimators import (
 )
 from tests.ranks.test_export import served
 
+pytestmark = pytest.mark.backends("hb")
+
 
 def test_training_is_that_of_one_process(strategy, folder, size):
     """N ranks with batches of 4 take the steps of one process with batches of 4 N; then evaluation
@@ -57,6 +59,7 @@ class _Counting(tf.train.SessionRunHook):
         self.runs += 1
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "train_and_evaluate",
     [
@@ -172,6 +175,7 @@ def features_of(rank, step):
     return np.random.default_rng([rank, step]).normal(rank, 1 + rank, (BATCH, 2)).astype(np.float32)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("fused", [False, True])
 def test_batch_normalization(strategy, folder, rank, size, fused):
     """Training keeps one average of all ranks' batches; evaluation and prediction use it."""

@@ -12,6 +12,8 @@ from collective.ops import collectives, graph_analysis
 from collective.replication import metrics
 from tests.ranks import reference
 
+pytestmark = [pytest.mark.ranks(1, 3), pytest.mark.ungrouped, pytest.mark.double]
+
 ROWS, DIM = 23, 3
 VALUES = reference.table_values(ROWS, DIM)
 

@@ -10,6 +10,8 @@ from collective import RankError, feature_column, get_embedding_variable
 from collective.coordination import barrier
 from tests.ranks import reference
 
+pytestmark = pytest.mark.backends("hb")
+
 FOREIGN = ("Horovod", "PyFunc", "EagerPyFunc")
 
 

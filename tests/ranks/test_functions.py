@@ -8,6 +8,8 @@ import tensorflow.compat.v2 as tf2
 from collective.errors import RankError
 from tests.ranks import reference
 
+pytestmark = pytest.mark.double
+
 IDS = np.array([4, 0, 4, 8, 3, 7, 7, 1, 0, 5, 8, 2])
 
 
@@ -77,6 +79,7 @@ def in_a_loop_of_version_1(t):
     return loop
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "called",
     [

@@ -10,6 +10,8 @@ import collective
 from tests.ranks import reference
 from tests.ranks.grouped import B, both, exchanged, padded, rows_of, same, sparse
 
+pytestmark = [pytest.mark.ranks(1, 3), pytest.mark.backends("hb", "sok")]
+
 TABLES = {"one": (9, 1), "three": (7, 3), "wide": (40, 16), "widest": (5, 128), "tiny": (1, 3)}
 KEYS = 5  # of each dynamic table
 COLLECTIVES = {1: (0, 0, 0)}  # one rank exchanges nothing
@@ -165,6 +167,7 @@ def many_tables(strategy, tables):
     return tf.train.GradientDescentOptimizer(0.1).minimize(loss), {ids: [1, 9, 3, 3, 0]}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.grouped
 @pytest.mark.parametrize("tables", [3, 300])
 def test_three_all_to_alls_whatever_the_number_of_tables(strategy, size, tables):

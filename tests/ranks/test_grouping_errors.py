@@ -12,6 +12,8 @@ from collective import RankError
 from tests.ranks import reference
 from tests.ranks.grouped import everyone, rows_of, same
 
+pytestmark = [pytest.mark.backends("hb"), pytest.mark.double]
+
 # What is fed, the id that is wrong, and the table that the error names.
 INVALID = [
     ("dense", 10, "a", 10),

@@ -9,6 +9,8 @@ import tensorflow.compat.v1 as tf
 from tests.ranks import reference
 from tests.ranks.grouped import B, both, exchanged, padded, rows_of, same, sparse
 
+pytestmark = [pytest.mark.backends("hb", "sok"), pytest.mark.ungrouped, pytest.mark.double]
+
 RNG = np.random.default_rng(12)
 IDS = RNG.integers(0, 9, B)
 MANY = padded(RNG, 9, 3)
@@ -332,6 +334,7 @@ def test_rows_of_the_first_level_that_are_fed(strategy, rank, size):
 # ---- Control flow
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("version", [1, 2])
 def test_lookups_in_branches_and_loops_beside_grouped_ones(strategy, rank, size, version):
     """Grouped rows are used inside, keys and rows from inside are used by lookups outside, all are

@@ -11,6 +11,8 @@ import tensorflow.compat.v1 as tf
 from tests.ranks import reference
 from tests.ranks.grouped import exchanged, rows_of, same
 
+pytestmark = pytest.mark.backends("hb")
+
 ROWS = 9
 COLLECTIVES = {1: (0, 0, 0)}  # one rank exchanges nothing
 
@@ -45,6 +47,7 @@ def drain(session, fetches):
 # ---- Input
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("moment", ["before", "after", "later"])
 def test_training_takes_no_evaluation_input_nor_the_other_way_round(strategy, rank, size, moment):
     """The model twice over the same tables, each with an iterator; evaluated before gradients are

@@ -9,6 +9,8 @@ import tensorflow.compat.v1 as tf
 from tests.ranks import reference
 from tests.ranks.grouped import B, padded, sparse
 
+pytestmark = pytest.mark.backends("hb", "sok")
+
 V, D = 30, 5
 # half the distance of two numbers near 1
 EPSILON = {"float16": 2.0**-11, "bfloat16": 2.0**-8}

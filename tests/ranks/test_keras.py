@@ -10,6 +10,8 @@ import tensorflow.compat.v1 as tf
 from collective import Table, checkpoint
 from tests.ranks import grouped, reference
 
+pytestmark = pytest.mark.backends("hb")
+
 IDS = np.random.default_rng(0).integers(0, 9, grouped.B)
 X = np.random.default_rng(1).normal(size=(grouped.B, 3)).astype(np.float32)
 Y = np.random.default_rng(2).integers(0, 2, (grouped.B, 2)).astype(np.float32)
@@ -74,6 +76,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_legacy_optimizers(strategy, rank, size, name):
     """Their slots are the shard's."""

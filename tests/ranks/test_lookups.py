@@ -12,6 +12,13 @@ from hypothesis import strategies as st
 from collective import Table
 from tests.ranks import reference
 
+pytestmark = [
+    pytest.mark.ranks(4),
+    pytest.mark.backends("hb", "sok"),
+    pytest.mark.ungrouped,
+    pytest.mark.double,
+]
+
 
 @st.composite
 def sparse_batches(draw, least=0, weighted=None):

@@ -11,7 +11,7 @@ import tensorflow.compat.v2 as tf2
 
 import collective
 from collective import RankError
-from collective.prefetch.enable import cut_of
+from collective.prefetch.enable import split_of
 from tests.ranks import reference
 
 pytestmark = pytest.mark.grouped  # only keys of groups are exchanged ahead
@@ -115,6 +115,7 @@ def expects(size, start):
     assert note().startswith(start if size > 1 else "off: there is one rank"), note()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "how, counts",
     [
@@ -366,6 +367,7 @@ def test_an_iterator_that_starts_anew_on_one_rank_only(strategy, rank, size):
                 session.run(fetches["train"])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("at", [0, 2])
 def test_an_invalid_id_is_an_error_of_its_own_batch(strategy, rank, size, at):
     """On one rank, and on all at the same step; training may go on behind it."""
@@ -510,6 +512,7 @@ def test_runs_of_something_else_in_between(strategy, rank, size):
     assert run(True) == run(False)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     "why",
     [
@@ -585,7 +588,7 @@ def test_where_it_is_off_the_plan_says_why(strategy, rank, size, why):
                 "nothing": "on: ",
             }[why],
         )
-        assert (cut_of(tf.get_default_graph()) is None) == (size == 1 or why != "nothing")
+        assert (split_of(tf.get_default_graph()) is None) == (size == 1 or why != "nothing")
 
 
 def test_what_is_added_after_a_run_sees_the_batch_of_its_run(strategy, rank, size):

@@ -13,6 +13,8 @@ from collective.coordination import barrier
 from tests.ranks import grouped
 from tests.ranks.test_session_kinds import build
 
+pytestmark = [pytest.mark.ranks(1, 3), pytest.mark.ungrouped, pytest.mark.double]
+
 
 @pytest.fixture
 def folder(tmp_path):
@@ -20,6 +22,7 @@ def folder(tmp_path):
     return barrier.exchange(None, "a folder", {"path": str(tmp_path)})[0]["path"]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("prefetch_keys", [False, True])
 @pytest.mark.parametrize("stop", ["leaves", "breaks", "in an except"])
 def test_a_feed_loop_of_unequal_length_ends_with_a_checkpoint(

@@ -12,6 +12,8 @@ import tensorflow.compat.v2 as tf2
 from collective import RankError
 from tests.ranks import grouped, reference
 
+pytestmark = pytest.mark.backends("hb")
+
 B, STEPS = grouped.B, 3
 IDS = np.random.default_rng(5).integers(0, 10, (STEPS, B))
 
@@ -60,6 +62,7 @@ SESSIONS = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", SESSIONS)
 def test_kinds_of_sessions(strategy, rank, size, kind):
     with strategy.scope(plan="quiet"), tf.Graph().as_default():
@@ -346,6 +349,7 @@ def test_one_ranks_data_end_before_the_step_that_a_hook_stops_at(strategy, rank,
     assert done == 2
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("iterator", ["one_shot", "initializable", "feedable", "reinitializable"])
 def test_datasets_that_a_script_shards_by_rank(strategy, rank, size, iterator):
     """With the sharding of TensorFlow's distribution strategies off, on, or left to them: it does

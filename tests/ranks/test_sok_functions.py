@@ -12,6 +12,8 @@ import tensorflow.compat.v1 as tf
 from tests.ranks import reference
 from tests.ranks.grouped import padded
 
+pytestmark = pytest.mark.backends("hb", "sok")
+
 ROWS, BATCH, STEPS = (800, 500), 24, 100
 DIMENSIONS, HOTNESS = (128, 4), (10, 3)  # of the first and the second table
 
@@ -73,6 +75,7 @@ def difference(got, want):
     return np.sum((got - want) ** 2, dtype=np.float64) / np.sum(want**2, dtype=np.float64)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("combiners", [("mean", "sum"), ("sum", "mean")])

@@ -11,6 +11,8 @@ from collective import Table, TableError
 from collective.tables import initializers
 from tests.ranks import reference
 
+pytestmark = [pytest.mark.ranks(1, 3), pytest.mark.double]
+
 
 def all_rows(strategy, make, rows, seed=7):
     """Every row of the table that make() makes, read by lookups on this rank."""
@@ -304,6 +306,7 @@ def test_one_rank_keeps_tensorflows_checkpoints(strategy, size, tmp_path):
             np.testing.assert_array_equal(session.run(t), written)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16, tf.float32, tf.float64])
 def test_first_values_are_there_before_they_are_read(strategy, dtype):
     """They are written in place by a function of Python: the graph optimizer once let a cast read

@@ -12,6 +12,8 @@ from collective.ops.graph_analysis import upstream
 from collective.ops.op_attributes import kind
 from tests.ranks import reference
 
+pytestmark = [pytest.mark.ranks(1, 3), pytest.mark.ungrouped, pytest.mark.double("matrix")]
+
 B = 12
 IDS = np.random.default_rng(0).integers(0, 9, B)
 X = np.random.default_rng(1).normal(size=(B, 3)).astype(np.float32)
@@ -416,6 +418,7 @@ def test_tensorflow_without_its_second_version(strategy):
         tf.enable_resource_variables()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("version", [1, 2])
 def test_lookups_inside_control_flow(strategy, rank, size, version):
     """A branch and loops that all ranks take alike, differentiated through; iterations don't wait

@@ -43,6 +43,7 @@ def model(embedding_scope, optimizer):
     }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "optimizer",
     [

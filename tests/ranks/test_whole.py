@@ -37,6 +37,7 @@ READS = {
 }
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("way", READS)
 def test_a_read_has_every_row(strategy, rank, size, way):
     def build(embedding_scope):
@@ -75,6 +76,7 @@ def test_fetching_a_table(strategy, rank, size):
             np.testing.assert_array_equal(session.run(t), VALUES)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "make",
     [
@@ -445,6 +447,7 @@ def test_nothing_is_read_whole_unasked(strategy, size, caplog):
             )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_table_that_a_loop_reads_is_read_before_it(strategy, rank, size, version):
     """A cell's kernel, made in embedding_scope(): ranks' sequences may have different lengths."""

@@ -3,6 +3,7 @@
 import pytest
 
 from collective.ops.collective_names import split_name
+from collective.options import ScopeOptions
 from collective.plan.formatting import columns, imbalance, in_bytes
 from collective.profiling import breakdown, profiler, trace
 
@@ -30,11 +31,11 @@ def span(phase, start, end, waits=False):
     ],
 )
 def test_every_moment_belongs_to_what_computes_else_to_what_waits(ran, want):
-    assert trace.split(ran) == pytest.approx(want)
+    assert trace.time_by_phase(ran) == pytest.approx(want)
 
 
 def step(number=1, **kwargs):
-    return breakdown.Step(number, **{"ms": 10.0, **kwargs})
+    return breakdown.StepTimes(number, **{"ms": 10.0, **kwargs})
 
 
 def test_who_spends_least_in_a_collective_came_last():
@@ -47,7 +48,7 @@ def test_who_spends_least_in_a_collective_came_last():
     late = step(
         phases={"input": 8.0, "collective.t.keys": 2.0}, collectives={"collective.t.keys": 2.0}
     )
-    joined = breakdown.join([[early], [late]])
+    joined = breakdown.combine([[early], [late]])
     assert joined.phases[0] == pytest.approx(
         {"input": 2.0, "collective.t.keys": 2.0, breakdown.WAITING: 6.0}
     )
@@ -63,7 +64,7 @@ def test_who_waits_is_found_step_by_step():
     long, short = (
         {"phases": {name: ms, "dense": 10 - ms}, "collectives": {name: ms}} for ms in (5.0, 1.0)
     )
-    joined = breakdown.join(
+    joined = breakdown.combine(
         [[step(1, **long), step(2, **short)], [step(1, **short), step(2, **long)]]
     )
     assert all(
@@ -75,7 +76,7 @@ def test_who_waits_is_found_step_by_step():
 def test_a_hidden_collective_hides_its_waiting():
     """Of 8 ms, 6 of them waiting, only 4 weren't spent on computing meanwhile."""
     name = "collective.t.rows"
-    joined = breakdown.join(
+    joined = breakdown.combine(
         [
             [step(phases={name: 4.0, "dense": 6.0}, collectives={name: 8.0})],
             [step(phases={name: 2.0, "dense": 8.0}, collectives={name: 2.0})],
@@ -105,14 +106,14 @@ def test_rates_and_shares():
             )
         ],
     ]
-    joined = breakdown.join(told)
+    joined = breakdown.combine(told)
     assert joined.samples_per_s == pytest.approx(200 / 0.020)
     assert joined.distinct_share == pytest.approx(180 / 600)
     assert joined.bytes_per_step == pytest.approx(400)
     assert joined.keys_per_owner == {"t": [60, 40], "u": [30, 50]}
     text = breakdown.text(joined, [0, 1])
     assert "10,000 samples/s" in text and "30.0%" in text and "max/mean 1.00" in text
-    nothing = breakdown.join([[step()]])
+    nothing = breakdown.combine([[step()]])
     assert (nothing.samples_per_s, nothing.distinct_share, nothing.bytes_per_step) == (
         None,
         None,
@@ -133,7 +134,7 @@ def test_the_printed_rows_add_up_to_the_step(ranks, exchanges):
         },
     }
     told = [[step(ms=sum(phases.values()), phases=phases)] for _ in range(ranks)]
-    lines = breakdown.text(breakdown.join(told), range(ranks)).splitlines()
+    lines = breakdown.text(breakdown.combine(told), range(ranks)).splitlines()
     rows = [line for line in lines[2:] if not line.startswith("step")]
     first = [
         float(
@@ -204,12 +205,12 @@ def test_numbers_as_text():
 )
 def test_wrong_options(options, error):
     with pytest.raises(ValueError, match=error):
-        profiler.check(options)
+        ScopeOptions(**options)
 
 
 def test_a_folder_that_can_not_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError):
-        profiler.check({"profile": tmp_path / "file"})
-    profiler.check({"profile": tmp_path / "made", "profile_steps": (1, 1), "profile_every": 0})
+        profiler.of_options(ScopeOptions(profile=str(tmp_path / "file")))
+    profiler.of_options(ScopeOptions(profile=str(tmp_path / "made"), profile_steps=(1, 1)))
     assert (tmp_path / "made").is_dir()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = '''
 import sys, threading
 import numpy as np, psutil, tensorflow.compat.v1 as tf

@@ -5,16 +5,13 @@ Each case is a launch of its own. The time limits bound it; nothing here waits f
 launcher's end.
 """
 
-import os
 import re
-import subprocess
-import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.jobs import pool
+
 pytestmark = pytest.mark.timeout(200)
 
 MODEL = """
@@ -45,34 +42,12 @@ with strategy.scope(), tf.Graph().as_default():
 """
 
 
-def job(tmp_path, body, *arguments, ranks=2, timeout=10, limit=170):
+def job(tmp_path, body, *arguments, ranks=2, timeout=4, limit=170):
     """(exit code, what the launcher and the ranks wrote)."""
     script = tmp_path / "script.py"
     script.write_text(MODEL + textwrap.indent(textwrap.dedent(body), "    "))
-    command = [
-        sys.executable,
-        "-m",
-        "collective.launch",
-        "-np",
-        str(ranks),
-        "--device",
-        "cpu",
-        "--stall-timeout",
-        str(timeout),
-        str(script),
-        *arguments,
-    ]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        text=True,
-        errors="replace",
-        timeout=limit,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=dict(os.environ, PYTHONPATH=str(ROOT), TF_CPP_MIN_LOG_LEVEL="3"),
-    )
-    print(done.stdout)
+    options = ("-np", ranks, "--device", "cpu", "--stall-timeout", timeout)
+    done = pool.launch(*options, script, *arguments, timeout=limit)
     return done.returncode, done.stdout
 
 
@@ -244,14 +219,14 @@ def test_an_idle_rank_of_an_evaluation_whose_peer_does_not_go_on(tmp_path):
 
 
 def test_initialising_for_longer_than_the_timeout(tmp_path):
-    """Rank 1 takes its time, rank 0 waits in the next thing they do together: no stall, for five
-    timeouts.
+    """Rank 1 takes its time, rank 0 waits in the next thing they do together: no stall, for
+    three timeouts.
     """
     code, output = job(
         tmp_path,
         """
         def slowly():
-            time.sleep(20 if rank == 1 else 0)
+            time.sleep(12 if rank == 1 else 0)
             return np.float32(1)
         slow = tf.get_variable('slow', initializer=tf.py_func(slowly, [], tf.float32), validate_shape=False)
         with tf.train.MonitoredTrainingSession('') as session:
@@ -269,9 +244,9 @@ def test_ranks_that_do_nothing_together_for_longer_than_the_timeout(tmp_path):
         """
         with tf.train.MonitoredTrainingSession('') as session:
             steps(session, 1)
-            time.sleep(15)
+            time.sleep(8)
             steps(session, 1)
-        time.sleep(15)
+        time.sleep(8)
         """,
     )
     assert code == 0 and "stalled" not in output
@@ -288,7 +263,7 @@ def test_all_ranks_count_the_same_agreements(tmp_path):
         from collective.coordination import barrier
 
         def told(what):
-            counts = barrier.exchange(None, 'comparing', {'passed': coordinator.of_process().progress.passed})
+            counts = barrier.exchange(None, 'comparing', {'passed': coordinator.instance().progress.passed})
             assert len({text['passed'] for text in counts}) == 1, (what, counts)
             print('alike after', what, counts[0]['passed'])
 

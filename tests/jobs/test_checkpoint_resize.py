@@ -3,18 +3,14 @@ nothing had happened.
 """
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.jobs import pool
 
 MODEL = '''
-import sys
 import numpy as np
 import tensorflow.compat.v1 as tf
 
@@ -76,7 +72,7 @@ RANKS = (
     + '''
 import collective, json
 from collective import CollectiveStrategy, Table
-from collective.coordination.initial_broadcast import shard_of
+from collective.tables.table import shard_of
 
 strategy = CollectiveStrategy()
 rank, ranks = strategy.rank(), strategy.world_size()
@@ -161,24 +157,12 @@ json.dump(told, open(f'{folder}/losses_{rank}.json', 'w'))
 
 
 def run(script, *arguments, ranks=None, backend="hb"):
-    launcher = (
-        ["-m", "collective.launch", "-np", str(ranks), "--device", "cpu", "--tee", "0"]
-        if ranks
-        else []
-    )
-    done = subprocess.run(
-        [sys.executable, *launcher, str(script), *map(str, arguments)],
-        cwd=ROOT,
-        text=True,
-        timeout=240,
-        env=dict(
-            os.environ, PYTHONPATH=str(ROOT), TF_CPP_MIN_LOG_LEVEL="3", COLLECTIVE_STRATEGY=backend
-        ),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        errors="replace",
-    )
-    print(done.stdout[-4000:])
+    environment = {"COLLECTIVE_STRATEGY": backend}
+    if ranks:
+        options = ("-np", ranks, "--device", "cpu", "--tee", "0")
+        done = pool.launch(*options, script, *arguments, environment=environment)
+    else:
+        done = pool.python(script, *arguments, environment=environment)
     assert done.returncode == 0
     return done.stdout
 

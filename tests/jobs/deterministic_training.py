@@ -1,5 +1,5 @@
 """Trains a model with all that could make two launches differ, and prints every bit of it: for
-tests/test_deterministic.py.
+tests/jobs/test_deterministic.py.
 """
 
 import hashlib

@@ -2,15 +2,10 @@
 one.
 """
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import tensorflow as tf
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.jobs import pool
 
 
 @pytest.mark.skipif(
@@ -22,26 +17,9 @@ def test_operations_on_tables_have_kernels_for_gpus(ranks):
     """With one that has not, TensorFlow would have a table in the host's memory (which
     `CollectiveShard` refuses).
     """
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "collective.launch",
-            "-np",
-            str(ranks),
-            "--device",
-            "cpu",
-            "-m",
-            "tests.gpu_double",
-            "tests/gpu_placement.py",
-        ],
-        cwd=ROOT,
-        env=dict(os.environ, PYTHONPATH=str(ROOT)),
-        text=True,
-        timeout=240,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        errors="replace",
+    done = pool.launch(
+        *("-np", ranks, "--device", "cpu"),
+        *("-m", "tests.gpu_double", "tests/jobs/gpu_placement.py"),
     )
     assert (
         done.returncode == 0

@@ -1,16 +1,12 @@
 """An Estimator's job that is interrupted and goes on, or in which one rank fails in an evaluation."""
 
-import os
 import signal
-import subprocess
-import sys
 import textwrap
 import time
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.jobs import pool
 
 SCRIPT = '''
 import os, sys
@@ -69,25 +65,7 @@ def job(tmp_path, body, ranks, interrupt=False):
     """(exit code, output, seconds from the moment that a rank says 'ready')."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT + textwrap.dedent(body))
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "collective.launch",
-            "-np",
-            str(ranks),
-            "--device",
-            "cpu",
-            str(script),
-            str(tmp_path),
-        ],
-        cwd=ROOT,
-        text=True,
-        errors="replace",
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=dict(os.environ, PYTHONPATH=str(ROOT), TF_CPP_MIN_LOG_LEVEL="3"),
-    )
+    process = pool.start("-np", ranks, "--device", "cpu", script, tmp_path)
     try:
         lines, ready = [], None
         for line in process.stdout:

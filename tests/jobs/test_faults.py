@@ -2,16 +2,12 @@
 was.
 """
 
-import os
-import subprocess
-import sys
 import textwrap
 import time
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.jobs import pool
 
 MODEL = """
 import os, signal, sys
@@ -64,24 +60,7 @@ def job(tmp_path, body, ranks=3, limit=90):
     """(exit code, output, seconds from the moment that the ranks say 'ready')."""
     script = tmp_path / "script.py"
     script.write_text(MODEL + textwrap.indent(textwrap.dedent(body), "    "))
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "collective.launch",
-            "-np",
-            str(ranks),
-            "--device",
-            "cpu",
-            str(script),
-        ],
-        cwd=ROOT,
-        text=True,
-        errors="replace",
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=dict(os.environ, PYTHONPATH=str(ROOT), TF_CPP_MIN_LOG_LEVEL="3"),
-    )
+    process = pool.start("-np", ranks, "--device", "cpu", script)
     try:
         lines, ready = [], time.monotonic()
         for line in process.stdout:

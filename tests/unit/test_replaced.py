@@ -9,7 +9,7 @@ from horovod.tensorflow import mpi_ops
 from collective.patches import PATCHES
 from collective.patching import ReplacedValue
 
-GOLDEN = Path(__file__).parent / "golden" / "replaced.txt"
+GOLDEN = Path(__file__).parents[1] / "golden" / "replaced.txt"
 
 
 def replaced():

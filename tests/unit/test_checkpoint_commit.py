@@ -43,7 +43,7 @@ def cut(monkeypatch):
     monkeypatch.setattr(commit, "sync", stepping(commit.sync))
     for owner, name in (
         (tensor_bundle, "merge"),
-        (tensor_bundle._Operations, "save"),
+        (tensor_bundle._BundleOperations, "save"),
         (tf.io.gfile, "rmtree"),
         (tf.io.gfile, "mkdir"),
         (tf.io.gfile, "remove"),
@@ -67,7 +67,7 @@ def save(folder, step, files, keep=2, before=(), value=None):
     made = commit.Commit(base, prefix)
     written = []
     for i in range(files):
-        writer = tensor_bundle.Writer(f"{made.staging}/rank_{i}")
+        writer = tensor_bundle.BundleWriter(f"{made.staging}/rank_{i}")
         writer.add(
             "v", (files * 2, 1), i * 2, np.full((2, 1), float(step if value is None else value))
         )
@@ -80,7 +80,7 @@ def save(folder, step, files, keep=2, before=(), value=None):
     checkpoint_management.update_checkpoint_state_internal(
         folder, prefix, list(kept[-keep:]), os.path.relpath(made.state, folder)
     )
-    made.publish(commit.Ending(f"{prefix}.meta", f"{folder}/checkpoint", kept[:-keep]))
+    made.publish(commit.Publication(f"{prefix}.meta", f"{folder}/checkpoint", kept[:-keep]))
     return kept[-keep:]
 
 

@@ -4,14 +4,12 @@ save leaves no litter.
 
 import os
 import random
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
-SEED = int(os.environ.get("COLLECTIVE_TEST_SEED") or random.SystemRandom().randrange(2**31))
+from tests.jobs import pool
+
+SEED = int(os.environ.get("COLLECTIVE_TEST_SEED") or 1)
 
 SCRIPT = '''
 import os, signal, sys
@@ -19,14 +17,14 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from tensorflow.python.checkpoint import checkpoint_management
 from collective import CollectiveStrategy
-from collective.checkpoint import bundle, commit, tables
+from collective.checkpoint import commit, table_io, tensor_bundle
 
 tf.logging.set_verbosity(tf.logging.ERROR)
 folder, victims, moment = sys.argv[1], [int(r) for r in sys.argv[2].split(',') if r], int(sys.argv[3])
 strategy = CollectiveStrategy()
 rank, ranks = strategy.rank(), strategy.world_size()
 armed, count = False, 0
-bundle.SLICE, bundle.FILE = 400, 1200           # several slices and files for each rank
+tensor_bundle.SLICE_BYTES, tensor_bundle.FILE_BYTES = 400, 1200           # several slices and files for each rank
 
 
 def dying_in(owner, name):
@@ -46,7 +44,8 @@ def dying_in(owner, name):
 
 
 for owner, name in ((commit, 'move'), (commit, 'sync'), (commit, '_delete'), (commit, 'is_staged'), (tf.io.gfile, 'mkdir'),
-                    (tf.io.gfile, 'rmtree'), (bundle, 'merge'), (bundle.Writer, '_flush'), (tables, 'write')):
+                    (tf.io.gfile, 'rmtree'), (tensor_bundle, 'merge'),
+                    (tensor_bundle.BundleWriter, '_flush'), (table_io, 'write')):
     dying_in(owner, name)
 
 
@@ -103,29 +102,9 @@ def job(tmp_path, ranks, victims="", moment=0):
     """
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "saved").mkdir(exist_ok=True)
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "collective.launch",
-            "-np",
-            str(ranks),
-            "--device",
-            "cpu",
-            str(tmp_path / "script.py"),
-            str(tmp_path / "saved"),
-            victims,
-            str(moment),
-        ],
-        cwd=ROOT,
-        text=True,
-        timeout=180,
-        errors="replace",
-        env=dict(os.environ, PYTHONPATH=str(ROOT), TF_CPP_MIN_LOG_LEVEL="3"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    print(done.stdout[-3000:])
+    options = ("-np", ranks, "--device", "cpu")
+    script, folder = tmp_path / "script.py", tmp_path / "saved"
+    done = pool.launch(*options, script, folder, victims, moment, timeout=180)
     return done.returncode, done.stdout
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.jobs import pool
+
 CLI = (sys.executable, str(Path(sys.executable).with_name("saved_model_cli")))
 
 TRAIN = """
@@ -143,31 +144,12 @@ def alone(*arguments, **kwargs):
     return done.stdout
 
 
-def launched(tmp_path, script, ranks, *arguments, timeout=240):
+def launched(tmp_path, script, ranks, *arguments, timeout=240, preloaded=True):
     (tmp_path / "script.py").write_text(script)
-    try:
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "collective.launch",
-                "-np",
-                str(ranks),
-                "--device",
-                "cpu",
-                str(tmp_path / "script.py"),
-                *map(str, arguments),
-            ],
-            cwd=ROOT,
-            text=True,
-            errors="replace",
-            timeout=timeout,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=dict(os.environ, PYTHONPATH=str(ROOT), TF_CPP_MIN_LOG_LEVEL="3"),
-        )
-    except subprocess.TimeoutExpired as late:  # which doesn't tell what was printed
-        pytest.fail(f"not over after {timeout} s: {(late.stdout or b'')[-6000:]!r}")
+    options = ("-np", ranks, "--device", "cpu")
+    done = pool.launch(
+        *options, tmp_path / "script.py", *arguments, timeout=timeout, pool=preloaded
+    )
     assert done.returncode == 0, done.stdout[-6000:]
     return done.stdout
 
@@ -253,8 +235,8 @@ def test_an_export_takes_no_more_than_its_blocks(tmp_path):
 
     (In the process that saved, the memory which that took would hide what exporting takes.)
     """
-    launched(tmp_path, MEMORY, 2, tmp_path, "save")
-    output = launched(tmp_path, MEMORY, 2, tmp_path, "export")
+    launched(tmp_path, MEMORY, 2, tmp_path, "save", preloaded=False)
+    output = launched(tmp_path, MEMORY, 2, tmp_path, "export", preloaded=False)
     grown = [int(line.split("grew by")[1]) for line in output.splitlines() if "grew by" in line]
     assert len(grown) == 2 and all(50 < megabytes < 250 for megabytes in grown), output
     assert "sum 32.0" in output

@@ -1,0 +1,129 @@
+"""Options of scope(), embedding_scope() and estimator(): values, defaults, names of other libraries."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from typing import Any
+
+import pytest
+import tensorflow.compat.v1 as tf
+
+from collective import options
+from collective.options import INHERIT, EmbeddingOptions, ScopeOptions
+
+GOOD: dict[str, list[Any]] = {
+    "embedding_gradients": ["mean", "sum"],
+    "missing_slots": ["error", "fresh"],
+    "grouping": [True, False],
+    "wire_dtype": [None, "float32", "float16", "bfloat16", tf.float16, tf.bfloat16],
+    "gradient_wire_dtype": [None, "float32", "float16", "bfloat16", tf.float16, tf.bfloat16],
+    "plan": ["print", "quiet"],
+    "profile": [None, "folder"],
+    "profile_steps": [(1, 1), (11, 20), [2, 3]],
+    "profile_every": [0, 100],
+    "local_steps": [1, 16],
+    "dense_compression": ["none", "fp16", "bf16"],
+    "prefetch_keys": [False, True],
+    "check": [False, True, 0, 50],
+    "deterministic": [False, True],
+}
+
+BAD: dict[str, list[Any]] = {
+    "embedding_gradients": ["max", None, 1],
+    "missing_slots": ["new", None],
+    "grouping": ["yes", None, 2],
+    "wire_dtype": ["fp16", tf.float64, 16],
+    "gradient_wire_dtype": ["half", tf.int8],
+    "plan": [True, "loud"],
+    "profile": ["", 5, True],
+    "profile_steps": [11, (11,), (0, 5), (5, 4), (1, 2, 3), (1.0, 2), (True, 2), "12"],
+    "profile_every": [-1, 1.5, True, None],
+    "local_steps": [0, -2, 1.5, True, "2", None],
+    "dense_compression": ["float16", None, True],
+    "prefetch_keys": ["on", None],
+    "check": [-1, 1.5, "100", None],
+    "deterministic": ["yes", None],
+}
+
+
+def cases(values: dict[str, list[Any]]) -> list[tuple[str, Any]]:
+    return [(name, value) for name, listed in values.items() for value in listed]
+
+
+def test_every_option_is_tried():
+    assert set(GOOD) == set(BAD) == set(options.names(ScopeOptions))
+
+
+@pytest.mark.parametrize("name, value", cases(GOOD))
+def test_good_values_are_kept(name: str, value: Any):
+    assert getattr(ScopeOptions(**{name: value}), name) == value
+
+
+@pytest.mark.parametrize("name, value", cases(BAD))
+def test_bad_values_are_named(name: str, value: Any):
+    with pytest.raises(ValueError) as raised:
+        ScopeOptions(**{name: value})
+    assert f"scope({name}=…)" in str(raised.value)
+    assert repr(value) in str(raised.value)
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, True, "10", None])
+def test_bad_values_of_embedding_scope_are_named(value: Any):
+    with pytest.raises(ValueError) as raised:
+        EmbeddingOptions(min_rows=value)
+    assert "embedding_scope(min_rows=…)" in str(raised.value)
+    assert repr(value) in str(raised.value)
+
+
+def test_checks_hold_for_options_that_replace_others():
+    with pytest.raises(ValueError, match="local_steps"):
+        dataclasses.replace(ScopeOptions(), local_steps=0)
+
+
+def test_a_folder_may_be_a_path(tmp_path: Any):
+    assert ScopeOptions(profile=tmp_path).profile == tmp_path
+
+
+def test_checking_options_makes_no_folder(tmp_path: Any):
+    ScopeOptions(profile=tmp_path / "profile")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("check, runs", [(False, 0), (0, 0), (True, 100), (1, 1), (7, 7)])
+def test_how_often_replicas_are_compared(check: Any, runs: int):
+    assert ScopeOptions(check=check).runs_between_checks == runs
+
+
+def test_inherited_options_are_left_out():
+    given = options.given(local_steps=2, profile=None, grouping=INHERIT, check=False)
+    assert given == {"local_steps": 2, "profile": None, "check": False}
+    assert repr(INHERIT) == "<inherited>"
+
+
+def test_options_of_other_libraries_are_warned_of_once():
+    others = {"use_hashtable": True, "emb_backend": "x", "comm_default": 1}
+    with pytest.warns(UserWarning) as record:
+        options.tolerate_foreign("scope", ["check"], others)
+    (warning,) = record
+    assert str(warning.message).startswith(
+        "scope(): comm_default, emb_backend, use_hashtable tunes another library"
+    )
+
+
+@pytest.mark.parametrize("name", [*options.FOREIGN_PREFIXES, *sorted(options.FOREIGN)])
+def test_every_option_of_another_library_is_tolerated(name: str):
+    with pytest.warns(UserWarning, match=f"embedding_scope.. *: {name} .* no effect"):
+        options.tolerate_foreign("embedding_scope", ["min_rows"], {name: 1})
+
+
+def test_an_unknown_option_is_refused():
+    with pytest.raises(TypeError) as raised:
+        options.tolerate_foreign("scope", ["check", "plan"], {"chekc": 1, "emb_backend": "x"})
+    assert str(raised.value) == "scope() has no option chekc. Its options: check, plan."
+
+
+def test_no_other_option_says_nothing():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        options.tolerate_foreign("scope", ["check"], {})
