@@ -75,7 +75,10 @@ def _functions_named(graph: tf.Graph, attribute: Any) -> list[Any]:
 
 
 def _exclusive_function(graph: tf.Graph, name: str, taken: set[str]) -> str:
-    """Returns `name`, or the name of a copy if a call has that function, or one inside of it."""
+    """Returns a function that no other call has: `name`, or a copy of it.
+
+    It is copied if a call has it, or one of the functions that it calls.
+    """
     definition = function_pb2.FunctionDef()
     definition.CopyFrom(graph._functions[name].cached_definition)
     collectives = {node.name for node in definition.node_def if graph_analysis.is_horovod(node.op)}

@@ -23,7 +23,7 @@ class DeviceColumn(RowColumn):
 
     Args:
         name: the variable's, for errors.
-        bridge: where it is.
+        bridge: shares the device's memory.
     """
 
     def __init__(

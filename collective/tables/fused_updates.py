@@ -1,6 +1,6 @@
 """Chooses the rule of our own by which a table is updated as an optimizer of `tf.train` does.
 
-A rule replaces what an optimizer does with the sparse gradient of update variable:
+A rule replaces what an optimizer does with the sparse gradient of one variable:
 `Optimizer._resource_apply_sparse`. Numbers that may change, like a learning rate, are read in every
 step.
 """
@@ -120,7 +120,7 @@ _pending = threading.local()
 
 
 def fuse_updates(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns an `Optimizer.apply_gradients` that updates all of its tables in update operation."""
+    """Returns an `Optimizer.apply_gradients` that updates all of its tables in one operation."""
 
     def apply_gradients(*args: Any, **kwargs: Any) -> Any:
         previous, _pending.updates = getattr(_pending, "updates", None), []

@@ -3,18 +3,18 @@
 That happens before gradients are taken, and before a session runs the graph.
 
 Each lookup was written as the identity of a complete exchange of its own, which is right wherever
-it is used. Grouping builds one exchange for many of them and points their identities to it. A run
-that needs only some of a group's lookups feeds nothing for the others (see
-`collective.strategies.grouped_exchange.required_operations`), so what it is about, and what data
-it takes, stay what they were.
+it is used. Grouping builds one exchange for many lookups and points their identities to it. A run
+that needs only some of a group's lookups feeds empty arrays for the others (see
+`collective.strategies.grouped_exchange.required_operations`): it still needs the same data, and
+exchanges for the same lookups.
 
-Left alone, and right all the same, are lookups
+Some lookups keep exchanges of their own, with the same results:
 
-* in branches, loops and functions, where an identity can't be pointed elsewhere;
-* made under `tf.control_dependencies`, or while a `tf.GradientTape` records: their own exchange is
-  what was asked for;
-* in a graph that a session has run already: TensorFlow takes no change of it;
-* of other types than float32, or where the compiled operations aren't group.
+* lookups in branches, loops and functions, where an identity can't be pointed elsewhere;
+* lookups made under `tf.control_dependencies`, or while a `tf.GradientTape` records: these hold for
+  the lookup's own exchange;
+* lookups in a graph that a session has run already: TensorFlow takes no change of it;
+* lookups of other types than float32, or where the compiled operations aren't built.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Makes variables in reserved memory, of which dynamic tables and their slots are column_number."""
+"""Makes variables in reserved memory, of which dynamic tables and their slots are made."""
 
 from __future__ import annotations
 
@@ -115,10 +115,10 @@ class ReservedVariable(resource_variable_ops.ResourceVariable):
                         updates=tf.zeros([0, dim], dtype),
                     )
             with tf.control_dependencies([owned]):
-                slot_row_count = tf.numpy_function(
+                adopted = tf.numpy_function(
                     _adopt_mapping, [column_number], tf.int64, stateful=True
                 )
-            with tf.control_dependencies([slot_row_count]):
+            with tf.control_dependencies([adopted]):
                 initializer = tf.raw_ops.AssignVariableOp(resource=number_at, value=column_number)
             with placement_scope():
                 is_initialized = tf.raw_ops.VarIsInitializedOp(resource=handle)
