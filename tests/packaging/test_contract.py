@@ -18,8 +18,10 @@ ROWS = [
 # Every test of these files, test_<name>.py, is a row of the contract, or part of one.
 CONTRACT = (
     "assignment_sync",
+    "assignment_warnings",
     "columns",
     "dense_view",
+    "dense_view_gradients",
     "horovod_wrappers",
     "keras",
     "layers",
