@@ -32,8 +32,8 @@ keymap = Extension(
     language="c++",
     extra_compile_args=[*OPTIMIZED, "-fvisibility=default"],
 )
-# Operations of TensorFlow (see ops/embedding_bag.py). Without contraction a sum is the same on every
-# processor.
+# Operations of TensorFlow (see ops/embedding_bag.py). Without contraction a sum is the same on
+# every processor.
 native = Extension(
     "collective.ops._native",
     ["ops/native/native.cc"],

@@ -5,9 +5,9 @@ to arrays, and back.
     python -m tests.gpu_double benchmarks/binding.py [...]
 
 The second line needs no GPU: NumPy is in the place of the kernels, so the time that they compute is
-no measure and stands by itself. The rest is done as for a GPU, but that CuPy's arrays cost more than
-NumPy's, and that the host waits for the GPU. One rank, Adagrad, one thread. Prints the median, the
-10th and the 90th percentile of a step's milliseconds, and how many calls it has.
+no measure and stands by itself. The rest is done as for a GPU, but that CuPy's arrays cost more
+than NumPy's, and that the host waits for the GPU. One rank, Adagrad, one thread. Prints the median,
+the 10th and the 90th percentile of a step's milliseconds, and how many calls it has.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Times the compiled operations of an exchange (collective.ops.embedding_bag), beside plain TensorFlow doing
-one rank's part.
+"""Times the compiled operations of an exchange (collective.ops.embedding_bag), beside plain
+TensorFlow doing one rank's part.
 
     python benchmarks/exchange_ops.py [--dims 16 128] [--ids one many] [--pooling asker owner]
     [--runs 40] [--malloc default]
@@ -268,7 +268,9 @@ def exchange(
 
 
 def belongs_to_rank_0(name: str) -> bool:
-    """Says that rank 0 carries out the operation: its name, or its gradient's, is in rank 0's scope."""
+    """Says that rank 0 carries out the operation: its name, or its gradient's, is in rank 0's
+    scope.
+    """
     return "rank0" in name if "gradients" in name else name.startswith("rank0")
 
 

@@ -14,6 +14,8 @@ from tensorflow.python.feature_column import feature_column_v2 as v2
 from collective.embedding_variable import check_scope, warn_of_option
 from collective.ops import key_hashing
 
+__all__ = ["categorical_column_with_embedding", "group_embedding_column_scope"]
+
 
 @contextlib.contextmanager
 def group_embedding_column_scope(name: str | None = None) -> Iterator[None]:

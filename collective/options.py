@@ -25,7 +25,8 @@ WireType = Literal["float32", "float16", "bfloat16"]
 USUAL_CHECK = 100
 
 # Tuning that scripts pass to other libraries. HybridBackend registers emb_backend, emb_num_groups,
-# comm_…, grad_lazy_sync and so on with its context; SparseOperationKit takes the rest in its layers.
+# comm_…, grad_lazy_sync and so on with its context; SparseOperationKit takes the rest in its
+# layers.
 FOREIGN_PREFIXES = ("emb_", "comm_", "grad_", "data_")
 FOREIGN = frozenset(
     {

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy as np
 
+__all__ = ["read_table"]
 BLOCK = 1 << 16
 
 

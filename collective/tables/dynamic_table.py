@@ -139,7 +139,7 @@ class DynamicTable(ReservedVariable, Table):
     def new_column(
         self, name: str, dim: int, dtype: Any, first: np.ndarray | None = None
     ) -> row_store.RowColumn:
-        """Makes memory for a slot `name` of rows [`dim`]."""
+        """Makes memory for a slot `name` of rows [`dim`] of `dtype`, starting from row `first`."""
         shape = self.capacity + 1, dim, dtype
         return (
             row_store.HostColumn(*shape, first)
@@ -183,7 +183,7 @@ class DynamicTable(ReservedVariable, Table):
     def local_of_tables(
         tables: Sequence[DynamicTable], keys_: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
-        """Returns `local` of several tables that are in the same memory."""
+        """Returns `local` of each of `tables`, all in the same memory, for its keys of `keys_`."""
         if tables[0].bridge is None:
             return [table.local(keys) for table, keys in zip(tables, keys_)]
         insert = training_flag.flag(tf.get_default_graph())
@@ -247,11 +247,11 @@ class DynamicTable(ReservedVariable, Table):
         return store
 
     def local_count(self, session: Any) -> int:
-        """Returns the number of rows on this rank."""
+        """Returns the number of rows on this rank in `session`."""
         return len(self.store(session))
 
     def ascending(self, session: Any, block: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields (keys [b] int64, local rows [b] int64), b <= block, by ascending keys."""
+        """Yields keys and local rows in `session`, by ascending keys: int64 [b], b <= `block`."""
         return self.store(session).ascending(block)
 
     def export(self, session: Any, block: int = 1 << 16) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -295,7 +295,7 @@ class DynamicTable(ReservedVariable, Table):
         return key_hashing.owners_np(keys_, collectives.size()) == collectives.rank()
 
     def initialize_slot_rows(self, session: Any, slots: Sequence[Any]) -> None:
-        """Gives rows that a slot doesn't have yet their first value, before slots are read."""
+        """Gives rows that `slots` lack their first value, before they are read in `session`."""
         count = self.local_count(session)
         for slot in slots:
             slot.column(session).initialize_rows(count)

@@ -100,7 +100,8 @@ class CupyDevice(Device):
             return self.xp.empty(shape, dtype)
         except self.xp.cuda.memory.OutOfMemoryError as error:
             raise MemoryError(
-                f"{self.name} has no room for {np.prod(shape) * np.dtype(dtype).itemsize:,} bytes: "
+                f"{self.name} has no room for {np.prod(shape) * np.dtype(dtype).itemsize:,} "
+                f"bytes: "
                 f"{error}"
             ) from error
 

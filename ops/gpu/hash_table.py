@@ -341,8 +341,8 @@ def find_or_insert(
     kernels; the page of the module says when the host reads a counter.
 
     Bytes moved: of each key 8 + 8 for insert, and a sector at random read and written; 8 for count,
-    8 for number, 8 for settle. Of a key without a row 4 in insert and count, and its sector again; of a new one 16 more, and
-    its sector once more.
+    8 for number, 8 for settle. Of a key without a row 4 in insert and count, and its sector again;
+    of a new one 16 more, and its sector once more.
 
     Args:
         tables: T different ones.

@@ -109,7 +109,8 @@ def pool_flat(
     workspace: Workspace,
 ) -> Any:
     """Computes `tf.nn.embedding_lookup_sparse` of each look-up, float32 [B, D] one after the other;
-    a sample without ids is zeros, and so is one whose weights (of SQRTN: their squares) add up to 0.
+    a sample without ids is zeros, and so is one whose weights (of SQRTN: their squares) add up to
+    0.
 
     Sums are of float32, of weights float64. One kernel, two if there is a max_norm; the host waits
     for nothing. Bytes moved: 4 for each sample; 4 (positions of 64 bits: 8; weights: 4 more) and D

@@ -3,8 +3,8 @@
     flat ──pool──► one matrix a lookup
     flat's gradient ◄──pool_gradient── their gradients
 
-`collective.ops.embedding_bag.pool` and its gradients are these. Each is one or two of the kernels; `flat` is
-laid out as `message_layout.py` says, and positions number its rows through.
+`collective.ops.embedding_bag.pool` and its gradients are these. Each is one or two of the kernels;
+`flat` is laid out as `message_layout.py` says, and positions number its rows through.
 """
 
 from __future__ import annotations

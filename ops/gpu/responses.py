@@ -3,8 +3,8 @@
     rows of tables ──gather──► flat ══rows══► the rank that asked
     reduced rows ◄──reduce── flat ◄══gradients══
 
-`collective.ops.embedding_bag.gather` and its gradients are these. Each is one or two of the kernels; `flat`
-is laid out as `message_layout.py` says.
+`collective.ops.embedding_bag.gather` and its gradients are these. Each is one or two of the
+kernels; `flat` is laid out as `message_layout.py` says.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Binds the kernels to TensorFlow: computes on a GPU what `ops/native` computes on a CPU.
 
 `DeviceOperations` has the operations of the compiled library under their names, with its inputs,
-outputs and attributes. Each is one call of kernels (`tensorflow_call.py`), and has the gradient that
-is registered for the compiled one.
+outputs and attributes. Each is one call of kernels (`tensorflow_call.py`), and has the gradient
+that is registered for the compiled one.
 """
 
 from __future__ import annotations
@@ -182,7 +182,9 @@ class DeviceOperations(KernelCaller):
         outputs: Outputs,
         attributes: dict[str, Any],
     ) -> list[tf.Tensor]:
-        """Makes an operation of the owner of shards; `work` gets its response and arrays of `inputs`."""
+        """Makes an operation of the owner of shards; `work` gets its response and arrays of
+        `inputs`.
+        """
         layout, first, tables = _layout(attributes), len(inputs), len(handles)
 
         def run(kernels: Kernels, *arrays: Any) -> Sequence[Any]:

@@ -113,8 +113,8 @@ def several_tables(device: Device, scale: Scale, rng: np.random.Generator) -> No
 
 
 def not_finite(device: Device, scale: Scale, rng: np.random.Generator) -> None:
-    """Keeps infinities and NaNs in their samples; a clipped infinite row is NaN where it is infinite
-    and 0 elsewhere.
+    """Keeps infinities and NaNs in their samples; a clipped infinite row is NaN where it is
+    infinite and 0 elsewhere.
     """
     table = values((40, 8), rng)
     table[np.abs(table) > 1e30] = np.inf
