@@ -10,8 +10,9 @@ K, B, V, D = 3, 12, 40, 3  # batches an update, samples a batch, rows, dimension
 
 
 def batch(update):
-    """All samples of an update: (ids [K * B], ragged ids with their weights, a fifth of the samples
-    empty; features).
+    """Draws all samples of an update, a fifth of them without ragged ids.
+
+    Returns: ids [K * B]; ragged ids with their weights; features.
     """
     rng = np.random.default_rng([11, update])
     lengths = rng.integers(0, 4, K * B) * (rng.random(K * B) < 0.8)
@@ -26,7 +27,7 @@ def batch(update):
 
 
 def share(update, step, rank, size):
-    """This rank's share of one batch of the update."""
+    """Cuts this rank's share out of one batch of the update."""
     whole, part = batch(update), B // size
     first = step * B + rank * part
     mine = (whole["places"][:, 0] >= first) & (whole["places"][:, 0] < first + part)
@@ -44,8 +45,9 @@ def shares(updates, rank, size):
 
 
 def network(embedding_scope, shape, init, samples):
-    """(loss, {'t', 'u', 'w': variables}, placeholders): tables t in three kinds of lookups and u in
-    one, a dense layer.
+    """Builds tables t, in three kinds of lookups, and u, in one, and a dense layer.
+
+    Returns (loss, {'t', 'u', 'w': variables}, placeholders).
     """
     with embedding_scope():
         t = tf.get_variable("t", shape, initializer=init)
@@ -74,7 +76,7 @@ def network(embedding_scope, shape, init, samples):
 
 
 def model(embedding_scope, train, samples, shape=(V, D), init=None):
-    """`train(loss, variables)` makes the update."""
+    """Builds the network, which `train(loss, variables)` gives an update."""
     init = init or tf.constant_initializer(drawn(np.arange(V)))
     loss, variables, p = network(embedding_scope, list(shape), init, samples)
     op = train(loss, variables)
@@ -97,7 +99,7 @@ def minimize(optimizer):
 
 
 def larger(train, updates, init=None):
-    """Plain TensorFlow's values after each update with all samples of it."""
+    """Returns plain TensorFlow's values after each update with all samples of it."""
     return reference.plain(
         lambda s: model(s, train, K * B, init=init),
         [run for update in range(updates) for run in ((["train"], batch(update)), (VALUES, {}))],
@@ -105,7 +107,7 @@ def larger(train, updates, init=None):
 
 
 def smaller(strategy, rank, size, train, updates, **kwargs):
-    """Ours after each run."""
+    """Returns the values after each of this rank's runs with `local_steps`."""
     runs = [
         run for feed in shares(updates, rank, size) for run in ((["train"], feed), (VALUES, {}))
     ]
@@ -116,7 +118,7 @@ def smaller(strategy, rank, size, train, updates, **kwargs):
 
 
 def keys_until(update):
-    """Those that the updates before it look up."""
+    """Returns the keys that the updates before this one look up."""
     batches = [batch(u) for u in range(update)]
     return np.unique(
         np.concatenate(
@@ -143,7 +145,10 @@ def compare(strategy, rank, size, train, updates=2, want=None, rtol=2e-5, **kwar
 
 
 def build_small(strategy, rate=1.0):
-    """(placeholder, train_op, fetch): each run moves w and the rows of t by the mean of x."""
+    """Builds a step in which each run moves w and the rows of t by the mean of x.
+
+    Returns (placeholder, train_op, fetch).
+    """
     with strategy.embedding_scope():
         t = tf.get_variable("t", [4, 2], initializer=tf.zeros_initializer())
     w = tf.get_variable("w", initializer=tf.zeros([]))

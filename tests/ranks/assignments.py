@@ -17,7 +17,7 @@ BATCHES = [
 
 @contextlib.contextmanager
 def warnings():
-    """The warnings about ranks that TensorFlow's logger is given."""
+    """Catches the warnings about ranks that TensorFlow's logger is given."""
     said, logger, level = [], tf.get_logger(), tf.get_logger().level
     handler = logging.Handler()
     handler.addFilter(lambda record: "each rank" in record.getMessage())

@@ -11,7 +11,7 @@ def wait():
 
 
 def model(strategy, rows=9, dim=3, optimizer=None, name="t", values=0):
-    """A table with slots and a dense weight; `session.run(train, {ids: …})` changes all of them."""
+    """Builds a table with slots and a dense weight; `train`, fed `ids`, changes all of them."""
     with strategy.embedding_scope():
         t = reference.table(name, rows, dim, values)
     w = tf.get_variable("w", initializer=reference.table_values(dim, 1, 1))
@@ -41,7 +41,7 @@ def steps(session, m, rank, count, start=0):
 
 
 def saved(strategy, rank, path, count=3, **options):
-    """Trains and saves; the table's rows then."""
+    """Trains and saves; returns the table's rows then."""
     with strategy.scope(), tf.Graph().as_default():
         m = model(strategy, **options)
         saver = tf.train.Saver()
@@ -53,7 +53,7 @@ def saved(strategy, rank, path, count=3, **options):
 
 
 def restored(strategy, path, scope=None, initialize=False, **options):
-    """Builds a model, restores `path` into it; its table's rows."""
+    """Builds a model and restores `path` into it; returns its table's rows."""
     with strategy.scope(**(scope or {})), tf.Graph().as_default():
         m = model(strategy, **options)
         saver = tf.train.Saver()

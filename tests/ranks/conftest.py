@@ -1,4 +1,4 @@
-"""Cases that run on every rank of one launch (tests/rank_plugin launches them).
+"""Runs the cases on every rank of one launch (tests/rank_plugin launches them).
 
 They know their rank and hold for any N. After each case the ranks exchange their outcomes, so that
 one rank's failure is every rank's and all go on in step.
@@ -100,7 +100,7 @@ def size():
 
 @pytest.fixture
 def folder():
-    """One temporary folder for all ranks."""
+    """Makes one temporary folder for all ranks."""
     with tempfile.TemporaryDirectory() as made:
         yield _channel().texts({"folder": made})[0]["folder"]
         _channel().texts({})  # nobody is in it any more
@@ -108,7 +108,7 @@ def folder():
 
 @pytest.fixture(params=["v1", "v2", "references"])
 def flavour(request):
-    """Control flow of either version, and variables of the first version."""
+    """Sets control flow of either version, and variables of the first version."""
     if request.param != "v2":
         tf.disable_control_flow_v2()
     if request.param == "references":

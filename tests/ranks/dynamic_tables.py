@@ -33,7 +33,7 @@ def normal():
 
 
 def drawn(keys, name="t", init=None, dim=D):
-    """The rows that keys start from, drawn without any rank or table."""
+    """Draws the rows that keys start from, without any rank or table."""
     with tf.Graph().as_default():
         tf.set_random_seed(7)
         fill = initializers.by_key(init or normal(), dim, name)
@@ -41,7 +41,7 @@ def drawn(keys, name="t", init=None, dim=D):
 
 
 def touch(table, keys):
-    """(what trains these keys without moving them, a lookup of them)."""
+    """Returns an update that trains these keys without moving them, and a lookup of them."""
     ids = tf.constant(np.asarray(keys, np.int64))
     rows = tf.nn.embedding_lookup(table, ids)
     return tf.train.GradientDescentOptimizer(0.0).minimize(tf.reduce_sum(rows)), rows

@@ -1,6 +1,4 @@
-"""A small model for the cases of strategy.estimator, and plain tf.estimator, which they are held
-beside.
-"""
+"""Builds a small model for strategy.estimator, and for plain tf.estimator beside it."""
 
 import contextlib
 import os
@@ -66,19 +64,19 @@ def model(
 
 
 def told(**mine):
-    """Every rank's `mine`."""
+    """Returns every rank's `mine`."""
     return barrier.exchange(None, "case", mine)
 
 
 def made(strategy, folder, params=None, config=None, shard=True, **kwargs):
-    """Outside of scope(), which its methods enter themselves."""
+    """Makes an estimator outside of scope(), which its methods enter themselves."""
     return strategy.estimator(
         model(strategy.embedding_scope, **kwargs), folder, config, params or {}, shard_input=shard
     )
 
 
 def plain(folder, metrics=None, **kwargs):
-    """Plain TensorFlow, in a folder of this rank's own."""
+    """Makes a plain tf.estimator in a folder of this rank's own."""
     where = os.path.join(folder, f"plain{collectives.rank()}")
     return tf.estimator.Estimator(
         model(contextlib.nullcontext, metrics), where, params={}, **kwargs
@@ -99,5 +97,5 @@ def assert_equal(got, want):
 
 
 def everyones(numbers):
-    """What all ranks have, by rank."""
+    """Returns the values that all ranks have, by rank."""
     return [text["numbers"] for text in told(numbers=[int(x) for x in numbers])]

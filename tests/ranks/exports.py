@@ -1,4 +1,4 @@
-"""Trains, exports and serves small models, served by TensorFlow alone."""
+"""Trains and exports small models, and serves them by TensorFlow alone."""
 
 import os
 
@@ -21,7 +21,7 @@ def trained(strategy, build, folder):
 
 
 def signature(strategy, build):
-    """The signature_def_fn of a model."""
+    """Returns the signature_def_fn of a model."""
 
     def serving():
         with strategy.embedding_scope():
@@ -32,7 +32,7 @@ def signature(strategy, build):
 
 
 def served(path, feeds, key="serving_default"):
-    """What TensorFlow alone answers."""
+    """Returns the answers of TensorFlow alone."""
     with tf.Graph().as_default() as graph, tf.Session(graph=graph) as session:
         model = tf.saved_model.loader.load(session, [tf.saved_model.tag_constants.SERVING], path)
         whole = graph.as_graph_def()
@@ -49,7 +49,7 @@ def served(path, feeds, key="serving_default"):
 
 
 def left_in(base):
-    """What is there once rank 0 has cleaned up."""
+    """Lists the folder once rank 0 has cleaned up."""
     barrier.exchange(None, "cleaned", {})
     return os.listdir(base)
 

@@ -1,6 +1,4 @@
-"""What the cases of grouped lookups share: batches, runs of both kinds, and a count of what a step
-exchanges.
-"""
+"""Makes batches for grouped lookups, runs them both ways and counts a step's exchanges."""
 
 import collections
 import re
@@ -16,10 +14,9 @@ B = 12  # samples of a global batch: 1 to 4 ranks divide it
 
 
 def both(strategy, rank, size, build, runs):
-    """(what plain TensorFlow gives for the whole batches, what this rank gives for its part of
-    them).
+    """Runs plain TensorFlow on the whole batches, and this rank on its part of them.
 
-    `runs` are those of `reference.plain`, whose values are arrays of B samples.
+    `runs` are as in `reference.plain`, with arrays of B samples for values. Returns both results.
     """
     mine = [
         (names, {key: reference.part(value, rank, size) for key, value in values.items()})
@@ -29,7 +26,7 @@ def both(strategy, rank, size, build, runs):
 
 
 def same(got, want, rtol=2e-5, atol=1e-6):
-    """That all arrays of two results, dictionaries of any depth, are close."""
+    """Asserts that all arrays of two results, dictionaries of any depth, are close."""
     if isinstance(want, dict):
         assert got.keys() == want.keys()
         for name in want:
@@ -39,14 +36,15 @@ def same(got, want, rtol=2e-5, atol=1e-6):
 
 
 def padded(rng, rows, most, least=1, samples=B):
-    """[samples, most] int64: from `least` to `most` ids below `rows` a sample, then -1."""
+    """Draws int64 [samples, most]: from `least` to `most` ids below `rows` a sample, then -1."""
     ids = rng.integers(0, rows, (samples, most))
     return np.where(np.arange(most) < rng.integers(least, most + 1, (samples, 1)), ids, -1)
 
 
 def sparse(ids, values=None):
-    """The sparse ids of a tensor [samples, most] in which -1 is none; with `values`, what this has
-    at their places.
+    """Makes sparse ids of a tensor [samples, most] in which -1 is none.
+
+    With `values`, makes the sparse tensor of these at the places of the ids.
     """
     places = tf.where(ids >= 0)
     shape = tf.shape(ids, out_type=tf.int64)
@@ -54,7 +52,7 @@ def sparse(ids, values=None):
 
 
 def rows_of(tables):
-    """All rows of static tables, as fetches by name."""
+    """Looks up all rows of static tables, as fetches by name."""
     return {
         name: tf.nn.embedding_lookup(table, tf.range(table.shape[0]))
         for name, table in tables.items()
@@ -62,8 +60,9 @@ def rows_of(tables):
 
 
 def counted(session, fetches, feed=None):
-    """(what the run gives, how often it executed operations of each type, or those that stand in
-    for one).
+    """Runs, and counts how often operations of each type, or their stand-ins, were executed.
+
+    Returns (the run's results, the counts).
     """
     metadata = tf.RunMetadata()
     out = session.run(
@@ -87,11 +86,11 @@ def counted(session, fetches, feed=None):
 
 
 def exchanged(session, fetches, feed=None):
-    """(all-to-alls, allreduces, allgathers) of a run."""
+    """Counts (all-to-alls, allreduces, allgathers) of a run."""
     counts = counted(session, fetches, feed)[1]
     return tuple(counts[f"Horovod{kind}"] for kind in ("Alltoall", "Allreduce", "Allgather"))
 
 
 def everyone(value):
-    """The ranks' values."""
+    """Returns the ranks' values."""
     return hvd.allgather_object(value)

@@ -10,8 +10,9 @@ V, D, B = 40, 3, 8
 
 
 def batches(rank, count, bad=None):
-    """Batches of this rank: plain ids; ragged ones with weights, some samples empty; a feature, a
-    text and a label.
+    """Draws batches of this rank, some samples without ragged ids.
+
+    Each has plain ids; ragged ids with weights; a feature, a text and a label.
     """
     for i in range(count):
         rng = np.random.default_rng([5, rank, i])
@@ -59,7 +60,7 @@ def dataset(rank, count, bad=None, taken=None):
 
 
 def model(strategy, batch, dynamic=False, optimizer=None, random=False):
-    """Four lookups and a dense layer; if it is `random`, a shift of ids and dropout, too.
+    """Builds four lookups and a dense layer; if it is `random`, a shift of ids and dropout, too.
 
     (Whether these draw numbers in a run that is refused is a matter of chance, with keys ahead or
     without.)

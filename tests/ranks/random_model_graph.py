@@ -21,14 +21,14 @@ def initial_rows(table: Table) -> np.ndarray:
 
 
 def keys_of(table: Table, ids: tf.Tensor) -> tf.Tensor:
-    """The keys of a dynamic table that take the place of ids."""
+    """Makes the keys of a dynamic table that take the place of ids."""
     if table.keys == "strings":
         return tf.strings.join(["key ", tf.strings.as_string(ids)])
     return tf.cast(ids, tf.int64) * (2**59 + 1) - 2**61 if table.keys == "huge" else ids
 
 
 def ids_of(table: Table, keys: np.ndarray) -> np.ndarray:
-    """The ids whose keys a table holds as int64 `keys`."""
+    """Finds the ids whose keys a table holds as int64 `keys`."""
     if table.kind != "dynamic":
         return keys
     with tf.Graph().as_default(), tf.Session() as session:
@@ -39,20 +39,20 @@ def ids_of(table: Table, keys: np.ndarray) -> np.ndarray:
 
 
 class Built:
-    """A model's graph.
+    """Builds and holds a model's graph.
 
     Args:
-        model: what was drawn.
-        embedding_scope: in which tables are made.
-        ranks: of how many this is one; None: plain TensorFlow.
+        model: a drawn model.
+        embedding_scope: makes the scope in which tables are made.
+        ranks: how many ranks there are; None: plain TensorFlow.
         data: [STEPS, samples, …] by name.
 
     Attributes:
         feeds: placeholders by name; none where the graph has the data.
         train: the update.
-        losses: before it.
-        rows: all rows of every table, by lookups, by the table's name.
-        tables: by the name of their variables.
+        losses: the losses before it.
+        rows: lookups of all rows of every table, by the table's name.
+        tables: the tables, by the name of their variables.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Built:
         return tf.RaggedTensor.from_tensor(values, self._p[f"lengths{i}"])
 
     def _features(self, i: int, lookup: Lookup) -> tf.Tensor:
-        """[samples, F] float32."""
+        """Looks a lookup's or a column's rows up: [samples, F] float32."""
         if lookup.kind == "column":
             return self._of_column(lookup, i)
         table = self._variable(lookup.table, lookup.reuse)

@@ -1,12 +1,12 @@
-"""Models drawn from a seed: tables, lookups and feature columns, a dense network, optimizers.
+"""Draws models from a seed: tables, lookups, feature columns, a dense network, optimizers.
 
-    model = draw(seed)              what it is: plain data, whose text is all that a failure needs
-    to say
-    batches(model)                  what it is fed: STEPS global batches
-    Built(model, scope, ranks)      its graph; in plain TensorFlow, or with tables inside `scope`
+    model = draw(seed)              plain data, whose text is all that a failure needs to say
+    batches(model)                  STEPS global batches, which it is fed
 
-Drawn around, because plain TensorFlow is ill-conditioned there or says nothing that could be
-compared:
+`random_model_graph.Built` makes its graph.
+
+Some models are never drawn, because plain TensorFlow is ill-conditioned there or says nothing that
+could be compared:
 
 - `max_norm` for rows of one number: their gradient is zero but for rounding, which Adam makes a
   step of. Adam's epsilon is 1e-3 for the same reason: gradients that cancel leave rounding.
@@ -35,7 +35,7 @@ STEPS = 6
 
 
 def _text(drawn: Any) -> str:
-    """As a dataclass's own, without what is as by default."""
+    """Writes a dataclass as its own repr does, without fields that have their defaults."""
     fields = {
         field.name: (getattr(drawn, field.name), field.default)
         for field in dataclasses.fields(drawn)
@@ -48,8 +48,9 @@ def _text(drawn: Any) -> str:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Table:
-    """One table; `kind` is static, dynamic, or replicated: an embedding outside of
-    embedding_scope().
+    """Describes one table.
+
+    `kind` is static, dynamic, or replicated: an embedding outside of embedding_scope().
     """
 
     name: str
@@ -69,7 +70,10 @@ class Table:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Lookup:
-    """One lookup in a table, or, `kind` naming one, a feature column, which has a table of its own."""
+    """Describes one lookup in a table, or a feature column that has a table of its own.
+
+    `kind` names a way to look up, or is "column".
+    """
 
     kind: str
     table: Table
@@ -161,9 +165,6 @@ COLUMNS = (
     "crossed",
     "embedding",
 )
-
-
-# ---- What is drawn
 
 
 def draw(seed: int) -> Model:
@@ -280,7 +281,7 @@ def _column(r: random.Random, number: int) -> Lookup:
 
 
 def batches(model: Model) -> list[dict[str, np.ndarray]]:
-    """Global batches: arrays of B samples by name."""
+    """Draws the global batches: arrays of B samples by name."""
     return [_batch(model, np.random.default_rng([model.seed, step])) for step in range(STEPS)]
 
 

@@ -1,6 +1,4 @@
-"""Plain TensorFlow, beside which the cases hold the library: the same function builds the graph
-with tables or without.
-"""
+"""Runs plain TensorFlow beside the library: one function builds both graphs."""
 
 import contextlib
 
@@ -9,7 +7,7 @@ import tensorflow.compat.v1 as tf
 
 
 def part(array, rank, size):
-    """This rank's contiguous share of a global batch that N divides."""
+    """Returns this rank's contiguous share of a global batch that N divides."""
     step = len(array) // size
     return array[rank * step : (rank + 1) * step]
 
@@ -29,7 +27,7 @@ def plain(build, runs, initialize=True):
 
 
 def sharded(strategy, build, runs):
-    """The same on this rank, tables sharded."""
+    """Builds and runs the same on this rank, tables sharded."""
     return _run(strategy.scope(), strategy.embedding_scope, build, runs)
 
 

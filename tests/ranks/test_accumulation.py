@@ -56,9 +56,7 @@ def test_a_schedule_by_global_step(strategy, rank, size):
 
 
 def clipped(loss, variables, norm=0.2):
-    """Plain TensorFlow takes repeated ids apart: its gradient is made dense, that is, summed,
-    first.
-    """
+    """Clips dense gradients, whose repeated ids are summed: plain TensorFlow takes them apart."""
     gradients = tf.gradients(loss, list(variables.values()))
     if hasattr(variables["t"], "dim"):
         return tf.clip_by_global_norm(gradients, norm)[0]
@@ -259,7 +257,7 @@ def test_tensorflow_without_its_second_version(strategy, rank, size, resources):
 
 
 def test_half_precision_is_summed_in_single(strategy, rank, size):
-    """1 + 1e-3 + 1e-3 in float16 is 1.002, rounded; each of many such additions would lose a bit."""
+    """1 + 1e-3 + 1e-3 in float16 is 1.002, rounded; many such additions would each lose a bit."""
 
     def build(embedding_scope):
         w = tf.get_variable("w", [1], tf.float16, initializer=tf.zeros_initializer())

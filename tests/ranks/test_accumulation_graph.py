@@ -1,4 +1,4 @@
-"""scope(local_steps=k) adds no variable that a checkpoint holds, and refuses what it cannot sum up."""
+"""scope(local_steps=k) adds nothing to a checkpoint, and refuses what it cannot sum up."""
 
 import pytest
 import tensorflow.compat.v1 as tf

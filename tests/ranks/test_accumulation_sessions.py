@@ -1,4 +1,4 @@
-"""scope(local_steps=k) counts updates, and survives what happens to a session in the middle of k."""
+"""scope(local_steps=k) counts updates, and survives a session's events in the middle of k."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.double
 
 
 def moved(values):
-    """By how much: the same everywhere."""
+    """Returns by how much all values moved, which is the same everywhere."""
     everything = np.concatenate([np.ravel(value) for value in values])
     np.testing.assert_allclose(everything, everything[0], rtol=1e-6)
     return -everything[0]

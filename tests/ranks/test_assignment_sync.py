@@ -12,7 +12,7 @@ from tests.ranks.assignments import BATCHES, D, V, warnings
 
 
 def running_mean(kind, x, mean, training):
-    """`x` less its running mean, which a script keeps in one of the ways that scripts have."""
+    """Takes its running mean off `x`; a script keeps it in the way that `kind` names."""
 
     def moved():
         return 0.8 * mean + 0.2 * tf.reduce_mean(x, 0)
@@ -89,7 +89,7 @@ def with_training(build, runs):
 
 
 def test_an_average_beside_the_training_step(strategy, rank, size):
-    """Made after the update, by a script that shows a smooth loss; it says once what becomes of it."""
+    """A script that shows a smooth loss makes it after the update; one warning names it."""
 
     def build(embedding_scope):
         w, x = (

@@ -1,4 +1,4 @@
-"""A warning names each assignment that leaves a variable different on each rank, and nobody waits."""
+"""Warnings name the assignments that leave variables different on each rank; nobody waits."""
 
 import numpy as np
 import pytest

@@ -1,6 +1,4 @@
-"""Checkpoints of dynamic tables: keys, rows and slots come back, and what is read without ranks is
-in the order of the keys.
-"""
+"""Checkpoints of dynamic tables restore keys, rows and slots, and list the keys ascending."""
 
 import numpy as np
 import pytest
@@ -35,7 +33,7 @@ def model(name="e", optimizer=None):
 
 
 def saved(strategy, rank, size, path):
-    """Rank r trains the keys r, r + N, …; the rows of all then, looked up by every rank."""
+    """Trains the keys r, r + N, … on rank r; returns all rows, looked up by every rank."""
     with strategy.scope(), tf.Graph().as_default():
         table, ids, rows, train = model()
         saver = tf.train.Saver()

@@ -33,7 +33,8 @@ MISFITS = {
     "optimizer": (
         {"optimizer": lambda: tf.train.AdagradOptimizer(0.1)},
         tf.errors.NotFoundError,
-        r"no 't/Adagrad', a slot of table 't'; it was written with Adam, Adam_1 .*missing_slots='fresh'",
+        r"no 't/Adagrad', a slot of table 't'; it was written with Adam, Adam_1 "
+        r".*missing_slots='fresh'",
     ),
 }
 

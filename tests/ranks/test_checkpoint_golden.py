@@ -1,6 +1,4 @@
-"""A checkpoint that an earlier version wrote on two ranks is restored, all of it, on any number of
-ranks.
-"""
+"""Any number of ranks restores all of a checkpoint that an earlier version wrote on two ranks."""
 
 from pathlib import Path
 

@@ -1,6 +1,4 @@
-"""The collectives, against NumPy; their gradients, against the transposed collective worked out by
-hand.
-"""
+"""Collectives give NumPy's results, and their gradients the transposed collective's, by hand."""
 
 import numpy as np
 import pytest

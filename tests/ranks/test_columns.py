@@ -1,4 +1,4 @@
-"""Feature columns over static tables, beside plain TensorFlow: forward, and trained."""
+"""Feature columns over static tables equal plain TensorFlow's: forward, and trained."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ BATCHES = [batch(RNG) for _ in range(3)]
 
 
 def features():
-    """(placeholders by name, features by name)."""
+    """Returns (placeholders by name, features by name)."""
     made = {
         name: tf.placeholder(
             tf.as_dtype(value.dtype) if value.dtype.kind != "U" else tf.string,
@@ -95,7 +95,7 @@ COLUMNS = {
 
 
 def trained(strategy, rank, size, wide):
-    """That three steps of a model over what `wide(features)` makes end with the same variables."""
+    """Asserts that three steps of a model over `wide(features)` end with the same variables."""
 
     def build(embedding_scope):
         feeds, found = features()

@@ -1,6 +1,4 @@
-"""scope(check=k): replicated variables that have drifted apart are found at the next comparison,
-and named on every rank.
-"""
+"""scope(check=k) finds replicated variables that drifted apart, and names them on every rank."""
 
 import contextlib
 
@@ -23,8 +21,9 @@ ALL = {**OPTIMIZERS, **MORE}
 
 @contextlib.contextmanager
 def training(strategy, rank, optimizer="adagrad", **options):
-    """(session, train, loss) of a model with everything that is each rank's own, or could be taken
-    for it.
+    """Builds a model with everything that is each rank's own, or could be taken for it.
+
+    Yields (session, train, loss).
     """
     with strategy.scope(plan="quiet", **options), tf.Graph().as_default():
         with strategy.embedding_scope():

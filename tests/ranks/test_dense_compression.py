@@ -1,5 +1,6 @@
-"""scope(dense_compression=…): replicated variables' gradients travel in 16 bits. Held against NumPy
-and plain TensorFlow.
+"""scope(dense_compression=…) sends gradients of replicated variables in 16 bits.
+
+NumPy and plain TensorFlow give the numbers.
 """
 
 import numpy as np

@@ -25,7 +25,7 @@ VALUES = reference.table_values(V, D)
 )
 @pytest.mark.parametrize("lookups", [True, False])
 def test_penalties_on_all_weights(strategy, rank, size, make, lookups):
-    """`l2_loss` over `trainable_variables()`: in plain TensorFlow a table's gradient is then dense."""
+    """`l2_loss` over `trainable_variables()` makes a table's gradient dense in plain TensorFlow."""
 
     def build(embedding_scope):
         with embedding_scope():

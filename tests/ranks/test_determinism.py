@@ -1,5 +1,6 @@
-"""scope(deterministic=True): the same bits again, data in one order, and TensorFlow as it was
-afterwards.
+"""scope(deterministic=True) gives the same bits again.
+
+Data come in one order, and TensorFlow is afterwards as it was.
 """
 
 import time

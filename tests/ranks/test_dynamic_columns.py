@@ -1,6 +1,4 @@
-"""categorical_column_with_embedding in TensorFlow's feature columns, beside the identity column in
-plain TensorFlow.
-"""
+"""categorical_column_with_embedding trains as the identity column does in plain TensorFlow."""
 
 import contextlib
 

@@ -13,8 +13,9 @@ pytestmark = [pytest.mark.ranks(1, 3), pytest.mark.double("matrix")]
 
 
 def ragged(step):
-    """Ids without an empty sample: those move row 0 of a static table. Returns (places [K, 2], ids
-    [K], weights [K]).
+    """Draws ids without an empty sample, which would move row 0 of a static table.
+
+    Returns (places [K, 2], ids [K], weights [K]).
     """
     rng = np.random.default_rng([5, step])
     lengths = rng.integers(1, 4, B)
@@ -27,7 +28,7 @@ def ragged(step):
 
 
 def batches(rank, size):
-    """Feeds of this rank's share of six global batches."""
+    """Yields feeds of this rank's share of six global batches."""
     for step in range(6):
         places, ids, weights = ragged(step)
         first, last = rank * B // size, (rank + 1) * B // size
@@ -41,7 +42,7 @@ def batches(rank, size):
 
 
 def model(embedding_scope, optimizer, make, samples):
-    """One table in four kinds of lookups, and a dense layer."""
+    """Builds one table in four kinds of lookups, and a dense layer."""
     with embedding_scope():
         t = make()
     p = {

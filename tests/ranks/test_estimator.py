@@ -1,6 +1,4 @@
-"""strategy.estimator: one process's results on any number of ranks; plain tf.estimator beside it is
-the truth.
-"""
+"""strategy.estimator gives plain tf.estimator's results on any number of ranks."""
 
 import contextlib
 import json

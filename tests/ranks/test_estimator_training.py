@@ -1,4 +1,4 @@
-"""Training by strategy.estimator, with evaluations and exports between its steps."""
+"""strategy.estimator trains, with evaluations and exports between its steps."""
 
 import contextlib
 import os
@@ -171,7 +171,7 @@ def test_listeners_and_a_warm_start(strategy, folder):
 
 
 def features_of(rank, step):
-    """[BATCH, 2] of a rank's batch."""
+    """Draws [BATCH, 2] of a rank's batch."""
     return np.random.default_rng([rank, step]).normal(rank, 1 + rank, (BATCH, 2)).astype(np.float32)
 
 

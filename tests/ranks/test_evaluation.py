@@ -1,4 +1,4 @@
-"""An evaluation goes on until every rank is out of data, and its metrics are those of all records."""
+"""An evaluation ends when every rank is out of data; its metrics are of all records."""
 
 import contextlib
 
@@ -19,7 +19,7 @@ VALUES = reference.table_values(ROWS, DIM)
 
 
 def counts(rank, size):
-    """How many batches a rank has: none on the last of several, most on the first."""
+    """Returns how many batches a rank has: none on the last of several, most on the first."""
     return 7 if size == 1 else [5, 0, 2, 4][(rank + 1) % size]
 
 
@@ -250,7 +250,7 @@ def test_an_update_in_a_branch_is_warned_of(strategy, size, caplog):
 
 
 def _plain_metrics(ids):
-    """NumPy's own, and plain TensorFlow's for the AUC that it interpolates."""
+    """Computes the metrics by NumPy, and by plain TensorFlow the AUC, which it interpolates."""
     score = 1 / (1 + np.exp(-VALUES.astype(np.float64)[ids].sum(-1)))
     label, guess = ids % 3 == 0, np.round(score)
     with tf.Graph().as_default(), tf.Session() as session:

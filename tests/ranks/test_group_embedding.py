@@ -1,4 +1,4 @@
-"""DeepRec's grouped lookups, beside TensorFlow's own, one by one."""
+"""DeepRec's grouped lookups equal TensorFlow's own, one by one."""
 
 import contextlib
 

@@ -1,6 +1,4 @@
-"""Lookups share three all-to-alls without being asked to, whatever their tables, ids and ways of
-pooling; the numbers stay.
-"""
+"""Lookups of any tables, ids and ways of pooling share three all-to-alls; the numbers stay."""
 
 import numpy as np
 import pytest
@@ -32,8 +30,9 @@ def batches(steps=3):
 
 
 def everything(embedding_scope, dynamic):
-    """A step over tables of all dimensions, in all kinds of lookups; `dynamic`: two of them
-    dynamic, one of strings.
+    """Builds a step over tables of all dimensions, in all kinds of lookups.
+
+    `dynamic`: two of the tables are dynamic, one of them of strings.
     """
     p = {
         "ids": tf.placeholder(tf.int64, [None]),
@@ -145,8 +144,9 @@ def test_ungrouped_lookups_give_the_same(strategy, rank, size):
 
 
 def many_tables(strategy, tables):
-    """A step over `tables` tables of different dimensions, a lookup each, half of them pooled;
-    (train, what to feed).
+    """Builds a lookup in each of `tables` tables of different dimensions, half of them pooled.
+
+    Returns (train, feeds).
     """
     with strategy.embedding_scope():
         made = [
@@ -286,8 +286,9 @@ def test_two_tables_that_are_looked_up_by_the_same_ids(strategy, rank, size):
 
 
 def sums(embedding_scope, factor):
-    """A loss that is a sum over samples: batches may be of any size. `factor` is N, as training
-    takes the mean over ranks.
+    """Builds a loss that is a sum over samples: batches may be of any size.
+
+    `factor` is N, as training takes the mean over ranks.
     """
     with embedding_scope():
         t = {

@@ -1,6 +1,4 @@
-"""Where grouping is hard: lookups that depend on each other, are of several losses, in branches, or
-differentiated early.
-"""
+"""Lookups are grouped that need each other, serve several losses or stand in branches."""
 
 import numpy as np
 import pytest
@@ -19,7 +17,7 @@ FEED = {"ids": IDS, "many": MANY, "weights": WEIGHTS}
 
 
 def tables(embedding_scope, **dims):
-    """Tables of 9 rows, by name, of these dimensions."""
+    """Makes tables of 9 rows, by name, of these dimensions."""
     with embedding_scope():
         return {
             name: reference.table(name, 9, dim, seed)
@@ -40,8 +38,9 @@ def fed(*names):
 
 
 def check(strategy, rank, size, build, runs, rtol=2e-5, atol=1e-6):
-    """That tables and weights are those of plain TensorFlow after `runs`; `build` makes them the
-    fetch 'state'.
+    """Asserts that tables and weights are plain TensorFlow's after `runs`.
+
+    `build` gives them as the fetch 'state'.
     """
     want, got = both(strategy, rank, size, build, [*runs, (["state"], {})])
     same(got[-1], want[-1], rtol, atol)

@@ -1,6 +1,4 @@
-"""What is wrong with one lookup of a group is everyone's error, in the words it has without
-grouping, before anything moves.
-"""
+"""An error in one lookup of a group is every rank's, in the same words, before anything moves."""
 
 import contextlib
 
@@ -28,7 +26,7 @@ INVALID = [
 
 
 def model(embedding_scope):
-    """Lookups of all kinds, on two levels; (train, state, placeholders)."""
+    """Builds lookups of all kinds, on two levels; returns (train, state, placeholders)."""
     with embedding_scope():
         t = {
             name: reference.table(name, rows, 2, seed)
@@ -155,7 +153,7 @@ def test_lookups_that_cannot_be_are_refused_where_they_are_written(strategy, gro
 
 
 def differing(strategy, rank, difference):
-    """A graph of which rank 0 has another version: (train, rows of the table that is the same)."""
+    """Builds a graph that differs on rank 0: (train, rows of the table that is the same)."""
     odd = difference if rank == 0 else None
     with strategy.embedding_scope():
         a = reference.table("a", 9, 3)

@@ -1,6 +1,4 @@
-"""Grouped lookups in sessions: which input a run takes, what it finds, in graphs run, finalized,
-changed or copied.
-"""
+"""Sessions take the right input for grouped lookups, in graphs finalized, changed or copied."""
 
 import contextlib
 
@@ -31,7 +29,7 @@ def two(embedding_scope):
 
 
 def batches(rank, count, seed):
-    """[count] batches of 4 ids, this rank's own."""
+    """Draws [count] batches of 4 ids, this rank's own."""
     return np.random.default_rng([seed, rank]).integers(0, ROWS, (count, 4))
 
 

@@ -1,6 +1,4 @@
-"""Scripts that come from other ways of training on several processes: Horovod's wrappers,
-SyncReplicasOptimizer.
-"""
+"""Scripts with Horovod's wrappers train as before; SyncReplicasOptimizer is refused."""
 
 import horovod.tensorflow as hvd
 import horovod.tensorflow.keras as hvd_keras
@@ -18,7 +16,7 @@ STEP = (["train"], {"ids": IDS, "x": X})
 
 
 def model(embedding_scope):
-    """A table, a replicated embedding and a dense matrix: (loss, variables, placeholders)."""
+    """Builds a table, a replicated embedding and a matrix: (loss, variables, placeholders)."""
     with embedding_scope():
         t = reference.table("t", 9, 3)
     r, w = (
@@ -35,9 +33,7 @@ def model(embedding_scope):
 
 
 def compare(strategy, rank, size, train, wrap, **scope):
-    """Training with what `wrap` makes of an optimizer, or a tape, takes the steps of plain
-    TensorFlow without it.
-    """
+    """Asserts that an optimizer or tape in `wrap` takes plain TensorFlow's steps without it."""
 
     def build(wrap):
         def made(embedding_scope):
@@ -95,7 +91,7 @@ def test_gradients_are_reduced_once(strategy, rank, size, train, options, scope)
 
 
 def test_wrappers_from_before_the_scope(strategy, rank, size):
-    """Made eagerly, as at the top of a script, or in another graph; or of the optimizers of Keras."""
+    """A script makes them eagerly, at its top, or in another graph; or of Keras's optimizers."""
     assert tf.executing_eagerly()
     made = [hvd.DistributedOptimizer(tf.train.AdagradOptimizer(0.3), name="Eager")]
     with tf.Graph().as_default():
@@ -309,7 +305,7 @@ def test_a_mean_that_no_lookup_is_part_of_ends_with_the_data(strategy, rank, siz
 
 
 def test_an_evaluation_with_a_mean_of_its_own_does_not_wait(strategy, rank, size):
-    """A rank without data can answer our lookups, but takes no part in a script's own collective."""
+    """A rank without data answers lookups, but takes no part in a script's own collective."""
     if size == 1:
         return
     with strategy.scope(), tf.Graph().as_default():

@@ -1,4 +1,4 @@
-"""Keras in graphs: its legacy optimizers over tables, its layers inside embedding_scope()."""
+"""Keras trains in graphs: its legacy optimizers over tables, its layers in embedding_scope()."""
 
 import contextlib
 
@@ -20,7 +20,7 @@ legacy = tf2.keras.optimizers.legacy
 
 
 def model(embedding_scope):
-    """(loss as a function, [table, dense matrix], placeholders)."""
+    """Returns (loss as a function, [table, dense matrix], placeholders)."""
     with embedding_scope():
         t = reference.table("t", 9, 3)
     w = tf.get_variable("w", initializer=reference.table_values(3, 2, 1))
@@ -38,9 +38,7 @@ def model(embedding_scope):
 
 
 def build(train):
-    """A model as `reference.plain` wants it, with what `train(loss function, variables)` gives to
-    be run.
-    """
+    """Makes a model for `reference.plain`, with the fetch of `train(loss function, variables)`."""
 
     def made(embedding_scope):
         loss, (t, w), feeds = model(embedding_scope)

@@ -1,6 +1,4 @@
-"""What a model makes inside embedding_scope() beside `tf.get_variable`: layers, tf.Variable,
-templates, getters of its own.
-"""
+"""Layers, tf.Variable, templates and getters of a model's own work inside embedding_scope()."""
 
 import numpy as np
 import pytest
@@ -18,8 +16,9 @@ keras = tf.keras
 
 
 def first(seed):
-    """An initializer of Keras's kind that gives the same whole table everywhere, as TensorFlow's
-    random ones don't.
+    """Makes a Keras initializer that gives the same whole table everywhere.
+
+    TensorFlow's random ones don't.
     """
     return lambda shape, dtype=None, **_: tf.constant(
         reference.table_values(shape[0], shape[1], seed), dtype or tf.float32
@@ -27,11 +26,11 @@ def first(seed):
 
 
 def compare(strategy, rank, size, model, tables=None, rtol=2e-5):
-    """That training gives what plain TensorFlow does, and which variables are tables.
+    """Asserts that training gives plain TensorFlow's numbers, and which variables are tables.
 
     Args:
         model: model(embedding_scope, ids, x, y) -> (loss, {name of a table: the table}).
-        tables: names of the tables there are to be; those that the model gives.
+        tables: names of the expected tables; by default those that the model gives.
     """
 
     def build(embedding_scope):

@@ -1,6 +1,4 @@
-"""The three lookup functions give what plain TensorFlow gives: values, and gradients through an
-update.
-"""
+"""The three lookup functions give plain TensorFlow's values, and gradients through an update."""
 
 import numpy as np
 import pytest
@@ -22,8 +20,9 @@ pytestmark = [
 
 @st.composite
 def sparse_batches(draw, least=0, weighted=None):
-    """One rank-independent global batch, [(ids, weights or None)] per sample, for every number of
-    ranks up to 4.
+    """Draws one global batch, [(ids, weights or None)] per sample, for up to 4 ranks.
+
+    It doesn't depend on the rank.
     """
     rows, dim = draw(st.integers(1, 40)), draw(st.integers(1, 5))
     samples = 12 * draw(st.integers(1, 2))
@@ -49,7 +48,7 @@ def sparse_feed(lists):
 
 
 def check(strategy, rank, size, lookup, rows, dim, lists, values):
-    """Values of every sample, and all rows after a step of gradient descent on their weighted mean."""
+    """Compares values of every sample, and all rows after a step on their weighted mean."""
     samples = len(lists) // size
     factor = np.random.default_rng(3).normal(size=(len(lists), dim)).astype(np.float32)
 

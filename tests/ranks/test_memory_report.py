@@ -1,4 +1,4 @@
-"""What is said where there is no memory for a table."""
+"""An error for lack of memory says what the tables take."""
 
 from __future__ import annotations
 
@@ -28,5 +28,8 @@ def test_tables_are_named_with_what_they_take(strategy, size, monkeypatch, chose
             pytest.raises(tf.errors.ResourceExhaustedError, match="no room") as caught,
         ):
             session.run(needs_more)
-    taken = f"take {64 * 209:,} bytes on this rank: 'large/Adagrad' 6,400, 'large' 6,400, 'small' 576; dynamic ones"
+    taken = (
+        f"take {64 * 209:,} bytes on this rank: "
+        "'large/Adagrad' 6,400, 'large' 6,400, 'small' 576; dynamic ones"
+    )
     assert taken in caught.value.message and words in caught.value.message

@@ -1,4 +1,4 @@
-"""Moving averages: of batch normalisation, of tensors, of variables and of tables."""
+"""Averages move alike on all ranks: of batch normalisation, tensors, variables and tables."""
 
 import contextlib
 
@@ -31,7 +31,7 @@ def placeholders():
 
 
 def normalized(t, feeds, reuse=None):
-    """The loss of a batch that is normalised by itself, in front of a lookup and behind it."""
+    """Computes the loss of a batch normalised by itself, in front of a lookup and behind it."""
     with tf.variable_scope("model", reuse=reuse):
         x = tf.layers.batch_normalization(feeds["x"], training=True, momentum=0.8, name="in")
         x += tf.nn.embedding_lookup(t, feeds["ids"])

@@ -1,4 +1,4 @@
-"""The ways from a loss to an update that scripts take, beside plain TensorFlow on the global batch."""
+"""The ways that scripts take from a loss to an update give plain TensorFlow's numbers."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ BATCHES = [
 
 
 class Model:
-    """Two tables and a dense layer; a loss of each table."""
+    """Holds two tables and a dense layer, and a loss of each table."""
 
     def __init__(self, embedding_scope, **kwargs):
         with embedding_scope():
@@ -46,9 +46,7 @@ def minimized(**kwargs):
 
 
 def changed(change):
-    """`compute_gradients`, something done to the gradients of a table and of a matrix,
-    `apply_gradients`.
-    """
+    """Changes the gradients of a table and of a matrix between computing and applying them."""
 
     def train(m):
         optimizer = tf.train.AdagradOptimizer(0.2)
@@ -65,9 +63,7 @@ def scaled(gradient):
 
 
 def summed(gradient):
-    """As a norm of a table's gradient is defined here: of repeated ids plain TensorFlow takes each
-    for a row of its own.
-    """
+    """Makes plain TensorFlow's gradient dense, which sums repeated ids, as norms here do."""
     plain = isinstance(gradient, tf.IndexedSlices) and not isinstance(gradient, TableGradient)
     return tf.convert_to_tensor(gradient) if plain else gradient
 
@@ -99,7 +95,7 @@ def stopped(m):
 
 
 def clipped(m):
-    """With entries that are None: the first loss knows nothing of the second table."""
+    """Clips with entries that are None: the first loss knows nothing of the second table."""
     variables = tf.trainable_variables()
     gradients, _ = tf.clip_by_global_norm(
         list(map(summed, tf.gradients(m.losses[0], variables))), 0.01
@@ -109,9 +105,7 @@ def clipped(m):
 
 
 def penalised(m):
-    """A gradient of a gradient, with respect to rows (each rank's own) and to a matrix
-    (everyone's).
-    """
+    """Adds a gradient of a gradient, by rows (each rank's own) and by a matrix (everyone's)."""
     kernel = tf.trainable_variables()[2]
     of_rows, of_kernel = (
         tf.gradients(m.losses[1], [m.rows[0]])[0],
@@ -155,7 +149,7 @@ WAYS = {
 
 
 def beside(strategy, rank, size, build):
-    """That four steps end with the same tables, weights and step."""
+    """Asserts that four steps end with the same tables, weights and step."""
     names = []
 
     def built(embedding_scope):
@@ -214,8 +208,9 @@ def test_a_constraint_of_a_table_is_refused(strategy, rank, size):
 
 
 def second_order(m):
-    """Newton's direction: of the kernel of a layer behind a table, by its hessian and by a jacobian
-    of per-sample losses.
+    """Takes Newton's direction of the kernel of a layer behind a table.
+
+    It comes by its hessian and by a jacobian of per-sample losses.
     """
     kernel = tf.trainable_variables()[2]
     gradient = tf.gradients(m.losses[0], [kernel])[0]

@@ -1,4 +1,4 @@
-"""The plan says what was built: bytes are those of the arrays, exchanges those that a trace counts."""
+"""The plan says what was built: bytes equal those of the arrays, exchanges those of a trace."""
 
 import collections
 import json
@@ -22,8 +22,9 @@ OPTIMIZERS = {
 
 
 def build(strategy, optimizer="adagrad", ids=None, dynamic=False):
-    """Two static tables, one of them looked up twice, a dense weight of 7 elements; the train
-    operation, the tables.
+    """Builds two static tables, one looked up twice, and a dense weight of 7 elements.
+
+    Returns the train operation and the tables.
     """
     ids = tf.placeholder(tf.int64, [None], "ids") if ids is None else ids
     with strategy.embedding_scope():

@@ -1,4 +1,4 @@
-"""What a profile says of steps whose every byte is known."""
+"""A profile counts every byte of steps whose bytes are known."""
 
 import glob
 import json
@@ -19,7 +19,7 @@ DIMS = {"user": 4, "item": 3, "keyed": 2}
 
 
 def batch(rank):
-    """[6] ids of this rank, some of them twice."""
+    """Draws [6] ids of this rank, some of them twice."""
     return np.random.default_rng(rank).integers(0, 5, 6)
 
 
@@ -56,7 +56,7 @@ def read_split(folder):
 
 
 def owned(size, owner):
-    """By table, the keys that `owner` is asked for in a step, of all ranks."""
+    """Returns by table the keys that `owner` is asked for in a step, by all ranks."""
     asked = {name: 0 for name in DIMS}
     for r in range(size):
         distinct = np.unique(batch(r))
@@ -114,7 +114,7 @@ def test_a_step_of_which_every_byte_is_known(strategy, rank, size, folder, group
 
 
 def check_received(received, plan, r, size):
-    """Bytes that rank r receives, its own share included."""
+    """Checks the bytes that rank r receives, its own share included."""
     by_phase = {}
     for x in plan.exchanges:
         by_phase.setdefault(x.phase, 0)
@@ -129,7 +129,7 @@ def check_received(received, plan, r, size):
 
 
 def check_trace(folder, rank, steps, counts):
-    """Every step has the collectives that TensorFlow's own trace of a later step counts."""
+    """Checks that every step has the collectives that TensorFlow's trace of a later step counts."""
     with open(os.path.join(folder, f"rank_{rank}.trace.json")) as file:
         events = [e for e in json.load(file)["traceEvents"] if e["ph"] == "X"]
     assert {e["pid"] for e in events} == {rank} and {e["args"]["step"] for e in events} == set(

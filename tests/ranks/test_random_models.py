@@ -1,6 +1,4 @@
-"""Models that nobody thought of train as in plain TensorFlow: their losses, and whatever their
-variables hold.
-"""
+"""Models drawn at random train as in plain TensorFlow: their losses, and all their variables."""
 
 import contextlib
 import os
@@ -14,14 +12,15 @@ from tests.ranks import grouped, random_model_graph, random_models, reference
 
 
 def seeds():
-    """COLLECTIVE_TEST_MODELS: how many models, or first:last for those of seeds first to last - 1."""
+    """Reads COLLECTIVE_TEST_MODELS: how many models, or first:last, of seeds first to last - 1."""
     first, _, last = os.environ.get("COLLECTIVE_TEST_MODELS", "4").rpartition(":")
     return range(int(first or 0), int(last))
 
 
 def trained(model, embedding_scope, ranks, batches):
-    """(the graph's model, its losses of each step, all rows of its tables, the session), the
-    session open.
+    """Trains a model and leaves its session open.
+
+    Returns (the graph's model, the losses of each step, all rows of its tables, the session).
     """
     stacked = {name: np.stack([batch[name] for batch in batches]) for name in batches[0]}
     built = random_model_graph.Built(model, embedding_scope, ranks, stacked)
@@ -37,7 +36,7 @@ def trained(model, embedding_scope, ranks, batches):
 
 
 def in_plain_tensorflow(model, batches):
-    """(losses, rows, {variable: value})."""
+    """Returns (losses, rows, {variable: value})."""
     with tf.Graph().as_default():
         tf.set_random_seed(7)
         _, losses, rows, session = trained(model, contextlib.nullcontext, None, batches)
@@ -46,8 +45,9 @@ def in_plain_tensorflow(model, batches):
 
 
 def held(session, rank, size):
-    """{variable: (the keys that this rank has, its rows of them)}, read past all that looks up;
-    keys None: it has all.
+    """Reads {variable: (the keys that this rank has, its rows of them)}, past all lookups.
+
+    Keys are None where it has all.
     """
     keys, values = {}, {}
     for v in tf.global_variables():
@@ -70,7 +70,7 @@ def held(session, rank, size):
 
 
 def on_ranks(strategy, rank, size, model, batches):
-    """(the tables by their variables' names, losses, rows, what this rank holds)."""
+    """Returns (the tables by their variables' names, losses, rows, this rank's part of them)."""
     options = {
         "grouping": model.grouping,
         "prefetch_keys": model.source == "keys ahead",
@@ -88,7 +88,7 @@ def on_ranks(strategy, rank, size, model, batches):
 
 
 def close(got, want, name, rtol=2e-4):
-    """With what rounding leaves of numbers that are small beside others of their array."""
+    """Allows for the rounding of numbers that are small beside others of their array."""
     np.testing.assert_allclose(
         got, want, rtol=rtol, atol=2e-6 * max(np.abs(want).max(initial=0), 1e-3), err_msg=name
     )

@@ -1,4 +1,4 @@
-"""scope() and embedding_scope(): nesting, entering again, options, and TensorFlow left as it was."""
+"""scope() and embedding_scope() nest, take options and leave TensorFlow as it was."""
 
 import warnings
 

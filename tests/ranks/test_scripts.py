@@ -1,4 +1,4 @@
-"""Whole models as people write them, trained some steps beside plain TensorFlow.
+"""Whole models as people write them train some steps as in plain TensorFlow.
 
 Where the loss of a sample depends on which others are in its batch, the truth is the ranks' parts
 in one graph and the mean of their losses; else it is the global batch.
@@ -53,7 +53,7 @@ def tower(x, widths, name):
 
 
 class MatrixFactorisation:
-    """Dot products with biases, all tables, penalised by the looked-up rows; Adam."""
+    """Multiplies rows and adds biases, all tables, penalised by the looked-up rows; by Adam."""
 
     def __init__(self, embedding_scope):
         with embedding_scope():
@@ -77,9 +77,7 @@ class MatrixFactorisation:
 
 
 class WideAndDeep:
-    """A linear model over crossed columns, trained by Ftrl, beside embeddings and a network,
-    trained by Adagrad.
-    """
+    """Adds a linear model over crossed columns (Ftrl) to embeddings and a network (Adagrad)."""
 
     def __init__(self, embedding_scope):
         self.scope = embedding_scope
@@ -123,9 +121,7 @@ class WideAndDeep:
 
 
 class TwoTowers:
-    """Histories against items by `sampled_softmax_loss`, whose negatives are the same in every
-    batch.
-    """
+    """Matches histories to items by `sampled_softmax_loss`; all batches have the same negatives."""
 
     def __init__(self, embedding_scope):
         with embedding_scope():
@@ -160,7 +156,7 @@ class TwoTowers:
 
 
 class InBatchNegatives(TwoTowers):
-    """Every other item of the batch is a negative: each rank's batch is a batch of its own."""
+    """Takes every other item of the batch for a negative: each rank's batch is one of its own."""
 
     apart = True
 
@@ -181,9 +177,7 @@ class InBatchNegatives(TwoTowers):
 
 
 class EvaluatedBeside(MatrixFactorisation):
-    """With a copy of the model in the same graph that is evaluated between steps: it changes
-    nothing.
-    """
+    """Evaluates a copy of the model in the same graph between steps, which changes nothing."""
 
     def evaluation(self):
         f = inputs("_evaluated")
@@ -191,8 +185,9 @@ class EvaluatedBeside(MatrixFactorisation):
 
 
 def trained(script, scope, embedding_scope, step_feeds, parts):
-    """(losses, values of all trained variables) after the steps; `parts` copies of the loss, each
-    with its share of a batch.
+    """Returns (losses, values of all trained variables) after the steps.
+
+    `parts` copies of the loss have a share of the batch each.
     """
     with scope, tf.Graph().as_default():
         tf.set_random_seed(3)

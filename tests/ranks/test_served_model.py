@@ -14,7 +14,7 @@ pytestmark = pytest.mark.backends("hb")
 
 
 def pooled(rows, samples, combiner="mean", weights=None, max_norm=None):
-    """NumPy's answer: `rows` of the ids of each sample, combined; a sample without ids is zeros."""
+    """Combines by NumPy `rows` of the ids of each sample; a sample without ids is zeros."""
     out = np.zeros((len(samples), rows.shape[1]), np.float64)
     for i, ids in enumerate(samples):
         w = np.ones(len(ids)) if weights is None else np.array(weights[i], np.float64)
@@ -30,7 +30,7 @@ def pooled(rows, samples, combiner="mean", weights=None, max_norm=None):
 
 
 def sparse(samples, dtype=np.int64):
-    """(indices, values, dense shape) of a batch of lists."""
+    """Returns (indices, values, dense shape) of a batch of lists."""
     where = [(i, j) for i, ids in enumerate(samples) for j in range(len(ids))]
     return (
         np.array(where, np.int64).reshape(-1, 2),
@@ -115,7 +115,7 @@ EXTREME = [-(2**63), -1, 0, 2**63 - 1]
 
 
 def dynamic_model():
-    """Inputs and outputs, and the tables: of keys, of words, and that of a feature column."""
+    """Returns inputs and outputs, and the tables: of keys, of words, and of a feature column."""
     t = get_embedding_variable("t", 3, initializer=tf.zeros_initializer())
     by_word = get_embedding_variable("words", 2, tf.string, initializer=tf.ones_initializer())
     p, told = tf.placeholder(tf.int64, [None, None]), tf.placeholder(tf.string, [None])

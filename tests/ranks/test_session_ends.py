@@ -1,6 +1,4 @@
-"""How sessions start and end together: with a last checkpoint, and with no rank that does by itself
-what takes all.
-"""
+"""Sessions start and end together, and no rank does alone what takes all."""
 
 import os
 
@@ -18,7 +16,7 @@ pytestmark = [pytest.mark.ranks(1, 3), pytest.mark.ungrouped, pytest.mark.double
 
 @pytest.fixture
 def folder(tmp_path):
-    """Rank 0's, which all ranks see."""
+    """Returns rank 0's folder, which all ranks see."""
     return barrier.exchange(None, "a folder", {"path": str(tmp_path)})[0]["path"]
 
 

@@ -1,6 +1,4 @@
-"""Every kind of session and hook of a TensorFlow 1 script, on every rank, beside plain TensorFlow
-on the global batch.
-"""
+"""Every kind of session and hook of a TensorFlow 1 script equals plain TensorFlow."""
 
 import contextlib
 
@@ -19,7 +17,7 @@ IDS = np.random.default_rng(5).integers(0, 10, (STEPS, B))
 
 
 def build(embedding_scope, name=""):
-    """A table, a dense weight and a global step."""
+    """Builds a table, a dense weight and a global step."""
     with embedding_scope():
         t = reference.table(f"{name}t", 10, 2)
     w = tf.get_variable(f"{name}w", initializer=reference.table_values(2, 1, 1))
@@ -117,7 +115,7 @@ def test_several_graphs_in_one_scope(strategy, rank, size):
 
 
 class Recorder(tf.train.SessionRunHook):
-    """A user's hook: the same fetches on every rank."""
+    """Fetches the same on every rank, as a user's hook does."""
 
     def __init__(self, fetches):
         self._fetches, self.seen = fetches, []
@@ -142,7 +140,7 @@ class Stopper(tf.train.SessionRunHook):
 
 
 class Alone(tf.train.SessionRunHook):
-    """On one rank: looks at what needs no peer, in runs of its own."""
+    """Looks on one rank at what needs no peer, in runs of its own."""
 
     def __init__(self, fetches):
         self._fetches, self.seen = fetches, []
@@ -152,7 +150,7 @@ class Alone(tf.train.SessionRunHook):
 
 
 def train_with(strategy, rank, size, hooks_of):
-    """How many runs were made."""
+    """Returns how many runs were made."""
     with strategy.scope(plan="quiet"), tf.Graph().as_default():
         f = build(strategy.embedding_scope)
         done = 0
@@ -248,7 +246,7 @@ def test_a_loss_that_is_nan_on_one_rank_alone(strategy, rank, size):
 
 
 def test_a_nan_in_one_ranks_batch_is_one_in_the_global_batch(strategy, rank, size):
-    """The replicated weight and the rows of that batch become NaN on every rank; other rows don't."""
+    """The replicated weight and that batch's rows become NaN on every rank; other rows don't."""
 
     def model(embedding_scope):
         with embedding_scope():

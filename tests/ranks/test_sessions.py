@@ -1,6 +1,4 @@
-"""Ranks stay together: they end at the same step, fail at the same step, and a step happens on all
-of them or on none.
-"""
+"""Ranks stay together: a step happens on all of them or on none, and they end and fail alike."""
 
 import contextlib
 
@@ -15,8 +13,9 @@ START = reference.table_values(10, 2)
 
 
 def build(embedding_scope, ids, seed=None):
-    """A table, a dense weight (which starts anew on each rank, unless `seed` is given) and a global
-    step.
+    """Builds a table, a dense weight and a global step.
+
+    The weight starts anew on each rank, unless `seed` is given.
     """
     with embedding_scope():
         t = reference.table("t", 10, 2)

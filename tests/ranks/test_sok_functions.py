@@ -1,5 +1,4 @@
-"""The cases that SparseOperationKit's own function tests check: many ids a sample, pooled, for 100
-steps of gradient descent.
+"""SparseOperationKit's own function tests hold: many pooled ids a sample, 100 steps of descent.
 
 Beside them, variables that plain TensorFlow holds whole are trained on the whole batches. A
 difference is measured as those tests do, squared and normalised: |a - b|² / |b|².
@@ -19,7 +18,7 @@ DIMENSIONS, HOTNESS = (128, 4), (10, 3)  # of the first and the second table
 
 
 def batches():
-    """Both tables' ids [BATCH, hotness], from 1 to hotness of them a sample, and weights."""
+    """Draws both tables' ids [BATCH, hotness], from 1 to hotness of them a sample, and weights."""
     rng = np.random.default_rng(100)
     feeds = []
     for _ in range(STEPS):
@@ -38,7 +37,7 @@ def batches():
 
 
 def build(embedding_scope, combiners, weighted, dynamic):
-    """Two tables, trained to bring a network's output to the samples' first id."""
+    """Builds two tables, trained to bring a network's output to the samples' first id."""
     ones = tf.ones_initializer()
     with embedding_scope():
         tables = [

@@ -1,4 +1,4 @@
-"""What a table is: which variables become one, its first values, and what it refuses."""
+"""A scope makes tables of the right variables, with the right first values, or refuses to."""
 
 import contextlib
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.ranks(1, 3), pytest.mark.double]
 
 
 def all_rows(strategy, make, rows, seed=7):
-    """Every row of the table that make() makes, read by lookups on this rank."""
+    """Returns every row of the table that make() makes, read by lookups on this rank."""
     with strategy.scope(), tf.Graph().as_default():
         tf.set_random_seed(seed)
         with strategy.embedding_scope():

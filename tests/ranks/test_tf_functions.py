@@ -1,4 +1,4 @@
-"""Lookups in `tf.function`s: traced once, called as often as a script likes."""
+"""Lookups work in `tf.function`s that are traced once and called as often as a script likes."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What a script finds in TensorFlow's collections, and its global step, beside plain TensorFlow."""
+"""A script finds plain TensorFlow's variables in the collections, and one global step."""
 
 import contextlib
 
@@ -12,7 +12,7 @@ V, D = 10, 2
 
 
 def model(embedding_scope, optimizer):
-    """(training operation, all collections' variables by name, in order)."""
+    """Returns (training operation, all collections' variables by name, in order)."""
     with embedding_scope():
         t = reference.table("t", V, D)
         frozen = reference.table("frozen", V, D, seed=1, trainable=False)

@@ -1,6 +1,4 @@
-"""scope(wire_dtype=…, gradient_wire_dtype=…): rows and gradients travel rounded, by no more than
-their type rounds.
-"""
+"""Rows and gradients travel rounded, by no more than scope's wire types round."""
 
 import numpy as np
 import pytest
@@ -21,8 +19,9 @@ VALUES = reference.table_values(V, D)
 
 
 def build(embedding_scope, factor):
-    """A loss that is linear in the rows: its gradient is `FACTORS`, exactly. `factor` is N, as
-    training takes the mean.
+    """Builds a loss that is linear in the rows: its gradient is `FACTORS`, exactly.
+
+    `factor` is N, as training takes the mean.
     """
     with embedding_scope():
         t = [reference.table(name, V, D) for name in ("plain", "pooled")]
@@ -44,7 +43,7 @@ def build(embedding_scope, factor):
 
 
 def step(strategy, rank, size, **options):
-    """(this rank's rows of both lookups, what both tables' rows moved by) of one step."""
+    """Takes one step: (this rank's rows of both lookups, the moves of both tables' rows)."""
     feed = {"ids": IDS, "many": MANY, "factors": FACTORS}
     with strategy.scope(**options), tf.Graph().as_default():
         fetches, p = build(strategy.embedding_scope, float(size))
@@ -61,8 +60,9 @@ def step(strategy, rank, size, **options):
 
 
 def exact(rank, size):
-    """In float64: rows of both lookups for this rank, gradients of both tables, and the sums of all
-    absolute values in them.
+    """Computes in float64 this rank's rows of both lookups and the gradients of both tables.
+
+    Returns them, and the sums of all absolute values in them.
     """
     many = [[i for i in sample if i >= 0] for sample in MANY]
     values, factors = VALUES.astype(np.float64), FACTORS.astype(np.float64)
@@ -81,12 +81,12 @@ def exact(rank, size):
 
 
 def near(got, want, size, epsilon):
-    """Within one rounding of every addend, beside those of float32."""
+    """Asserts that values are within one rounding of every addend, beside those of float32."""
     assert (np.abs(got - want) <= (epsilon + 1e-5) * size + 1e-6).all()
 
 
 def rounded(got, want, size):
-    """Whether it is further away than float32 would be."""
+    """Tells whether a value is further away than float32 would be."""
     return bool((np.abs(got - want) > 1e-5 * size + 1e-6).any())
 
 

@@ -11,7 +11,7 @@ X = np.random.default_rng(1).normal(size=(B, 3)).astype(np.float32)
 
 
 def model(embedding_scope, train, rows=9, dim=3):
-    """Rows of a table times a dense matrix; `train(loss, variables)` returns more fetches."""
+    """Multiplies rows of a table by a matrix; `train(loss, variables)` returns more fetches."""
     with embedding_scope():
         t = reference.table("t", rows, dim)
     w = tf.get_variable("w", initializer=reference.table_values(3, 2, 1))
