@@ -97,7 +97,7 @@ def generate(count: int, seed: int = 0) -> Split:
 
 
 def split(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Chooses, among `count` ratings, those to train on and those held out; returns their places."""
+    """Returns the places of the ratings to train on, and of those held out, among `count`."""
     order = np.random.default_rng(SPLIT_SEED).permutation(count)
     test = max(1, round(HELD_OUT * count))
     return np.sort(order[test:]), np.sort(order[:test])

@@ -184,7 +184,10 @@ class CupyDevice(Device):
     def memory(self) -> str:
         """Says how much memory arrays take, for a report."""
         pool = self.xp.get_default_memory_pool()
-        return f"kernels use {pool.used_bytes():,} bytes and hold {pool.total_bytes():,} of the {pool.get_limit():,} they may"
+        return (
+            f"kernels use {pool.used_bytes():,} bytes and hold {pool.total_bytes():,} of the "
+            f"{pool.get_limit():,} they may"
+        )
 
 
 class _CupyKernel:
@@ -202,7 +205,7 @@ class _CupyKernel:
 
 
 def _preload_compiler() -> None:
-    """Loads the NVRTC of NVIDIA's wheel, which CuPy 13 finds only by its name, once it is loaded."""
+    """Loads the NVRTC of NVIDIA's wheel: CuPy 13 finds it by its name only, once loaded."""
     found = importlib.util.find_spec("nvidia")
     for folder in found.submodule_search_locations or () if found is not None else ():
         for file in sorted(Path(folder).glob("cuda_nvrtc/lib/libnvrtc.so.*")):

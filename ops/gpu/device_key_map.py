@@ -51,7 +51,7 @@ class DeviceKeyMap:
         return self._keys[first:last]
 
     def find(self, keys: np.ndarray) -> np.ndarray:
-        """Returns the int64 rows of the int64 `keys`, of their shape; 0 for a key that isn't there."""
+        """Returns the int64 rows of the int64 `keys`, of their shape; 0 for an unknown key."""
         return self._rows(keys, False)
 
     def find_or_insert(self, keys: np.ndarray) -> np.ndarray:

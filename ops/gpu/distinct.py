@@ -63,7 +63,7 @@ class ScratchTable:
         self._workspace, self._size = workspace, 0
 
     def opened(self, keys: int) -> tuple[Any, int]:
-        """Returns [2 K] uint32 words for `keys` keys, all of them free, and the base of this call."""
+        """Returns [2 K] uint32 words for `keys` keys, all free, and the base of this call."""
         words = self._workspace.take("distinct.words", 2 * keys, np.uint32)
         # What is new is not zero, and the base must not overflow. The whole of it is cleared: a
         # smaller call may come first.

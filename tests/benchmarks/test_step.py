@@ -1,4 +1,4 @@
-"""Runs benchmarks/step.py at a tiny size and checks its figures and counts. Nothing is timed here."""
+"""Runs benchmarks/step.py at a tiny size: figures and counts are checked, nothing is timed."""
 
 from __future__ import annotations
 

@@ -22,7 +22,8 @@ import numpy as np
 import serve
 served = serve.tf.saved_model.load(serve.latest(sys.argv[1])).signatures['serving_default']
 ids = np.load(sys.argv[2])
-answer = served(**{{name: serve.tf.constant(ids[name].tolist()) for name in ('user_id', 'movie_id')}})
+names = ('user_id', 'movie_id')
+answer = served(**{{name: serve.tf.constant(ids[name].tolist()) for name in names}})
 np.save(sys.argv[3], answer['probability'].numpy())
 foreign = {{name.split('.')[0] for name in sys.modules}} & {{'collective', 'horovod'}}
 assert not foreign, foreign

@@ -1,4 +1,4 @@
-"""Whatever the compiled operations are given, they answer or say what is wrong; they never crash."""
+"""The compiled operations answer, or say what is wrong, whatever they are given; none crashes."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def test_a_step_that_fails_names_its_log_and_is_resumed(
     ],
 )
 def test_a_set_up_that_is_killed_is_resumed(checkout: Checkout, step: str, repeated: list[str]):
-    """A package may be half installed: then .venv is made again. Horovod's build installs nothing."""
+    """Makes .venv again where a package may be half installed; Horovod's build installs none."""
     checkout.python("python3.11", "3.11.7")
     process = checkout.start(HANG=step)
     checkout.wait_for_call(step)

@@ -29,7 +29,7 @@ COMBINERS = (SUM, MEAN, SQRTN)
 
 
 def lookup_cases(samples: int, dim: int) -> list[Lookup]:
-    """Makes look-ups by every combiner, with and without weights and max_norm; one has no sample."""
+    """Makes look-ups by every combiner, with and without weights and max_norm, one of no sample."""
     made = [
         Lookup(samples, dim, combiner, weighted, norm)
         for combiner, weighted, norm in itertools.product(COMBINERS, (False, True), (0.0, 0.9))

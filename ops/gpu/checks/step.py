@@ -123,7 +123,7 @@ def _tables(weights: Any, slots: Any) -> list[Table]:
 
 
 class _Checked:
-    """Holds tables on the device and, in float64, as they should be: [T, V, D] weights and slots."""
+    """Holds tables on the device, and the truth in float64: [T, V, D] weights and slots."""
 
     def __init__(self, device: Device, rows: int, rng: np.random.Generator):
         shape = TABLES, rows, DIM

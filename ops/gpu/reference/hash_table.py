@@ -1,4 +1,4 @@
-"""Has `hash_table` and `hash_table_maintenance` in NumPy: sorted keys, and what is known of each."""
+"""Holds the hash table in NumPy: sorted keys, and what is known of each."""
 
 from __future__ import annotations
 

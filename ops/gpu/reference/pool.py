@@ -66,7 +66,7 @@ def pool_terms(
     workspace: Any = None,
     of_weights: bool = False,
 ) -> Terms:
-    """See `collective.ops.gpu.pool.pool_terms`; `gradients` are a float32 matrix for each look-up."""
+    """Computes `collective.ops.gpu.pool.pool_terms`; `gradients`: float32, one for each look-up."""
     size, first = len(ids.positions), np.cumsum([0, *(lookup.samples for lookup in lookups)])
     samples, factors = np.zeros(size, np.uint32), np.zeros(size, np.float32)
     along, made = np.zeros(size, np.float32), np.zeros(size, np.float32)

@@ -177,7 +177,10 @@ def test_without_memory_for_rows_nothing_is_found_until_there_is_some(
     monkeypatch.setattr(bridge, "reserve", Small)
     held = device_row_store.new_store(10**6, 2, np.float32, "mine", drawn, bridge)
     held.rows(np.arange(10), True)
-    words = r"'mine' has memory for 512 rows, and needs .* bytes more for 20,000: .*out of memory.*TABLES=host"
+    words = (
+        r"'mine' has memory for 512 rows, and needs .* bytes more for 20,000: "
+        r".*out of memory.*TABLES=host"
+    )
     for insert in (True, False):  # a row without memory must not be read
         with pytest.raises(MemoryError, match=words):
             held.rows(np.arange(20_000), insert)
@@ -291,7 +294,10 @@ def test_memory_of_another_device_is_refused(bridge: MemoryBridge):
         given = native_library.library().collective_memory(
             4096, 0, dtype=tf.float32, shape=[1, 1], device="GPU"
         )
-        words = "memory is on a GPU, but TensorFlow has its variable on a CPU.*set COLLECTIVE_DYNAMIC_TABLES=host"
+        words = (
+            "memory is on a GPU, but TensorFlow has its variable on a CPU."
+            "*set COLLECTIVE_DYNAMIC_TABLES=host"
+        )
         with pytest.raises(tf.errors.FailedPreconditionError, match=words):
             session.run(given.op)
 

@@ -40,7 +40,8 @@ extern "C" __global__ void lanes(unsigned* out) {
   mine[4] = __shfl_up_sync(all, t, 3);
   mine[5] = __shfl_down_sync(all, t, 2, 8);
   mine[6] = __any_sync(all, t == 9) * 2 + __all_sync(all, t < 31);
-  if (t % 2 == 0) mine[7] = __match_any_sync(0x55555555u, t & 4); else mine[7] = __shfl_sync(0xAAAAAAAAu, t, 1);
+  if (t % 2 == 0) mine[7] = __match_any_sync(0x55555555u, t & 4);
+  else mine[7] = __shfl_sync(0xAAAAAAAAu, t, 1);
 }
 extern "C" __global__ void counted(int* count, float* sum, unsigned long long* most) {
   atomicAdd(count, 1);
@@ -55,14 +56,19 @@ extern "C" __global__ void unsafe_count(int* count) {
 extern "C" __global__ void half_barrier() {
   if (threadIdx.x < 32) __syncthreads(); else __syncthreads_count(1);
 }
-extern "C" __global__ void wrong_mask() { __shfl_sync(threadIdx.x < 16 ? 0xFFFFFFFFu : 0xFFFF0000u, 1, 16); }
+extern "C" __global__ void wrong_mask() {
+  __shfl_sync(threadIdx.x < 16 ? 0xFFFFFFFFu : 0xFFFF0000u, 1, 16);
+}
 extern "C" __global__ void lonely_lane() { if (threadIdx.x == 3) __syncwarp(); }
-extern "C" __global__ void absent_lane() { __shfl_sync(0x0000FFFFu << (threadIdx.x / 16 * 16), 1, 31); }
+extern "C" __global__ void absent_lane() {
+  __shfl_sync(0x0000FFFFu << (threadIdx.x / 16 * 16), 1, 31);
+}
 extern "C" __global__ void endless(int* flag) { while (atomicAdd(flag, 0) == 0) {} }
 extern "C" __global__ void beside(int* out) { out[threadIdx.x] = 1; }
 extern "C" __global__ void unset(int* out) { __shared__ int word; out[0] = word; }
 extern "C" __global__ void vectors(const float* in, float* out) {
-  reinterpret_cast<float4*>(out)[threadIdx.x] = *reinterpret_cast<const float4*>(in + 4 * threadIdx.x);
+  reinterpret_cast<float4*>(out)[threadIdx.x] =
+      *reinterpret_cast<const float4*>(in + 4 * threadIdx.x);
 }
 template <class T>
 __device__ int reversed_in_shared_memory() {

@@ -1,4 +1,4 @@
-"""Pooled look-ups, their gradients and the optimizers' rules on the GPU give what TensorFlow gives."""
+"""Holds pooled look-ups, their gradients and the optimizers' rules against TensorFlow."""
 
 from __future__ import annotations
 

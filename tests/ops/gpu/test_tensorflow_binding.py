@@ -155,7 +155,10 @@ def test_a_shard_elsewhere_is_refused(graph: Any):
     shard = native_library.library().collective_sparse_shard(
         one.handle, dtype=tf.float32, device="GPU"
     )
-    words = "table is on a CPU, but is looked up and updated on a GPU: make its table outside of tf.device"
+    words = (
+        "table is on a CPU, but is looked up and updated on a GPU: "
+        "make its table outside of tf.device"
+    )
     with tf.Session() as session, pytest.raises(tf.errors.FailedPreconditionError, match=words):
         session.run(one.initializer)
         session.run(shard)

@@ -40,7 +40,8 @@ extern "C" __attribute__((visibility("default"))) const char* launch_{name}(
     const cuda_on_cpu::Launch* launch, void** arguments, int given) {{
   return cuda_on_cpu::Start(&{name}, *launch, arguments, given);
 }}
-extern "C" __attribute__((visibility("default"))) const int* sizes_{name}() {{ return cuda_on_cpu::Sizes(&{name}); }}
+extern "C" __attribute__((visibility("default")))
+const int* sizes_{name}() {{ return cuda_on_cpu::Sizes(&{name}); }}
 """
 
 
