@@ -82,7 +82,7 @@ with strategy.scope(), tf.Graph().as_default():
             state = tf.train.get_checkpoint_state(folder)
             used = {'checkpoint'}
             for path in state.all_model_checkpoint_paths:
-                opened = bundle.Bundle(path)
+                opened = tensor_bundle.Bundle(path)
                 opened.check_files()
                 used |= {os.path.basename(p) for p in [*opened.data_paths(), path + '.index', path + '.meta']}
             assert set(os.listdir(folder)) == used, set(os.listdir(folder)) ^ used
