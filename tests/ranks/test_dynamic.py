@@ -542,7 +542,7 @@ def test_rows_are_exported_ascending_and_imported_by_their_owners(strategy, rank
 
 
 def test_many_keys_ascend_through_several_ranges(strategy, monkeypatch):
-    monkeypatch.setattr(row_store, "RANGE", 50)
+    monkeypatch.setattr(row_store, "SORTED_AT_ONCE", 50)
     keys = np.random.default_rng(1).integers(-(2**63), 2**63 - 1, 1000)
     held = row_store.host_store(
         5000, 2, np.float32, "t", lambda rows, dim: np.zeros((len(rows), dim))
@@ -737,7 +737,7 @@ def test_lookups_inside_control_flow(strategy, size, version):
 
 def test_a_session_that_is_gone_leaves_no_memory(strategy):
     gc.collect()
-    before = len(row_store._living)
+    before = len(row_store._registry)
 
     def use():
         with strategy.scope(), tf.Graph().as_default():
@@ -748,14 +748,14 @@ def test_a_session_that_is_gone_leaves_no_memory(strategy):
                     session.run(tf.global_variables_initializer())
                     session.run(train)
                     assert t.local_count(session) <= 1000
-                assert len(row_store._living) <= before + 6
+                assert len(row_store._registry) <= before + 6
 
     use()
     gc.collect()
     # TensorFlow lets go of arrays when it next meets Python
     with tf.Graph().as_default(), tf.Session() as session:
         session.run(tf.numpy_function(lambda: np.float32(1), [], tf.float32))
-    assert len(row_store._living) <= before
+    assert len(row_store._registry) <= before
 
 
 def test_without_tensorflows_second_version(strategy, rank, size):
