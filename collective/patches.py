@@ -15,8 +15,8 @@ from horovod.tensorflow import gradient_aggregation as hvd_aggregation
 from horovod.tensorflow.mpi_ops import MPI_LIB
 from keras.src.layers import Embedding
 from keras.src.layers.normalization.batch_normalization import BatchNormalizationBase
+from keras.src.optimizers import optimizer as keras_optimizer
 from keras.src.optimizers.legacy.optimizer_v2 import OptimizerV2
-from keras.src.optimizers.optimizer import _BaseOptimizer
 from tensorflow.python.client.session import BaseSession
 from tensorflow.python.feature_column import feature_column_v2
 from tensorflow.python.ops import (
@@ -105,13 +105,13 @@ GRADIENTS = (
         WHOLE_TABLE,
     ),
     Patch(
-        _BaseOptimizer,
+        keras_optimizer._BaseOptimizer,
         "tf.keras.optimizers.Optimizer.compute_gradients",
         keras.trains_nothing,
         NO_TRAINING,
     ),
     Patch(
-        _BaseOptimizer,
+        keras_optimizer._BaseOptimizer,
         "tf.keras.optimizers.Optimizer.apply_gradients",
         keras.trains_nothing,
         NO_TRAINING,

@@ -1,7 +1,7 @@
-"""Checkpoints of sharded tables: standard TensorFlow checkpoints, saved by all ranks in parallel.
+"""Saves and restores sharded tables, in standard TensorFlow checkpoints, on all ranks in parallel.
 
-In a program, TensorFlow's own `Saver`, `MonitoredTrainingSession(checkpoint_dir=…)` and so on save
-and restore them, inside scope(). This package reads them where no ranks run:
+In a program, TensorFlow's own `Saver`, `MonitoredTrainingSession(checkpoint_dir=…)` and so on do
+it, inside scope(). Where no ranks run, this package reads the checkpoints:
 
     from collective import checkpoint
 

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import socket
 import time
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -48,7 +49,6 @@ def save(
     served = served_table.served_graph(sess.graph) if hasattr(sess, "graph") else None
     if served is not None:
         return served.write_variables(sess, saver, save_path)
-    is_first = collectives.rank() == 0
     is_usable = isinstance(sess, session_lib.SessionInterface) and saver._is_built
     shards = shards_of_saver(saver, sess.graph) if is_usable else []
     if not is_usable or saver._is_empty or (collectives.size() == 1 and not shards):
@@ -59,7 +59,7 @@ def save(
             global_step,
             latest_filename,
             meta_graph_suffix,
-            write_meta_graph and is_first,
+            write_meta_graph and collectives.rank() == 0,
             write_state,
             strip_default_attrs,
             save_debug_info,
@@ -71,47 +71,96 @@ def save(
     base = tf.compat.as_str(save_path)
     prefix = _prefix(saver, sess, base, global_step, state_name)
     check_same_path(sess, "saving a checkpoint", prefix)
+    meta = state = None
+    if write_meta_graph:
+        meta = checkpoint_management.meta_graph_filename(prefix, meta_graph_suffix)
+    if write_state:
+        state = os.path.join(os.path.dirname(base), state_name)
     retention = Retention.after(saver, prefix if write_state else None)
-    commits: list[commit.Commit] = []  # rank 0's only one
-
-    def begin() -> str:
-        if is_first:
-            commits.append(commit.Commit(base, prefix))
-        return commits[0].staging if commits else ""
-
-    def publish() -> None:
-        if not is_first:
-            return
-        started = commits[0]
-        layout = table_io.layout_of(shards, [message["rows"] for message in written])
-        started.merge(_visible(staging, written), layout)
-        meta = state = None
-        if write_meta_graph:
-            meta = checkpoint_management.meta_graph_filename(prefix, meta_graph_suffix)
-            with sess.graph.as_default():
-                saver.export_meta_graph(
-                    started.meta,
-                    strip_default_attrs=strip_default_attrs,
-                    save_debug_info=save_debug_info,
-                )
-        if write_state:
-            state = os.path.join(os.path.dirname(base), state_name)
-            _stage_state(saver, started, base, prefix, retention)
-        started.publish(commit.Publication(meta, state, retention.superseded, meta_graph_suffix))
-
-    try:
-        staging = barrier.together(sess, f"preparing checkpoint '{prefix}'", begin)[0]
-        written = barrier.together(
-            sess, f"writing checkpoint '{prefix}'", lambda: _write(saver, sess, shards, staging)
-        )
-        barrier.together(sess, f"publishing checkpoint '{prefix}'", publish)
-    except BaseException:
-        if commits:
-            commit.recover(commits[0].staging)
-        raise
+    publication = commit.Publication(meta, state, retention.superseded, meta_graph_suffix)
+    sharded_save = ShardedSave(saver, sess, shards, base, prefix, retention, publication)
+    sharded_save.run(strip_default_attrs=strip_default_attrs, save_debug_info=save_debug_info)
     retention.apply(saver)
     note_last_checkpoint(prefix)
     return prefix
+
+
+@dataclasses.dataclass
+class ShardedSave:
+    """Makes a checkpoint of all ranks' shards, in steps that the ranks take together.
+
+    Attributes:
+        saver, session: of the script.
+        shards: the saver's tables and slots.
+        base: the path as the user gave it.
+        prefix: the checkpoint's.
+        retention: the checkpoints that are kept afterwards.
+        publication: what happens beside the checkpoint.
+        started: the commit; None on all ranks but 0.
+    """
+
+    saver: Any
+    session: Any
+    shards: list[Shard]
+    base: str
+    prefix: str
+    retention: Retention
+    publication: commit.Publication
+    started: commit.Commit | None = None
+
+    def run(self, **meta_graph_options: Any) -> None:
+        """Takes the steps; an error on any rank undoes what can be undone.
+
+        Args:
+            meta_graph_options: for `Saver.export_meta_graph`.
+        """
+        try:
+            staging = self._step("preparing", self._begin)[0]
+            messages = self._step(
+                "writing", lambda: _write(self.saver, self.session, self.shards, staging)
+            )
+            self._step("publishing", lambda: self._publish(messages, meta_graph_options))
+        except BaseException:
+            if self.started is not None:
+                commit.recover(self.started.staging)
+            raise
+
+    def _step(self, doing: str, step: Callable[[], Any]) -> list[Any]:
+        return barrier.together(self.session, f"{doing} checkpoint '{self.prefix}'", step)
+
+    def _begin(self) -> str:
+        if collectives.rank() > 0:
+            return ""
+        self.started = commit.Commit(self.base, self.prefix)
+        return self.started.staging
+
+    def _publish(self, messages: list[dict[str, Any]], meta_graph_options: dict[str, Any]) -> None:
+        """Makes the checkpoint on rank 0, of everything that the ranks wrote."""
+        if self.started is None:
+            return
+        layout = table_io.layout_of(self.shards, [message["rows"] for message in messages])
+        self.started.merge(_visible(self.started.staging, messages), layout)
+        if self.publication.meta is not None:
+            with self.session.graph.as_default():
+                self.saver.export_meta_graph(self.started.meta, **meta_graph_options)
+        if self.publication.state is not None:
+            self._stage_state(self.started)
+        self.started.publish(self.publication)
+
+    def _stage_state(self, started: commit.Commit) -> None:
+        """Writes the file that tells the latest checkpoint into the staging folder."""
+        folder = os.path.dirname(self.base)
+        if "://" in self.base:
+            filename = os.path.join(os.path.basename(started.staging), commit.STATE)
+        else:
+            filename = os.path.relpath(started.state, folder or ".")
+        checkpoint_management.update_checkpoint_state_internal(
+            folder,
+            self.prefix,
+            [path for path, _ in self.retention.last],
+            filename,
+            self.saver._save_relative_paths,
+        )
 
 
 def _prefix(saver: Any, sess: Any, base: str, global_step: Any, state_name: str) -> str:
@@ -128,24 +177,6 @@ def _prefix(saver: Any, sess: Any, base: str, global_step: Any, state_name: str)
         global_step = training_util.global_step(sess, global_step)
     step = f"{global_step:08d}" if saver._pad_step_number else f"{global_step:d}"
     return f"{base}-{step}"
-
-
-def _stage_state(
-    saver: Any, started: commit.Commit, base: str, prefix: str, retention: Retention
-) -> None:
-    """Writes the file that tells the latest checkpoint into the staging folder."""
-    folder = os.path.dirname(base)
-    if "://" in base:
-        filename = os.path.join(os.path.basename(started.staging), commit.STATE)
-    else:
-        filename = os.path.relpath(started.state, folder or ".")
-    checkpoint_management.update_checkpoint_state_internal(
-        folder,
-        prefix,
-        [path for path, _ in retention.last],
-        filename,
-        saver._save_relative_paths,
-    )
 
 
 def _write(saver: Any, sess: Any, shards: list[Shard], staging: str) -> dict[str, Any]:

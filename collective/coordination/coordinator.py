@@ -98,7 +98,7 @@ class Coordinator:
         fetched = sorted(str(getattr(f, "name", f)) for f in graph_analysis.flatten(fetches))
         description = "runs " + ", ".join(fetched)
         with self._one_at_a_time, self.progress:
-            member = self._member_of(session)
+            member = self.member_of(session)
             attempt = RunAttempt(original, session, member, run, description, dict(feeds or {}))
             try:
                 self._clean_up(attempt)
@@ -115,7 +115,7 @@ class Coordinator:
     def _clean_up(self, attempt: RunAttempt) -> None:
         """Delivers an earlier failure, and refuses a session that is over (step 1)."""
         run, member = attempt.run, attempt.member
-        self._deliver_failure()
+        self.deliver_failure()
         self._refuse_if_broken()
         if member.over is not None:
             raise member.over
@@ -211,7 +211,7 @@ class Coordinator:
     def _error_for_all(
         self, attempt: RunAttempt, error: tf.errors.OpError, started: bool
     ) -> BaseException:
-        """Returns what to raise for a run that failed, once the peers know what they must know."""
+        """Returns what to raise for a run that failed, once the peers know of it (step 6)."""
         run, member, description = attempt.run, attempt.member, attempt.description
         if run.disagreement is not None:
             return self._judge(run.disagreement, member, run, description) or error
@@ -338,9 +338,9 @@ class Coordinator:
             payload: what JSON can hold.
         """
         with self._one_at_a_time, self.progress:
-            self._deliver_failure()
+            self.deliver_failure()
             self._refuse_if_broken()
-            member = Membership(0, []) if session is None else self._member_of(session)
+            member = Membership(0, []) if session is None else self.member_of(session)
             if isinstance(member.over, tf.errors.OutOfRangeError):
                 raise RankError(agreement.needs_all_ranks(description, member.over))
             if member.over is not None:
@@ -396,7 +396,7 @@ class Coordinator:
         if member is None or self.broken:
             return
         with self._one_at_a_time, self.progress.does(ENDING):
-            self._deliver_failure()
+            self.deliver_failure()
             over = self._leave_part(member)
             if not over and member.last_evaluation is not None:
                 last = dataclasses.replace(member.last_evaluation, description=ENDING)
@@ -443,7 +443,7 @@ class Coordinator:
         if self._dead or self.broken or self._process != os.getpid():
             return
         try:
-            self._deliver_failure()
+            self.deliver_failure()
         except RankError:
             return
         for session in list(self._members):
@@ -454,7 +454,7 @@ class Coordinator:
         member.part.leave()
         return member.over is not None or self.broken is not None
 
-    def _deliver_failure(self) -> None:
+    def deliver_failure(self) -> None:
         """Tells the peers of a failure that this rank survived."""
         if self.failure is None:
             return
@@ -473,7 +473,8 @@ class Coordinator:
                 f"waiting; start again. It failed with: {self.broken}"
             )
 
-    def _member_of(self, session: Any) -> Membership:
+    def member_of(self, session: Any) -> Membership:
+        """Returns this rank's part in `session`, which is numbered when it is first asked for."""
         if session not in self._members:
             self._sessions += 1
             self._members[session] = Membership(self._sessions, gates_of(session.graph).checks)

@@ -33,14 +33,14 @@ class Observer(Protocol):
 
     Attributes:
         measures: whether it wants to see the runs of one rank, too.
-        alike: names of options, by which ranks compare training runs, too.
+        compared_options: options that ranks compare, too, before they train together.
     """
 
     @property
     def measures(self) -> bool: ...
 
     @property
-    def alike(self) -> tuple[str, ...]: ...
+    def compared_options(self) -> tuple[str, ...]: ...
 
     def __call__(
         self, original: Any, session: Any, run: PreparedRun, carry_out: Callable[[Any], Any]
@@ -73,13 +73,13 @@ def run(
             observer, original, session, rewritten.fetches, feed_dict, options, run_metadata
         )
         return rewritten.restore(values)
-    prepared = _prepared_run(session, fetches, feed_dict, observer.alike)
+    prepared = _prepared_run(session, fetches, feed_dict, observer.compared_options)
     if prepared is None:
         return original(session, fetches, feed_dict, options, run_metadata)
     footprint = prepared.footprint
     feeds = _with_feeds(footprint, flag, feed_dict)
 
-    def run_here(original: Any) -> Any:
+    def run_alone(original: Any) -> Any:
         return original(session, fetches, feeds, options, run_metadata)
 
     def run_together(original: Any) -> Any:
@@ -88,16 +88,16 @@ def run(
         )
 
     if collectives.size() == 1:
-        return observer(original, session, prepared, run_here)
+        return observer(original, session, prepared, run_alone)
     if not is_shared(graph):
         # If an optimizer comes later, variables that are initialized now are made equal then.
         unequal = state_of_session(session).unequal_variables
         unequal.update({v.name: v for v in footprint.initialized})
-        return run_here(original)
+        return run_alone(original)
     if extension.reads_iterator_started_by(footprint.operations):
         coordinator.instance().restart(session)
     if not prepared.needs_peers:
-        return run_here(original)
+        return run_alone(original)
     return observer(original, session, prepared, run_together)
 
 

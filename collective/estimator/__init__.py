@@ -1,1 +1,1 @@
-"""`tf.estimator.Estimator` on all ranks."""
+"""Lets `tf.estimator.Estimator` work on all ranks."""

@@ -56,7 +56,7 @@ def after_training(session: Any, runs_between: int) -> None:
         if len(set(of_ranks) - {None}) > 1:
             unequal[name] = [checksum or "" for checksum in of_ranks]
     if unequal:
-        raise ReplicaError(_message(number, unequal, runs_between))
+        raise ReplicaError(_error_text(number, unequal, runs_between))
 
 
 def _compared(graph: tf.Graph) -> list[Any]:
@@ -83,7 +83,7 @@ def _checksum(session: Any, variable: Any) -> str:
     return digest.hexdigest()
 
 
-def _message(number: int, unequal: Mapping[str, Sequence[str]], runs_between: int) -> str:
+def _error_text(number: int, unequal: Mapping[str, Sequence[str]], runs_between: int) -> str:
     """Says which variables are unequal, and which ranks have the same value of them.
 
     Args:

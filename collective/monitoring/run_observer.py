@@ -24,14 +24,13 @@ class RunObserver:
         quiet: the plan isn't printed.
         profiler: measures training runs, if anything does.
         check: after so many training runs the ranks compare replicated variables; 0 for never.
-        alike: options that all ranks must have given alike before they train together, for ranks to
-            compare.
+        compared_options: options that ranks compare before they train together.
     """
 
     quiet: bool
     profiler: Profiler | None
     check: int
-    alike: tuple[str, ...]
+    compared_options: tuple[str, ...]
 
     @property
     def measures(self) -> bool:
@@ -67,9 +66,11 @@ class RunObserver:
 def of_options(options: ScopeOptions) -> RunObserver:
     """Returns the observer that the options of scope() ask for."""
     every = options.runs_between_checks
-    alike = []
+    compared = []
     if every:
-        alike.append(f"scope(check={every})")
+        compared.append(f"scope(check={every})")
     if options.deterministic:
-        alike.append("scope(deterministic=True)")
-    return RunObserver(options.plan == "quiet", profiler.of_options(options), every, tuple(alike))
+        compared.append("scope(deterministic=True)")
+    return RunObserver(
+        options.plan == "quiet", profiler.of_options(options), every, tuple(compared)
+    )

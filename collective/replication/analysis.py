@@ -171,21 +171,21 @@ class ReplicationAnalysis:
             operations: where the walk starts.
             per_sample: stops at results of whole batches, too.
         """
-        found = False
+        reached = False
 
         def stop(op: tf.Operation) -> bool:
-            nonlocal found
+            nonlocal reached
             if op in self._synced or op in self._replicated or REDUCED.match(op.type):
                 return True
             if per_sample and _is_of_batch(op):
                 return True
-            found = found or self._is_source(op)
-            return found
+            reached = reached or self._is_source(op)
+            return reached
 
         walked = graph_analysis.walk(operations, _producers, stop, control=False)
-        if not found and not per_sample:
+        if not reached and not per_sample:
             self._replicated |= walked
-        return found
+        return reached
 
     def _is_source(self, op: tf.Operation) -> bool:
         """Tells whether `op` brings in something rank-local by itself."""
@@ -194,8 +194,8 @@ class ReplicationAnalysis:
         if op in self._gradient_proxies:
             return False
         if op.type in graph_analysis.VARIABLE_TYPES:
-            ours = str(op.name).startswith("collective/")
-            return op not in self._replicated_memory and not ours
+            is_librarys = str(op.name).startswith("collective/")
+            return op not in self._replicated_memory and not is_librarys
         if op.type == "Merge":
             # That of a loop which is still being built: nobody has seen where its later values
             # come from.

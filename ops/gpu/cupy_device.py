@@ -1,6 +1,4 @@
-"""A GPU, by CuPy: nothing else knows CuPy, but for what is asked of arrays by the names that NumPy
-has, too.
-"""
+"""Runs kernels on a GPU, by CuPy. Other files use of CuPy only what NumPy's arrays have, too."""
 
 from __future__ import annotations
 
@@ -27,8 +25,8 @@ _FILLINGS = tuple(4**n for n in range(1, 6))  # how often it is filled: some 1 t
 
 @contextlib.contextmanager
 def kept_locale() -> Iterator[None]:
-    """NVIDIA's compiler (12.2) leaves its thread in the locale "C", where what Python opens from
-    then on is ASCII.
+    """Keeps the thread's locale: NVIDIA's compiler (12.2) leaves it at "C", where files are then
+    read as ASCII.
     """
     library = ctypes.CDLL(None)
     library.uselocale.argtypes, library.uselocale.restype = [ctypes.c_void_p], ctypes.c_void_p
@@ -40,8 +38,8 @@ def kept_locale() -> Iterator[None]:
 
 
 class CupyDevice(Device):
-    """The current GPU, by CuPy: its current stream, its memory pool, its cache of compiled kernels
-    on disk.
+    """Runs kernels on the current GPU: CuPy's current stream, its memory pool, its cache of
+    compiled kernels on disk.
 
     Args:
         pooled: arrays come from CuPy's pool. If not, that is off in this process: each is an
@@ -57,9 +55,8 @@ class CupyDevice(Device):
             import cupy
         except ImportError as error:
             raise RuntimeError(
-                f"CuPy can not be imported ({error}): install the one for your "
-                f"CUDA, "
-                "cupy-cuda12x or cupy-cuda13x"
+                f"CuPy can not be imported ({error}): install the one for your CUDA, cupy-cuda12x "
+                "or cupy-cuda13x"
             ) from error
         try:
             if cupy.cuda.runtime.getDeviceCount() == 0:
@@ -79,11 +76,9 @@ class CupyDevice(Device):
                 cupy.empty(1, np.float32).fill(1)  # its own kernels need more headers
         except Exception as error:
             raise RuntimeError(
-                f"CuPy can compile no kernel ({error}): it needs NVRTC and the "
-                f"headers of CUDA. Install the "
-                "CUDA toolkit and set CUDA_PATH, or install nvidia-cuda-nvrtc-cu12 "
-                "and nvidia-cuda-runtime-cu12 "
-                "of one release"
+                f"CuPy can compile no kernel ({error}): it needs NVRTC and the headers of CUDA. "
+                "Install the CUDA toolkit and set CUDA_PATH, or install nvidia-cuda-nvrtc-cu12 "
+                "and nvidia-cuda-runtime-cu12 of one release"
             ) from error
         if not pooled:
             cupy.cuda.set_allocator(None)
@@ -105,8 +100,8 @@ class CupyDevice(Device):
             return self.xp.empty(shape, dtype)
         except self.xp.cuda.memory.OutOfMemoryError as error:
             raise MemoryError(
-                f"{self.name} has no room for "
-                f"{np.prod(shape) * np.dtype(dtype).itemsize:,} bytes: {error}"
+                f"{self.name} has no room for {np.prod(shape) * np.dtype(dtype).itemsize:,} bytes: "
+                f"{error}"
             ) from error
 
     def upload(self, values: np.ndarray, into: Any) -> None:
@@ -143,9 +138,8 @@ class CupyDevice(Device):
     def stream(self) -> int:
         if self.xp.cuda.runtime.getDevice() != self._number:
             raise RuntimeError(
-                f"GPU {self.xp.cuda.runtime.getDevice()} is current in this "
-                f"thread, but kernels run on GPU "
-                f"{self._number}: make it current "
+                f"GPU {self.xp.cuda.runtime.getDevice()} is current in this thread, but kernels "
+                f"run on GPU {self._number}: make it current "
                 f"(cupy.cuda.Device({self._number}).use())"
             )
         return int(self.xp.cuda.get_current_stream().ptr)
@@ -183,11 +177,11 @@ class CupyDevice(Device):
         }
 
     def limit(self, share: float) -> None:
-        """From now on arrays take at most this fraction of the GPU's memory."""
+        """Lets arrays take at most this fraction of the GPU's memory from now on."""
         self.xp.get_default_memory_pool().set_limit(fraction=share)
 
     def memory(self) -> str:
-        """How much arrays take, for a report."""
+        """Says how much memory arrays take, for a report."""
         pool = self.xp.get_default_memory_pool()
         return f"kernels use {pool.used_bytes():,} bytes and hold {pool.total_bytes():,} of the {pool.get_limit():,} they may"
 
@@ -207,7 +201,7 @@ class _CupyKernel:
 
 
 def _preload_compiler() -> None:
-    """CuPy 13 finds the NVRTC of NVIDIA's wheel by its name only, once it is loaded."""
+    """Loads the NVRTC of NVIDIA's wheel, which CuPy 13 finds only by its name, once it is loaded."""
     found = importlib.util.find_spec("nvidia")
     for folder in found.submodule_search_locations or () if found is not None else ():
         for file in sorted(Path(folder).glob("cuda_nvrtc/lib/libnvrtc.so.*")):

@@ -1,4 +1,4 @@
-"""How kernels are launched: whatever launches them is given a `Device`.
+"""Runs kernels: whatever launches them is given a `Device`.
 
 A GPU is a `collective.ops.gpu.cupy_device.CupyDevice`; a double with NumPy arrays stands in for it
 in tests.
@@ -16,7 +16,7 @@ from collective.ops.gpu.sources import Source
 
 
 class Kernel(Protocol):
-    """A compiled kernel."""
+    """Launches a compiled kernel."""
 
     def __call__(
         self, blocks: int, threads: int, arguments: Sequence[Any], shared: int = 0
@@ -31,7 +31,7 @@ class Kernel(Protocol):
 
 
 class Timed(NamedTuple):
-    """How long work takes on a device.
+    """Says how long work takes on a device.
 
     Attributes:
         ms: milliseconds.
@@ -44,7 +44,7 @@ class Timed(NamedTuple):
 
 
 class Device(abc.ABC):
-    """A device that runs kernels in the order in which they are launched.
+    """Runs kernels in the order in which they are launched.
 
     Attributes:
         xp: the array module: `cupy` or what has the same functions.
@@ -60,7 +60,7 @@ class Device(abc.ABC):
         self._kernels: dict[tuple[str, str], Kernel] = {}
 
     def kernel(self, source: Source, name: str) -> Kernel:
-        """The kernel `name` of `source`, compiled when it is first asked for."""
+        """Returns the kernel `name` of `source`, compiled when it is first asked for."""
         key = source.file, name
         if key not in self._kernels:
             if name not in source.kernels:
@@ -76,14 +76,14 @@ class Device(abc.ABC):
 
     @abc.abstractmethod
     def empty(self, shape: int | tuple[int, ...], dtype: Any) -> Any:
-        """An array that isn't filled. It begins at a multiple of 256 bytes.
+        """Makes an array that isn't filled. It begins at a multiple of 256 bytes.
 
         Raises:
             MemoryError: the device has not so much.
         """
 
     def zeros(self, shape: int | tuple[int, ...], dtype: Any) -> Any:
-        """An array of zeros."""
+        """Makes an array of zeros."""
         array = self.empty(shape, dtype)
         array.fill(0)
         return array
@@ -96,27 +96,29 @@ class Device(abc.ABC):
 
     @abc.abstractmethod
     def download(self, array: Any) -> np.ndarray:
-        """A NumPy copy of an array of the device. The host waits for all that was launched before."""
+        """Returns a NumPy copy of an array of the device. The host waits for all that was launched
+        before.
+        """
 
     @abc.abstractmethod
     def pointer(self, array: Any) -> int:
-        """The address of an array's first element."""
+        """Returns the address of an array's first element."""
 
     @abc.abstractmethod
     def at(self, address: int, shape: tuple[int, ...], dtype: Any, owner: Any) -> Any:
-        """An array at an address, in memory that is there as long as `owner` is; at any address, if
-        it is empty.
+        """Makes an array at an address, in memory that is there as long as `owner` is; at any
+        address, if it is empty.
         """
 
     @abc.abstractmethod
     def reserve(self, size: int) -> Any:
-        """Memory that grows where it is, to `size` bytes at the most: a
+        """Reserves address space for memory that grows where it is, to `size` bytes at the most: a
         `collective.ops.gpu.reserved_memory.Reserved`.
         """
 
     def within(self, reserved: Any, shape: tuple[int, ...], dtype: Any, offset: int = 0) -> Any:
-        """An array in reserved memory, from the byte `offset` on. What isn't taken of it may not be
-        touched.
+        """Makes an array in reserved memory, from the byte `offset` on. Memory that isn't taken may
+        not be touched.
         """
         return self.at(reserved.address + offset, shape, dtype, reserved)
 
@@ -126,18 +128,18 @@ class Device(abc.ABC):
 
     @abc.abstractmethod
     def rows_that_fit(self, row_bytes: int, most: int) -> int:
-        """How many rows to reserve for a column whose rows take `row_bytes`: see
+        """Says how many rows to reserve for a column whose rows take `row_bytes`: see
         `collective.ops.memory`.
         """
 
     @abc.abstractmethod
     def stream(self) -> int:
-        """Which stream is the current one: what kernels, copies and memory are ordered by."""
+        """Returns the number of the current stream, which orders kernels, copies and memory."""
 
     @abc.abstractmethod
     def timed(self, work: Callable[[], object], waits: bool = False) -> Timed:
-        """How long what `work` launches takes on the device, not the host, and with nothing of it
-        in the caches.
+        """Times what `work` launches: on the device, not the host, and with nothing of it in the
+        caches.
 
         Args:
             work: what to time. It is run again where the device did not have enough to do
@@ -152,12 +154,12 @@ class Device(abc.ABC):
 
     @abc.abstractmethod
     def versions(self) -> dict[str, str]:
-        """What runs the kernels: names and versions, for a report."""
+        """Returns the names and versions of what runs the kernels, for a report."""
 
 
 class OneStream:
-    """Memory that is used again and again by one stream, which alone orders who writes to it and
-    who reads.
+    """Guards memory that is used again and again by one stream, which alone orders who writes to it
+    and who reads.
 
     Args:
         name: of whose memory it is.
@@ -169,7 +171,7 @@ class OneStream:
         self._stream: int | None = None
 
     def check(self) -> None:
-        """To be called before each use.
+        """Checks the current stream; to be called before each use.
 
         Raises:
             RuntimeError: the current stream isn't that of the first use.
@@ -179,8 +181,7 @@ class OneStream:
             self._stream = now
         if self._stream != now:
             raise RuntimeError(
-                f"{self._name} was first used on stream {self._stream:#x} and now "
-                f"is on stream {now:#x}, which "
-                "does not wait for what the other does with its memory: use it on "
+                f"{self._name} was first used on stream {self._stream:#x} and now is on stream "
+                f"{now:#x}, which does not wait for what the other does with its memory: use it on "
                 "one stream only"
             )

@@ -1,5 +1,5 @@
-"""Which local row a key of a dynamic table has, by kernels: `collective.ops.keymap` on a device,
-for many tables at once.
+"""Maps keys of dynamic tables to local rows by kernels, of many tables at once:
+`collective.ops.keymap` on a device.
 
 The hash table is in the device's memory. The keys by row are in the host's, too: first values are
 drawn there, and a checkpoint goes through them.
@@ -21,7 +21,7 @@ from collective.ops.gpu.segments import Segments
 
 
 class DeviceKeyMap:
-    """Rows 1, 2, 3, … of the keys that were inserted, in their order: see
+    """Maps keys to the rows 1, 2, 3, … in the order of their insertion: see
     `collective.ops.keymap.KeyMap`.
 
     Args:
@@ -43,17 +43,19 @@ class DeviceKeyMap:
         return self._count
 
     def keys(self, first: int, last: int) -> np.ndarray:
-        """int64, the keys of the rows from `first` to before `last`: a view, while the map lives."""
+        """Returns the int64 keys of the rows from `first` to before `last`: a view, while the map
+        lives.
+        """
         if not 1 <= first <= last <= self._count + 1:
             raise IndexError(f"rows [{first}, {last}) of 1 … {self._count}")
         return self._keys[first:last]
 
     def find(self, keys: np.ndarray) -> np.ndarray:
-        """int64, the rows of the int64 `keys`, 0 for what isn't there; of the shape of `keys`."""
+        """Returns the int64 rows of the int64 `keys`, of their shape; 0 for a key that isn't there."""
         return self._rows(keys, False)
 
     def find_or_insert(self, keys: np.ndarray) -> np.ndarray:
-        """int64, the rows of the int64 `keys`; those that aren't there are, afterwards.
+        """Returns the int64 rows of the int64 `keys`; inserts those that aren't there.
 
         Raises:
             MemoryError: as `rows` does.
@@ -76,8 +78,8 @@ class DeviceKeyMap:
 def rows(
     kernels: Kernels, maps: Sequence[DeviceKeyMap], keys: Any, sizes: Sequence[int], insert: bool
 ) -> Any:
-    """[K] int64 on the device, until the next call: the rows of `keys`; new ones are inserted, or
-    have row 0.
+    """Returns the rows of `keys`, [K] int64 on the device, until the next call; new keys are
+    inserted, or have row 0.
 
     Args:
         kernels: the kernels.

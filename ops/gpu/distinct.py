@@ -1,4 +1,5 @@
-"""Distinct keys of a group's sections, grouped by owner: one pass of hashing, no sort.
+"""De-duplicates the keys of a group's sections and groups them by owner: one pass of hashing, no
+sort.
 
 Five kernels, of which only the first touches the hash table more than once a key:
 
@@ -32,7 +33,7 @@ _WARPS = THREADS // 32
 
 
 class Distinct(NamedTuple):
-    """Distinct keys in the order in which they are sent.
+    """Holds distinct keys in the order in which they are sent.
 
     Attributes:
         keys: [K] int64, of which the first U are defined, U the sum of `counts`: those of rank 0
@@ -48,7 +49,7 @@ class Distinct(NamedTuple):
 
 
 class ScratchTable:
-    """The table that keys are hashed into: words below `base` are free.
+    """Holds the table that keys are hashed into: words below `base` are free.
 
     Args:
         workspace: where its words lie.
@@ -62,7 +63,7 @@ class ScratchTable:
         self._workspace, self._size = workspace, 0
 
     def opened(self, keys: int) -> tuple[Any, int]:
-        """[2 K] uint32 words for `keys` keys, all of them free, and the base of this call."""
+        """Returns [2 K] uint32 words for `keys` keys, all of them free, and the base of this call."""
         words = self._workspace.take("distinct.words", 2 * keys, np.uint32)
         # What is new is not zero, and the base must not overflow. The whole of it is cleared: a
         # smaller call may come first.
@@ -83,10 +84,9 @@ def distinct(
     The host needs `counts` before it can exchange keys: one `Device.download`.
 
     Bytes moved: of each key about 8 + 4 for insert, 8 for count, 4 + 20 a distinct one for number,
-        8 for inverse; and at random
-    one word in insert (atomically, if the key is new, else with one key), count and inverse. The
-    part of the scratch table that one section uses is 8 bytes a key of it, and mostly stays in the
-    L2.
+    8 for inverse; and at random one word in insert (atomically, if the key is new, else with one
+    key), count and inverse. The part of the scratch table that one section uses is 8 bytes a key of
+    it, and mostly stays in the L2.
 
     Args:
         keys: [K] int64, any values, the extreme ones too. A key of a static table belongs to key

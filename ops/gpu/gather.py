@@ -1,4 +1,4 @@
-"""Rows of many tables into one buffer to send, in one launch.
+"""Gathers rows of many tables into one buffer to send, in one launch.
 
 `reference/gather.py` has the same function in NumPy.
 """
@@ -65,8 +65,8 @@ def check_tables(tables: Sequence[Any], segments: Segments) -> None:
             or not table.flags.c_contiguous
         ):
             raise ValueError(
-                f"table {number} must be a contiguous matrix of float32, but is "
-                f"{table.dtype} {table.shape}"
+                f"table {number} must be a contiguous matrix of float32, but is {table.dtype} "
+                f"{table.shape}"
             )
 
 

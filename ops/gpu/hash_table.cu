@@ -84,8 +84,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0 && used != 0) table.add(kUsed, used);
 }
 
-// Which keys get a row, by tile. rows[i] of a key that was -1 becomes ~its first position if it
-// gets one, else 0.
+// Counts the keys that get a row, by tile. rows[i] of a key that was -1 becomes ~its first position
+// if it gets one, else 0.
 extern "C" __global__ void __launch_bounds__(kThreads)
     hash_table_count(const i64* __restrict__ keys, const Segment* __restrict__ segments,
                      int segment_count, const Table* __restrict__ tables, u32 step,
@@ -111,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
              });
 }
 
-// New rows, by table, then first position: from the free ones, then behind the highest.
+// Gives new rows, by table, then first position: from the free ones, then behind the highest.
 extern "C" __global__ void __launch_bounds__(kThreads)
     hash_table_number(const i64* __restrict__ keys, const Segment* __restrict__ segments,
                       int segment_count, const Table* __restrict__ tables, u32 step,
@@ -167,20 +167,20 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// ---- What is seldom done: one table each, a key or a slot each thread; slots with those of the
-// last sector -----------------------------------------------------
+// ---- Maintenance: one table each, a key or a slot each thread; slots with those of the last
+// sector
 
 __device__ __forceinline__ i64 thread_index() {
   return static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
 }
 
-// Whether it has a row, or waits for one; a removed key does neither.
+// Says whether a key has a row, or waits for one; a removed key does neither.
 __device__ __forceinline__ bool is_live(const Slot& slot) {
   return is_row(slot.row) || (slot.row != 0 && slot.step != 0);
 }
 
-// Whether it was there to be removed: of several threads one is told so. Bits of `freed` say which
-// rows become free.
+// Removes a key, and says whether it was there: of several threads one is told so. Bits of `freed`
+// say which rows become free.
 __device__ __forceinline__ bool remove(Slot* slot, u32* freed) {
   const u64 words =
       atomicExch(reinterpret_cast<u64*>(&slot->row), static_cast<u64>(kNoRow));  // step 0
@@ -254,7 +254,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// What lives of `old` is put in `table`, whose slots are all free.
+// Puts what lives of `old` into `table`, whose slots are all free.
 extern "C" __global__ void __launch_bounds__(kThreads)
     hash_table_rebuild(const Table* __restrict__ old, i64 slots, const Table* __restrict__ table) {
   const i64 at = thread_index();
@@ -277,7 +277,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0 && moved != 0) table->add(kUsed, static_cast<u32>(moved));
 }
 
-// All that lives, in any order. `ended` is 0, and becomes how many there are.
+// Lists all that lives, in any order. `ended` is 0, and becomes how many there are.
 extern "C" __global__ void __launch_bounds__(kThreads)
     hash_table_export(const Table* __restrict__ table, i64 slots, Slot* __restrict__ out,
                       u32* ended) {
@@ -291,7 +291,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   if (is_live(slot)) out[first + __popc(lanes & ((1u << lane) - 1))] = slot;
 }
 
-// When keys that are there were last used or seen.
+// Sets when keys that are there were last used or seen.
 extern "C" __global__ void __launch_bounds__(kThreads)
     hash_table_set_steps(const i64* __restrict__ keys, i64 count, const Table* __restrict__ table,
                          const u32* __restrict__ steps) {

@@ -52,7 +52,7 @@ struct Table {
   }
 };
 
-// What a slot held when its sector was read.
+// The words that a slot held when its sector was read.
 struct Place {
   u32 slot;
   u32 row, step;
@@ -88,14 +88,14 @@ __device__ __forceinline__ Sector fetch(const Table& table, u32 sector) {
 constexpr u32 kNowhere = 0xFFFFFFFFu;  // no slot
 constexpr u32 kMostProbes = 1u << 16;
 
-// How many sectors a key is looked for in, at most. With as many slots free as there must be, none
+// Bounds the sectors in which a key is looked for. With as many slots free as there must be, none
 // needs a hundredth of these; in a table without a free slot every key would be looked for in all
 // of it.
 __device__ __forceinline__ u32 probes(const Table& table) {
   return table.count < kMostProbes ? static_cast<u32>(table.count) : kMostProbes;
 }
 
-// Where a key is, if it is; `sector` is its home and `seen` what that holds.
+// Finds a key; `sector` is its home and `seen` what that holds.
 __device__ __forceinline__ Place find(const Table& table, u64 key, u32 sector, Sector seen) {
   for (u32 more = probes(table); more != 0; --more) {
     const Slot &left = seen.slots[0], &right = seen.slots[1];
@@ -110,8 +110,8 @@ __device__ __forceinline__ Place find(const Table& table, u64 key, u32 sector, S
   return {kNowhere, 0, 0, false};
 }
 
-// The same; puts it in a free slot if it isn't there. What was read may be old, but a slot changes
-// only from free to a key.
+// Finds a key, or puts it in a free slot. What was read may be old, but a slot changes only from
+// free to a key.
 __device__ __forceinline__ Place find_or_put(const Table& table, u64 key, u32 sector, Sector seen) {
   for (u32 more = probes(table); more != 0; --more) {
 #pragma unroll

@@ -1,4 +1,4 @@
-"""Rows of any int64 keys: hash tables in the device's memory, for dynamic tables.
+"""Maps any int64 keys to rows of dynamic tables: hash tables in the device's memory.
 
 Slots are 16 bytes: the key, its row, and the step at which it was last used. A sector of 32 bytes,
 the least that memory moves, has two of them: at a load of 3/4 a key that is there is found after
@@ -29,8 +29,8 @@ with every batch would spread this one kernel over many steps, but make every lo
 probe two tables.)
 
 Rows are those of the CPU's key map: 1, 2, 3, … by first appearance; row 0 is of no key, and its
-values stay zero. Removal (`hash_table_maintenance.py`, as export and import) leaves keys in their slots,
-as removed, until the table is built anew; their rows are given to new keys, lowest first.
+values stay zero. Removal (`hash_table_maintenance.py`, as export and import) leaves keys in their
+slots, as removed, until the table is built anew; their rows are given to new keys, lowest first.
 
 `reference/hash_table.py` has the same functions and class with sorted arrays.
 """
@@ -76,11 +76,11 @@ COUNTERS = 7
 
 
 class BrokenError(RuntimeError):
-    """A hash table's slots aren't what its counters say."""
+    """Says that a hash table's slots aren't what its counters say."""
 
 
 class HashTable:
-    """Rows 1, 2, 3, … of keys; row 0 belongs to no key.
+    """Maps keys to the rows 1, 2, 3, …; row 0 belongs to no key.
 
     New keys take the lowest rows that removal has freed, then new ones. Memory: 16 bytes a slot;
     once keys were removed, up to 4 for each row. Whatever is done with it on another stream than
@@ -116,16 +116,12 @@ class HashTable:
             or not 1 <= slots <= _MOST_SLOTS
         ):
             raise ValueError(
-                f"hash table '{name}': {slots:,} slots, {most_rows:,} rows and "
-                f"filter_freq {filter_freq:,}; "
-                f"there can be 1 to {_MOST_SLOTS:,}, {MOST_ROWS:,} and {STEPS - 1:,}"
+                f"hash table '{name}': {slots:,} slots, {most_rows:,} rows and filter_freq "
+                f"{filter_freq:,}; there can be 1 to {_MOST_SLOTS:,}, {MOST_ROWS:,} and "
+                f"{STEPS - 1:,}"
             )
-        self.name, self.device, self.most_rows, self.filter_freq = (
-            name,
-            device,
-            most_rows,
-            filter_freq,
-        )
+        self.name, self.device = name, device
+        self.most_rows, self.filter_freq = most_rows, filter_freq
         self._one_stream = OneStream(f"hash table '{name}'", device)
         self._one_stream.check()
         self._sectors = self._free_sectors(slots)
@@ -139,30 +135,30 @@ class HashTable:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the device that it holds."""
+        """Counts the bytes of the device's memory that it holds."""
         return int(self._sectors.nbytes + self.counters.nbytes + self.free_rows.nbytes)
 
     @property
     def highest_bound(self) -> int:
-        """No row is above; known without waiting for the device."""
+        """Bounds the rows that are taken, without waiting for the device: no row is above."""
         return min(self._most_highest, self.most_rows)
 
     def count(self) -> int:
-        """The keys that have rows. The host waits for the device."""
+        """Counts the keys that have rows. The host waits for the device."""
         counters = self.read()
         return int(counters[HIGHEST] - counters[FREE_END] + counters[FREE_FIRST])
 
     def highest(self) -> int:
-        """The highest row that a key ever had: rows 0 to this need values. The host waits for the
-        device.
+        """Returns the highest row that a key ever had: rows 0 to this need values. The host waits
+        for the device.
         """
         return int(self.read()[HIGHEST])
 
     # -- for what launches kernels
 
     def described(self, first_tile: int = 0, sectors: Any = None) -> list[int]:
-        """The words of struct Table in hash_table.cuh, of other sectors if they are given. Whoever
-        launches asks for them.
+        """Returns the words of struct Table in hash_table.cuh, of other sectors if they are given.
+        To be called for each launch.
         """
         self._one_stream.check()
         sectors, pointer = self._sectors if sectors is None else sectors, self.device.pointer
@@ -201,8 +197,8 @@ class HashTable:
         slots = max(slots, self.slots)
         if slots > _MOST_SLOTS:
             raise MemoryError(
-                f"hash table '{self.name}' can not grow to {slots:,} slots: there "
-                f"can be {_MOST_SLOTS:,}"
+                f"hash table '{self.name}' can not grow to {slots:,} slots: there can be "
+                f"{_MOST_SLOTS:,}"
             )
         sectors, before = self._free_sectors(slots), self.slots + 2
         old, new = self.on_device(), self.on_device(sectors)
@@ -211,7 +207,9 @@ class HashTable:
         self._sectors = sectors
 
     def refusal(self) -> str | None:
-        """After an insertion: what to say if keys have got no row since there was none left."""
+        """Says, after an insertion, whether keys have got no row since there was none left; returns
+        the error's text.
+        """
         if self._most_highest <= self.most_rows:
             return None
         refused = int(self.read()[REFUSED])
@@ -219,14 +217,13 @@ class HashTable:
             return None
         self.counters[REFUSED:LOST].fill(0)
         return (
-            f"hash table '{self.name}' is full: all of its {self.most_rows:,} rows are taken, "
-            f"and {refused:,} new keys "
-            "have got none. Remove keys, or make room for the values of more rows and set "
-            "most_rows."
+            f"hash table '{self.name}' is full: all of its {self.most_rows:,} rows are taken, and "
+            f"{refused:,} new keys have got none. Remove keys, or make room for the values of more "
+            "rows and set most_rows."
         )
 
     def read(self) -> np.ndarray:
-        """[7] int64, the counters. The host waits for the device.
+        """Reads the counters, [7] int64. The host waits for the device.
 
         Raises:
             BrokenError: keys were lost since it was last read.
@@ -237,36 +234,34 @@ class HashTable:
         if counters[LOST]:
             self.counters[LOST:].fill(0)
             raise BrokenError(
-                f"hash table '{self.name}': {int(counters[LOST]):,} keys found no "
-                f"free slot and have got row 0, "
-                f"though of its {self.slots:,} slots only {self._most_used:,} are "
-                f"counted as taken. Its memory "
-                "was overwritten: go back to a checkpoint."
+                f"hash table '{self.name}': {int(counters[LOST]):,} keys found no free slot and "
+                f"have got row 0, though of its {self.slots:,} slots only {self._most_used:,} are "
+                "counted as taken. Its memory was overwritten: go back to a checkpoint."
             )
         return counters
 
     def on_device(self, sectors: Any = None) -> Any:
-        """`described` on the device."""
+        """Puts `described` on the device."""
         return self.put(np.array(self.described(0, sectors), np.int64))
 
     def put(self, values: np.ndarray) -> Any:
-        """`values` on the device."""
+        """Puts `values` on the device."""
         array = self.device.empty(values.shape, values.dtype)
         self.device.upload(np.ascontiguousarray(values), array)
         return array
 
     def empty(self, size: int, dtype: Any, what: str) -> Any:
-        """An array of the device; raises MemoryError that says for `what`."""
+        """Makes an array of the device; its MemoryError names the purpose."""
         try:
             return self.device.empty(size, dtype)
         except MemoryError as error:
             raise MemoryError(
-                f"hash table '{self.name}' needs "
-                f"{size * np.dtype(dtype).itemsize:,} bytes for {what}: {error}"
+                f"hash table '{self.name}' needs {size * np.dtype(dtype).itemsize:,} bytes for "
+                f"{what}: {error}"
             ) from error
 
     def launch(self, kernel: str, threads: int, arguments: tuple[Any, ...]) -> None:
-        """A kernel of one thread for each key, slot or word."""
+        """Launches a kernel of one thread for each key, slot or word."""
         self.device.kernel(SOURCE, kernel)(-(-threads // THREADS), THREADS, arguments)
 
     def _free_sectors(self, slots: int) -> Any:
@@ -276,7 +271,7 @@ class HashTable:
 
 
 class Inserted(NamedTuple):
-    """What `find_or_insert` found and made.
+    """Holds what `find_or_insert` found and made.
 
     Attributes:
         rows: [K] int64, the row of each key; 0 for one that was not seen often enough.
@@ -293,7 +288,7 @@ class Inserted(NamedTuple):
 
 
 class FullError(MemoryError):
-    """Tables have had no rows left for all new keys.
+    """Says that tables have had no rows left for all new keys.
 
     Attributes:
         inserted: what was found and made nevertheless: `rows` and `new_rows` are 0 where there was
@@ -306,11 +301,11 @@ class FullError(MemoryError):
 
 
 def find(tables: Sequence[HashTable], keys: Any, segments: Segments, workspace: Workspace) -> Any:
-    """[K] int64: the row of each key, 0 for one that has none. One kernel; the host waits for
-    nothing.
+    """Finds the row of each key, [K] int64, 0 for a key that has none. One kernel; the host waits
+    for nothing.
 
-    Bytes moved: 8 K read, 8 K written, and of each key one sector of 32 bytes at random, and what
-        follows it if need be.
+    Bytes moved: 8 K read, 8 K written, and of each key one sector of 32 bytes at random, and
+    those that follow it if need be.
 
     Args:
         tables: T different ones.
@@ -342,12 +337,11 @@ def find_or_insert(
     workspace: Workspace,
     counts: Any = None,
 ) -> Inserted:
-    """Rows of keys, new ones for those that are seen often enough. Launches 5 kernels; the page of
-    the module says when the host reads a counter.
+    """Finds rows of keys, and makes new ones for keys that are seen often enough. Launches 5
+    kernels; the page of the module says when the host reads a counter.
 
     Bytes moved: of each key 8 + 8 for insert, and a sector at random read and written; 8 for count,
-        8 for number, 8 for settle.
-    Of a key without a row 4 in insert and count, and its sector again; of a new one 16 more, and
+    8 for number, 8 for settle. Of a key without a row 4 in insert and count, and its sector again; of a new one 16 more, and
     its sector once more.
 
     Args:
@@ -372,9 +366,8 @@ def find_or_insert(
     _check(tables)
     if not 0 <= step < STEPS or segments.keys > MOST_KEYS:
         raise ValueError(
-            f"{segments.keys:,} keys in step {step:,}: there can be {MOST_KEYS:,} "
-            f"keys, and steps from 0 to "
-            f"{STEPS - 1:,}"
+            f"{segments.keys:,} keys in step {step:,}: there can be {MOST_KEYS:,} keys, and steps "
+            f"from 0 to {STEPS - 1:,}"
         )
     device, size = workspace.device, segments.keys
     tiles = tiled(segments, [STATIC] * len(tables), 1, workspace, "hash_table")

@@ -1,6 +1,4 @@
-"""What is seldom done to a hash table: keys are removed, exported, imported. The host waits for the
-device.
-"""
+"""Removes, exports and imports keys of a hash table. The host waits for the device."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ _NO_ROW = 2**31
 
 
 class Exported(NamedTuple):
-    """All keys of a table, ascending, as NumPy arrays.
+    """Holds all keys of a table, ascending, as NumPy arrays.
 
     Attributes:
         keys: [n] int64.
@@ -59,8 +57,8 @@ def remove(table: HashTable, keys: Any, workspace: Workspace) -> int:
 
 
 def remove_unused(table: HashTable, since: int, workspace: Workspace) -> int:
-    """As `remove`, of all keys that were last used, or seen, before step `since`. Reads 16 bytes a
-    slot.
+    """Forgets all keys that were last used, or seen, before step `since`, as `remove` does. Reads
+    16 bytes a slot.
     """
     return _freeing(
         table,
@@ -72,8 +70,8 @@ def remove_unused(table: HashTable, since: int, workspace: Workspace) -> int:
 
 
 def export(table: HashTable) -> Exported:
-    """All keys that are there. The host waits; `find` or `find_or_insert` gives each exported key
-    the same row.
+    """Returns all keys that are there. The host waits; `find` or `find_or_insert` gives each
+    exported key the same row.
 
     Raises:
         MemoryError: there is no room for 16 bytes a key beside the table.

@@ -1,5 +1,5 @@
-"""The kernels as one object: what a group's exchange (`requests`, `responses`, `pooling`) is written
-with.
+"""Offers the kernels as one object, with which a group's exchange (`requests`, `responses`,
+`pooling`) is written.
 
 Rows are float32. An array that a method returns holds until the next call of the same method.
 """
@@ -34,7 +34,7 @@ from collective.ops.gpu.workspace import Workspace
 
 
 class Joined(NamedTuple):
-    """Several results side by side in one array, which go to TensorFlow in one piece.
+    """Holds several results side by side in one array, which go to TensorFlow in one piece.
 
     Attributes:
         array: [K].

@@ -1,4 +1,5 @@
-"""How arrays of kernels and tensors of TensorFlow share memory, and in which order the two work.
+"""Shares memory between arrays of kernels and tensors of TensorFlow, and orders the work of the
+two.
 
 *Memory.* TensorFlow owns all that it sees: kernels read inputs where they are, and write results
 into tensors that TensorFlow has allocated, which are shared through DLPack. CuPy owns what kernels

@@ -1,5 +1,5 @@
-"""What ranks with GPUs tell one another: where what lies in a message, in rows that come back, and
-in what an owner reads.
+"""Lays out what ranks with GPUs send each other: messages, the rows that come back, and what an
+owner reads.
 
 Everything travels by rank, then section. A *run* is what one rank and one section have of it, so
 there are N·S.
@@ -45,16 +45,16 @@ class Layout:
 
     @property
     def section_kinds(self) -> list[int]:
-        """Of each section's table."""
+        """Returns the kind of each section's table."""
         return [self.kinds[table] for table in self.tables]
 
     def by_run(self, values: Sequence[Any]) -> np.ndarray:
-        """[N·S], what a run has of the S `values`."""
+        """Repeats the S `values` for each run, [N·S]."""
         return np.tile(np.asarray(values), self.ranks)
 
 
 class Runs:
-    """How much each run has, and where it is.
+    """Says how much each run has, and where it is.
 
     Args:
         layout: of the exchange.
@@ -92,54 +92,53 @@ class Runs:
         self.row_splits = (self.bags * layout.by_run(layout.dims)).reshape(ranks, sections).sum(1)
         if max(self.splits.sum(), self.row_splits.sum()) > MOST:
             raise ValueError(
-                f"{int(self.splits.sum()):,} words of keys or "
-                f"{int(self.row_splits.sum()):,} elements of rows at "
-                f"once, but no more than {MOST:,} can be: use smaller batches"
+                f"{int(self.splits.sum()):,} words of keys or {int(self.row_splits.sum()):,} "
+                f"elements of rows at once, but no more than {MOST:,} can be: use smaller batches"
             )
 
     def keys_in(self, kernels: Kernels) -> Any:
-        """Where the keys of all runs are in a message."""
+        """Indexes the keys of all runs in a message."""
         return kernels.spans(self._keys, self._of_keys)
 
     def lengths_in(self, kernels: Kernels) -> Any:
-        """Where the lengths of pooled runs' bags are in a message of half words."""
+        """Indexes the lengths of pooled runs' bags in a message of half words."""
         return kernels.spans(self._lengths, np.where(self.pooled, self.bags, 0))
 
     def weights_in(self, kernels: Kernels) -> Any:
-        """Where the weights of weighted runs' keys are in a message of half words."""
+        """Indexes the weights of weighted runs' keys in a message of half words."""
         return kernels.spans(self._weights, np.where(self.weighted, self.keys, 0))
 
     def bags_of(self, kernels: Kernels, which: np.ndarray) -> Any:
-        """Where the bags of some runs are among all."""
+        """Indexes the bags of some runs among all."""
         return kernels.spans(self.first_bag, np.where(which, self.bags, 0))
 
     def keys_of(self, kernels: Kernels, which: np.ndarray) -> Any:
-        """Where the keys of some runs are among all."""
+        """Indexes the keys of some runs among all."""
         return kernels.spans(self.first_key, np.where(which, self.keys, 0))
 
     def keys_by(self, kernels: Kernels, tables: np.ndarray) -> Any:
-        """Where the keys of all runs are among all, ordered by the tables [N·S] of the runs."""
+        """Indexes the keys of all runs among all, ordered by the tables [N·S] of the runs."""
         order = np.argsort(tables, kind="stable")
         return kernels.spans(self.first_key[order], self.keys[order])
 
     def counts_by(self, tables: np.ndarray, count: int) -> list[int]:
-        """How many keys each of `count` tables has."""
+        """Counts the keys of each of `count` tables."""
         return [int(keys) for keys in np.bincount(tables, self.keys, count)]
 
     def segments(self, sections: np.ndarray) -> Segments:
-        """Of keys, by run."""
+        """Describes the keys, by run."""
         return Segments.of(self.keys, sections)
 
 
 def _halves(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """[N·S], where runs of `counts` [N, S] half words begin that follow one another from the word
-    `starts` [N] on.
+    """Returns [N·S], the beginnings of runs of `counts` [N, S] half words that follow one another
+    from the word `starts` [N] on.
     """
     return np.asarray(2 * starts[:, None] + np.cumsum(counts, 1) - counts).reshape(-1)
 
 
-def read(kernels: Kernels, layout: Layout, message: Any, splits: np.ndarray) -> Runs:
-    """The runs of a received message of `splits` [N] words.
+def read_runs(kernels: Kernels, layout: Layout, message: Any, splits: np.ndarray) -> Runs:
+    """Reads the runs of a received message of `splits` [N] words.
 
     Raises:
         ValueError: it is malformed.
@@ -147,9 +146,8 @@ def read(kernels: Kernels, layout: Layout, message: Any, splits: np.ndarray) -> 
     sections, splits = len(layout.tables), np.asarray(splits, np.int64)
     if len(splits) != layout.ranks or np.any(splits < 2 * sections) or splits.sum() != message.size:
         raise ValueError(
-            f"a message of {message.size:,} words can not be the {layout.ranks} "
-            f"ranks' whose splits are "
-            f"{splits.tolist()}, of at least {2 * sections} words each"
+            f"a message of {message.size:,} words can not be the {layout.ranks} ranks' whose "
+            f"splits are {splits.tolist()}, of at least {2 * sections} words each"
         )
     starts = np.cumsum(splits) - splits
     headers = kernels.download(
@@ -164,8 +162,7 @@ def read(kernels: Kernels, layout: Layout, message: Any, splits: np.ndarray) -> 
     runs = Runs(layout, bags, keys)
     if np.any(runs.splits != splits):
         raise ValueError(
-            f"a malformed message: its parts are of {splits.tolist()} words, but its "
-            f"headers speak of "
-            f"{runs.splits.tolist()}"
+            f"a malformed message: its parts are of {splits.tolist()} words, but its headers speak "
+            f"of {runs.splits.tolist()}"
         )
     return runs

@@ -1,4 +1,5 @@
-"""Where each row occurs: what sums gradients by row without atomics and always in the same order.
+"""Orders occurrences by row, by which gradients are summed without atomics and always in the same
+order.
 
     numbers      2 0 2 1 2          the row of each occurrence
     offsets      0 1 2 5            row r has the places offsets[r] to before offsets[r + 1] of
@@ -29,7 +30,7 @@ _WARPS = THREADS // 32
 
 
 class Occurrences(NamedTuple):
-    """K occurrences of R rows.
+    """Holds K occurrences of R rows.
 
     Attributes:
         offsets: [R + 1] int32, where the occurrences of each row begin in `order`.
@@ -50,7 +51,7 @@ class Occurrences(NamedTuple):
 
 
 def most_pieces(occurrences: int) -> int:
-    """How many pieces so many occurrences can have."""
+    """Bounds the pieces that so many occurrences can have."""
     return occurrences // PIECE + occurrences // LONG
 
 
@@ -76,8 +77,8 @@ def occurrences(
     size, device = int(numbers.size), workspace.device
     if max(size, rows) > MOST:
         raise ValueError(
-            f"{size:,} occurrences of {rows:,} rows, but no more than {MOST:,} can "
-            f"be: use smaller batches"
+            f"{size:,} occurrences of {rows:,} rows, but no more than {MOST:,} can be: use smaller "
+            "batches"
         )
     passes = -(-max((rows - 1).bit_length(), 1) // _BITS)
     bits = -(-max((rows - 1).bit_length(), 1) // passes)

@@ -1,5 +1,4 @@
-// Tells which rank owns a key, by the same function as the CPU (ops/native/wire.h,
-// ops/key_hashing.py).
+// Finds the rank that owns a key: the function of ops/native/wire.h and ops/key_hashing.py.
 
 #include "integers.cuh"
 
@@ -21,7 +20,7 @@ __device__ __forceinline__ u32 owner_of(i64 key, bool dynamic, u32 ranks) {
   return static_cast<u32>(rest < 0 ? rest + ranks : rest);
 }
 
-// Where the owner keeps it: row key div N of a static table; a dynamic table's key itself.
+// Finds where the owner keeps a key: row key div N of a static table; a dynamic table's key itself.
 __device__ __forceinline__ i64 local_of(i64 key, bool dynamic, u32 ranks) {
   if (dynamic || ranks == 1) return key;
   if (static_cast<u64>(key) >> 32 == 0) return static_cast<u32>(key) / ranks;

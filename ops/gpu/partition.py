@@ -1,4 +1,5 @@
-"""Keys ordered by owner without de-duplication, the owner's rows of received keys, and prefix sums.
+"""Orders keys by owner without de-duplication; finds the owner's rows of received keys; sums
+prefixes.
 
 `reference/partition.py` has the same functions in NumPy.
 """
@@ -30,7 +31,7 @@ _WARPS = THREADS // 32
 
 
 class Partition(NamedTuple):
-    """Keys ordered by owner.
+    """Holds keys ordered by owner.
 
     Attributes:
         keys: [K] int64: those of rank 0 first, then rank 1's, …; of one owner by section, then as
@@ -45,8 +46,8 @@ class Partition(NamedTuple):
 
 
 class Tiled(NamedTuple):
-    """What all kernels that work by tiles are given: `plan` on the device, and room for counts by
-    owner and tile.
+    """Holds what all kernels that work by tiles are given: `plan` on the device, and room for
+    counts by owner and tile.
     """
 
     plan: Plan
@@ -133,7 +134,7 @@ def partition(
 def local_rows(
     keys: Any, segments: Segments, kinds: Sequence[int], ranks: int, workspace: Workspace
 ) -> Any:
-    """[K] int64: where the owner keeps each of the keys that it was sent. One kernel.
+    """Finds where the owner keeps each of the keys that it was sent, [K] int64. One kernel.
 
     Of a static table key div N, rounded down; of a dynamic one the key itself. Bytes moved: 8 K
     read, 8 K written.
@@ -153,7 +154,7 @@ def local_rows(
 
 
 def prefix_sums(values: Any, workspace: Workspace) -> Any:
-    """[K + 1] int32: the sum of the values before each one, then that of all. Launches 3 kernels.
+    """Sums the values before each one, then all, [K + 1] int32. Launches 3 kernels.
 
     Bytes moved: 8 K read, 4 K written.
 

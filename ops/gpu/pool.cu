@@ -45,7 +45,7 @@ struct Ids {
 #define IDS \
   Ids { positions, wide, offsets, weights, squares }
 
-// What a row is multiplied by so that its norm isn't above max_norm. A NaN stays one.
+// The factor by which a row's norm isn't above max_norm. A NaN stays one.
 __device__ __forceinline__ float clip_of(float square, float max_norm) {
   const float norm = sqrtf(square);
   return max_norm / (norm < max_norm ? max_norm : norm);
@@ -56,7 +56,7 @@ __device__ __forceinline__ float factor_of(const Lookup& lookup, const Ids& ids,
   return lookup.max_norm != 0 ? weight * clip_of(ids.squares[id], lookup.norm()) : weight;
 }
 
-// As the CPU has it: weights are added in double precision, so that those which cancel out do so
+// As on the CPU, weights are added in double precision, so that those which cancel out do so
 // everywhere.
 __device__ __forceinline__ double share_of(const Lookup& lookup, float weight) {
   return lookup.combiner == kMean ? weight : static_cast<double>(weight) * weight;
@@ -173,8 +173,8 @@ __device__ __forceinline__ float divisor_of(const Lookup& lookup, const Ids& ids
   return divisor_of(lookup, sum);
 }
 
-// Of each id: its sample, what that sample's gradient is multiplied by, and how much of the row
-// itself belongs to its gradient. One sample for each thread; tiles are of kThreads samples.
+// Makes the terms of each id: its sample, the factor of that sample's gradient, and how much of the
+// row itself belongs to its gradient. One sample for each thread; tiles are of kThreads samples.
 extern "C" __global__ void __launch_bounds__(kThreads)
     pool_terms(IDS_PARAMETERS, const float* __restrict__ products, Term* __restrict__ terms,
                float* __restrict__ along) {

@@ -1,4 +1,4 @@
-"""Pooled look-ups: rows combined by sample, and their gradients.
+"""Pools look-ups: combines rows by sample, and makes their gradients.
 
 Whoever asks pools the rows that came back, by the inverse index; an owner that pools sums the rows
 of its tables, by row number. Ids of all look-ups stand one after the other, and so do samples:
@@ -31,7 +31,7 @@ _IN_FLIGHT = 4
 
 @dataclasses.dataclass(frozen=True)
 class Lookup:
-    """One of M look-ups.
+    """Describes one of M look-ups.
 
     Attributes:
         samples: B.
@@ -52,7 +52,7 @@ class Lookup:
 
 
 class Ids(NamedTuple):
-    """K ids of M look-ups with B samples in all.
+    """Holds the K ids of M look-ups with B samples in all.
 
     Attributes:
         positions: [K] int32 or int64, which of its look-up's rows each one is of; there is no row
@@ -67,7 +67,7 @@ class Ids(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """What the gradient of rows is made of.
+    """Holds the terms whose sums are the gradients of rows.
 
     Attributes:
         terms: [K, 2] uint32, for each id its sample, and as the bits of a float32 what that
@@ -94,7 +94,7 @@ def pool(
 
 
 def parts(lookups: Sequence[Lookup], flat: Any) -> list[Any]:
-    """[B, D] for each look-up, of what `pool_flat` returned."""
+    """Cuts what `pool_flat` returned into [B, D] for each look-up."""
     sizes = [lookup.samples * lookup.dim for lookup in lookups]
     return [
         flat[end - size : end].reshape(lookup.samples, lookup.dim)
@@ -151,12 +151,11 @@ def pool_terms(
     workspace: Workspace,
     of_weights: bool = False,
 ) -> Terms:
-    """What the gradient of each row is the sum of. One kernel; two more with a max_norm; two with
-    gradients of weights.
+    """Makes the terms whose sums are the rows' gradients. One kernel; two more with a max_norm; two
+    with gradients of weights.
 
     Bytes moved: 4 for each sample, 8 (weights: 4 more) for each id. With a max_norm, and for
-        gradients of weights, rows and
-    gradients are read for each id, too.
+    gradients of weights, rows and gradients are read for each id, too.
 
     Args:
         lookups, rows, ids: as for `pool`.
@@ -203,8 +202,8 @@ def check_lookups(lookups: Sequence[Lookup], ids: Ids) -> None:
 def _runs(
     lookups: Sequence[Lookup], rows: Sequence[Rows], workspace: Workspace
 ) -> tuple[Any, np.ndarray]:
-    """The runs of all `rows` on the device, and [M, 2], the first and the number of those of each
-    look-up.
+    """Returns the runs of all `rows` on the device, and [M, 2], the first and the number of those
+    of each look-up.
     """
     words = [one.words() for one in rows]
     counts = np.array([len(one) for one in words], np.int64)
@@ -222,8 +221,8 @@ def _words(
     each: int,
     lanes: int | None = None,
 ) -> tuple[np.ndarray, int]:
-    """([M, 11] int64 as pool.cu reads them, how many tiles they have); `each` samples for a group
-    of lanes.
+    """Returns ([M, 11] int64 as pool.cu reads them, how many tiles they have); `each` samples for a
+    group of lanes.
     """
     samples = np.array([lookup.samples for lookup in lookups], np.int64)
     dims = np.array([lookup.dim for lookup in lookups], np.int64)
@@ -273,7 +272,7 @@ def _products(
     gradients: Rows | None,
     workspace: Workspace,
 ) -> Any:
-    """[K] float32, of each id's row with itself or with its sample's gradient."""
+    """Multiplies each id's row with itself, or with its sample's gradient: [K] float32."""
     name = "pool.squares" if gradients is None else "pool.products"
     products = workspace.take(name, int(ids.positions.size), np.float32)
     runs, by_lookup = _runs(lookups, rows, workspace)

@@ -2,8 +2,8 @@
 
 These are `collective.ops.embedding_bag.request` and `respond`.
 
-ids ──► distinct (unpooled sections), partition (pooled ones) ──► message ══keys══► local rows,
-by table
+    ids ──► distinct (unpooled sections), partition (pooled ones) ──► message ══keys══►
+    ══keys══► local rows, by table
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from collective.ops.gpu.kernel_api import Joined, Kernels
-from collective.ops.gpu.message_layout import Layout, Runs, read
+from collective.ops.gpu.message_layout import Layout, Runs, read_runs
 from collective.ops.gpu.pool import MEAN, SUM, Ids, Lookup
 from collective.ops.gpu.segments import Segments
 
 
-class Asked(NamedTuple):
-    """See `collective.ops.embedding_bag.Request`.
+class Request(NamedTuple):
+    """Holds a rank's request: see `collective.ops.embedding_bag.Request`.
 
     Attributes:
         message: [X] int64.
@@ -37,8 +37,8 @@ class Asked(NamedTuple):
     scales: list[Any]
 
 
-class _Bags(NamedTuple):
-    """The pooled members' keys, ordered by owner, then section.
+class _PooledKeys(NamedTuple):
+    """Holds the pooled members' keys, ordered by owner, then section.
 
     Attributes:
         keys, weights: [K] int64, float32 (None if no section is weighted).
@@ -67,7 +67,7 @@ def ask(
     ids: Sequence[Any],
     samples: Sequence[Any],
     weights: Sequence[Any],
-) -> Asked:
+) -> Request:
     """De-duplicates keys by section, orders them by owner, and says where their rows will be found.
 
     Args:
@@ -77,59 +77,66 @@ def ask(
         samples: for each pooled member [K] int64, ascending.
         weights: for each weighted pooled member [K] float32.
     """
-    pooled = np.asarray(layout.pooled, bool)
-    plain = [m for m, section in enumerate(sections) if not pooled[section]]
-    others = [m for m, section in enumerate(sections) if pooled[section]]
-    found = kernels.distinct(
+    is_pooled = np.asarray(layout.pooled, bool)
+    plain = [m for m, section in enumerate(sections) if not is_pooled[section]]
+    pooled = [m for m, section in enumerate(sections) if is_pooled[section]]
+    distinct = kernels.distinct(
         _joined(kernels, [ids[m] for m in plain], np.int64),
         Segments.of([ids[m].size for m in plain], [sections[m] for m in plain]),
         layout.section_kinds,
         layout.ranks,
     )
-    counts = kernels.download(found.counts).astype(np.int64)
-    bags = _bags(
+    counts = kernels.download(distinct.counts).astype(np.int64)
+    pooled_keys = _pooled_keys(
         kernels,
         layout,
-        [sections[m] for m in others],
-        [combiners[m] for m in others],
-        [ids[m] for m in others],
+        [sections[m] for m in pooled],
+        [combiners[m] for m in pooled],
+        [ids[m] for m in pooled],
         samples,
         weights,
     )
-    runs = Runs(layout, counts + bags.bags, counts + bags.counts)
-    by_key = kernels.xp.empty(int(runs.keys.sum()), np.int64)
-    by_key[runs.keys_of(kernels, ~runs.pooled)] = found.keys[: int(counts.sum())]
-    by_key[runs.keys_of(kernels, runs.pooled)] = bags.keys
+    runs = Runs(layout, counts + pooled_keys.bags, counts + pooled_keys.counts)
+    message = _message(kernels, layout, runs, distinct.keys[: int(counts.sum())], pooled_keys)
+    places = _numbered(kernels, distinct.inverse, counts, runs.first_bag)
+    positions = [
+        Joined(places, [int(ids[m].size) for m in plain]),
+        *(
+            _numbered(kernels, bags, pooled_keys.bags, runs.first_bag)
+            for bags in pooled_keys.positions
+        ),
+    ]
+    return Request(message, runs, positions, pooled_keys.samples, pooled_keys.scales)
+
+
+def _message(
+    kernels: Kernels, layout: Layout, runs: Runs, plain_keys: Any, pooled: _PooledKeys
+) -> Any:
+    """Writes the [X] int64 words of a request."""
+    keys = kernels.xp.empty(int(runs.keys.sum()), np.int64)
+    keys[runs.keys_of(kernels, ~runs.pooled)] = plain_keys
+    keys[runs.keys_of(kernels, runs.pooled)] = pooled.keys
     message = kernels.xp.zeros(int(runs.splits.sum()), np.int64)
     headers = np.stack([runs.bags, runs.keys], 1).reshape(layout.ranks, -1)
     begins = np.cumsum(runs.splits) - runs.splits
-    message[kernels.spans(begins, np.full(layout.ranks, headers.shape[1]))] = kernels.upload(
-        headers.reshape(-1)
-    )
-    message[runs.keys_in(kernels)] = by_key
-    message.view(np.int32)[runs.lengths_in(kernels)] = bags.lengths
-    if bags.weights is not None:
-        message.view(np.float32)[runs.weights_in(kernels)] = bags.weights[
-            kernels.spans(
-                np.cumsum(bags.counts.reshape(-1)) - bags.counts.reshape(-1),
-                np.where(runs.weighted, bags.counts.reshape(-1), 0),
-            )
-        ]
-    places = _numbered(kernels, found.inverse, counts, runs.first_bag)
-    positions = [
-        Joined(places, [int(ids[m].size) for m in plain]),
-        *(_numbered(kernels, place, bags.bags, runs.first_bag) for place in bags.positions),
-    ]
-    return Asked(message, runs, positions, bags.samples, bags.scales)
+    words = kernels.spans(begins, np.full(layout.ranks, headers.shape[1]))
+    message[words] = kernels.upload(headers.reshape(-1))
+    message[runs.keys_in(kernels)] = keys
+    message.view(np.int32)[runs.lengths_in(kernels)] = pooled.lengths
+    if pooled.weights is not None:
+        counts = pooled.counts.reshape(-1)
+        weighted = kernels.spans(np.cumsum(counts) - counts, np.where(runs.weighted, counts, 0))
+        message.view(np.float32)[runs.weights_in(kernels)] = pooled.weights[weighted]
+    return message
 
 
 def hear(
     kernels: Kernels, layout: Layout, message: Any, splits: np.ndarray
 ) -> tuple[Joined, np.ndarray]:
-    """(for each table [R] int64 the local rows, or keys of a dynamic one, in the order of the runs;
-    [N] `row_splits`).
+    """Reads a received message: for each table [R] int64 the local rows, or keys of a dynamic one,
+    in the order of the runs; and [N] `row_splits`.
     """
-    runs = read(kernels, layout, message, splits)
+    runs = read_runs(kernels, layout, message, splits)
     rows = kernels.local_rows(
         message[runs.keys_in(kernels)],
         runs.segments(np.tile(np.arange(len(layout.tables)), layout.ranks)),
@@ -137,12 +144,11 @@ def hear(
         layout.ranks,
     )
     tables = layout.by_run(layout.tables)
-    return Joined(
-        rows[runs.keys_by(kernels, tables)], runs.counts_by(tables, len(layout.kinds))
-    ), runs.row_splits
+    rows_by_table = rows[runs.keys_by(kernels, tables)]
+    return Joined(rows_by_table, runs.counts_by(tables, len(layout.kinds))), runs.row_splits
 
 
-def _bags(
+def _pooled_keys(
     kernels: Kernels,
     layout: Layout,
     sections: Sequence[int],
@@ -150,69 +156,54 @@ def _bags(
     ids: Sequence[Any],
     samples: Sequence[Any],
     weights: Sequence[Any],
-) -> _Bags:
+) -> _PooledKeys:
     shape, xp = (layout.ranks, len(layout.tables)), kernels.xp
     sizes = np.array([x.size for x in ids], np.int64)
     size = int(sizes.sum())
     if size == 0:
-        none = [xp.zeros(0, np.int32) for _ in ids]
-        return _Bags(
+        return _PooledKeys(
             xp.zeros(0, np.int64),
             None,
             xp.zeros(0, np.int32),
             np.zeros(shape, np.int64),
             np.zeros(shape, np.int64),
-            none,
+            [xp.zeros(0, np.int32) for _ in ids],
             [xp.zeros(0, np.int64) for _ in ids],
             [xp.zeros(0, np.float32) for _ in ids],
         )
-    parts = kernels.partition(
-        _joined(kernels, ids, np.int64),
-        Segments.of(sizes, sections),
-        layout.section_kinds,
-        layout.ranks,
-    )
+    segments = Segments.of(sizes, sections)
+    all_ids = _joined(kernels, ids, np.int64)
+    parts = kernels.partition(all_ids, segments, layout.section_kinds, layout.ranks)
     counts = kernels.download(parts.counts).astype(np.int64)
-    places, of = parts.positions.astype(np.int64), _joined(kernels, samples, np.int64)
-    ordered = xp.empty(size, np.int64)
-    ordered[places] = of
-    starts = np.cumsum(counts.reshape(-1)) - counts.reshape(-1)
-    first = xp.ones(size, bool)  # of a bag
-    first[1:] = ordered[1:] != ordered[:-1]
-    first[kernels.upload(starts[counts.reshape(-1) > 0])] = True
-    number = xp.cumsum(first, dtype=np.int32)  # of bags up to each key
-    begins = xp.nonzero(first)[0]
-    lengths = xp.diff(xp.concatenate([begins, xp.full(1, size, begins.dtype)])).astype(np.int32)
-    upto = np.concatenate(
-        [
-            [0],
-            kernels.download(
-                number[kernels.upload(np.maximum(starts + counts.reshape(-1) - 1, 0))]
-            ),
-        ]
-    )
-    bags = np.diff(
-        np.maximum.accumulate(
-            np.where(np.concatenate([[True], starts + counts.reshape(-1) > 0]), upto, 0)
-        )
-    )
-    given = _given_weights(kernels, layout, sections, sizes, weights)
+    places, sample_of = parts.positions.astype(np.int64), _joined(kernels, samples, np.int64)
+    ordered_samples = xp.empty(size, np.int64)
+    ordered_samples[places] = sample_of
+    run_counts = counts.reshape(-1)
+    starts = np.cumsum(run_counts) - run_counts
+    begins_bag = xp.ones(size, bool)
+    begins_bag[1:] = ordered_samples[1:] != ordered_samples[:-1]
+    begins_bag[kernels.upload(starts[run_counts > 0])] = True
+    bags_until = xp.cumsum(begins_bag, dtype=np.int32)  # each key's own bag is one of them
+    begins = xp.nonzero(begins_bag)[0]
+    ends = xp.full(1, size, begins.dtype)
+    lengths = xp.diff(xp.concatenate([begins, ends])).astype(np.int32)
+    bags = _bags_by_run(kernels, bags_until, starts + run_counts)
+    all_weights = _joined_weights(kernels, layout, sections, sizes, weights)
     ordered_weights = None
-    if given is not None:
+    if all_weights is not None:
         ordered_weights = xp.empty(size, np.float32)
-        ordered_weights[places] = given
-    kept = first[places]
-    ends = np.cumsum(sizes)
-    made: list[tuple[Any, Any, Any]] = []
-    for m, (end, count) in enumerate(zip(ends, sizes)):
+        ordered_weights[places] = all_weights
+    is_first = begins_bag[places]
+    positions, bag_samples, scales = [], [], []
+    for end, count, combiner in zip(np.cumsum(sizes), sizes, combiners):
         part = slice(int(end - count), int(end))
-        which = xp.nonzero(kept[part])[0]
-        scale = _scales(kernels, combiners[m], of[part], None if given is None else given[part])
-        made.append(
-            ((number[places[part][which]] - 1).astype(np.int32), of[part][which], scale[which])
-        )
-    positions, bag_samples, scales = ([one[i] for one in made] for i in range(3))
-    return _Bags(
+        firsts = xp.nonzero(is_first[part])[0]
+        member_weights = None if all_weights is None else all_weights[part]
+        scale = _scales(kernels, combiner, sample_of[part], member_weights)
+        positions.append((bags_until[places[part][firsts]] - 1).astype(np.int32))
+        bag_samples.append(sample_of[part][firsts])
+        scales.append(scale[firsts])
+    return _PooledKeys(
         parts.keys,
         ordered_weights,
         lengths,
@@ -224,35 +215,43 @@ def _bags(
     )
 
 
-def _given_weights(
+def _bags_by_run(kernels: Kernels, bags_until: Any, ends: np.ndarray) -> np.ndarray:
+    """Counts the bags of each run, [N·S], by how many there are until each key and by the `ends` of
+    the runs among the keys.
+    """
+    lasts = kernels.download(bags_until[kernels.upload(np.maximum(ends - 1, 0))])
+    until = np.concatenate([[0], np.where(ends > 0, lasts, 0)])
+    return np.diff(np.maximum.accumulate(until))
+
+
+def _joined_weights(
     kernels: Kernels,
     layout: Layout,
     sections: Sequence[int],
     sizes: np.ndarray,
     weights: Sequence[Any],
 ) -> Any:
-    """[K] float32 of pooled members, 1 of those that have none; None if none has."""
+    """Joins the weights of pooled members, [K] float32, 1 for members without; None if no member
+    has any.
+    """
     if not weights:
         return None
-    left = iter(weights)
-    return _joined(
-        kernels,
-        [
-            next(left) if layout.weighted[section] else kernels.xp.ones(int(size), np.float32)
-            for section, size in zip(sections, sizes)
-        ],
-        np.float32,
-    )
+    remaining = iter(weights)
+    by_member = [
+        next(remaining) if layout.weighted[section] else kernels.xp.ones(int(size), np.float32)
+        for section, size in zip(sections, sizes)
+    ]
+    return _joined(kernels, by_member, np.float32)
 
 
 def _scales(kernels: Kernels, combiner: int, samples: Any, weights: Any) -> Any:
-    """[K] float32, what the sum of each id's sample is multiplied by."""
+    """Returns [K] float32, the factors of the sums of each id's sample."""
     xp, size = kernels.xp, int(samples.size)
     if combiner == SUM or size == 0:
         return xp.ones(size, np.float32)
-    new = xp.ones(size, bool)
-    new[1:] = samples[1:] != samples[:-1]
-    number, begins = xp.cumsum(new) - 1, xp.nonzero(new)[0]
+    is_first = xp.ones(size, bool)
+    is_first[1:] = samples[1:] != samples[:-1]
+    number, begins = xp.cumsum(is_first) - 1, xp.nonzero(is_first)[0]
     offsets = xp.concatenate([begins, xp.full(1, size, begins.dtype)]).astype(np.int32)
     if weights is None:
         totals = xp.diff(offsets).astype(np.float32)
@@ -265,26 +264,22 @@ def _scales(kernels: Kernels, combiner: int, samples: Any, weights: Any) -> Any:
         )
     if combiner != MEAN:
         totals = xp.sqrt(totals)
-    return (xp.where(totals == 0, 0, 1 / xp.where(totals == 0, 1, totals)).astype(np.float32))[
-        number
-    ]
+    factors = xp.where(totals == 0, 0, 1 / xp.where(totals == 0, 1, totals))
+    return factors.astype(np.float32)[number]
 
 
 def _numbered(kernels: Kernels, numbers: Any, counts: np.ndarray, firsts: np.ndarray) -> Any:
-    """int32 `numbers` within runs of `counts`, one after the other, as those of the rows from
+    """Renumbers int32 `numbers` within runs of `counts`, one after the other, as the rows from
     `firsts` [N·S] on.
     """
-    lengths = counts.reshape(-1)[counts.reshape(-1) > 0]
-    ends, kept = np.cumsum(lengths), firsts[counts.reshape(-1) > 0]
-    shifts = (kept - (ends - lengths)).astype(np.int32)
+    lengths = counts.reshape(-1)
+    kept = lengths > 0
+    ends = np.cumsum(lengths[kept])
+    shifts = (firsts[kept] - (ends - lengths[kept])).astype(np.int32)
     if not np.any(shifts):
         return numbers
-    return (
-        numbers
-        + kernels.upload(shifts)[
-            kernels.xp.searchsorted(kernels.upload(ends.astype(np.int32)), numbers, side="right")
-        ]
-    )
+    run = kernels.xp.searchsorted(kernels.upload(ends.astype(np.int32)), numbers, side="right")
+    return numbers + kernels.upload(shifts)[run]
 
 
 def _joined(kernels: Kernels, arrays: Sequence[Any], dtype: Any) -> Any:

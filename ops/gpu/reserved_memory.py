@@ -1,5 +1,5 @@
-"""Address space of a GPU that takes memory as it is used: a column of a dynamic table grows without
-ever moving.
+"""Reserves address space of a GPU that takes memory as it is used: a column of a dynamic table
+grows without ever moving.
 
 CuPy has no functions for CUDA's virtual memory, so this calls the driver. A piece of physical
 memory is mapped behind the last one whenever more is needed, an eighth of what there is at least;
@@ -44,7 +44,7 @@ class _Access(ctypes.Structure):
 
 @functools.cache
 def driver() -> Any:
-    """CUDA's driver.
+    """Loads CUDA's driver.
 
     Raises:
         OSError: there is none.
@@ -72,7 +72,8 @@ def driver() -> Any:
 
 
 class Reserved:
-    """Address space on one GPU. What is taken of it begins at its address, and is not filled.
+    """Is address space on one GPU. The memory that is taken of it begins at its address, and is not
+    filled.
 
     Args:
         size: the most bytes that it can take.

@@ -1,5 +1,5 @@
-"""Rules by which weights follow their gradients, as `tf.compat.v1.train` has them. g is the summed
-gradient, w the weight.
+"""Describes the rules by which weights follow their gradients, as `tf.compat.v1.train` has them. g
+is the summed gradient, w the weight.
 
 They are what `update` is given, in every step anew where something changes. What the host writes
 here is uploaded if it differs from the step before.
@@ -14,7 +14,7 @@ from typing import ClassVar
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """What all rules have.
+    """Has what all rules have.
 
     Attributes:
         rate: the learning rate.
@@ -27,7 +27,7 @@ class Rule:
     slots: ClassVar[int] = 1
 
     def options(self) -> list[float]:
-        """What the kernel is given, in the order of rules.cuh."""
+        """Returns what the kernel is given, in the order of rules.cuh."""
         return [self.rate]
 
 
@@ -98,7 +98,7 @@ class Adam(Rule):
         ]
 
     def corrected_rate(self) -> float:
-        """r."""
+        """Returns r."""
         if self.corrected:
             return self.rate
         return self.rate * math.sqrt(1 - self.beta2**self.step) / (1 - self.beta1**self.step)

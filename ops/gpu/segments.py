@@ -1,4 +1,4 @@
-"""Segments: which keys belong to which section, and how blocks of threads share them."""
+"""Says which keys belong to which section, and how blocks of threads share them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ MOST_RANKS = 48 * 1024 // (4 * _WARPS)
 
 @dataclasses.dataclass(frozen=True)
 class Segments:
-    """M runs of keys, side by side, in the order of a look-up's inputs or of a received message.
-    The host knows their sizes.
+    """Describes M runs of keys, side by side, in the order of a look-up's inputs or of a received
+    message. The host knows their sizes.
 
     Attributes:
         offsets: [M + 1] int64, ascending from 0: segment m has the keys from offsets[m] to before
@@ -34,7 +34,7 @@ class Segments:
     def of(
         cls, lengths: Sequence[int] | np.ndarray, sections: Sequence[int] | np.ndarray
     ) -> Segments:
-        """Of [M] numbers of keys and [M] sections."""
+        """Makes segments of [M] numbers of keys and [M] sections."""
         return cls(
             np.concatenate([np.zeros(1, np.int64), np.cumsum(np.asarray(lengths, np.int64))]),
             np.asarray(sections, np.int64),
@@ -48,20 +48,20 @@ class Segments:
             or np.any(lengths < 0)
         ):
             raise ValueError(
-                f"offsets must ascend from 0, one more than the {len(self.sections)} "
-                f"sections: {self.offsets}"
+                f"offsets must ascend from 0, one more than the {len(self.sections)} sections: "
+                f"{self.offsets}"
             )
         if len(self.sections) and self.sections.min() < 0:
             raise ValueError(f"sections must not be negative: {self.sections}")
 
     @property
     def keys(self) -> int:
-        """K."""
+        """Returns K."""
         return int(self.offsets[-1])
 
 
 class Plan(NamedTuple):
-    """How blocks share the keys: each takes a tile of one segment, and tiles are numbered by
+    """Says how blocks share the keys: each takes a tile of one segment, and tiles are numbered by
     section, then position.
 
     Attributes:
@@ -76,7 +76,7 @@ class Plan(NamedTuple):
 
 
 def plan(segments: Segments, kinds: Sequence[int]) -> Plan:
-    """Of the `kinds` of S sections, STATIC or DYNAMIC.
+    """Plans the tiles of segments, for the `kinds` of S sections, STATIC or DYNAMIC.
 
     Raises:
         ValueError: a segment is of no section, or there are too many keys.

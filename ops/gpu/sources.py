@@ -1,4 +1,4 @@
-"""CUDA source files, as one text each."""
+"""Reads CUDA source files, as one text each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _INCLUDE = re.compile(r'^#include "([\w.]+)"$', re.MULTILINE)
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """One `.cu` file and the kernels that it defines, all `extern "C" __global__`.
+    """Names one `.cu` file and the kernels that it defines, all `extern "C" __global__`.
 
     They have plain names and no template arguments, since CuPy compiles a module with template
     arguments anew in every process.
@@ -26,8 +26,8 @@ class Source:
     kernels: tuple[str, ...]
 
     def text(self) -> str:
-        """The file with its includes in place, each once: CuPy's cache on disk knows a module by
-        its text alone.
+        """Returns the file with its includes in place, each once: CuPy's cache on disk knows a
+        module by its text alone.
         """
         return _inlined(self.file, set())
 

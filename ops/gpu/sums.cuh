@@ -10,7 +10,7 @@ struct Run {
   i64 address;  // of that row
 };
 
-// What a place among the occurrences stands for: a row that is multiplied.
+// A place among the occurrences stands for a row that is multiplied.
 struct Term {
   u32 row;
   float factor;
@@ -23,7 +23,7 @@ struct Source {
   int run_count;
 };
 
-// 0 if there is no such row.
+// Finds the address of a row; 0 if there is no such row.
 __device__ __forceinline__ i64 address_of(const Run* runs, int count, i64 row, i64 pitch) {
   int low = 0, high = count;
 #pragma unroll 1
@@ -95,7 +95,7 @@ __device__ __forceinline__ void put(i64 address, const Span& span, const Pack<kW
   }
 }
 
-// For each of kFlight ranges of places the sum over its rows, of the elements of `span`. `pitch`
+// Sums the rows of each of kFlight ranges of places, of the elements of `span`. `pitch`
 // bytes are between rows.
 template <int kFlight>
 __device__ __forceinline__ void sum_places(const Source& source, const u32 (&begin)[kFlight],
@@ -137,7 +137,7 @@ __device__ __forceinline__ void sum_places(const Source& source, const u32 (&beg
   }
 }
 
-// A range of places in kFlight equal parts.
+// Cuts a range of places into kFlight equal parts.
 template <int kFlight>
 __device__ __forceinline__ void cut(u32 first, u32 end, u32 part, u32 parts, u32 (&begins)[kFlight],
                                     u32 (&ends)[kFlight]) {

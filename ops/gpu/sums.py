@@ -1,4 +1,4 @@
-"""Sums of rows by segment: what gradients of rows are, whether these are written or applied at once
+"""Sums rows by segment: makes the gradients of rows, which are written here or applied at once
 (`update.py`).
 
 A segment is what one row has of the occurrences (`occurrences.py`). Rows with up to `LONG`
@@ -33,8 +33,8 @@ _PIECE_BLOCKS, _LONG_BLOCKS = 8, 2  # for each multiprocessor
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Rows that lie in several runs and are numbered through. It holds addresses: whoever makes it
-    keeps the arrays alive.
+    """Describes rows that lie in several runs and are numbered through. It holds addresses: whoever
+    makes it keeps the arrays alive.
 
     Attributes:
         addresses: [P] int64, of the first row of each run.
@@ -61,8 +61,8 @@ class Rows:
                 or array.shape[1] < 1
             ):
                 raise ValueError(
-                    f"array {number} must be a contiguous matrix of float32, but is "
-                    f"{array.dtype} {array.shape}"
+                    f"array {number} must be a contiguous matrix of float32, but is {array.dtype} "
+                    f"{array.shape}"
                 )
         return cls(
             np.array([device.pointer(array) for array in arrays], np.int64),
@@ -72,8 +72,8 @@ class Rows:
 
     @classmethod
     def flat(cls, buffer: Any, segments: Segments, dims: Sequence[int], device: Device) -> Rows:
-        """Of a buffer as `gather` returns it: rows of sections whose dimensions are `dims`, one
-        after the other.
+        """Numbers the rows of a buffer as `gather` returns it through: rows of sections whose
+        dimensions are `dims`, one after the other.
         """
         lengths, width = np.diff(segments.offsets), np.asarray(dims, np.int64)[segments.sections]
         sizes = lengths * width
@@ -86,7 +86,7 @@ class Rows:
         )
 
     def words(self) -> np.ndarray:
-        """[P', 3] int64 as sums.cuh reads them; what lies side by side is one run."""
+        """Returns [P', 3] int64 as sums.cuh reads them; rows side by side are one run."""
         firsts, keep = np.cumsum(self.counts) - self.counts, self.counts > 0
         words = np.stack([firsts, self.counts, self.addresses], 1)[keep]
         if len(words) == 0:
@@ -108,7 +108,7 @@ def target_words(
     each: int,
     touched: np.ndarray | None = None,
 ) -> tuple[np.ndarray, int]:
-    """([T, 11] int64 as targets.cuh reads them, how many tiles they have).
+    """Returns ([T, 11] int64 as targets.cuh reads them, how many tiles they have).
 
     Args:
         segments: of rows, by section.
@@ -210,7 +210,7 @@ def sum_rows(
     along: Any = None,
     own: Rows | None = None,
 ) -> Any:
-    """[E] of `element`: for each of U rows the sum of what occurs of it, one row after the other.
+    """Sums for each of U rows what occurs of it, [E] float32, one row after the other.
 
     Sums are of float32, rounded to the nearest in the end. A row that doesn't occur is zeros. One
     kernel, or three if there are more than `LONG` occurrences; the host waits for nothing. Bytes

@@ -19,7 +19,7 @@ struct Target {
   i64 touched;  // address of a byte for each row that is set, or 0
 };
 
-// What the launch with tiles, and the one with long segments, are given.
+// The arguments of the launch with tiles, and of the one with long segments.
 struct Work {
   const Target* targets;
   int target_count;
@@ -83,7 +83,7 @@ __device__ __forceinline__ i64 row_of(const Work& work, const Target& target, i6
   return row >= 0 && row < target.count ? row : -1;
 }
 
-// What a group of lanes works on.
+// The work of a group of lanes.
 template <int kFlight>
 struct Share {
   const Target* target;

@@ -1,4 +1,4 @@
-"""The binding to TensorFlow: what `ops/native` computes on a CPU, by kernels on a GPU.
+"""Binds the kernels to TensorFlow: computes on a GPU what `ops/native` computes on a CPU.
 
 `DeviceOperations` has the operations of the compiled library under their names, with its inputs,
 outputs and attributes. Each is one call of kernels (`tensorflow_call.py`), and has the gradient that
@@ -21,28 +21,28 @@ from collective.ops.gpu.pooling import Members, Pooling
 from collective.ops.gpu.responses import Response
 from collective.ops.gpu.rules import Rule
 from collective.ops.gpu.segments import Segments
-from collective.ops.gpu.tensorflow_call import KernelCaller, Outputs
+from collective.ops.gpu.tensorflow_call import KernelCaller, Outputs, Work
 from collective.ops.gpu.update import Table
 
 Find = Callable[[Kernels, np.ndarray, Any, Sequence[int], bool], Any]
 
 
 class DeviceOperations(KernelCaller):
-    """The operations of the compiled library, by kernels. They have its shapes, too."""
+    """Has the operations of the compiled library, by kernels. They have its shapes, too."""
 
     def about(self, tables: Sequence[str]) -> DeviceOperations:
         """Returns the operations for tables of these names."""
         return DeviceOperations(self.bridge, tables)
 
     def _shard(self, handle: tf.Tensor, writes: bool = False) -> tf.Tensor:
+        """Makes a tensor in the memory of a shard, which nobody shares if it is written."""
         library = native_library.library()
+        make = library.collective_sparse_shard if writes else library.collective_shard
         with tf.device(self.bridge.placed):
-            return (library.collective_sparse_shard if writes else library.collective_shard)(
-                handle, dtype=tf.float32, device=self.bridge.kind
-            )
+            return make(handle, dtype=tf.float32, device=self.bridge.kind)
 
     def collective_bounds(self, ids: Sequence[tf.Tensor]) -> tf.Tensor:
-        """By TensorFlow's operations, wherever it has kernels for them."""
+        """Finds bounds by TensorFlow's operations, wherever it has kernels for them."""
         return tf.stack([tensorflow_lookup.bounds(x) for x in ids])
 
     def collective_mismatches(
@@ -52,7 +52,7 @@ class DeviceOperations(KernelCaller):
         weights: Sequence[tf.Tensor],
         weighted: Sequence[int],
     ) -> tf.Tensor:
-        """By TensorFlow's operations."""
+        """Finds mismatches by TensorFlow's operations."""
         found = [tensorflow_lookup.mismatches(x, y, None) for x, y in zip(ids, samples)]
         more = [
             tf.size(w, out_type=tf.int64) - tf.size(ids[place], out_type=tf.int64)
@@ -74,12 +74,14 @@ class DeviceOperations(KernelCaller):
         pooled: Sequence[bool],
         weighted: Sequence[bool],
     ) -> tuple[Any, ...]:
-        """And, as the last output, [N · S] `counts`. `kinds` are by section here."""
+        """Asks as the compiled operation does; and gives, as the last output, [N · S] `counts`.
+        `kinds` are by section here.
+        """
         members, by_owner = len(ids), len(samples)
         layout = Layout(ranks, range(len(dims)), kinds, dims, pooled, weighted)
 
         def work(kernels: Kernels, *arrays: Any) -> list[Any]:
-            asked = requests.ask(
+            request = requests.ask(
                 kernels,
                 layout,
                 member_sections,
@@ -88,20 +90,19 @@ class DeviceOperations(KernelCaller):
                 arrays[members : members + by_owner],
                 arrays[members + by_owner :],
             )
-            numbers = [asked.runs.splits, asked.runs.row_splits, asked.runs.bags]
+            counts = [request.runs.splits, request.runs.row_splits, request.runs.bags]
+            joined_counts = kernels.upload(np.concatenate(counts).astype(np.int32))
             return [
-                asked.message,
-                Joined(
-                    kernels.upload(np.concatenate(numbers).astype(np.int32)),
-                    [len(x) for x in numbers],
-                ),
-                *asked.positions,
-                *asked.samples,
-                *asked.scales,
+                request.message,
+                Joined(joined_counts, [len(x) for x in counts]),
+                *request.positions,
+                *request.samples,
+                *request.scales,
             ]
 
         # stable: as `requests.ask` has them
         order = sorted(range(members), key=lambda m: bool(pooled[member_sections[m]]))
+        position_shapes = [[None] if pooled[member_sections[m]] else ids[m].shape for m in order]
         out = self._call(
             "CollectiveAsk",
             work,
@@ -111,21 +112,18 @@ class DeviceOperations(KernelCaller):
                 (tf.int32, [ranks]),
                 (tf.int32, [ranks]),
                 (tf.int32, [ranks * len(dims)]),
-                *(
-                    (tf.int32, [None] if pooled[member_sections[m]] else ids[m].shape)
-                    for m in order
-                ),
+                *((tf.int32, shape) for shape in position_shapes),
                 *((tf.int64, [None]) for _ in samples),
                 *((tf.float32, [None]) for _ in samples),
             ],
         )
         splits, row_splits, counts = out[1:4]
-        of_member = dict(zip(order, out[4 : 4 + members]))
+        positions_by_member = dict(zip(order, out[4 : 4 + members]))
         return (
             out[0],
             tf.bitcast(splits, tf.int32),
             tf.bitcast(row_splits, tf.int32),
-            [of_member[m] for m in range(members)],
+            [positions_by_member[m] for m in range(members)],
             out[4 + members : 4 + members + by_owner],
             out[4 + members + by_owner :],
             [counts],
@@ -151,8 +149,8 @@ class DeviceOperations(KernelCaller):
     def collective_find(
         self, find: Find, numbers: Sequence[tf.Tensor], keys: Sequence[tf.Tensor], insert: tf.Tensor
     ) -> list[tf.Tensor]:
-        """The local rows of keys of T dynamic tables: on a CPU each has a function of its own for
-        it.
+        """Finds the local rows of keys of T dynamic tables: on a CPU each has a function of its own
+        for it.
 
         Args:
             find: f(kernels, numbers, keys [K], how many of them each table has, insert) -> [K]
@@ -162,32 +160,21 @@ class DeviceOperations(KernelCaller):
             insert: bool scalar, whether new ones are inserted; or have row 0.
         """
 
-        def work(kernels: Kernels, given: Any, *keys: Any) -> list[Any]:
-            *numbers, insert = kernels.download(given)
+        def work(kernels: Kernels, scalars: Any, *keys: Any) -> list[Any]:
+            *numbers, insert = kernels.download(scalars)
             sizes = [int(one.size) for one in keys]
-            return [
-                Joined(
-                    find(
-                        kernels,
-                        np.array(numbers),
-                        kernels.xp.concatenate(keys),
-                        sizes,
-                        bool(insert),
-                    ),
-                    sizes,
-                )
-            ]
+            all_keys = kernels.xp.concatenate(keys)
+            return [Joined(find(kernels, np.array(numbers), all_keys, sizes, bool(insert)), sizes)]
 
-        given = tf.stack([*numbers, tf.cast(insert, tf.int64)])
-        return self._call(
-            "CollectiveFind", work, [given, *keys], [(tf.int64, one.shape) for one in keys]
-        )
+        scalars = tf.stack([*numbers, tf.cast(insert, tf.int64)])
+        outputs = [(tf.int64, one.shape) for one in keys]
+        return self._call("CollectiveFind", work, [scalars, *keys], outputs)
 
-    def _answering(
+    def _respond(
         self,
         name: str,
         work: Callable[[Response, Sequence[Any]], Sequence[Any]],
-        given: Sequence[tf.Tensor],
+        inputs: Sequence[tf.Tensor],
         handles: Sequence[tf.Tensor],
         rows: Sequence[tf.Tensor],
         message: tf.Tensor,
@@ -195,21 +182,14 @@ class DeviceOperations(KernelCaller):
         outputs: Outputs,
         attributes: dict[str, Any],
     ) -> list[tf.Tensor]:
-        layout, first, tables = _layout(attributes), len(given), len(handles)
+        """Makes an operation of the owner of shards; `work` gets its response and arrays of `inputs`."""
+        layout, first, tables = _layout(attributes), len(inputs), len(handles)
 
         def run(kernels: Kernels, *arrays: Any) -> Sequence[Any]:
-            rest = arrays[first:]
-            return work(
-                Response(
-                    kernels,
-                    layout,
-                    rest[:tables],
-                    rest[tables : 2 * tables],
-                    rest[-2],
-                    kernels.download(rest[-1]),
-                ),
-                arrays[:first],
-            )
+            shards, rows = arrays[first : first + tables], arrays[first + tables : -2]
+            message, splits = arrays[-2], kernels.download(arrays[-1])
+            response = Response(kernels, layout, shards, rows, message, splits)
+            return work(response, arrays[:first])
 
         shapes = [
             shape.as_list() if shape.rank is not None else None
@@ -218,7 +198,7 @@ class DeviceOperations(KernelCaller):
         return self._call(
             name,
             run,
-            [*given, *(self._shard(handle) for handle in handles), *rows, message, splits],
+            [*inputs, *(self._shard(handle) for handle in handles), *rows, message, splits],
             outputs,
             **{**attributes, "T": tables, "shapes": shapes},
         )
@@ -231,9 +211,9 @@ class DeviceOperations(KernelCaller):
         splits: tf.Tensor,
         **attributes: Any,
     ) -> tf.Tensor:
-        return self._answering(
+        return self._respond(
             "CollectiveGatherRows",
-            lambda owner, _: [owner.gather()],
+            lambda response, _: [response.gather()],
             [],
             handles,
             rows,
@@ -254,10 +234,10 @@ class DeviceOperations(KernelCaller):
     ) -> tuple[Any, ...]:
         tables, scale = len(handles), attributes["scale"]
 
-        def work(owner: Response, given: Sequence[Any]) -> Sequence[Any]:
-            return owner.reduce(given[0], scale)
+        def work(response: Response, inputs: Sequence[Any]) -> Sequence[Any]:
+            return response.reduce(inputs[0], scale)
 
-        out = self._answering(
+        out = self._respond(
             "CollectiveReduceRows",
             work,
             [gradient],
@@ -286,10 +266,10 @@ class DeviceOperations(KernelCaller):
     ) -> tf.Tensor:
         tables, scale = len(handles), attributes["scale"]
 
-        def work(owner: Response, given: Sequence[Any]) -> Sequence[Any]:
-            return [owner.spread(given[:tables], given[tables:], scale)]
+        def work(response: Response, inputs: Sequence[Any]) -> Sequence[Any]:
+            return [response.spread(inputs[:tables], inputs[tables:], scale)]
 
-        return self._answering(
+        return self._respond(
             "CollectiveSpreadRows",
             work,
             [*values, *inverse],
@@ -333,9 +313,9 @@ class DeviceOperations(KernelCaller):
         counts: tf.Tensor,
         **attributes: Any,
     ) -> PoolGradient:
-        def work(pooling: Pooling, given: Sequence[Any]) -> Sequence[Any]:
-            flat, of_weights = pooling.gradient(given)
-            return [flat, *of_weights]
+        def work(pooling: Pooling, gradients: Sequence[Any]) -> Sequence[Any]:
+            flat, weight_gradients = pooling.gradient(gradients)
+            return [flat, *weight_gradients]
 
         out = self._call(
             "CollectivePoolGradient",
@@ -360,35 +340,30 @@ class DeviceOperations(KernelCaller):
         one table only.
 
         Args:
-            rule: of what `numbers` are.
+            rule: makes the rule of `numbers`.
             numbers: float32 scalars, in every step anew: the learning rate, …
             tables, slots: handles of T shards, and for each those of its slots.
             gradients: T times [K, D] float32.
             rows: T times [K] int64, each at most once.
-            used: T int64 scalars, or None: rows 1 to this one are there, row 0 and others are not;
-                all are. Nothing: all are of all.
+            used: T int64 scalars, or None. Of a table with a scalar, rows 1 to this one are there,
+                row 0 and others are not; of one with None, all are. Empty: all are, of all tables.
         """
         count, each = len(tables), 1 + len(slots[0])
         limits = [limit for limit in used if limit is not None]
         limited = [t for t, limit in enumerate(used) if limit is not None]
 
         def work(kernels: Kernels, numbers: Any, *arrays: Any) -> Sequence[Any]:
-            shards, gradients, rows = (
-                list(arrays[: count * each]),
-                arrays[count * each : -count],
-                list(arrays[-count:]),
-            )
+            shards = [arrays[each * t : each * (t + 1)] for t in range(count)]
+            gradients, rows = arrays[count * each : -count], list(arrays[-count:])
             if limits:
                 lasts, gradients = kernels.download(gradients[0]), gradients[1:]
                 for t, last in zip(limited, lasts):
-                    shards[each * t : each * (t + 1)] = [
-                        shard[1 : last + 1] for shard in shards[each * t : each * (t + 1)]
-                    ]
+                    shards[t] = tuple(array[1 : last + 1] for array in shards[t])
                     rows[t] = rows[t] - 1
             lengths = [int(one.size) for one in rows]
             kernels.update(
                 rule(*(float(number) for number in kernels.download(numbers))),
-                [Table(shards[i], shards[i + 1 : i + each]) for i in range(0, len(shards), each)],
+                [Table(weights, table_slots) for weights, *table_slots in shards],
                 kernels.xp.concatenate(rows),
                 Segments.of(lengths, range(count)),
                 kernels.rows(gradients),
@@ -396,39 +371,45 @@ class DeviceOperations(KernelCaller):
             )
             return []
 
-        given = [tf.stack(numbers), *([tf.stack(limits)] if limits else []), *gradients, *rows]
+        inputs = [tf.stack(numbers), *([tf.stack(limits)] if limits else []), *gradients, *rows]
         # not before: until then others may read or assign what they like
-        with tf.control_dependencies(given):
+        with tf.control_dependencies(inputs):
             shards = [
-                self._shard(x, True) for table, of in zip(tables, slots) for x in (table, *of)
+                self._shard(handle, writes=True)
+                for table, table_slots in zip(tables, slots)
+                for handle in (table, *table_slots)
             ]
-        return self._operation("CollectiveUpdate", work, [given[0], *shards, *given[1:]], [], {})
+        return self._operation("CollectiveUpdate", work, [inputs[0], *shards, *inputs[1:]], [], {})
 
 
 class PoolGradient(NamedTuple):
-    """Outputs of CollectivePoolGradient."""
+    """Holds the outputs of CollectivePoolGradient."""
 
     flat: tf.Tensor
     weight_gradients: list[tf.Tensor]
 
 
 def _pooling(
-    members: Members, of: Sequence[int], work: Callable[[Pooling, Sequence[Any]], Sequence[Any]]
-) -> Callable[..., Sequence[Any]]:
-    count, pooled, weighted = (
-        len(members.dims),
-        sum(c != 0 for c in members.combiners),
-        sum(map(bool, members.weighted)),
-    )
+    members: Members, wanted: Sequence[int], work: Callable[[Pooling, Sequence[Any]], Sequence[Any]]
+) -> Work:
+    """Gives `work` the pooling of the `wanted` members, and arrays of the other inputs."""
+    samples_from = len(members.dims)
+    weights_from = samples_from + sum(combiner != 0 for combiner in members.combiners)
+    rest_from = weights_from + sum(map(bool, members.weighted))
 
     def run(kernels: Kernels, rows: Any, *arrays: Any) -> Sequence[Any]:
-        positions, samples = arrays[:count], arrays[count : count + pooled]
-        weights, given = (
-            arrays[count + pooled : count + pooled + weighted],
-            arrays[count + pooled + weighted : -1],
-        )
         counts = kernels.download(arrays[-1]).reshape(-1, max(members.sections) + 1)
-        return work(Pooling(kernels, members, rows, counts, positions, samples, weights, of), given)
+        pooling = Pooling(
+            kernels,
+            members,
+            rows,
+            counts,
+            arrays[:samples_from],
+            arrays[samples_from:weights_from],
+            arrays[weights_from:rest_from],
+            wanted,
+        )
+        return work(pooling, arrays[rest_from:-1])
 
     return run
 
@@ -443,12 +424,8 @@ def _sized(
 
 
 def _members(attributes: dict[str, Any]) -> Members:
-    return Members(
-        *(
-            list(attributes[name])
-            for name in ("sections", "dims", "combiners", "weighted", "max_norms")
-        )
-    )
+    names = ("sections", "dims", "combiners", "weighted", "max_norms")
+    return Members(*(list(attributes[name]) for name in names))
 
 
 def _layout(attributes: dict[str, Any]) -> Layout:

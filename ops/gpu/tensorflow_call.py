@@ -1,4 +1,4 @@
-"""Operations of TensorFlow that call kernels.
+"""Makes operations of TensorFlow that call kernels.
 
     EagerPyFunc on the GPU ──► Python: tensors ──► arrays in their memory ──► kernels ──► tensors
 

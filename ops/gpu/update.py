@@ -1,5 +1,4 @@
-"""Updates of rows of many tables by the sums of their gradients, the sum and the rule in one
-kernel.
+"""Updates rows of many tables by the sums of their gradients, the sum and the rule in one kernel.
 
 What the owner of the rows does with the gradients that it received; and, with `terms`, what
 backward and update are in one where gradients are of its own samples: no gradient of a row is
@@ -25,7 +24,7 @@ _IN_FLIGHT = 2
 
 
 class Table(NamedTuple):
-    """A shard and its slots.
+    """Holds a shard and its slots.
 
     Attributes:
         weights: [V, D] float32, C-contiguous.
@@ -114,8 +113,8 @@ def update(
 
 
 def _touched(number: int, rows: int, workspace: Workspace) -> Any:
-    """A byte for each row of a table: 0, and so again after each update. One that grows has new
-    ones once it has doubled.
+    """Keeps a byte for each row of a table: 0, and so again after each update. A table that grows
+    has new ones once it has doubled.
     """
     room = 1 << max(rows - 1, 0).bit_length()
     return workspace.keep(
@@ -124,7 +123,7 @@ def _touched(number: int, rows: int, workspace: Workspace) -> Any:
 
 
 def check_tables(rule: Rule, tables: Sequence[Table], segments: Segments) -> None:
-    """Raises what `update` raises."""
+    """Raises the errors of `update`."""
     if len(segments.sections) and segments.sections.max() >= len(tables):
         raise ValueError(
             f"a segment is of table {segments.sections.max()}, but there are {len(tables)}"

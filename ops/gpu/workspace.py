@@ -1,4 +1,4 @@
-"""Arrays that are used again in every step."""
+"""Keeps arrays that are used again in every step."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ T = TypeVar("T")
 
 
 class Workspace:
-    """What functions write to: their results and what they need meanwhile, kept by name for the
-    next call.
+    """Keeps what functions write to, by name, for the next call: their results and what they need
+    meanwhile.
 
     So nothing is allocated once the largest batch was seen. Whatever a function returns lies here
     and holds until the same function is called with the same workspace again; give each group of
@@ -35,13 +35,13 @@ class Workspace:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the device that it holds."""
+        """Counts the bytes of the device's memory that it holds."""
         arrays = [*self._arrays.values(), *(array for _, array in self._uploaded.values())]
         return sum(int(array.nbytes) for array in arrays)
 
     def take(self, name: str, size: int, dtype: Any) -> Any:
-        """`size` elements in one dimension; they hold what the last call left, or nothing if it had
-        to grow.
+        """Returns `size` elements in one dimension; they hold what the last call left, or nothing
+        if it had to grow.
 
         Raises:
             MemoryError: it can not grow; names the array and its bytes.
@@ -62,7 +62,9 @@ class Workspace:
         return self._arrays[name][:size]
 
     def upload(self, name: str, values: np.ndarray) -> Any:
-        """`values` on the device. What is the same as in the last call is there already."""
+        """Returns `values` on the device. An array that is the same as in the last call is there
+        already.
+        """
         self._one_stream.check()
         known = self._uploaded.get(name)
         if (
@@ -81,7 +83,7 @@ class Workspace:
         return array
 
     def keep(self, name: str, make: Callable[[], T]) -> T:
-        """What `make` returned when `name` was first asked for."""
+        """Returns what `make` returned when `name` was first asked for."""
         if name not in self._kept:
             self._kept[name] = make()
         return self._kept[name]

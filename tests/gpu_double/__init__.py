@@ -1,4 +1,4 @@
-"""A double of a GPU: NumPy's references in the place of the kernels, and the host's memory in the
+"""Stands in for a GPU: NumPy's references in the place of the kernels, and the host's memory in the
 place of the GPU's. By it all that is built upon the kernels runs on a CPU, slowly.
 
     tests.gpu_double.use()                          # in a process, before its first graph

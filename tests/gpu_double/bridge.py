@@ -1,4 +1,4 @@
-"""The double's memory: the host's, which TensorFlow and NumPy share as they share a GPU's."""
+"""Shares the host's memory between TensorFlow and NumPy, as a GPU's is shared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernels' functions by NumPy's references."""
+"""Computes the kernels' functions by NumPy's references."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from collective.ops.gpu.update import Table
 
 
 class Matrices:
-    """Matrices whose rows are numbered through: what the references take in the place of `Rows`."""
+    """Numbers the rows of matrices through: what the references take in the place of `Rows`."""
 
     def __init__(
         self, matrices: Sequence[np.ndarray], dims: Sequence[int] | np.ndarray | None = None

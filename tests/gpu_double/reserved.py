@@ -1,4 +1,4 @@
-"""The double of a GPU's reserved memory (`collective.ops.gpu.reserved_memory`)."""
+"""Stands in for a GPU's reserved memory (`collective.ops.gpu.reserved_memory`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _allow(address: int, size: int, accesses: int) -> None:
 
 
 class Reserved(memory.Region):
-    """Address space of which nothing can be touched but what has been taken."""
+    """Reserves address space of which nothing can be touched but what has been taken."""
 
     def __init__(self, size: int):
         super().__init__(size)

@@ -41,7 +41,9 @@ def values(op, name):
 
 
 def misplaced(strategy, optimizer):
-    """The operations of a graph that is trained, saved, read as a whole."""
+    """Returns the operations that can't be on a GPU, of a graph that is trained, saved, read as a
+    whole.
+    """
     with strategy.scope(plan="quiet"), tf.Graph().as_default() as graph:
         with strategy.embedding_scope():
             plain, pooled = (tf.get_variable(name, [10, 3]) for name in "ab")

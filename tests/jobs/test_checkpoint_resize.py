@@ -11,6 +11,7 @@ import pytest
 from tests.jobs import pool
 
 MODEL = '''
+import sys
 import numpy as np
 import tensorflow.compat.v1 as tf
 

@@ -54,9 +54,9 @@ with strategy.scope(), tf.Graph().as_default():
 @pytest.mark.parametrize(
     "optimizer, slots, dim, adds",
     [
-        ("GradientDescentOptimizer", 0, 16, 60),
+        pytest.param("GradientDescentOptimizer", 0, 16, 60, marks=pytest.mark.matrix),
         ("AdagradOptimizer", 1, 16, 60),
-        ("AdamOptimizer", 2, 8, 40),
+        pytest.param("AdamOptimizer", 2, 8, 40, marks=pytest.mark.matrix),
     ],
 )
 def test_memory_grows_with_the_rows(

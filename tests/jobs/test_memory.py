@@ -46,7 +46,9 @@ with strategy.scope(), tf.Graph().as_default():
 @pytest.mark.parametrize(
     "initializer, optimizer, shards",
     [
-        ("tf.zeros_initializer()", "GradientDescentOptimizer", 1),
+        pytest.param(
+            *("tf.zeros_initializer()", "GradientDescentOptimizer", 1), marks=pytest.mark.matrix
+        ),
         ("tf.truncated_normal_initializer()", "AdagradOptimizer", 2),
     ],
 )

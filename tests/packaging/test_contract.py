@@ -17,18 +17,20 @@ ROWS = [
 ]
 # Every test of these files, test_<name>.py, is a row of the contract, or part of one.
 CONTRACT = (
-    "alike",
-    "averages",
+    "assignment_sync",
+    "assignment_warnings",
     "columns",
-    "foreign",
-    "functions",
+    "dense_view",
+    "dense_view_gradients",
+    "horovod_wrappers",
     "keras",
     "layers",
-    "optimizing",
+    "moving_averages",
+    "optimizer_calls",
     "scripts",
     "session_ends",
+    "tf_functions",
     "variables",
-    "whole",
 )
 
 

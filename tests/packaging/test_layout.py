@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SUBPACKAGES = ("launch", "strategies", "ops")
 PROGRAMS = ("tests", "modelzoo", "benchmarks", "docker", "docs", "tools")
-MOST_LINES = 550
+MOST_LINES = 510
 # The layers of the package, from the lowest: a folder or a file of collective/ each. A part imports
 # from lower layers only, not even from its neighbours.
 LAYERS = (
@@ -144,14 +144,14 @@ def test_no_modules_import_each_other():
         visit(name, ())
 
 
-def test_the_architecture_page_draws_these_layers():
-    """docs/architecture.md names every part, from the top layer to the lowest."""
+def test_the_architecture_page_lists_these_layers():
+    """docs/architecture.md has a row for each layer, the highest first."""
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    picture = page.partition("```text")[2].partition("```")[0]
-    drawn = [set(re.findall(r"[a-z0-9_]+(?=/|\.py)", line)) for line in picture.splitlines()]
-    drawn = [parts for parts in drawn if parts]
-    wanted = [set(layer) - {"__init__"} for layer in reversed(LAYERS)]
-    assert drawn == [parts for parts in wanted if parts]
+    rows = page.partition("| layer |")[2].partition("\n\n")[0].splitlines()[2:]
+    listed = [set(re.findall(r"`([a-z0-9_]+)(?:/|\.py)`", row.split("|")[1])) for row in rows]
+    programs, *parts = listed
+    assert programs == {"modelzoo", "benchmarks"}
+    assert parts == [set(layer) for layer in reversed(LAYERS) if layer != ("__init__",)]
 
 
 @pytest.mark.parametrize("name", ["collective", "collective.launch", "collective.launch.__main__"])

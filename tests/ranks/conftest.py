@@ -106,6 +106,18 @@ def folder():
         _channel().texts({})  # nobody is in it any more
 
 
+@pytest.fixture(params=["v1", "v2", "references"])
+def flavour(request):
+    """Control flow of either version, and variables of the first version."""
+    if request.param != "v2":
+        tf.disable_control_flow_v2()
+    if request.param == "references":
+        tf.disable_resource_variables()
+    yield request.param
+    tf.enable_control_flow_v2()
+    tf.enable_resource_variables()
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_pyfunc_call(pyfuncitem):
     outcome = yield

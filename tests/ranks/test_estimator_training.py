@@ -19,7 +19,7 @@ from tests.ranks.estimators import (
     records,
     told,
 )
-from tests.ranks.test_export import served
+from tests.ranks.exports import served
 
 pytestmark = pytest.mark.backends("hb")
 

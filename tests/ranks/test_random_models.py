@@ -10,7 +10,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from collective.tables.table import shard_of
-from tests.ranks import grouped, random_models, reference
+from tests.ranks import grouped, random_model_graph, random_models, reference
 
 
 def seeds():
@@ -24,7 +24,7 @@ def trained(model, embedding_scope, ranks, batches):
     session open.
     """
     stacked = {name: np.stack([batch[name] for batch in batches]) for name in batches[0]}
-    built = random_models.Built(model, embedding_scope, ranks, stacked)
+    built = random_model_graph.Built(model, embedding_scope, ranks, stacked)
     session = tf.Session()
     session.run([tf.global_variables_initializer(), tf.tables_initializer()])
     losses = [
@@ -108,13 +108,13 @@ def check(strategy, rank, size, model):
         table = next((tables[of] for of in tables if f"{name}/".startswith(f"{of}/")), None)
         close(
             value,
-            want[name] if keys is None else want[name][random_models.ids_of(table, keys)],
+            want[name] if keys is None else want[name][random_model_graph.ids_of(table, keys)],
             f"{name} on this rank",
         )
     for name, table in tables.items():
         there = np.arange(table.rows)
         if table.kind != "replicated":
-            there = random_models.ids_of(
+            there = random_model_graph.ids_of(
                 table, np.concatenate([keys[name] for _, keys in everyone])
             )
             assert len(np.unique(there)) == len(there), name
@@ -124,7 +124,7 @@ def check(strategy, rank, size, model):
         assert table.kind == "dynamic" or not len(never), name
         assert not rows[name][never].any(), name
         np.testing.assert_array_equal(
-            want_rows[name][never], random_models.initial_rows(table)[never], name
+            want_rows[name][never], random_model_graph.initial_rows(table)[never], name
         )
 
 

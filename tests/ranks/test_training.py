@@ -1,72 +1,16 @@
-"""Training on N ranks is plain TensorFlow on the global batch: what is differentiated, what is
-reduced, what is updated.
-"""
+"""Training on N ranks is plain TensorFlow on the global batch: gradients, reductions, updates."""
 
 import horovod.tensorflow as hvd
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective import TableError
 from collective.ops.graph_analysis import upstream
 from collective.ops.op_attributes import kind
 from tests.ranks import reference
+from tests.ranks.training import IDS, OPTIMIZERS, X, compare, model
 
 pytestmark = [pytest.mark.ranks(1, 3), pytest.mark.ungrouped, pytest.mark.double("matrix")]
-
-B = 12
-IDS = np.random.default_rng(0).integers(0, 9, B)
-X = np.random.default_rng(1).normal(size=(B, 3)).astype(np.float32)
-
-
-def model(embedding_scope, train, rows=9, dim=3):
-    """Rows of a table times a dense matrix; `train(loss, variables)` returns more fetches."""
-    with embedding_scope():
-        t = reference.table("t", rows, dim)
-    w = tf.get_variable("w", initializer=reference.table_values(3, 2, 1))
-    ids, x = tf.placeholder(tf.int64, [None]), tf.placeholder(tf.float32, [None, 3])
-    emb = tf.nn.embedding_lookup(t, ids)
-    loss = tf.reduce_mean(tf.square(tf.matmul(emb * x, w)) + emb[:, :2])
-    fetches = {
-        "emb": emb,
-        "loss": loss,
-        "w": w.read_value(),
-        "rows": tf.nn.embedding_lookup(t, tf.range(rows)),
-    }
-    fetches.update(train(loss, [t, w]))
-    return fetches, {"ids": ids, "x": x}
-
-
-def compare(strategy, rank, size, train, steps=3, names=("train",), rtol=2e-5):
-    def build(embedding_scope):
-        return model(embedding_scope, train)
-
-    def runs(ids, x):
-        return [(names, {"ids": ids, "x": x})] * steps + [(["rows", "w"], {})]
-
-    want = reference.plain(build, runs(IDS, X))
-    got = reference.sharded(
-        strategy, build, runs(reference.part(IDS, rank, size), reference.part(X, rank, size))
-    )
-    for name in ("rows", "w"):
-        np.testing.assert_allclose(
-            got[-1][name], want[-1][name], rtol=rtol, atol=1e-6, err_msg=name
-        )
-    return want, got
-
-
-OPTIMIZERS = {
-    "adagrad_da": lambda: tf.train.AdagradDAOptimizer(0.1, tf.train.get_or_create_global_step()),
-    "proximal_adagrad": lambda: tf.train.ProximalAdagradOptimizer(
-        0.1, l1_regularization_strength=0.001
-    ),
-    "proximal_sgd": lambda: tf.train.ProximalGradientDescentOptimizer(
-        0.1, l2_regularization_strength=0.01
-    ),
-    "centered_rmsprop": lambda: tf.train.RMSPropOptimizer(0.01, centered=True),
-    "nesterov": lambda: tf.train.MomentumOptimizer(0.1, 0.9, use_nesterov=True),
-    "adam": lambda: tf.train.AdamOptimizer(0.01),
-}
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -114,99 +58,6 @@ def test_a_linear_loss_does_not_update_before_peers_have_read(strategy):
                 # a third of a gradient three times over is 1 but for rounding; a step taken too
                 # early would be off by 1
                 np.testing.assert_allclose(session.run([emb, train])[0], 1.0 - step, atol=1e-5)
-
-
-def test_gradients_taken_directly_and_clipped(strategy, rank, size):
-    def train(loss, variables):
-        gradients = tf.gradients(loss, variables)
-        clipped = [gradients[0], tf.clip_by_norm(gradients[1], 0.1)]
-        return {"train": tf.train.AdagradOptimizer(0.3).apply_gradients(zip(clipped, variables))}
-
-    compare(strategy, rank, size, train)
-
-
-def test_global_norm_counts_every_shard_once(strategy, rank, size):
-    """Plain TensorFlow takes repeated ids apart: the reference's gradient is made dense, that is,
-    summed, first.
-    """
-
-    def train(loss, variables, dense):
-        gradients = tf.gradients(loss, variables)
-        summed = [tf.convert_to_tensor(gradients[0]) if dense else gradients[0], gradients[1]]
-        clipped, norm = tf.clip_by_global_norm(summed, 0.05)
-        return {
-            "train": tf.train.GradientDescentOptimizer(0.3).apply_gradients(
-                zip(clipped, variables)
-            ),
-            "norm": norm,
-            "norm2": tf.linalg.global_norm(summed),
-        }
-
-    names = ("norm", "norm2", "train")
-    feeds = {"ids": IDS, "x": X}
-    mine = {"ids": reference.part(IDS, rank, size), "x": reference.part(X, rank, size)}
-    want = reference.plain(
-        lambda scope: model(scope, lambda *a: train(*a, dense=True)),
-        [(names, feeds), (["rows"], {})],
-    )
-    got = reference.sharded(
-        strategy,
-        lambda scope: model(scope, lambda *a: train(*a, dense=False)),
-        [(names, mine), (["rows"], {})],
-    )
-    for name in ("norm", "norm2"):
-        np.testing.assert_allclose(got[0][name], want[0]["norm"], rtol=1e-5)
-    np.testing.assert_allclose(got[1]["rows"], want[1]["rows"], rtol=1e-5)
-
-
-def test_clipping_a_tables_gradient(strategy, rank, size):
-    """Beside plain TensorFlow on the summed gradient, also where a script has scaled the gradient
-    first.
-    """
-
-    def train(loss, variables, dense, clip):
-        gradients = tf.gradients(loss, variables)
-        table = (
-            tf.convert_to_tensor(gradients[0])
-            if dense
-            else tf.IndexedSlices(
-                gradients[0].values * 1.0, gradients[0].indices, gradients[0].dense_shape
-            )
-        )
-        clipped = [clip(table), gradients[1]]
-        return {
-            "train": tf.train.GradientDescentOptimizer(0.3).apply_gradients(zip(clipped, variables))
-        }
-
-    feeds = {"ids": IDS, "x": X}
-    mine = {"ids": reference.part(IDS, rank, size), "x": reference.part(X, rank, size)}
-    for clip in (
-        lambda g: tf.clip_by_norm(g, 0.05),
-        lambda g: tf.clip_by_value(g, -0.03, 0.02),
-        lambda g: tf.clip_by_global_norm([tf.clip_by_global_norm([g], 0.2)[0][0]], 0.05)[0][0],
-    ):
-        want = reference.plain(
-            lambda s, clip=clip: model(s, lambda *a: train(*a, dense=True, clip=clip)),
-            [(["train"], feeds), (["rows"], {})],
-        )
-        got = reference.sharded(
-            strategy,
-            lambda s, clip=clip: model(s, lambda *a: train(*a, dense=False, clip=clip)),
-            [(["train"], mine), (["rows"], {})],
-        )
-        np.testing.assert_allclose(got[1]["rows"], want[1]["rows"], rtol=1e-5, atol=1e-7)
-
-
-def test_a_tables_gradient_is_no_matrix(strategy, size):
-    if size == 1:
-        return
-    with strategy.scope(), tf.Graph().as_default():
-        with strategy.embedding_scope():
-            t = reference.table("t", 9, 3)
-        gradient = tf.gradients(tf.reduce_sum(tf.nn.embedding_lookup(t, [1])), t)[0]
-        for use in (tf.convert_to_tensor, tf.norm, lambda g: tf.clip_by_average_norm(g, 1.0)):
-            with pytest.raises(TableError):
-                use(gradient)
 
 
 def test_variables_made_in_another_order_on_each_rank(strategy, rank, size):

@@ -1,4 +1,4 @@
-"""Options of scope(), embedding_scope() and estimator(): values, defaults, names of other libraries."""
+"""Options of the scopes and of estimator(): values, defaults, names of other libraries."""
 
 from __future__ import annotations
 

@@ -176,6 +176,7 @@ def probes():
     yield estimator_lib.Estimator(lambda features: None), ["_warm_start_settings"]
     yield run_config.RunConfig, ["_init_distributed_setting_from_environment_var"]
     yield training, ["_NewCheckpointListenerForEvaluate", "_TrainingExecutor"]
+    yield training._TrainingExecutor, ["_Evaluator"]
     listener = training._NewCheckpointListenerForEvaluate(None, None, None)
     yield listener, ["_evaluator"]
     yield exporter.BestExporter("a", lambda: None), ["_get_best_eval_result"]

@@ -1,5 +1,5 @@
-"""What shows that kernels are right, and how fast they are; `python -m collective.ops.gpu_check`
-runs all of it.
+"""Checks that kernels are right, and measures how fast they are; `python -m
+collective.ops.gpu_check` runs all of it.
 
 A kernel family has a module here, named in `FAMILIES`, and so has the `step` that all of them make,
 with
@@ -34,7 +34,7 @@ FAMILIES = (
 
 
 class Scale(NamedTuple):
-    """How large inputs are.
+    """Says how large inputs are.
 
     Attributes:
         keys: the most keys that a check uses.
@@ -56,7 +56,7 @@ Check = Callable[[Device, Scale, np.random.Generator], None]
 
 
 class Measurement(NamedTuple):
-    """One row of the report.
+    """Is timed for one row of the report.
 
     Attributes:
         kernel: which, and on what.
@@ -77,16 +77,16 @@ class Measurement(NamedTuple):
 
 
 class Family(Protocol):
-    """A module with the checks and the measurements of a kernel family."""
+    """Has the checks and the measurements of a kernel family: a module."""
 
     CHECKS: Sequence[Check]
 
     def measurements(
         self, device: Device, scale: Scale, rng: np.random.Generator
     ) -> Iterator[Measurement]:
-        """What to time; inputs of one are dropped before the next is made."""
+        """Yields what is to be timed; the inputs of one are dropped before the next is made."""
 
 
 def family(name: str) -> Family:
-    """The module of one of `FAMILIES`."""
+    """Returns the module of one of `FAMILIES`."""
     return cast(Family, importlib.import_module(f"{__name__}.{name}"))

@@ -36,7 +36,7 @@ def _agree(
 
 
 def any_keys(device: Device, scale: Scale, rng: np.random.Generator) -> None:
-    """Keys, counts and inverse, for any keys, segments and numbers of ranks, in one workspace."""
+    """De-duplicates any keys, by any segments and numbers of ranks, in one workspace."""
     workspace = Workspace(device)
     for name, keys in key_cases(scale.keys, rng):
         for segments, ranks in zip(segment_cases(len(keys), len(KINDS), rng), (1, 3, 8)):
@@ -44,8 +44,8 @@ def any_keys(device: Device, scale: Scale, rng: np.random.Generator) -> None:
 
 
 def repeated(device: Device, scale: Scale, rng: np.random.Generator) -> None:
-    """Batches of changing sizes find nothing of those before, also where the scratch table's words
-    run out.
+    """De-duplicates batches of changing sizes, which find nothing of those before, also where the
+    scratch table's words run out.
     """
     workspace = Workspace(device)
     for number, size in enumerate((1000, 300, 1500, 1, 2000, 2000)):
@@ -83,8 +83,8 @@ def _timed(
 
 
 def measurements(device: Device, scale: Scale, rng: np.random.Generator) -> Iterator[Measurement]:
-    """Batches of the DLRM workload, uniform and skewed, and as many keys as a check has, on 8
-    ranks.
+    """Measures batches of the DLRM workload, uniform and skewed, and as many keys as a check has,
+    on 8 ranks.
     """
     size = min(TABLES * BATCH, scale.measured_keys) // TABLES * TABLES
     by_table = Segments.of([size // TABLES] * TABLES, list(range(TABLES)))

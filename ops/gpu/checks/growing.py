@@ -1,4 +1,4 @@
-"""A table that grows, by the binding to TensorFlow: a variable in reserved memory that both update."""
+"""Checks a table that grows: a variable in reserved memory, which TensorFlow and kernels update."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Growing:
 
 
 def check(seed: int, config: tf.ConfigProto) -> list[str]:
-    """What is wrong, on this rank."""
+    """Returns what is wrong on this rank."""
     rank, wrong = collectives.rank(), []
     rng, wanted = np.random.default_rng([seed, rank]), {0: 0.0}
     with tf.Graph().as_default():
@@ -90,7 +90,7 @@ def check(seed: int, config: tf.ConfigProto) -> list[str]:
                 if not np.array_equal(got, np.tile(truth[:, None], (1, DIM))):
                     differ = int((got != truth[:, None]).any(1).sum())
                     wrong.append(
-                        f"rank {rank}: {differ} of {len(keys)} rows of a table that "
-                        f"grows, in step {step}"
+                        f"rank {rank}: {differ} of {len(keys)} rows of a table that grows, in step "
+                        f"{step}"
                     )
     return wrong

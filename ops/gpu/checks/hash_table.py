@@ -20,7 +20,7 @@ from collective.ops.gpu.workspace import Workspace
 
 
 class _Both:
-    """Tables and their references, which are told and asked the same."""
+    """Tells and asks tables and their references the same."""
 
     def __init__(
         self,
@@ -93,8 +93,8 @@ class _Both:
 
 
 def colliding(keys: int, last: bool = False) -> np.ndarray:
-    """Different keys that all begin to look in the first sector, or the last, of however many: the
-    inverse of the hash.
+    """Draws different keys that all begin to look in the first sector, or the last, of however
+    many: the inverse of the hash.
     """
     x, word = np.arange(1, keys + 1, dtype=np.uint64), 2**64
     x = ~x if last else x
@@ -104,8 +104,8 @@ def colliding(keys: int, last: bool = False) -> np.ndarray:
 
 
 def any_keys(device: Device, scale: Scale, rng: np.random.Generator) -> None:
-    """Of three tables that begin with one slot: unknown, inserted, known; the last batch has half
-    of them again.
+    """Looks up, inserts and looks up keys of three tables that begin with one slot; the last batch
+    has half of them again.
     """
     for name, keys in key_cases(scale.keys // 4, rng):
         both, segments = _Both(device, 3), list(segment_cases(len(keys), 3, rng))[-1]
@@ -122,8 +122,8 @@ def any_keys(device: Device, scale: Scale, rng: np.random.Generator) -> None:
 
 
 def large(device: Device, scale: Scale, rng: np.random.Generator) -> None:
-    """As many keys as a check has, all new at once: rows are their positions; then one new key as
-    many times.
+    """Inserts as many keys as a check has, all new at once: rows are their positions; then one new
+    key as many times.
     """
     # odd: they all differ
     keys = np.arange(scale.keys) * (2 * int(rng.integers(2**40, 2**62)) + 1)
@@ -152,7 +152,7 @@ def large(device: Device, scale: Scale, rng: np.random.Generator) -> None:
 
 
 def admission(device: Device, scale: Scale, rng: np.random.Generator) -> None:
-    """Keys that come three times, in one batch or in several, and with counts."""
+    """Admits keys that come three times, in one batch or in several, and with counts."""
     both, size = _Both(device, 2, filter_freq=3), scale.keys // 4
     for step in range(4):
         keys, counts = rng.integers(-size, size, size), rng.integers(0, 4, size, np.int32)
@@ -164,8 +164,8 @@ def admission(device: Device, scale: Scale, rng: np.random.Generator) -> None:
 
 
 def collisions(device: Device, scale: Scale, rng: np.random.Generator) -> None:
-    """Keys that all begin in one of two sectors, and 0; a third of them removed, and half of these
-    again.
+    """Inserts keys that all begin in one of two sectors, and 0; removes a third of them, and
+    inserts half of these again.
     """
     size = min(scale.keys // 20, 1000)
     keys = rng.permutation(np.concatenate([colliding(size), colliding(size, last=True), [0]]))
@@ -180,9 +180,7 @@ def collisions(device: Device, scale: Scale, rng: np.random.Generator) -> None:
 
 
 def sequences(device: Device, scale: Scale, rng: np.random.Generator) -> None:
-    """Tables that are looked up, inserted into, cleaned, copied and grown by turns, with extreme
-    keys.
-    """
+    """Looks up, inserts into, cleans, copies and grows tables by turns, with extreme keys."""
     for filter_freq in (1, 2):
         both, size = _Both(device, 2, filter_freq=filter_freq), min(scale.keys // 8, 2**20)
         for step in range(1, 12):
@@ -207,8 +205,8 @@ def sequences(device: Device, scale: Scale, rng: np.random.Generator) -> None:
 
 
 def full(device: Device, scale: Scale, rng: np.random.Generator) -> None:
-    """More keys than rows are an error, of which those that came first have rows; with room for
-    more, the others get theirs.
+    """Inserts more keys than there are rows: the first of them have rows, and with room for more
+    the others get theirs.
     """
     size = scale.keys // 4
     for filter_freq in (1, 2):
@@ -238,7 +236,7 @@ CHECKS = (any_keys, large, admission, collisions, sequences, full)
 def _filled(
     device: Device, slots: int, load: float, rng: np.random.Generator, workspace: Workspace
 ) -> tuple[HashTable, Any]:
-    """A table, and what maps numbers below its count to its keys."""
+    """Returns a table, and a function from numbers below its count to its keys."""
     table, odd = HashTable("measured", device, slots), 2 * int(rng.integers(2**40, 2**62)) + 1
     block, count = max(slots // 32, 1), int(load * slots)
 
@@ -254,8 +252,8 @@ def _filled(
 
 
 def measurements(device: Device, scale: Scale, rng: np.random.Generator) -> Iterator[Measurement]:
-    """A table of 10**8 slots, three quarters of which are taken, and batches of keys that are there
-    or are not.
+    """Measures a table of 10**8 slots, three quarters of which are taken, with batches of keys that
+    are there or are not.
     """
     slots, load = min(10**8, scale.measured_bytes // 32), 0.75
     size, workspace = min(scale.measured_keys // 4, slots // 25), Workspace(device)

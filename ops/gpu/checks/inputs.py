@@ -1,4 +1,4 @@
-"""Inputs that are hard for kernels."""
+"""Makes inputs that are hard for kernels."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SPECIAL = np.array(
 
 
 def key_cases(most: int, rng: np.random.Generator) -> Iterator[tuple[str, np.ndarray]]:
-    """Names and int64 keys: none, one, and up to `most` of them."""
+    """Yields names and int64 keys: none, one, and up to `most` of them."""
     yield "none", np.zeros(0, np.int64)
     yield "one", np.array([-7], np.int64)
     for size in {2047, 2048, 2049, most}:
@@ -48,7 +48,7 @@ def key_cases(most: int, rng: np.random.Generator) -> Iterator[tuple[str, np.nda
 
 
 def segment_cases(keys: int, sections: int, rng: np.random.Generator) -> Iterator[Segments]:
-    """One segment; one for each section; many in no order, some of them empty."""
+    """Yields one segment; one for each section; many in no order, some of them empty."""
     yield Segments.of([keys], [sections - 1])
     cuts = np.sort(rng.integers(0, keys + 1, sections - 1))
     yield Segments.of(np.diff([0, *cuts, keys]), list(range(sections)))
@@ -65,7 +65,7 @@ def values(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
 
 
 def on(device: Device, array: np.ndarray) -> object:
-    """`array` on the device."""
+    """Copies `array` to the device."""
     there = device.empty(array.shape, array.dtype)
     device.upload(np.ascontiguousarray(array), there)
     return there

@@ -17,7 +17,7 @@ from collective.ops.gpu.workspace import Workspace
 
 
 def number_cases(most: int, rng: np.random.Generator) -> Iterator[tuple[str, np.ndarray, int]]:
-    """Names, the int32 rows of occurrences, and how many rows there are."""
+    """Yields names, the int32 rows of occurrences, and how many rows there are."""
     yield "none", np.zeros(0, np.int32), 5
     yield "none of no row", np.zeros(0, np.int32), 0
     yield "one", np.zeros(1, np.int32), 1
@@ -44,7 +44,7 @@ def number_cases(most: int, rng: np.random.Generator) -> Iterator[tuple[str, np.
 
 
 def by_row(device: Device, scale: Scale, rng: np.random.Generator) -> None:
-    """Offsets, order and pieces; rows with many occurrences come in any order."""
+    """Orders occurrences; rows with many of them come in any order."""
     workspace = Workspace(device)
     for name, numbers, rows in number_cases(scale.keys, rng):
         got = kernels.occurrences(on(device, numbers), rows, workspace)
@@ -67,7 +67,7 @@ CHECKS = (by_row,)
 
 
 def measurements(device: Device, scale: Scale, rng: np.random.Generator) -> Iterator[Measurement]:
-    """Many distinct rows, and few; and most rows without any."""
+    """Measures many distinct rows, and few; and most rows without any."""
     size, workspace = scale.measured_keys, Workspace(device)
     for name, rows in (("", size), (", few rows", 1000)):
         inputs: list[Any] = [on(device, rng.integers(0, rows, size, np.int32)) for _ in range(3)]

@@ -19,7 +19,7 @@ KINDS = (STATIC, DYNAMIC, STATIC, DYNAMIC)
 
 
 def by_owner(device: Device, scale: Scale, rng: np.random.Generator) -> None:
-    """Order, counts and positions, for any keys, segments and numbers of ranks."""
+    """Partitions any keys, by any segments and numbers of ranks."""
     workspace = Workspace(device)
     for name, keys in key_cases(scale.keys, rng):
         here = on(device, keys)
@@ -34,7 +34,7 @@ def by_owner(device: Device, scale: Scale, rng: np.random.Generator) -> None:
 
 
 def many_ranks(device: Device, scale: Scale, rng: np.random.Generator) -> None:
-    """As many as there can be."""
+    """Partitions keys by as many ranks as there can be."""
     ranks = min(MOST_RANKS, scale.keys // 50)
     keys = rng.integers(-(2**63), 2**63 - 1, min(scale.keys, 2**20), np.int64)
     segments = Segments.of([len(keys) // 2, len(keys) - len(keys) // 2], [1, 0])
@@ -44,7 +44,7 @@ def many_ranks(device: Device, scale: Scale, rng: np.random.Generator) -> None:
 
 
 def local_rows(device: Device, scale: Scale, rng: np.random.Generator) -> None:
-    """The owner's rows, for any keys."""
+    """Finds the owner's rows of any keys."""
     workspace = Workspace(device)
     for name, keys in key_cases(scale.keys, rng):
         for segments, ranks in zip(segment_cases(len(keys), len(KINDS), rng), (1, 3, 8)):
@@ -57,7 +57,7 @@ def local_rows(device: Device, scale: Scale, rng: np.random.Generator) -> None:
 
 
 def prefix_sums(device: Device, scale: Scale, rng: np.random.Generator) -> None:
-    """At sizes around that of a tile, and at the largest."""
+    """Sums prefixes at sizes around that of a tile, and at the largest."""
     workspace = Workspace(device)
     for size in (0, 1, 2047, 2048, 2049, scale.keys):
         values = rng.integers(0, 100, size, np.int32)
@@ -73,7 +73,7 @@ CHECKS = (by_owner, many_ranks, local_rows, prefix_sums)
 
 
 def measurements(device: Device, scale: Scale, rng: np.random.Generator) -> Iterator[Measurement]:
-    """The partition of keys by 8 owners."""
+    """Measures the partition of keys by 8 owners."""
     size, workspace = scale.measured_keys, Workspace(device)
     inputs = [on(device, rng.integers(0, 2**40, size, np.int64)) for _ in range(3)]
     segments = Segments.of([size], [0])

@@ -29,7 +29,7 @@ COMBINERS = (SUM, MEAN, SQRTN)
 
 
 def lookup_cases(samples: int, dim: int) -> list[Lookup]:
-    """Every combiner, with and without weights and max_norm; one look-up has no sample."""
+    """Makes look-ups by every combiner, with and without weights and max_norm; one has no sample."""
     made = [
         Lookup(samples, dim, combiner, weighted, norm)
         for combiner, weighted, norm in itertools.product(COMBINERS, (False, True), (0.0, 0.9))
@@ -44,8 +44,8 @@ def ids_for(
     wide: bool = False,
     most: int = 5,
 ) -> Ids:
-    """Samples of up to `most` ids, among them empty ones, one with many, and one whose weights
-    cancel out.
+    """Draws samples of up to `most` ids, among them empty ones, one with many, and one whose
+    weights cancel out.
     """
     lengths = rng.integers(0, most + 1, sum(lookup.samples for lookup in lookups))
     if len(lengths) > 3:
@@ -230,8 +230,8 @@ def _timed(
 
 
 def measurements(device: Device, scale: Scale, rng: np.random.Generator) -> Iterator[Measurement]:
-    """Forward from a large table, with one id and with 20 a sample; backward with the update, all
-    that it needs included.
+    """Measures pooling from a large table, with one id and with 20 a sample; and the gradients with
+    the update, all that it needs included.
     """
     for dim, length in itertools.product((16, 128), (1, 20)):
         yield _timed(device, scale, rng, dim, length)

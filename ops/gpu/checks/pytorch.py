@@ -1,5 +1,5 @@
-"""The whole sparse step by PyTorch's own operations, at their best: all tables in one matrix, one
-call of each operation.
+"""Makes the whole sparse step by PyTorch's own operations, at their best: all tables in one matrix,
+one call of each operation.
 
 They run on PyTorch's default stream, which is CuPy's default one, too: events of one time the
 other.
@@ -18,8 +18,8 @@ from collective.ops.gpu.device import Device
 
 
 def imported(device: Device) -> Any:
-    """The module `torch`; None if there is none that can use the device's arrays, as one without
-    CUDA can't use a GPU's.
+    """Imports `torch`; returns None if there is none that can use the device's arrays, as one
+    without CUDA can't use a GPU's.
     """
     try:
         torch = importlib.import_module("torch")
@@ -30,7 +30,7 @@ def imported(device: Device) -> Any:
 
 
 class Step:
-    """One step after the other on the same tables, whose memory it shares.
+    """Makes one step after the other on the same tables, whose memory it shares.
 
     Args:
         torch: of `imported`.
@@ -44,8 +44,8 @@ class Step:
         )
 
     def given(self, batch: Batch) -> Callable[[], Any]:
-        """What makes the step with `batch`, which is on the device: returns [T B, D], what is
-        looked up, and updates.
+        """Returns a function that makes the step with `batch`, which is on the device: it returns
+        [T B, D], the pooled rows, and updates.
         """
         torch = self._torch
         ids, offsets, gradients = (

@@ -22,8 +22,8 @@ DIM = 16
 
 
 def grown(device: Device, scale: Scale, rng: np.random.Generator) -> None:
-    """What is there stays where it is while more is taken; a size that is there already takes
-    nothing.
+    """Takes memory piece by piece: what is there stays where it is; a size that is there already
+    takes nothing.
     """
     row = DIM * 4
     rows = scale.elements // DIM
@@ -53,7 +53,7 @@ def grown(device: Device, scale: Scale, rng: np.random.Generator) -> None:
 
 
 def kernels_in_it(device: Device, scale: Scale, rng: np.random.Generator) -> None:
-    """Rows are gathered and updated where memory was taken piece by piece, beside what isn't there."""
+    """Gathers and updates rows where memory was taken piece by piece, beside what isn't there."""
     rows = min(scale.keys, scale.elements // DIM // 4)
     reserved = device.reserve(4 * rows * DIM * 4)
     matrix = device.within(reserved, (4 * rows, DIM), np.float32)
@@ -95,8 +95,8 @@ CHECKS = (grown, kernels_in_it)
 
 
 def measurements(device: Device, scale: Scale, rng: np.random.Generator) -> Iterator[Measurement]:
-    """A copy, from and to memory that was taken in 50 pieces: beside it, what a copy of ordinary
-    memory is in percent.
+    """Measures a copy from and to memory that was taken in 50 pieces: in percent of a copy of
+    ordinary memory.
     """
     size = scale.measured_bytes // 4
     halves: list[Any] = []

@@ -65,7 +65,7 @@ _KINDS, _DIMS = [STATIC] * TABLES, [DIM] * TABLES
 def step(
     tables: Sequence[Table], batch: Batch, workspace: Workspace, counts: np.ndarray | None = None
 ) -> list[Any]:
-    """[B, D] float32 for each table, what is looked up; then the tables are updated by the
+    """Returns the pooled rows, [B, D] float32 for each table, and updates the tables by the
     gradients.
 
     Args:
@@ -93,8 +93,8 @@ def step(
 
 
 def owned(tables: Sequence[Table], received: Received, workspace: Workspace) -> Any:
-    """[K D] float32, the rows that are asked for; then the tables are updated by the gradients of
-    these.
+    """Returns [K D] float32, the rows that are asked for, and updates the tables by their
+    gradients.
     """
     device, asked = workspace.device, received.segments
     message = gather(
@@ -123,7 +123,7 @@ def _tables(weights: Any, slots: Any) -> list[Table]:
 
 
 class _Checked:
-    """Tables on the device and, in float64, as they should be: [T, V, D] weights and slots."""
+    """Holds tables on the device and, in float64, as they should be: [T, V, D] weights and slots."""
 
     def __init__(self, device: Device, rows: int, rng: np.random.Generator):
         shape = TABLES, rows, DIM
@@ -155,7 +155,7 @@ def _batch(scale: Scale, most: int, rng: np.random.Generator) -> Batch:
 
 
 def one_rank(device: Device, scale: Scale, rng: np.random.Generator) -> None:
-    """Two batches with 1 id a sample and two with up to 10, beside the whole step in float64."""
+    """Makes the step with two batches of 1 id a sample and two of up to 10, beside float64."""
     tables, workspace = _Checked(device, _samples(scale) // 2, rng), Workspace(device)
     for number, most in enumerate((1, 10, 1, 10)):
         batch = _batch(scale, most, rng)
@@ -175,7 +175,7 @@ def one_rank(device: Device, scale: Scale, rng: np.random.Generator) -> None:
 
 
 def owner(device: Device, scale: Scale, rng: np.random.Generator) -> None:
-    """Two batches of 8 ranks, of which it owns a part of the rows, beside its part in float64."""
+    """Makes the owner's part of two batches of 8 ranks, beside float64."""
     samples, workspace = _samples(scale), Workspace(device)
     tables = _Checked(device, samples // 4, rng)
     for number in range(2):
@@ -202,7 +202,7 @@ def owner(device: Device, scale: Scale, rng: np.random.Generator) -> None:
 
 
 def by_pytorch(device: Device, scale: Scale, rng: np.random.Generator) -> None:
-    """The same batches as `one_rank`, by what is measured beside it; nothing where there is no
+    """Makes `one_rank`'s steps by PyTorch, which is measured beside it; nothing where there is no
     PyTorch.
     """
     torch = pytorch.imported(device)
@@ -223,7 +223,7 @@ CHECKS = (one_rank, owner, by_pytorch)
 
 
 def _bytes(ids: int, samples: int, rows: int) -> int:
-    """Of a step; see the page."""
+    """Counts the bytes of a step, as the page says."""
     row = 4 * DIM
     return (
         (8 * ids + 4 * ids + 8 * rows)
@@ -234,7 +234,7 @@ def _bytes(ids: int, samples: int, rows: int) -> int:
 
 
 def _owner_bytes(keys: int, rows: int) -> int:
-    """Of the owner's part; see the page."""
+    """Counts the bytes of the owner's part, as the page says."""
     row = 4 * DIM
     return (
         (8 + row) * keys
@@ -247,7 +247,9 @@ def _owner_bytes(keys: int, rows: int) -> int:
 
 
 def measurements(device: Device, scale: Scale, rng: np.random.Generator) -> Iterator[Measurement]:
-    """As the page says. All weights together are of `measured_bytes`, and so are the slots."""
+    """Measures what the page says. All weights together are of `measured_bytes`, and so are the
+    slots.
+    """
     rows = max(scale.measured_bytes // (4 * DIM) // TABLES, 64)
     samples = min(SAMPLES, scale.measured_keys // TABLES)
     there: Any = [device.zeros((TABLES, rows, DIM), np.float32) for _ in range(2)]

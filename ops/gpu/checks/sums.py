@@ -24,7 +24,7 @@ TOLERANCE = 2e-6
 
 
 class Case(NamedTuple):
-    """Gradients of rows, for the device and for the reference.
+    """Holds gradients of rows, for the device and for the reference.
 
     Attributes:
         segments, dims: of U rows.

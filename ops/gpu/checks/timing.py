@@ -1,4 +1,4 @@
-"""How long work takes on a device, beside a copy of memory."""
+"""Times work on a device, beside a copy of memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REPEATS = 40
 
 
 class Times(NamedTuple):
-    """Milliseconds, and whether the device was idle in one of the runs (`Timed`)."""
+    """Gives milliseconds, and whether the device was idle in one of the runs (`Timed`)."""
 
     median: float
     p10: float
@@ -23,7 +23,7 @@ class Times(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One row of the report: see `Measurement`. GB are 10**9 bytes; `percent_of_copy` compares
+    """Is one row of the report: see `Measurement`. GB are 10**9 bytes; `percent_of_copy` compares
     bytes a second; `host` says what of the host's time is in it: '', 'waits' as the measurement
     does, or 'idle' as the device should not have been.
     """
@@ -46,7 +46,7 @@ def times(
     repeats: int = REPEATS,
     waits: bool = False,
 ) -> Times:
-    """Of `repeats` runs by turns, after each has run once: what they allocate, they allocate then."""
+    """Times `repeats` runs by turns, after each has run once and allocated all that it needs."""
     for run in runs:
         run()
     device.synchronize()
@@ -56,7 +56,7 @@ def times(
 
 
 def copy_bandwidth(device: Device, scale: Scale, repeats: int = REPEATS) -> float:
-    """Bytes read and written in a second by a copy from device to device."""
+    """Measures the bytes that a copy from device to device reads and writes in a second."""
     size = scale.measured_bytes // 4
     source, target = device.zeros(size, np.uint8), device.zeros(size, np.uint8)
     return (

@@ -1,5 +1,5 @@
-"""The binding to TensorFlow on real ranks: exchanges and updates of a few tables, beside NumPy in
-float64.
+"""Checks the binding to TensorFlow on real ranks: exchanges and updates of a few tables, beside
+NumPy in float64.
 
 Every rank draws what all ranks look up, so each knows what its shards must become.
 """
@@ -43,8 +43,8 @@ RULES: tuple[Callable[..., Rule], ...] = (
 
 
 class Batch(NamedTuple):
-    """What one rank looks up in each table: of the first plain rows, of the second weighted means,
-    of the third sums.
+    """Holds what one rank looks up in each table: of the first plain rows, of the second weighted
+    means, of the third sums.
     """
 
     ids: list[np.ndarray]
@@ -71,12 +71,12 @@ def first_values(seed: int) -> list[np.ndarray]:
 
 
 def factors(t: int) -> np.ndarray:
-    """[D], what each element of a result is multiplied by in the loss: the loss is their sum."""
+    """Returns [D], the factors of a result's elements in the loss, which is their sum."""
     return np.linspace(-1, 2, SHAPES[t][1])
 
 
 def truth(seed: int, rule: Rule, ranks: int) -> list[np.ndarray]:
-    """The tables after all steps, in float64."""
+    """Computes the tables after all steps, in float64."""
     tables = [values.astype(np.float64) for values in first_values(seed)]
     slots = [[np.full_like(table, STARTS_FROM) for _ in range(rule.slots)] for table in tables]
     for step in range(STEPS):
@@ -97,7 +97,7 @@ def truth(seed: int, rule: Rule, ranks: int) -> list[np.ndarray]:
 
 
 def _row_gradients(t: int, one: Batch, table: np.ndarray) -> np.ndarray:
-    """[K, D], the gradient of what each id has looked up."""
+    """Returns [K, D], the gradient of what each id has looked up."""
     given = np.tile(factors(t), (len(one.ids[t]), 1))
     if t != 1:
         return given
@@ -109,7 +109,7 @@ def _row_gradients(t: int, one: Batch, table: np.ndarray) -> np.ndarray:
 
 
 class Model:
-    """The graph of one rank: its shards, exchange and update.
+    """Builds the graph of one rank: its shards, exchange and update.
 
     Args:
         by_owner: the third table's rows are summed by their owner.
@@ -206,7 +206,7 @@ def _has_steps(rule: Callable[..., Rule]) -> bool:
 
 
 def check(seed: int) -> list[str]:
-    """What is wrong, on this rank; every rank must call it."""
+    """Returns what is wrong on this rank; every rank must call it."""
     wrong = []
     rank, ranks = collectives.rank(), collectives.size()
     for rule in RULES:
@@ -223,8 +223,7 @@ def check(seed: int) -> list[str]:
                 if not difference < 2e-4:
                     how = "pooled by its owner" if by_owner else "by distinct rows"
                     wrong.append(
-                        f"rank {rank}: table {t} after {STEPS} steps with "
-                        f"{rule(rate=0.1)}, {how}: "
+                        f"rank {rank}: table {t} after {STEPS} steps with {rule(rate=0.1)}, {how}: "
                         f"{difference:.1e} from the truth"
                     )
     return wrong
@@ -235,8 +234,8 @@ def _truth_of(seed: int, rule: Callable[..., Rule], ranks: int) -> list[np.ndarr
 
 
 def milliseconds(seed: int, steps: int = 50) -> tuple[float, float]:
-    """(a whole step with Adagrad, the median; one call of the binding that does nothing). Every
-    rank must call it.
+    """Times a whole step with Adagrad, the median, and one call of the binding that does nothing.
+    Every rank must call it.
     """
     with tf.Graph().as_default():
         model, nothing = Model(seed, Adagrad, False), tf.zeros([0], tf.int64)
@@ -267,7 +266,7 @@ def _median(run: Callable[[], object], times: int) -> float:
 
 
 def config() -> tf.ConfigProto:
-    """Of a session that leaves kernels their share of a GPU's memory."""
+    """Configures a session so that it leaves kernels their share of a GPU's memory."""
     made = tf.ConfigProto()
     made.gpu_options.allow_growth = True
     made.gpu_options.per_process_gpu_memory_fraction = placement.memory_shares()[1]
@@ -275,7 +274,7 @@ def config() -> tf.ConfigProto:
 
 
 def report(seed: int) -> Sequence[str]:
-    """Lines that say how fast the binding is, and how much memory kernels take."""
+    """Says how fast the binding is, and how much memory kernels take."""
     step, call = milliseconds(seed)
     return [
         f"a step of {len(SHAPES)} small tables: {step:.2f} ms; one call of kernels by "

@@ -1,5 +1,5 @@
-"""The sparse half of the DLRM workload's step, T tables of V rows of dimension D: its inputs, and
-what it must compute.
+"""Draws the inputs of the sparse half of the DLRM workload's step, T tables of V rows of dimension
+D, and computes what it must.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Batch(NamedTuple):
-    """What one rank looks up for B samples, and the gradients of what it gets. Arrays are of NumPy
-    or of a device.
+    """Holds what one rank looks up for B samples, and the gradients of what it gets. Arrays are of
+    NumPy or of a device.
 
     Attributes:
         lengths: T of them, how many ids are of each table.
@@ -37,11 +37,11 @@ class Batch(NamedTuple):
 
     @property
     def segments(self) -> Segments:
-        """Of the ids, by table."""
+        """Describes the ids, by table."""
         return Segments.of(self.lengths, range(len(self.lengths)))
 
     def there(self, device: Device) -> Batch:
-        """The same on a device."""
+        """Copies the arrays to a device."""
         return self._replace(
             ids=on(device, self.ids),
             offsets=on(device, self.offsets),
@@ -50,8 +50,8 @@ class Batch(NamedTuple):
 
 
 class Received(NamedTuple):
-    """What the first of N ranks is asked for, and the gradients that it gets of it. Arrays are of
-    NumPy or of a device.
+    """Holds what the first of N ranks is asked for, and the gradients that it gets of it. Arrays
+    are of NumPy or of a device.
 
     Attributes:
         lengths: N T of them, how many keys are of each rank and, of one rank, of each table.
@@ -65,17 +65,17 @@ class Received(NamedTuple):
 
     @property
     def segments(self) -> Segments:
-        """Of the keys, by rank and table."""
+        """Describes the keys, by rank and table."""
         return Segments.of(self.lengths, [*range(TABLES)] * (len(self.lengths) // TABLES))
 
     def there(self, device: Device) -> Received:
-        """The same on a device."""
+        """Copies the arrays to a device."""
         return self._replace(keys=on(device, self.keys), gradients=on(device, self.gradients))
 
 
 def drawn(size: int, rows: int, rng: np.random.Generator) -> np.ndarray:
-    """[`size`] int64 below `rows`: Zipf's distribution with exponent 1.2, hashed, so that frequent
-    ones lie anywhere.
+    """Draws [`size`] int64 below `rows`: Zipf's distribution with exponent 1.2, hashed, so that
+    frequent ones lie anywhere.
     """
     return (
         (rng.zipf(1.2, size).astype(np.uint64) * _GOLDEN >> np.uint64(20)) % np.uint64(rows)
@@ -83,15 +83,15 @@ def drawn(size: int, rows: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def batch(samples: int, rows: int, most: int, gradients: Any, rng: np.random.Generator) -> Batch:
-    """With 1 to `most` ids a sample and table, of tables with so many rows."""
+    """Draws 1 to `most` ids a sample and table, of tables with so many rows."""
     lengths = rng.integers(1, most + 1, (TABLES, samples))
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     return Batch(lengths.sum(1).tolist(), drawn(int(lengths.sum()), rows, rng), offsets, gradients)
 
 
 def received(samples: int, rows: int, rng: np.random.Generator) -> Received:
-    """Of batches with one id a sample, of tables of which each rank has so many rows. Without
-    gradients.
+    """Draws the requests of 8 ranks with one id a sample, for tables of which each rank has so many
+    rows. Without gradients.
     """
     keys = [np.unique(drawn(samples, RANKS * rows, rng)) for _ in range(RANKS * TABLES)]
     keys = [some[some % RANKS == 0] for some in keys]
@@ -101,8 +101,8 @@ def received(samples: int, rows: int, rng: np.random.Generator) -> Received:
 def stepped(
     weights: np.ndarray, slot: np.ndarray, rows: np.ndarray, gradients: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(weights, slot) of a table, float64, after a step of Adagrad with [n, D] gradients of its [n]
-    rows, some of them equal.
+    """Returns (weights, slot) of a table, float64, after a step of Adagrad with [n, D] gradients of
+    its [n] rows, some of them equal.
     """
     order = np.argsort(rows, kind="stable")
     touched, firsts = np.unique(rows[order], return_index=True)
@@ -114,8 +114,8 @@ def stepped(
 
 
 def pooled(weights: np.ndarray, one: Batch) -> Iterator[np.ndarray]:
-    """[B, D] float64 for each table of [T, V, D] weights: the sums of the rows that its samples
-    look up.
+    """Yields [B, D] float64 for each table of [T, V, D] weights: the sums of the rows that its
+    samples look up.
     """
     samples = (len(one.offsets) - 1) // len(one.lengths)
     for table, part in enumerate(np.split(one.ids, np.cumsum(one.lengths)[:-1])):
@@ -124,7 +124,7 @@ def pooled(weights: np.ndarray, one: Batch) -> Iterator[np.ndarray]:
 
 
 def updated(weights: np.ndarray, slots: np.ndarray, one: Batch) -> tuple[np.ndarray, np.ndarray]:
-    """[T, V, D] weights and slots, float64, after the step."""
+    """Returns [T, V, D] weights and slots, float64, after the step."""
     each = np.repeat(one.gradients, np.diff(one.offsets), 0)
     cuts = np.cumsum(one.lengths)[:-1]
     made = [

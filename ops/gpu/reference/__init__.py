@@ -1,3 +1,3 @@
-"""The kernels' functions in NumPy, with the same signatures: what the kernels are held against. A
-workspace is not needed.
+"""Has the kernels' functions in NumPy, with the same signatures: the truth that the kernels are
+held to. A workspace is not needed.
 """

@@ -1,6 +1,4 @@
-"""`collective.ops.gpu.hash_table` and `hash_table_upkeep` in NumPy: sorted keys, and what is known
-of each.
-"""
+"""Has `hash_table` and `hash_table_maintenance` in NumPy: sorted keys, and what is known of each."""
 
 from __future__ import annotations
 
@@ -31,15 +29,15 @@ class HashTable:
         self.top = 0
 
     def count(self) -> int:
-        """The keys that have rows."""
+        """Counts the keys that have rows."""
         return int(np.count_nonzero(self.rows))
 
     def highest(self) -> int:
-        """The highest row that a key ever had."""
+        """Returns the highest row that a key ever had."""
         return self.top
 
     def found(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """[K] int64, where each of the keys is, and [K] bool, whether it is."""
+        """Finds keys: [K] int64, where each is, and [K] bool, whether it is there."""
         at = np.searchsorted(self.keys, keys)
         there = at < len(self.keys)
         there[there] = self.keys[at[there]] == keys[there]
@@ -48,7 +46,7 @@ class HashTable:
     def insert(
         self, keys: np.ndarray, counts: np.ndarray, step: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """`rows`, `new_keys` and `new_rows` of an `Inserted`."""
+        """Inserts keys; returns `rows`, `new_keys` and `new_rows` of an `Inserted`."""
         distinct, firsts, inverse = np.unique(keys, return_index=True, return_inverse=True)
         at, there = self.found(distinct)
         rows, seen = np.zeros(len(distinct), np.int64), np.zeros(len(distinct), np.int64)

@@ -1,4 +1,4 @@
-"""Which rank owns a key."""
+"""Finds the rank that owns a key."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ def mix(keys: np.ndarray) -> np.ndarray:
 
 
 def owners(keys: np.ndarray, kind: int, ranks: int) -> np.ndarray:
-    """int64, the rank that owns each of the int64 `keys` of a table of `kind`."""
+    """Returns the rank that owns each of the int64 `keys` of a table of `kind`, int64."""
     return (mix(keys) % np.uint64(ranks)).astype(np.int64) if kind == DYNAMIC else keys % ranks

@@ -15,7 +15,7 @@ from collective.ops.gpu.segments import DYNAMIC, Segments
 def by_key(
     keys: np.ndarray, segments: Segments, kinds: Sequence[int], ranks: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """[K] int64 each: the section and the owner of every key."""
+    """Returns the section and the owner of every key, [K] int64 each."""
     section = np.repeat(segments.sections, np.diff(segments.offsets))
     owner = np.zeros(len(keys), np.int64)
     for s, kind in enumerate(kinds):
@@ -24,7 +24,7 @@ def by_key(
 
 
 def counts(section: np.ndarray, owner: np.ndarray, sections: int, ranks: int) -> np.ndarray:
-    """[N, S] int32, how many there are of each."""
+    """Counts the keys of each owner and section, [N, S] int32."""
     return (
         np.bincount(owner * sections + section, minlength=ranks * sections)
         .astype(np.int32)

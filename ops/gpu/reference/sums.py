@@ -23,7 +23,9 @@ def row_sums(
     along: np.ndarray | None = None,
     own: Sequence[np.ndarray] | None = None,
 ) -> list[np.ndarray]:
-    """float64 [U_m, D_m] for each segment; `gradients` and `own` are float32 matrices."""
+    """Sums gradients by row, float64 [U_m, D_m] for each segment; `gradients` and `own` are float32
+    matrices.
+    """
     firsts = np.concatenate([[0], np.cumsum([len(array) for array in gradients])])
     sums = []
     for m, section in enumerate(segments.sections):

@@ -26,7 +26,7 @@ from collective.ops.gpu.update import Table
 def applied(
     rule: Rule, w: np.ndarray, g: np.ndarray, slots: Sequence[np.ndarray]
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-    """What `rule` makes of weights [R, D] and slots, all float64."""
+    """Applies `rule` to weights [R, D] and slots, all float64."""
     rate = rule.rate
     if isinstance(rule, SGD):
         return w - rate * g, []

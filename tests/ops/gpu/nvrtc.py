@@ -12,14 +12,14 @@ from collective.ops.gpu.cupy_device import kept_locale
 
 
 class Compiled(NamedTuple):
-    """What the compiler made, and what it said."""
+    """Holds what the compiler made, and what it said."""
 
     cubin: bytes
     log: str
 
 
 class CompileError(RuntimeError):
-    """What the compiler said of a source that it refuses."""
+    """Says what the compiler said of a source that it refuses."""
 
 
 @functools.cache

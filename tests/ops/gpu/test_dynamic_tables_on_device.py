@@ -1,5 +1,5 @@
-"""Dynamic tables where kernels compute: keys, rows and slots of `device_store.py`, beside those in
-the host's memory.
+"""Checks dynamic tables where kernels compute: keys, rows and slots of `device_store.py`, beside
+those in the host's memory.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def test_a_map_that_is_full_keeps_what_came_first(bridge: MemoryBridge):
 def test_rows_are_those_of_the_hosts_memory(bridge: MemoryBridge, monkeypatch: pytest.MonkeyPatch):
     # so that first values come in several blocks
     monkeypatch.setattr(row_store.initializers, "BLOCK", 30)
-    monkeypatch.setattr(row_store, "RANGE", 50)
+    monkeypatch.setattr(row_store, "SORTED_AT_ONCE", 50)
     shape = (5000, 3, np.float32, "t", drawn)
     ours, theirs = device_row_store.new_store(*shape, bridge), row_store.host_store(*shape)
     theirs.values._view()[:] = 0  # nobody else does it for memory that TensorFlow hasn't taken
@@ -230,7 +230,7 @@ def test_where_one_table_has_no_memory_the_others_have_their_rows(
 
 
 def test_a_variable_in_given_memory_stays_there(bridge: MemoryBridge):
-    """Whatever updates it: TensorFlow's own sparse operations, or kernels."""
+    """The variable stays whatever updates it: TensorFlow's own sparse operations, or kernels."""
     with tf.Graph().as_default(), tf.Session() as session:
         column = device_row_store.DeviceColumn("v", 2**24, 3, np.float32, bridge)
         column.ensure_capacity(9)

@@ -1,5 +1,5 @@
-"""How wide accesses to rows are: four elements at once wherever a row's address allows it, whatever
-lies beside it.
+"""Checks how wide accesses to rows are: four elements at once wherever a row's address allows it,
+whatever lies beside it.
 """
 
 from __future__ import annotations

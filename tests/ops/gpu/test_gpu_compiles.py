@@ -27,7 +27,7 @@ _LOCAL = re.compile(r"([1-9]\d*) bytes (stack frame|spill stores|spill loads)")
 
 
 def complaints(text: str, kernels: tuple[str, ...], architecture: str) -> list[str]:
-    """What is not as it should be of a source with these kernels."""
+    """Returns what is not as it should be of a source with these kernels."""
     log = compiled(text, architecture, ALL_OPTIONS).log
     found = [line for line in log.splitlines() if "warning" in line.lower() or _LOCAL.search(line)]
     if sorted(_KERNEL.findall(log)) != sorted(kernels):

@@ -1,4 +1,4 @@
-"""What kernels are launched and fed with, apart from the kernels."""
+"""Checks what kernels are launched and fed with, apart from the kernels."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ class _RuntimeError(RuntimeError):
 
 
 def cupy_double(gpus: int, compiler: bool = True) -> types.SimpleNamespace:
-    """As much of CuPy as launches a kernel; modules and launches are listed in `calls`."""
+    """Imitates as much of CuPy as launches a kernel; modules and launches are listed in `calls`."""
     calls: list[tuple] = []
     current = [0]
 

@@ -1,5 +1,5 @@
-"""The whole sparse step: what is counted of it, and the same by PyTorch, for which a double in
-NumPy stands in.
+"""Checks the whole sparse step: what is counted of it, and the same by PyTorch, for which a double
+in NumPy stands in.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.ops.gpu.emulator import EmulatedDevice
 
 
 class Tensor:
-    """As much of `torch.Tensor` as the step uses."""
+    """Imitates as much of `torch.Tensor` as the step uses."""
 
     device = "cpu"
 
@@ -183,7 +183,7 @@ def test_pytorch_that_can_not_use_the_device_is_none(monkeypatch: pytest.MonkeyP
     "function, message", [("pooled", "look-ups of batch 0"), ("updated", "weights of batch 0")]
 )
 def test_a_wrong_step_is_seen(monkeypatch: pytest.MonkeyPatch, function: str, message: str):
-    """By a truth that knows of one more sample."""
+    """Compares with a truth that knows of one more sample."""
     right = getattr(workload, function)
 
     def wrong(weights: np.ndarray, *others: Any) -> Any:

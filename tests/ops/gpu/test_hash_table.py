@@ -1,4 +1,4 @@
-"""The hash table against a dictionary, and what it asks of host and memory."""
+"""Checks the hash table against a dictionary, and what it asks of host and memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def whole(keys: np.ndarray) -> Segments:
 
 
 class Model:
-    """One table as its page describes it, key by key."""
+    """Does what one table's page describes, key by key."""
 
     def __init__(self, filter_freq: int):
         self.filter_freq, self.highest = filter_freq, 0
@@ -161,7 +161,9 @@ def test_removed_keys_leave_their_slots_when_those_are_needed():
 
 
 def test_a_key_is_removed_once_however_often_it_is_named():
-    """By any of the threads that have it: counted twice, the dead would make room that isn't there."""
+    """The dead are counted once, whichever threads have the key: counted twice, they would make
+    room that isn't there.
+    """
     table, workspace = HashTable("t", EmulatedDevice(5), slots=512), Workspace(EmulatedDevice(5))
     keys = np.arange(40)
     find_or_insert([table], keys, whole(keys), 0, workspace)

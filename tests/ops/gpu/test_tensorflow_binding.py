@@ -1,4 +1,4 @@
-"""The binding to TensorFlow: memory that is shared, in which order, and what is said where
+"""Checks the binding to TensorFlow: memory that is shared, in which order, and what is said where
 something is missing.
 """
 
@@ -174,7 +174,7 @@ def test_a_shard_of_another_type(graph: Any):
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.int64, tf.uint32])
 def test_parts_of_a_tensor(graph: Any, dtype: tf.DType):
-    """Whether they begin where TensorFlow wants tensors to begin, and share memory, or not."""
+    """Parts begin where TensorFlow wants tensors to begin, and share memory, or not."""
     sizes, dims = [16, 3, 0, 0, 12, 33], [0, 0, 0, 4, 4, 0]
     whole = np.arange(sum(sizes)).astype(dtype.as_numpy_dtype)
     parts = native_library.library().collective_parts(
@@ -295,7 +295,7 @@ def test_neither_runs_beside_the_other(graph: Any, monkeypatch: pytest.MonkeyPat
 
 
 def test_kernels_train_through_tensorflow(monkeypatch: pytest.MonkeyPatch):
-    """The check that a user with a GPU runs, with emulated kernels; and that it sees a wrong one."""
+    """Runs the check that a user with a GPU runs, with emulated kernels; it sees a wrong one."""
     monkeypatch.setattr(training, "RULES", [Adagrad, SGD])
     bind(EmulatedBridge(seed=2), monkeypatch)
     training.collectives.init()

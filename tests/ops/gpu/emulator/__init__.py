@@ -1,5 +1,5 @@
-"""CUDA on a CPU: kernels are compiled by g++ behind `cuda_on_cpu.h`, whose first lines say how they
-run.
+"""Runs CUDA on a CPU: kernels are compiled by g++ behind `cuda_on_cpu.h`, whose first lines say how
+they run.
 """
 
 from tests.ops.gpu.emulator.device import EmulatedDevice as EmulatedDevice

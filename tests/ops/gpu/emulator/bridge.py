@@ -1,6 +1,4 @@
-"""The binding to TensorFlow with kernels that run on the emulator: all of a GPU's bridge but the
-pointers and the streams.
-"""
+"""Binds emulated kernels to TensorFlow: all of a GPU's bridge but the pointers and the streams."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ extern "C" __attribute__((visibility("default"))) const int* sizes_{name}() {{ r
 
 @functools.cache
 def _folder() -> Path:
-    """Where libraries are kept: for a user who runs the tests again, not in the checkout."""
+    """Returns the folder of libraries, outside of the checkout: a user may run the tests again."""
     folder = Path(tempfile.gettempdir()) / f"collective-emulator-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
@@ -55,8 +55,8 @@ def _folder() -> Path:
 
 
 def library(text: str, kernels: tuple[str, ...]) -> Path:
-    """The shared library of the CUDA source `text`, with `launch_NAME` and `sizes_NAME` for each of
-    its `kernels`.
+    """Builds the shared library of the CUDA source `text`, with `launch_NAME` and `sizes_NAME` for
+    each of its `kernels`.
 
     Raises:
         RuntimeError: g++ refuses it; with what it said.
@@ -88,5 +88,5 @@ def library(text: str, kernels: tuple[str, ...]) -> Path:
 
 
 def library_of(source: Source) -> Path:
-    """The shared library of a source file."""
+    """Builds the shared library of a source file."""
     return library(source.text(), source.kernels)

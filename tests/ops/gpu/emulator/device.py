@@ -1,4 +1,4 @@
-"""A double of a GPU: NumPy arrays, and kernels that g++ compiled."""
+"""Stands in for a GPU: NumPy arrays, and kernels that g++ compiled."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LOCK = threading.Lock()
 
 
 class KernelError(RuntimeError):
-    """A kernel can not go on, or wrote where it must not."""
+    """Says that a kernel can not go on, or wrote where it must not."""
 
 
 class _Launch(ctypes.Structure):
@@ -125,7 +125,7 @@ class EmulatedDevice(Device):
 
 
 class EmulatedKernel:
-    """One kernel of a library that `build.library` made."""
+    """Launches one kernel of a library that `build.library` made."""
 
     def __init__(self, device: EmulatedDevice, library: Path, name: str):
         loaded = ctypes.CDLL(str(library))
@@ -156,8 +156,8 @@ class EmulatedKernel:
         device.check_guards(self._name)
 
     def _held(self, number: int, argument: Any) -> np.ndarray:
-        """A 0-dimensional array of what is passed, of exactly the size that the kernel reads: CuPy
-        doesn't convert, either.
+        """Returns a 0-dimensional array of the argument, of exactly the size that the kernel reads:
+        CuPy doesn't convert, either.
         """
         if isinstance(argument, np.ndarray):
             assert argument.flags.c_contiguous, f"{self._name}: argument {number} is not contiguous"

@@ -11,7 +11,7 @@ from tensorflow.python.training import moving_averages
 
 from collective import RankError, ReplicaError
 from tests.ranks import reference
-from tests.ranks.test_training import OPTIMIZERS
+from tests.ranks.training import OPTIMIZERS
 
 MORE = {
     "sgd": lambda: tf.train.GradientDescentOptimizer(0.1),
