@@ -70,7 +70,7 @@ def _static_rows(count: int, block: int) -> tuple[int, Iterator[Any]]:
 def _dynamic_rows(session: Any, group: Sequence[Shard], block: int) -> tuple[int, Iterator[Any]]:
     """Returns the number of rows, and blocks of (keys, local rows) by ascending keys."""
     table: Any = group[0].table
-    table.settle_slots(session, [s.variable for s in group if s.slot_of is not None])
+    table.initialize_slot_rows(session, [s.variable for s in group if s.slot_of is not None])
     return table.local_count(session), table.ascending(session, block)
 
 

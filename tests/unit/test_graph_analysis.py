@@ -72,8 +72,8 @@ def test_functions_are_searched_through_the_functions_that_they_call(graph: tf.G
         for op in graph_analysis.upstream([outer(tf.constant(1.0)).op])
         if op.type in graph_analysis.CALLS
     )
-    assert graph_analysis.has_inside(graph, call, re.compile("Tanh"))
-    assert not graph_analysis.has_inside(graph, call, re.compile("Horovod"))
+    assert graph_analysis.has_inside(graph, call, re.compile("Tanh").match)
+    assert not graph_analysis.has_inside(graph, call, graph_analysis.is_horovod)
 
 
 @pytest.mark.parametrize("resource", [False, True])
@@ -103,3 +103,20 @@ def test_fetches_are_flattened_and_variables_stay_whole():
 @pytest.mark.parametrize("leaf, expected", [("x", ["x:0"]), ("x:1", ["x:1"]), (None, []), (3, [])])
 def test_names_of_what_is_fed(leaf: object, expected: list[str]):
     assert list(graph_analysis.tensor_names(leaf)) == expected
+
+
+@pytest.mark.parametrize(
+    ("op_type", "is_horovod", "is_collective"),
+    [
+        ("HorovodAlltoall", True, True),
+        ("HorovodGroupedAllreduce", True, True),
+        ("HorovodBroadcastInplace", True, True),
+        ("HorovodSize", True, False),
+        ("CollectiveAsk", False, False),
+    ],
+)
+def test_collectives_wait_for_peers_and_questions_do_not(
+    op_type: str, is_horovod: bool, is_collective: bool
+):
+    assert graph_analysis.is_horovod(op_type) == is_horovod
+    assert graph_analysis.is_collective(op_type) == is_collective
