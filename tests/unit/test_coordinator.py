@@ -38,7 +38,7 @@ class FakeRun:
             return None
         if not self.batches:
             raise tf.errors.OutOfRangeError(None, None, "End of sequence")
-        number = self.coordinator._member_of(session).number
+        number = self.coordinator.member_of(session).number
         headers = self.coordinator.channel.headers(
             agreement.Header(agreement.RUNNING, number, self.prepared.footprint.signature)
         )
@@ -118,7 +118,7 @@ def test_a_failure_is_told_to_the_peers_when_they_wait(rank_threads):
         run()
         if rank == 1:
             coordinator.leave(session, ValueError("boom"))
-            coordinator._deliver_failure()
+            coordinator.deliver_failure()
             return None
         try:
             run()
