@@ -1,11 +1,11 @@
 """Jobs whose processes have TensorFlow and this library loaded when they start.
 
 A server is forked for each job, which is the launcher; where it would start Python for a rank, it
-forks once more. So launcher, supervisor and ranks are processes as always, with their own ids, pipes,
-signals and exit codes, but a rank is there in a tenth of a second instead of in four. What isn't as
-always: a rank ends after its exit handlers, without the destructors of C++; what libraries read from
-the environment when they are loaded (GLIBC_TUNABLES) is the server's; memory that is shared with the
-server. Tests of these start real processes: `launch(..., pool=False)`.
+forks once more. So launcher, supervisor and ranks are processes as always, with their own ids,
+pipes, signals and exit codes, but a rank is there in a tenth of a second instead of in four. What
+isn't as always: a rank ends after its exit handlers, without the destructors of C++; what libraries
+read from the environment when they are loaded (GLIBC_TUNABLES) is the server's; memory that is
+shared with the server. Tests of these start real processes: `launch(..., pool=False)`.
 """
 
 from __future__ import annotations

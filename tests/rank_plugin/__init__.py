@@ -1,9 +1,9 @@
 """Runs the cases of tests/ranks on the ranks of a launch, each reported by its own name.
 
 The process that is started collects the cases, once for each configuration in which they run
-(`test_x[2-hb]`), launches the ranks of one configuration after the other with exactly the cases that
-were selected, and reports each case as it comes: -k, --lf, ::node ids and junit work as for any test.
-A rank, which runs the same files under the same names, is told by its environment.
+(`test_x[2-hb]`), launches the ranks of one configuration after the other with exactly the cases
+that were selected, and reports each case as it comes: -k, --lf, ::node ids and junit work as for
+any test. A rank, which runs the same files under the same names, is told by its environment.
 
 A case in which the ranks crash, or hang, is reported with all they wrote; the cases after it run in
 a new launch.

@@ -25,7 +25,8 @@ MARKERS = (
     "'all' (the default)",
     "sample(n): a rank case of whose parameters `make test` runs n, always the same ones, and "
     "`make test-matrix` the others",
-    "spread: a rank case with a `seed`, which takes turns over two and three ranks on both backends, "
+    "spread: a rank case with a `seed`, which takes turns over two and three ranks on both "
+    "backends, "
     "where the tier has these",
 )
 
@@ -134,7 +135,7 @@ class Choice:
         return [c for c in dict.fromkeys(chosen) if c.grouping or not marks.grouped]
 
     def runs(self, marks: Marks, configuration: Configuration, number: int, count: int) -> bool:
-        """Returns whether a case runs, which is the `number`-th of `count` with other parameters."""
+        """Tells whether a case runs, the `number`-th of `count` with other parameters."""
         if self.by_hand or self.tier == "all" and not marks.spread:
             return True
         if self.tier == "test":
@@ -162,7 +163,9 @@ def _in_test(marks: Marks) -> tuple[str, ...]:
 
 
 def _in_matrix(marks: Marks) -> list[Configuration]:
-    """Those of `make test`, for the parameters that it leaves out, and what is added for the others."""
+    """Those of `make test`, for the parameters that it leaves out, and what is added for the
+    others.
+    """
     chosen = [Configuration(2, backend) for backend in BACKENDS]
     chosen += [Configuration(n, OTHER_BACKEND) for n in marks.ranks]
     if marks.ungrouped:

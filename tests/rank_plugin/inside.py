@@ -1,4 +1,4 @@
-"""A rank's side: runs the cases that it is told, and reports each of them to whoever launched it."""
+"""Runs, on a rank, the cases that it is given, and reports each to the launching process."""
 
 from __future__ import annotations
 

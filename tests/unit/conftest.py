@@ -5,7 +5,7 @@ import pytest
 
 @pytest.fixture
 def rank_threads(monkeypatch: pytest.MonkeyPatch):
-    """rank_threads(N, function): what function(rank, coordinator) returns or raises on each rank."""
+    """Returns what function(rank, coordinator) returns or raises on each of N ranks."""
     from tests.unit.rank_threads import RankThreads
 
     return RankThreads(monkeypatch)

@@ -21,7 +21,7 @@ def header(status, signature=A, session=1, **more):
 
 
 def verdict(*headers, reports=None):
-    """The error for these headers of ranks 0, 1, …; `reports` are exchanged only if they are given."""
+    """Returns the error for headers of ranks 0, 1, …; `reports` are exchanged if given."""
     checks = [
         Check("collective.users.keys", ("users",), (10,), None),
         Check("collective.group.keys", ("items", "shops"), (5, 7), None),

@@ -1,4 +1,4 @@
-"""Ranks that meet, run, end, leave and fail together: as threads, with a graph that does nothing."""
+"""Ranks meet, run, end, leave and fail together: as threads, with a graph that does nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What scope() replaces in other libraries is still what it was when the replacement was written."""
+"""Holds what scope() replaces in other libraries against what it was when it was replaced."""
 
 import importlib.metadata
 import inspect
