@@ -1,0 +1,150 @@
+"""A scratch checkout in which the scripts of tools/ run for real, on programs that do nothing.
+
+The programs only note that they were called.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+PROGRAMS = (
+    "awk",
+    "bash",
+    "cat",
+    "cut",
+    "dirname",
+    "env",
+    "find",
+    "flock",
+    "grep",
+    "ln",
+    "mkdir",
+    "nproc",
+    "readlink",
+    "rm",
+    "sed",
+    "sha256sum",
+    "sleep",
+    "sort",
+    "tail",
+    "touch",
+    "uname",
+    "cp",
+    "chmod",
+)
+
+# An interpreter as far as set-up can tell. FAIL names a step that ends badly, HANG one that does
+# not end; in FAIL, a step of one version only is 3.10:job.
+PYTHON = """#!/usr/bin/env bash
+call() {
+    echo "$1" >>"$CALLS"
+    case ${FAIL-} in "$1" | "SHORT:$1") echo "fatal error: $1 is broken"; exit 1 ;; esac
+    if [ "${HANG-}" = "$1" ]; then sleep 600; fi
+}
+case "$*" in
+    -c*executable*) echo "VERSION MISSING $0" ;;
+    *'-m venv'*) call environment; mkdir -p "$3/bin"; cp "$0" "$3/bin/python" ;;
+    *'pip install -r'*) ;;
+    *'pip install --no-build-isolation -r'*) call packages ;;
+    *'pip wheel'*)
+        call horovod
+        command=$*
+        folder=${command##*--wheel-dir } folder=${folder%% *}
+        mkdir -p "$folder" && touch "$folder/horovod-1-any.whl"
+        ;;
+    *'--editable'*) call package ;;
+    *'pytest tests/unit'*) call tests ;;
+    *'collective.launch -np 2'*train.py*) call job ;;
+esac
+"""
+EVERY_STEP = ["environment", "packages", "horovod", "package"]
+
+
+class Checkout:
+    """Holds a folder with the scripts, and a PATH with nothing on it but what a test puts there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "checkout"
+        self.programs = folder / "bin"
+        self.calls_file = folder / "calls"
+        (self.root / "tools").mkdir(parents=True)
+        self.programs.mkdir()
+        for name in ("pyproject.toml", "setup.py"):
+            shutil.copy(ROOT / name, self.root)
+        (self.root / "ops").mkdir()
+        shutil.copy(ROOT / "ops" / "keymap.cc", self.root / "ops")
+        shutil.copytree(ROOT / "ops" / "native", self.root / "ops" / "native")
+        for name in ("setup.sh", "test_pythons.sh"):
+            shutil.copy(ROOT / "tools" / name, self.root / "tools")
+        shutil.copytree(ROOT / "tools" / "pins", self.root / "tools" / "pins")
+        for name in PROGRAMS:
+            (self.programs / name).symlink_to(shutil.which(name) or name)
+        for name in ("g++", "make"):
+            self.program(name, "#!/usr/bin/env bash\n")
+        self.environment = {
+            "PATH": str(self.programs),
+            "CALLS": str(self.calls_file),
+            "HOME": str(folder),
+            "PYENV_ROOT": str(folder / "pyenv"),
+        }
+
+    def program(self, name: str, text: str, folder: Path | None = None) -> Path:
+        path = (folder or self.programs) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+        return path
+
+    def python(
+        self, name: str, version: str, missing: str = "-", folder: Path | None = None
+    ) -> Path:
+        short = ".".join(version.split(".")[:2])
+        text = PYTHON.replace("VERSION", f"{short} {version}").replace("MISSING", missing)
+        text = text.replace("SHORT", short)
+        return self.program(name, text, folder)
+
+    def start(
+        self, *arguments: str, script: str = "setup.sh", **environment: str
+    ) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [str(self.root / "tools" / script), *arguments],
+            text=True,
+            start_new_session=True,
+            env={**self.environment, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+
+    def run(self, script: str, *arguments: str, expected: int = 0, **environment: str) -> str:
+        """Runs a script of tools/ and returns what it printed."""
+        process = self.start(*arguments, script=script, **environment)
+        printed, _ = process.communicate(timeout=60)
+        assert process.returncode == expected, printed
+        return printed
+
+    def setup(self, *arguments: str, expected: int = 0, **environment: str) -> str:
+        return self.run("setup.sh", *arguments, expected=expected, **environment)
+
+    def calls(self) -> list[str]:
+        """Returns the steps that were run since this was last called."""
+        steps = self.calls_file.read_text().split() if self.calls_file.exists() else []
+        self.calls_file.unlink(missing_ok=True)
+        return steps
+
+    def wait_for_call(self, name: str) -> None:
+        deadline = time.monotonic() + 30
+        while not self.calls_file.exists() or name not in self.calls_file.read_text().split():
+            assert time.monotonic() < deadline, f"{name} was not reached"
+            time.sleep(0.02)
+
+    def edit(self, file: str, change: Callable[[str], str]) -> None:
+        path = self.root / file
+        before = path.read_text()
+        path.write_text(change(before))
+        assert path.read_text() != before

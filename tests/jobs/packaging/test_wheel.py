@@ -1,0 +1,126 @@
+"""The wheel and the source distribution hold every module once, under a checkout's names.
+
+A wheel also holds the compiled libraries.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+SUBPACKAGES = ("launch", "strategies", "ops")
+DATA = (".cu", ".cuh", ".cc", ".h")
+
+
+def run(*command: object, cwd: Path, **environment: str) -> str:
+    finished = subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env={**os.environ, **environment},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    assert finished.returncode == 0, finished.stdout
+    return finished.stdout
+
+
+def build_wheel(source: Path, target: Path) -> Path:
+    options = ("--no-deps", "--no-build-isolation", "--wheel-dir", target)
+    run(sys.executable, "-m", "pip", "wheel", source, *options, cwd=target)
+    (wheel,) = target.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Copies the checkout, since a build leaves folders behind, and adds a kernel to it."""
+    copy = tmp_path_factory.mktemp("source") / "checkout"
+    copy.mkdir()
+    ignored = shutil.ignore_patterns("__pycache__", "*.so")
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    for folder in ("collective", *SUBPACKAGES):
+        shutil.copytree(ROOT / folder, copy / folder, symlinks=True, ignore=ignored)
+    (copy / "ops" / "packaging_probe.cu").write_text("// kernel\n")
+    return copy
+
+
+@pytest.fixture(scope="module")
+def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(checkout, tmp_path_factory.mktemp("wheel"))
+
+
+def package_files(wheel: Path) -> list[str]:
+    return sorted(name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name)
+
+
+def files_of(checkout: Path) -> list[str]:
+    """Lists the files that a wheel must hold: those of the four folders, and two libraries."""
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    names = [f"collective/ops/{library}{suffix}" for library in ("_keymap", "_native")]
+    names.append("collective/py.typed")
+    for directory, _, files in os.walk(checkout / "collective"):  # links not followed
+        for file in files:
+            if file.endswith(".py"):
+                names.append(str((Path(directory) / file).relative_to(checkout)))
+    for folder in SUBPACKAGES:
+        for path in (checkout / folder).rglob("*"):
+            if path.suffix in (".py", *DATA):
+                names.append(f"collective/{path.relative_to(checkout)}")
+    return sorted(names)
+
+
+def test_the_wheel_holds_every_module_once(checkout: Path, wheel: Path):
+    assert package_files(wheel) == files_of(checkout)
+
+
+def test_the_wheel_names_its_licence_and_does_not_require_horovod(wheel: Path):
+    archive = zipfile.ZipFile(wheel)
+    names = {name.rpartition("/")[2]: name for name in archive.namelist() if ".dist-info/" in name}
+    metadata = archive.read(names["METADATA"]).decode().splitlines()
+    assert "License: Apache-2.0" in metadata
+    assert archive.read(names["LICENSE"]) == (ROOT / "LICENSE").read_bytes()
+    requirements = [line for line in metadata if line.startswith("Requires-Dist")]
+    assert "horovod" not in " ".join(requirements).lower()
+    assert archive.read(names["top_level.txt"]).split() == [b"collective"]
+
+
+def test_a_wheel_built_from_the_source_distribution_is_the_same(
+    checkout: Path, wheel: Path, tmp_path: Path
+):
+    program = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
+    run(sys.executable, "-c", program, tmp_path, cwd=checkout)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as opened:
+        names = opened.getnames()
+        assert len(names) == len(set(names))
+        opened.extractall(tmp_path)
+    (unpacked,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    (tmp_path / "wheel").mkdir()
+    assert package_files(build_wheel(unpacked, tmp_path / "wheel")) == package_files(wheel)
+
+
+def test_an_installed_wheel_is_importable_without_the_checkout(wheel: Path, tmp_path: Path):
+    target = tmp_path / "installed"
+    install = (sys.executable, "-m", "pip", "install", "--no-deps", "--target", target, wheel)
+    run(*install, cwd=tmp_path)
+    program = """
+import collective.launch, collective.ops.keymap
+assert len(collective.ops.keymap.KeyMap(9)) == 0
+print(collective.launch.__file__)
+"""
+    printed = run(sys.executable, "-c", program, cwd=tmp_path, PYTHONPATH=str(target))
+    assert Path(printed.strip()) == target / "collective" / "launch" / "__init__.py"
+    run(sys.executable, "-m", "collective.launch", "--help", cwd=tmp_path, PYTHONPATH=str(target))
+    for folder in SUBPACKAGES:
+        assert not (target / folder).exists()

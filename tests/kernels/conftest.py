@@ -1,0 +1,38 @@
+"""What computes around an exchange: a test of `bags` that asks for `computing` runs with the
+binding to TensorFlow, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from collective.ops import placement
+from collective.ops.gpu.memory_bridge import MemoryBridge
+from collective.ops.gpu.tensorflow_binding import DeviceOperations
+from tests.gpu_double.bridge import HostBridge
+from tests.kernels.gpu.emulator.bridge import EmulatedBridge
+
+
+def bind(bridge: MemoryBridge, monkeypatch: pytest.MonkeyPatch) -> DeviceOperations:
+    """Has kernels stand in for the compiled operations from now on, until the test ends."""
+    bound = DeviceOperations(bridge)
+    monkeypatch.setattr(placement, "_injected", lambda: bound)
+    monkeypatch.setattr(placement, "stand_in", lambda: bound)
+    return bound
+
+
+@pytest.fixture(params=["compiled", "bound"])
+def computing(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The compiled operations, or the binding with NumPy's references."""
+    if request.param == "bound":
+        bind(HostBridge(), monkeypatch)
+    yield request.param
+
+
+@pytest.fixture
+def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The binding with the kernels themselves, on the emulator."""
+    bind(EmulatedBridge(seed=5), monkeypatch)

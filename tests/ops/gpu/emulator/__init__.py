@@ -1,6 +1,0 @@
-"""Runs CUDA on a CPU: kernels are compiled by g++ behind `cuda_on_cpu.h`, whose first lines say how
-they run.
-"""
-
-from tests.ops.gpu.emulator.device import EmulatedDevice as EmulatedDevice
-from tests.ops.gpu.emulator.device import KernelError as KernelError

@@ -1,0 +1,172 @@
+"""Three top-level folders are sub-packages, imported by their full name only, in one direction."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+SUBPACKAGES = ("launch", "strategies", "ops")
+PROGRAMS = ("tests", "modelzoo", "benchmarks", "docker", "docs", "tools")
+MOST_LINES = 510
+# The layers of the package, from the lowest: a folder or a file of collective/ each. A part imports
+# from lower layers only, not even from its neighbours.
+LAYERS = (
+    ("launch",),
+    ("ops",),
+    ("strategies",),
+    ("errors", "options"),
+    ("scope",),
+    ("tables",),
+    ("embedding_variable",),
+    ("feature_column", "group_embedding"),
+    ("coordination",),
+    ("replication",),
+    ("gradients",),
+    ("checkpoint", "prefetch"),
+    ("compat",),
+    ("plan", "serving"),
+    ("graph_passes",),
+    ("profiling",),
+    ("monitoring",),
+    ("estimator",),
+    ("determinism", "hooks", "patching", "rank0_output"),
+    ("patches",),
+    ("strategy",),
+    ("__init__",),
+)
+
+
+def modules(folder: str) -> Iterator[tuple[str, Path]]:
+    """Yields the name and file of each module under a top-level folder, links not followed."""
+    package = f"collective.{folder}" if folder in SUBPACKAGES else folder
+    for directory, _, files in os.walk(ROOT / folder):
+        inner = Path(directory).relative_to(ROOT / folder).parts
+        for file in sorted(files):
+            if file.endswith(".py"):
+                yield ".".join((package, *inner, file[: -len(".py")])), Path(directory) / file
+
+
+def imported(name: str, file: Path) -> set[str]:
+    """Returns the full names that a module imports; `from package import it` is `package.it`."""
+    names = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"), str(file))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            package = importlib.util.resolve_name(
+                "." * node.level + (node.module or ""), name.rpartition(".")[0]
+            )
+            names |= {f"{package}.{alias.name}" for alias in node.names}
+    return names
+
+
+def within(name: str, packages: tuple[str, ...]) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
+
+
+@functools.cache
+def package_modules() -> dict[str, Path]:
+    """Returns the files of all modules of the package, by their names."""
+    files = dict(pair for folder in ("collective", *SUBPACKAGES) for pair in modules(folder))
+    return {name.removesuffix(".__init__"): file for name, file in files.items()}
+
+
+def imported_modules(name: str, file: Path) -> set[str]:
+    """Returns the modules of the package that a module imports, without itself."""
+    known = package_modules()
+    package = f"{name}.__init__" if file.name == "__init__.py" else name
+    found = set()
+    for imported_name in imported(package, file):
+        while imported_name not in known and "." in imported_name:
+            imported_name = imported_name.rpartition(".")[0]
+        found.add(imported_name)
+    # The package itself gives public names lazily: examples and types import them from it.
+    return {other for other in found if other in known} - {name, "collective"}
+
+
+def part(name: str) -> str:
+    """Returns the part of the package, a folder or a file, that a module belongs to."""
+    return name.split(".")[1] if "." in name else "__init__"
+
+
+@pytest.mark.parametrize("folder", SUBPACKAGES)
+def test_the_package_holds_a_relative_link_to_the_top_level_folder(folder: str):
+    assert os.readlink(ROOT / "collective" / folder) == f"../{folder}"
+    assert (ROOT / folder / "__init__.py").is_file(), f"{folder}/ is no package"
+
+
+@pytest.mark.parametrize("folder", ("collective", *SUBPACKAGES, *PROGRAMS))
+def test_sub_packages_are_imported_by_their_full_name(folder: str):
+    """A plain `import ops` loads the module a second time: two copies of its state."""
+    plain = {
+        str(file.relative_to(ROOT)): sorted(names)
+        for name, file in modules(folder)
+        if (names := {n for n in imported(name, file) if within(n, SUBPACKAGES)})
+    }
+    assert not plain, f"write collective.ops for ops, and so on: {plain}"
+
+
+def test_imports_point_down():
+    """A module may import from its own folder, and from layers below: also inside functions."""
+    layer_of = {member: i for i, layer in enumerate(LAYERS) for member in layer}
+    upward = [
+        f"{file.relative_to(ROOT)} imports {other}"
+        for name, file in package_modules().items()
+        for other in sorted(imported_modules(name, file))
+        if part(name) != part(other) and layer_of[part(other)] >= layer_of[part(name)]
+    ]
+    assert not upward, "\n".join(["only layers below may be imported:", *upward])
+
+
+def test_no_modules_import_each_other():
+    """There is no circle of imports, within a folder or beyond, for types only or in functions."""
+    imports = {name: imported_modules(name, file) for name, file in package_modules().items()}
+    done: set[str] = set()
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, "a circle: " + " -> ".join([*path[path.index(name) :], name])
+        if name not in done:
+            for other in sorted(imports[name]):
+                visit(other, (*path, name))
+            done.add(name)
+
+    for name in sorted(imports):
+        visit(name, ())
+
+
+def test_the_architecture_page_lists_these_layers():
+    """docs/architecture.md has a row for each layer, the highest first."""
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = page.partition("| layer |")[2].partition("\n\n")[0].splitlines()[2:]
+    listed = [set(re.findall(r"`([a-z0-9_]+)(?:/|\.py)`", row.split("|")[1])) for row in rows]
+    programs, *parts = listed
+    assert programs == {"modelzoo", "benchmarks"}
+    assert parts == [set(layer) for layer in reversed(LAYERS) if layer != ("__init__",)]
+
+
+@pytest.mark.parametrize("name", ["collective", "collective.launch", "collective.launch.__main__"])
+def test_tensorflow_is_not_loaded_on_import(name: str):
+    program = f'import sys, {name}; print(*sorted({{"tensorflow", "horovod"}} & set(sys.modules)))'
+    loaded = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    assert loaded.stdout.split() == []
+
+
+@pytest.mark.parametrize("folder", ("collective", *SUBPACKAGES, "modelzoo", "benchmarks"))
+def test_no_module_is_long(folder: str):
+    lines = {
+        str(file.relative_to(ROOT)): len(file.read_text(encoding="utf-8").splitlines())
+        for _, file in modules(folder)
+    }
+    assert not {file: count for file, count in lines.items() if count > MOST_LINES}
