@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 from tests.ranks import reference
 from tests.ranks.grouped import B, both, exchanged, padded, rows_of, same, sparse
 
-pytestmark = [pytest.mark.backends("hb", "sok"), pytest.mark.ungrouped, pytest.mark.double]
+pytestmark = [pytest.mark.backends("hb"), pytest.mark.ungrouped, pytest.mark.double]
 
 RNG = np.random.default_rng(12)
 IDS = RNG.integers(0, 9, B)
