@@ -1,4 +1,4 @@
-"""What the binding of kernels to TensorFlow costs the host in a step of many small tables: tensors
+"""Measures what the binding of kernels costs the host in a step of many small tables: tensors
 to arrays, and back.
 
     python benchmarks/binding.py [--tables 26] [--dim 16] [--batch 64] [--steps 30] [--dynamic]

@@ -1,4 +1,4 @@
-"""How far a checkpoint's model has been trained."""
+"""Tells how far a checkpoint's model has been trained."""
 
 from __future__ import annotations
 

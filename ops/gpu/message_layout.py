@@ -26,7 +26,7 @@ from collective.ops.gpu.segments import MOST, Segments
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """What a group's exchange looks like: see `collective.ops.embedding_bag.Section`.
+    """Describes a group's exchange: see `collective.ops.embedding_bag.Section`.
 
     Attributes:
         ranks: N.
