@@ -258,13 +258,13 @@ def test_a_rank_without_memory_for_new_rows_ends_the_job(tmp_path, monkeypatch):
         """
         import collective
         from collective.tables import device_row_store
-        reach = device_row_store.DeviceColumn.reach
+        ensure_capacity = device_row_store.DeviceColumn.ensure_capacity
 
         def little(column, count):
             if rank == 1 and count > 100:
                 raise MemoryError('there is memory for 100 rows')
-            reach(column, count)
-        device_row_store.DeviceColumn.reach = little
+            ensure_capacity(column, count)
+        device_row_store.DeviceColumn.ensure_capacity = little
         rows = tf.nn.embedding_lookup(collective.get_embedding_variable('open', 4), ids)
         grow = tf.train.AdagradOptimizer(0.1).minimize(tf.reduce_sum(rows))
         with tf.train.MonitoredTrainingSession('') as session:
