@@ -78,6 +78,7 @@ def test_the_last_line_has_every_figure():
     assert first["step"] == pytest.approx(first["plain"], rel=1e-5) and first["step"] > 0.1
 
 
+@pytest.mark.matrix
 def test_two_checkouts_are_compared_in_one_run():
     done = call(*TINY, "--against", str(ROOT), "--repeat", "1", "--json")
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]

@@ -49,7 +49,7 @@ def test_a_batch_size_that_three_ranks_do_not_divide_ends_the_job_with_code_2():
     "ranks, options",
     [
         ((2, 1), ()),
-        ((3, 1), ("--steps", 40)),
+        pytest.param((3, 1), ("--steps", 40), marks=pytest.mark.matrix),
         pytest.param((3, 2, 1), (), marks=[pytest.mark.long, pytest.mark.timeout(900)]),
     ],
 )
