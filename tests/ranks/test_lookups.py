@@ -307,13 +307,14 @@ def test_a_norm_that_is_a_tensor(strategy, rank, size):
         sparse = tf.SparseTensor(
             tf.stack([tf.range(tf.size(ids, out_type=tf.int64)), tf.zeros_like(ids)], 1),
             ids,
-            [6, 1],
+            [12, 1],
         )
         rows += tf.nn.embedding_lookup_sparse(t, sparse, None, combiner="sum", max_norm=most)
         train = tf.train.GradientDescentOptimizer(0.5).minimize(tf.reduce_mean(tf.square(rows)))
         return {"train": train, "rows": tf.nn.embedding_lookup(t, tf.range(9))}, {"ids": ids}
 
-    ids = np.array([1, 2, 2, 8, 0, 5])
+    # Every number of ranks to 4 divides them.
+    ids = np.array([1, 2, 2, 8, 0, 5, 3, 3, 7, 1, 6, 4])
     want = reference.plain(build, [(["train"], {"ids": ids}), (["rows"], {})])
     got = reference.sharded(
         strategy, build, [(["train"], {"ids": reference.part(ids, rank, size)}), (["rows"], {})]
