@@ -79,7 +79,7 @@ def test_hangs():
 
 @pytest.fixture
 def run(tmp_path):
-    """run(cases, *options) -> (exit code, {name: outcome}, output)."""
+    """Returns run(cases, *options) -> (exit code, {name: outcome}, output)."""
 
     def run(cases, *options):
         (tmp_path / "pytest.ini").write_text(

@@ -43,7 +43,7 @@ with strategy.scope(), tf.Graph().as_default():
 
 
 def job(tmp_path, body, *arguments, ranks=2, timeout=4, limit=170):
-    """(exit code, what the launcher and the ranks wrote)."""
+    """Returns (exit code, what the launcher and the ranks wrote)."""
     script = tmp_path / "script.py"
     script.write_text(MODEL + textwrap.indent(textwrap.dedent(body), "    "))
     options = ("-np", ranks, "--device", "cpu", "--stall-timeout", timeout)
@@ -52,7 +52,7 @@ def job(tmp_path, body, *arguments, ranks=2, timeout=4, limit=170):
 
 
 def report(output):
-    """{rank: its line and what follows it} of the report, and its first line under None."""
+    """Reads {rank: its line and what follows it} of the report, and its first line under None."""
     first, *lines = output[output.index("collective.launch: the job stalled: ") :].splitlines()
     told, ranks = {None: first}, []
     for line in lines:
@@ -292,10 +292,10 @@ def test_all_ranks_count_the_same_agreements(tmp_path):
             except tf.errors.InvalidArgumentError:
                 told('an id outside of the table')
             try:
-                barrier.together(session, 'failing', lambda: 1 // (rank - 1))
+                barrier.run_on_all_ranks(session, 'failing', lambda: 1 // (rank - 1))
             except (RankError, ZeroDivisionError):
                 told('a meeting that failed')
-            barrier.together(session, 'meeting', lambda: rank)
+            barrier.run_on_all_ranks(session, 'meeting', lambda: rank)
             told('a meeting')
         told('leaving')
         with tf.train.MonitoredTrainingSession('') as session:
