@@ -88,11 +88,9 @@ class JobDigest:
 
     def end(self) -> None:
         """Shows everything that is still held."""
-        now = time.monotonic()
-        self._show_errors(self._ranks.values(), now)
-        for rank in self._ranks.values():
-            rank.end_warning()
-        self._show_warnings(self._warnings.take_all())
+        self._end_warnings()
+        self._show_errors(self._ranks.values(), time.monotonic())
+        self._end_warnings()  # of what was held behind errors
 
     def interruption(self) -> str:
         """Says where ranks were when they were interrupted; "" if none has said so."""
@@ -106,6 +104,11 @@ class JobDigest:
         if len(places) > _MOST_PLACES:
             lines.append(f"others at {len(places) - _MOST_PLACES} other places")
         return "; ".join(lines) + " (KeyboardInterrupt; --verbose shows the tracebacks)"
+
+    def _end_warnings(self) -> None:
+        for rank in self._ranks.values():
+            rank.end_warning()
+        self._show_warnings(self._warnings.take_all())
 
     def add_warning(self, rank: int, lines: Sequence[str]) -> None:
         self._warnings.add(rank, lines, time.monotonic())

@@ -36,10 +36,17 @@ _LOST_A_PEER = re.compile(
     r"Horovod has been shut down|HorovodInternalError|gloo/transport/"
     r"|RankError: (A rank failed|.* failed on rank \d)"
 )
-# What may start any of them: a piece of output without it needs no closer look.
-_REMARKABLE = re.compile(
-    rb"Unable to register|Warning: |WARNING:|: W |^W\d{4} |Traceback|Exception |Error in|^Process ",
-    re.MULTILINE,
+# A piece of output without any of these needs no closer look.
+_REMARKABLE = (
+    b"Unable to register",
+    b"Warning: ",
+    b"WARNING:",
+    b": W ",
+    b"\nW",
+    b"Traceback",
+    b"Exception ",
+    b"Error in",
+    b"Process ",
 )
 _DATE = b"dddd-dd-dd "
 
@@ -74,7 +81,7 @@ def without_volatile(line: str) -> str:
 
 def is_remarkable(data: bytes) -> bool:
     """Tells whether output may hold noise, a warning or an error."""
-    return _REMARKABLE.search(data) is not None
+    return data.startswith(b"W") or any(words in data for words in _REMARKABLE)
 
 
 def may_begin_noise(partial_line: bytes) -> bool:
