@@ -60,6 +60,20 @@ Output
   read /dev/null. A reader that is slow slows the ranks, as it would without a launcher; one that
   goes away ends the job.
 
+Stderr, condensed
+  What N ranks write alike is shown once. --verbose shows everything as it is written; --log-dir
+  keeps everything in any case. Nothing but the following is left out:
+  warnings     of Python and of TensorFlow (warnings.warn, WARNING:..., W in TensorFlow's logs) from
+               rank 0 only. Another rank's is shown where rank 0 doesn't write the same within 10
+               seconds, with the names of the ranks.
+  errors       A traceback waits up to 2 seconds, and what its rank writes behind it, too. If others
+               raise the same (the class, and the script's line), it is shown once, "on ranks 0-7
+               alike", and of the other ranks what their messages say differently.
+  interrupts   After Ctrl-C no traceback of KeyboardInterrupt or of a lost peer, but a line that
+               says where the ranks were.
+  noise        On ranks without a GPU: TensorFlow can't register the cuDNN, cuFFT and cuBLAS
+               factories because they are registered already.
+
 Exit codes
   0            every rank left with 0
   the rank's   a rank failed: the exit code of the root cause, 128 + signal number if a signal ended
@@ -74,10 +88,12 @@ Exit codes
 
 What happens when
   a rank fails             (a code that isn't 0, or a signal) the others get TERM and after --grace
-                           seconds KILL. The report on the root cause, with its last 20 lines of
-                           stderr (stdout if that is empty), comes last. If a rank's last words say
-                           that Horovod lost a peer, the launcher waits up to 3 seconds for that
-                           peer to fail, too: Horovod's errors can overtake their cause.
+                           seconds KILL. The report on the root cause comes last: where in the
+                           script, and 20 lines of its stderr (stdout if that is empty), from the
+                           exception's own line on without stacks, or the last ones if there is
+                           no exception. If a rank's last words say that Horovod lost a peer, the
+                           launcher waits up to 3 seconds for that peer to fail, too: Horovod's
+                           errors can overtake their cause.
   a rank leaves with 0     while others work: nothing. If others fail later, the report names it as
                            having left early.
   INT, HUP or QUIT         is passed on to the ranks' process groups; who is there after the grace

@@ -9,13 +9,18 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
+from collective import __version__
+
 from . import __doc__ as manual
 from .command import rank_command
 from .devices import NO_GPUS, choose_devices, driver_gpus, visible_gpus
 from .dry_run import describe
+from .durations import seconds
 from .errors import UsageError
 from .machine import available_cores
 from .plan import LaunchPlan
+
+_PROGRAM = "python -m collective.launch"
 
 
 class LauncherOptions(argparse.Namespace):
@@ -27,16 +32,18 @@ class LauncherOptions(argparse.Namespace):
     tee: str
     grace: float
     stall_timeout: float
+    verbose: bool
+    no_python: bool
     dry_run: bool
     check: bool
     command: tuple[str, ...]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the launcher and returns its exit code."""
+def main(arguments: Sequence[str] | None = None, prog: str = _PROGRAM) -> int:
+    """Runs the launcher and returns its exit code; `prog` is how the user called it."""
     _open_standard_streams()
     try:
-        options = parse_options(sys.argv[1:] if arguments is None else arguments)
+        options = parse_options(sys.argv[1:] if arguments is None else arguments, prog)
         if options.check:
             from .diagnostics import check
 
@@ -54,14 +61,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
 
-def parse_options(arguments: Sequence[str]) -> LauncherOptions:
+def parse_options(arguments: Sequence[str], prog: str = _PROGRAM) -> LauncherOptions:
     """Reads the command line.
 
     Raises:
       UsageError: it can't be read.
     """
     words, command = _split(arguments)
-    options = _parser().parse_args(words, namespace=LauncherOptions())
+    options = _parser(prog).parse_args(words, namespace=LauncherOptions())
     options.command = tuple(command)
     return options
 
@@ -72,7 +79,7 @@ def make_plan(options: LauncherOptions, environment: Mapping[str, str]) -> Launc
     Raises:
       UsageError: the options ask for what can't be had.
     """
-    command = rank_command(options.command)
+    command = rank_command(options.command, options.no_python)
     if not 0 <= options.grace < math.inf:
         raise UsageError(f"--grace {options.grace}: give a number of seconds, 0 or more")
     if not 0 <= options.stall_timeout < math.inf:
@@ -96,6 +103,7 @@ def make_plan(options: LauncherOptions, environment: Mapping[str, str]) -> Launc
         grace=options.grace,
         shown_ranks=parse_rank_list(options.tee, len(devices)),
         log_dir=options.log_dir,
+        verbose=options.verbose,
         stall_timeout=options.stall_timeout,
     )
 
@@ -134,7 +142,7 @@ def _split(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     The command begins with the first word that is neither an option nor an option's value.
     """
     options_with_value: set[str] = set()
-    for action in _parser()._actions:
+    for action in _parser(_PROGRAM)._actions:
         if action.nargs != 0:
             options_with_value.update(action.option_strings)
     position = 0
@@ -154,10 +162,11 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}; --help tells more")
 
 
-def _parser() -> _Parser:
+def _parser(prog: str) -> _Parser:
     parser = _Parser(
-        prog="python -m collective.launch",
-        usage="%(prog)s [options] {script.py | python3 script.py | -m module} [arguments]",
+        prog=prog,
+        usage="%(prog)s [options] {script.py | python3 script.py | -m module} [arguments]\n"
+        "       %(prog)s [options] --no-python program [arguments]",
         description=manual,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -165,7 +174,9 @@ def _parser() -> _Parser:
     add = parser.add_argument
     add(
         "-np",
+        "-n",
         "--nproc-per-node",
+        "--nproc_per_node",
         dest="ranks",
         default="auto",
         metavar="N|auto|gpu|cpu",
@@ -190,22 +201,38 @@ def _parser() -> _Parser:
         help='show these ranks only: "0", "0,2-3", "all", "none"',
     )
     add(
+        "--verbose",
+        action="store_true",
+        help="show every line as each rank writes it: also noise, and what ranks write alike",
+    )
+    add(
+        "--no-python",
+        action="store_true",
+        help="run a program that is no Python script, as it is",
+    )
+    add(
         "--grace",
-        type=float,
+        type=seconds,
         default=5.0,
-        metavar="SECONDS",
-        help="from TERM to KILL (default: %(default)g)",
+        metavar="TIME",
+        help="from TERM to KILL, in seconds or as 90s, 1m, 2h (default: %(default)g)",
     )
     add(
         "--stall-timeout",
-        type=float,
+        type=seconds,
         default=600.0,
-        metavar="SECONDS",
-        help="how long ranks may wait for one another before the job ends; 0: for ever "
-        "(default: %(default)g)",
+        metavar="TIME",
+        help="how long ranks may wait for one another before the job ends, in seconds or as 90s, "
+        "10m, 2h; 0: for ever (default: %(default)g)",
     )
     add("--dry-run", action="store_true", help="print the plan, start nothing")
     add("--check", action="store_true", help="print what is installed and what is missing")
+    add(
+        "--version",
+        action="version",
+        version=f"collective {__version__}",
+        help="print the version of this package",
+    )
     return parser
 
 

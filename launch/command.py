@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.machinery
 import os
 import re
+import shutil
 import sys
 from collections.abc import Sequence
 
@@ -14,13 +15,14 @@ _INTERPRETER = re.compile(r"python(\d+(\.\d+)?)?")
 _INTERPRETER_OPTIONS_WITH_VALUE = frozenset({"-W", "-X", "--check-hash-based-pycs"})
 
 
-def rank_command(words: Sequence[str]) -> tuple[str, ...]:
+def rank_command(words: Sequence[str], no_python: bool = False) -> tuple[str, ...]:
     """Returns the command line of a rank.
 
     Args:
       words: `script.py args`, `-m module args`, or either after a Python interpreter. A bare
         `python` or `python3` is the launcher's own; another one, by version or path, is taken at
         its word.
+      no_python: the words are any program and its arguments.
 
     Raises:
       UsageError: there is nothing to run, or it isn't there.
@@ -29,12 +31,22 @@ def rank_command(words: Sequence[str]) -> tuple[str, ...]:
         raise UsageError(
             "no script given: python -m collective.launch [options] script.py [arguments]"
         )
+    if no_python:
+        return _program_command(words)
     if _is_interpreter(words[0]):
         _check_program(words[1:], words[0])
         own = words[0] in ("python", "python3")
         return (sys.executable if own else words[0], *words[1:])
     _check_program(words, "")
     return (sys.executable, *words)
+
+
+def _program_command(words: Sequence[str]) -> tuple[str, ...]:
+    if words[0] == "-m":
+        raise UsageError("--no-python and -m contradict: a module is run by Python")
+    if shutil.which(words[0]) is None:
+        raise UsageError(f"there is no program {words[0]} that can be executed (seen from PATH)")
+    return tuple(words)
 
 
 def _is_interpreter(word: str) -> bool:

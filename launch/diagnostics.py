@@ -6,12 +6,14 @@ may crash.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 
 from .devices import NO_GPUS, driver_gpus, visible_gpus
 from .errors import UsageError
@@ -34,6 +36,13 @@ import json, sys
 version = getattr(module, "__version__", "of unknown version")
 json.dump({"version": version, **facts}, sys.__stdout__)
 """
+
+
+def main(arguments: Sequence[str] | None = None, prog: str = "collective check") -> int:
+    """Runs the check as a command of its own, which takes no arguments."""
+    description = "Says what is installed and what is missing; exits with 1 if nothing can train."
+    argparse.ArgumentParser(prog=prog, description=description).parse_args(arguments)
+    return check()
 
 
 def check() -> int:

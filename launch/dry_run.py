@@ -53,4 +53,6 @@ def _output(plan: LaunchPlan) -> str:
         shown = f"shown of ranks {','.join(map(str, sorted(plan.shown_ranks)))}"
     else:
         shown = "not shown"
+    if plan.verbose and plan.shown_ranks:
+        shown += " as it is"
     return shown + (f", kept in {plan.log_dir}" if plan.log_dir else "")

@@ -176,6 +176,7 @@ class Job:
         if self._exit_code is None and self._outcome.root_cause() is None:
             self._exit_code = 128 + signum
         self._settle_until = math.inf
+        self._console.expect_interrupts()
         self._shutdown.request(signum, time.monotonic())
         self._say(f"{signum.name}: stopping {self._outcome.running_text()}")
 
@@ -226,6 +227,9 @@ class Job:
 
     def _finish(self) -> int:
         self._console.end(self._selector)
+        interruption = self._console.interruption()
+        if interruption:
+            self._say(interruption)
         if self._stall_report:
             self._console.say(self._stall_report)
         code = self._exit_code

@@ -8,20 +8,24 @@ is not blamed while another rank may still turn out to be the root cause.
 
 from __future__ import annotations
 
+import functools
 import os
-import re
 import signal
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from .last_words import excerpt
+from .raised_error import RaisedError, last_error
+from .rank_names import rank_names
+from .stderr_lines import lost_a_peer
 
 # For how many seconds after its first victim the root cause may take to end.
 CAUSE_DELAY = 3.0
-_LOST_A_PEER = re.compile(
-    r"Horovod has been shut down|HorovodInternalError|gloo/transport/"
-    r"|RankError: (A rank failed|.* failed on rank \d)"
-)
-_SHOWN_LINES = 20
-_LONGEST_LINE = 500
+# So many ranks are named one by one.
+_FEW_RANKS = 3
+# Of how many last lines one may say that a peer was lost.
+_VICTIM_LINES = 200
 
 
 @dataclass(frozen=True)
@@ -49,10 +53,18 @@ class RankExit:
     def failed(self) -> bool:
         return self.code != 0
 
-    @property
+    @functools.cached_property
+    def error(self) -> RaisedError | None:
+        """Returns the error that the rank ended with, if it has told of one."""
+        return last_error(self.last_words) if self.code > 0 else None
+
+    @functools.cached_property
     def is_victim(self) -> bool:
         """Tells whether the rank says itself that it failed because of another."""
-        return self.failed and any(_LOST_A_PEER.search(line) for line in self.last_words)
+        if not self.failed:
+            return False
+        message = self.error.message if self.error else ()
+        return any(map(lost_a_peer, (*message, *self.last_words[-_VICTIM_LINES:])))
 
     @property
     def shell_code(self) -> int:
@@ -86,12 +98,13 @@ class JobOutcome:
     def running_text(self) -> str:
         """Names the ranks that still run, for people: "ranks 0 and 2"."""
         ended = {rank_exit.rank for rank_exit in self.exits}
-        running = [str(rank) for rank in range(self._size) if rank not in ended]
+        running = [rank for rank in range(self._size) if rank not in ended]
         if not running:
             return "what the ranks left behind"
-        if len(running) == 1:
-            return f"rank {running[0]}"
-        return f"ranks {', '.join(running[:-1])} and {running[-1]}"
+        if 1 < len(running) <= _FEW_RANKS:
+            *first, last = map(str, running)
+            return f"ranks {', '.join(first)} and {last}"
+        return rank_names(running)
 
     def root_cause(self) -> RankExit | None:
         """Returns the first rank that failed unasked; a victim only if there is nobody else."""
@@ -120,30 +133,61 @@ class JobOutcome:
             f"  pid        {cause.pid or 'none: it could not be started'}",
             f"  ended by   {cause.manner()}",
         ]
-        for leaver in self._early_leavers():
-            lines.append(
-                f"  left early rank {leaver.rank} (pid {leaver.pid}) with exit code 0 at "
-                f"{_clock_time(leaver.time)}, while others still worked"
-            )
+        lines += _leaver_lines(self._early_leavers())
         others = [end for end in self.exits if end is not cause and end.failed]
         if others:
-            others.sort(key=lambda end: end.rank)
-            lines.append(f"  then ended {', '.join(_short_reason(end) for end in others)}")
-        if cause.last_words:
-            lines.append(f"  last lines of its {cause.last_words_from}:")
-            lines += [f"    {_shortened(line)}" for line in cause.last_words[-_SHOWN_LINES:]]
-        else:
-            lines.append("  it wrote nothing")
-        return "\n".join(lines)
+            lines.append(f"  then ended {_reasons(others)}")
+        return "\n".join([*lines, *self._last_words(cause)])
+
+    def _last_words(self, cause: RankExit) -> list[str]:
+        if not cause.last_words:
+            return ["  it wrote nothing"]
+        shown = excerpt(cause.last_words, by_signal=cause.code < 0)
+        lines = []
+        if shown.place:
+            lines.append(f"  raised at  {shown.place}")
+        if cause.error:
+            alike = [
+                end.rank
+                for end in self.exits
+                if end.error and end.error.identity == cause.error.identity
+            ]
+            if len(alike) > 1:
+                lines.append(f"  raised by  {rank_names(sorted(alike))} alike")
+        kind = "error on" if shown.is_error else "last lines of"
+        lines.append(f"  {kind} its {cause.last_words_from}:")
+        return lines + [f"    {line}" for line in shown.lines]
 
     def _early_leavers(self) -> list[RankExit]:
         """Returns the ranks that ended with 0, unasked, in a job that then failed."""
         return [end for end in self.exits if not end.failed and not end.requested]
 
 
-def _short_reason(end: RankExit) -> str:
-    manner = end.manner() if end.code >= 0 else _signal_name(-end.code)
-    return f"rank {end.rank} by {manner}" + (" after the launcher's TERM" if end.requested else "")
+def _leaver_lines(leavers: list[RankExit]) -> list[str]:
+    if len(leavers) > _FEW_RANKS:
+        first = leavers[0]
+        names = rank_names(sorted(end.rank for end in leavers))
+        return [
+            f"  left early {names} with exit code 0 while others still worked, first rank "
+            f"{first.rank} (pid {first.pid}) at {_clock_time(first.time)}"
+        ]
+    return [
+        f"  left early rank {end.rank} (pid {end.pid}) with exit code 0 at "
+        f"{_clock_time(end.time)}, while others still worked"
+        for end in leavers
+    ]
+
+
+def _reasons(ends: Iterable[RankExit]) -> str:
+    """Returns "rank 0 by exit code 4, ranks 2-5 by SIGTERM after the launcher's TERM"."""
+    ranks_by_reason: dict[str, list[int]] = {}
+    for end in sorted(ends, key=lambda end: end.rank):
+        reason = end.manner() if end.code >= 0 else _signal_name(-end.code)
+        if end.requested:
+            reason += " after the launcher's TERM"
+        ranks_by_reason.setdefault(reason, []).append(end.rank)
+    parts = [f"{rank_names(ranks)} by {reason}" for reason, ranks in ranks_by_reason.items()]
+    return ", ".join(parts)
 
 
 def _clock_time(seconds: float) -> str:
@@ -156,9 +200,3 @@ def _signal_name(signum: int) -> str:
         return signal.Signals(signum).name
     except ValueError:  # a real-time signal
         return f"SIGRT{signum}"
-
-
-def _shortened(line: str) -> str:
-    if len(line) <= _LONGEST_LINE:
-        return line
-    return f"{line[:_LONGEST_LINE]}... ({len(line)} characters)"

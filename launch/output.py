@@ -22,12 +22,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from .digest import JobDigest, RankDigest
 from .environment import line_prefix
 from .errors import UsageError
 from .plan import LaunchPlan
+from .stderr_lines import may_begin_noise
 
 STREAM_NAMES = ("stdout", "stderr")
-_LAST_WORDS_LINES = 200
+_LAST_WORDS_LINES = 2000
 # A partial line is held back for so many seconds, hoping for its end. On a terminal somebody waits
 # for a prompt or a bar; in a file it matters more that no other rank's text comes between.
 _TERMINAL_PATIENCE = 0.2
@@ -62,14 +64,21 @@ class Console:
           notify: called from a thread when there is room for more output, or nobody to read it.
         """
         self._screens = _screens(notify)
+        self._digest: JobDigest | None = None
+        if plan.shown_ranks and not plan.verbose:
+            on_cpu = {rank: plan.devices[rank] is None for rank in sorted(plan.shown_ranks)}
+            self._digest = JobDigest(self.say, on_cpu)
         self._streams: list[tuple[RankStream, RankStream]] = []
         for rank in range(plan.size):
             prefix = line_prefix(rank, plan.size)
-            stdout, stderr = self._screens if rank in plan.shown_ranks else (None, None)
+            stdout, stderr, digest = None, None, None
+            if rank in plan.shown_ranks:
+                stdout, stderr = self._screens
+                digest = self._digest.of_rank(rank) if self._digest else None
             self._streams.append(
                 (
                     RankStream(pipes[rank][0], prefix, stdout, logs[rank][0]),
-                    RankStream(pipes[rank][1], prefix, stderr, logs[rank][1]),
+                    RankStream(pipes[rank][1], prefix, stderr, logs[rank][1], digest),
                 )
             )
         self._watched: set[RankStream] = set()
@@ -95,14 +104,19 @@ class Console:
         self._watched = readable
 
     def next_flush(self) -> float:
-        """Returns when (monotonic time) to show a partial line; infinity if there is none."""
-        return min((stream.flush_time() for stream in self._watched), default=math.inf)
+        """Returns when (monotonic time) to show what is held back; infinity if nothing is."""
+        times = [stream.flush_time() for stream in self._watched]
+        if self._digest:
+            times.append(self._digest.next_time())
+        return min(times, default=math.inf)
 
     def flush_due(self, now: float) -> None:
-        """Shows the partial lines that have waited long enough, and reports broken logs."""
+        """Shows what has been held back for long enough, and reports broken logs."""
         for stream in self._watched:
             if stream.flush_time() <= now:
                 stream.flush()
+        if self._digest:
+            self._digest.flush_due(now)
         for stream in self._all_streams():
             if stream.log_error is not None:
                 self.say(
@@ -110,6 +124,15 @@ class Console:
                     "it ends here, the job goes on"
                 )
                 stream.log_error = None
+
+    def expect_interrupts(self) -> None:
+        """Is told that ranks are told to stop: that they were interrupted is no news then."""
+        if self._digest:
+            self._digest.interrupted = True
+
+    def interruption(self) -> str:
+        """Says where ranks were when they were told to stop; "" if nothing was left out."""
+        return self._digest.interruption() if self._digest else ""
 
     def last_words(self, rank: int) -> tuple[tuple[str, ...], str]:
         """Returns the last lines of a rank that has ended, and the name of their stream.
@@ -133,6 +156,8 @@ class Console:
         for stream in self._all_streams():
             stream.drain()
             stream.close()
+        if self._digest:
+            self._digest.end()
 
     @property
     def congested(self) -> bool:
@@ -181,15 +206,22 @@ class RankStream:
     """Reads the launcher's end of one rank's stdout or stderr."""
 
     def __init__(
-        self, descriptor: int, prefix: str, screen: Screen | None, log: BinaryIO | None
+        self,
+        descriptor: int,
+        prefix: str,
+        screen: Screen | None,
+        log: BinaryIO | None,
+        digest: RankDigest | None = None,
     ) -> None:
         """Takes over the descriptor and the log.
 
         Args:
           descriptor: the reading end of the pipe.
-          prefix: the start of each line; "" passes everything on as it comes.
+          prefix: the start of each line; "" passes everything on as it comes, but for a line that
+            the digest may leave out.
           screen: where it is shown, if at all.
           log: where it is kept, if at all.
+          digest: what it passes on its way to the screen, if anything.
         """
         os.set_blocking(descriptor, False)
         self.descriptor = descriptor
@@ -202,6 +234,9 @@ class RankStream:
         self._pending_since = 0.0
         self._after_return = False
         self._tail = bytearray()
+        self._digest = digest
+        if digest is not None:
+            digest.show = self._show_on_screen
 
     @property
     def congested(self) -> bool:
@@ -271,8 +306,8 @@ class RankStream:
         self._write_log(data)
         if self._screen is None:
             return
-        if not self._prefix:
-            self._screen.show(self, data, b"")
+        if not self._prefix and self._digest is None:
+            self._show_on_screen(data)
             return
         complete = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if complete:
@@ -281,6 +316,8 @@ class RankStream:
         self._pending_since = time.monotonic()
         too_long = len(self._pending) - complete > _LONGEST_LINE
         self._show(len(self._pending) if too_long else complete)
+        if not self._prefix and not may_begin_noise(bytes(self._pending[:20])):
+            self.flush()
 
     def _show(self, length: int) -> None:
         if not length or self._screen is None:
@@ -291,7 +328,13 @@ class RankStream:
             self._screen.end_line(self, after=b"\r")
             data = data[1:]
         self._after_return = data.endswith(b"\r")
-        if data:
+        if data and self._digest is not None:
+            self._digest.take(data)
+        elif data:
+            self._show_on_screen(data)
+
+    def _show_on_screen(self, data: bytes) -> None:
+        if self._screen is not None:
             self._screen.show(self, data, self._prefix)
 
     def _write_log(self, data: bytes) -> None:

@@ -20,6 +20,7 @@ class LaunchPlan:
       grace: seconds between TERM and KILL.
       shown_ranks: the ranks whose output is shown.
       log_dir: the folder that keeps all output, if any.
+      verbose: whether everything is shown as the ranks write it.
       stall_timeout: seconds without progress after which the job ends; 0 means never.
     """
 
@@ -32,6 +33,7 @@ class LaunchPlan:
     grace: float = 5.0
     shown_ranks: frozenset[int] = frozenset()
     log_dir: str | None = None
+    verbose: bool = False
     stall_timeout: float = 600.0
 
     @property

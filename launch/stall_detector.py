@@ -29,6 +29,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from .progress_board import Board, Phase, ProgressRecord
+from .rank_names import rank_names
 
 EXIT_CODE = 124  # as timeout(1)
 WARN_AFTER = 60.0  # seconds without progress
@@ -73,7 +74,7 @@ class Stall:
         if not self.missing:
             return "all ranks are in the same run"
         are = "is" if len(self.missing) == 1 else "are"
-        return f"{_rank_names(self.missing)} of {self.size} {are} missing"
+        return f"{rank_names(self.missing)} of {self.size} {are} missing"
 
     def report(self, timeout: float) -> str:
         """Returns the warning, or the report on the end of the job, for people."""
@@ -99,7 +100,7 @@ class Stall:
         ranks_by_state: dict[str, list[int]] = {}
         for rank in range(self.size):
             ranks_by_state.setdefault(self._state(rank), []).append(rank)
-        return [f"  {_rank_names(ranks):<10} {state}" for state, ranks in ranks_by_state.items()]
+        return [f"  {rank_names(ranks):<10} {state}" for state, ranks in ranks_by_state.items()]
 
     def _state(self, rank: int) -> str:
         record = self.records[rank]
@@ -125,7 +126,7 @@ class Stall:
         ]
         if stuck:
             return (
-                f"  Others have finished what {_rank_names(stuck)} "
+                f"  Others have finished what {rank_names(stuck)} "
                 f"{'is' if len(stuck) == 1 else 'are'} still in. "
                 "A lookup in a branch of tf.cond that not all ranks take waits for ever."
             )
@@ -236,20 +237,3 @@ def _is_behind(record: ProgressRecord | None, records: Sequence[ProgressRecord |
     """Tells whether a rank is in something that another rank has finished."""
     front = max((other.passed for other in records if other is not None), default=0)
     return record is not None and record.phase.shared and record.passed < front
-
-
-def _rank_names(ranks: Sequence[int]) -> str:
-    """Returns "rank 3", or "ranks 0, 2-4"."""
-    ranges: list[list[int]] = []
-    for rank in ranks:
-        if ranges and rank == ranges[-1][-1] + 1:
-            ranges[-1].append(rank)
-        else:
-            ranges.append([rank])
-    parts = []
-    for range_ in ranges:
-        if len(range_) > 2:
-            parts.append(f"{range_[0]}-{range_[-1]}")
-        else:
-            parts.append(", ".join(map(str, range_)))
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(parts)}"

@@ -188,10 +188,12 @@ def check_tensorflow(seed: int) -> int:
     return 1 if wrong else 0
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(
+    arguments: Sequence[str] | None = None, prog: str = "python -m collective.ops.gpu_check"
+) -> int:
     """Runs the command line; returns the exit code."""
     parser = argparse.ArgumentParser(
-        "python -m collective.ops.gpu_check",
+        prog,
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -9,8 +9,8 @@ import sys
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m collective.checkpoint", description=__doc__)
+def main(arguments: list[str] | None = None, prog: str = "python -m collective.checkpoint") -> int:
+    parser = argparse.ArgumentParser(prog=prog, description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     path_help = "a checkpoint's prefix, or a folder: its latest checkpoint"
     show = commands.add_parser("show", help="print the tables and variables of a checkpoint")

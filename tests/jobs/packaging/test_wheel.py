@@ -124,5 +124,7 @@ print(collective.launch.__file__)
     printed = run(sys.executable, "-c", program, cwd=tmp_path, PYTHONPATH=str(target))
     assert Path(printed.strip()) == target / "collective" / "launch" / "__init__.py"
     run(sys.executable, "-m", "collective.launch", "--help", cwd=tmp_path, PYTHONPATH=str(target))
+    command = target / "bin" / "collective"
+    assert run(command, "--version", cwd=tmp_path, PYTHONPATH=str(target)).startswith("collective ")
     for folder in SUBPACKAGES:
         assert not (target / folder).exists()

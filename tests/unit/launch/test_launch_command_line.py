@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+import collective
 from collective.launch import cli, job
 from collective.launch.cli import make_plan, parse_options, parse_rank_list
 from collective.launch.command import rank_command
@@ -42,6 +43,10 @@ def in_a_folder_with_a_script(tmp_path, monkeypatch):
         ("-np 2 train.py -- a", "2", "train.py -- a"),
         ("--tee 0 --log-dir logs --grace 2 --device cpu train.py", "auto", "train.py"),
         ("-np -1 train.py", "-1", "train.py"),
+        ("-n 2 train.py -n 3", "2", "train.py -n 3"),
+        ("-n2 train.py", "2", "train.py"),
+        ("--nproc_per_node 2 train.py", "2", "train.py"),
+        ("--verbose --no-python -n 2 ./run.sh --verbose", "2", "./run.sh --verbose"),
         ("--dry-run", "auto", ""),
     ],
 )
@@ -58,6 +63,8 @@ def test_options_and_their_defaults():
         "tee": "all",
         "grace": 5.0,
         "stall_timeout": 600.0,
+        "verbose": False,
+        "no_python": False,
         "dry_run": False,
         "check": False,
         "command": ("train.py",),
@@ -112,7 +119,16 @@ def test_a_script_may_be_called_python(tmp_path):
         ("--grace soon script.py", "--grace"),
         ("--stall-timeout -3 script.py", "--stall-timeout -3"),
         ("--stall-timeout nan script.py", "--stall-timeout nan"),
-        ("--stall-timeout never script.py", "--stall-timeout"),
+        (
+            "--stall-timeout never script.py",
+            "--stall-timeout: 'never' is no duration; give seconds",
+        ),
+        ("--grace 1x script.py", "--grace: '1x' is no duration"),
+        ("--grace 1m30 script.py", "--grace: '1m30' is no duration"),
+        ("--grace -1m script.py", "--grace"),
+        ("--no-python -m script", "--no-python and -m contradict"),
+        ("--no-python script.py", "there is no program script.py that can be executed"),
+        ("--no-python", "no script given"),
         ("--no-such-option script.py", "--no-such-option"),
     ],
 )
@@ -122,6 +138,40 @@ def test_bad_usage_is_one_sentence_and_exit_code_2(line, words, capsys, monkeypa
     stdout, stderr = capsys.readouterr()
     assert stdout == "" and words in stderr
     assert stderr.count("\n") == 1 and stderr.startswith("collective.launch: ")
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("90", 90),
+        ("90s", 90),
+        ("1m", 60),
+        ("2h", 7200),
+        ("1.5m", 90),
+        ("1h30m", 5400),
+        ("500ms", 0.5),
+        ("1d", 86400),
+        ("0", 0),
+    ],
+)
+def test_durations(text, expected):
+    options = parse_options(["--grace", text, f"--stall-timeout={text}", "script.py"])
+    assert (options.grace, options.stall_timeout) == (expected, expected)
+
+
+def test_a_program_that_is_no_script(tmp_path):
+    program = tmp_path / "run.sh"
+    program.touch(mode=0o755)
+    plan = make_plan(parse_options(["--no-python", "./run.sh", "-m", "x"]), {})
+    assert plan.command == ("./run.sh", "-m", "x")
+    assert rank_command(["sh", "-c", "true"], no_python=True) == ("sh", "-c", "true")
+
+
+def test_the_version(capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--version"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out == f"collective {collective.__version__}\n"
 
 
 def test_logs_that_cannot_be_written():

@@ -111,3 +111,52 @@ def test_there_is_no_report_without_a_root_cause():
 def test_exit_codes_as_a_shell_has_them():
     assert RankExit(0, 1, 3, 0.0).shell_code == 3
     assert RankExit(0, 1, -signal.SIGKILL, 0.0).shell_code == 137
+
+
+def failed(rank, *words, requested=False):
+    return RankExit(rank, 100 + rank, 1, float(rank), requested, tuple(words))
+
+
+ERROR = (
+    "Traceback (most recent call last):",
+    '  File "train.py", line 9, in <module>',
+    "    train()",
+    "ValueError: wrong",
+)
+
+
+def test_the_report_on_many_ranks_is_short():
+    """Sixty-four ranks raise alike, or are ended by the launcher, or had left."""
+    outcome = JobOutcome(64)
+    outcome.add(failed(7, *ERROR))
+    for rank in range(64):
+        if rank < 32 and rank != 7:
+            outcome.add(failed(rank, *ERROR, requested=rank > 9))
+        elif rank >= 50:
+            outcome.add(RankExit(rank, 1, 0, 5.0))
+        elif rank != 7:
+            outcome.add(RankExit(rank, 1, -15, 5.0, requested=True))
+    report = outcome.failure_report()
+    assert max(map(len, report.splitlines())) < 200
+    assert "  left early ranks 50-63 with exit code 0 while others still worked" in report
+    assert (
+        "  then ended ranks 0-6, 8, 9 by exit code 1, "
+        "ranks 10-31 by exit code 1 after the launcher's TERM, "
+        "ranks 32-49 by SIGTERM after the launcher's TERM\n"
+    ) in report
+    assert report.endswith(
+        "\n  raised at  train.py, line 9, in <module>: train()\n  raised by  ranks 0-31 alike\n"
+        "  error on its stderr:\n    ValueError: wrong"
+    )
+
+
+def test_many_ranks_that_still_run_are_named_by_ranges():
+    assert outcome_of(64, (5, 1)).running_text() == "ranks 0-4, 6-63"
+
+
+def test_a_victims_words_may_stand_before_a_long_stack():
+    """TensorFlow appends the operation's stack to the message."""
+    lines = ["Traceback (most recent call last):", '  File "t.py", line 9, in f', *HOROVOD]
+    lines.append("Original stack trace for 'reduce':")
+    lines += ['  File "/lib/python3.11/site-packages/x.py", line 1, in f', "    f()"] * 300
+    assert failed(0, *lines).is_victim

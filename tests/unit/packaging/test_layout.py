@@ -42,6 +42,7 @@ LAYERS = (
     ("determinism", "hooks", "patching", "rank0_output"),
     ("patches",),
     ("strategy",),
+    ("__main__",),
     ("__init__",),
 )
 
@@ -154,7 +155,9 @@ def test_the_architecture_page_lists_these_layers():
     assert parts == [set(layer) for layer in reversed(LAYERS) if layer != ("__init__",)]
 
 
-@pytest.mark.parametrize("name", ["collective", "collective.launch", "collective.launch.__main__"])
+@pytest.mark.parametrize(
+    "name", ["collective", "collective.__main__", "collective.launch", "collective.launch.__main__"]
+)
 def test_tensorflow_is_not_loaded_on_import(name: str):
     program = f'import sys, {name}; print(*sorted({{"tensorflow", "horovod"}} & set(sys.modules)))'
     loaded = subprocess.run(

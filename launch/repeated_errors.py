@@ -1,0 +1,108 @@
+"""An error that several ranks raise is shown once, with the names of these ranks.
+
+Ranks raise the same error if its class and the script's line are the same. Where their messages
+differ, the lines that another rank alone has are shown, too: no message is lost, only stacks are.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from .raised_error import RaisedError
+from .rank_names import rank_names
+
+# An error that a rank raises so many seconds after others is an event of its own.
+_SAME_EVENT = 30.0
+_MOST_KNOWN = 50
+# Of so many differing messages some lines are shown, of the others one.
+_LONG_MESSAGES = 8
+_LINES_OF_LONG_MESSAGE = 5
+_LONGEST_NOTE = 200
+
+
+@dataclass(frozen=True)
+class RankError:
+    """Holds an error as one rank wrote it, line by line."""
+
+    rank: int
+    error: RaisedError
+    lines: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Passage:
+    """Holds what is to be shown: a note of the launcher, if any, then lines of a rank, if any."""
+
+    note: str = ""
+    rank: int = 0
+    lines: Sequence[str] = ()
+
+
+@dataclass
+class _ShownError:
+    rank: int
+    shown_at: float
+    ranks: set[int] = field(default_factory=set)
+    message: set[str] = field(default_factory=set)
+
+
+class RepeatedErrors:
+    """Remembers the errors that were shown lately."""
+
+    def __init__(self) -> None:
+        self._shown: OrderedDict[tuple[str, str, bool], _ShownError] = OrderedDict()
+
+    def passages(self, errors: Iterable[RankError], now: float) -> list[Passage]:
+        """Returns what to show of errors that came at about one time."""
+        groups: dict[tuple[str, str, bool], list[RankError]] = {}
+        for rank_error in sorted(errors, key=lambda one: one.rank):
+            groups.setdefault(rank_error.error.identity, []).append(rank_error)
+        passages = []
+        for key, members in groups.items():
+            passages += self._of_group(key, members, now)
+        return passages
+
+    def _of_group(
+        self, key: tuple[str, str, bool], members: Sequence[RankError], now: float
+    ) -> list[Passage]:
+        ranks = sorted({member.rank for member in members})
+        names = rank_names(ranks)
+        shown = self._shown.get(key)
+        if shown and not shown.ranks.intersection(ranks) and now - shown.shown_at < _SAME_EVENT:
+            own_line = members[0].error.chain[-1][:_LONGEST_NOTE]
+            passages = [Passage(f"{names}: the error of rank {shown.rank}, too: {own_line}")]
+        else:
+            first = members[0]
+            shown = _ShownError(first.rank, now, message=set(first.error.essence()))
+            self._remember(key, shown)
+            note = f"on {names} alike; rank {first.rank} wrote:" if len(ranks) > 1 else ""
+            passages = [Passage(note, first.rank, first.lines)]
+        shown.ranks.update(ranks)
+        return passages + _differing_messages(members, shown.message)
+
+    def _remember(self, key: tuple[str, str, bool], shown: _ShownError) -> None:
+        self._shown[key] = shown
+        self._shown.move_to_end(key)
+        if len(self._shown) > _MOST_KNOWN:
+            self._shown.popitem(last=False)
+
+
+def _differing_messages(members: Sequence[RankError], known: set[str]) -> list[Passage]:
+    """Returns the lines of messages that aren't known yet, and makes them known."""
+    ranks_by_lines: dict[tuple[str, ...], list[int]] = {}
+    for member in members:
+        lines = tuple(line for line in member.error.essence() if line not in known)
+        if lines:
+            ranks_by_lines.setdefault(lines, []).append(member.rank)
+    passages = []
+    for number, (lines, ranks) in enumerate(ranks_by_lines.items()):
+        known.update(lines)
+        note = f"{rank_names(ranks)} wrote instead:" if len(ranks) > 1 else ""
+        most = _LINES_OF_LONG_MESSAGE if number < _LONG_MESSAGES else 1
+        shown = list(lines[:most])
+        if len(lines) > most:
+            shown[-1] += f" ... ({len(lines) - most} more lines)"
+        passages.append(Passage(note, ranks[0], shown))
+    return passages

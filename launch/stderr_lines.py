@@ -1,0 +1,93 @@
+"""The kinds of lines that Python and TensorFlow write to stderr, known by how they begin."""
+
+from __future__ import annotations
+
+import re
+
+# TensorFlow registers these plugins twice; without a GPU it never uses them.
+_NOISE = re.compile(
+    r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: E external/local_xla/xla/stream_executor/cuda/"
+    r"cuda_(?:dnn|fft|blas)\.cc:\d+\] Unable to register (cuDNN|cuFFT|cuBLAS) factory: "
+    r"Attempting to register factory for plugin \1 when one has already been registered"
+)
+_WARNING = re.compile(
+    # warnings.warn
+    r"\S.*:\d+: \w*Warning: "
+    # logging, as TensorFlow and logging.basicConfig() set it up
+    r"|WARNING:[\w.]+:"
+    # absl
+    r"|W\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ \S+:\d+\] "
+    # TensorFlow's C++
+    r"|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: W \S+:\d+\] "
+)
+_INSTRUCTIONS = "Instructions for updating:"
+# A line of a log: no part of an exception's message.
+_LOG_LINE = re.compile(
+    r"\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d|[IWEF]\d{4} \d\d:\d\d:\d\d\.\d"
+    r"|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL):[\w.]+:"
+)
+# Different on every rank and in every run.
+_VOLATILE = re.compile(
+    r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?"
+    r"|(?<=^[IWEF])\d{4} \d\d:\d\d:\d\d\.\d+ +\d+"
+    r"|0x[0-9a-f]+"
+)
+_LOST_A_PEER = re.compile(
+    r"Horovod has been shut down|HorovodInternalError|gloo/transport/"
+    r"|RankError: (A rank failed|.* failed on rank \d)"
+)
+# A piece of output without any of these needs no closer look.
+_REMARKABLE = (
+    b"Unable to register",
+    b"Warning: ",
+    b"WARNING:",
+    b": W ",
+    b"\nW",
+    b"Traceback",
+    b"Exception ",
+    b"Error in",
+    b"Process ",
+)
+_DATE = b"dddd-dd-dd "
+
+
+def is_noise(line: str) -> bool:
+    """Tells whether a line means nothing to a rank without a GPU."""
+    return _NOISE.fullmatch(line) is not None
+
+
+def begins_warning(line: str) -> bool:
+    return _WARNING.match(line) is not None
+
+
+def continues_warning(line: str, before: str) -> bool:
+    """Tells whether a line belongs to the warning whose last line is `before`."""
+    return line.startswith((" ", "\t", _INSTRUCTIONS)) or before == _INSTRUCTIONS
+
+
+def is_log_line(line: str) -> bool:
+    return _LOG_LINE.match(line) is not None or begins_warning(line)
+
+
+def lost_a_peer(line: str) -> bool:
+    """Tells whether a rank says that it failed because of another."""
+    return _LOST_A_PEER.search(line) is not None
+
+
+def without_volatile(line: str) -> str:
+    """Returns a line without times, thread ids and addresses: as other ranks write it, too."""
+    return _VOLATILE.sub("*", line)
+
+
+def is_remarkable(data: bytes) -> bool:
+    """Tells whether output may hold noise, a warning or an error."""
+    return data.startswith(b"W") or any(words in data for words in _REMARKABLE)
+
+
+def may_begin_noise(partial_line: bytes) -> bool:
+    """Tells whether an unfinished line begins with a date, as noise does."""
+    start = partial_line[: len(_DATE)]
+    return start.translate(_DIGITS) == _DATE[: len(start)]
+
+
+_DIGITS = bytes(ord("d") if chr(byte).isdigit() and byte < 128 else byte for byte in range(256))

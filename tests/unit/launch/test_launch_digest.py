@@ -1,0 +1,346 @@
+"""The digest of stderr: what ranks write alike is shown once, and nothing else is lost."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from collective.launch import digest, repeated_errors, repeated_warnings
+from collective.launch.digest import ERROR_PATIENCE, JobDigest
+from collective.launch.repeated_warnings import PATIENCE
+
+NOISE = (
+    b"2026-11-23 01:37:42.479186: E external/local_xla/xla/stream_executor/cuda/cuda_dnn.cc:9261] "
+    b"Unable to register cuDNN factory: Attempting to register factory for plugin cuDNN when one "
+    b"has already been registered\n"
+)
+WARNING = b"train.py:3: UserWarning: careful\n  warnings.warn('careful')\n"
+LOGGED = b"2026-11-23 01:37:4%d.479186: W tensorflow/core/x.cc:12] slow\n"
+
+
+def error(message=b"ValueError: wrong", line=7, frames=b""):
+    return (
+        b'Traceback (most recent call last):\n  File "train.py", line %d, in main\n    step()\n'
+        b"%s%s\n" % (line, frames, message)
+    )
+
+
+class Ranks:
+    """A job of ranks whose stderr is read at times that the test sets."""
+
+    def __init__(self, monkeypatch, size, on_cpu=True):
+        self.now = 100.0
+        monkeypatch.setattr(digest, "time", SimpleNamespace(monotonic=lambda: self.now))
+        self.shown = []
+        self.job = JobDigest(
+            lambda text: self.shown.append(f"{text}\n".encode()), dict.fromkeys(range(size), on_cpu)
+        )
+        for rank in range(size):
+            self.job.of_rank(rank).show = lambda data, rank=rank: self.shown.append(
+                b"".join(b"[%d] %s" % (rank, line) for line in data.splitlines(True))
+            )
+
+    def write(self, rank, data):
+        self.job.of_rank(rank).take(data)
+
+    def wait(self, seconds):
+        self.now += seconds
+        self.job.flush_due(self.now)
+
+    def take(self):
+        """The text shown since the last call."""
+        text, self.shown = b"".join(self.shown).decode(), []
+        return text
+
+
+@pytest.fixture
+def ranks(monkeypatch):
+    return lambda size, **how: Ranks(monkeypatch, size, **how)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_noise_is_left_out_where_there_is_no_gpu(ranks, size):
+    job = ranks(size)
+    job.write(0, b"before\n" + NOISE + NOISE.replace(b"cuDNN", b"cuFFT") + b"after\n")
+    assert job.take() == "[0] before\n[0] after\n"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        NOISE.replace(b"plugin cuDNN", b"plugin cuBLAS"),
+        NOISE.replace(b"already been registered", b"already been registered: out of memory"),
+        NOISE.replace(b"stream_executor/cuda", b"elsewhere"),
+        b"could not say: Unable to register cuDNN factory\n",
+    ],
+)
+def test_only_the_known_lines_are_noise(ranks, line):
+    job = ranks(2)
+    job.write(1, line)
+    assert job.take() == f"[1] {line.decode()}"
+
+
+def test_on_a_gpu_nothing_is_noise(ranks):
+    job = ranks(1, on_cpu=False)
+    job.write(0, NOISE)
+    assert job.take() == f"[0] {NOISE.decode()}"
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_a_warning_of_all_ranks_is_rank_0s(ranks, first):
+    """Whichever rank is the first to write it."""
+    job = ranks(3)
+    for rank in (first, *({0, 1, 2} - {first})):
+        job.write(rank, WARNING + b"next\n" + LOGGED % rank + b"end\n")
+        job.wait(1)
+    job.wait(PATIENCE + 1)
+    job.job.end()
+    text = job.take()
+    assert text.count("UserWarning: careful") == text.count("warnings.warn") == 1
+    assert text.count("x.cc:12] slow") == 1
+    assert "[0] train.py:3: UserWarning" in text and "[0] 2026-11-23" in text
+    assert text.count("next") == text.count("end") == 3
+
+
+def test_a_warning_of_others_is_shown_once_with_their_names(ranks):
+    job = ranks(8)
+    for rank in range(1, 8):
+        job.write(rank, WARNING)
+    job.write(5, WARNING.replace(b"careful", b"only here"))
+    job.wait(1)
+    job.wait(PATIENCE - 2)
+    assert job.take() == ""
+    job.wait(2)
+    assert job.take() == (
+        "collective.launch: on ranks 1-7:\n"
+        "[1] train.py:3: UserWarning: careful\n[1]   warnings.warn('careful')\n"
+        "[5] train.py:3: UserWarning: only here\n[5]   warnings.warn('only here')\n"
+    )
+    job.wait(PATIENCE)
+    job.job.end()
+    assert job.take() == ""
+
+
+def test_a_warning_that_is_held_at_the_end_is_shown(ranks):
+    job = ranks(2)
+    job.write(1, WARNING)
+    job.write(1, b"the rest\n")
+    job.job.end()
+    assert job.take().endswith(
+        "[1] train.py:3: UserWarning: careful\n[1]   warnings.warn('careful')\n"
+    )
+
+
+def test_each_occurrence_of_a_warning_counts(ranks):
+    job = ranks(2)
+    job.write(0, LOGGED % 1)
+    job.write(1, b"".join(LOGGED % second for second in range(4)))
+    job.wait(1)
+    job.wait(PATIENCE)
+    assert job.take() == (
+        f"[0] {(LOGGED % 1).decode()}collective.launch: 3 times:\n[1] {(LOGGED % 0).decode()}"
+    )
+
+
+def test_what_is_held_of_warnings_has_a_bound(ranks, monkeypatch):
+    monkeypatch.setattr(repeated_warnings, "_MOST_HELD", 10)
+    monkeypatch.setattr(repeated_warnings, "_MOST_KNOWN", 20)
+    job = ranks(2)
+    for number in range(100):
+        job.write(1, b"WARNING:tensorflow:number %d\nnext\n" % number)
+        job.wait(0.01)
+    assert job.take().count("WARNING") == 90
+    assert len(job.job._warnings._occurrences) <= 20
+    job.job.end()
+    assert job.take().count("WARNING") == 10
+
+
+def test_a_deprecation_of_several_lines_is_one_warning(ranks):
+    text = (
+        b"WARNING:tensorflow:From train.py:3: f (from x) is deprecated.\n"
+        b"Instructions for updating:\nUse g.\n"
+    )
+    job = ranks(2)
+    job.write(1, text + b"first step\n")
+    job.write(0, text)
+    job.job.end()
+    assert job.take() == "[1] first step\n" + "".join(
+        f"[0] {line}\n" for line in text.decode().splitlines()
+    )
+
+
+def test_an_error_that_all_ranks_raise_is_shown_once(ranks):
+    job = ranks(64)
+    for rank in range(64):
+        frames = b'  File "/lib/python3.11/site-packages/x.py", line %d, in f\n' % rank
+        job.write(
+            rank, b"[Errno] at 0x%x\n" % rank + error(b"ValueError: at 0x%x" % rank, 7, frames)
+        )
+    job.take()
+    job.wait(ERROR_PATIENCE + 0.1)
+    assert job.take() == (
+        "collective.launch: on ranks 0-63 alike; rank 0 wrote:\n"
+        "[0] Traceback (most recent call last):\n"
+        '[0]   File "train.py", line 7, in main\n'
+        "[0]     step()\n"
+        '[0]   File "/lib/python3.11/site-packages/x.py", line 0, in f\n'
+        "[0] ValueError: at 0x0\n"
+    )
+    job.job.end()
+    assert job.take() == ""
+
+
+def test_errors_that_differ_are_shown_each(ranks):
+    job = ranks(3)
+    job.write(0, error())
+    job.write(1, error(line=8))
+    job.write(2, error(b"KeyError: 'wrong'"))
+    job.job.end()
+    text = job.take()
+    assert text.count("Traceback") == 3 and "collective.launch" not in text
+
+
+def test_messages_that_differ_are_shown_each(ranks):
+    job = ranks(4)
+    for rank, file in enumerate((b"a", b"b", b"b", b"a")):
+        job.write(rank, error(b"OSError: no file %s\nin this folder" % file))
+    job.job.end()
+    text = job.take()
+    assert text.count("Traceback") == text.count("OSError: no file a") == 1
+    assert text.endswith(
+        "[0] in this folder\ncollective.launch: ranks 1, 2 wrote instead:\n[1] OSError: no file b\n"
+    )
+
+
+def test_a_rank_that_raises_the_same_a_little_later_is_named(ranks):
+    job = ranks(3)
+    job.write(0, error())
+    job.wait(ERROR_PATIENCE + 1)
+    assert job.take().endswith("[0] ValueError: wrong\n")
+    job.write(1, error())
+    job.write(2, error())
+    job.job.end()
+    assert (
+        job.take() == "collective.launch: ranks 1, 2: the error of rank 0, too: ValueError: wrong\n"
+    )
+
+
+def test_an_error_that_comes_again_is_shown_again(ranks):
+    job = ranks(2)
+    for _ in range(2):
+        job.write(0, error())
+        job.wait(ERROR_PATIENCE + 1)
+        assert job.take().count("Traceback") == 1
+
+
+def test_a_rank_that_hangs_behind_its_error_does_not_hide_it(ranks):
+    job = ranks(2)
+    job.write(1, error()[:-8])
+    job.wait(ERROR_PATIENCE - 0.1)
+    assert job.take() == "" and job.job.next_time() == pytest.approx(job.now + 0.1)
+    job.wait(0.2)
+    assert job.take().endswith("[1] ValueError\n")
+
+
+def test_what_follows_a_survived_error_keeps_its_order(ranks):
+    """Lines that come a while after an error are no part of its message."""
+    job = ranks(2)
+    for rank in (0, 1):
+        job.write(rank, error())
+    job.now += 1
+    for rank in (0, 1):
+        job.write(rank, b"".join(b"rank %d line %d\n" % (rank, line) for line in range(9)))
+    job.now += 1
+    job.write(1, WARNING)
+    job.wait(0.1)
+    text = job.take()
+    assert text.count("Traceback") == 1
+    assert text.index("ValueError") < text.index("rank 0 line 0") < text.index("rank 1 line 8")
+    assert text.count("line") == 18 + 1
+    job.write(1, b"at once\n")
+    assert job.take() == "[1] at once\n"
+
+
+def test_what_is_held_behind_an_error_has_a_bound(ranks):
+    job = ranks(2)
+    job.write(0, error())
+    job.write(0, b"x" * 70000 + b"\n")
+    job.job.flush_due(job.now)
+    assert len(job.take()) > 70000
+
+
+def test_a_progress_bar_before_an_error_ends(ranks):
+    job = ranks(2)
+    job.write(0, b"50%|##  |")
+    job.write(0, error())
+    job.write(1, b"50%|##  |" + error())
+    job.job.end()
+    text = job.take()
+    assert text.startswith("[0] 50%|##  |[0] \n[1] 50%|##  |[1] \n")
+    assert "on ranks 0, 1 alike" in text and text.count("Traceback") == 1
+
+
+def interrupt(line=7):
+    inner = b'  File "/lib/python3.11/site-packages/x.py", line 3, in f\n'
+    return error(b"KeyboardInterrupt", line, inner * 60)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_an_interrupt_is_a_line(ranks, size):
+    job = ranks(size)
+    job.job.interrupted = True
+    for rank in range(size):
+        job.write(rank, interrupt() + b"saved\n")
+    job.job.end()
+    names = "rank 0" if size == 1 else "ranks 0-2"
+    assert job.job.interruption().startswith(
+        f"{names} interrupted at train.py, line 7, in main: step() (KeyboardInterrupt; "
+    )
+    assert job.take() == "".join(f"[{rank}] saved\n" for rank in range(size))
+
+
+def test_the_echoes_of_an_interrupt_are_few_lines(ranks):
+    job = ranks(64)
+    job.job.interrupted = True
+    for rank in range(64):
+        lost = error(b"RankError: A rank failed. rank 0: KeyboardInterrupt")
+        job.write(rank, lost if rank % 2 else interrupt(line=rank))
+        job.write(rank, b"Exception ignored in: <f at 0x7>\n" + interrupt())
+    job.job.end()
+    assert job.take() == ""
+    assert job.job.interruption().count("interrupted at") == 3
+
+
+def test_a_real_error_is_shown_in_spite_of_an_interrupt(ranks):
+    job = ranks(2)
+    job.write(1, error())
+    job.job.interrupted = True
+    job.write(0, interrupt())
+    job.job.end()
+    assert job.take().count("ValueError: wrong") == 1
+
+
+def test_without_an_interrupt_a_keyboard_interrupt_is_an_error(ranks):
+    job = ranks(2)
+    job.write(0, interrupt())
+    job.job.end()
+    assert "[0] KeyboardInterrupt" in job.take() and job.job.interruption() == ""
+
+
+def test_the_errors_that_are_remembered_have_a_bound(ranks, monkeypatch):
+    monkeypatch.setattr(repeated_errors, "_MOST_KNOWN", 5)
+    job = ranks(2)
+    for line in range(20):
+        job.write(0, error(line=line))
+        job.wait(ERROR_PATIENCE + 1)
+    assert len(job.job._errors._shown) == 5
+
+
+def test_an_error_in_the_handling_of_an_interrupt_is_shown(ranks):
+    job = ranks(2)
+    job.job.interrupted = True
+    handling = b"\nDuring handling of the above exception, another exception occurred:\n\n"
+    job.write(0, interrupt() + handling + error(b"OSError: can't save"))
+    job.job.end()
+    assert "[0] OSError: can't save\n" in job.take()
