@@ -35,6 +35,7 @@ LAYERS = (
     ("checkpoint", "prefetch"),
     ("compat",),
     ("plan", "serving"),
+    ("report",),
     ("graph_passes",),
     ("profiling",),
     ("monitoring",),
@@ -154,7 +155,15 @@ def test_the_architecture_page_lists_these_layers():
     assert parts == [set(layer) for layer in reversed(LAYERS) if layer != ("__init__",)]
 
 
-@pytest.mark.parametrize("name", ["collective", "collective.launch", "collective.launch.__main__"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "collective",
+        "collective.launch",
+        "collective.launch.__main__",
+        "collective.report.__main__",
+    ],
+)
 def test_tensorflow_is_not_loaded_on_import(name: str):
     program = f'import sys, {name}; print(*sorted({{"tensorflow", "horovod"}} & set(sys.modules)))'
     loaded = subprocess.run(
