@@ -80,7 +80,7 @@ p { margin: .3rem 0 .7rem; max-width: 60rem; }
   border-radius: 2px; }
 .legend { display: flex; flex-wrap: wrap; gap: .2rem 1rem; list-style: none; padding: 0;
   margin: .5rem 0; font-size: .82rem; }
-.legend li { overflow-wrap: anywhere; }
+.legend li { display: flex; align-items: baseline; overflow-wrap: anywhere; min-width: 0; }
 .swatch { display: inline-block; width: .8rem; height: .8rem; border-radius: 2px;
   margin-right: .4rem; vertical-align: -.08rem; flex: none; }
 .scroll { overflow-x: auto; margin: .6rem 0; }
