@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from statistics import median
 
-from collective.plan.formatting import imbalance
+from collective.plan.formatting import imbalance, in_bytes
 from collective.report.phases import EXCHANGES, INPUT, OUTSIDE, REST, WAITING, by_phase
 from collective.report.profile import Profile
 
@@ -12,6 +13,13 @@ from collective.report.profile import Profile
 MUCH_WAITING, MUCH_INPUT, MUCH_OUTSIDE, MUCH_REST = 0.1, 0.2, 0.15, 0.3
 # The most that a rank is asked for over the mean.
 UNEVEN = 1.25
+# Of the longest step over the shortest.
+UNSTEADY = 2.0
+# Bytes a millisecond that a rank receives in exchanges: slower ones don't depend on bytes.
+SLOW = 50_000
+MUCH_EXCHANGED = 0.2
+# A rank that waits less than this share of the mean keeps the others waiting.
+WAITS_LITTLE = 0.5
 # Of the bytes of all tables.
 MUCH_OF_ONE_TABLE = 0.5
 
@@ -47,6 +55,8 @@ def _of_time(profile: Profile) -> Iterator[str]:
     if profile.size > 1:
         sentence += f" All exchanges together take {exchanged / whole:.0%}, waiting not counted."
     yield sentence
+    yield from _of_steadiness(profile)
+    yield from _of_slow_exchanges(profile, exchanged)
     if phases.get(INPUT, 0.0) > MUCH_INPUT * whole:
         yield (
             f"Its input takes {phases[INPUT]:.2f} ms of a step: look at prefetching, and at how "
@@ -64,22 +74,48 @@ def _of_time(profile: Profile) -> Iterator[str]:
         )
 
 
+def _of_steadiness(profile: Profile) -> Iterator[str]:
+    steps, times = profile.history.get("step", []), profile.history.get("ms", [])
+    ms = [each for step, each in zip(steps, times) if profile.first <= step <= profile.last]
+    if len(ms) > 1 and max(ms) > UNSTEADY * min(ms):
+        yield (
+            f"The profiled steps were uneven: {min(ms):.2f} to {max(ms):.2f} ms, the median "
+            f"{median(ms):.2f} ms. The means below mix fast and slow steps: profile later steps, "
+            "or more of them, on a machine that does nothing else."
+        )
+
+
+def _of_slow_exchanges(profile: Profile, exchanged: float) -> Iterator[str]:
+    is_much = exchanged > MUCH_EXCHANGED * profile.mean_ms
+    if profile.size > 1 and is_much and profile.bytes_per_step < SLOW * exchanged:
+        yield (
+            f"The exchanges bring {in_bytes(profile.bytes_per_step)} to a rank in {exchanged:.2f} "
+            "ms: they take as long as they do for their number, or for want of processors, not for "
+            "their bytes. Larger batches and local_steps help; narrower types on the wire don't."
+        )
+
+
 def _of_waiting(profile: Profile) -> Iterator[str]:
     waiting, whole = mean_phases(profile).get(WAITING, 0.0), profile.mean_ms
     if len(profile.ms) < 2 or waiting <= MUCH_WAITING * whole:
         return
     rank = last_to_come(profile)
     own = by_phase(profile.phases[rank])
+    sentence = f"Ranks wait for each other for {waiting:.2f} ms of a step ({waiting / whole:.0%}). "
+    if own.get(WAITING, 0.0) > WAITS_LITTLE * waiting:
+        yield sentence + (
+            "No rank is always the last: they take turns, as they do where several ranks share "
+            "processors or batches differ in size."
+        )
+        return
     others = [by_phase(phases) for r, phases in enumerate(profile.phases) if r != rank]
     surplus = {
         name: ms - sum(each.get(name, 0.0) for each in others) / len(others)
         for name, ms in own.items()
         if name != WAITING and name not in EXCHANGES
     }
-    yield (
-        f"Ranks wait for each other for {waiting:.2f} ms of a step ({waiting / whole:.0%}). "
-        f"Rank {rank} waits least ({own.get(WAITING, 0.0):.2f} ms), so the others wait for it "
-        "most."
+    yield sentence + (
+        f"Rank {rank} waits least ({own.get(WAITING, 0.0):.2f} ms), so the others wait for it most."
     )
     if surplus:
         name = max(surplus, key=lambda each: surplus[each])

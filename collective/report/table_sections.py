@@ -43,7 +43,7 @@ def bytes_by_table(profile: Profile, scale: float) -> Markup:
     """
     if profile.size == 1:
         return _soft("With one rank nothing travels.")
-    drawn = []
+    drawn, rows = [], _byte_rows(profile)
     if not profile.table_bytes:
         drawn.append(
             _soft(
@@ -51,9 +51,11 @@ def bytes_by_table(profile: Profile, scale: float) -> Markup:
                 "release has written it."
             )
         )
-    for label, parts in _byte_rows(profile):
+    for label, parts in rows:
         of_kinds = [Part(kind_of(name), name, size) for name, size in parts.items()]
         drawn.append(charts.bar(label, of_kinds, scale, in_bytes))
+    if any(sum(parts.values()) > scale for _, parts in rows):
+        drawn.append(_soft("A bar that fades out is longer than there is room for."))
     return element("div", drawn, class_="by-table")
 
 

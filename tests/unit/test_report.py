@@ -207,7 +207,7 @@ def test_phases_are_a_table_with_their_bytes():
 
 
 def test_what_stands_out_is_said_in_words():
-    sentences = findings.findings(profile.from_record("a", record()))
+    sentences = findings.findings(profile.from_record("a", record(bytes_per_step=1e6)))
     assert sentences == [
         "A step takes 13.00 ms. Most of it: input 23%, dense 23%, waiting for others 15%. All "
         "exchanges together take 23%, waiting not counted.",
@@ -227,6 +227,35 @@ def test_what_stands_out_is_said_in_words():
         "Rank 0 is asked for 90 keys a step, 1.50 times the mean. Table item adds most to that "
         "(its own ratio: 1.60)."
     )
+
+
+def found(**changed):
+    return " ".join(findings.findings(profile.from_record("", record(**changed))))
+
+
+def test_nobody_is_blamed_where_ranks_take_turns():
+    """Each waits about as long as the others: none of them is the slow one."""
+    phases = [{"dense": 9.0, "waiting for others": ms} for ms in (4.0, 4.2)]
+    text = found(phases=phases)
+    assert "Ranks wait for each other for 4.10 ms of a step (32%). No rank is always" in text
+    assert "Rank 0" not in text
+
+
+@pytest.mark.parametrize("ms, is_said", [([14.0, 135.0, 21.0], True), ([14.0, 20.0, 21.0], False)])
+def test_uneven_steps_are_said(ms, is_said):
+    """A mean of steps of which some took ten times as long says little of any."""
+    history = {"step": [11, 12, 13, 100], "ms": [*ms, 900.0], "rows": {}}
+    text = found(history=history)
+    assert ("14.00 to 135.00 ms, the median 21.00 ms" in text) == is_said
+    assert ("uneven" in text) == is_said
+
+
+@pytest.mark.parametrize("count, is_said", [(140_000.0, True), (160_000.0, False)])
+def test_exchanges_that_do_not_take_long_for_their_bytes(count, is_said):
+    """All of them take 3 ms."""
+    text = found(bytes_per_step=count)
+    assert ("The exchanges bring 140 kB to a rank in 3.00 ms" in text) == is_said
+    assert ("narrower types on the wire don't" in text) == is_said
 
 
 def test_bytes_by_table_with_all_else():
