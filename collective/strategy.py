@@ -147,9 +147,10 @@ class CollectiveStrategy:
                 on every rank when the first run is measured.
             profile_steps: Gives (first, last), the training runs of this process that are traced;
                 the first is 1. Default (11, 20). Behind the last one rank 0 prints a split of the
-                step, and every rank writes its trace.
+                step and writes it as a page, report.html; every rank writes its trace.
             profile_every: Measures, in addition, every so many training runs, one each time, for
-                TensorBoard's scalars. Default 0: none.
+                TensorBoard's scalars and for the course of the job in the page: milliseconds a
+                step, rows of dynamic tables. Default 0: none.
             local_steps: Gives k, the number of batches of which an update is made. Default 1. With
                 k > 1 a run of the train_op adds its gradients to those of the runs before, and
                 every k-th applies their mean: the update that one batch k times as large makes, by

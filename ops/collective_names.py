@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from collective.ops import collectives
-
+PREFIX = "collective."  # Of the names of all collectives of this library.
 KEYS, ROWS, GRADIENTS, DENSE, AGREEMENT, OTHER = (
     "keys",
     "rows",
@@ -24,7 +23,7 @@ def short(name: str) -> str:
 
 def split_name(name: str) -> tuple[str, str]:
     """Returns (phase, what is exchanged) of the collective called `name`."""
-    base = name[len(collectives.PREFIX) :] if name.startswith(collectives.PREFIX) else name
+    base = name[len(PREFIX) :] if name.startswith(PREFIX) else name
     match = re.fullmatch(r"(.+)\.(keys|rows)(\.\d+)?((?:\.gradient(?:\.\d+)?)*)", base)
     if match:
         subject = match[1] + (match[3] or "")

@@ -27,6 +27,7 @@ from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.framework import config
 
 from collective.ops import graph_analysis
+from collective.ops.collective_names import PREFIX
 from collective.ops.graph_state import state_of
 from collective.ops.graphs import is_function, outermost
 
@@ -39,7 +40,6 @@ except ImportError as error:
         f"horovod). The cause: {error}"
     ) from error
 
-PREFIX = "collective."
 # Begins the names of operations that all ranks must run, or none, beside collectives.
 ALIKE = "collective/alike/"
 _counters: weakref.WeakKeyDictionary[tf.Graph, collections.Counter] = weakref.WeakKeyDictionary()

@@ -7,11 +7,12 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from collective.ops.collective_names import AGREEMENT, PHASES, split_name
+from collective.ops.collective_names import AGREEMENT, GRADIENTS, KEYS, PHASES, ROWS, split_name
 from collective.plan.formatting import columns, imbalance, in_bytes
-from collective.profiling.phases import COMPUTED
+from collective.report.phases import COMPUTED, OUTSIDE, REST, WAITING
 
-OUTSIDE, REST, WAITING = "between runs", "rest of the run", "waiting for others"
+# By group, or by the table of an ungrouped lookup, then by table: see `LookupCounts.carried`.
+Carried = dict[str, dict[str, list[float]]]
 # More exchanges are put together by phase, and more ranks by mean, least and most.
 MOST_EXCHANGES = 12
 MOST_RANKS = 4
@@ -28,6 +29,7 @@ class StepTimes:
         collectives: milliseconds by name, beside whatever else ran meanwhile.
         received: bytes that came out of each collective.
         samples, ids, asked: see `collective.profiling.lookup_counts.LookupCounts`.
+        dynamic_rows: on this rank after the step, by dynamic table.
     """
 
     number: int
@@ -38,6 +40,7 @@ class StepTimes:
     samples: int | None = None
     ids: int = 0
     asked: dict[str, int] = dataclasses.field(default_factory=dict)
+    dynamic_rows: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +60,9 @@ class Breakdown:
         samples: of all ranks' batches together; None if there was no lookup.
         ids: looked up on all ranks.
         keys_per_owner: [N] by table, the keys that each rank was asked for.
+        table_bytes: bytes a step by table and then by phase, the mean over ranks; a rank's own
+            share included. Of lookups in functions and loops they aren't known.
+        dynamic_rows: [N] by dynamic table, the rows on each rank after the last step.
     """
 
     first: int
@@ -68,6 +74,8 @@ class Breakdown:
     samples: float | None
     ids: float
     keys_per_owner: dict[str, list[float]]
+    table_bytes: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
+    dynamic_rows: dict[str, list[int]] = dataclasses.field(default_factory=dict)
 
     @property
     def samples_per_s(self) -> float | None:
@@ -103,11 +111,17 @@ class Breakdown:
         }
 
 
-def combine(steps_by_rank: Sequence[Sequence[StepTimes]]) -> Breakdown:
+def combine(
+    steps_by_rank: Sequence[Sequence[StepTimes]], carried_by_rank: Sequence[Carried] = ()
+) -> Breakdown:
     """Breaks down the steps that every rank measured.
 
     A collective ends for all at about the same time, so the rank that spent least in it came last:
     the others waited for as long as they spent more. No two ranks' clocks are compared.
+
+    Args:
+        steps_by_rank: of each rank the same steps.
+        carried_by_rank: of each rank, see `LookupCounts.carried`; () to leave bytes by table out.
     """
     count = len(steps_by_rank[0])
     phases_by_rank = []
@@ -128,17 +142,61 @@ def combine(steps_by_rank: Sequence[Sequence[StepTimes]]) -> Breakdown:
             sum(step.asked.get(table, 0) for step in steps) / count for steps in steps_by_rank
         ]
     samples = [step.samples for steps in steps_by_rank for step in steps]
+    received = [_mean([step.received for step in steps]) for steps in steps_by_rank]
     return Breakdown(
         first=steps_by_rank[0][0].number,
         last=steps_by_rank[0][-1].number,
         steps=count,
         ms=[sum(step.ms for step in steps) / count for steps in steps_by_rank],
         phases=phases_by_rank,
-        received=[_mean([step.received for step in steps]) for steps in steps_by_rank],
+        received=received,
         samples=None if None in samples else sum(n or 0 for n in samples) / count,
         ids=sum(step.ids for steps in steps_by_rank for step in steps) / count,
         keys_per_owner=keys_per_owner,
+        table_bytes=bytes_by_table(received, carried_by_rank),
+        dynamic_rows={
+            table: [steps[-1].dynamic_rows.get(table, 0) for steps in steps_by_rank]
+            for table in sorted({t for steps in steps_by_rank for t in steps[-1].dynamic_rows})
+        },
     )
+
+
+def bytes_by_table(
+    received_by_rank: Sequence[Mapping[str, float]], carried_by_rank: Sequence[Carried]
+) -> dict[str, dict[str, float]]:
+    """Divides the bytes of exchanges among their tables, by the keys and rows that they carry.
+
+    An exchange of keys has headers, too, which are divided like the keys. Rows and gradients of all
+    tables of an exchange travel in one type, so that the bytes are exactly those of each table.
+
+    Args:
+        received_by_rank: of each rank, bytes by the names of collectives.
+        carried_by_rank: of each rank, see `LookupCounts.carried`.
+
+    Returns:
+        By table and then by phase, the mean over ranks.
+    """
+    carried: dict[str, dict[str, list[float]]] = {}
+    for of_rank in carried_by_rank:
+        for subject, counts_by_table in of_rank.items():
+            sums = carried.setdefault(subject, {})
+            for table, (keys, elements) in counts_by_table.items():
+                before = sums.get(table, [0.0, 0.0])
+                sums[table] = [before[0] + keys, before[1] + elements]
+    out: dict[str, dict[str, float]] = {}
+    for received in received_by_rank:
+        for name, size in received.items():
+            phase, subject = split_name(name)
+            if phase not in (KEYS, ROWS, GRADIENTS) or subject not in carried:
+                continue
+            place = 0 if phase == KEYS else 1
+            weights = {table: counts[place] for table, counts in carried[subject].items()}
+            total = sum(weights.values())
+            for table, weight in weights.items():
+                share = weight / total if total > 0 else 1 / len(weights)
+                of_table = out.setdefault(table, {})
+                of_table[phase] = of_table.get(phase, 0.0) + size * share / len(received_by_rank)
+    return out
 
 
 def _mean(counts: Sequence[Mapping[str, int]]) -> dict[str, float]:

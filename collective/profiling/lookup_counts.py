@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+import dataclasses
+from collections.abc import Iterable, Mapping, Set
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective.coordination import run_analysis
-from collective.ops import graph_analysis, op_attributes
+from collective.ops import collectives, graph_analysis, op_attributes
+from collective.ops.collective_names import KEYS, short, split_name
 from collective.ops.gate import gates_of
+from collective.strategies import Lookup
 from collective.strategies.grouped_exchange import Group, groups_of
 from collective.tables.grouping import lookups_of
 
@@ -26,11 +29,49 @@ class LookupCounts(NamedTuple):
             lookup.
         ids: that were looked up; ungrouped lookups of the same ids count once.
         asked: the keys that this rank was asked for, by the names of the tables.
+        carried: of each exchange, by the group or by the table of an ungrouped lookup, and then by
+            table: [keys, elements of rows]. Over all ranks they add up to what travelled.
     """
 
     samples: int | None
     ids: int
     asked: dict[str, int]
+    carried: dict[str, dict[str, list[float]]]
+
+
+@dataclasses.dataclass
+class CarriedTensors:
+    """Names the tensors by whose sizes one counts what an exchange carries for a table.
+
+    Attributes:
+        subject: the exchange: the group, or the table of an ungrouped lookup.
+        table: the name of the table.
+        dim: D.
+        keys: has an element for each key that this rank was asked for.
+        bags: have an element for each row that comes back of a lookup that the owner pools.
+        pooled_ids: for each of these lookups, names of tensors with an element for each id; those
+            of a tensor that the graph optimizer removes and of one that stays.
+        pools_all: the owner pools all lookups of the table.
+        has_ids: the ids of the lookup are counted, too. Ungrouped lookups of the same ids count
+            once.
+    """
+
+    subject: str
+    table: str
+    dim: int
+    keys: str
+    bags: list[str] = dataclasses.field(default_factory=list)
+    pooled_ids: list[tuple[str, ...]] = dataclasses.field(default_factory=list)
+    pools_all: bool = False
+    has_ids: bool = True
+
+    def counts(self, shapes: Shapes) -> tuple[int, int]:
+        """Returns (keys, elements of rows) of a run that computed tensors of these shapes."""
+        keys = _elements(shapes, self.keys)
+        rows = sum(_elements(shapes, name) for name in self.bags)
+        if not self.pools_all:
+            rows += keys - sum(_first_known(shapes, names) for names in self.pooled_ids)
+        return keys, rows * self.dim
 
 
 class LookupCounter:
@@ -46,19 +87,21 @@ class LookupCounter:
         self._written = [w for w in lookups_of(graph).written if w.out in footprint.operations]
         # For each lookup, the names of tensors with an element for each of its ids.
         self._id_tensors: list[tuple[str, ...]] = []
-        # The names of tensors with an element for each key that this rank was asked for, by table.
-        self._key_tensors: list[tuple[str, str]] = []
-        unneeded = {x.name for x, _ in footprint.empty_feeds}
+        self._carried: list[CarriedTensors] = []
+        self._unneeded = {x.name for x, _ in footprint.empty_feeds}
         for group in groups_of(graph):
             for member in group.members:
                 ids = member.ids
-                if ids.op in footprint.operations and ids.name not in unneeded:
+                if ids.op in footprint.operations and ids.name not in self._unneeded:
                     self._id_tensors.append((ids.name, member.lookup.ids.name))
             self._count_keys_of(group)
-        request_names = {request.keys.op: n for n, request in gates_of(graph).key_requests.items()}
-        for written in self._written:
+        requests = {request.keys.op for request in gates_of(graph).key_requests.values()}
+        for written in lookups_of(graph).written:
             if written.group is None:
-                self._count_ungrouped(written.lookup, written.out, request_names)
+                is_run = written.out in footprint.operations
+                if is_run:
+                    self._count_ids(written.lookup, written.out, requests)
+                self._carry_ungrouped(written.lookup, written.out, is_run)
 
     def _count_keys_of(self, group: Group) -> None:
         tables = group.layout.tables
@@ -66,33 +109,52 @@ class LookupCounter:
             is_response = op_attributes.kind(op) == "CollectiveHear"
             has_keys_by_table = is_response and len(op.outputs) > len(tables)
             if has_keys_by_table and op in self._footprint.operations:
-                for i, table in enumerate(tables):
-                    self._key_tensors.append((table.op.name, op.outputs[i].name))
+                carried = [
+                    CarriedTensors(short(group.name), table.op.name, table.dim, op.outputs[i].name)
+                    for i, table in enumerate(tables)
+                ]
+                _add_pooled(group, carried, self._unneeded)
+                self._carried += carried
                 return
 
-    def _count_ungrouped(
-        self, lookup: Any, out: tf.Operation, request_names: Mapping[tf.Operation, str]
-    ) -> None:
+    def _count_ids(self, lookup: Lookup, out: tf.Operation, requests: Set[tf.Operation]) -> None:
+        """Notes the ids of an ungrouped lookup."""
         inputs = {x.name for x in lookup.inputs}
         upstream = graph_analysis.upstream([out], inputs)
-        for keys in (op for op in upstream if op in request_names):
+        for keys in (op for op in upstream if op in requests):
             for op in graph_analysis.upstream([keys], inputs):
                 if op.type == "Unique":
                     self._id_tensors.append((op.outputs[1].name, lookup.ids.name))
                     break
-            for op in upstream:
-                is_alltoall = op.type == "HorovodAlltoall"
-                if is_alltoall and str(op.name).endswith(f"/{request_names[keys]}"):
-                    self._key_tensors.append((lookup.table.op.name, f"{op.name}:0"))
+
+    def _carry_ungrouped(self, lookup: Lookup, out: tf.Operation, is_run: bool) -> None:
+        """Notes the keys of the exchange of an ungrouped lookup.
+
+        Args:
+            lookup: the lookup.
+            out: its result.
+            is_run: the run computes the result, so that its ids are counted.
+        """
+        for op in graph_analysis.upstream([out], {x.name for x in lookup.inputs}):
+            phase, subject = split_name(collectives.collective_name(op) or "")
+            if phase == KEYS and op in self._footprint.operations:
+                name, dim = lookup.table.op.name, lookup.table.dim
+                self._carried.append(
+                    CarriedTensors(subject, name, dim, f"{op.name}:0", has_ids=is_run)
+                )
 
     def counts(self, shapes: Shapes) -> LookupCounts:
         """Counts for a run that computed tensors of these shapes."""
         asked: collections.Counter[str] = collections.Counter()
-        for table, tensor in self._key_tensors:
-            asked[table] += _elements(shapes, tensor)
+        carried: dict[str, dict[str, list[float]]] = {}
+        for of in self._carried:
+            keys, elements = of.counts(shapes)
+            if of.has_ids:
+                asked[of.table] += keys
+            carried.setdefault(of.subject, {})[of.table] = [keys, elements]
         ids = 0
         for names in self._id_tensors:
-            ids += next((_elements(shapes, name) for name in names if name in shapes), 0)
+            ids += _first_known(shapes, names)
         lookups_by_rows: collections.Counter[int] = collections.Counter()
         for written in self._written:
             rows = _rows(written.out.outputs[0], shapes)
@@ -101,7 +163,31 @@ class LookupCounter:
         samples = None
         if lookups_by_rows:
             samples = max(lookups_by_rows, key=lambda rows: (lookups_by_rows[rows], rows))
-        return LookupCounts(samples, ids, dict(asked))
+        return LookupCounts(samples, ids, dict(asked), carried)
+
+
+def _add_pooled(group: Group, carried: list[CarriedTensors], unneeded: Set[str]) -> None:
+    """Adds the tensors of the lookups that owners pool.
+
+    Args:
+        group: the group.
+        carried: for each of its tables.
+        unneeded: the names of ids that the run doesn't look up.
+    """
+    sections = group.layout.sections
+    for i, of_table in enumerate(carried):
+        of_table.pools_all = all(section.pooled for section in sections if section.table == i)
+    for i, (member, s) in enumerate(zip(group.members, group.layout.members)):
+        if sections[s].pooled and member.ids.name not in unneeded:
+            of_table = carried[sections[s].table]
+            of_table.pooled_ids.append((member.ids.name, member.lookup.ids.name))
+            # Positions follow the rows: of a pooled lookup one for each of its bags.
+            of_table.bags.append(group.pool.inputs[1 + i].name)
+
+
+def _first_known(shapes: Shapes, names: Iterable[str]) -> int:
+    """Returns the elements of the first of these tensors that the run has computed."""
+    return next((_elements(shapes, name) for name in names if name in shapes), 0)
 
 
 def _elements(shapes: Shapes, tensor: str) -> int:

@@ -10,12 +10,12 @@ import tensorflow.compat.v1 as tf
 
 from collective.coordination import run_analysis
 from collective.ops import graph_analysis, op_attributes
+from collective.ops.collective_names import AGREEMENT
 from collective.ops.gate import gates_of
+from collective.report.phases import DENSE, INPUT, LOOKUP, OPTIMIZER
 from collective.strategies.grouped_exchange import groups_of
 from collective.tables.grouping import lookups_of
 
-INPUT, LOOKUP, DENSE, OPTIMIZER, AGREEING = "input", "lookup", "dense", "optimizer", "agreement"
-COMPUTED = (INPUT, LOOKUP, DENSE, OPTIMIZER)  # in the order of a step
 # The name scope in which TensorFlow's optimizers update one variable.
 UPDATE = re.compile(r"^(.*/update_[^/]*)/")
 # Types of operations that only read data. (Functions in Python and control flow may do that, too,
@@ -88,7 +88,7 @@ class Phases:
         if name.startswith("collective/gate"):
             return None
         if name.startswith("collective/agreement"):
-            return AGREEING
+            return AGREEMENT
         update = UPDATE.match(name)
         if graph_analysis.WRITES.match(kind) or (update and update[1] in self._updates):
             return OPTIMIZER

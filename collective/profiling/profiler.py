@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import sys
 import time
@@ -25,7 +24,11 @@ from collective.options import ScopeOptions
 from collective.profiling import breakdown, trace
 from collective.profiling.lookup_counts import LookupCounter
 from collective.profiling.phases import Phases
+from collective.profiling.report_writer import PAGE, ReportWriter, circumstances
 from collective.profiling.summaries import ScalarWriter
+from collective.report.phases import OUTSIDE, REST
+from collective.scope import SCOPES
+from collective.tables.dynamic_table import DynamicTable, local_counts
 
 Original = Callable[..., Any]
 
@@ -36,13 +39,20 @@ class TracedRun:
 
     Attributes:
         step: the times.
+        carried: what the exchanges carried (see `collective.profiling.lookup_counts.LookupCounts`).
         spans: the operations that ran.
         global_step: the graph's, after it; the number of the run if there is none.
+        graph, run: the graph and the run that was traced.
+        options: those in force.
     """
 
     step: breakdown.StepTimes
+    carried: breakdown.Carried
     spans: list[trace.Span]
     global_step: int
+    graph: tf.Graph
+    run: PreparedRun
+    options: ScopeOptions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,8 +76,8 @@ class Profiler:
     The first run has the number 1. Ranks measure the same runs, and meet behind the last of them to
     combine their measurements. In `folder` every rank writes rank_<r>.trace.json, for
     chrome://tracing or Perfetto, and into rank_<r>/, for TensorBoard, TensorFlow's own profile of
-    the last run; rank 0 writes split.json, scalars for TensorBoard and, where Horovod lets it,
-    Horovod's timeline.
+    the last run; rank 0 writes split.json, report.html (see `collective.report`), scalars for
+    TensorBoard and, where Horovod lets it, Horovod's timeline.
     """
 
     def __init__(self, folder: str, first: int, last: int, every: int):
@@ -77,6 +87,7 @@ class Profiler:
         self._last_ended: float | None = None  # when the last training run ended
         self._traced: list[TracedRun] = []
         self._readers: dict[int, RunReader] = {}  # by the identity of the run
+        self._report = ReportWriter(folder)
         self._writer: ScalarWriter | None = None
         self._timeline = False
 
@@ -109,7 +120,8 @@ class Profiler:
             out = carry_out(_tracing(original, metadata, folder))
             ended = time.perf_counter()
             # This is what remains if the trace can't be read.
-            traced = TracedRun(breakdown.StepTimes(number, (ended - began) * 1e3), [], number)
+            times = breakdown.StepTimes(number, (ended - began) * 1e3)
+            traced = TracedRun(times, {}, [], number, session.graph, run, SCOPES.options)
             with _warns_of_errors("the trace"):
                 traced = self._measured(session, run, metadata.step_stats, began, ended)
             self._traced.append(traced)
@@ -120,16 +132,30 @@ class Profiler:
 
     def finish(self) -> None:
         """Writes what is left when training is over, though no other rank's part can be had."""
-        if not self._traced:
-            return
-        self._write_traces(self._traced)
-        if collectives.rank() == 0:
-            own_breakdown = breakdown.combine([[traced.step for traced in self._traced]])
-            _print(
-                breakdown.text(own_breakdown, [0])
-                + f"\n(of rank 0 alone: training ended before step {self.last})"
-            )
-        self._traced = []
+        traced_runs, self._traced = self._traced, []
+        with _warns_of_errors("the profile"):
+            if traced_runs:
+                self._write_traces(traced_runs)
+                if collectives.rank() == 0:
+                    self._write_own(traced_runs)
+            self._report.write_again(at_once=True)
+
+    def _write_own(self, traced_runs: list[TracedRun]) -> None:
+        """Writes what rank 0 measured alone."""
+        steps = [traced.step for traced in traced_runs]
+        own_breakdown = breakdown.combine([steps], [_mean_carried(traced_runs)])
+        _print(
+            breakdown.text(own_breakdown, [0])
+            + f"\n(of rank 0 alone: training ended before step {self.last})"
+        )
+        for step in steps:
+            self._report.add(breakdown.combine([[step]]))
+        record = {
+            **own_breakdown.to_dict(),
+            "of_steps": [[dataclasses.asdict(step) for step in steps]],
+            "alone": collectives.size() > 1,
+        }
+        self._write_report(record, traced_runs[-1], None)
 
     # -- one run
 
@@ -140,9 +166,9 @@ class Profiler:
         spans = trace.spans(stats, reader.phases.of)
         counts = reader.counter.counts(trace.shapes(stats))
         phases = trace.time_by_phase(spans)
-        phases[breakdown.REST] = max(0.0, (ended - began) * 1e3 - sum(phases.values()))
+        phases[REST] = max(0.0, (ended - began) * 1e3 - sum(phases.values()))
         last_ended = began if self._last_ended is None else self._last_ended
-        phases[breakdown.OUTSIDE] = (began - last_ended) * 1e3
+        phases[OUTSIDE] = (began - last_ended) * 1e3
         collective_ms: dict[str, float] = {}
         received: dict[str, int] = {}
         for span in spans:
@@ -150,10 +176,20 @@ class Profiler:
                 name, ms = span.phase, (span.end - span.start) / 1e6
                 collective_ms[name] = collective_ms.get(name, 0.0) + ms
                 received[name] = received.get(name, 0) + span.received
+        number = self.count + 1
         step = breakdown.StepTimes(
-            self.count + 1, sum(phases.values()), phases, collective_ms, received, *counts
+            number,
+            sum(phases.values()),
+            phases,
+            collective_ms,
+            received,
+            counts.samples,
+            counts.ids,
+            counts.asked,
+            _dynamic_rows(session),
         )
-        return TracedRun(step, spans, _global_step(session, self.count + 1))
+        global_step, options = _global_step(session, number), SCOPES.options
+        return TracedRun(step, counts.carried, spans, global_step, session.graph, run, options)
 
     def _reader(self, graph: tf.Graph, run: PreparedRun) -> RunReader:
         if id(run) not in self._readers:
@@ -179,12 +215,15 @@ class Profiler:
         messages = barrier.exchange(
             session,
             f"puts together the profile of steps {numbers[0]} to {numbers[-1]}",
-            {"steps": [dataclasses.asdict(traced.step) for traced in traced_runs]},
+            {
+                "steps": [dataclasses.asdict(traced.step) for traced in traced_runs],
+                "carried": _mean_carried(traced_runs),
+            },
         )
         steps_by_rank = [
             [breakdown.StepTimes(**step) for step in message["steps"]] for message in messages
         ]
-        combined = breakdown.combine(steps_by_rank)
+        combined = breakdown.combine(steps_by_rank, [message["carried"] for message in messages])
         state = state_of(session.graph)
         state.received_bytes = combined.received[collectives.rank()]
         state.keys_per_owner = combined.keys_per_owner
@@ -193,13 +232,29 @@ class Profiler:
         with _warns_of_errors("the profile"):
             if ends_window:
                 _print(breakdown.text(combined, range(len(messages))))
-                record = {**combined.to_dict(), "of_steps": [m["steps"] for m in messages]}
-                with open(os.path.join(self.folder, "split.json"), "w", encoding="utf-8") as file:
-                    json.dump(record, file)
             self._writer = self._writer or ScalarWriter(self.folder)
             for i, traced in enumerate(traced_runs):
                 of_step = breakdown.combine([[steps[i]] for steps in steps_by_rank])
                 self._writer.add(of_step, traced.global_step)
+                self._report.add(of_step)
+            self._report.write_again()
+            if ends_window:
+                record = {**combined.to_dict(), "of_steps": [m["steps"] for m in messages]}
+                self._write_report(record, traced_runs[-1], session)
+
+    def _write_report(self, record: dict[str, Any], traced: TracedRun, session: Any) -> None:
+        """Writes split.json and the page.
+
+        Args:
+            record: the measurements.
+            traced: a run that was measured.
+            session: in which it was; None if it is closed.
+        """
+        about: dict[str, Any] = {"ranks": collectives.size()}
+        with _warns_of_errors("the plan in the profile"):
+            about = circumstances(traced.graph, traced.run, session, traced.options)
+        self._report.write({**record, **about})
+        _print(f"collective: {os.path.join(self.folder, PAGE)} shows this as a picture")
 
     def _write_traces(self, traced_runs: list[TracedRun]) -> None:
         if self._timeline:
@@ -257,6 +312,30 @@ def _tensorflow_profile(folder: str | None) -> Iterator[None]:
         with _warns_of_errors("TensorFlow's profiler"):
             if is_on:
                 tf2.profiler.experimental.stop()
+
+
+def _mean_carried(traced_runs: list[TracedRun]) -> breakdown.Carried:
+    """Returns the mean over runs of what exchanges carried."""
+    means: breakdown.Carried = {}
+    for traced in traced_runs:
+        for subject, counts_by_table in traced.carried.items():
+            means_by_table = means.setdefault(subject, {})
+            for table, counts in counts_by_table.items():
+                sums = means_by_table.setdefault(table, [0.0] * len(counts))
+                for i, count in enumerate(counts):
+                    sums[i] += count / len(traced_runs)
+    return means
+
+
+def _dynamic_rows(session: Any) -> dict[str, int]:
+    """Counts the rows on this rank of the dynamic tables that `session` has, by their names."""
+    variables = session.graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
+    tables = [variable for variable in variables if isinstance(variable, DynamicTable)]
+    try:
+        counts = local_counts(session, tables)
+    except (tf.errors.OpError, RuntimeError):  # Some aren't initialized.
+        return {}
+    return {table.op.name: count for table, count in zip(tables, counts)}
 
 
 def _global_step(session: Any, number: int) -> int:

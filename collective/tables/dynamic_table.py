@@ -367,6 +367,18 @@ def _count_rows(number: np.ndarray) -> np.int64:
     return np.int64(len(row_store.registered(int(number))))
 
 
+def local_counts(session: Any, tables: Sequence[DynamicTable]) -> list[int]:
+    """Returns the number of rows of each table on this rank in `session`, by one run.
+
+    Raises:
+        tf.errors.FailedPreconditionError: a table isn't initialized.
+    """
+    if not tables:
+        return []
+    numbers = run_unpatched(session, [table.number for table in tables])
+    return [len(row_store.registered(int(number))) for number in numbers]
+
+
 @tf.RegisterGradient("CollectiveDynamicGather")
 def _gather_gradient(op: tf.Operation, gradient: Any) -> tuple[tf.IndexedSlices, None]:
     if graphs.is_function(op.graph) or op._get_control_flow_context() is not None:

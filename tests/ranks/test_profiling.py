@@ -3,6 +3,7 @@
 import glob
 import json
 import os
+import xml.etree.ElementTree as xml
 
 import numpy as np
 import pytest
@@ -104,9 +105,15 @@ def test_a_step_of_which_every_byte_is_known(strategy, rank, size, folder, group
             )
         for r in range(size):
             check_received(out["received"][r], plan, r, size)
+        check_table_bytes(out, plan, size)
         assert {x.received for x in plan.exchanges if x.phase == "dense gradients"} == {
             4.0 * (WEIGHTS + 1)
         }
+    distinct = np.unique(np.concatenate([batch(r) for r in range(size)]))
+    owners = key_hashing.owners_np(distinct, size)
+    assert out["dynamic_rows"] == {"keyed": [int(np.sum(owners == r)) for r in range(size)]}
+    assert out["history"]["rows"] == {"keyed": [len(distinct)] * 4}
+    assert out["history"]["step"] == [3, 4, 5, 6]
     err = capsys.readouterr().err
     assert err.count("collective: steps 3 to 6") == (rank == 0)
     check_trace(folder, rank, range(3, 7), counts)
@@ -126,6 +133,19 @@ def check_received(received, plan, r, size):
     assert by_phase["gradients"] == 4 * sum(asked[name] * dim for name, dim in DIMS.items())
     assert by_phase["dense gradients"] == 4 * (WEIGHTS + 1)
     assert by_phase["agreement"] == 48 * size
+
+
+def check_table_bytes(out, plan, size):
+    """Checks what a rank receives for each table, the mean over ranks."""
+    asked = {name: sum(owned(size, r)[name] for r in range(size)) for name in DIMS}
+    headers = 8 * 2 * size * sum(len(group.sections) for group in plan.groups)
+    assert sorted(out["table_bytes"]) == sorted(DIMS)
+    for name, dim in DIMS.items():
+        of_table = out["table_bytes"][name]
+        assert of_table["rows"] == pytest.approx(4 * dim * asked[name] / size)
+        assert of_table["gradients"] == pytest.approx(4 * dim * asked[name] / size)
+        share = headers * asked[name] / sum(asked.values())
+        assert of_table["keys"] == pytest.approx(8 * asked[name] / size + share)
 
 
 def check_trace(folder, rank, steps, counts):
@@ -220,11 +240,14 @@ def test_numbers_are_the_same(strategy, folder):
     np.testing.assert_array_equal(losses(profile=folder, profile_steps=(2, 3)), losses())
 
 
-def test_training_that_ends_before_the_last_step(strategy, rank, folder, capsys):
+def test_training_that_ends_before_the_last_step(strategy, rank, size, folder, capsys):
     train(strategy, 3, folder, profile_steps=(2, 10))
     err = capsys.readouterr().err
     assert ("of rank 0 alone: training ended before step 10" in err) == (rank == 0)
     assert "Error" not in err and os.path.exists(os.path.join(folder, f"rank_{rank}.trace.json"))
+    grouped.everyone(0)
+    with open(os.path.join(folder, "report.html"), encoding="utf-8") as file:
+        assert ("the times of rank 0 alone" in file.read()) == (size > 1)
 
 
 def test_the_user_s_own_trace(strategy, size, folder):
@@ -252,3 +275,65 @@ def test_one_rank_that_profiles_alone_is_an_error_on_all(strategy, rank, size, f
             with pytest.raises(RankError, match="puts together the profile of steps 2 to 2"):
                 for _ in range(4):
                     session.run(op)
+
+
+@pytest.mark.grouped
+@pytest.mark.backends("hb", "sok")
+def test_bytes_of_tables_whose_rows_the_owner_pools(strategy, rank, size, folder):
+    """With sok one sum travels for each sample and owner, and a row for each distinct key of the
+    lookup that isn't pooled; with hb one row for each distinct key.
+    """
+    if size == 1:
+        return
+
+    def ids_of(r):
+        return np.random.default_rng(7 + r).integers(0, 9, (4, 3))
+
+    def rows_of(r):
+        """Returns (of 'pooled', of 'mixed'), the rows that travel to rank r."""
+        ids = ids_of(r)
+        if os.environ.get("COLLECTIVE_STRATEGY", "hb") == "hb":
+            return len(np.unique(ids)), len(np.unique(ids))
+        bags = sum(len(np.unique(sample % size)) for sample in ids)
+        return bags, bags + len(np.unique(ids[:, 0]))
+
+    with (
+        strategy.scope(plan="quiet", profile=folder, profile_steps=(2, 2)),
+        tf.Graph().as_default(),
+    ):
+        ids = tf.data.make_one_shot_iterator(
+            tf.data.Dataset.from_tensors(ids_of(rank)).repeat()
+        ).get_next()
+        with strategy.embedding_scope():
+            pooled, mixed = reference.table("pooled", 9, 4), reference.table("mixed", 9, 3)
+        lookups = [
+            tf.nn.embedding_lookup_sparse(pooled, grouped.sparse(ids), None, combiner="sum"),
+            tf.nn.embedding_lookup_sparse(mixed, grouped.sparse(ids), None, combiner="mean"),
+            tf.nn.embedding_lookup(mixed, ids[:, 0]),
+        ]
+        loss = tf.add_n([tf.reduce_mean(tf.square(rows)) for rows in lookups])
+        op = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+        with tf.train.MonitoredTrainingSession("") as session:
+            for _ in range(2):
+                session.run(op)
+    grouped.everyone(0)
+    of_tables = read_split(folder)["table_bytes"]
+    for place, (name, dim) in enumerate([("pooled", 4), ("mixed", 3)]):
+        want = 4 * dim * sum(rows_of(r)[place] for r in range(size)) / size
+        assert of_tables[name]["rows"] == pytest.approx(want)
+        assert of_tables[name]["gradients"] == pytest.approx(want)
+
+
+def test_the_page_of_a_profile(strategy, rank, size, folder):
+    """Rank 0 writes it behind the window, and again with the steps that are measured later."""
+    train(strategy, 7, folder, profile_steps=(2, 3), profile_every=5, local_steps=2)
+    grouped.everyone(0)
+    with open(os.path.join(folder, "report.html"), encoding="utf-8") as file:
+        text = file.read()
+    tree = xml.fromstring(text.partition("\n")[2])
+    seen = " ".join("".join(each.itertext()) for each in tree.iter("td"))
+    assert all(name in seen for name in DIMS)
+    bars = [each[0].text for each in tree.iter("div") if each.get("class", "").startswith("bar")]
+    assert [bar for bar in bars if bar.startswith("rank")] == [f"rank {r}" for r in range(size)]
+    assert "local_steps=2" in text and "Steps over the job" in text and "http" not in text
+    assert read_split(folder)["history"]["step"] == [2, 3, 5]

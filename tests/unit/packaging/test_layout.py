@@ -35,6 +35,7 @@ LAYERS = (
     ("checkpoint", "prefetch"),
     ("compat",),
     ("plan", "serving"),
+    ("report",),
     ("graph_passes",),
     ("profiling",),
     ("monitoring",),
@@ -156,7 +157,14 @@ def test_the_architecture_page_lists_these_layers():
 
 
 @pytest.mark.parametrize(
-    "name", ["collective", "collective.__main__", "collective.launch", "collective.launch.__main__"]
+    "name",
+    [
+        "collective",
+        "collective.__main__",
+        "collective.launch",
+        "collective.launch.__main__",
+        "collective.report.__main__",
+    ],
 )
 def test_tensorflow_is_not_loaded_on_import(name: str):
     program = f'import sys, {name}; print(*sorted({{"tensorflow", "horovod"}} & set(sys.modules)))'
