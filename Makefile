@@ -5,7 +5,7 @@ VENV := .venv
 python = $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ready train bench overhead test test-matrix test-all test-pythons docs format lint clean
+.PHONY: help setup ready train bench overhead test test-matrix test-all test-pythons docs image image-check format lint clean
 
 # What they said once, set-up remembers.
 export PYTHON GPU VENV
@@ -51,6 +51,15 @@ lint: ready  ## Check formatting, style (ruff, clang-format) and types (mypy)
 
 docs: ready  ## Write the API pages to build/docs, of docstrings; fails where a public name has none
 	$(python) docs/build.py
+
+image_kind = $(if $(filter 1,$(GPU)),gpu,cpu)
+
+image:  ## Build the image collective:cpu, or with GPU=1 collective:gpu (docker/README.md)
+	docker build --file docker/Dockerfile --target $(image_kind) --tag collective:$(image_kind) \
+	    $(if $(filter cpu,$(image_kind)),--tag collective) $(ARGS) .
+
+image-check: ready  ## Check docker/: a linter, the pins, docker's own checks; whichever of them is to be had here
+	@docker/check.sh
 
 test: lint  ## lint, and the tests: a quarter of an hour on two cores
 	$(python) -m pytest $(ARGS)

@@ -2,6 +2,7 @@
 # Makes .venv: pinned packages, Horovod built against the TensorFlow among them, and this checkout.
 #
 #   tools/setup.sh [--quiet]            sets up, as `make setup` does; --quiet: without a word where nothing is to do
+#   tools/setup.sh --dependencies       all but this checkout, of which only tools/ is needed: for an image's layers
 #   tools/setup.sh --pythons            lists the supported Pythons that are found: "3.10 /usr/bin/python3.10"
 #
 #   VENV=.venvs/3.10                    another folder than .venv for the environment, in the checkout
@@ -180,6 +181,8 @@ build_horovod() {  # a wheel first: a build that is killed leaves nothing instal
     memory=$(awk '/^MemAvailable/ { print int($2 / 1500000) }' /proc/meminfo)  # a compiler takes about a gigabyte
     [ "$jobs" -le "$memory" ] || jobs=$((memory > 1 ? memory : 1))
     export MAKEFLAGS=-j$jobs PATH=$venv/bin:$PATH  # for cmake
+    # Horovod asks the first nvcc of the PATH for its architectures, whichever one it then compiles with.
+    [ "$gpu" = 0 ] || PATH=$HOROVOD_CUDA_HOME/bin:$PATH
     if [ "$gpu" = 1 ] && [ -z "${HOROVOD_NCCL_HOME-}" ]; then
         # The very NCCL that TensorFlow loads. Its package has no libnccl.so to link with, nor is it on a library path.
         nccl=$(echo "$venv"/lib/python*/site-packages/nvidia/nccl)
@@ -227,14 +230,14 @@ step() {  # name, description, function: the output goes to a log, which is name
 # ---- All of it -------------------------------------------------------------------------------------------------------
 
 case $mode in
-    '' | --quiet) ;;
+    '' | --quiet | --dependencies) ;;
     --pythons)
         for wanted in $SUPPORTED; do
             ! find_version "$wanted" || echo "$wanted $interpreter"
         done
         exit
         ;;
-    *) refuse "$mode is no option: there are --quiet and --pythons" ;;
+    *) refuse "$mode is no option: there are --quiet, --dependencies and --pythons" ;;
 esac
 case $folder in
     /* | *..*) refuse "VENV=$folder is no folder in this checkout: name one, like .venvs/3.10, or leave VENV unset" ;;
@@ -283,21 +286,28 @@ horovod_build=(
     HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1
     CMAKE_POLICY_VERSION_MINIMUM=3.5  # Horovod's Gloo was written for CMake 2.8
 )
-[ "$gpu" = 0 ] || horovod_build+=(HOROVOD_GPU_OPERATIONS=NCCL)
+[ "$gpu" = 0 ] || horovod_build+=(
+    HOROVOD_GPU_OPERATIONS=NCCL
+    HOROVOD_BUILD_CUDA_CC_LIST="${HOROVOD_BUILD_CUDA_CC_LIST:-70,80,90}"  # V100, A100, H100; no GPU need be here
+)
 hash_of() { cat "$@" | sha256sum; }
 declare -A key=(
     [environment]=$(environment_key)
     [packages]=$(hash_of "${pin_files[@]}")
     [horovod]="$horovod $tensorflow ${horovod_build[*]}"
-    # The package's code is read where it lies: only its metadata is installed, and libraries compiled, one against TensorFlow.
-    [package]="$tensorflow $(hash_of "$root/setup.py" "$root"/ops/keymap.cc "$root"/ops/native/* <(sed '/^\[tool\.ruff\]/,$d' "$root/pyproject.toml"))"
 )
+steps=(packages horovod)
+if [ "$mode" != --dependencies ]; then
+    steps+=(package)
+    # The package's code is read where it lies: only its metadata is installed, and libraries compiled, one against TensorFlow.
+    key[package]="$tensorflow $(hash_of "$root/setup.py" "$root"/ops/keymap.cc "$root"/ops/native/* <(sed '/^\[tool\.ruff\]/,$d' "$root/pyproject.toml"))"
+fi
 
 due=
 if environment_is_due; then
-    due='environment packages horovod package'
+    due="environment ${steps[*]}"
 else
-    for name in packages horovod package; do is_done $name || due+=" $name"; done
+    for name in "${steps[@]}"; do is_done $name || due+=" $name"; done
 fi
 if [ -z "$due" ]; then
     [ "$mode" = --quiet ] || say "$folder is up to date (Python $version, ${horovod/==/ }, GPU=$gpu)"
@@ -327,5 +337,5 @@ echo "$gpu" >"$state/GPU"
 step environment "a virtual environment of Python $release ($interpreter)" make_environment
 step packages "packages: $tensorflow and what goes with it (one to three minutes)" install_packages
 step horovod "$horovod, built against $tensorflow (4 to 5 minutes on two cores)" build_horovod
-step package 'this package, to be used where it lies' install_package
+[ "$mode" = --dependencies ] || step package 'this package, to be used where it lies' install_package
 say "done in $SECONDS s: $folder has Python $version, ${horovod/==/ }, GPU=$gpu"

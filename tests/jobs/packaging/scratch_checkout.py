@@ -53,6 +53,7 @@ case "$*" in
     *'pip install --no-build-isolation -r'*) call packages ;;
     *'pip wheel'*)
         call horovod
+        echo "nvcc: $(type -P nvcc)"
         command=$*
         folder=${command##*--wheel-dir } folder=${folder%% *}
         mkdir -p "$folder" && touch "$folder/horovod-1-any.whl"

@@ -165,7 +165,9 @@ def test_an_environment_outside_of_the_checkout(checkout: Checkout, folder: str)
 def test_an_unknown_option(checkout: Checkout):
     checkout.python("python3.11", "3.11.7")
     printed = checkout.setup("--silent", expected=2)
-    assert printed == "setup: --silent is no option: there are --quiet and --pythons\n"
+    assert printed == (
+        "setup: --silent is no option: there are --quiet, --dependencies and --pythons\n"
+    )
     assert checkout.calls() == []
 
 

@@ -177,6 +177,39 @@ def test_python_and_gpu_are_remembered(ready: Checkout):
     assert ready.calls() == EVERY_STEP
 
 
+def test_horovod_is_built_with_the_named_cuda_whatever_nvcc_the_path_has(ready: Checkout):
+    """Horovod asks the first `nvcc` of the PATH for its architectures."""
+    ready.program("nvcc", "#!/usr/bin/env bash\necho release 13.0\n")
+    named = ready.program(
+        "nvcc", "#!/usr/bin/env bash\necho release 12.2\n", ready.root / "cuda" / "bin"
+    )
+    cuda_home = str(ready.root / "cuda")
+    ready.setup(GPU="1", HOROVOD_NCCL_HOME="/", HOROVOD_CUDA_HOME=cuda_home)
+    log = (ready.root / ".venv" / ".setup" / "horovod.log").read_text().splitlines()
+    assert f"nvcc: {named}" in log
+    assert "HOROVOD_BUILD_CUDA_CC_LIST=70,80,90" in log[0]
+
+
+def test_dependencies_alone_need_nothing_of_the_checkout_but_tools(checkout: Checkout):
+    for name in ("pyproject.toml", "setup.py"):
+        (checkout.root / name).unlink()
+    shutil.rmtree(checkout.root / "ops")
+    checkout.python("python3.11", "3.11.7")
+    printed = checkout.setup("--dependencies")
+    assert "No such file" not in printed
+    assert checkout.calls() == EVERY_STEP[:-1]
+    assert "up to date" in checkout.setup("--dependencies")
+    assert checkout.calls() == []
+
+
+def test_set_up_after_dependencies_alone_installs_the_package(checkout: Checkout):
+    checkout.python("python3.11", "3.11.7")
+    checkout.setup("--dependencies")
+    checkout.calls()
+    checkout.setup()
+    assert checkout.calls() == ["package"]
+
+
 def test_a_python_that_is_installed_later_changes_nothing(checkout: Checkout):
     checkout.python("python3.10", "3.10.13")
     checkout.setup()

@@ -1,0 +1,280 @@
+"""docker/ agrees with set-up, with the launcher and with itself, as far as reading can tell."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from collective.launch.cli import make_plan, parse_options
+from tests.image import dockerfile
+from tests.image.build_context import BuildContext
+
+ROOT = Path(__file__).resolve().parents[3]
+IMAGES = ("cpu", "gpu")
+DOCKERFILE = dockerfile.read((ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8"))
+CONTEXT = BuildContext(ROOT)
+
+
+def pins(name: str) -> dict[str, str]:
+    lines = (ROOT / "tools" / "pins" / name).read_text(encoding="utf-8").splitlines()
+    return dict(line.split("==") for line in lines if not line.startswith("#"))
+
+
+def commands(image: str) -> list[str]:
+    """Returns the RUN commands of an image's packages, its wheel and the image itself."""
+    names = (f"{image}-packages", f"{image}-wheel", image)
+    return [run.text for name in names for run in DOCKERFILE.stages[name].all("RUN")]
+
+
+def compose() -> dict:
+    return yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text(encoding="utf-8"))
+
+
+# Pins.
+
+
+def test_the_python_of_the_image_is_the_newest_that_set_up_supports():
+    installed = " ".join(run.text for run in DOCKERFILE.stages["base"].all("RUN"))
+    newest = max(tuple(map(int, name.split("."))) for name in supported())
+    assert re.findall(r"\bpython(\d+\.\d+)\b", installed) == [".".join(map(str, newest))]
+    builder = " ".join(run.text for run in DOCKERFILE.stages["builder"].all("RUN"))
+    assert f"python{newest[0]}.{newest[1]}-venv" in builder
+
+
+def supported() -> list[str]:
+    setup = (ROOT / "tools" / "setup.sh").read_text(encoding="utf-8")
+    return re.search(r"readonly SUPPORTED='(.*)'", setup)[1].split()
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_set_up_alone_chooses_versions(image: str):
+    """No package is installed but by set-up's pins, and by the wheel of this checkout."""
+    installs = [text for text in commands(image) if "pip install" in text]
+    assert len(installs) == 1
+    assert "--no-deps" in installs[0] and "--no-index" in installs[0]
+    assert any("tools/setup.sh --dependencies" in text for text in commands(image))
+    assert not re.search(r"==|~=|>=", " ".join(commands(image)))
+
+
+def test_the_gpu_image_has_set_ups_cuda_cudnn_and_nccl():
+    gpu = pins("gpu.txt")
+    release = ".".join(gpu["nvidia-cuda-runtime-cu12"].split(".")[:2])
+    assert release == "12.2"
+    assert DOCKERFILE.stages["cuda"].parent.startswith(f"nvidia/cuda:{release}.")
+    (run,) = (run for run in DOCKERFILE.stages["gpu-packages"].all("RUN") if "setup.sh" in run.text)
+    (compiler,) = (mount for mount in run.mounts() if mount.get("from") == "cuda")
+    assert compiler["source"] == f"/usr/local/cuda-{release}"
+    settings = DOCKERFILE.last("gpu-packages", "ENV").pairs()
+    assert settings == {"HOROVOD_CUDA_HOME": compiler["target"]}
+    assert "-devel-" in DOCKERFILE.stages["cuda"].parent  # the others have no compiler
+    assert gpu["nvidia-cudnn-cu12"].startswith("8.9.")
+    assert "nvidia-nccl-cu12" in gpu
+    assert run.text.startswith("GPU=1 ")
+    assert not any("GPU=1" in text for text in commands("cpu"))
+
+
+def test_both_images_are_built_alike():
+    """What was never run, the GPU's image, differs from what is run in as little as can be."""
+    extras = "[data,gpu]' 'tensorflow[and-cuda]'"
+    gpu = [text.replace("GPU=1 ", "").replace(extras, "[data]'") for text in commands("gpu")]
+    assert gpu == commands("cpu")
+
+
+def test_serving_is_of_tensorflows_release():
+    assert compose()["services"]["serving"]["image"] == (
+        f"tensorflow/serving:{pins('python3.11.txt')['tensorflow']}"
+    )
+
+
+# What a container is.
+
+
+def test_the_cpu_image_is_the_default():
+    assert list(DOCKERFILE.stages)[-1] == "cpu"
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_a_container_is_no_roots(image: str):
+    uid, gid = DOCKERFILE.last(image, "USER").text.split(":")
+    assert int(uid) > 0 and int(gid) > 0  # numbers: Kubernetes knows no names
+    stages = DOCKERFILE.lineage(image)
+    assert any(f"--uid {uid}" in run.text for stage in stages for run in stage.all("RUN"))
+    assert DOCKERFILE.stages[image].instructions[-3].keyword == "USER"  # only WORKDIR, CMD follow
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_a_container_has_an_init_process_and_a_health_check(image: str):
+    init, *program = DOCKERFILE.last(image, "ENTRYPOINT").exec_form()
+    installed = " ".join(run.text for run in DOCKERFILE.stages["base"].all("RUN"))
+    assert init == "tini" and f" {init} " in installed
+    assert program == ["--", "/opt/collective/docker/entrypoint.sh"]
+    check = DOCKERFILE.last(image, "HEALTHCHECK")
+    assert check.flag("interval") and check.flag("timeout")
+    assert "health_check.py" in check.text
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_an_image_has_no_compiler_and_no_source_of_packages(image: str):
+    """They are in the stages before: an image takes from these the environment alone."""
+    assert [stage.name for stage in DOCKERFILE.lineage(image)] == ["base", "runtime", image]
+    copies = [copy for copy in DOCKERFILE.stages[image].all("COPY") if copy.flag("from")]
+    assert [(copy.flag("from"), copy.text) for copy in copies] == [
+        (f"{image}-packages", "/opt/collective/.venv .venv")
+    ]
+    installed = " ".join(
+        run.text for stage in DOCKERFILE.lineage(image) for run in stage.all("RUN")
+    )
+    assert not re.search(r"g\+\+|gcc|build-essential|cmake|-dev\b", installed)
+
+
+@pytest.mark.parametrize("stage", DOCKERFILE.stages)
+def test_layers_hold_no_package_lists_and_no_caches(stage: str):
+    for run in DOCKERFILE.stages[stage].all("RUN"):
+        if "apt-get" in run.text:
+            assert "--no-install-recommends" in run.text
+            assert run.text.endswith("rm -rf /var/lib/apt/lists/*")
+        if "pip install" in run.text or "pip wheel" in run.text:
+            assert "--no-cache-dir" in run.text
+        if "setup.sh" in run.text:
+            assert {"type": "cache", "target": "/root/.cache/pip"} in run.mounts()
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_without_arguments_the_census_example_is_trained(image: str):
+    command = DOCKERFILE.last(image, "CMD").exec_form()
+    options = parse_options(in_checkout(command))
+    assert options.command == (str(ROOT / "modelzoo" / "census_income" / "train.py"),)
+    assert options.ranks == ("2" if image == "cpu" else "auto")
+
+
+def in_checkout(words: list[str]) -> list[str]:
+    return [word.replace("/opt/collective", str(ROOT)) for word in words]
+
+
+# What an image is built from.
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        ".venv/bin/python",
+        ".venv/lib/python3.11/site-packages/collective/__init__.py",
+        ".venvs/3.10/bin/python",
+        ".git/config",
+        ".mypy_cache/x",
+        ".pytest_cache/x",
+        ".ruff_cache/x",
+        ".hypothesis/x",
+        ".env",
+        "build/lib/x.py",
+        "dist/x.whl",
+        "data/census-income/adult.data",
+        "checkpoints/model.ckpt-1.index",
+        "logs/x",
+        "out/x",
+        "train.log",
+        "tests/conftest.py",
+        "collective/__pycache__/strategy.cpython-311.pyc",
+        "ops/_native.cpython-311-x86_64-linux-gnu.so",
+        "modelzoo/census_income/.pytest_cache/x",
+        "collective.egg-info/PKG-INFO",
+        "tools/pin.sh",
+        "docker/compose.yaml",
+    ],
+)
+def test_the_build_context_leaves_out(path: str):
+    assert not CONTEXT.holds(path)
+
+
+def test_the_build_context_holds_all_of_the_package_and_its_programs():
+    listed = ["git", "ls-files", "collective", "launch", "ops", "strategies", "modelzoo"]
+    tracked = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True)
+    if tracked.returncode:
+        pytest.skip(f"no list of the checkout's files: {tracked.stderr}")
+    for path in tracked.stdout.splitlines():
+        assert CONTEXT.holds(path), path
+
+
+@pytest.mark.parametrize("stage", DOCKERFILE.stages)
+def test_everything_that_is_copied_is_in_the_build_context(stage: str):
+    for copy in DOCKERFILE.stages[stage].all("COPY"):
+        if copy.flag("from"):
+            assert copy.flag("from") in DOCKERFILE.stages
+            continue
+        *sources, _ = copy.text.split()
+        for source in sources:
+            assert CONTEXT.files(source), source
+    for run in DOCKERFILE.stages[stage].all("RUN"):
+        for mount in run.mounts():
+            assert mount["type"] in ("bind", "cache", "secret")
+            assert mount.get("from", "base") in DOCKERFILE.stages
+
+
+@pytest.mark.parametrize(
+    "patterns, held, left_out",
+    [
+        ("*\n!a", ["a", "a/b/c"], ["b", "b/a"]),
+        ("*\n!a/b\n**/*.so", ["a/b", "a/b/c"], ["a/c", "a/b/x.so", "a/b/c/x.so"]),
+        ("**/.*_cache\n# no pattern", ["a_cache"], [".x_cache", "a/.x_cache/b"]),
+        ("a/**/c\n!a/b/c/d", ["a/b", "a/b/c/d"], ["a/c", "a/b/c", "a/b/x/c", "a/b/c/e"]),
+        ("*.py[cod]", ["a.py", "b/a.pyc"], ["a.pyc"]),
+    ],
+)
+def test_patterns_of_dockerignore(
+    tmp_path: Path, patterns: str, held: list[str], left_out: list[str]
+):
+    (tmp_path / ".dockerignore").write_text(patterns)
+    context = BuildContext(tmp_path)
+    assert {path: context.holds(path) for path in (*held, *left_out)} == {
+        **dict.fromkeys(held, True),
+        **dict.fromkeys(left_out, False),
+    }
+
+
+# compose.yaml.
+
+
+def test_compose_has_the_job_tensorboard_and_serving():
+    services = compose()["services"]
+    assert set(services) == {"train", "train-gpu", "tensorboard", "serving"}
+    for name, target in (("train", "cpu"), ("train-gpu", "gpu")):
+        build = services[name]["build"]
+        assert build["target"] == target in DOCKERFILE.stages
+        assert (ROOT / "docker" / build["context"] / build["dockerfile"]).samefile(
+            ROOT / "docker" / "Dockerfile"
+        )
+        assert services[name]["image"] == f"collective:{target}"
+    assert services["tensorboard"]["image"] == "collective:cpu"
+    gpus = services["train-gpu"]["deploy"]["resources"]["reservations"]["devices"]
+    assert gpus == [{"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}]
+
+
+@pytest.mark.parametrize("service, ranks", [("train", "2"), ("train-gpu", "auto")])
+def test_the_job_exports_where_serving_looks(
+    service: str, ranks: str, monkeypatch: pytest.MonkeyPatch
+):
+    from census_income.options import parse
+
+    monkeypatch.delenv("COLLECTIVE_DATA_DIR", raising=False)
+    services = compose()["services"]
+    options = parse_options(in_checkout(services[service]["command"]))
+    assert options.ranks == ranks
+    assert make_plan(options, {"CUDA_VISIBLE_DEVICES": ""}).command[1:] == options.command
+    _, *arguments = options.command
+    training = parse(arguments)
+    serving = services["serving"]["environment"]
+    assert training.export_dir == f"{serving['MODEL_BASE_PATH']}/{serving['MODEL_NAME']}"
+    assert f"--logdir={training.checkpoint_dir}" in services["tensorboard"]["command"]
+    volumes = {name: one["volumes"][0] for name, one in services.items()}
+    assert volumes == {
+        "train": "out:/out",
+        "train-gpu": "out:/out",
+        "tensorboard": "out:/out:ro",
+        "serving": "out:/out:ro",
+    }
+    made = " ".join(run.text for run in DOCKERFILE.stages["runtime"].all("RUN"))
+    assert "/out" in made  # a new volume gets that folder's rights
