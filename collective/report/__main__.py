@@ -16,12 +16,13 @@ on the same scales, with the differences. To compare two settings, profile both 
 
 exit codes: 0 the page is written; 1 there is no profile, or the page can't be written; 2 usage
 """
+PROGRAM = "python -m collective.report"
 PAGE, COMPARISON = "report.html", "comparison.html"
 
 
-def parser() -> argparse.ArgumentParser:
+def parser(prog: str = PROGRAM) -> argparse.ArgumentParser:
     out = argparse.ArgumentParser(
-        prog="python -m collective.report",
+        prog=prog,
         description="Writes an HTML page of where the time of training steps went.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -37,8 +38,8 @@ def parser() -> argparse.ArgumentParser:
     return out
 
 
-def main(arguments: list[str] | None = None) -> int:
-    args = parser().parse_args(arguments)
+def main(arguments: list[str] | None = None, prog: str = PROGRAM) -> int:
+    args = parser(prog).parse_args(arguments)
     paths = [args.profile, *filter(None, [args.other])]
     try:
         profiles = [load(path, name) for path, name in zip(paths, short_names(paths))]
@@ -47,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
         )
         write(target, page(profiles))
     except (OSError, ValueError) as error:
-        print(f"{parser().prog}: {error}", file=sys.stderr)
+        print(f"{prog}: {error}", file=sys.stderr)
         return 1
     print(target)
     return 0
