@@ -1,4 +1,4 @@
-"""Lets Keras's legacy optimizers update tables in graphs, and its Embedding layer have one.
+"""Makes Keras work in graphs: legacy optimizers, its Embedding layer, seeds of its initializers.
 
 `tf.keras.optimizers.legacy.…` (in `tf.compat.v1` these are `tf.keras.optimizers.…`) make slots and
 updates by methods of their own, not by those of `tf.train`. The new `tf.keras.optimizers.…` don't
@@ -8,14 +8,18 @@ train in such a graph, with this library or without.
 from __future__ import annotations
 
 import functools
+import hashlib
 from typing import Any, Callable
 
 import tensorflow.compat.v1 as tf
+from keras.src import backend
 from keras.src.engine import base_layer_utils
 from keras.src.layers.core import embedding
 from tensorflow.python.framework.func_graph import FuncGraph
 
 from collective.gradients.reduction import updating_shards
+from collective.ops import graphs
+from collective.ops.graph_state import state_of
 from collective.options import EmbeddingOptions
 from collective.replication import assignments
 from collective.scope import SCOPES
@@ -34,13 +38,13 @@ def apply_gradients(
     """Stands in for `legacy.Optimizer.apply_gradients`: updates the shards of tables.
 
     Raises:
+        RuntimeError: it is called eagerly.
         NotImplementedError: there is a dynamic table, or scope(local_steps=…).
     """
-    if tf.executing_eagerly():
-        return original(optimizer, grads_and_vars, *args, **kwargs)
+    name = type(optimizer).__name__
+    graphs.refuse_eager("scope()", f"the Keras optimizer {name} updates variables")
     grads_and_vars = assignments.sync_gradients(list(grads_and_vars))
     tables = [v for g, v in grads_and_vars if g is not None and isinstance(v, Table)]
-    name = type(optimizer).__name__
     advice = f"Use an optimizer of tf.compat.v1.train in the place of the Keras optimizer {name}"
     local_steps = SCOPES.options.local_steps
     if local_steps > 1:
@@ -68,16 +72,76 @@ def trains_nothing(original: Callable[..., Any], optimizer: Any, *args: Any, **k
     Plain TensorFlow's graphs, too, get no operation from them that would update the variables.
 
     Raises:
+        RuntimeError: it is called eagerly.
         NotImplementedError: in a graph.
     """
-    if not tf.executing_eagerly() and not isinstance(tf.get_default_graph(), FuncGraph):
-        name = type(optimizer).__name__
+    name = type(optimizer).__name__
+    graphs.refuse_eager(
+        "scope()",
+        f"the Keras optimizer {name} trains",
+        f" The optimizer there is tf.keras.optimizers.legacy.{name}, or one of tf.compat.v1.train.",
+    )
+    if not isinstance(tf.get_default_graph(), FuncGraph):
         raise NotImplementedError(
             f"tf.keras.optimizers.{name} gives a graph of TensorFlow 1 no operation that updates "
             f"its variables. Use tf.keras.optimizers.legacy.{name}, or an optimizer of "
             "tf.compat.v1.train."
         )
     return original(optimizer, *args, **kwargs)
+
+
+def make_train_function(
+    original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
+) -> Callable[..., Any]:
+    """Stands in for `tf.keras.Model.make_train_function`, with which `fit` begins: refuses it.
+
+    It may return a function that was built outside of scope(), in which gradients are a rank's own.
+
+    Raises:
+        RuntimeError: the model trains eagerly.
+    """
+    graphs.refuse_eager(
+        "scope()",
+        f"the Keras model '{model.name}' trains",
+        " The optimizer there is one of tf.keras.optimizers.legacy.",
+    )
+    train_function: Callable[..., Any] = original(model, *args, **kwargs)
+    return train_function
+
+
+def create_seed(original: Callable[..., int], generator: Any, seed: int | None) -> int:
+    """Stands in for `RandomGenerator._create_seed`: draws Keras's seeds from `tf.set_random_seed`.
+
+    Keras's initializers, which `tf.layers` takes, too, draw them from Python's random numbers. With
+    scope(deterministic=True) each comes from the graph's seed and from how many came before, and
+    takes none of the numbers that TensorFlow gives its own operations.
+
+    Args:
+        generator: Keras's `RandomGenerator`.
+        seed: the initializer's own, if a script gave one.
+
+    Raises:
+        RuntimeError: nothing was seeded from which it could come.
+    """
+    is_seeded = seed is not None or getattr(backend._SEED_GENERATOR, "generator", None) is not None
+    if is_seeded or not SCOPES.options.deterministic:
+        return original(generator, seed)
+    graph = tf.get_default_graph()
+    if tf.executing_eagerly():
+        text = str(tf.random.get_seed(None))
+    elif graph.seed is None:
+        raise RuntimeError(
+            f"scope(deterministic=True): first values in '{graph.get_name_scope()}' need a seed: "
+            "Keras's initializers, which tf.layers takes, too, would draw it from Python's random "
+            "numbers. Call tf.set_random_seed(…) in the graph first, or give the initializer a "
+            "seed of its own."
+        )
+    else:
+        state = state_of(graphs.outermost(graph))
+        state.keras_seeds += 1
+        text = f"{graph.seed}/{state.keras_seeds}"
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") % (2**31 - 1)
 
 
 def add_weight(
