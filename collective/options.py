@@ -16,7 +16,7 @@ INHERIT: Any = type("Inherit", (), {"__repr__": lambda self: "<inherited>"})()
 
 GradientReduction = Literal["mean", "sum"]
 MissingSlots = Literal["error", "fresh"]
-PlanOutput = Literal["print", "quiet"]
+PlanOutput = Literal["print", "quiet", "full"]
 DenseCompression = Literal["none", "fp16", "bf16"]
 # A `tf.DType` goes, too: it is equal to its name.
 WireType = Literal["float32", "float16", "bfloat16"]

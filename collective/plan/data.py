@@ -1,4 +1,4 @@
-"""Defines the plan of a graph, as data and as the text that rank 0 prints.
+"""Defines the plan of a graph as data.
 
 Symbols: N ranks, V rows of dimension D.
 """
@@ -7,17 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Sequence
-from typing import Any, Callable
-
-from collective.ops.collective_names import PHASES
-from collective.plan.formatting import columns, in_bytes
-
-# ---- Data
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class PlanData:
     """Describes what was built for a graph.
 
     Attributes:
@@ -29,6 +23,7 @@ class Plan:
         exchanges: of a step; of the whole graph as long as it isn't known what a step is.
         imbalance: the largest rank's bytes over their mean; None if it isn't known.
         notes: remarks of other parts of the library, by their names.
+        estimate: the step's time beside one rank's, where it can be estimated; else None.
     """
 
     backend: str
@@ -39,6 +34,7 @@ class Plan:
     exchanges: tuple[ExchangePlan, ...]
     imbalance: float | None
     notes: dict[str, str] = dataclasses.field(default_factory=dict)
+    estimate: StepEstimate | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Returns dictionaries, tuples and plain values, with the names of the attributes."""
@@ -46,9 +42,6 @@ class Plan:
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict())
-
-    def __str__(self) -> str:
-        return _plan_text(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,97 +167,21 @@ class ExchangePlan:
     received: float | None = None
 
 
-# ---- Text
+@dataclasses.dataclass(frozen=True)
+class StepEstimate:
+    """Estimates a step's time on all ranks beside one rank's (`collective.plan.step_estimate`).
 
+    Attributes:
+        samples: of a step, all ranks together, for which the times are; None if the graph doesn't
+            tell.
+        one_rank_ms: of a step of one rank that holds every table and takes all samples; None
+            without `samples`.
+        all_ranks_ms: of a step of all ranks; None without `samples`.
+        break_even_samples: the samples of a step, all ranks together, below which one rank is
+            faster.
+    """
 
-def _plan_text(plan: Plan) -> str:
-    """Shows every table, every exchange of a step, and the ungrouped lookups."""
-    ranks = f"{plan.ranks} rank" + ("s" if plan.ranks > 1 else "")
-    lines = [f"collective: the plan of {ranks}, backend {plan.backend}"]
-    if plan.tables:
-        lines += ["", *_table_lines(plan)]
-    if plan.ranks == 1:
-        lines += ["", "With one rank nothing travels: every table is whole here."]
-    elif plan.exchanges:
-        lines += ["", *_exchange_lines(plan.exchanges)]
-    if plan.alone:
-        lines += ["", "Lookups with an exchange of their own:"]
-        lines += [f"  {x.lookup or 'a lookup'} in {x.table}: {x.why}" for x in plan.alone]
-    if plan.notes:
-        lines += ["", *(f"{name}: {note}" for name, note in plan.notes.items())]
-    return "\n".join(lines)
-
-
-def _table_lines(plan: Plan) -> list[str]:
-    is_measured = any(table.key_imbalance for table in plan.tables)
-    head = ["table", "rows", "dim", "type", "slots", "rows a rank", "bytes a rank", "max/mean"]
-    head += ["keys max/mean"] * is_measured
-    rows = []
-    for table in plan.tables:
-        row = [
-            table.name,
-            "dynamic" if table.rows is None else f"{table.rows:,}",
-            str(table.dim),
-            table.dtype,
-            str(len(table.slots)),
-            _largest(table.shard_rows, "{:,}".format),
-            _largest(table.shard_bytes, in_bytes),
-            _ratio(table.imbalance),
-        ]
-        row += [_ratio(table.key_imbalance)] * is_measured
-        rows.append([*row, _exchanges_of_table(plan, table)])
-    bytes_by_rank = [sum(t.shard_bytes[r] or 0 for t in plan.tables) for r in range(plan.ranks)]
-    totals = [f"{len(plan.tables)} tables", *[""] * 5]
-    totals += [in_bytes(max(bytes_by_rank)), _ratio(plan.imbalance)]
-    rows.append([*totals, *[""] * is_measured, ""])
-    lines = columns([*head, ""], rows)
-    if any(table.rows is None for table in plan.tables):
-        lines.append("(of dynamic tables the rows on this rank so far)")
-    return lines
-
-
-def _exchanges_of_table(plan: Plan, table: TablePlan) -> str:
-    """Says in which groups the table's lookups travel, and how."""
-    texts = []
-    for group in plan.groups:
-        sections = [section for section in group.sections if section.table == table.name]
-        ways = []
-        for pooled, way in ((False, "by distinct rows"), (True, "pooled by the owner")):
-            lookups = [section.lookups for section in sections if section.pooled == pooled]
-            if lookups:
-                ways.append(f"{sum(lookups)} {way}")
-        others = len({section.table for section in group.sections}) - 1
-        packed = f" (packed with {others} other{'s' * (others > 1)})" if others else ""
-        if ways:
-            texts.append(f"{group.name}{packed}: {', '.join(ways)}")
-    ungrouped = sum(x.table == table.name for x in plan.alone)
-    if ungrouped:
-        texts.append(f"{ungrouped} alone")
-    return "; ".join(texts)
-
-
-def _exchange_lines(exchanges: Sequence[ExchangePlan]) -> list[str]:
-    is_measured = any(exchange.received is not None for exchange in exchanges)
-    head = ["an exchange of", "in", "by", "level", "tables", "sections", "lookups", "type"]
-    head += ["bytes a rank", *["received"] * is_measured]
-    rows = []
-    for exchange in exchanges:
-        of = exchange.of
-        if not of and exchange.phase == PHASES[-1]:
-            of = exchange.name.partition(".")[2]
-        counts = (exchange.tables, exchange.sections, exchange.members)
-        is_bound = not exchange.exact and exchange.bytes is not None
-        row = [exchange.phase, of, exchange.kind, str(exchange.level)]
-        row += [str(count or "") for count in counts]
-        row += [exchange.dtype, ("≤ " if is_bound else "") + in_bytes(exchange.bytes)]
-        rows.append(row + [in_bytes(exchange.received)] * is_measured)
-    return [f"{len(rows)} exchanges a step:", *columns(head, rows, left=3)]
-
-
-def _largest(values: Iterable[int | None], text: Callable[[int], str]) -> str:
-    known = [value for value in values if value is not None]
-    return text(max(known)) if known else "?"
-
-
-def _ratio(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
+    samples: int | None
+    one_rank_ms: float | None
+    all_ranks_ms: float | None
+    break_even_samples: int
