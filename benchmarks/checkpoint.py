@@ -25,6 +25,7 @@ import report
 import tensorflow.compat.v1 as tf
 
 from collective import CollectiveStrategy
+from collective.ops.counting import counted
 
 DIM = 32
 BYTES_PER_ROW = 2 * DIM * 4  # with a slot
@@ -100,8 +101,8 @@ def main() -> None:
 def print_rates(timer: Timer, rows: int, ranks: int) -> None:
     megabytes = rows * BYTES_PER_ROW / 1e6
     print(
-        f"{megabytes:,.0f} MB on {ranks} ranks, "
-        f"a table of {rows:,} rows of {DIM} float32 and a slot\n"
+        f"{megabytes:,.0f} MB on {counted(ranks, 'rank')}, "
+        f"a table of {counted(rows, 'row')} of {DIM} float32 and a slot\n"
     )
     print(report.heading(["", "MB/s", "least", "most"]))
     for name, seconds in timer.seconds.items():

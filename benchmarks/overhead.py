@@ -254,7 +254,7 @@ def main() -> None:
         print(f"\nMilliseconds of a step: {STEP_TABLES} tables, {SAMPLES} samples a rank\n")
         figures["step"] = print_table(["ranks"], measure_steps(arguments), against)
     if "start" in arguments.only:
-        print(f"\nSeconds to the first completed step: {max(arguments.ranks)} ranks\n")
+        print(f"\nSeconds to the first completed step (ranks: {max(arguments.ranks)})\n")
         figures["start"] = print_table(["tables", "phase"], measure_start(arguments), against)
     if "import" in arguments.only:
         print(f"\nSeconds of an import; `{LIGHT_IMPORT}` loads no TensorFlow\n")

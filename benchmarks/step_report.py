@@ -129,9 +129,10 @@ def title(setting: Setting, dims: str) -> str:
     """Returns the line above a table, which says what was measured."""
     ids = "-".join(map(str, sorted(set(setting.ids))))
     parts = [
-        f"{setting.ranks} ranks",
+        f"{setting.ranks} rank{'s' * (setting.ranks != 1)}",
         setting.backend,
-        f"{setting.tables} tables of dimension {dims} ({sum(setting.rows()):,} rows)",
+        f"{setting.tables} table{'s' * (setting.tables != 1)} of dimension "
+        f"{dims} ({sum(setting.rows()):,} rows)",
         f"{ids} id{'s' if setting.pooled else ''} a feature",
         f"{setting.samples} samples a rank",
         setting.optimizer,

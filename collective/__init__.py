@@ -1,12 +1,41 @@
 """Trains recommendation models on several ranks, with TensorFlow and sharded embedding tables.
 
+A rank is a process, with a GPU of its own or on CPUs. Each holds a part of the rows of every
+embedding table and its part of every batch: lookups ask the owners of rows by all-to-all. The rest
+of the model is replicated, and its gradients are averaged. Training takes the same steps on any
+number of ranks as plain TensorFlow takes in one process.
+
+Four lines distribute a TensorFlow 1-style script:
+
+    import tensorflow.compat.v1 as tf
     from collective import CollectiveStrategy
 
-    strategy = CollectiveStrategy()
-    with strategy.scope(), tf.Graph().as_default():
-        with strategy.embedding_scope():
+    strategy = CollectiveStrategy()                           # 1
+    with strategy.scope(), tf.Graph().as_default():           # 2
+        with strategy.embedding_scope():                      # 3
             table = tf.get_variable('user', [1000000, 16])
-        ...
+        ...                                                   # the script as it was
+
+    python -m collective.launch -np 2 train.py                # 4
+
+Public names:
+
+    CollectiveStrategy               scopes, ranks, the plan, Estimators, exports
+    get_embedding_variable           makes a table of open-ended keys
+    embedding_sizes                  counts the rows of tables on each rank
+    group_embedding_lookup           looks several tables up at once, as in DeepRec
+    group_embedding_lookup_sparse    the same for sparse ids
+    Table, DynamicTable              the tables that scripts get
+    RankError                        a rank failed, or ranks differ
+    ReplicaError                     replicated variables differ between ranks
+    TableError                       a table can't do what was asked of it
+    collective.feature_column        columns of open-ended keys, groups of columns
+    collective.checkpoint            reads, shows and converts checkpoints
+    collective.options               the options of scope(), typed
+    collective.launch                starts ranks: python -m collective.launch
+
+Read on: help(collective.CollectiveStrategy) has every option and error of the scopes, `python -m
+collective.launch --help` is the launcher's manual, and README.md shows the whole life of a model.
 
 Importing this package loads no TensorFlow; the first use of a name does.
 """

@@ -12,12 +12,14 @@ import tensorflow.compat.v1 as tf
 
 from collective import strategies
 from collective.ops import function_copies, graph_analysis
+from collective.ops.counting import counted
 from collective.ops.exchange import Wire
 from collective.ops.graph_state import state_of
 from collective.options import ScopeOptions
 from collective.prefetch import enable
 from collective.replication import assignments
 from collective.scope import SCOPES
+from collective.startup import STARTUP
 from collective.tables.grouping import lookups_of
 from collective.tables.table import Sharded
 
@@ -57,13 +59,15 @@ def group_lookups(
         xs: the tensors with respect to which gradients are about to be taken.
     """
     lookups = lookups_of(graph)
-    if not (options.grouping and lookups.groupable()):
+    groupable = lookups.groupable() if options.grouping else []
+    if not groupable:
         return
     wire = Wire(
         tf.as_dtype(options.wire_dtype or "float32"),
         tf.as_dtype(options.gradient_wire_dtype or "float32"),
     )
-    with graph.as_default():
+    work = f"grouping {counted(len(groupable), 'lookup')}"
+    with graph.as_default(), STARTUP.doing(graph, work):
         lookups.group(strategies.backend(), wire, None if ys is None else tf.nest.flatten(ys), xs)
 
 

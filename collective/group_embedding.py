@@ -94,6 +94,6 @@ def _check(params: Sequence[Any], **others: Sequence[Any]) -> None:
     for name, values in others.items():
         if len(values) != len(params):
             raise ValueError(
-                f"a grouped lookup has {len(params)} params and {len(values)} {name}: give one for "
-                "each."
+                f"a grouped lookup needs one of {name} for each of params, but there are "
+                f"{len(values)} and {len(params)}."
             )

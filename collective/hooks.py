@@ -13,9 +13,11 @@ from collective.coordination import session_runs
 from collective.gradients import reduction
 from collective.monitoring import run_observer
 from collective.ops import graphs
+from collective.ops.counting import counted
 from collective.ops.graph_state import state_of
 from collective.prefetch.prefetcher import runs_keys
 from collective.scope import SCOPES
+from collective.startup import STARTUP
 from collective.tables import memory_report
 
 
@@ -26,7 +28,8 @@ def take_gradients(original: Any, ys: Any, xs: Any, *args: Any, **kwargs: Any) -
         reduction.refuse_eager_gradients(xs)
         return original(ys, xs, *args, **kwargs)
     xs = graph_passes.prepare_gradients(tf.get_default_graph(), ys, xs)
-    return reduction.reduce_gradients(functools.partial(original, ys, xs, *args, **kwargs), xs)
+    with STARTUP.doing(tf.get_default_graph(), f"taking {counted(len(xs), 'gradient')}"):
+        return reduction.reduce_gradients(functools.partial(original, ys, xs, *args, **kwargs), xs)
 
 
 def take_taped_gradients(original: Any, tape: Any, *args: Any, **kwargs: Any) -> Any:
@@ -37,6 +40,13 @@ def take_taped_gradients(original: Any, tape: Any, *args: Any, **kwargs: Any) ->
 
 def run(original: Any, session: Any, *args: Any, **kwargs: Any) -> Any:
     """Stands in for `Session.run`: prepares the graph, then all ranks run it together."""
+    if STARTUP.follows(session.graph):
+        with STARTUP.running(session.graph):
+            return _run(original, session, *args, **kwargs)
+    return _run(original, session, *args, **kwargs)
+
+
+def _run(original: Any, session: Any, *args: Any, **kwargs: Any) -> Any:
     graph_passes.prepare_run(session.graph, args[0] if args else kwargs["fetches"])
     with memory_report.adding_table_sizes(session.graph):
         observer = run_observer.of_options(SCOPES.options)

@@ -18,7 +18,7 @@ INHERIT: Any = type("Inherit", (), {"__repr__": lambda self: "<inherited>"})()
 
 GradientReduction = Literal["mean", "sum"]
 MissingSlots = Literal["error", "fresh"]
-PlanOutput = Literal["print", "quiet"]
+PlanOutput = Literal["print", "quiet", "full"]
 DenseCompression = Literal["none", "fp16", "bf16"]
 WireType = Literal["float32", "float16", "bfloat16"]
 

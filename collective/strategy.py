@@ -149,8 +149,10 @@ class CollectiveStrategy:
                 needs grouped lookups.
             gradient_wire_dtype: Gives the type in which the gradients of these rows travel, in the
                 same way.
-            plan: Lets rank 0 of several print the plan (see `plan()`) to stderr when the first
-                training run of a graph starts ('print', the default), or not ('quiet').
+            plan: Lets rank 0 say on stderr what a slow start is busy with and, of several ranks,
+                print the plan (see `plan()`) when the first training run of a graph starts. With
+                'print', the default, a plan of many tables is summed up in 40 lines, with 'full' it
+                lists everything; with 'quiet' rank 0 says nothing of either.
             profile: Names a folder for measurements of where the time of training steps goes (see
                 `collective.profiling`). With None (default) nothing is measured. The folder is made
                 on every rank when the first run is measured.
@@ -258,8 +260,9 @@ class CollectiveStrategy:
     def plan(self, graph: Any = None, fetches: Any = None, session: Any = None) -> Plan:
         """Describes as data what was built for a graph: tables, shards, groups, exchanges.
 
-        No rank waits for another. `str(plan)` is the table that rank 0 prints when training starts,
-        `plan.to_dict()` and `plan.to_json()` are for programs.
+        No rank waits for another. `str(plan)` is what rank 0 prints when training starts: of many
+        tables a summary, where `plan.to_text(full=True)` lists everything. `plan.to_dict()` and
+        `plan.to_json()` are for programs.
 
         Args:
             graph: The graph; by default the current one.

@@ -34,16 +34,16 @@ CLOSED = (
 
 IDS = "table '{table}': id {value} is not in [0, {rows})"
 PLACES = (
-    "table '{table}': sp_ids has {value:+d} indices compared with its values; there must be one "
-    "for each"
+    "table '{table}': the number of sp_ids' indices less that of its values is {value:+d}; there "
+    "must be one for each"
 )
 ORDER = (
-    "table '{table}': in {value} places sp_ids has a sample below the one before it, or below 0; "
+    "table '{table}': sp_ids has a sample below the one before it, or below 0 (places: {value}); "
     "order it with tf.sparse.reorder"
 )
 WEIGHTS = (
-    "table '{table}': sp_weights has {value:+d} values compared with sp_ids; there must be one "
-    "weight for each id"
+    "table '{table}': the number of sp_weights less that of sp_ids is {value:+d}; there must be "
+    "one weight for each id"
 )
 
 

@@ -43,6 +43,7 @@ from pathlib import Path
 
 import numpy as np
 
+from collective.ops.counting import counted
 from collective.ops.gpu import checks
 from collective.ops.gpu.checks import timing
 from collective.ops.gpu.cupy_device import CupyDevice
@@ -229,7 +230,7 @@ def main(
 
         measure(device, families, checks.FULL, options.seed, keep=keep)
     if failed:
-        print(f"gpu_check: {failed} checks failed", file=sys.stderr)
+        print(f"gpu_check: {counted(failed, 'check')} failed", file=sys.stderr)
     return 1 if failed else 0
 
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from collective.ops.counting import counted
+
 MOST_ROWS = 2**32 - 2
 _FULL, _OUT_OF_MEMORY = -1, -2
 
@@ -71,7 +73,7 @@ class KeyMap:
         self._library, self._capacity = _library(), capacity
         self._map = self._library.keymap_new(capacity)
         if not self._map:
-            raise MemoryError(f"a key map for {capacity} rows can not be reserved")
+            raise MemoryError(f"a key map for {counted(capacity, 'row')} can not be reserved")
 
     def __del__(self) -> None:
         if getattr(self, "_map", None):
@@ -119,7 +121,7 @@ class KeyMap:
             self._map, keys.ctypes.data, keys.size, rows.ctypes.data
         )
         if new == _FULL:
-            raise MemoryError(f"it is full: {len(self)} rows of {self._capacity}")
+            raise MemoryError(f"it is full: {counted(len(self), 'row')} of {self._capacity:,}")
         if new == _OUT_OF_MEMORY:
-            raise MemoryError(f"its key map of {len(self)} keys can not grow")
+            raise MemoryError(f"its key map of {counted(len(self), 'key')} can not grow")
         return rows

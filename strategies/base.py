@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.ops import tensorflow_lookup
+from collective.ops.counting import counted
 from collective.ops.embedding_bag import Section
 
 BACKENDS = {
@@ -49,8 +50,8 @@ class Lookup:
 
     def __str__(self) -> str:
         """Describes everything of the lookup that ranks must have alike."""
-        rows = "any" if self.table.rows is None else self.table.rows
-        text = f"table '{self.table.op.name}' of {rows} rows of dimension {self.table.dim}"
+        rows = "any rows" if self.table.rows is None else counted(self.table.rows, "row")
+        text = f"table '{self.table.op.name}' of {rows} of dimension {self.table.dim}"
         if self.combiner:
             text += f", combined by '{self.combiner}'"
         if self.max_norm is not None:

@@ -23,6 +23,7 @@ from collective.checkpoint.tensor_bundle import (
     index_path,
     slice_rows,
 )
+from collective.ops.counting import counted
 
 
 def description(path: str) -> str:
@@ -49,7 +50,7 @@ def description(path: str) -> str:
         dtype, shape = bundle.entries[name]
         lines.append(
             f"  {name}: {tf.as_dtype(dtype).name} {list(shape)}, "
-            f"{bundle.stored_bytes(name):,} bytes"
+            f"{counted(bundle.stored_bytes(name), 'byte')}"
         )
     return "\n".join(lines)
 
@@ -58,8 +59,8 @@ def _sizes(stored: StoredTable) -> str:
     parts = ", ".join(f"{rows:,}" for rows in stored.parts)
     size = stored.count * stored.dim * np.dtype(tf.as_dtype(stored.dtype).as_numpy_dtype).itemsize
     return (
-        f"{stored.count:,} rows of {stored.dim} {stored.dtype} in {len(stored.parts)} part"
-        f"{'s' * (len(stored.parts) > 1)} ({parts}), {size:,} bytes"
+        f"{counted(stored.count, 'row')} of {stored.dim} {stored.dtype} in "
+        f"{counted(len(stored.parts), 'part')} ({parts}), {counted(size, 'byte')}"
     )
 
 

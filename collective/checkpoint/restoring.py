@@ -20,6 +20,7 @@ from collective.coordination import barrier
 from collective.gradients import accumulation
 from collective.ops import collectives, graphs
 from collective.scope import SCOPES
+from collective.startup import STARTUP
 from collective.tables import served_table
 
 
@@ -28,7 +29,8 @@ def restore(original: Any, saver: Any, sess: Any, save_path: Any) -> None:
 
     Gradients that were summed up over batches (scope(local_steps=…)) are forgotten.
     """
-    _restore(SCOPES.options.missing_slots == "fresh", original, saver, sess, save_path)
+    with STARTUP.doing(getattr(sess, "graph", None), f"restoring checkpoint '{save_path}'"):
+        _restore(SCOPES.options.missing_slots == "fresh", original, saver, sess, save_path)
     accumulation.restart(sess)
 
 

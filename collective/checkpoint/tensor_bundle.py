@@ -19,6 +19,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.core.protobuf import tensor_bundle_pb2
 
 from collective.checkpoint.layout import LAYOUT_ENTRY, CheckpointLayout
+from collective.ops.counting import counted
 from collective.ops.sessions import run_unpatched
 
 # The largest slice that is written. A read of some rows holds one slice.
@@ -108,7 +109,9 @@ class Bundle:
             except tf.errors.NotFoundError:
                 raise self._data_loss(f"its data file {path} is missing") from None
             if size < least_size:
-                raise self._data_loss(f"its data file {path} has {size} bytes, not {least_size}")
+                raise self._data_loss(
+                    f"its data file {path} has {counted(size, 'byte')}, not {least_size:,}"
+                )
 
     def data_path(self, shard: int) -> str:
         return data_path(self.prefix, shard, self._index.shards)

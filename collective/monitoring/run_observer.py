@@ -10,10 +10,11 @@ from typing import Any, Callable
 
 from collective.coordination.prepared_run import PreparedRun
 from collective.monitoring import consistency_check
-from collective.options import ScopeOptions
+from collective.options import PlanOutput, ScopeOptions
 from collective.plan import builder
 from collective.profiling import profiler
 from collective.profiling.profiler import Original, Profiler
+from collective.startup import STARTUP
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,13 +22,13 @@ class RunObserver:
     """Says what is observed of the runs of sessions.
 
     Attributes:
-        quiet: the plan isn't printed.
+        plan: of scope(plan=…), how the plan is printed.
         profiler: measures training runs, if anything does.
         check: after so many training runs the ranks compare replicated variables; 0 for never.
         compared_options: options that ranks compare before they train together.
     """
 
-    quiet: bool
+    plan: PlanOutput
     profiler: Profiler | None
     check: int
     compared_options: tuple[str, ...]
@@ -53,7 +54,21 @@ class RunObserver:
         """
         if not run.footprint.trains:
             return carry_out(original)
-        builder.announce(session, run.footprint, self.quiet)
+        if STARTUP.follows(session.graph):
+            with STARTUP.doing(session.graph, "the first training step"):
+                out = self._train(original, session, run, carry_out)
+            STARTUP.over(session.graph)
+            return out
+        return self._train(original, session, run, carry_out)
+
+    def _train(
+        self,
+        original: Original,
+        session: Any,
+        run: PreparedRun,
+        carry_out: Callable[[Original], Any],
+    ) -> Any:
+        builder.announce(session, run.footprint, self.plan)
         if self.profiler is None:
             out = carry_out(original)
         else:
@@ -71,6 +86,4 @@ def of_options(options: ScopeOptions) -> RunObserver:
         compared.append(f"scope(check={every})")
     if options.deterministic:
         compared.append("scope(deterministic=True)")
-    return RunObserver(
-        options.plan == "quiet", profiler.of_options(options), every, tuple(compared)
-    )
+    return RunObserver(options.plan, profiler.of_options(options), every, tuple(compared))

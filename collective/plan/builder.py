@@ -29,15 +29,18 @@ from collective.ops.collective_names import (
 )
 from collective.ops.gate import Gate, gates_of
 from collective.ops.graph_state import state_of
-from collective.plan.formatting import imbalance
-from collective.plan.plan import (
+from collective.options import PlanOutput
+from collective.plan import step_estimate, step_work
+from collective.plan.data import (
     ExchangePlan,
     GroupPlan,
-    Plan,
     SectionPlan,
+    StepEstimate,
     TablePlan,
     UngroupedLookupPlan,
 )
+from collective.plan.formatting import imbalance
+from collective.plan.plan import Plan
 from collective.prefetch.enable import split_of
 from collective.prefetch.graph_split import key_run
 from collective.strategies import Lookup
@@ -59,36 +62,42 @@ def build_plan(graph: tf.Graph, footprint: RunFootprint | None = None, session: 
     footprint = footprint or state_of(graph).training_run
     tables = [v for v in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES) if _is_table(v)]
     tables.sort(key=lambda table: str(table.op.name))
-    table_plans = tuple(_table_plan(table, session) for table in tables)
+    slots_by_table = _slots_by_table(graph)
+    table_plans = tuple(_table_plan(t, slots_by_table.get(id(t), []), session) for t in tables)
     ranks = collectives.size()
+    carried = _carried_by_name(graph, footprint) if ranks > 1 else {}
+    exchanges = tuple(_exchange_plans(graph, footprint, carried)) if ranks > 1 else ()
+    ungrouped = tuple(_ungrouped_lookups(graph))
     return Plan(
         backend=(os.environ.get("COLLECTIVE_STRATEGY") or "hb").lower(),
         ranks=ranks,
         tables=table_plans,
         groups=tuple(_group_plan(group, graph) for group in groups_of(graph)),
-        alone=tuple(_ungrouped_lookups(graph)),
-        exchanges=tuple(_exchange_plans(graph, footprint)) if ranks > 1 else (),
+        alone=ungrouped,
+        exchanges=exchanges,
         imbalance=_memory_imbalance(table_plans, ranks),
         notes=dict(state_of(graph).plan_notes),
+        estimate=_estimate(graph, footprint, carried, len(exchanges), ungrouped),
     )
 
 
-def announce(session: Any, footprint: RunFootprint, quiet: bool) -> None:
+def announce(session: Any, footprint: RunFootprint, output: PlanOutput) -> None:
     """Notes the first training run of a graph; rank 0 then prints the plan to stderr.
 
     Args:
         session: in which the run is.
         footprint: the run's.
-        quiet: nothing is printed.
+        output: of scope(plan=…): 'quiet' prints nothing, 'full' everything.
     """
     state = state_of(session.graph)
     if state.training_run is not None:
         return
     state.training_run = footprint
-    if quiet or collectives.rank() > 0 or collectives.size() == 1:
+    if output == "quiet" or collectives.rank() > 0 or collectives.size() == 1:
         return
     try:
-        print(build_plan(session.graph, footprint, session), file=sys.stderr, flush=True)
+        plan = build_plan(session.graph, footprint, session)
+        print(plan.to_text(full=output == "full"), file=sys.stderr, flush=True)
     # The others go on to train, and would wait for a rank that stops here.
     except Exception as error:
         warnings.warn(
@@ -105,10 +114,18 @@ def _is_table(variable: Any) -> bool:
     return isinstance(variable, Table)
 
 
-def _table_plan(table: Any, session: Any) -> TablePlan:
+def _slots_by_table(graph: tf.Graph) -> dict[int, list[Any]]:
+    """Returns the slots of each table, by the table's identity."""
+    slots: dict[int, list[Any]] = {}
+    for variable in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES):
+        table = shard_of(variable)
+        if table is not None and table is not variable:
+            slots.setdefault(id(table), []).append(variable)
+    return slots
+
+
+def _table_plan(table: Any, slots: Sequence[Any], session: Any) -> TablePlan:
     ranks, graph = collectives.size(), table.graph
-    global_variables = graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
-    slots = [v for v in global_variables if shard_of(v) is table and v is not table]
     row_bytes = sum(_row_bytes(v, table) for v in [table, *slots])
     if table.rows is None:
         shard_rows: list[int | None] = [None] * ranks
@@ -207,7 +224,9 @@ class Carried(NamedTuple):
     members: Sequence[GroupMember] = ()
 
 
-def _exchange_plans(graph: tf.Graph, footprint: RunFootprint | None) -> list[ExchangePlan]:
+def _exchange_plans(
+    graph: tf.Graph, footprint: RunFootprint | None, carried: dict[str, Carried]
+) -> list[ExchangePlan]:
     """Returns the exchanges in the order of a step: the agreement, then by level and phase."""
     gates, split = gates_of(graph), split_of(graph)
     operations = _all_collectives(graph) if footprint is None else set(footprint.operations)
@@ -218,7 +237,6 @@ def _exchange_plans(graph: tf.Graph, footprint: RunFootprint | None) -> list[Exc
         # The keys are exchanged in a run of their own.
         operations |= key_run(split).footprint.operations
         passed += filter(None, [gates.prefetch_gate])
-    carried = _carried_by_name(graph, footprint)
     plans = [_agreement_plan(gate) for gate in passed]
     for op in operations:
         if collectives.collective_name(op):
@@ -330,6 +348,25 @@ def _exchange_plan(
         bytes=_most_bytes(lookups, phase, dtype, header_bytes),
         exact=False,
     )
+
+
+def _estimate(
+    graph: tf.Graph,
+    footprint: RunFootprint | None,
+    carried: dict[str, Carried],
+    exchanges: int,
+    ungrouped: Sequence[UngroupedLookupPlan],
+) -> StepEstimate | None:
+    """Estimates a training step beside one rank's; None where nothing can be told."""
+    if exchanges == 0 or footprint is None or not footprint.trains:
+        return None
+    in_functions = any(not lookup.lookup for lookup in ungrouped)
+    # Keys that are exchanged ahead of a step take less of its time than the model says.
+    if in_functions or split_of(graph) is not None:
+        return None
+    lookups = [lookup for part in carried.values() for lookup in part.lookups]
+    work = step_work.of_step(graph, footprint, lookups, exchanges)
+    return None if work is None else step_estimate.estimate(work)
 
 
 def _wire_dtype(sent: tf.Tensor) -> tf.DType:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Callable
+
+# The size of a screen, as far as a plan that is summed up may take it.
+MOST_LINES, MOST_COLUMNS = 40, 120
+LONGEST_NAME = 40
 
 
 def columns(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
@@ -33,3 +38,27 @@ def in_bytes(count: float | None) -> str:
 def imbalance(parts: Sequence[float]) -> float | None:
     """Returns the largest part over their mean, 1 if all are equal; None if all are empty."""
     return max(parts) * len(parts) / sum(parts) if sum(parts) > 0 else None
+
+
+def largest(values: Iterable[int | None], text: Callable[[int], str]) -> str:
+    """Formats the largest of the values that are known; '?' where none is."""
+    known = [value for value in values if value is not None]
+    return text(max(known)) if known else "?"
+
+
+def ratio(value: float | None) -> str:
+    """Formats a ratio; nothing where it isn't known."""
+    return "" if value is None else f"{value:.2f}"
+
+
+def cut_off(line: str) -> str:
+    """Returns `line` with no more than `MOST_COLUMNS` characters: '…' stands for its end."""
+    return line if len(line) <= MOST_COLUMNS else f"{line[: MOST_COLUMNS - 1]}…"
+
+
+def shortened(text: str, most: int) -> str:
+    """Returns `text` with no more than `most` characters: '…' stands for its middle."""
+    if len(text) <= most:
+        return text
+    behind = (most - 1) // 2
+    return f"{text[: most - 1 - behind]}…{text[len(text) - behind :]}"

@@ -27,6 +27,7 @@ from tensorflow.python.ops import variables
 
 from collective.coordination.run_analysis import is_shared
 from collective.ops import collectives, control_flow, dense_allreduce, graph_analysis, graphs
+from collective.ops.counting import counted
 from collective.ops.gate import GraphGates, gates_of
 from collective.ops.graph_state import state_of
 from collective.replication.analysis import (
@@ -331,8 +332,9 @@ def _note_assignments(graph: tf.Graph, pending: PendingSyncs) -> None:
     if updated:
         pending.drifting.update(map(graph_analysis.memory, updated))
         _warn(
-            f"{len(updated)} replicated variables ('{updated[0].op.name}' is one) are updated, "
-            "at a rate or otherwise, by",
+            "The update, at a rate or otherwise, of "
+            f"{counted(len(updated), 'replicated variable')} ('{updated[0].op.name}' is one) "
+            "depends on",
             DRIFTS,
         )
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
+import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Callable
 
 import tensorflow.compat.v1 as tf
@@ -17,6 +19,7 @@ from collective.checkpoint import saver
 from collective.coordination.barrier import Steps
 from collective.errors import RankError
 from collective.ops import collectives
+from collective.scope import SCOPES
 from collective.serving.served_checkpoint import ServedCheckpoint
 from collective.tables.served_table import served_graph
 from collective.tables.table import Sharded
@@ -33,6 +36,8 @@ def export(
     Every rank calls it. `build` runs on every rank and writes a whole SavedModel, but of the values
     each rank writes only its part: on rank 0 into a folder beside the new one, which takes its name
     when all ranks are done; elsewhere into a temporary folder.
+
+    Rank 0 says where it is, in the place of TensorFlow, which would name the temporary folder.
 
     Args:
         base: the folder that gets the new one.
@@ -77,11 +82,38 @@ def export(
         else:
             temporary = tempfile.mkdtemp(prefix="collective-export-")
             cleaning.callback(shutil.rmtree, temporary, ignore_errors=True)
-        built = tf.compat.as_str(build(temporary, prefix, ServedCheckpoint(prefix, steps)))
+        with _unnamed_folder():
+            built = tf.compat.as_str(build(temporary, prefix, ServedCheckpoint(prefix, steps)))
         steps.meet({})
         if rank == 0:
             tf.io.gfile.rename(built, final)
-        return str(steps.meet({"path": final})[0]["path"])
+        path = str(steps.meet({"path": final})[0]["path"])
+        if rank == 0:
+            _tell(path)
+        return path
+
+
+def _tell(path: str) -> None:
+    """Says where a SavedModel is: as TensorFlow does if it logs such things, else on stderr."""
+    if tf.logging.get_verbosity() <= tf.logging.INFO:
+        tf.logging.info("SavedModel written to: %s", path)
+    elif SCOPES.options.plan != "quiet":
+        print(f"collective: exported a SavedModel to {path}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _unnamed_folder() -> Iterator[None]:
+    """Keeps TensorFlow from logging a folder that is gone when the export is done."""
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith("SavedModel written to")
+
+    logger = tf.get_logger()
+    logger.addFilter(is_other)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_other)
 
 
 def add_graph(original: Any, builder: Any, session: Any, *args: Any, **kwargs: Any) -> Any:

@@ -16,6 +16,7 @@ from collective.checkpoint.tensor_bundle import Bundle, BundleWriter
 from collective.coordination.barrier import Steps
 from collective.errors import RankError
 from collective.ops import collectives
+from collective.ops.counting import counted
 
 
 class TablePart(NamedTuple):
@@ -74,7 +75,10 @@ def copy_variables(
     digest = hashlib.blake2b("\n".join(names).encode(), digest_size=8).hexdigest()
     messages = steps.meet({"path": path, "variables": digest, "count": len(names)})
     if len({message["variables"] for message in messages}) > 1:
-        counts = (f"{message['count']} variables on rank {r}" for r, message in enumerate(messages))
+        counts = (
+            f"{counted(message['count'], 'variable')} on rank {r}"
+            for r, message in enumerate(messages)
+        )
         raise RankError(
             f"The ranks built different graphs to be served, of {', '.join(counts)}. Build the "
             "same one on every rank."

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from collective.ops import placement
+from collective.ops.counting import counted
 from collective.ops.gpu import device_key_map
 from collective.ops.gpu.kernel_api import Kernels
 from collective.ops.gpu.memory_bridge import MemoryBridge
@@ -68,7 +69,8 @@ class DeviceColumn(RowColumn):
                 self._bridge.grow(self._memory, size)
             except MemoryError as error:
                 raise MemoryError(
-                    f"'{self._name}' has memory for {before // self._row_bytes:,} rows, and needs "
+                    f"'{self._name}' has memory for "
+                    f"{counted(before // self._row_bytes, 'row')}, and needs "
                     f"{size - before:,} bytes more for {count:,}: {error}. "
                     f"{self._bridge.memory()}, and TensorFlow what it has taken. Train on more "
                     f"ranks; or set {placement.DYNAMIC}=host, which has dynamic tables in the "

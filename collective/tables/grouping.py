@@ -32,6 +32,7 @@ from collective.ops.exchange import Wire
 from collective.ops.graph_analysis import VARIABLE_TYPES, upstream
 from collective.ops.graph_state import GraphState, state_of
 from collective.ops.placement import on_device
+from collective.startup import STARTUP
 from collective.strategies.grouped_exchange import Group, exchange_group, groups_of
 
 
@@ -69,6 +70,7 @@ class GraphLookups:
         if not graphs.is_function(out.graph):
             self.written.append(WrittenLookup(lookup, out.op, _reason_ungrouped(lookup, out)))
             self._ungrouped.append(self.written[-1])
+        STARTUP.made_lookup(graphs.outermost(out.graph))
 
     def groupable(self) -> list[WrittenLookup]:
         """Returns the lookups that could be grouped."""

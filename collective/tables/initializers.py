@@ -23,6 +23,9 @@ from keras.src import backend
 from tensorflow.python.framework import random_seed
 from tensorflow.python.ops import variables
 
+from collective.ops import graphs
+from collective.startup import STARTUP
+
 Fill = Callable[[np.ndarray, int], np.ndarray]  # (row numbers [R] uint64, D) -> values [R, D]
 BLOCK = 1 << 16  # Elements drawn at once.
 
@@ -284,17 +287,16 @@ def _same_on_all_ranks(init: Any, name: str) -> Iterator[None]:
 def filled(shape: tuple[int, int], dtype: tf.DType, fill: Callable[[np.ndarray], Any]) -> tf.Tensor:
     """Returns a tensor that `fill` writes in place when it is run. Assign it by `only_after`.
 
-    The memory is TensorFlow's own: what a `numpy_function` returns stays NumPy's, and the first
-    sparse update of its variable copies all of it.
-
-    (What a `numpy_function` returns stays NumPy's, and the first sparse update of its variable
-    copies all of it.)
+    The memory is TensorFlow's own. (What a `numpy_function` returns stays NumPy's, and the first
+    sparse update of its variable copies all of it.)
     """
 
     def write(out: np.ndarray) -> np.int64:
         fill(out)
+        STARTUP.initialised()
         return np.int64(0)
 
+    STARTUP.will_initialise(graphs.outermost(tf.get_default_graph()))
     with tf.device("/cpu:0"):
         # Both are stateful: the graph optimizer would fold a constant and then keep the whole shard
         # with the graph.

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.ops import placement
+from collective.ops.counting import counted
 from collective.tables.table import Sharded
 
 MOST_NAMED = 5
@@ -42,7 +43,7 @@ def _tables(graph: tf.Graph) -> str:
     if not sizes:
         return ""
     named = ", ".join(f"'{name}' {size:,}" for size, name in sizes[:MOST_NAMED])
-    rest = f" and {len(sizes) - MOST_NAMED} others" if len(sizes) > MOST_NAMED else ""
+    rest = f" and {counted(len(sizes) - MOST_NAMED, 'other')}" if len(sizes) > MOST_NAMED else ""
     return (
         f"Tables and their slots take {sum(size for size, _ in sizes):,} bytes on this rank: "
         f"{named}{rest}; dynamic ones what their rows take.{_advice()} Train on more ranks, each "

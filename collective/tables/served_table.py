@@ -12,6 +12,7 @@ from tensorflow.python.framework import composite_tensor, tensor_conversion_regi
 from collective import strategies
 from collective.errors import TableError
 from collective.ops import graphs, key_hashing, tensorflow_lookup
+from collective.ops.counting import counted
 from collective.ops.graph_state import state_of
 
 
@@ -91,9 +92,9 @@ class ServedTable(composite_tensor.CompositeTensor):
 
     def refuse(self) -> NoReturn:
         raise TableError(
-            f"table '{self.op.name}' is served from {len(self.parts)} parts and isn't one tensor "
-            "or variable. Look its rows up (tf.nn.embedding_lookup, embedding_lookup_sparse, "
-            "safe_embedding_lookup_sparse, tf.gather)."
+            f"table '{self.op.name}' is served from {counted(len(self.parts), 'part')} and isn't "
+            "one tensor or variable. Look its rows up (tf.nn.embedding_lookup, "
+            "embedding_lookup_sparse, safe_embedding_lookup_sparse, tf.gather)."
         )
 
 

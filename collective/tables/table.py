@@ -13,6 +13,7 @@ from tensorflow.python.ops import resource_variable_ops
 
 from collective.errors import TableError
 from collective.ops import collectives, dispatch, graphs, tensorflow_lookup
+from collective.ops.counting import counted
 from collective.tables import dense_view, initializers
 
 _view = threading.local()
@@ -181,9 +182,9 @@ class Sharded(resource_variable_ops.ResourceVariable):
         """Raises an error that names the table, and what to do instead of `way`."""
         raise TableError(
             f"{way} of table '{self.op.name}' would see only this rank's {self._shape[0]} of its "
-            f"{self.rows} rows. Look the rows up (tf.nn.embedding_lookup, embedding_lookup_sparse, "
-            "safe_embedding_lookup_sparse, tf.gather), assign a whole value, or make the variable "
-            "outside embedding_scope() to have it whole on every rank."
+            f"{counted(self.rows, 'row')}. Look the rows up (tf.nn.embedding_lookup, "
+            "embedding_lookup_sparse, safe_embedding_lookup_sparse, tf.gather), assign a whole "
+            "value, or make the variable outside embedding_scope() to have it whole on every rank."
         )
 
 

@@ -12,6 +12,7 @@ from tensorflow.python.framework.tensor_util import make_tensor_proto
 
 from collective.ops import graphs
 from collective.scope import SCOPES
+from collective.startup import STARTUP
 from collective.tables import served_table
 from collective.tables.dynamic_table import DynamicTable
 from collective.tables.table import Table, in_shard_view
@@ -101,6 +102,7 @@ def table_getter(
                 trainable=arguments.get("trainable"),
                 collections=arguments.get("collections"),
             )
+        STARTUP.makes_table(graphs.outermost(tf.get_default_graph()))
         kind = DynamicTable if is_dynamic(table_shape) else Table
         return kind(
             initializer=initializer,

@@ -1,7 +1,8 @@
-"""Chooses where the rows come from: the census or, where it can't be had, the click log."""
+"""Chooses where the rows come from: the census or, with --data generated, the click log."""
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Callable
 
 from census_income import click_log
@@ -17,21 +18,16 @@ def load(options: Options, report: Print, fail: Print) -> tuple[Rows, Rows, str]
     `report` gets what happens on the way. `fail` gets what is wrong with the census data, and
     doesn't return.
     """
-    if not options.click_log:
-        # Here, because tensorflow-datasets takes seconds to import.
-        from census_income import dataset
-        from common.data_preparation import DownloadFailed
+    if options.click_log:
+        log = click_log.generate()
+        best = f"the best possible AUC on these generated rows is {log.best_auc:.4f}"
+        return log.train, log.test, best
+    # Here, because tensorflow-datasets takes seconds to import.
+    from census_income import dataset
 
-        try:
-            train, test = dataset.load(options.census_dir, report)
-            return train, test, "PERSIA publishes 0.8929 on these rows"
-        except DownloadFailed as failure:
-            report(
-                f"The census data could not be downloaded, so a generated click log of the same "
-                f"columns takes its place ({failure})"
-            )
-        except (dataset.MalformedFile, OSError) as error:
-            fail(f"the census data could not be prepared: {error}")
-    log = click_log.generate()
-    best = f"the best possible AUC on these generated rows is {log.best_auc:.4f}"
-    return log.train, log.test, best
+    try:
+        train, test = dataset.load(options.census_dir, report)
+    except (dataset.MalformedFile, OSError, zipfile.BadZipFile) as error:
+        fail(f"the census data could not be prepared: {error}")
+        raise
+    return train, test, "PERSIA publishes 0.8929 on these rows"

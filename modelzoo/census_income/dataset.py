@@ -1,25 +1,28 @@
 """Reads the Adult (Census Income) data as a data set of tensorflow-datasets.
 
-It has 32,561 training rows and 16,281 test rows. They come from local files, if the configuration
-names a folder, else from UCI. Both forms of the files are read: UCI's own (no header, a comment as
-the first line of adult.test, labels with a full stop there) and a plain CSV with a header.
+It has 32,561 training rows and 16,281 test rows. They come from the files in a folder, if the
+configuration names one, else from the archive that comes along; nothing is downloaded. Both forms
+of the files are read: UCI's own (no header, a comment as the first line of adult.test, labels with
+a full stop there) and a plain CSV with a header.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import io
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 import tensorflow_datasets as tfds
 
+from census_income import archive
 from census_income.columns import CATEGORICAL, LABEL, NUMERIC, Rows
 from common import data_preparation
+from common.counting import counted
 
-FILES = {"train": "adult.data", "test": "adult.test"}  # checksums.tsv has their digests
-URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult/"
+FILES = dict(zip(("train", "test"), archive.FILES))
 FILE_COLUMNS = (
     "age",
     "workclass",
@@ -55,25 +58,28 @@ class MalformedFile(Exception):
 
 @dataclasses.dataclass(eq=False)
 class CensusConfig(tfds.core.BuilderConfig):
-    """Names the source of the rows.
+    """Names the source of the rows: a folder, or else the archive.
 
-    Data prepared from different sources, or from files that were edited, never share a folder.
+    Data prepared from different files, or from files that were edited, never share a folder.
     """
 
     folder: Path | None = None
 
     @classmethod
-    def of_files(cls, folder: Path) -> CensusConfig:
+    def of_files(cls, folder: Path | None) -> CensusConfig:
         digest = hashlib.sha256()
         for name in FILES.values():
-            digest.update((folder / name).read_bytes())
+            digest.update(read(folder, name))
         return cls(
-            name=f"local-{digest.hexdigest()[:12]}", description="from local files", folder=folder
+            name=f"local-{digest.hexdigest()[:12]}",
+            description=f"of {folder}" if folder else "that come along",
+            folder=folder,
         )
 
-    @classmethod
-    def of_uci(cls) -> CensusConfig:
-        return cls(name="uci", description="downloaded from UCI")
+
+def read(folder: Path | None, name: str) -> bytes:
+    """Returns a file of `folder`, or of the archive without one."""
+    return (folder / name).read_bytes() if folder else archive.read(name)
 
 
 class CensusIncome(tfds.core.GeneratorBasedBuilder):
@@ -98,21 +104,12 @@ class CensusIncome(tfds.core.GeneratorBasedBuilder):
         )
 
     def _split_generators(self, dl_manager):
-        if self.builder_config.folder:
-            paths = {split: self.builder_config.folder / name for split, name in FILES.items()}
-        else:
-            paths = _download(dl_manager)
-        return {split: self._generate_examples(path) for split, path in paths.items()}
+        return {split: self._generate_examples(name) for split, name in FILES.items()}
 
-    def _generate_examples(self, path):
-        with open(path, encoding="utf-8") as lines:
-            yield from enumerate(parse(lines, path))
-
-
-def _download(dl_manager) -> dict:
-    urls = {split: URL + name for split, name in FILES.items()}
-    with data_preparation.downloading(urls["train"]):
-        return dl_manager.download(urls)
+    def _generate_examples(self, name):
+        folder = self.builder_config.folder
+        lines = io.TextIOWrapper(io.BytesIO(read(folder, name)), encoding="utf-8")
+        yield from enumerate(parse(lines, (folder or archive.ARCHIVE) / name))
 
 
 def parse(lines: Iterable[str], path: object) -> Iterator[dict[str, object]]:
@@ -124,7 +121,8 @@ def parse(lines: Iterable[str], path: object) -> Iterator[dict[str, object]]:
             continue
         if len(fields) != len(FILE_COLUMNS):
             raise MalformedFile(
-                f"{path}, line {number}: {len(fields)} fields instead of {len(FILE_COLUMNS)}"
+                f"{path}, line {number}: {counted(len(fields), 'field')} instead of "
+                f"{len(FILE_COLUMNS)}"
             )
         example: dict[str, object] = {
             column: fields[place] for place, column in enumerate(FILE_COLUMNS)
@@ -160,14 +158,14 @@ def as_rows(builder: CensusIncome, split: str) -> Rows:
 
 
 def load(folder: Path | None, report: Callable[[str], None] = print) -> tuple[Rows, Rows]:
-    """Loads the training and the test rows, from the files in `folder` or, without one, from UCI.
+    """Loads the training and test rows: of the files in `folder`, or of the archive without one.
 
     Raises:
-        DownloadFailed: in every process of a job, if in one.
         MalformedFile: a line of the files isn't a row.
-        OSError: the prepared data can't be written.
+        OSError: the files can't be read, or the prepared data can't be written.
+        zipfile.BadZipFile: the archive is damaged.
     """
-    config = CensusConfig.of_files(folder) if folder else CensusConfig.of_uci()
+    config = CensusConfig.of_files(folder)
 
     def find() -> data_preparation.Found:
         with data_preparation.quiet():
@@ -179,9 +177,7 @@ def load(folder: Path | None, report: Callable[[str], None] = print) -> tuple[Ro
             builder.download_and_prepare()
 
     def announce(path: Path) -> None:
-        report(
-            f"Preparing the census data, {config.description}, in {path} (once, some ten seconds)"
-        )
+        report(f"Preparing the census data {config.description} in {path} (once, some ten seconds)")
 
     builder = data_preparation.prepare_once(find, prepare, announce)
     return as_rows(builder, "train"), as_rows(builder, "test")

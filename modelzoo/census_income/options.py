@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from census_income.archive import FILES
 from common.command_line import TrainingOptions, TrainingParser, whole_number
 
 DATA_DIR_VARIABLE = "COLLECTIVE_DATA_DIR"
-DATA_SET, FILES = "census-income", ("adult.data", "adult.test")
+DATA_SET = "census-income"
 
 # The optimizers and their default learning rates.
 LEARNING_RATES = {
@@ -25,8 +27,8 @@ LEARNING_RATES = {
 
 @dataclass(frozen=True)
 class Options(TrainingOptions):
-    census_dir: Path | None  # holds the census files; None: they are downloaded
-    click_log: bool
+    census_dir: Path | None  # holds the census files; None: those that come along
+    click_log: bool  # instead of the census
     checkpoint_dir: str | None
     save_steps: int
 
@@ -46,12 +48,21 @@ def parser(rank: int) -> TrainingParser:
         "--data-dir",
         default=os.environ.get(DATA_DIR_VARIABLE) or None,
         help=f"the folder of data sets that holds {DATA_SET}/ ({', '.join(FILES)}); also "
-        f"${DATA_DIR_VARIABLE}; without it the files are downloaded",
+        f"${DATA_DIR_VARIABLE}; without it the files that come along are taken",
+    )
+    add(
+        "--data",
+        choices=("census", "generated"),
+        default="census",
+        help="train on the census rows, or on a generated click log of the same columns",
     )
     add(
         "--click-log",
-        action="store_true",
-        help="train on the generated click log instead of the census data",
+        dest="data",
+        action="store_const",
+        const="generated",
+        default=argparse.SUPPRESS,
+        help="short for --data generated",
     )
     add(
         "--checkpoint-dir",
@@ -70,20 +81,20 @@ def parser(rank: int) -> TrainingParser:
 def parse(arguments: list[str] | None = None, rank: int = 0) -> Options:
     command_line = parser(rank)
     training, parsed = command_line.parse_training_args(arguments)
-    census_dir = None
-    if parsed.data_dir and not parsed.click_log:
+    census_dir, click_log = None, parsed.data == "generated"
+    if parsed.data_dir and not click_log:
         census_dir = Path(parsed.data_dir) / DATA_SET
         missing = [name for name in FILES if not (census_dir / name).is_file()]
         if missing:
             command_line.error(
                 f"no {' and no '.join(missing)} in {census_dir}: --data-dir or "
                 f"{DATA_DIR_VARIABLE} names the folder that holds {DATA_SET}/; without both the "
-                f"files are downloaded"
+                f"files that come along are taken"
             )
     return Options(
         **training,
         census_dir=census_dir,
-        click_log=parsed.click_log,
+        click_log=click_log,
         checkpoint_dir=parsed.checkpoint_dir,
         save_steps=parsed.save_steps,
     )

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this folder and 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from census_income import batches, data_source, model, options, serving
+from census_income import batches, data_source, model, options, overview, serving
 from census_income.columns import LABEL
 from census_income.features import Encoder
 from census_income.input_pipeline import next_batch
@@ -92,19 +92,19 @@ def main() -> None:
                 session.run(test_logits)
                 for _ in range(batches.evaluation_steps(len(test), EVALUATION_BATCH))
             ]
+        plan = strategy.plan() if finished < steps else None
 
     logits = gather(np.concatenate(logits), len(test), rank, ranks)  # (*)
     auc, accuracy = metrics.auc(test.label, logits), metrics.accuracy(test.label, logits)
     report(f"test AUC {auc:.4f}  accuracy {accuracy:.4f}  ({len(test)} rows)")
-    report(reference)
+    report("\n".join(overview.lines(plan, chosen.batch_size, auc, reference)))
     if chosen.export_dir:
         # (*) the checkpoint at the end of training, served by TensorFlow alone
-        exported = strategy.export_saved_model(
+        strategy.export_saved_model(
             chosen.export_dir,
             chosen.checkpoint_dir,
             lambda: serving.signature(strategy, encoder, chosen.dim),
         )
-        report(f"exported to {exported}")
 
 
 def gather(logits: np.ndarray, rows: int, rank: int, ranks: int) -> np.ndarray:

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this folder and 
 
 import tensorflow.compat.v1 as tf
 
-from census_income import batches, data_source, input_pipeline, model, options, serving
+from census_income import batches, data_source, input_pipeline, model, options, overview, serving
 from census_income.columns import LABEL
 from census_income.features import Encoder
 from collective import CollectiveStrategy
@@ -71,7 +71,7 @@ def main() -> None:
             mode,
             loss=loss,
             train_op=optimizer.minimize(loss, global_step=tf.train.get_global_step()),
-            training_hooks=[reporting.ProgressHook(loss, steps, chosen.batch_size, rank)],
+            training_hooks=[reporting.ProgressHook(loss, steps, chosen.batch_size, rank), plans],
         )
 
     def training_batches():  # (*) those of all ranks, which the Estimator deals
@@ -93,6 +93,7 @@ def main() -> None:
         features = flat(serving.encode(encoder, rows))
         return tf.estimator.export.ServingInputReceiver(features, rows)
 
+    plans = overview.PlanHook(strategy)
     run_config = tf.estimator.RunConfig(
         tf_random_seed=chosen.seed, save_checkpoints_steps=chosen.save_steps
     )
@@ -104,10 +105,10 @@ def main() -> None:
         report(
             f"test AUC {scores['auc']:.4f}  accuracy {scores['accuracy']:.4f}  ({len(test)} rows)"
         )
-        report(reference)
+        seen = overview.lines(plans.plan, chosen.batch_size, scores["auc"], reference)
+        report("\n".join(seen))
         if chosen.export_dir:
-            exported = estimator.export_saved_model(chosen.export_dir, serving_input)
-            report(f"exported to {tf.compat.as_str(exported)}")
+            estimator.export_saved_model(chosen.export_dir, serving_input)
 
 
 def labelled(dataset):

@@ -16,6 +16,7 @@ import tensorflow.compat.v1 as tf
 from tqdm import tqdm
 
 from common.command_line import TrainingOptions
+from common.counting import counted
 
 
 def reporter(rank: int) -> Callable[[str], None]:
@@ -38,10 +39,10 @@ def summary(options: TrainingOptions, examples: int, noun: str, ranks: int, tabl
         ranks: how many ranks train.
         tables: the model's tables, in words.
     """
-    plural = "s" if ranks > 1 else ""
+    steps = counted(options.total_steps(examples), "step")
     return (
-        f"{examples} training {noun}, {options.total_steps(examples)} steps of "
-        f"{options.batch_size} {noun} on {ranks} rank{plural}, {tables}, "
+        f"{examples} training {noun}, {steps} of "
+        f"{options.batch_size} {noun} on {counted(ranks, 'rank')}, {tables}, "
         f"{options.optimizer} at {options.learning_rate:g}"
     )
 

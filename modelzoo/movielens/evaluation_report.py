@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import tensorflow.compat.v1 as tf
 
+from common.counting import counted
+
 
 class ScoreReporter(tf.estimator.Exporter):
     """Reports the scores of each evaluation of `train_and_evaluate`; exports nothing."""
@@ -29,5 +31,5 @@ class ScoreReporter(tf.estimator.Exporter):
 def score_line(scores: dict, ratings: int) -> str:
     return (
         f"test AUC {scores['auc']:.4f}  log loss {scores['log_loss']:.4f}  "
-        f"({ratings} ratings, after step {scores['global_step']})"
+        f"({counted(ratings, 'rating')}, after step {scores['global_step']})"
     )

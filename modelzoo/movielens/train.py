@@ -83,8 +83,7 @@ def main() -> None:
         if split.reference:
             report(split.reference)
         if chosen.export_dir:
-            exported = estimator.export_saved_model(chosen.export_dir, model.serving_input)
-            report(f"exported to {tf.compat.as_str(exported)}")
+            estimator.export_saved_model(chosen.export_dir, model.serving_input)
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from collective.ops.counting import counted
 from collective.ops.gpu.device import Device, OneStream
 from collective.ops.gpu.partition import scan, tiled
 from collective.ops.gpu.segments import STATIC, THREADS, TILE, Segments, plan
@@ -218,8 +219,8 @@ class HashTable:
         self.counters[REFUSED:LOST].fill(0)
         return (
             f"hash table '{self.name}' is full: all of its {self.most_rows:,} rows are taken, and "
-            f"{refused:,} new keys have got none. Remove keys, or make room for the values of more "
-            "rows and set most_rows."
+            f"{counted(refused, 'new key')} got none. Remove keys, or make room for the values of "
+            "more rows and set most_rows."
         )
 
     def read(self) -> np.ndarray:
@@ -234,9 +235,9 @@ class HashTable:
         if counters[LOST]:
             self.counters[LOST:].fill(0)
             raise BrokenError(
-                f"hash table '{self.name}': {int(counters[LOST]):,} keys found no free slot and "
-                f"have got row 0, though of its {self.slots:,} slots only {self._most_used:,} are "
-                "counted as taken. Its memory was overwritten: go back to a checkpoint."
+                f"hash table '{self.name}': {counted(int(counters[LOST]), 'key')} found no free "
+                f"slot and got row 0, though of its {self.slots:,} slots only {self._most_used:,} "
+                "are counted as taken. Its memory was overwritten: go back to a checkpoint."
             )
         return counters
 

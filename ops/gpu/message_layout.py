@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from collective.ops.counting import counted
 from collective.ops.gpu.kernel_api import Kernels
 from collective.ops.gpu.segments import MOST, Segments
 
@@ -146,8 +147,9 @@ def read_runs(kernels: Kernels, layout: Layout, message: Any, splits: np.ndarray
     sections, splits = len(layout.tables), np.asarray(splits, np.int64)
     if len(splits) != layout.ranks or np.any(splits < 2 * sections) or splits.sum() != message.size:
         raise ValueError(
-            f"a message of {message.size:,} words can not be the {layout.ranks} ranks' whose "
-            f"splits are {splits.tolist()}, of at least {2 * sections} words each"
+            f"a message of {counted(message.size, 'word')} can not be of "
+            f"{counted(layout.ranks, 'rank')} whose splits are "
+            f"{splits.tolist()}, of at least {2 * sections} words each"
         )
     starts = np.cumsum(splits) - splits
     headers = kernels.download(

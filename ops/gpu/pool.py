@@ -196,7 +196,8 @@ def check_lookups(lookups: Sequence[Lookup], ids: Ids) -> None:
     samples = sum(lookup.samples for lookup in lookups)
     if ids.offsets.size != samples + 1:
         raise ValueError(
-            f"{samples} samples have {samples + 1} offsets, but there are {ids.offsets.size}"
+            f"offsets must be one more than the samples, {samples + 1}, but there are "
+            f"{ids.offsets.size}"
         )
 
 

@@ -48,8 +48,8 @@ class Segments:
             or np.any(lengths < 0)
         ):
             raise ValueError(
-                f"offsets must ascend from 0, one more than the {len(self.sections)} sections: "
-                f"{self.offsets}"
+                f"offsets must ascend from 0, one more than there are sections, "
+                f"{len(self.sections)}: {self.offsets}"
             )
         if len(self.sections) and self.sections.min() < 0:
             raise ValueError(f"sections must not be negative: {self.sections}")

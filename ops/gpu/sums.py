@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from collective.ops.counting import counted
 from collective.ops.gpu.device import Device, Kernel
 from collective.ops.gpu.occurrences import Occurrences, most_pieces
 from collective.ops.gpu.segments import THREADS, Segments
@@ -78,7 +79,9 @@ class Rows:
         lengths, width = np.diff(segments.offsets), np.asarray(dims, np.int64)[segments.sections]
         sizes = lengths * width
         if buffer.size != sizes.sum():
-            raise ValueError(f"the buffer has {buffer.size:,} elements, its rows {sizes.sum():,}")
+            raise ValueError(
+                f"the buffer has {counted(buffer.size, 'element')}, its rows {sizes.sum():,}"
+            )
         return cls(
             device.pointer(buffer) + (np.cumsum(sizes) - sizes) * _FLOAT_BYTES,
             lengths,

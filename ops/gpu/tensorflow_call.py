@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective.ops import op_attributes
+from collective.ops.counting import counted
 from collective.ops.gpu.memory_bridge import MemoryBridge
 
 # What is int32 in between: tf.py_function takes no int32 on a GPU.
@@ -97,5 +98,5 @@ class KernelCaller:
 
 def _shortened(tables: Sequence[str]) -> str:
     named = ", ".join(f"'{table}'" for table in tables[:5])
-    more = f" and {len(tables) - 5} others" if len(tables) > 5 else ""
+    more = f" and {counted(len(tables) - 5, 'other')}" if len(tables) > 5 else ""
     return f"table{'s' * (len(tables) > 1)} {named}{more}"

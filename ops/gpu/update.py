@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from collective.ops.counting import counted
 from collective.ops.gpu.occurrences import Occurrences
 from collective.ops.gpu.rules import RULES, Adam, Rule
 from collective.ops.gpu.segments import THREADS, Segments
@@ -131,7 +132,7 @@ def check_tables(rule: Rule, tables: Sequence[Table], segments: Segments) -> Non
     for number, table in enumerate(tables):
         if len(table.slots) != rule.slots:
             raise ValueError(
-                f"{type(rule).__name__} has {rule.slots} slots, but table {number} "
+                f"{type(rule).__name__} has {counted(rule.slots, 'slot')}, but table {number} "
                 f"{len(table.slots)}"
             )
         if table.weights.ndim != 2 or table.weights.shape[1] < 1:

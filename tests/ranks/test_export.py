@@ -192,3 +192,43 @@ def test_arguments(strategy, folder, rank, size):
                 prefix,
                 signature(strategy, one_table if rank else lambda: an_output(1.0)),
             )
+
+
+@pytest.mark.parametrize("plan", ["print", "quiet"])
+@pytest.mark.parametrize("verbosity", [tf.logging.INFO, tf.logging.ERROR])
+def test_rank_0_says_once_where_the_model_is(
+    strategy, folder, rank, plan, verbosity, capsys, monkeypatch
+):
+    """TensorFlow would name a folder that is gone when the export is done."""
+    prefix = trained(strategy, one_table, folder)
+    logged = []
+    before = tf.logging.get_verbosity()
+    monkeypatch.setattr(
+        tf.get_logger(), "handle", lambda record: record_of(record, logged), raising=True
+    )
+    tf.logging.set_verbosity(verbosity)
+    try:
+        with strategy.scope(plan=plan):
+            path = strategy.export_saved_model(
+                f"{folder}/export", prefix, signature(strategy, one_table)
+            )
+    finally:
+        tf.logging.set_verbosity(before)
+    said = [line for line in capsys.readouterr().err.splitlines() if "SavedModel" in line]
+    logged = [text for text in logged if "SavedModel" in text]
+    if rank > 0:
+        assert (said, logged) == ([], [])
+    elif verbosity == tf.logging.INFO:
+        assert (said, logged) == ([], [f"SavedModel written to: {path}"])
+    else:
+        assert (said, logged) == (
+            [f"collective: exported a SavedModel to {path}"] * (plan == "print"),
+            [],
+        )
+    assert os.path.isdir(path)
+
+
+def record_of(record, logged):
+    """Notes what gets through the logger's filters."""
+    if tf.get_logger().filter(record):
+        logged.append(record.getMessage())

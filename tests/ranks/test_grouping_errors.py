@@ -111,11 +111,11 @@ def test_ids_indices_and_weights_that_do_not_belong_together(strategy, rank, siz
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
             for wrong, words in (
-                ({weights: [1.0, 0.5]}, "sp_weights has -1 values"),
-                ({ids: [1, 2]}, "sp_ids has .1 indices"),
+                ({weights: [1.0, 0.5]}, "the number of sp_weights less that of sp_ids is -1"),
+                ({ids: [1, 2]}, "the number of sp_ids' indices less that of its values is .1"),
                 (
                     {places: [[1, 0], [0, 0], [1, 1]]},
-                    "in 1 places sp_ids has a sample below the one before",
+                    r"sp_ids has a sample below the one before it, or below 0 \(places: 1\)",
                 ),
             ):
                 before = session.run(rows_of({"t": t}))

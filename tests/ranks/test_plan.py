@@ -9,7 +9,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import collective
-from collective.ops import embedding_bag, key_hashing
+from collective.ops import embedding_bag, key_hashing, placement
+from collective.plan import step_estimate
 from tests.ranks import grouped, reference
 
 SLOTS = {"sgd": 0, "adagrad": 1, "adam": 2, "ftrl": 2}
@@ -113,7 +114,7 @@ def test_the_exchanges_are_those_that_a_trace_counts(strategy, size, grouping):
         assert len([x for x in plan.exchanges if x.phase == "keys"]) == (1 if together else 4)
         assert {table.packed for table in plan.tables} == {3 if together else 1}
         assert counts["CollectiveGatherRows"] == counts["CollectiveReduceRows"] == together
-        assert ("(packed with 2 others)" in str(plan)) == together
+        assert ("(packed with 2 others)" in plan.to_text(full=True)) == together
         assert len(plan.groups) == together and len(plan.alone) == (0 if together else 4)
         assert {x.why for x in plan.alone} == (
             set()
@@ -250,7 +251,7 @@ def test_json_holds_all_of_it_and_the_graph_stays_as_it_was(strategy):
         plan.ranks = 7
 
 
-@pytest.mark.parametrize("plan", ["print", "quiet"])
+@pytest.mark.parametrize("plan", ["print", "quiet", "full"])
 def test_rank_0_prints_it_once_when_a_graph_starts_to_train(strategy, rank, size, plan, capsys):
     with strategy.scope(plan=plan), tf.Graph().as_default():
         train, loss = build(strategy)
@@ -264,7 +265,7 @@ def test_rank_0_prints_it_once_when_a_graph_starts_to_train(strategy, rank, size
             session.run([tf.global_variables_initializer()])
             session.run(train, {"ids:0": [1]})
         out, err = capsys.readouterr()
-    assert err.count("collective: the plan of") == (plan == "print" and rank == 0 and size > 1)
+    assert err.count("collective: the plan of") == (plan != "quiet" and rank == 0 and size > 1)
     assert "the plan" not in out
     if "the plan" in err:
         lines = {line.split()[0]: line.split() for line in err.splitlines() if line.split()}
@@ -275,6 +276,78 @@ def test_rank_0_prints_it_once_when_a_graph_starts_to_train(strategy, rank, size
         ]
 
 
+@pytest.mark.parametrize("plan", ["print", "full"])
+def test_many_tables_are_summed_up_or_listed(strategy, rank, size, plan, capsys):
+    names = [f"a_table_of_many_{i:02}" for i in range(42)]
+    with strategy.scope(plan=plan), tf.Graph().as_default():
+        with strategy.embedding_scope():
+            tables = [reference.table(name, 5 + 4 * i, 2) for i, name in enumerate(names)]
+        ids = tf.constant([1, 2], tf.int64)
+        loss = sum(tf.reduce_mean(tf.nn.embedding_lookup(table, ids)) for table in tables)
+        started(tf.train.GradientDescentOptimizer(0.1).minimize(loss)).close()
+    lines = capsys.readouterr().err.splitlines()
+    if rank > 0 or size == 1:
+        assert not any("the plan of" in line for line in lines)
+        return
+    listed = {name for name in names if any(line.startswith(name) for line in lines)}
+    if plan == "full":
+        assert listed == set(names)
+        return
+    (first,) = [i for i, line in enumerate(lines) if "the plan of" in line]
+    (last,) = [i for i, line in enumerate(lines) if "scope(plan='full')" in line]
+    assert last - first < 40 and max(map(len, lines[first : last + 1])) <= 120
+    assert listed == set(names[-10:])
+    assert any(line.startswith("42 tables, ") for line in lines)
+
+
+def of_placeholders():
+    return tf.placeholder(tf.int64, [None], "ids")
+
+
+@pytest.mark.grouped
+@pytest.mark.skipif(
+    embedding_bag.missing() is not None, reason="groups need the compiled operations"
+)
+@pytest.mark.parametrize("ids", [lambda: tf.constant([1, 2, 3], tf.int64), of_placeholders])
+def test_a_small_model_is_told_that_sharding_does_not_pay(strategy, size, ids):
+    """Six samples on two ranks; or nobody knows how many."""
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        train, _ = build(strategy, ids=ids())
+        before = strategy.plan()
+        with started(train, {"ids:0": [1]} if ids is of_placeholders else None):
+            plan = strategy.plan()
+    assert before.estimate is None  # nobody knows what a step is
+    if size == 1 or placement.chosen() != "cpu":
+        assert plan.estimate is None
+        return
+    # A sample's rows are of 4, 3 and 4 elements; the network has 7 parameters.
+    work = step_estimate.StepWork(
+        ranks=size,
+        exchanges=len(plan.exchanges),
+        row_bytes=(4 + 3 + 4) * 4,
+        parameters=7,
+        samples=None if ids is of_placeholders else 3 * size,
+    )
+    assert plan.estimate == step_estimate.estimate(work)
+    assert "sharding doesn't pay" in str(plan).partition("An estimate: ")[2]
+    assert json.loads(plan.to_json())["estimate"]["samples"] == work.samples
+
+
+@pytest.mark.parametrize("kind", ["dynamic table", "convolution", "function"])
+def test_where_the_work_is_unknown_nothing_is_claimed(strategy, kind):
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        train, loss = build(strategy, ids=tf.constant([1, 2], tf.int64), dynamic="dynamic" in kind)
+        if kind == "convolution":
+            image = tf.get_variable("image", [1, 4, 4, 1])
+            loss += tf.reduce_sum(tf.nn.conv2d(image, tf.ones([2, 2, 1, 1]), 1, "VALID"))
+        if kind == "function":
+            weight = tf.get_variable("weight", [2])
+            loss += tf.function(lambda: tf.reduce_sum(weight))()
+        train = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+        started(train).close()
+        assert "An estimate" not in str(strategy.plan())
+
+
 def test_a_wrong_value_is_an_error(strategy):
-    with pytest.raises(ValueError, match=r"scope\(plan=…\) is 'print' or 'quiet', not 'loud'"):
+    with pytest.raises(ValueError, match="is 'print' or 'quiet' or 'full', not 'loud'"):
         strategy.scope(plan="loud")

@@ -18,7 +18,7 @@ GOOD: dict[str, list[Any]] = {
     "grouping": [True, False],
     "wire_dtype": [None, "float32", "float16", "bfloat16", tf.float16, tf.bfloat16],
     "gradient_wire_dtype": [None, "float32", "float16", "bfloat16", tf.float16, tf.bfloat16],
-    "plan": ["print", "quiet"],
+    "plan": ["print", "quiet", "full"],
     "profile": [None, "folder"],
     "profile_steps": [(1, 1), (11, 20), [2, 3]],
     "profile_every": [0, 100],

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from collective.ops.counting import counted
 from collective.ops.gpu import distinct as kernels
 from collective.ops.gpu.checks import Measurement, Scale
 from collective.ops.gpu.checks.inputs import assert_same, key_cases, on, segment_cases
@@ -40,7 +41,9 @@ def any_keys(device: Device, scale: Scale, rng: np.random.Generator) -> None:
     workspace = Workspace(device)
     for name, keys in key_cases(scale.keys, rng):
         for segments, ranks in zip(segment_cases(len(keys), len(KINDS), rng), (1, 3, 8)):
-            _agree(device, keys, segments, ranks, workspace, f"keys {name}, {ranks} ranks")
+            _agree(
+                device, keys, segments, ranks, workspace, f"keys {name}, {counted(ranks, 'rank')}"
+            )
 
 
 def repeated(device: Device, scale: Scale, rng: np.random.Generator) -> None:

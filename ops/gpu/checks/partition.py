@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 
+from collective.ops.counting import counted
 from collective.ops.gpu import partition as kernels
 from collective.ops.gpu.checks import Measurement, Scale
 from collective.ops.gpu.checks.inputs import assert_same, key_cases, on, segment_cases
@@ -29,7 +30,10 @@ def by_owner(device: Device, scale: Scale, rng: np.random.Generator) -> None:
                 reference.partition(keys, segments, KINDS, ranks)._asdict().items()
             ):
                 assert_same(
-                    device, getattr(got, field), wanted, f"{field} of keys {name}, {ranks} ranks"
+                    device,
+                    getattr(got, field),
+                    wanted,
+                    f"{field} of keys {name}, {counted(ranks, 'rank')}",
                 )
 
 
@@ -52,7 +56,7 @@ def local_rows(device: Device, scale: Scale, rng: np.random.Generator) -> None:
                 device,
                 kernels.local_rows(on(device, keys), segments, KINDS, ranks, workspace),
                 reference.local_rows(keys, segments, KINDS, ranks),
-                f"rows of keys {name}, {ranks} ranks",
+                f"rows of keys {name}, {counted(ranks, 'rank')}",
             )
 
 
@@ -65,7 +69,7 @@ def prefix_sums(device: Device, scale: Scale, rng: np.random.Generator) -> None:
             device,
             kernels.prefix_sums(on(device, values), workspace),
             reference.prefix_sums(values),
-            f"{size} values",
+            f"{counted(size, 'value')}",
         )
 
 

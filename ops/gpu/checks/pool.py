@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from collective.ops.counting import counted
 from collective.ops.gpu import pool as kernels
 from collective.ops.gpu import update as updates
 from collective.ops.gpu.checks import Measurement, Scale
@@ -190,7 +191,7 @@ def _timed(
             return kernels.pool(lookups, [Rows.of([table], device)], ids, workspace)
 
         return Measurement(
-            f"pool, {length} ids a sample",
+            f"pool, {counted(length, 'id')} a sample",
             [partial(forward_of, ids) for ids in inputs],
             size * (8 + 4 * dim) + size // length * (4 + 4 * dim),
             dim,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 from program_launch import MODELZOO, NO_NETWORK, environ
 
-from census_income import click_log, dataset
+from census_income import archive, click_log, dataset
 from tests.unit.modelzoo import census_files
 
 LOAD = """
@@ -20,12 +19,8 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from census_income import dataset
-from common.data_preparation import DownloadFailed
-try:
-    train, test = dataset.load(Path(sys.argv[2]) if sys.argv[2:] else None)
-    print(len(train['age']), len(test['age']), train['income'].sum(), *train['workclass'][:3])
-except DownloadFailed as error:
-    print('download failed', error)
+train, test = dataset.load(Path(sys.argv[2]) if sys.argv[2:] else None)
+print(len(train['age']), len(test['age']), train['income'].sum(), *train['workclass'][:3])
 """
 
 
@@ -85,16 +80,36 @@ def test_edited_files_and_other_sources_are_prepared_apart(tmp_path):
     folder = census_files.with_header(tmp_path)
     before = dataset.CensusConfig.of_files(folder).name
     assert before == dataset.CensusConfig.of_files(folder).name
-    assert before != dataset.CensusConfig.of_uci().name
+    assert before != dataset.CensusConfig.of_files(None).name
     with open(folder / "adult.test", "a") as file:
         file.write(census_files.TEST[0] + "\n")
     assert dataset.CensusConfig.of_files(folder).name != before
 
 
-def test_the_digests_of_the_files_are_known():
-    assert set(dataset.CensusIncome.url_infos) == {
-        dataset.URL + name for name in dataset.FILES.values()
-    }
+def test_the_rows_that_come_along_are_the_census():
+    """The counts are those that UCI publishes: 24,720 and 7,841; 12,435 and 3,846."""
+    counts = []
+    for name in archive.FILES:
+        text = archive.read(name).decode()
+        labels = [row["income"] for row in dataset.parse(text.splitlines(), name)]
+        counts.append([labels.count(label) for label in dataset.LABELS])
+    assert counts == [[24720, 7841], [12435, 3846]]
+    assert archive.ARCHIVE.stat().st_size < 900_000
+
+
+def test_the_archive_is_made_of_the_census_files(census_data, tmp_path):
+    """And says whose they are, under which licence."""
+    folder = Path(census_data["COLLECTIVE_DATA_DIR"]) / "census-income"
+    for name in archive.FILES:
+        assert archive.read(name) == (folder / name).read_bytes()
+    notice = archive.read("NOTICE.md").decode()
+    assert notice == archive.NOTICE.read_text()
+    assert "CC BY 4.0" in notice and "https://doi.org/10.24432/C5XW20" in notice
+    first, second = tmp_path / "first.zip", tmp_path / "second.zip"
+    archive.make(folder, first)
+    time.sleep(0.01)
+    archive.make(folder, second)
+    assert first.read_bytes() == second.read_bytes()
 
 
 def start(home: Path, *arguments: Path) -> subprocess.Popen:
@@ -132,20 +147,3 @@ def test_a_killed_preparation_is_redone_and_only_one_of_several_processes_prepar
         assert output.splitlines()[-1:] == [expected], errors
     assert not list(home.glob("census_income/*/*incomplete*"))
     assert len(list(home.glob("census_income/local-*/1.0.0"))) == 1
-
-
-@pytest.mark.parametrize(
-    "seconds_before, reason",
-    [(3600, "https://archive.ics.uci.edu/"), (-3600, "the reason of another rank")],
-)
-def test_a_failed_download_is_tried_again_but_not_by_the_ranks_of_the_same_job(
-    tmp_path, seconds_before, reason
-):
-    """Else one rank might train on the census and another on the click log."""
-    stamp = tmp_path / "census_income" / "uci" / "download-failed"
-    stamp.parent.mkdir(parents=True)
-    stamp.write_text("the reason of another rank")
-    os.utime(stamp, (time.time() - seconds_before,) * 2)
-    output, errors = start(tmp_path).communicate(timeout=60)
-    assert output.splitlines()[-1].startswith(f"download failed {reason}"), errors
-    assert stamp.read_text().startswith(reason)

@@ -55,7 +55,7 @@ def test_a_plan():
         ([2**31], [0], [STATIC], "use smaller batches"),
         ([-1], [0], [STATIC], "must ascend"),
         ([1], [-1], [STATIC], "negative"),
-        ([1, 2], [0], [STATIC], "one more than the 1"),
+        ([1, 2], [0], [STATIC], "one more than there are sections, 1"),
     ],
 )
 def test_segments_that_are_wrong(

@@ -237,7 +237,7 @@ def test_full_tables_are_named_each():
     keys, segments = np.arange(90), Segments.of([40, 30, 20, 0], [2, 1, 0, 0])
     with pytest.raises(
         FullError,
-        match=r"^hash table 'c' is full: all of its 30 rows are taken, and 10 new keys have got n",
+        match=r"^hash table 'c' is full: all of its 30 rows are taken, and 10 new keys got n",
     ):
         find_or_insert(tables, keys, segments, 0, workspace)
     assert find(tables, keys, segments, workspace).tolist() == [

@@ -28,7 +28,18 @@ def test_the_data_folder_comes_from_the_option_before_the_variable(tmp_path, mon
     option = ["--data-dir", str(tmp_path / "option")]
     assert options.parse([]).census_dir == tmp_path / "variable" / "census-income"
     assert options.parse(option).census_dir == tmp_path / "option" / "census-income"
-    assert options.parse(["--click-log"]).census_dir is None
+    for generated in (["--click-log"], ["--data", "generated"]):
+        assert options.parse(generated).census_dir is None
+        assert options.parse(generated).click_log
+    assert options.parse(["--data", "census"]).census_dir == options.parse([]).census_dir
+
+
+def test_a_data_folder_without_the_census_is_an_error_and_no_other_rows_are_taken(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        options.parse(["--data-dir", str(tmp_path)])
+    error = capsys.readouterr().err
+    assert f"no adult.data and no adult.test in {tmp_path / 'census-income'}" in error
+    assert "without both the files that come along are taken" in error
 
 
 def test_an_export_needs_a_checkpoint(capsys):

@@ -26,6 +26,7 @@ LAYERS = (
     ("strategies",),
     ("errors", "options"),
     ("scope",),
+    ("startup",),
     ("tables",),
     ("embedding_variable",),
     ("feature_column", "group_embedding"),

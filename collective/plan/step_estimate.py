@@ -1,0 +1,119 @@
+"""Estimates whether sharding pays: a step on all ranks beside one rank's.
+
+The model, with S samples in a step of N ranks:
+
+    one rank     FIXED + S * t                  t = rows / ROW_RATE + 6 * parameters / FLOP_RATE
+    N ranks      FIXED + S / N * (t + 2 * rows / WIRE_RATE)
+                 + exchanges * EXCHANGE + 8 * parameters / WIRE_RATE
+
+`rows` is the bytes of the table rows that a sample's ids name, `parameters` the number of elements
+of the replicated variables: a sample takes two floating-point operations with each of them going
+forward and four going back. Rows travel to the asker, and their gradients to the owner. Dense
+gradients travel once in each direction.
+
+The constants were measured on one machine of two cores, with two CPU ranks. They lean to the side
+of sharding: where the model can't tell, it takes computing for slower and exchanges for quicker
+than they were. It speaks of CPU ranks and of small tables only, and says that it estimates.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import textwrap
+
+from collective.ops.counting import counted
+from collective.plan.data import PlanData, StepEstimate
+
+FIXED_MS = 0.8  # of a run of any graph
+EXCHANGE_MS = 0.5  # of a collective that carries next to nothing
+ROW_RATE = 0.75e9  # bytes of rows a second: looked up, their gradients summed, updated
+WIRE_RATE = 2.6e9  # bytes a second
+FLOP_RATE = 10e9  # floating-point operations a second
+
+# Tables and slots of fewer bytes are small: any rank could hold them all.
+SMALL_BYTES = 1e9
+# All ranks together must be so many times slower than one before anybody is told.
+CLEARLY_SLOWER = 1.3
+# Where the samples of a step aren't known: nobody is told of fewer than these.
+USUAL_SAMPLES = 512
+COLUMNS = 118
+
+
+@dataclasses.dataclass(frozen=True)
+class StepWork:
+    """Describes what a step of N ranks does, as far as its time depends on it.
+
+    Attributes:
+        ranks: N.
+        exchanges: the collectives of a step.
+        row_bytes: of the table rows that one sample's ids name, above 0.
+        parameters: the elements of all replicated variables that are trained.
+        samples: of a step, all ranks together; None if the graph doesn't tell.
+    """
+
+    ranks: int
+    exchanges: int
+    row_bytes: float
+    parameters: int
+    samples: int | None
+
+
+def estimate(work: StepWork) -> StepEstimate:
+    """Estimates the times of a step, and from how many samples on sharding pays."""
+    sample_ms = 1e3 * (work.row_bytes / ROW_RATE + 6 * work.parameters / FLOP_RATE)
+    travel_ms = 1e3 * 2 * work.row_bytes / WIRE_RATE
+    exchanges_ms = work.exchanges * EXCHANGE_MS + 1e3 * 8 * work.parameters / WIRE_RATE
+    saved_ms = sample_ms - (sample_ms + travel_ms) / work.ranks  # by each sample
+    break_even = math.ceil(exchanges_ms / saved_ms)
+    if work.samples is None:
+        return StepEstimate(None, None, None, break_even)
+    one_rank_ms = FIXED_MS + work.samples * sample_ms
+    all_ranks_ms = FIXED_MS + work.samples * (sample_ms + travel_ms) / work.ranks + exchanges_ms
+    return StepEstimate(work.samples, one_rank_ms, all_ranks_ms, break_even)
+
+
+def advice(plan: PlanData) -> list[str]:
+    """Says where sharding clearly doesn't pay, and what to try: two lines, or none."""
+    estimated = plan.estimate
+    if estimated is None or not _is_small(plan):
+        return []
+    ranks = counted(plan.ranks, "rank")
+    samples, break_even = estimated.samples or 0, _rounded(estimated.break_even_samples)
+    if estimated.one_rank_ms is not None and estimated.all_ranks_ms is not None:
+        if estimated.all_ranks_ms < CLEARLY_SLOWER * estimated.one_rank_ms:
+            return []
+        claim = (
+            f"An estimate: sharding doesn't pay here. A step of {counted(samples, 'sample')} "
+            f"takes {estimated.all_ranks_ms:.1f} ms on {ranks}, {estimated.one_rank_ms:.1f} ms on "
+            "one."
+        )
+    else:
+        if estimated.break_even_samples < USUAL_SAMPLES:
+            return []
+        claim = (
+            f"An estimate: with fewer than {counted(break_even, 'sample')} in a "
+            f"step of {ranks} sharding doesn't pay: one rank alone is faster."
+        )
+    wanted = (
+        "Try larger batches, scope(local_steps=…), embedding_scope(min_rows=…) for small tables, "
+        "or one rank."
+    )
+    return textwrap.wrap(f"{claim} {wanted}", COLUMNS)
+
+
+def _is_small(plan: PlanData) -> bool:
+    """Tells whether all tables are known to fit on one rank."""
+    total = 0
+    for table in plan.tables:
+        for size in table.shard_bytes:
+            if size is None:
+                return False
+            total += size
+    return total < SMALL_BYTES
+
+
+def _rounded(number: int) -> int:
+    """Rounds to two digits: it is an estimate."""
+    digits = len(str(number)) - 2
+    return round(number, -digits) if digits > 0 else number

@@ -1,0 +1,88 @@
+"""Reads off a graph how much work a training step is, for an estimate of its time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from collective.coordination.run_analysis import RunFootprint
+from collective.ops import collectives, placement
+from collective.plan.step_estimate import StepWork
+from collective.strategies import Lookup
+from collective.tables.table import is_replicated
+
+# Operations that take an unknown number of steps with each parameter, or compute what the
+# parameters don't tell.
+UNKNOWN_WORK = (
+    "BatchMatMul",
+    "Conv",
+    "CudnnRNN",
+    "DepthwiseConv",
+    "Einsum",
+    "Enter",
+    "PartitionedCall",
+    "StatefulPartitionedCall",
+    "StatelessWhile",
+    "While",
+)
+# The ids of a sample where the graph doesn't tell: rather too many, which speaks for sharding.
+IDS_OF_A_SAMPLE = 10
+
+
+def of_step(
+    graph: tf.Graph, footprint: RunFootprint, lookups: Sequence[Lookup], exchanges: int
+) -> StepWork | None:
+    """Returns the work of a training step; None if it can't be told.
+
+    Args:
+        graph: the graph.
+        footprint: of the training run.
+        lookups: those that the run needs.
+        exchanges: the collectives of the run.
+    """
+    if placement.chosen() != "cpu" or tf.config.list_physical_devices("GPU"):
+        return None
+    for op in footprint.operations:
+        # A product of more than two dimensions takes its parameters for each of them.
+        if op.type.startswith(UNKNOWN_WORK) or "Tensordot" in op.name:
+            return None
+    variables = graph.get_collection(tf.GraphKeys.TRAINABLE_VARIABLES)
+    sizes = [v.shape.num_elements() for v in variables if is_replicated(v)]
+    row_bytes = sum(_row_bytes_of_sample(lookup) for lookup in lookups)
+    if None in sizes or row_bytes == 0:
+        return None
+    samples = _samples(lookups)
+    ranks = collectives.size()
+    return StepWork(
+        ranks=ranks,
+        exchanges=exchanges,
+        row_bytes=row_bytes,
+        parameters=sum(sizes),
+        samples=None if samples is None else samples * ranks,
+    )
+
+
+def _samples(lookups: Sequence[Lookup]) -> int | None:
+    """Returns a rank's samples of a step; None if the graph doesn't tell.
+
+    A lookup of ids that were flattened says too many, which speaks for sharding.
+    """
+    most = 0
+    for lookup in lookups:
+        shape = lookup.ids.shape
+        if lookup.sparse_ids is not None or not shape.rank or shape[0] is None:
+            return None
+        most = max(most, int(shape[0]))
+    return most
+
+
+def _row_bytes_of_sample(lookup: Lookup) -> int:
+    """Returns the bytes of the rows that a sample's ids name."""
+    ids = IDS_OF_A_SAMPLE
+    shape = lookup.ids.shape
+    if lookup.sparse_ids is None and shape.rank is not None:
+        ids_of_sample = shape[1:].num_elements()
+        ids = IDS_OF_A_SAMPLE if ids_of_sample is None else ids_of_sample
+    return int(np.prod([ids, lookup.table.dim, lookup.table.dtype.base_dtype.size]))

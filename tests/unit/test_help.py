@@ -1,0 +1,35 @@
+"""help(collective) begins with a page that says what it is, how to begin and where to read on."""
+
+from __future__ import annotations
+
+import pydoc
+import re
+
+import collective
+
+PAGE = collective.__doc__
+
+
+def test_it_is_a_page():
+    lines = PAGE.splitlines()
+    assert lines[0].endswith(".") and len(lines) <= 50 and max(map(len, lines)) <= 100
+    for line in range(1, 5):
+        assert f"# {line}" in PAGE
+    assert "python -m collective.launch -np 2 train.py" in PAGE
+    assert "python -m\ncollective.launch --help" in PAGE and "README.md" in PAGE
+
+
+def test_it_lists_the_public_names_with_a_word_on_each():
+    listed = PAGE.partition("Public names:")[2].partition("Read on:")[0]
+    described = re.findall(r"^    ([\w., ]+?)  +\S", listed, re.M)
+    names = {name for names in described for name in names.split(", ")}
+    modules = {f"collective.{name}" for name in (*collective._SUBMODULES, "launch", "options")}
+    assert names == {*collective.__all__, *modules}
+
+
+def test_help_shows_it_first():
+    text = pydoc.plain(pydoc.render_doc(collective))
+    first, _, rest = PAGE.partition("\n")
+    assert f"collective - {first[:-1]}" in text
+    assert " ".join(rest.split()) in " ".join(text.split())
+    assert text.index("Public names:") < text.index("class CollectiveStrategy")

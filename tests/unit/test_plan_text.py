@@ -1,0 +1,210 @@
+"""The text of a plan: everything of a small model, no more than a screen of a large one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from collective.plan.data import (
+    ExchangePlan,
+    GroupPlan,
+    SectionPlan,
+    StepEstimate,
+    TablePlan,
+    UngroupedLookupPlan,
+)
+from collective.plan.formatting import shortened
+from collective.plan.plan import Plan
+
+RANKS = 4
+
+
+def table(name: str, rows: int | None, dim: int, groups: tuple[str, ...] = ("group",)) -> TablePlan:
+    """Makes a table of float32 with one slot."""
+    shard_rows = [None] * RANKS if rows is None else [len(range(r, rows, RANKS)) for r in range(4)]
+    shard_bytes = [None if rows is None else rows * dim * 8 for rows in shard_rows]
+    return TablePlan(
+        name=name,
+        rows=rows,
+        dim=dim,
+        dtype="float32",
+        slots=(f"{name}/Adagrad",),
+        row_bytes=dim * 8,
+        shard_rows=tuple(shard_rows),
+        shard_bytes=tuple(shard_bytes),
+        groups=groups,
+        packed=1,
+        imbalance=None if rows is None else max(shard_bytes) * RANKS / sum(shard_bytes),
+    )
+
+
+def exchange(phase: str, members: int, size: int | None) -> ExchangePlan:
+    return ExchangePlan(
+        name=f"collective.{phase}",
+        kind="Alltoall",
+        phase=phase,
+        of="group",
+        level=1,
+        tables=members,
+        sections=members,
+        members=members,
+        dtype="int64" if phase == "keys" else "float32",
+        bytes=size,
+        exact=False,
+    )
+
+
+def plan_of(tables: list[TablePlan], **fields) -> Plan:
+    sections = tuple(SectionPlan(t.name, t.dim, False, 1) for t in tables if t.groups)
+    exchanges = tuple(
+        exchange(phase, len(tables), size)
+        for phase, size in (("keys", 8000), ("rows", 64000), ("gradients", None))
+    )
+    values = {
+        "groups": (GroupPlan("group", 1, len(tables), sections),),
+        "alone": (),
+        "exchanges": exchanges,
+        "imbalance": 1.0,
+        **fields,
+    }
+    return Plan("hb", RANKS, tuple(tables), **values)
+
+
+def large_plan(**fields) -> Plan:
+    """Makes a plan of 300 tables: 200 of dimension 16, 100 of 32, the larger the later."""
+    tables = [table(f"t{i:03}", 4 * (i + 1), 16 if i < 200 else 32) for i in range(300)]
+    return plan_of(tables, **fields)
+
+
+def test_a_small_model_has_a_line_for_each_table_and_exchange():
+    text = str(plan_of([table("item", 8, 4), table("user", 100, 16)]))
+    assert text == (
+        "collective: the plan of 4 ranks, backend hb\n"
+        "\n"
+        "table     rows  dim     type  slots  rows a rank  bytes a rank  max/mean"
+        "                              \n"
+        "item         8    4  float32      1            2          64 B      1.00"
+        "  group: 1 by distinct rows\n"
+        "user       100   16  float32      1           25        3.2 kB      1.00"
+        "  group: 1 by distinct rows\n"
+        "2 tables                                                3.3 kB      1.00\n"
+        "\n"
+        "3 exchanges a step:\n"
+        "an exchange of  in     by        level  tables  sections  lookups     type  bytes a rank\n"
+        "keys            group  Alltoall      1       2         2        2    int64      ≤ 8.0 kB\n"
+        "rows            group  Alltoall      1       2         2        2  float32     ≤ 64.0 kB\n"
+        "gradients       group  Alltoall      1       2         2        2  float32             ?"
+    ).replace("                              \n", "\n")
+
+
+def test_lines_of_tables_fit_on_a_screen_unless_all_is_wanted():
+    name = "input_layer/" + "nested/" * 9 + "user_embedding"
+    plan = plan_of([table(name, 8, 4, tuple(f"group{i}" for i in range(9))), table("item", 8, 4)])
+    assert max(map(len, str(plan).splitlines())) <= 120
+    assert name not in str(plan) and name in plan.to_text(full=True)
+    assert "input_layer/nested/n…" in str(plan)
+
+
+def test_one_is_one():
+    text = str(plan_of([table("only", 8, 4)], exchanges=(exchange("keys", 1, None),)))
+    assert "\n1 table  " in text and "\n1 exchange a step:" in text
+
+
+def test_three_hundred_tables_are_summed_up():
+    lines = str(large_plan()).splitlines()
+    assert lines[:6] == [
+        "collective: the plan of 4 ranks, backend hb",
+        "",
+        "300 tables, 9.0 MB on the largest rank, slots included, 1.00 times the ranks' mean.",
+        "group  dim     type  tables     rows  rows a rank  bytes a rank  max/mean",
+        "group   32  float32     100  100,200       25,050        6.4 MB      1.00",
+        "group   16  float32     200   80,400       20,100        2.6 MB      1.00",
+    ]
+    assert lines[7].split() == "the largest 10 rows dim slots bytes a rank max/mean".split()
+    assert [line.split()[0] for line in lines[8:18]] == [f"t{i}" for i in range(299, 289, -1)]
+    assert lines[8].split() == ["t299", "1,200", "32", "1", "76.8", "kB", "1.00"]
+    assert lines[19] == "3 exchanges a step:"
+    assert [line.split()[:2] for line in lines[21:24]] == [
+        ["keys", "1"],
+        ["rows", "1"],
+        ["gradients", "1"],
+    ]
+    assert lines[-1] == (
+        "All of it: scope(plan='full') prints it, strategy.plan().to_json() has it as data."
+    )
+
+
+def crowded_plan(dynamic: bool = True) -> Plan:
+    """Makes a plan with more of everything than a summary has room for."""
+    groups = [f"group.of.a.rather.long.name.{i}" for i in range(40)]
+    tables = [
+        table(
+            f"scope/{'deep/' * 30}{i}",
+            400 + i if i % 7 or not dynamic else None,
+            1 + i,
+            (groups[i % 40],),
+        )
+        for i in range(300)
+    ]
+    tables.append(table("unused", 4, 1, ()))
+    why = "a reason that takes more than the hundred and twenty columns that a line may have " * 2
+    alone = tuple(
+        UngroupedLookupPlan(f"lookup_{i}", f"lonely_{i}", f"{why} {i % 9}") for i in range(90)
+    )
+    phases = ("agreement", "keys", "rows", "gradients", "dense gradients", "other")
+    exchanges = tuple(
+        dataclasses.replace(exchange(phase, 7, 10**12), dtype=f"float{16 * i}", received=1e15)
+        for phase in phases
+        for i in range(1, 50)
+    )
+    return plan_of(
+        tables,
+        alone=alone,
+        exchanges=exchanges,
+        imbalance=None,
+        notes={f"note {i}": "a remark.\n" * 30 for i in range(9)},
+        estimate=StepEstimate(None, None, None, 123456),
+    )
+
+
+def static_crowded_plan() -> Plan:
+    return crowded_plan(dynamic=False)
+
+
+@pytest.mark.parametrize("make", [large_plan, crowded_plan, static_crowded_plan])
+def test_a_summary_has_no_more_than_forty_lines_of_120_columns(make):
+    lines = str(make()).splitlines()
+    assert ("An estimate" in str(make())) == (make is static_crowded_plan)
+    assert 20 < len(lines) <= 40
+    assert max(map(len, lines)) <= 120
+
+
+def test_a_summary_says_what_it_leaves_out():
+    text = str(crowded_plan())
+    assert "301 tables (43 dynamic)" in text
+    assert "other kinds of tables" in text
+    assert "90 lookups with exchanges of their own:" in text and "and for 8 other reasons" in text
+    assert "and 8 other remarks" in text
+
+
+@pytest.mark.parametrize("make", [large_plan, crowded_plan])
+def test_everything_is_in_the_full_text_and_in_json(make):
+    plan = make()
+    full, data = plan.to_text(full=True), json.loads(plan.to_json())
+    for part in plan.tables:
+        assert part.name in full
+    for lookup in plan.alone:
+        assert f"{lookup.lookup} in {lookup.table}: {lookup.why}" in full
+    assert [part["name"] for part in data["tables"]] == [part.name for part in plan.tables]
+    assert len(data["exchanges"]) == len(plan.exchanges)
+    assert len(data["alone"]) == len(plan.alone)
+
+
+@pytest.mark.parametrize(
+    "text, most, want",
+    [("short", 5, "short"), ("a/long/name", 7, "a/l…ame"), ("a/long/name", 6, "a/l…me")],
+)
+def test_names_are_shortened_in_their_middle(text, most, want):
+    assert shortened(text, most) == want

@@ -1,0 +1,142 @@
+"""A slow start says what it is busy with; a quick one says nothing."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from collective import startup
+from collective.ops import collectives
+from collective.scope import SCOPES, ScopeOptions
+
+
+class Graph:
+    """As much of a graph as is followed."""
+
+    version = 0
+
+
+class Start:
+    """A start whose clock and thread are the test's."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.graph = Graph()
+        self.startup = startup.Startup(clock=lambda: self.now, say=lambda line: None)
+
+    def pass_seconds(self, seconds: int, work=lambda: None) -> list[str]:
+        """Returns the lines that are said while `work` is done once a second."""
+        lines = []
+        for _ in range(seconds):
+            self.now += 1
+            work()
+            lines.append(self.startup.due_line())
+        return [line for line in lines if line]
+
+
+@pytest.fixture
+def start(monkeypatch):
+    monkeypatch.setattr(collectives, "rank", lambda: 1)  # no thread
+    start = Start()
+    start.startup.makes_table(start.graph)
+    return start
+
+
+def build(start):
+    def work():
+        start.startup.makes_table(start.graph)
+        start.startup.made_lookup(start.graph)
+        start.graph.version += 100
+
+    return work
+
+
+def test_building_says_how_much_there_is_so_far(start):
+    assert start.pass_seconds(3, build(start)) == []
+    assert start.pass_seconds(9, build(start)) == [
+        "collective: building the model: 5 tables, 4 lookups and 400 operations so far (4 s)",
+        "collective: building the model: 13 tables, 12 lookups and 1,200 operations so far (12 s)",
+    ]
+
+
+def test_no_ten_seconds_of_a_slow_start_are_silent(start):
+    said = []
+    for second in range(100):
+        if start.pass_seconds(1, build(start)):
+            said.append(second + 1)
+    assert max(later - earlier for earlier, later in zip([0, *said], said)) < 10
+    assert len(said) < 15
+
+
+def test_a_script_that_does_something_of_its_own_is_left_alone(start):
+    start.pass_seconds(2, build(start))
+    assert start.pass_seconds(50) == []
+    assert start.pass_seconds(3, build(start)) == []  # busy for three seconds since
+
+
+def test_a_run_says_what_it_does_and_how_much_of_it_is_done(start):
+    for _ in range(3):
+        start.startup.will_initialise(start.graph)
+    with start.startup.running(start.graph):
+        assert start.pass_seconds(4) == ["collective: one of the first runs of the graph (4 s)"]
+        start.startup.initialised()
+        assert start.pass_seconds(8) == ["collective: initialising: 1 of 3 tables and slots (12 s)"]
+    with start.startup.doing(start.graph, "the first training step"):
+        for _ in range(2):
+            start.startup.initialised()
+        assert start.pass_seconds(8) == ["collective: the first training step (20 s)"]
+
+
+def test_after_the_first_training_step_nothing_is_said(start):
+    start.startup.over(start.graph)
+    with start.startup.running(start.graph):
+        assert start.pass_seconds(50, build(start)) == []
+    assert not start.startup.follows(start.graph)
+
+
+def test_a_graph_that_is_only_evaluated_has_started_after_some_runs(start):
+    for _ in range(startup.RUNS_OF_A_START):
+        assert start.startup.follows(start.graph)
+        with start.startup.running(start.graph):
+            pass
+    assert not start.startup.follows(start.graph)
+
+
+def test_another_graph_starts_anew(start):
+    start.pass_seconds(3, build(start))
+    other = Graph()
+    start.startup.makes_table(other)
+    assert not start.startup.follows(start.graph) and start.startup.follows(other)
+    other.version = 7
+    assert start.pass_seconds(4, lambda: setattr(other, "version", other.version + 1)) == [
+        "collective: building the model: 1 table, 0 lookups and 11 operations so far (4 s)"
+    ]
+
+
+def test_a_graph_that_is_gone_is_not_followed(start):
+    del start.graph
+    assert start.startup.due_line() is None
+
+
+@pytest.mark.parametrize(
+    "rank, plan, speaks", [(0, "print", True), (0, "quiet", False), (1, "print", False)]
+)
+def test_a_thread_speaks_on_rank_0_unless_the_plan_is_quiet(monkeypatch, rank, plan, speaks):
+    monkeypatch.setattr(collectives, "rank", lambda: rank)
+    for name in ("FIRST_LINE", "NEXT_LINE", "LOOK"):
+        monkeypatch.setattr(startup, name, 0.001)
+    monkeypatch.setattr(SCOPES, "defaults", ScopeOptions(plan=plan))
+    monkeypatch.setattr(type(SCOPES), "is_open", True)
+    said, lines = threading.Event(), []
+
+    def say(line):
+        lines.append(line)
+        said.set()
+
+    graph, start = Graph(), startup.Startup(say=say)
+    start.makes_table(graph)
+    with start.doing(graph, "something that takes long"):
+        assert said.wait(10 if speaks else 0.05) == speaks
+    start.end()
+    assert all("something that takes long" in line for line in lines)

@@ -1,0 +1,89 @@
+"""The estimate of a step on all ranks beside one rank's, worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from collective.plan import step_estimate
+from collective.plan.data import StepEstimate
+from collective.plan.step_estimate import StepWork
+from tests.unit.test_plan_text import plan_of, table
+
+# 26 features of one id in tables of dimension 16, and a network of 50,000 parameters.
+ROW_BYTES = 26 * 16 * 4
+
+
+def test_a_step_worked_out_by_hand():
+    """1,000 samples on 2 ranks.
+
+    A sample: 1,664 bytes at 0.75 GB/s are 2.2187 us, 300,000 operations at 10 G/s 30 us. It sends
+    3,328 bytes at 2.6 GB/s: 1.28 us. Five exchanges take 2.5 ms, 400,000 bytes of dense gradients
+    0.1538 ms.
+    """
+    work = StepWork(ranks=2, exchanges=5, row_bytes=ROW_BYTES, parameters=50000, samples=1000)
+    estimate = step_estimate.estimate(work)
+    assert estimate.one_rank_ms == pytest.approx(0.8 + 32.2187, abs=1e-3)
+    assert estimate.all_ranks_ms == pytest.approx(0.8 + 500 * 0.0334987 + 2.5 + 0.1538, abs=1e-3)
+    # Each sample saves 32.2187 - 33.4987 / 2 us of the 2.6538 ms.
+    assert estimate.break_even_samples == pytest.approx(2653.8 / 15.4693, abs=1)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8, 64])
+@pytest.mark.parametrize("parameters", [0, 1000, 10**6])
+def test_from_the_break_even_on_all_ranks_are_faster(ranks, parameters):
+    work = StepWork(ranks, 4, ROW_BYTES, parameters, samples=None)
+    samples = step_estimate.estimate(work).break_even_samples
+    at, below = (
+        step_estimate.estimate(StepWork(ranks, 4, ROW_BYTES, parameters, count))
+        for count in (samples, samples - 1)
+    )
+    assert at.all_ranks_ms <= at.one_rank_ms
+    assert below.all_ranks_ms > below.one_rank_ms
+
+
+def test_without_known_samples_there_are_no_times():
+    estimate = step_estimate.estimate(StepWork(2, 4, ROW_BYTES, 0, None))
+    assert (estimate.samples, estimate.one_rank_ms, estimate.all_ranks_ms) == (None, None, None)
+    # 2 ms over 2.2187 - 3.4987 / 2 us
+    assert estimate.break_even_samples == pytest.approx(2000 / 0.46935, abs=2)
+
+
+SMALL = [table("user", 1000, 16)]
+
+
+def test_a_small_model_is_told_the_times_and_what_to_try():
+    plan = plan_of(SMALL, estimate=StepEstimate(768, 1.53, 4.21, 3000))
+    assert " ".join(step_estimate.advice(plan)) == (
+        "An estimate: sharding doesn't pay here. A step of 768 samples takes 4.2 ms on 4 ranks, "
+        "1.5 ms on one. Try larger batches, scope(local_steps=…), embedding_scope(min_rows=…) for "
+        "small tables, or one rank."
+    )
+    assert str(plan).splitlines()[-2:] == step_estimate.advice(plan)
+
+
+def test_where_the_samples_are_unknown_the_claim_has_a_condition():
+    plan = plan_of(SMALL, estimate=StepEstimate(None, None, None, 4262))
+    assert " ".join(step_estimate.advice(plan)).startswith(
+        "An estimate: with fewer than 4,300 samples in a step of 4 ranks sharding doesn't pay: one "
+        "rank alone is faster. Try larger batches, scope(local_steps=…), "
+    )
+
+
+@pytest.mark.parametrize(
+    "tables, estimate",
+    [
+        (SMALL, None),
+        # It pays, or nearly.
+        (SMALL, StepEstimate(8192, 20.0, 12.0, 3000)),
+        (SMALL, StepEstimate(2500, 6.0, 7.0, 3000)),
+        # Nobody trains with so few.
+        (SMALL, StepEstimate(None, None, None, 300)),
+        # One rank might not hold them.
+        ([table("user", 100_000_000, 16)], StepEstimate(768, 1.5, 4.2, 3000)),
+        ([table("user", None, 16)], StepEstimate(768, 1.5, 4.2, 3000)),
+    ],
+)
+def test_nothing_is_claimed_where_it_might_be_false(tables, estimate):
+    plan = plan_of(tables, estimate=estimate)
+    assert step_estimate.advice(plan) == []
+    assert "An estimate" not in str(plan)
