@@ -155,7 +155,7 @@ class GraphGates:
 
     Attributes:
         gates: one for each level, from 1.
-        ahead: the gate of keys that are exchanged a batch ahead, in runs of their own (see
+        prefetch_gate: the gate of keys that are exchanged a batch ahead, in runs of their own (see
             `collective.prefetch`); else None.
         checks: checks of the lookups whose ids the gates wait for.
         checked: operations that check the ids of single lookups on the spot, with one rank.
@@ -167,7 +167,7 @@ class GraphGates:
 
     def __init__(self) -> None:
         self.gates: list[Gate] = []
-        self.ahead: Gate | None = None
+        self.prefetch_gate: Gate | None = None
         self.checks: list[Check] = []
         self.checked: list[tf.Operation] = []
         self.key_requests: dict[str, KeyRequest] = {}
@@ -197,9 +197,9 @@ class GraphGates:
 
     def open_ahead(self) -> Gate:
         """Makes the gate of keys that are exchanged a batch ahead."""
-        self.ahead = Gate(1, ahead=True)
+        self.prefetch_gate = Gate(1, ahead=True)
         self.changed()
-        return self.ahead
+        return self.prefetch_gate
 
     def level(self, op: tf.Operation) -> int:
         """Returns the highest level of a gate upstream of `op`, 0 for none."""
@@ -221,7 +221,7 @@ class GraphGates:
 
     def _known_levels(self) -> dict[tf.Operation, int]:
         levels = {}
-        for gate in filter(None, [*self.gates, self.ahead]):
+        for gate in filter(None, [*self.gates, self.prefetch_gate]):
             levels.update(dict.fromkeys(_zero_operations(gate), gate.level))
         return levels
 

@@ -77,8 +77,8 @@ class Group:
         members: its lookups.
         keys: the operations with which the exchange of keys ends.
         pool: the operation whose outputs are the members' results.
-        ahead: True if keys are exchanged in runs of their own, a batch ahead, for all members (see
-            `collective.prefetch`).
+        prefetched: True if keys are exchanged in runs of their own, a batch ahead, for all members
+            (see `collective.prefetch`).
     """
 
     name: str
@@ -87,7 +87,7 @@ class Group:
     members: tuple[GroupMember, ...]
     keys: tuple[tf.Operation, ...]
     pool: tf.Operation
-    ahead: bool = False
+    prefetched: bool = False
 
 
 def exchange_group(

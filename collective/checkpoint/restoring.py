@@ -46,7 +46,7 @@ def _restore(fresh_slots: bool, original: Any, saver: Any, sess: Any, save_path:
     check_same_path(sess, "restoring a checkpoint", prefix)
 
     def on_all_ranks(doing: str, function: Callable[[], Any]) -> list[Any]:
-        return barrier.together(sess, f"restoring checkpoint '{prefix}': {doing}", function)
+        return barrier.run_on_all_ranks(sess, f"restoring checkpoint '{prefix}': {doing}", function)
 
     if not tf.io.gfile.exists(tensor_bundle.index_path(prefix)) and not shards:
         # There is no checkpoint, or it is of TensorFlow's first format.

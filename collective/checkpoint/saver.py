@@ -218,7 +218,7 @@ def restore_latest(
         return None
 
     doing = f"finding the latest checkpoint in '{checkpoint_dir}'"
-    found_by_rank_0 = barrier.together(None, doing, find_latest)[0]
+    found_by_rank_0 = barrier.run_on_all_ranks(None, doing, find_latest)[0]
     if found_by_rank_0 is None:
         return original(manager, master, config=config)[0], False
     latest, last_checkpoints = found_by_rank_0

@@ -126,7 +126,7 @@ class ShardedSave:
             raise
 
     def _step(self, doing: str, step: Callable[[], Any]) -> list[Any]:
-        return barrier.together(self.session, f"{doing} checkpoint '{self.prefix}'", step)
+        return barrier.run_on_all_ranks(self.session, f"{doing} checkpoint '{self.prefix}'", step)
 
     def _begin(self) -> str:
         if collectives.rank() > 0:

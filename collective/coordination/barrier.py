@@ -33,7 +33,7 @@ def exchange(session: Any, name: str, payload: dict[str, Any]) -> list[dict[str,
     return coordinator.instance().exchange(session, name, name, payload)
 
 
-def together(session: Any, name: str, step: Callable[[], T]) -> list[T]:
+def run_on_all_ranks(session: Any, name: str, step: Callable[[], T]) -> list[T]:
     """Carries out `step` on every rank; an error on one is an error on all.
 
     Args:
@@ -77,8 +77,8 @@ class Steps:
             ...                                         # may fail on some ranks
             payloads = steps.meet({'files': files})     # then this raises on the others
 
-    A meeting within `together` would leave a rank behind that failed before it. Here every rank
-    comes to the same meetings until one brings an error, which is the last for all.
+    A meeting within `run_on_all_ranks` would leave a rank behind that failed before it. Here every
+    rank comes to the same meetings until one brings an error, which is the last for all.
 
     Args:
         name: says what the ranks do; the same on every rank; for messages.

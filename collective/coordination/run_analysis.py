@@ -168,7 +168,7 @@ def footprint_of(graph: tf.Graph, fetches: Iterable[Any], fed: Iterable[Any]) ->
             fetched.append(element)
         elif element.name not in fed_names:
             fetched.append(element.op)
-    groups = [group for group in groups_of(graph) if not group.ahead]
+    groups = [group for group in groups_of(graph) if not group.prefetched]
     operations, empty_feeds = required_operations(fetched, fed_names, groups)
     variables = graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
     initialized = tuple(v for v in variables if v.initializer in operations)

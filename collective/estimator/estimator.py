@@ -386,7 +386,7 @@ def _on_all_ranks(doing: str, build: Callable[[], Any]) -> Any:
     """Returns what `build` returns here; an error on one rank is an error on all."""
     built: list[Any] = []
     try:
-        barrier.together(None, doing, lambda: built.append(build()))
+        barrier.run_on_all_ranks(None, doing, lambda: built.append(build()))
     except Exception as error:
         error.collective_told = True  # type: ignore[attr-defined]
         raise

@@ -176,7 +176,7 @@ def _led_by_rank_0(exporter: Any) -> Iterator[None]:
         replaced["_garbage_collect_exports"] = lambda folder: None
     if isinstance(exporter, exporter_lib.BestExporter):
         read = exporter._get_best_eval_result
-        replaced["_get_best_eval_result"] = lambda files: barrier.together(
+        replaced["_get_best_eval_result"] = lambda files: barrier.run_on_all_ranks(
             None,
             f"reading the best result so far for exporter {exporter.name}",
             lambda: read(files) if collectives.rank() == 0 else None,

@@ -86,6 +86,6 @@ def _common_model_dir(config: Any, model_dir: str | None) -> str:
     def make() -> str:
         return "" if collectives.rank() else tempfile.mkdtemp()
 
-    temporary: str = barrier.together(None, "making a temporary model_dir", make)[0]
+    temporary: str = barrier.run_on_all_ranks(None, "making a temporary model_dir", make)[0]
     tf.logging.warning("Using temporary folder as model directory: %s", temporary)
     return temporary

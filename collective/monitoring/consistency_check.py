@@ -45,7 +45,7 @@ def after_training(session: Any, runs_between: int) -> None:
     number = state.training_runs
     if number % runs_between:
         return
-    checksums_by_rank = barrier.together(
+    checksums_by_rank = barrier.run_on_all_ranks(
         session,
         f"compares replicated variables after training run {number} (scope(check={runs_between}))",
         lambda: {str(v.name): _checksum(session, v) for v in _compared(session.graph)},

@@ -217,7 +217,7 @@ def _exchange_plans(graph: tf.Graph, footprint: RunFootprint | None) -> list[Exc
     if split is not None and split.stage.take in operations:
         # The keys are exchanged in a run of their own.
         operations |= key_run(split).footprint.operations
-        passed += filter(None, [gates.ahead])
+        passed += filter(None, [gates.prefetch_gate])
     carried = _carried_by_name(graph, footprint)
     plans = [_agreement_plan(gate) for gate in passed]
     for op in operations:
@@ -259,7 +259,7 @@ def _carried_by_name(graph: tf.Graph, footprint: RunFootprint | None) -> dict[st
 
     carried: dict[str, Carried] = {}
     for group in groups_of(graph):
-        members = [m for m in group.members if group.ahead or is_needed(m)]
+        members = [m for m in group.members if group.prefetched or is_needed(m)]
         carried[short(group.name)] = Carried([m.lookup for m in members], group, members)
     request_names = {
         request.keys.op: name for name, request in gates_of(graph).key_requests.items()

@@ -241,7 +241,7 @@ def _key_footprint(split: GraphSplit, fed: Sequence[str]) -> RunFootprint:
 
 def _prepare_key_run(split: GraphSplit, footprint: RunFootprint) -> PreparedRun:
     run, gates = PreparedRun(footprint, split), gate.gates_of(split.graph)
-    run.gate = gates.ahead
+    run.gate = gates.prefetch_gate
     assert run.gate is not None
     checks = footprint.checks(gates, 1, first=True)
     numbered = {gates.checks.index(check): check for check in checks}
@@ -298,7 +298,7 @@ def _split(graph: tf.Graph, groups: Sequence[Group]) -> GraphSplit:
     split.redirect(users)
     gates.changed()
     for group in groups:
-        group.ahead = True
+        group.prefetched = True
     split.has_redirected_all()
     return split
 

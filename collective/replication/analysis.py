@@ -136,7 +136,7 @@ class ReplicationAnalysis:
         averaged: set[tf.Operation],
     ):
         gates = gates_of(graph)
-        all_gates = [gate for gate in [*gates.gates, gates.ahead] if gate is not None]
+        all_gates = [gate for gate in [*gates.gates, gates.prefetch_gate] if gate is not None]
         state = state_of(graphs.outermost(graph))
         self._gradient_proxies = state.gradient_proxies
         self._synced = state.replicated_operations | synced | {gate.zero.op for gate in all_gates}

@@ -1,4 +1,4 @@
-"""The Adult (Census Income) data as a data set of tensorflow-datasets.
+"""Reads the Adult (Census Income) data as a data set of tensorflow-datasets.
 
 It has 32,561 training rows and 16,281 test rows. They come from local files, if the configuration
 names a folder, else from UCI. Both forms of the files are read: UCI's own (no header, a comment as

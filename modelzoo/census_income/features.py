@@ -61,7 +61,7 @@ class Encoder:
 
     @property
     def width(self) -> int:
-        """The length of the numeric vector."""
+        """Returns the length of the numeric vector."""
         return sum(len(edges) for edges in self.edges.values())
 
     def table_rows(self, column: str) -> int:

@@ -1,4 +1,4 @@
-"""The input pipeline: examples as a `tf.data.Dataset` of batches."""
+"""Builds the input pipeline: examples as a `tf.data.Dataset` of batches."""
 
 from __future__ import annotations
 

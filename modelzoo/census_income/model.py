@@ -1,4 +1,4 @@
-"""The model: an embedding table for each categorical column, and a small network.
+"""Builds the model: an embedding table for each categorical column, and a small network.
 
 The network takes the tables' rows and the numeric columns.
 """

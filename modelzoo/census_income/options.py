@@ -1,4 +1,4 @@
-"""The command line of both programs."""
+"""Defines the command line of both programs."""
 
 from __future__ import annotations
 

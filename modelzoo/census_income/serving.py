@@ -1,4 +1,4 @@
-"""The served graph: rows come in as the census has them, and TensorFlow encodes them."""
+"""Builds the served graph: rows come in as the census has them, and TensorFlow encodes them."""
 
 from __future__ import annotations
 

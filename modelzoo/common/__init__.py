@@ -1,1 +1,1 @@
-"""The parts that the example programs share."""
+"""Holds the parts that the example programs share."""

@@ -1,4 +1,4 @@
-"""The command line of a training program, the same on every rank.
+"""Defines the command line of a training program, the same on every rank.
 
 Rank 0 says what is wrong with it, once, and every rank ends with exit code 2.
 """

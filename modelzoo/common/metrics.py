@@ -1,4 +1,4 @@
-"""Exact metrics of binary predictions, in NumPy."""
+"""Computes exact metrics of binary predictions, in NumPy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report of an evaluation: a line with its scores."""
+"""Prints the report of an evaluation: a line with its scores."""
 
 from __future__ import annotations
 

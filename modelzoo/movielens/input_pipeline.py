@@ -1,4 +1,4 @@
-"""The input pipelines, the same on every rank: `strategy.estimator` deals their batches.
+"""Builds the input pipelines, the same on every rank: `strategy.estimator` deals their batches.
 
 Of N ranks each gets every N-th batch. With training batches of 1/N of the global batch, the N
 batches of a step together hold the same ratings for every N, and in the same order: the mean of

@@ -1,4 +1,4 @@
-"""The model: does a user give a movie at least four stars?
+"""Builds the model: does a user give a movie at least four stars?
 
 A user and a movie have a row each in a dynamic table: a number of their own (how mild, how good)
 and `dim` tastes.

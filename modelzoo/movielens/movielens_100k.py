@@ -1,4 +1,4 @@
-"""movie_lens/100k-ratings of tensorflow-datasets: read from a data directory, or downloaded."""
+"""Reads movie_lens/100k-ratings of tensorflow-datasets, from a folder or downloaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line of train.py."""
+"""Defines the command line of train.py."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Ratings:
 
     @property
     def high(self) -> np.ndarray:
-        """The labels, bool [R]."""
+        """Returns the labels, bool [R]."""
         return self.user_rating >= HIGH
 
     def take(self, rows: np.ndarray) -> Ratings:

@@ -130,7 +130,7 @@ def _message(
     return message
 
 
-def hear(
+def receive(
     kernels: Kernels, layout: Layout, message: Any, splits: np.ndarray
 ) -> tuple[Joined, np.ndarray]:
     """Reads a received message: for each table [R] int64 the local rows, or keys of a dynamic one,

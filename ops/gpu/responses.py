@@ -26,7 +26,7 @@ class Response:
 
     Args:
         tables: T times [V, D] float32.
-        rows: T times [R] int64, of what `requests.hear` returned.
+        rows: T times [R] int64, of what `requests.receive` returned.
         message, splits: what was received.
     """
 

@@ -135,7 +135,7 @@ class DeviceOperations(KernelCaller):
         layout = _layout(attributes)
 
         def work(kernels: Kernels, message: Any, splits: Any) -> list[Any]:
-            rows, row_splits = requests.hear(kernels, layout, message, kernels.download(splits))
+            rows, row_splits = requests.receive(kernels, layout, message, kernels.download(splits))
             return [rows, kernels.upload(row_splits.astype(np.int32))]
 
         out = self._call(

@@ -14,7 +14,7 @@ from collective import CollectiveStrategy
 
 
 def build(strategy):
-    """A static table, a dynamic one and a dense variable, with Momentum's slots."""
+    """Builds a static table, a dynamic one and a dense variable, with Momentum's slots."""
     with strategy.embedding_scope():
         user = tf.get_variable("user", initializer=tf.constant([[i, i + 0.25] for i in range(5)]))
     item = collective.get_embedding_variable("item", 2, initializer=tf.ones_initializer())

@@ -107,7 +107,7 @@ def launch(
         pool: False starts real processes.
     """
     if pool:
-        return _to_its_end(start(*arguments, environment=environment, cwd=cwd), timeout)
+        return _printed(to_its_end(start(*arguments, environment=environment, cwd=cwd), timeout))
     return _really(["-m", "collective.launch", *arguments], environment, cwd, timeout)
 
 
@@ -120,16 +120,16 @@ def python(
 ) -> Done:
     """Runs a script to its end, without the launcher; else as `launch`."""
     if pool:
-        return _to_its_end(_start(_script, arguments, environment, cwd), timeout)
+        return _printed(to_its_end(_start(_script, arguments, environment, cwd), timeout))
     return _really(arguments, environment, cwd, timeout)
 
 
-def _to_its_end(process: Process, timeout: float) -> Done:
+def to_its_end(process: Process, timeout: float) -> Done:
+    """Waits for the end of a job, and kills it after `timeout` seconds."""
     killer = threading.Timer(timeout, process.kill)
     killer.start()
     try:
         text = process.stdout.read()
-        print(text)
         return Done(process.wait(timeout), text)
     finally:
         killer.cancel()
@@ -150,16 +150,23 @@ def _really(
         errors="replace",
         timeout=timeout,
     )
+    return _printed(Done(done.returncode, done.stdout))
+
+
+def _printed(done: Done) -> Done:
     print(done.stdout)
-    return Done(done.returncode, done.stdout)
+    return done
 
 
 _checked = False
+_checking = threading.Lock()
 
 
 def _check_server() -> None:
     global _checked
-    if not _checked:
+    with _checking:
+        if _checked:
+            return
         _checked = True
         probe = _context.Process(target=_exit_unless_preloaded)
         with pytest.MonkeyPatch.context() as patch:

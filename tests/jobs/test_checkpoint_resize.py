@@ -1,4 +1,4 @@
-"""Saved at N ranks, restored at N': every row and slot bit for bit, and training goes on as if
+"""Saves at N ranks and restores at N': every row and slot bit for bit, and training goes on as if
 nothing had happened.
 """
 
@@ -169,7 +169,7 @@ def run(script, *arguments, ranks=None, backend="hb"):
 
 
 def mean_losses(pattern, ranks):
-    """[{name: the mean of the ranks' losses}] for each step."""
+    """Returns [{name: the mean of the ranks' losses}] for each step."""
     told = [json.loads(Path(str(pattern).replace("*", str(r))).read_text()) for r in range(ranks)]
     return [
         {name: np.mean([step[name] for step in steps]) for name in steps[0]} for steps in zip(*told)

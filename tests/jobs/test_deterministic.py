@@ -6,7 +6,7 @@ from tests.jobs import pool
 
 
 def launch(ranks, folder, backend):
-    """What each rank printed."""
+    """Returns the lines that each rank printed."""
     done = pool.launch(
         *("-np", ranks, "--device", "cpu", "--tee", "none", "--log-dir", folder),
         "tests/jobs/deterministic_training.py",

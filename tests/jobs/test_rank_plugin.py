@@ -16,15 +16,22 @@ import pytest
 
 pytest_plugins = ["tests.rank_plugin"]
 
-@pytest.hookimpl(hookwrapper=True)
-def pytest_pyfunc_call(pyfuncitem):
-    yield
-    if "COLLECTIVE_TEST_FOLDER" in os.environ:          # the ranks go on in step
-        folder = pathlib.Path(os.environ["COLLECTIVE_TEST_FOLDER"], pyfuncitem.name)
+def meet(name):
+    if "COLLECTIVE_TEST_FOLDER" in os.environ:
+        folder = pathlib.Path(os.environ["COLLECTIVE_TEST_FOLDER"], name)
         folder.mkdir(exist_ok=True)
         (folder / os.environ["HOROVOD_RANK"]).touch()
         while len(list(folder.iterdir())) < int(os.environ["HOROVOD_SIZE"]):
             time.sleep(0.01)
+
+# The ranks go on in step: no case begins before every rank has reported the one before.
+def pytest_runtest_setup(item):
+    meet("before " + item.name)
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_pyfunc_call(pyfuncitem):
+    yield
+    meet("after " + pyfuncitem.name)
 """
 
 CASES = """
@@ -73,13 +80,13 @@ def test_crashes():
 HANG = """
 @pytest.mark.timeout(1)
 def test_hangs():
-    time.sleep(30 if rank == 0 else 0)
+    time.sleep(30)  # on all: the rank whose time is up first ends the others
 """
 
 
 @pytest.fixture
 def run(tmp_path):
-    """run(cases, *options) -> (exit code, {name: outcome}, output)."""
+    """Returns run(cases, *options) -> (exit code, {name: outcome}, output)."""
 
     def run(cases, *options):
         (tmp_path / "pytest.ini").write_text(

@@ -125,7 +125,7 @@ print('same')
 
 
 def alone(*arguments, **kwargs):
-    """A process of TensorFlow's own."""
+    """Runs a process of TensorFlow alone."""
     environment = {
         k: v
         for k, v in os.environ.items()

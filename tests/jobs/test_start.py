@@ -1,4 +1,4 @@
-"""Without the launcher: one rank, and the errors that come before any rank does."""
+"""Starts without the launcher: one rank, and the errors that come before any rank does."""
 
 import os
 import subprocess

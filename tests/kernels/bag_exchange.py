@@ -1,5 +1,6 @@
-"""An exchange of N ranks in one process: what each rank computes is there, what travels is sliced
-and put together.
+"""Simulates an exchange of N ranks in one process.
+
+What each rank computes is there, what travels is sliced and put together.
 
 Beside it the same lookups on whole tables, by plain TensorFlow.
 """
@@ -36,7 +37,7 @@ class Table:
         return embedding_bag.STATIC if self.keys is None else embedding_bag.DYNAMIC
 
     def shards(self, ranks: int) -> list[np.ndarray]:
-        """The row numbers that each rank owns, in the order of its shard."""
+        """Returns the row numbers that each rank owns, in the order of its shard."""
         if self.keys is None:
             return [np.arange(rank, len(self.rows), ranks) for rank in range(ranks)]
         owners = key_hashing.owners_np(self.keys, ranks)
@@ -59,7 +60,7 @@ class Lookup:
 
 
 class Simulation:
-    """The graph of an exchange, and of plain lookups.
+    """Holds the graph of an exchange, and of plain lookups.
 
     `twice`: TensorFlow has no second derivative of means without weights; they get weights of 1,
         which make no difference.
@@ -247,7 +248,7 @@ def whole(simulation: Simulation, table: int, slices: list[Any]) -> np.ndarray:
 
 
 def dense(gradient: Any, shape: Any) -> np.ndarray:
-    """The sum of an `IndexedSlicesValue`, or zeros for None."""
+    """Returns the sum of an `IndexedSlicesValue`, or zeros for None."""
     total = np.zeros(shape)
     if gradient is not None:
         np.add.at(total, gradient.indices, gradient.values)

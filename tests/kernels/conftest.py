@@ -1,5 +1,6 @@
-"""What computes around an exchange: a test of `bags` that asks for `computing` runs with the
-binding to TensorFlow, too.
+"""Chooses what computes around an exchange.
+
+A test of `bags` that asks for `computing` runs with the binding to TensorFlow, too.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def bind(bridge: MemoryBridge, monkeypatch: pytest.MonkeyPatch) -> DeviceOperati
 
 @pytest.fixture(params=["compiled", "bound"])
 def computing(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The compiled operations, or the binding with NumPy's references."""
+    """Yields the compiled operations, or the binding with NumPy's references."""
     if request.param == "bound":
         bind(HostBridge(), monkeypatch)
     yield request.param
@@ -34,5 +35,5 @@ def computing(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 @pytest.fixture
 def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The binding with the kernels themselves, on the emulator."""
+    """Yields the binding with the kernels themselves, on the emulator."""
     bind(EmulatedBridge(seed=5), monkeypatch)

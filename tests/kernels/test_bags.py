@@ -1,6 +1,4 @@
-"""The compiled operations of an exchange among simulated ranks, against plain lookups on whole
-tables.
-"""
+"""Tests an exchange's compiled operations among simulated ranks, beside lookups on whole tables."""
 
 from __future__ import annotations
 
@@ -80,7 +78,7 @@ def check(tables: list[Table], lookups: list[Lookup], ranks: int, scale: float =
 
 
 def run_some(session: tf.Session, fetches: list[Any]) -> list[Any]:
-    """Their values; None for those that are None."""
+    """Returns their values; None for those that are None."""
     values = iter(session.run([fetch for fetch in fetches if fetch is not None]))
     return [None if fetch is None else next(values) for fetch in fetches]
 

@@ -211,7 +211,7 @@ def words(*bags_and_keys: int, body: Any = ()) -> list[int]:
 
 
 def one() -> int:
-    """Two int32 of 1."""
+    """Returns two int32 of 1."""
     return (1 << 32) + 1
 
 

@@ -100,7 +100,7 @@ def _configuration(item: pytest.Item) -> Configuration | None:
 
 
 class Launching:
-    """The launching process's side of the plugin."""
+    """Is the launching process's side of the plugin."""
 
     def __init__(self, config: pytest.Config):
         self._config = config

@@ -33,7 +33,7 @@ MARKERS = (
 
 @dataclass(frozen=True, order=True)
 class Configuration:
-    """What all cases of a launch share.
+    """Holds what all cases of a launch share.
 
     Attributes:
         ranks: how many processes run each case.

@@ -40,7 +40,7 @@ class Crashed(Exception):
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a case on one rank.
+    """Says what became of a case on one rank.
 
     Attributes:
         phases: the serialized reports of its set-up, call and teardown.

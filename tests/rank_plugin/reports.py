@@ -1,4 +1,4 @@
-"""One report of what several ranks report about one phase of a case."""
+"""Makes one report of what several ranks report about one phase of a case."""
 
 from __future__ import annotations
 

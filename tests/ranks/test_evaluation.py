@@ -407,11 +407,11 @@ def test_a_failed_step_of_a_meeting_is_told_to_all(strategy, rank, size):
             raise PermissionError("the disk is read-only")
         return rank
 
-    assert barrier.together(None, "count", lambda: rank) == list(range(size))
+    assert barrier.run_on_all_ranks(None, "count", lambda: rank) == list(range(size))
     with pytest.raises(
         PermissionError if rank == size - 1 else RankError, match="the disk is read-only"
     ):
-        barrier.together(None, "write", step)
+        barrier.run_on_all_ranks(None, "write", step)
     assert barrier.exchange(None, "after", {"rank": rank}) == [{"rank": r} for r in range(size)]
 
 

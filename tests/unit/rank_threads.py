@@ -48,7 +48,7 @@ class Exchange:
 
 
 class MemoryChannel:
-    """One rank's `agreement.SideChannel`, in memory; notes the headers that it has exchanged."""
+    """Is one rank's `agreement.SideChannel`, in memory; notes the headers that it has exchanged."""
 
     def __init__(self, rank: int, headers: Exchange, texts: Exchange):
         self.rank = rank

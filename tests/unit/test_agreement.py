@@ -1,4 +1,4 @@
-"""What ranks conclude from each other's headers: a pure function of them."""
+"""Tests what ranks conclude from each other's headers: a pure function of them."""
 
 from __future__ import annotations
 

@@ -22,8 +22,9 @@ class Cut(BaseException):
 
 @pytest.fixture
 def cut(monkeypatch):
-    """cut(n): the n-th step from now on raises, before or after it was done; cut(None): none.
-    Returns the steps so far.
+    """Returns cut(n), which lets the n-th step from now on raise, before or after it was done.
+
+    cut(None) lets none raise. Both return the steps so far.
     """
     state = {"count": 0, "at": None, "after": False}
 
@@ -101,8 +102,9 @@ def check_no_litter(folder):
 
 
 def scenario(folder, again):
-    """Two checkpoints, then a third (or the second anew, with another value and as many files),
-    which deletes the first.
+    """Writes two checkpoints, then a third, which deletes the first.
+
+    Or writes the second anew, with another value and as many files.
     """
     kept = save(folder, 1, 2)
     kept = save(folder, 2, 2, before=kept)

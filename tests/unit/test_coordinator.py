@@ -55,7 +55,7 @@ class FakeRun:
         )
 
     def to_the_end(self):
-        """How many steps it took, and the error that ended it."""
+        """Returns how many steps it took, and the error that ended it."""
         steps = 0
         try:
             while True:
@@ -165,8 +165,8 @@ def test_a_session_that_a_peer_has_left_can_not_be_saved(rank_threads):
 
 def test_a_step_that_fails_on_one_rank_fails_on_all(rank_threads):
     def on_rank(rank, coordinator):
-        assert barrier.together(None, "merging", lambda: rank) == [0, 1, 2]
-        return barrier.together(None, "moving", lambda: 1 // (rank - 1))
+        assert barrier.run_on_all_ranks(None, "merging", lambda: rank) == [0, 1, 2]
+        return barrier.run_on_all_ranks(None, "moving", lambda: 1 // (rank - 1))
 
     errors = rank_threads(3, on_rank)
     assert isinstance(errors[1], ZeroDivisionError)

@@ -1,4 +1,4 @@
-"""Reading graphs: what operations wait for, what functions hold, which variable is written."""
+"""Tests reading graphs: what operations wait for, functions hold, and assignments write."""
 
 from __future__ import annotations
 

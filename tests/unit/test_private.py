@@ -40,7 +40,7 @@ def files():
 
 
 def used():
-    """{attribute: where} of all that begin with one underscore and are not the product's own."""
+    """Returns {attribute: where} of all that begin with one underscore and aren't the product's."""
     own, found = {"_asdict", "_replace"}, {}  # of named tuples
     trees = {file: ast.parse(file.read_text(encoding="utf-8")) for file in files()}
     for tree in trees.values():

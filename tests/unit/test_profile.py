@@ -1,4 +1,4 @@
-"""The split of a step, on spans typed out by hand."""
+"""Tests the split of a step, on spans typed out by hand."""
 
 import pytest
 

@@ -13,7 +13,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "replaced.txt"
 
 
 def replaced():
-    """One line for each: where it is, and the parameters by which it is called."""
+    """Returns one line for each: where it is, and the parameters by which it is called."""
     lines = set()
     for patch in PATCHES:
         if isinstance(patch, ReplacedValue):

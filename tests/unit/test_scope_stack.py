@@ -1,4 +1,4 @@
-"""Open scopes: which options are in force, in which thread; the first scope and the last."""
+"""Tests open scopes: which options are in force, in which thread; the first scope and the last."""
 
 from __future__ import annotations
 

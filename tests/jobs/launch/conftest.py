@@ -1,4 +1,4 @@
-"""Launching for real: `launch(...)` runs a job, `launch.start(...)` lets a test interfere.
+"""Launches for real: `launch(...)` runs a job, `launch.start(...)` lets a test interfere.
 
 Every process of a test carries a mark in its environment, by which it is found however often it
 forked or changed its session; a test that leaves one behind fails. Tests share no folder, port or

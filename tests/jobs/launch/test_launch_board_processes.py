@@ -1,4 +1,4 @@
-"""The progress board between processes: writers and readers, forks and children of ranks."""
+"""Tests the progress board between processes: writers and readers, forks and children of ranks."""
 
 from __future__ import annotations
 

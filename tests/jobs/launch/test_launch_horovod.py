@@ -1,4 +1,4 @@
-"""Real Horovod ranks: they meet on the loopback only, and one that fails ends the job.
+"""Launches real Horovod ranks: they meet on the loopback only, and one that fails ends the job.
 
 Each job costs the import of TensorFlow, so the ranks of one job show several things.
 """

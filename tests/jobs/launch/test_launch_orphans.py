@@ -34,7 +34,7 @@ FAMILY = """
 
 
 def with_family(launch, *options):
-    """A job with the whole FAMILY in each of its two ranks."""
+    """Starts a job with the whole FAMILY in each of its two ranks."""
     process, pids = launch.start_sleeping(*options, extra=FAMILY)
     assert len(launch.processes()) == 2 + 2 * 4  # launcher and supervisor; each rank with its three
     return process, pids

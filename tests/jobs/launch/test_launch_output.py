@@ -1,4 +1,4 @@
-"""The ranks' output on its way to the user."""
+"""Follows the ranks' output on its way to the user."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ IN_TURN = """
 
 
 def by_rank(output):
-    """The lines of each rank, without their prefix."""
+    """Returns the lines of each rank, without their prefix."""
     lines = {}
     for line in output.split(b"\n"):
         if line:

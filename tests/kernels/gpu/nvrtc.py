@@ -47,7 +47,7 @@ def _bytes(name: str, program: ctypes.c_void_p) -> bytes:
 
 
 def compiled(text: str, architecture: str, options: tuple[str, ...]) -> Compiled:
-    """Machine code of a CUDA source for an architecture as 'sm_90'.
+    """Returns machine code of a CUDA source for an architecture as 'sm_90'.
 
     Raises:
         CompileError: it is refused.

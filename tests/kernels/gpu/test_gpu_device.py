@@ -160,7 +160,7 @@ def test_without_cupy_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch):
 
 
 class _RuntimeError(RuntimeError):
-    """CuPy's own."""
+    """Stands for CuPy's own error."""
 
 
 def cupy_double(gpus: int, compiler: bool = True) -> types.SimpleNamespace:

@@ -37,7 +37,7 @@ class Clocks:
     def work(
         self, launches: int, of_gpu: float, of_host: float, waiting_before: int = -1
     ) -> Callable[[], None]:
-        """So many launches; before one of them the host waits."""
+        """Makes so many launches; before one of them the host waits."""
 
         def run() -> None:
             self.runs += 1

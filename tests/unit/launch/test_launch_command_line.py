@@ -1,4 +1,4 @@
-"""The command line: what is run, what is refused, what is only shown. Nothing is started here."""
+"""Tests the command line: what is run, refused, or only shown. Nothing is started here."""
 
 from __future__ import annotations
 

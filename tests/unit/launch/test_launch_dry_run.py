@@ -1,4 +1,4 @@
-"""The text of --dry-run, line by line."""
+"""Tests the text of --dry-run, line by line."""
 
 from __future__ import annotations
 

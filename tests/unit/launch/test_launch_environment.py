@@ -1,4 +1,4 @@
-"""The environment of each rank."""
+"""Tests the environment of each rank."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collective.launch.plan import LaunchPlan
 
 
 def environment_of(rank, launcher_environment=None, size=3, device=None, cores=8, **plan):
-    """The environment of one rank of a job on the same device everywhere."""
+    """Returns the environment of one rank of a job on the same device everywhere."""
     job = LaunchPlan(("python",), (device,) * size, launcher_environment or {}, cores, **plan)
     return rank_environment(job, rank, rendezvous_port="4711", board="/proc/1/fd/2")
 

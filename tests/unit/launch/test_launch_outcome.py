@@ -1,4 +1,4 @@
-"""The outcome of a job: who is blamed, and what the report says."""
+"""Tests the outcome of a job: who is blamed, and what the report says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The progress board: what a rank posts is what the launcher reads."""
+"""Tests the progress board: what a rank posts is what the launcher reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shutdown of a job: which signals are sent, and when."""
+"""Tests the shutdown of a job: which signals are sent, and when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stall detector: when a job stalls, and who is missing. No clock and no process."""
+"""Tests the stall detector: when a job stalls, and who is missing. No clock and no process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def record(phase, passed=7, since=0, doing="runs loss:0"):
 
 
 def stalls_reported(records, timeout, until, exited=(), congested=()):
-    """(second, stall) of each report on ranks that post nothing new, checked every second."""
+    """Returns (second, stall) of each report on ranks that post nothing, checked every second."""
     detector = StallDetector(len(records), timeout, 0.0)
     reported = []
     for second in range(1, until + 1):

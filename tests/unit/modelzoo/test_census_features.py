@@ -1,4 +1,4 @@
-"""The encoding of rows: ids of values, and vectors of numbers."""
+"""Tests the encoding of rows: ids of values, and vectors of numbers."""
 
 from __future__ import annotations
 
