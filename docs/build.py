@@ -1,5 +1,7 @@
 """Builds the site of the documentation: `make docs` writes build/docs/index.html.
 
+    python docs/build.py [FOLDER]      another folder than build/docs; what is in it is removed
+
 It needs no network. It fails where a public name lacks documentation (a module, class, method or
 function without a docstring, or a parameter that the docstring doesn't name), where a link of a
 page leads nowhere, and where a page speaks of a name, variable or target that isn't there.
@@ -105,7 +107,7 @@ def _hide_overrides(kind: type) -> None:
             value.__doc__ = "@private"
 
 
-def main() -> None:
+def main(site: Path = SITE) -> None:
     sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
     missing = [
         line for name in PUBLIC_MODULES for line in undocumented(importlib.import_module(name))
@@ -115,18 +117,18 @@ def main() -> None:
     import docs_checks
     import docs_pages
 
-    shutil.rmtree(SITE, ignore_errors=True)
-    build_api(SITE / "api")
-    pages = docs_pages.read_all(ROOT, docs_pages.api_names(SITE / "api"))
+    shutil.rmtree(site, ignore_errors=True)
+    build_api(site / "api")
+    pages = docs_pages.read_all(ROOT, docs_pages.api_names(site / "api"))
     problems = [*docs_pages.problems(ROOT, pages), *docs_checks.unknown_names(ROOT, pages)]
     if not problems:
-        docs_pages.write(SITE, ROOT, pages)
-        problems = docs_checks.broken_links(SITE)
+        docs_pages.write(site, ROOT, pages)
+        problems = docs_checks.broken_links(site)
 
     if problems:
         sys.exit("\n".join(["These pages are wrong:", *problems]))
-    print(SITE / "index.html")
+    print(site / "index.html")
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(Path, sys.argv[1:]))
