@@ -49,7 +49,7 @@ lint: ready  ## Check formatting, style (ruff, clang-format) and types (mypy)
 	$(if $(sources),$(VENV)/bin/clang-format --dry-run --Werror $(sources))
 	$(python) -m mypy
 
-docs: ready  ## Write the API pages to build/docs, of docstrings; fails where a public name has none
+docs: ready  ## Build the site of the documentation in build/docs; fails where a link or a name is wrong
 	$(python) docs/build.py
 
 image_kind = $(if $(filter 1,$(GPU)),gpu,cpu)

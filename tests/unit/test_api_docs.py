@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -55,3 +56,11 @@ def test_the_build_stops_at_an_undocumented_name(monkeypatch):
     monkeypatch.setattr(build, "PUBLIC_MODULES", ("undocumented_example",))
     with pytest.raises(SystemExit, match="undocumented_example: no docstring"):
         build.main()
+
+
+@pytest.mark.matrix
+def test_the_site_is_built(tmp_path: Path):
+    subprocess.run([sys.executable, "docs/build.py", tmp_path], cwd=ROOT, check=True)
+    assert "sharding.svg" in (tmp_path / "index.html").read_text(encoding="utf-8")
+    api = (tmp_path / "api" / "collective.html").read_text(encoding="utf-8")
+    assert 'id="CollectiveStrategy.scope"' in api

@@ -1,0 +1,47 @@
+"""The programs that README and the quick start print run as they stand, on two ranks."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+from tests.jobs.pool import launch
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.matrix
+
+
+def write_program(page: str, script: Path) -> Path:
+    """Writes the one whole program that a page has."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    (program,) = (block for block in blocks if "CollectiveStrategy()" in block)
+    script.write_text(program, encoding="utf-8")
+    return script
+
+
+def test_the_example_of_the_readme(tmp_path: Path):
+    done = launch("-np", 2, write_program("README.md", tmp_path / "train.py"), cwd=tmp_path)
+    assert done.returncode == 0
+    assert "the plan of 2 ranks" in done.stdout
+    for rank in (0, 1):
+        # All rows are ones at first, and have become smaller a step later.
+        assert f"[{rank}] step 1: this rank's loss is 1.0000" in done.stdout
+        assert re.search(rf"\[{rank}\] step 3: this rank's loss is 0\.\d+", done.stdout)
+
+
+def test_the_program_of_the_quick_start(tmp_path: Path):
+    script = write_program("docs/quick-start.md", tmp_path / "likes.py")
+    done = launch("-np", 2, script, cwd=tmp_path)
+    assert done.returncode == 0
+    losses = [float(x) for x in re.findall(r"\[0\] \d+ steps: loss ([\d.]+)", done.stdout)]
+    assert len(losses) == 4 and losses[-1] < 0.3 < losses[0]
+    (model,) = (tmp_path / "served").iterdir()
+    likes = tf.saved_model.load(str(model)).signatures["serving_default"]
+    user, item = tf.constant([9, 9, 0, 0], tf.int64), tf.constant([9, 0, 9, 0], tf.int64)
+    scores = likes(user=user, item=item)["likes"].numpy()
+    # Users and items whose last digits make ten or more go together.
+    assert scores[0] > 0.9 and scores[3] < 0.1

@@ -1,0 +1,152 @@
+"""The pages of the documentation are true: links, names, and messages that they quote."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).resolve().parents[3] / "docs"))
+
+import docs_checks
+import docs_pages
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGES = docs_pages.read_all(ROOT)
+TROUBLESHOOTING = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+QUOTED = re.findall(r"^```text\n(.*?)\n```", TROUBLESHOOTING, re.MULTILINE | re.DOTALL)
+VARIES = "\0"
+
+
+def message_texts() -> Iterator[str]:
+    """Yields the strings of the package, with VARIES where something is put in."""
+    for folder in ("collective", "launch", "ops", "strategies"):
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.JoinedStr):
+                    parts = [getattr(part, "value", None) for part in node.values]
+                    text = "".join(part if isinstance(part, str) else VARIES for part in parts)
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    text = re.sub(r"%[\d.]*[sdfr]|\{\w*[^{}]*\}", VARIES, node.value)
+                else:
+                    continue
+                yield " ".join(text.split())
+
+
+MESSAGES = list(message_texts())
+
+
+def has_message(quoted: str) -> bool:
+    parts = [re.escape(" ".join(part.split())) for part in quoted.split("…")]
+    pattern = re.compile(".*".join(parts))
+    return any(pattern.search(text) for text in MESSAGES)
+
+
+def test_links_lead_somewhere():
+    assert docs_pages.problems(ROOT, PAGES) == []
+
+
+def test_names_and_variables_and_targets_are_there():
+    assert docs_checks.unknown_names(ROOT, PAGES) == []
+
+
+@pytest.mark.parametrize("quoted", QUOTED, ids=lambda quoted: quoted[:40])
+def test_a_message_is_one_of_the_package(quoted: str):
+    assert has_message(quoted), f"no message of the package reads: {quoted}"
+
+
+def test_many_messages_are_quoted_and_none_is_made_up():
+    assert len(QUOTED) > 30
+    assert not has_message("the table … has been eaten")
+
+
+def test_what_is_wrong_is_named():
+    """A page with every kind of mistake gets a line for each."""
+    variable = "COLLECTIVE_" + "NOTHING"  # in two, since it is looked for here, too
+    text = f"""# Wrong
+
+[file](none.md), [heading](index.md#none), [source](build.py#line), [outside](../../x)
+`collective.nothing`, `strategy.nothing()`, `scope(nothing=1)`, {variable}
+
+    make nothing
+
+```python
+x = (
+```
+"""
+    index = docs_pages.read("docs/index.md", "# First", [], {})
+    page = docs_pages.read("docs/wrong.md", text, ["docs/index.md"], {})
+    found = docs_pages.problems(ROOT, [index, page])
+    assert [line for line in found if line.startswith("docs/wrong.md")] == [
+        "docs/wrong.md: the link none.md: there is no such file",
+        "docs/wrong.md: the link index.md#none: docs/index.md has no heading #none",
+        "docs/wrong.md: the link build.py#line: only pages have headings",
+        "docs/wrong.md: the link ../../x: there is no such file",
+        "docs/wrong.md: no section of NAVIGATION lists it",
+    ]
+    names = docs_checks.unknown_names(ROOT, [page])
+    assert [line.partition(": ")[2] for line in names[:5]] == [
+        f"no program reads {variable}",
+        "the Makefile has no target nothing",
+        "there is no collective.nothing",
+        "a strategy has no nothing",
+        "scope() has no option nothing",
+    ]
+    assert "Python can't read" in names[5] and len(names) == 6
+
+
+def test_a_site_is_checked_as_it_was_written(tmp_path: Path):
+    (tmp_path / "index.html").write_text(
+        '<a href="other.html#here">a</a> <a href="other.html#gone">b</a> <a href="none.html">c</a>'
+        '<a href="https://example.org">d</a> <img src="https://example.org/x.png">'
+    )
+    (tmp_path / "other.html").write_text('<h2 id="here">Here</h2>')
+    assert docs_checks.broken_links(tmp_path) == [
+        "index.html: the link other.html#gone: other.html has no #gone",
+        "index.html: the link none.html: there is no such file",
+        "index.html: the link https://example.org/x.png: it is loaded from the network",
+    ]
+
+
+def test_a_page_links_to_pages_files_and_the_api():
+    sources = ["docs/guides/a.md", "docs/index.md", "modelzoo/README.md"]
+    text = "[b](../index.md#b) [zoo](../../modelzoo) [c](../../setup.py) `strategy.plan()`"
+    api = {"strategy.plan": "api/collective.html#CollectiveStrategy.plan"}
+    page = docs_pages.read("docs/guides/a.md", text, sources, api)
+    assert re.findall(r'href="([^"]*)"', page.body) == [
+        "../index.html#b",
+        "../modelzoo/index.html",
+        "../source/setup.py.html",
+        "../api/collective.html#CollectiveStrategy.plan",
+    ]
+
+
+def test_lists_are_read_as_on_github():
+    text = "- one:\n\n      code\n\n  more\n- two\n\n1. three\n\n   more"
+    body = docs_pages.read("docs/a.md", text, [], {}).body
+    assert body.count("<li>") == 3 and body.count("<p>more</p>") == 2 and "<code>code" in body
+
+
+@pytest.mark.parametrize(
+    "heading, anchor",
+    [
+        ("When sharding pays, and when it doesn't", "when-sharding-pays-and-when-it-doesnt"),
+        ("2. One step, from ids to slot", "2-one-step-from-ids-to-slot"),
+        ("A `Makefile` & more", "a-makefile--more"),
+    ],
+)
+def test_anchors_are_those_of_github(heading: str, anchor: str):
+    assert docs_pages.anchor_of(heading) == anchor
+
+
+def test_the_readme_has_what_a_visitor_needs_on_its_first_screen():
+    screen = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()[:52]
+    text = "\n".join(screen)
+    for needed in ("Limits", "Graphs only", "Never run on a GPU", "One machine", "make train"):
+        assert needed in text
+    assert [f"# {number}" in text for number in (1, 2, 3, 4)] == [True] * 4
+    assert max(map(len, screen)) <= 100
