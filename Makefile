@@ -15,7 +15,7 @@ help:  ## List the targets
 	@echo
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' Makefile | expand -t 16
 	@echo
-	@echo '  PYTHON=python3.10   the interpreter for .venv (else the newest of 3.11, 3.10, 3.9 that is found)'
+	@echo '  PYTHON=python3.10   the interpreter for .venv (else the newest of 3.11, 3.10, 3.9 that is found; else 3.11 is fetched)'
 	@echo '  VENV=.venvs/3.10    another environment than .venv'
 	@echo '  GPU=1               TensorFlow with CUDA, CuPy, and Horovod with NCCL (needs the CUDA 12 toolkit)'
 	@echo '  NP=2                train, bench: how many ranks'
@@ -64,6 +64,6 @@ test-all: lint  ## lint, and every test in every configuration, with more exampl
 test-pythons:  ## The unit tests and a small job on each supported Python that is there (environments in .venvs)
 	@tools/test_pythons.sh $(ARGS)
 
-clean:  ## Remove what builds and tests leave behind (not environments: rm -rf .venv .venvs)
+clean:  ## Remove what builds and tests leave behind (not environments: rm -rf .venv .venvs .python)
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find . \( -name .venv -o -name .venvs \) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . \( -name .venv -o -name .venvs -o -name .python \) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
