@@ -5,7 +5,7 @@ VENV := .venv
 python = $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ready train bench overhead test test-matrix test-all test-pythons docs format lint clean
+.PHONY: help setup ready train bench overhead test test-matrix test-all test-pythons wheel docs format lint clean
 
 # What they said once, set-up remembers.
 export PYTHON GPU VENV
@@ -48,6 +48,9 @@ lint: ready  ## Check formatting, style (ruff, clang-format) and types (mypy)
 	$(python) -m ruff check .
 	$(if $(sources),$(VENV)/bin/clang-format --dry-run --Werror $(sources))
 	$(python) -m mypy
+
+wheel: ready  ## Build dist/collective-*.whl with the compiled operations, and try it in a fresh environment
+	@tools/wheel.sh
 
 docs: ready  ## Write the API pages to build/docs, of docstrings; fails where a public name has none
 	$(python) docs/build.py

@@ -194,6 +194,7 @@ def test_make_lists_its_targets():
         "test",
         "test-all",
         "test-pythons",
+        "wheel",
         "lint",
         "clean",
     )
