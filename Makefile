@@ -5,7 +5,7 @@ VENV := .venv
 python = $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ready train bench overhead test test-matrix test-all test-pythons docs image image-check format lint clean
+.PHONY: help setup ready train bench overhead test test-matrix test-all test-pythons wheel docs image image-check format lint clean
 
 # What they said once, set-up remembers.
 export PYTHON GPU VENV
@@ -15,7 +15,7 @@ help:  ## List the targets
 	@echo
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' Makefile | expand -t 16
 	@echo
-	@echo '  PYTHON=python3.10   the interpreter for .venv (else the newest of 3.11, 3.10, 3.9 that is found)'
+	@echo '  PYTHON=python3.10   the interpreter for .venv (else the newest of 3.11, 3.10, 3.9 that is found; else 3.11 is fetched)'
 	@echo '  VENV=.venvs/3.10    another environment than .venv'
 	@echo '  GPU=1               TensorFlow with CUDA, CuPy, and Horovod with NCCL (needs the CUDA 12 toolkit)'
 	@echo '  NP=2                train, bench: how many ranks'
@@ -49,6 +49,9 @@ lint: ready  ## Check formatting, style (ruff, clang-format) and types (mypy)
 	$(if $(sources),$(VENV)/bin/clang-format --dry-run --Werror $(sources))
 	$(python) -m mypy
 
+wheel: ready  ## Build dist/collective-*.whl with the compiled operations, and try it in a fresh environment
+	@tools/wheel.sh
+
 docs: ready  ## Build the site of the documentation in build/docs; fails where a link or a name is wrong
 	$(python) docs/build.py
 
@@ -73,6 +76,6 @@ test-all: lint  ## lint, and every test in every configuration, with more exampl
 test-pythons:  ## The unit tests and a small job on each supported Python that is there (environments in .venvs)
 	@tools/test_pythons.sh $(ARGS)
 
-clean:  ## Remove what builds and tests leave behind (not environments: rm -rf .venv .venvs)
+clean:  ## Remove what builds and tests leave behind (not environments: rm -rf .venv .venvs .python)
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find . \( -name .venv -o -name .venvs \) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . \( -name .venv -o -name .venvs -o -name .python \) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

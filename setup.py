@@ -9,9 +9,10 @@ import os
 
 from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError, SetupError
 
 SUBPACKAGES = ["launch", "strategies", "ops"]
-OPTIMIZED = ["-std=c++17", "-O3"]
+OPTIMIZED = ["-std=c++17", "-O3", "-g0"]
 
 package_dir = {"collective": "collective"}
 packages = ["collective"]
@@ -43,23 +44,22 @@ native = Extension(
 
 
 class Build(build_ext):
-    """Compiles the operations against the installed TensorFlow; without one it leaves them out."""
+    """Compiles the libraries, the operations against the TensorFlow that is installed here.
 
-    def finalize_options(self):
-        super().finalize_options()
+    pip's isolated build installs one for that (`requires` in pyproject.toml).
+    """
+
+    def build_extensions(self):
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         try:
             import tensorflow as tf
         except ImportError as error:
-            print(
-                f"collective: TensorFlow can not be imported here ({error}), so the compiled "
-                "operations are left out. To have them, build beside TensorFlow, with "
-                "--no-build-isolation."
-            )
-            self.extensions = [
-                extension for extension in self.extensions if extension.name != native.name
-            ]
-            return
+            raise SetupError(
+                f"collective compiles its operations against TensorFlow, which can not be "
+                f"imported here ({error}). Either leave out --no-build-isolation, and `pip "
+                "install .` brings TensorFlow along for the build, or install TensorFlow first: "
+                "pip install 'tensorflow>=2.15.1,<2.16'"
+            ) from error
         native.extra_compile_args = [
             *tf.sysconfig.get_compile_flags(),
             *OPTIMIZED,
@@ -67,10 +67,25 @@ class Build(build_ext):
             "-fno-math-errno",
             "-fno-strict-aliasing",
             "-fvisibility=hidden",
-            "-g0",
             "-Wno-sign-compare",
         ]
         native.extra_link_args = tf.sysconfig.get_link_flags()
+        self._forget_library_folders()
+        try:
+            super().build_extensions()
+        except CompileError as error:
+            raise CompileError(
+                f"collective's operations were not compiled: {error}. They need a g++ that "
+                "compiles C++17, as `apt-get install g++` brings it"
+            ) from error
+
+    def _forget_library_folders(self):
+        """Drops run-time search paths, which name folders of the machine that built Python."""
+        for name in ("linker_so", "linker_so_cxx"):
+            words = getattr(self.compiler, name, None)
+            if words:
+                kept = [word for word in words if not word.startswith("-Wl,-rpath")]
+                setattr(self.compiler, name, kept)
 
 
 setup(

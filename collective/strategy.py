@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Callable
 
@@ -11,7 +13,7 @@ import tensorflow.compat.v1 as tf
 from collective import options, rank0_output, strategies
 from collective.coordination import run_analysis
 from collective.determinism import Determinism
-from collective.ops import collectives, graph_analysis
+from collective.ops import collectives, graph_analysis, native_library
 from collective.options import (
     INHERIT,
     DenseCompression,
@@ -88,6 +90,7 @@ class CollectiveStrategy:
     def __init__(self) -> None:
         strategies.backend()
         collectives.init()
+        _warn_of_missing_operations()
 
     def world_size(self) -> int:
         """Returns N, the number of ranks."""
@@ -404,6 +407,19 @@ class CollectiveStrategy:
                 clear_devices,
                 strip_default_attrs,
             )
+
+
+@functools.cache
+def _warn_of_missing_operations() -> None:
+    """Warns once on each host, since a host may have an installation of its own."""
+    reason = native_library.missing()
+    if reason is not None and collectives.local_rank() == 0:
+        warnings.warn(
+            "the compiled operations of collective are missing, so every lookup has an exchange of "
+            f"its own and steps are slower; {reason}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 _determinism = Determinism()

@@ -31,6 +31,16 @@ import horovod.tensorflow as hvd
 facts = {"gloo": hvd.gloo_built(), "nccl": bool(hvd.nccl_built()), "mpi": hvd.mpi_built()}
 """
 _CUPY = "import cupy as module; facts = {}"
+# By name, in the other process: the launcher itself imports nothing of the package.
+_OPERATIONS = """
+import types
+import tensorflow
+from collective.ops import keymap, native_library
+keymap.check()
+native_library.library()
+module = types.SimpleNamespace(__version__="compiled for TensorFlow " + tensorflow.__version__)
+facts = {}
+"""
 _REPORT = """
 import json, sys
 version = getattr(module, "__version__", "of unknown version")
@@ -72,20 +82,36 @@ def _check_packages(required: list[str], recommended: list[str], has_gpus: bool)
     if problem:
         with_cuda = ", `make setup GPU=1` with CUDA" if has_gpus else ""
         required.append(f"TensorFlow; `make setup` installs it{with_cuda}")
+    else:
+        _check_operations(recommended)
     horovod, problem = _facts_of_import(_HOROVOD)
     _show("Horovod", _summary(horovod, problem))
     if problem or not horovod["gloo"]:
         required.append(
-            "Horovod with Gloo, built against the installed TensorFlow; `make setup` builds it"
+            "Horovod with Gloo, built against the installed TensorFlow; "
+            "`python -m collective.build_horovod` builds it, or `make setup` in a checkout"
         )
     elif has_gpus and not horovod["nccl"]:
-        recommended.append("Horovod with NCCL, for more than one GPU; `make setup GPU=1` builds it")
+        recommended.append(
+            "Horovod with NCCL, for more than one GPU; "
+            "`python -m collective.build_horovod --gpu` builds it, or `make setup GPU=1`"
+        )
     cupy, problem = _facts_of_import(_CUPY)
     _show("CuPy", _summary(cupy, problem) + ("" if has_gpus else " (needed on GPUs only)"))
     if problem and has_gpus:
         recommended.append(
             "CuPy, for the kernels on GPUs; "
             "`pip install '.[gpu]'` or `make setup GPU=1` installs it"
+        )
+
+
+def _check_operations(recommended: list[str]) -> None:
+    operations, problem = _facts_of_import(_OPERATIONS)
+    _show("operations", _summary(operations, problem))
+    if problem:
+        recommended.append(
+            "the compiled operations, without which steps are slower; "
+            "`make setup` in a checkout builds them, or `pip install .`"
         )
 
 

@@ -35,9 +35,9 @@ try:
     import horovod.tensorflow as hvd
 except ImportError as error:
     raise ImportError(
-        "collective needs Horovod, built against the installed TensorFlow; `make setup` in a "
-        "checkout builds it (or set HOROVOD_WITH_TENSORFLOW=1 and pip install --no-build-isolation "
-        f"horovod). The cause: {error}"
+        "collective needs Horovod, built against the installed TensorFlow: `make setup` in a "
+        "checkout builds it, `python -m collective.build_horovod` anywhere else. The cause: "
+        f"{error}"
     ) from error
 
 # Begins the names of operations that all ranks must run, or none, beside collectives.

@@ -33,7 +33,7 @@ def _library() -> Any:
     if path is None:
         raise ImportError(
             f"dynamic tables need the compiled key map, and {here} has none. `make setup` in a "
-            "checkout builds it (or python setup.py build_ext --inplace); an installed wheel has "
+            "checkout builds it (or python setup.py build_ext --inplace); an installed package has "
             "it."
         )
     library = ctypes.CDLL(str(path))

@@ -27,8 +27,8 @@ def missing() -> str | None:
     path = _file()
     if path is None:
         return (
-            "they were not built, as there was no TensorFlow to build them against: run `make "
-            "setup`, or pip install --no-build-isolation beside TensorFlow"
+            "they were not built: run `make setup` (or python setup.py build_ext --inplace) in a "
+            "checkout, or install the package with `pip install .`"
         )
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         match = re.search(rb"collective native, TensorFlow ([^;]*);", content)
@@ -36,7 +36,7 @@ def missing() -> str | None:
     if built_for != tf.__version__:
         return (
             f"they were built for TensorFlow {built_for}, and this is {tf.__version__}: run "
-            "`make setup` again"
+            "`make setup` again in a checkout, or pip install --force-reinstall --no-deps ."
         )
     return None
 

@@ -14,7 +14,8 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
 resolve() {  # requirements -> sorted name==version lines
-    "$scratch/venv/bin/python" -m pip install --quiet --dry-run --ignore-installed --report "$scratch/report.json" "$@"
+    "$scratch/venv/bin/python" -m pip install --quiet --dry-run --no-build-isolation \
+        --ignore-installed --report "$scratch/report.json" "$@"
     "$scratch/venv/bin/python" -c '
 import json, sys
 found = [item["metadata"] for item in json.load(open(sys.argv[1]))["install"]]
@@ -26,8 +27,9 @@ for name, version in sorted((m["name"].lower().replace("_", "-").replace(".", "-
 mkdir -p "$root/tools/pins"
 for python; do
     "$python" -m venv --clear "$scratch/venv"
-    # An older pip resolves these requirements in hours, a newer one at once.
-    "$scratch/venv/bin/python" -m pip install --quiet --upgrade pip
+    # An older pip resolves these requirements in hours, a newer one at once. Metadata are made without build isolation,
+    # which would install TensorFlow for each.
+    "$scratch/venv/bin/python" -m pip install --quiet --upgrade pip 'setuptools>=65,<70' 'wheel<0.46'
     version=$("$scratch/venv/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
     resolve "$root[data,test]" "${BUILD[@]}" >"$scratch/pins"
     cat - "$scratch/pins" >"$root/tools/pins/python$version.txt" <<EOF

@@ -6,12 +6,15 @@
 #   tools/setup.sh --pythons            lists the supported Pythons that are found: "3.10 /usr/bin/python3.10"
 #
 #   VENV=.venvs/3.10                    another folder than .venv for the environment, in the checkout
-#   PYTHON=python3.10                   the interpreter; else the newest supported one that is found
+#   PYTHON=python3.10                   the interpreter; else the newest supported one found, else one is fetched
 #   GPU=1                               TensorFlow with CUDA, CuPy, Horovod with NCCL (by CUDA's nvcc); GPU=0 undoes it
 #   HOROVOD_CUDA_HOME=/usr/local/cuda   where GPU=1 finds nvcc, if it is not on the PATH
 #   HOROVOD_NCCL_HOME=/usr              another NCCL than the one that TensorFlow brings
 #
 # An environment remembers its PYTHON and GPU until they are given again.
+#
+# Where no supported Python is found, one is fetched into .python of the checkout: by uv or conda where they are there,
+# else by uv from PyPI. UV_PYTHON_INSTALL_MIRROR and conda's own settings name mirrors.
 #
 # Four steps: environment, packages, Horovod, this package. Each leaves a stamp in .venv/.setup that names its
 # ingredients, and is repeated only when they change: a new pin costs a minute, and Horovod is built again only for
@@ -25,6 +28,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 folder=${VENV:-.venv}
 readonly root folder venv=$root/$folder pins=$root/tools/pins
 readonly state=$venv/.setup
+readonly fetched=$root/.python FETCHED_VERSION=3.11 UV='uv>=0.8,<1'
 mode=${1-}
 
 # Neither the user's settings of Python and pip may lead out of the environment, nor make's job server into Horovod's
@@ -39,14 +43,14 @@ refuse() { say "$*"; exit 2; }
 # ---- The machine -----------------------------------------------------------------------------------------------------
 
 # Everything that is missing, and the Debian packages that bring it, to be said at once.
-lacking=() install=()
+lacking=() install=() otherwise=''
 lacks() { lacking+=("$1"); shift; install+=("$@"); }
 
 refuse_if_lacking() {
     local list
     if [ ${#lacking[@]} != 0 ]; then
         list=$(printf '%s, ' "${lacking[@]}")
-        refuse "missing: ${list%, }. To install: apt-get install ${install[*]}"
+        refuse "missing: ${list%, }. To install: apt-get install ${install[*]}$otherwise"
     fi
 }
 
@@ -78,8 +82,10 @@ lacks_modules() {  # executable, version, missing modules
 }
 
 candidates() {  # of one version, in the order in which they are tried
+    local uv_folder=${UV_PYTHON_INSTALL_DIR:-${XDG_DATA_HOME:-${HOME:-}/.local/share}/uv/python}
     type -aP "python$1" || true
     printf '%s\n' "${PYENV_ROOT:-${HOME:-}/.pyenv}/versions/$1".*/bin/python | sort -rV
+    printf '%s\n' "$fetched"/*/bin/"python$1" "$uv_folder"/*/bin/"python$1"
     type -aP python3 python || true
 }
 
@@ -96,26 +102,28 @@ examine_others() {  # python3.10: the first program of that version that runs, w
 
 use_python() {  # name; takes the interpreter that PYTHON= names; sets $interpreter and the variables of `examine`
     interpreter=$(type -P "$1") || refuse "PYTHON=$1 is no program here: leave PYTHON unset to have one looked for," \
-        "or apt-get install python3.11 python3.11-venv"
+        "and else fetched"
     case $interpreter in /*) ;; *) interpreter=$PWD/$interpreter ;; esac
     examine "$interpreter" || examine_others "$1" || refuse "PYTHON=$1 ($interpreter) does not run: name another," \
         "or leave PYTHON unset to have one looked for"
     case " $SUPPORTED " in
         *" $version "*) ;;
         *) refuse "PYTHON=$1 is Python $release, but TensorFlow 2.15 needs one of ${SUPPORTED// /, }: leave PYTHON" \
-            "unset to have one looked for, or apt-get install python3.11 python3.11-venv" ;;
+            "unset to have one looked for, and else fetched" ;;
     esac
     [ "$missing" = - ] || lacks_modules "$interpreter" "$version" "$missing"
 }
 
 # Finds the first interpreter of a version that has all it needs; sets the variables of `use_python`. Notes in
-# $incomplete the first that lacks something, in $others the releases of other versions that it comes across.
-incomplete=() others=' '
+# $incomplete the first that lacks something, in $others the releases of other versions that it comes across, in
+# $helper the first of these that is complete, for uv from PyPI.
+incomplete=() others=' ' helper=
 find_version() {
     while read -r interpreter; do
         [ -x "$interpreter" ] && examine "$interpreter" || continue
         if [ "$version" != "$1" ]; then
             case $others in *" $release "*) ;; *) others+="$release " ;; esac
+            case $version:$missing in [12].* | 3.[0-7]:*) ;; *:-) helper=${helper:-$interpreter} ;; esac
         elif [ "$missing" = - ]; then
             return
         elif [ ${#incomplete[@]} = 0 ]; then
@@ -133,9 +141,64 @@ find_python() {  # finds the newest interpreter that has all it needs; sets the 
     if [ ${#incomplete[@]} != 0 ]; then
         lacks_modules "${incomplete[@]}"
     else
+        find_fetchers
         others=$(echo $others)
-        lacks "one of Python ${SUPPORTED// /, }${others:+ (there is only ${others// /, })}" python3.11 python3.11-venv
+        absent="Python ${SUPPORTED// /, }${others:+ (there is only ${others// /, })}"
+        if [ ${#fetchers[@]} = 0 ]; then
+            lacks "one of $absent or what fetches it (uv, conda, python3 with venv)" python3 python3-venv
+            otherwise=$image
+        fi
     fi
+}
+
+# ---- A Python for a machine that has none ----------------------------------------------------------------------------
+
+readonly image='; or use the image, which has all that is needed: make image'
+absent='' fetchers=()
+find_fetchers() {  # sets $fetchers: the programs that can fetch a Python, in the order in which they are tried
+    local program
+    for program in uv micromamba mamba conda "${MAMBA_EXE:-}" "${CONDA_EXE:-}"; do
+        program=$(type -P "$program") || continue
+        case " ${fetchers[*]-} " in *" $program "*) ;; *) fetchers+=("$program") ;; esac
+    done
+    [ -z "$helper" ] || fetchers+=('uv from PyPI')
+}
+
+fetch_python() {  # tries the fetchers in turn; sets the variables of `use_python`
+    local fetcher log=$fetched/fetch.log
+    mkdir -p "$fetched"
+    for fetcher in "${fetchers[@]}"; do
+        say "no $absent here: $fetcher fetches Python $FETCHED_VERSION into $fetched (PYTHON= names one instead) ..."
+        if fetch_by "$fetcher" >"$log" 2>&1 </dev/null && find_version "$FETCHED_VERSION"; then
+            return
+        fi
+        say 'this failed. The end of its output:'
+        tail -n 5 "$log" | sed 's/^/    /' >&2
+    done
+    refuse "no Python could be fetched. UV_PYTHON_INSTALL_MIRROR= names a mirror for uv, PYTHON= an interpreter$image"
+}
+
+fetch_by() {
+    local code=0
+    case $1 in
+        'uv from PyPI')
+            rm -rf "$fetched/uv"
+            run "$helper" -m venv "$fetched/uv" &&
+                run "$fetched/uv/bin/python" -m pip install --only-binary :all: "$UV" &&
+                fetch_by_uv "$fetched/uv/bin/uv" || code=$?
+            rm -rf "$fetched/uv"
+            return $code
+            ;;
+        */uv) fetch_by_uv "$1" ;;
+        *)
+            rm -rf "$fetched/conda"
+            (cd / && run "$1" create --yes --prefix "$fetched/conda" --channel conda-forge "python=$FETCHED_VERSION")
+            ;;
+    esac
+}
+
+fetch_by_uv() {  # it would put a link into ~/.local/bin, too
+    (cd / && UV_PYTHON_INSTALL_DIR=$fetched UV_PYTHON_INSTALL_BIN=0 run "$1" python install "$FETCHED_VERSION")
 }
 
 check_compiler() {  # Horovod includes no Python.h, so Python's headers are not needed
@@ -273,10 +336,11 @@ if [ -n "${PYTHON-}" ] || environment_is_due; then
         find_python
     fi
 fi
-if [ ${#lacking[@]} != 0 ]; then
+if [ ${#lacking[@]} != 0 ] || [ ${#fetchers[@]} != 0 ]; then
     check_compiler
     refuse_if_lacking
 fi
+[ ${#fetchers[@]} = 0 ] || fetch_python
 
 base_pins=$pins/python$version.txt pin_files=("$pins/python$version.txt")
 [ "$gpu" = 0 ] || pin_files+=("$pins/gpu.txt")

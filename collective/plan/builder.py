@@ -15,7 +15,7 @@ import tensorflow.compat.v1 as tf
 
 from collective.coordination import agreement
 from collective.coordination.run_analysis import RunFootprint
-from collective.ops import collectives, graph_analysis
+from collective.ops import collectives, graph_analysis, native_library
 from collective.ops.collective_names import (
     AGREEMENT,
     DENSE,
@@ -76,9 +76,17 @@ def build_plan(graph: tf.Graph, footprint: RunFootprint | None = None, session: 
         alone=ungrouped,
         exchanges=exchanges,
         imbalance=_memory_imbalance(table_plans, ranks),
-        notes=dict(state_of(graph).plan_notes),
+        notes=_notes(graph),
         estimate=_estimate(graph, footprint, carried, len(exchanges), ungrouped),
     )
+
+
+def _notes(graph: tf.Graph) -> dict[str, str]:
+    notes = dict(state_of(graph).plan_notes)
+    missing = native_library.missing()
+    if missing:
+        notes["compiled operations"] = f"missing, so every lookup is alone; {missing}"
+    return notes
 
 
 def announce(session: Any, footprint: RunFootprint, output: PlanOutput) -> None:

@@ -159,8 +159,8 @@ def _reason_ungrouped(lookup: strategies.Lookup, out: tf.Tensor) -> str:
         return "its max_norm is a tensor"
     if lookup.max_norm is not None and not lookup.max_norm > 0:
         return f"its max_norm is {lookup.max_norm}"
-    missing = native_library.missing()
-    return f"the compiled operations are missing: {missing}" if missing else ""
+    # The plan says why, once for all lookups.
+    return "the compiled operations are missing" if native_library.missing() else ""
 
 
 def _with_weight_gradients(

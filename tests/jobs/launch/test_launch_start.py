@@ -87,6 +87,7 @@ def test_check_tells_what_is_there(launch):
         "TensorFlow",
         "Horovod",
         "gloo yes",
+        "compiled for TensorFlow 2.15",
         "CuPy",
         "GPUs",
         "cores",

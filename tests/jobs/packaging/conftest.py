@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,3 +28,14 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name in ("CI", "PYTHON", "GPU", "VENV") or name.startswith("COLLECTIVE_"):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def package_index(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Skips tests that install packages where pip reaches no index; fails them where CI is set."""
+    folder = tmp_path_factory.mktemp("index")
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir", "wheel"]
+    reached = subprocess.run([*command, "--dest", folder], capture_output=True, text=True)
+    if reached.returncode:
+        reason = f"pip reaches no package index: {reached.stderr.strip()[-300:]}"
+        pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)

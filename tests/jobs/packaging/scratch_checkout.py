@@ -59,9 +59,23 @@ case "$*" in
         mkdir -p "$folder" && touch "$folder/horovod-1-any.whl"
         ;;
     *'--editable'*) call package ;;
+    *'--only-binary :all: uv'*) call uv-from-PyPI; cp "$UV_OF_PYPI" "${0%/*}/uv" ;;
     *'pytest tests/unit'*) call tests ;;
     *'collective.launch -np 2'*train.py*) call job ;;
 esac
+"""
+# Fetch the Python of a mirror, which a test makes, as set-up calls them.
+UV = """#!/usr/bin/env bash
+echo uv >>"$CALLS"
+[ "$*:$UV_PYTHON_INSTALL_BIN" = "python install 3.11:0" ] || exit 2
+folder=$UV_PYTHON_INSTALL_DIR/cpython-3.11.11-linux-x86_64-gnu/bin
+mirror=${UV_PYTHON_INSTALL_MIRROR:?Failed to download, the network is unreachable}
+mkdir -p "$folder" && cp "${mirror#file://}/python3.11" "$folder"
+"""
+CONDA = """#!/usr/bin/env bash
+echo conda >>"$CALLS"
+[ "$1 $2 $3 $5 $6 $7" = "create --yes --prefix --channel conda-forge python=3.11" ] || exit 2
+mkdir -p "$4/bin" && cp "${CONDA_MIRROR:?no channel can be reached}/python3.11" "$4/bin"
 """
 EVERY_STEP = ["environment", "packages", "horovod", "package"]
 

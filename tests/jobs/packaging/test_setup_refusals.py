@@ -68,11 +68,12 @@ def test_a_shim_that_is_asked_for_by_name_stands_for_its_version(
 
 
 def test_no_supported_python(checkout: Checkout):
-    checkout.python("python3", "3.12.1")
+    checkout.python("python3", "3.12.1", missing="ensurepip")
     checkout.python("python", "2.7.18")
     assert refused(checkout) == (
-        "setup: missing: one of Python 3.11, 3.10, 3.9 (there is only 3.12.1, 2.7.18). "
-        "To install: apt-get install python3.11 python3.11-venv"
+        "setup: missing: one of Python 3.11, 3.10, 3.9 (there is only 3.12.1, 2.7.18) or what "
+        "fetches it (uv, conda, python3 with venv). To install: apt-get install python3 "
+        "python3-venv; or use the image, which has all that is needed: make image"
     )
 
 
@@ -102,8 +103,9 @@ def test_a_compiler_that_does_not_compile(checkout: Checkout):
 def test_all_that_is_missing_is_said_at_once(checkout: Checkout):
     (checkout.programs / "g++").unlink()
     assert refused(checkout) == (
-        "setup: missing: one of Python 3.11, 3.10, 3.9, g++. "
-        "To install: apt-get install python3.11 python3.11-venv g++"
+        "setup: missing: one of Python 3.11, 3.10, 3.9 or what fetches it (uv, conda, python3 with "
+        "venv), g++. To install: apt-get install python3 python3-venv g++; or use the image, which "
+        "has all that is needed: make image"
     )
 
 
@@ -128,7 +130,7 @@ def test_an_unsupported_python_is_not_replaced_by_another(
     checkout.python("python3.11", "3.11.7")
     checkout.python(name, version)
     printed = refused(checkout, PYTHON=name)
-    assert sentence in printed and "apt-get install python3.11 python3.11-venv" in printed
+    assert sentence in printed and "to have one looked for, and else fetched" in printed
 
 
 def test_a_python_that_is_not_there_or_does_not_run(checkout: Checkout):
@@ -187,6 +189,16 @@ def test_ci_fails_without_the_data(checkout: Checkout, clean_environment: None):
 
 def test_make_lists_its_targets():
     printed = subprocess.run(["make"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    targets = ("help", "setup", "train", "test", "test-all", "test-pythons", "lint", "clean")
+    targets = (
+        "help",
+        "setup",
+        "train",
+        "test",
+        "test-all",
+        "test-pythons",
+        "wheel",
+        "lint",
+        "clean",
+    )
     for target in targets:
         assert f"\n  {target} " in printed

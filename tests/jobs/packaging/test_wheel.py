@@ -6,8 +6,8 @@ A wheel also holds the compiled libraries.
 from __future__ import annotations
 
 import os
+import re
 import shutil
-import subprocess
 import sys
 import sysconfig
 import tarfile
@@ -15,25 +15,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from checkout_copy import ROOT, SUBPACKAGES, copy_checkout, run
 
-ROOT = Path(__file__).resolve().parents[3]
 # Each wheel compiles the operations anew.
 pytestmark = pytest.mark.matrix
-SUBPACKAGES = ("launch", "strategies", "ops")
 DATA = (".cu", ".cuh", ".cc", ".h")
-
-
-def run(*command: object, cwd: Path, **environment: str) -> str:
-    finished = subprocess.run(
-        [str(part) for part in command],
-        cwd=cwd,
-        env={**os.environ, **environment},
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    assert finished.returncode == 0, finished.stdout
-    return finished.stdout
 
 
 def build_wheel(source: Path, target: Path) -> Path:
@@ -46,13 +32,7 @@ def build_wheel(source: Path, target: Path) -> Path:
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Copies the checkout, since a build leaves folders behind, and adds a kernel to it."""
-    copy = tmp_path_factory.mktemp("source") / "checkout"
-    copy.mkdir()
-    ignored = shutil.ignore_patterns("__pycache__", "*.so")
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, copy)
-    for folder in ("collective", *SUBPACKAGES):
-        shutil.copytree(ROOT / folder, copy / folder, symlinks=True, ignore=ignored)
+    copy = copy_checkout(tmp_path_factory.mktemp("source") / "checkout")
     (copy / "ops" / "packaging_probe.cu").write_text("// kernel\n")
     return copy
 
@@ -128,3 +108,33 @@ print(collective.launch.__file__)
     assert run(command, "--version", cwd=tmp_path, PYTHONPATH=str(target)).startswith("collective ")
     for folder in SUBPACKAGES:
         assert not (target / folder).exists()
+
+
+@pytest.fixture(scope="module")
+def released(package_index: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs `make wheel`'s script in a copy of the checkout; it tries the wheel by itself."""
+    copy = copy_checkout(tmp_path_factory.mktemp("released") / "checkout")
+    (copy / "tools").mkdir()
+    shutil.copy(ROOT / "tools" / "wheel.sh", copy / "tools")
+    (copy / ".venv").symlink_to(sys.prefix)
+    printed = run(copy / "tools" / "wheel.sh", cwd=copy)
+    (wheel,) = (copy / "dist").iterdir()
+    assert f"wheel: done: dist/{wheel.name}." in printed
+    return wheel
+
+
+@pytest.mark.timeout(1800)
+def test_a_released_wheel_holds_the_compiled_operations_for_many_linuxes(
+    released: Path, tmp_path: Path
+):
+    assert re.search(r"-manylinux_2_\d+_x86_64(\.|$)", released.stem)
+    with zipfile.ZipFile(released) as archive:
+        libraries = [name for name in archive.namelist() if ".so" in name]
+        assert [Path(name).name.partition(".")[0] for name in sorted(libraries)] == [
+            "_keymap",
+            "_native",
+        ]
+        archive.extractall(tmp_path)
+    for name in libraries:
+        dynamic = run("readelf", "-d", tmp_path / name, cwd=tmp_path)
+        assert "RPATH" not in dynamic and "RUNPATH" not in dynamic

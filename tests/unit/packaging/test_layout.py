@@ -22,6 +22,7 @@ MOST_LINES = 510
 # from lower layers only, not even from its neighbours.
 LAYERS = (
     ("launch",),
+    ("build_horovod",),
     ("ops",),
     ("strategies",),
     ("errors", "options"),

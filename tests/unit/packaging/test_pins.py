@@ -11,6 +11,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from collective import build_horovod
+
 try:
     import tomllib
 except ImportError:  # before Python 3.11; pytest brings it
@@ -20,8 +22,12 @@ ROOT = Path(__file__).resolve().parents[3]
 PYTHONS = ("3.9", "3.10", "3.11")
 
 
+def pyproject() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
 def project() -> dict[str, Any]:
-    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return pyproject()["project"]
 
 
 def pins(name: str) -> dict[str, str]:
@@ -51,6 +57,16 @@ def test_every_requirement_is_pinned_within_its_range(python: str):
 def test_the_pins_can_build_horovod(python: str):
     pinned = pins(f"python{python}.txt")
     assert_allowed(["setuptools<70", "wheel<0.46", "cmake<4", "packaging", "pip<25.3"], pinned)
+
+
+def test_the_build_has_the_tensorflow_that_the_library_requires():
+    """Without it in the isolated build, pip would install the library without its operations."""
+    (required,) = [line for line in project()["dependencies"] if line.startswith("tensorflow>")]
+    assert required in pyproject()["build-system"]["requires"]
+    assert required == build_horovod.TENSORFLOW
+    assert f"'{required}'" in (ROOT / "setup.py").read_text(encoding="utf-8")
+    for python in PYTHONS:
+        assert Requirement(required).specifier.contains(pins(f"python{python}.txt")["tensorflow"])
 
 
 def test_the_installed_packages_work_together():

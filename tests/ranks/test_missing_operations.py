@@ -1,0 +1,54 @@
+"""Without its compiled operations the library trains, more slowly, and says so."""
+
+import json
+import warnings
+
+import pytest
+import tensorflow.compat.v1 as tf
+
+import collective
+from collective import strategy as facade
+from collective.ops import native_library
+
+WHY = "they were taken away by a test"
+
+
+@pytest.fixture
+def without_operations(monkeypatch):
+    monkeypatch.setattr(native_library, "missing", lambda: WHY)
+    facade._warn_of_missing_operations.cache_clear()
+    yield
+    facade._warn_of_missing_operations.cache_clear()
+
+
+def test_one_rank_of_a_host_warns_at_the_first_strategy_only(without_operations, rank):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        collective.CollectiveStrategy()
+        collective.CollectiveStrategy()
+    raised = [warning for warning in caught if warning.category is RuntimeWarning]
+    expected = (
+        "the compiled operations of collective are missing, so every lookup has an exchange of "
+        f"its own and steps are slower; {WHY}"
+    )
+    assert [str(warning.message) for warning in raised] == ([expected] if rank == 0 else [])
+    assert all(warning.filename == __file__ for warning in raised)
+
+
+@pytest.mark.ranks(2)
+def test_the_plan_says_it_once(strategy, without_operations):
+    """It trains all the same: each element of two rows, 1, loses the rate times its gradient."""
+    with strategy.scope(plan="quiet", grouping=True), tf.Graph().as_default():
+        with strategy.embedding_scope():
+            table = tf.get_variable("user", [11, 4], initializer=tf.ones_initializer())
+        both = [tf.nn.embedding_lookup(table, [row]) for row in (3, 4)]
+        train = tf.train.GradientDescentOptimizer(0.5).minimize(tf.reduce_sum(sum(both)))
+        with tf.train.MonitoredSession() as session:
+            session.run(train)
+            rows = session.run(both)
+        plan = strategy.plan()
+    assert [row.tolist() for row in rows] == [[[0.5] * 4]] * 2
+    note = f"missing, so every lookup is alone; {WHY}"
+    assert json.loads(plan.to_json())["notes"]["compiled operations"] == note
+    assert {lookup.why for lookup in plan.alone} == {"the compiled operations are missing"}
+    assert str(plan).count(WHY) == 1 and f"\ncompiled operations: {note}" in str(plan)

@@ -1,0 +1,56 @@
+"""`--check` names the compiled operations, and what to do where they are missing."""
+
+from __future__ import annotations
+
+import pytest
+
+from collective.launch import diagnostics
+
+
+@pytest.fixture
+def packages(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Returns the packages that can't be imported, and why; by default all can."""
+    problems: dict[str, str] = {}
+
+    def facts_of_import(source: str) -> tuple[dict[str, object], str]:
+        problem = next((why for name, why in problems.items() if name in source), "")
+        return ({}, problem) if problem else ({"version": "1.0", "gloo": True, "nccl": True}, "")
+
+    monkeypatch.setattr(diagnostics, "_facts_of_import", facts_of_import)
+    return problems
+
+
+def test_nothing_is_missing(packages: dict[str, str], capsys: pytest.CaptureFixture[str]):
+    assert diagnostics.check() == 0
+    printed = capsys.readouterr().out
+    assert "\noperations  1.0" in printed and "missing" not in printed
+
+
+def test_missing_operations_are_named_and_no_obstacle(
+    packages: dict[str, str], capsys: pytest.CaptureFixture[str]
+):
+    packages["native_library"] = "ImportError: they were not built"
+    assert diagnostics.check() == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "operations  none: ImportError: they were not built" in lines
+    assert [line for line in lines if line.startswith("missing: ")] == [
+        "missing: the compiled operations, without which steps are slower; "
+        "`make setup` in a checkout builds them, or `pip install .`"
+    ]
+
+
+def test_without_tensorflow_only_that_is_named(
+    packages: dict[str, str], capsys: pytest.CaptureFixture[str]
+):
+    packages["tensorflow as module"] = "ModuleNotFoundError: No module named 'tensorflow'"
+    assert diagnostics.check() == 1
+    printed = capsys.readouterr().out
+    assert "operations" not in printed and "missing: TensorFlow" in printed
+
+
+def test_a_missing_horovod_has_a_command(
+    packages: dict[str, str], capsys: pytest.CaptureFixture[str]
+):
+    packages["horovod as module"] = "ModuleNotFoundError: No module named 'horovod'"
+    assert diagnostics.check() == 1
+    assert "`python -m collective.build_horovod` builds it" in capsys.readouterr().out
