@@ -51,7 +51,7 @@ class RunObserver:
             run: the run.
             carry_out: carries it out by `original`, or by what the profiler puts in its place.
         """
-        if not run.footprint.trains:
+        if not run.footprint.is_step:
             return carry_out(original)
         builder.announce(session, run.footprint, self.quiet)
         if self.profiler is None:
