@@ -179,7 +179,10 @@ def close(original: Any, session: Any) -> None:
     """
     if coordinator.started():
         coordinator.instance().leave(session, _error_since_start(session))
-    original(session)
+    try:
+        original(session)
+    finally:
+        state_of_session(session).close()
 
 
 def _error_since_start(session: Any) -> BaseException | None:
