@@ -312,8 +312,9 @@ class CollectiveStrategy:
 
         Args:
             model_fn: Builds the model, as for `tf.estimator.Estimator`.
-            model_dir: Names one folder that all ranks reach. With None it is that of `config`, or
-                else a temporary one, made by rank 0.
+            model_dir: Names one folder that all ranks reach. Rank 0's counts for all, and a warning
+                says so where another rank has another one or none. With None it is that of
+                `config`, or else a temporary one, made by rank 0.
             config: Configures the runs (`tf.estimator.RunConfig`). Every rank is its own chief: a
                 cluster in TF_CONFIG and device_filters have no effect.
             params: Is given to model_fn, as by `tf.estimator.Estimator`.
@@ -329,7 +330,8 @@ class CollectiveStrategy:
         Raises:
             TypeError: an option is unknown.
             ValueError: `config` has a `tf.distribute` strategy, or another model_dir.
-            RankError: the ranks' model_dirs differ.
+            RankError: rank 0 has no model_dir though another rank has one, or another rank's has a
+                checkpoint and rank 0's has none.
         """
         # Imported at its first use: tf.estimator takes a while to load.
         from collective.estimator.estimator import Estimator

@@ -86,6 +86,9 @@ WRITES = re.compile(
 # The operations that hold a variable.
 VARIABLE_TYPES = frozenset({"VarHandleOp", "VariableV2", "Variable"})
 
+# Operations that give a variable another value, whatever it was before.
+ASSIGNS = frozenset({"Assign", "AssignVariableOp"})
+
 # Operations that pass a reference to a variable on.
 PASSES = frozenset({"Identity", "Enter", "Switch", "RefIdentity", "RefEnter", "RefSwitch"})
 

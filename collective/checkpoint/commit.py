@@ -63,7 +63,7 @@ class Commit:
 
     Limits: moving is atomic where the file system renames atomically. POSIX does; object stores
     copy instead, and a kill while one of their files is copied over an older one may damage this
-    one file. One job at a time saves under a base name in a folder.
+    one file. One job at a time saves under a base name in a folder (`ownership`).
 
     Only rank 0 makes an object of this class.
 
@@ -78,12 +78,7 @@ class Commit:
         self.meta, self.state = os.path.join(self.staging, META), os.path.join(self.staging, STATE)
         self._merged = os.path.join(self.staging, MERGED)
         self._shards = 0
-        parent = os.path.dirname(prefix)
-        if parent and not tf.io.gfile.isdir(parent):
-            try:
-                tf.io.gfile.mkdir(parent)
-            except tf.errors.NotFoundError:
-                raise ValueError(f"Parent directory of {base} doesn't exist, can't save.") from None
+        make_parent(base)
         recover_all(base)
         self._old_data_files = _data_files(prefix)
         tf.io.gfile.mkdir(self.staging)
@@ -153,6 +148,16 @@ class Commit:
             file.write(json.dumps(record))
         sync(path + ".new")
         move(path + ".new", path)
+
+
+def make_parent(base: str) -> None:
+    """Makes the folder of checkpoints called `base`, but not the one around it."""
+    parent = os.path.dirname(base)
+    if parent and not tf.io.gfile.isdir(parent):
+        try:
+            tf.io.gfile.mkdir(parent)
+        except tf.errors.NotFoundError:
+            raise ValueError(f"Parent directory of {base} doesn't exist, can't save.") from None
 
 
 def is_staged(staging: str) -> bool:

@@ -20,6 +20,7 @@ from tensorflow.python.ops import variables
 from tensorflow.python.training import saver as saver_lib
 from tensorflow.python.training.saving import saveable_object_util
 
+from collective.checkpoint import ownership
 from collective.checkpoint.shards import Shard, find_shards
 from collective.coordination import barrier
 from collective.ops import collectives
@@ -227,9 +228,16 @@ def restore_latest(
     return out
 
 
-def write_graph(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Stands in for `training_util.write_graph` (CheckpointSaverHook): rank 0 alone writes."""
-    return original(*args, **kwargs) if collectives.rank() == 0 else None
+def write_graph(
+    original: Any, graph_or_graph_def: Any, logdir: str, name: str, as_text: bool = True
+) -> Any:
+    """Stands in for `training_util.write_graph` (CheckpointSaverHook): rank 0 alone writes.
+
+    It leaves a folder alone where another job saves: the save that follows tells the script.
+    """
+    if collectives.rank() > 0 or ownership.marks().others_in(logdir):
+        return None
+    return original(graph_or_graph_def, logdir, name, as_text)
 
 
 _last_checkpoint: list[str] = []

@@ -14,7 +14,7 @@ from tensorflow.python.checkpoint import checkpoint_management
 from tensorflow.python.client import session as session_lib
 from tensorflow.python.training import training_util
 
-from collective.checkpoint import commit, table_io, tensor_bundle
+from collective.checkpoint import commit, ownership, table_io, tensor_bundle
 from collective.checkpoint.saver import (
     check_same_path,
     note_last_checkpoint,
@@ -131,6 +131,8 @@ class ShardedSave:
     def _begin(self) -> str:
         if collectives.rank() > 0:
             return ""
+        commit.make_parent(self.base)
+        ownership.marks().hold(self.session, self.base)
         self.started = commit.Commit(self.base, self.prefix)
         return self.started.staging
 

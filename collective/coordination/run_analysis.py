@@ -48,6 +48,8 @@ class RunFootprint:
         initialized: the global variables whose initializers run.
         trains: whether it updates a table or a global variable. Other runs are evaluations.
         empty_feeds: the values it is fed with for the lookups of its groups that it doesn't need.
+        broadcasts: whether all that it writes are values that one rank has broadcast: it trains,
+            but is no step of training.
     """
 
     operations: frozenset[tf.Operation]
@@ -56,11 +58,19 @@ class RunFootprint:
     initialized: tuple[Any, ...]
     trains: bool
     empty_feeds: tuple[tuple[tf.Tensor, np.ndarray], ...]
+    broadcasts: bool = False
+
+    @property
+    def is_step(self) -> bool:
+        """Tells whether it is a step of training."""
+        return self.trains and not self.broadcasts
 
     def comparing(self, names: Iterable[str]) -> RunFootprint:
         """Returns the footprint with which ranks compare `names`, too."""
         shared = tuple(sorted([*self.shared, *names]))
-        return dataclasses.replace(self, shared=shared, signature=_signature(shared, self.trains))
+        return dataclasses.replace(
+            self, shared=shared, signature=_signature(shared, self.trains, self.broadcasts)
+        )
 
     def levels(self, gates: GraphGates) -> list[int]:
         """Returns the levels of the gates that the run passes, ascending."""
@@ -174,14 +184,16 @@ def footprint_of(graph: tf.Graph, fetches: Iterable[Any], fed: Iterable[Any]) ->
     initialized = tuple(v for v in variables if v.initializer in operations)
     shared = _shared_names(graph, operations, {x.name for x, _ in empty_feeds})
     shared += [f"initialize {v.name}" for v in initialized]
-    names, trains = tuple(sorted(shared)), _updates(graph, operations)
+    names, writes = tuple(sorted(shared)), _writes(graph, operations)
+    trains, broadcasts = bool(writes), bool(writes) and all(map(_assigns_broadcast, writes))
     return RunFootprint(
         frozenset(operations),
         names,
-        _signature(names, trains),
+        _signature(names, trains, broadcasts),
         initialized,
         trains,
         tuple(empty_feeds),
+        broadcasts,
     )
 
 
@@ -218,30 +230,42 @@ def _shared_names(
     return names
 
 
-def _signature(names: Iterable[str], trains: bool) -> int:
-    digest = hashlib.blake2b("\n".join([*names, str(trains)]).encode(), digest_size=8).digest()
+def _signature(names: Iterable[str], trains: bool, broadcasts: bool) -> int:
+    kind_of_run = "broadcasts" if broadcasts else str(trains)
+    digest = hashlib.blake2b("\n".join([*names, kind_of_run]).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
-def _updates(graph: tf.Graph, operations: Iterable[tf.Operation]) -> bool:
-    """Tells whether any operation writes a global variable, other than to initialize it."""
+def _writes(graph: tf.Graph, operations: Iterable[tf.Operation]) -> list[tf.Operation]:
+    """Returns the operations that write a global variable, other than to initialize it."""
     variables = graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
     holders = {graph_analysis.memory(v) for v in variables}
     initializers = {v.initializer for v in variables}
-    for op in operations:
-        if op.type in graph_analysis.CALLS:
-            if graph_analysis.has_inside(graph, op, graph_analysis.WRITES.match) and any(
-                graph_analysis.holder(x) in holders for x in op.inputs
-            ):
-                return True
-        elif (
-            op.inputs
-            and op not in initializers
-            and graph_analysis.WRITES.match(op.type)
-            and graph_analysis.holder(op.inputs[0]) in holders
-        ):
-            return True
-    return False
+    return [
+        op for op in operations if op not in initializers and _writes_one_of(holders, graph, op)
+    ]
+
+
+def _writes_one_of(holders: set[tf.Operation], graph: tf.Graph, op: tf.Operation) -> bool:
+    if op.type in graph_analysis.CALLS:
+        return graph_analysis.has_inside(graph, op, graph_analysis.WRITES.match) and any(
+            graph_analysis.holder(x) in holders for x in op.inputs
+        )
+    return bool(
+        op.inputs
+        and graph_analysis.WRITES.match(op.type)
+        and graph_analysis.holder(op.inputs[0]) in holders
+    )
+
+
+def _assigns_broadcast(op: tf.Operation) -> bool:
+    """Tells whether `op` assigns a variable what one rank has broadcast, as it is."""
+    if op.type not in graph_analysis.ASSIGNS:
+        return False
+    value = op.inputs[1]
+    while value.op.type in ("Identity", "Cast", "Reshape"):
+        value = value.op.inputs[0]
+    return str(value.op.type).startswith("HorovodBroadcast")
 
 
 def _is_source_before_gates(op: tf.Operation, gates: GraphGates) -> bool:

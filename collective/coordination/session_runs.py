@@ -14,7 +14,7 @@ from typing import Any, Callable, Protocol
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 
-from collective.coordination import agreement, barrier, coordinator, run_analysis
+from collective.coordination import agreement, barrier, common_folder, coordinator, run_analysis
 from collective.coordination.agreement import Header
 from collective.coordination.initial_broadcast import broadcast_initial_values
 from collective.coordination.prepared_run import PreparedRun
@@ -179,7 +179,10 @@ def close(original: Any, session: Any) -> None:
     """
     if coordinator.started():
         coordinator.instance().leave(session, _error_since_start(session))
-    original(session)
+    try:
+        original(session)
+    finally:
+        state_of_session(session).close()
 
 
 def _error_since_start(session: Any) -> BaseException | None:
@@ -266,7 +269,7 @@ def every_rank_for_itself(original: Any, *args: Any, **kwargs: Any) -> Any:
     """Stands in for `MonitoredTrainingSession`: each of several ranks is its own process's chief.
 
     That holds whatever the script says of rank 0. (A worker would wait for a chief to initialize
-    variables that it doesn't share with it.)
+    variables that it doesn't share with it.) A checkpoint_dir of rank 0 is everyone's.
 
     Raises:
         RuntimeError: it is called eagerly: there is no graph to run.
@@ -276,6 +279,13 @@ def every_rank_for_itself(original: Any, *args: Any, **kwargs: Any) -> Any:
         return original(*args, **kwargs)
     names = ("master", "is_chief", "checkpoint_dir")
     arguments = {**dict(zip(names, args)), **kwargs, "is_chief": True}
+    if is_shared(tf.get_default_graph()):
+        arguments["checkpoint_dir"] = common_folder.settle(
+            "making a MonitoredTrainingSession",
+            "checkpoint_dir",
+            arguments.get("checkpoint_dir"),
+            stacklevel=3,
+        )
     positional = [arguments.pop(name) for name in names[: len(args)]]
     return original(*positional, *args[3:], **arguments)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Callable
 
 from collective.coordination.prepared_run import PreparedRun
 
@@ -18,12 +18,19 @@ class SessionState:
         prepared_runs: the runs of the session, by their fetches and feeds.
         training_runs: how many training runs the consistency check has counted.
         handled_error: the identity of the error that was being handled when the session was made.
+        at_close: what is called when the session has been closed, by names.
     """
 
     unequal_variables: dict[str, Any] = dataclasses.field(default_factory=dict)
     prepared_runs: dict[tuple[Any, ...], PreparedRun] = dataclasses.field(default_factory=dict)
     training_runs: int = 0
     handled_error: int | None = None
+    at_close: dict[str, Callable[[], None]] = dataclasses.field(default_factory=dict)
+
+    def close(self) -> None:
+        """Calls what is to be called when the session has been closed."""
+        while self.at_close:
+            self.at_close.popitem()[1]()
 
 
 def state_of_session(session: Any) -> SessionState:

@@ -10,8 +10,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 from tensorflow_estimator.python.estimator import run_config
 
-from collective.coordination import barrier
-from collective.errors import RankError
+from collective.coordination import barrier, common_folder
 from collective.ops import collectives
 
 
@@ -21,11 +20,12 @@ def local_config(config: Any, model_dir: Any) -> Any:
     Args:
         config: a RunConfig, or None for TensorFlow's defaults.
         model_dir: the Estimator's argument; None: that of `config`, or else a temporary folder of
-            rank 0.
+            rank 0. Rank 0's counts for all.
 
     Raises:
         ValueError: `config` has a `tf.distribute` strategy; or its model_dir isn't `model_dir`.
-        RankError: the ranks' model_dirs differ.
+        RankError: rank 0 has no model_dir though another rank has one, or another rank's has a
+            checkpoint and rank 0's has none.
         TypeError: `config` is no RunConfig.
     """
     config = run_config.RunConfig() if config is None else config
@@ -71,15 +71,9 @@ def _common_model_dir(config: Any, model_dir: str | None) -> str:
             f"model_dir is {model_dir!r}, but RunConfig has model_dir={config.model_dir!r}. Give "
             "one of them."
         )
-    model_dir = model_dir or config.model_dir
-    messages = barrier.exchange(None, "making an Estimator", {"model_dir": model_dir})
-    first = messages[0]["model_dir"]
-    for rank, message in enumerate(messages):
-        if message["model_dir"] != first:
-            raise RankError(
-                f"Estimator: model_dir is {first!r} on rank 0 and {message['model_dir']!r} on rank "
-                f"{rank}. It must be one folder, which all ranks can reach."
-            )
+    model_dir = common_folder.settle(
+        "making an Estimator", "model_dir", model_dir or config.model_dir, stacklevel=5
+    )
     if model_dir:
         return model_dir
 

@@ -52,7 +52,7 @@ class RunObserver:
             run: the run.
             carry_out: carries it out by `original`, or by what the profiler puts in its place.
         """
-        if not run.footprint.trains:
+        if not run.footprint.is_step:
             return carry_out(original)
         if STARTUP.follows(session.graph):
             with STARTUP.doing(session.graph, "the first training step"):

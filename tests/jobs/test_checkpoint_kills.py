@@ -80,7 +80,7 @@ with strategy.scope(), tf.Graph().as_default():
         saver.save(session, f'{folder}/m', global_step=step)            # as CheckpointSaverHook does at its start
         if rank == 0:
             state = tf.train.get_checkpoint_state(folder)
-            used = {'checkpoint'}
+            used = {'checkpoint', 'm.owner'}
             for path in state.all_model_checkpoint_paths:
                 opened = tensor_bundle.Bundle(path)
                 opened.check_files()

@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 from collective import RankError, checkpoint
 from collective.checkpoint import __main__ as command
 from collective.checkpoint import tensor_bundle as bundles
+from tests.ranks import estimators
 from tests.ranks.checkpoints import model, restored, saved, steps, wait
 
 pytestmark = [
@@ -320,3 +321,53 @@ def test_a_file_system_of_tensorflows_own(strategy, rank, size, monkeypatch):
         with pytest.raises((OSError, RankError), match="common file system"):
             saved(strategy, rank, "ram://checkpoints/m")
     assert threading.active_count() < 50
+
+
+def owned(folder):
+    """Returns the names of the marks of owners, once no rank saves."""
+    wait()
+    names = sorted(name for name in os.listdir(folder) if name.endswith(".owner"))
+    wait()
+    return names
+
+
+def test_a_session_that_saves_owns_the_name_until_it_is_closed(strategy, rank, folder):
+    """One after the other, two at a time, and one that only restores, which owns nothing."""
+    saved(strategy, rank, f"{folder}/m")
+    assert owned(folder) == []
+    with strategy.scope(), tf.Graph().as_default():
+        m = model(strategy)
+        saver = tf.train.Saver()
+        with tf.Session() as first:
+            saver.restore(first, f"{folder}/m")
+            assert owned(folder) == []
+            saver.save(first, f"{folder}/m", global_step=m["step"])
+            with tf.Session() as second:
+                saver.restore(second, f"{folder}/m")
+                saver.save(second, f"{folder}/m", global_step=m["step"])
+                saver.save(second, f"{folder}/other")
+                assert owned(folder) == ["m.owner", "other.owner"]
+            assert owned(folder) == ["m.owner"]
+            steps(first, m, rank, 1)
+            saver.save(first, f"{folder}/m", global_step=m["step"])
+        assert owned(folder) == []
+        with tf.train.MonitoredTrainingSession(
+            checkpoint_dir=folder, save_checkpoint_steps=2, log_step_count_steps=None
+        ) as session:
+            steps(session, m, rank, 3)
+            assert owned(folder) == ["model.ckpt.owner"]
+    assert owned(folder) == []
+
+
+def test_an_estimator_that_trains_and_evaluates_owns_its_folder_in_between_only(
+    strategy, rank, folder
+):
+    config = tf.estimator.RunConfig(save_checkpoints_steps=3)
+    estimator = estimators.made(strategy, folder, config=config)
+    for until in (4, 8):
+        estimator.train_and_evaluate(
+            tf.estimator.TrainSpec(estimators.records(40), max_steps=until),
+            tf.estimator.EvalSpec(estimators.records(9), steps=None, throttle_secs=0),
+        )
+        assert owned(folder) == []
+    assert estimator.latest_checkpoint().endswith("-8")

@@ -1,12 +1,14 @@
 """A checkpoint that doesn't fit, is damaged or fails on one rank is refused on all ranks alike."""
 
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
 from collective import RankError
+from collective.checkpoint import ownership
 from collective.checkpoint import tensor_bundle as bundles
 from tests.ranks import reference
 from tests.ranks.checkpoints import model, restored, saved, steps, wait
@@ -149,3 +151,36 @@ def test_a_failure_of_one_rank_is_everyones(strategy, rank, size, folder, monkey
                 saver.save(session, f"{folder}/no/such/folder/m")
             steps(session, m, rank, 1)
             assert saver.save(session, f"{folder}/m", global_step=1) == f"{folder}/m-1"
+
+
+def test_a_name_that_another_job_owns_is_left_alone(strategy, rank, size, folder, monkeypatch):
+    """Every rank is told, nothing is written, and saving elsewhere goes on."""
+    monkeypatch.setattr(ownership, "_PATIENCE", 0.1)
+    saved(strategy, rank, f"{folder}/model.ckpt")
+    other = ownership.OwnerMarks()
+    if rank == 0:
+        other.hold(SimpleNamespace(), f"{folder}/model.ckpt")
+    wait()
+    before = {name: os.path.getsize(f"{folder}/{name}") for name in os.listdir(folder)}
+    with strategy.scope(), tf.Graph().as_default():
+        m = model(strategy)
+        saver = tf.train.Saver()
+        with tf.Session() as session:
+            saver.restore(session, f"{folder}/model.ckpt")
+            with pytest.raises(
+                RankError if rank else ownership.OwnedError, match="another job saves its check.*"
+            ):
+                saver.save(session, f"{folder}/model.ckpt", global_step=7)
+            steps(session, m, rank, 1)
+            os.makedirs(f"{folder}/elsewhere", exist_ok=True)
+            saver.save(session, f"{folder}/elsewhere/model.ckpt")
+        wait()
+        with pytest.raises(RankError if rank else ownership.OwnedError, match="process .* on host"):
+            with tf.train.MonitoredTrainingSession(checkpoint_dir=folder) as session:
+                pass
+    wait()
+    assert {n: os.path.getsize(f"{folder}/{n}") for n in before} == before
+    others = {name for name in os.listdir(folder) if name not in before}
+    assert all("tfevents" in name for name in others - {"elsewhere"}), "no graph, no checkpoint"
+    other.release_all()
+    saved(strategy, rank, f"{folder}/model.ckpt")

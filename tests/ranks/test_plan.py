@@ -4,12 +4,14 @@ import collections
 import json
 import sys
 
+import horovod.tensorflow as hvd
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
 import collective
-from collective.ops import embedding_bag, key_hashing, placement
+from collective.coordination import session_state
+from collective.ops import embedding_bag, graph_state, key_hashing, placement, sessions
 from collective.plan import step_estimate
 from tests.ranks import grouped, reference
 
@@ -351,3 +353,36 @@ def test_where_the_work_is_unknown_nothing_is_claimed(strategy, kind):
 def test_a_wrong_value_is_an_error(strategy):
     with pytest.raises(ValueError, match="is 'print' or 'quiet' or 'full', not 'loud'"):
         strategy.scope(plan="loud")
+
+
+@pytest.mark.parametrize("way", ["hook", "by hand", "a group"])
+def test_a_broadcast_of_variables_is_no_training(strategy, rank, size, folder, way, capsys):
+    """Horovod's scripts begin with one: the plan is that of the first step behind it, and it counts
+    neither for check nor for profile.
+    """
+    hooks = [hvd.BroadcastGlobalVariablesHook(0)] if way == "hook" else []
+    options = {"check": 1, "profile": folder, "profile_steps": (1, 2)}
+    with strategy.scope(**options), tf.Graph().as_default() as graph:
+        tf.train.get_or_create_global_step()
+        train, _ = build(strategy)
+        broadcast = hvd.broadcast_global_variables(0)
+        if way == "a group":
+            broadcast = tf.group(broadcast, hvd.broadcast_variables(tf.trainable_variables(), 0))
+        with tf.train.MonitoredTrainingSession("", hooks=hooks) as session:
+            if way != "hook":
+                session.run(broadcast)
+            assert graph_state.state_of(graph).training_run is None
+            for _ in range(2):
+                session.run(train, {"ids:0": [1, 2]})
+            plan = strategy.plan()
+            raw = sessions.raw_session(session)
+            counted = session_state.state_of_session(raw).training_runs
+    text = capsys.readouterr().err
+    if size > 1:
+        assert {"keys", "rows", "gradients", "dense gradients"} <= {x.phase for x in plan.exchanges}
+        assert counted == 2
+    assert ("dense gradients" in text) == (rank == 0 and size > 1)
+    assert text.count("collective: the plan of") == (rank == 0 and size > 1)
+    grouped.everyone(0)  # rank 0 has written
+    with open(f"{folder}/split.json") as file:
+        assert json.load(file)["steps"] == 2

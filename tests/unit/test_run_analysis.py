@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import horovod.tensorflow as hvd
 import pytest
 import tensorflow.compat.v1 as tf
 
@@ -74,3 +75,19 @@ def test_signatures_tell_runs_apart(graph):
 def test_what_is_not_in_the_graph_is_tensorflows_error(graph):
     with pytest.raises(KeyError):
         footprint(graph, "nothing:0")
+
+
+def test_a_broadcast_of_variables_is_no_step_of_training():
+    """But a run that updates something beside it is."""
+    with tf.Graph().as_default() as graph:
+        v = tf.get_variable("v", [2], use_resource=True)
+        w = tf.get_variable("w", [2], use_resource=True)
+        broadcasts = [x.assign(hvd.broadcast(x, 0)).op for x in (v, w)]
+        both = tf.group(broadcasts, name="both")
+        mixed = tf.group(broadcasts[0], w.assign_add([1.0, 1.0]).op, name="mixed")
+        loaded, read = v.assign([1.0, 2.0]).op, v.read_value().op
+    found = footprint(graph, both)
+    assert found.trains and not found.is_step
+    assert footprint(graph, mixed).is_step and footprint(graph, loaded).is_step
+    assert not footprint(graph, read).is_step
+    assert footprint(graph, broadcasts[0]).signature != footprint(graph, loaded).signature

@@ -1,0 +1,413 @@
+"""Keeps two jobs from saving under one name: whoever saves leaves a mark beside its checkpoints.
+
+    model.ckpt-100.index  …        the checkpoints
+    model.ckpt.owner               the mark: which process of which host saves here
+
+Rank 0 makes the mark at the first save of a session, and removes it when the session is closed. In
+between a thread renews it every few seconds. Whoever is about to save and finds another's mark
+learns whether that one still lives:
+
+    a process of this machine      it is there, or it isn't
+    any other process              it lives if the mark is renewed while one looks on, and is dead
+                                   if the mark stays as it is for `EXPIRY` seconds
+
+Nobody compares the clocks of two hosts. A dead owner's mark is taken over. A living owner's is an
+error, before anything was written: two jobs would delete each other's checkpoints and take each
+other's for their latest. A job that only restores leaves no mark.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+import warnings
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from collective.coordination.session_state import state_of_session
+
+SUFFIX = ".owner"
+RENEWAL = 5.0  # seconds between two renewals of a mark
+EXPIRY = 60.0  # seconds without a renewal, after which an owner that can't be seen is dead
+MOST_MARKS = 8  # of a session that saves under ever new names
+# A mark is overwritten in place, which takes no room on a disk that is full meanwhile.
+_LENGTH = 1024
+_INTERVAL = 0.25  # seconds between two looks at another's mark
+_PATIENCE = 3.0  # seconds for an owner that is about to end
+_SETTLING = 0.1  # seconds for two that take over one mark to find out which of them has it
+# Where schedulers tell a job its number.
+_JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "JOB_ID")
+
+
+class OwnedError(OSError):
+    """Tells that another job saves under the same name."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Owner:
+    """Describes the process that saves under a name.
+
+    Attributes:
+        id: tells it from all others.
+        job: the scheduler's number of its job; '' if there is none.
+        host: the host's name.
+        machine: tells the kernel that runs it, and the processes that can be seen there, from all
+            others; '' if that isn't known.
+        pid: the process's number.
+        started: when the process started, by the kernel's count.
+        since: when it made the mark, in UTC, for people.
+        command: the program.
+    """
+
+    id: str
+    job: str
+    host: str
+    machine: str
+    pid: int
+    started: str
+    since: str
+    command: str
+
+    def __str__(self) -> str:
+        job = f"job {self.job}, " if self.job else ""
+        return f"{job}process {self.pid} on host {self.host} since {self.since}, {self.command}"
+
+    def is_seen(self) -> bool:
+        """Tells whether the owner is, or was, a process that this one can see."""
+        return bool(self.machine) and self.machine == _machine()
+
+    def is_dead(self) -> bool:
+        """Tells whether the owner is known to be dead."""
+        return self.is_seen() and not _lives(self.pid, self.started)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mark:
+    """Holds what a mark says at one moment.
+
+    Attributes:
+        text: all of it.
+        owner: the owner; None if it can't be read, as while somebody writes it.
+    """
+
+    text: str
+    owner: Owner | None
+
+
+class OwnerMarks:
+    """Makes, renews and removes the marks of one process.
+
+    Attributes:
+        id: the process's, as an owner.
+    """
+
+    def __init__(self) -> None:
+        self.id, self._process = secrets.token_hex(8), os.getpid()
+        self._sessions: dict[str, int] = {}  # by the marks' paths, how many sessions save there
+        self._renewals = 0
+        self._lock = threading.RLock()  # nobody reads a mark while this process writes it
+        self._is_over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def hold(self, session: Any, base: str) -> None:
+        """Makes sure that this process owns the checkpoints called `base`.
+
+        Where no mark can be made there is none, with a warning: the save itself finds out whether
+        something is wrong.
+
+        Args:
+            session: the session that saves. The mark stays until it is closed.
+            base: the checkpoints' path, without the number of a step. Its folder is there.
+
+        Raises:
+            OwnedError: another job owns them.
+        """
+        path, at_close = base + SUFFIX, state_of_session(session).at_close
+        try:
+            self._take(path, base)
+        except OwnedError:
+            raise
+        except (OSError, tf.errors.OpError) as error:
+            _warn_unmarked(path, error)
+            return
+        if path in at_close:
+            return
+        held = [name for name in at_close if name.endswith(SUFFIX)]
+        if len(held) >= MOST_MARKS:
+            at_close.pop(held[0])()
+        with self._lock:
+            if path not in self._sessions:
+                _warn_of_others(os.path.dirname(base), self.others_in(os.path.dirname(base)))
+            self._sessions[path] = self._sessions.get(path, 0) + 1
+            at_close[path] = functools.partial(self._release, path)
+            if self._thread is None:
+                self._start_renewing()
+
+    def release_all(self) -> None:
+        """Removes all marks, at the end of the program."""
+        # A fork of this process owns nothing.
+        if self._process != os.getpid():
+            return
+        self._is_over.set()
+        with self._lock:
+            for path in list(self._sessions):
+                self._sessions[path] = 1
+                self._release(path)
+        if self._thread is not None:
+            self._thread.join(timeout=_INTERVAL)
+
+    def owns(self, mark: Mark | None) -> bool:
+        """Tells whether a mark is this process's."""
+        return mark is not None and mark.owner is not None and mark.owner.id == self.id
+
+    def others_in(self, folder: str) -> list[Owner]:
+        """Returns the owners that marks of other processes in `folder` name, and that may live."""
+        try:
+            names = [name for name in tf.io.gfile.listdir(folder or ".") if name.endswith(SUFFIX)]
+            found = [_read(os.path.join(folder, name)) for name in sorted(names)]
+        except (OSError, tf.errors.OpError):
+            return []
+        owners = [mark.owner for mark in found if mark is not None and mark.owner is not None]
+        return [owner for owner in owners if owner.id != self.id and not owner.is_dead()]
+
+    def _take(self, path: str, base: str) -> None:
+        """Makes the mark, or takes it over from an owner that is dead.
+
+        Raises:
+            OwnedError: the owner lives.
+        """
+        if self._create(path):
+            return
+        first, began, has_said = None, time.monotonic(), False
+        while True:
+            with self._lock:
+                seen = _read(path)
+            if self.owns(seen) or seen is None and self._create(path):
+                return
+            owner = None if seen is None else seen.owner
+            first = first or seen
+            waited = time.monotonic() - began
+            is_expired = waited > EXPIRY and seen == first
+            if seen is not None and (is_expired or owner is not None and owner.is_dead()):
+                if self._replace(path, seen):
+                    return
+            elif owner is not None and owner.is_seen():
+                if waited > _PATIENCE:
+                    raise OwnedError(_in_use(path, base, owner))
+            elif seen is not None and seen != first:
+                raise OwnedError(_in_use(path, base, owner))
+            elif not has_said:
+                has_said = True
+                tf.logging.warning(
+                    "'%s' says that another job saves here (%s). Waiting to see whether it still "
+                    "does, for up to %.0f s.",
+                    path,
+                    owner or "which one can't be read",
+                    EXPIRY,
+                )
+            time.sleep(_INTERVAL)
+
+    def _create(self, path: str) -> bool:
+        """Makes a mark if there is none; tells whether it did."""
+        with self._lock:
+            if "://" in path:
+                if tf.io.gfile.exists(path):
+                    return False
+                _overwrite(path, self._text())
+                return True
+            try:
+                handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+            except FileExistsError:
+                return False
+            try:
+                with os.fdopen(handle, "w", encoding="utf-8") as file:
+                    file.write(self._text())
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.remove(path)
+                raise
+            return True
+
+    def _replace(self, path: str, stale: Mark) -> bool:
+        """Makes a mark this process's if it is still as it was seen; tells whether it is."""
+        with self._lock:
+            if _read(path) != stale:
+                return False
+            # Not overwritten: it may be another user's.
+            with contextlib.suppress(tf.errors.NotFoundError):
+                tf.io.gfile.remove(path)
+            if not self._create(path):
+                return False
+        # If two have done so at the same moment, the last one has it.
+        time.sleep(_SETTLING)
+        with self._lock:
+            return self.owns(_read(path))
+
+    def _release(self, path: str) -> None:
+        """Removes a mark of this process, unless another session saves there."""
+        if self._process != os.getpid():
+            return
+        with self._lock:
+            sessions = self._sessions.pop(path, 1) - 1
+            if sessions > 0:
+                self._sessions[path] = sessions
+                return
+            try:
+                if self.owns(_read(path)):
+                    tf.io.gfile.remove(path)
+            except (OSError, tf.errors.OpError) as error:
+                _warn_unremoved(path, error)
+
+    def _start_renewing(self) -> None:
+        atexit.register(self.release_all)
+        self._thread = threading.Thread(
+            target=self._renew_until_over, name="checkpoint owner", daemon=True
+        )
+        self._thread.start()
+
+    def _renew_until_over(self) -> None:
+        while not self._is_over.wait(RENEWAL):
+            with self._lock:
+                self._renewals += 1
+                for path in self._sessions:
+                    # It may go better the next time.
+                    with contextlib.suppress(OSError, tf.errors.OpError):
+                        if self.owns(_read(path)):
+                            _overwrite(path, self._text())
+
+    def _text(self) -> str:
+        record = {**dataclasses.asdict(_this_process(self.id)), "renewals": self._renewals}
+        return json.dumps(record).ljust(_LENGTH) + "\n"
+
+
+_instances: dict[int, OwnerMarks] = {}
+
+
+def marks() -> OwnerMarks:
+    """Returns the marks of this process; a fork has its own."""
+    if os.getpid() not in _instances:
+        _instances.clear()
+        _instances[os.getpid()] = OwnerMarks()
+    return _instances[os.getpid()]
+
+
+def _read(path: str) -> Mark | None:
+    """Reads a mark; None if there is none."""
+    try:
+        with tf.io.gfile.GFile(path, "rb") as file:
+            text = file.read().decode("utf-8", "replace")
+    except tf.errors.NotFoundError:
+        return None
+    try:
+        record = json.loads(text)
+        owner = Owner(**{field.name: record[field.name] for field in dataclasses.fields(Owner)})
+        return Mark(text, owner if isinstance(owner.pid, int) and owner.pid > 0 else None)
+    except (ValueError, KeyError, TypeError):
+        return Mark(text, None)
+
+
+def _overwrite(path: str, text: str) -> None:
+    if "://" in path:
+        with tf.io.gfile.GFile(path, "w") as remote:
+            remote.write(text)
+        return
+    with open(path, "r+", encoding="utf-8") as file:
+        file.write(text)
+        file.truncate()
+
+
+@functools.cache
+def _this_process(identity: str) -> Owner:
+    jobs = [os.environ[name] for name in _JOB_VARIABLES if os.environ.get(name)]
+    state = _process_state(os.getpid())
+    return Owner(
+        id=identity,
+        job=jobs[0][:60] if jobs else "",
+        host=socket.gethostname()[:100],
+        machine="" if state is None else _machine(),
+        pid=os.getpid(),
+        started="" if state is None else state[1],
+        since=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
+        command=os.path.basename(sys.argv[0] or "python")[:100],
+    )
+
+
+@functools.cache
+def _machine() -> str:
+    """Returns what tells this kernel, and the processes that can be seen, from all others."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def _lives(pid: int, started: str) -> bool:
+    """Tells whether the process `pid` of this machine is the one that started then, and lives."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # It is another user's, who may hide it.
+    state = _process_state(pid)
+    return state is None or state[0] not in ("Z", "X") and state[1] == started
+
+
+def _process_state(pid: int) -> tuple[str, str] | None:
+    """Returns (state, start by the kernel's count) of a process; None if they can't be read."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The name, in parentheses, may itself hold spaces and parentheses.
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return fields[0].decode(), fields[19].decode()
+
+
+def _in_use(path: str, base: str, owner: Owner | None) -> str:
+    return (
+        f"another job saves its checkpoints as '{base}': {owner or 'which one can not be read'}. "
+        "Two jobs would delete each other's, so this one has written nothing. Give it a folder of "
+        f"its own, or end the other job first. (The mark is the file '{path}'. There is no need "
+        "to delete it: a job that was killed is found out.)"
+    )
+
+
+def _warn_of_others(folder: str, others: list[Owner]) -> None:
+    if others:
+        warnings.warn(
+            f"another job saves in the folder '{folder}' under another name, or did until it was "
+            f"killed: {others[0]}. Neither overwrites the other's checkpoints, but the file that "
+            "tells the latest of them is one for both. Give each job a folder of its own.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def _warn_unmarked(path: str, error: Exception) -> None:
+    warnings.warn(
+        f"'{path}' can't be written ({type(error).__name__}: {error}), so another job that saves "
+        "under this name would not be noticed. Saving goes on.",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+def _warn_unremoved(path: str, error: Exception) -> None:
+    warnings.warn(
+        f"'{path}' can't be removed ({type(error).__name__}: {error}). A later job finds out by "
+        "itself that this one is over, which may take it a minute.",
+        RuntimeWarning,
+        stacklevel=2,
+    )

@@ -1,0 +1,80 @@
+"""Settles on one folder for all ranks where a script names it on rank 0 alone, or one for each.
+
+Scripts for Horovod give a folder to rank 0 only, which saves for all. Here every rank saves and
+restores its shards, in one folder, and rank 0's is the one that a script means.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from tensorflow.python.checkpoint import checkpoint_management
+
+from collective.coordination import barrier
+from collective.errors import RankError
+from collective.ops import collectives
+
+
+def settle(doing: str, argument: str, folder: Any, stacklevel: int) -> Any:
+    """Returns the folder that all ranks use: rank 0's, as every rank learns here.
+
+    Rank 0 warns if another rank named another one, or none. Every rank calls it.
+
+    Args:
+        doing: says what the ranks do; the same on every rank.
+        argument: the name of the argument that has the folder, for messages.
+        folder: this rank's: a path, or None.
+        stacklevel: of the warning, as for `warnings.warn`, from the caller's view.
+
+    Raises:
+        RankError: rank 0 has no folder though another rank has, or no checkpoint in its folder
+            though another rank has one in its own.
+    """
+    own = os.fspath(folder) if folder else None
+    folders = [each["folder"] for each in barrier.exchange(None, doing, {"folder": own})]
+    first, others = folders[0], [rank for rank, each in enumerate(folders) if each != folders[0]]
+    if not others:
+        return folder
+    differs = f"{argument} is {first!r} on rank 0 and {folders[others[0]]!r} on rank {others[0]}"
+    if first is None:
+        raise RankError(
+            f"{doing}: {differs}. All ranks save and restore in one folder, rank 0's: give it to "
+            "every rank."
+        )
+    _refuse_other_checkpoints(doing, differs, argument, folders, own)
+    if collectives.rank() == 0:
+        warnings.warn(
+            f"{doing}: {differs}. Every rank saves and restores its shards of the tables, so all "
+            f"of them use rank 0's folder. Give every rank {argument}={first!r} to silence this.",
+            stacklevel=stacklevel + 1,
+        )
+    return first
+
+
+def _refuse_other_checkpoints(
+    doing: str, differs: str, argument: str, folders: Sequence[str | None], own: str | None
+) -> None:
+    """Raises an error if rank 0's folder has no checkpoint, but another rank's has one.
+
+    Training would start anew without a word.
+    """
+
+    def latest_checkpoint() -> str | None:
+        latest: str | None = own and checkpoint_management.latest_checkpoint(own)
+        return latest
+
+    latest_by_rank = barrier.run_on_all_ranks(
+        None, f"{doing}: looking for checkpoints", latest_checkpoint
+    )
+    if latest_by_rank[0] is not None:
+        return
+    for rank, latest in enumerate(latest_by_rank):
+        if latest is not None:
+            raise RankError(
+                f"{doing}: {differs}, and rank 0's folder counts for all, but the one of rank "
+                f"{rank}, {folders[rank]!r}, has a checkpoint and rank 0's has none. Give every "
+                f"rank the {argument} that is meant."
+            )

@@ -1,0 +1,116 @@
+"""A script that gives a folder to rank 0 alone, as Horovod's do, or one to each rank."""
+
+import os
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from collective import RankError
+from tests.ranks import estimators
+from tests.ranks.checkpoints import model, steps, wait
+
+
+def caught(function, *args):
+    """Returns what `function` returns, and the warnings of folders on this rank."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        out = function(*args)
+    return out, [w for w in found if "use rank 0's folder" in str(w.message)]
+
+
+def trained(strategy, rank, checkpoint_dir, until, positional=False):
+    """Trains until step `until`; returns the step at which it began, and the table's rows."""
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        m = model(strategy)
+        given = ["", rank == 0, checkpoint_dir] if positional else []
+        named = {} if positional else {"checkpoint_dir": checkpoint_dir}
+        with tf.train.MonitoredTrainingSession(
+            *given,
+            **named,
+            hooks=[tf.train.StopAtStepHook(last_step=until)],
+            save_checkpoint_steps=3,
+            save_checkpoint_secs=None,
+            log_step_count_steps=None,
+        ) as session:
+            raw = session.run_step_fn(lambda step_context: step_context.session)
+            began = raw.run(m["step"])
+            while not session.should_stop():
+                steps(session, m, rank, 1)
+                rows = raw.run(m["rows"])
+    return began, rows
+
+
+@pytest.mark.parametrize("others", ["none", "empty", "their own", "positional"])
+def test_rank_0s_folder_is_everyones(strategy, rank, size, folder, others):
+    """It saves there and goes on from there, and one rank says so."""
+    of_rank_0 = f"{folder}/saved"
+    mine = {"none": None, "empty": "", "their own": f"{folder}/{rank}", "positional": None}[others]
+    given = of_rank_0 if rank == 0 else mine
+    began = 0
+    for until in (4, 7):
+        (start, rows), found = caught(trained, strategy, rank, given, until, others == "positional")
+        assert start == began
+        began = until
+        assert len(found) == (rank == 0 and size > 1)
+        if found:
+            assert f"checkpoint_dir is '{of_rank_0}' on rank 0 and" in str(found[0].message)
+            assert found[0].filename == __file__
+        wait()
+        assert tf.train.latest_checkpoint(of_rank_0).endswith(f"-{until}")
+    assert sorted(os.listdir(folder)) == ["saved"]
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        m = model(strategy)
+        with tf.Session() as session:
+            tf.train.Saver().restore(session, f"{of_rank_0}/model.ckpt-7")
+            np.testing.assert_array_equal(session.run(m["rows"]), rows)
+
+
+def test_one_folder_for_all_is_no_matter(strategy, rank, folder):
+    assert not caught(trained, strategy, rank, f"{folder}/saved", 2)[1]
+    assert not caught(trained, strategy, rank, None, 2)[1]
+
+
+def test_a_folder_of_another_rank_alone_is_refused(strategy, rank, size, folder):
+    if size == 1:
+        return
+    with pytest.raises(
+        RankError, match="checkpoint_dir is None on rank 0 and '.*' on rank 1.*give"
+    ):
+        trained(strategy, rank, f"{folder}/saved" if rank else None, 2)
+    wait()
+    assert os.listdir(folder) == []
+
+
+def test_a_checkpoint_in_another_ranks_folder_alone_is_not_passed_over(
+    strategy, rank, size, folder
+):
+    """Training would start anew without a word."""
+    if size == 1:
+        return
+    trained(strategy, rank, f"{folder}/1", 2)
+    with pytest.raises(RankError, match="rank 1, '.*/1', has a checkpoint and rank 0's has none"):
+        trained(strategy, rank, f"{folder}/{rank}", 4)
+
+
+@pytest.mark.parametrize("where", ["argument", "config"])
+def test_an_estimators_model_dir(strategy, rank, size, folder, where):
+    """By rank 0 alone, as an argument or in the RunConfig."""
+    given = f"{folder}/model" if rank == 0 else None
+
+    def make():
+        if where == "argument":
+            return estimators.made(strategy, given)
+        return estimators.made(strategy, None, config=tf.estimator.RunConfig(model_dir=given))
+
+    estimator, found = caught(make)
+    assert estimator.model_dir == estimator.config.model_dir == f"{folder}/model"
+    assert len(found) == (rank == 0 and size > 1)
+    if found:
+        assert found[0].filename == estimators.__file__
+    estimator.train(estimators.records(20), steps=2)
+    assert estimator.latest_checkpoint().startswith(f"{folder}/model/")
+    assert estimator.evaluate(estimators.records(9))["loss"] > 0
+    wait()
+    assert os.listdir(folder) == ["model"]
