@@ -34,7 +34,10 @@ SETTINGS = {
     "HOROVOD_WITHOUT_MPI": "1",
     "CMAKE_POLICY_VERSION_MINIMUM": "3.5",  # Horovod's Gloo was written for CMake 2.8.
 }
-GPU_SETTINGS = {"HOROVOD_GPU_OPERATIONS": "NCCL"}
+GPU_SETTINGS = {
+    "HOROVOD_GPU_OPERATIONS": "NCCL",
+    "HOROVOD_BUILD_CUDA_CC_LIST": "70,80,90",  # V100, A100, H100; no GPU need be here.
+}
 # The user's settings for other installations must not lead out of the throw-away environment.
 _FOREIGN_SETTINGS = (
     "PYTHONPATH",
@@ -220,7 +223,8 @@ def build_environment(python: Path, folder: Path, gpu: bool) -> dict[str, str]:
     environment["PATH"] = f"{python.parent}:{environment.get('PATH', os.defpath)}"
     environment["MAKEFLAGS"] = f"-j{_parallel_jobs()}"
     if gpu:
-        environment.update(GPU_SETTINGS)
+        for name, value in GPU_SETTINGS.items():
+            environment.setdefault(name, value)
         environment["HOROVOD_CUDA_HOME"] = _cuda_home()
         nccl = _nccl_folder()
         if "HOROVOD_NCCL_HOME" not in environment and nccl is not None:

@@ -26,6 +26,7 @@ from collective.ops import (
     graphs,
     shard_gradients,
 )
+from collective.ops.counting import counted
 from collective.replication import assignments
 from collective.scope import SCOPES
 from collective.strategies import grouped_exchange
@@ -66,7 +67,7 @@ def refuse_eager_gradients(xs: Sequence[Any]) -> None:
     """
     names = [str(x.name).partition(":")[0] for x in xs if isinstance(x, variables.Variable)]
     if names:
-        others = f" and {len(names) - 1} others" if names[1:] else ""
+        others = f" and {counted(len(names) - 1, 'other')}" if names[1:] else ""
         action = f"the gradient with respect to the variable '{names[0]}'{others} is taken"
         graphs.refuse_eager("scope()", action)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Callable
 
+from collective.ops.counting import counted
 from collective.plan.formatting import imbalance, in_bytes
 from collective.report import charts, style
 from collective.report.findings import findings
 from collective.report.markup import Markup, element
 from collective.report.plan_section import plan
 from collective.report.profile import Profile
-from collective.report.selection import counted
 from collective.report.step_section import (
     bars,
     compared_phases,

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from collective.ops.counting import counted
 from collective.plan.formatting import in_bytes
 from collective.report import charts
 from collective.report.markup import Markup, element
 from collective.report.profile import Profile
-from collective.report.selection import counted, largest
+from collective.report.selection import largest
 
 Table = Mapping[str, Any]
 

@@ -38,8 +38,3 @@ def shown_ranks(waits: Sequence[float]) -> list[int]:
         return list(ranks)
     by_wait = sorted(ranks, key=lambda rank: (waits[rank], rank))
     return [*by_wait[:RANKS_OF_EACH_END], *by_wait[-RANKS_OF_EACH_END:]]
-
-
-def counted(count: int, singular: str) -> str:
-    """Returns '1 table', '2 tables'."""
-    return f"{count:,} {singular}" + ("" if count == 1 else "s")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from collective.ops.counting import counted
 from collective.plan.formatting import in_bytes
 from collective.report import charts
 from collective.report.charts import Line, Part, kind_of
@@ -11,7 +12,7 @@ from collective.report.findings import mean_phases
 from collective.report.markup import Markup, element
 from collective.report.phases import MEANINGS, ORDER, WAITING, by_phase
 from collective.report.profile import Profile
-from collective.report.selection import counted, shown_ranks
+from collective.report.selection import shown_ranks
 
 
 def in_ms(ms: float) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from collective.ops.collective_names import GRADIENTS, KEYS, ROWS
+from collective.ops.counting import counted
 from collective.plan.formatting import imbalance, in_bytes
 from collective.report import charts
 from collective.report.charts import Line, Part, kind_of
 from collective.report.markup import Markup, element
 from collective.report.phases import EXCHANGES
 from collective.report.profile import Profile
-from collective.report.selection import counted, largest
+from collective.report.selection import largest
 from collective.report.step_section import mean_received
 
 OF_TABLES = (KEYS, ROWS, GRADIENTS)
@@ -186,7 +187,7 @@ def _rest_of_rows(profile: Profile) -> Line | None:
 
 def _described(line: Line) -> str:
     (first_step, first), (last_step, last) = line.points[0], line.points[-1]
-    text = f"{line.name}: {last:,.0f} rows"
+    text = f"{line.name}: {counted(round(last), 'row')}"
     if last_step > first_step:
         text += f", {(last - first) / (last_step - first_step):+,.1f} a step"
     return text

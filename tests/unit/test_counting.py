@@ -18,6 +18,7 @@ NOUNS = (
     "offsets|operations|others|params|parts|places|processes|ranks|ratings|rows|samples|seconds|"
     "sections|slots|steps|tables|values|variables|words"
 )
+PLURAL = rf" ((?!of |updates )[a-z-]+ )?({NOUNS})\b(?!/)"
 LINKS = ("collective/launch/", "collective/ops/", "collective/strategies/")
 # Numbers that are never 1 where they are said.
 NEVER_ONE = {
@@ -25,6 +26,8 @@ NEVER_ONE = {
     "collective/estimator/refusal.py": "there are several ranks",
     "collective/gradients/accumulation.py": "it accumulates over several batches",
     "collective/startup.py": "one of several is said",
+    "collective/report/findings.py": "it is the largest of several ranks, in thousands",
+    "collective/report/step_section.py": "there are more ranks than are shown",
     "collective/profiling/breakdown.py": "several exchanges were put together",
     "modelzoo/common/command_line.py": "one rank divides every batch",
     "modelzoo/census_income/train.py": "the model and the data have a given size",
@@ -63,7 +66,9 @@ def plurals(file: Path) -> Iterator[str]:
             continue
         for number, behind in zip(node.values, node.values[1:]):
             if isinstance(number, ast.FormattedValue) and isinstance(behind, ast.Constant):
-                match = re.match(rf" ((?!of )[a-z-]+ )?({NOUNS})\b(?!/)", str(behind.value))
+                match = re.match(
+                    rf" ((?!of |updates )[a-z-]+ )?({NOUNS})\b(?!/)", str(behind.value)
+                )
                 is_counted = ast.unparse(number.value).startswith("counted(")
                 if match and not is_counted and number.conversion == -1:
                     yield f"{ast.unparse(number.value)}{match[0]}"
