@@ -93,6 +93,19 @@ class RunReader:
     counter: LookupCounter
 
 
+class OwnTime:
+    """Adds up the seconds that are spent inside of it: they are no part of a step."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds += time.perf_counter() - self._start
+
+
 class Profiler:
     """Traces training runs `first` to `last` of this process, and every `every`-th; 0: none.
 
@@ -141,8 +154,10 @@ class Profiler:
             metadata, folder = tf.RunMetadata(), None
             if number == self.last:
                 folder = os.path.join(self.folder, f"rank_{collectives.rank()}")
-            out = carry_out(_tracing(original, metadata, folder))
-            self._unread.append(self._unread_run(session, run, metadata.step_stats, began))
+            own_time = OwnTime()
+            out = carry_out(_tracing(original, metadata, folder, own_time))
+            end = time.perf_counter() - own_time.seconds
+            self._unread.append(self._unread_run(session, run, metadata.step_stats, began, end))
             if number == self.last or not in_window:
                 self._combine(session)
             elif len(self._unread) == MOST_UNREAD:
@@ -180,8 +195,10 @@ class Profiler:
 
     # -- one run
 
-    def _unread_run(self, session: Any, run: PreparedRun, stats: Any, start: float) -> UnreadRun:
-        end, number = time.perf_counter(), self.count + 1
+    def _unread_run(
+        self, session: Any, run: PreparedRun, stats: Any, start: float, end: float
+    ) -> UnreadRun:
+        number = self.count + 1
         rows: dict[str, int] = {}
         with _warns_of_errors("the rows of dynamic tables"):
             rows = _dynamic_rows(session)
@@ -322,13 +339,14 @@ class Profiler:
             trace.write(os.path.join(self.folder, f"rank_{rank}.trace.json"), events, rank)
 
 
-def _tracing(original: Original, metadata: Any, folder: str | None) -> Original:
+def _tracing(original: Original, metadata: Any, folder: str | None, own_time: OwnTime) -> Original:
     """Returns a `Session.run` that traces.
 
     Args:
         original: `Session.run`.
         metadata: gets the trace.
         folder: gets TensorFlow's own profile of the run, if it is given.
+        own_time: gets the time that this profile takes beside the run.
     """
 
     def traced(session: Any, fetches: Any, *feeds_options_metadata: Any) -> Any:
@@ -340,7 +358,7 @@ def _tracing(original: Original, metadata: Any, folder: str | None) -> Original:
         # TensorFlow's profiler would fail beside a trace of more than the host, which only a script
         # asks for.
         is_full = options.trace_level > tf.RunOptions.SOFTWARE_TRACE
-        with _tensorflow_profile(None if is_full else folder):
+        with _tensorflow_profile(None if is_full else folder, own_time):
             options.trace_level = max(options.trace_level, tf.RunOptions.SOFTWARE_TRACE)
             metadata.Clear()
             out = original(session, fetches, feeds, options, metadata)
@@ -352,17 +370,17 @@ def _tracing(original: Original, metadata: Any, folder: str | None) -> Original:
 
 
 @contextlib.contextmanager
-def _tensorflow_profile(folder: str | None) -> Iterator[None]:
+def _tensorflow_profile(folder: str | None, own_time: OwnTime) -> Iterator[None]:
     """Writes TensorFlow's profile of everything that runs inside to a folder, for TensorBoard."""
     is_on = False
-    with _warns_of_errors("TensorFlow's profiler"):
+    with own_time, _warns_of_errors("TensorFlow's profiler"):
         if folder is not None:
             tf2.profiler.experimental.start(folder)
             is_on = True
     try:
         yield
     finally:
-        with _warns_of_errors("TensorFlow's profiler"):
+        with own_time, _warns_of_errors("TensorFlow's profiler"):
             if is_on:
                 tf2.profiler.experimental.stop()
 
