@@ -31,6 +31,8 @@ if os.path.isfile(f"{__path__[0]}/launch"):  # a link that git wrote as a text f
         )
 
 if TYPE_CHECKING:
+    from collective import checkpoint as checkpoint
+    from collective import feature_column as feature_column
     from collective.embedding_variable import embedding_sizes, get_embedding_variable
     from collective.errors import RankError, ReplicaError, TableError
     from collective.group_embedding import group_embedding_lookup, group_embedding_lookup_sparse
@@ -66,12 +68,15 @@ _MODULES = {
 _SUBMODULES = frozenset({"checkpoint", "feature_column"})
 
 
-def __getattr__(name: str) -> Any:
-    if name in _SUBMODULES:
-        return importlib.import_module(f"{__name__}.{name}")
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+# Type checkers find the names above; with this function, they would take any other for one, too.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name in _SUBMODULES:
+            return importlib.import_module(f"{__name__}.{name}")
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -7,9 +7,11 @@ is then what it is in the scope around.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 import os
 import warnings
-from typing import Any, Literal, get_args
+from typing import Any, Callable, Literal, Protocol, TypeVar, cast, get_args
 
 # The default of every parameter of scope() and embedding_scope().
 INHERIT: Any = type("Inherit", (), {"__repr__": lambda self: "<inherited>"})()
@@ -18,8 +20,21 @@ GradientReduction = Literal["mean", "sum"]
 MissingSlots = Literal["error", "fresh"]
 PlanOutput = Literal["print", "quiet"]
 DenseCompression = Literal["none", "fp16", "bf16"]
-# A `tf.DType` goes, too: it is equal to its name.
 WireType = Literal["float32", "float16", "bfloat16"]
+
+
+class DType(Protocol):
+    """Stands for a `tf.DType`, which is equal to its name, in annotations.
+
+    TensorFlow has no types that a checker reads. With a class of TensorFlow in it, an annotation
+    would allow anything.
+    """
+
+    @property
+    def as_datatype_enum(self) -> int: ...
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 # After how many training runs scope(check=True) compares replicas.
 USUAL_CHECK = 100
@@ -172,6 +187,29 @@ def tolerate_foreign(method: str, known: list[str], others: dict[str, Any]) -> N
             "it out to silence this.",
             stacklevel=3,
         )
+
+
+def takes_foreign(*known: str) -> Callable[[Method], Method]:
+    """Lets a method take options that tune other libraries, which have no effect: a decorator.
+
+    Neither its signature nor a type checker knows of them: an option that is misspelt is found.
+
+    Args:
+        known: the method's own options, for the message of an unknown one.
+    """
+
+    def decorate(method: Method) -> Method:
+        parameters = inspect.signature(method).parameters
+
+        @functools.wraps(method)
+        def with_others(*args: Any, **kwargs: Any) -> Any:
+            others = {name: kwargs.pop(name) for name in list(kwargs) if name not in parameters}
+            tolerate_foreign(method.__name__, list(known), others)
+            return method(*args, **kwargs)
+
+        return cast(Method, with_others)
+
+    return decorate
 
 
 def names(options: type) -> list[str]:

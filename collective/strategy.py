@@ -15,6 +15,7 @@ from collective.ops import collectives, graph_analysis
 from collective.options import (
     INHERIT,
     DenseCompression,
+    DType,
     EmbeddingOptions,
     GradientReduction,
     MissingSlots,
@@ -100,14 +101,15 @@ class CollectiveStrategy:
         """Returns this rank's number on its host."""
         return collectives.local_rank()
 
+    @options.takes_foreign(*options.names(ScopeOptions))
     def scope(
         self,
         *,
         embedding_gradients: GradientReduction = INHERIT,
         missing_slots: MissingSlots = INHERIT,
         grouping: bool = INHERIT,
-        wire_dtype: WireType | tf.DType | None = INHERIT,
-        gradient_wire_dtype: WireType | tf.DType | None = INHERIT,
+        wire_dtype: WireType | DType | None = INHERIT,
+        gradient_wire_dtype: WireType | DType | None = INHERIT,
         plan: PlanOutput = INHERIT,
         profile: str | os.PathLike[str] | None = INHERIT,
         profile_steps: tuple[int, int] = INHERIT,
@@ -117,7 +119,6 @@ class CollectiveStrategy:
         prefetch_keys: bool = INHERIT,
         check: bool | int = INHERIT,
         deterministic: bool = INHERIT,
-        **other_libraries: Any,
     ) -> Scope:
         """Opens the data-parallel part of a program: model, optimizer and sessions.
 
@@ -125,6 +126,14 @@ class CollectiveStrategy:
         start equal, and rank 0 alone writes summaries and logs. Leaving it restores TensorFlow as
         it was. It can be nested and entered again; inside, options that are not given stay what
         they are outside.
+
+        It trains graphs. Eagerly (a forgotten `tf.Graph().as_default()`, `fit` of a Keras model, a
+        `tf.GradientTape`, also in a `tf.function` that is called eagerly) optimizers, gradients
+        with respect to variables, tables and monitored sessions are a RuntimeError, before
+        anything has changed. Everything else works eagerly as outside: `tf.data`, arithmetic,
+        gradients with respect to tensors, `tf.saved_model.load`, a Keras model that only predicts,
+        summaries, Horovod's own functions. A variable that is made or assigned eagerly is this
+        rank's own.
 
         Args:
             embedding_gradients: Says what becomes of the ranks' gradients of a table: their 'mean'
@@ -185,19 +194,20 @@ class CollectiveStrategy:
                 place of one. Give it before the graph is built. What draws random numbers (dropout,
                 `shuffle`, one-shot iterators) needs a seed, or TensorFlow raises a RuntimeError:
                 `tf.set_random_seed`, and `seed=… + strategy.rank()` where ranks shall draw their
-                own. Left to the program are: numbers of NumPy, and of Python, from which Keras and
-                `tf.layers` draw first values (`random.seed`); threads and queues of its own;
+                own. The first values of Keras's layers and of `tf.layers`, which TensorFlow leaves
+                to Python's `random`, come from `tf.set_random_seed`, too, and need it. Left to the
+                program are: numbers of NumPy (also those that functions of `tf.keras.backend` take
+                for seeds) and of Python; threads and queues of its own;
                 variables that a run reads and writes with nothing to order the two, as TensorFlow
                 warns of sessions; what it reduces by Horovod itself, if HOROVOD_FUSION_THRESHOLD
                 isn't 0.
-            other_libraries: Takes options that tune other libraries, which have no effect here: a
-                warning names them.
+
+        Options that tune HybridBackend or SparseOperationKit have no effect: a warning names them.
 
         Raises:
             TypeError: an option is unknown.
             ValueError: an option has a value that it can't have.
         """
-        options.tolerate_foreign("scope", options.names(ScopeOptions), other_libraries)
         given = options.given(
             embedding_gradients=embedding_gradients,
             missing_slots=missing_slots,
@@ -218,7 +228,8 @@ class CollectiveStrategy:
         ScopeOptions(**given)
         return Scope(self, lambda: SCOPES.enter(given), SCOPES.leave)
 
-    def embedding_scope(self, *, min_rows: int = INHERIT, **other_libraries: Any) -> Scope:
+    @options.takes_foreign(*options.names(EmbeddingOptions))
+    def embedding_scope(self, *, min_rows: int = INHERIT) -> Scope:
         """Makes tables of the variables that are made inside, sharded by rows over all ranks.
 
         A table is every 2-D floating-point variable that `tf.get_variable` makes. Row i lives on
@@ -231,17 +242,14 @@ class CollectiveStrategy:
             min_rows: Variables of fewer rows are no tables. Default 0: all are. It is for the
                 kernels of `tf.layers.dense` in a model that is built inside as a whole, say, and
                 for tables that are too small to be worth an exchange.
-            other_libraries: Takes options that tune other libraries, which have no effect here: a
-                warning names them.
+
+        Options that tune HybridBackend or SparseOperationKit have no effect: a warning names them.
 
         Raises:
             TypeError: an option is unknown.
             ValueError: min_rows isn't a whole number from 0.
-            RuntimeError: it is entered outside scope().
+            RuntimeError: it is entered outside scope(), or a variable is made eagerly inside.
         """
-        options.tolerate_foreign(
-            "embedding_scope", options.names(EmbeddingOptions), other_libraries
-        )
         given = options.given(min_rows=min_rows)
         EmbeddingOptions(**given)
         return Scope(self, lambda: SCOPES.enter_embedding(given), SCOPES.leave_embedding)
@@ -273,6 +281,7 @@ class CollectiveStrategy:
             footprint = run_analysis.footprint_of(graph, leaves, [])
         return builder.build_plan(graph, footprint, session)
 
+    @options.takes_foreign("shard_input")
     def estimator(
         self,
         model_fn: Any,
@@ -281,7 +290,6 @@ class CollectiveStrategy:
         params: Any = None,
         warm_start_from: Any = None,
         shard_input: bool = True,
-        **other_libraries: Any,
     ) -> Estimator:
         """Makes a `tf.estimator.Estimator` that works on all ranks.
 
@@ -305,8 +313,8 @@ class CollectiveStrategy:
             warm_start_from: Gives first values, as for `tf.estimator.Estimator`.
             shard_input: Deals the batches to the ranks. Default True; with False every rank uses
                 all that its input_fn gives.
-            other_libraries: Takes options that tune other libraries, which have no effect here: a
-                warning names them.
+
+        Options that tune HybridBackend or SparseOperationKit have no effect: a warning names them.
 
         Returns:
             The estimator.
@@ -319,7 +327,6 @@ class CollectiveStrategy:
         # Imported at its first use: tf.estimator takes a while to load.
         from collective.estimator.estimator import Estimator
 
-        options.tolerate_foreign("estimator", ["shard_input"], other_libraries)
         inherited = SCOPES.given
         return Estimator(
             lambda: Scope(self, lambda: SCOPES.enter(inherited), SCOPES.leave),
