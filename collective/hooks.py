@@ -12,6 +12,7 @@ from collective.compat import horovod
 from collective.coordination import session_runs
 from collective.gradients import reduction
 from collective.monitoring import run_observer
+from collective.ops import graphs
 from collective.ops.graph_state import state_of
 from collective.prefetch.prefetcher import runs_keys
 from collective.scope import SCOPES
@@ -21,6 +22,9 @@ from collective.tables import memory_report
 def take_gradients(original: Any, ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
     """Stands in for `gradients_util._GradientsHelper`, in which every `tf.gradients` ends."""
     xs = list(xs) if isinstance(xs, (list, tuple)) else [xs]
+    if graphs.is_eager():
+        reduction.refuse_eager_gradients(xs)
+        return original(ys, xs, *args, **kwargs)
     xs = graph_passes.prepare_gradients(tf.get_default_graph(), ys, xs)
     return reduction.reduce_gradients(functools.partial(original, ys, xs, *args, **kwargs), xs)
 

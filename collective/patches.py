@@ -13,6 +13,7 @@ import tensorflow.compat.v2 as tf2
 from horovod.tensorflow import functions as hvd_functions
 from horovod.tensorflow import gradient_aggregation as hvd_aggregation
 from horovod.tensorflow.mpi_ops import MPI_LIB
+from keras.src.engine.training import Model
 from keras.src.layers import Embedding
 from keras.src.layers.normalization.batch_normalization import BatchNormalizationBase
 from keras.src.optimizers import optimizer as keras_optimizer
@@ -49,7 +50,7 @@ from collective.coordination import session_runs
 from collective.estimator import refusal
 from collective.gradients import clipping, reduction
 from collective.ops import control_flow
-from collective.patching import Patch, ReplacedValue
+from collective.patching import OperationPatch, Patch, ReplacedValue
 from collective.replication import assignments, metrics, moving_averages
 from collective.serving import export
 from collective.tables import fused_updates, optimizer_slots, variable_getter
@@ -88,10 +89,17 @@ VARIABLES = (
 NOT_REDUCED = "Gradients would be this rank's only, and lookups not grouped."
 WHOLE_TABLE = "Slots and updates would be those of a whole table, not of the shard."
 NO_TRAINING = "Keras's new optimizers train nothing in a graph of TensorFlow 1, without an error."
+OWN_MODEL = "Eagerly each rank would train a model of its own."
 NO_WORKERS = "It would wait for workers that there are none of."
 GRADIENTS = (
     Patch(gradients_util, "gradients_util._GradientsHelper", hooks.take_gradients, NOT_REDUCED),
     Patch(tf2.GradientTape, "tf.GradientTape.gradient", hooks.take_taped_gradients, NOT_REDUCED),
+    Patch(
+        tf.train.Optimizer,
+        "tf.train.Optimizer.compute_gradients",
+        reduction.compute_gradients,
+        OWN_MODEL,
+    ),
     Patch(
         tf.train.Optimizer,
         "tf.train.Optimizer.apply_gradients",
@@ -116,6 +124,7 @@ GRADIENTS = (
         keras.trains_nothing,
         NO_TRAINING,
     ),
+    Patch(Model, "tf.keras.Model.make_train_function", keras.make_train_function, OWN_MODEL),
     Patch(
         tf.train.SyncReplicasOptimizer,
         "tf.train.SyncReplicasOptimizer.apply_gradients",
@@ -252,14 +261,16 @@ HOROVOD = (
         horovod.broadcast_groups,
         RANK_0_SHARDS,
     ),
-    Patch(MPI_LIB, "MPI_LIB.horovod_allreduce", horovod.behind_gate, AGREE_FIRST),
-    Patch(MPI_LIB, "MPI_LIB.horovod_grouped_allreduce", horovod.behind_gate, AGREE_FIRST),
-    Patch(MPI_LIB, "MPI_LIB.horovod_allgather", horovod.behind_gate, AGREE_FIRST),
-    Patch(MPI_LIB, "MPI_LIB.horovod_grouped_allgather", horovod.behind_gate, AGREE_FIRST),
-    Patch(MPI_LIB, "MPI_LIB.horovod_broadcast", horovod.behind_gate, AGREE_FIRST),
-    Patch(MPI_LIB, "MPI_LIB.horovod_alltoall", horovod.behind_gate, AGREE_FIRST),
-    Patch(MPI_LIB, "MPI_LIB.horovod_reducescatter", horovod.behind_gate, AGREE_FIRST),
-    Patch(MPI_LIB, "MPI_LIB.horovod_grouped_reducescatter", horovod.behind_gate, AGREE_FIRST),
+    OperationPatch(MPI_LIB, "MPI_LIB.horovod_allreduce", horovod.behind_gate, AGREE_FIRST),
+    OperationPatch(MPI_LIB, "MPI_LIB.horovod_grouped_allreduce", horovod.behind_gate, AGREE_FIRST),
+    OperationPatch(MPI_LIB, "MPI_LIB.horovod_allgather", horovod.behind_gate, AGREE_FIRST),
+    OperationPatch(MPI_LIB, "MPI_LIB.horovod_grouped_allgather", horovod.behind_gate, AGREE_FIRST),
+    OperationPatch(MPI_LIB, "MPI_LIB.horovod_broadcast", horovod.behind_gate, AGREE_FIRST),
+    OperationPatch(MPI_LIB, "MPI_LIB.horovod_alltoall", horovod.behind_gate, AGREE_FIRST),
+    OperationPatch(MPI_LIB, "MPI_LIB.horovod_reducescatter", horovod.behind_gate, AGREE_FIRST),
+    OperationPatch(
+        MPI_LIB, "MPI_LIB.horovod_grouped_reducescatter", horovod.behind_gate, AGREE_FIRST
+    ),
 )
 
 # ---- Replicated variables stay equal

@@ -6,6 +6,8 @@ import functools
 from collections.abc import Iterable
 from typing import Any, Callable, NamedTuple
 
+import tensorflow.compat.v1 as tf
+
 _ABSENT = object()
 
 
@@ -46,6 +48,16 @@ class Patch(NamedTuple):
             return replacement(original, *args, **kwargs)
 
         return replaced
+
+
+class OperationPatch(Patch):
+    """Describes the replacement of a generated function that makes one operation.
+
+    AutoGraph finds no source of it, of which it would warn in each `tf.function` that calls it.
+    """
+
+    def value(self) -> Any:
+        return tf.autograph.experimental.do_not_convert(super().value())
 
 
 class ReplacedValue(Patch):

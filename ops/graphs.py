@@ -1,4 +1,4 @@
-"""Tells how graphs of TensorFlow nest, and changes those that are final."""
+"""Tells how graphs of TensorFlow nest, refuses eager code, and changes graphs that are final."""
 
 from __future__ import annotations
 
@@ -12,6 +12,30 @@ import tensorflow.compat.v1 as tf
 def is_function(graph: tf.Graph) -> bool:
     """Tells whether `graph` is that of a function, or of a branch or loop of version 2."""
     return hasattr(graph, "outer_graph")
+
+
+def is_eager() -> bool:
+    """Tells whether what is written now is executed eagerly, at once or in a function."""
+    return bool(tf.executing_eagerly_outside_functions())
+
+
+def refuse_eager(scope: str, action: str, advice: str = "") -> None:
+    """Refuses what works in graphs only, where it is written eagerly.
+
+    Args:
+        scope: names what is for graphs.
+        action: says what would be done eagerly.
+        advice: says what else is different in a graph.
+
+    Raises:
+        RuntimeError: no session will run what is written now.
+    """
+    if is_eager():
+        where = "eagerly" if tf.executing_eagerly() else "in a tf.function that is called eagerly"
+        raise RuntimeError(
+            f"{scope} is for graphs, but {action} {where}. Build the model inside "
+            f"`with strategy.scope(), tf.Graph().as_default():`.{advice}"
+        )
 
 
 def outermost(graph: tf.Graph) -> tf.Graph:

@@ -37,12 +37,13 @@ def allreduce(
 ) -> Any:
     """Stands in for `hvd._allreduce_cond` and `hvd._grouped_allreduce_cond`: reduces nothing.
 
-    All of Horovod's wrappers reduce gradients with them.
+    All of Horovod's wrappers reduce gradients with them. Eagerly they do reduce: scope() refuses
+    gradients with respect to variables there, and others are none of its own.
 
     Raises:
         NotImplementedError: the gradients are to be something else than means over all ranks.
     """
-    if tf.executing_eagerly():
+    if graphs.is_eager():
         return original(
             gradients, process_set=process_set, op=op, compression=compression, **kwargs
         )
@@ -69,7 +70,11 @@ def compute_gradients(original: Callable[..., Any], wrapper: Any, *args: Any, **
     """Stands in for `compute_gradients` of a wrapper of Horovod's, and of optimizers.
 
     It takes gradients, before a wrapper reduces them.
+
+    Raises:
+        RuntimeError: it is called eagerly.
     """
+    graphs.refuse_eager("scope()", f"{type(wrapper).__name__} takes gradients")
     take_over(wrapper)
     return original(wrapper, *args, **kwargs)
 
@@ -87,7 +92,7 @@ def take_over(wrapper: Any) -> None:
         NotImplementedError: it is to leave some gradients alone, which it would divide by N once
             more.
     """
-    if tf.executing_eagerly():
+    if graphs.is_eager():
         return
     reduce = getattr(wrapper, "_allreduce_grads", None)
     if reduce is not None and hasattr(reduce, "python_function"):
@@ -108,7 +113,7 @@ def aggregate(original: Callable[..., Any], helper: Any, *args: Any, **kwargs: A
     It sums gradients of several batches for each update, and would exchange the sums in a branch of
     which no other rank knows whether it is taken.
     """
-    if collectives.size() > 1 and not tf.executing_eagerly():
+    if collectives.size() > 1 and not graphs.is_eager():
         steps = helper.backward_passes_per_step
         _refuse(
             f"backward_passes_per_step={steps}",
@@ -120,7 +125,7 @@ def aggregate(original: Callable[..., Any], helper: Any, *args: Any, **kwargs: A
 
 def adasum(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Stands in for what `hvd.DistributedOptimizer(op=hvd.Adasum)` does: refuses it."""
-    if collectives.size() > 1 and not tf.executing_eagerly():
+    if collectives.size() > 1 and not graphs.is_eager():
         _refuse("op=Adasum", "leave op out.")
     return original(*args, **kwargs)
 
@@ -135,7 +140,7 @@ def broadcast_group(original: Callable[..., Any]) -> Callable[..., Any]:
     def only_replicated(variables: Any, *args: Any) -> Any:
         return broadcast([v for v in variables if is_replicated(v)], *args)
 
-    return broadcast if tf.executing_eagerly() else only_replicated
+    return broadcast if graphs.is_eager() else only_replicated
 
 
 def broadcast_groups(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -149,7 +154,7 @@ def broadcast_groups(original: Callable[..., Any]) -> Callable[..., Any]:
         kept = [[v for v in variables if is_replicated(v)] for variables in lists]
         return broadcast([variables for variables in kept if variables], *args)
 
-    return broadcast if tf.executing_eagerly() else only_replicated
+    return broadcast if graphs.is_eager() else only_replicated
 
 
 def behind_gate(
@@ -158,14 +163,15 @@ def behind_gate(
     """Stands in for an operation of `mpi_ops.MPI_LIB`: makes a script's collective wait, too.
 
     All of Horovod's functions end in these operations. They start when all ranks have agreed on the
-    run, so that nobody waits in them for a rank whose data has ended.
+    run, so that nobody waits in them for a rank whose data has ended. Eagerly they keep Horovod's
+    own meaning.
     """
-    if not tf.executing_eagerly():
-        control_flow.one_at_a_time()
+    if graphs.is_eager():
+        return original(tensors, *args, name=name, **kwargs)
+    control_flow.one_at_a_time()
     graph = tf.get_default_graph()
     is_librarys = str(name).startswith(collectives.PREFIX)
-    eager = tf.executing_eagerly()
-    if collectives.size() == 1 or is_librarys or eager or graphs.is_function(graph):
+    if collectives.size() == 1 or is_librarys or graphs.is_function(graph):
         return original(tensors, *args, name=name, **kwargs)
     several = isinstance(tensors, (list, tuple))
     inputs = [tf.convert_to_tensor(x) for x in (tensors if several else [tensors])]

@@ -1,4 +1,4 @@
-"""Lets Keras's legacy optimizers update tables in graphs, and its Embedding layer have one.
+"""Makes Keras work in graphs: legacy optimizers, its Embedding layer, seeds of its initializers.
 
 `tf.keras.optimizers.legacy.…` (in `tf.compat.v1` these are `tf.keras.optimizers.…`) make slots and
 updates by methods of their own, not by those of `tf.train`. The new `tf.keras.optimizers.…` don't
@@ -16,6 +16,7 @@ from keras.src.layers.core import embedding
 from tensorflow.python.framework.func_graph import FuncGraph
 
 from collective.gradients.reduction import updating_shards
+from collective.ops import graphs
 from collective.options import EmbeddingOptions
 from collective.replication import assignments
 from collective.scope import SCOPES
@@ -34,13 +35,13 @@ def apply_gradients(
     """Stands in for `legacy.Optimizer.apply_gradients`: updates the shards of tables.
 
     Raises:
+        RuntimeError: it is called eagerly.
         NotImplementedError: there is a dynamic table, or scope(local_steps=…).
     """
-    if tf.executing_eagerly():
-        return original(optimizer, grads_and_vars, *args, **kwargs)
+    name = type(optimizer).__name__
+    graphs.refuse_eager("scope()", f"the Keras optimizer {name} updates variables")
     grads_and_vars = assignments.sync_gradients(list(grads_and_vars))
     tables = [v for g, v in grads_and_vars if g is not None and isinstance(v, Table)]
-    name = type(optimizer).__name__
     advice = f"Use an optimizer of tf.compat.v1.train in the place of the Keras optimizer {name}"
     local_steps = SCOPES.options.local_steps
     if local_steps > 1:
@@ -68,16 +69,41 @@ def trains_nothing(original: Callable[..., Any], optimizer: Any, *args: Any, **k
     Plain TensorFlow's graphs, too, get no operation from them that would update the variables.
 
     Raises:
+        RuntimeError: it is called eagerly.
         NotImplementedError: in a graph.
     """
-    if not tf.executing_eagerly() and not isinstance(tf.get_default_graph(), FuncGraph):
-        name = type(optimizer).__name__
+    name = type(optimizer).__name__
+    graphs.refuse_eager(
+        "scope()",
+        f"the Keras optimizer {name} trains",
+        f" The optimizer there is tf.keras.optimizers.legacy.{name}, or one of tf.compat.v1.train.",
+    )
+    if not isinstance(tf.get_default_graph(), FuncGraph):
         raise NotImplementedError(
             f"tf.keras.optimizers.{name} gives a graph of TensorFlow 1 no operation that updates "
             f"its variables. Use tf.keras.optimizers.legacy.{name}, or an optimizer of "
             "tf.compat.v1.train."
         )
     return original(optimizer, *args, **kwargs)
+
+
+def make_train_function(
+    original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
+) -> Callable[..., Any]:
+    """Stands in for `tf.keras.Model.make_train_function`, with which `fit` begins: refuses it.
+
+    It may return a function that was built outside of scope(), in which gradients are a rank's own.
+
+    Raises:
+        RuntimeError: the model trains eagerly.
+    """
+    graphs.refuse_eager(
+        "scope()",
+        f"the Keras model '{model.name}' trains",
+        " The optimizer there is one of tf.keras.optimizers.legacy.",
+    )
+    train_function: Callable[..., Any] = original(model, *args, **kwargs)
+    return train_function
 
 
 def add_weight(

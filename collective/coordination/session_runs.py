@@ -267,7 +267,11 @@ def every_rank_for_itself(original: Any, *args: Any, **kwargs: Any) -> Any:
 
     That holds whatever the script says of rank 0. (A worker would wait for a chief to initialize
     variables that it doesn't share with it.)
+
+    Raises:
+        RuntimeError: it is called eagerly: there is no graph to run.
     """
+    graphs.refuse_eager("scope()", "MonitoredTrainingSession is opened")
     if collectives.size() == 1:
         return original(*args, **kwargs)
     names = ("master", "is_chief", "checkpoint_dir")

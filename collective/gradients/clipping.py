@@ -32,7 +32,7 @@ def table_gradient(values: tf.Tensor, indices: tf.Tensor, dense_shape: Any) -> T
 
 def is_of_table(gradient: Any) -> bool:
     """Tells whether `gradient` is a table's, as it was taken or as a script has changed it."""
-    if not isinstance(gradient, tf.IndexedSlices):
+    if not isinstance(gradient, tf.IndexedSlices) or not tf.is_symbolic_tensor(gradient.indices):
         return False
     known = state_of(graphs.outermost(gradient.indices.graph)).table_gradient_indices
     return isinstance(gradient, TableGradient) or gradient.indices.name in known

@@ -18,7 +18,14 @@ from tensorflow.python.ops import variables
 
 from collective.gradients import accumulation
 from collective.gradients.clipping import table_gradient
-from collective.ops import collectives, dense_allreduce, gate, graph_analysis, shard_gradients
+from collective.ops import (
+    collectives,
+    dense_allreduce,
+    gate,
+    graph_analysis,
+    graphs,
+    shard_gradients,
+)
 from collective.replication import assignments
 from collective.scope import SCOPES
 from collective.strategies import grouped_exchange
@@ -43,6 +50,31 @@ def _is_variable(x: Any) -> bool:
     if isinstance(x, variables.Variable):
         return True
     return isinstance(x, tf.Tensor) and x.op.type in graph_analysis.VARIABLE_TYPES
+
+
+def refuse_eager_gradients(xs: Sequence[Any]) -> None:
+    """Refuses gradients with respect to variables that are taken eagerly.
+
+    Each rank would train a model of its own. Gradients with respect to anything else are a rank's
+    own in graphs, too.
+
+    Args:
+        xs: with respect to what gradients are about to be taken.
+
+    Raises:
+        RuntimeError: a variable is among them, and what is written now is executed eagerly.
+    """
+    names = [str(x.name).partition(":")[0] for x in xs if isinstance(x, variables.Variable)]
+    if names:
+        others = f" and {len(names) - 1} others" if names[1:] else ""
+        action = f"the gradient with respect to the variable '{names[0]}'{others} is taken"
+        graphs.refuse_eager("scope()", action)
+
+
+def compute_gradients(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stands in for `tf.train.Optimizer.compute_gradients`: refuses it eagerly."""
+    graphs.refuse_eager("scope()", f"{type(optimizer).__name__} takes gradients")
+    return original(optimizer, *args, **kwargs)
 
 
 def reduce_gradients(
@@ -125,6 +157,7 @@ def apply_to_shards(
     **kwargs: Any,
 ) -> Any:
     """Stands in for `Optimizer.apply_gradients`: slots and updates of tables are the shards'."""
+    graphs.refuse_eager("scope()", f"{type(optimizer).__name__} updates variables")
     grads_and_vars = assignments.sync_gradients(grads_and_vars)
     grads_and_vars, apply = accumulation.accumulate(
         SCOPES.options.local_steps,
@@ -182,7 +215,8 @@ def reduce_tape(
 
     (`minimize` of a callable loss uses one.)
     """
-    if tf.executing_eagerly():
+    if graphs.is_eager():
+        refuse_eager_gradients(tf.nest.flatten(sources))
         return original(tape, target, sources, *args, **kwargs)
 
     def take() -> Sequence[Any]:

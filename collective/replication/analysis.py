@@ -81,11 +81,11 @@ AGGREGATES = frozenset(
 def has_replicas(graph: tf.Graph) -> bool:
     """Tells whether several ranks have replicas of a graph's variables, and keep them equal.
 
-    A graph that is built to be served has none.
+    A graph that is built to be served has none, nor have variables that are made eagerly.
     """
     return (
         collectives.size() > 1
-        and not tf.executing_eagerly()
+        and not graphs.is_eager()
         and state_of(graphs.outermost(graph)).served_from is None
     )
 

@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.framework import tensor_shape
 from tensorflow.python.framework.tensor_util import make_tensor_proto
 
+from collective.ops import graphs
 from collective.scope import SCOPES
 from collective.tables import served_table
 from collective.tables.dynamic_table import DynamicTable
@@ -60,11 +61,7 @@ def table_getter(
     would say how to shard a table, which isn't its choice here.
     """
     del partitioner
-    if tf.executing_eagerly():
-        raise RuntimeError(
-            f"embedding_scope() is for graphs, but '{name}' is made eagerly. Build the model "
-            "inside `with strategy.scope(), tf.Graph().as_default():`."
-        )
+    graphs.refuse_eager("embedding_scope()", f"'{name}' is made")
     table_shape = _shape_of(shape, initializer)
     if initializer is not None and not callable(initializer) and not is_dynamic(shape):
         dtype = _dtype_of(initializer)  # As in TensorFlow, whatever `dtype` is.

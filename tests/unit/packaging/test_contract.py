@@ -22,6 +22,7 @@ CONTRACT = (
     "columns",
     "dense_view",
     "dense_view_gradients",
+    "eager",
     "horovod_wrappers",
     "keras",
     "layers",
