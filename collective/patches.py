@@ -13,6 +13,7 @@ import tensorflow.compat.v2 as tf2
 from horovod.tensorflow import functions as hvd_functions
 from horovod.tensorflow import gradient_aggregation as hvd_aggregation
 from horovod.tensorflow.mpi_ops import MPI_LIB
+from keras.src import backend
 from keras.src.engine.training import Model
 from keras.src.layers import Embedding
 from keras.src.layers.normalization.batch_normalization import BatchNormalizationBase
@@ -351,6 +352,18 @@ REPLICATION = (
     ),
 )
 
+# ---- Two launches give the same
+
+PYTHONS_NUMBERS = "First values of Keras's and tf.layers' weights would differ between launches."
+DETERMINISM = (
+    Patch(
+        backend.RandomGenerator,
+        "keras.backend.RandomGenerator._create_seed",
+        keras.create_seed,
+        PYTHONS_NUMBERS,
+    ),
+)
+
 # ---- Collectives in branches and loops
 
 AT_ONCE = "Iterations with collectives inside would run at the same time."
@@ -483,6 +496,7 @@ PATCHES = (
     *OPTIMIZERS,
     *HOROVOD,
     *REPLICATION,
+    *DETERMINISM,
     *CONTROL_FLOW,
     *SESSIONS,
     *CHECKPOINTS,

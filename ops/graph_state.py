@@ -51,6 +51,7 @@ class GraphState:
             (`collective.gradients.clipping`).
         prefetch_refused: why keys of the graph are not to be exchanged ahead; '' if nobody minds.
         prefetch_settled_version: the graph's version when prefetching was considered last.
+        keras_seeds: how many seeds Keras was given (`collective.compat.keras.create_seed`).
         estimator: the estimator whose model_fn builds the graph.
         training_run: the footprint of the first training run, once there was one.
         received_bytes: bytes a step by the names of the collectives, as of the last profile, on
@@ -81,6 +82,7 @@ class GraphState:
     table_gradient_indices: set[str] = dataclasses.field(default_factory=set)
     prefetch_refused: str = ""
     prefetch_settled_version: int | None = None
+    keras_seeds: int = 0
     estimator: Any = None
     training_run: Any = None
     received_bytes: dict[str, float] = dataclasses.field(default_factory=dict)

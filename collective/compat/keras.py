@@ -8,15 +8,18 @@ train in such a graph, with this library or without.
 from __future__ import annotations
 
 import functools
+import hashlib
 from typing import Any, Callable
 
 import tensorflow.compat.v1 as tf
+from keras.src import backend
 from keras.src.engine import base_layer_utils
 from keras.src.layers.core import embedding
 from tensorflow.python.framework.func_graph import FuncGraph
 
 from collective.gradients.reduction import updating_shards
 from collective.ops import graphs
+from collective.ops.graph_state import state_of
 from collective.options import EmbeddingOptions
 from collective.replication import assignments
 from collective.scope import SCOPES
@@ -104,6 +107,41 @@ def make_train_function(
     )
     train_function: Callable[..., Any] = original(model, *args, **kwargs)
     return train_function
+
+
+def create_seed(original: Callable[..., int], generator: Any, seed: int | None) -> int:
+    """Stands in for `RandomGenerator._create_seed`: draws Keras's seeds from `tf.set_random_seed`.
+
+    Keras's initializers, which `tf.layers` takes, too, draw them from Python's random numbers. With
+    scope(deterministic=True) each comes from the graph's seed and from how many came before, and
+    takes none of the numbers that TensorFlow gives its own operations.
+
+    Args:
+        generator: Keras's `RandomGenerator`.
+        seed: the initializer's own, if a script gave one.
+
+    Raises:
+        RuntimeError: nothing was seeded from which it could come.
+    """
+    is_seeded = seed is not None or getattr(backend._SEED_GENERATOR, "generator", None) is not None
+    if is_seeded or not SCOPES.options.deterministic:
+        return original(generator, seed)
+    graph = tf.get_default_graph()
+    if tf.executing_eagerly():
+        text = str(tf.random.get_seed(None))
+    elif graph.seed is None:
+        raise RuntimeError(
+            f"scope(deterministic=True): first values in '{graph.get_name_scope()}' need a seed: "
+            "Keras's initializers, which tf.layers takes, too, would draw it from Python's random "
+            "numbers. Call tf.set_random_seed(…) in the graph first, or give the initializer a "
+            "seed of its own."
+        )
+    else:
+        state = state_of(graphs.outermost(graph))
+        state.keras_seeds += 1
+        text = f"{graph.seed}/{state.keras_seeds}"
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") % (2**31 - 1)
 
 
 def add_weight(

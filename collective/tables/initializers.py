@@ -12,12 +12,14 @@ import contextlib
 import functools
 import hashlib
 import math
+import random
 import statistics
 from collections.abc import Iterator
 from typing import Any, Callable
 
 import numpy as np
 import tensorflow.compat.v1 as tf
+from keras.src import backend
 from tensorflow.python.framework import random_seed
 from tensorflow.python.ops import variables
 
@@ -262,15 +264,21 @@ def shard(
 
 @contextlib.contextmanager
 def _same_on_all_ranks(init: Any, name: str) -> Iterator[None]:
-    """Makes an initializer of a whole table draw the same on every rank, also without a seed."""
-    graph = tf.get_default_graph()
-    seed = graph.seed
-    if seed is None and getattr(init, "seed", 0) is None:
-        graph.seed = table_seed(name, None) % 2**31
+    """Makes an initializer of a whole table draw the same on every rank, also without a seed.
+
+    TensorFlow's initializers draw by the graph's seed, Keras's by Python's random numbers, or by a
+    generator that `tf.keras.utils.set_random_seed` makes.
+    """
+    graph, keras_seeds = tf.get_default_graph(), vars(backend._SEED_GENERATOR)
+    seed, generator = graph.seed, keras_seeds.get("generator")
+    if getattr(init, "seed", 0) is None:
+        own_seed = table_seed(name, None)
+        graph.seed = own_seed % 2**31 if seed is None else seed
+        keras_seeds["generator"] = generator or random.Random(own_seed)
     try:
         yield
     finally:
-        graph.seed = seed
+        graph.seed, keras_seeds["generator"] = seed, generator
 
 
 def filled(shape: tuple[int, int], dtype: tf.DType, fill: Callable[[np.ndarray], Any]) -> tf.Tensor:

@@ -3,7 +3,6 @@ tests/jobs/test_deterministic.py.
 """
 
 import hashlib
-import random
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -28,7 +27,6 @@ def model(strategy):
     """
     rank, size = strategy.rank(), strategy.world_size()
     tf.set_random_seed(11)
-    random.seed(11)  # from which Keras draws, and tf.layers with it
     ids, x = batches(rank, size)
     with strategy.embedding_scope():
         static, dynamic = (

@@ -3,11 +3,16 @@
 Data come in one order, and TensorFlow is afterwards as it was.
 """
 
+import contextlib
+import random
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tensorflow as tf2
 import tensorflow.compat.v1 as tf
+from keras.src import backend
 from tensorflow.python.framework import config
 
 from collective import RankError
@@ -103,6 +108,77 @@ def test_random_numbers_need_a_seed(strategy):
         with strategy.embedding_scope():
             tf.get_variable("t", [4, 2])  # whose rows have seeds of their own
             tf.get_variable("d", [None, 2])
+
+
+def dense_layers():
+    """Builds layers of all kinds: their kernels, and a random number that TensorFlow seeds."""
+    x = tf.ones([2, 4])
+    tf.layers.dense(x, 3, name="dense")
+    tf2.keras.layers.Dense(3, "relu", name="keras")(x)
+    tf2.keras.layers.Dense(4, kernel_initializer="orthogonal", name="orthogonal")(x)
+    tf.get_variable("given", [4, 3], initializer=tf2.initializers.GlorotNormal(seed=3))
+    tf.get_variable("own", [4, 3])
+    kernels = [v for v in tf.global_variables() if v.shape.rank == 2]
+    return {v.op.name: v.initial_value for v in kernels}, tf.random.uniform([3])
+
+
+def first_values(scope):
+    """Returns the layers' initial values on this rank, what they start from, and random numbers."""
+    with scope, tf.Graph().as_default():
+        tf.set_random_seed(5)
+        own, drawn = dense_layers()
+        variables = {v.op.name: v for v in tf.global_variables() if v.op.name in own}
+        with tf.Session() as session:
+            own, drawn = session.run([own, drawn])
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            return own, session.run(variables), drawn
+
+
+@pytest.mark.ranks(1, 3)
+def test_first_values_of_layers_come_from_the_seed(strategy, rank):
+    """Keras, and tf.layers with it, draws them by Python's random numbers otherwise.
+
+    They are the same on every rank before ranks share anything, so they don't depend on N.
+    """
+    random.seed(rank)
+    own, start, _ = first_values(strategy.scope(deterministic=True))
+    random.seed(rank + 7)
+    again, _, _ = first_values(strategy.scope(deterministic=True))
+    for other in grouped.everyone(own):
+        grouped.same(other, own, rtol=0, atol=0)
+    grouped.same(again, own, rtol=0, atol=0)
+    grouped.same(start, own, rtol=0, atol=0)
+    different = {values.tobytes() for values in own.values()}
+    assert len(different) == len(own) == 5
+
+
+def test_seeds_of_layers_take_none_of_tensorflows(strategy):
+    """Whatever TensorFlow seeds, and an initializer with a seed, starts as in plain TensorFlow."""
+    plain, _, drawn = first_values(contextlib.nullcontext())
+    own, _, drawn_inside = first_values(strategy.scope(deterministic=True))
+    np.testing.assert_array_equal(drawn_inside, drawn)
+    for name in ("own", "given"):
+        np.testing.assert_array_equal(own[name], plain[name])
+
+
+def test_layers_without_a_seed_are_refused(strategy):
+    with strategy.scope(deterministic=True), tf.Graph().as_default():
+        with pytest.raises(RuntimeError, match=r"'towers/dense/kernel.*tf.set_random_seed"):
+            with tf.variable_scope("towers"):
+                tf.layers.dense(tf.ones([2, 4]), 3)
+    with strategy.scope(), tf.Graph().as_default():
+        tf.layers.dense(tf.ones([2, 4]), 3)
+
+
+def test_a_seed_of_keras_is_kept(strategy, monkeypatch):
+    """`tf.keras.utils.set_random_seed` gives Keras a generator."""
+    monkeypatch.setattr(backend, "_SEED_GENERATOR", SimpleNamespace(generator=random.Random(3)))
+    with strategy.scope(deterministic=True):
+        assert backend.RandomGenerator(rng_type="stateless").make_seed_for_stateless_op() == [
+            random.Random(3).randint(1, 10**9),
+            0,
+        ]
 
 
 def test_tensorflow_is_left_as_it_was(strategy):

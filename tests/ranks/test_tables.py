@@ -119,6 +119,23 @@ def test_tables_take_no_random_numbers_from_what_comes_next(strategy):
     np.testing.assert_array_equal(got["random"], want["random"])
 
 
+def test_a_table_of_an_initializer_that_fills_it_whole(strategy):
+    """Every rank draws the same whole table, without a seed, too, of which it keeps its rows."""
+    initializers_without_seed = [tf.orthogonal_initializer(), tf2.initializers.Orthogonal()]
+    for seed in (None, 3):
+        with strategy.scope(), tf.Graph().as_default():
+            tf.set_random_seed(seed)
+            with strategy.embedding_scope():
+                tables = [
+                    tf.get_variable(f"t{i}", [6, 3], initializer=init)
+                    for i, init in enumerate(initializers_without_seed)
+                ]
+            with tf.Session() as session:
+                session.run(tf.global_variables_initializer())
+                for values in session.run(tables):
+                    np.testing.assert_allclose(values.T @ values, np.eye(3), atol=1e-5)
+
+
 def test_given_values(strategy):
     values = reference.table_values(7, 3)
     for make in (

@@ -11,6 +11,7 @@ from pathlib import Path
 import horovod.tensorflow as hvd
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
+from keras.src import backend as keras_backend
 from keras.src.optimizers import optimizer as keras_optimizer
 from tensorflow.python.client import session as session_lib
 from tensorflow.python.feature_column import feature_column
@@ -169,6 +170,7 @@ def probes():
     yield rmsprop, ["_centered", "_decay_tensor", "_epsilon_tensor", "_momentum_tensor"]
     yield tf.train.MomentumOptimizer(0.1, 0.9), ["_use_nesterov"]
     yield keras_optimizer, ["_BaseOptimizer"]
+    yield keras_backend, ["_SEED_GENERATOR"]
     yield hvd, ["_DistributedAdasumOptimizer", "_DistributedOptimizer"]
     yield hvd.DistributedOptimizer(tf.train.AdagradOptimizer(0.1)), ["_allreduce_grads"]
     yield estimator_lib, ["_load_global_step_from_checkpoint_dir"]
