@@ -24,6 +24,7 @@ LINKS = ("collective/launch/", "collective/ops/", "collective/strategies/")
 NEVER_ONE = {
     "collective/estimator/input_sharding.py": "there are several ranks",
     "collective/estimator/refusal.py": "there are several ranks",
+    "collective/monitoring/input_check.py": "there are several ranks",
     "collective/gradients/accumulation.py": "it accumulates over several batches",
     "collective/startup.py": "one of several is said",
     "collective/report/findings.py": "it is the largest of several ranks, in thousands",
