@@ -150,6 +150,8 @@ class Profiler:
         began = time.perf_counter()
         if not (in_window or self.every and number % self.every == 0):
             out = carry_out(original)
+            if number == self.first - 2:
+                self._warm_up(session)
         else:
             metadata, folder = tf.RunMetadata(), None
             if number == self.last:
@@ -194,6 +196,16 @@ class Profiler:
         self._write_report(record, traced_runs[-1], None)
 
     # -- one run
+
+    def _warm_up(self, session: Any) -> None:
+        """Counts what is counted behind each traced run, once before: the first time takes long.
+
+        A rank whose first time takes longer would seem to keep the others waiting in the next step.
+        So that next step isn't one of those that are traced.
+        """
+        with _warns_of_errors("the rows of dynamic tables"):
+            _dynamic_rows(session)
+        _global_step(session, 0)
 
     def _unread_run(
         self, session: Any, run: PreparedRun, stats: Any, start: float, end: float

@@ -141,8 +141,7 @@ def load(path: str, name: str | None = None) -> Profile:
     if not os.path.isfile(file_name):
         raise ValueError(
             f"{path}: there is no {FILE}. scope(profile={path!r}) writes it once the steps that "
-            "profile_steps names are over, (11, 20) by default; each scope that profiles needs a "
-            "folder of its own."
+            "profile_steps names are over, (11, 20) by default, or when scope() ends."
         )
     try:
         with open(file_name, encoding="utf-8") as file:

@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 import collective
 from collective import RankError
 from collective.ops import embedding_bag, key_hashing
-from collective.profiling import breakdown, trace
+from collective.profiling import breakdown, profiler, trace
 from tests.ranks import grouped, reference
 
 WEIGHTS = 3 * 2 + 2
@@ -277,20 +277,29 @@ def test_one_rank_that_profiles_alone_is_an_error_on_all(strategy, rank, size, f
                     session.run(op)
 
 
-def test_traces_are_read_behind_the_profiled_steps(strategy, folder, monkeypatch):
-    """Ranks that read between steps, for different times, would seem to wait for each other."""
-    runs, read_after, spans = [], [], trace.spans
+def test_the_profiler_works_outside_of_the_profiled_steps(strategy, folder, monkeypatch):
+    """Ranks seem to wait for each other where one reads its trace, or counts for the first time,
+    for longer than the others.
+    """
+    runs, read_after, counted_after = [], [], []
+    spans, dynamic_rows = trace.spans, profiler._dynamic_rows
     monkeypatch.setattr(trace, "spans", lambda *args: read_after.append(len(runs)) or spans(*args))
+    monkeypatch.setattr(
+        profiler,
+        "_dynamic_rows",
+        lambda session: counted_after.append(len(runs)) or dynamic_rows(session),
+    )
     with (
-        strategy.scope(plan="quiet", profile=folder, profile_steps=(2, 4)),
+        strategy.scope(plan="quiet", profile=folder, profile_steps=(3, 5)),
         tf.Graph().as_default(),
     ):
         op = model(strategy)
         with tf.train.MonitoredTrainingSession("") as session:
-            for i in range(5):
+            for i in range(6):
                 session.run(op)
                 runs.append(i)
-    assert read_after == [3, 3, 3]
+    assert read_after == [4, 4, 4]
+    assert counted_after == [0, 2, 3, 4]
 
 
 @pytest.mark.grouped
