@@ -9,10 +9,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Callable
 
 import tensorflow.compat.v1 as tf
+import tensorflow.compat.v2 as tf2
 
 from collective import options, rank0_output, strategies
 from collective.coordination import run_analysis
 from collective.determinism import Determinism
+from collective.estimator import input_sharding
 from collective.ops import collectives, graph_analysis, native_library
 from collective.options import (
     INHERIT,
@@ -287,6 +289,36 @@ class CollectiveStrategy:
             leaves = graph_analysis.flatten(fetches)
             footprint = run_analysis.footprint_of(graph, leaves, [])
         return builder.build_plan(graph, footprint, session)
+
+    def shard(self, dataset: tf2.data.Dataset) -> tf2.data.Dataset:
+        """Returns this rank's part of a dataset that all ranks make alike.
+
+        Element i goes to rank i mod N: every element is used by one rank, and by no other. In front
+        of `batch()` elements are records; behind it they are batches, which go to a rank whole. So
+        does a file, where the dataset is one of file names, and a rank then reads its own files
+        only; otherwise each rank reads all, and drops what is others'.
+
+            dataset = tf.data.TFRecordDataset(files)
+            dataset = strategy.shard(dataset).shuffle(10000).batch(512).repeat()
+
+        With one rank it is the dataset itself. Training ends with the first rank that is out of
+        data: where N doesn't divide the elements, some ranks have one more, of which the last is
+        left over. Shuffling comes behind it, or takes a seed that is the same on all ranks. (An
+        operation in front of it that is told `deterministic=False` would give each rank an order of
+        its own.) An Estimator's input_fn doesn't need it: batches are dealt there (see
+        `estimator`).
+
+        Args:
+            dataset: The dataset, of any elements; the same on every rank.
+
+        Returns:
+            The elements rank, rank + N, rank + 2N, ….
+
+        Raises:
+            TypeError: it is no `tf.data.Dataset`.
+            ValueError: it is shuffled without a seed, and so differs between the ranks.
+        """
+        return input_sharding.shard(dataset)
 
     @options.takes_foreign("shard_input")
     def estimator(

@@ -126,7 +126,7 @@ class Console:
                 stream.log_error = None
 
     def expect_interrupts(self) -> None:
-        """Is told that ranks are told to stop: that they were interrupted is no news then."""
+        """Takes interrupts of ranks for no news from now on: they are told to stop."""
         if self._digest:
             self._digest.interrupted = True
 

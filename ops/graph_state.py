@@ -60,6 +60,9 @@ class GraphState:
             the last profile.
         plan_notes: what parts of the library have to say in the plan, by their names.
         prepared_version: the graph's version when `collective.graph_passes` prepared it last.
+        input_is_dealt: whether an Estimator has dealt the batches of its input to the ranks.
+        input_check: what the comparison of the ranks' first batches has come to
+            (`collective.monitoring.input_check`).
     """
 
     gates: Any = None
@@ -89,6 +92,8 @@ class GraphState:
     keys_per_owner: dict[str, list[float]] = dataclasses.field(default_factory=dict)
     plan_notes: dict[str, str] = dataclasses.field(default_factory=dict)
     prepared_version: tuple[Any, ...] | None = None
+    input_is_dealt: bool = False
+    input_check: Any = None
 
 
 def state_of(graph: tf.Graph) -> GraphState:

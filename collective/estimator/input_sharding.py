@@ -1,4 +1,4 @@
-"""Deals an input_fn's dataset to ranks: every batch goes to one of them."""
+"""Deals datasets to ranks: every batch of an input_fn, or every element, goes to one of them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tensorflow.python.util import function_utils
 
 from collective.coordination import barrier
 from collective.ops import collectives, graph_analysis
+from collective.ops.graph_state import state_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,9 +105,55 @@ def deal(dataset: Any, batches: int | None = None, passes: int = 1) -> tf2.data.
         dataset = dataset.take(batches)
     if passes > 1:
         dataset = dataset.repeat(passes)
+    state_of(tf.get_default_graph()).input_is_dealt = True
     return dataset.shard(ranks, collectives.rank())
 
 
+def shard(dataset: Any) -> tf2.data.Dataset:
+    """Returns this rank's elements of `dataset` (see `CollectiveStrategy.shard`)."""
+    if not isinstance(dataset, tf2.data.Dataset):
+        raise TypeError(
+            f"strategy.shard() takes a tf.data.Dataset, not {type(dataset).__name__}. "
+            "tf.data.Dataset.from_tensor_slices makes one of arrays and tensors."
+        )
+    ranks = collectives.size()
+    if ranks == 1:
+        return dataset
+    if _shuffles_differently(dataset):
+        raise ValueError(
+            "strategy.shard(): the dataset is shuffled without a seed, so each rank has an order "
+            "of its own, and some records would be used twice and others never. Shard it first: "
+            "strategy.shard(dataset).shuffle(…). Or give shuffle() a seed. (list_files() shuffles, "
+            "too: it takes shuffle=False.)"
+        )
+    if _is_sharded(dataset):
+        warnings.warn(
+            "strategy.shard(): the dataset already uses shard(), and each rank now gets a part of "
+            f"that part: 1 of {ranks} of its elements. Shard it once.",
+            stacklevel=3,
+        )
+    options = tf2.data.Options()
+    options.deterministic = True  # element i must be the same on every rank
+    return dataset.with_options(options).shard(ranks, collectives.rank())
+
+
 def _is_sharded(dataset: Any) -> bool:
-    operations = graph_analysis.walk([dataset._variant_tensor.op], control=False)
-    return any(op.type == "ShardDataset" for op in operations)
+    return any(op.type == "ShardDataset" for op in _operations(dataset))
+
+
+def _shuffles_differently(dataset: Any) -> bool:
+    """Tells whether every rank would shuffle the dataset in an order of its own."""
+    for op in _operations(dataset):
+        if op.type.startswith("Shuffle"):
+            seeds = [tf.get_static_value(x) for x in op.inputs[2:4]]
+            if all(seed is not None and int(seed) == 0 for seed in seeds):
+                return True
+    return False
+
+
+def _operations(dataset: Any) -> set[tf.Operation]:
+    """Returns the operations that make `dataset`; none if it was made eagerly."""
+    variant = dataset._variant_tensor
+    if not isinstance(variant, tf.Tensor) or not hasattr(variant, "op"):
+        return set()
+    return graph_analysis.walk([variant.op], control=False)

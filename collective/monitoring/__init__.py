@@ -1,1 +1,1 @@
-"""Watches training runs: the observer of runs, and the consistency check of replicas."""
+"""Watches training runs: the observer, the consistency check of replicas, the check of input."""

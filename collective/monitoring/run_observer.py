@@ -1,4 +1,4 @@
-"""Observes training runs: prints the plan, measures where time goes, and checks the replicas.
+"""Observes training runs: prints the plan, measures where time goes, checks replicas and input.
 
 See `CollectiveStrategy.scope`.
 """
@@ -9,7 +9,7 @@ import dataclasses
 from typing import Any, Callable
 
 from collective.coordination.prepared_run import PreparedRun
-from collective.monitoring import consistency_check
+from collective.monitoring import consistency_check, input_check
 from collective.options import PlanOutput, ScopeOptions
 from collective.plan import builder
 from collective.profiling import profiler
@@ -69,6 +69,7 @@ class RunObserver:
         carry_out: Callable[[Original], Any],
     ) -> Any:
         builder.announce(session, run.footprint, self.plan)
+        carry_out = input_check.watched(session, run, carry_out)
         if self.profiler is None:
             out = carry_out(original)
         else:

@@ -11,9 +11,10 @@ of the replicated variables: a sample takes two floating-point operations with e
 forward and four going back. Rows travel to the asker, and their gradients to the owner. Dense
 gradients travel once in each direction.
 
-The constants were measured on one machine of two cores, with two CPU ranks. They lean to the side
-of sharding: where the model can't tell, it takes computing for slower and exchanges for quicker
-than they were. It speaks of CPU ranks and of small tables only, and says that it estimates.
+The constants were measured on one machine of two cores, with two CPU ranks, by
+benchmarks/small_models.py and benchmarks/step.py (see benchmarks/RESULTS.md). They lean to the side
+of sharding: computing is taken for rather slow, and exchanges for rather quick. The model speaks of
+CPU ranks and of small tables only, and says that it estimates.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from collective.ops.counting import counted
 from collective.plan.data import PlanData, StepEstimate
 
 FIXED_MS = 0.8  # of a run of any graph
-EXCHANGE_MS = 0.5  # of a collective that carries next to nothing
-ROW_RATE = 0.75e9  # bytes of rows a second: looked up, their gradients summed, updated
+EXCHANGE_MS = 0.35  # of a collective that carries next to nothing
+ROW_RATE = 0.6e9  # bytes of rows a second: looked up, their gradients summed, updated
 WIRE_RATE = 2.6e9  # bytes a second
-FLOP_RATE = 10e9  # floating-point operations a second
+FLOP_RATE = 50e9  # floating-point operations a second
 
 # Tables and slots of fewer bytes are small: any rank could hold them all.
 SMALL_BYTES = 1e9

@@ -31,28 +31,51 @@ from collective.scope import SCOPES
 from collective.tables.dynamic_table import DynamicTable, local_counts
 
 Original = Callable[..., Any]
+# More traces than this are read while training goes on, so that they don't fill the memory.
+MOST_UNREAD = 50
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
+class UnreadRun:
+    """Keeps the trace of a training run until there is time to read it.
+
+    Attributes:
+        number: of the run.
+        stats: TensorFlow's trace.
+        previous_end, start, end: when the run before it ended, and it began and ended, in seconds.
+        global_step: the graph's, after it; the number of the run if there is none.
+        dynamic_rows: on this rank after it, by dynamic table.
+        graph, run: the graph and the run.
+        options: those in force.
+    """
+
+    number: int
+    stats: Any
+    previous_end: float
+    start: float
+    end: float
+    global_step: int
+    dynamic_rows: dict[str, int]
+    graph: tf.Graph
+    run: PreparedRun
+    options: ScopeOptions
+
+
+@dataclasses.dataclass(frozen=True)
 class TracedRun:
     """Keeps what was measured of a training run.
 
     Attributes:
+        source: the run.
         step: the times.
         carried: what the exchanges carried (see `collective.profiling.lookup_counts.LookupCounts`).
         spans: the operations that ran.
-        global_step: the graph's, after it; the number of the run if there is none.
-        graph, run: the graph and the run that was traced.
-        options: those in force.
     """
 
+    source: UnreadRun
     step: breakdown.StepTimes
     carried: breakdown.Carried
     spans: list[trace.Span]
-    global_step: int
-    graph: tf.Graph
-    run: PreparedRun
-    options: ScopeOptions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +93,19 @@ class RunReader:
     counter: LookupCounter
 
 
+class OwnTime:
+    """Adds up the seconds that are spent inside of it: they are no part of a step."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds += time.perf_counter() - self._start
+
+
 class Profiler:
     """Traces training runs `first` to `last` of this process, and every `every`-th; 0: none.
 
@@ -85,6 +121,7 @@ class Profiler:
         self.folder, self.first, self.last, self.every = folder, first, last, every
         self.count = 0
         self._last_ended: float | None = None  # when the last training run ended
+        self._unread: list[UnreadRun] = []
         self._traced: list[TracedRun] = []
         self._readers: dict[int, RunReader] = {}  # by the identity of the run
         self._report = ReportWriter(folder)
@@ -117,21 +154,20 @@ class Profiler:
             metadata, folder = tf.RunMetadata(), None
             if number == self.last:
                 folder = os.path.join(self.folder, f"rank_{collectives.rank()}")
-            out = carry_out(_tracing(original, metadata, folder))
-            ended = time.perf_counter()
-            # This is what remains if the trace can't be read.
-            times = breakdown.StepTimes(number, (ended - began) * 1e3)
-            traced = TracedRun(times, {}, [], number, session.graph, run, SCOPES.options)
-            with _warns_of_errors("the trace"):
-                traced = self._measured(session, run, metadata.step_stats, began, ended)
-            self._traced.append(traced)
+            own_time = OwnTime()
+            out = carry_out(_tracing(original, metadata, folder, own_time))
+            end = time.perf_counter() - own_time.seconds
+            self._unread.append(self._unread_run(session, run, metadata.step_stats, began, end))
             if number == self.last or not in_window:
                 self._combine(session)
+            elif len(self._unread) == MOST_UNREAD:
+                self._read()
         self.count, self._last_ended = number, time.perf_counter()
         return out
 
     def finish(self) -> None:
         """Writes what is left when training is over, though no other rank's part can be had."""
+        self._read()
         traced_runs, self._traced = self._traced, []
         with _warns_of_errors("the profile"):
             if traced_runs:
@@ -159,16 +195,50 @@ class Profiler:
 
     # -- one run
 
-    def _measured(
-        self, session: Any, run: PreparedRun, stats: Any, began: float, ended: float
-    ) -> TracedRun:
-        reader = self._reader(session.graph, run)
-        spans = trace.spans(stats, reader.phases.of)
-        counts = reader.counter.counts(trace.shapes(stats))
+    def _unread_run(
+        self, session: Any, run: PreparedRun, stats: Any, start: float, end: float
+    ) -> UnreadRun:
+        number = self.count + 1
+        rows: dict[str, int] = {}
+        with _warns_of_errors("the rows of dynamic tables"):
+            rows = _dynamic_rows(session)
+        return UnreadRun(
+            number,
+            stats,
+            start if self._last_ended is None else self._last_ended,
+            start,
+            end,
+            _global_step(session, number),
+            rows,
+            session.graph,
+            run,
+            SCOPES.options,
+        )
+
+    def _read(self) -> None:
+        """Reads the traces of runs.
+
+        Behind each run that would take one rank longer than another, and their difference would
+        look as if the other had waited for it in the next run.
+        """
+        unread, self._unread = self._unread, []
+        for source in unread:
+            # This is what remains if the trace can't be read.
+            times = breakdown.StepTimes(source.number, (source.end - source.start) * 1e3)
+            traced = TracedRun(source, times, {}, [])
+            with _warns_of_errors("the trace"):
+                traced = self._measured(source)
+            self._traced.append(
+                dataclasses.replace(traced, source=dataclasses.replace(source, stats=None))
+            )
+
+    def _measured(self, source: UnreadRun) -> TracedRun:
+        reader = self._reader(source.graph, source.run)
+        spans = trace.spans(source.stats, reader.phases.of)
+        counts = reader.counter.counts(trace.shapes(source.stats))
         phases = trace.time_by_phase(spans)
-        phases[REST] = max(0.0, (ended - began) * 1e3 - sum(phases.values()))
-        last_ended = began if self._last_ended is None else self._last_ended
-        phases[OUTSIDE] = (began - last_ended) * 1e3
+        phases[REST] = max(0.0, (source.end - source.start) * 1e3 - sum(phases.values()))
+        phases[OUTSIDE] = (source.start - source.previous_end) * 1e3
         collective_ms: dict[str, float] = {}
         received: dict[str, int] = {}
         for span in spans:
@@ -176,9 +246,8 @@ class Profiler:
                 name, ms = span.phase, (span.end - span.start) / 1e6
                 collective_ms[name] = collective_ms.get(name, 0.0) + ms
                 received[name] = received.get(name, 0) + span.received
-        number = self.count + 1
         step = breakdown.StepTimes(
-            number,
+            source.number,
             sum(phases.values()),
             phases,
             collective_ms,
@@ -186,10 +255,9 @@ class Profiler:
             counts.samples,
             counts.ids,
             counts.asked,
-            _dynamic_rows(session),
+            source.dynamic_rows,
         )
-        global_step, options = _global_step(session, number), SCOPES.options
-        return TracedRun(step, counts.carried, spans, global_step, session.graph, run, options)
+        return TracedRun(source, step, counts.carried, spans)
 
     def _reader(self, graph: tf.Graph, run: PreparedRun) -> RunReader:
         if id(run) not in self._readers:
@@ -207,6 +275,7 @@ class Profiler:
 
     def _combine(self, session: Any) -> None:
         """Combines all ranks' measurements, and writes them."""
+        self._read()
         traced_runs, self._traced = self._traced, []
         numbers = [traced.step.number for traced in traced_runs]
         ends_window = self.last in numbers
@@ -235,7 +304,7 @@ class Profiler:
             self._writer = self._writer or ScalarWriter(self.folder)
             for i, traced in enumerate(traced_runs):
                 of_step = breakdown.combine([[steps[i]] for steps in steps_by_rank])
-                self._writer.add(of_step, traced.global_step)
+                self._writer.add(of_step, traced.source.global_step)
                 self._report.add(of_step)
             self._report.write_again()
             if ends_window:
@@ -252,7 +321,8 @@ class Profiler:
         """
         about: dict[str, Any] = {"ranks": collectives.size()}
         with _warns_of_errors("the plan in the profile"):
-            about = circumstances(traced.graph, traced.run, session, traced.options)
+            source = traced.source
+            about = circumstances(source.graph, source.run, session, source.options)
         self._report.write({**record, **about})
         _print(f"collective: {os.path.join(self.folder, PAGE)} shows this as a picture")
 
@@ -269,13 +339,14 @@ class Profiler:
             trace.write(os.path.join(self.folder, f"rank_{rank}.trace.json"), events, rank)
 
 
-def _tracing(original: Original, metadata: Any, folder: str | None) -> Original:
+def _tracing(original: Original, metadata: Any, folder: str | None, own_time: OwnTime) -> Original:
     """Returns a `Session.run` that traces.
 
     Args:
         original: `Session.run`.
         metadata: gets the trace.
         folder: gets TensorFlow's own profile of the run, if it is given.
+        own_time: gets the time that this profile takes beside the run.
     """
 
     def traced(session: Any, fetches: Any, *feeds_options_metadata: Any) -> Any:
@@ -287,7 +358,7 @@ def _tracing(original: Original, metadata: Any, folder: str | None) -> Original:
         # TensorFlow's profiler would fail beside a trace of more than the host, which only a script
         # asks for.
         is_full = options.trace_level > tf.RunOptions.SOFTWARE_TRACE
-        with _tensorflow_profile(None if is_full else folder):
+        with _tensorflow_profile(None if is_full else folder, own_time):
             options.trace_level = max(options.trace_level, tf.RunOptions.SOFTWARE_TRACE)
             metadata.Clear()
             out = original(session, fetches, feeds, options, metadata)
@@ -299,17 +370,17 @@ def _tracing(original: Original, metadata: Any, folder: str | None) -> Original:
 
 
 @contextlib.contextmanager
-def _tensorflow_profile(folder: str | None) -> Iterator[None]:
+def _tensorflow_profile(folder: str | None, own_time: OwnTime) -> Iterator[None]:
     """Writes TensorFlow's profile of everything that runs inside to a folder, for TensorBoard."""
     is_on = False
-    with _warns_of_errors("TensorFlow's profiler"):
+    with own_time, _warns_of_errors("TensorFlow's profiler"):
         if folder is not None:
             tf2.profiler.experimental.start(folder)
             is_on = True
     try:
         yield
     finally:
-        with _warns_of_errors("TensorFlow's profiler"):
+        with own_time, _warns_of_errors("TensorFlow's profiler"):
             if is_on:
                 tf2.profiler.experimental.stop()
 

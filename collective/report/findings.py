@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from statistics import median
+from statistics import median, quantiles
 
 from collective.plan.formatting import imbalance, in_bytes
 from collective.report.phases import EXCHANGES, INPUT, OUTSIDE, REST, WAITING, by_phase
@@ -74,9 +74,31 @@ def _of_time(profile: Profile) -> Iterator[str]:
         )
 
 
-def _of_steadiness(profile: Profile) -> Iterator[str]:
+def profiled_ms(profile: Profile) -> list[float]:
+    """Returns the milliseconds of each profiled step; [] if only their mean was saved."""
     steps, times = profile.history.get("step", []), profile.history.get("ms", [])
-    ms = [each for step, each in zip(steps, times) if profile.first <= step <= profile.last]
+    return [ms for step, ms in zip(steps, times) if profile.first <= step <= profile.last]
+
+
+def overlap(before: Profile, after: Profile) -> str | None:
+    """Says that two profiles may differ by chance: the middle halves of their steps overlap."""
+    of_both = [profiled_ms(before), profiled_ms(after)]
+    if min(map(len, of_both)) < 4 or before.mean_ms == after.mean_ms:
+        return None
+    (low, _, high), (other_low, _, other_high) = (
+        quantiles(ms, n=4, method="inclusive") for ms in of_both
+    )
+    if high < other_low or other_high < low:
+        return None
+    return (
+        f"The difference may be chance: the middle half of A's steps took {low:.2f} to {high:.2f} "
+        f"ms, that of B's {other_low:.2f} to {other_high:.2f} ms. Profile both again, on a machine "
+        "that does nothing else."
+    )
+
+
+def _of_steadiness(profile: Profile) -> Iterator[str]:
+    ms = profiled_ms(profile)
     if len(ms) > 1 and max(ms) > UNSTEADY * min(ms):
         yield (
             f"The profiled steps were uneven: {min(ms):.2f} to {max(ms):.2f} ms, the median "

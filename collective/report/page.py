@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 from typing import Callable
 
 from collective.ops.counting import counted
 from collective.plan.formatting import imbalance, in_bytes
 from collective.report import charts, style
-from collective.report.findings import findings
+from collective.report.findings import findings, overlap, profiled_ms
 from collective.report.markup import Markup, element
 from collective.report.plan_section import plan
 from collective.report.profile import Profile
@@ -96,6 +97,7 @@ def _measures(profile: Profile) -> list[tuple[str, float | None, Callable[[float
     """Returns (name, value, format) of what is compared first."""
     return [
         ("a step", profile.mean_ms, in_ms),
+        ("the median step", median(profiled_ms(profile) or [profile.mean_ms]), in_ms),
         ("samples/s, all ranks", profile.samples_per_s, "{:,.0f}".format),
         ("a rank receives in a step", profile.bytes_per_step, in_bytes),
         ("of the ids travel as keys", profile.distinct_share, "{:.1%}".format),
@@ -108,7 +110,9 @@ def _tiles(profile: Profile) -> Markup:
     tiles = [
         element("div", element("dt", name), element("dd", text(value)))
         for name, value, text in _measures(profile)
-        if value is not None and not (profile.alone and "max/mean" in name)
+        if value is not None
+        and name != "the median step"
+        and not (profile.alone and "max/mean" in name)
     ]
     return element("dl", tiles, class_="tiles")
 
@@ -129,7 +133,12 @@ def _comparison(profiles: Sequence[Profile]) -> Markup:
             change = f"{values[1] / values[0] - 1:+.1%}"
         cells = ["" if value is None else text(value) for value in values]
         rows.append([name, *cells, change])
-    return charts.table(["", *_names(profiles), "change"], rows)
+    warning = overlap(*profiles)
+    return element(
+        "div",
+        charts.table(["", *_names(profiles), "change"], rows),
+        warning and element("p", warning, class_="note"),
+    )
 
 
 # ---- Sections

@@ -129,8 +129,10 @@ def first_values(scope):
         own, drawn = dense_layers()
         variables = {v.op.name: v for v in tf.global_variables() if v.op.name in own}
         with tf.Session() as session:
+            own, drawn = session.run([own, drawn])
+        with tf.Session() as session:
             session.run(tf.global_variables_initializer())
-            return session.run([own, variables, drawn])
+            return own, session.run(variables), drawn
 
 
 @pytest.mark.ranks(1, 3)

@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 import collective
 from collective import RankError
 from collective.ops import embedding_bag, key_hashing
-from collective.profiling import breakdown
+from collective.profiling import breakdown, trace
 from tests.ranks import grouped, reference
 
 WEIGHTS = 3 * 2 + 2
@@ -275,6 +275,22 @@ def test_one_rank_that_profiles_alone_is_an_error_on_all(strategy, rank, size, f
             with pytest.raises(RankError, match="puts together the profile of steps 2 to 2"):
                 for _ in range(4):
                     session.run(op)
+
+
+def test_traces_are_read_behind_the_profiled_steps(strategy, folder, monkeypatch):
+    """Ranks that read between steps, for different times, would seem to wait for each other."""
+    runs, read_after, spans = [], [], trace.spans
+    monkeypatch.setattr(trace, "spans", lambda *args: read_after.append(len(runs)) or spans(*args))
+    with (
+        strategy.scope(plan="quiet", profile=folder, profile_steps=(2, 4)),
+        tf.Graph().as_default(),
+    ):
+        op = model(strategy)
+        with tf.train.MonitoredTrainingSession("") as session:
+            for i in range(5):
+                session.run(op)
+                runs.append(i)
+    assert read_after == [3, 3, 3]
 
 
 @pytest.mark.grouped

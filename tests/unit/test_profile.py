@@ -214,3 +214,20 @@ def test_a_folder_that_can_not_be_made(tmp_path):
         profiler.of_options(ScopeOptions(profile=str(tmp_path / "file")))
     profiler.of_options(ScopeOptions(profile=str(tmp_path / "made"), profile_steps=(1, 1)))
     assert (tmp_path / "made").is_dir()
+
+
+def test_the_profiler_s_own_time_is_no_part_of_a_step(monkeypatch):
+    """Starting TensorFlow's profiler takes 2 s, the run 10 s, writing the profile 5 s."""
+    now = [100.0]
+    monkeypatch.setattr(profiler.time, "perf_counter", lambda: now[0])
+    own_time = profiler.OwnTime()
+
+    def passes(seconds):
+        now[0] += seconds
+
+    tensorflow_profiler = profiler.tf2.profiler.experimental
+    monkeypatch.setattr(tensorflow_profiler, "start", lambda folder: passes(2))
+    monkeypatch.setattr(tensorflow_profiler, "stop", lambda: passes(5))
+    with profiler._tensorflow_profile("folder", own_time):
+        passes(10)
+    assert own_time.seconds == 7

@@ -375,6 +375,21 @@ def test_two_side_by_side_have_one_scale():
     assert phases["step"] == ["13.00", "6.50", "-6.50"]
 
 
+@pytest.mark.parametrize("other, is_said", [([20.0, 21.0, 22.0, 90.0], False), ([12.0] * 4, True)])
+def test_differences_that_may_be_chance(other, is_said):
+    """A slow step more in one of them isn't what tells the two apart."""
+
+    def history(ms):
+        return {"step": [11, 12, 13, 14], "ms": ms, "rows": {}}
+
+    before = record(history=history([10.0, 11.0, 13.0, 40.0]))
+    _, tree = drawn(before, record(history=history(other), ms=[14.0, 14.0]))
+    text = words(tree)
+    said = "the middle half of A's steps took 10.75 to 19.75 ms, that of B's 12.00 to 12.00 ms."
+    assert (said in text) == is_said and ("may be chance" in text) == is_said
+    assert f"the median step 12.00 ms {sum(sorted(other)[1:3]) / 2:.2f} ms" in text
+
+
 def test_rank_0_alone_is_said():
     alone = {**record(1), "alone": True, "ranks": 2}
     _, tree = drawn(alone)

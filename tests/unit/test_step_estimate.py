@@ -16,16 +16,16 @@ ROW_BYTES = 26 * 16 * 4
 def test_a_step_worked_out_by_hand():
     """1,000 samples on 2 ranks.
 
-    A sample: 1,664 bytes at 0.75 GB/s are 2.2187 us, 300,000 operations at 10 G/s 30 us. It sends
-    3,328 bytes at 2.6 GB/s: 1.28 us. Five exchanges take 2.5 ms, 400,000 bytes of dense gradients
+    A sample: 1,664 bytes at 0.6 GB/s are 2.7733 us, 300,000 operations at 50 G/s 6 us. It sends
+    3,328 bytes at 2.6 GB/s: 1.28 us. Five exchanges take 1.75 ms, 400,000 bytes of dense gradients
     0.1538 ms.
     """
     work = StepWork(ranks=2, exchanges=5, row_bytes=ROW_BYTES, parameters=50000, samples=1000)
     estimate = step_estimate.estimate(work)
-    assert estimate.one_rank_ms == pytest.approx(0.8 + 32.2187, abs=1e-3)
-    assert estimate.all_ranks_ms == pytest.approx(0.8 + 500 * 0.0334987 + 2.5 + 0.1538, abs=1e-3)
-    # Each sample saves 32.2187 - 33.4987 / 2 us of the 2.6538 ms.
-    assert estimate.break_even_samples == pytest.approx(2653.8 / 15.4693, abs=1)
+    assert estimate.one_rank_ms == pytest.approx(0.8 + 8.7733, abs=1e-3)
+    assert estimate.all_ranks_ms == pytest.approx(0.8 + 500 * 0.0100533 + 1.75 + 0.1538, abs=1e-3)
+    # Each sample saves 8.7733 - 10.0533 / 2 us of the 1.9038 ms.
+    assert estimate.break_even_samples == pytest.approx(1903.8 / 3.74665, abs=1)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8, 64])
@@ -44,8 +44,8 @@ def test_from_the_break_even_on_all_ranks_are_faster(ranks, parameters):
 def test_without_known_samples_there_are_no_times():
     estimate = step_estimate.estimate(StepWork(2, 4, ROW_BYTES, 0, None))
     assert (estimate.samples, estimate.one_rank_ms, estimate.all_ranks_ms) == (None, None, None)
-    # 2 ms over 2.2187 - 3.4987 / 2 us
-    assert estimate.break_even_samples == pytest.approx(2000 / 0.46935, abs=2)
+    # 1.4 ms over 2.7733 - 4.0533 / 2 us
+    assert estimate.break_even_samples == pytest.approx(1400 / 0.74665, abs=2)
 
 
 SMALL = [table("user", 1000, 16)]

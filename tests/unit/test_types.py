@@ -46,25 +46,23 @@ def expected() -> dict[int, str]:
     return {number: line.split("  # ")[1] for number, line in lines if "  # " in line}
 
 
-def check_program(packages: str, folder: Path) -> None:
-    """Checks the program as a user does, in an environment with `packages` in it.
+def test_mistakes_in_a_program_are_found(tmp_path: Path):
+    """In an environment that has this checkout's package, each is found in the program's own line.
 
-    Args:
-        packages: the text of a .pth file of the environment.
-        folder: an empty folder.
+    Nothing is said of the package itself, however strict the program's checks are.
     """
-    environment = folder / "environment"
+    environment = tmp_path / "environment"
     venv.create(environment, symlinks=True)
     (site_packages,) = environment.glob("lib/python*/site-packages")
-    (site_packages / "packages.pth").write_text(packages)
-    (folder / "program.py").write_text(PROGRAM)
-    # TensorFlow and Horovod have no types, of which mypy tells the program that imports them.
-    (folder / "mypy.ini").write_text("[mypy-tensorflow.*]\nignore_missing_imports = true\n")
+    (site_packages / "checkout.pth").write_text(str(ROOT))
+    (tmp_path / "program.py").write_text(PROGRAM)
+    # TensorFlow has no types, which mypy tells whoever imports it.
+    (tmp_path / "mypy.ini").write_text("[mypy-tensorflow.*]\nignore_missing_imports = true\n")
     command = [sys.executable, "-m", "mypy", "--strict", "--no-color-output", "program.py"]
-    command += ["--python-executable", str(environment / "bin" / "python")]
+    command += ["--no-incremental", "--python-executable", str(environment / "bin" / "python")]
     done = subprocess.run(
         command,
-        cwd=folder,
+        cwd=tmp_path,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -74,6 +74,7 @@ def test_noise_is_left_out_where_there_is_no_gpu(ranks, size):
         NOISE.replace(b"stream_executor/cuda", b"elsewhere"),
         b"could not say: Unable to register cuDNN factory\n",
     ],
+    ids=["another plugin", "more words", "another file", "no log line"],
 )
 def test_only_the_known_lines_are_noise(ranks, line):
     job = ranks(2)

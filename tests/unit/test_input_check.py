@@ -1,0 +1,126 @@
+"""When the ranks' first batches are the same by mistake, and when they may be: as threads."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+
+from collective.monitoring import input_check
+from collective.ops import collectives
+from tests.unit.rank_threads import Session
+
+# The batches that each of three ranks has, run by run, and how many runs are compared.
+WELL = {
+    "of their own": (["ab", "cd", "ef"], 1),
+    "two ranks of three have the same": (["abc", "abc", "xyz"], 1),
+    "constant": (["a" * 20] * 3, input_check.MOST_RUNS),
+    "as long as two batches": (["ab" * 10] * 3, input_check.MOST_RUNS),
+    "the same once": (["abcd", "axcd", "abyd"], 2),
+    "the same twice": (["abcd", "abxd", "abcy"], 3),
+}
+
+
+def compared(rank_threads, batches, monkeypatch):
+    """Returns how many runs the ranks compare, and their warnings."""
+    warned = []
+    monkeypatch.setattr(input_check, "_warn", warned.append)
+
+    def on_rank(rank, coordinator):
+        check, session = input_check.InputCheck(), Session()
+        for checksums in batches[rank]:
+            check.compare(session, checksums, "")
+            if check.is_over:
+                break
+        return check.runs
+
+    return rank_threads(len(batches), on_rank), warned
+
+
+@pytest.mark.parametrize("case", WELL)
+def test_no_false_alarm(rank_threads, monkeypatch, case):
+    batches, runs = WELL[case]
+    of_ranks = [[{"it": batch} for batch in of_rank] for of_rank in batches]
+    assert compared(rank_threads, of_ranks, monkeypatch) == ([runs] * 3, [])
+
+
+@pytest.mark.parametrize("batches, runs", [("abc", 3), ("aabbc", 5), ("abac", 4)])
+def test_several_batches_that_all_ranks_have_are_a_mistake(
+    rank_threads, monkeypatch, batches, runs
+):
+    of_ranks = [[{"it": batch} for batch in batches]] * 3
+    assert compared(rank_threads, of_ranks, monkeypatch) == ([runs] * 3, ["it"])
+
+
+def test_each_iterator_is_looked_at_by_itself(rank_threads, monkeypatch):
+    """One that is constant, and one of each rank's own, say nothing about a third."""
+    of_ranks = [
+        [{"constant": "c", "own": f"{rank}{i}", "whole": f"{i}"} for i in range(9)]
+        for rank in range(2)
+    ]
+    assert compared(rank_threads, of_ranks, monkeypatch) == ([3, 3], ["whole"])
+
+
+def test_ranks_without_datasets_compare_once(rank_threads, monkeypatch):
+    """Or one that has none, while the others read: it feeds, say."""
+    assert compared(rank_threads, [[{}] * 9] * 2, monkeypatch) == ([1, 1], [])
+    with_data = [{"it": "a"}] * 9
+    assert compared(rank_threads, [with_data, [{}] * 9], monkeypatch) == ([1, 1], [])
+    assert compared(rank_threads, [[{}] * 9, with_data], monkeypatch) == ([1, 1], [])
+
+
+def test_an_iterator_that_comes_later_is_none_of_the_first(rank_threads, monkeypatch):
+    """Another train_op with an iterator of its own: what was compared first decides."""
+    runs = [{"a": "1"}, {"b": "1"}, {"b": "2"}, {"b": "3"}]
+    assert compared(rank_threads, [runs, runs], monkeypatch) == ([2, 2], [])
+
+
+@pytest.mark.parametrize(
+    "one, other",
+    [
+        (np.zeros(3), np.zeros(3, np.float32)),
+        (np.zeros([2, 3]), np.zeros([3, 2])),
+        (np.array([b"ab", b"c"], object), np.array([b"a", b"bc"], object)),
+        (np.array([b"a"], object), np.array([b"b"], object)),
+        (np.array(1), np.array(2)),
+        (np.array([True, False]), np.array([True, True])),
+    ],
+)
+def test_checksums_tell_batches_apart(one, other):
+    assert input_check._checksum([one]) == input_check._checksum([one.copy()])
+    assert input_check._checksum([one]) != input_check._checksum([other])
+    assert input_check._checksum([one, other]) != input_check._checksum([other, one])
+
+
+def test_other_values_have_checksums_too():
+    for value in (b"text", 3, np.float32(2), np.zeros([0, 4]), np.array(b"x", object)):
+        assert input_check._checksum([value])
+
+
+def test_the_warning_names_the_fix(monkeypatch):
+    monkeypatch.setattr(collectives, "size", lambda: 2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        input_check._warn("IteratorGetNext")
+    (warning,) = caught
+    text = str(warning.message)
+    assert "'IteratorGetNext'" in text and "strategy.shard(dataset)" in text
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warnings.filterwarnings("ignore", "every rank trains")
+        input_check._warn("IteratorGetNext")
+    assert not caught
+
+
+def test_ranks_that_look_up_other_ids_read_other_records(monkeypatch, rank_threads):
+    """An iterator may give numbers by which each rank finds its own records."""
+    warned = []
+    monkeypatch.setattr(input_check, "_warn", warned.append)
+
+    def on_rank(rank, coordinator):
+        check = input_check.InputCheck()
+        check.compare(Session(), {"it": "0"}, f"ids of rank {rank}")
+        return check.is_over
+
+    assert rank_threads(2, on_rank) == [True, True] and not warned

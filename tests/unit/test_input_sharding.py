@@ -1,0 +1,118 @@
+"""strategy.shard(dataset): every element is used by one rank, and by no other, for any N."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import tensorflow.compat.v1 as tf
+
+from collective.estimator import input_sharding
+from collective.ops import collectives
+
+SIZES = range(1, 6)
+
+
+def parts(monkeypatch, ranks, make):
+    """Returns the elements that each rank gets of the dataset that `make` makes."""
+    monkeypatch.setattr(collectives, "size", lambda: ranks)
+    out = []
+    for rank in range(ranks):
+        monkeypatch.setattr(collectives, "rank", lambda rank=rank: rank)
+        with tf.Graph().as_default():
+            element = tf.data.make_one_shot_iterator(input_sharding.shard(make())).get_next()
+            elements = []
+            with tf.Session() as session:
+                while True:
+                    try:
+                        elements.append(session.run(element).tolist())
+                    except tf.errors.OutOfRangeError:
+                        break
+        out.append(elements)
+    return out
+
+
+@pytest.mark.parametrize("ranks", SIZES)
+def test_records_are_dealt(monkeypatch, ranks):
+    got = parts(monkeypatch, ranks, lambda: tf.data.Dataset.range(11))
+    assert got == [list(range(11))[rank::ranks] for rank in range(ranks)]
+
+
+@pytest.mark.parametrize("ranks", SIZES)
+def test_batches_go_to_a_rank_whole(monkeypatch, ranks):
+    got = parts(monkeypatch, ranks, lambda: tf.data.Dataset.range(11).batch(2))
+    batches = [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10]]
+    assert got == [batches[rank::ranks] for rank in range(ranks)]
+
+
+@pytest.mark.parametrize("ranks", SIZES)
+def test_every_record_is_used_once_behind_what_may_reorder_it(monkeypatch, ranks):
+    """Shuffled alike by a seed; read by several threads in no order of its own."""
+
+    def make():
+        options = tf.data.Options()
+        options.deterministic = False
+        return (
+            tf.data.Dataset.range(40)
+            .with_options(options)
+            .map(lambda x: x + 1, num_parallel_calls=4)
+            .shuffle(40, seed=3)
+        )
+
+    got = parts(monkeypatch, ranks, make)
+    assert sorted(x for part in got for x in part) == list(range(1, 41))
+    assert max(map(len, got)) - min(map(len, got)) <= 1
+
+
+def test_a_shuffle_that_differs_between_ranks_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr(collectives, "size", lambda: 2)
+    monkeypatch.setattr(collectives, "rank", lambda: 1)
+    (tmp_path / "a").touch()
+    with tf.Graph().as_default():
+        for dataset in (
+            tf.data.Dataset.range(5).shuffle(5),
+            tf.data.Dataset.range(5).shuffle(5).batch(2).repeat(),
+            tf.data.Dataset.list_files(str(tmp_path / "*")),
+        ):
+            with pytest.raises(ValueError, match=r"without a seed.*strategy\.shard\(dataset\)\.s"):
+                input_sharding.shard(dataset)
+        input_sharding.shard(tf.data.Dataset.range(5)).shuffle(5)
+        input_sharding.shard(tf.data.Dataset.list_files(str(tmp_path / "*"), shuffle=False))
+    with tf.Graph().as_default():
+        tf.set_random_seed(3)
+        input_sharding.shard(tf.data.Dataset.range(5).shuffle(5))
+
+
+def test_a_dataset_is_sharded_once(monkeypatch):
+    monkeypatch.setattr(collectives, "size", lambda: 2)
+    monkeypatch.setattr(collectives, "rank", lambda: 0)
+    with tf.Graph().as_default():
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            sharded = input_sharding.shard(tf.data.Dataset.range(5)).batch(2)
+        with pytest.warns(UserWarning, match="already uses shard.*Shard it once"):
+            input_sharding.shard(sharded)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_only_datasets_are_sharded(monkeypatch, ranks):
+    monkeypatch.setattr(collectives, "size", lambda: ranks)
+    with pytest.raises(TypeError, match="takes a tf.data.Dataset, not list"):
+        input_sharding.shard([1, 2])
+
+
+def test_one_rank_has_the_dataset_itself(monkeypatch):
+    monkeypatch.setattr(collectives, "size", lambda: 1)
+    with tf.Graph().as_default():
+        dataset = tf.data.Dataset.range(5).shuffle(5)
+        assert input_sharding.shard(dataset) is dataset
+
+
+def test_datasets_that_are_made_eagerly(monkeypatch):
+    monkeypatch.setattr(collectives, "size", lambda: 2)
+    monkeypatch.setattr(collectives, "rank", lambda: 1)
+    with tf.init_scope():
+        if not tf.executing_eagerly():
+            pytest.skip("eager execution is off in this process")
+        got = list(input_sharding.shard(tf.data.Dataset.range(5)).as_numpy_iterator())
+    assert got == [1, 3]
