@@ -4,8 +4,7 @@ A start that is quick says nothing. Where a start takes longer, a line on stderr
 says what is being done and how far it is:
 
     collective: building the model: 180 tables, 150 lookups and 21,400 operations so far (8 s)
-    collective: running the graph before it trains, 120 of 600 tables and slots have their first
-        values (17 s)
+    collective: starting to run the graph, 120 of 600 tables and slots have their first values (17 s)
     collective: the first training step (26 s)
 
 A thread looks once a second; it ends with the first training step, or when nothing happens any
@@ -33,7 +32,7 @@ FIRST_LINE, NEXT_LINE = 4.0, 8.0
 LOOK, IDLE = 1.0, 60.0
 # Runs of a graph after which its start is over if it doesn't train: it is evaluated, say.
 RUNS_OF_A_START = 20
-RUNNING = "running the graph before it trains"
+RUNNING = "starting to run the graph"
 
 
 class Startup:
@@ -149,8 +148,8 @@ class Startup:
             tables, lookups = counted(self._tables, "table"), counted(self._lookups, "lookup")
             operations = counted(graph.version, "operation")
             return f"building the model: {tables}, {lookups} and {operations} so far"
-        if work[0] == RUNNING and self._to_initialise:
-            of = f"{min(self._initialised, self._to_initialise):,} of {self._to_initialise:,}"
+        if work[0] == RUNNING and 0 < self._initialised <= self._to_initialise:
+            of = f"{self._initialised:,} of {self._to_initialise:,}"
             return f"{RUNNING}, {of} tables and slots have their first values"
         return work[0]
 
