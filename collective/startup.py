@@ -4,7 +4,7 @@ A start that is quick says nothing. Where a start takes longer, a line on stderr
 says what is being done and how far it is:
 
     collective: building the model: 180 tables, 150 lookups and 21,400 operations so far (8 s)
-    collective: starting to run the graph, 120 of 600 tables and slots have their first values (17 s)
+    collective: starting to run the graph, 120 of 600 tables and slots have their first values (9 s)
     collective: the first training step (26 s)
 
 A thread looks once a second; it ends with the first training step, or when nothing happens any
