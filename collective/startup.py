@@ -4,7 +4,7 @@ A start that is quick says nothing. Where a start takes longer, a line on stderr
 says what is being done and how far it is:
 
     collective: building the model: 180 tables, 150 lookups and 21,400 operations so far (8 s)
-    collective: initialising: 120 of 600 tables and slots (17 s)
+    collective: starting to run the graph, 120 of 600 tables and slots have their first values (9 s)
     collective: the first training step (26 s)
 
 A thread looks once a second; it ends with the first training step, or when nothing happens any
@@ -32,6 +32,7 @@ FIRST_LINE, NEXT_LINE = 4.0, 8.0
 LOOK, IDLE = 1.0, 60.0
 # Runs of a graph after which its start is over if it doesn't train: it is evaluated, say.
 RUNS_OF_A_START = 20
+RUNNING = "starting to run the graph"
 
 
 class Startup:
@@ -108,7 +109,7 @@ class Startup:
         if not self.follows(graph):
             yield
             return
-        with self.doing(graph, "one of the first runs of the graph"):
+        with self.doing(graph, RUNNING):
             yield
         self._runs += 1
         if self._runs >= RUNS_OF_A_START:
@@ -147,9 +148,9 @@ class Startup:
             tables, lookups = counted(self._tables, "table"), counted(self._lookups, "lookup")
             operations = counted(graph.version, "operation")
             return f"building the model: {tables}, {lookups} and {operations} so far"
-        if 0 < self._initialised < self._to_initialise:
+        if work[0] == RUNNING and 0 < self._initialised <= self._to_initialise:
             of = f"{self._initialised:,} of {self._to_initialise:,}"
-            return f"initialising: {of} tables and slots"
+            return f"{RUNNING}, {of} tables and slots have their first values"
         return work[0]
 
     # ---- The thread

@@ -12,6 +12,7 @@ from typing import Any, Callable, TypeVar
 from collective.coordination import coordinator
 from collective.errors import RankError
 from collective.ops import collectives
+from collective.startup import STARTUP
 
 T = TypeVar("T")
 
@@ -30,7 +31,8 @@ def exchange(session: Any, name: str, payload: dict[str, Any]) -> list[dict[str,
     """
     if collectives.size() == 1:
         return [payload]
-    return coordinator.instance().exchange(session, name, name, payload)
+    with STARTUP.doing(getattr(session, "graph", None), f"waiting for the other ranks: {name}"):
+        return coordinator.instance().exchange(session, name, name, payload)
 
 
 def run_on_all_ranks(session: Any, name: str, step: Callable[[], T]) -> list[T]:

@@ -78,10 +78,13 @@ def test_a_script_that_does_something_of_its_own_is_left_alone(start):
 def test_a_run_says_what_it_does_and_how_much_of_it_is_done(start):
     for _ in range(3):
         start.startup.will_initialise(start.graph)
+    running = "collective: starting to run the graph"
     with start.startup.running(start.graph):
-        assert start.pass_seconds(4) == ["collective: one of the first runs of the graph (4 s)"]
+        assert start.pass_seconds(4) == [f"{running} (4 s)"]
         start.startup.initialised()
-        assert start.pass_seconds(8) == ["collective: initialising: 1 of 3 tables and slots (12 s)"]
+        assert start.pass_seconds(8) == [
+            f"{running}, 1 of 3 tables and slots have their first values (12 s)"
+        ]
     with start.startup.doing(start.graph, "the first training step"):
         for _ in range(2):
             start.startup.initialised()
