@@ -18,7 +18,7 @@ Four lines distribute a TensorFlow 1-style script:
 
     python -m collective.launch -np 2 train.py                # 4
 
-Public names:
+Public names, in short:
 
     CollectiveStrategy               scopes, ranks, the plan, Estimators, exports
     get_embedding_variable           makes a table of open-ended keys
@@ -35,7 +35,7 @@ Public names:
     collective.launch                starts ranks: python -m collective.launch
 
 Read on: help(collective.CollectiveStrategy) has every option and error of the scopes, `python -m
-collective.launch --help` is the launcher's manual, and README.md shows the whole life of a model.
+collective.launch --help` is the launcher's manual, and docs/ has the whole life of a model.
 
 Importing this package loads no TensorFlow; the first use of a name does.
 """

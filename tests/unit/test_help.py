@@ -16,11 +16,11 @@ def test_it_is_a_page():
     for line in range(1, 5):
         assert f"# {line}" in PAGE
     assert "python -m collective.launch -np 2 train.py" in PAGE
-    assert "python -m\ncollective.launch --help" in PAGE and "README.md" in PAGE
+    assert "python -m\ncollective.launch --help" in PAGE and "docs/" in PAGE
 
 
 def test_it_lists_the_public_names_with_a_word_on_each():
-    listed = PAGE.partition("Public names:")[2].partition("Read on:")[0]
+    listed = PAGE.partition("Public names, in short:")[2].partition("Read on:")[0]
     described = re.findall(r"^    ([\w., ]+?)  +\S", listed, re.M)
     names = {name for names in described for name in names.split(", ")}
     modules = {f"collective.{name}" for name in (*collective._SUBMODULES, "launch", "options")}
@@ -32,4 +32,4 @@ def test_help_shows_it_first():
     first, _, rest = PAGE.partition("\n")
     assert f"collective - {first[:-1]}" in text
     assert " ".join(rest.split()) in " ".join(text.split())
-    assert text.index("Public names:") < text.index("class CollectiveStrategy")
+    assert text.index("Public names, in short:") < text.index("class CollectiveStrategy")
