@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Callable
 
 import numpy as np
@@ -62,19 +62,23 @@ class InputCheck:
     same: dict[str, set[str]] | None = None
     is_over: bool = False
 
-    def compare(self, session: Any, checksums: Mapping[str, str], ids: str) -> None:
+    def compare(self, session: Any, reading: Reading) -> None:
         """Compares the batches of a training run; every rank calls it.
 
         Args:
             session: the session.
-            checksums: of this rank's batches, by the iterators' names.
-            ids: the checksum of the ids that this rank looks up.
+            reading: of this rank's batches.
         """
-        messages = barrier.exchange(
-            session,
-            "compares the first batches of the ranks",
-            {"checksums": dict(checksums), "ids": ids},
-        )
+        own = {
+            "checksums": reading.checksums(),
+            "ids": reading.ids_checksum(),
+            "is_put_off": reading.is_put_off,
+        }
+        messages = barrier.exchange(session, "compares the first batches of the ranks", own)
+        self.runs += 1
+        if any(message["is_put_off"] for message in messages):
+            self.is_over = self.runs >= MOST_RUNS
+            return
         of_rank_0 = messages[0]["checksums"]
         if any(message["ids"] != messages[0]["ids"] for message in messages):
             of_rank_0 = {}
@@ -85,7 +89,6 @@ class InputCheck:
         }
         known = {name: set() for name in alike} if self.same is None else self.same
         self.same = {name: seen | {alike[name]} for name, seen in known.items() if name in alike}
-        self.runs += 1
         found = [name for name, seen in self.same.items() if len(seen) >= SAME_BATCHES]
         self.is_over = bool(found) or not self.same or self.runs >= MOST_RUNS
         if found and collectives.rank() == 0:
@@ -109,7 +112,7 @@ def watched(
     def carry_out_and_compare(original: Original) -> Any:
         reading = _reading_of(session.graph, run.footprint)
         out = carry_out(reading.beside(original))
-        check.compare(session, reading.checksums(), reading.ids_checksum())
+        check.compare(session, reading)
         return out
 
     return carry_out_and_compare
@@ -130,11 +133,13 @@ class Reading:
         batches: the tensors that iterators give, by the names of their operations.
         ids: the ids of the run's lookups.
         values: those of `batches`, in their order, and of `ids`.
+        is_put_off: whether nothing was read, and the next run is to be looked at in its place.
     """
 
     batches: dict[str, list[tf.Tensor]] = dataclasses.field(default_factory=dict)
     ids: list[tf.Tensor] = dataclasses.field(default_factory=list)
     values: list[Any] = dataclasses.field(default_factory=list)
+    is_put_off: bool = False
 
     def beside(self, original: Original) -> Original:
         """Returns a `Session.run` that reads beside the script's run.
@@ -148,6 +153,10 @@ class Reading:
         def run(session: Any, fetches: Any, *feeds_options_metadata: Any) -> Any:
             if not feeds_options_metadata:  # It isn't the script's run.
                 return original(session, fetches)
+            if _traces(feeds_options_metadata[1]):
+                # A trace is of what the script runs, and of nothing else.
+                self.is_put_off = True
+                return original(session, fetches, *feeds_options_metadata)
             tensors = [*self.batches.values(), self.ids]
             out, self.values = original(session, [fetches, tensors], *feeds_options_metadata)
             return out
@@ -184,6 +193,10 @@ def _reading_of(graph: tf.Graph, footprint: RunFootprint) -> Reading:
     written = lookups_of(graph).written[:MOST_LOOKUPS]
     reading.ids = fetchable(x.lookup.ids for x in written if _is_outside(x.lookup.ids.op))
     return reading
+
+
+def _traces(options: Any) -> bool:
+    return options is not None and options.trace_level > tf.RunOptions.NO_TRACE
 
 
 def _is_outside(op: tf.Operation) -> bool:

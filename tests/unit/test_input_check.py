@@ -22,6 +22,19 @@ WELL = {
 }
 
 
+class Read:
+    """What a rank has read: checksums by iterators, and one of ids."""
+
+    def __init__(self, checksums, ids="", is_put_off=False):
+        self._checksums, self._ids, self.is_put_off = checksums, ids, is_put_off
+
+    def checksums(self):
+        return self._checksums
+
+    def ids_checksum(self):
+        return self._ids
+
+
 def compared(rank_threads, batches, monkeypatch):
     """Returns how many runs the ranks compare, and their warnings."""
     warned = []
@@ -30,7 +43,7 @@ def compared(rank_threads, batches, monkeypatch):
     def on_rank(rank, coordinator):
         check, session = input_check.InputCheck(), Session()
         for checksums in batches[rank]:
-            check.compare(session, checksums, "")
+            check.compare(session, Read(checksums))
             if check.is_over:
                 break
         return check.runs
@@ -120,7 +133,23 @@ def test_ranks_that_look_up_other_ids_read_other_records(monkeypatch, rank_threa
 
     def on_rank(rank, coordinator):
         check = input_check.InputCheck()
-        check.compare(Session(), {"it": "0"}, f"ids of rank {rank}")
+        check.compare(Session(), Read({"it": "0"}, f"ids of rank {rank}"))
         return check.is_over
 
     assert rank_threads(2, on_rank) == [True, True] and not warned
+
+
+def test_a_run_that_one_rank_traces_is_not_looked_at(monkeypatch, rank_threads):
+    """Nor is it the end: the next ones are compared in its place."""
+    warned = []
+    monkeypatch.setattr(input_check, "_warn", warned.append)
+
+    def on_rank(rank, coordinator):
+        check, session = input_check.InputCheck(), Session()
+        check.compare(session, Read({}, is_put_off=True) if rank else Read({"it": "0"}))
+        for i in range(3):
+            assert not check.is_over
+            check.compare(session, Read({"it": str(i)}))
+        return check.is_over
+
+    assert rank_threads(2, on_rank) == [True, True] and warned == ["it"]
