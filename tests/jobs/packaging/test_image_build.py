@@ -57,6 +57,14 @@ def image() -> Iterator[Image]:
         shutil.rmtree(folder)
 
 
+@pytest.fixture(autouse=True)
+def new_container(image: Image) -> None:
+    """Empties the folders that programs write to: each container starts as the image is."""
+    for name in ("home/collective", "out", "tmp", "work"):
+        for path in (image.root / name).iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
 def run(image: Image, *arguments: str, user: str = "", expected: int = 0) -> str:
     """Returns what a container prints."""
     finished = subprocess.run(
@@ -76,7 +84,7 @@ def write(image: Image, name: str, text: str) -> None:
     (image.root / "work" / name).write_text(text)
 
 
-@pytest.mark.parametrize("user", ["", "54321:54321"], ids=["image's user", "another"])
+@pytest.mark.parametrize("user", ["", "54321:54321"], ids=["own", "another"])
 def test_the_census_example_trains_without_arguments(image: Image, user: str):
     printed = run(image, user=user)
     assert "on 2 ranks" in printed
@@ -130,6 +138,7 @@ def test_the_image_has_all_that_training_needs_and_no_more(image: Image):
     assert "Training on the CPU can start." in run(image, "--check")
     program = """
 import importlib.util, shutil
+from collective.ops import native_library
 assert native_library.library() is not None
 for name in ('mypy', 'pytest', 'hypothesis', 'cmake', 'ruff'):
     assert importlib.util.find_spec(name) is None, name
