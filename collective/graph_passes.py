@@ -100,8 +100,10 @@ def prepare_run(graph: tf.Graph, fetches: Any = None) -> None:
     options, state = SCOPES.options, state_of(graph)
     if state.prepared_version == (graph.version, options):
         return
-    for graph_pass in PASSES:
-        graph_pass(graph, options)
+    # A script may run a graph that isn't the default one, and TensorFlow is eager there.
+    with graph.as_default():
+        for graph_pass in PASSES:
+            graph_pass(graph, options)
     state.prepared_version = (graph.version, options)
 
 

@@ -1,6 +1,7 @@
 """Replicated variables keep the mean of what the ranks of a script assign to them."""
 
 import contextlib
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -404,3 +405,32 @@ def test_whole_batches_have_a_mean(strategy, rank, size, flavour):
         [(["step"], {"x": reference.part(BATCHES[0]["x"], rank, size), "on": True}), runs[1]],
     )
     grouped.same(got[1], want[1])
+
+
+@pytest.mark.parametrize("in_a_thread", [False, True])
+def test_a_graph_that_is_run_where_it_is_not_the_default_one(strategy, rank, size, in_a_thread):
+    """TensorFlow is eager there; what ranks assign becomes a mean all the same."""
+    with strategy.scope():
+        with tf.Graph().as_default() as graph:
+            with strategy.embedding_scope():
+                t = reference.table("t", V, D)
+            rows = tf.nn.embedding_lookup(t, tf.constant([0, 1], tf.int64))
+            loss = tf.reduce_mean(tf.square(rows))
+            train = tf.train.GradientDescentOptimizer(0.3).minimize(loss)
+            kept = tf.get_variable("kept", [], initializer=tf.zeros_initializer(), trainable=False)
+            noted = tf.placeholder(tf.float32, [None])
+            step = tf.group(train, tf.assign(kept, tf.reduce_mean(noted)))
+            start = tf.global_variables_initializer()
+
+        def run():
+            assert tf.executing_eagerly()
+            session = tf.Session(graph=graph)
+            session.run(start)
+            session.run(step, {noted: [rank, rank]})
+            value = session.run(kept)
+            session.close()
+            return value
+
+        with ThreadPoolExecutor(1) as executor:
+            got = executor.submit(run).result() if in_a_thread else run()
+    assert got == (size - 1) / 2
