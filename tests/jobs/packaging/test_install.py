@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from checkout_copy import copy_checkout, run
 
-# pip installs TensorFlow twice, for the build and beside the library.
-pytestmark = [pytest.mark.matrix, pytest.mark.timeout(3600)]
+# Long: pip installs TensorFlow twice, for the build and beside the library.
+pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 
 PROGRAM = """
 import tensorflow.compat.v1 as tf
