@@ -19,6 +19,8 @@ MARKERS = (
     "at these numbers, too",
     "backends(name, ...): a rank case that depends on the backend: `make test` runs it on each of "
     "these",
+    "either_backend: a rank case that has nothing to do with the backend: `make test-matrix` "
+    "doesn't repeat it on the other one",
     "grouped: a rank case of lookups that share exchanges; left out where grouping is off",
     "ungrouped: a rank case that `make test-matrix` also runs with an exchange for each lookup",
     "double(tier): a rank case that runs on the double of a GPU, from this tier on: 'matrix' or "
@@ -76,6 +78,7 @@ class Marks:
 
     ranks: tuple[int, ...] = ()
     backends: tuple[str, ...] = ()
+    either_backend: bool = False
     grouped: bool = False
     ungrouped: bool = False
     double: str | None = None
@@ -89,6 +92,7 @@ class Marks:
         return cls(
             ranks=_arguments(node, "ranks"),
             backends=_arguments(node, "backends"),
+            either_backend=node.get_closest_marker("either_backend") is not None,
             grouped=node.get_closest_marker("grouped") is not None,
             ungrouped=node.get_closest_marker("ungrouped") is not None,
             double=None if double is None else (*double.args, "all")[0],
@@ -166,7 +170,8 @@ def _in_matrix(marks: Marks) -> list[Configuration]:
     """Those of `make test`, for the parameters that it leaves out, and what is added for the
     others.
     """
-    chosen = [Configuration(2, backend) for backend in BACKENDS]
+    backends = _in_test(marks) if marks.either_backend else BACKENDS
+    chosen = [Configuration(2, backend) for backend in backends]
     chosen += [Configuration(n, OTHER_BACKEND) for n in marks.ranks]
     if marks.ungrouped:
         chosen.append(Configuration(2, OTHER_BACKEND, grouping=False))

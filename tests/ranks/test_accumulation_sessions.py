@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 from collective import RankError, checkpoint
 from tests.ranks.accumulation import K, build_small
 
-pytestmark = pytest.mark.double
+pytestmark = [pytest.mark.either_backend, pytest.mark.double]
 
 
 def moved(values):

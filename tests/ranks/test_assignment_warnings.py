@@ -7,6 +7,8 @@ import tensorflow.compat.v1 as tf
 from tests.ranks import reference
 from tests.ranks.assignments import BATCHES, D, V, warnings
 
+pytestmark = pytest.mark.either_backend
+
 
 def test_what_has_no_mean_is_said(strategy, rank, size):
     """Integers, some elements only, what grows, what belongs to samples, what comes of such: each

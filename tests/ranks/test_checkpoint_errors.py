@@ -14,6 +14,7 @@ from tests.ranks import reference
 from tests.ranks.checkpoints import model, restored, saved, steps, wait
 
 pytestmark = [
+    pytest.mark.either_backend,
     pytest.mark.ranks(1, 3),
     pytest.mark.backends("hb"),
     pytest.mark.ungrouped,

@@ -6,7 +6,7 @@ import tensorflow.compat.v1 as tf
 
 from collective.ops import collectives, gate
 
-pytestmark = pytest.mark.ranks(1, 3)
+pytestmark = [pytest.mark.either_backend, pytest.mark.ranks(1, 3)]
 
 
 def data(rank, rows, dtype=np.float32):

@@ -11,6 +11,8 @@ from collective import RankError
 from tests.ranks import estimators
 from tests.ranks.checkpoints import model, steps, wait
 
+pytestmark = pytest.mark.either_backend
+
 
 def caught(function, *args):
     """Returns what `function` returns, and the warnings of folders on this rank."""

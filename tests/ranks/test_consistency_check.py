@@ -11,6 +11,8 @@ from collective import RankError, ReplicaError
 from tests.ranks import reference
 from tests.ranks.training import OPTIMIZERS
 
+pytestmark = pytest.mark.either_backend
+
 MORE = {
     "sgd": lambda: tf.train.GradientDescentOptimizer(0.1),
     "adagrad": lambda: tf.train.AdagradOptimizer(0.1),

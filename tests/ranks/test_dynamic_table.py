@@ -12,7 +12,7 @@ from collective.ops import key_hashing as key_ops
 from collective.tables import row_store
 from tests.ranks.dynamic_tables import EXTREME, D, normal, touch
 
-pytestmark = [pytest.mark.ranks(1, 3), pytest.mark.double("matrix")]
+pytestmark = [pytest.mark.either_backend, pytest.mark.ranks(1, 3), pytest.mark.double("matrix")]
 
 
 def test_rows_are_exported_ascending_and_imported_by_their_owners(strategy, rank, size):

@@ -18,6 +18,8 @@ import tensorflow.compat.v1 as tf
 
 import collective
 
+pytestmark = pytest.mark.either_backend
+
 FOR_GRAPHS = (
     r"is for graphs, but .* (eagerly|in a tf\.function that is called eagerly)\. Build the model "
     r"inside `with strategy\.scope\(\), tf\.Graph\(\)\.as_default\(\):`"

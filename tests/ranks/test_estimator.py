@@ -26,7 +26,7 @@ from tests.ranks.estimators import (
     told,
 )
 
-pytestmark = [pytest.mark.backends("hb"), pytest.mark.double]
+pytestmark = [pytest.mark.either_backend, pytest.mark.backends("hb"), pytest.mark.double]
 
 
 def many_metrics(labels, p, weights):

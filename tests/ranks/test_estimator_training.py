@@ -21,7 +21,7 @@ from tests.ranks.estimators import (
 )
 from tests.ranks.exports import served
 
-pytestmark = pytest.mark.backends("hb")
+pytestmark = [pytest.mark.either_backend, pytest.mark.backends("hb")]
 
 
 def test_training_is_that_of_one_process(strategy, folder, size):

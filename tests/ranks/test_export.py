@@ -11,7 +11,7 @@ from collective.coordination import barrier
 from tests.ranks import reference
 from tests.ranks.exports import an_output, left_in, one_table, served, signature, trained
 
-pytestmark = pytest.mark.backends("hb")
+pytestmark = [pytest.mark.either_backend, pytest.mark.backends("hb")]
 
 
 @pytest.mark.parametrize("way", ["simple_save", "builder"])

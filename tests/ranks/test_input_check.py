@@ -11,6 +11,8 @@ from collective.monitoring import input_check
 from collective.ops.graph_state import state_of
 from tests.ranks import estimators, reference
 
+pytestmark = pytest.mark.either_backend
+
 ROWS, DIM, STEPS = 40, 2, 6
 IDS = np.random.default_rng(5).integers(0, ROWS, [STEPS, 4])
 

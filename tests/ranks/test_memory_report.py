@@ -7,6 +7,8 @@ import tensorflow.compat.v1 as tf
 
 from collective.ops import placement
 
+pytestmark = pytest.mark.either_backend
+
 
 @pytest.mark.parametrize(
     "chosen, words",

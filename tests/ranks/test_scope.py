@@ -23,6 +23,8 @@ from tensorflow.python.training import (
 
 from collective import CollectiveStrategy, Table
 
+pytestmark = pytest.mark.either_backend
+
 OWNERS = [
     session_lib.BaseSession,
     session_lib.Session,

@@ -10,7 +10,7 @@ from collective import feature_column, get_embedding_variable
 from tests.ranks import reference
 from tests.ranks.exports import one_table, served, signature, trained
 
-pytestmark = pytest.mark.backends("hb")
+pytestmark = [pytest.mark.either_backend, pytest.mark.backends("hb")]
 
 
 def pooled(rows, samples, combiner="mean", weights=None, max_norm=None):

@@ -11,7 +11,12 @@ from collective.coordination import barrier
 from tests.ranks import grouped
 from tests.ranks.test_session_kinds import build
 
-pytestmark = [pytest.mark.ranks(1, 3), pytest.mark.ungrouped, pytest.mark.double]
+pytestmark = [
+    pytest.mark.either_backend,
+    pytest.mark.ranks(1, 3),
+    pytest.mark.ungrouped,
+    pytest.mark.double,
+]
 
 
 @pytest.fixture

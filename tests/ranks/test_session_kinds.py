@@ -10,7 +10,7 @@ import tensorflow.compat.v2 as tf2
 from collective import RankError
 from tests.ranks import grouped, reference
 
-pytestmark = pytest.mark.backends("hb")
+pytestmark = [pytest.mark.either_backend, pytest.mark.backends("hb")]
 
 B, STEPS = grouped.B, 3
 IDS = np.random.default_rng(5).integers(0, 10, (STEPS, B))

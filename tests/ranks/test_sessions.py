@@ -9,6 +9,8 @@ import tensorflow.compat.v1 as tf
 from collective import RankError, TableError
 from tests.ranks import reference
 
+pytestmark = pytest.mark.either_backend
+
 START = reference.table_values(10, 2)
 
 

@@ -9,6 +9,8 @@ import tensorflow.compat.v1 as tf
 from collective import startup
 from tests.ranks import reference
 
+pytestmark = pytest.mark.either_backend
+
 
 @pytest.fixture
 def impatient(monkeypatch):

@@ -11,7 +11,7 @@ from collective import Table, TableError
 from collective.tables import initializers
 from tests.ranks import reference
 
-pytestmark = [pytest.mark.ranks(1, 3), pytest.mark.double]
+pytestmark = [pytest.mark.either_backend, pytest.mark.ranks(1, 3), pytest.mark.double]
 
 
 def all_rows(strategy, make, rows, seed=7):

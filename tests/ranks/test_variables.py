@@ -8,6 +8,8 @@ import tensorflow.compat.v1 as tf
 
 from tests.ranks import grouped, reference
 
+pytestmark = pytest.mark.either_backend
+
 V, D = 10, 2
 
 
