@@ -20,7 +20,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from .raised_error import TRACEBACK, RaisedError, begins_error, errors_in
+from .raised_error import TRACEBACK, begins_error, errors_in
 from .rank_names import rank_names
 from .repeated_errors import Passage, RankError, RepeatedErrors
 from .repeated_warnings import HeldWarning, RepeatedWarnings
@@ -29,7 +29,7 @@ from .stderr_lines import (
     continues_warning,
     is_noise,
     is_remarkable,
-    lost_a_peer,
+    message_lost_a_peer,
 )
 
 # For how many seconds an error waits for other ranks to raise the same.
@@ -143,7 +143,8 @@ class JobDigest:
         error = rank_error.error
         if not self.interrupted:
             return False
-        if not _ends_with_interrupt(error) and not any(map(lost_a_peer, error.message)):
+        # What was raised first may be the cause, even if an interrupt ended its handling.
+        if not all(_is_interrupt(each) or message_lost_a_peer(each) for each in error.messages):
             return False
         if not error.is_aside:
             self._interrupted_at.setdefault(error.place, []).append(rank_error.rank)
@@ -302,14 +303,16 @@ class RankDigest:
             self.show(data)
 
 
-def _ends_with_interrupt(error: RaisedError) -> bool:
-    return error.chain[-1].startswith("KeyboardInterrupt")
+def _is_interrupt(message: Sequence[str]) -> bool:
+    return message[0].startswith("KeyboardInterrupt")
 
 
 def _lines_behind_interrupt(rank_error: RankError) -> Sequence[str]:
     """Returns what a rank wrote at once behind a KeyboardInterrupt, which has no message."""
     error = rank_error.error
-    return rank_error.lines[error.own + 1 - error.first :] if _ends_with_interrupt(error) else ()
+    if not _is_interrupt(error.messages[-1]):
+        return ()
+    return rank_error.lines[error.own + 1 - error.first :]
 
 
 def _decoded(segment: bytes) -> str:

@@ -57,6 +57,7 @@ class RaisedError:
         line, and the one behind its last.
       is_aside: whether it was reported in passing: of a thread, of a destructor.
       chain: the own lines of all its exceptions, those that it was raised from first.
+      messages: for each exception of the chain its own line and all that follows it.
       message: the exception's own line and what follows, of stack frames only the script's own.
       place: the script's own last frame, "" if there is none.
     """
@@ -66,6 +67,7 @@ class RaisedError:
     end: int
     is_aside: bool
     chain: tuple[str, ...]
+    messages: tuple[tuple[str, ...], ...]
     message: tuple[str, ...]
     place: str
 
@@ -117,7 +119,7 @@ def _error_at(lines: Sequence[str], first: int) -> RaisedError | None:
     is_aside = not lines[position].endswith(TRACEBACK)
     if is_aside:
         position += 1
-    chain = []
+    chain, messages = [], []
     while True:
         if position >= len(lines) or not lines[position].endswith(TRACEBACK):
             return None
@@ -130,6 +132,7 @@ def _error_at(lines: Sequence[str], first: int) -> RaisedError | None:
         own = position
         chain.append(lines[own])
         end = _message_end(lines, own)
+        messages.append(tuple(lines[own:end]))
         if end < len(lines) and lines[end] in _CHAINED:
             following = end + 1
             while following < len(lines) and not lines[following]:
@@ -145,6 +148,7 @@ def _error_at(lines: Sequence[str], first: int) -> RaisedError | None:
         end,
         is_aside,
         tuple(chain),
+        tuple(messages),
         tuple(lines_without_frames(lines[own:end])),
         places[-1][len(_PLACE) :] if places else "",
     )

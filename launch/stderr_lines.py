@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 # TensorFlow registers these plugins twice; without a GPU it never uses them.
 _NOISE = re.compile(
@@ -36,6 +37,8 @@ _LOST_A_PEER = re.compile(
     r"Horovod has been shut down|HorovodInternalError|gloo/transport/"
     r"|RankError: (A rank failed|.* failed on rank \d)"
 )
+# TensorFlow may say only behind an error's own line that a peer was lost.
+_MAY_LOSE_A_PEER = re.compile(r"[\w.]*\.errors_impl\.(?:Unknown|Aborted|Cancelled|Internal)Error: ")
 # A piece of output without any of these needs no closer look.
 _REMARKABLE = (
     b"Unable to register",
@@ -72,6 +75,18 @@ def is_log_line(line: str) -> bool:
 def lost_a_peer(line: str) -> bool:
     """Tells whether a rank says that it failed because of another."""
     return _LOST_A_PEER.search(line) is not None
+
+
+def message_lost_a_peer(message: Sequence[str]) -> bool:
+    """Tells whether an exception was raised because of another rank.
+
+    Args:
+      message: the exception's own line, and what was written behind it: by whomever.
+    """
+    own_line = message[0]
+    if _MAY_LOSE_A_PEER.match(own_line):
+        return any(map(lost_a_peer, message))
+    return lost_a_peer(own_line)
 
 
 def without_volatile(line: str) -> str:

@@ -345,3 +345,37 @@ def test_an_error_in_the_handling_of_an_interrupt_is_shown(ranks):
     job.write(0, interrupt() + handling + error(b"OSError: can't save"))
     job.job.end()
     assert "[0] OSError: can't save\n" in job.take()
+
+
+HANDLING = b"\nDuring handling of the above exception, another exception occurred:\n\n"
+
+
+def test_an_interrupt_in_the_handling_of_an_error_does_not_hide_it(ranks):
+    """Its clean-up hung, so that somebody pressed Ctrl-C."""
+    job = ranks(2)
+    job.job.interrupted = True
+    job.write(1, error(b"ValueError: the cause") + HANDLING + interrupt())
+    job.job.end()
+    assert "[1] ValueError: the cause\n" in job.take()
+
+
+def test_a_lost_peer_behind_an_error_does_not_hide_it(ranks):
+    job = ranks(2)
+    job.job.interrupted = True
+    job.write(0, error() + b"Horovod has been shut down\n")
+    job.job.end()
+    assert "[0] ValueError: wrong\n" in job.take()
+
+
+def test_a_lost_peer_within_tensorflows_message_is_an_echo(ranks):
+    unknown = b"tensorflow.python.framework.errors_impl.UnknownError: "
+    job = ranks(2)
+    job.job.interrupted = True
+    job.write(
+        0,
+        error(unknown + b"{{node step}} Horovod has been shut down. ")
+        + HANDLING
+        + error(unknown + b"Graph execution error:\n\nHorovod has been shut down. "),
+    )
+    job.job.end()
+    assert job.take() == "" and "rank 0 interrupted" in job.job.interruption()
