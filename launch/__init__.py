@@ -68,9 +68,12 @@ Stderr, condensed
                seconds, with the names of the ranks.
   errors       A traceback waits up to 2 seconds, and what its rank writes behind it, too. If others
                raise the same (the class, and the script's line), it is shown once, "on ranks 0-7
-               alike", and of the other ranks what their messages say differently.
-  interrupts   After Ctrl-C no traceback of KeyboardInterrupt or of a lost peer, but a line that
-               says where the ranks were.
+               alike", and of the other ranks what their messages say differently: 200 lines, at
+               least one of each message, and how many more there are. What is written within a
+               second behind an error, without a pause, counts as its message. A rank that raises
+               the same again shows it again.
+  interrupts   After Ctrl-C no traceback that has nothing but KeyboardInterrupt and lost peers, but
+               a line that says where the ranks were.
   noise        On ranks without a GPU: TensorFlow can't register the cuDNN, cuFFT and cuBLAS
                factories because they are registered already.
 
