@@ -202,3 +202,31 @@ def test_indented_lines_and_warnings_behind_an_error_do_not_count():
 def test_the_last_lines_of_a_program_that_reports_its_errors_itself_have_no_stack():
     """The stack of an operation would fill them; the message stands before it."""
     assert "OOM when allocating tensor with shape[9]" in excerpt(OUT_OF_MEMORY, 3).lines
+
+
+def lookup(features):
+    return features["missing"]
+
+
+def convert(number):
+    return lookup({"id": number})
+
+
+def test_an_error_in_code_that_tensorflow_has_copied_names_the_script():
+    """AutoGraph's copies have a random name each, so that ranks never raised alike."""
+    import tensorflow.compat.v1 as tf
+
+    with tf.Graph().as_default():
+        try:
+            tf.data.Dataset.range(3).map(convert)
+        except KeyError:
+            text = traceback.format_exc()
+    assert "__autograph_generated_file" in text
+    (error,) = errors_in(text.rstrip().split("\n"))
+    assert error.place.endswith('in lookup: return features["missing"]')
+    assert error.place.startswith(__file__)
+
+
+def test_an_error_right_in_a_copy_has_the_place_of_the_call():
+    lines = [*PLAIN[:-1], '  File "/tmp/__autograph_generated_file1x.py", line 9, in f', PLAIN[-1]]
+    assert last_error(lines).place == last_error(PLAIN).place
