@@ -64,8 +64,8 @@ Stderr, condensed
   What N ranks write alike is shown once. --verbose shows everything as it is written; --log-dir
   keeps everything in any case. Nothing but the following is left out:
   warnings     of Python and of TensorFlow (warnings.warn, WARNING:..., W in TensorFlow's logs) from
-               rank 0 only. Another rank's is shown where rank 0 doesn't write the same within 10
-               seconds, with the names of the ranks.
+               rank 0 only. Another rank's is shown where rank 0 hasn't written the same in the
+               minute before and doesn't within 10 seconds, with the names of the ranks.
   errors       A traceback waits up to 2 seconds, and what its rank writes behind it, too. If others
                raise the same (the class, and the script's line), it is shown once, "on ranks 0-7
                alike", and of the other ranks what their messages say differently: 200 lines, at

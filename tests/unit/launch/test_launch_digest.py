@@ -456,3 +456,28 @@ def test_a_partial_line_behind_an_error_stays_partial(ranks, later):
     assert job.take().endswith("60%|##  |\r[1] go on? ")
     job.write(1, b"yes\n")
     assert job.take() == "[1] yes\n"
+
+
+def test_a_warning_long_after_rank_0s_is_shown(ranks):
+    job = ranks(6)
+    job.write(0, WARNING + b"next\n")
+    job.wait(3 * 3600)
+    job.write(5, WARNING + b"next\n")
+    job.wait(PATIENCE + 1)
+    assert job.take().count("[5] train.py:3: UserWarning: careful\n") == 1
+
+
+@pytest.mark.parametrize("lag", [-6, -1, 0, 1, 50])
+def test_a_warning_that_comes_again_and_again_is_rank_0s(ranks, lag):
+    """Seconds by which rank 1 is behind; a warning comes every seven seconds, for minutes."""
+    job = ranks(2)
+    events = [(7 * number, 0) for number in range(60)]
+    events += [(7 * number + lag, 1) for number in range(60)]
+    for second, rank in sorted(events):
+        job.wait(1000 + second - job.now)
+        job.write(rank, WARNING + b"next\n")
+    job.job.end()
+    text = job.take()
+    assert "[1] train.py" not in text and text.count("[0] train.py") == 60
+    (occurrences,) = job.job._warnings._occurrences.values()
+    assert len(occurrences._recent) < 61
