@@ -51,7 +51,10 @@ _REMARKABLE = (
     b"Error in",
     b"Process ",
 )
-_DATE = b"dddd-dd-dd "
+# How noise begins; "0" stands for any digit, the last one for those of the second's fraction.
+_NOISE_START = b"0000-00-00 00:00:00.0: E external/local_xla/xla/stream_executor/cuda/cuda_"
+_DIGITS = bytes.maketrans(b"123456789", b"000000000")
+_FRACTION = re.compile(rb"\.0+")
 
 
 def is_noise(line: str) -> bool:
@@ -100,9 +103,7 @@ def is_remarkable(data: bytes) -> bool:
 
 
 def may_begin_noise(partial_line: bytes) -> bool:
-    """Tells whether an unfinished line begins with a date, as noise does."""
-    start = partial_line[: len(_DATE)]
-    return start.translate(_DIGITS) == _DATE[: len(start)]
-
-
-_DIGITS = bytes(ord("d") if chr(byte).isdigit() and byte < 128 else byte for byte in range(256))
+    """Tells whether an unfinished line may become noise."""
+    start = partial_line[: 2 * len(_NOISE_START)].translate(_DIGITS)
+    start = _FRACTION.sub(b".0", start, count=1)[: len(_NOISE_START)]
+    return _NOISE_START.startswith(start)
