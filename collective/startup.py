@@ -1,7 +1,7 @@
 """Says on rank 0 what a slow start is busy with, from the first table to the first training step.
 
 A start that is quick says nothing. Where a start takes longer, a line on stderr every few seconds
-says what is being done and how far it is:
+says what is being done and how far it is; after a minute of the same words the pauses grow:
 
     collective: building the model: 180 tables, 150 lookups and 21,400 operations so far (8 s)
     collective: starting to run the graph, 120 of 600 tables and slots have their first values (9 s)
@@ -28,6 +28,9 @@ from collective.scope import SCOPES
 
 # Seconds that a start has been busy before it says the first line; and between two lines.
 FIRST_LINE, NEXT_LINE = 4.0, 8.0
+# Seconds of the same words after which each pause is twice the one before: somebody debugs, or a
+# prediction takes its time.
+SAME_WORDS = 60.0
 # Seconds between two looks, and without any work after which nobody looks any more.
 LOOK, IDLE = 1.0, 60.0
 # Runs of a graph after which its start is over if it doesn't train: it is evaluated, say.
@@ -65,6 +68,7 @@ class Startup:
         """Counts the seconds from now on."""
         self._since = self._heard = self._busy_at = self._clock()
         self._has_spoken = False
+        self._said, self._said_since, self._pause = "", self._since, NEXT_LINE
 
     # ---- Told by the library
 
@@ -137,10 +141,17 @@ class Startup:
             self._heard = now
             return None
         self._version, self._busy_at = graph.version, now
-        if now - self._heard < (NEXT_LINE if self._has_spoken else FIRST_LINE):
+        words = self._doing_now(graph)
+        if words != self._said:
+            self._pause = NEXT_LINE
+        if now - self._heard < (self._pause if self._has_spoken else FIRST_LINE):
             return None
+        if words != self._said:
+            self._said, self._said_since = words, now
+        elif now - self._said_since >= SAME_WORDS:
+            self._pause *= 2
         self._heard, self._has_spoken = now, True
-        return f"collective: {self._doing_now(graph)} ({now - self._since:.0f} s)"
+        return f"collective: {words} ({now - self._since:.0f} s)"
 
     def _doing_now(self, graph: Any) -> str:
         work = self._work[-1:]

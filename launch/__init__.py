@@ -64,13 +64,16 @@ Stderr, condensed
   What N ranks write alike is shown once. --verbose shows everything as it is written; --log-dir
   keeps everything in any case. Nothing but the following is left out:
   warnings     of Python and of TensorFlow (warnings.warn, WARNING:..., W in TensorFlow's logs) from
-               rank 0 only. Another rank's is shown where rank 0 doesn't write the same within 10
-               seconds, with the names of the ranks.
+               rank 0 only. Another rank's is shown where rank 0 hasn't written the same in the
+               minute before and doesn't within 10 seconds, with the names of the ranks.
   errors       A traceback waits up to 2 seconds, and what its rank writes behind it, too. If others
                raise the same (the class, and the script's line), it is shown once, "on ranks 0-7
-               alike", and of the other ranks what their messages say differently.
-  interrupts   After Ctrl-C no traceback of KeyboardInterrupt or of a lost peer, but a line that
-               says where the ranks were.
+               alike", and of the other ranks what their messages say differently: 200 lines, at
+               least one of each message, and how many more there are. What is written within a
+               second behind an error, without a pause, counts as its message. A rank that raises
+               the same again shows it again.
+  interrupts   After Ctrl-C no traceback that has nothing but KeyboardInterrupt and lost peers, but
+               a line that says where the ranks were.
   noise        On ranks without a GPU: TensorFlow can't register the cuDNN, cuFFT and cuBLAS
                factories because they are registered already.
 
@@ -90,10 +93,11 @@ What happens when
   a rank fails             (a code that isn't 0, or a signal) the others get TERM and after --grace
                            seconds KILL. The report on the root cause comes last: where in the
                            script, and 20 lines of its stderr (stdout if that is empty), from the
-                           exception's own line on without stacks, or the last ones if there is
-                           no exception. If a rank's last words say that Horovod lost a peer, the
-                           launcher waits up to 3 seconds for that peer to fail, too: Horovod's
-                           errors can overtake their cause.
+                           exception's own line on without stacks, or the last ones if it didn't
+                           end with an exception: with code 1 and at most 50 lines behind, or with
+                           another code and nothing behind. If a rank's last words say that Horovod
+                           lost a peer, the launcher waits up to 3 seconds for that peer to fail,
+                           too: Horovod's errors can overtake their cause.
   a rank leaves with 0     while others work: nothing. If others fail later, the report names it as
                            having left early.
   INT, HUP or QUIT         is passed on to the ranks' process groups; who is there after the grace

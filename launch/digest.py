@@ -19,6 +19,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from .raised_error import TRACEBACK, RaisedError, begins_error, errors_in
 from .rank_names import rank_names
@@ -29,13 +30,15 @@ from .stderr_lines import (
     continues_warning,
     is_noise,
     is_remarkable,
-    lost_a_peer,
+    message_lost_a_peer,
 )
 
 # For how many seconds an error waits for other ranks to raise the same.
 ERROR_PATIENCE = 2.0
 # Within so many seconds comes the rest of a message, and of a warning.
 _MESSAGE_END = 0.3
+# What comes later behind an error than so many seconds is no part of its message.
+_LONGEST_PART = 1.0
 _MOST_BYTES_HELD = 1 << 16
 _MOST_WARNING_LINES = 50
 _MOST_PLACES = 3
@@ -127,12 +130,15 @@ class JobDigest:
         others: list[tuple[RankDigest, bytes]] = []
         for rank in ranks:
             rank_errors, rest = rank.release()
+            before = b""
             for error in rank_errors:
+                before += error.before
                 if self._is_echo_of_interrupt(error):
-                    rest = _text(_lines_behind_interrupt(error)) + rest
+                    before += _text(_lines_behind_interrupt(error))
                 else:
-                    errors.append(error)
-            others.append((rank, rest))
+                    errors.append(replace(error, before=before))
+                    before = b""
+            others.append((rank, before + rest))
         for passage in self._errors.passages(errors, now):
             self._show(passage)
         for rank, rest in others:
@@ -143,7 +149,8 @@ class JobDigest:
         error = rank_error.error
         if not self.interrupted:
             return False
-        if not _ends_with_interrupt(error) and not any(map(lost_a_peer, error.message)):
+        # What was raised first may be the cause, even if an interrupt ended its handling.
+        if not all(_is_interrupt(each) or message_lost_a_peer(each) for each in error.messages):
             return False
         if not error.is_aside:
             self._interrupted_at.setdefault(error.place, []).append(rank_error.rank)
@@ -162,6 +169,8 @@ class JobDigest:
     def _show(self, passage: Passage) -> None:
         if passage.note:
             self._say(f"collective.launch: {passage.note}")
+        if passage.text:
+            self._ranks[passage.rank].take(passage.text, hold_errors=False)
         if passage.lines:
             self._ranks[passage.rank].show_held(_text(passage.lines))
 
@@ -183,8 +192,9 @@ class RankDigest:
         self._warning_since = 0.0
         self._is_reference = is_reference
         self._on_cpu = on_cpu
-        self._held: list[bytearray] = []  # parts, between which its rank was silent
+        self._held: list[bytearray] = []  # parts, the first of which has an error and its message
         self._held_since = 0.0
+        self._part_since = 0.0
         self._last_held = 0.0
 
     def take(self, data: bytes, hold_errors: bool = True) -> None:
@@ -231,22 +241,25 @@ class RankDigest:
 
     def held_errors(self) -> set[tuple[str, str, bool]]:
         """Returns which errors are held."""
-        return {error.identity for part in self._held for error in errors_in(_text_lines(part))}
+        return {error.identity for part in self._held for error in _errors_in_part(part)}
 
     def release(self) -> tuple[list[RankError], bytes]:
-        """Returns the errors that are held, and the text between and behind them; holds no more."""
+        """Returns the errors that are held, and the text behind them; holds no more."""
         parts, self._held = self._held, []
         errors: list[RankError] = []
-        rest = []
+        text = b""
         for part in parts:
             lines = _text_lines(part)
             position = 0
-            for error in errors_in(lines):
-                errors.append(RankError(self._rank, error, lines[error.first : error.end]))
-                rest += lines[position : error.first]
+            for error in _errors_in_part(part):
+                text += _text(lines[position : error.first])
+                errors.append(RankError(self._rank, error, lines[error.first : error.end], text))
+                text = b""
                 position = error.end
-            rest += lines[position:]
-        return errors, _text(rest)
+            text += _text(lines[position:])
+            if position < len(lines) and not part.endswith(b"\n"):
+                text = text[:-1]
+        return errors, text
 
     def _begin_holding(self, before: bytes, first: bytes, data: bytes) -> None:
         """Begins to hold an error.
@@ -261,13 +274,16 @@ class RankDigest:
         self._show_now(before + head)
         if self._in_line:
             self._show_now(b"\n")
-        self._held_since = self._last_held = time.monotonic()
+        self._held_since = self._part_since = self._last_held = time.monotonic()
         self._held = [bytearray(data[len(head) :])]
 
     def _hold(self, data: bytes) -> None:
         now = time.monotonic()
-        if now - self._last_held > _MESSAGE_END:
+        was_silent = now - self._last_held > _MESSAGE_END
+        is_long = now - self._part_since > _LONGEST_PART and _errors_in_part(self._held[-1])
+        if (was_silent or is_long) and self._held[-1].endswith((b"\n", b"\r")):
             self._held.append(bytearray())
+            self._part_since = now
         self._held[-1] += data
         self._last_held = now
         if sum(map(len, self._held)) > _MOST_BYTES_HELD:
@@ -302,14 +318,16 @@ class RankDigest:
             self.show(data)
 
 
-def _ends_with_interrupt(error: RaisedError) -> bool:
-    return error.chain[-1].startswith("KeyboardInterrupt")
+def _is_interrupt(message: Sequence[str]) -> bool:
+    return message[0].startswith("KeyboardInterrupt")
 
 
 def _lines_behind_interrupt(rank_error: RankError) -> Sequence[str]:
     """Returns what a rank wrote at once behind a KeyboardInterrupt, which has no message."""
     error = rank_error.error
-    return rank_error.lines[error.own + 1 - error.first :] if _ends_with_interrupt(error) else ()
+    if not _is_interrupt(error.messages[-1]):
+        return ()
+    return rank_error.lines[error.own + 1 - error.first :]
 
 
 def _decoded(segment: bytes) -> str:
@@ -319,6 +337,16 @@ def _decoded(segment: bytes) -> str:
 def _text_lines(text: bytearray) -> list[str]:
     lines = text.decode("utf-8", "surrogateescape").replace("\r\n", "\n").split("\n")
     return lines[:-1] if not lines[-1] else lines
+
+
+def _errors_in_part(part: bytearray) -> list[RaisedError]:
+    """Returns the errors in text. A last line without an end, a prompt say, is in no message."""
+    lines = _text_lines(part)
+    errors = list(errors_in(lines))
+    if part.endswith(b"\n"):
+        return errors
+    before = list(errors_in(lines[:-1]))
+    return before if len(before) == len(errors) else errors
 
 
 def _text(lines: Sequence[str]) -> bytes:

@@ -1,16 +1,23 @@
-"""The excerpt of a rank's last words that the report shows: its error, without stacks and noise."""
+"""The excerpt of a rank's last words that the report shows: its error, without stacks and noise.
+
+An error that was handled is no reason why a rank has ended. After an uncaught one Python ends with
+code 1, and little is written behind it; with another code it must be the last thing written.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .raised_error import errors_in, fatal_line, last_error, lines_without_frames
+from .raised_error import RaisedError, errors_in, fatal_line, last_error, lines_without_frames
 from .stderr_lines import begins_warning, is_noise
 
 _SHOWN_LINES = 20
 _FIRST_LINES = 8  # of a longer error; the rest are its last ones
 _LONGEST_LINE = 500
+_UNCAUGHT = 1  # Python's exit code
+# Behind the own line of an uncaught exception: its message, and what is said on the way out.
+_MOST_LINES_BEHIND = 50
 
 
 @dataclass(frozen=True)
@@ -28,23 +35,39 @@ class Excerpt:
     lines: tuple[str, ...]
 
 
-def excerpt(words: Sequence[str], by_signal: bool) -> Excerpt:
+def ending_error(words: Sequence[str], code: int) -> RaisedError | None:
+    """Returns the error that a process has ended with, if its last words tell of one.
+
+    Args:
+      words: the last lines of its output.
+      code: its exit code, or minus the signal.
+    """
+    error = last_error(words) if code > 0 else None
+    if error is None:
+        return None
+    behind = [line for line in _later_lines(words[error.own + 1 :]) if line[0] not in " \t"]
+    return error if len(behind) <= (_MOST_LINES_BEHIND if code == _UNCAUGHT else 0) else None
+
+
+def excerpt(words: Sequence[str], code: int) -> Excerpt:
     """Chooses the lines that tell best why a rank has ended.
 
     Args:
       words: the last lines of its output.
-      by_signal: whether a signal ended it. Then an exception was something earlier.
+      code: its exit code, or minus the signal. After a signal an exception was something earlier.
     """
-    if by_signal:
+    if code < 0:
         crash = fatal_line(words)
         if crash is not None:
             return Excerpt(True, "", _first_and_last(words[crash:]))
     else:
-        error = last_error(words)
+        error = ending_error(words, code)
         if error is not None:
             lines = [*error.message, *_later_lines(words[error.end :])]
             return Excerpt(True, error.place, _first_and_last(lines))
     lines = [line for line in words if not is_noise(line)]
+    if code > 0 and last_error(words) is not None:
+        lines = list(lines_without_frames(lines))  # else a long stack may be all that is shown
     return Excerpt(False, "", tuple(_shortened(line) for line in lines[-_SHOWN_LINES:]))
 
 

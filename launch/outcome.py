@@ -15,8 +15,8 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .last_words import excerpt
-from .raised_error import RaisedError, last_error
+from .last_words import ending_error, excerpt
+from .raised_error import RaisedError, lines_without_frames
 from .rank_names import rank_names
 from .stderr_lines import lost_a_peer
 
@@ -24,7 +24,7 @@ from .stderr_lines import lost_a_peer
 CAUSE_DELAY = 3.0
 # So many ranks are named one by one.
 _FEW_RANKS = 3
-# Of how many last lines one may say that a peer was lost.
+# Of how many last lines without stacks one may say that a peer was lost.
 _VICTIM_LINES = 200
 
 
@@ -56,15 +56,16 @@ class RankExit:
     @functools.cached_property
     def error(self) -> RaisedError | None:
         """Returns the error that the rank ended with, if it has told of one."""
-        return last_error(self.last_words) if self.code > 0 else None
+        return ending_error(self.last_words, self.code)
 
     @functools.cached_property
     def is_victim(self) -> bool:
         """Tells whether the rank says itself that it failed because of another."""
         if not self.failed:
             return False
-        message = self.error.message if self.error else ()
-        return any(map(lost_a_peer, (*message, *self.last_words[-_VICTIM_LINES:])))
+        error = (*self.error.chain, *self.error.message) if self.error else ()
+        last_lines = list(lines_without_frames(self.last_words))[-_VICTIM_LINES:]
+        return any(map(lost_a_peer, (*error, *last_lines)))
 
     @property
     def shell_code(self) -> int:
@@ -142,7 +143,7 @@ class JobOutcome:
     def _last_words(self, cause: RankExit) -> list[str]:
         if not cause.last_words:
             return ["  it wrote nothing"]
-        shown = excerpt(cause.last_words, by_signal=cause.code < 0)
+        shown = excerpt(cause.last_words, cause.code)
         lines = []
         if shown.place:
             lines.append(f"  raised at  {shown.place}")

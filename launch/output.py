@@ -36,6 +36,7 @@ _TERMINAL_PATIENCE = 0.2
 _FILE_PATIENCE = 1.0
 # A "line" of more bytes than this is shown in parts.
 _LONGEST_LINE = 16 << 20
+_NOISE_BYTES = 200  # of a line, which show whether it may be noise
 _TAIL_BYTES = 1 << 16
 _SEGMENT_END = re.compile(rb"\r\n|\r|\n")
 _CONGESTED_BYTES = 1 << 20
@@ -312,11 +313,13 @@ class RankStream:
         complete = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if complete:
             complete += len(self._pending)
+        # Without a prefix no other rank's text can come between: somebody watches a line grow.
+        if self._prefix or complete or not self._pending:
+            self._pending_since = time.monotonic()
         self._pending += data
-        self._pending_since = time.monotonic()
         too_long = len(self._pending) - complete > _LONGEST_LINE
         self._show(len(self._pending) if too_long else complete)
-        if not self._prefix and not may_begin_noise(bytes(self._pending[:20])):
+        if not self._prefix and not may_begin_noise(bytes(self._pending[:_NOISE_BYTES])):
             self.flush()
 
     def _show(self, length: int) -> None:

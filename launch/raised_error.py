@@ -14,7 +14,7 @@ Original stack trace for 'lookup':
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,8 +30,15 @@ _ASIDE = re.compile(
     r"Exception ignored in|Exception in thread |Error in (?:atexit|sys)\.\w+:$|Process \S+-\d+:$"
 )
 _FATAL = re.compile(r"Fatal Python error: ")
-_FRAME = re.compile(r'\s*File "([^"]*)", line (\d+)(?:, in (.*))?$')
-_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python\d[^/]*/|^<(?!stdin|string)")
+# TensorFlow marks the functions that it has copied with asterisks.
+_FRAME = re.compile(r'\s*File "([^"]*)", line (\d+)(?:, in (.*?)(?:  \*{1,2})?)?$')
+_LIBRARY = re.compile(
+    r"/(?:site|dist)-packages/|/lib/python\d[^/]*/|^<(?!stdin|string)"
+    # TensorFlow's copy of a function, of a random name, which is gone with the process.
+    r"|/__autograph_generated_file"
+)
+# So begins the message of an error in a function that TensorFlow has copied; its stack follows.
+_IN_COPIED_CODE = re.compile(r"\S+: in user code:$")
 _PACKAGE = f"{Path(__file__).parents[1]}/"
 _REPEATED = re.compile(r"  \[Previous line repeated ")
 _PLACE = "  at "
@@ -57,6 +64,7 @@ class RaisedError:
         line, and the one behind its last.
       is_aside: whether it was reported in passing: of a thread, of a destructor.
       chain: the own lines of all its exceptions, those that it was raised from first.
+      messages: for each exception of the chain its own line and all that follows it.
       message: the exception's own line and what follows, of stack frames only the script's own.
       place: the script's own last frame, "" if there is none.
     """
@@ -66,6 +74,7 @@ class RaisedError:
     end: int
     is_aside: bool
     chain: tuple[str, ...]
+    messages: tuple[tuple[str, ...], ...]
     message: tuple[str, ...]
     place: str
 
@@ -117,7 +126,7 @@ def _error_at(lines: Sequence[str], first: int) -> RaisedError | None:
     is_aside = not lines[position].endswith(TRACEBACK)
     if is_aside:
         position += 1
-    chain = []
+    chain, messages = [], []
     while True:
         if position >= len(lines) or not lines[position].endswith(TRACEBACK):
             return None
@@ -130,6 +139,7 @@ def _error_at(lines: Sequence[str], first: int) -> RaisedError | None:
         own = position
         chain.append(lines[own])
         end = _message_end(lines, own)
+        messages.append(tuple(lines[own:end]))
         if end < len(lines) and lines[end] in _CHAINED:
             following = end + 1
             while following < len(lines) and not lines[following]:
@@ -138,16 +148,24 @@ def _error_at(lines: Sequence[str], first: int) -> RaisedError | None:
                 position = following
                 continue
         break
-    places = [line for line in lines_without_frames(lines[frames:own]) if line.startswith(_PLACE)]
+    message = tuple(lines_without_frames(lines[own:end]))
+    places = _places(lines_without_frames(lines[frames:own]))
+    if _IN_COPIED_CODE.match(lines[own]):
+        places += _places(message)[:1]
     return RaisedError(
         first,
         own,
         end,
         is_aside,
         tuple(chain),
-        tuple(lines_without_frames(lines[own:end])),
-        places[-1][len(_PLACE) :] if places else "",
+        tuple(messages),
+        message,
+        places[-1] if places else "",
     )
+
+
+def _places(lines: Iterable[str]) -> list[str]:
+    return [line[len(_PLACE) :] for line in lines if line.startswith(_PLACE)]
 
 
 def _message_end(lines: Sequence[str], own: int) -> int:

@@ -6,7 +6,7 @@ differ, the lines that another rank alone has are shown, too: no message is lost
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -16,28 +16,39 @@ from .rank_names import rank_names
 # An error that a rank raises so many seconds after others is an event of its own.
 _SAME_EVENT = 30.0
 _MOST_KNOWN = 50
-# Of so many differing messages some lines are shown, of the others one.
-_LONG_MESSAGES = 8
-_LINES_OF_LONG_MESSAGE = 5
+# So many lines of differing messages are shown, and of each message at least one.
+_MOST_DIFFERING_LINES = 200
 _LONGEST_NOTE = 200
 
 
 @dataclass(frozen=True)
 class RankError:
-    """Holds an error as one rank wrote it, line by line."""
+    """Holds an error as one rank wrote it, line by line.
+
+    Attributes:
+      before: what the rank wrote between the error before and this one.
+    """
 
     rank: int
     error: RaisedError
     lines: Sequence[str]
+    before: bytes = b""
 
 
 @dataclass(frozen=True)
 class Passage:
-    """Holds what is to be shown: a note of the launcher, if any, then lines of a rank, if any."""
+    """Holds what is to be shown.
+
+    Attributes:
+      note: the launcher's own words, if any.
+      lines: then lines of a rank, if any.
+      text: or text of a rank that belongs to no error.
+    """
 
     note: str = ""
     rank: int = 0
     lines: Sequence[str] = ()
+    text: bytes = b""
 
 
 @dataclass
@@ -55,13 +66,23 @@ class RepeatedErrors:
         self._shown: OrderedDict[tuple[str, str, bool], _ShownError] = OrderedDict()
 
     def passages(self, errors: Iterable[RankError], now: float) -> list[Passage]:
-        """Returns what to show of errors that came at about one time."""
-        groups: dict[tuple[str, str, bool], list[RankError]] = {}
+        """Returns what to show of errors that came at about one time, of each rank in its order.
+
+        A rank that raises the same several times shows it as often.
+        """
+        groups: dict[tuple[tuple[str, str, bool], int], list[RankError]] = {}
+        occurrences: Counter[tuple[int, tuple[str, str, bool]]] = Counter()
         for rank_error in sorted(errors, key=lambda one: one.rank):
-            groups.setdefault(rank_error.error.identity, []).append(rank_error)
+            identity = rank_error.error.identity
+            occurrences[rank_error.rank, identity] += 1
+            number = occurrences[rank_error.rank, identity]
+            groups.setdefault((identity, number), []).append(rank_error)
         passages = []
-        for key, members in groups.items():
-            passages += self._of_group(key, members, now)
+        for (identity, _), members in groups.items():
+            for member in members:
+                if member.before:
+                    passages.append(Passage(rank=member.rank, text=member.before))
+            passages += self._of_group(identity, members, now)
         return passages
 
     def _of_group(
@@ -97,12 +118,14 @@ def _differing_messages(members: Sequence[RankError], known: set[str]) -> list[P
         if lines:
             ranks_by_lines.setdefault(lines, []).append(member.rank)
     passages = []
+    budget = _MOST_DIFFERING_LINES
     for number, (lines, ranks) in enumerate(ranks_by_lines.items()):
         known.update(lines)
         note = f"{rank_names(ranks)} wrote instead:" if len(ranks) > 1 else ""
-        most = _LINES_OF_LONG_MESSAGE if number < _LONG_MESSAGES else 1
+        most = max(1, budget // (len(ranks_by_lines) - number))
         shown = list(lines[:most])
+        budget -= len(shown)
         if len(lines) > most:
-            shown[-1] += f" ... ({len(lines) - most} more lines)"
+            shown[-1] += f" ... ({len(lines) - most} more lines; --verbose and --log-dir have all)"
         passages.append(Passage(note, ranks[0], shown))
     return passages

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 # TensorFlow registers these plugins twice; without a GPU it never uses them.
 _NOISE = re.compile(
@@ -36,6 +37,8 @@ _LOST_A_PEER = re.compile(
     r"Horovod has been shut down|HorovodInternalError|gloo/transport/"
     r"|RankError: (A rank failed|.* failed on rank \d)"
 )
+# TensorFlow may say only behind an error's own line that a peer was lost.
+_MAY_LOSE_A_PEER = re.compile(r"[\w.]*\.errors_impl\.(?:Unknown|Aborted|Cancelled|Internal)Error: ")
 # A piece of output without any of these needs no closer look.
 _REMARKABLE = (
     b"Unable to register",
@@ -48,7 +51,10 @@ _REMARKABLE = (
     b"Error in",
     b"Process ",
 )
-_DATE = b"dddd-dd-dd "
+# How noise begins; "0" stands for any digit, the last one for those of the second's fraction.
+_NOISE_START = b"0000-00-00 00:00:00.0: E external/local_xla/xla/stream_executor/cuda/cuda_"
+_DIGITS = bytes.maketrans(b"123456789", b"000000000")
+_FRACTION = re.compile(rb"\.0+")
 
 
 def is_noise(line: str) -> bool:
@@ -74,6 +80,18 @@ def lost_a_peer(line: str) -> bool:
     return _LOST_A_PEER.search(line) is not None
 
 
+def message_lost_a_peer(message: Sequence[str]) -> bool:
+    """Tells whether an exception was raised because of another rank.
+
+    Args:
+      message: the exception's own line, and what was written behind it: by whomever.
+    """
+    own_line = message[0]
+    if _MAY_LOSE_A_PEER.match(own_line):
+        return any(map(lost_a_peer, message))
+    return lost_a_peer(own_line)
+
+
 def without_volatile(line: str) -> str:
     """Returns a line without times, thread ids and addresses: as other ranks write it, too."""
     return _VOLATILE.sub("*", line)
@@ -85,9 +103,7 @@ def is_remarkable(data: bytes) -> bool:
 
 
 def may_begin_noise(partial_line: bytes) -> bool:
-    """Tells whether an unfinished line begins with a date, as noise does."""
-    start = partial_line[: len(_DATE)]
-    return start.translate(_DIGITS) == _DATE[: len(start)]
-
-
-_DIGITS = bytes(ord("d") if chr(byte).isdigit() and byte < 128 else byte for byte in range(256))
+    """Tells whether an unfinished line may become noise."""
+    start = partial_line[: 2 * len(_NOISE_START)].translate(_DIGITS)
+    start = _FRACTION.sub(b".0", start, count=1)[: len(_NOISE_START)]
+    return _NOISE_START.startswith(start)

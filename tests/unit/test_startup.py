@@ -143,3 +143,12 @@ def test_a_thread_speaks_on_rank_0_unless_the_plan_is_quiet(monkeypatch, rank, p
         assert said.wait(10 if speaks else 0.05) == speaks
     start.end()
     assert any("something that takes long" in line for line in lines) == speaks
+
+
+def test_what_takes_very_long_is_said_ever_more_seldom(start):
+    """A debugger in a run, say; something new is said as soon as ever."""
+    with start.startup.doing(start.graph, "the first training step"):
+        assert len(start.pass_seconds(68)) == 9
+        assert 5 <= len(start.pass_seconds(3600)) <= 9
+    with start.startup.doing(start.graph, "something else"):
+        assert len(start.pass_seconds(60)) == 8

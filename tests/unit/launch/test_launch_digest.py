@@ -345,3 +345,139 @@ def test_an_error_in_the_handling_of_an_interrupt_is_shown(ranks):
     job.write(0, interrupt() + handling + error(b"OSError: can't save"))
     job.job.end()
     assert "[0] OSError: can't save\n" in job.take()
+
+
+HANDLING = b"\nDuring handling of the above exception, another exception occurred:\n\n"
+
+
+def test_an_interrupt_in_the_handling_of_an_error_does_not_hide_it(ranks):
+    """Its clean-up hung, so that somebody pressed Ctrl-C."""
+    job = ranks(2)
+    job.job.interrupted = True
+    job.write(1, error(b"ValueError: the cause") + HANDLING + interrupt())
+    job.job.end()
+    assert "[1] ValueError: the cause\n" in job.take()
+
+
+def test_a_lost_peer_behind_an_error_does_not_hide_it(ranks):
+    job = ranks(2)
+    job.job.interrupted = True
+    job.write(0, error() + b"Horovod has been shut down\n")
+    job.job.end()
+    assert "[0] ValueError: wrong\n" in job.take()
+
+
+def test_a_lost_peer_within_tensorflows_message_is_an_echo(ranks):
+    unknown = b"tensorflow.python.framework.errors_impl.UnknownError: "
+    job = ranks(2)
+    job.job.interrupted = True
+    job.write(
+        0,
+        error(unknown + b"{{node step}} Horovod has been shut down. ")
+        + HANDLING
+        + error(unknown + b"Graph execution error:\n\nHorovod has been shut down. "),
+    )
+    job.job.end()
+    assert job.take() == "" and "rank 0 interrupted" in job.job.interruption()
+
+
+def test_no_line_of_a_differing_message_is_lost(ranks):
+    job = ranks(16)
+    for rank in range(16):
+        job.write(rank, error() + b"".join(b"rank %d line %d\n" % (rank, i) for i in range(12)))
+    job.job.end()
+    text = job.take()
+    assert text.count(" line ") == 16 * 12 + 1 and "more lines" not in text
+
+
+def test_what_differs_in_messages_has_a_bound(ranks):
+    job = ranks(64)
+    for rank in range(64):
+        job.write(rank, error() + b"".join(b"rank %d line %d\n" % (rank, i) for i in range(50)))
+    job.job.end()
+    text = job.take()
+    assert 50 + 150 < text.count(" line ") <= 50 + 200 + 1
+    assert text.count("more lines; --verbose and --log-dir have all)") == 63
+
+
+def test_what_is_written_steadily_behind_a_survived_error_is_shown(ranks):
+    """A line every tenth of a second isn't silence, and yet no part of the message."""
+    job = ranks(2)
+    for rank in (0, 1):
+        job.write(rank, error())
+    for number in range(19):
+        job.now += 0.1
+        for rank in (0, 1):
+            job.write(rank, b"  step %d\n\n" % number)
+    job.wait(0.2)
+    text = job.take()
+    assert text.count("Traceback") == 1
+    for number in range(12, 19):
+        assert f"[0]   step {number}\n[0] \n" in text and f"[1]   step {number}\n[1] \n" in text
+
+
+def test_a_rank_that_raises_the_same_often_shows_it_as_often(ranks):
+    """Each occurrence of a rank is compared with the others' same one."""
+    job = ranks(3)
+    for rank in (0, 1):
+        for number in range(5 if rank == 0 else 2):
+            frames = b'  File "/lib/python3.11/site-packages/x.py", line %d, in f\n' % number
+            job.write(rank, error(frames=frames))
+    job.job.end()
+    text = job.take()
+    assert text.count("Traceback") == 5 and text.count("on ranks 0, 1 alike") == 2
+    assert all(f"line {number}, in f" in text for number in range(5))
+
+
+def test_what_a_rank_writes_between_errors_keeps_its_order(ranks):
+    job = ranks(2)
+    for text in (
+        error(b"ValueError: first"),
+        b"between\n",
+        error(b"KeyError: second"),
+        b"the end\n",
+    ):
+        job.write(1, text)
+        job.now += 0.5
+    job.job.end()
+    text = job.take()
+    words = ("ValueError: first", "between", "KeyError: second", "the end")
+    assert sorted(words, key=text.index) == list(words)
+
+
+@pytest.mark.parametrize("later", [0.0, 0.5])
+def test_a_partial_line_behind_an_error_stays_partial(ranks, later):
+    job = ranks(2)
+    for rank in (0, 1):
+        job.write(rank, error())
+    job.now += later
+    job.write(1, b"50%|##  |\r60%|##  |\rgo on? ")
+    job.wait(ERROR_PATIENCE)
+    assert job.take().endswith("60%|##  |\r[1] go on? ")
+    job.write(1, b"yes\n")
+    assert job.take() == "[1] yes\n"
+
+
+def test_a_warning_long_after_rank_0s_is_shown(ranks):
+    job = ranks(6)
+    job.write(0, WARNING + b"next\n")
+    job.wait(3 * 3600)
+    job.write(5, WARNING + b"next\n")
+    job.wait(PATIENCE + 1)
+    assert job.take().count("[5] train.py:3: UserWarning: careful\n") == 1
+
+
+@pytest.mark.parametrize("lag", [-6, -1, 0, 1, 50])
+def test_a_warning_that_comes_again_and_again_is_rank_0s(ranks, lag):
+    """Seconds by which rank 1 is behind; a warning comes every seven seconds, for minutes."""
+    job = ranks(2)
+    events = [(7 * number, 0) for number in range(60)]
+    events += [(7 * number + lag, 1) for number in range(60)]
+    for second, rank in sorted(events):
+        job.wait(1000 + second - job.now)
+        job.write(rank, WARNING + b"next\n")
+    job.job.end()
+    text = job.take()
+    assert "[1] train.py" not in text and text.count("[0] train.py") == 60
+    (occurrences,) = job.job._warnings._occurrences.values()
+    assert len(occurrences._recent) < 61

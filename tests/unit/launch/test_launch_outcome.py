@@ -160,3 +160,30 @@ def test_a_victims_words_may_stand_before_a_long_stack():
     lines.append("Original stack trace for 'reduce':")
     lines += ['  File "/lib/python3.11/site-packages/x.py", line 1, in f', "    f()"] * 300
     assert failed(0, *lines).is_victim
+
+
+SURVIVED = ("Traceback (most recent call last):", '  File "t.py", line 9, in f', *HOROVOD)
+STEPS = tuple(f"step {number}" for number in range(250))
+
+
+@pytest.mark.parametrize("code", [1, 3])
+def test_a_lost_peer_of_long_ago_makes_no_victim(code):
+    """The rank restored a checkpoint, went on and failed by itself."""
+    outcome = JobOutcome(2)
+    outcome.add(RankExit(1, 101, code, 0.0, last_words=(*SURVIVED, *STEPS, "the disk is full")))
+    assert not outcome.exits[0].is_victim and outcome.exits[0].error is None
+    report = outcome.failure_report()
+    assert "raised at" not in report and report.endswith("\n    the disk is full")
+
+
+def test_an_error_raised_from_a_lost_peer_makes_a_victim():
+    chained = "During handling of the above exception, another exception occurred:"
+    long_stack = ['  File "/lib/python3.11/site-packages/x.py", line 1, in f', "    f()"] * 300
+    assert failed(0, *SURVIVED, "", chained, "", *ERROR[:-1], *long_stack, ERROR[-1]).is_victim
+
+
+def test_a_victim_may_report_its_error_itself():
+    """It ends with a code of its own, behind a stack that is longer than what is looked at."""
+    frames = ['  File "/lib/python3.11/site-packages/x.py", line 1, in f', "    f()"] * 300
+    words = (*SURVIVED[:-1], "UnknownError: Graph execution error:", "", *HOROVOD, *frames)
+    assert RankExit(0, 1, 3, 0.0, last_words=words).is_victim

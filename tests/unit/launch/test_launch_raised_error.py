@@ -70,7 +70,7 @@ OUT_OF_MEMORY = (
 
 
 def test_the_excerpt_begins_at_the_exceptions_own_line_and_has_no_stacks():
-    shown = excerpt(OUT_OF_MEMORY, by_signal=False)
+    shown = excerpt(OUT_OF_MEMORY, code=1)
     assert shown.place == "train.py, line 9, in <module>: session.run(step)"
     assert shown.lines == (
         "tensorflow.python.framework.errors_impl.ResourceExhaustedError: Graph execution error:",
@@ -95,7 +95,7 @@ def test_tensorflows_own_errors():
             text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     lines = text.rstrip().split("\n")
     assert len(lines) > 40 and "Original stack trace" in text
-    shown = excerpt(lines, by_signal=False)
+    shown = excerpt(lines, code=1)
     assert shown.lines[0].endswith("InvalidArgumentError: Graph execution error:")
     assert any("indices[0] = 7 is not in [0, 3)" in line for line in shown.lines)
     assert len(shown.lines) < 10 and "site-packages" not in " ".join(shown.lines)
@@ -129,7 +129,7 @@ def test_a_python_function_of_the_graph_is_quoted_in_the_message():
         "",
         "\t [[{{node PyFunc}}]]",
     ]
-    assert excerpt(lines, by_signal=False).lines == (
+    assert excerpt(lines, code=1).lines == (
         "UnknownError: ValueError: no",
         "Traceback (most recent call last):",
         "  at train.py, line 3, in read: raise ValueError('no')",
@@ -150,7 +150,7 @@ def test_the_cause_is_not_what_is_written_in_passing(after):
     error = last_error([*PLAIN, *after])
     assert error.chain == ("ValueError: wrong",) and not error.is_aside
     assert error.place == "train.py, line 9, in main: session.run(step)"
-    assert excerpt([*PLAIN, *after], by_signal=False).lines == ("ValueError: wrong",)
+    assert excerpt([*PLAIN, *after], code=1).lines == ("ValueError: wrong",)
 
 
 def test_a_progress_bar_may_stand_before_the_error():
@@ -161,17 +161,17 @@ def test_a_progress_bar_may_stand_before_the_error():
 def test_last_lines_are_shown_behind_an_error_that_was_survived():
     """A program that logs an error, goes on and gives up says why in its last lines."""
     lines = [*PLAIN, "INFO:root:again", *(f"line {number}" for number in range(40)), "given up"]
-    shown = excerpt(lines, by_signal=False).lines
+    shown = excerpt(lines, code=1).lines
     assert len(shown) == 21
     assert shown[0] == "ValueError: wrong" and shown[-1] == "given up"
     assert "... (23 lines left out)" in shown
 
 
 def test_who_is_killed_has_no_exception():
-    shown = excerpt([*PLAIN, "going on"], by_signal=True)
+    shown = excerpt([*PLAIN, "going on"], code=-11)
     assert not shown.is_error and shown.lines[-1] == "going on"
     crash = ["Fatal Python error: Segmentation fault", "", "Current thread (most recent first):"]
-    assert excerpt([*PLAIN, *crash], by_signal=True).lines == tuple(crash)
+    assert excerpt([*PLAIN, *crash], code=-11).lines == tuple(crash)
 
 
 def test_an_error_without_its_own_line_is_none():
@@ -181,3 +181,52 @@ def test_an_error_without_its_own_line_is_none():
 def test_a_script_that_python_cannot_read():
     lines = ['  File "train.py", line 3', "    x = = 3", "        ^", "SyntaxError: invalid syntax"]
     assert list(lines_without_frames(lines)) == ["  at train.py, line 3: x = = 3", lines[-1]]
+
+
+@pytest.mark.parametrize(
+    "code, behind, is_error",
+    [(1, 50, True), (1, 51, False), (3, 1, False), (3, 0, True), (-9, 0, False)],
+)
+def test_an_error_is_the_end_only_if_little_follows(code, behind, is_error):
+    lines = [*PLAIN, *(f"step {number}" for number in range(behind))]
+    shown = excerpt(lines, code)
+    assert (shown.is_error, bool(shown.place)) == (is_error, is_error)
+    assert shown.lines[-1] == lines[-1]
+
+
+def test_indented_lines_and_warnings_behind_an_error_do_not_count():
+    lines = [*PLAIN, *["train.py:3: UserWarning: careful", "  warnings.warn('careful')"] * 60]
+    assert excerpt(lines, 1).lines[0] == "ValueError: wrong"
+
+
+def test_the_last_lines_of_a_program_that_reports_its_errors_itself_have_no_stack():
+    """The stack of an operation would fill them; the message stands before it."""
+    assert "OOM when allocating tensor with shape[9]" in excerpt(OUT_OF_MEMORY, 3).lines
+
+
+def lookup(features):
+    return features["missing"]
+
+
+def convert(number):
+    return lookup({"id": number})
+
+
+def test_an_error_in_code_that_tensorflow_has_copied_names_the_script():
+    """AutoGraph's copies have a random name each, so that ranks never raised alike."""
+    import tensorflow.compat.v1 as tf
+
+    with tf.Graph().as_default():
+        try:
+            tf.data.Dataset.range(3).map(convert)
+        except KeyError:
+            text = traceback.format_exc()
+    assert "__autograph_generated_file" in text
+    (error,) = errors_in(text.rstrip().split("\n"))
+    assert error.place.endswith('in lookup: return features["missing"]')
+    assert error.place.startswith(__file__)
+
+
+def test_an_error_right_in_a_copy_has_the_place_of_the_call():
+    lines = [*PLAIN[:-1], '  File "/tmp/__autograph_generated_file1x.py", line 9, in f', PLAIN[-1]]
+    assert last_error(lines).place == last_error(PLAIN).place
