@@ -12,6 +12,7 @@ import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 
 from collective import options, rank0_output, strategies
+from collective.checkpoint import ownership
 from collective.coordination import run_analysis
 from collective.determinism import Determinism
 from collective.estimator import input_sharding
@@ -468,7 +469,11 @@ def _open_first() -> None:
 def _close_last() -> None:
     rank0_output.restore()
     _patches.restore()
-    profiler.finish()
+    try:
+        # Nobody saves tables outside, and nobody would see a session closed.
+        ownership.marks().release_sessions()
+    finally:
+        profiler.finish()
 
 
 SCOPES.connect(
