@@ -342,7 +342,6 @@ def test_one_that_waits_says_so_once(base, job, monkeypatch):
 def test_the_renewals_decide_about_an_owner_that_is_hidden(base, job, monkeypatch):
     """Another user's process, of which nothing can be read: its number may be of a third."""
     monkeypatch.setattr(ownership, "EXPIRY", 0.3)
-    monkeypatch.setattr(ownership, "_PATIENCE", 0.5)
     mark(base)
     marks = job()
     assert json.loads(marks._text())["machine"]
