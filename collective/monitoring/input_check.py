@@ -71,7 +71,7 @@ class InputCheck:
             reading: of this rank's batches.
         """
         messages = barrier.exchange(
-            session, "compares the first batches of the ranks", _message(reading)
+            session, "compares the first batches of the ranks", _payload(reading)
         )
         self.runs += 1
         if any(message["is_put_off"] for message in messages):
@@ -87,7 +87,7 @@ class InputCheck:
             _warn(found[0])
 
 
-def _message(reading: Reading) -> dict[str, Any]:
+def _payload(reading: Reading) -> dict[str, Any]:
     """Returns what the other ranks learn of this one's batches."""
     try:
         checksums, ids = reading.checksums(), reading.ids_checksum()
