@@ -12,6 +12,7 @@ import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 
 from collective import options, rank0_output, strategies
+from collective.checkpoint import ownership
 from collective.coordination import run_analysis
 from collective.determinism import Determinism
 from collective.estimator import input_sharding
@@ -303,10 +304,9 @@ class CollectiveStrategy:
 
         With one rank it is the dataset itself. Training ends with the first rank that is out of
         data: where N doesn't divide the elements, some ranks have one more, of which the last is
-        left over. Shuffling comes behind it, or takes a seed that is the same on all ranks. (An
-        operation in front of it that is told `deterministic=False` would give each rank an order of
-        its own.) An Estimator's input_fn doesn't need it: batches are dealt there (see
-        `estimator`).
+        left over. Shuffling comes behind it, or takes a seed that is the same on all ranks. What is
+        told `deterministic=False` comes behind it, too. An Estimator's input_fn doesn't need it:
+        batches are dealt there (see `estimator`).
 
         Args:
             dataset: The dataset, of any elements; the same on every rank.
@@ -316,7 +316,9 @@ class CollectiveStrategy:
 
         Raises:
             TypeError: it is no `tf.data.Dataset`.
-            ValueError: it is shuffled without a seed, and so differs between the ranks.
+            ValueError: it is shuffled without a seed, or has an operation that is told
+                `deterministic=False` (without `scope(deterministic=True)`), and so differs between
+                the ranks.
         """
         return input_sharding.shard(dataset)
 
@@ -339,8 +341,8 @@ class CollectiveStrategy:
         argument `input_context` returns a `tf.data.Dataset` of batches, the same on every rank:
         batch k goes to rank k mod N, and what it shuffles without a seed is shuffled alike. (Each
         rank reads all of it; an operation that is told `deterministic=False` would give each rank
-        an order of its own.) One with `input_context` (`tf.distribute.InputContext`) returns its
-        rank's own share.
+        an order of its own, and is refused.) One with `input_context`
+        (`tf.distribute.InputContext`) returns its rank's own share.
 
         Args:
             model_fn: Builds the model, as for `tf.estimator.Estimator`.
@@ -468,7 +470,11 @@ def _open_first() -> None:
 def _close_last() -> None:
     rank0_output.restore()
     _patches.restore()
-    profiler.finish()
+    try:
+        # Nobody saves tables outside, and nobody would see a session closed.
+        ownership.marks().release_sessions()
+    finally:
+        profiler.finish()
 
 
 SCOPES.connect(

@@ -3,15 +3,16 @@
     model.ckpt-100.index  …        the checkpoints
     model.ckpt.owner               the mark: which process of which host saves here
 
-Rank 0 makes the mark at the first save of a session, and removes it when the session is closed. In
-between a thread renews it every few seconds. Whoever is about to save and finds another's mark
-learns whether that one still lives:
+Rank 0 makes the mark at the first save of a session, and removes it when the session, or the last
+scope(), is closed. In between a thread renews it every few seconds. Whoever is about to save and
+finds another's mark learns whether that one still lives:
 
     a process of this machine      it is there, or it isn't
     any other process              it lives if the mark is renewed while one looks on, and is dead
                                    if the mark stays as it is for `EXPIRY` seconds
 
-Nobody compares the clocks of two hosts. A dead owner's mark is taken over. A living owner's is an
+Nobody compares the clocks of two hosts. A dead owner's mark is taken over. A living owner has half
+a minute to end, as a job that was preempted does after its last checkpoint. If it lives on it is an
 error, before anything was written: two jobs would delete each other's checkpoints and take each
 other's for their latest. A job that only restores leaves no mark.
 """
@@ -21,6 +22,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import errno
 import functools
 import json
 import os
@@ -43,7 +45,8 @@ MOST_MARKS = 8  # of a session that saves under ever new names
 # A mark is overwritten in place, which takes no room on a disk that is full meanwhile.
 _LENGTH = 1024
 _INTERVAL = 0.25  # seconds between two looks at another's mark
-_PATIENCE = 3.0  # seconds for an owner that is about to end
+_PATIENCE = 30.0  # seconds for an owner that lives, and may be about to end
+_SILENCE = 3.0  # seconds of waiting without a word
 _SETTLING = 0.1  # seconds for two that take over one mark to find out which of them has it
 # Where schedulers tell a job its number.
 _JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "JOB_ID")
@@ -82,13 +85,11 @@ class Owner:
         job = f"job {self.job}, " if self.job else ""
         return f"{job}process {self.pid} on host {self.host} since {self.since}, {self.command}"
 
-    def is_seen(self) -> bool:
-        """Tells whether the owner is, or was, a process that this one can see."""
-        return bool(self.machine) and self.machine == _machine()
-
-    def is_dead(self) -> bool:
-        """Tells whether the owner is known to be dead."""
-        return self.is_seen() and not _lives(self.pid, self.started)
+    def lives(self) -> bool | None:
+        """Tells whether the owner lives; None if this process can't see it."""
+        if not self.machine or self.machine != _machine():
+            return None
+        return _lives(self.pid, self.started)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +105,22 @@ class Mark:
     owner: Owner | None
 
 
+@dataclasses.dataclass(eq=False)
+class Hold:
+    """Is one session's use of a mark, which ends when it is called.
+
+    Attributes:
+        marks: of the process.
+        path: the mark's.
+    """
+
+    marks: OwnerMarks
+    path: str
+
+    def __call__(self) -> None:
+        self.marks.release(self)
+
+
 class OwnerMarks:
     """Makes, renews and removes the marks of one process.
 
@@ -113,7 +130,8 @@ class OwnerMarks:
 
     def __init__(self) -> None:
         self.id, self._process = secrets.token_hex(8), os.getpid()
-        self._sessions: dict[str, int] = {}  # by the marks' paths, how many sessions save there
+        self._holds: dict[str, set[Hold]] = {}  # by the marks' paths
+        self._unreadable: set[str] = set()  # marks that are there, but can't be read
         self._renewals = 0
         self._lock = threading.RLock()  # nobody reads a mark while this process writes it
         self._is_over = threading.Event()
@@ -126,13 +144,15 @@ class OwnerMarks:
         something is wrong.
 
         Args:
-            session: the session that saves. The mark stays until it is closed.
+            session: the session that saves. The mark stays until it, or the last scope, is closed.
             base: the checkpoints' path, without the number of a step. Its folder is there.
 
         Raises:
             OwnedError: another job owns them.
         """
         path, at_close = base + SUFFIX, state_of_session(session).at_close
+        if path in self._unreadable:
+            return
         try:
             self._take(path, base)
         except OwnedError:
@@ -140,29 +160,49 @@ class OwnerMarks:
         except (OSError, tf.errors.OpError) as error:
             _warn_unmarked(path, error)
             return
-        if path in at_close:
-            return
+        with self._lock:
+            if at_close.get(path) in self._holds.get(path, ()):
+                return
         held = [name for name in at_close if name.endswith(SUFFIX)]
-        if len(held) >= MOST_MARKS:
+        if len(held) >= MOST_MARKS and path not in held:
             at_close.pop(held[0])()
         with self._lock:
-            if path not in self._sessions:
-                _warn_of_others(os.path.dirname(base), self.others_in(os.path.dirname(base)))
-            self._sessions[path] = self._sessions.get(path, 0) + 1
-            at_close[path] = functools.partial(self._release, path)
+            is_first = path not in self._holds
+            hold = at_close[path] = Hold(self, path)
+            self._holds.setdefault(path, set()).add(hold)
             if self._thread is None:
                 self._start_renewing()
+        # Last: a filter may make an error of the warning.
+        if is_first:
+            _warn_of_others(os.path.dirname(base), self.others_in(os.path.dirname(base)))
 
-    def release_all(self) -> None:
-        """Removes all marks, at the end of the program."""
+    def release(self, hold: Hold) -> None:
+        """Removes a mark of this process, unless another session saves there."""
         # A fork of this process owns nothing.
         if self._process != os.getpid():
             return
-        self._is_over.set()
         with self._lock:
-            for path in list(self._sessions):
-                self._sessions[path] = 1
-                self._release(path)
+            holds = self._holds.get(hold.path, set())
+            if hold not in holds:
+                return
+            holds.remove(hold)
+            if not holds:
+                self._remove(hold.path)
+
+    def release_sessions(self) -> None:
+        """Removes all marks; a session that saves again makes its mark anew."""
+        if self._process != os.getpid():
+            return
+        with self._lock:
+            for path in list(self._holds):
+                self._remove(path)
+
+    def release_all(self) -> None:
+        """Removes all marks, at the end of the program."""
+        if self._process != os.getpid():
+            return
+        self._is_over.set()
+        self.release_sessions()
         if self._thread is not None:
             self._thread.join(timeout=_INTERVAL)
 
@@ -178,43 +218,44 @@ class OwnerMarks:
         except (OSError, tf.errors.OpError):
             return []
         owners = [mark.owner for mark in found if mark is not None and mark.owner is not None]
-        return [owner for owner in owners if owner.id != self.id and not owner.is_dead()]
+        return [owner for owner in owners if owner.id != self.id and owner.lives() is not False]
 
     def _take(self, path: str, base: str) -> None:
         """Makes the mark, or takes it over from an owner that is dead.
 
         Raises:
             OwnedError: the owner lives.
+            OSError: no mark can be made, nor the one that is there be read.
         """
         if self._create(path):
             return
-        first, began, has_said = None, time.monotonic(), False
+        began = changed = time.monotonic()
+        last, has_said = None, False
         while True:
             with self._lock:
                 seen = _read(path)
             if self.owns(seen) or seen is None and self._create(path):
                 return
+            now = time.monotonic()
+            is_renewed = last is not None and seen is not None and seen != last
+            if seen != last:
+                last, changed = seen, now
             owner = None if seen is None else seen.owner
-            first = first or seen
-            waited = time.monotonic() - began
-            is_expired = waited > EXPIRY and seen == first
-            if seen is not None and (is_expired or owner is not None and owner.is_dead()):
+            lives = None if owner is None else owner.lives()
+            is_expired = lives is None and now - changed > EXPIRY
+            if seen is None and is_expired:
+                self._unreadable.add(path)
+                raise OSError(errno.EIO, "it is there, but can't be read", path)
+            if seen is not None and (lives is False or is_expired):
                 if self._replace(path, seen):
                     return
-            elif owner is not None and owner.is_seen():
-                if waited > _PATIENCE:
-                    raise OwnedError(_in_use(path, base, owner))
-            elif seen is not None and seen != first:
+            elif now - began > _PATIENCE and (lives or is_renewed):
                 raise OwnedError(_in_use(path, base, owner))
-            elif not has_said:
+            elif now - began > _SILENCE and not has_said:
                 has_said = True
-                tf.logging.warning(
-                    "'%s' says that another job saves here (%s). Waiting to see whether it still "
-                    "does, for up to %.0f s.",
-                    path,
-                    owner or "which one can't be read",
-                    EXPIRY,
-                )
+                # An owner elsewhere may be killed at the end of its time.
+                most = _PATIENCE if lives else _PATIENCE + EXPIRY
+                _say_that_it_waits(path, owner, began + most - now)
             time.sleep(_INTERVAL)
 
     def _create(self, path: str) -> bool:
@@ -253,20 +294,14 @@ class OwnerMarks:
         with self._lock:
             return self.owns(_read(path))
 
-    def _release(self, path: str) -> None:
-        """Removes a mark of this process, unless another session saves there."""
-        if self._process != os.getpid():
-            return
-        with self._lock:
-            sessions = self._sessions.pop(path, 1) - 1
-            if sessions > 0:
-                self._sessions[path] = sessions
-                return
-            try:
-                if self.owns(_read(path)):
-                    tf.io.gfile.remove(path)
-            except (OSError, tf.errors.OpError) as error:
-                _warn_unremoved(path, error)
+    def _remove(self, path: str) -> None:
+        """Removes a mark of this process."""
+        self._holds.pop(path, None)
+        try:
+            if self.owns(_read(path)):
+                tf.io.gfile.remove(path)
+        except (OSError, tf.errors.OpError) as error:
+            _warn_unremoved(path, error)
 
     def _start_renewing(self) -> None:
         atexit.register(self.release_all)
@@ -279,7 +314,7 @@ class OwnerMarks:
         while not self._is_over.wait(RENEWAL):
             with self._lock:
                 self._renewals += 1
-                for path in self._sessions:
+                for path in self._holds:
                     # It may go better the next time.
                     with contextlib.suppress(OSError, tf.errors.OpError):
                         if self.owns(_read(path)):
@@ -352,16 +387,19 @@ def _machine() -> str:
         return ""
 
 
-def _lives(pid: int, started: str) -> bool:
-    """Tells whether the process `pid` of this machine is the one that started then, and lives."""
+def _lives(pid: int, started: str) -> bool | None:
+    """Tells whether the process `pid` of this machine is the one that started then, and lives.
+
+    None if it can't be told: another user's process may be hidden.
+    """
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # It is another user's, who may hide it.
+        pass  # It is another user's.
     state = _process_state(pid)
-    return state is None or state[0] not in ("Z", "X") and state[1] == started
+    return None if state is None else state[0] not in ("Z", "X") and state[1] == started
 
 
 def _process_state(pid: int) -> tuple[str, str] | None:
@@ -381,6 +419,18 @@ def _in_use(path: str, base: str, owner: Owner | None) -> str:
         "Two jobs would delete each other's, so this one has written nothing. Give it a folder of "
         f"its own, or end the other job first. (The mark is the file '{path}'. There is no need "
         "to delete it: a job that was killed is found out.)"
+    )
+
+
+def _say_that_it_waits(path: str, owner: Owner | None, seconds: float) -> None:
+    until = time.strftime("%H:%M:%S UTC", time.gmtime(time.time() + seconds))
+    tf.logging.warning(
+        "'%s' says that another job saves here (%s). Waiting for it to end, until %s at the most. "
+        "If it was killed on another host, that is known after %.0f s.",
+        path,
+        owner or "which one can't be read",
+        until,
+        EXPIRY,
     )
 
 

@@ -10,8 +10,10 @@ Functions that have an argument `original` stand in for a method of TensorFlow's
 from __future__ import annotations
 
 import dataclasses
+import functools
+import os
 import time
-from typing import Any
+from typing import Any, Callable
 
 import tensorflow.compat.v1 as tf
 from tensorflow.core.protobuf import saver_pb2
@@ -233,11 +235,30 @@ def write_graph(
 ) -> Any:
     """Stands in for `training_util.write_graph` (CheckpointSaverHook): rank 0 alone writes.
 
-    It leaves a folder alone where another job saves: the save that follows tells the script.
+    It leaves a folder alone where another job may save. The save that follows finds out, and then
+    either tells the script or writes the graph.
     """
-    if collectives.rank() > 0 or ownership.marks().others_in(logdir):
+    if collectives.rank() > 0:
         return None
-    return original(graph_or_graph_def, logdir, name, as_text)
+    write = functools.partial(original, graph_or_graph_def, logdir, name, as_text)
+    if ownership.marks().others_in(logdir):
+        _postponed_graphs[_normal(logdir)] = write
+        return None
+    return write()
+
+
+def write_postponed_graph(folder: str) -> None:
+    """Writes the graph that was to be written to `folder` before it was known whose that is."""
+    write = _postponed_graphs.pop(_normal(folder), None)
+    if write is not None:
+        write()
+
+
+def _normal(folder: Any) -> str:
+    return os.path.normpath(os.fsdecode(folder or "."))
+
+
+_postponed_graphs: dict[str, Callable[[], Any]] = {}  # by their folders
 
 
 _last_checkpoint: list[str] = []

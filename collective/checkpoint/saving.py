@@ -20,6 +20,7 @@ from collective.checkpoint.saver import (
     note_last_checkpoint,
     shards_of_saver,
     unsharded_def,
+    write_postponed_graph,
 )
 from collective.checkpoint.shards import Shard
 from collective.coordination import barrier
@@ -133,6 +134,7 @@ class ShardedSave:
             return ""
         commit.make_parent(self.base)
         ownership.marks().hold(self.session, self.base)
+        write_postponed_graph(os.path.dirname(self.base))
         self.started = commit.Commit(self.base, self.prefix)
         return self.started.staging
 

@@ -33,7 +33,7 @@ def settle(doing: str, argument: str, folder: Any, stacklevel: int) -> Any:
         RankError: rank 0 has no folder though another rank has, or no checkpoint in its folder
             though another rank has one in its own.
     """
-    own = os.fspath(folder) if folder else None
+    own = os.fsdecode(folder) if folder else None
     folders = [each["folder"] for each in barrier.exchange(None, doing, {"folder": own})]
     first, others = folders[0], [rank for rank, each in enumerate(folders) if each != folders[0]]
     if not others:

@@ -177,12 +177,14 @@ def close(original: Any, session: Any) -> None:
 
     A `with` statement of a monitored session or a `finally` may call it because of an error.
     """
-    if coordinator.started():
-        coordinator.instance().leave(session, _error_since_start(session))
     try:
-        original(session)
+        if coordinator.started():
+            coordinator.instance().leave(session, _error_since_start(session))
     finally:
-        state_of_session(session).close()
+        try:
+            original(session)
+        finally:
+            state_of_session(session).close()
 
 
 def _error_since_start(session: Any) -> BaseException | None:
@@ -199,8 +201,12 @@ def leave(original: Any, session: Any, kind: Any, error: Any, traceback: Any) ->
 
     TensorFlow closes the session in another thread, which knows nothing of the error.
     """
-    if coordinator.started():
-        coordinator.instance().leave(session, error)
+    try:
+        if coordinator.started():
+            coordinator.instance().leave(session, error)
+    except BaseException as elsewhere:
+        original(session, type(elsewhere), elsewhere, elsewhere.__traceback__)
+        raise
     return original(session, kind, error, traceback)
 
 

@@ -11,6 +11,7 @@ from typing import Any, Callable
 
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
+from tensorflow.python.framework import config
 from tensorflow.python.util import function_utils
 
 from collective.coordination import barrier
@@ -77,7 +78,7 @@ def deal(dataset: Any, batches: int | None = None, passes: int = 1) -> tf2.data.
         passes: how many times to use them, with several ranks.
 
     Raises:
-        ValueError: `dataset` is no dataset, with several ranks.
+        ValueError: with several ranks, `dataset` is no dataset, or has another order on each.
     """
     ranks = collectives.size()
     if ranks == 1:
@@ -90,6 +91,15 @@ def deal(dataset: Any, batches: int | None = None, passes: int = 1) -> tf2.data.
             "(tf.distribute.InputContext), by which it takes its own share. (With "
             "shard_input=False for strategy.estimator each rank uses all that its input_fn gives: "
             f"an evaluation then counts every record {ranks} times.)"
+        )
+    unordered = _unordered(dataset)
+    if unordered is not None:
+        raise ValueError(
+            f"the dataset of input_fn has an operation ({unordered}) that is told "
+            "deterministic=False (or sloppy=True), so each rank has an order of its own; if its "
+            f"batches were dealt to {ranks} ranks, some records would be used twice and others "
+            "never. Leave that out. Or give input_fn an argument input_context "
+            "(tf.distribute.InputContext), by which it takes its own share first."
         )
     if _is_sharded(dataset):
         warnings.warn(
@@ -124,7 +134,16 @@ def shard(dataset: Any) -> tf2.data.Dataset:
             "strategy.shard(): the dataset is shuffled without a seed, so each rank has an order "
             "of its own, and some records would be used twice and others never. Shard it first: "
             "strategy.shard(dataset).shuffle(…). Or give shuffle() a seed. (list_files() shuffles, "
-            "too: it takes shuffle=False.)"
+            "too: it takes shuffle=False.) Where a part of a zip() is shuffled, shard the parts "
+            "first, then zip them."
+        )
+    unordered = _unordered(dataset)
+    if unordered is not None:
+        raise ValueError(
+            f"strategy.shard(): the dataset has an operation ({unordered}) that is told "
+            "deterministic=False (or sloppy=True), so each rank has an order of its own, and some "
+            "records would be used twice and others never. Shard it first: "
+            "strategy.shard(dataset).map(…). Or leave that out."
         )
     if _is_sharded(dataset):
         warnings.warn(
@@ -149,6 +168,20 @@ def _shuffles_differently(dataset: Any) -> bool:
             if all(seed is not None and int(seed) == 0 for seed in seeds):
                 return True
     return False
+
+
+def _unordered(dataset: Any) -> str | None:
+    """Returns the type of an operation that needn't keep the order, whatever its dataset's options.
+
+    None if there is none, or if TensorFlow is told to be deterministic, which overrides it.
+    """
+    if config.is_op_determinism_enabled():
+        return None
+    for op in _operations(dataset):
+        attributes = op.node_def.attr
+        if "deterministic" in attributes and attributes["deterministic"].s == b"false":
+            return str(op.type)
+    return None
 
 
 def _operations(dataset: Any) -> set[tf.Operation]:

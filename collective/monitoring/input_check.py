@@ -6,10 +6,11 @@
 
 Ranks that read the same records train on each of them N times, and no number looks wrong. So the
 first batches that a graph's iterators give to training are compared. One is enough where ranks read
-different records, which is how it should be. A warning takes several different batches that all
-ranks have alike: an input that is constant, or as short as a batch or two, is no mistake. Nor is
-one of numbers by which each rank finds records of its own: the ids that it looks up are compared,
-too.
+different records, which is how it should be: from any one of the iterators, since another one may
+give all of them the same on purpose (numbers of steps, negatives that they share). A warning takes
+several different batches that all ranks have alike: an input that is constant, or as short as a
+batch or two, is no mistake. Nor is one of numbers by which each rank finds records of its own: the
+ids that it looks up are compared, too.
 
 Only what `tf.data` iterators give is compared, and only where a training run takes it from them
 itself: not what is fed, nor what an Estimator has dealt to the ranks.
@@ -29,7 +30,7 @@ import tensorflow.compat.v1 as tf
 from collective.coordination import barrier
 from collective.coordination.prepared_run import PreparedRun
 from collective.coordination.run_analysis import RunFootprint
-from collective.ops import collectives
+from collective.ops import collectives, graph_analysis
 from collective.ops.graph_state import state_of
 from collective.prefetch.enable import split_of
 from collective.prefetch.graph_split import ITERATORS
@@ -54,7 +55,7 @@ class InputCheck:
     Attributes:
         runs: how many runs were compared.
         same: the checksums of the batches that all ranks had alike, by the iterators that have
-            given nothing else so far; None before the first run.
+            given some in every run; None before the first run.
         is_over: whether nothing remains to be compared. It is so on all ranks at one time.
     """
 
@@ -69,30 +70,31 @@ class InputCheck:
             session: the session.
             reading: of this rank's batches.
         """
-        own = {
-            "checksums": reading.checksums(),
-            "ids": reading.ids_checksum(),
-            "is_put_off": reading.is_put_off,
-        }
-        messages = barrier.exchange(session, "compares the first batches of the ranks", own)
+        messages = barrier.exchange(
+            session, "compares the first batches of the ranks", _payload(reading)
+        )
         self.runs += 1
         if any(message["is_put_off"] for message in messages):
             self.is_over = self.runs >= MOST_RUNS
             return
-        of_rank_0 = messages[0]["checksums"]
-        if any(message["ids"] != messages[0]["ids"] for message in messages):
-            of_rank_0 = {}
-        alike = {
-            name: checksum
-            for name, checksum in of_rank_0.items()
-            if all(message["checksums"].get(name) == checksum for message in messages)
-        }
+        is_alike = all(message == messages[0] for message in messages)
+        alike = messages[0]["checksums"] if is_alike else {}
         known = {name: set() for name in alike} if self.same is None else self.same
         self.same = {name: seen | {alike[name]} for name, seen in known.items() if name in alike}
         found = [name for name, seen in self.same.items() if len(seen) >= SAME_BATCHES]
         self.is_over = bool(found) or not self.same or self.runs >= MOST_RUNS
         if found and collectives.rank() == 0:
             _warn(found[0])
+
+
+def _payload(reading: Reading) -> dict[str, Any]:
+    """Returns what the other ranks learn of this one's batches."""
+    try:
+        checksums, ids = reading.checksums(), reading.ids_checksum()
+    except Exception:
+        # The step has been made, and the others wait for a message: this one ends the check.
+        checksums, ids = {}, ""
+    return {"checksums": checksums, "ids": ids, "is_put_off": reading.is_put_off}
 
 
 def watched(
@@ -157,11 +159,22 @@ class Reading:
                 # A trace is of what the script runs, and of nothing else.
                 self.is_put_off = True
                 return original(session, fetches, *feeds_options_metadata)
+            self._leave_out(feeds_options_metadata[0])
             tensors = [*self.batches.values(), self.ids]
             out, self.values = original(session, [fetches, tensors], *feeds_options_metadata)
             return out
 
         return run
+
+    def _leave_out(self, feeds: Any) -> None:
+        """Leaves out of the batches what is fed in their place."""
+        fed = {name for leaf in feeds or {} for name in graph_analysis.tensor_names(leaf)}
+        if fed:
+            left = {
+                name: [x for x in batch if x.name not in fed]
+                for name, batch in self.batches.items()
+            }
+            self.batches = {name: batch for name, batch in left.items() if batch}
 
     def checksums(self) -> dict[str, str]:
         return {name: _checksum(batch) for name, batch in zip(self.batches, self.values)}
@@ -224,6 +237,7 @@ def _checksum(batch: Sequence[Any]) -> str:
         digest.update(f"{array.dtype} {array.shape}".encode())
         if array.dtype == object:
             for text in array.ravel()[:MOST_STRINGS]:
+                text = tf.compat.as_bytes(text)  # what is fed may be str
                 digest.update(f"{len(text)} ".encode() + text)
         else:
             flat = np.ascontiguousarray(array).reshape(-1)

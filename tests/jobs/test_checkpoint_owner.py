@@ -69,7 +69,7 @@ def files(folder):
 @pytest.mark.timeout(150)
 def test_two_jobs_and_one_folder(tmp_path, job):
     """The second writes nothing and ends with an error; the first never learns of it."""
-    first = pool.start(*job(20, pause=30))
+    first = pool.start(*job(20, pause=120))
     try:
         read_until(first, "half way")
         before = files(tmp_path / "saved")
@@ -77,6 +77,7 @@ def test_two_jobs_and_one_folder(tmp_path, job):
         done = pool.launch(*job(20))
         assert done.returncode not in (0, 124)
         assert "another job saves its checkpoints as" in done.stdout
+        assert first.poll() is None, "it outlives the time that it is given to end"
         assert "began at" not in done.stdout, "it hasn't trained"
         after = files(tmp_path / "saved")
         del before["model.ckpt.owner"]  # is renewed

@@ -6,11 +6,15 @@ import os
 import subprocess
 import threading
 import time
+import warnings
 
 import pytest
 
-from collective.checkpoint import ownership
+from collective import CollectiveStrategy
+from collective.checkpoint import ownership, saver
+from collective.coordination import coordinator, session_runs
 from collective.coordination.session_state import state_of_session
+from collective.errors import RankError
 
 
 class Session:
@@ -281,3 +285,153 @@ def test_in_a_file_system_of_another_kind(tmp_path, job, monkeypatch):
         job().hold(Session(), base)
     session.close()
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_an_owner_that_lives_has_time_to_end(base, job, monkeypatch, elsewhere):
+    """It writes its last checkpoint, say, before a job that was moved goes on with it."""
+    monkeypatch.setattr(ownership, "_PATIENCE", 60.0)
+    mark(base, **(ELSEWHERE if elsewhere else {}))
+
+    def renew_and_end():
+        for renewal in range(4):
+            time.sleep(0.1)
+            mark(base, **(ELSEWHERE if elsewhere else {}), renewals=renewal)
+        os.remove(base + ".owner")
+
+    ending = threading.Thread(target=renew_and_end)
+    ending.start()
+    marks = job()
+    marks.hold(Session(), base)
+    ending.join()
+    assert owner_id(base) == marks.id
+
+
+def test_an_owner_that_is_killed_while_one_waits_expires_after_its_last_renewal(
+    base, job, monkeypatch
+):
+    monkeypatch.setattr(ownership, "_PATIENCE", 60.0)
+    monkeypatch.setattr(ownership, "EXPIRY", 0.3)
+    mark(base, **ELSEWHERE)
+    renewed = []
+
+    def renew():
+        mark(base, **ELSEWHERE, renewals=1)
+        renewed.append(time.monotonic())
+
+    renewing = threading.Timer(0.2, renew)
+    renewing.start()
+    marks = job()
+    marks.hold(Session(), base)
+    renewing.join()
+    assert owner_id(base) == marks.id and time.monotonic() - renewed[0] >= 0.3
+
+
+def test_one_that_waits_says_so_once(base, job, monkeypatch):
+    said = []
+    monkeypatch.setattr(ownership.tf.logging, "warning", lambda text, *of: said.append(text % of))
+    monkeypatch.setattr(ownership, "_SILENCE", 0.02)
+    mark(base, job="4711")
+    with pytest.raises(ownership.OwnedError):
+        job().hold(Session(), base)
+    (line,) = said
+    assert f"job 4711, process {os.getpid()} on host elsewhere" in line
+    assert "Waiting for it to end, until " in line
+
+
+def test_the_renewals_decide_about_an_owner_that_is_hidden(base, job, monkeypatch):
+    """Another user's process, of which nothing can be read: its number may be of a third."""
+    monkeypatch.setattr(ownership, "EXPIRY", 0.3)
+    mark(base)
+    marks = job()
+    assert json.loads(marks._text())["machine"]
+    monkeypatch.setattr(ownership, "_process_state", lambda pid: None)
+    marks.hold(Session(), base)
+    assert owner_id(base) == marks.id
+
+
+def test_a_mark_that_is_there_and_can_not_be_read_stops_nobody(base, job, monkeypatch):
+    monkeypatch.setattr(ownership, "EXPIRY", 0.3)
+    os.symlink("nowhere", base + ".owner")
+    marks, session = job(), Session()
+    waiting = threading.Thread(target=marks.hold, args=(session, base), daemon=True)
+    with pytest.warns(RuntimeWarning, match="can't be read.*Saving goes on"):
+        waiting.start()
+        waiting.join(5)
+    assert not waiting.is_alive()
+    began = time.monotonic()
+    marks.hold(session, base)
+    assert time.monotonic() - began < 0.3, "it waits once"
+
+
+def test_a_warning_that_is_an_error_leaves_no_mark_behind(base, job):
+    mark(base)
+    session = Session()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RuntimeWarning, match="under another name"):
+            job().hold(session, base + "2")
+    session.close()
+    assert not os.path.exists(base + "2.owner")
+
+
+def test_no_mark_stays_behind_the_last_scope(base, job):
+    """A session that is closed there, or never, is of no interest any more."""
+    marks, first, second = job(), Session(), Session()
+    for session in (first, second):
+        marks.hold(session, base)
+    marks.release_sessions()
+    assert not os.path.exists(base + ".owner")
+    marks.hold(first, base)
+    assert owner_id(base) == marks.id, "it saves again, in another scope"
+    second.close()
+    assert owner_id(base) == marks.id
+    first.close()
+    assert not os.path.exists(base + ".owner")
+
+
+def test_the_last_scope_releases_the_marks_of_this_process(base):
+    session = Session()
+    with CollectiveStrategy().scope(plan="quiet"):
+        ownership.marks().hold(session, base)
+        assert os.path.exists(base + ".owner")
+    assert not os.path.exists(base + ".owner")
+
+
+def test_the_graph_is_written_once_it_is_known_whose_the_folder_is(tmp_path, base):
+    """A killed job's mark is there: who it was is found out by the save behind it."""
+    (tmp_path / "graph.pbtxt").write_text("old")
+    mark(base, **ELSEWHERE)
+
+    def write(_, folder, name, as_text):
+        with open(os.path.join(folder, name), "w") as file:
+            file.write("new")
+
+    saver.write_graph(write, None, f"{tmp_path}/", "graph.pbtxt")
+    assert (tmp_path / "graph.pbtxt").read_text() == "old", "the owner may live"
+    saver.write_postponed_graph(os.path.dirname(base))
+    assert (tmp_path / "graph.pbtxt").read_text() == "new"
+    (tmp_path / "graph.pbtxt").write_text("changed")
+    saver.write_postponed_graph(os.path.dirname(base))
+    assert (tmp_path / "graph.pbtxt").read_text() == "changed"
+
+
+def test_a_mark_goes_though_the_peers_are_told_in_vain(base, job, monkeypatch):
+    class Broken:
+        def leave(self, *_):
+            raise RankError("a peer is gone")
+
+    monkeypatch.setattr(coordinator, "started", lambda: True)
+    monkeypatch.setattr(coordinator, "instance", Broken)
+    closed = []
+    for leave in (
+        lambda session: session_runs.close(closed.append, session),
+        lambda session: session_runs.leave(
+            lambda session, *_: session.close() or closed.append(session), session, None, None, None
+        ),
+    ):
+        session = Session()
+        job().hold(session, base)
+        with pytest.raises(RankError, match="a peer is gone"):
+            leave(session)
+        assert closed.pop() is session and not os.path.exists(base + ".owner")

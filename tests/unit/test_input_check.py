@@ -6,6 +6,7 @@ import warnings
 
 import numpy as np
 import pytest
+import tensorflow.compat.v1 as tf
 
 from collective.monitoring import input_check
 from collective.ops import collectives
@@ -66,13 +67,19 @@ def test_several_batches_that_all_ranks_have_are_a_mistake(
     assert compared(rank_threads, of_ranks, monkeypatch) == ([runs] * 3, ["it"])
 
 
-def test_each_iterator_is_looked_at_by_itself(rank_threads, monkeypatch):
-    """One that is constant, and one of each rank's own, say nothing about a third."""
-    of_ranks = [
-        [{"constant": "c", "own": f"{rank}{i}", "whole": f"{i}"} for i in range(9)]
-        for rank in range(2)
-    ]
+def test_one_that_is_constant_says_nothing_about_another(rank_threads, monkeypatch):
+    of_ranks = [[{"constant": "c", "whole": f"{i}"} for i in range(9)]] * 2
     assert compared(rank_threads, of_ranks, monkeypatch) == ([3, 3], ["whole"])
+
+
+def test_one_of_each_ranks_own_says_that_all_is_well(rank_threads, monkeypatch):
+    """Another may be alike on purpose: numbers of steps, or negatives that the ranks share."""
+    of_ranks = [[{"own": f"{rank}{i}", "shared": f"{i}"} for i in range(9)] for rank in range(2)]
+    assert compared(rank_threads, of_ranks, monkeypatch) == ([1, 1], [])
+    of_ranks = [
+        [{"own": f"{rank if i else 0}{i}", "shared": f"{i}"} for i in range(9)] for rank in range(2)
+    ]
+    assert compared(rank_threads, of_ranks, monkeypatch) == ([2, 2], [])
 
 
 def test_ranks_without_datasets_compare_once(rank_threads, monkeypatch):
@@ -153,3 +160,40 @@ def test_a_run_that_one_rank_traces_is_not_looked_at(monkeypatch, rank_threads):
         return check.is_over
 
     assert rank_threads(2, on_rank) == [True, True] and warned == ["it"]
+
+
+@pytest.mark.parametrize("failing", [[0], [1], [0, 1]])
+def test_checksums_that_fail_end_the_check_on_all_ranks(monkeypatch, rank_threads, failing):
+    """The step has been made: no rank fails for it, and none waits for another."""
+    warned = []
+    monkeypatch.setattr(input_check, "_warn", warned.append)
+
+    class Unreadable(Read):
+        def checksums(self):
+            raise TypeError("can't concat str to bytes")
+
+    def on_rank(rank, coordinator):
+        check = input_check.InputCheck()
+        read = Unreadable({}) if rank in failing else Read({"it": "0"})
+        check.compare(Session(), read)
+        return check.is_over
+
+    assert rank_threads(2, on_rank) == [True, True] and not warned
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_what_is_fed_in_a_batchs_place_is_left_out(by_name):
+    """Its values are the script's, of any type."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        data = tf.data.Dataset.from_tensors((b"text", 1)).repeat()
+        text, number = tf.data.make_one_shot_iterator(data).get_next()
+        reading = input_check.Reading({"it": [text, number]}, [tf.placeholder(tf.string, [None])])
+        ids = reading.ids[0]
+        run = reading.beside(lambda session, *args: session.run(*args))
+        feeds = {text.name if by_name else text: "fed", ids: np.array(["a", "b"], object)}
+        assert run(session, number + 1, feeds, None, None) == 2
+        assert reading.batches == {"it": [number]}
+        assert reading.checksums() == {"it": input_check._checksum([np.int32(1)])}
+        assert reading.ids_checksum() == input_check._checksum([np.array([b"a", b"b"], object)])
+        run(session, number.op, {**feeds, number: 3}, None, None)
+        assert reading.checksums() == {}

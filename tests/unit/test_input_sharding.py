@@ -116,3 +116,65 @@ def test_datasets_that_are_made_eagerly(monkeypatch):
             pytest.skip("eager execution is off in this process")
         got = list(input_sharding.shard(tf.data.Dataset.range(5)).as_numpy_iterator())
     assert got == [1, 3]
+
+
+def slowly(x):
+    return x + 1
+
+
+UNORDERED = {
+    "map": lambda data: data.map(slowly, num_parallel_calls=4, deterministic=False).batch(2),
+    "interleave": lambda data: data.interleave(
+        lambda x: tf.data.Dataset.range(x),
+        cycle_length=2,
+        num_parallel_calls=2,
+        deterministic=False,
+    ),
+    "sloppy": lambda data: data.apply(
+        tf.data.experimental.parallel_interleave(
+            lambda x: tf.data.Dataset.range(x), cycle_length=2, sloppy=True
+        )
+    ),
+}
+ORDERED = {
+    "by default": lambda data: data.map(slowly, num_parallel_calls=4),
+    "as told": lambda data: data.map(slowly, num_parallel_calls=4, deterministic=True),
+    "one by one": lambda data: data.map(slowly),
+}
+
+
+@pytest.mark.parametrize("make", UNORDERED.values(), ids=UNORDERED)
+def test_an_order_that_differs_between_ranks_is_refused(monkeypatch, make):
+    """The options of a dataset don't override what an operation is told."""
+    monkeypatch.setattr(collectives, "size", lambda: 2)
+    monkeypatch.setattr(collectives, "rank", lambda: 1)
+    with tf.Graph().as_default():
+        with pytest.raises(ValueError, match=r"deterministic=False.*strategy\.shard\(dataset\)\."):
+            input_sharding.shard(make(tf.data.Dataset.range(5)))
+        with pytest.raises(ValueError, match="deterministic=False.*argument input_context"):
+            input_sharding.deal(make(tf.data.Dataset.range(5)))
+        make(input_sharding.shard(tf.data.Dataset.range(5)))
+        with monkeypatch.context() as patch:
+            patch.setattr(input_sharding.config, "is_op_determinism_enabled", lambda: True)
+            input_sharding.shard(make(tf.data.Dataset.range(5)))
+
+
+@pytest.mark.parametrize("make", ORDERED.values(), ids=ORDERED)
+def test_an_order_that_all_ranks_have_is_not(monkeypatch, make):
+    monkeypatch.setattr(collectives, "size", lambda: 2)
+    monkeypatch.setattr(collectives, "rank", lambda: 1)
+    with tf.Graph().as_default():
+        input_sharding.shard(make(tf.data.Dataset.range(5)))
+        input_sharding.deal(make(tf.data.Dataset.range(5)))
+
+
+def test_the_parts_of_a_zip_are_sharded(monkeypatch):
+    """Which is the way out where one of them is shuffled."""
+    monkeypatch.setattr(collectives, "size", lambda: 2)
+    monkeypatch.setattr(collectives, "rank", lambda: 1)
+    with tf.Graph().as_default():
+        records, negatives = tf.data.Dataset.range(8), tf.data.Dataset.range(8)
+        with pytest.raises(ValueError, match=r"part of a zip\(\).*shard the parts first, then zip"):
+            input_sharding.shard(tf.data.Dataset.zip((records, negatives.shuffle(8))))
+        shard = input_sharding.shard
+        tf.data.Dataset.zip((shard(records), shard(negatives).shuffle(8)))
