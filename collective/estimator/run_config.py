@@ -59,7 +59,7 @@ def local_config(config: Any, model_dir: Any) -> Any:
         warnings.warn(
             f"Estimator: {' and '.join(ignored)} of RunConfig would make a parameter-server job "
             "and has no effect: every rank is the chief of its own process.",
-            stacklevel=4,
+            stacklevel=5,
         )
     return config.replace(model_dir=_common_model_dir(config, run_config.path_to_str(model_dir)))
 
@@ -72,7 +72,7 @@ def _common_model_dir(config: Any, model_dir: str | None) -> str:
             "one of them."
         )
     model_dir = common_folder.settle(
-        "making an Estimator", "model_dir", model_dir or config.model_dir, stacklevel=5
+        "making an Estimator", "model_dir", model_dir or config.model_dir, stacklevel=6
     )
     if model_dir:
         return model_dir
