@@ -64,7 +64,7 @@ image:  ## Build the image collective:cpu, or with GPU=1 collective:gpu (docker/
 image-check: ready  ## Check docker/: a linter, the pins, docker's own checks; whichever of them is to be had here
 	@docker/check.sh
 
-test: lint  ## lint, and the tests: a quarter of an hour on two cores
+test: lint  ## lint, and the tests: 25 minutes on two cores
 	$(python) -m pytest $(ARGS)
 
 test-matrix: ready  ## What CI runs beside it: other numbers of ranks, the other backend, ...: half an hour

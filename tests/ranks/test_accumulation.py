@@ -18,7 +18,7 @@ def larger_by(optimizer):
     return larger(minimize(optimizer), 2)
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", ["static", "dynamic"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_optimizer_updates_as_with_a_larger_batch(strategy, rank, size, optimizer, kind):
@@ -235,6 +235,7 @@ def test_sparse_gradients_of_replicated_variables(strategy, rank, size):
     np.testing.assert_allclose(same[-1]["v"], want[-1]["v"], rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("resources", [True, False], ids=["resources", "references"])
 def test_tensorflow_without_its_second_version(strategy, rank, size, resources):
     tf.disable_control_flow_v2()

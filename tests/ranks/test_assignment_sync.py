@@ -44,7 +44,7 @@ def running_mean(kind, x, mean, training):
     return x - tf.cond(training, average, lambda: tf.identity(mean))
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", ["written", "read", "branch", "average"])
 def test_averages_that_a_script_keeps_by_itself(strategy, rank, size, kind, flavour):
     def build(embedding_scope):

@@ -44,6 +44,7 @@ def trained(strategy, rank, checkpoint_dir, until, positional=False):
     return began, rows
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("others", ["none", "empty", "their own", "positional"])
 def test_rank_0s_folder_is_everyones(strategy, rank, size, folder, others):
     """It saves there and goes on from there, and one rank says so."""

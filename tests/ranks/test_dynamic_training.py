@@ -68,6 +68,7 @@ def model(embedding_scope, optimizer, make, samples):
     return {"train": train, "rows": tf.nn.embedding_lookup(t, tf.range(V)), "w": w}, p
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_trained_as_plain_tensorflow_trains_the_static_table(strategy, rank, size, optimizer):
     runs = [(["train"], feed) for feed in batches(0, 1)] + [(["rows", "w"], {})]

@@ -74,7 +74,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_legacy_optimizers(strategy, rank, size, name):
     """Their slots are the shard's."""

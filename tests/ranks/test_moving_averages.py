@@ -265,7 +265,7 @@ def layers(kind, x, training):
     return x
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "kind", ["placeholder", "renorm", "fused", "fused_placeholder", "keras", "own", "branch"]
 )

@@ -170,7 +170,7 @@ def beside(strategy, rank, size, build):
     grouped.same(got[-1], want[-1])
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("way", WAYS)
 def test_ways_to_an_update(strategy, rank, size, way):
     def build(embedding_scope):
