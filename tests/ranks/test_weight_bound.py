@@ -294,9 +294,7 @@ def test_keras_optimizers_keep_to_it(strategy, rank, size):
                 np.testing.assert_array_equal(got[~touched], 0)
 
 
-def test_a_gradient_that_is_a_matrix_is_of_all_rows(strategy, size):
-    if size > 1:
-        pytest.skip("the shard of a table takes no matrix")
+def test_a_gradient_that_is_a_matrix_is_of_all_rows(strategy):
     with strategy.scope(), tf.Graph().as_default():
         with strategy.embedding_scope(policy=TablePolicy(weight_bound=BOUND)):
             t = tf.get_variable("t", [V, D], initializer=tf.zeros_initializer())
