@@ -26,6 +26,11 @@ Public names, in short:
     group_embedding_lookup           looks several tables up at once, as in DeepRec
     group_embedding_lookup_sparse    the same for sparse ids
     Table, DynamicTable              the tables that scripts get
+    TablePolicy                      what a table keeps: first rows, bounds of weights
+    EmbeddingVariableOption, …       the same by DeepRec's names: InitializerOption, CounterFilter,
+                                     CBFFilter, GlobalStepEvict, L2WeightEvict, StorageOption,
+                                     StorageType, CacheType, CheckpointOption
+    EmbeddingConfig                  the same by PERSIA's name
     RankError                        a rank failed, or ranks differ
     ReplicaError                     replicated variables differ between ranks
     TableError                       a table can't do what was asked of it
@@ -62,20 +67,46 @@ if os.path.isfile(f"{__path__[0]}/launch"):  # a link that git wrote as a text f
 if TYPE_CHECKING:
     from collective import checkpoint as checkpoint
     from collective import feature_column as feature_column
+    from collective.compat.deeprec import (
+        CacheType,
+        CBFFilter,
+        CheckpointOption,
+        CounterFilter,
+        EmbeddingVariableOption,
+        GlobalStepEvict,
+        InitializerOption,
+        L2WeightEvict,
+        StorageOption,
+        StorageType,
+    )
+    from collective.compat.persia import EmbeddingConfig
     from collective.embedding_variable import embedding_sizes, get_embedding_variable
     from collective.errors import RankError, ReplicaError, TableError
     from collective.group_embedding import group_embedding_lookup, group_embedding_lookup_sparse
+    from collective.policy import TablePolicy
     from collective.strategy import CollectiveStrategy
     from collective.tables.dynamic_table import DynamicTable
     from collective.tables.table import Table
 
 __all__ = [
+    "CBFFilter",
+    "CacheType",
+    "CheckpointOption",
     "CollectiveStrategy",
+    "CounterFilter",
     "DynamicTable",
+    "EmbeddingConfig",
+    "EmbeddingVariableOption",
+    "GlobalStepEvict",
+    "InitializerOption",
+    "L2WeightEvict",
     "RankError",
     "ReplicaError",
+    "StorageOption",
+    "StorageType",
     "Table",
     "TableError",
+    "TablePolicy",
     "embedding_sizes",
     "get_embedding_variable",
     "group_embedding_lookup",
@@ -83,12 +114,24 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 _MODULES = {
+    "CBFFilter": "compat.deeprec",
+    "CacheType": "compat.deeprec",
+    "CheckpointOption": "compat.deeprec",
     "CollectiveStrategy": "strategy",
+    "CounterFilter": "compat.deeprec",
     "DynamicTable": "tables.dynamic_table",
+    "EmbeddingConfig": "compat.persia",
+    "EmbeddingVariableOption": "compat.deeprec",
+    "GlobalStepEvict": "compat.deeprec",
+    "InitializerOption": "compat.deeprec",
+    "L2WeightEvict": "compat.deeprec",
     "RankError": "errors",
     "ReplicaError": "errors",
+    "StorageOption": "compat.deeprec",
+    "StorageType": "compat.deeprec",
     "Table": "tables.table",
     "TableError": "errors",
+    "TablePolicy": "policy",
     "embedding_sizes": "embedding_variable",
     "get_embedding_variable": "embedding_variable",
     "group_embedding_lookup": "group_embedding",

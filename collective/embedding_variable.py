@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 
 from collective.ops import collectives, gate
+from collective.policy import PolicyOption, TablePolicy, policy_of
 from collective.scope import SCOPES
+from collective.tables.open_dimension import OpenDimension
 from collective.tables.table import Table
 
 
@@ -21,7 +22,7 @@ def get_embedding_variable(
     trainable: bool = True,
     collections: Any = None,
     partitioner: Any = None,
-    ev_option: Any = None,
+    ev_option: TablePolicy | PolicyOption | None = None,
 ) -> Any:
     """Makes a dynamic table: an embedding for any key, without a vocabulary.
 
@@ -45,15 +46,18 @@ def get_embedding_variable(
             normal, standard deviation 1 / sqrt(D).
         trainable, collections: as for `tf.get_variable`.
         partitioner: no effect: the table is sharded over all ranks anyway.
-        ev_option: DeepRec's options of admission, eviction and storage: accepted, no effect yet,
-            which a warning says.
+        ev_option: what the table keeps: a `collective.TablePolicy`, DeepRec's
+            `EmbeddingVariableOption` or PERSIA's `EmbeddingConfig`. A warning names the options
+            that have no effect yet. Its initializer goes before `initializer`. Default: the policy
+            of the embedding_scope() that is open, if it has one.
 
     Returns:
         A `collective.tables.dynamic_table.DynamicTable`.
 
     Raises:
-        ValueError: it is called outside strategy.scope(), or an argument isn't among the values
-            above.
+        TypeError: `ev_option` is none of these.
+        ValueError: it is called outside strategy.scope(), an argument isn't among the values
+            above, or the variable is there already with another policy.
         ImportError: the compiled key map isn't built.
     """
     del partitioner
@@ -69,24 +73,14 @@ def get_embedding_variable(
             f"dynamic table '{name}': embedding_dim must be a positive integer, not "
             f"{embedding_dim!r}."
         )
-    if ev_option is not None:
-        warn_of_option(f"dynamic table '{name}'")
+    policy = policy_of(ev_option, f"dynamic table '{name}': ev_option")
     return tf.get_variable(
         name,
-        [None, embedding_dim],
+        [None if policy is None else OpenDimension(policy), embedding_dim],
         values,
         initializer,
         trainable=trainable,
         collections=collections,
-    )
-
-
-def warn_of_option(what: str) -> None:
-    """Warns the caller's caller that DeepRec's options have no effect."""
-    warnings.warn(
-        f"{what}: ev_option has no effect yet: every key is admitted and none is evicted. Leave it "
-        "out to silence this.",
-        stacklevel=3,
     )
 
 

@@ -11,8 +11,10 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.feature_column import feature_column as v1
 from tensorflow.python.feature_column import feature_column_v2 as v2
 
-from collective.embedding_variable import check_scope, warn_of_option
+from collective.embedding_variable import check_scope
 from collective.ops import key_hashing
+from collective.policy import PolicyOption, TablePolicy, policy_of
+from collective.tables.open_dimension import OpenDimension
 
 __all__ = ["categorical_column_with_embedding", "group_embedding_column_scope"]
 
@@ -29,7 +31,10 @@ def group_embedding_column_scope(name: str | None = None) -> Iterator[None]:
 
 
 def categorical_column_with_embedding(
-    key: str, dtype: tf.DType = tf.int64, partition_num: int | None = None, ev_option: Any = None
+    key: str,
+    dtype: tf.DType = tf.int64,
+    partition_num: int | None = None,
+    ev_option: TablePolicy | PolicyOption | None = None,
 ) -> EmbeddingCategoricalColumn:
     """Makes a column of keys that are looked up as they are: no hash buckets, no vocabulary.
 
@@ -47,29 +52,34 @@ def categorical_column_with_embedding(
     Args:
         key: the feature's name.
         dtype: the feature's type, tf.int64, tf.int32 or tf.string. (DeepRec's default is
-        tf.string.) partition_num: no effect: the table is sharded over all ranks anyway. ev_option:
-        DeepRec's options of admission, eviction and storage: accepted, no effect yet, which a
-        warning says.
+            tf.string.)
+        partition_num: no effect: the table is sharded over all ranks anyway.
+        ev_option: what the column's tables keep: a `collective.TablePolicy`, DeepRec's
+            `EmbeddingVariableOption` or PERSIA's `EmbeddingConfig`. A warning names the options
+            that have no effect yet. Its initializer goes before the embedding column's. Columns
+            that share a table have the same one.
 
     Raises:
+        TypeError: `ev_option` is none of these.
         ValueError: another dtype.
     """
     del partition_num
-    if ev_option is not None:
-        warn_of_option(f"categorical_column_with_embedding('{key}')")
+    policy = policy_of(ev_option, f"categorical_column_with_embedding('{key}'): ev_option")
     dtype = tf.as_dtype(dtype)
     if dtype not in (tf.int64, tf.int32, tf.string):
         raise ValueError(
             f"categorical_column_with_embedding('{key}'): dtype is tf.int64, tf.int32 or "
             f"tf.string, not {dtype.name}."
         )
-    return EmbeddingCategoricalColumn(key, dtype)
+    return EmbeddingCategoricalColumn(key, dtype, policy)
 
 
 class EmbeddingCategoricalColumn(
     v2.CategoricalColumn,
     v1._CategoricalColumn,
-    collections.namedtuple("EmbeddingCategoricalColumn", ("key", "dtype")),
+    collections.namedtuple(
+        "EmbeddingCategoricalColumn", ("key", "dtype", "policy"), defaults=(None,)
+    ),
 ):
     """Implements `categorical_column_with_embedding`."""
 
@@ -82,12 +92,12 @@ class EmbeddingCategoricalColumn(
         return str(self.key)
 
     @property
-    def num_buckets(self) -> None:
-        """Returns None: there is no such number.
+    def num_buckets(self) -> OpenDimension | None:
+        """Returns None, or what stands for it and has the column's policy: there is no such number.
 
         An embedding of the column has [None, D] weights, a dynamic table.
         """
-        return None
+        return None if self.policy is None else OpenDimension(self.policy)
 
     @property
     def parse_example_spec(self) -> dict[str, Any]:
@@ -137,13 +147,14 @@ class EmbeddingCategoricalColumn(
         return [self.key]
 
     def get_config(self) -> dict[str, Any]:
-        return {"key": self.key, "dtype": self.dtype.name}
+        config = {"key": self.key, "dtype": self.dtype.name}
+        return config if self.policy is None else {**config, "policy": self.policy}
 
     @classmethod
     def from_config(
         cls, config: dict[str, Any], custom_objects: Any = None, columns_by_name: Any = None
     ) -> Any:
-        return cls(config["key"], tf.as_dtype(config["dtype"]))
+        return cls(config["key"], tf.as_dtype(config["dtype"]), config.get("policy"))
 
     # -- The first version of feature columns, tf.feature_column.input_layer
 
@@ -152,8 +163,8 @@ class EmbeddingCategoricalColumn(
         return self.parse_example_spec
 
     @property
-    def _num_buckets(self) -> None:
-        return None
+    def _num_buckets(self) -> OpenDimension | None:
+        return self.num_buckets
 
     def _transform_feature(self, inputs: Any) -> tf.SparseTensor:
         return self._keys(inputs.get(self.key))

@@ -13,6 +13,8 @@ import os
 import warnings
 from typing import Any, Callable, Literal, Protocol, TypeVar, cast, get_args
 
+from collective.policy import TablePolicy
+
 # The default of every parameter of scope() and embedding_scope().
 INHERIT: Any = type("Inherit", (), {"__repr__": lambda self: "<inherited>"})()
 
@@ -145,17 +147,23 @@ class EmbeddingOptions:
 
     Attributes:
         min_rows: variables of fewer rows are no tables.
+        policy: of the tables that have none of their own; None for no policy.
 
     Raises:
         ValueError: an option has a value that it can't have.
     """
 
     min_rows: int = 0
+    policy: TablePolicy | None = None
 
     def __post_init__(self) -> None:
         if not (_is_whole(self.min_rows) and self.min_rows >= 0):
             raise ValueError(
                 f"embedding_scope(min_rows=…) is a whole number from 0, not {self.min_rows!r}."
+            )
+        if not (self.policy is None or isinstance(self.policy, TablePolicy)):
+            raise ValueError(
+                f"embedding_scope(policy=…) is a TablePolicy or None, not {self.policy!r}."
             )
 
 

@@ -32,6 +32,7 @@ from collective.patches import PATCHES
 from collective.patching import Patches
 from collective.plan import builder
 from collective.plan.plan import Plan
+from collective.policy import PolicyOption, TablePolicy, policy_of
 from collective.profiling import profiler
 from collective.scope import SCOPES
 from collective.tables import lookups as _lookups  # noqa: F401 (registers the lookup functions)
@@ -238,7 +239,9 @@ class CollectiveStrategy:
         return Scope(self, lambda: SCOPES.enter(given), SCOPES.leave)
 
     @options.takes_foreign(*options.names(EmbeddingOptions))
-    def embedding_scope(self, *, min_rows: int = INHERIT) -> Scope:
+    def embedding_scope(
+        self, *, min_rows: int = INHERIT, policy: TablePolicy | PolicyOption | None = INHERIT
+    ) -> Scope:
         """Makes tables of the variables that are made inside, sharded by rows over all ranks.
 
         A table is every 2-D floating-point variable that `tf.get_variable` makes. Row i lives on
@@ -251,15 +254,21 @@ class CollectiveStrategy:
             min_rows: Variables of fewer rows are no tables. Default 0: all are. It is for the
                 kernels of `tf.layers.dense` in a model that is built inside as a whole, say, and
                 for tables that are too small to be worth an exchange.
+            policy: Says what the tables keep that have no policy of their own: a
+                `collective.TablePolicy`, DeepRec's `EmbeddingVariableOption` or PERSIA's
+                `EmbeddingConfig`. A warning names the options that have no effect yet. Its
+                initializer is for tables that are made without one. Default None: none.
 
         Options that tune HybridBackend or SparseOperationKit have no effect: a warning names them.
 
         Raises:
-            TypeError: an option is unknown.
+            TypeError: an option is unknown, or `policy` is no policy.
             ValueError: min_rows isn't a whole number from 0.
             RuntimeError: it is entered outside scope(), or a variable is made eagerly inside.
         """
-        given = options.given(min_rows=min_rows)
+        if policy is not INHERIT:
+            policy = policy_of(policy, "embedding_scope(): policy", stacklevel=4)
+        given = options.given(min_rows=min_rows, policy=policy)
         EmbeddingOptions(**given)
         return Scope(self, lambda: SCOPES.enter_embedding(given), SCOPES.leave_embedding)
 

@@ -23,6 +23,7 @@ from collective.ops.graph_state import state_of
 from collective.options import EmbeddingOptions
 from collective.replication import assignments
 from collective.scope import SCOPES
+from collective.tables import weight_bound
 from collective.tables.optimizer_slots import sharded_as
 from collective.tables.table import Table
 from collective.tables.variable_getter import table_getter
@@ -63,7 +64,8 @@ def apply_gradients(
         return next_creator(**kwargs)
 
     with updating_shards(grads_and_vars), tf.variable_creator_scope(create_slot):
-        return original(optimizer, grads_and_vars, *args, **kwargs)
+        applied = original(optimizer, grads_and_vars, *args, **kwargs)
+        return weight_bound.behind(applied, grads_and_vars)
 
 
 def trains_nothing(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -168,6 +170,4 @@ def _get_table(options: EmbeddingOptions, name: str, **kwargs: Any) -> Any:
     # First values of rows depend on the name: it must be the one that the variable will have.
     name = tf.get_default_graph().unique_name(name, mark_as_used=False)
     with tf.name_scope(None):
-        return table_getter(
-            base_layer_utils.make_variable, name, min_rows=options.min_rows, **kwargs
-        )
+        return table_getter(base_layer_utils.make_variable, name, options=options, **kwargs)

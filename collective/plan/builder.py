@@ -158,6 +158,7 @@ def _table_plan(table: Any, slots: Sequence[Any], session: Any) -> TablePlan:
         imbalance=imbalance(known_bytes) if len(known_bytes) == ranks else None,
         keys_per_owner=tuple(keys_per_owner) if keys_per_owner else None,
         key_imbalance=imbalance(keys_per_owner) if keys_per_owner else None,
+        policy=table.policy.options(),
     )
 
 

@@ -66,6 +66,8 @@ class TablePlan:
         keys_per_owner: [N], the keys a step that each rank was asked for, as of the last profile of
             the graph; else None.
         key_imbalance: the largest of keys_per_owner over their mean.
+        policy: the options of its `collective.TablePolicy` that aren't at their defaults, without
+            the initializer, by their names.
     """
 
     name: str
@@ -81,6 +83,7 @@ class TablePlan:
     imbalance: float | None
     keys_per_owner: tuple[float, ...] | None = None
     key_imbalance: float | None = None
+    policy: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -20,9 +21,9 @@ from collective.plan.formatting import (
     ratio,
     shortened,
 )
-from collective.plan.text import bytes_by_rank, bytes_text, title
+from collective.plan.text import bytes_by_rank, bytes_text, policy_text, title
 
-LARGEST_TABLES, REASONS, NOTES = 10, 2, 2
+LARGEST_TABLES, POLICIES, REASONS, NOTES = 10, 2, 2, 2
 EVERYTHING = "All of it: scope(plan='full') prints it, strategy.plan().to_json() has it as data."
 
 Part = TypeVar("Part")
@@ -57,6 +58,12 @@ def _total_lines(plan: PlanData) -> list[str]:
     lines = [f"{text}."]
     if dynamic:
         lines.append("Of dynamic tables the rows on this rank so far count.")
+    policies = collections.Counter(policy_text(table.policy) for table in plan.tables)
+    del policies[""]
+    for policy, tables in policies.most_common(POLICIES):
+        lines.append(f"{counted(tables, 'table')} with {policy}.")
+    if len(policies) > POLICIES:
+        lines.append(f"… and {counted(len(policies) - POLICIES, 'other policy', 'other policies')}")
     return lines
 
 

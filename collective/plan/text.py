@@ -60,8 +60,9 @@ def bytes_by_rank(tables: Iterable[TablePlan], ranks: int) -> list[int]:
 
 def _table_lines(plan: PlanData, full: bool) -> list[str]:
     is_measured = any(table.key_imbalance for table in plan.tables)
+    has_policies = any(table.policy for table in plan.tables)
     head = ["table", "rows", "dim", "type", "slots", "rows a rank", "bytes a rank", "max/mean"]
-    head += ["keys max/mean"] * is_measured
+    head += ["keys max/mean"] * is_measured + ["policy"] * has_policies
     rows = []
     for table in plan.tables:
         row = [
@@ -75,16 +76,22 @@ def _table_lines(plan: PlanData, full: bool) -> list[str]:
             ratio(table.imbalance),
         ]
         row += [ratio(table.key_imbalance)] * is_measured
+        row += [policy_text(table.policy)] * has_policies
         rows.append([*row, _exchanges_of_table(plan, table, full)])
     totals = [counted(len(plan.tables), "table"), *[""] * 5]
     totals += [in_bytes(max(bytes_by_rank(plan.tables, plan.ranks))), ratio(plan.imbalance)]
-    rows.append([*totals, *[""] * is_measured, ""])
+    rows.append([*totals, *[""] * (is_measured + has_policies), ""])
     lines = columns([*head, ""], rows)
     if not full:
         lines = [cut_off(line) for line in lines]
     if any(table.rows is None for table in plan.tables):
         lines.append("(of dynamic tables the rows on this rank so far)")
     return lines
+
+
+def policy_text(options: dict[str, float]) -> str:
+    """Formats the options of a table's policy: 'weight_bound=10'."""
+    return ", ".join(f"{name}={value:g}" for name, value in options.items())
 
 
 def _exchanges_of_table(plan: PlanData, table: TablePlan, full: bool) -> str:

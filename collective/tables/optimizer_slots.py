@@ -22,7 +22,7 @@ from tensorflow.python.training import adam, optimizer
 
 from collective.errors import TableError
 from collective.ops import sparse_updates, training_flag
-from collective.tables import initializers, row_store
+from collective.tables import initializers, row_store, weight_bound
 from collective.tables.dynamic_table import DynamicTable
 from collective.tables.slots import Slot
 from collective.tables.table import Sharded, mark_shard
@@ -118,7 +118,7 @@ def sharded_as(table: Sharded, next_creator: Any, **arguments: Any) -> Sharded:
 
 def get_processor(original: Any, v: Any) -> Any:
     """Returns what applies a gradient to `v`: in place of `optimizer._get_processor`."""
-    return _Processor(v) if isinstance(v, DynamicTable) else original(v)
+    return weight_bound.bounded(_Processor(v) if isinstance(v, DynamicTable) else original(v), v)
 
 
 class _Processor(optimizer._OptimizableVariable):

@@ -14,6 +14,7 @@ from tensorflow.python.ops import resource_variable_ops
 from collective.errors import TableError
 from collective.ops import collectives, dispatch, graphs, tensorflow_lookup
 from collective.ops.counting import counted
+from collective.policy import TablePolicy
 from collective.tables import dense_view, initializers
 
 _view = threading.local()
@@ -194,10 +195,15 @@ class Table(Sharded):
     It stands in `tf.trainable_variables()` under its own name and goes wherever a variable goes:
     optimizers, `var_list`, `tf.gradients`.
 
+    Attributes:
+        policy: what it keeps; where it is made sets it.
+
     Args:
         initializer: fills [V, D]; see `collective.tables.initializers.shard`.
         shape: [V, D].
     """
+
+    policy = TablePolicy()
 
     def __init__(
         self, *, initializer: Any, shape: tf.TensorShape, dtype: tf.DType, name: str, **kwargs: Any

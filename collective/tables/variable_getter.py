@@ -11,10 +11,13 @@ from tensorflow.python.framework import tensor_shape
 from tensorflow.python.framework.tensor_util import make_tensor_proto
 
 from collective.ops import graphs
+from collective.options import EmbeddingOptions
+from collective.policy import TablePolicy
 from collective.scope import SCOPES
 from collective.startup import STARTUP
-from collective.tables import served_table
+from collective.tables import served_table, weight_bound
 from collective.tables.dynamic_table import DynamicTable
+from collective.tables.open_dimension import policy_in
 from collective.tables.table import Table, in_shard_view
 
 
@@ -43,6 +46,10 @@ def is_dynamic(shape: Any) -> bool:
     return rows is None and dim is not None
 
 
+# Of a dynamic table that is made outside of embedding_scope().
+OUTSIDE = EmbeddingOptions()
+
+
 def table_getter(
     getter: Callable[..., Any],
     name: str,
@@ -50,12 +57,12 @@ def table_getter(
     dtype: Any = None,
     initializer: Any = None,
     partitioner: Any = None,
-    min_rows: int = 0,
+    options: EmbeddingOptions = OUTSIDE,
     **kwargs: Any,
 ) -> Any:
     """Makes a `Table` of a 2-D floating-point variable: a variable-scope getter.
 
-    [V, D] is a static table if V is `min_rows` at least, [None, D] is a dynamic one.
+    [V, D] is a static table if V is `options.min_rows` at least, [None, D] is a dynamic one.
 
     Other variables (that are no matrix, integers, local ones, slots that an optimizer makes) are
     made as outside: replicated. No variable is partitioned: a partitioner in embedding_scope()
@@ -63,6 +70,10 @@ def table_getter(
     """
     del partitioner
     graphs.refuse_eager("embedding_scope()", f"'{name}' is made")
+    own_policy = policy_in(shape)
+    policy = own_policy or options.policy or TablePolicy()
+    if own_policy is not None and own_policy.initializer is not None:
+        initializer = own_policy.initializer
     table_shape = _shape_of(shape, initializer)
     if initializer is not None and not callable(initializer) and not is_dynamic(shape):
         dtype = _dtype_of(initializer)  # As in TensorFlow, whatever `dtype` is.
@@ -81,14 +92,17 @@ def table_getter(
         or dim is None
         or not dtype.is_floating
         or rows is not None
-        and rows < min_rows
+        and rows < options.min_rows
         or tf.GraphKeys.LOCAL_VARIABLES in (kwargs.get("collections") or ())
     ):
         return getter(
             name, shape=shape, dtype=dtype, initializer=initializer, partitioner=None, **kwargs
         )
+    if initializer is None:
+        initializer = policy.initializer
     if initializer is None and not is_dynamic(shape):
         initializer = tf.glorot_uniform_initializer()  # tf.get_variable's own default.
+    weight_bound.check(policy, dtype, name)
 
     def create(next_creator: Any, **arguments: Any) -> Any:
         del next_creator
@@ -104,7 +118,7 @@ def table_getter(
             )
         STARTUP.makes_table(graphs.outermost(tf.get_default_graph()))
         kind = DynamicTable if is_dynamic(table_shape) else Table
-        return kind(
+        table = kind(
             initializer=initializer,
             shape=table_shape,
             dtype=dtype,
@@ -122,6 +136,8 @@ def table_getter(
                 )
             },
         )
+        table.policy = policy
+        return table
 
     kwargs["use_resource"] = True
     placeholder = initializer
@@ -131,9 +147,15 @@ def table_getter(
     elif not callable(initializer):
         shape = None  # get_variable takes an array's or a tensor's own.
     with tf.variable_creator_scope(create):
-        return getter(
+        variable = getter(
             name, shape=shape, dtype=dtype, initializer=placeholder, partitioner=None, **kwargs
         )
+    if own_policy is not None and isinstance(variable, Table) and variable.policy != own_policy:
+        raise ValueError(
+            f"table '{name}' is there already with {variable.policy}, and is asked for with "
+            f"{own_policy}. Give both places the same options."
+        )
+    return variable
 
 
 def get_variable(
@@ -145,8 +167,7 @@ def get_variable(
     """
     options = SCOPES.embedding_options
     if options is not None or is_dynamic(args[0] if args else kwargs.get("shape")):
-        min_rows = 0 if options is None else options.min_rows
-        getter: Callable[..., Any] = functools.partial(table_getter, min_rows=min_rows)
+        getter: Callable[..., Any] = functools.partial(table_getter, options=options or OUTSIDE)
         users_getter = kwargs.get("custom_getter") or scope.custom_getter
         if users_getter is not None:
             getter = _inside(users_getter, getter)

@@ -187,7 +187,7 @@ def test_parsed_and_refused(strategy):
     assert spec == {"n": tf.io.VarLenFeature(tf.int64), "s": tf.io.VarLenFeature(tf.string)}
     with pytest.raises(ValueError, match="'n'.*float32"):
         column("n", tf.float32)
-    with pytest.warns(UserWarning, match="'n'.*ev_option has no effect yet"):
+    with pytest.raises(TypeError, match="'n'.*ev_option is a collective.TablePolicy"):
         column("n", dtype=tf.int64, partition_num=2, ev_option=object())
     with strategy.scope(), tf.Graph().as_default():
         with pytest.raises(ValueError, match="no number of buckets"):

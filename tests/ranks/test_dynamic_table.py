@@ -149,7 +149,7 @@ def test_what_makes_a_dynamic_table(strategy):
         assert (
             b.name == "s/b:0" and b in tf.get_collection("mine") and b not in tf.global_variables()
         )
-        with pytest.warns(UserWarning, match="no effect yet"):
+        with pytest.raises(TypeError, match="table 'c': ev_option is a collective.TablePolicy"):
             collective.get_embedding_variable("c", 4, ev_option=object())
         glorot, orthogonal = tf.glorot_uniform_initializer(), tf.orthogonal_initializer()
         for wrong, message in (

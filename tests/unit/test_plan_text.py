@@ -72,6 +72,10 @@ def plan_of(tables: list[TablePlan], **fields) -> Plan:
     return Plan("hb", RANKS, tuple(tables), **values)
 
 
+def bounded(table: TablePlan, bound: float) -> TablePlan:
+    return dataclasses.replace(table, policy={"weight_bound": bound})
+
+
 def large_plan(**fields) -> Plan:
     """Makes a plan of 300 tables: 200 of dimension 16, 100 of 32, the larger the later."""
     tables = [table(f"t{i:03}", 4 * (i + 1), 16 if i < 200 else 32) for i in range(300)]
@@ -105,6 +109,26 @@ def test_lines_of_tables_fit_on_a_screen_unless_all_is_wanted():
     assert max(map(len, str(plan).splitlines())) <= 120
     assert name not in str(plan) and name in plan.to_text(full=True)
     assert "input_layer/nested/n…" in str(plan)
+
+
+def test_policies_are_shown_where_there_are_any():
+    plan = plan_of([bounded(table("item", 8, 4), 0.5), table("user", 100, 16)])
+    _, _, head, item, user, *_ = str(plan).splitlines()
+    assert head.endswith("max/mean            policy")
+    assert "1.00  weight_bound=0.5  group: 1 by" in item
+    assert "1.00                    group: 1 by" in user
+    assert json.loads(plan.to_json())["tables"][0]["policy"] == {"weight_bound": 0.5}
+
+
+def test_policies_of_many_tables_are_counted():
+    tables = [bounded(t, 1 + (i > 5) + (i > 8)) for i, t in enumerate(large_plan().tables[:10])]
+    lines = str(plan_of([*tables, *large_plan().tables[10:]])).splitlines()
+    assert lines[3:6] == [
+        "6 tables with weight_bound=1.",
+        "3 tables with weight_bound=2.",
+        "… and 1 other policy",
+    ]
+    assert len(lines) <= 40
 
 
 def test_one_is_one():

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import tensorflow.compat.v1 as tf
 from collective import CollectiveStrategy, Table, checkpoint, get_embedding_variable
+from collective import CounterFilter, EmbeddingConfig, EmbeddingVariableOption, TablePolicy
 from collective import CollectivStrategy  # has no attribute "CollectivStrategy"
 
 strategy = CollectiveStrategy()
@@ -21,6 +22,10 @@ with strategy.scope(wire_dtype="float16", local_steps=2, plan="quiet", check=Tru
     entered.rank() + 1
     with strategy.embedding_scope(min_rows=10):
         table = get_embedding_variable("t", 8)
+option = EmbeddingVariableOption(filter_option=CounterFilter(filter_freq=3))
+get_embedding_variable("u", 8, ev_option=option)
+get_embedding_variable("v", 8, ev_option=EmbeddingConfig(emb_initialization=(-0.1, 0.1)))
+strategy.embedding_scope(policy=TablePolicy(weight_bound=10))
 strategy.scope(wire_dtype=tf.bfloat16, gradient_wire_dtype=None, profile="folder")
 first, rows = next(checkpoint.read_table("model", "t"))
 
@@ -37,6 +42,10 @@ strategy.embedding_scope(min_row=10)  # Unexpected keyword argument "min_row" fo
 strategy.estimator(print, shard_inputs=True)  # Unexpected keyword argument "shard_inputs"
 strategy.world_sise()  # has no attribute "world_sise"
 get_embedding_variable("t", "8")  # Argument 2 to "get_embedding_variable"
+get_embedding_variable("t", 8, ev_option=3)  # Argument "ev_option" to "get_embedding_variable"
+strategy.embedding_scope(policy="bound")  # Argument "policy" to "embedding_scope"
+TablePolicy(weight_bound="10")  # Argument "weight_bound" to "TablePolicy"
+TablePolicy(admission=3)  # Unexpected keyword argument "admission" for "TablePolicy"
 """
 
 

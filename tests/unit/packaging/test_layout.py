@@ -25,6 +25,7 @@ LAYERS = (
     ("build_horovod",),
     ("ops",),
     ("strategies",),
+    ("policy",),
     ("errors", "options"),
     ("scope",),
     ("startup",),

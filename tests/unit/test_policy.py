@@ -1,0 +1,300 @@
+"""What a table keeps: options are checked, and become a policy; those without effect are named."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import collective
+from collective import (
+    CacheType,
+    CBFFilter,
+    CheckpointOption,
+    CounterFilter,
+    EmbeddingConfig,
+    EmbeddingVariableOption,
+    GlobalStepEvict,
+    InitializerOption,
+    L2WeightEvict,
+    StorageOption,
+    StorageType,
+    TablePolicy,
+)
+from collective.policy import policy_of
+from collective.tables import weight_bound
+from collective.tables.open_dimension import OpenDimension, policy_in
+
+ONES = tf.ones_initializer()
+SSD = StorageType.DRAM_SSDHASH
+
+# DeepRec's (tensorflow/python/ops/variables.py) and PERSIA's (persia/embedding/__init__.py).
+SIGNATURES: dict[type, dict[str, Any]] = {
+    InitializerOption: {
+        "initializer": None,
+        "default_value_dim": 4096,
+        "default_value_no_permission": 0.0,
+    },
+    CounterFilter: {"filter_freq": 0},
+    CBFFilter: {
+        "filter_freq": 0,
+        "max_element_size": 0,
+        "false_positive_probability": -1.0,
+        "counter_type": tf.uint64,
+    },
+    GlobalStepEvict: {"steps_to_live": None},
+    L2WeightEvict: {"l2_weight_threshold": -1.0},
+    CheckpointOption: {
+        "ckpt_to_load_from": None,
+        "tensor_name_in_ckpt": None,
+        "always_load_from_specific_ckpt": False,
+        "init_data_source": None,
+    },
+    StorageOption: {
+        "storage_type": None,
+        "storage_path": None,
+        "storage_size": (1024**3,),
+        "cache_strategy": CacheType.LFU,
+    },
+    EmbeddingVariableOption: {
+        "ht_type": "",
+        "ht_partition_num": 1000,
+        "evict_option": None,
+        "ckpt": None,
+        "filter_option": None,
+        "storage_option": StorageOption(),
+        "init_option": InitializerOption(),
+    },
+    EmbeddingConfig: {
+        "emb_initialization": (-0.01, 0.01),
+        "admit_probability": 1.0,
+        "weight_bound": 10,
+    },
+}
+
+GOOD: list[tuple[type, dict[str, Any]]] = [
+    (TablePolicy, {"weight_bound": 10}),
+    (TablePolicy, {"weight_bound": np.float32(0.5), "initializer": ONES}),
+    (TablePolicy, {"initializer": tf.ones_initializer}),
+    (InitializerOption, {"initializer": ONES, "default_value_no_permission": -1}),
+    (CounterFilter, {"filter_freq": 3}),
+    (CBFFilter, {"filter_freq": 3, "max_element_size": 2**30, "false_positive_probability": 0.01}),
+    (CBFFilter, {"counter_type": tf.uint8}),
+    (GlobalStepEvict, {"steps_to_live": 4000}),
+    (L2WeightEvict, {"l2_weight_threshold": 0.9}),
+    (CheckpointOption, {"ckpt_to_load_from": "model.ckpt-5"}),
+    (StorageOption, {"storage_type": StorageType.DRAM, "storage_path": "folder"}),
+    (StorageOption, {"storage_type": SSD, "storage_path": "folder", "storage_size": [2**40]}),
+    (EmbeddingConfig, {"emb_initialization": [0.0, 0.0], "weight_bound": math.inf}),
+    (EmbeddingConfig, {"admit_probability": 0}),
+]
+
+BAD: list[tuple[type, str, list[Any]]] = [
+    (TablePolicy, "weight_bound", [0, -1, math.inf, math.nan, True, "10"]),
+    (TablePolicy, "initializer", [0.5, "ones", [1.0, 2.0]]),
+    (InitializerOption, "initializer", [0.5, "ones"]),
+    (InitializerOption, "default_value_dim", [0, -1, 1.5, None]),
+    (InitializerOption, "default_value_no_permission", ["0", math.nan, None]),
+    (CounterFilter, "filter_freq", [-1, 1.5, True, None]),
+    (CBFFilter, "filter_freq", [-1, "3"]),
+    (CBFFilter, "max_element_size", [-1, 0.5]),
+    (CBFFilter, "false_positive_probability", [0, 1, -0.5, "0.1"]),
+    (CBFFilter, "counter_type", [tf.int64, tf.float32, int, None]),
+    (GlobalStepEvict, "steps_to_live", [-1, 1.5, True]),
+    (L2WeightEvict, "l2_weight_threshold", [-0.5, math.nan, None]),
+    (CheckpointOption, "ckpt_to_load_from", [5]),
+    (CheckpointOption, "always_load_from_specific_ckpt", [None]),
+    (StorageOption, "storage_type", [StorageType.HBM_DRAM, StorageType.INVALID, "DRAM"]),
+    (StorageOption, "storage_size", [1024, [0], ["1G"], None]),
+    (StorageOption, "cache_strategy", ["LRU", 2]),
+    (EmbeddingVariableOption, "filter_option", [3, GlobalStepEvict(3), CounterFilter]),
+    (EmbeddingVariableOption, "evict_option", [CounterFilter(3)]),
+    (EmbeddingVariableOption, "ckpt", ["model.ckpt-5"]),
+    (EmbeddingVariableOption, "storage_option", [None, SSD]),
+    (EmbeddingVariableOption, "init_option", [None, ONES]),
+    (EmbeddingConfig, "emb_initialization", [0.01, (0.5, -0.5), (0, math.inf), (1, 2, 3)]),
+    (EmbeddingConfig, "admit_probability", [-0.1, 1.1, None, True]),
+    (EmbeddingConfig, "weight_bound", [0, -1, math.nan, None]),
+]
+
+
+@pytest.mark.parametrize("kind", SIGNATURES, ids=lambda kind: kind.__name__)
+def test_the_signature_is_that_of_the_other_system(kind: type):
+    parameters = inspect.signature(kind).parameters
+    assert list(parameters) == list(SIGNATURES[kind])
+    made = kind()
+    for name, default in SIGNATURES[kind].items():
+        assert getattr(made, name) == default and name in kind.__doc__
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(made, name, None)
+
+
+@pytest.mark.parametrize("kind, values", GOOD, ids=str)
+def test_good_values_are_kept(kind: type, values: dict[str, Any]):
+    made = kind(**values)
+    for name, value in values.items():
+        assert getattr(made, name) == (tuple(value) if isinstance(value, list) else value)
+
+
+@pytest.mark.parametrize(
+    "kind, name, value",
+    [(kind, name, value) for kind, name, values in BAD for value in values],
+    ids=lambda x: getattr(x, "__name__", repr(x)),
+)
+def test_bad_values_are_named(kind: type, name: str, value: Any):
+    with pytest.raises(ValueError) as raised:
+        kind(**{name: value})
+    assert f"{kind.__name__}({name}=…) is " in str(raised.value)
+    assert repr(value) in str(raised.value)
+
+
+def test_options_that_need_each_other():
+    for missing in ({"max_element_size": 100}, {"false_positive_probability": 0.01}):
+        with pytest.raises(ValueError, match="together or neither"):
+            CBFFilter(3, **missing)
+    with pytest.raises(ValueError, match="without storage_type"):
+        StorageOption(storage_path="folder")
+    with pytest.raises(ValueError, match="no storage_path"):
+        StorageOption(SSD)
+
+
+def test_what_other_systems_call_it_becomes_a_policy():
+    """By position, too: DeepRec's first options tune its hash tables."""
+    option = EmbeddingVariableOption(
+        "", 7, None, None, None, StorageOption(), InitializerOption(ONES)
+    )
+    policy = policy_of(option, "x")
+    assert policy == TablePolicy() and policy.initializer is ONES and policy.options() == {}
+    policy = policy_of(EmbeddingConfig((-0.5, 0.25)), "x")
+    assert policy == TablePolicy(weight_bound=10) and policy.options() == {"weight_bound": 10.0}
+    assert (policy.initializer.minval, policy.initializer.maxval) == (-0.5, 0.25)
+    assert policy_of(EmbeddingConfig(weight_bound=math.inf), "x").weight_bound is None
+    assert policy_of(None, "x") is None
+    assert policy_of(TablePolicy(weight_bound=3), "x") == TablePolicy(None, 3.0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"filter_option": CounterFilter()},
+        {"filter_option": CBFFilter(0, 100, 0.01)},
+        {"evict_option": GlobalStepEvict()},
+        {"evict_option": GlobalStepEvict(0)},
+        {"evict_option": L2WeightEvict()},
+        {"evict_option": L2WeightEvict(0.0)},
+        {"ckpt": CheckpointOption()},
+        {"storage_option": StorageOption(StorageType.DRAM)},
+        {"init_option": InitializerOption(ONES, 100)},
+        {"ht_type": "dense_hash_map", "ht_partition_num": 10},
+    ],
+    ids=str,
+)
+def test_options_that_would_change_nothing_are_not_warned_of(options: dict[str, Any]):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        policy_of(EmbeddingVariableOption(**options), "x")
+        policy_of(EmbeddingConfig(), "x")
+
+
+IDLE = {
+    "filter_option=CounterFilter(filter_freq=3) has no": {"filter_option": CounterFilter(3)},
+    "filter_option=CBFFilter(filter_freq=1,": {"filter_option": CBFFilter(1, 100, 0.01)},
+    "evict_option=GlobalStepEvict(steps_to_live=5) has": {"evict_option": GlobalStepEvict(5)},
+    "evict_option=L2WeightEvict(l2_weight_threshold=0.5) has": {"evict_option": L2WeightEvict(0.5)},
+    "storage_option=StorageOption(storage_type=": {"storage_option": StorageOption(SSD, "folder")},
+    "ckpt=CheckpointOption(ckpt_to_load_from='m'": {"ckpt": CheckpointOption("m")},
+    "default_value_no_permission=1.5 has": {"init_option": InitializerOption(None, 4096, 1.5)},
+}
+
+
+@pytest.mark.parametrize("named", IDLE)
+def test_an_option_without_effect_is_warned_of_by_its_name(named: str):
+    with pytest.warns(UserWarning) as record:
+        policy_of(EmbeddingVariableOption(**IDLE[named]), "table 't': ev_option")
+    (warning,) = record
+    text = str(warning.message)
+    assert text.startswith("table 't': ev_option: ") and named in text
+    assert text.endswith("Leave it out to silence this.")
+    others = {"filter_option", "evict_option", "ckpt=", "storage_option", "init_option"}
+    assert sum(other in text for other in others) == 1
+
+
+def test_one_warning_names_all_options_without_effect():
+    option = EmbeddingVariableOption(
+        filter_option=CounterFilter(3),
+        evict_option=GlobalStepEvict(5),
+        init_option=InitializerOption(ONES),
+    )
+    with pytest.warns(UserWarning) as record:
+        assert policy_of(option, "x").initializer is ONES
+    (warning,) = record
+    assert str(warning.message) == (
+        "x: filter_option=CounterFilter(filter_freq=3) and "
+        "evict_option=GlobalStepEvict(steps_to_live=5) have no effect yet: every key is admitted, "
+        "no row is evicted. Leave them out to silence this."
+    )
+    with pytest.warns(UserWarning, match="x: admit_probability=0.5 has no effect yet"):
+        assert policy_of(EmbeddingConfig(admit_probability=0.5), "x").weight_bound == 10
+
+
+@pytest.mark.parametrize("option", [object(), "policy", 3, EmbeddingVariableOption], ids=str)
+def test_anything_else_is_no_policy(option: Any):
+    with pytest.raises(TypeError, match="table 't': ev_option is a collective.TablePolicy, "):
+        policy_of(option, "table 't': ev_option")
+
+
+def test_warnings_point_at_the_script():
+    """Also that of embedding_scope(), which a decorator wraps."""
+    option = EmbeddingConfig(admit_probability=0.5)
+    column = collective.feature_column.categorical_column_with_embedding
+    with pytest.warns(UserWarning, match=r"embedding\('k'\): ev_option: admit") as record:
+        column("k", ev_option=option)
+    assert record[0].filename == __file__
+    strategy = object.__new__(collective.CollectiveStrategy)
+    with pytest.warns(UserWarning, match=r"embedding_scope\(\): policy: admit") as record:
+        strategy.embedding_scope(policy=option)
+    assert record[0].filename == __file__
+
+
+def test_a_shape_carries_a_policy_to_the_table():
+    policy, same = TablePolicy(weight_bound=2), TablePolicy(tf.zeros_initializer(), 2)
+    open_dimension = OpenDimension(policy)
+    assert tf.TensorShape([open_dimension, 3]).as_list() == [None, 3]
+    assert policy_in([open_dimension, 3]) is policy and policy_in((None, 3)) is None
+    assert policy_in(None) is None and policy_in(5) is None and policy_in(()) is None
+    assert open_dimension == OpenDimension(same) and open_dimension != OpenDimension(TablePolicy())
+    assert open_dimension != None and None != open_dimension  # noqa: E711 (as TensorFlow asks)
+    assert hash(open_dimension) == hash(OpenDimension(same))
+    assert copy.deepcopy(open_dimension) == open_dimension
+
+
+def test_a_column_is_made_again_from_its_configuration():
+    column = collective.feature_column.categorical_column_with_embedding
+    for made in (column("k"), column("k", tf.string, ev_option=TablePolicy(weight_bound=2))):
+        assert type(made).from_config(made.get_config()) == made
+    assert column("k") != column("k", ev_option=TablePolicy(weight_bound=2))
+
+
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16, tf.float32, tf.float64], ids=str)
+@pytest.mark.parametrize("bound", [0.1, 0.3, 1 / 3, 10.0, 1e-4, 1e6])
+def test_a_bound_is_rounded_towards_0(dtype: tf.DType, bound: float):
+    """A float32 nearest to 0.1 is larger than 0.1."""
+    largest = weight_bound.largest_within(bound, dtype)
+    assert largest.dtype == dtype.as_numpy_dtype and 0 < float(largest) <= bound
+    with np.errstate(over="ignore"):
+        above = np.nextafter(largest, np.asarray(np.inf, largest.dtype))
+    assert float(above) > bound
+
+
+def test_a_bound_that_leaves_0_only_is_refused():
+    with pytest.raises(ValueError, match="table 't': weight_bound=1e-09 is too small for float16"):
+        weight_bound.check(TablePolicy(weight_bound=1e-9), tf.float16, "t")
+    weight_bound.check(TablePolicy(weight_bound=1e-9), tf.float32, "t")
+    weight_bound.check(TablePolicy(), tf.float16, "t")
