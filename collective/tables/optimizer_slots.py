@@ -47,25 +47,29 @@ def create_slot_var(
 ) -> Any:
     """Makes slots in `slot_creator._create_slot_var`, whose place it takes.
 
-    A dynamic table gets a `Slot`, a static one a variable that is sharded as it is.
+    A dynamic table gets a `Slot`, a static one a variable that is sharded as it is. Either has rows
+    of any width. A slot that is one number for the whole table is a replicated variable.
     """
+    slot_shape = tf.TensorShape(val.shape if shape is None else shape)
     if not isinstance(primary, DynamicTable):
-        slot_shape = tf.TensorShape(val.shape if shape is None else shape)
         if (
             not isinstance(primary, Sharded)
             or slot_shape.rank != 2
-            or not slot_shape.is_compatible_with(primary.shard_shape)
+            or not slot_shape[:1].is_compatible_with(primary.shard_shape[:1])
         ):
             return original(primary, val, scope, validate_shape, shape, dtype, **kwargs)
-        rows, dim = primary.shard_shape.as_list()
+        rows, dim = slot_shape.as_list()
         initial_value = val
         if initializers.is_constant(val):
 
             def initial_value(*_: Any, **__: Any) -> tf.Tensor:
                 return initializers.shard(val, (rows, dim), dtype, scope, 0, 1)
 
-        with tf.variable_creator_scope(functools.partial(sharded_as, primary)):
+        with tf.variable_creator_scope(functools.partial(sharded_as, primary, dim)):
             return original(primary, initial_value, scope, validate_shape, shape, dtype, **kwargs)
+
+    if slot_shape.rank == 0:
+        return original(primary, val, scope, validate_shape, shape, dtype, **kwargs)
 
     def create(next_creator: Any, **arguments: Any) -> Slot:
         del next_creator
@@ -91,15 +95,15 @@ def create_slot_var(
         )
 
 
-def sharded_as(table: Sharded, next_creator: Any, **arguments: Any) -> Sharded:
-    """Creates a slot that is sharded as `table` is: a variable creator.
+def sharded_as(table: Sharded, dim: int, next_creator: Any, **arguments: Any) -> Sharded:
+    """Creates a slot with rows [dim] that is sharded as `table` is: a variable creator.
 
     The initial value is that of this rank's rows.
     """
     del next_creator
     slot = Sharded(
         rows=table.rows,
-        dim=table.dim,
+        dim=dim,
         **{
             key: arguments.get(key)
             for key in (

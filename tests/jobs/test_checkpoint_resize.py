@@ -14,12 +14,14 @@ MODEL = '''
 import sys
 import numpy as np
 import tensorflow.compat.v1 as tf
+from collective import train
 
 tf.logging.set_verbosity(tf.logging.ERROR)
 OPTIMIZERS = {
     'sgd': lambda: tf.train.GradientDescentOptimizer(0.1), 'momentum': lambda: tf.train.MomentumOptimizer(0.1, 0.9),
     'adagrad': lambda: tf.train.AdagradOptimizer(0.1), 'adam': lambda: tf.train.AdamOptimizer(0.01),
-    'ftrl': lambda: tf.train.FtrlOptimizer(0.1, l1_regularization_strength=0.001)}
+    'ftrl': lambda: tf.train.FtrlOptimizer(0.1, l1_regularization_strength=0.001),
+    'row_wise_adagrad': lambda: train.RowWiseAdagradOptimizer(0.1)}
 KEYS = np.array([-2 ** 63, -1, 0, 2 ** 63 - 1, *np.random.default_rng(1).integers(-2 ** 63, 2 ** 63 - 1, 16)], np.int64)
 SMALL = 2                                       # rows of a table that is smaller than three ranks
 

@@ -3,6 +3,7 @@
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from collective import train
 from collective.tables import initializers
 
 V, D, B = 20, 3, 12
@@ -25,6 +26,7 @@ OPTIMIZERS = {
     "proximal_adagrad": lambda: tf.train.ProximalAdagradOptimizer(
         0.1, l1_regularization_strength=0.01
     ),
+    "row_wise_adagrad": lambda: train.RowWiseAdagradOptimizer(0.1),
 }
 
 

@@ -147,6 +147,7 @@ def probes():
             "_create_slots",
             "_epsilon_t",
             "_get_beta_accumulators",
+            "_get_or_make_slot_with_initializer",
             "_lr_t",
             "_resource_apply_sparse_duplicate_indices",
         ],

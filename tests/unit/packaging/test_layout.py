@@ -30,7 +30,7 @@ LAYERS = (
     ("startup",),
     ("tables",),
     ("embedding_variable",),
-    ("feature_column", "group_embedding"),
+    ("feature_column", "group_embedding", "train"),
     ("coordination",),
     ("replication",),
     ("gradients",),
