@@ -63,10 +63,16 @@ class Rows:
             resource=variable.handle, indices=self.indices, updates=amounts
         )
 
+    def sum(self, values: tf.Tensor) -> tf.Tensor:
+        """Returns the sum over each row of `values` [K, ...], of the shape of a slot by row."""
+        return tf.reduce_sum(values, axis=self._row_axes(), keepdims=True)
+
     def mean(self, values: tf.Tensor) -> tf.Tensor:
         """Returns the mean over each row of `values` [K, ...], of the shape of a slot by row."""
-        rank = self.variable.shape.rank
-        return tf.reduce_mean(values, axis=list(range(1, rank)), keepdims=True)
+        return tf.reduce_mean(values, axis=self._row_axes(), keepdims=True)
+
+    def _row_axes(self) -> list[int]:
+        return list(range(1, self.variable.shape.rank))
 
 
 class RowOptimizer(tf.train.Optimizer, abc.ABC):

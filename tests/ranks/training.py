@@ -3,7 +3,6 @@
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective import train as optimizers
 from tests.ranks import reference
 
 B = 12
@@ -58,5 +57,4 @@ OPTIMIZERS = {
     "centered_rmsprop": lambda: tf.train.RMSPropOptimizer(0.01, centered=True),
     "nesterov": lambda: tf.train.MomentumOptimizer(0.1, 0.9, use_nesterov=True),
     "adam": lambda: tf.train.AdamOptimizer(0.01),
-    "row_wise_adagrad": lambda: optimizers.RowWiseAdagradOptimizer(0.1),
 }
