@@ -36,6 +36,7 @@ Public names, in short:
     TableError                       a table can't do what was asked of it
     collective.feature_column        columns of open-ended keys, groups of columns
     collective.checkpoint            reads, shows and converts checkpoints
+    collective.train                 optimizers for recommendation models
     collective.options               the options of scope(), typed
     collective.launch                starts ranks: python -m collective.launch
 
@@ -67,6 +68,7 @@ if os.path.isfile(f"{__path__[0]}/launch"):  # a link that git wrote as a text f
 if TYPE_CHECKING:
     from collective import checkpoint as checkpoint
     from collective import feature_column as feature_column
+    from collective import train as train
     from collective.compat.deeprec import (
         CacheType,
         CBFFilter,
@@ -137,7 +139,7 @@ _MODULES = {
     "group_embedding_lookup": "group_embedding",
     "group_embedding_lookup_sparse": "group_embedding",
 }
-_SUBMODULES = frozenset({"checkpoint", "feature_column"})
+_SUBMODULES = frozenset({"checkpoint", "feature_column", "train"})
 
 
 # Type checkers find the names above; with this function, they would take any other for one, too.

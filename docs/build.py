@@ -28,6 +28,7 @@ PUBLIC_MODULES = (
     "collective.feature_column",
     "collective.launch",
     "collective.options",
+    "collective.train",
 )
 
 

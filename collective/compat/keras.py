@@ -60,7 +60,7 @@ def apply_gradients(
         table_name = str(kwargs.get("name")).rpartition("/")[0]
         for table in tables:
             if table._shared_name == table_name:
-                return sharded_as(table, next_creator, **kwargs)
+                return sharded_as(table, table.dim, next_creator, **kwargs)
         return next_creator(**kwargs)
 
     with updating_shards(grads_and_vars), tf.variable_creator_scope(create_slot):

@@ -170,8 +170,11 @@ def apply_to_shards(
         applied = apply(optimizer, grads_and_vars, *args, **kwargs)
     for _, variable in grads_and_vars:
         if isinstance(variable, Sharded):
-            for slot in optimizer.get_slot_names():
-                mark_shard(optimizer.get_slot(variable, slot), variable)
+            for name in optimizer.get_slot_names():
+                slot = optimizer.get_slot(variable, name)
+                # One number for the whole table is the same on every rank.
+                if slot is not None and slot.shape.rank != 0:
+                    mark_shard(slot, variable)
     return applied
 
 

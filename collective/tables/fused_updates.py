@@ -17,6 +17,7 @@ from tensorflow.python.training import adagrad, adam, ftrl, gradient_descent, mo
 
 from collective.ops import placement, shard_gradients, sparse_updates
 from collective.ops.gpu import rules
+from collective.tables import optimizer_slots
 from collective.tables.table import Table
 
 
@@ -175,6 +176,8 @@ def _apply(
             kind.__name__, variable.hashed, variable.dtype, gradient.dtype
         )
     ):
+        if kind is adam.AdamOptimizer and getattr(variable, "slot_row_count", None) is not None:
+            return optimizer_slots.update_by_adam(optimizer, gradient, variable, rows)
         return original(optimizer, gradient, variable, rows, *others)
     # The other optimizers get each row once.
     if kind is gradient_descent.GradientDescentOptimizer:

@@ -21,7 +21,7 @@ from tensorflow.python.ops import variable_scope
 from tensorflow.python.training import adam, optimizer
 
 from collective.errors import TableError
-from collective.ops import sparse_updates, training_flag
+from collective.ops import training_flag
 from collective.tables import initializers, row_store, weight_bound
 from collective.tables.dynamic_table import DynamicTable
 from collective.tables.slots import Slot
@@ -47,25 +47,29 @@ def create_slot_var(
 ) -> Any:
     """Makes slots in `slot_creator._create_slot_var`, whose place it takes.
 
-    A dynamic table gets a `Slot`, a static one a variable that is sharded as it is.
+    A dynamic table gets a `Slot`, a static one a variable that is sharded as it is. Either has rows
+    of any width. A slot that is one number for the whole table is a replicated variable.
     """
+    slot_shape = tf.TensorShape(val.shape if shape is None else shape)
     if not isinstance(primary, DynamicTable):
-        slot_shape = tf.TensorShape(val.shape if shape is None else shape)
         if (
             not isinstance(primary, Sharded)
             or slot_shape.rank != 2
-            or not slot_shape.is_compatible_with(primary.shard_shape)
+            or not slot_shape[:1].is_compatible_with(primary.shard_shape[:1])
         ):
             return original(primary, val, scope, validate_shape, shape, dtype, **kwargs)
-        rows, dim = primary.shard_shape.as_list()
+        rows, dim = slot_shape.as_list()
         initial_value = val
         if initializers.is_constant(val):
 
             def initial_value(*_: Any, **__: Any) -> tf.Tensor:
                 return initializers.shard(val, (rows, dim), dtype, scope, 0, 1)
 
-        with tf.variable_creator_scope(functools.partial(sharded_as, primary)):
+        with tf.variable_creator_scope(functools.partial(sharded_as, primary, dim)):
             return original(primary, initial_value, scope, validate_shape, shape, dtype, **kwargs)
+
+    if slot_shape.rank == 0:
+        return original(primary, val, scope, validate_shape, shape, dtype, **kwargs)
 
     def create(next_creator: Any, **arguments: Any) -> Slot:
         del next_creator
@@ -91,15 +95,15 @@ def create_slot_var(
         )
 
 
-def sharded_as(table: Sharded, next_creator: Any, **arguments: Any) -> Sharded:
-    """Creates a slot that is sharded as `table` is: a variable creator.
+def sharded_as(table: Sharded, dim: int, next_creator: Any, **arguments: Any) -> Sharded:
+    """Creates a slot with rows [dim] that is sharded as `table` is: a variable creator.
 
     The initial value is that of this rank's rows.
     """
     del next_creator
     slot = Sharded(
         rows=table.rows,
-        dim=table.dim,
+        dim=dim,
         **{
             key: arguments.get(key)
             for key in (
@@ -152,17 +156,13 @@ class _Processor(optimizer._OptimizableVariable):
             with tf.control_dependencies([keys_inserted]):
                 count = (
                     _initialized_slot_rows(table, gradient, slots)
-                    if slots or _is_adam(optimizer_)
+                    if slots or _goes_over_all_rows(optimizer_)
                     else None
                 )
         with (
             tf.device("/cpu:0") if table.bridge is None else contextlib.nullcontext(),
             tf.control_dependencies([keys_inserted if count is None else count]),
         ):
-            if _is_adam(optimizer_) and not sparse_updates.is_possible(
-                "AdamOptimizer", True, table.dtype, gradient.values.dtype
-            ):
-                return _adam(optimizer_, gradient, table, count)
             # Other lookups may insert keys meanwhile, whose rows slots have no memory for.
             table.slot_row_count = count
             try:
@@ -197,24 +197,26 @@ def _initialize_slot_rows(_: np.ndarray, number: np.ndarray, *slots: np.ndarray)
     return np.int64(count)
 
 
-def _is_adam(optimizer_: Any) -> bool:
-    """Tells whether an optimizer is Adam, or a subclass that updates as Adam does."""
-    names = (
-        "_resource_apply_sparse_duplicate_indices",
-        "_resource_apply_sparse",
-        "_apply_sparse_shared",
-    )
-    return isinstance(optimizer_, adam.AdamOptimizer) and all(
-        getattr(type(optimizer_), name) is getattr(adam.AdamOptimizer, name) for name in names
+def _goes_over_all_rows(optimizer_: Any) -> bool:
+    """Tells whether an optimizer updates as Adam does, rows without a gradient included."""
+    name = "_apply_sparse_shared"
+    return isinstance(optimizer_, adam.AdamOptimizer) and (
+        getattr(type(optimizer_), name) is getattr(adam.AdamOptimizer, name)
     )
 
 
-def _adam(
-    optimizer_: Any, gradient: tf.IndexedSlices, table: DynamicTable, count: tf.Tensor
+def update_by_adam(
+    optimizer_: Any, values: tf.Tensor, table: DynamicTable, rows: tf.Tensor
 ) -> tf.Operation:
     """Updates as `AdamOptimizer._apply_sparse_shared` does, in the same order.
 
     The moments decay in all rows, and all rows move.
+
+    Args:
+        optimizer_: an `AdamOptimizer`.
+        values: [K, D] the gradient.
+        table: a table whose `slot_row_count` is known.
+        rows: [K] local rows, each once.
     """
 
     def scalar(x: Any) -> tf.Tensor:
@@ -228,7 +230,6 @@ def _adam(
     rate = scalar(optimizer_._lr_t) * tf.sqrt(1 - scalar(powers[1])) / (1 - scalar(powers[0]))
     epsilon = scalar(optimizer_._epsilon_t)
     m, v = optimizer_.get_slot(table, "m"), optimizer_.get_slot(table, "v")
-    values, rows = optimizer._deduplicate_indexed_slices(gradient.values, gradient.indices)
 
     def gather(x: Any, rows: tf.Tensor) -> tf.Tensor:
         return tf.raw_ops.ResourceGather(resource=x.handle, indices=rows, dtype=x.dtype)
@@ -245,7 +246,7 @@ def _adam(
         step = rate * gather(m, block) / (tf.sqrt(gather(v, block)) + epsilon)
         return [tf.raw_ops.ResourceScatterSub(resource=table.handle, indices=block, updates=step)]
 
-    with tf.control_dependencies([_over_blocks(count, table.dim, decay)]):
+    with tf.control_dependencies([_over_blocks(table.slot_row_count, table.dim, decay)]):
         added = [
             tf.raw_ops.ResourceScatterAdd(
                 resource=m.handle, indices=rows, updates=values * (1 - beta1)
@@ -255,7 +256,7 @@ def _adam(
             ),
         ]
     with tf.control_dependencies(added):
-        return _over_blocks(count, table.dim, move).op
+        return _over_blocks(table.slot_row_count, table.dim, move).op
 
 
 def _over_blocks(

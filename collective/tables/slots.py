@@ -23,6 +23,7 @@ class Slot(ReservedVariable):
 
     Attributes:
         table: the table.
+        dim: values in a row: D, or another number.
         zero: True if rows start from zeros, which fresh memory is.
     """
 
@@ -33,18 +34,19 @@ class Slot(ReservedVariable):
         name: str,
         collections: Sequence[str] | None = None,
     ):
-        if first.shape.as_list() != [1, table.dim]:
+        if first.shape.rank != 2 or first.shape[0] != 1 or not first.shape[1]:
             raise TableError(
-                f"table '{table.op.name}' is dynamic: its slot '{name}' must start from one row "
-                f"[1, {table.dim}], not {first.shape}."
+                f"table '{table.op.name}' is dynamic: its slot '{name}' must start from one row, "
+                f"such as [1, {table.dim}] or [1, 1], not {first.shape}."
             )
-        self.table, self.dim, self._numpy = table, table.dim, first.dtype.as_numpy_dtype
+        self.table, self.dim = table, int(first.shape[1])
+        self._numpy = first.dtype.as_numpy_dtype
         value = tf.get_static_value(first)
         self.zero = value is not None and not np.asarray(value, np.float64).any()
         self._create(
             name,
             table.capacity + 1,
-            table.dim,
+            self.dim,
             first.dtype.base_dtype,
             self._start,
             [table.source, first],

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from tensorflow.python.framework import kernels
 
-from collective import CollectiveStrategy
+from collective import CollectiveStrategy, train
 
 OPTIMIZERS = (
     tf.train.GradientDescentOptimizer(0.1),
@@ -16,6 +16,10 @@ OPTIMIZERS = (
     tf.train.FtrlOptimizer(0.1),
     tf.train.RMSPropOptimizer(0.1),
     tf.train.AdadeltaOptimizer(0.1),
+    # One number a row, an integer a row, and one for the whole table.
+    train.RowWiseAdagradOptimizer(0.1),
+    lambda: train.AdagradDecayOptimizer(0.1, tf.train.get_or_create_global_step()),
+    train.AdamAsyncOptimizer(0.1),
 )
 
 
@@ -59,11 +63,13 @@ def misplaced(strategy, optimizer):
             + tf.nn.l2_loss(plain)
         )
         loss += tf.reduce_sum(tf.nn.embedding_lookup(dynamic, ids))
-        train = optimizer.minimize(loss, global_step=tf.train.get_or_create_global_step())
+        if callable(optimizer):
+            optimizer = optimizer()
+        update = optimizer.minimize(loss, global_step=tf.train.get_or_create_global_step())
         saver = tf.train.Saver()
         with tf.train.MonitoredTrainingSession("") as session:
             for _ in range(2):
-                session.run(train, {ids: [1, 2, 3]})
+                session.run(update, {ids: [1, 2, 3]})
             assert np.isfinite(session.run(plain)).all()
             assert dynamic.local_count(session)
         assert saver.saver_def

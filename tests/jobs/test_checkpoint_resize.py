@@ -14,12 +14,15 @@ MODEL = '''
 import sys
 import numpy as np
 import tensorflow.compat.v1 as tf
+from collective import train
 
 tf.logging.set_verbosity(tf.logging.ERROR)
 OPTIMIZERS = {
     'sgd': lambda: tf.train.GradientDescentOptimizer(0.1), 'momentum': lambda: tf.train.MomentumOptimizer(0.1, 0.9),
     'adagrad': lambda: tf.train.AdagradOptimizer(0.1), 'adam': lambda: tf.train.AdamOptimizer(0.01),
-    'ftrl': lambda: tf.train.FtrlOptimizer(0.1, l1_regularization_strength=0.001)}
+    'ftrl': lambda: tf.train.FtrlOptimizer(0.1, l1_regularization_strength=0.001),
+    'decay': lambda: train.AdagradDecayOptimizer(0.1, tf.train.get_or_create_global_step(), accumulator_decay_step=2),
+    'async': lambda: train.AdamAsyncOptimizer(0.01)}
 KEYS = np.array([-2 ** 63, -1, 0, 2 ** 63 - 1, *np.random.default_rng(1).integers(-2 ** 63, 2 ** 63 - 1, 16)], np.int64)
 SMALL = 2                                       # rows of a table that is smaller than three ranks
 
@@ -185,8 +188,9 @@ def compare(got, want):
 
 @pytest.mark.timeout(600)
 def test_saved_at_one_number_of_ranks_and_restored_at_another(tmp_path):
-    """1 to 2, 2 to 3, 3 to 1 and 2 to 1: five optimizers, static and dynamic tables, and tables of
-    fewer rows than ranks.
+    """1 to 2, 2 to 3, 3 to 1 and 2 to 1: optimizers with slots of every kind (none, of the table's
+    shape, one number a row, one in all), static and dynamic tables, and tables of fewer rows than
+    ranks.
 
     Two ranks run the other backend: what one writes the other reads.
     """

@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from tests.ranks import reference
-from tests.ranks.dynamic_tables import OPTIMIZERS, drawn
+from tests.ranks.dynamic_tables import MORE_OPTIMIZERS, OPTIMIZERS, drawn
 
 K, B, V, D = 3, 12, 40, 3  # batches an update, samples a batch, rows, dimension
 
@@ -93,9 +93,8 @@ VALUES = ("t", "u", "w", "step")
 
 
 def minimize(optimizer):
-    return lambda loss, _: OPTIMIZERS[optimizer]().minimize(
-        loss, global_step=tf.train.get_or_create_global_step()
-    )
+    made = {**OPTIMIZERS, **MORE_OPTIMIZERS}[optimizer]
+    return lambda loss, _: made().minimize(loss, global_step=tf.train.get_or_create_global_step())
 
 
 def larger(train, updates, init=None):

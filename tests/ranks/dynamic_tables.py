@@ -3,6 +3,7 @@
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from collective import train
 from collective.tables import initializers
 
 V, D, B = 20, 3, 12
@@ -25,6 +26,18 @@ OPTIMIZERS = {
     "proximal_adagrad": lambda: tf.train.ProximalAdagradOptimizer(
         0.1, l1_regularization_strength=0.01
     ),
+}
+# Those of `collective.train`.
+MORE_OPTIMIZERS = {
+    "row_wise_adagrad": lambda: train.RowWiseAdagradOptimizer(0.1),
+    "adagrad_decay": lambda: train.AdagradDecayOptimizerV2(
+        0.1, tf.train.get_or_create_global_step(), accumulator_decay_step=2
+    ),
+    "adam_async": lambda: train.AdamAsyncOptimizer(0.01),
+    "adam_async_with_rmsprop": lambda: train.AdamAsyncOptimizer(0.01, apply_sparse_rmsprop=True),
+    "adam_w": lambda: train.AdamWOptimizer(0.01, 0.01),
+    "lazy_adam": lambda: train.LazyAdamOptimizer(0.01),
+    "group_lasso_ftrl": lambda: train.GroupLassoFtrlOptimizer(0.1, l1_regularization_strength=0.1),
 }
 
 

@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 
 from tests.ranks import reference
 from tests.ranks.accumulation import B, D, K, V, compare, keys_until, larger, minimize
-from tests.ranks.dynamic_tables import OPTIMIZERS, drawn, normal
+from tests.ranks.dynamic_tables import MORE_OPTIMIZERS, OPTIMIZERS, drawn, normal
 
 pytestmark = pytest.mark.double
 
@@ -20,7 +20,7 @@ def larger_by(optimizer):
 
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", ["static", "dynamic"])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", [*OPTIMIZERS, *MORE_OPTIMIZERS])
 def test_every_optimizer_updates_as_with_a_larger_batch(strategy, rank, size, optimizer, kind):
     static = kind == "static"
     # RMSProp divides by the root of a small mean square, which magnifies how a sum was rounded.

@@ -9,6 +9,7 @@ from tensorflow.python.training import moving_averages
 
 from collective import RankError, ReplicaError
 from tests.ranks import reference
+from tests.ranks.dynamic_tables import MORE_OPTIMIZERS
 from tests.ranks.training import OPTIMIZERS
 
 pytestmark = pytest.mark.either_backend
@@ -18,7 +19,7 @@ MORE = {
     "adagrad": lambda: tf.train.AdagradOptimizer(0.1),
     "ftrl": lambda: tf.train.FtrlOptimizer(0.1),
 }
-ALL = {**OPTIMIZERS, **MORE}
+ALL = {**OPTIMIZERS, **MORE, **MORE_OPTIMIZERS}
 
 
 @contextlib.contextmanager

@@ -136,7 +136,7 @@ def probes():
     yield saver_lib.BulkSaverBuilder(), ["_build_internal"]
     yield checkpoint_utils, ["_get_checkpoint_filename"]
     yield tf.train.SessionManager(), ["_recovery_wait_secs"]
-    yield optimizer, ["_OptimizableVariable", "_deduplicate_indexed_slices"]
+    yield optimizer, ["_OptimizableVariable"]
     adam = tf.train.AdamOptimizer(0.1)
     adam.apply_gradients([(tf.ones([2]), variable)])
     yield (
@@ -144,9 +144,10 @@ def probes():
         [
             "_beta1_t",
             "_beta2_t",
-            "_create_slots",
             "_epsilon_t",
             "_get_beta_accumulators",
+            "_get_or_make_slot",
+            "_get_or_make_slot_with_initializer",
             "_lr_t",
             "_resource_apply_sparse_duplicate_indices",
         ],

@@ -325,6 +325,8 @@ OPTIMIZERS = [
     tf.train.RMSPropOptimizer(0.1, momentum=0.5),
     tf.train.AdadeltaOptimizer(1.0),
     tf.train.ProximalGradientDescentOptimizer(0.1),
+    collective.train.RowWiseAdagradOptimizer(0.1),
+    collective.train.AdamWOptimizer(0.01, 0.1),
 ]
 
 
@@ -387,7 +389,12 @@ def test_trained_as_in_the_hosts_memory(
     assert {"CollectiveFind", "CollectiveMemory"} <= kinds
     assert ("CollectiveUpdate" in kinds) == (
         not isinstance(
-            optimizer, (tf.train.AdadeltaOptimizer, tf.train.ProximalGradientDescentOptimizer)
+            optimizer,
+            (
+                tf.train.AdadeltaOptimizer,
+                tf.train.ProximalGradientDescentOptimizer,
+                collective.train.RowWiseAdagradOptimizer,
+            ),
         )
     )
     assert len(got) == len(wanted)

@@ -31,7 +31,7 @@ LAYERS = (
     ("startup",),
     ("tables",),
     ("embedding_variable",),
-    ("feature_column", "group_embedding"),
+    ("feature_column", "group_embedding", "train"),
     ("coordination",),
     ("replication",),
     ("gradients",),

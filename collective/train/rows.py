@@ -1,0 +1,154 @@
+"""Reads and writes the rows of a variable and of its slots, for optimizers whose rules go by rows.
+
+A rule is written once. It holds for a dense gradient, which is of all rows, and for
+`IndexedSlices`, which are of some; for a replicated variable and for the shard of a table.
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+from tensorflow.python.ops import resource_variable_ops
+
+
+class Rows:
+    """Is the part of a variable that a gradient is of: all of it, or some rows, each once.
+
+    Attributes:
+        variable: the variable, or this rank's shard of a table.
+        gradient: [K, ...] for K rows; the variable's shape for all of it.
+        indices: [K] the rows; None for all of the variable.
+    """
+
+    def __init__(self, variable: Any, gradient: tf.Tensor, indices: tf.Tensor | None = None):
+        self.variable, self.gradient, self.indices = variable, gradient, indices
+
+    def cast(self, number: Any) -> tf.Tensor:
+        """Returns a number in the type of the variable."""
+        return tf.cast(number, self.variable.dtype.base_dtype)
+
+    def read(self, holder: Any) -> tf.Tensor:
+        """Returns these rows of `holder`: of the variable, or of a slot of it."""
+        dtype = holder.dtype.base_dtype
+        if not _is_resource(holder):
+            return tf.identity(holder) if self.indices is None else tf.gather(holder, self.indices)
+        if self.indices is None:
+            return tf.raw_ops.ReadVariableOp(resource=holder.handle, dtype=dtype)
+        return tf.raw_ops.ResourceGather(resource=holder.handle, indices=self.indices, dtype=dtype)
+
+    def write(self, holder: Any, values: tf.Tensor) -> Any:
+        """Returns an operation that gives these rows of `holder` new values."""
+        if not _is_resource(holder):
+            if self.indices is None:
+                return tf.assign(holder, values)
+            return tf.scatter_update(holder, self.indices, values)
+        if self.indices is None:
+            return tf.raw_ops.AssignVariableOp(resource=holder.handle, value=values)
+        return tf.raw_ops.ResourceScatterUpdate(
+            resource=holder.handle, indices=self.indices, updates=values
+        )
+
+    def subtract(self, amounts: tf.Tensor) -> Any:
+        """Returns an operation that subtracts [K, ...] from these rows of the variable."""
+        variable = self.variable
+        if not _is_resource(variable):
+            if self.indices is None:
+                return tf.assign_sub(variable, amounts)
+            return tf.scatter_sub(variable, self.indices, amounts)
+        if self.indices is None:
+            return tf.raw_ops.AssignSubVariableOp(resource=variable.handle, value=amounts)
+        return tf.raw_ops.ResourceScatterSub(
+            resource=variable.handle, indices=self.indices, updates=amounts
+        )
+
+    def sum(self, values: tf.Tensor) -> tf.Tensor:
+        """Returns the sum over each row of `values` [K, ...], of the shape of a slot by row."""
+        return tf.reduce_sum(values, axis=self._row_axes(), keepdims=True)
+
+    def mean(self, values: tf.Tensor) -> tf.Tensor:
+        """Returns the mean over each row of `values` [K, ...], of the shape of a slot by row."""
+        return tf.reduce_mean(values, axis=self._row_axes(), keepdims=True)
+
+    def _row_axes(self) -> list[int]:
+        return list(range(1, self.variable.shape.rank))
+
+
+class RowOptimizer(tf.train.Optimizer, abc.ABC):
+    """Updates variables by a rule for their rows.
+
+    A row that is in a gradient several times gets the sum once.
+
+    Args:
+        use_locking: must be false.
+        name: of the optimizer, and of its slots.
+        **numbers: what the rule depends on: floats, tensors, or functions without arguments, which
+            are called when an update is built.
+    """
+
+    def __init__(self, use_locking: bool, name: str, **numbers: Any):
+        refuse_locking(name, use_locking)
+        super().__init__(use_locking, name)
+        self._numbers = numbers
+        self._number_tensors: dict[str, tf.Tensor] = {}
+
+    @abc.abstractmethod
+    def _update(self, rows: Rows) -> Any:
+        """Returns an operation that updates rows, and their slots."""
+
+    def _number(self, name: str, rows: Rows) -> tf.Tensor:
+        """Returns one of the numbers, in the type of the variable."""
+        return rows.cast(self._number_tensors[name])
+
+    def _prepare(self) -> None:
+        for name, number in self._numbers.items():
+            value = number() if callable(number) else number
+            self._number_tensors[name] = tf.convert_to_tensor(value, name=name)
+
+    def _make_slot(self, variable: Any, name: str, value: float) -> None:
+        """Makes a slot of the variable's shape and type that starts from `value`."""
+        self._slot_of_shape(variable, name, value, variable.get_shape(), variable.dtype.base_dtype)
+
+    def _make_row_slot(self, variable: Any, name: str, value: float, dtype: tf.DType) -> None:
+        """Makes a slot with one number of type `dtype` for each row, which starts from `value`."""
+        shape = variable.get_shape()
+        row_shape = tf.TensorShape([*shape.as_list()[:1], *[1] * (shape.rank - 1)])
+        self._slot_of_shape(variable, name, value, row_shape, dtype)
+
+    def _slot_of_shape(
+        self, variable: Any, name: str, value: float, shape: tf.TensorShape, dtype: tf.DType
+    ) -> None:
+        initializer = tf.constant_initializer(value, dtype=dtype)
+        self._get_or_make_slot_with_initializer(
+            variable, initializer, shape, dtype, name, self._name
+        )
+
+    def _apply_dense(self, gradient: Any, variable: Any) -> Any:
+        return self._update(Rows(variable, gradient))
+
+    def _resource_apply_dense(self, gradient: Any, variable: Any) -> Any:
+        return self._update(Rows(variable, gradient))
+
+    def _apply_sparse(self, gradient: Any, variable: Any) -> Any:
+        return self._update(Rows(variable, gradient.values, gradient.indices))
+
+    def _resource_apply_sparse(self, gradient: Any, variable: Any, indices: Any) -> Any:
+        return self._update(Rows(variable, gradient, indices))
+
+
+def refuse_locking(name: str, use_locking: bool) -> None:
+    """Refuses locks, which updates of several operations could not hold.
+
+    Raises:
+        ValueError: locks are wanted.
+    """
+    if use_locking:
+        raise ValueError(
+            f"{name}: use_locking=True is not possible. Inside strategy.scope() a process takes "
+            "one training step at a time, so there is nothing to lock: leave it out."
+        )
+
+
+def _is_resource(holder: Any) -> bool:
+    return isinstance(holder, resource_variable_ops.BaseResourceVariable)
