@@ -33,3 +33,12 @@ def checkout(text: str) -> Path:
     if not (path / "collective" / "__init__.py").is_file():
         raise argparse.ArgumentTypeError(f"{path} has no collective/__init__.py")
     return path
+
+
+def policy_option(text: str) -> tuple[str, float]:
+    """Reads an option of a `collective.TablePolicy`, 'steps_to_live=1000', say."""
+    name, _, number = text.partition("=")
+    try:
+        return name, float(number) if "." in number else int(number)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} isn't OPTION=NUMBER") from None

@@ -1,17 +1,25 @@
-"""Measures a dynamic table's lookups and inserts by its size, and the key map beside TensorFlow's
-hash tables.
+"""Measures a dynamic table's lookups, inserts and evictions by its size, and the key map beside
+TensorFlow's hash tables.
 
     python benchmarks/dynamic.py [--largest 10000000] [--dim 16] [--without-tensorflow-tables]
+    python benchmarks/dynamic.py --storage FOLDER [--largest 10000000] [--dim 16]
 
-Prints two tables in Markdown, and the machine's load before and after each. One rank, one process.
-A lookup's time is the median of 100 batches, an insert's that of all keys once. "The same reads"
-say what cache misses cost: NumPy reads as many random places of arrays as large as the table's
-buckets, keys and rows, which is all that a lookup reads of a table.
+Prints three tables in Markdown, and the machine's load before and after each. One rank, one
+process. A lookup's time is the median of 100 batches, an insert's that of all keys once, and so is
+that of an eviction. "The same reads" say what cache misses cost: NumPy reads as many random places
+of arrays as large as the table's buckets, keys and rows, which is all that a lookup reads of a
+table.
+
+With --storage it prints one: Adagrad steps of a table whose rows go to a file in FOLDER, with
+memory for a quarter of them, beside those of one in memory, in turn. Ids come by Zipf's law with
+exponent 1.05; each batch is new. A step's time is the median of 200, the ratio that of the medians;
+the losses must be the same.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import time
 from collections.abc import Iterator
@@ -26,6 +34,7 @@ import tensorflow.compat.v1 as tf  # noqa: E402
 
 import collective  # noqa: E402
 from collective.ops.keymap import KeyMap  # noqa: E402
+from collective.tables import eviction  # noqa: E402
 
 BATCH = 4096
 BLOCK = 100_000  # keys inserted by one step
@@ -125,6 +134,89 @@ def measure_dynamic_table(dim: int, keys: np.ndarray) -> tuple[float, float, flo
     return len(keys) / seconds, lookup, step
 
 
+def measure_eviction(dim: int, keys: np.ndarray) -> float:
+    """Returns the seconds in which a tenth of the keys is evicted, with Adagrad's slot."""
+    strategy, parts = collective.CollectiveStrategy(), np.array_split(keys, 10)
+    policy = collective.TablePolicy(steps_to_live=len(parts) - 1)
+    with strategy.scope(), tf.Graph().as_default():
+        step = tf.train.get_or_create_global_step()
+        table = collective.get_embedding_variable("t", dim, ev_option=policy)
+        ids = tf.placeholder(tf.int64, [None])
+        rows = tf.nn.embedding_lookup(table, ids)
+        train = tf.train.AdagradOptimizer(0.1).minimize(tf.reduce_sum(rows), global_step=step)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            for part in parts:
+                session.run(train, {ids: part})
+            start = time.perf_counter()
+            evicted = eviction.evict(session, [table])
+            seconds = time.perf_counter() - start
+    assert evicted == {"t": len(parts[0])}
+    return seconds
+
+
+def print_evictions(dim: int, keys: np.ndarray) -> None:
+    print(report.heading(["keys", f"evicting a tenth, rows of {dim} and a slot (s)"]))
+    for count in sizes(len(keys)):
+        seconds = measure_eviction(dim, keys[:count])
+        print(report.row([f"{count:,}", report.number(seconds)]), flush=True)
+
+
+def zipf_batches(keys: np.ndarray, count: int) -> list[np.ndarray]:
+    """Returns batches of keys, of which the i-th comes with a probability as 1 / i ** 1.05."""
+    probabilities = np.cumsum(np.arange(1, len(keys) + 1) ** -1.05)
+    drawn = np.random.default_rng(4).random((count, BATCH)) * probabilities[-1]
+    return list(keys[np.searchsorted(probabilities, drawn)])
+
+
+def storage_steps(session: Any, model: dict[str, Any], batches: Any) -> list[float]:
+    seconds = []
+    for batch in batches:
+        start = time.perf_counter()
+        loss, _ = session.run([model["loss"], model["train"]], {model["ids"]: batch})
+        seconds.append(time.perf_counter() - start)
+        model["losses"].append(loss)
+    return seconds
+
+
+def measure_storage(folder: str, dim: int, keys: np.ndarray) -> tuple[float, float, float, float]:
+    """Returns (s of a step in memory, s of one with a file, rows in memory, bytes of the file)."""
+    strategy = collective.CollectiveStrategy()
+    size = len(keys) * 2 * dim * 4 // 4
+    policy = collective.TablePolicy(storage="dram_ssd", storage_path=folder, storage_size=size)
+    with strategy.scope(plan="quiet"), contextlib.ExitStack() as stack:
+        models, timed = [], [[], []]  # type: ignore[var-annotated]
+        for option in (None, policy):
+            with tf.Graph().as_default():
+                table = collective.get_embedding_variable("t", dim, ev_option=option)
+                ids = tf.placeholder(tf.int64, [None])
+                loss = tf.reduce_sum(tf.nn.embedding_lookup(table, ids) ** 2)
+                train = tf.train.AdagradOptimizer(0.01).minimize(loss)
+                session = stack.enter_context(tf.Session())
+                session.run(tf.global_variables_initializer())
+            model = {"table": table, "ids": ids, "loss": loss, "train": train, "losses": []}
+            models.append((session, model))
+            storage_steps(session, model, blocks(np.random.default_rng(5).permutation(keys)))
+        batches = zipf_batches(keys, 400)
+        for first in range(0, len(batches), 20):
+            for (session, model), seconds in zip(models, timed):
+                seconds += storage_steps(session, model, batches[first : first + 20])
+        assert models[0][1]["losses"] == models[1][1]["losses"]
+        store = table.store(session)
+        in_memory, with_file = (float(np.median(seconds[200:])) for seconds in timed)
+        return in_memory, with_file, store.count_in_memory, store.file_bytes
+
+
+def print_storage(folder: str, dim: int, keys: np.ndarray) -> None:
+    names = ["keys", f"Adagrad step of {BATCH} in memory (ms)", "with a file (ms)", "ratio"]
+    print(report.heading([*names, "rows in memory", "file (MB)"]))
+    for count in sizes(len(keys)):
+        in_memory, with_file, rows, size = measure_storage(folder, dim, keys[:count])
+        cells = [f"{count:,}", report.number(in_memory * 1e3), report.number(with_file * 1e3)]
+        cells += [f"{with_file / in_memory:.2f}", f"{rows:,}", report.number(size / 1e6)]
+        print(report.row(cells), flush=True)
+
+
 def print_dynamic_tables(dim: int, keys: np.ndarray) -> None:
     names = ["keys", f"insert, with rows of {dim} drawn (M keys/s)", f"lookup of {BATCH} (ms)"]
     print(report.heading([*names, "the same reads (ms)", f"Adagrad step of {BATCH} (ms)"]))
@@ -167,11 +259,18 @@ def main() -> None:
     parser.add_argument(
         "--without-tensorflow-tables", action="store_true", help="leave TensorFlow's tables out"
     )
+    parser.add_argument("--storage", metavar="FOLDER", help="measure a table with a file there")
     arguments = parser.parse_args()
     tf.logging.set_verbosity(tf.logging.ERROR)
     keys = random_keys(arguments.largest)
     print(f"{report.machine_load()}\n")
+    if arguments.storage:
+        print_storage(arguments.storage, arguments.dim, keys)
+        print(f"\n{report.machine_load()}")
+        return
     print_dynamic_tables(arguments.dim, keys)
+    print(f"\n{report.machine_load()}\n")
+    print_evictions(arguments.dim, keys)
     print(f"\n{report.machine_load()}\n")
     print_key_maps(keys, not arguments.without_tensorflow_tables)
     print(f"\n{report.machine_load()}")

@@ -73,6 +73,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--steps", type=count, default=500, help="timed steps of each round")
     add("--repeat", type=count, default=3, help="rounds")
     add("--against", type=checkout, metavar="CHECKOUT", help="compare with another checkout")
+    add(
+        "--carrier",
+        choices=step.CARRIERS,
+        help="of the library's collectives, of `step`; the other checkout has Horovod then "
+        "(--against . compares the carriers)",
+    )
     add("--only", nargs="+", choices=PARTS, default=PARTS)
     add("--timeout", type=float, default=1200, help="seconds for one program")
     add("--json", action="store_true", help="one last line for programs")
@@ -114,8 +120,16 @@ def step_round(setting: Setting, folder: Path, arguments: argparse.Namespace) ->
     plain = step.run("plain", setting, folder, timeout=arguments.timeout)
     milliseconds = {"plain": plain["ms"]}
     for column, library in libraries_of(arguments).items():
-        sharded = step.run("step", setting, folder, library=library, timeout=arguments.timeout)
+        sharded = step.run(
+            "step",
+            setting,
+            folder,
+            library=library,
+            carrier=step.carrier_of(column, arguments),
+            timeout=arguments.timeout,
+        )
         milliseconds[column] = sharded["ms"]
+        milliseconds[f"least {column}"] = sharded["least_ms"]
     return milliseconds
 
 

@@ -44,13 +44,14 @@ from typing import Any
 import jobs
 import step_report
 import step_workload
-from argument_types import checkout, count, span
+from argument_types import checkout, count, policy_option, span
 from step_report import Round
 from step_workload import SLOTS, Setting
 
 PROGRAMS = ("step", "plain", "wire", "replicated")
 COMPARED_DIMS = (16, 128)
 COMPARED_ROUNDS = 3
+CARRIERS = ("horovod", "shared_memory")
 SCOPE_OPTIONS = (
     "wire_dtype",
     "gradient_wire_dtype",
@@ -76,6 +77,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--network", choices=["dlrm", "none"], default=default.network)
     add("--input", choices=["feed", "dataset"], help="(feed; dataset with --prefetch-keys)")
     add("--dynamic", action="store_true", help="the library's tables take any key")
+    add(
+        "--policy",
+        nargs="+",
+        type=policy_option,
+        metavar="OPTION=NUMBER",
+        help="of the TablePolicy of dynamic tables: steps_to_live=1000 capacity=100000, say",
+    )
     add("--steps", type=count, default=default.steps, help="that are timed")
     add("--warmup", type=int, default=default.warmup, help="steps before them")
     add("--zipf", type=float, default=default.zipf, help="exponent of the ids' law; 0: uniform")
@@ -83,6 +91,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--max-rows", type=count, default=default.max_rows, help="of a table")
     add("--seed", type=int, default=default.seed)
     add("--inter-op", type=count, default=default.inter_op, help="threads that run operations")
+    add(
+        "--carrier",
+        choices=CARRIERS,
+        help="of `step`'s collectives; with --against the other checkout has Horovod (--against . "
+        "compares the carriers)",
+    )
 
     add("--against", type=checkout, metavar="CHECKOUT", help="compare with another checkout")
     add("--repeat", type=count, help="rounds of all programs (1; with --against, 3)")
@@ -124,6 +138,7 @@ def settings_of(arguments: argparse.Namespace) -> list[Setting]:
             fields[field.name] = getattr(arguments, field.name)
     fields["input"] = arguments.input or ("dataset" if arguments.prefetch_keys else "feed")
     fields["scope"] = scope
+    fields["policy"] = dict(arguments.policy or [])
     dims = COMPARED_DIMS if arguments.against else (Setting.dim,)
     if arguments.dim:
         dims = (arguments.dim,)
@@ -136,6 +151,7 @@ def run(
     folder: Path,
     *,
     library: Path = jobs.CHECKOUT,
+    carrier: str | None = None,
     malloc: str = "default",
     trace: Path | None = None,
     timeout: float = 600.0,
@@ -147,6 +163,7 @@ def run(
         setting: what to measure.
         folder: what `step_workload.write` has filled for the setting.
         library: the checkout to run on.
+        carrier: one of CARRIERS; the library's own choice without it.
         malloc: one of `jobs.ALLOCATORS`.
         trace: folder for Chrome traces.
         timeout: seconds.
@@ -166,12 +183,19 @@ def run(
         environment={
             "COLLECTIVE_STRATEGY": setting.backend,
             "TF_NUM_INTEROP_THREADS": str(setting.inter_op),
+            **({"COLLECTIVE_CARRIER": carrier} if carrier else {}),
             **jobs.ALLOCATORS[malloc],
         },
         library=library,
         timeout=timeout,
     )
     return step_report.summary(program, ranks)
+
+
+def carrier_of(column: str, arguments: argparse.Namespace) -> str | None:
+    """Returns the carrier of a program, or of another checkout's column."""
+    is_own = column in ("step", "collective")
+    return "horovod" if arguments.carrier and not is_own else arguments.carrier
 
 
 def run_rounds(
@@ -191,6 +215,7 @@ def run_rounds(
                 setting,
                 folder,
                 library=library,
+                carrier=carrier_of(name, arguments),
                 malloc=arguments.malloc,
                 trace=arguments.trace and arguments.trace / name,
                 timeout=arguments.timeout,

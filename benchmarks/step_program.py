@@ -27,10 +27,13 @@ import step_model as model
 import tensorflow.compat.v1 as tf
 from step_workload import Setting, read
 
+import collective
 from collective import CollectiveStrategy
 
 DEADLINE = 300.0  # seconds that one copy of `plain` waits for another
-COLLECTIVE = re.compile(r"= (Horovod(?:Grouped)?(?:Alltoall|Allreduce|Allgather|Broadcast))\(")
+COLLECTIVE = re.compile(
+    r"= ((?:Horovod(?:Grouped)?|CollectiveShared)(?:Alltoall|Allreduce|Allgather|Broadcast))\("
+)
 
 
 class Program:
@@ -64,8 +67,13 @@ def sharded_tables(setting: Setting, folder: Path, rank: int) -> Iterator[Progra
     with strategy.scope(**options), tf.Graph().as_default():
         tf.set_random_seed(1)
         data = model.Input(setting, read(setting, folder, rank))
-        loss = model.loss(setting, data.tensors, strategy.embedding_scope())
-        train = model.optimizer(setting).minimize(loss)
+        scope, step = strategy.embedding_scope(), None
+        if setting.policy:
+            step = tf.train.get_or_create_global_step()
+            policy = collective.TablePolicy(**setting.policy)
+            scope = strategy.embedding_scope(policy=policy)
+        loss = model.loss(setting, data.tensors, scope)
+        train = model.optimizer(setting).minimize(loss, global_step=step)
         with tf.Session(config=model.session_config(setting)) as session:
             session.run(tf.global_variables_initializer())
             session.run(data.start)
@@ -175,7 +183,7 @@ def measure(
 
 
 def collectives(trace: tf.RunMetadata) -> tuple[dict[str, int], int]:
-    """Counts Horovod's collectives in a trace, and the bytes that this rank received by them.
+    """Counts the collectives in a trace, and the bytes that this rank received by them.
 
     The bytes that a rank sends to itself are included.
     """

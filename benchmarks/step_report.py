@@ -139,6 +139,7 @@ def title(setting: Setting, dims: str) -> str:
         setting.optimizer,
         f"network {setting.network}",
         *(["dynamic tables"] if setting.dynamic else []),
+        *(f"{name}={value:g}" for name, value in setting.policy.items()),
         *(f"{name}={value}" for name, value in setting.scope.items()),
     ]
     return ", ".join(parts) + "\n"

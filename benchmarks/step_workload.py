@@ -52,6 +52,7 @@ class Setting:
         network: 'dlrm' or 'none', the logit then being a fixed weighted sum of the embeddings.
         input: 'feed' or 'dataset', how a batch reaches the graph.
         dynamic: tables of this library take any key; the other programs have static ones.
+        policy: options of the `collective.TablePolicy` of dynamic tables.
         steps, warmup: how many are timed, and come before that.
         zipf: the exponent; 0 draws ids uniformly.
         min_rows, max_rows: the smallest and the largest table.
@@ -71,6 +72,7 @@ class Setting:
     network: str = "none"
     input: str = "feed"
     dynamic: bool = False
+    policy: dict[str, Any] = dataclasses.field(default_factory=dict)
     steps: int = 40
     warmup: int = 10
     zipf: float = 1.05

@@ -32,12 +32,12 @@ Public names, in short:
     InitializerOption                first rows
     CounterFilter, CBFFilter         which keys are admitted; no effect yet
     GlobalStepEvict, L2WeightEvict   which rows are evicted
-    StorageOption, StorageType       where rows are: memory, today
+    StorageOption, StorageType       where rows are: memory, files
     CacheType, CheckpointOption      their cache and restoring; no effect yet
     EmbeddingConfig                  the same in PERSIA's words
-    RankError, ReplicaError          a rank failed, or ranks differ
-    TableError                       a table can't do what was asked of it
+    RankError, ReplicaError, TableError  a rank failed; ranks differ; a table can't do it
     collective.feature_column        columns of open-ended keys, groups of columns
+    collective.data                  reads Parquet, deals items of work, converts Criteo logs
     collective.checkpoint            reads, shows and converts checkpoints
     collective.train                 optimizers for recommendation models
     collective.options               the options of scope(), typed
@@ -71,6 +71,7 @@ if os.path.isfile(f"{__path__[0]}/launch"):  # a link that git wrote as a text f
 
 if TYPE_CHECKING:
     from collective import checkpoint as checkpoint
+    from collective import data as data
     from collective import feature_column as feature_column
     from collective import train as train
     from collective.compat.deeprec_options import (
@@ -151,7 +152,7 @@ _MODULES = {
     "group_embedding_lookup": "group_embedding",
     "group_embedding_lookup_sparse": "group_embedding",
 }
-_SUBMODULES = frozenset({"checkpoint", "feature_column", "train"})
+_SUBMODULES = frozenset({"checkpoint", "data", "feature_column", "train"})
 
 
 # Type checkers find the names above; with this function, they would take any other for one, too.

@@ -49,6 +49,7 @@ COMMANDS = (
         "collective.checkpoint.__main__",
         "show a checkpoint, or consolidate it for plain TensorFlow",
     ),
+    Command("data", "collective.data.__main__", "convert Criteo's click logs to Parquet"),
     Command("report", "collective.report.__main__", "draw where the time of profiled steps went"),
     Command("gpu-check", "collective.ops.gpu_check", "check and time the kernels on a GPU"),
 )

@@ -146,12 +146,7 @@ def clear_embeddings(session: Any) -> dict[str, int]:
 
     Returns:
         How many rows each table had here, by its name.
-
-    Raises:
-        TableError: a table is in a GPU's memory, where rows can't be removed.
     """
     variables = session.graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
     tables = [table for table in variables if isinstance(table, DynamicTable)]
-    for table in tables:
-        table.check_removal()
     return {table.op.name: table.clear(session) for table in tables}

@@ -22,6 +22,7 @@ GradientReduction = Literal["mean", "sum"]
 MissingSlots = Literal["error", "fresh"]
 PlanOutput = Literal["print", "quiet", "full"]
 DenseCompression = Literal["none", "fp16", "bf16"]
+Carrier = Literal["auto", "horovod", "shared_memory"]
 WireType = Literal["float32", "float16", "bfloat16"]
 
 
@@ -93,6 +94,7 @@ class ScopeOptions:
     prefetch_keys: bool = False
     check: bool | int = False
     deterministic: bool = False
+    carrier: Carrier | None = None
 
     def __post_init__(self) -> None:
         self._is_one_of("embedding_gradients", *get_args(GradientReduction))
@@ -104,6 +106,7 @@ class ScopeOptions:
         self._is_one_of("dense_compression", *get_args(DenseCompression))
         self._is_one_of("prefetch_keys", False, True)
         self._is_one_of("deterministic", False, True)
+        self._is_one_of("carrier", None, *get_args(Carrier))
         folder, steps = self.profile, self.profile_steps
         if folder is not None and not (
             isinstance(folder, (str, os.PathLike)) and os.fspath(folder)

@@ -1,12 +1,24 @@
-"""Defines what a table keeps: first rows, bounds of weights, and which rows are evicted."""
+"""Defines what a table keeps: which keys get rows, bounds, evictions, and where rows are."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import numbers
+import os
 import warnings
-from typing import Any, Protocol
+from typing import Any, Callable, Protocol
+
+# Types of counters, and the largest number that each holds.
+COUNTER_TYPES = {
+    "uint8": 2**8 - 1,
+    "uint16": 2**16 - 1,
+    "uint32": 2**32 - 1,
+    "uint64": 2**63 - 1,
+    "int64": 2**63 - 1,
+}
+
+DEFAULT_STORAGE_SIZE = 1 << 30  # Bytes.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +51,7 @@ def every_steps(steps: int) -> EverySteps:
 
 @dataclasses.dataclass(frozen=True)
 class TablePolicy:
-    """Says from what rows of a table start, within which bounds they stay, and which are evicted.
+    """Says which keys get rows, their first values and bounds, which are evicted, where rows are.
 
     `get_embedding_variable(…, ev_option=)` and `categorical_column_with_embedding(…, ev_option=)`
     take one for their table, `strategy.embedding_scope(policy=)` for the tables made inside.
@@ -72,16 +84,67 @@ class TablePolicy:
             `GlobalStepEvict(steps_to_live)`, for which 0 is none, too.
         l2_weight_threshold: Evicts a row w with ½‖w‖² below it. Above 0. Default None: no row is
             evicted for its weights. DeepRec: `L2WeightEvict(l2_weight_threshold)`.
-        evict: Says when rows are evicted. 'at_save', the default, as in DeepRec: whenever a Saver
-            saves the table, before it is written. `collective.every_steps(n)`: then, and behind
-            each training run that leads to the next multiple of n global steps, or beyond; it needs
-            a global step, too.
+        evict: Says when rows are evicted for their age or weights. 'at_save', the default, as in
+            DeepRec: whenever a Saver saves the table, before it is written.
+            `collective.every_steps(n)`: then, and behind each training run that leads to the next
+            multiple of n global steps, or beyond; it needs a global step, too.
+        keep_at_least: Keeps so many rows in all, the ones that were used last, however old they
+            are: it goes with steps_to_live. Each rank keeps its share of the number, so that which
+            rows stay depends on the number of ranks. In rows, from 1. Default None: all can go.
+        capacity: Keeps the table to so many rows in all, R / N on each rank: behind each training
+            run, and in a restore, a rank that has more evicts those whose last use is longest ago,
+            of the same age the smallest keys first. It never evicts a row of the run's own batch: a
+            rank can have more rows for as long as batches alone are larger. Which rows go depends
+            on the number of ranks. Training needs a global step, as for steps_to_live. In rows,
+            from 1. Default None: no limit. PERSIA: the servers' `capacity`.
+        filter_freq: Gives a key its row with this occurrence: every occurrence in every lookup of a
+            run that updates something is counted, on all ranks. The run in which the number is
+            reached still reads `default_value_no_permission`, but updates the row; later runs see
+            it. From 1, which is every key at once. Default None: every key gets a row. DeepRec:
+            `CounterFilter(filter_freq)`, for which 0 is none, too.
+        max_element_size: Counts keys in a counting Bloom filter instead of one by one: of fixed
+            memory, which a rank has its part of, and good for so many keys in all. It goes with
+            filter_freq and false_positive_probability. A filter never misses an occurrence, nor
+            forgets a key. From 1. Default None: keys are counted exactly, which takes about 21
+            bytes for each key without a row. DeepRec: `CBFFilter(max_element_size)`.
+        false_positive_probability: The most keys, of all that never came, that the Bloom filter
+            takes for ones that did, after max_element_size different keys. Above 0 and below 1.
+            Default None: no Bloom filter. DeepRec: `CBFFilter(false_positive_probability)`.
+        counter_type: The type of the Bloom filter's counters, by name: 'uint8', 'uint16', 'uint32',
+            'uint64' or 'int64'; it must hold filter_freq. Default 'uint64'. DeepRec:
+            `CBFFilter(counter_type)`.
+        admit_probability: Gives a key without a row one with this probability, drawn from (seed,
+            table, key, global step): once for each global step in which training looks it up,
+            whatever the number of ranks. With filter_freq, a key is drawn that has come often
+            enough. The graph needs a global step. From 0 to 1. Default None: every key gets a row;
+            so does 1. PERSIA: `admit_probability`.
+        default_value_no_permission: What the elements are that a key without a row reads: one that
+            wasn't admitted, and outside of training one that isn't known. Finite; default 0.
+            DeepRec: `InitializerOption(default_value_no_permission)`.
+        storage: Says where the rows of a dynamic table are. Default None: in memory, the GPU's
+            where tables are on a GPU, else the host's. 'dram_ssd': in the host's memory and, beyond
+            `storage_size`, in a file of each rank: behind each run the rows that were used longest
+            ago go there, with their slots, and come back when they are looked up. All numbers are
+            those of a table in memory. DeepRec: `StorageOption(storage_type=
+            StorageType.DRAM_SSDHASH)`.
+        storage_path: The folder of the files of storage='dram_ssd', on a disk of each machine; it
+            is made if it isn't there. A file has no name in it, and is gone when its process ends,
+            however it ends. Default None; with 'dram_ssd' there must be one. DeepRec:
+            `StorageOption(storage_path)`.
+        storage_size: The memory that rows and slots of the table take on each rank with
+            storage='dram_ssd', in bytes, from 1; the rows of one batch may come on top, and about
+            30 bytes for each key, 8 more with steps_to_live or capacity. Default None: 1 GiB.
+            DeepRec: the first of `StorageOption(storage_size)`.
 
-    Rows of dynamic tables in the host's memory are evicted, on all ranks, but not while gradients
-    of some batches wait for the update of scope(local_steps=…). Row, slots and last use go
-    together, and their memory is given back; a key that comes back starts as a new one. A row goes
-    if any of the options says so. Static tables keep all rows; in a GPU's memory these options of a
-    dynamic table are an error.
+    A key that isn't admitted takes no row, and its gradient is dropped. Dynamic tables in the
+    host's memory admit keys; static tables have all rows, and in a GPU's memory these options of a
+    dynamic table are an error. Evaluation, prediction and serving count nothing.
+
+    Rows of dynamic tables are evicted, in the host's memory as in a GPU's, on all ranks, but not
+    while gradients of some batches wait for the update of scope(local_steps=…). Row, slots and last
+    use go together, and their memory is given back; a key that comes back starts as a new one. A
+    row goes if any of the options says so. Static tables keep all rows, and don't heed `storage`,
+    which is an error for a dynamic table in a GPU's memory.
 
     Raises:
         ValueError: an option has a value that it can't have.
@@ -92,6 +155,17 @@ class TablePolicy:
     steps_to_live: int | None = None
     l2_weight_threshold: float | None = None
     evict: str | EverySteps = "at_save"
+    keep_at_least: int | None = None
+    capacity: int | None = None
+    filter_freq: int | None = None
+    max_element_size: int | None = None
+    false_positive_probability: float | None = None
+    counter_type: str = "uint64"
+    admit_probability: float | None = None
+    default_value_no_permission: float = 0.0
+    storage: str | None = None
+    storage_path: str | None = None
+    storage_size: int | None = None
 
     def __post_init__(self) -> None:
         if self.initializer is not None and not callable(self.initializer):
@@ -99,32 +173,131 @@ class TablePolicy:
                 "TablePolicy(initializer=…) is an initializer of TensorFlow, such as "
                 f"tf.random_uniform_initializer(-0.01, 0.01), or None, not {self.initializer!r}."
             )
-        if self.weight_bound is not None:
-            if not (is_real(self.weight_bound) and 0 < self.weight_bound < math.inf):
-                raise ValueError(
-                    "TablePolicy(weight_bound=…) is a number above 0, or None for no bound, not "
-                    f"{self.weight_bound!r}."
-                )
-            object.__setattr__(self, "weight_bound", float(self.weight_bound))
-        if self.steps_to_live is not None:
-            if not (is_whole(self.steps_to_live) and self.steps_to_live >= 1):
-                raise ValueError(
-                    "TablePolicy(steps_to_live=…) is a whole number from 1, or None for no "
-                    f"eviction, not {self.steps_to_live!r}."
-                )
-            object.__setattr__(self, "steps_to_live", int(self.steps_to_live))
-        if self.l2_weight_threshold is not None:
-            if not (is_real(self.l2_weight_threshold) and 0 < self.l2_weight_threshold < math.inf):
-                raise ValueError(
-                    "TablePolicy(l2_weight_threshold=…) is a number above 0, or None for no "
-                    f"eviction, not {self.l2_weight_threshold!r}."
-                )
-            object.__setattr__(self, "l2_weight_threshold", float(self.l2_weight_threshold))
+        self._check("weight_bound", "a number above 0, or None for no bound", _is_positive, float)
+        count = "a whole number from 1, or None for no eviction"
+        self._check("steps_to_live", count, _is_count, int)
+        weight = "a number above 0, or None for no eviction"
+        self._check("l2_weight_threshold", weight, _is_positive, float)
+        for name in ("keep_at_least", "capacity"):
+            self._check(name, "a whole number of rows from 1, or None", _is_count, int)
         if self.evict != "at_save" and not isinstance(self.evict, EverySteps):
             raise ValueError(
                 "TablePolicy(evict=…) is 'at_save' or collective.every_steps(n), not "
                 f"{self.evict!r}."
             )
+        self._check_admission()
+        self._check_storage()
+        if self.keep_at_least is not None and self.steps_to_live is None:
+            raise ValueError(
+                f"TablePolicy(keep_at_least={self.keep_at_least}) keeps rows that steps_to_live "
+                "would evict, and there is none."
+            )
+        if self.capacity is not None and (self.keep_at_least or 0) > self.capacity:
+            raise ValueError(
+                f"TablePolicy(keep_at_least={self.keep_at_least}) keeps more rows than "
+                f"capacity={self.capacity}."
+            )
+
+    def _check_admission(self) -> None:
+        for name in ("filter_freq", "max_element_size"):
+            value = getattr(self, name)
+            if value is not None and not (is_whole(value) and 1 <= value < 2**63):
+                raise ValueError(
+                    f"TablePolicy({name}=…) is a whole number from 1, or None for no filter, not "
+                    f"{value!r}."
+                )
+            object.__setattr__(self, name, None if value is None else int(value))
+        for name, has_ends in (("false_positive_probability", False), ("admit_probability", True)):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if not (is_real(value) and (0 < value < 1 or has_ends and value in (0, 1))):
+                bounds = "from 0 to 1" if has_ends else "above 0 and below 1"
+                raise ValueError(
+                    f"TablePolicy({name}=…) is a probability, {bounds}, or None, not {value!r}."
+                )
+            object.__setattr__(self, name, float(value))
+        value = self.default_value_no_permission
+        if not (is_real(value) and math.isfinite(value)):
+            raise ValueError(
+                f"TablePolicy(default_value_no_permission=…) is a finite number, not {value!r}."
+            )
+        object.__setattr__(self, "default_value_no_permission", float(value))
+        if self.counter_type not in COUNTER_TYPES:
+            raise ValueError(
+                f"TablePolicy(counter_type=…) is one of {', '.join(map(repr, COUNTER_TYPES))}, not "
+                f"{self.counter_type!r}."
+            )
+        of_filter = self.filter_freq, self.max_element_size, self.false_positive_probability
+        has_filter = (
+            self.max_element_size is not None or self.false_positive_probability is not None
+        )
+        if has_filter and None in of_filter:
+            raise ValueError(
+                "TablePolicy takes max_element_size and false_positive_probability together, and "
+                "with filter_freq: they make a Bloom filter, not "
+                f"{', '.join(map(repr, of_filter[1:]))} with filter_freq={self.filter_freq}."
+            )
+        if has_filter and (self.filter_freq or 0) > COUNTER_TYPES[self.counter_type]:
+            raise ValueError(
+                f"TablePolicy(filter_freq={self.filter_freq}) is more than a counter of "
+                f"counter_type={self.counter_type!r} can hold."
+            )
+
+    @property
+    def counts_keys(self) -> bool:
+        """Tells whether a key gets its row by how often it came."""
+        return self.filter_freq is not None and self.filter_freq > 1
+
+    @property
+    def draws_keys(self) -> bool:
+        """Tells whether a key gets its row by chance."""
+        return self.admit_probability is not None and self.admit_probability < 1
+
+    def _check(
+        self, name: str, expected: str, is_good: Callable[[Any], bool], kind: type[Any]
+    ) -> None:
+        value = getattr(self, name)
+        if value is None:
+            return
+        if not is_good(value):
+            raise ValueError(f"TablePolicy({name}=…) is {expected}, not {value!r}.")
+        object.__setattr__(self, name, kind(value))
+
+    def _check_storage(self) -> None:
+        if self.storage not in (None, "dram_ssd"):
+            raise ValueError(
+                "TablePolicy(storage=…) is 'dram_ssd', or None for rows in memory (the GPU's where "
+                f"there is one, else the host's), not {self.storage!r}."
+            )
+        if self.storage is None:
+            for name in ("storage_path", "storage_size"):
+                value = getattr(self, name)
+                if value is not None:
+                    raise ValueError(
+                        f"TablePolicy({name}=…) is for storage='dram_ssd', and {value!r} is given "
+                        "without."
+                    )
+            return
+        path = self.storage_path
+        if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
+            raise ValueError(
+                "TablePolicy(storage='dram_ssd') keeps rows in files: storage_path=… is their "
+                f"folder, not {path!r}."
+            )
+        object.__setattr__(self, "storage_path", os.fspath(path))
+        if self.storage_size is not None:
+            if not (is_whole(self.storage_size) and self.storage_size >= 1):
+                raise ValueError(
+                    "TablePolicy(storage_size=…) is a whole number of bytes from 1, or None for "
+                    f"1 GiB, not {self.storage_size!r}."
+                )
+            object.__setattr__(self, "storage_size", int(self.storage_size))
+
+    @property
+    def memory_bytes(self) -> int:
+        """Returns what rows and slots take in memory with storage='dram_ssd'."""
+        return DEFAULT_STORAGE_SIZE if self.storage_size is None else self.storage_size
 
     def options(self) -> dict[str, float | str]:
         """Returns the options that aren't at their defaults, the initializer left out."""
@@ -188,3 +361,11 @@ def is_real(value: Any) -> bool:
 def is_whole(value: Any) -> bool:
     """Tells whether `value` is a whole number, which True and False aren't here."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def _is_positive(value: Any) -> bool:
+    return is_real(value) and 0 < value < math.inf
+
+
+def _is_count(value: Any) -> bool:
+    return is_whole(value) and value >= 1

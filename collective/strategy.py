@@ -16,9 +16,10 @@ from collective.checkpoint import ownership
 from collective.coordination import run_analysis
 from collective.determinism import Determinism
 from collective.estimator import input_sharding
-from collective.ops import collectives, graph_analysis, native_library
+from collective.ops import carriers, collectives, graph_analysis, native_library
 from collective.options import (
     INHERIT,
+    Carrier,
     DenseCompression,
     DType,
     EmbeddingOptions,
@@ -87,8 +88,9 @@ class CollectiveStrategy:
     N ranks it takes the same steps as plain TensorFlow in one process with B samples.
 
     Raises:
-        ValueError: COLLECTIVE_STRATEGY names no backend.
+        ValueError: COLLECTIVE_STRATEGY names no backend, or COLLECTIVE_CARRIER no carrier.
         ImportError: Horovod isn't installed.
+        RuntimeError: the memory that ranks are to share can't be opened.
     """
 
     def __init__(self) -> None:
@@ -126,6 +128,7 @@ class CollectiveStrategy:
         prefetch_keys: bool = INHERIT,
         check: bool | int = INHERIT,
         deterministic: bool = INHERIT,
+        carrier: Carrier | None = INHERIT,
     ) -> Scope:
         """Opens the data-parallel part of a program: model, optimizer and sessions.
 
@@ -211,6 +214,14 @@ class CollectiveStrategy:
                 variables that a run reads and writes with nothing to order the two, as TensorFlow
                 warns of sessions; what it reduces by Horovod itself, if HOROVOD_FUSION_THRESHOLD
                 isn't 0.
+            carrier: Names what carries the exchanges that are built inside: 'horovod', or
+                'shared_memory', by which ranks on the CPUs of one host exchange without sockets,
+                and without asking each other first. That takes the launcher and the compiled
+                operations; without them it is Horovod, and the plan says why. 'auto' is Horovod.
+                None (default) is what the environment variable COLLECTIVE_CARRIER says, 'auto'
+                without it; the ranks' agreement before a run always follows the variable. The
+                numbers are the same, but for the last bits of dense gradients of three ranks or
+                more, which shared memory adds in the order of the ranks.
 
         Options that tune HybridBackend or SparseOperationKit have no effect: a warning names them.
 
@@ -233,6 +244,7 @@ class CollectiveStrategy:
             prefetch_keys=prefetch_keys,
             check=check,
             deterministic=deterministic,
+            carrier=carrier,
         )
         # Checked here, where the script can see which call is wrong.
         ScopeOptions(**given)
@@ -487,8 +499,9 @@ def _close_last() -> None:
         profiler.finish()
 
 
-SCOPES.connect(
-    first=_open_first,
-    last=_close_last,
-    changed=lambda options: _determinism.set(options is not None and options.deterministic),
-)
+def _take_over(options: ScopeOptions | None) -> None:
+    _determinism.set(options is not None and options.deterministic)
+    carriers.use(None if options is None else options.carrier)
+
+
+SCOPES.connect(first=_open_first, last=_close_last, changed=_take_over)

@@ -28,6 +28,7 @@ SITE = ROOT / "build" / "docs"
 PUBLIC_MODULES = (
     "collective",
     "collective.checkpoint",
+    "collective.data",
     "collective.feature_column",
     "collective.launch",
     "collective.options",

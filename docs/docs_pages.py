@@ -56,7 +56,10 @@ NAVIGATION: tuple[tuple[str, tuple[str, ...]], ...] = (
             "docs/troubleshooting.md",
         ),
     ),
-    ("Examples", ("modelzoo/README.md", "modelzoo/movielens/README.md")),
+    (
+        "Examples",
+        ("modelzoo/README.md", "modelzoo/movielens/README.md", "modelzoo/hashed_ids/README.md"),
+    ),
     ("Reference", (API, "docs/equal-to-tensorflow.md", "CHANGELOG.md")),
     (
         "How it is built",

@@ -8,13 +8,19 @@ from .environment import rank_environment
 from .plan import LaunchPlan
 
 _PORT = "<a free port>"
-_BOARD = "<memory of the launcher>"
+_MEMORY = "<memory of the launcher>"
 
 
 def describe(plan: LaunchPlan) -> str:
     """Lists command, output and devices, and each variable that a rank's environment gains."""
     environments = [
-        rank_environment(plan, rank, rendezvous_port=_PORT, board=_BOARD)
+        rank_environment(
+            plan,
+            rank,
+            rendezvous_port=_PORT,
+            board=_MEMORY,
+            memory=_MEMORY if plan.size > 1 else "",
+        )
         for rank in range(plan.size)
     ]
     changed = {

@@ -29,6 +29,7 @@ from .output import Console
 from .plan import LaunchPlan
 from .progress_board import LauncherBoard
 from .rendezvous import Rendezvous
+from .shared_memory import SharedMemory
 from .shutdown import ShutdownSchedule
 from .signals import STOP_SIGNALS, SignalPipe
 from .stall_detector import StallDetector
@@ -74,6 +75,7 @@ class Job:
         rendezvous = Rendezvous(size)
         try:
             self._board = LauncherBoard(size)
+            memory = SharedMemory(size, rendezvous.port)
             pipes = [(os.pipe(), os.pipe()) for _ in range(size)]
         except OSError as error:
             raise UsageError(
@@ -83,7 +85,11 @@ class Job:
         specs = []
         for rank, (stdout, stderr) in enumerate(pipes):
             environment = rank_environment(
-                self._plan, rank, rendezvous_port=str(rendezvous.port), board=self._board.path
+                self._plan,
+                rank,
+                rendezvous_port=str(rendezvous.port),
+                board=self._board.path,
+                memory=memory.path,
             )
             specs.append(RankSpec(self._plan.command, environment, stdout[1], stderr[1]))
         self._supervisor = Supervisor(specs, self._plan.grace)

@@ -35,6 +35,7 @@ _VOLATILE = re.compile(
 )
 _LOST_A_PEER = re.compile(
     r"Horovod has been shut down|HorovodInternalError|gloo/transport/"
+    r"|lost rank \d+, which has ended, while '"
     r"|RankError: (A rank failed|.* failed on rank \d)"
 )
 # TensorFlow may say only behind an error's own line that a peer was lost.

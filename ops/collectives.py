@@ -1,11 +1,13 @@
-"""Defines the collectives, over Horovod. Nothing else in the package calls its operations.
+"""Defines the collectives, over Horovod or shared memory (see `collective.ops.carriers`).
+
+Nothing else in the package calls the operations of either.
 
 Symbols: N ranks, r this rank. Every collective
 
 * has an explicit name, under which the ranks' calls find each other: `unique_name` numbers it
   within its graph, so that ranks which build the same graph use the same names in the same order;
 * takes a `gate` (see `collective.ops.gate`), an int32 zero that exists only at run time. TensorFlow
-  believes Horovod's operations to be stateless: without such an input a collective of constants
+  believes these operations to be stateless: without such an input a collective of constants
   would be folded, that is, run once by the graph optimizer, at a time of its own on each rank;
 * is differentiable any number of times: the gradient of a collective is the transposed collective,
   which makes `tf.gradients` the gradient of the sum of all ranks' `ys`;
@@ -19,14 +21,14 @@ from __future__ import annotations
 import collections
 import contextlib
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.framework import config
 
-from collective.ops import graph_analysis
+from collective.ops import carriers, control_flow, graph_analysis, native_library
 from collective.ops.collective_names import PREFIX
 from collective.ops.graph_state import state_of
 from collective.ops.graphs import is_function, outermost
@@ -49,8 +51,13 @@ def init() -> None:
     """Joins the job that the launcher (or horovodrun, or mpirun) described in the environment.
 
     Without a description the process is a job of its own.
+
+    Raises:
+        ValueError: COLLECTIVE_CARRIER names no carrier.
+        RuntimeError: the shared memory that it names can't be opened.
     """
     hvd.init()
+    carriers.join(rank(), size())
 
 
 def rank() -> int:
@@ -76,7 +83,12 @@ def unique_name(base: str) -> str:
 def collective_name(op: tf.Operation) -> str | None:
     """Returns the name under which `op` meets its peers; None for operations of others."""
     name = str(op.name).rpartition("/")[2]
-    return name if graph_analysis.is_horovod(op.type) and name.startswith(PREFIX) else None
+    return name if graph_analysis.is_of_carrier(op.type) and name.startswith(PREFIX) else None
+
+
+def is_in_shared_memory(op: tf.Operation) -> bool:
+    """Tells whether `op` is a collective that goes through shared memory."""
+    return graph_analysis.is_collective(op.type) and not str(op.type).startswith("Horovod")
 
 
 def is_scripts_own(op: tf.Operation) -> bool:
@@ -86,7 +98,7 @@ def is_scripts_own(op: tf.Operation) -> bool:
 
 @contextlib.contextmanager
 def _collective_scope(kind: str, name: str, gate: Any) -> Iterator[Any]:
-    """Prepares the graph for a Horovod operation; gives the gate as it is known there.
+    """Prepares the graph for a carrier's operation; gives the gate as it is known there.
 
     Nothing else may have the operation's name there, or TensorFlow would add a number to it.
 
@@ -96,6 +108,7 @@ def _collective_scope(kind: str, name: str, gate: Any) -> Iterator[Any]:
     for them for ever.
     """
     graph = tf.get_default_graph()
+    control_flow.one_at_a_time()
     if is_function(graph):
         # The gradient of a branch or a function takes the gate from here: it can't reach further
         # outside.
@@ -105,9 +118,19 @@ def _collective_scope(kind: str, name: str, gate: Any) -> Iterator[Any]:
     with (
         tf.name_scope("meeting"),
         graph._attr_scope(name_attribute),
-        graph.gradient_override_map({f"Horovod{kind}": f"Collective{kind}"}),
+        graph.gradient_override_map(
+            {
+                f"Horovod{kind}": f"Collective{kind}",
+                f"CollectiveShared{kind}": f"Collective{kind}",
+            }
+        ),
     ):
         yield gate
+
+
+def _is_shared(carrier: str | None = None) -> bool:
+    """Tells whether a collective that is built now goes through shared memory."""
+    return (carrier or carriers.in_force()) == carriers.SHARED_MEMORY
 
 
 def _as_wire(x: tf.Tensor) -> tuple[tf.Tensor, tf.DType | None]:
@@ -161,9 +184,13 @@ def alltoall(x: tf.Tensor, splits: tf.Tensor, name: str, gate: Any) -> tuple[tf.
         return tf.identity(x), tf.identity(splits)
     wire, back = _as_wire(x)
     with _collective_scope("Alltoall", name, gate) as opened:
-        out, received = hvd.alltoall(
-            wire, splits=splits + opened, name=name, ignore_name_scope=True
-        )
+        if _is_shared():
+            shared = native_library.library()
+            out, received = shared.collective_shared_alltoall(wire, splits + opened, name=name)
+        else:
+            out, received = hvd.alltoall(
+                wire, splits=splits + opened, name=name, ignore_name_scope=True
+            )
     out.set_shape([None] + wire.shape[1:].as_list())
     return (_bits_as(out, back) if back else out), received
 
@@ -202,7 +229,10 @@ def allreduce_sum(tensors: Sequence[tf.Tensor], name: str, gate: Any) -> list[tf
     # The gate travels as one more element, which costs no pass over the data.
     with _collective_scope("Allreduce", name, gate) as opened:
         flat = tf.concat([tf.reshape(x, [-1]) for x in tensors] + [tf.cast(opened, dtype)[None]], 0)
-        out = hvd.allreduce(flat, op=hvd.Sum, name=name, ignore_name_scope=True)
+        if _is_shared():
+            out = native_library.library().collective_shared_allreduce(flat, name=name)
+        else:
+            out = hvd.allreduce(flat, op=hvd.Sum, name=name, ignore_name_scope=True)
     pieces = tf.split(out, [_elements(x) for x in tensors] + [1])[:-1]
     return _marked_replicated([_like(piece, x) for piece, x in zip(pieces, tensors)])
 
@@ -247,8 +277,15 @@ def _allreduce_gradient(op: tf.Operation, gradient: tf.Tensor) -> tf.Tensor:
     return allreduce_sum([gradient], unique_name(base + ".gradient"), gate)[0]
 
 
-def allgather(x: tf.Tensor, name: str, gate: Any) -> tf.Tensor:
-    """Returns the ranks' `x` [S_k, ...] one below the other; S may differ between ranks."""
+def allgather(x: tf.Tensor, name: str, gate: Any, carrier: str | None = None) -> tf.Tensor:
+    """Returns the ranks' `x` [S_k, ...] one below the other; S may differ between ranks.
+
+    Args:
+        x: of any numeric dtype, of the same shape on every rank but for S.
+        name: the explicit name.
+        gate: the gate's zero.
+        carrier: by default the one that is in force.
+    """
     if size() == 1:
         return tf.identity(x)
     wire, back = _as_wire(x)
@@ -259,7 +296,10 @@ def allgather(x: tf.Tensor, name: str, gate: Any) -> tf.Tensor:
             if back
             else wire + tf.cast(opened, wire.dtype)
         )
-        out = hvd.allgather(gated, name=name, ignore_name_scope=True)
+        if _is_shared(carrier):
+            out = native_library.library().collective_shared_allgather(gated, name=name)
+        else:
+            out = hvd.allgather(gated, name=name, ignore_name_scope=True)
     out.set_shape([None] + x.shape[1:].as_list())
     return _bits_as(out, back) if back else out
 
@@ -276,16 +316,36 @@ def _allgather_gradient(op: tf.Operation, gradient: tf.Tensor) -> tf.Tensor:
     return total[first : first + own_size]
 
 
+def _register_for_tapes() -> None:
+    """Registers the gradients by the operations' own types, too: a tape knows no others."""
+
+    def register(kind: str, gradient: Callable[..., Any]) -> None:
+        @tf.RegisterGradient(f"CollectiveShared{kind}")
+        def _taped(op: Any, *gradients: Any) -> Any:
+            return gradient(op.outputs[0].op, *gradients)  # a tape's `op` has no name
+
+    register("Alltoall", _alltoall_gradient)
+    register("Allreduce", _allreduce_gradient)
+    register("Allgather", _allgather_gradient)
+
+
+_register_for_tapes()
+
+
 def broadcast(x: tf.Tensor, name: str) -> tf.Tensor:
     """Returns rank 0's `x`, of the same shape on every rank.
 
-    It is not differentiable; `x` is read at run time.
+    It is not differentiable; `x` is read at run time. Ranks haven't agreed on it, as they have on
+    other collectives of a run, so it goes by the carrier of their agreement.
     """
     if size() == 1:
         return tf.identity(x)
     wire, back = _as_wire(x)
     with tf.name_scope("meeting"):
-        out = hvd.broadcast(wire, 0, name=name, ignore_name_scope=True)
+        if _is_shared(carriers.of_agreement()):
+            out = native_library.library().collective_shared_broadcast(wire, name=name)
+        else:
+            out = hvd.broadcast(wire, 0, name=name, ignore_name_scope=True)
     out.set_shape(x.shape)
     return _bits_as(out, back) if back else out
 

@@ -58,6 +58,31 @@ class _Description(ctypes.Structure):
     ]
 
 
+class _BloomShape(ctypes.Structure):
+    """Describes a counting Bloom filter: `BloomShape` in ops/native/admission.h."""
+
+    _fields_ = [
+        ("hashes", ctypes.c_int64),
+        ("cells", ctypes.c_int64),
+        ("width", ctypes.c_int64),
+        ("partitions", ctypes.c_int64),
+        ("step", ctypes.c_int64),
+        ("most", ctypes.c_uint64),
+    ]
+
+
+class _AdmissionDescription(ctypes.Structure):
+    """Describes which keys get rows: `AdmissionDescription` in ops/native/row_store.cc."""
+
+    _fields_ = [
+        ("frequency", ctypes.c_int64),
+        ("probability", ctypes.c_double),
+        ("seed", ctypes.c_uint64),
+        ("capacity", ctypes.c_uint64),
+        ("bloom", _BloomShape),
+    ]
+
+
 @functools.cache
 def _library_functions() -> Any:
     functions = native_library.functions()
@@ -82,6 +107,13 @@ def _library_functions() -> Any:
             ctypes.c_int,
             [number, pointer, size, pointer, size, pointer, pointer, size],
         ),
+        ("store_admit_by", ctypes.c_int, [number, ctypes.POINTER(_AdmissionDescription)]),
+        ("store_counted", size, [number]),
+        ("store_refused", size, [number]),
+        ("store_counts", size, [number, size, pointer, pointer]),
+        ("store_add_counts", ctypes.c_int, [number, pointer, pointer, size, pointer, size]),
+        ("store_forget", None, [number, pointer, size]),
+        ("store_cells", pointer, [number]),
     ):
         function = getattr(functions, f"row_{name}")
         function.restype, function.argtypes = result, arguments
@@ -110,6 +142,25 @@ class FirstValues:
     cubics: np.ndarray | None = None
     draw: Callable[[np.ndarray, int], np.ndarray] | None = None
     block: int = 1 << 16
+
+
+@dataclasses.dataclass(frozen=True)
+class FilterShape:
+    """Describes a rank's part of a counting Bloom filter.
+
+    Attributes:
+        hashes: counters of a key.
+        cells: counters in a partition.
+        dtype: a counter's type, an unsigned integer.
+        partitions: in all; key k is counted in partition mix(k) mod so many.
+        step: this rank has every so manieth of them.
+    """
+
+    hashes: int
+    cells: int
+    dtype: np.dtype[Any]
+    partitions: int
+    step: int
 
 
 class CompiledColumn:
@@ -182,6 +233,7 @@ class CompiledRowStore:
     ):
         self._number, self._dim, self._dtype = number, dim, np.dtype(dtype)
         self._draw = first_values.draw
+        self._filter: FilterShape | None = None
         row, cubics = first_values.row, first_values.cubics
         description = _Description(
             name=name.encode(),
@@ -281,6 +333,89 @@ class CompiledRowStore:
             columns.size,
             moves.ctypes.data,
         )
+
+    def admit_by(
+        self,
+        frequency: int | None,
+        bloom: FilterShape | None,
+        most: int,
+        probability: float,
+        seed: int,
+        capacity: int,
+    ) -> None:
+        """Sets which keys get rows. It is called once, before any key is looked up.
+
+        Args:
+            frequency: how often a key must have come; None: keys aren't counted.
+            bloom: counts them; None: they are counted exactly.
+            most: where a counter of the filter stays.
+            probability: with which a key gets a row that has come often enough.
+            seed: 64 bits for that.
+            capacity: the most keys that are counted exactly.
+
+        Raises:
+            MemoryError: the address space for counters can't be had.
+        """
+        shape = _BloomShape()
+        if bloom is not None:
+            width = bloom.dtype.itemsize
+            shape = _BloomShape(
+                bloom.hashes, bloom.cells, width, bloom.partitions, bloom.step, most
+            )
+        self._filter = bloom
+        description = _AdmissionDescription(frequency or 0, probability, seed, capacity, shape)
+        if self._library.row_store_admit_by(self._number, ctypes.byref(description)):
+            raise MemoryError("memory for the counts of its keys without rows can not be reserved")
+
+    @property
+    def refused(self) -> int:
+        """Returns how often a key was refused a row."""
+        return int(self._library.row_store_refused(self._number))
+
+    def counts(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the keys without rows that were counted, and how often they came, both int64.
+
+        A Bloom filter doesn't know its keys: there are none.
+        """
+        while True:
+            keys = np.empty(self._library.row_store_counted(self._number), np.int64)
+            counts = np.empty_like(keys)
+            copied = self._library.row_store_counts(
+                self._number, len(keys), keys.ctypes.data, counts.ctypes.data
+            )
+            if copied == len(keys):
+                return keys, counts
+
+    def add_counts(self, keys: np.ndarray, counts: np.ndarray) -> None:
+        """Adds to how often `keys` came that have no rows; both [K] int64.
+
+        Raises:
+            MemoryError: there is no room for them.
+        """
+        keys = np.ascontiguousarray(keys, np.int64)
+        counts = np.ascontiguousarray(counts, np.int64)
+        self._call(
+            self._library.row_store_add_counts, keys.ctypes.data, counts.ctypes.data, keys.size
+        )
+
+    def forget(self, keys: np.ndarray | None) -> None:
+        """Forgets how often `keys` [K] int64 came that have no rows; all keys if it is None.
+
+        A Bloom filter can only forget all.
+        """
+        if keys is None:
+            self._library.row_store_forget(self._number, None, 0)
+            return
+        keys = np.ascontiguousarray(keys, np.int64)
+        self._library.row_store_forget(self._number, keys.ctypes.data, keys.size)
+
+    def cells(self) -> np.ndarray:
+        """Returns the counters of the Bloom filter: a view, [partitions on this rank, cells]."""
+        shape = self._filter
+        assert shape is not None
+        address = self._library.row_store_cells(self._number)
+        partitions = shape.partitions // shape.step
+        return memory.array_at(address, (partitions, shape.cells), shape.dtype, self)
 
     def _call(self, function: Any, *arguments: Any) -> None:
         message = ctypes.create_string_buffer(_MESSAGE_BYTES)

@@ -11,7 +11,12 @@ import tensorflow.compat.v1 as tf
 
 from collective.ops.native_library import library
 
-for _name in ("CollectiveFindRows", "CollectiveCountRows", "CollectiveSettleSlots"):
+for _name in (
+    "CollectiveFindRows",
+    "CollectiveAdmitRows",
+    "CollectiveCountRows",
+    "CollectiveSettleSlots",
+):
     tf.no_gradient(_name)
 
 
@@ -36,6 +41,47 @@ def find(
     with tf.device("/cpu:0"):
         rows: list[tf.Tensor] = library().collective_find_rows(numbers, handles, keys, insert)
     return rows
+
+
+def admit(
+    numbers: Sequence[tf.Tensor],
+    handles: Sequence[tf.Tensor],
+    keys: Sequence[tf.Tensor],
+    counts: Sequence[tf.Tensor],
+    training: tf.Tensor,
+    step: tf.Tensor,
+) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    """Returns the local rows of keys of T tables with admission, int64 in the shapes of the keys.
+
+    A key without a row has 0 outside of training, and -1 in a run that trains. A row from 1 that
+    only later runs see is -1 less the row: the lookup reads row 0, and an update is of the row.
+
+    Args:
+        numbers, handles: as for `find`.
+        keys: T times int64.
+        counts: T times int64, how often each key was asked for.
+        training: bool scalar: True counts keys, and gives rows to those that are admitted.
+        step: int64 scalar, the global step to which the run leads.
+
+    Returns:
+        (the rows, how often each row was found to have come: 0 where there is none).
+
+    Raises:
+        tf.errors.ResourceExhaustedError: in a run; there is no room for new rows or counts.
+    """
+    with tf.device("/cpu:0"):
+        admitted = library().collective_admit_rows(numbers, handles, keys, counts, training, step)
+    return list(admitted.rows), list(admitted.added)
+
+
+def seen(rows: tf.Tensor) -> tf.Tensor:
+    """Returns the rows that a lookup reads, of what `admit` returned."""
+    return tf.maximum(rows, 0)
+
+
+def updated(rows: tf.Tensor) -> tf.Tensor:
+    """Returns the rows to which what `admit` returned belongs, 0 where there is none."""
+    return tf.where_v2(rows < 0, -1 - rows, rows)
 
 
 def count(number: tf.Tensor) -> tf.Tensor:

@@ -10,7 +10,8 @@ keys that one sample has on one owner.
 
 `message` is int64 words, `splits[r]` of them for rank r: for each section (bags, keys); then for
 each section its keys, if it's pooled the lengths of its bags (int32, two to a word), if it is
-weighted the keys' weights (float32, two to a word). `flat` is float32: for each rank, for each
+weighted the keys' weights (float32, two to a word), if it is unpooled and its table counts keys how
+often each was asked for (int32, two to a word). `flat` is float32: for each rank, for each
 section, one row a bag; positions are element offsets into it. All of it is deterministic: keys are
 ordered by first appearance, whatever the number of threads.
 
@@ -108,10 +109,12 @@ class Response(NamedTuple):
         keys: T times int64 [R], in the order of the ranks, then sections: of a static table local
             rows, of a dynamic one keys.
         row_splits: [N] int32, how many elements of rows go to each rank.
+        counts: for each table that counts keys int64 [R], how often each key was asked for.
     """
 
     keys: list[tf.Tensor]
     row_splits: tf.Tensor
+    counts: Sequence[tf.Tensor] = ()
 
 
 def bounds(ids: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -151,6 +154,7 @@ def request(
     sections: Sequence[Section],
     kinds: Sequence[int],
     ranks: int,
+    counted: Sequence[bool] = (),
 ) -> Request:
     """De-duplicates keys by section, orders them by owner, and says where rows will be found.
 
@@ -160,6 +164,7 @@ def request(
         weights: for each weighted pooled member [K] float32.
         members, sections, kinds: M, S and T of them.
         ranks: N.
+        counted: T of them, True for tables that count keys; none if there is no such table.
     """
     return Request(
         *operations().collective_ask(
@@ -173,12 +178,18 @@ def request(
             dims=[s.dim for s in sections],
             pooled=[s.pooled for s in sections],
             weighted=[s.weighted for s in sections],
+            **({"counted": [counted[s.table] for s in sections]} if any(counted) else {}),
         )
     )
 
 
-def _layout(sections: Sequence[Section], kinds: Sequence[int], ranks: int) -> dict[str, Any]:
+def _layout(
+    sections: Sequence[Section], kinds: Sequence[int], ranks: int, counted: Sequence[bool]
+) -> dict[str, Any]:
+    # Kernels of devices, where no table counts keys, know nothing of it.
+    layout = {"counted": list(counted)} if any(counted) else {}
     return {
+        **layout,
         "ranks": ranks,
         "section_tables": [s.table for s in sections],
         "kinds": list(kinds),
@@ -194,14 +205,16 @@ def respond(
     sections: Sequence[Section],
     kinds: Sequence[int],
     ranks: int,
+    counted: Sequence[bool] = (),
 ) -> Response:
     """Reads what the ranks request: `message` [Y] int64, `splits[r]` words of it from rank r.
 
-    A malformed message is an `InvalidArgumentError` of the run.
+    A malformed message is an `InvalidArgumentError` of the run. For `counted` see `request`.
     """
+    outputs = {"C": sum(counted)} if any(counted) else {}
     return Response(
         *operations().collective_hear(
-            message, splits, T=len(kinds), **_layout(sections, kinds, ranks)
+            message, splits, T=len(kinds), **outputs, **_layout(sections, kinds, ranks, counted)
         )
     )
 
@@ -215,6 +228,7 @@ def gather(
     kinds: Sequence[int],
     ranks: int,
     shapes: Sequence[Any],
+    counted: Sequence[bool] = (),
 ) -> tf.Tensor:
     """Returns for each rank, for each section, one row a bag: [E] float32.
 
@@ -223,10 +237,12 @@ def gather(
 
     Args:
         handles: for each table the resource handle of its shard [V, D].
-        rows: for each table [R] int64, the local rows of the keys that `respond` returned.
+        rows: for each table [R] int64, the local rows of the keys that `respond` returned; of a
+            table with admission as `collective.ops.dynamic_rows.admit` returns them.
         message, splits: the message that was received.
         sections, kinds, ranks: as for `respond`.
         shapes: for each table the shape of its shard, as far as it is known.
+        counted: as for `respond`.
     """
     return operations().collective_gather_rows(
         handles,
@@ -235,7 +251,7 @@ def gather(
         splits,
         max_norms=[s.max_norm for s in sections],
         shapes=shapes,
-        **_layout(sections, kinds, ranks),
+        **_layout(sections, kinds, ranks, counted),
     )
 
 

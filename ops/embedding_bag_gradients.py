@@ -34,6 +34,13 @@ def _attributes(op: tf.Operation, *names: str) -> dict[str, Any]:
     return {name: attribute(op, name) for name in names}
 
 
+def _layout(op: tf.Operation) -> dict[str, Any]:
+    """Returns the attributes that describe the received message."""
+    # No table on a device, where operations stand in, counts keys.
+    counted = [] if stands_in(op) else attribute(op, "counted")
+    return {**_attributes(op, *_LAYOUT), **({"counted": counted} if any(counted) else {})}
+
+
 def _handles(shards: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Returns the handles of variables that an operation was given, or shares the memory of."""
     return [x.op.inputs[0] if x.op.type == "CollectiveShard" else x for x in shards]
@@ -54,7 +61,8 @@ def _gather_gradient(op: tf.Operation, gradient: Any) -> list[Any]:
         inputs[tables : 2 * tables],
         *inputs[2 * tables :],
         scale=gradient_scale(),
-        **_attributes(op, "max_norms", "shapes", *_LAYOUT),
+        **_attributes(op, "max_norms", "shapes"),
+        **_layout(op),
     )
     shapes = [tf.TensorShape(shape) for shape in attribute(op, "shapes")]
     slices = [
@@ -86,7 +94,8 @@ def _reduce_gradient(op: tf.Operation, *gradients: Any) -> list[Any]:
         _handles(inputs[1 : 1 + tables]),
         inputs[1 + tables : 1 + 2 * tables],
         *inputs[1 + 2 * tables :],
-        **_attributes(op, "scale", "max_norms", "shapes", *_LAYOUT),
+        **_attributes(op, "scale", "max_norms", "shapes"),
+        **_layout(op),
     )
     return [spread, *[None] * (2 * tables + 2)]
 

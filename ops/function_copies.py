@@ -47,7 +47,7 @@ def separate(graph: tf.Graph) -> None:
         return
     for op in graph.get_operations():
         if op.type not in graph_analysis.CALLS or not graph_analysis.has_inside(
-            graph, op, graph_analysis.is_horovod
+            graph, op, graph_analysis.is_of_carrier
         ):
             continue
         in_loops_one_at_a_time(graph, op._get_control_flow_context())
@@ -81,7 +81,9 @@ def _exclusive_function(graph: tf.Graph, name: str, taken: set[str]) -> str:
     """
     definition = function_pb2.FunctionDef()
     definition.CopyFrom(graph._functions[name].cached_definition)
-    collectives = {node.name for node in definition.node_def if graph_analysis.is_horovod(node.op)}
+    collectives = {
+        node.name for node in definition.node_def if graph_analysis.is_of_carrier(node.op)
+    }
     inner = [
         f
         for node in definition.node_def

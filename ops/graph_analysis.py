@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence, Set
 from typing import Any, Callable
 
 import tensorflow.compat.v1 as tf
+from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.ops import variables
 
 # Operations that may come to the end of their data, or fail for reasons of their own, before any
@@ -92,17 +93,26 @@ ASSIGNS = frozenset({"Assign", "AssignVariableOp"})
 # Operations that pass a reference to a variable on.
 PASSES = frozenset({"Identity", "Enter", "Switch", "RefIdentity", "RefEnter", "RefSwitch"})
 
+# How the types of operations begin that a carrier has: Horovod, and shared memory.
+_CARRIER = re.compile("Horovod|CollectiveShared")
+_NOTE = "_collective_note"
 _COLLECTIVE = re.compile(
-    "Horovod((Grouped)?(Allreduce|Allgather|Reducescatter)|Broadcast|Alltoall)"
+    f"({_CARRIER.pattern})((Grouped)?(Allreduce|Allgather|Reducescatter)|Broadcast|Alltoall)"
 )
 
 
-def is_horovod(op_type: str) -> bool:
-    """Tells whether operations of this type are Horovod's.
+def is_of_carrier(op_type: str) -> bool:
+    """Tells whether operations of this type are a carrier's: Horovod's, or shared memory's.
 
-    Beside collectives there are such as give the rank.
+    Beside collectives Horovod has such as give the rank.
     """
-    return op_type.startswith("Horovod")
+    return bool(_CARRIER.match(op_type))
+
+
+def collective_kind(op_type: str) -> str:
+    """Returns 'Alltoall', 'Allreduce', 'Allgather', 'Broadcast' or another type as it is."""
+    match = _COLLECTIVE.match(op_type)
+    return op_type if match is None else re.sub("^Grouped", "", match[2])
 
 
 def is_collective(op_type: str) -> bool:
@@ -123,8 +133,16 @@ def holder(x: tf.Tensor) -> tf.Operation:
     return x.op
 
 
+def mark_note(op: tf.Operation) -> None:
+    """Marks a write that notes what a run has used: it is no update, in a function neither."""
+    op._set_attr(_NOTE, attr_value_pb2.AttrValue(b=True))
+
+
 def has_inside(graph: tf.Graph, op: tf.Operation, is_sought: Callable[[str], object]) -> bool:
-    """Tells whether a function that `op` calls, at any depth, has an operation of a sought type."""
+    """Tells whether a function that `op` calls, at any depth, has an operation of a sought type.
+
+    Those that `mark_note` has marked don't count.
+    """
     stack, seen = [op.node_def], set()
     while stack:
         for value in stack.pop().attr.values():
@@ -132,7 +150,7 @@ def has_inside(graph: tf.Graph, op: tf.Operation, is_sought: Callable[[str], obj
                 function = graph._functions.get(name) if name and name not in seen else None
                 seen.add(name)
                 nodes = list(function.cached_definition.node_def) if function is not None else []
-                if any(is_sought(node.op) for node in nodes):
+                if any(is_sought(node.op) for node in nodes if _NOTE not in node.attr):
                     return True
                 stack += nodes
     return False

@@ -64,8 +64,10 @@ class GraphState:
         prepared_version: the graph's version when `collective.graph_passes` prepared it last.
         input_is_dealt: whether an Estimator has dealt the batches of its input to the ranks.
         evicting_tables: the tables of which rows are evicted (`collective.tables.eviction`).
+        drawing_tables: the tables that admit keys by chance (`collective.tables.admission`).
         next_step: int64 scalar, the global step to which a run leads
             (`collective.tables.next_step`).
+        tables_with_files: the tables of which rows go to files (`collective.tables.rows_in_file`).
         input_check: what the comparison of the ranks' first batches has come to
             (`collective.monitoring.input_check`).
     """
@@ -100,7 +102,9 @@ class GraphState:
     prepared_version: tuple[Any, ...] | None = None
     input_is_dealt: bool = False
     evicting_tables: list[Any] = dataclasses.field(default_factory=list)
+    drawing_tables: list[Any] = dataclasses.field(default_factory=list)
     next_step: tf.Tensor | None = None
+    tables_with_files: list[Any] = dataclasses.field(default_factory=list)
     input_check: Any = None
 
 

@@ -1,7 +1,9 @@
 """Updates rows of shards by operations of our own, where they beat TensorFlow's by measurement.
 
-On a GPU these are kernels. On one thread of a CPU, 26 tables of dimension 128, a thousand rows of
-each: see `benchmarks/RESULTS.md`.
+On a GPU these are kernels, one operation for many tables. On a CPU they are compiled, one operation
+for each table (`ops/native/sparse_updates.cc`): Adagrad, also with one accumulator for each row,
+momentum, FTRL and Adam. Where the compiled library is missing, and for other types than float32,
+TensorFlow's operations do the work. `benchmarks/RESULTS.md` has what it gives.
 """
 
 from __future__ import annotations
@@ -11,10 +13,12 @@ from typing import Any, Callable
 
 import tensorflow.compat.v1 as tf
 
+from collective.ops import native_library
 from collective.ops.dispatch import for_tables, operations
 from collective.ops.gpu.rules import Rule
-from collective.ops.native_library import library, missing
 from collective.ops.placement import on_device
+
+COMPILED = frozenset({"AdagradOptimizer", "AdamOptimizer", "FtrlOptimizer", "MomentumOptimizer"})
 
 
 def is_possible(optimizer: str, hashed: bool, *dtypes: tf.DType) -> bool:
@@ -22,10 +26,17 @@ def is_possible(optimizer: str, hashed: bool, *dtypes: tf.DType) -> bool:
 
     The optimizer is called by its name in `tf.train`.
     """
-    return (
-        missing() is None
-        and all(dtype.base_dtype == tf.float32 for dtype in dtypes)
-        and (on_device(hashed) or optimizer == "AdagradOptimizer")
+    return _fits(*dtypes) and (on_device(hashed) or optimizer in COMPILED)
+
+
+def is_compiled(hashed: bool, *dtypes: tf.DType) -> bool:
+    """Tells whether the compiled operations update rows of these types: in the host's memory."""
+    return _fits(*dtypes) and not on_device(hashed)
+
+
+def _fits(*dtypes: tf.DType) -> bool:
+    return native_library.missing() is None and all(
+        dtype.base_dtype == tf.float32 for dtype in dtypes
     )
 
 
@@ -78,6 +89,165 @@ def adagrad(
         gradient: float32 [K, D].
         rows: int64 [K], each at most once.
     """
-    return library().collective_sparse_adagrad(
+    return native_library.library().collective_sparse_adagrad(
         table.handle, accumulator.handle, rate, gradient, rows
+    )
+
+
+def row_wise_adagrad(
+    table: Any,
+    accumulator: Any,
+    rate: tf.Tensor,
+    epsilon: tf.Tensor,
+    gradient: tf.Tensor,
+    rows: tf.Tensor,
+) -> tf.Operation:
+    """Updates rows by Adagrad with one accumulator for each row.
+
+        accumulator[rows] += mean(gradient ** 2)
+        table[rows] -= rate * gradient / (sqrt(accumulator[rows]) + epsilon)
+
+    Args:
+        table: variable of a shard, float32 [R, D].
+        accumulator: its slot, float32 [R, 1].
+        rate, epsilon: float32 scalars.
+        gradient, rows: as for `adagrad`.
+    """
+    return native_library.library().collective_sparse_row_wise_adagrad(
+        table.handle, accumulator.handle, rate, epsilon, gradient, rows
+    )
+
+
+def momentum(
+    table: Any,
+    accumulator: Any,
+    rate: tf.Tensor,
+    decay: tf.Tensor,
+    gradient: tf.Tensor,
+    rows: tf.Tensor,
+    nesterov: bool,
+) -> tf.Operation:
+    """Updates rows by momentum, as `ResourceSparseApplyMomentum` does.
+
+        accumulator[rows] = decay * accumulator[rows] + gradient
+        table[rows] -= rate * accumulator[rows]
+
+    Args:
+        table, accumulator: variables of a shard, float32 [R, D].
+        rate, decay: float32 scalars; the second one is called momentum, too.
+        gradient, rows: as for `adagrad`.
+        nesterov: subtracts rate * (gradient + decay * accumulator[rows]) instead.
+    """
+    library = native_library.library()
+    update = (
+        library.collective_sparse_nesterov_momentum
+        if nesterov
+        else library.collective_sparse_momentum
+    )
+    return update(table.handle, accumulator.handle, rate, decay, gradient, rows)
+
+
+def ftrl(
+    table: Any,
+    accumulator: Any,
+    linear: Any,
+    rate: tf.Tensor,
+    l1: tf.Tensor,
+    l2: tf.Tensor,
+    l2_shrinkage: tf.Tensor,
+    power: tf.Tensor,
+    gradient: tf.Tensor,
+    rows: tf.Tensor,
+) -> tf.Operation:
+    """Updates rows by FTRL, as `ResourceSparseApplyFtrlV2` does.
+
+        sum = accumulator[rows] + gradient ** 2
+        change = (sum ** -power - accumulator[rows] ** -power) / rate
+        linear[rows] += gradient + 2 * l2_shrinkage * table[rows] - change * table[rows]
+        accumulator[rows] = sum
+        table[rows] = (clip(linear[rows], -l1, l1) - linear[rows]) / (sum ** -power / rate + 2 * l2)
+
+    Source: McMahan and others: "Ad click prediction: a view from the trenches", KDD 2013.
+
+    Args:
+        table, accumulator, linear: variables of a shard, float32 [R, D].
+        rate, l1, l2, l2_shrinkage, power: float32 scalars.
+        gradient, rows: as for `adagrad`.
+    """
+    return native_library.library().collective_sparse_ftrl(
+        table.handle,
+        accumulator.handle,
+        linear.handle,
+        rate,
+        l1,
+        l2,
+        l2_shrinkage,
+        power,
+        gradient,
+        rows,
+    )
+
+
+def lazy_adam(
+    table: Any,
+    m: Any,
+    v: Any,
+    rate: tf.Tensor,
+    beta1: tf.Tensor,
+    beta2: tf.Tensor,
+    epsilon: tf.Tensor,
+    gradient: tf.Tensor,
+    rows: tf.Tensor,
+) -> tf.Operation:
+    """Updates rows by Adam, and leaves other rows alone.
+
+        m[rows] = beta1 * m[rows] + (1 - beta1) * gradient
+        v[rows] = beta2 * v[rows] + (1 - beta2) * gradient ** 2
+        table[rows] -= rate * m[rows] / (sqrt(v[rows]) + epsilon)
+
+    Source: Kingma, Ba: "Adam: a method for stochastic optimization", ICLR 2015.
+
+    Args:
+        table, m, v: variables of a shard, float32 [R, D].
+        rate: float32 scalar, corrected for moments that started from 0.
+        beta1, beta2, epsilon: float32 scalars.
+        gradient, rows: as for `adagrad`.
+    """
+    return native_library.library().collective_sparse_lazy_adam(
+        table.handle, m.handle, v.handle, rate, beta1, beta2, epsilon, gradient, rows
+    )
+
+
+def adam(
+    table: Any,
+    m: Any,
+    v: Any,
+    rate: tf.Tensor,
+    beta1: tf.Tensor,
+    beta2: tf.Tensor,
+    epsilon: tf.Tensor,
+    gradient: tf.Tensor,
+    rows: tf.Tensor,
+    used: tf.Tensor | None = None,
+) -> tf.Operation:
+    """Updates all rows by Adam, those without a gradient by one of zeros.
+
+    That is what `tf.train.AdamOptimizer` does with a sparse gradient.
+
+    Args:
+        table, m, v, rate, beta1, beta2, epsilon, gradient, rows: as for `lazy_adam`.
+        used: the last row that there is, int64 scalar: rows 1 to this one are there, row 0 isn't.
+            None if all rows are there.
+    """
+    return native_library.library().collective_sparse_adam(
+        table.handle,
+        m.handle,
+        v.handle,
+        rate,
+        beta1,
+        beta2,
+        epsilon,
+        gradient,
+        rows,
+        tf.constant(-1, tf.int64) if used is None else used,
     )

@@ -50,6 +50,12 @@ def distinct_by_owner(
     )
 
 
+def occurrences(distinct: Distinct) -> tf.Tensor:
+    """Returns how many of the keys each of the distinct ones is, [U] int64."""
+    ones = tf.ones_like(distinct.positions, tf.int64)
+    return tf.math.unsorted_segment_sum(ones, distinct.positions, tf.size(distinct.keys))
+
+
 def gather_rows(table: Any, local_rows: tf.Tensor, row_shape: Any) -> tf.Tensor:
     """Returns rows of a shard, read in place: [R, D] for `local_rows` [R] int64.
 

@@ -104,8 +104,6 @@ class Backend(abc.ABC):
     """Decides the layout of a group, and so the way of its exchange.
 
     `collective.strategies.grouped_exchange` carries the layout out.
-
-    `collective.strategies.grouped_exchange` carries the layout out.
     """
 
     @abc.abstractmethod

@@ -122,6 +122,7 @@ class _Inputs:
 def _build(group: Sequence[Lookup], layout: GroupLayout, level: int, wire: exchange.Wire) -> Group:
     ranks = collectives.size()
     kinds = [int(table.hashed) for table in layout.tables]
+    counted = [table.counts_keys for table in layout.tables]
     base = f"group{level}.{_digest(group, layout, wire)}"
     name = collectives.unique_name(f"{base}/keys")
     rows_name = collectives.unique_name(f"{base}/rows")
@@ -135,22 +136,23 @@ def _build(group: Sequence[Lookup], layout: GroupLayout, level: int, wire: excha
     else:
         ids = _behind_checks(checks, inputs.ids)
     # 1
-    request = _request(group, layout, inputs, ids, kinds)
+    request = _request(group, layout, inputs, ids, kinds, counted)
     # 2
     message, splits = exchange.keys_to_owners(
         request.message, request.splits, name, zero, 2 * len(layout.sections)
     )
     # 3
-    response = embedding_bag.respond(message, splits, layout.sections, kinds, ranks)
+    response = embedding_bag.respond(message, splits, layout.sections, kinds, ranks, counted)
     shard_rows = embedding_bag.gather(
         [table.handle for table in layout.tables],
-        _local_rows(layout.tables, response.keys),
+        _local_rows(layout.tables, response, counted),
         message,
         splits,
         layout.sections,
         kinds,
         ranks,
         [table.shard_shape for table in layout.tables],
+        counted,
     )
     # 4
     rows = exchange.rows_back(shard_rows, response.row_splits, rows_name, zero, wire)
@@ -204,6 +206,7 @@ def _request(
     inputs: _Inputs,
     ids: Sequence[tf.Tensor],
     kinds: Sequence[int],
+    counted: Sequence[bool],
 ) -> embedding_bag.Request:
     samples, weights, members = [], [], []
     for i, (lookup, s) in enumerate(zip(group, layout.members)):
@@ -220,7 +223,7 @@ def _request(
             )
         )
     return embedding_bag.request(
-        ids, samples, weights, members, layout.sections, kinds, collectives.size()
+        ids, samples, weights, members, layout.sections, kinds, collectives.size(), counted
     )
 
 
@@ -256,16 +259,21 @@ def _pool(
     return embedding_bag.pool(rows, request.positions, samples, weights, members, request.counts)
 
 
-def _local_rows(tables: Sequence[Any], keys: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def _local_rows(
+    tables: Sequence[Any], response: embedding_bag.Response, counted: Sequence[bool]
+) -> list[tf.Tensor]:
     """Returns the local rows of the requested keys, [R] int64 for each table.
 
     The keys of static tables are local rows already; those of dynamic tables are looked up.
     """
-    rows = list(keys)
+    rows, counts = list(response.keys), iter(response.counts)
+    counts_of_tables = [next(counts) if is_counted else None for is_counted in counted]
     dynamic = [t for t, table in enumerate(tables) if table.hashed]
     if dynamic:
         dynamic_rows = tables[dynamic[0]].local_of_tables(
-            [tables[t] for t in dynamic], [keys[t] for t in dynamic]
+            [tables[t] for t in dynamic],
+            [rows[t] for t in dynamic],
+            [counts_of_tables[t] for t in dynamic],
         )
         for t, table_rows in zip(dynamic, dynamic_rows):
             rows[t] = table_rows
@@ -349,10 +357,15 @@ def _digest(group: Sequence[Lookup], layout: GroupLayout, wire: exchange.Wire) -
         for x, s in zip(group, layout.members)
     ]
     parts += [dataclasses.astuple(section) for section in layout.sections] + [str(wire)]
-    # Messages of kernels look different.
+    # Messages of tables that count keys, and of kernels, look different.
+    parts += [s for s, section in enumerate(layout.sections) if _counts(layout, section)]
     if placement.on_device(group[0].table.hashed):
         parts.append("by kernels")
     return hashlib.blake2b(repr(parts).encode(), digest_size=4).hexdigest()
+
+
+def _counts(layout: GroupLayout, section: embedding_bag.Section) -> bool:
+    return bool(layout.tables[section.table].counts_keys)
 
 
 def required_operations(

@@ -15,6 +15,8 @@ to the owners, 3 gives the shard `IndexedSlices`.
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow.compat.v1 as tf
 
 from collective.ops import collectives, exchange, gate, tensorflow_lookup
@@ -41,17 +43,35 @@ def exchange_single(lookup: Lookup) -> tf.Tensor:
         tf.reshape(lookup.ids, [-1]), table.owners, ranks
     )
     # 2
-    received = exchange.keys_to_owners(
-        distinct.keys, distinct.splits, name, zero, description=str(lookup)
-    )
+    keys, counts, splits = _keys_to_owners(lookup, distinct, name, zero)
     # 3
-    shard_rows = table.fetch(received.keys)
+    shard_rows = table.fetch(keys) if counts is None else table.fetch(keys, counts)
     # 4
     rows = exchange.rows_back(
-        shard_rows, received.splits, collectives.unique_name(f"{table.op.name}/rows"), zero
+        shard_rows, splits, collectives.unique_name(f"{table.op.name}/rows"), zero
     )
     # 5
     return lookup.combined(rows, distinct.positions)
+
+
+def _keys_to_owners(
+    lookup: Lookup, distinct: tensorflow_lookup.Distinct, name: str, zero: Any
+) -> tuple[tf.Tensor, tf.Tensor | None, tf.Tensor]:
+    """Sends every key to its owner; with it how often it was asked for, if its table counts keys.
+
+    Returns:
+        (the keys [R] that are asked for here; their counts [R] int64, or None; [N] int32, how many
+        come from each rank).
+    """
+    keys, splits, description = distinct.keys, distinct.splits, str(lookup)
+    if not lookup.table.counts_keys:
+        received = exchange.keys_to_owners(keys, splits, name, zero, description=description)
+        return received.keys, None, received.splits
+    counts = tensorflow_lookup.occurrences(distinct)
+    words = tf.reshape(tf.stack([keys, counts], 1), [-1])
+    received = exchange.keys_to_owners(words, 2 * splits, name, zero, description=description)
+    pairs = tf.reshape(received.keys, [-1, 2])
+    return pairs[:, 0], pairs[:, 1], received.splits // 2
 
 
 def _mismatch_check(name: str, lookup: Lookup, samples: tf.Tensor) -> gate.Check:

@@ -15,30 +15,41 @@ IN OUT`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import numpy as np
+from typing import Any
 
 __all__ = ["read_table"]
 BLOCK = 1 << 16
 
 
-def read_table(path: str, name: str, block: int = BLOCK) -> Iterator[tuple[Any, np.ndarray]]:
+def read_table(
+    path: str,
+    name: str,
+    block: int = BLOCK,
+    frequencies: bool = False,
+    last_used: bool = False,
+) -> Iterator[tuple[Any, ...]]:
     """Reads a table, or a slot of one, by ascending keys, whatever number of ranks saved it.
 
     Args:
         path: a checkpoint's prefix, or a folder, whose latest checkpoint is read.
         name: the name of the table ('user'), or of the slot ('user/Adagrad').
         block: rows at a time, which bounds the memory.
+        frequencies: yields how often training looked keys up, too, of a dynamic table that was
+            saved with `TablePolicy(filter_freq=…)`. Keys without rows are in '<table>/refused',
+            which is read like a slot; a Bloom filter doesn't know them.
+        last_used: yields also the global steps to which the runs led that used the rows last, int64
+            [b], of a dynamic table whose policy needs them (`collective.TablePolicy`). DeepRec
+            calls them versions.
 
     Yields:
         (first, rows [b, D]) of a static table: the number of the first row; (keys [b], rows [b, D])
-        of a dynamic one: int64 keys, ascending. b <= block.
+        of a dynamic one: int64 keys, ascending. b <= block. With `frequencies` (keys, rows,
+        frequencies [b] int64).
 
     Raises:
-        ValueError: there is no checkpoint, or no such table in it.
+        ValueError: there is no checkpoint, or no such table in it, or it has no frequencies or last
+            uses.
     """
     from collective.checkpoint import table_reader
 
-    return table_reader.read_table(path, name, block)
+    return table_reader.read_table(path, name, block, frequencies, last_used)

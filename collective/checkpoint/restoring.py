@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 
 from collective.checkpoint import compatibility, table_io, tensor_bundle
+from collective.checkpoint.gathered import gathered_states
 from collective.checkpoint.saver import (
     check_same_path,
     make_unsharded_def,
@@ -21,9 +22,10 @@ from collective.coordination import barrier
 from collective.coordination.session_state import state_of_session
 from collective.gradients import accumulation
 from collective.ops import collectives, graphs
+from collective.ops.counting import counted
 from collective.scope import SCOPES
 from collective.startup import STARTUP
-from collective.tables import served_table
+from collective.tables import eviction, served_table
 
 
 def restore(original: Any, saver: Any, sess: Any, save_path: Any) -> None:
@@ -44,8 +46,8 @@ def _restore(fresh_slots: bool, original: Any, saver: Any, sess: Any, save_path:
     prefix, served = tf.compat.as_text(save_path), served_table.served_graph(sess.graph)
     if served is not None:
         return served.source(prefix, saver)
-    shards = shards_of_saver(saver, sess.graph)
-    if collectives.size() == 1 and not shards:
+    shards, states = shards_of_saver(saver, sess.graph), gathered_states(saver)
+    if collectives.size() == 1 and not shards and not states:
         original(saver, sess, save_path)
         note_last_checkpoint(prefix)
         return None
@@ -61,10 +63,16 @@ def _restore(fresh_slots: bool, original: Any, saver: Any, sess: Any, save_path:
         return None
     plans: list[compatibility.RestorePlan] = []
     table_restores: list[table_io.TableRestore] = []
+    absent: list[str] = []
 
     def compare() -> None:
         bundle = tensor_bundle.Bundle(prefix)
         saved_tensors = compatibility.tensors_saved_by(sess.graph, unsharded_def(saver))
+        for name, state in states.items():
+            entries = [spec.name for spec in state.specs]
+            if not all(entry in bundle.entries for entry in entries):
+                absent.append(name)
+                saved_tensors = {n: t for n, t in saved_tensors.items() if n not in entries}
         plans.append(compatibility.plan(bundle, shards, saved_tensors, fresh_slots, saver._reshape))
         table_restores.append(table_io.TableRestore(sess, bundle, plans[0].pairs))
 
@@ -77,7 +85,7 @@ def _restore(fresh_slots: bool, original: Any, saver: Any, sess: Any, save_path:
         on_all_ranks("reading", tables.read)
         on_all_ranks(
             "replicated variables",
-            lambda: _restore_unsharded(original, saver, sess, prefix, plan.missing),
+            lambda: _restore_unsharded(original, saver, sess, prefix, [*plan.missing, *absent]),
         )
     except BaseException:
         tables.undo()
@@ -85,13 +93,35 @@ def _restore(fresh_slots: bool, original: Any, saver: Any, sess: Any, save_path:
     on_all_ranks("tables", tables.assign)
     for table in dynamic_tables(shards):
         if table.last_used is not None:
-            table.last_used.begin(sess)  # Of the rows that were saved without their last use.
+            # Of the rows that were saved without their last use.
+            table.last_used.begin(sess, in_file=True)
+    _limit(on_all_ranks, sess, prefix, dynamic_tables(shards))
+    for name in absent:
+        states[name].restart()
     note_last_checkpoint(prefix)
     fresh = [shard.variable for shard in plan.fresh if not shard.dynamic]
     fresh += [v for name, v in unsharded_variables(saver).items() if name in plan.missing]
     if fresh:
         sess.run([v.initializer for v in fresh])
     return None
+
+
+def _limit(
+    on_all_ranks: Callable[..., list[Any]], sess: Any, prefix: str, tables: Sequence[Any]
+) -> None:
+    """Evicts the rows that are too many for the policies of restored tables, and says how many."""
+    bounded = [table for table in tables if table.policy.capacity is not None]
+    if not bounded:
+        return
+    by_rank = on_all_ranks("capacity", lambda: eviction.limit(sess, bounded))
+    for table in bounded:
+        rows = sum(evicted[table.op.name] for evicted in by_rank)
+        if rows and collectives.rank() == 0:
+            tf.logging.warning(
+                f"checkpoint '{prefix}' has more rows of table '{table.op.name}' than "
+                f"capacity={table.policy.capacity} allows. Those that were used longest ago were "
+                f"left out: {counted(rows, 'row')}. The checkpoint still has them."
+            )
 
 
 def _restore_unsharded(

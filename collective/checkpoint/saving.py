@@ -15,6 +15,7 @@ from tensorflow.python.client import session as session_lib
 from tensorflow.python.training import training_util
 
 from collective.checkpoint import commit, ownership, table_io, tensor_bundle
+from collective.checkpoint.gathered import gathered_states
 from collective.checkpoint.saver import (
     check_same_path,
     note_last_checkpoint,
@@ -26,8 +27,7 @@ from collective.checkpoint.shards import Shard, dynamic_tables
 from collective.coordination import barrier
 from collective.ops import collectives
 from collective.ops.sessions import errors_without_stacks, run_unpatched
-from collective.tables import eviction, served_table
-from collective.tables.dynamic_table import keeps_row_numbers
+from collective.tables import eviction, served_table, waiting_gradients
 
 
 def save(
@@ -74,11 +74,11 @@ def save(
     prefix = _prefix(saver, sess, base, global_step, state_name)
     check_same_path(sess, "saving a checkpoint", prefix)
     evicting = [table for table in dynamic_tables(shards) if eviction.evicts(table.policy)]
-    if evicting and not keeps_row_numbers(sess):
+    if evicting and not waiting_gradients.any_in(sess):
         barrier.run_on_all_ranks(
             sess,
             f"evicting rows before checkpoint '{prefix}'",
-            lambda: eviction.evict(sess, evicting),
+            lambda: eviction.at_save(sess, evicting),
         )
     meta = state = None
     if write_meta_graph:
@@ -125,6 +125,7 @@ class ShardedSave:
         """
         try:
             staging = self._step("preparing", self._begin)[0]
+            self._gather()
             messages = self._step(
                 "writing", lambda: _write(self.saver, self.session, self.shards, staging)
             )
@@ -136,6 +137,17 @@ class ShardedSave:
 
     def _step(self, doing: str, step: Callable[[], Any]) -> list[Any]:
         return barrier.run_on_all_ranks(self.session, f"{doing} checkpoint '{self.prefix}'", step)
+
+    def _gather(self) -> None:
+        """Brings together what the ranks contribute to states that are saved as one."""
+        states = gathered_states(self.saver)
+        if not states:
+            return
+        contributions = self._step(
+            "gathering for", lambda: {name: state.contribution() for name, state in states.items()}
+        )
+        for name, state in states.items():
+            state.gather([of_rank[name] for of_rank in contributions])
 
     def _begin(self) -> str:
         if collectives.rank() > 0:

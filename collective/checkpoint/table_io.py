@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from collective.checkpoint import key_counts
 from collective.checkpoint.layout import CheckpointLayout, StoredTable
 from collective.checkpoint.shards import (
     RowReads,
@@ -48,16 +49,27 @@ def write(session: Any, shards: Sequence[Shard], writer: BundleWriter) -> dict[s
             count, blocks = _static_rows(group[0].shape[0], block)
         for shard in group:
             stored_tables[shard.name] = shard.stored([count] * ranks, block)
+        read_by_key = _reader_by_key(session, group)
         first = 0
         for keys, rows in blocks if count else [(np.zeros(0, np.int64), np.zeros(0, np.int64))]:
             if group[0].dynamic:
                 keys_entry = layout.keys_entry(stored_tables[group[0].name], rank)
                 writer.add(keys_entry, (count,), first, keys)
-            for shard in group:
-                reads.add(RowRequest(shard, first, rows))
+            if read_by_key is not None:
+                for shard, values in zip(group, read_by_key(keys, rows)):
+                    write_rows(shard, first, values)
+            else:
+                for shard in group:
+                    reads.add(RowRequest(shard, first, rows))
             first += len(rows)
     reads.flush()
-    return {name: stored.parts[rank] for name, stored in stored_tables.items()}
+    rows_of = {name: stored.parts[rank] for name, stored in stored_tables.items()}
+    for shard in shards:
+        if shard.slot_of is None:
+            counted = key_counts.write(session, shard, layout, writer)
+            if counted is not None:
+                rows_of[key_counts.entry_of(shard.name)] = counted
+    return rows_of
 
 
 def _static_rows(count: int, block: int) -> tuple[int, Iterator[Any]]:
@@ -74,6 +86,23 @@ def _dynamic_rows(session: Any, group: Sequence[Shard], block: int) -> tuple[int
     return table.local_count(session), table.ascending(session, block)
 
 
+def _reader_by_key(
+    session: Any, group: Sequence[Shard]
+) -> Callable[[np.ndarray, np.ndarray], list[np.ndarray]] | None:
+    """Returns what reads the rows of keys that may be in a file; None if all are in memory.
+
+    It takes keys [b] and local rows [b], and gives [b, D] of each shard.
+    """
+    table: Any = group[0].table
+    if not group[0].dynamic or table.policy.storage is None:
+        return None
+    store = table.store(session)
+    columns = [
+        store.values if shard.slot_of is None else shard.variable.column(session) for shard in group
+    ]
+    return lambda keys, rows: store.read(columns, keys, rows)
+
+
 def layout_of(
     shards: Sequence[Shard], counts_by_rank: Sequence[dict[str, int]]
 ) -> CheckpointLayout:
@@ -88,6 +117,11 @@ def layout_of(
         for shard in group:
             parts = [counts[shard.name] for counts in counts_by_rank]
             tables[shard.name] = shard.stored(parts, block_of(group))
+            name = key_counts.entry_of(shard.name)
+            if name in counts_by_rank[0]:
+                counts = key_counts.stored(shard, [counts[name] for counts in counts_by_rank])
+                assert counts is not None
+                tables[counts.name] = counts
     return CheckpointLayout(len(counts_by_rank), tables)
 
 
@@ -294,4 +328,6 @@ class TableRestore:
             loading.add(keys, values[0], dict(zip([slot.op.name for slot in slots], values[1:])))
 
         read_dynamic(self._bundle, [self._stored[shard.name] for shard in group], receive)
+        saved_as = self._stored[group[0].name].name
+        key_counts.read(self._bundle, group[0], saved_as, loading.store)
         self._waiting_loads.append(loading)

@@ -25,7 +25,9 @@ def open_bundle(path: str) -> Bundle:
     return Bundle(path)
 
 
-def read_table(path: str, name: str, block: int) -> Iterator[tuple[Any, np.ndarray]]:
+def read_table(
+    path: str, name: str, block: int, frequencies: bool = False, last_used: bool = False
+) -> Iterator[tuple[Any, ...]]:
     """Reads a table (see `collective.checkpoint.read_table`)."""
     if block < 1:
         raise ValueError(f"block must be at least 1, not {block}.")
@@ -38,6 +40,26 @@ def read_table(path: str, name: str, block: int) -> Iterator[tuple[Any, np.ndarr
             f"checkpoint '{bundle.prefix}' has no table '{name}' (it has: "
             f"{', '.join(tables) or 'none'})."
         )
+    beside: list[StoredTable] = []
+    if frequencies:
+        counts = find_stored_table(bundle, f"{stored.name}/frequency")
+        if stored.kind != DYNAMIC or counts is None:
+            raise ValueError(
+                f"checkpoint '{bundle.prefix}' has no frequencies of '{name}': they are those of "
+                "dynamic tables that were saved with TablePolicy(filter_freq=…)."
+            )
+        beside.append(counts)
+    if last_used:
+        steps = find_stored_table(bundle, f"{stored.name}/last_used")
+        if stored.kind != DYNAMIC or steps is None:
+            raise ValueError(
+                f"checkpoint '{bundle.prefix}' doesn't tell when rows of table '{name}' were used "
+                "last: no option of its policy needed it."
+            )
+        beside.append(steps)
+    if beside:
+        blocks = read_dynamic_tables(bundle, [stored, *beside], block)
+        return ((keys, rows, *(x[:, 0] for x in others)) for keys, (rows, *others) in blocks)
     if stored.kind == DYNAMIC:
         return ((keys, values[0]) for keys, values in read_dynamic_tables(bundle, [stored], block))
     return _read_static(bundle, stored, block)

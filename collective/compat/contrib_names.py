@@ -5,12 +5,12 @@ That is of tf.contrib, and of what TensorFlow has moved since.
 
 from __future__ import annotations
 
-from collective.compat.framework import Name, works
+from collective.compat.framework import Name, refused, same_numbers, works
 
 _HERE = "collective.compat.contrib_functions"
 _TF = "tensorflow.compat.v1"
 _INITIALIZERS = ("xavier_initializer", "xavier_initializer_conv2d", "variance_scaling_initializer")
-_LAYERS = ("l1_regularizer", "l2_regularizer", "fully_connected", "flatten", "dropout")
+_LAYERS = ("l1_regularizer", "l2_regularizer", "fully_connected", "flatten")
 _METRICS = {
     "streaming_accuracy": "accuracy",
     "streaming_auc": "auc",
@@ -37,9 +37,11 @@ _SEQUENCES = (
 )
 
 CONTRIB: tuple[Name, ...] = (
-    *(works(f"tf.contrib.layers.{name}", f"{_HERE}.{name}") for name in _INITIALIZERS + _LAYERS),
+    *(works(f"tf.contrib.layers.{name}", f"{_HERE}.{name}") for name in _INITIALIZERS),
+    *(same_numbers(f"tf.contrib.layers.{name}", f"{_HERE}.{name}") for name in _LAYERS),
+    works("tf.contrib.layers.dropout", f"{_HERE}.dropout", "other elements are drawn"),
     *(
-        works(f"{module}.{name}", f"{_HERE}.{name}")
+        same_numbers(f"{module}.{name}", f"{_HERE}.{name}")
         for module, name in (
             ("tf.contrib.layers", "embedding_column"),
             ("tf.contrib.layers", "input_from_feature_columns"),
@@ -54,7 +56,11 @@ CONTRIB: tuple[Name, ...] = (
         works(f"tf.contrib.feature_column.{name}", f"{_TF}.feature_column.{name}")
         for name in _SEQUENCES
     ),
-    works("tf.contrib.feature_column.sequence_input_layer", f"{_HERE}.sequence_input_layer"),
+    same_numbers("tf.contrib.feature_column.sequence_input_layer", f"{_HERE}.sequence_input_layer"),
+    refused(
+        "tf.contrib.layers.sequence_input_from_feature_columns",
+        "use tf.contrib.feature_column.sequence_input_layer.",
+    ),
     *(
         works(f"tf.contrib.metrics.{theirs}", f"{_TF}.metrics.{ours}")
         for theirs, ours in _METRICS.items()
@@ -66,12 +72,18 @@ CONTRIB: tuple[Name, ...] = (
     works(
         "tf.contrib.framework.get_or_create_global_step", f"{_TF}.train.get_or_create_global_step"
     ),
-    works("tf.contrib.framework.list_variables", f"{_TF}.train.list_variables"),
-    works("tf.contrib.framework.load_variable", f"{_TF}.train.load_variable"),
+    *(
+        works(f"{module}.{name}", f"{_TF}.train.{name}")
+        for module in (
+            "tf.contrib.framework",
+            "tf.contrib.framework.python.framework.checkpoint_utils",
+        )
+        for name in ("list_variables", "load_variable")
+    ),
     works("tf.contrib.lookup.index_table_from_file", f"{_HERE}.index_table_from_file"),
     works("tf.contrib.lookup.index_table_from_tensor", f"{_HERE}.index_table_from_tensor"),
     *(works(f"tf.contrib.rnn.{cell}", f"{_TF}.nn.rnn_cell.{cell}") for cell in _CELLS),
-    works("tf.contrib.rnn.python.ops.core_rnn_cell._Linear", f"{_HERE}.Linear"),
+    same_numbers("tf.contrib.rnn.python.ops.core_rnn_cell._Linear", f"{_HERE}.Linear"),
     *(works(f"tf.contrib.data.{name}", f"{_TF}.data.experimental.{name}") for name in _DATA),
 )
 

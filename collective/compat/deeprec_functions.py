@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.metadata
-import random
 import types
-from collections.abc import Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 
 from collective import embedding_variable, feature_column
-from collective.compat.deeprec_options import EmbeddingVariableOption, GlobalStepEvict
+from collective.compat.deeprec_options import (
+    EmbeddingVariableOption,
+    GlobalStepEvict,
+    InitializerOption,
+)
 from collective.compat.framework import say_once
-from collective.ops import collectives
-from collective.ops.counting import counted
+from collective.compat.sok_functions import open_scope
+from collective.data import work_queue
+from collective.tables import initializers
 
 # The collections of DeepRec's operations that initialise embedding variables and their slots.
 EV_INIT_VAR_OPS, EV_INIT_SLOT_OPS = "ev_init_var_ops", "ev_init_slot_ops"
@@ -29,6 +33,20 @@ def get_distribution(name: str) -> Any:
     if name.lower() == "tensorflow":
         return types.SimpleNamespace(project_name=name, version="1.15.5+deeprec")
     return importlib.metadata.distribution(name)
+
+
+def enable_distributed_strategy(strategy: str = "collective") -> None:
+    """Opens scope(embedding_gradients='sum') until the process ends, as `sok.init` does.
+
+    Raises:
+        NotImplementedError: the strategy isn't 'collective'.
+    """
+    if strategy != "collective":
+        raise NotImplementedError(
+            f"tf.config.experimental.enable_distributed_strategy({strategy!r}) isn't there on this "
+            "library, which has no parameter servers: use strategy='collective'."
+        )
+    open_scope()
 
 
 def get_embedding_variable(
@@ -51,6 +69,9 @@ def get_embedding_variable(
 ) -> Any:
     """Makes a dynamic table: see `collective.get_embedding_variable`.
 
+    Glorot's and other initializers that need a number of rows take `default_value_dim` for it, 4096
+    by default.
+
     Raises:
         NotImplementedError: it is given a regularizer, a getter, a constraint or a source of data,
             which would change numbers and aren't there.
@@ -71,16 +92,30 @@ def get_embedding_variable(
             )
     if steps_to_live and ev_option is None:
         ev_option = EmbeddingVariableOption(evict_option=GlobalStepEvict(steps_to_live))
+    is_theirs = isinstance(ev_option, EmbeddingVariableOption)
+    drawn = ev_option.init_option if is_theirs else InitializerOption()
     return embedding_variable.get_embedding_variable(
         name,
         embedding_dim,
         key_dtype,
         value_dtype or tf.float32,
-        initializer,
+        initializers.of_rows(initializer, drawn.default_value_dim),
         trainable,
         collections,
         partitioner,
-        ev_option,
+        _scaled_by_its_rows(ev_option),
+    )
+
+
+def _scaled_by_its_rows(ev_option: Any) -> Any:
+    """Returns an option whose initializer scales by the rows that DeepRec draws beforehand."""
+    is_theirs = isinstance(ev_option, EmbeddingVariableOption)
+    if not is_theirs or ev_option.init_option.initializer is None:
+        return ev_option
+    option = ev_option.init_option
+    scaled = initializers.of_rows(option.initializer, option.default_value_dim)
+    return dataclasses.replace(
+        ev_option, init_option=dataclasses.replace(option, initializer=scaled)
     )
 
 
@@ -88,7 +123,9 @@ def categorical_column_with_embedding(
     key: str, dtype: Any = tf.string, partition_num: int | None = None, ev_option: Any = None
 ) -> Any:
     """Makes a column of keys: see `collective.feature_column`. The default type is DeepRec's."""
-    return feature_column.categorical_column_with_embedding(key, dtype, partition_num, ev_option)
+    return feature_column.categorical_column_with_embedding(
+        key, dtype, partition_num, _scaled_by_its_rows(ev_option)
+    )
 
 
 def sequence_categorical_column_with_embedding(
@@ -112,10 +149,20 @@ def fused_embedding_lookup_sparse(
     max_norm: float | None = None,
     default_id: int | None = None,
     prune_invalid_ids: bool = False,
+    blocknums: Any = None,
     **tuning: Any,
 ) -> tf.Tensor:
-    """Calls TensorFlow's lookup, the safe one to prune ids or to fill empty samples."""
+    """Calls TensorFlow's lookup, the safe one to prune ids or to fill empty samples.
+
+    Raises:
+        NotImplementedError: blocknums is given.
+    """
     del tuning
+    if blocknums is not None:
+        raise NotImplementedError(
+            "tf.nn.fused_embedding_lookup_sparse(blocknums=…) isn't there on this library: rows of "
+            "a table have one dimension; leave it out."
+        )
     strategy = partition_strategy or "div"
     if prune_invalid_ids or default_id is not None:
         return tf.nn.safe_embedding_lookup_sparse(
@@ -187,71 +234,12 @@ def sparse_column_with_embedding(
     return categorical_column_with_embedding(column_name, dtype, partition_num, option)
 
 
-class WorkQueue:
-    """Deals items of work, such as file names, to the ranks: each item to one of them, each epoch.
+class WorkQueue(work_queue.WorkQueue):
+    """Is `collective.data.WorkQueue`, and says how it deals items."""
 
-    Item i of an epoch goes to rank i mod N. DeepRec deals them as ranks ask; here ranks take steps
-    together, and none is faster. Training ends when the first rank is out of data. The queue's
-    place isn't in checkpoints: a job that is started again begins with the first epoch.
-
-    Args:
-        works: the items.
-        num_epochs: how often all of them are dealt.
-        shuffle: orders them anew for each epoch, alike on all ranks.
-        seed: of that order; None is 0.
-        prefix: is put before each item.
-        num_slices, name: no effect.
-
-    Raises:
-        ValueError: there are fewer items than ranks: a rank would have none.
-    """
-
-    def __init__(
-        self,
-        works: Sequence[str],
-        num_epochs: int = 1,
-        shuffle: bool = True,
-        seed: int | None = None,
-        prefix: str | None = None,
-        num_slices: int | None = None,
-        name: str = "work_queue",
-    ):
-        del num_slices, name
-        works = [f"{prefix or ''}{work}" for work in works]
-        rank, ranks = collectives.rank(), collectives.size()
-        if len(works) * num_epochs < ranks:
-            raise ValueError(
-                f"WorkQueue has {counted(len(works) * num_epochs, 'item')} for "
-                f"{counted(ranks, 'rank')}: a rank "
-                "without one would end training at once. Split the data into at least as many "
-                "files as ranks, or deal records by strategy.shard(dataset)."
-            )
-        say_once("WorkQueue deals item i to rank i mod N; its place isn't in checkpoints")
-        generator = random.Random(seed or 0)
-        dealt: list[str] = []
-        for _ in range(num_epochs):
-            epoch = list(works)
-            if shuffle:
-                generator.shuffle(epoch)
-            dealt += epoch
-        self._works = dealt[rank::ranks]
-
-    def input_dataset(self) -> Any:
-        """Returns a dataset of this rank's items."""
-        dataset = tf.data.Dataset.from_tensor_slices(tf.constant(self._works))
-        dataset.collective_files = self._works  # So that a file can be looked at for its columns.
-        return dataset
-
-    def take(self) -> tf.Tensor:
-        """Returns a tensor that is this rank's next item in each run."""
-        return tf.data.make_one_shot_iterator(self.input_dataset()).get_next()
-
-    def input_producer(self) -> Any:
-        """Returns a queue of this rank's items, for readers."""
-        return tf.train.input_producer(self._works, num_epochs=1, shuffle=False)
-
-    def add_summary(self) -> None:
-        """Does nothing: there is nothing to see of items that are dealt beforehand."""
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        say_once("WorkQueue deals item i to rank i mod N, where DeepRec deals to who asks first")
 
 
 class variable_scope(tf.variable_scope):  # noqa: N801 (TensorFlow's name)

@@ -6,8 +6,8 @@ Source: DeepRec's documentation (docs/docs_en) and its modelzoo.
 from __future__ import annotations
 
 from collective.compat.contrib_names import CONTRIB, MOVED
-from collective.compat.estimator_names import ESTIMATORS
-from collective.compat.framework import Framework, no_effect, refused, works
+from collective.compat.estimator_names import ESTIMATORS, INCREMENTS
+from collective.compat.framework import Framework, no_effect, refused, same_numbers, works
 
 _HERE = "collective.compat.deeprec_functions"
 _STRATEGY = "tensorflow.python.distribute.group_embedding_collective_strategy"
@@ -19,16 +19,24 @@ _OPS = "tensorflow.python.data.experimental.ops"
 _STREAMS = "TensorFlow chooses the streams of a GPU."
 _INCREMENTAL = "every checkpoint is a whole one; leave it out, or save less often."
 _WHOLE = "a checkpoint is whole anyway."
+READS = "reads as `collective.data.parquet` does, what each rank names; lists are ragged tensors"
 
 DEEPREC = Framework(
     "deeprec",
     "DeepRec",
-    marks=("CollectiveStrategy", "hybridbackend", "sparse_operation_kit", "horovod"),
+    marks=(
+        "CollectiveStrategy",
+        "enable_distributed_strategy",
+        "hybridbackend",
+        "sparse_operation_kit",
+        "horovod",
+    ),
     names=(
-        works(f"{_STRATEGY}.CollectiveStrategy", "collective.CollectiveStrategy"),
-        refused(
+        same_numbers(f"{_STRATEGY}.CollectiveStrategy", "collective.CollectiveStrategy"),
+        works(
             "tf.config.experimental.enable_distributed_strategy",
-            "open CollectiveStrategy().scope() around the model and its session.",
+            f"{_HERE}.enable_distributed_strategy",
+            "opens scope(embedding_gradients='sum'), as sok.init does",
         ),
         # Embedding variables and their options.
         *(
@@ -52,7 +60,12 @@ DEEPREC = Framework(
             works(f"tensorflow.python.ops.variables.{option}", f"collective.{option}")
             for option in ("EmbeddingVariableOption", "StorageOption")
         ),
-        works("tf.get_embedding_variable", f"{_HERE}.get_embedding_variable"),
+        works(
+            "tf.get_embedding_variable",
+            f"{_HERE}.get_embedding_variable",
+            "random first values are those of (seed, table, key); Glorot's scale by "
+            "default_value_dim",
+        ),
         *(
             works(f"{keys}.{key}", f"{_HERE}.{key}", "an empty collection, as none is needed")
             for keys in ("tf.GraphKeys", "tensorflow.python.framework.ops.GraphKeys")
@@ -71,7 +84,7 @@ DEEPREC = Framework(
         ),
         works("tf.variable_scope", f"{_HERE}.variable_scope", "with keep_weights, for bfloat16"),
         # Columns.
-        works(
+        same_numbers(
             "tf.feature_column.categorical_column_with_embedding",
             f"{_HERE}.categorical_column_with_embedding",
             "dtype is tf.string by default, as there",
@@ -89,6 +102,7 @@ DEEPREC = Framework(
             works(f"{module}.sparse_column_with_embedding", f"{_HERE}.sparse_column_with_embedding")
             for module in (
                 "tf.contrib.feature_column",
+                "tf.contrib.layers",
                 "tf.contrib.layers.python.layers.feature_column",
             )
         ),
@@ -119,26 +133,29 @@ DEEPREC = Framework(
             "there are no adaptive embeddings; leave it out.",
         ),
         # Lookups.
-        works("tf.nn.group_embedding_lookup", "collective.group_embedding_lookup"),
-        works("tf.nn.group_embedding_lookup_sparse", "collective.group_embedding_lookup_sparse"),
-        works("tf.nn.fused_embedding_lookup_sparse", f"{_HERE}.fused_embedding_lookup_sparse"),
-        works(
-            "tf.nn.fused_safe_embedding_lookup_sparse",
-            f"{_HERE}.fused_safe_embedding_lookup_sparse",
+        same_numbers("tf.nn.group_embedding_lookup", "collective.group_embedding_lookup"),
+        same_numbers(
+            "tf.nn.group_embedding_lookup_sparse", "collective.group_embedding_lookup_sparse"
+        ),
+        same_numbers(
+            "tf.nn.fused_embedding_lookup_sparse", f"{_HERE}.fused_embedding_lookup_sparse"
         ),
         *(
-            works(
+            same_numbers(
                 f"{module}.fused_safe_embedding_lookup_sparse",
                 f"{_HERE}.fused_safe_embedding_lookup_sparse",
             )
             for module in (
+                "tf.nn",
                 "tensorflow.python.ops.embedding_ops",
                 "tf.contrib.layers.python.layers.embedding_ops",
             )
         ),
-        refused(
-            "tf.nn.embedding_lookup(blocknums=)",
-            "rows of a table have one dimension; leave it out.",
+        *(
+            refused(
+                f"tf.nn.{lookup}(blocknums=)", "rows of a table have one dimension; leave it out."
+            )
+            for lookup in ("embedding_lookup", "embedding_lookup_sparse")
         ),
         refused(
             "tf.nn.adaptive_embedding_lookup_sparse",
@@ -146,7 +163,7 @@ DEEPREC = Framework(
         ),
         # Optimizers.
         *(
-            works(f"tf.train.{optimizer}", f"collective.train.{optimizer}")
+            same_numbers(f"tf.train.{optimizer}", f"collective.train.{optimizer}")
             for optimizer in (
                 "AdamAsyncOptimizer",
                 "AdagradDecayOptimizer",
@@ -173,19 +190,46 @@ DEEPREC = Framework(
         no_effect("tf.ConfigProto.session_stage_subgraph_thread_pool", _STAGE),
         works("tf.ExecutorPolicy", "collective.compat.no_effect.ExecutorPolicy"),
         no_effect("tf.ConfigProto.executor_policy", "TensorFlow has one executor."),
+        no_effect(
+            "tf.OptimizerOptions.device_placement_optimization",
+            "tables and their lookups have their device: `strategy.plan()` says which.",
+        ),
+        no_effect("tf.stream", _STREAMS, "collective.compat.no_effect.scope"),
         no_effect("tf.RewriterConfig.use_multi_stream", _STREAMS),
         no_effect("tf.RewriterConfig.multi_stream_opts", _STREAMS),
         refused(
             "tf.OptimizerOptions.micro_batch_num",
             "it changes the batch of an update: scope(local_steps=k) makes one of k batches.",
         ),
-        works("tensorflow.python.ops.work_queue.WorkQueue", f"{_HERE}.WorkQueue"),
-        # Data.
-        *(
-            works(f"{_OPS}.parquet_dataset_ops.{name}", f"collective.compat.parquet.{name}")
-            for name in ("ParquetDataset", "read_parquet", "DataFrame")
+        refused(
+            "tf.graph_optimizer.enable_sample_awared_graph_compression",
+            "repeat a user's features for each of its items, by tf.repeat.",
         ),
-        works(f"{_OPS}.dataframe.DataFrame", "collective.compat.parquet.DataFrame"),
+        # Data.
+        works(
+            "tensorflow.python.ops.work_queue.WorkQueue",
+            f"{_HERE}.WorkQueue",
+            "`collective.data.WorkQueue`: item i goes to rank i mod N",
+        ),
+        *(
+            refused(
+                f"tf.data.{name}",
+                "read messages by a client of Kafka, in tf.data.Dataset.from_generator.",
+            )
+            for name in ("KafkaDataset", "KafkaGroupIODataset")
+        ),
+        refused(
+            "tf.TableRecordReader",
+            "it reads tables of a cloud's service: read files, by tf.data or Parquet's names.",
+        ),
+        *(
+            works(f"{_OPS}.parquet_dataset_ops.{name}", f"collective.compat.parquet.{name}", READS)
+            for name in ("ParquetDataset", "read_parquet")
+        ),
+        *(
+            works(f"{_OPS}.{module}.DataFrame", "collective.compat.parquet.DataFrame")
+            for module in ("parquet_dataset_ops", "dataframe")
+        ),
         # Checkpoints.
         refused(
             "tensorflow.python.training.incremental_saver._get_incremental_saver",
@@ -200,6 +244,7 @@ DEEPREC = Framework(
         no_effect(
             "tf.train.MonitoredTrainingSession(save_incremental_checkpoint_steps=)", _INCREMENTAL
         ),
+        INCREMENTS,
         no_effect("tf.estimator.RunConfig(save_incremental_checkpoint_secs=)", _INCREMENTAL),
         works(
             "pkg_resources.get_distribution",

@@ -16,9 +16,7 @@ from typing import Any, Callable
 
 import tensorflow.compat.v1 as tf
 
-from collective.policy import TablePolicy, is_real, is_whole
-
-COUNTER_TYPES = ("uint8", "uint16", "uint32", "uint64")
+from collective.policy import COUNTER_TYPES, TablePolicy, is_real, is_whole
 
 
 def _check(option: Any, name: str, expected: str, is_good: Callable[[Any], bool]) -> None:
@@ -75,8 +73,9 @@ class InitializerOption:
             one.
         default_value_dim: DeepRec draws so many rows beforehand, which keys share as first values.
             No effect: here every key starts from values of its own. From 1; default 4096.
-        default_value_no_permission: the elements of the row that a key reads which isn't admitted.
-            Default 0. No effect yet, as every key is admitted.
+        default_value_no_permission: the elements of the row that a key reads which isn't admitted,
+            or outside of training isn't known. Default 0.
+            (`TablePolicy.default_value_no_permission`)
 
     Raises:
         ValueError: an option has a value that it can't have.
@@ -94,10 +93,11 @@ class InitializerOption:
 
 @dataclasses.dataclass(frozen=True)
 class CounterFilter:
-    """Admits a key when it has come often enough. No effect yet.
+    """Admits a key when it has come often enough.
 
     Args:
-        filter_freq: the number of occurrences, counted exactly. Default 0: every key is admitted.
+        filter_freq: the number of occurrences, counted exactly. Default 0: every key is admitted;
+            so does 1. (`TablePolicy.filter_freq`)
 
     Raises:
         ValueError: an option has a value that it can't have.
@@ -111,15 +111,17 @@ class CounterFilter:
 
 @dataclasses.dataclass(frozen=True)
 class CBFFilter:
-    """Admits a key when it has come often enough, by a counting Bloom filter. No effect yet.
+    """Admits a key when it has come often enough, by a counting Bloom filter.
 
     Args:
-        filter_freq: the number of occurrences. Default 0: every key is admitted.
+        filter_freq: the number of occurrences. Default 0: every key is admitted; so does 1.
+            (`TablePolicy.filter_freq`)
         max_element_size: for how many keys the filter has room. Default 0: no filter is made, and
-            occurrences are counted exactly.
+            occurrences are counted exactly. (`TablePolicy.max_element_size`)
         false_positive_probability: the most keys, of all, that may be admitted too early: above 0
-            and below 1. Default -1: no filter is made.
-        counter_type: the type of a counter: tf.uint8, uint16, uint32 or uint64, the default.
+            and below 1. Default -1: no filter is made. (`TablePolicy.false_positive_probability`)
+        counter_type: the type of a counter: tf.uint8, uint16, uint32, int64, or uint64, the
+            default. (`TablePolicy.counter_type`)
 
     Raises:
         ValueError: an option has a value that it can't have, or one of max_element_size and
@@ -143,7 +145,7 @@ class CBFFilter:
         _check(
             self,
             "counter_type",
-            "tf.uint8, tf.uint16, tf.uint32 or tf.uint64",
+            "tf.uint8, tf.uint16, tf.uint32, tf.uint64 or tf.int64",
             lambda x: any(x == name for name in COUNTER_TYPES),
         )
         if (self.max_element_size == 0) != (self.false_positive_probability == -1):
@@ -232,15 +234,17 @@ class CheckpointOption:
 
 @dataclasses.dataclass(frozen=True)
 class StorageOption:
-    """Says where rows are kept: in memory.
+    """Says where rows are kept.
 
     Args:
         storage_type: a `StorageType`. Default None, which is DRAM: memory as tables have it anyway.
-            DRAM_SSDHASH moves rows that aren't used to files; no effect yet, all rows stay in
-            memory. Others aren't there.
+            DRAM_SSDHASH moves rows that weren't used for long to files: the policy's
+            `storage='dram_ssd'`. Others aren't there.
         storage_path: the folder of those files. Default None.
-        storage_size: bytes of each tier, from the fastest. Default 1 GiB each. No effect yet.
-        cache_strategy: which rows are moved first. Default `CacheType.LFU`. No effect yet.
+        storage_size: bytes of each tier, from the fastest. Default 1 GiB each. With DRAM_SSDHASH
+            the first is the memory on each rank; files take what they need.
+        cache_strategy: which rows are moved first. Default `CacheType.LFU`. No effect: those that
+            were used longest ago are.
 
     Raises:
         ValueError: an option has a value that it can't have, or files have no folder.
@@ -256,7 +260,8 @@ class StorageOption:
         _check(
             self,
             "storage_type",
-            "None or StorageType.DRAM, for memory: the GPU's where there is one, else the host's",
+            "None or StorageType.DRAM, for memory (the GPU's where there is one, else the host's), "
+            "or StorageType.DRAM_SSDHASH, for the host's memory and files",
             lambda x: x in works,
         )
         _check(
@@ -277,8 +282,8 @@ class StorageOption:
 class EmbeddingVariableOption:
     """Holds the options of an embedding variable.
 
-    Of these, `init_option` and `evict_option` have their effects. A table warns of each other one
-    that would change something.
+    Of these, `init_option`, `filter_option`, `evict_option` and `storage_option` have their
+    effects. A table warns of each other one that would change something.
 
     Args:
         ht_type, ht_partition_num: tune DeepRec's hash tables. No effect.
@@ -324,26 +329,34 @@ class EmbeddingVariableOption:
         evict = self.evict_option
         steps = evict.steps_to_live if isinstance(evict, GlobalStepEvict) else None
         threshold = evict.l2_weight_threshold if isinstance(evict, L2WeightEvict) else 0.0
+        storage = self.storage_option
+        in_files = storage.storage_type == StorageType.DRAM_SSDHASH
         return TablePolicy(
             initializer=self.init_option.initializer,
             steps_to_live=steps or None,
             l2_weight_threshold=threshold if threshold > 0 else None,
+            default_value_no_permission=self.init_option.default_value_no_permission,
+            **_admission(self.filter_option),
+            storage="dram_ssd" if in_files else None,
+            storage_path=storage.storage_path if in_files else None,
+            storage_size=next(iter(storage.storage_size), None) if in_files else None,
         )
 
     def without_effect(self) -> dict[str, str]:
         """Returns the options that have no effect yet, as they were given, and what that means."""
         idle = {}
-        if self.filter_option is not None and self.filter_option.filter_freq > 0:
-            idle[f"filter_option={self.filter_option!r}"] = "every key is admitted"
-        if self.storage_option.storage_type == StorageType.DRAM_SSDHASH:
-            idle["storage_option=StorageOption(storage_type=StorageType.DRAM_SSDHASH)"] = (
-                "all rows stay in memory"
-            )
         if self.ckpt is not None and self.ckpt != CheckpointOption():
             idle[f"ckpt={self.ckpt!r}"] = "no checkpoint is read for it"
-        default = self.init_option.default_value_no_permission
-        if default != 0:
-            idle[f"init_option's default_value_no_permission={default!r}"] = (
-                "every key has a row of its own"
-            )
         return idle
+
+
+def _admission(filter_option: CounterFilter | CBFFilter | None) -> dict[str, Any]:
+    """Returns the fields of a policy that a filter makes."""
+    if filter_option is None or filter_option.filter_freq == 0:
+        return {}
+    fields: dict[str, Any] = {"filter_freq": filter_option.filter_freq}
+    if isinstance(filter_option, CBFFilter) and filter_option.max_element_size > 0:
+        fields["max_element_size"] = filter_option.max_element_size
+        fields["false_positive_probability"] = filter_option.false_positive_probability
+        fields["counter_type"] = tf.as_dtype(filter_option.counter_type).name
+    return fields

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collective.compat.framework import Name, works
+from collective.compat.framework import Name, no_effect, same_numbers, works
 
 _HERE = "collective.compat.estimators"
 _READY_MADE = (
@@ -14,8 +14,13 @@ _READY_MADE = (
     "LinearRegressor",
 )
 
+# DeepRec's, of whose Estimator it is.
+INCREMENTS = no_effect(
+    "tf.estimator.Estimator.export_saved_model(save_incr_model=)",
+    "an exported model is whole, and is exported anew to change.",
+)
 ESTIMATORS: tuple[Name, ...] = (
-    works("tf.estimator.Estimator", f"{_HERE}.Estimator", "in scope() that of all ranks"),
+    same_numbers("tf.estimator.Estimator", f"{_HERE}.Estimator", "in scope() that of all ranks"),
     *(
         works(f"tf.estimator.{name}", f"{_HERE}.{name}", "in scope() its model, on all ranks")
         for name in _READY_MADE

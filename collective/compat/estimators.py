@@ -6,10 +6,12 @@ each rank would use all of the input, and has `CollectiveStrategy.estimator` in 
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import Any, Callable
 
 import tensorflow.compat.v1 as tf
 
+from collective.compat.estimator_names import INCREMENTS
 from collective.compat.framework import say_once
 from collective.scope import SCOPES
 from collective.strategy import CollectiveStrategy
@@ -25,8 +27,26 @@ class Estimator(tf.estimator.Estimator):
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Makes the one or the other; a subclass is TensorFlow's."""
         if cls is Estimator and SCOPES.is_open:
-            return _strategy().estimator(*args, **kwargs)
+            made = _strategy().estimator(*args, **kwargs)
+            made.export_saved_model = _taking_increments(made.export_saved_model)
+            return made
         return super().__new__(cls)
+
+    def export_saved_model(self, *args: Any, **kwargs: Any) -> Any:
+        """Exports a model: TensorFlow's function."""
+        return _taking_increments(super().export_saved_model)(*args, **kwargs)
+
+
+def _taking_increments(export: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a method that takes the argument INCREMENTS, too."""
+
+    @functools.wraps(export)
+    def taking(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.pop(INCREMENTS.keyword, False):
+            INCREMENTS.use()
+        return export(*args, **kwargs)
+
+    return taking
 
 
 def _ready_made(name: str) -> Any:

@@ -21,6 +21,21 @@ SHORT = {
     "hvd": "horovod.tensorflow",
 }
 Kind = Literal["works", "no effect", "refused"]
+Promise = Literal["same numbers", "the original", "same effect", "no effect", "refused"]
+# Each promise with its meaning; docs/ prints them.
+PROMISES: dict[Promise, str] = {
+    "same numbers": "Losses, rows and updates are those of plain TensorFlow on the whole batch, or "
+    "of the rule that the framework has published. A test compares them",
+    "the original": "It is an object of TensorFlow 2.15 or Horovod, the same that every script "
+    "gets",
+    "same effect": "It does for a script what it does there. Where numbers can differ, such as "
+    "random first values, or an order, the row or the page says so",
+    "no effect": "It is accepted. Rank 0 says once that it has no effect, and why; numbers are "
+    "those of a script without it",
+    "refused": "Using it is an error that names it, and says what to do. Importing it is none",
+}
+# The version of this library that has a name unless its row says another.
+FIRST_VERSION = "0.1.0"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,19 +49,21 @@ class Name:
         ours: where the object is found, 'collective.group_embedding_lookup'. A name without effect
             has one that does nothing; an argument, and what is refused, has none.
         note: what differs; why it has no effect; what to do instead.
+        has_same_numbers: whether a test compares its numbers.
+        since: the first version of this library that has it.
     """
 
     theirs: str
     kind: Kind
     ours: str = ""
     note: str = ""
+    has_same_numbers: bool = False
+    since: str = FIRST_VERSION
 
     @property
     def module(self) -> str:
         """Returns the module that has it, in full: 'tensorflow.nn'."""
-        first, _, rest = self.theirs.partition("(")[0].rpartition(".")[0].partition(".")
-        full = SHORT.get(first, first)
-        return f"{full}.{rest}" if rest else full
+        return in_full(self.theirs.partition("(")[0].rpartition(".")[0])
 
     @property
     def attribute(self) -> str:
@@ -63,12 +80,27 @@ class Name:
         """Tells whether it is a field of a message in a session's configuration."""
         return self.theirs.startswith(("tf.ConfigProto.", "tf.OptimizerOptions.", "tf.Rewriter"))
 
+    @property
+    def is_method_argument(self) -> bool:
+        """Tells whether it is an argument of a class's method, which the class here takes."""
+        return bool(self.keyword) and self.module.rpartition(".")[2][:1].isupper()
+
+    @property
+    def promise(self) -> Promise:
+        """Returns the one of PROMISES that it keeps."""
+        if self.kind != "works":
+            return self.kind
+        if self.has_same_numbers:
+            return "same numbers"
+        is_original = self.ours.startswith(("tensorflow.", "horovod."))
+        return "the original" if is_original else "same effect"
+
     def row(self) -> str:
-        """Returns the name as a row of the documentation's tables."""
-        ours = f"`{self.ours}`" if self.kind == "works" and self.is_public else ""
-        here = ours or self.kind
-        note = self.note[:-1] if self.note.endswith(".") else self.note
-        return f"| `{self.theirs}` | {here}{': ' if note else ''}{note} |"
+        """Returns the name as a row of the documentation's tables: theirs, ours, promise, since."""
+        is_found = self.kind == "works" and self.is_public
+        ours = f"`{self.ours}`" if is_found else "" if self.note else "works"
+        here = ": ".join(part for part in (ours, self.note.removesuffix(".")) if part)
+        return f"| `{self.theirs}` | {here} | {self.promise} | {self.since} |"
 
     @property
     def is_public(self) -> bool:
@@ -103,16 +135,30 @@ class Framework:
         title: as people write it.
         names: its names.
         marks: words of which a script that distributes itself has one.
+        aliases: modules that have the names of another module: (theirs, whose), as scripts write
+            them.
     """
 
     name: str
     title: str
     names: tuple[Name, ...]
     marks: tuple[str, ...]
+    aliases: tuple[tuple[str, str], ...] = ()
+
+
+def in_full(module: str) -> str:
+    """Returns the full name of a module: 'tensorflow.nn' for 'tf.nn'."""
+    first, _, rest = module.partition(".")
+    full = SHORT.get(first, first)
+    return f"{full}.{rest}" if rest else full
 
 
 def works(theirs: str, ours: str, note: str = "") -> Name:
     return Name(theirs, "works", ours, note)
+
+
+def same_numbers(theirs: str, ours: str, note: str = "") -> Name:
+    return Name(theirs, "works", ours, note, has_same_numbers=True)
 
 
 def no_effect(theirs: str, note: str, ours: str = "") -> Name:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collective.compat.contrib_names import CONTRIB
 from collective.compat.estimator_names import ESTIMATORS
-from collective.compat.framework import Framework, works
+from collective.compat.framework import Framework, same_numbers, works
 
 _REDUCED = "inside scope() gradients are reduced once, and stay as they are"
 _STARTS = "inside scope() replicated variables are equal anyway; tables aren't broadcast"
@@ -19,9 +19,12 @@ HOROVOD = Framework(
     marks=("horovod",),
     names=(
         *(
+            same_numbers(f"hvd.{name}", f"horovod.tensorflow.{name}", _REDUCED)
+            for name in ("DistributedOptimizer", "DistributedGradientTape")
+        ),
+        *(
             works(f"hvd.{name}", f"horovod.tensorflow.{name}", note)
             for names, note in (
-                (("DistributedOptimizer", "DistributedGradientTape"), _REDUCED),
                 (("BroadcastGlobalVariablesHook", "broadcast_global_variables"), _STARTS),
                 (("broadcast_variables",), _STARTS),
                 (("allreduce", "allgather", "broadcast", "alltoall"), _AGREED),

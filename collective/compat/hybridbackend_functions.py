@@ -25,6 +25,19 @@ def strategy() -> Any:
     return CollectiveStrategy()
 
 
+class Options:
+    """Takes what tunes HybridBackend, as `hb.context.options` does."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Says once that it has no effect."""
+        say_once(f"hb.context.options.{name} has no effect here: it tunes HybridBackend")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return None
+
+
 class Context:
     """Tells ranks apart, as `hb.context` does."""
 
@@ -59,6 +72,17 @@ class Context:
     def has_gpu(self) -> bool:
         """Tells whether this rank has a GPU."""
         return self.num_gpus > 0
+
+    @property
+    def options(self) -> Options:
+        """Returns what takes options, which have no effect."""
+        return Options()
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"hb.context.{name} isn't there on this library: ranks know each other by "
+            "hb.context.rank and hb.context.world_size, and no more of the cluster."
+        )
 
     @classmethod
     def get(cls) -> Context:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -24,6 +25,12 @@ def first(value: Any, *args: Any, **kwargs: Any) -> Any:
     """Returns its first argument."""
     del args, kwargs
     return value
+
+
+def scope(*args: Any, **kwargs: Any) -> Any:
+    """Returns a context that does nothing."""
+    del args, kwargs
+    return contextlib.nullcontext()
 
 
 def hook(*args: Any, **kwargs: Any) -> tf.train.SessionRunHook:

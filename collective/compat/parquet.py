@@ -1,33 +1,26 @@
 """Reads Parquet files as DeepRec's and HybridBackend's datasets do, by their names and signatures.
 
-pyarrow reads them, in Python: a batch is a dict of columns. A column of lists is a `RaggedTensor`.
+Files are read by `collective.data`; here are the names. A batch is a dict of columns, of which one
+of lists is a `RaggedTensor`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Callable
 
 import numpy as np
+import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 
-# How many records are read at once where they are batched later.
-READ_AHEAD = 8192
-# TensorFlow's types by pyarrow's words, where they aren't the same.
-TYPES = {
-    "halffloat": "float16",
-    "float": "float32",
-    "double": "float64",
-    "binary": "string",
-    "large_binary": "string",
-    "large_string": "string",
-}
-READABLE = frozenset(
-    {"bool", "string", "float16", "float32", "float64"}
-    | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
-)
+from collective.data.batch_reader import BatchReader
+from collective.data.columns import Column
+from collective.data.parquet_dataset import tensors
+from collective.data.parquet_files import ParquetFiles
+from collective.data.record_order import RecordOrder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,18 +30,23 @@ class Field:
     Attributes:
         name: its name.
         dtype: its type; of a column of lists that of the lists' elements.
-        ragged_rank: 1 for lists, else 0.
+        ragged_rank: how many lists are around a value.
+        shape: [size] for lists of a fixed size, else None.
+        default_value: of a record, where files lack the column; HybridBackend's.
     """
 
     name: str
     dtype: Any = None
-    ragged_rank: int = 0
+    ragged_rank: int | None = 0
+    shape: Any = None
+    default_value: Any = None
 
-    def spec(self) -> Any:
-        """Returns the type of a batch of it."""
-        if self.ragged_rank:
-            return tf2.RaggedTensorSpec([None, None], self.dtype, 1, tf2.int64)
-        return tf2.TensorSpec([None], self.dtype)
+    def column(self) -> Column:
+        """Returns it as `collective.data` describes it."""
+        depth = self.ragged_rank or 0
+        width = int(self.shape[0]) if self.shape and not depth else None
+        form = "ragged" if depth else "dense"
+        return Column(self.name, tf2.as_dtype(self.dtype), depth, width).in_form(form)
 
 
 class DataFrame:
@@ -69,6 +67,8 @@ def ParquetDataset(  # noqa: N802 (DeepRec's name)
 ) -> Any:
     """Makes a dataset of batches of records: dicts of tensors by the columns' names.
 
+    Each rank reads what it is given here; `collective.data.parquet` deals batches to the ranks.
+
     Args:
         filenames: a path, or a list of paths; with `fields` also a tensor or dataset of paths.
         batch_size: how many records a batch has at most; each file ends with what is left.
@@ -83,103 +83,95 @@ def ParquetDataset(  # noqa: N802 (DeepRec's name)
             can be read. While reading: a file lacks a column, or a value is missing.
     """
     del num_parallel_reads, num_sequential_reads
-    is_static = isinstance(filenames, (str, bytes, os.PathLike, list, tuple))
-    if is_static:
-        listed = [filenames] if isinstance(filenames, (str, bytes, os.PathLike)) else filenames
-        filenames = tf2.data.Dataset.from_tensor_slices([os.fsdecode(name) for name in listed])
-        known = _fields_of(os.fsdecode(listed[0]), fields)
+    names, paths = names_of(fields), known_paths(filenames)
+    if paths is not None:
+        filenames = tf2.data.Dataset.from_tensor_slices(paths)
+        columns = ParquetFiles(paths[:1], names).columns
     else:
         if not isinstance(filenames, tf2.data.Dataset):
             filenames = tf2.data.Dataset.from_tensor_slices(tf2.reshape(filenames, [-1]))
         if getattr(filenames, "collective_files", None):
-            known = _fields_of(filenames.collective_files[0], fields)
+            columns = ParquetFiles(filenames.collective_files[:1], names).columns
+        elif fields and all(getattr(field, "dtype", None) for field in fields):
+            columns = [field.column() for field in fields]
         else:
-            known = list(fields or [])
-            if not known or not all(getattr(field, "dtype", None) for field in known):
+            raise ValueError(
+                "ParquetDataset of a tensor or dataset of paths needs fields=[Field(name, "
+                "dtype), …]: no file can be looked at."
+            )
+    files = _Files(columns, batch_size, (partition_index, partition_count), drop_remainder)
+    return filenames.flat_map(files.batches_of)
+
+
+def known_paths(filenames: Any) -> list[str] | None:
+    """Returns the paths, None where a tensor or a dataset has them."""
+    if not isinstance(filenames, (str, bytes, os.PathLike, list, tuple)):
+        return None
+    listed = [filenames] if isinstance(filenames, (str, bytes, os.PathLike)) else filenames
+    return [os.fsdecode(name) for name in listed]
+
+
+def names_of(fields: Sequence[Any] | None) -> list[str] | None:
+    """Returns the columns' names; None for all columns."""
+    return None if fields is None else [str(getattr(field, "name", field)) for field in fields]
+
+
+class _Files:
+    """Reads batches of files whose paths are known when they are read."""
+
+    def __init__(
+        self, columns: Sequence[Column], size: int, part: tuple[int, int], drop_remainder: bool
+    ):
+        self._columns, self._size, self._part = list(columns), size, part
+        self._drop_remainder = drop_remainder
+        # A reader that has come to the end of its file holds no records.
+        self._reader = functools.lru_cache(maxsize=64)(self._make_reader)
+
+    def batches_of(self, path: tf.Tensor) -> tf2.data.Dataset:
+        """Returns a dataset of the batches of a file."""
+        types = [dtype for column in self._columns for dtype in column.part_types]
+
+        def batch(number: tf.Tensor) -> dict[str, Any]:
+            return tensors(self._columns, tf.numpy_function(self._read, [path, number], types))
+
+        count = tf.numpy_function(self._count, [path], tf.int64)
+        count.set_shape([])
+        return tf2.data.Dataset.range(count).map(batch)
+
+    def _count(self, path: bytes) -> np.int64:
+        return np.int64(self._reader_of(path).order.batches)
+
+    def _read(self, path: bytes, number: np.int64) -> list[np.ndarray]:
+        parts = self._reader_of(path).read(int(number))
+        types = [dtype for column in self._columns for dtype in column.part_types]
+        return [
+            part if dtype == tf.string else part.astype(dtype.as_numpy_dtype, copy=False)
+            for part, dtype in zip(parts, types)
+        ]
+
+    def _reader_of(self, path: bytes) -> BatchReader:
+        name = os.fsdecode(path)
+        version = None
+        if "://" not in name and os.path.exists(name):
+            version = os.stat(name).st_mtime_ns, os.stat(name).st_size
+        return self._reader(name, version)
+
+    def _make_reader(self, path: str, version: Any) -> BatchReader:
+        del version  # Another file of the same name has another reader.
+        files = ParquetFiles([path], [column.name for column in self._columns], part=self._part)
+        for column, there in zip(self._columns, files.columns):
+            is_number = tf.string not in (column.dtype, there.dtype)
+            is_cast = is_number and (column.depth, column.width) == (there.depth, there.width)
+            if there.kind != column.kind and not is_cast:
                 raise ValueError(
-                    "ParquetDataset of a tensor or dataset of paths needs fields=[Field(name, "
-                    "dtype), …]: no file can be looked at."
+                    f"{path}, all row groups, column {column.name!r}: it is of {there.kind}, not "
+                    f"of {column.kind}."
                 )
-    signature = {field.name: field.spec() for field in known}
-
-    def batches(path: Any) -> Iterator[dict[str, Any]]:
-        yield from _batches(
-            os.fsdecode(path), known, batch_size, partition_count, partition_index, drop_remainder
-        )
-
-    return filenames.flat_map(
-        lambda path: tf2.data.Dataset.from_generator(
-            batches, args=(path,), output_signature=signature
-        )
-    )
+        rows = [group.rows for group in files.groups]
+        order = RecordOrder(rows, self._size, drop_remainder=self._drop_remainder)
+        return BatchReader(files, order, order.batches)
 
 
 def read_parquet(batch_size: int, fields: Any = None, **options: Any) -> Callable[[Any], Any]:
     """Returns a function for `dataset.apply`, of a dataset of paths."""
     return lambda filenames: ParquetDataset(filenames, batch_size, fields, **options)
-
-
-class Dataset:
-    """Holds HybridBackend's way to make a dataset of records: `Dataset.from_parquet`."""
-
-    @staticmethod
-    def from_parquet(filenames: Any, fields: Any = None, **tuning: Any) -> Any:
-        """Makes a dataset of records, to be batched by `batch()`."""
-        del tuning
-        return ParquetDataset(filenames, READ_AHEAD, fields).unbatch()
-
-
-def _fields_of(path: str, wanted: Sequence[Any] | None) -> list[Field]:
-    """Returns the columns of a file, or those that are wanted, with their types."""
-    import pyarrow.parquet
-
-    schema = pyarrow.parquet.read_schema(path)
-    fields = []
-    for column in wanted or schema.names:
-        name = getattr(column, "name", column)
-        if name not in schema.names:
-            raise ValueError(f"{path} has no column {name!r}: it has {schema.names}.")
-        of_file = schema.field(name).type
-        is_list = pyarrow.types.is_list(of_file) or pyarrow.types.is_large_list(of_file)
-        of_value = of_file.value_type if is_list else of_file
-        fields.append(Field(name, _dtype(path, name, of_value), int(is_list)))
-    return fields
-
-
-def _dtype(path: str, name: str, of_value: Any) -> Any:
-    arrow = str(of_value)
-    dtype = TYPES.get(arrow, arrow)
-    if dtype not in READABLE:
-        raise ValueError(
-            f"{path}: column {name!r} is of type {arrow}. Columns of numbers, strings and lists "
-            "of them can be read: give fields=[…] without it."
-        )
-    return tf2.as_dtype(dtype)
-
-
-def _batches(
-    path: str, fields: Sequence[Field], size: int, count: int, index: int, drop_remainder: bool
-) -> Iterator[dict[str, Any]]:
-    import pyarrow.parquet
-
-    names = [field.name for field in fields]
-    with pyarrow.parquet.ParquetFile(path) as file:
-        missing = [name for name in names if name not in file.schema_arrow.names]
-        if missing:
-            raise ValueError(f"{path} has no column {missing[0]!r}.")
-        groups = [group for group in range(file.num_row_groups) if group % count == index]
-        for batch in file.iter_batches(size, row_groups=groups, columns=names):
-            if batch.num_rows == size or not drop_remainder:
-                yield {field.name: _tensor(path, field, batch[field.name]) for field in fields}
-
-
-def _tensor(path: str, field: Field, column: Any) -> Any:
-    values = column.flatten() if field.ragged_rank else column
-    if column.null_count or values.null_count:
-        raise ValueError(f"{path}: column {field.name!r} has missing values: fill them.")
-    array = values.to_numpy(zero_copy_only=False)
-    array = array.astype(object if field.dtype == tf2.string else field.dtype.as_numpy_dtype)
-    if not field.ragged_rank:
-        return array
-    offsets = np.asarray(column.offsets.to_numpy(), np.int64)
-    return tf2.compat.v1.ragged.RaggedTensorValue(array, offsets - offsets[0])

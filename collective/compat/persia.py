@@ -17,8 +17,8 @@ class EmbeddingConfig:
     Args:
         emb_initialization: (lower, upper): a new row's elements are drawn uniformly from
             [lower, upper). Default (-0.01, 0.01).
-        admit_probability: the probability with which a key gets a row, from 0 to 1. Default 1:
-            every key does. No effect yet, which a table warns of.
+        admit_probability: the probability with which a key without a row gets one, from 0 to 1.
+            Default 1: every key does. (`TablePolicy.admit_probability`)
         weight_bound: b: after an update every element of the rows that it touched lies in [-b, b].
             Above 0; default 10; infinity is no bound. (`TablePolicy.weight_bound`)
 
@@ -58,10 +58,9 @@ class EmbeddingConfig:
         return TablePolicy(
             initializer=tf.random_uniform_initializer(*self.emb_initialization),
             weight_bound=None if self.weight_bound == math.inf else self.weight_bound,
+            admit_probability=None if self.admit_probability == 1 else self.admit_probability,
         )
 
     def without_effect(self) -> dict[str, str]:
         """Returns the options that have no effect yet, as they were given, and what that means."""
-        if self.admit_probability == 1:
-            return {}
-        return {f"admit_probability={self.admit_probability!r}": "every key is admitted"}
+        return {}

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from collective.compat import session_config
-from collective.compat.framework import Framework, Name, find
+from collective.compat.framework import Framework, Name, find, in_full
 
 _INSTALLED = tuple(
     f"{path}/"
@@ -145,8 +145,13 @@ class Installation:
             if name.is_field:
                 message = name.module.rpartition(".")[2]
                 session_config.FIELDS[message, name.attribute] = name
+            elif name.is_method_argument:
+                continue
             elif not name.module.startswith("horovod."):  # Horovod itself has them.
                 self.module(name.module)._add(name)
+        for theirs, whose in framework.aliases:
+            alias, module = self.module(in_full(theirs)), self.module(in_full(whose))
+            alias._names.update(module._names)
         for full_name, module in self._modules.items():
             if module._is_new and full_name not in sys.modules:
                 sys.modules[full_name] = module

@@ -44,6 +44,13 @@ def init(comm_tool: str = "horovod", use_legacy_optimizer: bool = True) -> None:
     open_scope()
 
 
+def Init(**options: Any) -> tf.Operation:  # noqa: N802 (SparseOperationKit's name)
+    """Opens scope() as `init` does, and returns an operation for a session, which does nothing."""
+    del options  # Sizes of batches, by which buffers are made.
+    open_scope()
+    return tf.no_op("sok_init")
+
+
 def Variable(  # noqa: N802 (SparseOperationKit's name)
     initial_value: Any = None,
     trainable: bool = True,

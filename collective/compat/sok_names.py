@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collective.compat.contrib_names import CONTRIB
 from collective.compat.estimator_names import ESTIMATORS
-from collective.compat.framework import Framework, no_effect, refused, works
+from collective.compat.framework import Framework, no_effect, refused, same_numbers, works
 
 _HERE = "collective.compat.sok_functions"
 _ROWS = "table.import_(session, keys, rows) and table.export(session) do it with arrays."
@@ -16,14 +16,31 @@ SOK = Framework(
     "sok",
     "SparseOperationKit",
     marks=("sparse_operation_kit",),
+    # Its second API was first called experiment. The others are where the names are defined.
+    aliases=tuple(
+        (f"sok.{module}", "sok")
+        for module in (
+            "experiment",
+            "distributed_variable",
+            "dynamic_variable",
+            "lookup",
+            "optimizer",
+            "dump_load",
+            "communication",
+            "core.initialize",
+            "embeddings.distributed_embedding",
+            "embeddings.all2all_dense_embedding",
+            "optimizers.utils",
+        )
+    ),
     names=(
         works("sok.init", f"{_HERE}.init", "opens scope(embedding_gradients='sum')"),
         works("sok.Variable", f"{_HERE}.Variable", "shape and value are the whole's"),
-        works("sok.DynamicVariable", f"{_HERE}.DynamicVariable"),
+        works("sok.DynamicVariable", f"{_HERE}.DynamicVariable", "its size is total_count() here"),
         works("sok.DistributedVariable", "collective.Table", "for isinstance"),
         works("sok.LocalizedVariable", "collective.Table", "for isinstance"),
-        works("sok.lookup_sparse", f"{_HERE}.lookup_sparse"),
-        works("sok.all2all_dense_embedding", f"{_HERE}.all2all_dense_embedding"),
+        same_numbers("sok.lookup_sparse", f"{_HERE}.lookup_sparse"),
+        same_numbers("sok.all2all_dense_embedding", f"{_HERE}.all2all_dense_embedding"),
         works("sok.OptimizerWrapper", f"{_HERE}.OptimizerWrapper", "returns the optimizer"),
         works("sok.SGD", f"{_HERE}.SGD"),
         works("sok.filter_variables", f"{_HERE}.filter_variables"),
@@ -37,6 +54,31 @@ SOK = Framework(
         refused("sok.sparse_read_and_evict", "look rows up by tf.nn.embedding_lookup."),
         refused("sok.incremental_model_dump", "every checkpoint is a whole one."),
         refused("sok.raw_ops", "call the functions of sok."),
+        # Of its first API.
+        works("sok.Init", f"{_HERE}.Init", "opens scope(embedding_gradients='sum')"),
+        works("sok.split_embedding_variable_from_others", f"{_HERE}.filter_variables"),
+        no_effect(
+            "sok.OptimizerScope",
+            "one optimizer updates tables and all else.",
+            "collective.compat.no_effect.scope",
+        ),
+        *(
+            refused(
+                f"sok.{name}",
+                "make a sok.Variable or sok.DynamicVariable, and look rows up by "
+                "sok.lookup_sparse or sok.all2all_dense_embedding.",
+            )
+            for name in ("DistributedEmbedding", "All2AllDenseEmbedding", "TFDistributedEmbedding")
+        ),
+        *(
+            refused(f"{module}.Adam", "use tf.train.AdamOptimizer.")
+            for module in ("sok.optimizers", "sok.tf.keras.optimizers")
+        ),
+        refused(
+            "sok.tf.keras.optimizers.lazy_adam.LazyAdamOptimizer",
+            "use collective.train.LazyAdamOptimizer.",
+        ),
+        refused("sok.Saver", "use sok.dump and sok.load, or tf.train.Saver."),
         *ESTIMATORS,
         *CONTRIB,
     ),

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective.errors import RankError
-from collective.ops import collectives
+from collective.ops import carriers, collectives
 from collective.ops.gate import Check, Gate
 
 RUNNING, INVALID, ENDED, LEFT, FAILED, IDLE, CLOSING = range(7)
@@ -71,17 +71,14 @@ class SideChannel:
         with tf.Graph().as_default(), tf.device("/cpu:0"):
             self._header = tf.placeholder(tf.int64, [1, WIDTH])
             self._headers = {
-                channel: collectives.allgather(self._header, NAME + channel, 0)
-                for channel in ("", AHEAD)
+                channel: _gathered(self._header, NAME + channel) for channel in ("", AHEAD)
             }
             self._text = tf.placeholder(tf.uint8, [None])
             self._size = tf.placeholder(tf.int32, [1])
             self._texts = {
                 channel: [
-                    collectives.allgather(self._text, f"{collectives.PREFIX}texts{channel}", 0),
-                    collectives.allgather(
-                        self._size, f"{collectives.PREFIX}text_sizes{channel}", 0
-                    ),
+                    _gathered(self._text, f"{collectives.PREFIX}texts{channel}"),
+                    _gathered(self._size, f"{collectives.PREFIX}text_sizes{channel}"),
                 ]
                 for channel in ("", AHEAD)
             }
@@ -104,6 +101,15 @@ class SideChannel:
         )
         parts = np.split(joined, np.cumsum(sizes)[:-1])
         return [json.loads(part.tobytes().decode()) for part in parts]
+
+
+def _gathered(x: tf.Tensor, name: str) -> tf.Tensor:
+    """Returns the ranks' `x` one below the other.
+
+    A header meets those of ranks that send theirs from outside of the run, or of any scope: they
+    all go by one carrier.
+    """
+    return collectives.allgather(x, name, 0, carriers.of_agreement())
 
 
 def as_headers(rows: np.ndarray) -> list[Header]:
@@ -146,7 +152,7 @@ def agree(
         header.op._add_control_inputs(list(prerequisites))
         if first:
             header = gate.counted(header)
-        headers = collectives.allgather(header, NAME + gate.channel, 0)
+        headers = _gathered(header, NAME + gate.channel)
         status, session, signature, _, _, clock = tf.unstack(headers, WIDTH, axis=1)
         _, own_session, own_signature, _ = tf.unstack(gate.ticket, 4)
         agreed = tf.logical_or(tf.equal(status, RUNNING), tf.equal(status, IDLE))

@@ -15,12 +15,7 @@ import tensorflow.compat.v1 as tf
 from collective.coordination import agreement
 from collective.coordination.agreement import CLOSING, ENDED, FAILED, IDLE, LEFT, RUNNING, Header
 from collective.coordination.initial_broadcast import broadcast_initial_values
-from collective.coordination.prepared_run import (
-    Membership,
-    PreparedRun,
-    RunAttempt,
-    peers_are_idle,
-)
+from collective.coordination.prepared_run import Membership, PreparedRun, RunAttempt, peers_are_idle
 from collective.coordination.progress import Progress
 from collective.coordination.run_extension import NO_PART, extension_of
 from collective.coordination.session_state import state_of_session
@@ -453,6 +448,13 @@ class Coordinator:
         """Ends the extension's part, and tells whether the session is over with it."""
         member.part.leave()
         return member.over is not None or self.broken is not None
+
+    def fail(self, session: Any, description: str) -> None:
+        """Tells the peers of an error behind a run of `session`, once they wait for this rank."""
+        if session in self._members:
+            with self._one_at_a_time, self.progress:
+                self.failure = self.failure or (self._members[session], description)
+                self.deliver_failure()
 
     def deliver_failure(self) -> None:
         """Tells the peers of a failure that this rank survived."""

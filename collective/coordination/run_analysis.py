@@ -138,7 +138,7 @@ class RunFootprint:
 
     def _exchanges_inside_control_flow(self, exchanges: Iterable[tf.Operation]) -> bool:
         return any(op._get_control_flow_context() is not None for op in exchanges) or any(
-            graph_analysis.has_inside(op.graph, op, graph_analysis.is_horovod)
+            graph_analysis.has_inside(op.graph, op, graph_analysis.is_of_carrier)
             for op in self.operations
             if op.type in graph_analysis.CALLS
         )
@@ -210,12 +210,14 @@ def _shared_names(
     operations, not_needed = set(operations), set(not_needed)
     collectives_used = [name for name in map(collectives.collective_name, operations) if name]
     names = list(collectives_used)
+    if any(map(collectives.is_in_shared_memory, operations)):
+        names.append("scope(carrier='shared_memory')")
     for op in operations:
         name = str(op.name)
         if name.startswith(collectives.ALIKE) or collectives.is_scripts_own(op):
             names.append(name)
         if op.type in graph_analysis.CALLS and graph_analysis.has_inside(
-            graph, op, graph_analysis.is_horovod
+            graph, op, graph_analysis.is_of_carrier
         ):
             names.append(f"call of {name}")
     for group in groups_of(graph):
@@ -265,7 +267,7 @@ def _assigns_broadcast(op: tf.Operation) -> bool:
     value = op.inputs[1]
     while value.op.type in ("Identity", "Cast", "Reshape"):
         value = value.op.inputs[0]
-    return str(value.op.type).startswith("HorovodBroadcast")
+    return graph_analysis.collective_kind(str(value.op.type)) == "Broadcast"
 
 
 def _is_source_before_gates(op: tf.Operation, gates: GraphGates) -> bool:

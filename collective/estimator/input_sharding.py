@@ -18,6 +18,9 @@ from collective.coordination import barrier
 from collective.ops import collectives, graph_analysis
 from collective.ops.graph_state import state_of
 
+# Begins the name of the operation by which `collective.data.parquet` deals batches.
+DEALT_BY_READER = "collective/data/ShardDataset"
+
 
 @dataclasses.dataclass(frozen=True)
 class DealtInput:
@@ -92,6 +95,8 @@ def deal(dataset: Any, batches: int | None = None, passes: int = 1) -> tf2.data.
             "shard_input=False for strategy.estimator each rank uses all that its input_fn gives: "
             f"an evaluation then counts every record {ranks} times.)"
         )
+    if _is_dealt_by_reader(dataset):
+        return _dealt_again(dataset, batches, passes)
     unordered = _unordered(dataset)
     if unordered is not None:
         raise ValueError(
@@ -127,7 +132,7 @@ def shard(dataset: Any) -> tf2.data.Dataset:
             "tf.data.Dataset.from_tensor_slices makes one of arrays and tensors."
         )
     ranks = collectives.size()
-    if ranks == 1:
+    if ranks == 1 or _is_dealt_by_reader(dataset):
         return dataset
     if _shuffles_differently(dataset):
         raise ValueError(
@@ -154,6 +159,21 @@ def shard(dataset: Any) -> tf2.data.Dataset:
     options = tf2.data.Options()
     options.deterministic = True  # element i must be the same on every rank
     return dataset.with_options(options).shard(ranks, collectives.rank())
+
+
+def _is_dealt_by_reader(dataset: Any) -> bool:
+    """Tells whether `collective.data.parquet` has dealt the batches that a dataset is made of."""
+    if any(op.name.startswith(DEALT_BY_READER) for op in _operations(dataset)):
+        return True
+    return any(hasattr(part, "collective_is_dealt") for part in _eager_parts(dataset))
+
+
+def _dealt_again(dataset: Any, batches: int | None, passes: int) -> tf2.data.Dataset:
+    """Returns as much of a dataset that is dealt already as `deal` would return."""
+    if batches is not None:
+        dataset = dataset.take(len(range(collectives.rank(), batches, collectives.size())))
+    state_of(tf.get_default_graph()).input_is_dealt = True
+    return dataset.repeat(passes) if passes > 1 else dataset
 
 
 def _is_sharded(dataset: Any) -> bool:

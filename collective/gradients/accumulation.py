@@ -30,6 +30,7 @@ from collective.gradients.clipping import is_of_table, table_gradient
 from collective.ops import collectives, graph_analysis, graphs, shard_gradients
 from collective.ops.graph_state import state_of
 from collective.ops.sessions import raw_session, run_unpatched
+from collective.tables import rows_in_file
 
 SCOPE = "collective/local_steps"
 
@@ -93,12 +94,14 @@ def accumulate(
 
     Raises:
         NotImplementedError: inside a branch, a loop or a function.
+        TableError: rows of a table move between runs.
         ValueError: some of the gradients are already summed up for another update, others aren't.
     """
     updated = [v for g, v in grads_and_vars if g is not None]
     if steps == 1 or not updated:
         # TensorFlow refuses an update of nothing.
         return grads_and_vars, original
+    rows_in_file.check_rows_stay(updated, f"scope(local_steps={steps})")
     graph = tf.get_default_graph()
     if not graphs.is_outside(graph):
         raise NotImplementedError(

@@ -1,7 +1,8 @@
-"""Evicts rows between saves: behind every so many global steps, as the policies of tables say."""
+"""Evicts rows between saves: what is too much behind every step, the rest every so many steps."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -9,27 +10,55 @@ import tensorflow.compat.v1 as tf
 from collective.coordination.session_state import state_of_session
 from collective.ops.graph_state import state_of
 from collective.policy import EverySteps
-from collective.tables import eviction
-from collective.tables.dynamic_table import DynamicTable, keeps_row_numbers
+from collective.tables import eviction, waiting_gradients
+from collective.tables.dynamic_table import DynamicTable
+from collective.tables.last_use import global_step
+
+
+def behind(session: Any, carry_out: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `carry_out`, which carries out a training run of `session`, with evictions behind it.
+
+    They are a part of the step, whose time is measured.
+    """
+    if not state_of(session.graph).evicting_tables:
+        return carry_out
+
+    def carry_out_and_evict(*args: Any) -> Any:
+        out = carry_out(*args)
+        after_training(session)
+        return out
+
+    return carry_out_and_evict
 
 
 def after_training(session: Any) -> None:
     """Evicts what is due behind a training run of `session`, on this rank.
 
-    Every rank calls it, behind the same runs. Nothing is read as long as nothing can be due: a run
-    counts at most one global step.
+    Every rank calls it, behind the same runs.
     """
-    evicting = state_of(session.graph).evicting_tables
-    tables = [table for table in evicting if isinstance(table.policy.evict, EverySteps)]
+    tables = state_of(session.graph).evicting_tables
     if not tables or tf.train.get_global_step(session.graph) is None:
         return
-    if keeps_row_numbers(session):
+    if waiting_gradients.any_in(session):
+        return
+    _every_so_many_steps(session, [t for t in tables if isinstance(t.policy.evict, EverySteps)])
+    full = eviction.too_full(session, tables)
+    if full:
+        eviction.limit(session, full, before=global_step(session))
+
+
+def _every_so_many_steps(session: Any, tables: Sequence[DynamicTable]) -> None:
+    """Evicts rows of tables for which a multiple of their steps has been reached.
+
+    Nothing is read as long as none can have been: a run counts at most one global step.
+    """
+    if not tables:
         return
     state = state_of_session(session)
     state.runs_to_eviction -= 1
     if state.runs_to_eviction > 0:
         return
-    step = eviction.global_step(session)
+    step = global_step(session)
     last = state.eviction_step
     state.eviction_step = step
     state.runs_to_eviction = min(_every(table) - step % _every(table) for table in tables)

@@ -9,7 +9,7 @@ import dataclasses
 from typing import Any, Callable
 
 from collective.coordination.prepared_run import PreparedRun
-from collective.monitoring import consistency_check, eviction_schedule, input_check
+from collective.monitoring import consistency_check, eviction_schedule, input_check, storage_limit
 from collective.options import PlanOutput, ScopeOptions
 from collective.plan import builder
 from collective.profiling import profiler
@@ -52,6 +52,16 @@ class RunObserver:
             run: the run.
             carry_out: carries it out by `original`, or by what the profiler puts in its place.
         """
+        with storage_limit.between_runs(session):
+            return self._observe(original, session, run, carry_out)
+
+    def _observe(
+        self,
+        original: Original,
+        session: Any,
+        run: PreparedRun,
+        carry_out: Callable[[Original], Any],
+    ) -> Any:
         if not run.footprint.is_step:
             return carry_out(original)
         if STARTUP.follows(session.graph):
@@ -69,12 +79,11 @@ class RunObserver:
         carry_out: Callable[[Original], Any],
     ) -> Any:
         builder.announce(session, run.footprint, self.plan)
-        carry_out = input_check.watched(session, run, carry_out)
+        carry_out = eviction_schedule.behind(session, input_check.watched(session, run, carry_out))
         if self.profiler is None:
             out = carry_out(original)
         else:
             out = self.profiler.watch(original, session, run, carry_out)
-        eviction_schedule.after_training(session)
         if self.check:
             consistency_check.after_training(session, self.check)
         return out

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -15,7 +14,7 @@ import tensorflow.compat.v1 as tf
 
 from collective.coordination import agreement
 from collective.coordination.run_analysis import RunFootprint
-from collective.ops import collectives, graph_analysis, native_library
+from collective.ops import carriers, collectives, graph_analysis, native_library, placement
 from collective.ops.collective_names import (
     AGREEMENT,
     DENSE,
@@ -27,6 +26,7 @@ from collective.ops.collective_names import (
     short,
     split_name,
 )
+from collective.ops.counting import counted
 from collective.ops.gate import Gate, gates_of
 from collective.ops.graph_state import state_of
 from collective.options import PlanOutput
@@ -48,6 +48,7 @@ from collective.strategies.grouped_exchange import Group, GroupMember, groups_of
 from collective.tables.grouping import lookups_of
 from collective.tables.table import Table, shard_of
 
+NAMED = 5  # Tables in a note.
 NOT_YET = "it waits: lookups are grouped when gradients are taken or a session runs the graph"
 
 
@@ -76,17 +77,38 @@ def build_plan(graph: tf.Graph, footprint: RunFootprint | None = None, session: 
         alone=ungrouped,
         exchanges=exchanges,
         imbalance=_memory_imbalance(table_plans, ranks),
-        notes=_notes(graph),
+        notes=_notes(graph, tables),
         estimate=_estimate(graph, footprint, carried, len(exchanges), ungrouped),
     )
 
 
-def _notes(graph: tf.Graph) -> dict[str, str]:
+def _notes(graph: tf.Graph, tables: Sequence[Any]) -> dict[str, str]:
     notes = dict(state_of(graph).plan_notes)
     missing = native_library.missing()
     if missing:
         notes["compiled operations"] = f"missing, so every lookup is alone; {missing}"
+    carrier = carriers.explanation() if collectives.size() > 1 else None
+    if carrier:
+        notes["carrier"] = carrier
+    in_host = _in_host_memory(tables)
+    if in_host:
+        notes["dynamic tables"] = in_host
     return notes
+
+
+def _in_host_memory(tables: Sequence[Any]) -> str:
+    """Says which dynamic tables aren't on the GPU, though there is one, and why; '' for none."""
+    if placement.chosen() == "cpu":
+        return ""
+    names = [f"'{t.op.name}'" for t in tables if t.rows is None and t.bridge is None]
+    if not names:
+        return ""
+    why = "their type isn't float32"
+    if not placement.on_device(dynamic=True):
+        why = f"{placement.DYNAMIC}=host"
+    more = f" and {counted(len(names) - NAMED, 'other')}" if len(names) > NAMED else ""
+    named = ", ".join(names[:NAMED])
+    return f"in the host's memory, and their policies act there ({why}): {named}{more}"
 
 
 def announce(session: Any, footprint: RunFootprint, output: PlanOutput) -> None:
@@ -158,8 +180,16 @@ def _table_plan(table: Any, slots: Sequence[Any], session: Any) -> TablePlan:
         imbalance=imbalance(known_bytes) if len(known_bytes) == ranks else None,
         keys_per_owner=tuple(keys_per_owner) if keys_per_owner else None,
         key_imbalance=imbalance(keys_per_owner) if keys_per_owner else None,
-        policy=table.policy.options(),
+        policy=_policy_options(table),
     )
+
+
+def _policy_options(table: Any) -> dict[str, float | str]:
+    """Returns the options of a table's policy; and where keys are counted, if it isn't by a GPU."""
+    options: dict[str, float | str] = table.policy.options()
+    if getattr(table, "admission", None) is not None and placement.on_device(dynamic=False):
+        options["admission"] = "host"
+    return options
 
 
 def _row_bytes(variable: Any, table: Any) -> int:
@@ -325,7 +355,7 @@ def _exchange_plan(
     elements = sent.shape.num_elements()
     plan = ExchangePlan(
         name=name,
-        kind=re.sub("Horovod(Grouped)?", "", str(op.type)),
+        kind=graph_analysis.collective_kind(str(op.type)),
         phase=phase,
         of=of,
         level=_level(graph, op),

@@ -67,7 +67,8 @@ class TablePlan:
             the graph; else None.
         key_imbalance: the largest of keys_per_owner over their mean.
         policy: the options of its `collective.TablePolicy` that aren't at their defaults, without
-            the initializer, by their names.
+            the initializer, by their names; 'admission' is 'host' where kernels have other tables
+            on a GPU, and this one stays in the host's memory.
     """
 
     name: str

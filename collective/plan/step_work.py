@@ -72,9 +72,13 @@ def _samples(lookups: Sequence[Lookup]) -> int | None:
     most = 0
     for lookup in lookups:
         shape = lookup.ids.shape
-        if lookup.sparse_ids is not None or not shape.rank or shape[0] is None:
+        if lookup.sparse_ids is not None or not shape.rank:
             return None
-        most = max(most, int(shape[0]))
+        # A list: items of a shape are never None where a script has disabled version 2.
+        samples = shape.as_list()[0]
+        if samples is None:
+            return None
+        most = max(most, samples)
     return most
 
 

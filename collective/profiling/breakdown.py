@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from collective.ops.collective_names import AGREEMENT, GRADIENTS, KEYS, PHASES, ROWS, split_name
+from collective.ops.counting import counted
 from collective.plan.formatting import columns, imbalance, in_bytes
 from collective.report.phases import COMPUTED, OUTSIDE, REST, WAITING
 
@@ -16,6 +17,7 @@ Carried = dict[str, dict[str, list[float]]]
 # More exchanges are put together by phase, and more ranks by mean, least and most.
 MOST_EXCHANGES = 12
 MOST_RANKS = 4
+MOST_TABLES = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +32,9 @@ class StepTimes:
         received: bytes that came out of each collective.
         samples, ids, asked: see `collective.profiling.lookup_counts.LookupCounts`.
         dynamic_rows: on this rank after the step, by dynamic table.
+        table_counts: `TableStatistics.counts` of this rank after the step, by dynamic table.
+        table_rates: how much of what is counted came a step, by dynamic table, since the run that
+            was counted before.
     """
 
     number: int
@@ -41,6 +46,8 @@ class StepTimes:
     ids: int = 0
     asked: dict[str, int] = dataclasses.field(default_factory=dict)
     dynamic_rows: dict[str, int] = dataclasses.field(default_factory=dict)
+    table_counts: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
+    table_rates: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +70,8 @@ class Breakdown:
         table_bytes: bytes a step by table and then by phase, the mean over ranks; a rank's own
             share included. Of lookups in functions and loops they aren't known.
         dynamic_rows: [N] by dynamic table, the rows on each rank after the last step.
+        table_counts: by dynamic table, `TableStatistics.counts` of all ranks after the last step.
+        table_rates: by dynamic table, how much of what is counted comes a step, on all ranks.
     """
 
     first: int
@@ -76,6 +85,8 @@ class Breakdown:
     keys_per_owner: dict[str, list[float]]
     table_bytes: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     dynamic_rows: dict[str, list[int]] = dataclasses.field(default_factory=dict)
+    table_counts: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
+    table_rates: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
 
     @property
     def samples_per_s(self) -> float | None:
@@ -158,7 +169,31 @@ def combine(
             table: [steps[-1].dynamic_rows.get(table, 0) for steps in steps_by_rank]
             for table in sorted({t for steps in steps_by_rank for t in steps[-1].dynamic_rows})
         },
+        table_counts=_of_tables([[steps[-1].table_counts] for steps in steps_by_rank]),
+        table_rates=_of_tables([[s.table_rates for s in steps] for steps in steps_by_rank]),
     )
+
+
+def _of_tables(
+    by_rank_and_step: Sequence[Sequence[Mapping[str, Mapping[str, float]]]],
+) -> dict[str, dict[str, float]]:
+    """Returns sums over ranks of means over steps, by table and name.
+
+    Args:
+        by_rank_and_step: of each rank and step, by table and name; steps that lack a table are left
+            out of its means.
+    """
+    sums: dict[str, dict[str, float]] = {}
+    for of_steps in by_rank_and_step:
+        for table in {table for of_step in of_steps for table in of_step}:
+            of_table, counted_steps = (
+                sums.setdefault(table, {}),
+                [s for s in of_steps if table in s],
+            )
+            for of_step in counted_steps:
+                for name, count in of_step[table].items():
+                    of_table[name] = of_table.get(name, 0) + count / len(counted_steps)
+    return dict(sorted(sums.items()))
 
 
 def bytes_by_table(
@@ -237,7 +272,25 @@ def text(breakdown: Breakdown, ranks: Sequence[int]) -> str:
         rates.append(f"keys per owner max/mean {imbalance(keys_by_owner):.2f}")
     if rates:
         lines.append("; ".join(rates))
-    return "\n".join(lines)
+    return "\n".join([*lines, *_table_lines(breakdown)])
+
+
+def _table_lines(breakdown: Breakdown) -> list[str]:
+    """Returns what came and went in the largest dynamic tables, in words."""
+    by_bytes = sorted(breakdown.table_counts.items(), key=lambda item: -item[1].get("bytes", 0))
+    lines = []
+    for table, counts in by_bytes[:MOST_TABLES]:
+        rates = breakdown.table_rates.get(table, {})
+        words = [f"table '{table}': {counts['rows']:,.0f} rows, {in_bytes(counts['bytes'])}"]
+        for name, count in counts.items():
+            if name in ("rows", "bytes") or not count:
+                continue
+            rate = f" ({rates[name]:,.1f} a step)" if name in rates else ""
+            words.append(f"{count:,.0f} {name}{rate}")
+        lines.append(", ".join(words))
+    if len(by_bytes) > MOST_TABLES:
+        lines.append(f"and {counted(len(by_bytes) - MOST_TABLES, 'smaller dynamic table')}")
+    return lines
 
 
 def _rows(breakdown: Breakdown) -> tuple[list[dict[str, float]], dict[str, float]]:

@@ -47,7 +47,8 @@ class CarriedTensors:
         subject: the exchange: the group, or the table of an ungrouped lookup.
         table: the name of the table.
         dim: D.
-        keys: has an element for each key that this rank was asked for.
+        keys: has `key_words` elements for each key that this rank was asked for.
+        key_words: 2 where keys come with how often they were asked for.
         bags: have an element for each row that comes back of a lookup that the owner pools.
         pooled_ids: for each of these lookups, names of tensors with an element for each id; those
             of a tensor that the graph optimizer removes and of one that stays.
@@ -64,10 +65,11 @@ class CarriedTensors:
     pooled_ids: list[tuple[str, ...]] = dataclasses.field(default_factory=list)
     pools_all: bool = False
     has_ids: bool = True
+    key_words: int = 1
 
     def counts(self, shapes: Shapes) -> tuple[int, int]:
         """Returns (keys, elements of rows) of a run that computed tensors of these shapes."""
-        keys = _elements(shapes, self.keys)
+        keys = _elements(shapes, self.keys) // self.key_words
         rows = sum(_elements(shapes, name) for name in self.bags)
         if not self.pools_all:
             rows += keys - sum(_first_known(shapes, names) for names in self.pooled_ids)
@@ -140,7 +142,14 @@ class LookupCounter:
             if phase == KEYS and op in self._footprint.operations:
                 name, dim = lookup.table.op.name, lookup.table.dim
                 self._carried.append(
-                    CarriedTensors(subject, name, dim, f"{op.name}:0", has_ids=is_run)
+                    CarriedTensors(
+                        subject,
+                        name,
+                        dim,
+                        f"{op.name}:0",
+                        has_ids=is_run,
+                        key_words=2 if lookup.table.counts_keys else 1,
+                    )
                 )
 
     def counts(self, shapes: Shapes) -> LookupCounts:

@@ -82,7 +82,7 @@ class Phases:
         return self._phases[name, kind]
 
     def _find(self, name: str, kind: str) -> str | None:
-        if kind.startswith("Horovod"):
+        if graph_analysis.is_of_carrier(kind):
             return name.rpartition("/")[2]
         # A gate takes as long as everything in front of it.
         if name.startswith("collective/gate"):
@@ -96,13 +96,13 @@ class Phases:
             return INPUT
         op = self._operation(name)
         while op is not None:
-            if op in self._lookup or op_attributes.kind(op).startswith("Collective"):
+            if op in self._lookup or _is_compiled(op_attributes.kind(op)):
                 return LOOKUP
             if op in self._input:
                 return INPUT
             # An operation of a gradient has the phase of the operation whose gradient it is.
             op = op._original_op
-        return LOOKUP if kind.startswith("Collective") else DENSE
+        return LOOKUP if _is_compiled(kind) else DENSE
 
     def _operation(self, name: str) -> Any:
         try:
@@ -119,10 +119,15 @@ def _update_scopes(operations: Iterable[tf.Operation]) -> Iterable[str]:
             yield update[1]
 
 
+def _is_compiled(kind: str) -> bool:
+    """Tells whether operations of this type are compiled ones of lookups."""
+    return kind.startswith("Collective") and not graph_analysis.is_of_carrier(kind)
+
+
 def is_wait(kind: str) -> bool:
     """Tells whether operations of this type need no processor while they run."""
     return (
-        graph_analysis.is_horovod(kind)
+        graph_analysis.is_of_carrier(kind)
         or kind in READS
         or kind in graph_analysis.CALLS
         or kind in ("_Recv", "_HostRecv")

@@ -17,7 +17,7 @@ import tensorflow.compat.v2 as tf2
 
 from collective.coordination import barrier
 from collective.coordination.prepared_run import PreparedRun
-from collective.ops import collectives
+from collective.ops import collectives, graph_analysis
 from collective.ops.graph_state import state_of
 from collective.ops.sessions import run_unpatched
 from collective.options import ScopeOptions
@@ -26,9 +26,11 @@ from collective.profiling.lookup_counts import LookupCounter
 from collective.profiling.phases import Phases
 from collective.profiling.report_writer import PAGE, ReportWriter, circumstances
 from collective.profiling.summaries import ScalarWriter
+from collective.profiling.table_counter import TableCounter, TableCounts, TableRates
 from collective.report.phases import OUTSIDE, REST
 from collective.scope import SCOPES
-from collective.tables.dynamic_table import DynamicTable, local_counts
+from collective.tables.dynamic_table import DynamicTable
+from collective.tables.row_store import local_counts
 
 Original = Callable[..., Any]
 # More traces than this are read while training goes on, so that they don't fill the memory.
@@ -45,6 +47,7 @@ class UnreadRun:
         previous_end, start, end: when the run before it ended, and it began and ended, in seconds.
         global_step: the graph's, after it; the number of the run if there is none.
         dynamic_rows: on this rank after it, by dynamic table.
+        table_counts, table_rates: see `collective.profiling.breakdown.StepTimes`.
         graph, run: the graph and the run.
         options: those in force.
     """
@@ -56,6 +59,8 @@ class UnreadRun:
     end: float
     global_step: int
     dynamic_rows: dict[str, int]
+    table_counts: TableCounts
+    table_rates: TableRates
     graph: tf.Graph
     run: PreparedRun
     options: ScopeOptions
@@ -121,6 +126,7 @@ class Profiler:
         self.folder, self.first, self.last, self.every = folder, first, last, every
         self.count = 0
         self._last_ended: float | None = None  # when the last training run ended
+        self._table_counter = TableCounter()
         self._unread: list[UnreadRun] = []
         self._traced: list[TracedRun] = []
         self._readers: dict[int, RunReader] = {}  # by the identity of the run
@@ -205,7 +211,15 @@ class Profiler:
         """
         with _warns_of_errors("the rows of dynamic tables"):
             _dynamic_rows(session)
+        self._count_tables(session, self.count + 1)
         _global_step(session, 0)
+
+    def _count_tables(self, session: Any, number: int) -> tuple[TableCounts, TableRates]:
+        """Returns (counts, rates) of dynamic tables behind run `number`, by their names."""
+        counted: tuple[TableCounts, TableRates] = {}, {}
+        with _warns_of_errors("the statistics of dynamic tables"):
+            counted = self._table_counter.count(session, number)
+        return counted
 
     def _unread_run(
         self, session: Any, run: PreparedRun, stats: Any, start: float, end: float
@@ -222,6 +236,7 @@ class Profiler:
             end,
             _global_step(session, number),
             rows,
+            *self._count_tables(session, number),
             session.graph,
             run,
             SCOPES.options,
@@ -254,7 +269,7 @@ class Profiler:
         collective_ms: dict[str, float] = {}
         received: dict[str, int] = {}
         for span in spans:
-            if span.kind.startswith("Horovod"):
+            if graph_analysis.is_of_carrier(span.kind):
                 name, ms = span.phase, (span.end - span.start) / 1e6
                 collective_ms[name] = collective_ms.get(name, 0.0) + ms
                 received[name] = received.get(name, 0) + span.received
@@ -268,6 +283,8 @@ class Profiler:
             counts.ids,
             counts.asked,
             source.dynamic_rows,
+            source.table_counts,
+            source.table_rates,
         )
         return TracedRun(source, step, counts.carried, spans)
 

@@ -21,6 +21,12 @@ def scalars(breakdown: Breakdown) -> dict[str, float]:
         values["collective/distinct_share"] = breakdown.distinct_share
     for phase, ms in breakdown.mean_phases().items():
         values[f"collective/ms/{re.sub('[^a-z]', '_', phase)}"] = ms
+    for table, counts in breakdown.table_counts.items():
+        for name, count in counts.items():
+            values[f"collective/tables/{table}/{name.replace(' ', '_')}"] = count
+    for table, rates in breakdown.table_rates.items():
+        for name, rate in rates.items():
+            values[f"collective/tables/{table}/{name.replace(' ', '_')}_per_step"] = rate
     return values
 
 

@@ -9,6 +9,7 @@ from typing import Any, Callable, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
+from collective.ops import graph_analysis
 from collective.profiling.phases import is_wait
 
 
@@ -46,9 +47,13 @@ def spans(stats: Any, phase_of: Callable[[str, str], str | None]) -> list[Span]:
         if phase is None or node.all_end_rel_nanos <= 0:
             continue
         received = 0
-        if kind.startswith("Horovod"):
+        if graph_analysis.is_of_carrier(kind):
             # The other output of an all-to-all has the splits.
-            outputs = [o for o in node.output if kind != "HorovodAlltoall" or o.slot == 0]
+            outputs = [
+                o
+                for o in node.output
+                if graph_analysis.collective_kind(kind) != "Alltoall" or o.slot == 0
+            ]
             received = sum(_bytes(output) for output in outputs)
         end = node.all_start_nanos + node.all_end_rel_nanos
         out.append(
@@ -119,7 +124,7 @@ def events(ran: Iterable[Span], rank: int, step: int) -> list[dict[str, Any]]:
         while row_ends.get((span.waits, row), 0) > span.start:
             row += 1
         row_ends[span.waits, row] = span.end
-        is_collective = span.kind.startswith("Horovod")
+        is_collective = graph_analysis.is_of_carrier(span.kind)
         out.append(
             {
                 "name": span.name.rpartition("/")[2] if is_collective else span.kind,

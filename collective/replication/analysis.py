@@ -18,8 +18,8 @@ from collective.ops.graph_state import state_of
 from collective.ops.op_attributes import kind
 from collective.tables.table import is_movable, is_replicated
 
-# Operations whose results all ranks have.
-REDUCED = re.compile("Horovod(Grouped)?(Allreduce|Allgather)|HorovodBroadcast")
+# Kinds of collectives whose results all ranks have.
+REDUCED = frozenset({"Allreduce", "Allgather", "Broadcast"})
 RANDOM = re.compile(
     "Random|TruncatedNormal|Multinomial|Stateful(Uniform|Standard|Random)|.*CandidateSampler"
 )
@@ -175,7 +175,8 @@ class ReplicationAnalysis:
 
         def stop(op: tf.Operation) -> bool:
             nonlocal reached
-            if op in self._synced or op in self._replicated or REDUCED.match(op.type):
+            is_reduced = graph_analysis.collective_kind(op.type) in REDUCED
+            if op in self._synced or op in self._replicated or is_reduced:
                 return True
             if per_sample and _is_of_batch(op):
                 return True

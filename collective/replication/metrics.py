@@ -94,7 +94,7 @@ def _has_effect(op: tf.Operation) -> bool:
     return bool(
         op.op_def.is_stateful
         or graph_analysis.WRITES.match(op.type)
-        or graph_analysis.is_horovod(op.type)
+        or graph_analysis.is_of_carrier(op.type)
     )
 
 

@@ -42,7 +42,15 @@ class ServedCheckpoint:
         """Makes `graph` one to be served, before its first variable."""
         state_of(graph).served_from = self
 
-    def table(self, name: str, rows: int | None, dim: int, dtype: tf.DType, **options: Any) -> Any:
+    def table(
+        self,
+        name: str,
+        rows: int | None,
+        dim: int,
+        dtype: tf.DType,
+        unknown: float = 0.0,
+        **options: Any,
+    ) -> Any:
         """Makes a table for `tf.get_variable` or `get_embedding_variable`.
 
         Args:
@@ -50,6 +58,7 @@ class ServedCheckpoint:
             rows: V; None if dynamic.
             dim: D.
             dtype: a value's.
+            unknown: the elements of what a key reads that a dynamic table doesn't have.
             **options: `trainable`, `collections` for its variables.
 
         Returns:
@@ -85,7 +94,7 @@ class ServedCheckpoint:
                 )
             )
         return ServedDynamicTable(
-            name, dim, dtype, row_variables, key_variables, filled_parts, layout.ranks
+            name, dim, dtype, row_variables, key_variables, filled_parts, layout.ranks, unknown
         )
 
     def _stored_table(self, name: str, rows: int | None, dim: int, dtype: tf.DType) -> StoredTable:

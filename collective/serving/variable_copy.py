@@ -15,7 +15,7 @@ from collective.checkpoint.compatibility import tensors_saved_by
 from collective.checkpoint.tensor_bundle import Bundle, BundleWriter
 from collective.coordination.barrier import Steps
 from collective.errors import RankError
-from collective.ops import collectives
+from collective.ops import collectives, graph_analysis
 from collective.ops.counting import counted
 
 
@@ -148,7 +148,7 @@ def _refuse_foreign_operations(graph: tf.Graph) -> None:
     foreign = set()
     for node in _nodes(graph):
         is_python = node.op in ("PyFunc", "PyFuncStateless", "EagerPyFunc")
-        if is_python or node.op.startswith("Horovod"):
+        if is_python or graph_analysis.is_of_carrier(node.op):
             foreign.add(f"{node.name} ({node.op})")
     if foreign:
         raise ValueError(

@@ -14,7 +14,10 @@ from collective.ops.gpu import device_key_map
 from collective.ops.gpu.kernel_api import Kernels
 from collective.ops.gpu.memory_bridge import MemoryBridge
 from collective.tables import initializers
-from collective.tables.row_store import MORE_MEMORY, RowColumn, Store, registered
+from collective.tables.row_columns import RowColumn, is_small
+from collective.tables.row_store import MORE_MEMORY, Store, registered
+
+BLOCK_BYTES = 64 << 20  # Of rows that are copied at once where they move, or are computed with.
 
 
 class DeviceColumn(RowColumn):
@@ -80,6 +83,10 @@ class DeviceColumn(RowColumn):
                 self._memory, (self._memory.taken - before,), np.uint8, before
             ).fill(0)
 
+    def initialize_rows(self, count: int) -> None:
+        with self._bridge.call():  # Which `close_gaps` comes from: the other lock is the inner one.
+            super().initialize_rows(count)
+
     def read(self, rows: np.ndarray) -> np.ndarray:
         with self._bridge.call():
             kernels = self._bridge.kernels
@@ -97,12 +104,76 @@ class DeviceColumn(RowColumn):
                 values
             )
 
+    def close_gaps(self, from_: np.ndarray, to: np.ndarray, before: int, after: int) -> None:
+        """Moves rows, and gives the memory back that no row is left in.
+
+        Rows from `filled` on have no values, and perhaps no memory: a gap that one of them moves to
+        starts from the first value.
+        """
+        with self._bridge.call(), self._initializing:
+            has_values = from_ <= self.filled
+            started = to[~has_values & (to <= self.filled)]
+            from_, to = from_[has_values], to[has_values]
+            upload, block = self._bridge.kernels.upload, self.block
+            for first in range(0, len(to), block):
+                part = slice(first, first + block)
+                self._rows[upload(to[part])] = self._rows[upload(from_[part])]
+            for first in range(0, len(started), block):
+                rows = upload(started[first : first + block])
+                self._rows[rows] = 0 if self.first is None else upload(self.first)
+            self._rows[after + 1 : min(before, self.filled) + 1] = 0
+            self.filled = min(self.filled, after)
+            self._bridge.shrink(self._memory, (self.filled + 1) * self._row_bytes)
+
+    @property
+    def block(self) -> int:
+        """Returns how many rows are worked on at once."""
+        return max(1, BLOCK_BYTES // self._row_bytes)
+
+    def is_small(self, count: int, threshold: float) -> np.ndarray:
+        """Tells of rows 1 to `count` whether they are small, see `row_columns.is_small`."""
+        found = np.empty(count, bool)
+        with self._bridge.call():
+            kernels = self._bridge.kernels
+            for first in range(0, count, self.block):
+                last = min(first + self.block, count)
+                rows = self._rows[first + 1 : last + 1]
+                found[first:last] = kernels.download(is_small(rows, threshold, kernels.xp))
+        return found
+
+
+class DeviceStore(Store):
+    """Holds the keys of a table, the steps of their last uses, and its rows, on a device."""
+
+    def rows(self, keys: np.ndarray, insert: bool, step: int = 0) -> np.ndarray:
+        """Returns the local rows of `keys`, see `Store.rows`.
+
+        Args:
+            keys: the keys.
+            insert: inserts new keys.
+            step: the step to which an insertion leads; 0 for none that counts as a use.
+        """
+        with self._lock(), self._drawing():
+            return self.keys.find_or_insert(keys, step) if insert else self.keys.find(keys)
+
+    def all_last_uses(self, column: Any) -> np.ndarray:
+        """Returns the steps to which the last uses of rows led, which the hash table has."""
+        steps: np.ndarray = self.keys.steps()[: len(self)]
+        return steps
+
+    def last_uses(self, column: Any, keys: np.ndarray, places: np.ndarray) -> np.ndarray:
+        return self.all_last_uses(column)[places - 1]
+
+    def set_last_used(self, rows: np.ndarray, steps: np.ndarray) -> None:
+        """Sets the steps to which the last uses of `rows` led, both int64 [K]."""
+        self.keys.set_steps(rows, steps)
+
 
 def new_store(
     capacity: int, dim: int, dtype: Any, name: str, fill: initializers.Fill, bridge: MemoryBridge
-) -> Store:
+) -> DeviceStore:
     """Makes an empty store; arguments as for `Store` and `DeviceColumn`."""
-    return Store(
+    return DeviceStore(
         device_key_map.DeviceKeyMap(name, capacity, bridge),
         DeviceColumn(name, capacity + 1, dim, dtype, bridge),
         bridge.call,
@@ -113,7 +184,11 @@ def new_store(
 
 
 def find(
-    kernels: Kernels, numbers: np.ndarray, keys: Any, sizes: Sequence[int], insert: bool
+    kernels: Kernels,
+    numbers: np.ndarray,
+    keys: Any,
+    sizes: Sequence[int],
+    steps: Sequence[int] | None,
 ) -> Any:
     """Returns `Store.rows` of several stores at once: [K] int64 on the device, until the next call.
 
@@ -122,7 +197,8 @@ def find(
         numbers: the stores' numbers.
         keys: [K] int64 on the device.
         sizes: the number of keys of each store, one after the other.
-        insert: inserts new keys, which have row 0 otherwise.
+        steps: inserts new keys, which have row 0 otherwise, and notes the step to which the use of
+            each store's keys leads; 0 for none that counts.
     """
     stores: list[Store] = [registered(int(number)) for number in numbers]
     with contextlib.ExitStack() as drawing:  # All stores draw, also if one fails.
@@ -130,7 +206,7 @@ def find(
             drawing.callback(store.draw)
         try:
             return device_key_map.rows(
-                kernels, [store.keys for store in stores], keys, sizes, insert
+                kernels, [store.keys for store in stores], keys, sizes, steps
             )
         except MemoryError as error:
             raise MemoryError(f"{error}. {MORE_MEMORY}.") from error

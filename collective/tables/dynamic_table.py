@@ -27,19 +27,25 @@ from collective.ops import (
     dispatch,
     dynamic_rows,
     gate,
-    graphs,
     key_hashing,
     keymap,
     memory,
     placement,
-    shard_gradients,
     training_flag,
 )
-from collective.ops.graph_state import state_of
 from collective.ops.sessions import raw_session, run_unpatched
-from collective.tables import initializers, row_store
+from collective.tables import (
+    initializers,
+    row_gradients,
+    row_store,
+    rows_by_python,
+    rows_in_file,
+    waiting_gradients,
+)
 from collective.tables.loading import Loading
 from collective.tables.reserved_variable import ReservedVariable, refusing_method
+from collective.tables.row_columns import RowColumn
+from collective.tables.statistics import TableStatistics
 from collective.tables.table import REFUSED_METHODS, WHOLE_VALUE_METHODS, Table, in_shard_view
 
 
@@ -88,6 +94,7 @@ class DynamicTable(ReservedVariable, Table):
         self.slots: list[Any] = []
         self.slot_row_count: tf.Tensor | None = None
         self.last_used: Any = None  # `collective.tables.eviction` sets it.
+        self.admission: Any = None  # `collective.tables.admission` sets it.
         # tf.train.init_from_checkpoint sets it.
         self.first_rows: Callable[[Loading], None] | None = None
         self.bridge = (
@@ -125,13 +132,25 @@ class DynamicTable(ReservedVariable, Table):
         return int(self.bridge.rows_that_fit(row_bytes, MOST_ROWS - 1))  # Row 0 counts, too.
 
     def new_store(self) -> row_store.Store:
-        """Makes an empty store for the rows of this rank."""
+        """Makes an empty store for this rank's rows, where the policy says that they are."""
         shape = self.capacity, self.dim, self._numpy, self._name, self._fill
-        return (
+        if self.bridge is not None:
+            device_store: row_store.Store = _device_row_store().new_store(*shape, self.bridge)
+            return device_store
+        store: Any = (
             row_store.host_store(*shape, self.compiled)
-            if self.bridge is None
-            else _device_row_store().new_store(*shape, self.bridge)
+            if self.policy.storage is None
+            else rows_in_file.StoreWithFile(*shape, self.policy)
         )
+        if unknown := self.policy.default_value_no_permission:
+            store.values.write(slice(0, 1), np.full(self.dim, unknown, self._numpy))
+        if self.admission is not None:
+            self.admission.begin(store)
+        return store
+
+    @property
+    def counts_keys(self) -> bool:
+        return self.admission is not None and self.admission.counts_keys
 
     def _first_store(self) -> row_store.Store:
         """Returns the store that the table starts with: empty, or filled by `first_rows`."""
@@ -148,7 +167,7 @@ class DynamicTable(ReservedVariable, Table):
 
     def new_column(
         self, name: str, dim: int, dtype: Any, first: np.ndarray | None = None
-    ) -> row_store.RowColumn:
+    ) -> RowColumn:
         """Makes memory for a slot `name` of rows [`dim`] of `dtype`, starting from row `first`."""
         shape = self.capacity + 1, dim, dtype
         return (
@@ -174,52 +193,81 @@ class DynamicTable(ReservedVariable, Table):
         """Returns the ranks that own the int64 `keys_` [K], int32 [K]."""
         return key_hashing.owners(keys_, collectives.size())
 
-    def local(self, keys_: tf.Tensor) -> tf.Tensor:
+    def local(self, keys_: tf.Tensor, counts: tf.Tensor | None = None) -> tf.Tensor:
         """Returns the local rows of `keys_` [K], int64 [K].
 
-        In training unknown keys are inserted; elsewhere they have row 0, a row of zeros.
+        In training unknown keys are inserted; elsewhere they have row 0, a row of zeros. Of a table
+        with admission the rows are those of `collective.ops.dynamic_rows.admit`.
+
+        Args:
+            keys_: the keys.
+            counts: how often each was asked for, int64 [K], of a table that counts.
         """
         insert = training_flag.flag(tf.get_default_graph())
+        if self.admission is not None:
+            rows: tf.Tensor = self.admission.find([self], [keys_], [counts], insert)[0]
+            return rows
         if self.compiled:
             found = dynamic_rows.find([self.number], [self.handle], [keys_], insert)[0]
             return self._marked(found, insert)
-        with tf.device("/cpu:0"):
-            local = tf.numpy_function(
-                _find_rows, [self.number, keys_, insert], tf.int64, stateful=True
-            )
-        local.set_shape(keys_.shape)
-        return self._marked(local, insert)
+        step = None if self.bridge is None else self._noted_step()
+        return self._marked(rows_by_python.find(self.number, keys_, insert, step), insert)
 
     def _marked(self, rows: tf.Tensor, training: tf.Tensor) -> tf.Tensor:
         """Returns local rows, behind the operation that notes when they were used, if any does."""
         return rows if self.last_used is None else self.last_used.mark(rows, training)
 
+    def _noted_step(self) -> tf.Tensor:
+        """Returns the step that the hash table notes with a use, int64 scalar; 0 for no policy."""
+        if self.last_used is None:
+            return tf.zeros([], tf.int64)
+        step: tf.Tensor = self.last_used.noted_step()
+        return step
+
     @staticmethod
     def local_of_tables(
-        tables: Sequence[DynamicTable], keys_: Sequence[tf.Tensor]
+        tables: Sequence[DynamicTable],
+        keys_: Sequence[tf.Tensor],
+        counts: Sequence[tf.Tensor | None],
+        training: tf.Tensor | None = None,
     ) -> list[tf.Tensor]:
-        """Returns `local` of each of `tables`, all in the same memory, for its keys of `keys_`."""
-        insert = training_flag.flag(tf.get_default_graph())
+        """Returns `local` of each of `tables`, all in the same memory, for its keys of `keys_`.
+
+        Args:
+            tables: the tables.
+            keys_: the keys of each.
+            counts: as for `local`, of each.
+            training: whether unknown keys are inserted, bool scalar. None: as the run says.
+        """
+        insert = training_flag.flag(tf.get_default_graph()) if training is None else training
+        admission: Any = next((t.admission for t in tables if t.admission is not None), None)
+        if admission is not None:
+            admitted: list[tf.Tensor] = admission.rows_of(tables, keys_, counts, insert)
+            return admitted
         numbers = [table.number for table in tables]
         if tables[0].bridge is not None:
-            rows: list[tf.Tensor] = dispatch.operations().collective_find(
-                _device_row_store().find, numbers, keys_, insert
+            steps = [table._noted_step() for table in tables]
+            found = dispatch.operations().collective_find(
+                _device_row_store().find, numbers, keys_, insert, steps
             )
-            return rows
+            return [table._marked(rows, insert) for table, rows in zip(tables, found)]
         if all(table.compiled for table in tables):
             found = dynamic_rows.find(numbers, [table.handle for table in tables], keys_, insert)
             return [table._marked(rows, insert) for table, rows in zip(tables, found)]
         return [table.local(keys) for table, keys in zip(tables, keys_)]
 
-    def fetch(self, keys_: tf.Tensor) -> tf.Tensor:
+    def fetch(self, keys_: tf.Tensor, counts: tf.Tensor | None = None) -> tf.Tensor:
         """Returns the rows of `keys_` [K] int64, all of which this rank owns: [K, D].
 
         Unknown keys have zeros, except in training. The gradient is `IndexedSlices` by local row.
+        For `counts` see `local`.
         """
         graph = tf.get_default_graph()
-        local = self.local(keys_)
+        local, gradient = self.local(keys_, counts), row_gradients.PLAIN
         with tf.device("/cpu:0") if self.bridge is None else dispatch.device(dynamic=True):
-            with graph.gradient_override_map({"ResourceGather": "CollectiveDynamicGather"}):
+            if self.admission is not None:
+                local, gradient = dynamic_rows.seen(local), row_gradients.ADMITTED
+            with graph.gradient_override_map({"ResourceGather": gradient}):
                 rows = tf.raw_ops.ResourceGather(
                     resource=self.handle, indices=local, dtype=self.dtype
                 )
@@ -240,7 +288,7 @@ class DynamicTable(ReservedVariable, Table):
     def count(self) -> tf.Tensor:
         """Returns the number of rows on this rank, int64 scalar, at some moment of the run."""
         with tf.control_dependencies([self._gate()]):
-            return count_rows(self)
+            return (dynamic_rows if self.compiled else rows_by_python).count(self.number)
 
     def total_count(self) -> tf.Tensor:
         """Returns the number of rows on all ranks, int64 scalar.
@@ -273,17 +321,46 @@ class DynamicTable(ReservedVariable, Table):
         """Yields keys and local rows in `session`, by ascending keys: int64 [b], b <= `block`."""
         return self.store(session).ascending(block)
 
-    def export(self, session: Any, block: int = 1 << 16) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def export(
+        self,
+        session: Any,
+        block: int = 1 << 16,
+        frequencies: bool = False,
+        last_used: bool = False,
+    ) -> Iterator[tuple[np.ndarray, ...]]:
         """Yields this rank's keys, ascending, and their rows: (int64 [b], [b, D]) with b <= block.
+
+        With `frequencies`, how often training looked each key up is the third, int64 [b].
 
         Args:
             session: a session, also a `MonitoredSession`. Rows that it changes meanwhile may be
                 the old or the new ones.
             block: rows at a time, which bounds the memory.
+            frequencies: whether to yield these. A key that was imported came 0 times.
+            last_used: yields also the global steps to which the runs led that used the rows last,
+                int64 [b]; 0 where none did.
+
+        Raises:
+            ValueError: no option of the table's policy needs them.
         """
-        store = self.store(raw_session(session))
+        if frequencies and not self.counts_keys:
+            raise ValueError(
+                f"table '{self.op.name}' doesn't count its keys: "
+                "collective.TablePolicy(filter_freq=…) of more than 1 does."
+            )
+        if last_used and self.last_used is None:
+            raise ValueError(f"table '{self.op.name}' doesn't know when its rows were used last.")
+        session = raw_session(session)
+        store = self.store(session)
+        columns = []
+        if frequencies:
+            columns.append(self.admission.frequencies.column(session))
+        if last_used:
+            self.last_used.settle(session, store.count_in_memory)
+            columns.append(self.last_used.column(session))
         for keys, local in store.ascending(block):
-            yield keys, store.values.read(local)
+            values, *others = store.read([store.values, *columns], keys, local)
+            yield (keys, values, *(numbers[:, 0] for numbers in others))
 
     def import_(self, session: Any, keys_: Any, rows: Any) -> None:
         """Gives keys these rows, block after block; every rank keeps the keys that it owns.
@@ -307,9 +384,12 @@ class DynamicTable(ReservedVariable, Table):
                 f"{list(keys_.shape)} and {list(rows.shape)}."
             )
         is_owned, session = self._is_owned(keys_), raw_session(session)
-        self.store(session).put(keys_[is_owned], rows[is_owned])
+        store = self.store(session)
+        store.put(keys_[is_owned], rows[is_owned])
         if self.last_used is not None:
             self.last_used.begin(session)
+        if self.policy.storage is not None:
+            store.limit_memory(self.columns_of_slots(session))
 
     def lookup_keys(self, session: Any, keys_: Any) -> tuple[np.ndarray, np.ndarray]:
         """Returns those of `keys_` that have rows on this rank, and copies of the rows.
@@ -325,7 +405,7 @@ class DynamicTable(ReservedVariable, Table):
         """
         store = self.store(raw_session(session))
         keys_, local = self._found(store, keys_)
-        return keys_, store.values.read(local)
+        return keys_, store.read([store.values], keys_, local)[0]
 
     def remove(self, session: Any, keys_: Any) -> int:
         """Removes keys, with their rows and slots, and gives the memory back.
@@ -341,46 +421,38 @@ class DynamicTable(ReservedVariable, Table):
             How many keys this rank has removed.
 
         Raises:
-            TableError: the table is in a GPU's memory, or gradients of some batches wait for the
-                update of scope(local_steps=…).
+            TableError: gradients of some batches wait for the update of scope(local_steps=…).
         """
-        self.check_removal()
-        session = self._between_updates(session)
+        session = raw_session(session)
+        waiting_gradients.check_none(self, session)
         store = self.store(session)
-        rows = np.unique(self._found(store, keys_)[1])
-        store.remove(rows, self.columns_of_slots(session))
-        return len(rows)
+        removed = store.remove_keys(self._found(store, keys_)[0], self.columns_of_slots(session))
+        if self.admission is not None:
+            store.keys.forget(np.asarray(keys_, np.int64))
+        return removed
 
     def clear(self, session: Any) -> int:
         """Removes all keys of this rank from `session`, as `remove` does. Returns how many."""
-        self.check_removal()
-        session = self._between_updates(session)
-        store = self.store(session)
-        rows = np.arange(1, len(store) + 1)
-        store.remove(rows, self.columns_of_slots(session))
-        return len(rows)
-
-    def check_removal(self) -> None:
-        """Raises TableError if the table is where rows can't be removed."""
-        if self.bridge is not None:
-            raise TableError(
-                f"Rows of table '{self.op.name}' can not be removed: it is dynamic, and in the "
-                f"GPU's memory. Set {placement.DYNAMIC}=host, which has dynamic tables in the "
-                "host's memory."
-            )
-
-    def _between_updates(self, session: Any) -> Any:
-        """Returns TensorFlow's own session, in which no gradient may wait for an update."""
         session = raw_session(session)
-        if keeps_row_numbers(session):
-            raise TableError(
-                f"Rows of table '{self.op.name}' can not be removed now: gradients of some batches "
-                "wait for the update of scope(local_steps=…), which is of rows where they are. "
-                "Remove rows behind the run that updates."
-            )
-        return session
+        waiting_gradients.check_none(self, session)
+        store = self.store(session)
+        removed = store.clear(self.columns_of_slots(session))
+        if self.admission is not None:
+            store.keys.forget(None)
+        return removed
 
-    def columns_of_slots(self, session: Any) -> list[row_store.RowColumn]:
+    def statistics(self, session: Any) -> TableStatistics:
+        """Returns how many rows this rank has in `session`, and which came and went.
+
+        Args:
+            session: a session, also a `MonitoredSession`.
+        """
+        store = self.store(raw_session(session))
+        # What a table on a device has in the host's memory is for saves alone.
+        slots = [slot for slot in self.slots if slot.on_device or self.bridge is None]
+        return store.tally.statistics(store, [self, *slots])
+
+    def columns_of_slots(self, session: Any) -> list[RowColumn]:
         """Returns the memory of all slots that are initialized in `session`."""
         columns = []
         for slot in self.slots:
@@ -394,7 +466,7 @@ class DynamicTable(ReservedVariable, Table):
         if keys_.ndim != 1:
             raise ValueError(f"table '{self.op.name}': keys are [b], not {list(keys_.shape)}.")
         keys_ = keys_[self._is_owned(keys_)]
-        rows = store.rows(keys_, False)
+        rows = store.locate(keys_)
         return keys_[rows > 0], rows[rows > 0]
 
     @staticmethod
@@ -403,9 +475,9 @@ class DynamicTable(ReservedVariable, Table):
 
     def initialize_slot_rows(self, session: Any, slots: Sequence[Any]) -> None:
         """Gives rows that `slots` lack their first value, before they are read in `session`."""
-        count = self.local_count(session)
+        count = self.store(session).count_in_memory
         for slot in slots:
-            slot.column(session).initialize_rows(count)
+            slot.settle(session, count)
 
     def loading(self, slots: Sequence[Any]) -> Loading:
         """Begins to read rows, and those of `slots`: `add` them, then `assign` all at once."""
@@ -416,69 +488,6 @@ def _device_row_store() -> Any:
     from collective.tables import device_row_store  # The import takes a while.
 
     return device_row_store
-
-
-def count_rows(table: DynamicTable) -> tf.Tensor:
-    """Returns the number of rows on this rank, int64 scalar, behind the control dependencies."""
-    if table.compiled:
-        return dynamic_rows.count(table.number)
-    with tf.device("/cpu:0"):
-        count = tf.numpy_function(_count_rows, [tf.identity(table.number)], tf.int64, stateful=True)
-    count.set_shape([])
-    return count
-
-
-def _find_rows(number: np.ndarray, keys_: np.ndarray, insert: np.ndarray) -> np.ndarray:
-    return row_store.registered(int(number)).rows(keys_, bool(insert))
-
-
-def _count_rows(number: np.ndarray) -> np.int64:
-    return np.int64(len(row_store.registered(int(number))))
-
-
-def keeps_row_numbers(session: Any) -> bool:
-    """Tells whether `session` keeps gradients for a later run: they know rows by their numbers."""
-    kept = state_of(session.graph).kept_batches
-    return bool(kept) and any(run_unpatched(session, kept))
-
-
-def local_counts(session: Any, tables: Sequence[DynamicTable]) -> list[int]:
-    """Returns the number of rows of each table on this rank in `session`, by one run.
-
-    Raises:
-        tf.errors.FailedPreconditionError: a table isn't initialized.
-    """
-    if not tables:
-        return []
-    numbers = run_unpatched(session, [table.number for table in tables])
-    return [len(row_store.registered(int(number))) for number in numbers]
-
-
-@tf.RegisterGradient("CollectiveDynamicGather")
-def _gather_gradient(op: tf.Operation, gradient: Any) -> tuple[tf.IndexedSlices, None]:
-    if graphs.is_function(op.graph) or op._get_control_flow_context() is not None:
-        raise TableError(
-            f"A lookup in the dynamic table '{_outside(op.inputs[0]).op.name}' inside tf.cond, "
-            "tf.while_loop or tf.function has no gradient: look up outside, and choose among the "
-            "rows inside."
-        )
-    if isinstance(gradient, tf.IndexedSlices):
-        gradient = tf.math.unsorted_segment_sum(
-            gradient.values, gradient.indices, tf.shape(op.outputs[0])[0]
-        )
-    # Without a dense shape nobody can make a matrix of the gradient, which would be as large as all
-    # reserved memory.
-    return shard_gradients.of_shard(tf.IndexedSlices(gradient, op.inputs[1], None)), None
-
-
-def _outside(x: tf.Tensor) -> tf.Tensor:
-    """Returns what `x` stands for outside of a function or a branch that captures it."""
-    while hasattr(x.graph, "captures"):
-        outer = next((outer for outer, inner in x.graph.captures if inner is x), None)
-        if outer is None:
-            break
-        x = outer
-    return x
 
 
 for _method, _way in {**WHOLE_VALUE_METHODS, **REFUSED_METHODS}.items():

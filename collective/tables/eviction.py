@@ -1,142 +1,187 @@
-"""Evicts rows of dynamic tables whose policy says so, and knows when each row was used last.
+"""Evicts rows of dynamic tables whose policy says so.
 
-    training ──► rows of the batch ──► last_used[rows] = step
-    save ──► rows whose last use is long ago, or whose weights are small ──► removed, slots and all
-
-The step of a row's last use stands in a column of its own, which is saved and restored like an
-optimizer's slot. Evaluation, prediction and serving leave it alone.
+save ──► rows whose last use is long ago, or whose weights are small ──► removed, slots and all
+step ──► more rows than there may be ──► those whose last use is longest ago ──► removed
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.ops import graphs
+from collective.ops import collectives, graphs
 from collective.ops.graph_state import state_of
-from collective.ops.sessions import run_unpatched
 from collective.policy import TablePolicy
-from collective.tables import next_step
+from collective.tables import row_columns
 from collective.tables.dynamic_table import DynamicTable
-from collective.tables.slots import Slot
+from collective.tables.last_use import DeviceLastUse, LastUse, global_step
+from collective.tables.row_store import Store, local_counts
 
-BLOCK = 1 << 14  # Rows whose norms are computed at once.
-
-
-class LastUse(Slot):
-    """Holds, for each row, the global step to which the run led that used it last.
-
-    0 stands for a row that no training has used yet.
-
-    Args:
-        table: the table.
-        collections: those of the table.
-    """
-
-    may_be_missing = True  # A checkpoint that lacks it is restored.
-
-    def __init__(self, table: DynamicTable, collections: Sequence[str] | None):
-        with tf.init_scope():
-            first = tf.zeros([1, 1], tf.int64)
-            # A name that ends so is no other than this one, wherever the table is made.
-            super().__init__(table, first, f"{table.op.name}/last_used/", collections)
-
-    def mark(self, rows: tf.Tensor, training: tf.Tensor) -> tf.Tensor:
-        """Returns local `rows`, behind the operation that notes their use in a run that trains."""
-        step = next_step.tensor(tf.get_default_graph())
-        with tf.device("/cpu:0"):
-            # Evaluation doesn't count as an update: behind an IdentityN a write isn't seen as one
-            # (`collective.ops.graph_analysis.holder`). It writes 0, which is no later use.
-            column = tf.raw_ops.IdentityN(input=[self.handle])[0]
-            marked = tf.raw_ops.ResourceScatterMax(
-                resource=column,
-                indices=rows,
-                updates=tf.where_v2(training, step, tf.zeros([], tf.int64)),
-            )
-            with tf.control_dependencies([marked]):
-                return tf.identity(rows)
-
-    def used(self, session: Any, step: int) -> np.ndarray:
-        """Returns a view of what it holds in `session` for local rows 1 to the last, int64 [R].
-
-        Rows that no training has used count as used at `step` from now on.
-        """
-        column: Any = self.column(session)
-        used: np.ndarray = column.view_of(self.table.local_count(session))[:, 0]
-        used[used == 0] = step
-        return used
-
-    def begin(self, session: Any) -> None:
-        """Has rows that no training has used count as used now, such as imported ones."""
-        self.used(session, global_step(session))
+BLOCK = 1 << 14  # Rows that are read at once in a file.
 
 
 def prepare(table: DynamicTable, collections: Sequence[str] | None) -> None:
-    """Makes what the policy of a new table needs beside its rows.
-
-    Raises:
-        TableError: the table is where rows can't be evicted.
-    """
-    if not evicts(table.policy):
+    """Makes what the policy of a new table needs beside its rows."""
+    policy = table.policy
+    if not evicts(policy):
         return
-    if table.bridge is not None:
-        table.check_removal()
-    if table.policy.steps_to_live is not None:
-        table.last_used = LastUse(table, collections)
+    if policy.steps_to_live is not None or policy.capacity is not None:
+        kind = LastUse if table.bridge is None else DeviceLastUse
+        table.last_used = kind(table, collections)
     state_of(graphs.outermost(tf.get_default_graph())).evicting_tables.append(table)
 
 
 def evicts(policy: TablePolicy) -> bool:
-    return policy.steps_to_live is not None or policy.l2_weight_threshold is not None
+    options = policy.steps_to_live, policy.l2_weight_threshold, policy.capacity
+    return any(option is not None for option in options)
+
+
+def at_save(session: Any, tables: Sequence[DynamicTable]) -> dict[str, int]:
+    """Removes the rows of this rank that the policies of `tables` don't keep, before a save.
+
+    Returns:
+        How many of each table, by its name.
+    """
+    evicted = evict(session, tables)
+    # A rank that is out of data has no steps of its own behind which its tables were limited.
+    limited = limit(session, too_full(session, tables), global_step(session))
+    return {name: rows + limited.get(name, 0) for name, rows in evicted.items()}
 
 
 def evict(session: Any, tables: Sequence[DynamicTable]) -> dict[str, int]:
-    """Removes the rows of this rank that the policies of `tables` don't keep, between two steps.
+    """Removes the rows of this rank that are too old or too small for the policies of `tables`.
+
+    It is for the time between two steps.
+
+    Returns:
+        How many of each table, by its name.
+    """
+    evicted = {}
+    for table, count in _counts(session, tables):
+        store, policy = table.store(session), table.policy
+        # It may bring rows from the file: places of rows are looked at behind it.
+        used = None if policy.steps_to_live is None else table.last_used.used(session)
+        by_option, all_keys = {}, store.all_keys()
+        is_small = np.zeros(count, bool)
+        if policy.l2_weight_threshold is not None:
+            is_small = _are_small(store, policy.l2_weight_threshold)
+            small = np.flatnonzero(is_small)
+            by_option["l2_weight_threshold"] = all_keys[small], store.places(small)
+        if policy.steps_to_live is not None and used is not None:
+            is_old = (used <= global_step(session) - policy.steps_to_live) & ~is_small
+            spared = _share(policy.keep_at_least or 0) - np.count_nonzero(~(is_old | is_small))
+            old = _all_but_latest(is_old, spared, used, all_keys)
+            by_option["steps_to_live"] = all_keys[old], store.places(old)
+        evicted[table.op.name] = _remove(session, table, by_option)
+    return evicted
+
+
+def limit(
+    session: Any, tables: Sequence[DynamicTable], before: int | None = None
+) -> dict[str, int]:
+    """Removes the rows of this rank that are too many for the policies of `tables`.
+
+    Args:
+        session: the session, between two steps.
+        tables: tables with a capacity.
+        before: rows that were used in the run that led to this step, or later, aren't removed.
+            None: any can be.
 
     Returns:
         How many of each table, by its name.
     """
     evicted = {}
     for table in tables:
-        store = table.store(session)
-        is_evicted = np.zeros(len(store), bool)
-        if table.policy.steps_to_live is not None:
-            step = global_step(session)
-            is_evicted |= table.last_used.used(session, step) <= step - table.policy.steps_to_live
-        if table.policy.l2_weight_threshold is not None:
-            values: Any = store.values
-            is_evicted |= _is_small(values.view_of(len(store)), table.policy.l2_weight_threshold)
-        rows = np.flatnonzero(is_evicted) + 1
-        store.remove(rows, table.columns_of_slots(session))
-        evicted[table.op.name] = len(rows)
+        store, column = table.store(session), table.last_used.column(session)
+        excess = len(store) - _share(table.policy.capacity or 0)
+        keys = places = np.empty(0, np.int64)
+        if excess > 0:
+            latest = np.iinfo(np.int64).max if before is None else before
+            keys, places = store.oldest.take(store, column, excess, latest)
+        evicted[table.op.name] = _remove(session, table, {"capacity": (keys, places)})
     return evicted
 
 
-def _is_small(values: np.ndarray, threshold: float) -> np.ndarray:
-    """Tells of each row w of `values` [R, D] whether ½‖w‖² is below a threshold.
-
-    Sums go from the first element to the last, in double precision: a row's doesn't depend on its
-    place.
-    """
-    is_small = np.empty(len(values), bool)
-    for first in range(0, len(values), BLOCK):
-        block = values[first : first + BLOCK]
-        total = np.zeros(len(block))
-        for d in range(values.shape[1]):
-            total += block[:, d].astype(np.float64) ** 2
-        is_small[first : first + BLOCK] = total / 2 < threshold
-    return is_small
+def too_full(session: Any, tables: Sequence[DynamicTable]) -> list[DynamicTable]:
+    """Returns those of `tables` that have more rows on this rank than their policies allow."""
+    bounded = [table for table in tables if table.policy.capacity is not None]
+    if not bounded:
+        return []
+    return [
+        table
+        for table, count in _counts(session, bounded)
+        if count > _share(table.policy.capacity or 0)
+    ]
 
 
-def global_step(session: Any) -> int:
-    """Returns the global step of `session`, 0 if it has none or isn't initialized."""
-    step = tf.train.get_global_step(session.graph)
-    if step is None:
-        return 0
+def _counts(session: Any, tables: Sequence[DynamicTable]) -> list[tuple[DynamicTable, int]]:
+    """Returns those of `tables` that are initialized in `session`, each with its rows here."""
     try:
-        return int(run_unpatched(session, step))
+        return list(zip(tables, local_counts(session, tables)))
     except tf.errors.FailedPreconditionError:
-        return 0
+        if len(tables) == 1:
+            return []
+        return [pair for table in tables for pair in _counts(session, [table])]
+
+
+def _share(rows: int) -> int:
+    """Returns how many of so many rows in all this rank is to have."""
+    return len(range(collectives.rank(), rows, collectives.size()))
+
+
+def _remove(
+    session: Any, table: DynamicTable, by_option: Mapping[str, tuple[np.ndarray, np.ndarray]]
+) -> int:
+    """Removes rows.
+
+    Args:
+        session: the session.
+        table: the table.
+        by_option: [K] int64 keys, and where they are (`Store.locate`), by the option that says so;
+            each key once.
+
+    Returns:
+        How many.
+    """
+    store = table.store(session)
+    nothing = np.empty(0, np.int64)
+    keys = np.concatenate([nothing, *(keys for keys, _ in by_option.values())])
+    places = np.concatenate([nothing, *(places for _, places in by_option.values())])
+    if len(keys):
+        store.tally.evict(store, {option: keys for option, (keys, _) in by_option.items()})
+        store.remove_at(keys, places, table.columns_of_slots(session))
+    return len(keys)
+
+
+def _all_but_latest(
+    is_old: np.ndarray, spared: int, used: np.ndarray, keys: np.ndarray
+) -> np.ndarray:
+    """Returns the positions of rows that are old, but for so many that were used last.
+
+    Args:
+        is_old: [R] bool.
+        spared: how many; below 1 for none.
+        used: [R] the steps of the last uses.
+        keys: [R], by which rows of the same step are ordered.
+    """
+    old = np.flatnonzero(is_old)
+    if spared > 0:
+        order = np.lexsort((keys[old], used[old]))
+        old = old[order[: max(0, len(old) - spared)]]
+    return old
+
+
+def _are_small(store: Store, threshold: float) -> np.ndarray:
+    """Tells of each row w of `store`, in the order of its keys, whether ½‖w‖² is below a threshold.
+
+    Rows in a file are read there.
+    """
+    values: Any = store.values
+    are_small = [values.is_small(store.count_in_memory, threshold)]
+    for keys in store.keys_in_file(BLOCK):
+        rows = store.read([values], keys, store.locate(keys))[0]
+        are_small.append(row_columns.is_small(rows, threshold, np))
+    return np.concatenate(are_small)

@@ -25,16 +25,20 @@ class OptimizerRule(NamedTuple):
     """Describes the update that an optimizer asks for.
 
     Attributes:
-        make_rule: makes the rule of `numbers`.
+        make_rule: makes the rule of `numbers`, for kernels of a GPU.
         numbers: scalars.
         slots: the slots' names.
         all_rows: True if rows without a gradient change, too.
+        compiled: the function of `sparse_updates` that updates one table in the host's memory; it
+            is given the table, its slots, the numbers, the gradient and the rows. None if there is
+            none.
     """
 
     make_rule: Callable[..., rules.Rule]
     numbers: Sequence[Any]
     slots: Sequence[str] = ()
     all_rows: bool = False
+    compiled: Callable[..., tf.Operation] | None = None
 
 
 def _gradient_descent(optimizer: Any) -> OptimizerRule:
@@ -46,11 +50,17 @@ def _momentum(optimizer: Any) -> OptimizerRule:
         functools.partial(rules.Momentum, nesterov=optimizer._use_nesterov),
         [optimizer._learning_rate_tensor, optimizer._momentum_tensor],
         ["momentum"],
+        compiled=functools.partial(sparse_updates.momentum, nesterov=optimizer._use_nesterov),
     )
 
 
 def _adagrad(optimizer: Any) -> OptimizerRule:
-    return OptimizerRule(rules.Adagrad, [optimizer._learning_rate_tensor], ["accumulator"])
+    return OptimizerRule(
+        rules.Adagrad,
+        [optimizer._learning_rate_tensor],
+        ["accumulator"],
+        compiled=sparse_updates.adagrad,
+    )
 
 
 def _adam(optimizer: Any) -> OptimizerRule:
@@ -61,6 +71,7 @@ def _adam(optimizer: Any) -> OptimizerRule:
         [rate, optimizer._beta1_t, optimizer._beta2_t, optimizer._epsilon_t],
         ["m", "v"],
         all_rows=True,
+        compiled=sparse_updates.adam,
     )
 
 
@@ -75,6 +86,7 @@ def _ftrl(optimizer: Any) -> OptimizerRule:
             optimizer._learning_rate_power_tensor,
         ],
         ["accum", "linear"],
+        compiled=sparse_updates.ftrl,
     )
 
 
@@ -142,15 +154,18 @@ def fuse_updates(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _update(updates: Sequence[_PendingUpdate]) -> None:
     first = updates[0]
-    make_rule, numbers, names, all_rows = first.rule_of(first.optimizer)
+    rule = first.rule_of(first.optimizer)
     op = sparse_updates.update(
-        make_rule,
-        [tf.cast(number, tf.float32) for number in numbers],
+        rule.make_rule,
+        [tf.cast(number, tf.float32) for number in rule.numbers],
         [update.table for update in updates],
-        [[first.optimizer.get_slot(update.table, name) for name in names] for update in updates],
+        [
+            [first.optimizer.get_slot(update.table, name) for name in rule.slots]
+            for update in updates
+        ],
         [update.gradient for update in updates],
         [update.rows for update in updates],
-        [update.slot_row_count if all_rows else None for update in updates],
+        [update.slot_row_count if rule.all_rows else None for update in updates],
     )
     for update in updates:
         update.done._add_control_input(op)
@@ -170,12 +185,7 @@ def _apply(
 
     Adam hands on, as the last argument, how TensorFlow would add to rows.
     """
-    if not (
-        isinstance(variable, Table)
-        and sparse_updates.is_possible(
-            kind.__name__, variable.hashed, variable.dtype, gradient.dtype
-        )
-    ):
+    if not _is_possible(kind, variable, gradient):
         if kind is adam.AdamOptimizer and getattr(variable, "slot_row_count", None) is not None:
             return optimizer_slots.update_by_adam(optimizer, gradient, variable, rows)
         return original(optimizer, gradient, variable, rows, *others)
@@ -184,10 +194,7 @@ def _apply(
         gradient, rows = shard_gradients.summed(gradient, rows)
     rows = tf.cast(rows, tf.int64)
     if not placement.on_device(variable.hashed):
-        rate = tf.cast(optimizer._learning_rate_tensor, tf.float32)
-        return sparse_updates.adagrad(
-            variable, optimizer.get_slot(variable, "accumulator"), rate, gradient, rows
-        )
+        return _update_in_host_memory(optimizer, rule_of(optimizer), variable, gradient, rows)
     # The identities wait for the control dependencies of this update.
     update = _PendingUpdate(
         optimizer,
@@ -204,6 +211,28 @@ def _apply(
     else:
         pending.append(update)
     return update.done
+
+
+def _is_possible(kind: Any, variable: Any, gradient: tf.Tensor) -> bool:
+    if not isinstance(variable, Table) or not sparse_updates.is_possible(
+        kind.__name__, variable.hashed, variable.dtype, gradient.dtype
+    ):
+        return False
+    # Another optimizer has Adam do its updates: nobody knows how many rows to go over.
+    is_uncounted = variable.hashed and variable.slot_row_count is None
+    return not (
+        is_uncounted and kind is adam.AdamOptimizer and not placement.on_device(variable.hashed)
+    )
+
+
+def _update_in_host_memory(
+    optimizer: Any, rule: OptimizerRule, table: Table, gradient: tf.Tensor, rows: tf.Tensor
+) -> tf.Operation:
+    assert rule.compiled is not None
+    slots = [optimizer.get_slot(table, name) for name in rule.slots]
+    numbers = [tf.cast(number, tf.float32) for number in rule.numbers]
+    options = {"used": table.slot_row_count} if rule.all_rows and table.hashed else {}
+    return rule.compiled(table, *slots, *numbers, gradient, rows, **options)
 
 
 gradient_descent_update = update_of(gradient_descent.GradientDescentOptimizer, _gradient_descent)

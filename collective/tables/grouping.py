@@ -143,7 +143,10 @@ def lookups_of(graph: tf.Graph) -> GraphLookups:
 
 
 def _reason_ungrouped(lookup: strategies.Lookup, out: tf.Tensor) -> str:
-    if collectives.size() == 1 and not on_device(lookup.table.hashed):
+    # Lookups of a table that counts keys share one, so that all have counted before any key gets a
+    # row: as on more ranks.
+    is_alone = collectives.size() == 1 and not lookup.table.counts_keys
+    if is_alone and not on_device(lookup.table.hashed):
         return "there is one rank"
     is_hidden = lookup.bounds is None and lookup.table.rows is not None and collectives.size() > 1
     if is_hidden or out.op._get_control_flow_context() is not None:

@@ -9,6 +9,7 @@ the numbers are not.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import hashlib
@@ -215,8 +216,25 @@ def _random(seed: int | None, name: str, distribution: Distribution) -> Fill:
     return RandomRows(table_seed(name, seed), distribution)
 
 
+def of_rows(init: Any, rows: int) -> Any:
+    """Returns an initializer for a dynamic table that scales as for a table of so many rows.
+
+    Args:
+        init: one of TensorFlow's; any but variance scaling by fan_in or fan_avg is returned as it
+            is.
+        rows: their number.
+    """
+    init = init() if isinstance(init, type) else init
+    if getattr(init, "mode", None) not in ("fan_in", "fan_avg"):
+        return init
+    init = copy.copy(init)
+    init.collective_rows = rows
+    return init
+
+
 def _scaled(init: Any, shape: tuple[int | None, int], name: str) -> Fill:
     rows, dim = shape
+    rows = getattr(init, "collective_rows", None) if rows is None else rows
     if rows is None and init.mode != "fan_out":
         raise ValueError(
             f"dynamic table '{name}': an initializer that scales by {init.mode} needs the number "

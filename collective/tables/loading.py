@@ -25,7 +25,7 @@ class Loading:
 
     def __init__(self, table: Any, slots: Sequence[Any]):
         self._table = table
-        self.store = table.new_store()
+        self.store: row_store.Store = table.new_store()
         self.columns = {slot.op.name: slot.new_column() for slot in slots}
 
     def add(self, keys_: np.ndarray, rows: np.ndarray, slots: Mapping[str, np.ndarray]) -> None:
@@ -37,10 +37,12 @@ class Loading:
             slots: [b, D] of every slot, by its name.
         """
         local = self.store.put(keys_, rows)
+        count = self.store.count_in_memory
         for name, column in self.columns.items():
-            column.ensure_capacity(len(self.store))
+            column.ensure_capacity(count)
             column.write(local, slots[name])
-            column.filled = len(self.store)
+            column.filled = count
+        self.store.limit_memory(list(self.columns.values()))
 
     def assign(self, session: Any) -> None:
         """Replaces the table and all of its slots in `session`.

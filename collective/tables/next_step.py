@@ -10,14 +10,14 @@ A training run that needs the step where there is none is refused before ranks e
 from __future__ import annotations
 
 import warnings
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 
 from collective.errors import TableError
 from collective.ops import graphs
-from collective.ops.graph_analysis import ASSIGNS, PASSES, memory
+from collective.ops.graph_analysis import ASSIGNS, PASSES, collective_kind, memory
 from collective.ops.graph_state import state_of
 from collective.policy import EverySteps
 from collective.tables.dynamic_table import DynamicTable
@@ -73,38 +73,58 @@ def check(graph: tf.Graph, operations: Set[tf.Operation]) -> None:
     Raises:
         TableError: there is no global step.
     """
-    for table in state_of(graph).evicting_tables:
-        if not _needs_step(table) or table.handle.op not in operations:
+    state = state_of(graph)
+    for table in [*state.evicting_tables, *state.drawing_tables]:
+        if table.handle.op not in operations:
             continue
-        option = (
-            f"steps_to_live={table.policy.steps_to_live}"
-            if table.policy.steps_to_live is not None
-            else f"evict={table.policy.evict}"
+        for needs, without in _needs_of_step(table):
+            _check_step(graph, table, needs, without)
+            return
+
+
+def _check_step(graph: tf.Graph, table: DynamicTable, needs: str, without: str) -> None:
+    """Refuses a training run without a global step, and warns of one that stands still.
+
+    Args:
+        graph: the graph.
+        table: it needs the step.
+        needs: says for what.
+        without: says what happens if nothing counts it.
+    """
+    step = tf.train.get_global_step(graph)
+    reads_it = table.last_used is not None or table.policy.draws_keys
+    if step is None or (reads_it and not _is_connected(graph)):
+        missing = (
+            "its graph has no global step"
+            if step is None
+            else "its graph had no global step when a session ran it first"
         )
-        step = tf.train.get_global_step(graph)
-        if step is None or (table.last_used is not None and not _is_connected(graph)):
-            missing = (
-                "its graph has no global step"
-                if step is None
-                else "its graph had no global step when a session ran it first"
-            )
-            raise TableError(
-                f"table '{table.op.name}' evicts rows by its policy's {option}, but {missing}. "
-                "Call tf.train.get_or_create_global_step() where the model is built, and give it "
-                "to the optimizer: minimize(loss, global_step=…)."
-            )
-        if not _is_counted(step):
-            warnings.warn(
-                f"table '{table.op.name}' evicts rows by its policy's {option}, but nothing in the "
-                "graph counts the global step: rows don't get older. Give it to the optimizer: "
-                "minimize(loss, global_step=tf.train.get_global_step()).",
-                stacklevel=2,
-            )
-        return
+        raise TableError(
+            f"table '{table.op.name}' {needs}, but {missing}. "
+            "Call tf.train.get_or_create_global_step() where the model is built, and give it "
+            "to the optimizer: minimize(loss, global_step=…)."
+        )
+    if not _is_counted(step):
+        warnings.warn(
+            f"table '{table.op.name}' {needs}, but nothing in the graph counts the global step: "
+            f"{without}. Give it to the optimizer: "
+            "minimize(loss, global_step=tf.train.get_global_step()).",
+            stacklevel=3,
+        )
 
 
-def _needs_step(table: DynamicTable) -> bool:
-    return table.last_used is not None or isinstance(table.policy.evict, EverySteps)
+def _needs_of_step(table: DynamicTable) -> Iterator[tuple[str, str]]:
+    """Yields for what a table needs the global step, and what happens if nothing counts it."""
+    policy, older = table.policy, "rows don't get older"
+    if policy.steps_to_live is not None:
+        yield f"evicts rows by its policy's steps_to_live={policy.steps_to_live}", older
+    elif policy.capacity is not None:
+        yield f"evicts rows by its policy's capacity={policy.capacity}", older
+    elif isinstance(policy.evict, EverySteps):
+        yield f"evicts rows by its policy's evict={policy.evict}", older
+    if policy.draws_keys:
+        draws = f"draws keys by its policy's admit_probability={policy.admit_probability}"
+        yield draws, "a key that isn't admitted never is"
 
 
 def _is_connected(graph: tf.Graph) -> bool:
@@ -141,4 +161,5 @@ def _is_given(value: tf.Tensor) -> bool:
     """Tells whether a checkpoint or rank 0 gives `value`."""
     while value.op.type in _PASSED:
         value = value.op.inputs[0]
-    return str(value.op.type).startswith(("Restore", "HorovodBroadcast"))
+    kind = collective_kind(value.op.type)
+    return kind == "Broadcast" or kind.startswith("Restore")

@@ -23,7 +23,7 @@ from tensorflow.python.training import adam, optimizer
 from collective.errors import TableError
 from collective.ops import dynamic_rows, training_flag
 from collective.ops.counting import counted
-from collective.tables import initializers, row_store, weight_bound
+from collective.tables import initializers, row_store, rows_in_file, weight_bound
 from collective.tables.dynamic_table import DynamicTable
 from collective.tables.slots import Slot
 from collective.tables.table import Sharded, in_shard_view, mark_shard
@@ -171,7 +171,10 @@ class _Processor(optimizer._OptimizableVariable):
                 f"table '{table.op.name}': a constraint is not possible for a sparsely updated "
                 "variable."
             )
-        settled, count = _settle(table, gradient, _goes_over_all_rows(optimizer_))
+        all_rows = _goes_over_all_rows(optimizer_)
+        if all_rows:
+            rows_in_file.check_all_rows_are_not_updated(table, optimizer_)
+        settled, count = _settle(table, gradient, all_rows)
         with (
             tf.device("/cpu:0") if table.bridge is None else contextlib.nullcontext(),
             tf.control_dependencies([settled]),
@@ -192,7 +195,8 @@ def _settle(
     """Refuses an update in a run that doesn't train; gives slots the rows that it is of.
 
     The slots are those of all optimizers, as one may have another do its updates. On a device,
-    there is memory only for rows that were announced; in the host's, rows of zeros need none.
+    there is memory only for rows that were announced; in the host's, rows of zeros need none. But a
+    table with a file has all slots count as its memory.
 
     Returns:
         (what the update waits for, the number of rows that slots have values for, which is None
@@ -200,7 +204,8 @@ def _settle(
     """
     is_training = training_flag.flag(tf.get_default_graph())
     refusal = f"dynamic table '{table.op.name}' {KEYS_NOT_INSERTED}"
-    slots = [slot for slot in table.slots if table.bridge is not None or not slot.zero]
+    has_file = table.policy.storage is not None
+    slots = [slot for slot in table.slots if slot.on_device or has_file or not slot.zero]
     needs_count = needs_count or bool(slots)
     with tf.device("/cpu:0"), tf.control_dependencies([gradient.values, gradient.indices]):
         if table.compiled:

@@ -1,17 +1,13 @@
 """Keeps the part of a dynamic table that one session has: keys, and memory of rows and slots.
 
-Each column (the rows, a slot) is the buffer of one resource variable, reserved once and taken as
-rows are used. A `RowColumn` knows where it lies and writes into it; it is forgotten when its
-variable goes. Row 0 belongs to no key and stays zero: it is the row of unknown keys. In the host's
-memory compiled code finds keys and draws rows (`collective.ops.compiled_row_store`); where that
-isn't there, NumPy does. `device_row_store.py` has columns on a device.
+`row_columns.py` has the memory. Row 0 belongs to no key and stays as it is: it is the row of
+unknown keys. In the host's memory compiled code finds keys and draws rows
+(`collective.ops.compiled_row_store`); where that isn't there, NumPy does.
 """
 
 from __future__ import annotations
 
-import abc
 import contextlib
-import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -20,9 +16,13 @@ from typing import Any
 import numpy as np
 
 from collective.ops import memory, native_library
-from collective.ops.compiled_row_store import CompiledColumn, CompiledRowStore
+from collective.ops.compiled_row_store import CompiledRowStore
 from collective.ops.keymap import KeyMap
+from collective.ops.sessions import run_unpatched
 from collective.tables import initializers
+from collective.tables.least_recent import LeastRecentRows
+from collective.tables.row_columns import CompiledHostColumn, HostColumn, RowColumn, numbers
+from collective.tables.statistics import KeyTally
 
 SORTED_AT_ONCE = 1 << 21  # Keys.
 MORE_MEMORY = (
@@ -30,7 +30,6 @@ MORE_MEMORY = (
     "COLLECTIVE_COLUMN_GB (96) higher"
 )
 
-_numbers = itertools.count(1)
 _registry: dict[int, Any] = {}
 
 
@@ -63,7 +62,7 @@ def register(number: int, holder: Any) -> np.ndarray:
 @contextlib.contextmanager
 def registered_meanwhile(holder: Any) -> Iterator[int]:
     """Gives a number by which `registered` finds `holder`, inside."""
-    number = next(_numbers)
+    number = next(numbers)
     _registry[number] = holder
     try:
         yield number
@@ -77,158 +76,12 @@ def _base_of(array: np.ndarray) -> np.ndarray:
     return array
 
 
-class RowColumn(abc.ABC):
-    """Holds one row of memory for each row of a table: its values, or a slot.
-
-    Attributes:
-        number: by which a graph's operations find it.
-        first: [D], what a row starts from; None if the store draws it.
-        filled: rows 1 … filled have their first value or a later one.
-    """
-
-    def __init__(self, first: np.ndarray | None = None, number: int | None = None):
-        self.number = next(_numbers) if number is None else number
-        self.first = first
-        self.filled = 0
-        self._initializing = threading.Lock()
-
-    @abc.abstractmethod
-    def expose(self, path: str) -> None:
-        """Lets TensorFlow take the memory, only once; `adopt_mapping` follows."""
-
-    @abc.abstractmethod
-    def adopt_mapping(self) -> None:
-        """Takes what TensorFlow has mapped for this column's memory from now on."""
-
-    @abc.abstractmethod
-    def ensure_capacity(self, count: int) -> None:
-        """Takes memory for the rows up to `count`.
-
-        Raises:
-            MemoryError: there isn't.
-        """
-
-    @abc.abstractmethod
-    def read(self, rows: np.ndarray) -> np.ndarray:
-        """Returns a copy of these [b] rows, [b, D], while TensorFlow has them."""
-
-    @abc.abstractmethod
-    def write(self, rows: np.ndarray | slice, values: np.ndarray) -> None:
-        """Gives rows that there is memory for [b, D] values, or all of them the same [D]."""
-
-    def close_gaps(self, from_: np.ndarray, to: np.ndarray, before: int, after: int) -> None:
-        """Moves rows into gaps, and makes those behind rows that never had values.
-
-        Args:
-            from_, to: [K] int64 rows that move, and where to.
-            before: the number of rows with the gaps.
-            after: their number without.
-        """
-        raise NotImplementedError
-
-    def initialize_rows(self, count: int) -> None:
-        """Gives rows up to `count` their first value, unless they have it. Fresh memory is zero."""
-        with self._initializing:  # A row that has been updated must not start anew.
-            self.ensure_capacity(count)
-            if self.first is not None and self.first.any() and count > self.filled:
-                self.write(slice(self.filled + 1, count + 1), self.first)
-            self.filled = max(self.filled, count)
-
-
-class HostColumn(RowColumn):
-    """Keeps a column in the host's memory, which is taken as it is written."""
-
-    def __init__(
-        self,
-        rows: int,
-        dim: int,
-        dtype: Any,
-        first: np.ndarray | None = None,
-        number: int | None = None,
-    ):
-        self._shape, self._dtype = (rows, dim), dtype
-        super().__init__(first, number)
-        self._region = memory.Region(rows * dim * np.dtype(dtype).itemsize)
-        self._file: memory.EmptyFile | None = None
-
-    def expose(self, path: str) -> None:
-        """Lets TensorFlow map the file at `path`."""
-        self._file = memory.EmptyFile(self._region.size, path)
-
-    def adopt_mapping(self) -> None:
-        """Moves the memory to where TensorFlow has mapped the file, and leaves it to TensorFlow."""
-        file, self._file = self._file, None
-        if file is None:
-            raise RuntimeError("this column's memory has been mapped before")
-        try:
-            self._region.move_to(file.address())
-        finally:
-            file.close()
-
-    def ensure_capacity(self, count: int) -> None:
-        pass
-
-    def read(self, rows: np.ndarray) -> np.ndarray:
-        return self._view()[rows]
-
-    def write(self, rows: np.ndarray | slice, values: np.ndarray) -> None:
-        self._view()[rows] = values
-
-    def close_gaps(self, from_: np.ndarray, to: np.ndarray, before: int, after: int) -> None:
-        with self._initializing:
-            view = self._view()
-            if self.first is not None and self.first.any():
-                view[to[from_ > self.filled]] = self.first
-                to, from_ = to[from_ <= self.filled], from_[from_ <= self.filled]
-            view[to] = view[from_]  # Rows that start from zeros needn't be announced.
-            view[after + 1 : before + 1] = 0
-            self.filled = min(self.filled, after)
-
-    def view_of(self, count: int) -> np.ndarray:
-        """Returns a view of rows 1 to `count`, [count, D], while the column is there."""
-        return self._view()[1 : count + 1]
-
-    def _view(self) -> np.ndarray:
-        return self._region.view(*self._shape, dtype=self._dtype)
-
-
-class CompiledHostColumn(HostColumn):
-    """Keeps a column in the host's memory, in which compiled operations write first values."""
-
-    def __init__(self, rows: int, dim: int, dtype: Any, first: np.ndarray | None = None):
-        number = next(_numbers)
-        self._compiled = CompiledColumn(number, dim * np.dtype(dtype).itemsize)
-        super().__init__(rows, dim, dtype, first, number)
-        self._compiled.move_to(self._region.address)
-
-    def adopt_mapping(self) -> None:
-        super().adopt_mapping()
-        self._compiled.move_to(self._region.address)
-
-    @property
-    def first(self) -> np.ndarray | None:
-        return self._first
-
-    @first.setter
-    def first(self, row: np.ndarray | None) -> None:
-        self._first = row
-        is_zero = row is None or not row.any()
-        self._compiled.set_first(None if is_zero else np.asarray(row, self._dtype))
-
-    @property
-    def filled(self) -> int:
-        return self._compiled.filled
-
-    @filled.setter
-    def filled(self, filled: int) -> None:
-        self._compiled.filled = filled
-
-    def initialize_rows(self, count: int) -> None:
-        self._compiled.initialize_rows(count)
-
-
 class Store:
     """Holds the keys of a table on this rank, and its rows.
+
+    Attributes:
+        oldest: finds the rows whose last use is longest ago.
+        tally: counts the keys that come and go.
 
     Args:
         keys: numbers the keys: a `KeyMap`, or an object with its functions.
@@ -250,9 +103,15 @@ class Store:
         fill: initializers.Fill,
         number: int | None = None,
     ):
-        self.number = next(_numbers) if number is None else number
+        self.number = next(numbers) if number is None else number
         self.keys, self.values = keys, values
         self._lock, self._dim, self._name, self._fill = lock, dim, name, fill
+        self.oldest, self.tally = LeastRecentRows(), KeyTally()
+
+    @property
+    def refused(self) -> int:
+        """Returns how often a key was refused a row."""
+        return 0
 
     def __len__(self) -> int:
         """Returns the number of rows; a key whose row found no memory for its values has none."""
@@ -296,6 +155,13 @@ class Store:
 
     def put(self, keys: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Gives `keys` these values, whether new or not. Returns their local rows."""
+        self.tally.count(self)
+        local = self._put(keys, rows)
+        self.tally.settle(self)
+        self.oldest.forget()
+        return local
+
+    def _put(self, keys: np.ndarray, rows: np.ndarray) -> np.ndarray:
         with self._lock(), self._drawing():
             self.draw()  # Rows that found no memory before.
             local = self.keys.find_or_insert(keys)
@@ -313,6 +179,12 @@ class Store:
             rows: [K] int64, ascending and each once.
             slots: all columns that the table has beside its rows.
         """
+        self.tally.count(self)
+        if len(rows):
+            self._remove(rows, slots)
+        self.tally.settle(self)
+
+    def _remove(self, rows: np.ndarray, slots: Sequence[RowColumn]) -> None:
         with self._lock(), self._drawing():
             self.draw()  # A row without values could take another's place.
             before = len(self.keys)
@@ -323,22 +195,95 @@ class Store:
     def ascending(self, block: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yields (keys, local rows) of all rows by ascending keys, at most `block` at a time.
 
-        They are sorted by ranges of about `SORTED_AT_ONCE` keys, found by a sample: memory is
-        bounded, at the cost of a pass over all keys for each range.
+        The rows are for `read`. Of keys in a file they are `collective.ops.rows_in_file.IN_FILE`.
         """
+        for keys, positions in in_ascending_order(self.keys.keys(1, len(self) + 1), block):
+            yield keys, positions + 1
+
+    # -- Rows in memory and in a file (`collective.tables.rows_in_file`). Here all are in memory.
+
+    @property
+    def count_in_memory(self) -> int:
+        """Returns the number of rows that are in memory, local rows 1 to the last."""
+        return len(self)
+
+    def locate(self, keys: np.ndarray) -> np.ndarray:
+        """Returns where the rows of `keys` are, int64: no row moves.
+
+        These are local rows; `collective.ops.rows_in_file.IN_FILE` of keys in the file; 0 of
+        unknown keys.
+        """
+        return self.rows(keys, False)
+
+    def all_keys(self) -> np.ndarray:
+        """Returns all keys, int64 [R]: those of local rows 1 to the last, then those in the file.
+
+        It may be a view of memory that the next change writes over.
+        """
+        keys: np.ndarray = self.keys.keys(1, len(self) + 1)
+        return keys
+
+    def places(self, positions: np.ndarray) -> np.ndarray:
+        """Returns where rows are, as `locate` does, by the positions of keys in `all_keys`."""
+        return positions + 1
+
+    def all_last_uses(self, column: Any) -> np.ndarray:
+        """Returns what `column`, which holds last uses, has of `all_keys`, int64 [R]."""
+        last_uses: np.ndarray = column.view_of(self.count_in_memory)[:, 0]
+        return last_uses
+
+    def last_uses(self, column: Any, keys: np.ndarray, places: np.ndarray) -> np.ndarray:
+        """Returns what `column` has of keys, int64 [b].
+
+        Args:
+            column: one that holds last uses.
+            keys: [b] int64 that have rows.
+            places: [b], where `locate` says that they are.
+        """
+        of_rows: np.ndarray = column.view_of(self.count_in_memory)[:, 0]
+        return of_rows[places - 1]
+
+    def read(
+        self, columns: Sequence[RowColumn], keys: np.ndarray, rows: np.ndarray
+    ) -> list[np.ndarray]:
+        """Returns copies of what `columns` have of keys, wherever they are: [b, D] each.
+
+        Args:
+            columns: columns of this store's table.
+            keys: [b] int64 that have rows.
+            rows: [b] their local rows, as `locate` and `ascending` give them.
+        """
+        return [column.read(rows) for column in columns]
+
+    def remove_keys(self, keys: np.ndarray, slots: Sequence[RowColumn]) -> int:
+        """Removes `keys`, as `remove` removes rows; returns how many there were."""
+        keys = np.unique(keys)
+        places = self.locate(keys)
+        return self.remove_at(keys[places > 0], places[places > 0], slots)
+
+    def remove_at(self, keys: np.ndarray, places: np.ndarray, slots: Sequence[RowColumn]) -> int:
+        """Removes distinct keys, as `remove` removes rows, where `locate` says that they are.
+
+        Returns how many.
+        """
+        self.remove(np.sort(places), slots)
+        return len(keys)
+
+    def clear(self, slots: Sequence[RowColumn]) -> int:
+        """Removes all keys, as `remove` removes rows; returns how many there were."""
         count = len(self)
-        if count == 0:
-            return
-        keys = self.keys.keys(1, count + 1)
-        ranges = -(-count // SORTED_AT_ONCE)
-        sample = np.sort(keys[:: max(1, count // (1000 * ranges))]) if ranges > 1 else keys[:0]
-        ends = [int(sample[len(sample) * i // ranges]) for i in range(1, ranges)]
-        for low, high in zip([-(2**63), *ends], [*ends, None]):
-            rows = _positions_between(keys, low, high)
-            rows = rows[np.argsort(keys[rows])]
-            for first in range(0, len(rows), block):
-                part = rows[first : first + block]
-                yield keys[part], part + 1
+        self.remove(np.arange(1, count + 1), slots)
+        return count
+
+    def limit_memory(self, slots: Sequence[RowColumn]) -> None:
+        """Moves rows to the file, if more are in memory than are to be. `slots` as for `remove`.
+
+        It must not come between a lookup and the update of what was looked up.
+        """
+
+    def keys_in_file(self, block: int) -> Iterator[np.ndarray]:
+        """Yields the keys that are in the file as it begins, int64 [b], b <= `block`."""
+        return iter(())
 
 
 class CompiledStore(Store):
@@ -348,7 +293,7 @@ class CompiledStore(Store):
     """
 
     def __init__(self, capacity: int, dim: int, dtype: Any, name: str, fill: initializers.Fill):
-        number, values = next(_numbers), CompiledHostColumn(capacity + 1, dim, dtype)
+        number, values = next(numbers), CompiledHostColumn(capacity + 1, dim, dtype)
         self._compiled = CompiledRowStore(
             number,
             name,
@@ -365,14 +310,38 @@ class CompiledStore(Store):
     def __len__(self) -> int:
         return self._compiled.count
 
+    @property
+    def refused(self) -> int:
+        return self._compiled.refused
+
     def rows(self, keys: np.ndarray, insert: bool) -> np.ndarray:
         return self._compiled.find(keys, insert)
 
-    def put(self, keys: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    def _put(self, keys: np.ndarray, rows: np.ndarray) -> np.ndarray:
         return self._compiled.put(keys, rows)
 
-    def remove(self, rows: np.ndarray, slots: Sequence[RowColumn]) -> None:
+    def _remove(self, rows: np.ndarray, slots: Sequence[RowColumn]) -> None:
         self._compiled.remove(rows, [slot.number for slot in slots])
+
+
+def in_ascending_order(keys: np.ndarray, block: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields (keys, positions) of distinct `keys`, ascending, at most `block` at a time.
+
+    They are sorted by ranges of about `SORTED_AT_ONCE` keys, found by a sample: memory is bounded,
+    at the cost of a pass over all keys for each range.
+    """
+    count = len(keys)
+    if count == 0:
+        return
+    ranges = -(-count // SORTED_AT_ONCE)
+    sample = np.sort(keys[:: max(1, count // (1000 * ranges))]) if ranges > 1 else keys[:0]
+    ends = [int(sample[len(sample) * i // ranges]) for i in range(1, ranges)]
+    for low, high in zip([-(2**63), *ends], [*ends, None]):
+        positions = _positions_between(keys, low, high)
+        positions = positions[np.argsort(keys[positions])]
+        for first in range(0, len(positions), block):
+            part = positions[first : first + block]
+            yield keys[part], part
 
 
 def is_compiled() -> bool:
@@ -399,6 +368,18 @@ def host_store(
 def host_column(rows: int, dim: int, dtype: Any, first: Any, compiled: bool) -> HostColumn:
     """Makes a column in the host's memory; arguments as for `HostColumn` and `host_store`."""
     return (CompiledHostColumn if compiled else HostColumn)(rows, dim, dtype, first)
+
+
+def local_counts(session: Any, tables: Sequence[Any]) -> list[int]:
+    """Returns the number of rows of each table on this rank in `session`, by one run.
+
+    Raises:
+        tf.errors.FailedPreconditionError: a table isn't initialized.
+    """
+    if not tables:
+        return []
+    numbers = run_unpatched(session, [table.number for table in tables])
+    return [len(registered(int(number))) for number in numbers]
 
 
 def _positions_between(keys: np.ndarray, low: int, high: int | None) -> np.ndarray:

@@ -19,7 +19,15 @@ from collective.ops.graph_state import state_of
 class ServedGraph(Protocol):
     """Describes a checkpoint from which a graph is served, for its tables and its savers."""
 
-    def table(self, name: str, rows: int | None, dim: int, dtype: tf.DType, **options: Any) -> Any:
+    def table(
+        self,
+        name: str,
+        rows: int | None,
+        dim: int,
+        dtype: tf.DType,
+        unknown: float = 0.0,
+        **options: Any,
+    ) -> Any:
         """Makes the table `name` [rows, dim] of the checkpoint's parts."""
 
     def source(self, prefix: str, saver: Any) -> None:
@@ -99,13 +107,14 @@ class ServedTable(composite_tensor.CompositeTensor):
 
 
 class ServedDynamicTable(ServedTable):
-    """Stands in for a dynamic table; a key that it doesn't have yields zeros.
+    """Stands in for a dynamic table; a key that it doesn't have yields zeros, or another number.
 
     Attributes:
         parts: its variables, [n_p, D] each, without the empty ones.
         keys: [n_p] int64 variables, ascending: row i of a part is that of key i.
         numbers: the parts' numbers: key k is in part mix(k) mod P.
         ranks: P, the number of parts with the empty ones.
+        unknown: the elements of what a key reads that it doesn't have.
     """
 
     def __init__(
@@ -117,27 +126,33 @@ class ServedDynamicTable(ServedTable):
         keys: Sequence[Any],
         numbers: Sequence[int],
         ranks: int,
+        unknown: float = 0.0,
     ):
         super().__init__(name, None, dim, dtype, parts)
         self.keys, self.numbers, self.ranks = list(keys), list(numbers), ranks
+        self.unknown = unknown
 
     def fetch(self, keys: tf.Tensor) -> tf.Tensor:
         if not self.parts:
-            return tf.zeros([tf.size(keys), self.dim], self.dtype)
+            return self._unknown_rows(keys)
         if self.ranks == 1:
             return self._rows_in_part(0, keys)
         owner = key_hashing.owners(keys, self.ranks)
         split = tf.dynamic_partition(keys, owner, self.ranks)
         places = tf.dynamic_partition(tf.range(tf.size(keys)), owner, self.ranks)
-        rows = [tf.zeros([tf.size(part), self.dim], self.dtype) for part in split]
+        rows = [self._unknown_rows(part) for part in split]
         for i, number in enumerate(self.numbers):
             rows[number] = self._rows_in_part(i, split[number])
         stitched = tf.dynamic_stitch(places, rows)
         stitched.set_shape([None, self.dim])
         return stitched
 
+    def _unknown_rows(self, keys: tf.Tensor) -> tf.Tensor:
+        """Returns what `keys` [K] read that the table doesn't have, [K, D]."""
+        return tf.fill([tf.size(keys), self.dim], tf.constant(self.unknown, self.dtype))
+
     def _rows_in_part(self, i: int, keys: tf.Tensor) -> tf.Tensor:
-        """Returns the rows of `keys` [K] in part i, [K, D]; zeros for keys that it lacks."""
+        """Returns the rows of `keys` [K] in part i, [K, D]; `unknown` for keys that it lacks."""
         part_keys = self.keys[i].read_value()
         position = tf.raw_ops.LowerBound(
             sorted_inputs=part_keys[None], values=keys[None], out_type=tf.int64
@@ -145,7 +160,9 @@ class ServedDynamicTable(ServedTable):
         position = tf.minimum(position, tf.size(part_keys, out_type=tf.int64) - 1)
         is_present = tf.equal(tf.gather(part_keys, position), keys)
         return tf.where_v2(
-            is_present[:, None], tf.gather(self.parts[i], position), tf.zeros([], self.dtype)
+            is_present[:, None],
+            tf.gather(self.parts[i], position),
+            tf.constant(self.unknown, self.dtype),
         )
 
 

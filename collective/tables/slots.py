@@ -13,18 +13,21 @@ from collective.ops.sessions import run_unpatched
 from collective.tables import row_store
 from collective.tables.dynamic_table import DynamicTable
 from collective.tables.reserved_variable import ReservedVariable, refusing_method
+from collective.tables.row_columns import RowColumn
 from collective.tables.table import REFUSED_METHODS, WHOLE_VALUE_METHODS, mark_shard
 
 
 class Slot(ReservedVariable):
     """Holds an optimizer's slot for a dynamic table: one row for each of the table's.
 
-    Its local rows are read by `ResourceGather`.
+    Its local rows are read by `ResourceGather`. It is where the table is, unless it is made with
+    `on_device=False`.
 
     Attributes:
         table: the table.
         dim: values in a row: D, or another number.
         zero: True if rows start from zeros, which fresh memory is.
+        on_device: its memory is the device's.
     """
 
     def __init__(
@@ -33,6 +36,7 @@ class Slot(ReservedVariable):
         first: tf.Tensor,
         name: str,
         collections: Sequence[str] | None = None,
+        on_device: bool | None = None,
     ):
         if first.shape.rank != 2 or first.shape[0] != 1 or not first.shape[1]:
             raise TableError(
@@ -43,6 +47,7 @@ class Slot(ReservedVariable):
         self._numpy = first.dtype.as_numpy_dtype
         value = tf.get_static_value(first)
         self.zero = value is not None and not np.asarray(value, np.float64).any()
+        self.on_device = table.bridge is not None if on_device is None else on_device
         self._create(
             name,
             table.capacity + 1,
@@ -52,12 +57,12 @@ class Slot(ReservedVariable):
             [table.source, first],
             False,
             collections,
-            on_device=table.bridge is not None,
+            on_device=self.on_device,
         )
         table.slots.append(self)
         mark_shard(self, table)
 
-    def new_column(self, first: np.ndarray | None = None) -> row_store.RowColumn:
+    def new_column(self, first: np.ndarray | None = None) -> RowColumn:
         return self.table.new_column(self.op.name, self.dim, self._numpy, first)
 
     def _start(self, path: str, source: np.ndarray, first: np.ndarray) -> np.ndarray:
@@ -70,11 +75,15 @@ class Slot(ReservedVariable):
         column.expose(path)
         return row_store.register(column.number, column)
 
-    def column(self, session: Any) -> row_store.RowColumn:
+    def column(self, session: Any) -> RowColumn:
         """Returns the memory that the slot has in `session`."""
         number = int(run_unpatched(session, self.number))
-        column: row_store.RowColumn = row_store.registered(number)
+        column: RowColumn = row_store.registered(number)
         return column
+
+    def settle(self, session: Any, count: int) -> None:
+        """Gives rows 1 to `count` what they lack in `session`, before they are read."""
+        self.column(session).initialize_rows(count)
 
     def refuse(self, way: str) -> NoReturn:
         raise TableError(

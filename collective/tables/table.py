@@ -77,6 +77,11 @@ class Sharded(resource_variable_ops.ResourceVariable):
         self._unread = None if self._is_whole() else dense_view.unread(self)
 
     @property
+    def counts_keys(self) -> bool:
+        """Tells whether keys come to their owners with how often they were asked for."""
+        return False
+
+    @property
     def shape(self) -> tf.TensorShape:
         return self._shape if in_shard_view() else tf.TensorShape([self.rows, self.dim])
 

@@ -15,7 +15,7 @@ from collective.options import EmbeddingOptions
 from collective.policy import TablePolicy
 from collective.scope import SCOPES
 from collective.startup import STARTUP
-from collective.tables import eviction, served_table, weight_bound
+from collective.tables import admission, eviction, rows_in_file, served_table, weight_bound
 from collective.tables.dynamic_table import DynamicTable
 from collective.tables.open_dimension import policy_in
 from collective.tables.table import Table, in_shard_view
@@ -124,6 +124,7 @@ def table_getter(
                 rows,
                 dim,
                 dtype,
+                unknown=policy.default_value_no_permission,
                 trainable=arguments.get("trainable"),
                 collections=arguments.get("collections"),
             )
@@ -149,6 +150,8 @@ def table_getter(
         )
         table.policy = policy
         if isinstance(table, DynamicTable):
+            rows_in_file.prepare(table)
+            admission.prepare(table, arguments.get("collections"))
             eviction.prepare(table, arguments.get("collections"))
         return table
 

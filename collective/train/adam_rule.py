@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
+from collective.ops import sparse_updates
 from collective.train.rows import Rows
 
 
@@ -36,6 +37,11 @@ def update_rows(
         beta1, beta2, epsilon: scalars of the variable's type.
     """
     gradient = rows.gradient
+    if rows.are_updated_by_compiled_operations():
+        indices = tf.cast(rows.indices, tf.int64)
+        return sparse_updates.lazy_adam(
+            rows.variable, m, v, rate, beta1, beta2, epsilon, gradient, indices
+        )
     new_m = beta1 * rows.read(m) + (1 - beta1) * gradient
     new_v = beta2 * rows.read(v) + (1 - beta2) * tf.square(gradient)
     step = rate * new_m / (tf.sqrt(new_v) + epsilon)

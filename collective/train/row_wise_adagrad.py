@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
+from collective.ops import sparse_updates
 from collective.train.rows import RowOptimizer, Rows
 
 
@@ -71,7 +72,12 @@ class RowWiseAdagradOptimizer(RowOptimizer):
 
     def _update(self, rows: Rows) -> Any:
         accumulator = self.get_slot(rows.variable, "accumulator")
+        rate, epsilon = self._number("learning_rate", rows), self._number("epsilon", rows)
+        if rows.are_updated_by_compiled_operations():
+            indices = tf.cast(rows.indices, tf.int64)
+            return sparse_updates.row_wise_adagrad(
+                rows.variable, accumulator, rate, epsilon, rows.gradient, indices
+            )
         total = rows.read(accumulator) + rows.mean(tf.square(rows.gradient))
-        rate = self._number("learning_rate", rows)
-        step = rate * rows.gradient / (tf.sqrt(total) + self._number("epsilon", rows))
+        step = rate * rows.gradient / (tf.sqrt(total) + epsilon)
         return tf.group(rows.write(accumulator, total), rows.subtract(step))

@@ -12,6 +12,9 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import resource_variable_ops
 
+from collective.ops import sparse_updates
+from collective.tables.table import Table
+
 
 class Rows:
     """Is the part of a variable that a gradient is of: all of it, or some rows, each once.
@@ -24,6 +27,15 @@ class Rows:
 
     def __init__(self, variable: Any, gradient: tf.Tensor, indices: tf.Tensor | None = None):
         self.variable, self.gradient, self.indices = variable, gradient, indices
+
+    def are_updated_by_compiled_operations(self) -> bool:
+        """Tells whether `ops.sparse_updates` can update these rows, which are some of a table's."""
+        variable = self.variable
+        return (
+            self.indices is not None
+            and isinstance(variable, Table)
+            and sparse_updates.is_compiled(variable.hashed, variable.dtype, self.gradient.dtype)
+        )
 
     def cast(self, number: Any) -> tf.Tensor:
         """Returns a number in the type of the variable."""

@@ -126,6 +126,10 @@ class TrainingParser(argparse.ArgumentParser):
                 f"{self._examples}: not one batch would be full"
             )
 
+    def remark(self, message: str) -> None:
+        """Prints a line on stderr, on rank 0 only."""
+        self._print_message(f"{self.prog}: {message}\n", sys.stderr)
+
     def _print_message(self, message, file=None):
         if self._rank == 0:
             super()._print_message(message, file)

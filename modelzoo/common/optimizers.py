@@ -1,8 +1,10 @@
-"""TensorFlow's optimizers by the names that command lines have for them."""
+"""Optimizers of TensorFlow and of this library, by the names that command lines have for them."""
 
 from __future__ import annotations
 
 import tensorflow.compat.v1 as tf
+
+from collective import train as collective_train
 
 MOMENTUM = 0.9
 CLASSES = {
@@ -18,4 +20,9 @@ CLASSES = {
 def create(name: str, learning_rate: float) -> tf.train.Optimizer:
     if name == "momentum":
         return tf.train.MomentumOptimizer(learning_rate, MOMENTUM)
+    if name == "adamasync":
+        return collective_train.AdamAsyncOptimizer(learning_rate)
+    if name == "adagraddecay":
+        step = tf.train.get_or_create_global_step()
+        return collective_train.AdagradDecayOptimizer(learning_rate, step)
     return CLASSES[name](learning_rate)

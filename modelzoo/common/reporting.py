@@ -96,9 +96,10 @@ class Progress:
         if self._silent:
             return
         self._step += 1
+        self._last = time.monotonic()
         if self._step == self._first_step:
             # The first step also starts the machinery: it doesn't count for the rate.
-            self._started = time.monotonic()
+            self._started = self._last
         if self._bar is not None:
             self._bar.set_postfix_str(f"{self._rate()}, loss {loss:.4f} (rank 0)", refresh=False)
             self._bar.update()
@@ -116,12 +117,17 @@ class Progress:
             flush=True,
         )
 
-    def _rate(self) -> str:
+    @property
+    def samples_per_second(self) -> float:
+        """Returns the rate since the first step, on rank 0; 0 before there is one."""
         steps = self._step - self._first_step
-        if steps == 0:
-            return "- samples/s"
-        seconds = time.monotonic() - self._started
-        return f"{steps * self._batch_size / seconds:,.0f} samples/s"
+        if steps <= 0:
+            return 0.0
+        return steps * self._batch_size / (self._last - self._started)
+
+    def _rate(self) -> str:
+        rate = self.samples_per_second
+        return f"{rate:,.0f} samples/s" if rate else "- samples/s"
 
 
 class ProgressHook(tf.train.SessionRunHook):
@@ -151,3 +157,7 @@ class ProgressHook(tf.train.SessionRunHook):
 
     def end(self, session: tf.Session) -> None:
         self._progress.close()
+
+    @property
+    def samples_per_second(self) -> float:
+        return self._progress.samples_per_second if self._progress is not None else 0.0

@@ -1,8 +1,9 @@
 """Maps keys of dynamic tables to local rows by kernels, of many tables at once:
 `collective.ops.keymap` on a device.
 
-The hash table is in the device's memory. The keys by row are in the host's, too: first values are
-drawn there, and a checkpoint goes through them.
+The hash table is in the device's memory, with the step to which the last use of each key led. The
+keys by row are in the host's, too: first values are drawn there, a checkpoint goes through them,
+and removal names them to the device.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collective.ops.gpu.hash_table import FullError, Inserted
 from collective.ops.gpu.kernel_api import Kernels
 from collective.ops.gpu.memory_bridge import MemoryBridge
 from collective.ops.gpu.segments import Segments
+from collective.ops.keymap import check_ascending
 
 
 class DeviceKeyMap:
@@ -52,23 +54,56 @@ class DeviceKeyMap:
 
     def find(self, keys: np.ndarray) -> np.ndarray:
         """Returns the int64 rows of the int64 `keys`, of their shape; 0 for an unknown key."""
-        return self._rows(keys, False)
+        return self._rows(keys, None)
 
-    def find_or_insert(self, keys: np.ndarray) -> np.ndarray:
+    def find_or_insert(self, keys: np.ndarray, step: int = 0) -> np.ndarray:
         """Returns the int64 rows of the int64 `keys`; inserts those that aren't there.
+
+        Args:
+            keys: the keys.
+            step: to which this use leads; 0 for none that counts.
 
         Raises:
             MemoryError: as `rows` does.
         """
-        return self._rows(keys, True)
+        return self._rows(keys, step)
 
-    def _rows(self, keys: np.ndarray, insert: bool) -> np.ndarray:
+    def _rows(self, keys: np.ndarray, step: int | None) -> np.ndarray:
         keys = np.ascontiguousarray(keys, np.int64)
         with self._bridge.call():
             kernels = self._bridge.kernels
+            steps = None if step is None else [step]
             return kernels.download(
-                rows(kernels, [self], kernels.upload(keys.reshape(-1)), [keys.size], insert)
+                rows(kernels, [self], kernels.upload(keys.reshape(-1)), [keys.size], steps)
             ).reshape(keys.shape)
+
+    def remove(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Removes the keys of `rows` [K] int64, ascending and each once, as `KeyMap.remove` does.
+
+        Returns:
+            (the rows that moved, where to), both int64 and ascending.
+        """
+        check_ascending(rows, self._count)
+        left = self._count - len(rows)
+        to = rows[rows <= left]
+        is_behind = np.ones(len(rows), bool)  # Of the rows behind the last that is left.
+        is_behind[rows[rows > left] - left - 1] = False
+        from_ = np.flatnonzero(is_behind) + left + 1
+        with self._bridge.call():
+            self._bridge.kernels.remove(self._table, self._keys[rows], self._keys[from_], to)
+            self._keys[to] = self._keys[from_]
+            self._count = left
+        return from_, to
+
+    def steps(self) -> np.ndarray:
+        """Returns to which step the last use of each row led, int64 of rows 1 to the last."""
+        with self._bridge.call():
+            return self._bridge.kernels.steps(self._table)
+
+    def set_steps(self, rows: np.ndarray, steps: np.ndarray) -> None:
+        """Sets to which steps the last uses of `rows` led, both [K] int64."""
+        with self._bridge.call():
+            self._bridge.kernels.set_steps(self._table, self._keys[rows], steps)
 
     def _note(self, keys: np.ndarray) -> None:
         self._keys[self._count + 1 : self._count + 1 + len(keys)] = keys
@@ -76,7 +111,11 @@ class DeviceKeyMap:
 
 
 def rows(
-    kernels: Kernels, maps: Sequence[DeviceKeyMap], keys: Any, sizes: Sequence[int], insert: bool
+    kernels: Kernels,
+    maps: Sequence[DeviceKeyMap],
+    keys: Any,
+    sizes: Sequence[int],
+    steps: Sequence[int] | None,
 ) -> Any:
     """Returns the rows of `keys`, [K] int64 on the device, until the next call; new keys are
     inserted, or have row 0.
@@ -86,17 +125,18 @@ def rows(
         maps: T different ones.
         keys: [K] int64 on the device.
         sizes: how many of them each map has, one after the other.
-        insert: whether new keys get rows.
+        steps: inserts new keys, which have row 0 otherwise, and notes the step to which the use of
+            each map's keys leads; 0 for none that counts.
 
     Raises:
         MemoryError: a map has no rows left for all new keys, of which those that came first have
             got theirs; or none was inserted, as slots can't grow.
     """
     tables, segments = [one._table for one in maps], Segments.of(sizes, range(len(maps)))
-    if not insert:
+    if steps is None:
         return kernels.find(tables, keys, segments)
     try:
-        inserted = kernels.find_or_insert(tables, keys, segments)
+        inserted = kernels.find_or_insert(tables, keys, segments, steps)
     except FullError as error:
         _note(kernels, maps, error.inserted)
         raise MemoryError(str(error)) from error

@@ -49,13 +49,13 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 // rows[i] of the keys that have rows. The others have their places in slots, and -1 for now.
 extern "C" __global__ void __launch_bounds__(kThreads)
     hash_table_insert(const i64* __restrict__ keys, const Segment* __restrict__ segments,
-                      int segment_count, const Table* __restrict__ tables,
-                      const int* __restrict__ counts, u32 step, i64* __restrict__ rows,
+                      int segment_count, const Table* __restrict__ tables, i64* __restrict__ rows,
                       u32* __restrict__ slots) {
   __shared__ u32 used;
   if (threadIdx.x == 0) used = 0;
   __syncthreads();
   const Table table = table_of(tables, segments, segment_count);
+  const u32 step = static_cast<u32>(table.step);
   u32 mine = 0;
   visit_keys(Tile(segments, segment_count), table, keys,
              [&](i64 at, u64 key, u32 sector, const Sector& seen) {
@@ -67,14 +67,12 @@ extern "C" __global__ void __launch_bounds__(kThreads)
                }
                Slot* slot = table.slot(place.slot);
                if (is_row(place.row)) {
-                 if (place.step != step) slot->step = step;
+                 if (place.step < step) slot->step = step;
                  rows[at] = place.row;
                  return;
                }
-               const u32 position = kSeen | (kMost - static_cast<u32>(at));
+               const u32 position = kFirst | (kMost - static_cast<u32>(at));
                if (place.row < position) atomicMax(&slot->row, position);
-               if (table.filter > 1)
-                 atomicAdd(&slot->step, counts == nullptr ? 1u : static_cast<u32>(counts[at]));
                mine += !place.there;
                rows[at] = -1;
                slots[at] = place.slot;
@@ -84,60 +82,42 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0 && used != 0) table.add(kUsed, used);
 }
 
-// Counts the keys that get a row, by tile. rows[i] of a key that was -1 becomes ~its first position
-// if it gets one, else 0.
+// Counts new keys by tile. rows[i] of a key that was -1 becomes ~its first position.
 extern "C" __global__ void __launch_bounds__(kThreads)
     hash_table_count(const i64* __restrict__ keys, const Segment* __restrict__ segments,
-                     int segment_count, const Table* __restrict__ tables, u32 step,
-                     i64* __restrict__ rows, const u32* __restrict__ slots,
-                     u32* __restrict__ counts, u32 tiles) {
+                     int segment_count, const Table* __restrict__ tables, i64* __restrict__ rows,
+                     const u32* __restrict__ slots, u32* __restrict__ counts, u32 tiles) {
   extern __shared__ u32 counters[];
   const Table table = table_of(tables, segments, segment_count);
   count_tile(Tile(segments, segment_count), keys, 1, ByOwner{true, 1}, counts, tiles, counters,
              [&](i64 at) {
                if (rows[at] >= 0) return false;
-               Slot* slot = table.slot(slots[at]);
-               const Slot seen = fetch_slot(slot);
-               const i64 first = kMost - (seen.row & kMost);
-               const bool marked = seen.row >= kSeen;
-               if (marked && (table.filter <= 1 || seen.step >= table.filter)) {
-                 rows[at] = ~first;
-                 return first == at;
-               }
-               // Whoever comes later finds no mark, which says the same.
-               if (marked && first == at) slot->row = kNoRow | step;
-               rows[at] = 0;
-               return false;
+               const i64 first = kMost - (fetch_slot(table.slot(slots[at])).row & kMost);
+               rows[at] = ~first;
+               return first == at;
              });
 }
 
-// Gives new rows, by table, then first position: from the free ones, then behind the highest.
+// Gives new rows, by table, then first position: those behind the highest.
 extern "C" __global__ void __launch_bounds__(kThreads)
     hash_table_number(const i64* __restrict__ keys, const Segment* __restrict__ segments,
-                      int segment_count, const Table* __restrict__ tables, u32 step,
-                      i64* __restrict__ rows, const u32* __restrict__ slots,
-                      const u32* __restrict__ counts, u32 tiles, const u32* __restrict__ starts,
-                      i64* __restrict__ new_keys, i64* __restrict__ new_rows) {
+                      int segment_count, const Table* __restrict__ tables, i64* __restrict__ rows,
+                      const u32* __restrict__ slots, const u32* __restrict__ counts, u32 tiles,
+                      const u32* __restrict__ starts, i64* __restrict__ new_keys,
+                      i64* __restrict__ new_rows) {
   extern __shared__ u32 counters[];
   const Table table = table_of(tables, segments, segment_count);
   const u32 before = counts[table.first_tile];
-  const i64 first = *table.counter(kFreeFirst), free = *table.counter(kFreeEnd) - first,
-            highest = *table.counter(kHighest);
+  const i64 highest = *table.counter(kHighest);
   place_tile(
       Tile(segments, segment_count), keys, 1, ByOwner{true, 1}, counts, tiles, starts, counters,
       [=](i64 at) { return rows[at] == ~at; },
       [=](i64 at, i64 key, u32 number) {
-        const i64 i = number - before;
-        i64 row = i < free ? reinterpret_cast<const u32*>(table.free_rows)[first + i]
-                           : highest + i - free + 1;
+        const i64 behind = highest + (number - before) + 1;
+        const i64 row = behind <= table.most_rows ? behind : 0;
         Slot* slot = table.slot(slots[at]);
-        if (row <= table.most_rows) {
-          slot->row = static_cast<u32>(row);
-          slot->step = step;
-        } else {
-          slot->row = kNoRow | step;
-          row = 0;
-        }
+        slot->row = static_cast<u32>(row);
+        slot->step = static_cast<u32>(table.step);
         rows[at] = row;
         new_keys[number] = key;
         new_rows[number] = row;
@@ -157,13 +137,11 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   if (blockIdx.x != 0) return;
   for (int t = threadIdx.x; t < table_count; t += kThreads) {
     const Table table = tables[t];
-    const i64 free = *table.counter(kFreeEnd) - *table.counter(kFreeFirst), made = new_counts[t];
-    const i64 reused = made < free ? made : free, room = table.most_rows - *table.counter(kHighest);
-    const i64 numbered = made - reused < room ? made - reused : room;
-    *table.counter(kFreeFirst) += reused;
+    const i64 made = new_counts[t], room = table.most_rows - *table.counter(kHighest);
+    const i64 numbered = made < room ? made : room;
     *table.counter(kHighest) += numbered;
-    *table.counter(kRefused) += made - reused - numbered;
-    if (table.filter <= 1) *table.counter(kDead) += made - reused - numbered;  // they don't wait
+    *table.counter(kRefused) += made - numbered;
+    *table.counter(kDead) += made - numbered;
   }
 }
 
@@ -174,84 +152,32 @@ __device__ __forceinline__ i64 thread_index() {
   return static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
 }
 
-// Says whether a key has a row, or waits for one; a removed key does neither.
-__device__ __forceinline__ bool is_live(const Slot& slot) {
-  return is_row(slot.row) || (slot.row != 0 && slot.step != 0);
-}
-
-// Removes a key, and says whether it was there: of several threads one is told so. Bits of `freed`
-// say which rows become free.
-__device__ __forceinline__ bool remove(Slot* slot, u32* freed) {
-  const u64 words =
-      atomicExch(reinterpret_cast<u64*>(&slot->row), static_cast<u64>(kNoRow));  // step 0
-  const Slot was = {0, static_cast<u32>(words), static_cast<u32>(words >> 32)};
-  if (is_row(was.row)) atomicOr(freed + was.row / 32, 1u << was.row % 32);
-  return is_live(was);
-}
-
-// All threads of a block call it.
-__device__ __forceinline__ void count_dead(const Table& table, bool removed) {
-  const int dead = __syncthreads_count(removed);
-  if (threadIdx.x == 0 && dead != 0) table.add(kDead, static_cast<u32>(dead));
-}
-
 __device__ __forceinline__ Place find(const Table& table, u64 key) {
   const u32 sector = home(table, key);
   return find(table, key, sector, fetch(table, sector));
 }
 
+// Takes their rows from keys. Of several threads with the same key one counts it.
 extern "C" __global__ void __launch_bounds__(kThreads)
-    hash_table_remove(const i64* __restrict__ keys, i64 count, const Table* __restrict__ table,
-                      u32* freed) {
+    hash_table_remove(const i64* __restrict__ keys, i64 count, const Table* __restrict__ table) {
   const i64 at = thread_index();
   bool removed = false;
   if (at < count) {
     const Place place = find(*table, static_cast<u64>(keys[at]));
-    removed = place.there && remove(table->slot(place.slot), freed);
+    removed = place.there && is_row(atomicExch(&table->slot(place.slot)->row, 0u));
   }
-  count_dead(*table, removed);
+  const int dead = __syncthreads_count(removed);
+  if (threadIdx.x == 0 && dead != 0) table->add(kDead, static_cast<u32>(dead));
 }
 
+// Gives keys that have rows other ones.
 extern "C" __global__ void __launch_bounds__(kThreads)
-    hash_table_remove_unused(u32 since, i64 slots, const Table* __restrict__ table, u32* freed) {
+    hash_table_move(const i64* __restrict__ keys, i64 count, const Table* __restrict__ table,
+                    const u32* __restrict__ rows) {
   const i64 at = thread_index();
-  bool removed = false;
-  if (at < slots) {
-    Slot* place = table->slot(static_cast<u32>(at));
-    const Slot slot = fetch_slot(place);
-    removed = is_live(slot) && (is_row(slot.row) ? slot.step : slot.row & kMost) < since &&
-              remove(place, freed);
-  }
-  count_dead(*table, removed);
-}
-
-extern "C" __global__ void __launch_bounds__(kThreads)
-    hash_table_mark_free(const Table* __restrict__ table, u32* freed) {
-  const i64 at = *table->counter(kFreeFirst) + thread_index();
-  if (at >= *table->counter(kFreeEnd)) return;
-  const u32 row = reinterpret_cast<const u32*>(table->free_rows)[at];
-  atomicOr(freed + row / 32, 1u << row % 32);
-}
-
-extern "C" __global__ void __launch_bounds__(kThreads)
-    hash_table_count_free(const u32* __restrict__ freed, i64 words, int* __restrict__ counts) {
-  const i64 at = thread_index();
-  if (at < words) counts[at] = __popc(freed[at]);
-}
-
-extern "C" __global__ void __launch_bounds__(kThreads)
-    hash_table_list_free(const u32* __restrict__ freed, i64 words, const int* __restrict__ starts,
-                         i64* __restrict__ counters, u32* __restrict__ free_rows) {
-  const i64 at = thread_index();
-  if (at == 0) {
-    counters[kFreeFirst] = 0;
-    counters[kFreeEnd] = starts[words];
-  }
-  if (at >= words) return;
-  int to = starts[at];
-  for (u32 bits = freed[at]; bits != 0; bits &= bits - 1) {
-    free_rows[to++] = static_cast<u32>(32 * at + __ffs(static_cast<int>(bits)) - 1);
-  }
+  if (at >= count) return;
+  const Place place = find(*table, static_cast<u64>(keys[at]));
+  if (place.there && is_row(place.row)) table->slot(place.slot)->row = rows[at];
 }
 
 // Puts what lives of `old` into `table`, whose slots are all free.
@@ -261,7 +187,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   Slot slot = {kFree, 0, 0};
   if (at < slots) slot = fetch_slot(old->slot(static_cast<u32>(at)));
   bool used = false;
-  if (is_live(slot)) {
+  if (is_row(slot.row)) {
     const u32 sector = home(*table, slot.key);
     const Place place = find_or_put(*table, slot.key, sector, fetch(*table, sector));
     if (place.slot == kNowhere) {
@@ -277,32 +203,21 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0 && moved != 0) table->add(kUsed, static_cast<u32>(moved));
 }
 
-// Lists all that lives, in any order. `ended` is 0, and becomes how many there are.
+// Lists when the key of each row was last used.
 extern "C" __global__ void __launch_bounds__(kThreads)
-    hash_table_export(const Table* __restrict__ table, i64 slots, Slot* __restrict__ out,
-                      u32* ended) {
+    hash_table_steps(const Table* __restrict__ table, i64 slots, u32* __restrict__ steps) {
   const i64 at = thread_index();
-  Slot slot = {0, 0, 0};
-  if (at < slots) slot = fetch_slot(table->slot(static_cast<u32>(at)));
-  const u32 lane = threadIdx.x % 32, lanes = __ballot_sync(kAllLanes, is_live(slot));
-  u32 first = 0;
-  if (lane == 0 && lanes != 0) first = atomicAdd(ended, static_cast<u32>(__popc(lanes)));
-  first = __shfl_sync(kAllLanes, first, 0);
-  if (is_live(slot)) out[first + __popc(lanes & ((1u << lane) - 1))] = slot;
+  if (at >= slots) return;
+  const Slot slot = fetch_slot(table->slot(static_cast<u32>(at)));
+  if (is_row(slot.row)) steps[slot.row] = slot.step;
 }
 
-// Sets when keys that are there were last used or seen.
+// Sets when keys that have rows were last used.
 extern "C" __global__ void __launch_bounds__(kThreads)
     hash_table_set_steps(const i64* __restrict__ keys, i64 count, const Table* __restrict__ table,
                          const u32* __restrict__ steps) {
   const i64 at = thread_index();
   if (at >= count) return;
   const Place place = find(*table, static_cast<u64>(keys[at]));
-  if (!place.there || !is_live({0, place.row, place.step})) return;
-  Slot* slot = table->slot(place.slot);
-  if (is_row(place.row)) {
-    slot->step = steps[at];
-  } else {
-    slot->row = kNoRow | steps[at];
-  }
+  if (place.there && is_row(place.row)) table->slot(place.slot)->step = steps[at];
 }

@@ -12,11 +12,10 @@
 
 constexpr u64 kFree = 0;
 
-// The word `row` of a slot: 0 until its key was counted once; a row; from kNoRow on, the step at
-// which a key without a row was last seen; from kSeen on, during one call, the first position of
-// such a key: the smaller it is, the larger the word. The word `step`: when a key with a row was
-// last used; how many times a key without one was seen, 0 if it was removed.
-constexpr u32 kNoRow = 1u << 31, kSeen = 3u << 30, kMost = (1u << 30) - 1;
+// The word `row` of a slot: a row, 0 if its key has none, because it was removed or refused; from
+// kFirst on, during one call, the first position of a key that gets one: the smaller it is, the
+// larger the word. The word `step`: when the key was last used.
+constexpr u32 kFirst = 1u << 31, kMost = (1u << 30) - 1;
 
 struct __align__(16) Slot {
   u64 key;
@@ -27,18 +26,17 @@ struct Sector {
   Slot slots[2];
 };
 
-// kDead: slots in use whose keys were removed, some of which may have come back.
+// kDead: slots in use whose keys have no row, some of which may have come back.
 // kLost: keys that found no free slot, which can't be unless the host's bound of the slots in use,
 // or the table, was broken.
-enum Counter { kUsed, kDead, kHighest, kFreeFirst, kFreeEnd, kRefused, kLost };
+enum Counter { kUsed, kDead, kHighest, kRefused, kLost };
 
 struct Table {
-  i64 sectors;    // address
-  i64 count;      // of sectors, without the last
-  i64 counters;   // address of i64 by Counter
-  i64 free_rows;  // address of u32, ascending; those from kFreeFirst to before kFreeEnd are left
+  i64 sectors;   // address
+  i64 count;     // of sectors, without the last
+  i64 counters;  // address of i64 by Counter
   i64 most_rows;
-  i64 filter;      // how many times a key must have been seen
+  i64 step;        // to which a use leads
   i64 first_tile;  // of its keys
 
   __device__ __forceinline__ Slot* slot(u32 index) const {
@@ -129,4 +127,4 @@ __device__ __forceinline__ Place find_or_put(const Table& table, u64 key, u32 se
   return {kNowhere, 0, 0, false};
 }
 
-__device__ __forceinline__ bool is_row(u32 row) { return row - 1 < kNoRow - 1; }
+__device__ __forceinline__ bool is_row(u32 row) { return row - 1 < kFirst - 1; }

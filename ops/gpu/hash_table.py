@@ -1,6 +1,6 @@
 """Maps any int64 keys to rows of dynamic tables: hash tables in the device's memory.
 
-Slots are 16 bytes: the key, its row, and the step at which it was last used. A sector of 32 bytes,
+Slots are 16 bytes: the key, its row, and the step to which its last use led. A sector of 32 bytes,
 the least that memory moves, has two of them: at a load of 3/4 a key that is there is found after
 1.7 sectors on average, one that isn't after 4.6 that lie side by side. Each thread probes by itself
 and has four keys in flight. A group of threads for each key would read lines of 128 bytes, most of
@@ -9,7 +9,7 @@ it for nothing, and make one probe where a warp makes 32.
 `find` is one kernel. `find_or_insert` is five, all tables of a group at once:
 
     insert  every key finds or takes a slot; of keys without a row, the slot comes to hold the first
-    position, and is counted
+    position
     count   how many keys of each tile get a row
     scan    the sums of these, by table
     number  first positions get rows, and new keys are listed
@@ -29,8 +29,9 @@ with every batch would spread this one kernel over many steps, but make every lo
 probe two tables.)
 
 Rows are those of the CPU's key map: 1, 2, 3, … by first appearance; row 0 is of no key, and its
-values stay zero. Removal (`hash_table_maintenance.py`, as export and import) leaves keys in their
-slots, as removed, until the table is built anew; their rows are given to new keys, lowest first.
+values stay zero. Removal (`hash_table_maintenance.py`) leaves keys in their slots, without rows,
+until the table is built anew; rows stay dense, as the keys of the last ones get those that became
+free.
 
 `reference/hash_table.py` has the same functions and class with sorted arrays.
 """
@@ -58,22 +59,20 @@ SOURCE = Source(
         "hash_table_number",
         "hash_table_settle",
         "hash_table_remove",
-        "hash_table_remove_unused",
-        "hash_table_mark_free",
-        "hash_table_count_free",
-        "hash_table_list_free",
+        "hash_table_move",
         "hash_table_rebuild",
-        "hash_table_export",
+        "hash_table_steps",
         "hash_table_set_steps",
     ),
 )
 MOST_KEYS = 2**30  # of one call
 MOST_LOAD = 0.8
+FIRST_SLOTS = 2048
 MOST_ROWS = 2**31 - 1
-STEPS = 2**30  # steps are below
+STEPS = 2**32  # steps are below
 _MOST_SLOTS = 2**32 - 4
-USED, DEAD, HIGHEST, FREE_FIRST, FREE_END, REFUSED, LOST = range(7)  # as in hash_table.cuh
-COUNTERS = 7
+USED, DEAD, HIGHEST, REFUSED, LOST = range(5)  # as in hash_table.cuh
+COUNTERS = 5
 
 
 class BrokenError(RuntimeError):
@@ -83,9 +82,8 @@ class BrokenError(RuntimeError):
 class HashTable:
     """Maps keys to the rows 1, 2, 3, …; row 0 belongs to no key.
 
-    New keys take the lowest rows that removal has freed, then new ones. Memory: 16 bytes a slot;
-    once keys were removed, up to 4 for each row. Whatever is done with it on another stream than
-    that on which it was made is a RuntimeError.
+    Memory: 16 bytes a slot. Whatever is done with it on another stream than that on which it was
+    made is a RuntimeError.
 
     Args:
         name: for errors.
@@ -93,41 +91,28 @@ class HashTable:
         slots: how many it has at first. It grows by itself.
         most_rows: how many rows there may be: what the values have room for. It may be set higher
             later.
-        filter_freq: a key gets a row once it was seen so many times; 1: at once.
 
     Attributes:
         slots, most_rows: as above, now.
 
     Raises:
-        ValueError: too many slots or rows, or a filter_freq that isn't positive.
+        ValueError: too many slots or rows.
         MemoryError: the device has no room for the slots.
     """
 
     def __init__(
-        self,
-        name: str,
-        device: Device,
-        slots: int = 2048,
-        most_rows: int = MOST_ROWS,
-        filter_freq: int = 1,
+        self, name: str, device: Device, slots: int = FIRST_SLOTS, most_rows: int = MOST_ROWS
     ):
-        if (
-            not 1 <= most_rows <= MOST_ROWS
-            or not 1 <= filter_freq < STEPS
-            or not 1 <= slots <= _MOST_SLOTS
-        ):
+        if not 1 <= most_rows <= MOST_ROWS or not 1 <= slots <= _MOST_SLOTS:
             raise ValueError(
-                f"hash table '{name}': {slots:,} slots, {most_rows:,} rows and filter_freq "
-                f"{filter_freq:,}; there can be 1 to {_MOST_SLOTS:,}, {MOST_ROWS:,} and "
-                f"{STEPS - 1:,}"
+                f"hash table '{name}': {slots:,} slots and {most_rows:,} rows; there can be 1 to "
+                f"{_MOST_SLOTS:,} and {MOST_ROWS:,}"
             )
-        self.name, self.device = name, device
-        self.most_rows, self.filter_freq = most_rows, filter_freq
+        self.name, self.device, self.most_rows = name, device, most_rows
         self._one_stream = OneStream(f"hash table '{name}'", device)
         self._one_stream.check()
         self._sectors = self._free_sectors(slots)
         self.counters = device.zeros(COUNTERS, np.int64)
-        self.free_rows = device.empty(1, np.uint32)
         self._most_used = self._most_highest = 0  # bounds of the counters
 
     @property
@@ -137,27 +122,20 @@ class HashTable:
     @property
     def nbytes(self) -> int:
         """Counts the bytes of the device's memory that it holds."""
-        return int(self._sectors.nbytes + self.counters.nbytes + self.free_rows.nbytes)
+        return int(self._sectors.nbytes + self.counters.nbytes)
 
     @property
     def highest_bound(self) -> int:
-        """Bounds the rows that are taken, without waiting for the device: no row is above."""
+        """Bounds the number of rows without waiting for the device."""
         return min(self._most_highest, self.most_rows)
 
     def count(self) -> int:
-        """Counts the keys that have rows. The host waits for the device."""
-        counters = self.read()
-        return int(counters[HIGHEST] - counters[FREE_END] + counters[FREE_FIRST])
-
-    def highest(self) -> int:
-        """Returns the highest row that a key ever had: rows 0 to this need values. The host waits
-        for the device.
-        """
+        """Counts the keys, which have the rows up to this one. The host waits for the device."""
         return int(self.read()[HIGHEST])
 
     # -- for what launches kernels
 
-    def described(self, first_tile: int = 0, sectors: Any = None) -> list[int]:
+    def described(self, first_tile: int = 0, sectors: Any = None, step: int = 0) -> list[int]:
         """Returns the words of struct Table in hash_table.cuh, of other sectors if they are given.
         To be called for each launch.
         """
@@ -167,9 +145,8 @@ class HashTable:
             pointer(sectors),
             int(sectors.size) // 4 - 1,
             pointer(self.counters),
-            pointer(self.free_rows),
             self.most_rows,
-            self.filter_freq,
+            step,
             first_tile,
         ]
 
@@ -182,20 +159,20 @@ class HashTable:
         if self._most_used + keys > MOST_LOAD * self.slots:
             used, dead = (int(counter) for counter in self.read()[[USED, DEAD]])
             if used + keys > MOST_LOAD * self.slots:
-                self.rebuild(int(2 * (used - dead + keys) / MOST_LOAD) + 1)
+                self.rebuild(max(slots_for(used - dead + keys), self.slots))
                 # Some of the dead may have come back: there is less room than it seems.
                 if dead and int(self.read()[USED]) + keys > MOST_LOAD * self.slots:
-                    self.rebuild(int(2 * (used + keys) / MOST_LOAD) + 1)
+                    self.rebuild(slots_for(used + keys))
         self._most_used += keys
         self._most_highest += keys
 
     def rebuild(self, slots: int) -> None:
-        """Puts what lives into so many slots, not fewer than there are. The host waits for nothing.
+        """Puts what lives, for which they must be enough, into so many slots. The host waits for
+        nothing.
 
         Raises:
             MemoryError: the device has no room for them beside the old ones; nothing has changed.
         """
-        slots = max(slots, self.slots)
         if slots > _MOST_SLOTS:
             raise MemoryError(
                 f"hash table '{self.name}' can not grow to {slots:,} slots: there can be "
@@ -224,7 +201,7 @@ class HashTable:
         )
 
     def read(self) -> np.ndarray:
-        """Reads the counters, [7] int64. The host waits for the device.
+        """Reads the counters, [5] int64. The host waits for the device.
 
         Raises:
             BrokenError: keys were lost since it was last read.
@@ -271,11 +248,16 @@ class HashTable:
         return sectors
 
 
+def slots_for(keys: int) -> int:
+    """Returns how many slots a table gets that is built for so many keys, and as many more."""
+    return int(2 * keys / MOST_LOAD) + 1
+
+
 class Inserted(NamedTuple):
     """Holds what `find_or_insert` found and made.
 
     Attributes:
-        rows: [K] int64, the row of each key; 0 for one that was not seen often enough.
+        rows: [K] int64, the row of each key.
         new_keys: [K] int64, of which the first U are defined, U the sum of `new_counts`: the keys
             that got a row in this call, by table, then first appearance.
         new_rows: [K] int64, their rows.
@@ -334,12 +316,11 @@ def find_or_insert(
     tables: Sequence[HashTable],
     keys: Any,
     segments: Segments,
-    step: int,
+    steps: Sequence[int],
     workspace: Workspace,
-    counts: Any = None,
 ) -> Inserted:
-    """Finds rows of keys, and makes new ones for keys that are seen often enough. Launches 5
-    kernels; the page of the module says when the host reads a counter.
+    """Finds rows of keys, and makes new ones for keys that have none. Launches 5 kernels; the page
+    of the module says when the host reads a counter.
 
     Bytes moved: of each key 8 + 8 for insert, and a sector at random read and written; 8 for count,
     8 for number, 8 for settle. Of a key without a row 4 in insert and count, and its sector again;
@@ -349,27 +330,24 @@ def find_or_insert(
         tables: T different ones.
         keys: [K] int64, any values, in any order; equal ones get the same row.
         segments: M of them with K keys; their sections are tables.
-        step: becomes the last-used step of all these keys. It may count coarser than training does:
-            a key that was used in the same step before is only read.
+        steps: [T], to which this use of a table's keys leads, unless they were used later. 0 where
+            nobody asks for it: keys that are there are then only read, as they are with the step
+            of their last use.
         workspace: where results lie until the next call with it.
-        counts: [K] int32, how many times each was seen, not negative, those of one key below 2**31
-            in sum; None: once each.
 
     Raises:
         ValueError: a table given twice, a segment of no table, too many keys, or a step that isn't
-            from 0 to 2**30 - 1.
+            from 0 to 2**32 - 1.
         FullError: a table has no rows left for all new keys: those that came first have theirs, the
-            others are not there, or are counted and wait.
+            others are not there.
         MemoryError: slots can't grow; no key was inserted.
         BrokenError: at the latest when the host next reads a counter: there was no free slot for a
             key, though there must be.
     """
     _check(tables)
-    if not 0 <= step < STEPS or segments.keys > MOST_KEYS:
-        raise ValueError(
-            f"{segments.keys:,} keys in step {step:,}: there can be {MOST_KEYS:,} keys, and steps "
-            f"from 0 to {STEPS - 1:,}"
-        )
+    check_steps(np.asarray(steps))
+    if segments.keys > MOST_KEYS:
+        raise ValueError(f"{segments.keys:,} keys: there can be {MOST_KEYS:,}")
     device, size = workspace.device, segments.keys
     tiles = tiled(segments, [STATIC] * len(tables), 1, workspace, "hash_table")
     for table, some in zip(
@@ -379,7 +357,10 @@ def find_or_insert(
     described = workspace.upload(
         "hash_table.tables",
         np.array(
-            [table.described(int(first)) for table, first in zip(tables, tiles.plan.section_tiles)],
+            [
+                table.described(int(first), step=int(step))
+                for table, first, step in zip(tables, tiles.plan.section_tiles, steps)
+            ],
             np.int64,
         ),
     )
@@ -394,19 +375,15 @@ def find_or_insert(
         (keys, tiles.segments, np.int32(len(tiles.plan.segments)), described),
     )
     sums = (tiles.counts, np.uint32(count))
-    device.kernel(SOURCE, "hash_table_insert")(
-        count,
-        THREADS,
-        (*by_tile, np.uint64(0) if counts is None else counts, np.uint32(step), rows, slots),
-    )
+    device.kernel(SOURCE, "hash_table_insert")(count, THREADS, (*by_tile, rows, slots))
     device.kernel(SOURCE, "hash_table_count")(
-        count, THREADS, (*by_tile, np.uint32(step), rows, slots, *sums), shared=4
+        count, THREADS, (*by_tile, rows, slots, *sums), shared=4
     )
     scan(tiles, 1, workspace, "hash_table")
     device.kernel(SOURCE, "hash_table_number")(
         count,
         THREADS,
-        (*by_tile, np.uint32(step), rows, slots, *sums, tiles.starts, new_keys, new_rows),
+        (*by_tile, rows, slots, *sums, tiles.starts, new_keys, new_rows),
         shared=4 * THREADS // 32,
     )
     device.kernel(SOURCE, "hash_table_settle")(
@@ -425,4 +402,12 @@ def _check(tables: Sequence[HashTable]) -> None:
     if len({id(table) for table in tables}) != len(tables):
         raise ValueError(
             "a hash table is given twice: let segments of two sections name the same one"
+        )
+
+
+def check_steps(steps: np.ndarray) -> None:
+    """Raises ValueError unless a slot can hold each of these steps."""
+    if len(steps) and not (0 <= steps.min() and steps.max() < STEPS):
+        raise ValueError(
+            f"steps from {steps.min():,} to {steps.max():,}: they can be from 0 to {STEPS - 1:,}"
         )

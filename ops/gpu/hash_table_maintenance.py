@@ -1,161 +1,122 @@
-"""Removes, exports and imports keys of a hash table. The host waits for the device."""
+"""Removes keys of a hash table, and tells and sets when keys were last used. The host waits for the
+device.
+"""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import contextlib
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
+from collective.ops.counting import counted
 from collective.ops.gpu.hash_table import (
-    FREE_END,
-    FREE_FIRST,
+    DEAD,
+    FIRST_SLOTS,
     HIGHEST,
-    STEPS,
-    USED,
+    REFUSED,
+    BrokenError,
     HashTable,
-    Inserted,
-    find_or_insert,
+    check_steps,
+    slots_for,
 )
-from collective.ops.gpu.partition import prefix_sums
-from collective.ops.gpu.segments import Segments
 from collective.ops.gpu.workspace import Workspace
 
-_SLOT = np.dtype([("key", np.int64), ("row", np.uint32), ("step", np.uint32)])
-_NO_ROW = 2**31
+BLOCK = 1 << 20  # Keys that are on the device at once.
+_FEW = 8  # Of so many slots that a table would get now it has one: it is built anew.
 
 
-class Exported(NamedTuple):
-    """Holds all keys of a table, ascending, as NumPy arrays.
+def remove(
+    table: HashTable, gone: np.ndarray, moved: np.ndarray, to: np.ndarray, workspace: Workspace
+) -> None:
+    """Forgets keys, and gives others the rows that become free, so that rows stay dense.
 
-    Attributes:
-        keys: [n] int64.
-        rows: [n] int64, 0 for a key that waits for one.
-        steps: [n] int64, when each was last used or seen.
-        counts: [n] int64, how many times a waiting key was seen; 0 for a key with a row.
-    """
-
-    keys: np.ndarray
-    rows: np.ndarray
-    steps: np.ndarray
-    counts: np.ndarray
-
-
-def remove(table: HashTable, keys: Any, workspace: Workspace) -> int:
-    """Forgets keys, with their rows and counts. 7 kernels at most; the host waits.
-
-    Bytes moved: 8 a key and one sector at random, and 10 for each 32 rows.
+    Bytes moved: of each key 8 and a sector at random, read and written, and 4 for a new row.
 
     Args:
-        keys: [K] int64; those that aren't there don't matter.
+        table: the table. If it comes to have many more slots than it needs, it is built anew.
+        gone: [K] int64 keys that are there, each once.
+        moved: [M] int64 keys that are there, those of the rows behind the last one that is left.
+        to: [M] the rows that they get.
         workspace: of the same device.
 
-    Returns:
-        How many rows became free. Their values are not touched, and the next new keys get them.
+    Raises:
+        BrokenError: the device lacks some of the keys.
     """
-    size = int(keys.size)
-    return _freeing(table, "hash_table_remove", size, (keys, np.int64(size)), workspace)
+    before = int(table.read()[DEAD])
+    on_device = table.on_device()
+    for keys, _ in _blocks(gone, None, workspace):
+        table.launch("hash_table_remove", len(keys), (keys, np.int64(len(keys)), on_device))
+    for keys, rows in _blocks(moved, to, workspace):
+        table.launch("hash_table_move", len(keys), (keys, np.int64(len(keys)), on_device, rows))
+    table.counters[HIGHEST:REFUSED] -= len(gone)
+    counters = table.read()
+    if int(counters[DEAD]) - before != len(gone):
+        raise BrokenError(
+            f"hash table '{table.name}': of {counted(len(gone), 'key')} that were to be removed, "
+            f"{int(counters[DEAD]) - before:,} were there. Its memory was overwritten: go back to "
+            "a checkpoint."
+        )
+    slots = max(slots_for(int(counters[HIGHEST])), FIRST_SLOTS)
+    if slots * _FEW <= table.slots:
+        with contextlib.suppress(MemoryError):  # Both must be there for a while.
+            table.rebuild(slots)
 
 
-def remove_unused(table: HashTable, since: int, workspace: Workspace) -> int:
-    """Forgets all keys that were last used, or seen, before step `since`, as `remove` does. Reads
-    16 bytes a slot.
-    """
-    return _freeing(
-        table,
-        "hash_table_remove_unused",
-        table.slots + 2,
-        (np.uint32(min(max(since, 0), STEPS)), np.int64(table.slots + 2)),
-        workspace,
-    )
+def steps(table: HashTable) -> np.ndarray:
+    """Returns to which step the last use of each row led, [R] int64 of rows 1 to R; 0 for no use.
 
-
-def export(table: HashTable) -> Exported:
-    """Returns all keys that are there. The host waits; `find` or `find_or_insert` gives each
-    exported key the same row.
+    Reads 16 bytes a slot.
 
     Raises:
-        MemoryError: there is no room for 16 bytes a key beside the table.
+        MemoryError: the device has no room for 4 bytes a row beside the table.
     """
-    out, count = (
-        table.empty(2 * (int(table.read()[USED]) + 1), np.int64, "an export"),
-        table.device.zeros(1, np.uint32),
-    )
+    by_row = table.empty(table.count() + 1, np.uint32, "the last uses of its keys")
     table.launch(
-        "hash_table_export",
+        "hash_table_steps",
         table.slots + 2,
-        (table.on_device(), np.int64(table.slots + 2), out, count),
+        (table.on_device(), np.int64(table.slots + 2), by_row),
     )
-    live = table.device.download(out)[: 2 * int(table.device.download(count)[0])].view(_SLOT)
-    live = live[np.argsort(live["key"])]
-    there = live["row"] < _NO_ROW
-    row, step = live["row"].astype(np.int64), live["step"].astype(np.int64)
-    return Exported(
-        live["key"].copy(),
-        np.where(there, row, 0),
-        np.where(there, step, row - _NO_ROW),
-        np.where(there, 0, step),
-    )
+    return table.device.download(by_row)[1:].astype(np.int64)
 
 
-def import_(
-    table: HashTable, keys: np.ndarray, steps: np.ndarray, counts: np.ndarray, workspace: Workspace
-) -> Inserted:
-    """Puts exported keys into this table, whose rows may be others. Call it for block after block.
+def set_steps(
+    table: HashTable, keys: np.ndarray, steps_of_keys: np.ndarray, workspace: Workspace
+) -> None:
+    """Sets to which step the last use of keys led.
 
     Args:
-        keys: [b] int64, distinct.
-        steps: [b], when each was last used or seen.
-        counts: [b], how many times it was seen if it waits for a row, 0 if it has one; added to
-            what the table counts.
-        workspace: where results lie.
-
-    Returns:
-        As `find_or_insert`: a key that waits gets a row if it was seen often enough for this table.
+        table: the table.
+        keys: [K] int64, each once; a key that isn't there is left out.
+        steps_of_keys: [K].
+        workspace: of the same device.
 
     Raises:
-        ValueError: a step or a count can't be.
-        MemoryError: as `find_or_insert`.
+        ValueError: there can't be such steps; nothing has changed.
     """
-    keys, steps, counts = (
-        np.asarray(keys, np.int64),
-        np.asarray(steps, np.int64),
-        np.asarray(counts, np.int64),
-    )
-    if not np.all((0 <= steps) & (steps < STEPS) & (0 <= counts) & (counts < STEPS)):
-        raise ValueError(
-            f"hash table '{table.name}': steps and counts must be from 0 to {STEPS - 1:,}"
+    check_steps(steps_of_keys)
+    on_device = table.on_device()
+    for some, steps_ in _blocks(keys, steps_of_keys, workspace):
+        table.launch(
+            "hash_table_set_steps", len(some), (some, np.int64(len(some)), on_device, steps_)
         )
-    here = table.put(keys)
-    seen = table.put(np.where(counts == 0, table.filter_freq, counts).astype(np.int32))
-    inserted = find_or_insert([table], here, Segments.of([len(keys)], [0]), 0, workspace, seen)
-    table.launch(
-        "hash_table_set_steps",
-        len(keys),
-        (here, np.int64(len(keys)), table.on_device(), table.put(steps.astype(np.uint32))),
-    )
-    return inserted
 
 
-def _freeing(
-    table: HashTable, kernel: str, threads: int, arguments: tuple[Any, ...], workspace: Workspace
-) -> int:
-    counters = table.read()
-    highest, free = int(counters[HIGHEST]), int(counters[FREE_END] - counters[FREE_FIRST])
-    words = highest // 32 + 1
-    freed, counts = (
-        workspace.take("hash_table.freed", words, np.uint32),
-        workspace.take("hash_table.free", words, np.int32),
-    )
-    freed.fill(0)
-    # Before anything is removed: rows must not be lost for want of memory.
-    rows = table.empty(max(min(highest, free + threads), 1), np.uint32, "its free rows")
-    described = table.on_device()
-    table.launch(kernel, threads, (*arguments, described, freed))
-    table.launch("hash_table_mark_free", free, (described, freed))
-    table.launch("hash_table_count_free", words, (freed, np.int64(words), counts))
-    starts = prefix_sums(counts, workspace)
-    table.launch(
-        "hash_table_list_free", words, (freed, np.int64(words), starts, table.counters, rows)
-    )
-    table.free_rows = rows
-    return int(table.device.download(starts[words:])[0]) - free
+def _blocks(
+    keys: np.ndarray, words: np.ndarray | None, workspace: Workspace
+) -> Iterator[tuple[Any, Any]]:
+    """Yields keys [b] int64, and the words that come with them [b] uint32, on the device.
+
+    They hold until the next ones are asked for.
+    """
+    size, device = min(len(keys), BLOCK), workspace.device
+    key_block = workspace.take("hash_table.some_keys", size, np.int64)
+    word_block = workspace.take("hash_table.some_words", size, np.uint32)
+    for first in range(0, len(keys), BLOCK):
+        last = min(first + BLOCK, len(keys))
+        block = key_block[: last - first], word_block[: last - first]
+        device.upload(np.ascontiguousarray(keys[first:last], np.int64), block[0])
+        if words is not None:
+            device.upload(words[first:last].astype(np.uint32), block[1])
+        yield block

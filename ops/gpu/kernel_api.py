@@ -15,6 +15,7 @@ from collective.ops.gpu import (
     distinct,
     gather,
     hash_table,
+    hash_table_maintenance,
     occurrences,
     partition,
     pool,
@@ -182,5 +183,16 @@ class Kernels:
     def find(self, tables: Sequence[Any], keys: Any, segments: Segments) -> Any:
         return hash_table.find(tables, keys, segments, self._workspace)
 
-    def find_or_insert(self, tables: Sequence[Any], keys: Any, segments: Segments) -> Inserted:
-        return hash_table.find_or_insert(tables, keys, segments, 0, self._workspace)
+    def find_or_insert(
+        self, tables: Sequence[Any], keys: Any, segments: Segments, steps: Sequence[int]
+    ) -> Inserted:
+        return hash_table.find_or_insert(tables, keys, segments, steps, self._workspace)
+
+    def remove(self, table: Any, gone: np.ndarray, moved: np.ndarray, to: np.ndarray) -> None:
+        hash_table_maintenance.remove(table, gone, moved, to, self._workspace)
+
+    def steps(self, table: Any) -> np.ndarray:
+        return hash_table_maintenance.steps(table)
+
+    def set_steps(self, table: Any, keys: np.ndarray, steps: np.ndarray) -> None:
+        hash_table_maintenance.set_steps(table, keys, steps, self._workspace)

@@ -121,6 +121,9 @@ class MemoryBridge(abc.ABC):
     def grow(self, reserved: Any, size: int) -> None:
         reserved.grow(size)
 
+    def shrink(self, reserved: Any, size: int) -> None:
+        reserved.shrink(size)
+
     def within(self, reserved: Any, shape: tuple[int, ...], dtype: Any, offset: int = 0) -> Any:
         return self.at(reserved.address + offset, shape, dtype, reserved)
 

@@ -1,4 +1,4 @@
-// Keys ordered by owner, without de-duplication; and the scans that others need, too. partition.py
+// Keys ordered by owner, without de-duplication; and the scan that others need, too. partition.py
 // describes and launches them.
 
 #include "partition.cuh"
@@ -82,38 +82,5 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   for (int turn = 0; turn < kTurns; ++turn) {
     const i64 at = tile.key(turn);
     if (at < tile.end) rows[at] = local_of(keys[at], tile.dynamic, ranks);
-  }
-}
-
-// The sum of each tile of `values`, which is not by segments.
-extern "C" __global__ void __launch_bounds__(kThreads)
-    prefix_tiles(const int* __restrict__ values, i64 count, u32* __restrict__ counts) {
-  __shared__ u32 sums[33];
-  const i64 first = static_cast<i64>(blockIdx.x) * kTile;
-  u32 sum = 0, total;
-#pragma unroll
-  for (int turn = 0; turn < kTurns; ++turn) {
-    const i64 at = first + turn * kThreads + threadIdx.x;
-    if (at < count) sum += static_cast<u32>(values[at]);
-  }
-  exclusive_sum(sum, sums, &total);
-  if (threadIdx.x == 0) counts[blockIdx.x] = total;
-}
-
-// Sums of all values before each one, and at the end that of all. `counts` are sums of the tiles
-// before.
-extern "C" __global__ void __launch_bounds__(kThreads)
-    prefix_write(const int* __restrict__ values, i64 count, const u32* __restrict__ counts,
-                 int* __restrict__ sums_before) {
-  __shared__ u32 sums[33];
-  const i64 first = static_cast<i64>(blockIdx.x) * kTile;
-  u32 before = counts[blockIdx.x];
-  for (int turn = 0; turn < kTurns; ++turn) {
-    const i64 at = first + turn * kThreads + threadIdx.x;
-    u32 total;
-    const u32 sum = exclusive_sum(at < count ? static_cast<u32>(values[at]) : 0, sums, &total);
-    if (at <= count) sums_before[at] = static_cast<int>(before + sum);
-    before += total;
-    __syncthreads();
   }
 }

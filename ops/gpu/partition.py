@@ -1,5 +1,4 @@
-"""Orders keys by owner without de-duplication; finds the owner's rows of received keys; sums
-prefixes.
+"""Orders keys by owner without de-duplication; finds the owner's rows of received keys.
 
 `reference/partition.py` has the same functions in NumPy.
 """
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from collective.ops.gpu.segments import THREADS, TILE, Plan, Segments, check_ranks, plan
+from collective.ops.gpu.segments import THREADS, Plan, Segments, check_ranks, plan
 from collective.ops.gpu.sources import Source
 from collective.ops.gpu.workspace import Workspace
 
@@ -22,8 +21,6 @@ SOURCE = Source(
         "partition_scan",
         "partition_scatter",
         "local_rows",
-        "prefix_tiles",
-        "prefix_write",
     ),
 )
 _SCAN_THREADS = 1024
@@ -151,31 +148,3 @@ def local_rows(
         made.tiles, THREADS, (keys, on_device, np.int32(len(made.segments)), np.uint32(ranks), rows)
     )
     return rows
-
-
-def prefix_sums(values: Any, workspace: Workspace) -> Any:
-    """Sums the values before each one, then all, [K + 1] int32. Launches 3 kernels.
-
-    Bytes moved: 8 K read, 4 K written.
-
-    Args:
-        values: [K] int32, none negative. Undefined if their sum reaches 2**31.
-        workspace: where the result lies until the next call with it.
-    """
-    device, size = workspace.device, int(values.size)
-    count = size // TILE + 1  # with the tile of the last sum
-    sums = workspace.take("prefix_sums.sums", size + 1, np.int32)
-    made = Plan(np.zeros((0, 7), np.int64), np.zeros(1, np.uint32), count)
-    tiles = Tiled(
-        made,
-        None,
-        workspace.take("prefix_sums.tile_counts", count + 1, np.uint32),
-        workspace.take("prefix_sums.starts", 2, np.uint32),
-        workspace.take("prefix_sums.counts", 0, np.int32),
-    )
-    device.kernel(SOURCE, "prefix_tiles")(count, THREADS, (values, np.int64(size), tiles.counts))
-    scan(tiles, 1, workspace, "prefix_sums")
-    device.kernel(SOURCE, "prefix_write")(
-        count, THREADS, (values, np.int64(size), tiles.counts, sums)
-    )
-    return sums

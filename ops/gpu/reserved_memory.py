@@ -80,7 +80,7 @@ class Reserved:
         device: the number of the GPU.
         enter: called before the driver is asked for anything: makes the GPU's context that of the
             thread.
-        wait: called before the memory goes back: returns when the GPU has done all that it was to
+        wait: called before memory goes back: returns when the GPU has done all that it was to
             do.
         cuda: the driver.
 
@@ -136,6 +136,20 @@ class Reserved:
             if least == generous:
                 raise
             self._map(least)
+
+    def shrink(self, size: int) -> None:
+        """Gives pieces back that lie behind the first `size` bytes. Nothing that is launched from
+        now on may use them.
+        """
+        if not self._pieces or self.taken - self._pieces[-1] < size:
+            return
+        self._enter()
+        self._wait()
+        while self._pieces and self.taken - self._pieces[-1] >= size:
+            last = self._pieces[-1]
+            self._call("cuMemUnmap", self.address + self.taken - last, last)
+            self._pieces.pop()
+            self.taken -= last
 
     def _whole(self, size: int) -> int:
         return max(1, -(-size // self._piece)) * self._piece

@@ -24,7 +24,7 @@ from collective.ops.gpu.segments import Segments
 from collective.ops.gpu.tensorflow_call import KernelCaller, Outputs, Work
 from collective.ops.gpu.update import Table
 
-Find = Callable[[Kernels, np.ndarray, Any, Sequence[int], bool], Any]
+Find = Callable[[Kernels, np.ndarray, Any, Sequence[int], "Sequence[int] | None"], Any]
 
 
 class DeviceOperations(KernelCaller):
@@ -147,26 +147,35 @@ class DeviceOperations(KernelCaller):
         return out[:-1], tf.bitcast(out[-1], tf.int32)
 
     def collective_find(
-        self, find: Find, numbers: Sequence[tf.Tensor], keys: Sequence[tf.Tensor], insert: tf.Tensor
+        self,
+        find: Find,
+        numbers: Sequence[tf.Tensor],
+        keys: Sequence[tf.Tensor],
+        insert: tf.Tensor,
+        steps: Sequence[tf.Tensor | int],
     ) -> list[tf.Tensor]:
         """Finds the local rows of keys of T dynamic tables: on a CPU each has a function of its own
         for it.
 
         Args:
-            find: f(kernels, numbers, keys [K], how many of them each table has, insert) -> [K]
-                int64.
+            find: f(kernels, numbers, keys [K], how many of them each table has, steps, or None
+                for no insertion) -> [K] int64.
             numbers: T int64 scalars, of what holds them in this session.
             keys: T times [R] int64.
             insert: bool scalar, whether new ones are inserted; or have row 0.
+            steps: T int64 scalars, the steps to which an insertion leads; 0 for none that counts
+                as a use.
         """
 
         def work(kernels: Kernels, scalars: Any, *keys: Any) -> list[Any]:
-            *numbers, insert = kernels.download(scalars)
+            *numbers_and_steps, insert = kernels.download(scalars).tolist()
+            numbers, steps = np.reshape(numbers_and_steps, (2, len(keys)))
             sizes = [int(one.size) for one in keys]
             all_keys = kernels.xp.concatenate(keys)
-            return [Joined(find(kernels, np.array(numbers), all_keys, sizes, bool(insert)), sizes)]
+            uses = steps.tolist() if insert else None
+            return [Joined(find(kernels, numbers, all_keys, sizes, uses), sizes)]
 
-        scalars = tf.stack([*numbers, tf.cast(insert, tf.int64)])
+        scalars = tf.stack([*numbers, *steps, tf.cast(insert, tf.int64)])
         outputs = [(tf.int64, one.shape) for one in keys]
         return self._call("CollectiveFind", work, [scalars, *keys], outputs)
 
@@ -338,8 +347,8 @@ class DeviceOperations(KernelCaller):
         rows: Sequence[tf.Tensor],
         used: Sequence[tf.Tensor | None] = (),
     ) -> tf.Operation:
-        """Updates rows of shards and of their slots in place: the compiled library has Adagrad for
-        one table only.
+        """Updates rows of shards and of their slots in place: the compiled library has operations
+        for one table and one rule.
 
         Args:
             rule: makes the rule of `numbers`.

@@ -44,7 +44,7 @@ class AskOp : public OpKernel {
   explicit AskOp(OpKernelConstruction* context) : OpKernel(context) {
     std::vector<int> of, combiners, kinds;
     std::vector<int64_t> dims;
-    std::vector<bool> pooled, weighted;
+    std::vector<bool> pooled, weighted, counted;
     OP_REQUIRES_OK(context, context->GetAttr("ranks", &ranks_));
     OP_REQUIRES_OK(context, context->GetAttr("member_sections", &of));
     OP_REQUIRES_OK(context, context->GetAttr("combiners", &combiners));
@@ -52,7 +52,12 @@ class AskOp : public OpKernel {
     OP_REQUIRES_OK(context, context->GetAttr("dims", &dims));
     OP_REQUIRES_OK(context, context->GetAttr("pooled", &pooled));
     OP_REQUIRES_OK(context, context->GetAttr("weighted", &weighted));
+    OP_REQUIRES_OK(context, context->GetAttr("counted", &counted));
     const size_t sections = kinds.size();
+    if (counted.empty()) counted.assign(sections, false);
+    OP_REQUIRES(
+        context, counted.size() == sections,
+        errors::InvalidArgument("counted has ", counted.size(), " of ", sections, " sections"));
     OP_REQUIRES(context,
                 dims.size() == sections && pooled.size() == sections && weighted.size() == sections,
                 errors::InvalidArgument("kinds, dims, pooled and weighted have ", sections, ", ",
@@ -70,6 +75,7 @@ class AskOp : public OpKernel {
       section.dim = dims[s];
       section.pooled = pooled[s];
       section.weighted = weighted[s];
+      section.counted = counted[s] && !pooled[s];
       sections_.push_back(section);
     }
     int members = 0, pooled_wanted = 0, weighted_wanted = 0;
@@ -217,6 +223,7 @@ class AskOp : public OpKernel {
     int32_t* place = run.place + run.first[s] + s;
     const Part* parts = &run.parts[s * ranks_];
     const int64_t dim = sections_[s].dim;
+    if (sections_[s].counted) WriteCounts(run, s);
     for (int64_t u = 0; u < run.counts[s]; ++u) {
       const Part& part = parts[owner[u]];
       part.words[place[u]] = distinct[u];
@@ -226,6 +233,24 @@ class AskOp : public OpKernel {
       int32_t* positions = run.positions[m]->flat<int32_t>().data();
       for (int64_t i = 0, n = run.ids[m].NumElements(); i < n; ++i)
         positions[i] = place[positions[i]];
+    }
+  }
+
+  // Writes how often the ids of a section have each distinct key, two to a word behind the keys.
+  void WriteCounts(Run& run, int64_t s) const {
+    const int64_t first = run.first[s] + s;
+    int32_t* counts = run.starts + first;
+    std::fill_n(counts, run.counts[s], 0);
+    for (int m : members_of_[s]) {
+      const int32_t* numbers = run.positions[m]->flat<int32_t>().data();
+      for (int64_t i = 0, n = run.ids[m].NumElements(); i < n; ++i) ++counts[numbers[i]];
+    }
+    const Part* parts = &run.parts[s * ranks_];
+    for (int r = 0; r < ranks_; ++r)
+      if (parts[r].keys % 2 == 1) parts[r].words[parts[r].keys + parts[r].keys / 2] = 0;
+    for (int64_t u = 0; u < run.counts[s]; ++u) {
+      const Part& part = parts[run.owner[first + u]];
+      reinterpret_cast<int32_t*>(part.words + part.keys)[run.place[first + u]] = counts[u];
     }
   }
 

@@ -17,6 +17,7 @@ namespace gather_op {
 using namespace tensorflow;
 
 struct Scratch {
+  Buffer<int64_t> read;
   Buffer<int32_t> bags;
   Buffer<float> factors;
 };
@@ -28,6 +29,11 @@ Status Answer(const Section& section, const Piece& piece, const Table& table, co
   if (piece.keys > 0 && table.dim != section.dim) {
     return errors::InvalidArgument("table ", section.table, " has rows of ", table.dim,
                                    ", but section ", piece.section, " of ", section.dim);
+  }
+  if (section.kind == kDynamic && std::any_of(rows, rows + piece.keys, IsUnseen<Index>)) {
+    Index* read = reinterpret_cast<Index*>(scratch->read.At(piece.keys));
+    for (int64_t k = 0; k < piece.keys; ++k) read[k] = IsUnseen(rows[k]) ? 0 : rows[k];
+    rows = read;
   }
   if (!AreWithin(rows, piece.keys, table.rows)) {
     int64_t k = 0;
@@ -124,13 +130,18 @@ class SpreadRowsOp : public AnswerOp {
  public:
   explicit SpreadRowsOp(OpKernelConstruction* context) : AnswerOp(context) {
     OP_REQUIRES_OK(context, context->GetAttr("scale", &scale_));
-    for (Section& section : layout_.sections) section.max_norm = 0;
+    // Rows are numbered here, whatever the table.
+    for (Section& section : layout_.sections) {
+      section.max_norm = 0;
+      section.kind = kStatic;
+    }
   }
 
   void Compute(OpKernelContext* context) override {
     OpInputList values, inverse;
     ReceivedMessage received;
     std::vector<Table> tables;
+    std::vector<Tensor> with_zeros(layout_.tables);
     OP_REQUIRES_OK(context, context->input_list("values", &values));
     OP_REQUIRES_OK(context, context->input_list("inverse", &inverse));
     OP_REQUIRES_OK(context, Parse(context, inverse, &received));
@@ -138,8 +149,22 @@ class SpreadRowsOp : public AnswerOp {
       OP_REQUIRES(context, TensorShapeUtils::IsMatrix(values[t].shape()),
                   errors::InvalidArgument("values of table ", t, " are no matrix, but ",
                                           values[t].shape().DebugString()));
-      tables.push_back(
-          {values[t].matrix<float>().data(), values[t].dim_size(0), values[t].dim_size(1)});
+      const Tensor* rows = &values[t];
+      // Keys without rows, whose gradients were dropped, have one of zeros behind the others.
+      const int32_t count = static_cast<int32_t>(rows->dim_size(0));
+      const auto numbers = inverse[t].flat<int32_t>();
+      if (std::find(numbers.data(), numbers.data() + numbers.size(), count) !=
+          numbers.data() + numbers.size()) {
+        const int64_t elements = rows->NumElements();
+        OP_REQUIRES_OK(context,
+                       context->allocate_temp(DT_FLOAT, TensorShape({count + 1, rows->dim_size(1)}),
+                                              &with_zeros[t]));
+        float* copy = with_zeros[t].flat<float>().data();
+        std::copy_n(rows->flat<float>().data(), elements, copy);
+        std::fill_n(copy + elements, rows->dim_size(1), 0.f);
+        rows = &with_zeros[t];
+      }
+      tables.push_back({rows->matrix<float>().data(), rows->dim_size(0), rows->dim_size(1)});
     }
     AnswerAll<int32_t>(context, tables, inverse, received, scale_);
   }

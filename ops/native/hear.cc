@@ -1,4 +1,4 @@
-// CollectiveHear: reads the keys in a received message.
+// CollectiveHear: reads the keys in a received message, and how often they were asked for.
 
 #include <algorithm>
 
@@ -14,6 +14,12 @@ class HearOp : public OpKernel {
  public:
   explicit HearOp(OpKernelConstruction* context) : OpKernel(context) {
     OP_REQUIRES_OK(context, layout_.Read(context));
+    int counted = 0;
+    OP_REQUIRES_OK(context, context->GetAttr("C", &counted));
+    const auto wanted = std::count(layout_.counted.begin(), layout_.counted.end(), true);
+    OP_REQUIRES(context, counted == wanted,
+                errors::InvalidArgument("of the tables ", wanted, " are counted, but there are ",
+                                        counted, " outputs of counts"));
   }
 
   void Compute(OpKernelContext* context) override {
@@ -25,6 +31,14 @@ class HearOp : public OpKernel {
       OP_REQUIRES_OK(context, context->allocate_output(t, TensorShape({received.rows[t]}), &out));
       keys[t] = out->flat<int64_t>().data();
     }
+    std::vector<int64_t*> counts(layout_.tables, nullptr);
+    for (int t = 0, c = 0; t < layout_.tables; ++t) {
+      if (!layout_.counted[t]) continue;
+      Tensor* out = nullptr;
+      OP_REQUIRES_OK(context, context->allocate_output(layout_.tables + 1 + c++,
+                                                       TensorShape({received.rows[t]}), &out));
+      counts[t] = out->flat<int64_t>().data();
+    }
     int64_t all = 0;
     for (int64_t rows : received.rows) all += rows;
     Parallel(context, static_cast<int64_t>(received.pieces.size()), all, [&](int64_t p) {
@@ -33,6 +47,11 @@ class HearOp : public OpKernel {
       const Owners owners(section.kind, layout_.ranks);
       int64_t* out = keys[section.table] + piece.row;
       for (int64_t k = 0; k < piece.keys; ++k) out[k] = owners.Local(piece.key[k]);
+      if (counts[section.table] == nullptr) return;
+      int64_t* count = counts[section.table] + piece.row;
+      // The keys of a pooled section come as often as they were asked for.
+      for (int64_t k = 0; k < piece.keys; ++k)
+        count[k] = piece.counts == nullptr ? 1 : piece.counts[k];
     });
     Tensor* row_splits = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(layout_.tables, TensorShape({layout_.ranks}),

@@ -1,14 +1,18 @@
 // Compiles the library as one unit: TensorFlow's headers take longer to compile than all of it.
 
 // These define functions that the others use.
+#include "admission.cc"
+#include "mailbox.cc"
 #include "row_generator.cc"
+#include "row_file.cc"
 #include "row_store.cc"
+#include "rows_in_file.cc"
 #include "scans.cc"
 #include "vectors.cc"
 // The others follow in any order.
-#include "adagrad.cc"
 #include "addresses.cc"
 #include "ask.cc"
+#include "carrier.cc"
 #include "checks.cc"
 #include "find_rows.cc"
 #include "gather.cc"
@@ -21,4 +25,5 @@
 #include "pool_gradient.cc"
 #include "reduce.cc"
 #include "shard.cc"
+#include "sparse_updates.cc"
 #include "wire.cc"

@@ -66,8 +66,10 @@ Status AskShapes(InferenceContext* c) {
 Status HearShapes(InferenceContext* c) {
   int ranks;
   TF_RETURN_IF_ERROR(c->GetAttr("ranks", &ranks));
-  SetVectors(c, 0, c->num_outputs() - 1);
-  c->set_output(c->num_outputs() - 1, c->Vector(ranks));
+  SetVectors(c, 0, c->num_outputs());
+  int tables;
+  TF_RETURN_IF_ERROR(c->GetAttr("T", &tables));
+  c->set_output(tables, c->Vector(ranks));
   return OkStatus();
 }
 
@@ -75,6 +77,13 @@ Status FindRowsShapes(InferenceContext* c) {
   int tables;
   TF_RETURN_IF_ERROR(c->GetAttr("T", &tables));
   for (int t = 0; t < tables; ++t) c->set_output(t, c->input(2 * tables + t));
+  return OkStatus();
+}
+
+Status AdmitRowsShapes(InferenceContext* c) {
+  int tables;
+  TF_RETURN_IF_ERROR(c->GetAttr("T", &tables));
+  for (int t = 0; t < 2 * tables; ++t) c->set_output(t, c->input(2 * tables + t % tables));
   return OkStatus();
 }
 
@@ -124,6 +133,16 @@ Status Flat(InferenceContext* c) {
   return OkStatus();
 }
 
+// The rows of the other ranks have the shape of this one's.
+Status RowsShape(InferenceContext* c) {
+  shape_inference::ShapeHandle shape;
+  TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(0), 1, &shape));
+  if (c->RankKnown(shape)) TF_RETURN_IF_ERROR(c->ReplaceDim(shape, 0, c->UnknownDim(), &shape));
+  c->set_output(0, shape);
+  if (c->num_outputs() > 1) c->set_output(1, c->input(1));
+  return OkStatus();
+}
+
 REGISTER_OP("CollectiveSparseAdagrad")
     .Input("table: resource")
     .Input("accumulator: resource")
@@ -131,7 +150,78 @@ REGISTER_OP("CollectiveSparseAdagrad")
     .Input("gradient: float")
     .Input("rows: int64")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext*) { return OkStatus(); });
+    .SetShapeFn(shape_inference::NoOutputs);
+
+REGISTER_OP("CollectiveSparseRowWiseAdagrad")
+    .Input("table: resource")
+    .Input("accumulator: resource")
+    .Input("rate: float")
+    .Input("epsilon: float")
+    .Input("gradient: float")
+    .Input("rows: int64")
+    .SetIsStateful()
+    .SetShapeFn(shape_inference::NoOutputs);
+
+REGISTER_OP("CollectiveSparseMomentum")
+    .Input("table: resource")
+    .Input("accumulator: resource")
+    .Input("rate: float")
+    .Input("momentum: float")
+    .Input("gradient: float")
+    .Input("rows: int64")
+    .SetIsStateful()
+    .SetShapeFn(shape_inference::NoOutputs);
+
+REGISTER_OP("CollectiveSparseNesterovMomentum")
+    .Input("table: resource")
+    .Input("accumulator: resource")
+    .Input("rate: float")
+    .Input("momentum: float")
+    .Input("gradient: float")
+    .Input("rows: int64")
+    .SetIsStateful()
+    .SetShapeFn(shape_inference::NoOutputs);
+
+REGISTER_OP("CollectiveSparseFtrl")
+    .Input("table: resource")
+    .Input("accumulator: resource")
+    .Input("linear: resource")
+    .Input("rate: float")
+    .Input("l1: float")
+    .Input("l2: float")
+    .Input("l2_shrinkage: float")
+    .Input("power: float")
+    .Input("gradient: float")
+    .Input("rows: int64")
+    .SetIsStateful()
+    .SetShapeFn(shape_inference::NoOutputs);
+
+REGISTER_OP("CollectiveSparseLazyAdam")
+    .Input("table: resource")
+    .Input("m: resource")
+    .Input("v: resource")
+    .Input("rate: float")
+    .Input("beta1: float")
+    .Input("beta2: float")
+    .Input("epsilon: float")
+    .Input("gradient: float")
+    .Input("rows: int64")
+    .SetIsStateful()
+    .SetShapeFn(shape_inference::NoOutputs);
+
+REGISTER_OP("CollectiveSparseAdam")
+    .Input("table: resource")
+    .Input("m: resource")
+    .Input("v: resource")
+    .Input("rate: float")
+    .Input("beta1: float")
+    .Input("beta2: float")
+    .Input("epsilon: float")
+    .Input("gradient: float")
+    .Input("rows: int64")
+    .Input("used: int64")
+    .SetIsStateful()
+    .SetShapeFn(shape_inference::NoOutputs);
 
 REGISTER_OP("CollectiveShard")
     .Input("handle: resource")
@@ -220,6 +310,7 @@ REGISTER_OP("CollectiveAsk")
     .Attr("dims: list(int)")
     .Attr("pooled: list(bool)")
     .Attr("weighted: list(bool)")
+    .Attr("counted: list(bool) = []")
     .SetShapeFn(AskShapes);
 
 REGISTER_OP("CollectiveHear")
@@ -227,13 +318,16 @@ REGISTER_OP("CollectiveHear")
     .Input("splits: int32")
     .Output("keys: T * int64")
     .Output("row_splits: int32")
+    .Output("counts: C * int64")
     .Attr("T: int >= 1")
+    .Attr("C: int >= 0 = 0")
     .Attr("ranks: int >= 1")
     .Attr("section_tables: list(int)")
     .Attr("kinds: list(int)")
     .Attr("dims: list(int)")
     .Attr("pooled: list(bool)")
     .Attr("weighted: list(bool)")
+    .Attr("counted: list(bool) = []")
     .SetShapeFn(HearShapes);
 
 REGISTER_OP("CollectiveFindRows")
@@ -245,6 +339,19 @@ REGISTER_OP("CollectiveFindRows")
     .Attr("T: int >= 1")
     .SetIsStateful()
     .SetShapeFn(FindRowsShapes);
+
+REGISTER_OP("CollectiveAdmitRows")
+    .Input("numbers: T * int64")
+    .Input("handles: T * resource")
+    .Input("keys: T * int64")
+    .Input("counts: T * int64")
+    .Input("training: bool")
+    .Input("step: int64")
+    .Output("rows: T * int64")
+    .Output("added: T * int64")
+    .Attr("T: int >= 1")
+    .SetIsStateful()
+    .SetShapeFn(AdmitRowsShapes);
 
 REGISTER_OP("CollectiveCountRows")
     .Input("number: int64")
@@ -278,6 +385,7 @@ REGISTER_OP("CollectiveGatherRows")
     .Attr("dims: list(int)")
     .Attr("pooled: list(bool)")
     .Attr("weighted: list(bool)")
+    .Attr("counted: list(bool) = []")
     .Attr("max_norms: list(float)")
     .Attr("shapes: list(shape)")
     .SetIsStateful()  // it reads variables: never folded, never merged with another
@@ -299,6 +407,7 @@ REGISTER_OP("CollectiveReduceRows")
     .Attr("dims: list(int)")
     .Attr("pooled: list(bool)")
     .Attr("weighted: list(bool)")
+    .Attr("counted: list(bool) = []")
     .Attr("max_norms: list(float)")
     .Attr("shapes: list(shape)")
     .Attr("scale: float = 1.0")
@@ -322,6 +431,7 @@ REGISTER_OP("CollectiveSpreadRows")
     .Attr("dims: list(int)")
     .Attr("pooled: list(bool)")
     .Attr("weighted: list(bool)")
+    .Attr("counted: list(bool) = []")
     .Attr("max_norms: list(float)")
     .Attr("shapes: list(shape)")
     .Attr("scale: float = 1.0")
@@ -362,6 +472,39 @@ REGISTER_OP("CollectivePoolGradient")
     .Attr("max_norms: list(float)")
     .Attr("members: list(int)")
     .SetShapeFn(PoolGradientShapes);
+
+// Collectives through shared memory (carrier.cc). To TensorFlow they are stateless, as Horovod's
+// are: inside a function, stateful operations would wait for each other.
+
+#define COLLECTIVE_WIRE_TYPES                                                                   \
+  "T: {bool, int8, uint8, int16, uint16, int32, uint32, int64, uint64, half, bfloat16, float, " \
+  "double, complex64, complex128}"
+
+REGISTER_OP("CollectiveSharedAlltoall")
+    .Input("tensor: T")
+    .Input("splits: int32")
+    .Output("output: T")
+    .Output("received_splits: int32")
+    .Attr(COLLECTIVE_WIRE_TYPES)
+    .SetShapeFn(RowsShape);
+
+REGISTER_OP("CollectiveSharedAllgather")
+    .Input("tensor: T")
+    .Output("output: T")
+    .Attr(COLLECTIVE_WIRE_TYPES)
+    .SetShapeFn(RowsShape);
+
+REGISTER_OP("CollectiveSharedAllreduce")
+    .Input("tensor: T")
+    .Output("sum: T")
+    .Attr("T: {int8, uint8, int32, int64, half, bfloat16, float, double}")
+    .SetShapeFn(shape_inference::UnchangedShape);
+
+REGISTER_OP("CollectiveSharedBroadcast")
+    .Input("tensor: T")
+    .Output("output: T")
+    .Attr(COLLECTIVE_WIRE_TYPES)
+    .SetShapeFn(shape_inference::UnchangedShape);
 
 }  // namespace
 }  // namespace tensorflow

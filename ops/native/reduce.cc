@@ -17,7 +17,7 @@ namespace reduce_op {
 using namespace tensorflow;
 
 struct Shared {
-  Buffer<int64_t> distinct;
+  Buffer<int64_t> distinct, read;
   Buffer<int32_t> numbers;
 };
 
@@ -35,11 +35,13 @@ class ReduceRowsOp : public OpKernel {
     int exponent;
     early_ = std::frexp(scale_, &exponent) == 0.5f;
     dims_.assign(layout_.tables, 1);
+    of_dynamic_.assign(layout_.tables, false);
     for (const Section& section : layout_.sections) {
       OP_REQUIRES(context, dims_[section.table] == 1 || dims_[section.table] == section.dim,
                   errors::InvalidArgument("table ", section.table, " has sections of dimension ",
                                           dims_[section.table], " and ", section.dim));
       dims_[section.table] = section.dim;
+      of_dynamic_[section.table] = section.kind == kDynamic;
       clips_ |= section.max_norm > 0;
     }
   }
@@ -63,20 +65,26 @@ class ReduceRowsOp : public OpKernel {
                                         " elements, but the ranks asked for ", received.elements));
     LockedVariables variables;
     std::vector<Table> tables(layout_.tables);
+    std::vector<const int64_t*> read(layout_.tables);
     if (clips_) OP_REQUIRES_OK(context, variables.Lock(context, handles, &tables));
 
     // 1. Number the rows of each table.
     const int64_t count = layout_.tables;
     std::vector<int64_t> first(1, 0), distinct(count);
+    std::vector<char> drops(count, 0);  // Whether the last of the distinct rows is none.
     for (int64_t t = 0; t < count; ++t) {
       OP_REQUIRES(
           context, rows[t].NumElements() == received.rows[t],
           errors::InvalidArgument("the ranks asked for ", received.rows[t], " rows of table ", t,
                                   ", but ", rows[t].NumElements(), " row numbers are given"));
-      if (clips_ && received.rows[t] > 0) OP_REQUIRES_OK(context, Check(tables[t], t, rows[t]));
       first.push_back(first.back() + received.rows[t]);
     }
     auto shared = shared_.Take();
+    for (int64_t t = 0; clips_ && t < count; ++t) {
+      read[t] = Read(rows[t], shared->read.At(first[count] + 1) + first[t]);
+      if (received.rows[t] > 0)
+        OP_REQUIRES_OK(context, Check(tables[t], t, read[t], received.rows[t]));
+    }
     int64_t* all_distinct = shared->distinct.At(first[count] + count);
     int32_t* all_numbers = shared->numbers.At(first[count] + 1);
     Parallel(context, count, 5 * first[count], [&](int64_t t) {
@@ -86,17 +94,29 @@ class ReduceRowsOp : public OpKernel {
                        all_distinct + first[t] + t);
       numbering->Add(row, received.rows[t], all_numbers + first[t]);
       distinct[t] = numbering->count();
+      if (of_dynamic_[t])
+        drops[t] = Decode(all_distinct + first[t] + t, distinct[t], all_numbers + first[t],
+                          received.rows[t]);
     });
 
     // 2. Allocate the outputs, whose sizes are known now.
     std::vector<float*> out(count);
     for (int t = 0; t < count; ++t) {
-      Tensor *output = nullptr, *index = nullptr;
-      OP_REQUIRES_OK(context, values.allocate(t, TensorShape({distinct[t], dims_[t]}), &output));
-      OP_REQUIRES_OK(context, indices.allocate(t, TensorShape({distinct[t]}), &index));
+      const int64_t kept = distinct[t] - drops[t];
+      Tensor *output = nullptr, *index = nullptr, all;
+      if (drops[t]) {
+        OP_REQUIRES_OK(
+            context, context->allocate_temp(DT_FLOAT, TensorShape({distinct[t], dims_[t]}), &all));
+        values.set(t, all.Slice(0, kept));
+        output = &all;
+        std::fill_n(output->flat<float>().data() + kept * dims_[t], dims_[t], 0.f);
+      } else {
+        OP_REQUIRES_OK(context, values.allocate(t, TensorShape({kept, dims_[t]}), &output));
+      }
+      OP_REQUIRES_OK(context, indices.allocate(t, TensorShape({kept}), &index));
       out[t] = output->flat<float>().data();
       std::memcpy(index->flat<int64_t>().data(), all_distinct + first[t] + t,
-                  distinct[t] * sizeof(int64_t));
+                  kept * sizeof(int64_t));
       if (!inverse.required(t)) continue;
       OP_REQUIRES_OK(context, inverse.allocate(t, TensorShape({received.rows[t]}), &index));
       std::memcpy(index->flat<int32_t>().data(), all_numbers + first[t],
@@ -117,19 +137,46 @@ class ReduceRowsOp : public OpKernel {
           targets[k] = number | is_new << 31;
           next += is_new;
         }
-        Add(piece, tables[t], rows[t].flat<int64_t>().data() + piece.row, flat + piece.flat,
-            targets, &*scratch, out[t]);
+        Add(piece, tables[t], clips_ ? read[t] + piece.row : nullptr, flat + piece.flat, targets,
+            &*scratch, out[t]);
       }
-      if (!early_) Scale(out[t], distinct[t] * dims_[t], scale_);
+      if (!early_) Scale(out[t], (distinct[t] - drops[t]) * dims_[t], scale_);
     });
   }
 
  private:
+  // Returns the rows that a lookup read, in `buffer` if they differ from those to be updated.
+  static const int64_t* Read(const Tensor& rows, int64_t* buffer) {
+    const int64_t *row = rows.flat<int64_t>().data(), n = rows.NumElements();
+    if (std::none_of(row, row + n, IsUnseen<int64_t>)) return row;
+    for (int64_t i = 0; i < n; ++i) buffer[i] = IsUnseen(row[i]) ? 0 : row[i];
+    return buffer;
+  }
+
+  // Makes distinct rows of a dynamic table the ones to be updated. If there is one for keys without
+  // rows, it becomes the last one. Returns whether there is.
+  static bool Decode(int64_t* distinct, int64_t count, int32_t* numbers, int64_t n) {
+    int64_t none = -1;
+    for (int64_t u = 0; u < count; ++u) {
+      if (distinct[u] == kNoRow) none = u;
+      if (IsUnseen(distinct[u])) distinct[u] = SeenLater(distinct[u]);
+    }
+    if (none < 0) return false;
+    std::copy(distinct + none + 1, distinct + count, distinct + none);
+    const int32_t last = static_cast<int32_t>(count - 1);
+    for (int64_t i = 0; i < n; ++i) {
+      if (numbers[i] == none) {
+        numbers[i] = last;
+      } else if (numbers[i] > none) {
+        --numbers[i];
+      }
+    }
+    return true;
+  }
+
   // Checks that all rows are there which max_norm reads.
-  Status Check(const Table& table, int64_t t, const Tensor& rows) const {
-    if (AreWithin(rows.flat<int64_t>().data(), rows.NumElements(), table.rows) &&
-        table.dim == dims_[t])
-      return OkStatus();
+  Status Check(const Table& table, int64_t t, const int64_t* rows, int64_t n) const {
+    if (AreWithin(rows, n, table.rows) && table.dim == dims_[t]) return OkStatus();
     return errors::InvalidArgument("table ", t, " has ", table.rows, " rows of ", table.dim,
                                    ": not all local rows of dimension ", dims_[t],
                                    " that were asked for");
@@ -165,6 +212,7 @@ class ReduceRowsOp : public OpKernel {
   float scale_ = 1;
   bool early_ = true, clips_ = false;
   std::vector<int64_t> dims_;  // [T]
+  std::vector<bool> of_dynamic_;
   ObjectPool<Shared> shared_;
   ObjectPool<Scratch> scratch_;
   ObjectPool<Numbering> numberings_;

@@ -1,5 +1,7 @@
 #include "row_store.h"
 
+#include "wire.h"
+
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -124,12 +126,32 @@ void RowColumn::CloseGaps(const int64_t* from, const int64_t* to, int64_t n, int
   SetFilled(std::min(filled, after));
 }
 
-int64_t RowStore::count() const {
+const char* RowColumn::Row(int64_t row) const {
+  // Rows that start from zeros have values without being announced.
+  return first_.empty() || row <= filled() ? at(row) : first_.data();
+}
+
+void RowColumn::CopyRows(const int64_t* rows, int64_t n, char* to, int64_t stride) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (int64_t i = 0; i < n; ++i) std::memcpy(to + i * stride, Row(rows[i]), row_bytes_);
+}
+
+void RowColumn::CopyFirst(char* to) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (first_.empty()) {
+    std::memset(to, 0, row_bytes_);
+  } else {
+    std::memcpy(to, first_.data(), row_bytes_);
+  }
+}
+
+int64_t RowStore::count_in_memory() const {
   return std::min(static_cast<int64_t>(keys_.count()), values_->filled());
 }
 
 Status RowStore::Find(const int64_t* keys, int64_t n, bool insert, int64_t* rows) {
   std::lock_guard<std::mutex> lock(mutex_);
+  if (in_file_ != nullptr) TF_RETURN_IF_ERROR(TakeFromFile(keys, n));
   Status inserted;
   if (insert) {
     inserted = Insert(keys, n, rows);
@@ -137,12 +159,117 @@ Status RowStore::Find(const int64_t* keys, int64_t n, bool insert, int64_t* rows
     keys_.Find(keys, n, rows);
   }
   const Status drawn = DrawNew();  // Also of keys that came before one without a place.
+  if (in_file_ != nullptr) NoteUse(rows, inserted.ok() ? n : 0);
   return Named(inserted.ok() ? drawn : inserted);
+}
+
+Status RowStore::Admit(const int64_t* keys, const int64_t* counts, int64_t n, bool training,
+                       int64_t run, int64_t step, int64_t* rows, int64_t* added) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::fill_n(added, n, 0);
+  if (in_file_ != nullptr) TF_RETURN_IF_ERROR(TakeFromFile(keys, n));
+  keys_.Find(keys, n, rows);
+  if (!training) {
+    if (in_file_ != nullptr) NoteUse(rows, n);
+    return Named(DrawNew());
+  }
+  if (run != run_) {
+    run_ = run;
+    admitted_in_run_.clear();
+  }
+  const int64_t before = static_cast<int64_t>(keys_.count());
+  const Status admitted = AdmitUnknown(keys, counts, n, step, rows, added);
+  NoteAdmitted(before, static_cast<int64_t>(keys_.count()));
+  if (in_file_ != nullptr) NoteUse(rows, admitted.ok() ? n : 0);
+  const Status drawn = DrawNew();
+  // A key that has come often enough is seen by the runs behind this one.
+  for (int64_t i = 0; admission_->counts() && i < n; ++i)
+    if (rows[i] > 0 && WasAdmittedInRun(rows[i])) rows[i] = SeenLater(rows[i]);
+  return Named(admitted.ok() ? drawn : admitted);
+}
+
+// Notes that the rows behind `before`, to `after`, were admitted in the run that trains.
+void RowStore::NoteAdmitted(int64_t before, int64_t after) {
+  if (after == before) return;
+  // Without rows from the file between them, they make one range.
+  if (!admitted_in_run_.empty() && admitted_in_run_.back().second == before) {
+    admitted_in_run_.back().second = after;
+  } else {
+    admitted_in_run_.emplace_back(before, after);
+  }
+}
+
+bool RowStore::WasAdmittedInRun(int64_t row) const {
+  // The first range that doesn't end before the row.
+  const auto range = std::lower_bound(
+      admitted_in_run_.begin(), admitted_in_run_.end(), row,
+      [](const std::pair<int64_t, int64_t>& of, int64_t row) { return of.second < row; });
+  return range != admitted_in_run_.end() && row > range->first;
+}
+
+Status RowStore::AdmitUnknown(const int64_t* keys, const int64_t* counts, int64_t n, int64_t step,
+                              int64_t* rows, int64_t* added) {
+  std::vector<int64_t> places, unknown, came;
+  for (int64_t i = 0; i < n; ++i) {
+    added[i] = counts[i];
+    if (rows[i] != 0) continue;
+    places.push_back(i);
+    unknown.push_back(keys[i]);
+    came.push_back(counts[i]);
+  }
+  const int64_t m = static_cast<int64_t>(unknown.size());
+  KeyCounter* counter = admission_->counter();
+  if (counter != nullptr) {
+    // First all are counted: the order in which keys came doesn't matter.
+    if (!counter->Add(unknown.data(), came.data(), m))
+      return errors::ResourceExhausted("the counts of its keys without rows can not grow");
+    counter->Counts(unknown.data(), m, came.data());
+  }
+  std::vector<int64_t> admitted, admitted_places, admitted_counts;
+  for (int64_t u = 0; u < m; ++u) {
+    rows[places[u]] = kNoRow;
+    added[places[u]] = 0;
+    if (!admission_->Admits(unknown[u], came[u], step)) {
+      refused_.fetch_add(std::max<int64_t>(1, counts[places[u]]), std::memory_order_relaxed);
+      continue;
+    }
+    admitted.push_back(unknown[u]);
+    admitted_places.push_back(places[u]);
+    admitted_counts.push_back(came[u]);
+  }
+  if (admitted.empty()) return OkStatus();
+  int64_t next = static_cast<int64_t>(keys_.count()) + 1;
+  std::vector<int64_t> new_rows(admitted.size());
+  TF_RETURN_IF_ERROR(
+      Insert(admitted.data(), static_cast<int64_t>(admitted.size()), new_rows.data()));
+  for (size_t a = 0; a < admitted.size(); ++a) {
+    rows[admitted_places[a]] = new_rows[a];
+    if (new_rows[a] != next) continue;
+    added[admitted_places[a]] = admitted_counts[a];
+    ++next;
+  }
+  if (counter != nullptr) counter->Forget(admitted.data(), static_cast<int64_t>(admitted.size()));
+  return OkStatus();
+}
+
+Status RowStore::AddCounts(const int64_t* keys, const int64_t* counts, int64_t n) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!admission_->counter()->Add(keys, counts, n))
+    return Named(errors::ResourceExhausted("the counts of its keys without rows can not grow"));
+  return OkStatus();
+}
+
+void RowStore::Forget(const int64_t* keys, int64_t n) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (admission_ == nullptr || !admission_->counts()) return;
+  if (keys == nullptr) return admission_->counter()->ForgetAll();
+  admission_->counter()->Forget(keys, n);
 }
 
 Status RowStore::Put(const int64_t* keys, int64_t n, const char* values, int64_t* rows) {
   std::lock_guard<std::mutex> lock(mutex_);
   TF_RETURN_IF_ERROR(Named(DrawNew()));
+  if (in_file_ != nullptr) TF_RETURN_IF_ERROR(TakeFromFile(keys, n));
   const Status inserted = Insert(keys, n, rows);
   if (!inserted.ok()) {
     (void)DrawNew();
@@ -152,6 +279,8 @@ Status RowStore::Put(const int64_t* keys, int64_t n, const char* values, int64_t
   for (int64_t i = 0; i < n; ++i)
     std::memcpy(values_->at(rows[i]), values + i * row_bytes, row_bytes);
   values_->SetFilled(std::max(values_->filled(), static_cast<int64_t>(keys_.count())));
+  if (admission_ != nullptr && admission_->counts()) admission_->counter()->Forget(keys, n);
+  if (in_file_ != nullptr) NoteUse(rows, n);
   return OkStatus();
 }
 
@@ -159,11 +288,7 @@ Status RowStore::Remove(const int64_t* rows, int64_t n,
                         const std::vector<std::shared_ptr<RowColumn>>& slots, int64_t* moves) {
   std::lock_guard<std::mutex> lock(mutex_);
   TF_RETURN_IF_ERROR(Named(DrawNew()));  // A row without values could take another's place.
-  const int64_t before = static_cast<int64_t>(keys_.count());
-  int64_t *from = moves, *to = moves + n;
-  const int64_t moved = keys_.Remove(rows, n, from, to);
-  values_->CloseGaps(from, to, moved, before, before - n);
-  for (const auto& slot : slots) slot->CloseGaps(from, to, moved, before, before - n);
+  RemoveRows(rows, n, slots, moves);
   return OkStatus();
 }
 
@@ -192,9 +317,16 @@ Status RowStore::DrawNew() {
 }
 
 Status RowStore::Named(const Status& status) const {
-  if (!errors::IsResourceExhausted(status)) return status;
-  return errors::ResourceExhausted("dynamic table '", name_, "': ", status.message(), ". ", advice_,
-                                   ".");
+  if (errors::IsResourceExhausted(status)) {
+    return errors::ResourceExhausted("dynamic table '", name_, "': ", status.message(), ". ",
+                                     advice_, ".");
+  }
+  // The file's, which say what to do.
+  if (errors::IsInternal(status))
+    return errors::Internal("dynamic table '", name_, "': ", status.message());
+  if (errors::IsDataLoss(status))
+    return errors::DataLoss("dynamic table '", name_, "': ", status.message());
+  return status;
 }
 
 }  // namespace collective
@@ -308,9 +440,81 @@ static int Told(const tensorflow::Status& status, char* message, int64_t size) {
   return static_cast<int>(status.code());
 }
 
+static std::vector<std::shared_ptr<collective::RowColumn>> ColumnsOf(const int64_t* numbers,
+                                                                     int64_t count) {
+  std::vector<std::shared_ptr<collective::RowColumn>> columns;
+  for (int64_t c = 0; c < count; ++c) columns.push_back(collective::FindColumn(numbers[c]));
+  return columns;
+}
+
 COLLECTIVE_EXPORT int row_store_find(int64_t number, const int64_t* keys, int64_t n, int insert,
                                      int64_t* rows, char* message, int64_t size) {
   return Told(collective::FindStore(number)->Find(keys, n, insert != 0, rows), message, size);
+}
+
+// Describes which keys get rows. `collective.ops.compiled_row_store` has the same fields.
+struct AdmissionDescription {
+  int64_t frequency;  // 0: keys aren't counted.
+  double probability;
+  uint64_t seed;
+  uint64_t capacity;             // The most keys that are counted exactly.
+  collective::BloomShape bloom;  // `hashes` 0: keys are counted exactly.
+};
+
+// Returns 0, or an error's code.
+COLLECTIVE_EXPORT int row_store_admit_by(int64_t number, const AdmissionDescription* by) {
+  using namespace collective;
+  std::unique_ptr<KeyCounter> counter;
+  if (by->frequency > 0 && by->bloom.hashes > 0) {
+    auto bloom = std::make_unique<BloomCounter>(by->bloom);
+    if (!bloom->Start()) return tensorflow::error::RESOURCE_EXHAUSTED;
+    counter = std::move(bloom);
+  } else if (by->frequency > 0) {
+    auto exact = std::make_unique<ExactCounter>(by->capacity);
+    if (!exact->Start()) return tensorflow::error::RESOURCE_EXHAUSTED;
+    counter = std::move(exact);
+  }
+  FindStore(number)->AdmitBy(
+      std::make_unique<Admission>(std::move(counter), by->frequency, by->probability, by->seed));
+  return 0;
+}
+
+COLLECTIVE_EXPORT int64_t row_store_refused(int64_t number) {
+  return collective::FindStore(number)->refused();
+}
+
+// Returns how many keys without rows the store can name.
+COLLECTIVE_EXPORT int64_t row_store_counted(int64_t number) {
+  return collective::FindStore(number)->WithCounter(
+      [](collective::KeyCounter* counter) { return counter == nullptr ? 0 : counter->size(); });
+}
+
+// Writes at most `n` of them, and how often they came. Returns how many.
+COLLECTIVE_EXPORT int64_t row_store_counts(int64_t number, int64_t n, int64_t* keys,
+                                           int64_t* counts) {
+  return collective::FindStore(number)->WithCounter([&](collective::KeyCounter* counter) {
+    if (counter == nullptr || counter->size() != n) return int64_t{-1};
+    counter->Copy(keys, counts);
+    return n;
+  });
+}
+
+COLLECTIVE_EXPORT int row_store_add_counts(int64_t number, const int64_t* keys,
+                                           const int64_t* counts, int64_t n, char* message,
+                                           int64_t size) {
+  return Told(collective::FindStore(number)->AddCounts(keys, counts, n), message, size);
+}
+
+// Forgets how often keys came that have no rows: `n` keys, or all if `keys` is null.
+COLLECTIVE_EXPORT void row_store_forget(int64_t number, const int64_t* keys, int64_t n) {
+  collective::FindStore(number)->Forget(keys, n);
+}
+
+// Returns the counters of a Bloom filter, which stay there as long as the store.
+COLLECTIVE_EXPORT void* row_store_cells(int64_t number) {
+  return collective::FindStore(number)->WithCounter([](collective::KeyCounter* counter) {
+    return counter == nullptr ? nullptr : counter->cells();
+  });
 }
 
 COLLECTIVE_EXPORT int row_store_put(int64_t number, const int64_t* keys, int64_t n,
@@ -323,8 +527,7 @@ COLLECTIVE_EXPORT int row_store_put(int64_t number, const int64_t* keys, int64_t
 COLLECTIVE_EXPORT int row_store_remove(int64_t number, const int64_t* rows, int64_t n,
                                        const int64_t* slots, int64_t slot_count, int64_t* moves,
                                        char* message, int64_t size) {
-  std::vector<std::shared_ptr<collective::RowColumn>> columns;
-  for (int64_t s = 0; s < slot_count; ++s) columns.push_back(collective::FindColumn(slots[s]));
+  const auto columns = ColumnsOf(slots, slot_count);
   return Told(collective::FindStore(number)->Remove(rows, n, columns, moves), message, size);
 }
 

@@ -14,13 +14,15 @@
 // lock is taken while another one of a store is held; a store's is taken before that of a column.
 //
 // What is kept, and for how long, has its place in `RowStore::Find`:
-//   - admission: between finding keys and inserting those that are unknown. A policy that counts
-//     looks at every key of the call there, and a refused one has row 0;
+//   - admission: `Admit` counts keys that have no rows, between finding keys and inserting those
+//     that get one. Rows that a lookup doesn't see are negative (see wire.h);
 //   - last use: a RowColumn of its own, written behind the insertion for all rows that were found;
-//   - bounded capacity: behind a step, by `Remove`.
+//   - bounded capacity: behind a step, by `Remove`;
+//   - rows in a file: before keys are found, those in the file come back, and have rows as others;
+//     behind a step, `MoveToFile` (rows_in_file.cc).
 //
-// `Remove` keeps rows dense: the last ones move, in all columns, to where rows went. So it must not
-// come between a lookup and its update, which know rows by their numbers.
+// `Remove` and `MoveToFile` keep rows dense: the last ones move, in all columns, to where rows
+// went. So they must not come between a lookup and its update, which know rows by their numbers.
 
 #ifndef COLLECTIVE_NATIVE_ROW_STORE_H_
 #define COLLECTIVE_NATIVE_ROW_STORE_H_
@@ -30,9 +32,12 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../keymap.h"
+#include "admission.h"
+#include "row_file.h"
 #include "row_generator.h"
 #include "tensorflow/core/framework/types.h"
 #include "tensorflow/core/platform/status.h"
@@ -61,10 +66,19 @@ class RowColumn {
   // Moves `n` rows, and makes those behind `after`, of `before`, rows that never had values.
   void CloseGaps(const int64_t* from, const int64_t* to, int64_t n, int64_t before, int64_t after);
 
+  // Copies `n` rows to places that are `stride` bytes apart. Rows that have no value yet are copied
+  // with their first one.
+  void CopyRows(const int64_t* rows, int64_t n, char* to, int64_t stride);
+
+  // Copies what a row starts from.
+  void CopyFirst(char* to);
+
   char* at(int64_t row) const { return address() + row * row_bytes_; }
   int64_t row_bytes() const { return row_bytes_; }
 
  private:
+  const char* Row(int64_t row) const;
+
   const int64_t row_bytes_;
   std::atomic<char*> address_{nullptr};
   std::atomic<int64_t> filled_{0};
@@ -74,6 +88,9 @@ class RowColumn {
 
 class RowStore {
  public:
+  // The row of a key that is in the file, where `Locate` says where keys are.
+  static constexpr int64_t kInFile = int64_t{1} << 62;
+
   RowStore(std::string name, std::string advice, uint64_t capacity, tensorflow::DataType dtype,
            int64_t dim, std::shared_ptr<RowColumn> values, RowGenerator generator)
       : name_(std::move(name)),
@@ -91,6 +108,37 @@ class RowStore {
   // could not be drawn earlier are drawn now.
   tensorflow::Status Find(const int64_t* keys, int64_t n, bool insert, int64_t* rows);
 
+  // Finds the rows of keys as `Find` does, of a store with an admission.
+  //
+  // Args:
+  //   counts: how often each key came.
+  //   run: a number of the session's run, which all calls of the run have in common.
+  //   step: the global step to which the run leads.
+  //   added: how often each row was found to have come: 0 where a key came without a row. For a new
+  //     row that is how often its key came until now.
+  tensorflow::Status Admit(const int64_t* keys, const int64_t* counts, int64_t n, bool training,
+                           int64_t run, int64_t step, int64_t* rows, int64_t* added);
+
+  // Sets which keys get rows, once, before any key is looked up.
+  void AdmitBy(std::unique_ptr<Admission> admission) { admission_ = std::move(admission); }
+  bool admits() const { return admission_ != nullptr; }
+
+  // Returns how often a key was refused a row.
+  int64_t refused() const { return refused_.load(std::memory_order_relaxed); }
+
+  // Adds to the counts of keys that have no rows.
+  tensorflow::Status AddCounts(const int64_t* keys, const int64_t* counts, int64_t n);
+
+  // Makes keys ones that never came; all of them if `keys` is null. They keep their rows.
+  void Forget(const int64_t* keys, int64_t n);
+
+  // Calls `use` with the counter of keys without rows, which is null if nothing counts them.
+  template <class Use>
+  auto WithCounter(Use use) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return use(admission_ == nullptr ? nullptr : admission_->counter());
+  }
+
   // Gives keys these values, whether new or not. Of a key that is given twice the last ones stay.
   tensorflow::Status Put(const int64_t* keys, int64_t n, const char* values, int64_t* rows);
 
@@ -99,16 +147,72 @@ class RowStore {
   tensorflow::Status Remove(const int64_t* rows, int64_t n,
                             const std::vector<std::shared_ptr<RowColumn>>& slots, int64_t* moves);
 
-  // Returns the number of rows. A key whose row has no values yet has none.
-  int64_t count() const;
+  // Returns the number of rows, also of those in the file. A key whose row has no values yet has
+  // none.
+  int64_t count();
+
+  // Returns the number of rows in memory.
+  int64_t count_in_memory() const;
 
   const KeyMap& keys() const { return keys_; }
   const std::shared_ptr<RowColumn>& values() const { return values_; }
 
+  // Has `MoveToFile` keep so many bytes of rows and slots in memory; the others go to a file of its
+  // own in a folder. It is called before there are rows.
+  tensorflow::Status KeepInFile(const std::string& folder, int64_t memory_bytes);
+
+  // Notes the slots whose rows count as memory of the table.
+  void NoteSlots(const std::vector<std::shared_ptr<RowColumn>>& slots);
+
+  // Moves the rows that were used longest ago to the file, with what they have in `slots`, if there
+  // are more than there is to be memory for. After an error all rows are still there.
+  //
+  // Args:
+  //   noted: one of `slots`, of int64, which is also noted in memory: `Notes` has it. Or null.
+  tensorflow::Status MoveToFile(const std::vector<std::shared_ptr<RowColumn>>& slots,
+                                RowColumn* noted);
+
+  // Writes what was noted of keys that are in the file, and 0 of others.
+  void Notes(const int64_t* keys, int64_t n, int64_t* notes);
+
+  // Finds where keys are: their rows in memory, 0 for unknown ones, or kInFile.
+  void Locate(const int64_t* keys, int64_t n, int64_t* rows);
+
+  // Copies what some columns have of keys, wherever they are, and zeros for unknown ones:
+  // to[c] has room for `n` rows of columns[c]. Nothing moves.
+  tensorflow::Status Read(const int64_t* keys, int64_t n,
+                          const std::vector<std::shared_ptr<RowColumn>>& columns, char* const* to);
+
+  // Removes those of `keys` that are in the file. Returns how many.
+  int64_t RemoveInFile(const int64_t* keys, int64_t n);
+
+  // Removes all keys that are in the file.
+  void ClearFile();
+
+  // The keys in the file; null if it has none. They are read between steps.
+  const RowFile* file() const;
+
+  // Tells whether there are more rows in memory than should be; returns how many stores have.
+  bool is_overfull();
+  static int64_t CountOverfull();
+
  private:
+  struct InFile;
+
   tensorflow::Status Insert(const int64_t* keys, int64_t n, int64_t* rows);
+  tensorflow::Status AdmitUnknown(const int64_t* keys, const int64_t* counts, int64_t n,
+                                  int64_t step, int64_t* rows, int64_t* added);
+  void NoteAdmitted(int64_t before, int64_t after);
+  bool WasAdmittedInRun(int64_t row) const;
   tensorflow::Status DrawNew();
   tensorflow::Status Named(const tensorflow::Status& status) const;
+  void RemoveRows(const int64_t* rows, int64_t n,
+                  const std::vector<std::shared_ptr<RowColumn>>& slots, int64_t* moves);
+  tensorflow::Status TakeFromFile(const int64_t* keys, int64_t n);
+  tensorflow::Status TakeSome(const int64_t* keys, int64_t n);
+  std::vector<int64_t> LeastRecent(int64_t n) const;
+  void NoteUse(const int64_t* rows, int64_t n);
+  void CompareWithLimit();
 
   const std::string name_, advice_;
   const tensorflow::DataType dtype_;
@@ -117,6 +221,13 @@ class RowStore {
   KeyMap keys_;
   const std::shared_ptr<RowColumn> values_;
   const RowGenerator generator_;
+  std::unique_ptr<Admission> admission_;  // Null: every key gets a row.
+  // Of the run that trained last: its number, and the rows that it admitted, ascending. A range is
+  // of the rows behind its first number, to its second.
+  int64_t run_ = -1;
+  std::vector<std::pair<int64_t, int64_t>> admitted_in_run_;
+  std::atomic<int64_t> refused_{0};
+  std::shared_ptr<InFile> in_file_;  // Null: all rows are in memory.
 };
 
 // Return the store or column with this number; null if it is gone. Who holds the pointer keeps it.

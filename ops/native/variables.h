@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "tensorflow/core/framework/device.h"
@@ -21,16 +23,27 @@ struct Table {
   int64_t rows = 0, dim = 0;
 };
 
-// Locks the variables of a list of handles against writers while it lives: each once, in the order
-// of the locks' addresses, like other operations that lock several.
-class LockedVariables {
+// Locks mutexes against writers while it lives: each once, in the order of their addresses, like
+// other operations that lock several.
+class SharedLocks {
  public:
-  LockedVariables() = default;
-  LockedVariables(const LockedVariables&) = delete;
-  ~LockedVariables() {
+  explicit SharedLocks(std::vector<tensorflow::mutex*> locks) : locks_(std::move(locks)) {
+    std::sort(locks_.begin(), locks_.end());
+    locks_.erase(std::unique(locks_.begin(), locks_.end()), locks_.end());
+    for (tensorflow::mutex* lock : locks_) lock->lock_shared();
+  }
+  SharedLocks(const SharedLocks&) = delete;
+  ~SharedLocks() {
     for (auto lock = locks_.rbegin(); lock != locks_.rend(); ++lock) (*lock)->unlock_shared();
   }
 
+ private:
+  std::vector<tensorflow::mutex*> locks_;
+};
+
+// Locks the variables of a list of handles against writers while it lives.
+class LockedVariables {
+ public:
   tensorflow::Status Lock(tensorflow::OpKernelContext* context,
                           const tensorflow::OpInputList& handles, std::vector<Table>* tables) {
     std::vector<tensorflow::mutex*> locks;
@@ -45,12 +58,7 @@ class LockedVariables {
       }
       locks.push_back(variables_[t]->mu());
     }
-    std::sort(locks.begin(), locks.end());
-    locks.erase(std::unique(locks.begin(), locks.end()), locks.end());
-    for (tensorflow::mutex* lock : locks) {
-      lock->lock_shared();
-      locks_.push_back(lock);
-    }
+    locks_ = std::make_unique<SharedLocks>(std::move(locks));
     tables->clear();
     for (int t = 0; t < handles.size(); ++t) {
       const tensorflow::Tensor& value = *variables_[t]->tensor();
@@ -71,7 +79,7 @@ class LockedVariables {
 
  private:
   std::vector<tensorflow::core::RefCountPtr<tensorflow::Var>> variables_;
-  std::vector<tensorflow::mutex*> locks_;
+  std::unique_ptr<SharedLocks> locks_;  // They are given back before the variables.
 };
 
 // Copies on the operation's device; on a GPU in the order of TensorFlow's stream, like everything

@@ -130,20 +130,6 @@ INLINE void CopyBody(Rows<Index> rows, int64_t n, int64_t dim, float* __restrict
   }
 }
 
-// Adds up in sixteen lanes.
-INLINE float Dot(const float* a, const float* b, int64_t dim) {
-  float lanes[16] = {};
-  int64_t c = 0;
-  for (; c + 16 <= dim; c += 16) {
-    for (int l = 0; l < 16; ++l) lanes[l] += a[c + l] * b[c + l];
-  }
-  for (int l = 0; c < dim; ++c, ++l) lanes[l] += a[c] * b[c];
-  for (int width = 8; width > 0; width /= 2) {
-    for (int l = 0; l < width; ++l) lanes[l] += lanes[l + width];
-  }
-  return lanes[0];
-}
-
 }  // namespace
 
 CLONES void DivideRows(float* out, const int64_t* at, const float* divisors, int64_t n,

@@ -8,6 +8,8 @@
 
 #include <cstdint>
 
+#include "clones.h"
+
 namespace collective {
 
 template <class Index>
@@ -58,6 +60,20 @@ void Products(Rows<Index> rows, Rows<Other> others, int64_t n, int64_t dim, floa
 void DivideRows(float* out, const int64_t* at, const float* divisors, int64_t n, int64_t dim);
 
 void Scale(float* values, int64_t n, float scale);
+
+// Returns a . b, added up in sixteen lanes.
+INLINE float Dot(const float* a, const float* b, int64_t dim) {
+  float lanes[16] = {};
+  int64_t c = 0;
+  for (; c + 16 <= dim; c += 16) {
+    for (int l = 0; l < 16; ++l) lanes[l] += a[c + l] * b[c + l];
+  }
+  for (int l = 0; c < dim; ++c, ++l) lanes[l] += a[c] * b[c];
+  for (int width = 8; width > 0; width /= 2) {
+    for (int l = 0; l < width; ++l) lanes[l] += lanes[l + width];
+  }
+  return lanes[0];
+}
 
 }  // namespace collective
 

@@ -29,6 +29,10 @@ Status Layout::Read(tensorflow::OpKernelConstruction* context) {
   } else {
     max_norms.assign(section_tables.size(), 0.f);
   }
+  if (context->HasAttr("counted")) TF_RETURN_IF_ERROR(context->GetAttr("counted", &counted));
+  if (counted.empty()) counted.assign(tables, false);
+  if (counted.size() != static_cast<size_t>(tables))
+    return InvalidArgument("counted has ", counted.size(), " of ", tables, " tables");
   const size_t count = section_tables.size();
   if (dims.size() != count || pooled.size() != count || weighted.size() != count ||
       max_norms.size() != count) {
@@ -54,6 +58,7 @@ Status Layout::Read(tensorflow::OpKernelConstruction* context) {
     section.dim = dims[s];
     section.pooled = pooled[s];
     section.weighted = weighted[s];
+    section.counted = counted[section.table] && !pooled[s];
     section.max_norm = pooled[s] && max_norms[s] > 0 ? max_norms[s] : 0.f;
     sections.push_back(section);
   }
@@ -102,8 +107,15 @@ Status Layout::Parse(const Tensor& message, const Tensor& splits, ReceivedMessag
     int64_t rest = length - 2 * count;
     for (int s = 0; s < count; ++s) {
       const Section& section = sections[s];
-      Piece piece{s,       words[2 * s], words[2 * s + 1],   at,
-                  nullptr, nullptr,      received->elements, received->rows[section.table]};
+      Piece piece{s,
+                  words[2 * s],
+                  words[2 * s + 1],
+                  at,
+                  nullptr,
+                  nullptr,
+                  nullptr,
+                  received->elements,
+                  received->rows[section.table]};
       const bool plausible = piece.keys >= 0 && piece.keys <= rest && piece.bags >= 0 &&
                              piece.bags <= 2 * rest && (section.pooled || piece.bags == piece.keys);
       if (!plausible || section.Words(piece.bags, piece.keys) > rest) {
@@ -123,6 +135,10 @@ Status Layout::Parse(const Tensor& message, const Tensor& splits, ReceivedMessag
       }
       if (section.weighted) {
         piece.weights = reinterpret_cast<const float*>(at);
+        at += (piece.keys + 1) / 2;
+      }
+      if (section.counted) {
+        piece.counts = reinterpret_cast<const int32_t*>(at);
         at += (piece.keys + 1) / 2;
       }
       rest -= section.Words(piece.bags, piece.keys);

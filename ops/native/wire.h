@@ -40,6 +40,13 @@ class Owners {
     return static_cast<int32_t>(rest < 0 ? rest + ranks_ : rest);
   }
 
+  // SplitMix64's output function, as in ops/key_hashing.py.
+  static uint64_t Mix(uint64_t x) {
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+    return x ^ (x >> 31);
+  }
+
   // Returns the local row of a static table's key; a dynamic table's key itself.
   int64_t Local(int64_t key) const {
     if (dynamic_) return key;
@@ -51,29 +58,34 @@ class Owners {
  private:
   static bool IsUint32(int64_t key) { return static_cast<uint64_t>(key) >> 32 == 0; }
 
-  // SplitMix64's output function, as in ops/key_hashing.py.
-  static uint64_t Mix(uint64_t x) {
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
-    return x ^ (x >> 31);
-  }
-
   bool dynamic_;
   int ranks_;
   int64_t mask_;
   int shift_ = 0;
 };
 
+// Rows of a dynamic table that a lookup doesn't see are negative: it reads row 0.
+constexpr int64_t kNoRow = -1;  // The key has none: nothing is updated.
+
+template <class Row>
+constexpr bool IsUnseen(Row row) {
+  return row < 0;
+}
+
+// Converts between a row, from 1, and one that later runs see: this one updates it.
+constexpr int64_t SeenLater(int64_t row) { return -1 - row; }
+
 struct Section {
   int table = 0;
   int kind = kStatic;
   int64_t dim = 0;
   bool pooled = false, weighted = false;
+  bool counted = false;  // Keys come with how often they were asked for (not pooled only).
   float max_norm = 0;
 
   // Returns how many words the section takes in a message.
   int64_t Words(int64_t bags, int64_t keys) const {
-    return keys + (pooled ? (bags + 1) / 2 : 0) + (weighted ? (keys + 1) / 2 : 0);
+    return keys + (pooled ? (bags + 1) / 2 : 0) + (weighted || counted ? (keys + 1) / 2 : 0);
   }
 };
 
@@ -84,6 +96,7 @@ struct Piece {
   const int64_t* key;
   const int32_t* lengths;  // [bags], null if not pooled.
   const float* weights;    // [keys], null if not weighted.
+  const int32_t* counts;   // [keys], null if not counted.
   int64_t flat;            // Element offset of its first bag's row.
   int64_t row;             // Its first key's place among the keys of its table.
 };
@@ -103,6 +116,7 @@ struct ReceivedMessage {
 struct Layout {
   int ranks = 0;
   int tables = 0;
+  std::vector<bool> counted;  // [T], whether it matters how often keys were asked for.
   std::vector<Section> sections;
 
   tensorflow::Status Read(tensorflow::OpKernelConstruction* context);

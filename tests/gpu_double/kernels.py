@@ -139,5 +139,16 @@ class NumpyKernels(kernel_api.Kernels):
     def find(self, tables: Sequence[Any], keys: Any, segments: Segments) -> Any:
         return hash_table.find(tables, keys, segments)
 
-    def find_or_insert(self, tables: Sequence[Any], keys: Any, segments: Segments) -> Inserted:
-        return hash_table.find_or_insert(tables, keys, segments, 0)
+    def find_or_insert(
+        self, tables: Sequence[Any], keys: Any, segments: Segments, steps: Sequence[int]
+    ) -> Inserted:
+        return hash_table.find_or_insert(tables, keys, segments, steps)
+
+    def remove(self, table: Any, gone: np.ndarray, moved: np.ndarray, to: np.ndarray) -> None:
+        hash_table.remove(table, gone, moved, to)
+
+    def steps(self, table: Any) -> np.ndarray:
+        return hash_table.steps(table)
+
+    def set_steps(self, table: Any, keys: np.ndarray, steps: np.ndarray) -> None:
+        hash_table.set_steps(table, keys, steps)

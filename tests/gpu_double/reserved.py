@@ -8,6 +8,7 @@ import os
 
 from collective.ops import memory
 
+_UNFILLED = 0xCD
 _protect = ctypes.CDLL(None, use_errno=True).mprotect
 _protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
@@ -32,6 +33,18 @@ class Reserved(memory.Region):
     def grow(self, size: int) -> None:
         """Takes memory, so that at least `size` bytes are there."""
         if size > self.taken:
-            pages = -(-size // mmap.PAGESIZE)
-            self.taken = min(pages * mmap.PAGESIZE, self.size)
-            _allow(self.address, self.taken, mmap.PROT_READ | mmap.PROT_WRITE)
+            taken = self._whole(size)
+            begin, size = self.address + self.taken, taken - self.taken
+            _allow(begin, size, mmap.PROT_READ | mmap.PROT_WRITE)
+            ctypes.memset(begin, _UNFILLED, size)  # A GPU's memory isn't filled, either.
+            self.taken = taken
+
+    def shrink(self, size: int) -> None:
+        """Gives pages back that lie behind the first `size` bytes."""
+        left = self._whole(size)
+        if left < self.taken:
+            _allow(self.address + left, self.taken - left, 0)
+            self.taken = left
+
+    def _whole(self, size: int) -> int:
+        return min(-(-size // mmap.PAGESIZE) * mmap.PAGESIZE, self.size)

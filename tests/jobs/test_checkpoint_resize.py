@@ -83,7 +83,9 @@ rank, ranks = strategy.rank(), strategy.world_size()
 
 
 def dynamic(name):
-    return collective.get_embedding_variable(name, 3, initializer=tf.ones_initializer())
+    # Some have a column beside the slots, with the steps in which rows were used last.
+    policy = collective.TablePolicy(steps_to_live=1000) if name.startswith('ad') else None
+    return collective.get_embedding_variable(name, 3, initializer=tf.ones_initializer(), ev_option=policy)
 
 
 def steps(session, model, first, last):

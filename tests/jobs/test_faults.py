@@ -56,11 +56,12 @@ def test_ranks_of_which_only_one_uses_kernels_are_told(tmp_path, monkeypatch):
     assert code == 1 and "The ranks do not run the same" in out and ".keys' is used by rank" in out
 
 
-def job(tmp_path, body, ranks=3, limit=90):
+def job(tmp_path, body, ranks=3, limit=90, carrier="auto"):
     """(exit code, output, seconds from the moment that the ranks say 'ready')."""
     script = tmp_path / "script.py"
     script.write_text(MODEL + textwrap.indent(textwrap.dedent(body), "    "))
-    process = pool.start("-np", ranks, "--device", "cpu", script)
+    environment = {"COLLECTIVE_CARRIER": carrier} if carrier != "auto" else {}
+    process = pool.start("-np", ranks, "--device", "cpu", script, environment=environment)
     try:
         lines, ready = [], time.monotonic()
         for line in process.stdout:
@@ -75,6 +76,7 @@ def job(tmp_path, body, ranks=3, limit=90):
     return code, "".join(lines), time.monotonic() - ready
 
 
+CARRIERS = ["shared_memory", "horovod"]
 CASES = {
     "killed": ("os.kill(os.getpid(), signal.SIGKILL)", 137, "SIGKILL"),
     "raises": ("raise ValueError('boom')", 1, "ValueError: boom"),
@@ -86,7 +88,8 @@ CASES = {
 @pytest.mark.sample(2)
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("case", CASES)
-def test_a_rank_that_fails_while_others_exchange(tmp_path, case):
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_a_rank_that_fails_while_others_exchange(tmp_path, case, carrier):
     """Within a session, between two runs; the others wait for it in the next. Under 15 s, its code,
     its name.
     """
@@ -102,13 +105,16 @@ def test_a_rank_that_fails_while_others_exchange(tmp_path, case):
             while True:
                 steps(session, 1)
         """,
+        carrier=carrier,
     )
     assert got == code and "root cause: rank 1 of 3" in output and word in output
     assert seconds < 15
 
 
+@pytest.mark.sample(1)
 @pytest.mark.timeout(150)
-def test_a_rank_that_exits_0_early(tmp_path):
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_a_rank_that_exits_0_early(tmp_path, carrier):
     """It says nothing, not even goodbye: the others can't finish, and the report says who left."""
     code, output, seconds = job(
         tmp_path,
@@ -122,6 +128,7 @@ def test_a_rank_that_exits_0_early(tmp_path):
         while True:
             steps(session, 1)
         """,
+        carrier=carrier,
     )
     assert code != 0 and "left early" in output and "rank 1" in output.split("left early")[1]
     assert seconds < 15
@@ -192,8 +199,10 @@ def test_a_run_that_one_rank_cannot_start(tmp_path, feed, word):
     assert seconds < 15
 
 
+@pytest.mark.sample(1)
 @pytest.mark.timeout(150)
-def test_an_operation_that_fails_half_way_on_one_rank(tmp_path):
+@pytest.mark.parametrize("carrier", CARRIERS[::-1])
+def test_an_operation_that_fails_half_way_on_one_rank(tmp_path, carrier):
     """Behind the first exchange, where the peers can't be told: the job ends with the failing
     rank's code.
     """
@@ -211,6 +220,7 @@ def test_an_operation_that_fails_half_way_on_one_rank(tmp_path):
             session.run(more, {ids: [1], extra: float(rank == 1)})
             steps(session, 1)
         """,
+        carrier=carrier,
     )
     assert code == 1 and "extra is not zero" in output and "root cause: rank 1" in output
     assert seconds < 15

@@ -284,7 +284,7 @@ def test_a_message_with_any_word_changed():
     good = [*GOOD, *[0] * 6]
     refusals = 0
     with tf.Session() as session:
-        keys, row_splits = session.run(heard, {message: good, splits: [len(GOOD), 6]})
+        keys, row_splits, _ = session.run(heard, {message: good, splits: [len(GOOD), 6]})
         np.testing.assert_array_equal(keys[0], [2, 3, 4])
         np.testing.assert_array_equal(keys[1], [10, 20, 30])
         np.testing.assert_array_equal(row_splits, [2 * 3 + 2 * 2 + 3, 0])

@@ -12,7 +12,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from collective.ops import compiled_row_store, dynamic_rows
-from collective.tables import initializers, row_store
+from collective.tables import initializers, row_columns, row_store
 
 EDGES = [-(2**63), -(2**63) + 1, -(2**32), -1, 0, 1, 2**32 - 1, 2**32, 2**63 - 1]
 TYPES = [tf.float32, tf.float64, tf.float16, tf.bfloat16]
@@ -169,7 +169,7 @@ def test_a_row_that_could_not_be_drawn_is_none_until_it_is(
 
 def test_slots_start_from_their_first_row_once():
     first = np.array([1.5, -2], np.float32)
-    column = row_store.CompiledHostColumn(10**6, 2, np.float32, first)
+    column = row_columns.CompiledHostColumn(10**6, 2, np.float32, first)
     column.initialize_rows(3)
     column.write(np.array([2]), np.array([[7, 8]]))
     column.initialize_rows(5000)

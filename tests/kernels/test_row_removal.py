@@ -9,7 +9,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from collective.ops.keymap import KeyMap
-from collective.tables import initializers, row_store
+from collective.tables import initializers, row_columns, row_store
 
 FIRST = np.array([0.5, -2], np.float32)  # the row that a slot starts from
 KINDS = pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "numpy"])
@@ -20,7 +20,7 @@ def a_store(compiled: bool, capacity: int = 10**6) -> row_store.Store:
     return row_store.host_store(capacity, 3, np.float32, "t", fill, compiled)
 
 
-def slots_of(compiled: bool) -> list[row_store.HostColumn]:
+def slots_of(compiled: bool) -> list[row_columns.HostColumn]:
     """Makes a slot that starts from zeros, and one that doesn't."""
     return [
         row_store.host_column(10**6, dim, dtype, first, compiled)
@@ -28,7 +28,7 @@ def slots_of(compiled: bool) -> list[row_store.HostColumn]:
     ]
 
 
-def removed(store: row_store.Store, slots: list[row_store.HostColumn], keys: np.ndarray) -> None:
+def removed(store: row_store.Store, slots: list[row_columns.HostColumn], keys: np.ndarray) -> None:
     rows = np.unique(store.rows(keys, False))
     store.remove(rows[rows > 0], slots)
 

@@ -17,7 +17,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.rank_plugin.configuration import BACKENDS, MARKERS, TIERS, Choice, Configuration, Marks
+from tests.rank_plugin.configuration import (
+    BACKENDS,
+    CARRIERS,
+    MARKERS,
+    TIERS,
+    Choice,
+    Configuration,
+    Marks,
+)
 from tests.rank_plugin.inside import FOLDER, Reporter
 from tests.rank_plugin.launching import Crashed, Launch
 from tests.rank_plugin.reports import crashed, merged
@@ -57,6 +65,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--ungrouped", action="store_true", help="run the rank cases with lookups not grouped"
     )
     group.addoption(
+        "--carrier",
+        choices=("auto", *CARRIERS),
+        default="auto",
+        help="what carries the collectives of the rank cases, instead of the environment's choice",
+    )
+    group.addoption(
         "--double", action="store_true", help="run the rank cases on the double of a GPU"
     )
 
@@ -92,7 +106,14 @@ def _is_rank_case(node: pytest.Item | pytest.Function) -> bool:
 
 def _choice(config: pytest.Config) -> Choice:
     option = config.option
-    return Choice(option.tier, option.ranks, option.backend, not option.ungrouped, option.double)
+    return Choice(
+        option.tier,
+        option.ranks,
+        option.backend,
+        not option.ungrouped,
+        option.double,
+        option.carrier,
+    )
 
 
 def _configuration(item: pytest.Item) -> Configuration | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 BACKENDS = ("hb", "sok")
+CARRIERS = ("horovod", "shared_memory")
 TIERS = ("test", "matrix", "all")
 RANKS = (1, 2, 3)
 # The backend of `make test`. A case marked `backends` runs there on those it names.
@@ -42,25 +43,29 @@ class Configuration:
         backend: the value of COLLECTIVE_STRATEGY.
         grouping: lookups share exchanges unless a case says otherwise.
         double: the kernels of GPUs are replaced by their references in NumPy.
+        carrier: of collectives; "auto" leaves it to the environment.
     """
 
     ranks: int
     backend: str
     grouping: bool = True
     double: bool = False
+    carrier: str = "auto"
 
     def __str__(self) -> str:
         return (
             f"{self.ranks}-{self.backend}"
             + ("" if self.grouping else "-ungrouped")
             + ("-double" if self.double else "")
+            + ("" if self.carrier == "auto" else f"-{self.carrier}")
         )
 
     @classmethod
     def parse(cls, text: str) -> Configuration:
         """Reads what str() gives."""
         ranks, backend, *rest = text.split("-")
-        return cls(int(ranks), backend, "ungrouped" not in rest, "double" in rest)
+        (carrier,) = [c for c in CARRIERS if c in rest] or ["auto"]
+        return cls(int(ranks), backend, "ungrouped" not in rest, "double" in rest, carrier)
 
     def environment(self) -> dict[str, str]:
         """Returns the variables by which the ranks of a launch are told."""
@@ -69,6 +74,7 @@ class Configuration:
             "COLLECTIVE_STRATEGY": self.backend,
             "COLLECTIVE_TEST_GROUPING": "on" if self.grouping else "off",
             "COLLECTIVE_KERNELS": "cpu",
+            **({} if self.carrier == "auto" else {"COLLECTIVE_CARRIER": self.carrier}),
         }
 
 
@@ -117,16 +123,23 @@ class Choice:
     backends: tuple[str, ...] = ()
     grouping: bool = True
     double: bool = False
+    carrier: str = "auto"
 
     @property
     def by_hand(self) -> bool:
-        return bool(self.ranks or self.backends or not self.grouping or self.double)
+        return bool(
+            self.ranks
+            or self.backends
+            or not self.grouping
+            or self.double
+            or self.carrier != "auto"
+        )
 
     def of(self, marks: Marks) -> list[Configuration]:
         """Returns the configurations in which a case with these markers runs, in order."""
         if self.by_hand:
             chosen = [
-                Configuration(n, backend, self.grouping, self.double)
+                Configuration(n, backend, self.grouping, self.double, self.carrier)
                 for n in self.ranks or (2,)
                 for backend in self.backends or _in_test(marks)
             ]

@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 from collective.coordination import barrier
 from tests.ranks import reference
 
-FOREIGN = ("Horovod", "PyFunc", "EagerPyFunc")
+FOREIGN = ("Horovod", "Collective", "PyFunc", "EagerPyFunc")
 
 
 def trained(strategy, build, folder):

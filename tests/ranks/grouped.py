@@ -7,7 +7,7 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.ops import op_attributes
+from collective.ops import graph_analysis, op_attributes
 from tests.ranks import reference
 
 B = 12  # samples of a global batch: 1 to 4 ranks divide it
@@ -80,7 +80,7 @@ def counted(session, fetches, feed=None):
     return out, collections.Counter(
         op_attributes.kind(session.graph.get_operation_by_name(match.group(1)))
         if match.group(2) == "EagerPyFunc"
-        else match.group(2)
+        else graph_analysis.collective_kind(match.group(2))
         for match in found
     )
 
@@ -88,7 +88,7 @@ def counted(session, fetches, feed=None):
 def exchanged(session, fetches, feed=None):
     """Counts (all-to-alls, allreduces, allgathers) of a run."""
     counts = counted(session, fetches, feed)[1]
-    return tuple(counts[f"Horovod{kind}"] for kind in ("Alltoall", "Allreduce", "Allgather"))
+    return tuple(counts[kind] for kind in ("Alltoall", "Allreduce", "Allgather"))
 
 
 def everyone(value):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from collective import RankError
 from collective.ops import collectives, gate
 
 pytestmark = [pytest.mark.either_backend, pytest.mark.ranks(1, 3)]
@@ -121,3 +122,37 @@ def test_names_are_the_same_on_every_rank_and_unlike_each_other(strategy):
         ]
     with tf.Graph().as_default():
         assert collectives.unique_name("a/b") == "collective.a.b"
+
+
+def trained(strategy, rank, carrier):
+    """Returns the losses of three steps by a carrier, and the plan."""
+    with strategy.scope(carrier=carrier, plan="quiet"), tf.Graph().as_default():
+        with strategy.embedding_scope():
+            table = tf.get_variable("t", [20, 3], initializer=tf.random_normal_initializer(seed=2))
+        weights = tf.get_variable("w", [3, 2], initializer=tf.ones_initializer())
+        rows = tf.nn.embedding_lookup(table, [1 + rank, 7, 7, 12 + rank])
+        loss = tf.reduce_mean(tf.square(tf.matmul(rows, weights) - 1.0))
+        train = tf.train.AdagradOptimizer(0.3).minimize(loss)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            losses = [session.run([loss, train])[0] for _ in range(3)]
+        return losses, strategy.plan()
+
+
+def test_both_carriers_train_alike_and_the_plan_says_which(strategy, rank, size):
+    by_horovod, _ = trained(strategy, rank, "horovod")
+    by_memory, plan = trained(strategy, rank, "shared_memory")
+    if size <= 2:  # The sum of three gradients has an order.
+        assert by_horovod == by_memory
+    np.testing.assert_allclose(by_horovod, by_memory, rtol=1e-6)
+    if size > 1:
+        said = "carrier: shared memory of the ranks of this host, by scope(carrier='shared_memory')"
+        assert said in str(plan)
+
+
+def test_ranks_that_choose_different_carriers_are_told(strategy, rank, size):
+    if size > 1:
+        with pytest.raises(
+            RankError, match=r"'scope\(carrier='shared_memory'\)' is used by rank 0"
+        ):
+            trained(strategy, rank, "horovod" if rank else "shared_memory")

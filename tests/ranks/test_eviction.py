@@ -6,11 +6,12 @@ import tensorflow.compat.v1 as tf
 
 import collective
 from collective import GlobalStepEvict, L2WeightEvict, TableError, TablePolicy, checkpoint
-from collective.tables import eviction, row_store
+from collective.ops import key_hashing
+from collective.tables import row_store
 from collective.train import GroupLassoFtrlOptimizer
 from tests.ranks.dynamic_tables import D, drawn, normal
 
-pytestmark = [pytest.mark.either_backend, pytest.mark.ranks(1, 3)]
+pytestmark = [pytest.mark.either_backend, pytest.mark.ranks(1, 3), pytest.mark.double("matrix")]
 
 KEYS = np.arange(30, dtype=np.int64) * 2**35 - 7
 OPTIMIZERS = {
@@ -198,6 +199,136 @@ def test_rows_go_between_saves(strategy, folder):
             assert left(session) == KEYS[10:11].tolist()
 
 
+def share(total, rank, size):
+    return len(range(rank, total, size))
+
+
+class Reference:
+    """Holds the keys of this rank with the steps of their last uses."""
+
+    def __init__(self, capacity, rank, size):
+        self.share, self.rank, self.size = share(capacity, rank, size), rank, size
+        self.used, self.step, self.evicted = {}, 0, 0
+
+    def train(self, keys):
+        self.step += 1
+        owned = keys[key_hashing.owners_np(keys, self.size) == self.rank]
+        self.used.update((key, self.step) for key in owned.tolist())
+        self.limit(self.step)
+
+    def limit(self, before):
+        by_age = sorted((step, key) for key, step in self.used.items() if step < before)
+        for _, key in by_age[: max(0, len(self.used) - self.share)]:
+            del self.used[key]
+            self.evicted += 1
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", "adam"])
+def test_the_least_recent_rows_go_where_there_are_too_many(
+    strategy, rank, size, folder, optimizer, monkeypatch
+):
+    """Also in a restore with a smaller capacity."""
+    said = []
+    monkeypatch.setattr(tf.logging, "warning", said.append)
+    wanted = Reference(20, rank, size)
+    rng = np.random.default_rng(5)
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        model = Model(TablePolicy(capacity=20), optimizer)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            for step in range(25):
+                # Some batches alone are more than a rank may have.
+                keys = np.unique(rng.choice(KEYS, 60 if step % 6 == 5 else 8))
+                model.steps(session, keys)
+                wanted.train(keys)
+                found = model.table.lookup_keys(session, KEYS)[0]
+                assert sorted(found.tolist()) == sorted(wanted.used)
+            model.saver.save(session, f"{folder}/m")
+            counted = model.table.statistics(session)
+            assert counted.rows == len(wanted.used)
+            assert counted.evicted.get("capacity", 0) == wanted.evicted
+            assert wanted.evicted > 0 or size > 1
+            assert counted.bytes >= counted.rows * (4 * D + 8 + 8)
+            rows_saved = session.run(model.table.total_count())
+    assert not said
+    wanted.share, wanted.evicted = share(7, rank, size), 0
+    wanted.limit(wanted.step + 1)  # no batch is in flight
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        model = Model(TablePolicy(capacity=7), optimizer)
+        with tf.Session() as session:
+            model.saver.restore(session, f"{folder}/m")
+            found = model.table.lookup_keys(session, KEYS)[0]
+            assert sorted(found.tolist()) == sorted(wanted.used)
+            assert model.table.statistics(session).evicted.get("capacity", 0) == wanted.evicted
+            if rank == 0:
+                rows_left_out = rows_saved - session.run(model.table.total_count())
+                assert "table 't' than capacity=7 allows" in said[0]
+                assert f"left out: {rows_left_out} rows" in said[0]
+            else:
+                session.run(model.table.total_count())
+                assert not said
+            wanted.train(KEYS)
+            model.steps(session, KEYS)
+            assert model.table.statistics(session).rows == len(wanted.used)
+
+
+def test_what_came_and_went_is_counted(strategy, rank, size, folder):
+    """Neither imports nor restores nor removals count as keys that came or were evicted."""
+    policy = TablePolicy(
+        steps_to_live=1, l2_weight_threshold=1e-30, evict=collective.every_steps(1)
+    )
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        model = Model(policy)
+
+        def counts(session, owned):
+            """Returns the statistics, for an expectation of the same form: keys to be owned."""
+            found = model.table.statistics(session)
+            owners = key_hashing.owners_np(owned, size)
+            return found, np.count_nonzero(owners == rank)
+
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            model.steps(session, KEYS[:20])
+            model.table.import_(session, KEYS[20:25], np.ones((5, D)))
+            found, own = counts(session, KEYS[:20])
+            assert (found.admitted, found.evicted, found.returned) == (own, {}, 0)
+            model.steps(session, KEYS[:4])  # The imported rows came at step 1, too.
+            found, own = counts(session, KEYS[4:25])
+            assert found.evicted == ({"steps_to_live": own} if own else {})
+            model.steps(session, KEYS[:10])
+            found, own = counts(session, KEYS[4:10])
+            assert found.returned == own
+            model.table.remove(session, KEYS[:10])
+            model.steps(session, KEYS[:12])
+            found, own = counts(session, KEYS[10:12])
+            assert found.returned == own + counts(session, KEYS[4:10])[1]
+            assert found.rows == counts(session, KEYS[:12])[1]
+            assert found.refused == 0
+            model.saver.save(session, f"{folder}/m")
+            model.saver.restore(session, f"{folder}/m")
+            found, own = counts(session, KEYS[:12])
+            assert (found.rows, found.admitted, found.evicted) == (own, 0, {})
+
+
+def test_some_rows_stay_however_old(strategy, rank, size, folder):
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        model = Model(TablePolicy(steps_to_live=1, keep_at_least=18))
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            model.steps(session, KEYS[:10], KEYS[10:20], KEYS[20:])
+            rows = model.save(session, f"{folder}/m")
+            statistics = model.table.statistics(session)
+    kept = []
+    for owner in range(size):
+        keys = KEYS[key_hashing.owners_np(KEYS, size) == owner]  # the later ones used later
+        count = max(np.count_nonzero(keys >= KEYS[20]), share(18, owner, size))
+        kept += keys[-count:].tolist()
+        if owner == rank:
+            assert statistics.rows == len(keys[-count:])
+            assert statistics.evicted.get("steps_to_live", 0) == len(keys) - len(keys[-count:])
+    has(rows, np.array(kept))
+
+
 def test_steps_to_live_is_an_argument_of_variables_too(strategy):
     """As DeepRec's first versions had it; 0 is for ever."""
     with strategy.scope(), tf.Graph().as_default():
@@ -208,7 +339,7 @@ def test_steps_to_live_is_an_argument_of_variables_too(strategy):
 
 
 @pytest.mark.matrix
-def test_imported_rows_count_as_used(strategy, folder):
+def test_imported_rows_count_as_used(strategy, rank, size, folder):
     with strategy.scope(plan="quiet"), tf.Graph().as_default():
         model = Model(TablePolicy(steps_to_live=2))
         with tf.Session() as session:
@@ -217,6 +348,19 @@ def test_imported_rows_count_as_used(strategy, folder):
             model.table.import_(session, KEYS[2:5], np.ones((3, D)))
             model.steps(session, KEYS[:2])
             has(model.save(session, f"{folder}/m"), KEYS[:5])
+            exported = {
+                int(key): int(step)
+                for keys, _, steps in model.table.export(session, block=2, last_used=True)
+                for key, step in zip(keys, steps)
+            }
+            owned = KEYS[:5][key_hashing.owners_np(KEYS[:5], size) == rank]
+            assert exported == {int(key): 4 if key in KEYS[:2] else 3 for key in owned}
+            blocks = list(checkpoint.read_table(f"{folder}/m", "t", 2, last_used=True))
+            keys, rows, steps = (np.concatenate(x) for x in zip(*blocks))
+            assert keys.tolist() == sorted(KEYS[:5].tolist()) and rows.shape == (5, D)
+            assert steps.tolist() == [4 if key in KEYS[:2] else 3 for key in keys]
+            with pytest.raises(ValueError, match="doesn't tell when rows of table 't/Adagrad'"):
+                checkpoint.read_table(f"{folder}/m", "t/Adagrad", last_used=True)
             model.steps(session, KEYS[:2])
             has(model.save(session, f"{folder}/m"), KEYS[:2])
 
@@ -225,7 +369,8 @@ def test_imported_rows_count_as_used(strategy, folder):
 @pytest.mark.parametrize("optimizer", ["adagrad", "adam"])
 def test_a_policy_that_never_acts_changes_nothing(strategy, folder, optimizer):
     found = []
-    for policy in (None, TablePolicy(steps_to_live=100, l2_weight_threshold=1e-30)):
+    options = {"steps_to_live": 100, "l2_weight_threshold": 1e-30, "keep_at_least": 9}
+    for policy in (None, TablePolicy(**options, capacity=200, evict=collective.every_steps(1))):
         with strategy.scope(plan="quiet"), tf.Graph().as_default():
             model = Model(policy, optimizer)
             with tf.Session() as session:
@@ -295,9 +440,10 @@ def test_the_global_step_can_be_made_after_the_lookups(strategy, rank, folder, p
     "policy, option",
     [
         (TablePolicy(steps_to_live=3), "steps_to_live=3"),
+        (TablePolicy(capacity=30), "capacity=30"),
         (TablePolicy(l2_weight_threshold=1, evict=collective.every_steps(2)), r"every_steps\(2\)"),
     ],
-    ids=["age", "weights"],
+    ids=["age", "capacity", "weights"],
 )
 def test_training_without_a_global_step_is_refused(strategy, policy, option):
     """Before anything is exchanged, on all ranks: later runs go on."""
@@ -336,14 +482,9 @@ def test_a_global_step_that_nothing_counts_is_said(strategy):
                 session.run(train)
 
 
-def test_what_can_not_be_evicted_is_refused(strategy, monkeypatch):
+def test_static_tables_keep_all_rows(strategy):
     policy = TablePolicy(steps_to_live=3)
     with strategy.scope(plan="quiet"), tf.Graph().as_default():
-        table = collective.get_embedding_variable("t", D)
-        monkeypatch.setattr(table, "bridge", object())
-        for table.policy in (policy, TablePolicy(l2_weight_threshold=1)):
-            with pytest.raises(TableError, match="COLLECTIVE_DYNAMIC_TABLES=host"):
-                eviction.prepare(table, None)
         with strategy.embedding_scope(policy=policy):
             static = tf.get_variable("s", [10, D])
         assert static.policy == policy

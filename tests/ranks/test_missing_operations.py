@@ -9,8 +9,8 @@ import tensorflow.compat.v1 as tf
 
 import collective
 from collective import strategy as facade
-from collective.ops import native_library
-from tests.ranks.dynamic_tables import D, drawn, normal, touch
+from collective.ops import graph_analysis, native_library
+from tests.ranks.dynamic_tables import MORE_OPTIMIZERS, OPTIMIZERS, D, drawn, normal, touch
 
 WHY = "they were taken away by a test"
 
@@ -74,3 +74,61 @@ def test_dynamic_tables_train(strategy, without_operations):
             assert session.run(total) == len(keys)
             np.testing.assert_array_equal(session.run(rows), drawn(keys))
     assert not [kind for kind in kinds if kind.endswith(("Rows", "SettleSlots"))]
+
+
+COMPILED = {
+    "momentum": "Momentum",
+    "nesterov": "NesterovMomentum",
+    "adagrad": "Adagrad",
+    "adam": "Adam",
+    "ftrl": "Ftrl",
+    "row_wise_adagrad": "RowWiseAdagrad",
+    "adam_async": "LazyAdam",
+    "lazy_adam": "LazyAdam",
+}
+
+
+def kinds_of_updates(names, dtype):
+    """Returns, by optimizer, the types of operations that write a static and a dynamic table."""
+    optimizers = {**OPTIMIZERS, **MORE_OPTIMIZERS}
+    kinds = {}
+    with tf.Graph().as_default():
+        tables = [
+            tf.get_variable(name, [rows, D], dtype, initializer=tf.ones_initializer())
+            for name, rows in (("static", 9), ("dynamic", None))
+        ]
+        handles = {table.handle.op for table in tables}
+        found = [tf.nn.embedding_lookup(table, tf.constant([1, 3, 1])) for table in tables]
+        loss = tf.add_n([tf.reduce_sum(rows) for rows in found])
+        gradients = tf.train.GradientDescentOptimizer(1.0).compute_gradients(loss)
+        for name in names:
+            train = optimizers[name]().apply_gradients(gradients)
+            kinds[name] = [
+                op.type
+                for op in graph_analysis.upstream([train])
+                if graph_analysis.WRITES.match(op.type)
+                and graph_analysis.holder(op.inputs[0]) in handles
+            ]
+    return kinds
+
+
+@pytest.mark.either_backend
+def test_compiled_operations_update_tables_of_float32(strategy):
+    """One operation a table. TensorFlow's do it for other types, and with other optimizers."""
+    others = (OPTIMIZERS.keys() | MORE_OPTIMIZERS.keys()) - COMPILED.keys()
+    with strategy.scope(plan="quiet"), strategy.embedding_scope():
+        kinds = kinds_of_updates({*COMPILED, *others}, tf.float32)
+        of_float64 = kinds_of_updates(COMPILED, tf.float64)
+    for name, operation in COMPILED.items():
+        assert kinds.pop(name) == [f"CollectiveSparse{operation}"] * 2
+        assert of_float64[name] and "Collective" not in str(of_float64[name])
+    assert sorted(kinds.pop("adam_w")) == ["CollectiveSparseAdam"] * 2 + ["ResourceScatterSub"] * 2
+    for other in kinds.values():
+        assert len(other) >= 2 and "Collective" not in str(other)
+
+
+@pytest.mark.either_backend
+def test_tensorflows_operations_update_tables_where_these_are_missing(strategy, without_operations):
+    with strategy.scope(plan="quiet"), strategy.embedding_scope():
+        for kinds in kinds_of_updates(COMPILED, tf.float32).values():
+            assert kinds and "Collective" not in str(kinds)

@@ -60,6 +60,7 @@ def batch(number):
     return rng.integers(0, V - 1, B), rng.normal(size=(B, D))
 
 
+@pytest.mark.matrix
 @pytest.mark.ranks(1, 3)
 @pytest.mark.double("matrix")
 def test_rows_and_slots_of_every_kind_of_table(strategy, rank, size):

@@ -5,12 +5,11 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import collective
-from collective import TableError
 from collective.ops import key_hashing
 from collective.tables import row_store
 from tests.ranks.dynamic_tables import D, drawn, normal
 
-pytestmark = [pytest.mark.either_backend, pytest.mark.ranks(1, 3)]
+pytestmark = [pytest.mark.either_backend, pytest.mark.ranks(1, 3), pytest.mark.double("matrix")]
 
 KEYS = np.arange(40, dtype=np.int64) * 2**35 - 7
 
@@ -117,18 +116,3 @@ def test_only_looked_up_keys_are_not_inserted(strategy, rank, size):
             np.testing.assert_array_equal(keys, wanted)
             np.testing.assert_array_equal(rows, drawn(wanted))
             assert model.table.local_count(session._tf_sess()) == len(wanted)
-
-
-def test_a_gpus_table_says_what_works(strategy, monkeypatch):
-    with strategy.scope(plan="quiet"), tf.Graph().as_default():
-        model = Model(tf.train.AdagradOptimizer(0.5))
-        with tf.train.MonitoredTrainingSession("") as session:
-            monkeypatch.setattr(model.table, "bridge", object())
-            for remove in (
-                lambda: model.table.remove(session, KEYS),
-                lambda: model.table.clear(session),
-                lambda: collective.clear_embeddings(session),
-            ):
-                words = "Rows of table 't' can not be removed.*COLLECTIVE_DYNAMIC_TABLES=host"
-                with pytest.raises(TableError, match=words):
-                    remove()

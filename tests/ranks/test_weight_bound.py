@@ -218,6 +218,7 @@ def test_a_bound_that_never_acts_changes_no_bit(strategy, rank, size, name):
             assert want.tobytes() == got.tobytes()
 
 
+@pytest.mark.matrix
 @pytest.mark.ranks(3)
 def test_a_checkpoint_is_restored_under_another_bound(strategy, rank, size, folder):
     """Rows are restored as they were saved, and clipped when an update touches them."""

@@ -73,7 +73,7 @@ def test_functions_are_searched_through_the_functions_that_they_call(graph: tf.G
         if op.type in graph_analysis.CALLS
     )
     assert graph_analysis.has_inside(graph, call, re.compile("Tanh").match)
-    assert not graph_analysis.has_inside(graph, call, graph_analysis.is_horovod)
+    assert not graph_analysis.has_inside(graph, call, graph_analysis.is_of_carrier)
 
 
 @pytest.mark.parametrize("resource", [False, True])
@@ -106,17 +106,19 @@ def test_names_of_what_is_fed(leaf: object, expected: list[str]):
 
 
 @pytest.mark.parametrize(
-    ("op_type", "is_horovod", "is_collective"),
+    ("op_type", "is_of_carrier", "is_collective"),
     [
         ("HorovodAlltoall", True, True),
         ("HorovodGroupedAllreduce", True, True),
         ("HorovodBroadcastInplace", True, True),
         ("HorovodSize", True, False),
+        ("CollectiveSharedAlltoall", True, True),
+        ("CollectiveSharedBroadcast", True, True),
         ("CollectiveAsk", False, False),
     ],
 )
 def test_collectives_wait_for_peers_and_questions_do_not(
-    op_type: str, is_horovod: bool, is_collective: bool
+    op_type: str, is_of_carrier: bool, is_collective: bool
 ):
-    assert graph_analysis.is_horovod(op_type) == is_horovod
+    assert graph_analysis.is_of_carrier(op_type) == is_of_carrier
     assert graph_analysis.is_collective(op_type) == is_collective

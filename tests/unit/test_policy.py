@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import math
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from collective.policy import policy_of
 from collective.tables import weight_bound
 from collective.tables.open_dimension import OpenDimension, policy_in
 
+BLOOM = {"max_element_size": 2**30, "false_positive_probability": 0.01}
 ONES = tf.ones_initializer()
 SSD = StorageType.DRAM_SSDHASH
 
@@ -84,15 +86,21 @@ GOOD: list[tuple[type, dict[str, Any]]] = [
     (TablePolicy, {"weight_bound": np.float32(0.5), "initializer": ONES}),
     (TablePolicy, {"initializer": tf.ones_initializer}),
     (TablePolicy, {"steps_to_live": np.int64(5), "l2_weight_threshold": 1}),
+    (TablePolicy, {"steps_to_live": 5, "keep_at_least": 10, "capacity": np.int32(10)}),
+    (TablePolicy, {"filter_freq": np.int64(3), "default_value_no_permission": -1}),
+    (TablePolicy, {"filter_freq": 200, "counter_type": "uint8"} | BLOOM),
+    (TablePolicy, {"admit_probability": 0}),
     (InitializerOption, {"initializer": ONES, "default_value_no_permission": -1}),
     (CounterFilter, {"filter_freq": 3}),
     (CBFFilter, {"filter_freq": 3, "max_element_size": 2**30, "false_positive_probability": 0.01}),
     (CBFFilter, {"counter_type": tf.uint8}),
+    (CBFFilter, {"counter_type": tf.int64}),
     (GlobalStepEvict, {"steps_to_live": 4000}),
     (L2WeightEvict, {"l2_weight_threshold": 0.9}),
     (CheckpointOption, {"ckpt_to_load_from": "model.ckpt-5"}),
     (StorageOption, {"storage_type": StorageType.DRAM, "storage_path": "folder"}),
     (StorageOption, {"storage_type": SSD, "storage_path": "folder", "storage_size": [2**40]}),
+    (TablePolicy, {"storage": "dram_ssd", "storage_path": "folder", "storage_size": 1}),
     (EmbeddingConfig, {"emb_initialization": [0.0, 0.0], "weight_bound": math.inf}),
     (EmbeddingConfig, {"admit_probability": 0}),
 ]
@@ -102,7 +110,18 @@ BAD: list[tuple[type, str, list[Any]]] = [
     (TablePolicy, "initializer", [0.5, "ones", [1.0, 2.0]]),
     (TablePolicy, "steps_to_live", [0, -1, 1.5, True, "5"]),
     (TablePolicy, "evict", ["never", 5, None, True]),
+    (TablePolicy, "capacity", [0, -1, 1.5, True, "5"]),
+    (TablePolicy, "keep_at_least", [0, -1, 1.5, True, "5"]),
     (TablePolicy, "l2_weight_threshold", [0, -1, math.inf, math.nan, True, "1"]),
+    (TablePolicy, "filter_freq", [0, -1, 1.5, True, "3"]),
+    (TablePolicy, "max_element_size", [0, 0.5, True]),
+    (TablePolicy, "false_positive_probability", [0, 1, -1, math.nan, "0.1"]),
+    (TablePolicy, "counter_type", ["int32", tf.uint8, None]),
+    (TablePolicy, "admit_probability", [-0.1, 1.1, math.nan, True, "1"]),
+    (TablePolicy, "default_value_no_permission", [math.nan, math.inf, None, "0"]),
+    (TablePolicy, "storage", ["dram", "DRAM_SSDHASH", SSD, "", True]),
+    (TablePolicy, "storage_path", ["folder"]),  # without a storage
+    (TablePolicy, "storage_size", [1024]),
     (InitializerOption, "initializer", [0.5, "ones"]),
     (InitializerOption, "default_value_dim", [0, -1, 1.5, None]),
     (InitializerOption, "default_value_no_permission", ["0", math.nan, None]),
@@ -110,7 +129,7 @@ BAD: list[tuple[type, str, list[Any]]] = [
     (CBFFilter, "filter_freq", [-1, "3"]),
     (CBFFilter, "max_element_size", [-1, 0.5]),
     (CBFFilter, "false_positive_probability", [0, 1, -0.5, "0.1"]),
-    (CBFFilter, "counter_type", [tf.int64, tf.float32, int, None]),
+    (CBFFilter, "counter_type", [tf.int32, tf.float32, int, None]),
     (GlobalStepEvict, "steps_to_live", [-1, 1.5, True]),
     (L2WeightEvict, "l2_weight_threshold", [-0.5, math.nan, None]),
     (CheckpointOption, "ckpt_to_load_from", [5]),
@@ -163,6 +182,11 @@ def test_options_that_need_each_other():
     for missing in ({"max_element_size": 100}, {"false_positive_probability": 0.01}):
         with pytest.raises(ValueError, match="together or neither"):
             CBFFilter(3, **missing)
+    for options in (BLOOM, {"filter_freq": 2, "max_element_size": 5}):
+        with pytest.raises(ValueError, match="together, and with filter_freq"):
+            TablePolicy(**options)
+    with pytest.raises(ValueError, match="filter_freq=256.* counter_type='uint8' can hold"):
+        TablePolicy(filter_freq=256, counter_type="uint8", **BLOOM)
     with pytest.raises(ValueError, match="without storage_type"):
         StorageOption(storage_path="folder")
     with pytest.raises(ValueError, match="no storage_path"):
@@ -215,6 +239,13 @@ def test_times_of_eviction():
             collective.every_steps(wrong)
 
 
+def test_limits_that_need_each_other():
+    with pytest.raises(ValueError, match=r"keep_at_least=5\) keeps rows that steps_to_live"):
+        TablePolicy(keep_at_least=5)
+    with pytest.raises(ValueError, match=r"keep_at_least=5\) keeps more rows than capacity=4"):
+        TablePolicy(steps_to_live=1, keep_at_least=5, capacity=4)
+
+
 def test_eviction_becomes_a_policy():
     for evict, options in (
         (GlobalStepEvict(5), {"steps_to_live": 5}),
@@ -226,12 +257,59 @@ def test_eviction_becomes_a_policy():
         assert policy.options() == options and policy == TablePolicy(**options)
 
 
+def test_admission_becomes_a_policy():
+    bloom = {"max_element_size": 100, "false_positive_probability": 0.01}
+    for option, options in (
+        ({"filter_option": CounterFilter(3)}, {"filter_freq": 3}),
+        ({"filter_option": CBFFilter(3)}, {"filter_freq": 3}),
+        ({"filter_option": CBFFilter(3, 100, 0.01)}, {"filter_freq": 3, **bloom}),
+        (
+            {"filter_option": CBFFilter(3, 100, 0.01, tf.uint16)},
+            {"filter_freq": 3, **bloom, "counter_type": "uint16"},
+        ),
+        (
+            {"init_option": InitializerOption(None, 4096, 1.5)},
+            {"default_value_no_permission": 1.5},
+        ),
+    ):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            policy = policy_of(EmbeddingVariableOption(**option), "x")
+            persias = policy_of(EmbeddingConfig(admit_probability=0.5), "x")
+        assert policy.options() == options and policy == TablePolicy(**options)
+        assert persias.options() == {"weight_bound": 10.0, "admit_probability": 0.5}
+    for policy, counts, draws in (
+        (TablePolicy(filter_freq=1, admit_probability=1), False, False),
+        (TablePolicy(filter_freq=2, admit_probability=0), True, True),
+    ):
+        assert (policy.counts_keys, policy.draws_keys) == (counts, draws)
+
+
+def test_storage_becomes_a_policy():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        storage = StorageOption(SSD, "folder", [5, 2**40])
+        policy = policy_of(EmbeddingVariableOption(storage_option=storage), "x")
+        default = policy_of(EmbeddingVariableOption(storage_option=StorageOption(SSD, "f")), "x")
+    options = {"storage": "dram_ssd", "storage_path": "folder", "storage_size": 5}
+    assert policy.options() == options and policy == TablePolicy(**options)
+    assert policy.memory_bytes == 5 and default.memory_bytes == 2**30
+    assert TablePolicy(storage="dram_ssd", storage_path=Path("f")).storage_path == "f"
+    for wrong, words in (
+        ({}, "storage_path=… is their folder, not None"),
+        ({"storage_path": ""}, "storage_path=… is their folder, not ''"),
+        ({"storage_path": 5}, "storage_path=… is their folder, not 5"),
+        ({"storage_path": "f", "storage_size": 0}, "whole number of bytes from 1"),
+        ({"storage_path": "f", "storage_size": 0.5}, "whole number of bytes from 1"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            TablePolicy(storage="dram_ssd", **wrong)
+    with pytest.raises(ValueError, match="StorageType.DRAM_SSDHASH, for the host's memory"):
+        StorageOption(StorageType.HBM_DRAM, "folder")
+
+
 IDLE = {
-    "filter_option=CounterFilter(filter_freq=3) has no": {"filter_option": CounterFilter(3)},
-    "filter_option=CBFFilter(filter_freq=1,": {"filter_option": CBFFilter(1, 100, 0.01)},
-    "storage_option=StorageOption(storage_type=": {"storage_option": StorageOption(SSD, "folder")},
     "ckpt=CheckpointOption(ckpt_to_load_from='m'": {"ckpt": CheckpointOption("m")},
-    "default_value_no_permission=1.5 has": {"init_option": InitializerOption(None, 4096, 1.5)},
 }
 
 
@@ -247,22 +325,24 @@ def test_an_option_without_effect_is_warned_of_by_its_name(named: str):
     assert sum(other in text for other in others) == 1
 
 
+class TwoIdleOptions:
+    """Stands for the options of another system, of which two have no effect."""
+
+    def to_policy(self) -> TablePolicy:
+        return TablePolicy(initializer=ONES)
+
+    def without_effect(self) -> dict[str, str]:
+        return {"this=3": "every key comes", "that='m'": "nothing is read"}
+
+
 def test_one_warning_names_all_options_without_effect():
-    option = EmbeddingVariableOption(
-        filter_option=CounterFilter(3),
-        storage_option=StorageOption(SSD, "folder"),
-        init_option=InitializerOption(ONES),
-    )
     with pytest.warns(UserWarning) as record:
-        assert policy_of(option, "x").initializer is ONES
+        assert policy_of(TwoIdleOptions(), "x").initializer is ONES
     (warning,) = record
     assert str(warning.message) == (
-        "x: filter_option=CounterFilter(filter_freq=3) and "
-        "storage_option=StorageOption(storage_type=StorageType.DRAM_SSDHASH) have no effect yet: "
-        "every key is admitted, all rows stay in memory. Leave them out to silence this."
+        "x: this=3 and that='m' have no effect yet: every key comes, nothing is read. Leave them "
+        "out to silence this."
     )
-    with pytest.warns(UserWarning, match="x: admit_probability=0.5 has no effect yet"):
-        assert policy_of(EmbeddingConfig(admit_probability=0.5), "x").weight_bound == 10
 
 
 @pytest.mark.parametrize("option", [object(), "policy", 3, EmbeddingVariableOption], ids=str)
@@ -273,13 +353,13 @@ def test_anything_else_is_no_policy(option: Any):
 
 def test_warnings_point_at_the_script():
     """Also that of embedding_scope(), which a decorator wraps."""
-    option = EmbeddingConfig(admit_probability=0.5)
+    option = EmbeddingVariableOption(ckpt=CheckpointOption("m"))
     column = collective.feature_column.categorical_column_with_embedding
-    with pytest.warns(UserWarning, match=r"embedding\('k'\): ev_option: admit") as record:
+    with pytest.warns(UserWarning, match=r"embedding\('k'\): ev_option: ckpt") as record:
         column("k", ev_option=option)
     assert record[0].filename == __file__
     strategy = object.__new__(collective.CollectiveStrategy)
-    with pytest.warns(UserWarning, match=r"embedding_scope\(\): policy: admit") as record:
+    with pytest.warns(UserWarning, match=r"embedding_scope\(\): policy: ckpt") as record:
         strategy.embedding_scope(policy=option)
     assert record[0].filename == __file__
 

@@ -5,7 +5,7 @@ import pytest
 from collective.ops.collective_names import split_name
 from collective.options import ScopeOptions
 from collective.plan.formatting import columns, imbalance, in_bytes
-from collective.profiling import breakdown, profiler, trace
+from collective.profiling import breakdown, profiler, summaries, trace
 
 MS = 1_000_000
 
@@ -83,6 +83,38 @@ def test_a_hidden_collective_hides_its_waiting():
         ]
     )
     assert joined.phases[0] == pytest.approx({name: 1.0, breakdown.WAITING: 3.0, "dense": 6.0})
+
+
+def test_what_dynamic_tables_let_come_and_go():
+    """Counts are of the last step, rates means over the steps that have them; of all ranks."""
+    early, late = (
+        {"user": {"rows": rows, "bytes": 100 * rows, "admitted": rows, "refused": 0}}
+        for rows in (10, 30)
+    )
+    late["user"]["evicted by capacity"] = 5
+    rates = {"user": {"rows": 4.0, "admitted": 6.0, "evicted by capacity": 2.5}}
+    steps = [step(3, table_counts=early), step(5, table_counts=late, table_rates=rates)]
+    joined = breakdown.combine([steps, steps])
+    assert joined.table_counts["user"] == {
+        "rows": 60,
+        "bytes": 6000,
+        "admitted": 60,
+        "refused": 0,
+        "evicted by capacity": 10,
+    }
+    assert joined.table_rates["user"]["admitted"] == 12
+    last = breakdown.text(joined, range(2)).splitlines()[-1]
+    assert last == (
+        "table 'user': 60 rows, 6.0 kB, 60 admitted (12.0 a step), "
+        "10 evicted by capacity (5.0 a step)"
+    )
+    values = summaries.scalars(joined)
+    assert values["collective/tables/user/evicted_by_capacity"] == 10
+    assert values["collective/tables/user/evicted_by_capacity_per_step"] == 5
+    many = {f"t{i}": {"rows": 1, "bytes": i} for i in range(14)}
+    lines = breakdown.text(breakdown.combine([[step(1, table_counts=many)]]), [0]).splitlines()
+    assert lines[-2].startswith("table 't4':")
+    assert lines[-1] == "and 4 smaller dynamic tables"
 
 
 def test_rates_and_shares():

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+import types
 
-from collective.plan import step_estimate
+import pytest
+import tensorflow.compat.v1 as tf
+
+from collective.plan import step_estimate, step_work
 from collective.plan.data import StepEstimate
 from collective.plan.step_estimate import StepWork
 from tests.unit.test_plan_text import plan_of, table
@@ -87,3 +90,20 @@ def test_nothing_is_claimed_where_it_might_be_false(tables, estimate):
     plan = plan_of(tables, estimate=estimate)
     assert step_estimate.advice(plan) == []
     assert "An estimate" not in str(plan)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_batch_of_unknown_size_has_unknown_samples(version):
+    """Scripts of TensorFlow 1 disable version 2, whose shapes have other items."""
+    if version == 1:
+        tf.disable_v2_tensorshape()
+    try:
+        with tf.Graph().as_default():
+            lookups = [
+                types.SimpleNamespace(ids=tf.placeholder(tf.int64, shape), sparse_ids=None)
+                for shape in ([6], [8, 2], [None, 2])
+            ]
+        assert step_work._samples(lookups[:2]) == 8
+        assert step_work._samples(lookups) is None
+    finally:
+        tf.enable_v2_tensorshape()

@@ -1,4 +1,7 @@
-"""Checks a table that grows: a variable in reserved memory, which TensorFlow and kernels update."""
+"""Checks a table that grows: a variable in reserved memory, which TensorFlow and kernels update.
+
+Its keys know when they were used last, and some are removed at the end.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +41,9 @@ class Growing:
             )
             self.start = tf.raw_ops.AssignVariableOp(resource=handle, value=given)
             self.keys = tf.placeholder(tf.int64, [None])
+            self.step = tf.placeholder(tf.int64, [])
             rows = dispatch.operations().collective_find(
-                self._find, [tf.constant(0, tf.int64)], [self.keys], tf.constant(True)
+                self._find, [tf.constant(0, tf.int64)], [self.keys], tf.constant(True), [self.step]
             )[0]
             ones = tf.ones([tf.size(rows), DIM])
             added = tf.raw_ops.ResourceScatterAdd(resource=handle, indices=rows, updates=ones)
@@ -66,16 +70,42 @@ class Growing:
                 self._memory, (self._memory.taken - before,), np.uint8, before
             ).fill(0)
 
-    def _find(self, kernels: Kernels, _: Any, keys: Any, sizes: Sequence[int], insert: bool) -> Any:
-        rows = device_key_map.rows(kernels, [self._keys], keys, sizes, insert)
+    def _find(
+        self,
+        kernels: Kernels,
+        _: Any,
+        keys: Any,
+        sizes: Sequence[int],
+        steps: Sequence[int] | None,
+    ) -> Any:
+        rows = device_key_map.rows(kernels, [self._keys], keys, sizes, steps)
         self._reach()
         return rows
+
+    def wrong_uses(self, last_uses: dict[int, int]) -> int:
+        """Counts the keys whose last use isn't known, or not as it is in `last_uses`."""
+        keys = self._keys.keys(1, len(self._keys) + 1).tolist()
+        wanted = np.array([last_uses.get(key, 0) for key in keys])
+        differ = int((self._keys.steps() != wanted).sum())
+        return differ + abs(len(keys) - len(last_uses))
+
+    def wrong_rows_behind_removal(self) -> int:
+        """Removes every third key; counts the keys that then don't have the rows they should."""
+        count = len(self._keys)
+        keys = self._keys.keys(1, count + 1).copy()
+        gone = np.arange(1, count + 1, 3)
+        from_, to = self._keys.remove(gone)
+        rows = np.arange(1, count + 1)
+        rows[gone - 1] = 0
+        rows[from_ - 1] = to
+        return int((self._keys.find(keys) != rows).sum())
 
 
 def check(seed: int, config: tf.ConfigProto) -> list[str]:
     """Returns what is wrong on this rank."""
     rank, wrong = collectives.rank(), []
     rng, wanted = np.random.default_rng([seed, rank]), {0: 0.0}
+    last_uses: dict[int, int] = {}
     with tf.Graph().as_default():
         table = Growing()
         with tf.Session(config=config) as session:
@@ -85,7 +115,8 @@ def check(seed: int, config: tf.ConfigProto) -> list[str]:
                 distinct, counts = np.unique(keys, return_counts=True)
                 for key, count in zip(distinct.tolist(), counts.tolist()):
                     wanted[key] = wanted.get(key, 0.0) + count - 0.5
-                got = session.run(table.rows, {table.keys: keys})
+                    last_uses[key] = step + 1
+                got = session.run(table.rows, {table.keys: keys, table.step: step + 1})
                 truth = np.array([wanted[key] for key in keys.tolist()], np.float32)
                 if not np.array_equal(got, np.tile(truth[:, None], (1, DIM))):
                     differ = int((got != truth[:, None]).any(1).sum())
@@ -93,4 +124,10 @@ def check(seed: int, config: tf.ConfigProto) -> list[str]:
                         f"rank {rank}: {differ} of {len(keys)} rows of a table that grows, in step "
                         f"{step}"
                     )
+            for differ, what in (
+                (table.wrong_uses(last_uses), "last uses"),
+                (table.wrong_rows_behind_removal(), "rows behind a removal"),
+            ):
+                if differ:
+                    wrong.append(f"rank {rank}: {differ} {what} of a table that grows")
     return wrong

@@ -1,4 +1,5 @@
-"""Checks and measurements of `collective.ops.gpu.hash_table` and `hash_table_upkeep`."""
+"""Checks and measurements of `collective.ops.gpu.hash_table` and
+`hash_table_maintenance`."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from collective.ops.gpu import hash_table_maintenance as maintenance
 from collective.ops.gpu.checks import Measurement, Scale
 from collective.ops.gpu.checks.inputs import EXTREME, assert_same, key_cases, on, segment_cases
 from collective.ops.gpu.device import Device
-from collective.ops.gpu.hash_table import MOST_ROWS, HashTable
+from collective.ops.gpu.hash_table import MOST_ROWS, STEPS, HashTable
 from collective.ops.gpu.reference import hash_table as reference
 from collective.ops.gpu.segments import Segments
 from collective.ops.gpu.workspace import Workspace
@@ -22,20 +23,11 @@ from collective.ops.gpu.workspace import Workspace
 class _Both:
     """Tells and asks tables and their references the same."""
 
-    def __init__(
-        self,
-        device: Device,
-        tables: int,
-        slots: int = 1,
-        most_rows: int = MOST_ROWS,
-        filter_freq: int = 1,
-    ):
+    def __init__(self, device: Device, tables: int, slots: int = 1, most_rows: int = MOST_ROWS):
         self.workspace, self.device = Workspace(device), device
-        self.tables = [
-            HashTable(f"t{t}", device, slots, most_rows, filter_freq) for t in range(tables)
-        ]
+        self.tables = [HashTable(f"t{t}", device, slots, most_rows) for t in range(tables)]
         self.references = [
-            reference.HashTable(f"t{t}", None, slots, most_rows, filter_freq) for t in range(tables)
+            reference.HashTable(f"t{t}", None, slots, most_rows) for t in range(tables)
         ]
 
     def find(self, keys: np.ndarray, segments: Segments, what: str) -> None:
@@ -47,25 +39,13 @@ class _Both:
             f"rows found of {what}",
         )
 
-    def insert(
-        self,
-        keys: np.ndarray,
-        segments: Segments,
-        step: int,
-        what: str,
-        counts: np.ndarray | None = None,
-    ) -> None:
+    def insert(self, keys: np.ndarray, segments: Segments, step: int, what: str) -> None:
+        """Inserts keys; a table's step is the one before that of the next table."""
+        steps = [step + t for t in range(len(self.tables))]
         got = kernels.find_or_insert(
-            self.tables,
-            on(self.device, keys),
-            segments,
-            step,
-            self.workspace,
-            None if counts is None else on(self.device, counts),
+            self.tables, on(self.device, keys), segments, steps, self.workspace
         )
-        self.same(
-            got, reference.find_or_insert(self.references, keys, segments, step, None, counts), what
-        )
+        self.same(got, reference.find_or_insert(self.references, keys, segments, steps), what)
 
     def same(self, got: kernels.Inserted, wanted: kernels.Inserted, what: str) -> None:
         assert_same(
@@ -76,20 +56,37 @@ class _Both:
         assert_same(self.device, got.new_rows[:new], wanted.new_rows, f"new rows of {what}")
         assert_same(self.device, got.rows, wanted.rows, f"rows of {what}")
 
-    def removed(self, t: int, keys: np.ndarray) -> None:
-        got = maintenance.remove(self.tables[t], on(self.device, keys), self.workspace)
-        assert got == reference.remove(self.references[t], keys)
+    def remove(self, t: int, keys: np.ndarray) -> None:
+        """Removes those of `keys` that are there; the keys of the last rows get theirs."""
+        table, known = self.tables[t], self.references[t]
+        at, there = known.found(np.unique(keys))
+        gone, left = known.keys[at[there]], known.count() - int(there.sum())
+        behind = (known.rows > left) & ~np.isin(known.keys, gone)
+        moved, free = known.keys[behind], np.sort(known.rows[at[there]])
+        to = free[free <= left]
+        maintenance.remove(table, gone, moved, to, self.workspace)
+        reference.remove(known, gone, moved, to)
 
-    def removed_unused(self, t: int, since: int) -> None:
-        assert maintenance.remove_unused(
-            self.tables[t], since, self.workspace
-        ) == reference.remove_unused(self.references[t], since)
+    def set_steps(self, t: int, keys: np.ndarray, steps: np.ndarray) -> None:
+        maintenance.set_steps(self.tables[t], keys, steps, self.workspace)
+        reference.set_steps(self.references[t], keys, steps)
 
     def all_same(self, what: str) -> None:
+        """Compares the rows of all keys, and when they were last used."""
         for table, wanted in zip(self.tables, self.references):
-            for field, values in maintenance.export(table)._asdict().items():
-                np.testing.assert_array_equal(values, getattr(wanted, field), f"{field} of {what}")
-            assert (table.count(), table.highest()) == (wanted.count(), wanted.highest()), what
+            assert table.count() == wanted.count(), what
+            found = kernels.find(
+                [table],
+                on(self.device, wanted.keys),
+                Segments.of([wanted.count()], [0]),
+                self.workspace,
+            )
+            assert_same(self.device, found, wanted.rows, f"rows of all keys of {what}")
+            np.testing.assert_array_equal(
+                maintenance.steps(table),
+                reference.steps(wanted),
+                f"last uses of {what}",
+            )
 
 
 def colliding(keys: int, last: bool = False) -> np.ndarray:
@@ -135,7 +132,7 @@ def large(device: Device, scale: Scale, rng: np.random.Generator) -> None:
     here, wanted = on(device, keys), np.arange(1, len(keys) + 1)
     assert_same(
         device,
-        kernels.find_or_insert([table], here, segments, 1, workspace).rows,
+        kernels.find_or_insert([table], here, segments, [1], workspace).rows,
         wanted,
         f"rows of {len(keys)} keys",
     )
@@ -146,21 +143,9 @@ def large(device: Device, scale: Scale, rng: np.random.Generator) -> None:
         f"rows found of {len(keys)} keys",
     )
     same = on(device, np.full(len(keys), keys[-1] + 1))
-    got = kernels.find_or_insert([table], same, segments, 2, workspace)
+    got = kernels.find_or_insert([table], same, segments, [2], workspace)
     assert_same(device, got.rows, np.full(len(keys), len(keys) + 1), "rows of one key")
     assert_same(device, got.new_counts, np.ones(1, np.int32), "number of one key")
-
-
-def admission(device: Device, scale: Scale, rng: np.random.Generator) -> None:
-    """Admits keys that come three times, in one batch or in several, and with counts."""
-    both, size = _Both(device, 2, filter_freq=3), scale.keys // 4
-    for step in range(4):
-        keys, counts = rng.integers(-size, size, size), rng.integers(0, 4, size, np.int32)
-        keys[:5], segments = 0, Segments.of([size // 3, size - size // 3], [1, 0])
-        both.find(keys, segments, f"step {step} before")
-        both.insert(keys, segments, step, f"step {step}", counts if step % 2 else None)
-        both.find(keys, segments, f"step {step}")
-    both.all_same("admission")
 
 
 def collisions(device: Device, scale: Scale, rng: np.random.Generator) -> None:
@@ -171,7 +156,7 @@ def collisions(device: Device, scale: Scale, rng: np.random.Generator) -> None:
     keys = rng.permutation(np.concatenate([colliding(size), colliding(size, last=True), [0]]))
     both, segments = _Both(device, 1, slots=len(keys)), Segments.of([len(keys)], [0])
     both.insert(keys, segments, 1, "colliding keys")
-    both.removed(0, keys[: len(keys) // 3])
+    both.remove(0, keys[: len(keys) // 3])
     both.find(keys, segments, "colliding keys, a third removed")
     again = keys[len(keys) // 6 :][::-1].copy()
     both.insert(again, Segments.of([len(again)], [0]), 2, "colliding keys again")
@@ -180,28 +165,28 @@ def collisions(device: Device, scale: Scale, rng: np.random.Generator) -> None:
 
 
 def sequences(device: Device, scale: Scale, rng: np.random.Generator) -> None:
-    """Looks up, inserts into, cleans, copies and grows tables by turns, with extreme keys."""
-    for filter_freq in (1, 2):
-        both, size = _Both(device, 2, filter_freq=filter_freq), min(scale.keys // 8, 2**20)
-        for step in range(1, 12):
-            keys = rng.integers(-size, size, int(rng.integers(1, size)))
-            keys[:20] = rng.choice(EXTREME, len(keys[:20]))
-            segments = list(segment_cases(len(keys), 2, rng))[step % 3]
-            both.find(keys, segments, f"step {step} before")
-            both.insert(keys, segments, step, f"step {step}")
-            if step % 3 == 0:
-                both.removed(step % 2, np.concatenate([keys[::2], rng.integers(-size, size, 30)]))
-            if step % 4 == 0:
-                both.removed_unused(0, step - 2)
-            both.find(keys, segments, f"step {step}")
-        both.all_same("sequences")
-        copy = _Both(device, 1, filter_freq=filter_freq)
-        held = maintenance.export(both.tables[0])
-        for part in (slice(0, len(held.keys) // 2), slice(len(held.keys) // 2, None)):
-            some = held.keys[part], held.steps[part], held.counts[part]
-            got = maintenance.import_(copy.tables[0], *some, copy.workspace)
-            copy.same(got, reference.import_(copy.references[0], *some), "import")
-        copy.all_same("import")
+    """Looks up, inserts into, cleans and grows tables by turns, with extreme keys; their last uses
+    are told, and set, too.
+    """
+    both, size = _Both(device, 2), min(scale.keys // 8, 2**20)
+    for step in range(1, 12):
+        keys = rng.integers(-size, size, int(rng.integers(1, size)))
+        keys[:20] = rng.choice(EXTREME, len(keys[:20]))
+        segments = list(segment_cases(len(keys), 2, rng))[step % 3]
+        both.find(keys, segments, f"step {step} before")
+        both.insert(keys, segments, step, f"step {step}")
+        if step % 3 == 0:
+            both.remove(step % 2, np.concatenate([keys[::2], rng.integers(-size, size, 30)]))
+        if step % 4 == 0:
+            some = np.unique(keys)
+            both.set_steps(step % 2, some, rng.integers(0, STEPS, len(some)))
+        both.find(keys, segments, f"step {step}")
+    both.all_same("sequences")
+    both.insert(keys, segments, 3, "keys that were used later already")
+    both.all_same("keys that were used later already")
+    both.remove(1, both.references[1].keys)
+    both.insert(keys, segments, 4, "a table that was cleared")
+    both.all_same("a table that was cleared")
 
 
 def full(device: Device, scale: Scale, rng: np.random.Generator) -> None:
@@ -209,28 +194,27 @@ def full(device: Device, scale: Scale, rng: np.random.Generator) -> None:
     the others get theirs.
     """
     size = scale.keys // 4
-    for filter_freq in (1, 2):
-        both = _Both(device, 1, most_rows=size // 2, filter_freq=filter_freq)
-        keys, segments = np.repeat(rng.permutation(size), 2), Segments.of([2 * size], [0])
-        refusals = []
-        for insert in (
-            partial(kernels.find_or_insert, both.tables, on(device, keys)),
-            partial(reference.find_or_insert, both.references, keys),
-        ):
-            try:
-                insert(segments, 1, both.workspace)
-            except kernels.FullError as error:
-                refusals.append(error.inserted)
-        assert len(refusals) == 2, "keys without rows are no error"
-        both.same(refusals[0], refusals[1], "a full table")
-        both.find(keys, segments, "a full table")
-        both.all_same("a full table")
-        both.tables[0].most_rows = both.references[0].most_rows = size
-        both.insert(keys, segments, 2, "a table that was full")
-        both.all_same("a table that was full")
+    both = _Both(device, 1, most_rows=size // 2)
+    keys, segments = np.repeat(rng.permutation(size), 2), Segments.of([2 * size], [0])
+    refusals = []
+    for insert in (
+        partial(kernels.find_or_insert, both.tables, on(device, keys)),
+        partial(reference.find_or_insert, both.references, keys),
+    ):
+        try:
+            insert(segments, [1], both.workspace)
+        except kernels.FullError as error:
+            refusals.append(error.inserted)
+    assert len(refusals) == 2, "keys without rows are no error"
+    both.same(refusals[0], refusals[1], "a full table")
+    both.find(keys, segments, "a full table")
+    both.all_same("a full table")
+    both.tables[0].most_rows = both.references[0].most_rows = size
+    both.insert(keys, segments, 2, "a table that was full")
+    both.all_same("a table that was full")
 
 
-CHECKS = (any_keys, large, admission, collisions, sequences, full)
+CHECKS = (any_keys, large, collisions, sequences, full)
 
 
 def _filled(
@@ -246,7 +230,7 @@ def _filled(
     for first in range(0, count, block):
         keys = key(np.arange(first, min(first + block, count))).view(np.int64)
         kernels.find_or_insert(
-            [table], on(device, keys), Segments.of([len(keys)], [0]), 0, workspace
+            [table], on(device, keys), Segments.of([len(keys)], [0]), [0], workspace
         )
     return table, key
 
@@ -275,14 +259,14 @@ def measurements(device: Device, scale: Scale, rng: np.random.Generator) -> Iter
     # The host asks how full the table is before it takes in as many keys as could be new.
     yield Measurement(
         "find or insert, all there",
-        runs(kernels.find_or_insert, known, step=1),
+        runs(kernels.find_or_insert, known, steps=[1]),
         48 * size,
         keys=size,
         waits=True,
     )
     steps = iter(range(2, 2**30))
     later = [
-        partial(lambda run: run(step=next(steps)), run)
+        partial(lambda run: run(steps=[next(steps)]), run)
         for run in runs(kernels.find_or_insert, known)
     ]
     yield Measurement("find or insert, step moves", later, 80 * size, keys=size, waits=True)
@@ -304,7 +288,7 @@ def measurements(device: Device, scale: Scale, rng: np.random.Generator) -> Iter
 
     def new() -> object:
         keys[...] += stride
-        return kernels.find_or_insert([filled], keys, Segments.of([few], [0]), 1, workspace)
+        return kernels.find_or_insert([filled], keys, Segments.of([few], [0]), [1], workspace)
 
     yield Measurement("find or insert, all new", [new], 80 * few, keys=few)
     assert filled.slots == slots, "the table grew while it was measured"

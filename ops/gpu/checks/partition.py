@@ -60,20 +60,7 @@ def local_rows(device: Device, scale: Scale, rng: np.random.Generator) -> None:
             )
 
 
-def prefix_sums(device: Device, scale: Scale, rng: np.random.Generator) -> None:
-    """Sums prefixes at sizes around that of a tile, and at the largest."""
-    workspace = Workspace(device)
-    for size in (0, 1, 2047, 2048, 2049, scale.keys):
-        values = rng.integers(0, 100, size, np.int32)
-        assert_same(
-            device,
-            kernels.prefix_sums(on(device, values), workspace),
-            reference.prefix_sums(values),
-            f"{counted(size, 'value')}",
-        )
-
-
-CHECKS = (by_owner, many_ranks, local_rows, prefix_sums)
+CHECKS = (by_owner, many_ranks, local_rows)
 
 
 def measurements(device: Device, scale: Scale, rng: np.random.Generator) -> Iterator[Measurement]:
@@ -86,8 +73,4 @@ def measurements(device: Device, scale: Scale, rng: np.random.Generator) -> Iter
     )
     yield Measurement(
         "partition, 8 ranks", [partial(run, keys) for keys in inputs], 28 * size, keys=size
-    )
-    values = on(device, rng.integers(0, 100, size, np.int32))
-    yield Measurement(
-        "prefix sums", [lambda: kernels.prefix_sums(values, workspace)], 12 * size, keys=size
     )

@@ -49,8 +49,3 @@ def local_rows(
     """See `collective.ops.gpu.partition.local_rows`."""
     section = np.repeat(segments.sections, np.diff(segments.offsets))
     return np.where(np.asarray(kinds)[section] == DYNAMIC, keys, keys // ranks)
-
-
-def prefix_sums(values: np.ndarray, workspace: Any = None) -> np.ndarray:
-    """See `collective.ops.gpu.partition.prefix_sums`."""
-    return np.concatenate([[0], np.cumsum(values)]).astype(np.int32)

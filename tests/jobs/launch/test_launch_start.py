@@ -75,6 +75,7 @@ def test_dry_run_starts_nothing(launch, tmp_path):
     assert not (tmp_path / "started").exists() and not (tmp_path / "logs").exists()
 
 
+@pytest.mark.matrix
 @pytest.mark.timeout(200)
 def test_check_tells_what_is_there(launch):
     code, stdout, stderr = launch(

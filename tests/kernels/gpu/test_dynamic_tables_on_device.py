@@ -76,7 +76,7 @@ def test_several_maps_at_once(bridge: MemoryBridge):
                     maps,
                     kernels.upload(np.concatenate(keys)),
                     [len(some) for some in keys],
-                    insert,
+                    [0] * 3 if insert else None,
                 )
             )
         wanted = [
@@ -205,7 +205,7 @@ def test_an_error_of_several_tables_names_the_one_that_is_full(bridge: MemoryBri
     with bridge.call(), pytest.raises(MemoryError, match=r"b.*full.*Train on more ranks"):
         kernels = bridge.kernels
         device_row_store.find(
-            kernels, np.concatenate(kept).reshape(-1), kernels.upload(keys), [9, 9], True
+            kernels, np.concatenate(kept).reshape(-1), kernels.upload(keys), [9, 9], [0, 0]
         )
     np.testing.assert_array_equal(stores[0].values.read(np.arange(1, 10)), drawn(np.arange(9), 2))
     np.testing.assert_array_equal(stores[1].values.read(np.arange(1, 5)), drawn(np.arange(4), 2))
@@ -224,7 +224,7 @@ def test_where_one_table_has_no_memory_the_others_have_their_rows(
     with bridge.call(), pytest.raises(MemoryError, match="none for a"):
         kernels = bridge.kernels
         device_row_store.find(
-            kernels, np.concatenate(kept).reshape(-1), kernels.upload(np.arange(8)), [4, 4], True
+            kernels, np.concatenate(kept).reshape(-1), kernels.upload(np.arange(8)), [4, 4], [0, 0]
         )
     assert [len(one) for one in stores] == [0, 4]
 

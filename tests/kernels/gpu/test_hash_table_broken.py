@@ -9,7 +9,7 @@ import pytest
 
 from collective.ops.gpu.checks.hash_table import colliding
 from collective.ops.gpu.hash_table import BrokenError, HashTable, find, find_or_insert
-from collective.ops.gpu.hash_table_maintenance import export, remove
+from collective.ops.gpu.hash_table_maintenance import remove, set_steps, steps
 from collective.ops.gpu.workspace import Workspace
 from tests.kernels.gpu.emulator import EmulatedDevice
 from tests.kernels.gpu.test_hash_table import whole
@@ -24,7 +24,7 @@ def filled_up(seed: int) -> tuple[HashTable, Workspace, np.ndarray]:
         Workspace(EmulatedDevice(seed)),
         np.arange(1, 40),
     )
-    find_or_insert([table], keys, whole(keys), 0, workspace)
+    find_or_insert([table], keys, whole(keys), [0], workspace)
     slots = table._sectors.reshape(-1, 2)[: table.slots]
     free = slots[:, 0] == 0
     slots[free, 0] = np.arange(10**6, 10**6 + free.sum())
@@ -36,14 +36,14 @@ def test_a_table_without_a_free_slot_is_an_error_and_no_hang(seed: int):
     table, workspace, keys = filled_up(seed)
     some = np.concatenate([keys, np.arange(500, 520)])
     assert find([table], some, whole(some), workspace).tolist() == [*range(1, 40), *[0] * 20]
-    got = find_or_insert([table], some, whole(some), 1, workspace)
+    got = find_or_insert([table], some, whole(some), [1], workspace)
     assert got.rows.tolist() == [*range(1, 40), *[0] * 20] and got.new_counts.tolist() == [0]
     with pytest.raises(
         BrokenError,
         match="'t': 20 keys found no free slot .* row 0, though of its 300 slots only 39 are",
     ):
         table.count()
-    assert table.count() == 39, "it is said once, and what is left can be exported"
+    assert table.count() == 39, "it is said once, and the other keys are there"
 
 
 def test_the_host_reads_of_a_broken_table_before_long():
@@ -51,7 +51,7 @@ def test_the_host_reads_of_a_broken_table_before_long():
     with pytest.raises(BrokenError, match="found no free slot"):
         for step in range(1 + 300 // 20):
             some = np.arange(500, 520) + 20 * step
-            find_or_insert([table], some, whole(some), step, workspace)
+            find_or_insert([table], some, whole(some), [step], workspace)
 
 
 def test_what_finds_no_slot_when_a_table_is_built_anew_is_lost_loudly():
@@ -85,16 +85,19 @@ def test_a_key_is_looked_for_in_some_sectors_only():
     "use",
     [
         lambda table, keys: find([table], keys, whole(keys), Workspace(table.device)),
-        lambda table, keys: find_or_insert([table], keys, whole(keys), 1, Workspace(table.device)),
-        lambda table, keys: remove(table, keys, Workspace(table.device)),
-        lambda table, keys: export(table),
+        lambda table, keys: find_or_insert(
+            [table], keys, whole(keys), [1], Workspace(table.device)
+        ),
+        lambda table, keys: remove(table, keys, keys[:0], keys[:0], Workspace(table.device)),
+        lambda table, keys: steps(table),
+        lambda table, keys: set_steps(table, keys, keys, Workspace(table.device)),
         lambda table, keys: table.rebuild(1000),
         lambda table, keys: table.count(),
     ],
 )
 def test_a_table_is_of_one_stream(use: Callable[[HashTable, np.ndarray], object]):
     table, keys = HashTable("t", EmulatedDevice()), np.arange(3)
-    find_or_insert([table], keys, whole(keys), 0, Workspace(table.device))
+    find_or_insert([table], keys, whole(keys), [0], Workspace(table.device))
     table.device.current_stream = 5
     with pytest.raises(
         RuntimeError, match="hash table 't' was first used on stream 0x0 and now is on stream 0x5"

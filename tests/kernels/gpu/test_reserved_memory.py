@@ -161,6 +161,27 @@ def test_without_room_for_more_it_takes_the_least():
     assert (made.taken, driver.mapped) == (19 * PIECE, before)
 
 
+def test_pieces_behind_what_is_needed_go_back():
+    driver, waits = Driver(50 * PIECE), []
+    made = make(driver, 40 * PIECE, waits)
+    for pieces in (1, 16, 17):
+        made.grow(pieces * PIECE)  # 1, 15 and 2 at once
+    waits.clear()
+    made.shrink(16 * PIECE + 1)  # in the last piece
+    assert (made.taken, waits) == (18 * PIECE, [])
+    made.shrink(16 * PIECE)
+    assert (made.taken, waits, driver.room) == (16 * PIECE, ["entered", "waited"], 34 * PIECE)
+    made.shrink(PIECE + 1)
+    assert made.taken == 16 * PIECE
+    made.shrink(100)
+    assert driver.mapped == {BEGIN: PIECE} and made.taken == PIECE
+    made.grow(3 * PIECE)
+    assert sorted(driver.mapped.items()) == [(BEGIN, PIECE), (BEGIN + PIECE, 2 * PIECE)]
+    made.shrink(0)
+    assert (made.taken, driver.mapped, driver.room) == (0, {}, 50 * PIECE)
+    made.shrink(0)
+
+
 @pytest.mark.parametrize("name", ["cuMemMap", "cuMemSetAccess"])
 def test_an_error_on_the_way_takes_nothing(name: str):
     driver = Driver(10 * PIECE)

@@ -221,7 +221,9 @@ def test_calls_have_types_that_a_gpu_takes(graph: Any, monkeypatch: pytest.Monke
     training.collectives.init()
     training.Model(1, Adagrad, True)
     scalar, keys = tf.constant(1, tf.int64), tf.constant([1], tf.int64)
-    dispatch.operations().collective_find(lambda *_: [], [scalar], [keys], tf.constant(True))
+    dispatch.operations().collective_find(
+        lambda *_: [], [scalar], [keys], tf.constant(True), [scalar]
+    )
     dispatch.operations().collective_update(
         SGD, [tf.constant(0.5)], [table().handle], [[]], [tf.ones([1, DIM])], [keys], [scalar]
     )
@@ -379,6 +381,7 @@ def test_the_choice_by_itself(monkeypatch: pytest.MonkeyPatch, caplog: Any):
     assert placement.chosen_by_environment.__wrapped__() == "cpu"
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["a GPU"])
     monkeypatch.setattr(placement.importlib.util, "find_spec", lambda name: None)
+    caplog.set_level("WARNING", logger="tensorflow")
     tf.get_logger().addHandler(caplog.handler)
     try:
         assert (

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+sys.path.append(str(Path(__file__).resolve().parents[3] / "docs"))
+
+import name_tables
 from collective.compat.deeprec_names import DEEPREC
-from collective.compat.framework import SHORT, find
+from collective.compat.framework import SHORT, find, in_full
 from collective.compat.horovod_names import HOROVOD
 from collective.compat.hybridbackend_names import HYBRIDBACKEND
 from collective.compat.sok_names import SOK
@@ -52,12 +55,20 @@ def test_the_launcher_knows_the_frameworks():
     assert set(launched) == set(OF)
 
 
-@WHICH
-def test_a_page_lists_its_names(framework):
-    pages = (ROOT / "docs" / "coming-from").glob("*.md")
-    lines = {line for page in pages for line in page.read_text(encoding="utf-8").splitlines()}
-    missing = [row for name in framework.names if (row := name.row()) not in lines]
-    assert not missing, "docs/coming-from lacks these rows:\n" + "\n".join(missing)
+def test_the_pages_print_the_tables():
+    """Each table stands on one page, row for row."""
+    texts = [page.read_text(encoding="utf-8") for page in name_tables.pages()]
+    for text in texts:
+        assert name_tables.filled(text) == text, "write the pages: python docs/name_tables.py"
+    lines = [line for text in texts for line in text.splitlines()]
+    for head, rows in name_tables.tables().items():
+        assert rows and lines.count(head) == 1, head
+    printed = {row for rows in name_tables.tables().values() for row in rows}
+    missing = {name.row() for framework in FRAMEWORKS for name in framework.names} - printed
+    assert not missing
+    for framework in FRAMEWORKS:
+        for alias, _ in framework.aliases:
+            assert any(f"`{alias}`" in line for line in lines), alias
 
 
 PROGRAM = """
@@ -119,10 +130,13 @@ def output(program: str) -> dict:
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("name", ["deeprec", "hybridbackend", "horovod"])
+@pytest.mark.parametrize("name", OF)
 def test_a_script_imports_them_by_their_own_paths(name):
     """TensorFlow's own modules have none of them, and whatever isn't the script's sees those."""
     names = [n.theirs for n in OF[name].names if not n.keyword and not n.is_field]
+    for alias, whose in OF[name].aliases:
+        found = [n.attribute for n in OF[name].names if n.module == in_full(whose)]
+        names += [f"{alias}.{attribute}" for attribute in found]
     found = output(
         PROGRAM.format(
             first=f"collective.compat.{name}", short=json.dumps(SHORT), names=json.dumps(names)

@@ -55,6 +55,7 @@ def test_who_is_blamed(ends, rank, certain):
         ("Horovod has been shut down. This was caused by ...", True),
         ("horovod.common.exceptions.HorovodInternalError: ...", True),
         ("[gloo/transport/tcp/pair.cc:598] Connection closed by peer", True),
+        ("lost rank 1, which has ended, while 'collective.x' waited for it in ...", True),
         ("collective.errors.RankError: A rank failed", True),
         ("collective.errors.RankError: calling model_fn (train) failed on rank 1: KeyError", True),
         ("collective.errors.RankError: the ranks disagree", False),

@@ -35,6 +35,13 @@ def message_texts() -> Iterator[str]:
                 else:
                     continue
                 yield " ".join(text.split())
+    for file in sorted((ROOT / "ops" / "native").glob("*.cc")):
+        for statement in file.read_text(encoding="utf-8").split(";"):
+            literals = re.split(r'"((?:[^"\\\n]|\\.)*)"', statement)[1:-1]
+            # Every second part lies between two literals.
+            between = (VARIES if part.strip() else "" for part in literals[1::2])
+            parts = [text for pair in zip(literals[::2], [*between, ""]) for text in pair]
+            yield " ".join("".join(parts).split())
 
 
 MESSAGES = list(message_texts())

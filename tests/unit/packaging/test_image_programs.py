@@ -61,7 +61,7 @@ def started(tmp_path: Path):
     [
         (["train.py", "--epochs", "2"], "python -m collective.launch train.py --epochs 2"),
         (["-np", "4", "a b.py"], "python -m collective.launch -np 4 a b.py"),
-        (["/work/train.py"], "python -m collective.launch /work/train.py"),
+        (["/models/train.py"], "python -m collective.launch /models/train.py"),
         (["-m", "package.train"], "python -m collective.launch -m package.train"),
         (["--check"], "python -m collective.launch --check"),
         (["-np", "2", "python", "x.py"], "python -m collective.launch -np 2 python x.py"),

@@ -36,6 +36,7 @@ LAYERS = (
     ("replication",),
     ("gradients",),
     ("checkpoint", "prefetch"),
+    ("data",),
     ("wrappers",),
     ("plan", "serving"),
     ("report",),

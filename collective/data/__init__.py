@@ -1,0 +1,17 @@
+"""Reads data: Parquet files dealt to the ranks, items of work, Criteo's click logs.
+
+    parquet      makes a dataset of this rank's batches of the records of Parquet files
+    WorkQueue    deals items, such as file names, to the ranks; a part of checkpoints
+    criteo       converts Criteo's click logs to Parquet
+
+`parquet` and `criteo` need pyarrow: pip install 'collective[data]'. `python -m collective data
+criteo` converts from the command line. The guide is docs/guides/data.md.
+"""
+
+from __future__ import annotations
+
+from collective.data.criteo_logs import criteo
+from collective.data.parquet_dataset import parquet
+from collective.data.work_queue import WorkQueue
+
+__all__ = ["WorkQueue", "criteo", "parquet"]

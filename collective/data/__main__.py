@@ -1,0 +1,43 @@
+"""The command that prepares data: `collective data criteo FILE… [--output FOLDER]`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None, prog: str = "python -m collective.data") -> int:
+    """Runs the command and returns its exit code."""
+    options = _parser(prog).parse_args(arguments)
+    from collective.data.criteo_logs import criteo
+
+    try:
+        for path in criteo(options.files, options.output):
+            print(path)
+    except (ImportError, OSError, ValueError) as error:
+        print(f"{prog}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=prog, description="Prepares data for training.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    convert = commands.add_parser(
+        "criteo",
+        help="convert Criteo's click logs to Parquet",
+        description="Converts Criteo's click logs (tab-separated: a label, 13 numbers, 26 keys of "
+        "8 hexadecimal digits) to Parquet files, and prints their paths. Numbers become int32, "
+        "keys int64, and empty fields 0. A file that is there already, and isn't older than its "
+        "source, stays.",
+    )
+    convert.add_argument("files", nargs="+", metavar="FILE", help="a file or a pattern; also .gz")
+    convert.add_argument(
+        "--output", metavar="FOLDER", help="where new files go; beside their sources if not given"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,191 @@
+"""Makes datasets of Parquet files, whose batches are dealt to the ranks by their numbers."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from math import gcd
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+import tensorflow.compat.v2 as tf2
+
+from collective.data import deduplication
+from collective.data.batch_reader import BatchReader
+from collective.data.columns import Column
+from collective.data.parquet_files import ParquetFiles, list_files
+from collective.data.record_order import RecordOrder
+from collective.ops import collectives
+from collective.ops.counting import counted
+
+# Where a row group is read by more ranks than this, a warning says how to have it read by fewer.
+_READERS_OF_A_GROUP = 4
+
+
+def parquet(
+    files: Any,
+    columns: Sequence[str] | Mapping[str, str | None] | None = None,
+    batch_size: int = 1024,
+    *,
+    shuffle: bool = False,
+    seed: int = 0,
+    epochs: int | None = 1,
+    interleave: int = 1,
+    drop_remainder: bool = False,
+    missing: Any = None,
+    deduplicate: Mapping[str, Sequence[str]] | None = None,
+    start: int | tuple[int, int] = 0,
+    rank: int | None = None,
+    ranks: int | None = None,
+) -> tf2.data.Dataset:
+    """Makes a dataset of this rank's batches of the records of Parquet files.
+
+        batch = tf.data.make_one_shot_iterator(
+            collective.data.parquet("day_*.parquet", batch_size=512, shuffle=True).prefetch(2)
+        ).get_next()                     # {'label': [512], 'I1': [512], …}
+
+    Batches have numbers, which go on from epoch to epoch, and the records of each are a function of
+    its number, the same for any number of ranks. Rank r of N has the batches r, r + N, r + 2N, …:
+    those that `strategy.shard` would give it of the dataset of one rank. (It gives back a dataset
+    of this function as it is, and an Estimator doesn't deal it again.) So each record is used once
+    an epoch, by one rank, and (epoch, batch) alone says where a job is, whatever N was: see
+    `start`. With interleave=1, N ranks with batches of B / N records take the steps that one rank
+    takes with B, but for the end of an epoch that B doesn't divide.
+
+    An element is a dict by the columns' names. A column of numbers or strings is [B]; of lists of a
+    fixed size [B, size]; of other lists a `RaggedTensor`, nested as the file has it. Types and
+    depths come from the footer of the first file. Numbers go to TensorFlow without a copy where a
+    batch lies in one row group, unless memory isn't aligned.
+
+    Memory: the columns of the row groups of a window (`interleave`) that have batches for this
+    rank, and up to two more, which are read ahead.
+
+    Args:
+        files: a path, pattern, or folder (its *.parquet), or a list of them; also URIs that pyarrow
+            knows, such as 's3://…' and 'hdfs://…'. The same on every rank.
+        columns: names of columns, None for all; or a dict from names to forms: 'dense' (lists are
+            padded), 'ragged', 'sparse', or None for the column's own.
+        batch_size: how many records a batch of a rank has; the last one of an epoch may have fewer.
+        shuffle: puts row groups, and the records of each, in another order each epoch. Batches then
+            mix the records of one row group; `interleave` mixes row groups in a step.
+        seed: of these orders, from 0 to 2³² - 1; the same on every rank.
+        epochs: how often the records are read; None: without end.
+        interleave: how many row groups are read side by side, a batch of each in turn. A multiple
+            of N lets a rank read its part of the row groups only, not all of them. It is part of
+            the order: keep it where a job goes on, or is compared, on another N.
+        drop_remainder: leaves out an epoch's last batch if it has fewer records.
+        missing: stands for missing values; a dict says so by columns. A missing list is then empty.
+            None: a missing value is an error.
+        deduplicate: {index: [values, …]} where a file's row is a block of records. A column of
+            `values` has lists of a block's distinct values, its column `index` for each record the
+            number of its value in that list; any other column has a list with an entry for each
+            record. The dataset has the records, without the columns of numbers; `batch_size`
+            counts blocks.
+        start: where to begin: (epoch, batch), or the number of batches that all ranks have used so
+            far. `epochs` are counted from the very beginning.
+        rank: the rank for which the batches are, this process's if None.
+        ranks: the number of ranks, N if None. With rank=0 and ranks=1 a process reads everything.
+
+    Raises:
+        ImportError: pyarrow isn't installed.
+        ValueError: an option can't be; there are no records; a file is no whole Parquet file; a
+            column isn't there, can't be read, or has another type than in the first file. The
+            message names file and column.
+        tf.errors.InvalidArgumentError: while reading: a row group can't be read, or a value is
+            missing. The message names file, row group and column. The other ranks get a
+            `RankError`, and no rank applies the step.
+    """
+    if rank is None or ranks is None:
+        collectives.init()
+    ranks = collectives.size() if ranks is None else ranks
+    rank = collectives.rank() if rank is None else rank
+    _check_options(batch_size, seed, epochs, interleave, rank, ranks)
+    source = ParquetFiles(list_files(files), columns, missing)
+    order = RecordOrder(
+        [group.rows for group in source.groups],
+        batch_size,
+        shuffle=shuffle,
+        seed=seed,
+        interleave=interleave,
+        drop_remainder=drop_remainder,
+    )
+    if not order.batches:
+        raise ValueError(
+            f"{counted(len(source.groups), 'row group')} with {counted(order.records, 'record')}: "
+            f"not a batch of {batch_size}."
+        )
+    _warn_of_many_readers(order, batch_size, interleave, rank, ranks)
+    end = None if epochs is None else epochs * order.batches
+    reader = BatchReader(source, order, end, ranks)
+    numbers = _dealt(_number(start, order.batches), end, rank, ranks)
+    dataset = batches(numbers, reader)
+    return dataset.map(deduplication.restoring(deduplicate)) if deduplicate else dataset
+
+
+def batches(numbers: tf2.data.Dataset, reader: BatchReader) -> tf2.data.Dataset:
+    """Returns the dataset of the batches whose numbers a dataset has."""
+
+    def read(number: tf.Tensor) -> dict[str, Any]:
+        return tensors(
+            reader.files.columns, tf.numpy_function(reader.read, [number], reader.part_types)
+        )
+
+    return numbers.map(read)
+
+
+def tensors(columns: Sequence[Column], parts: Sequence[tf.Tensor]) -> dict[str, Any]:
+    """Returns the tensors of columns, of the parts of all, one column after the other."""
+    remaining = iter(parts)
+    return {
+        column.name: column.tensor([next(remaining) for _ in column.part_types])
+        for column in columns
+    }
+
+
+def _dealt(first: int, end: int | None, rank: int, ranks: int) -> tf2.data.Dataset:
+    """Returns the numbers of a rank's batches."""
+    # An Estimator knows by this name that the batches have been dealt (see input_sharding).
+    with tf.name_scope("collective/data/"):
+        numbers = tf2.data.Dataset.range(first, sys.maxsize if end is None else max(end, first))
+        if ranks == 1:
+            return numbers
+        # The batches of rank r are those whose numbers are r mod N, wherever a job begins.
+        numbers = numbers.shard(ranks, (rank - first) % ranks)
+        numbers.collective_is_dealt = True
+        return numbers
+
+
+def _number(start: int | tuple[int, int], batches_of_epoch: int) -> int:
+    epoch, batch = (0, start) if isinstance(start, int) else start
+    if epoch < 0 or batch < 0:
+        raise ValueError(f"start={start!r}: neither an epoch nor a batch is negative.")
+    return epoch * batches_of_epoch + batch
+
+
+def _check_options(
+    batch_size: int, seed: int, epochs: int | None, interleave: int, rank: int, ranks: int
+) -> None:
+    for name, value in (("batch_size", batch_size), ("interleave", interleave), ("ranks", ranks)):
+        if value < 1:
+            raise ValueError(f"{name}={value!r}: it is 1 or more.")
+    if epochs is not None and epochs < 1:
+        raise ValueError(f"epochs={epochs!r}: it is 1 or more, or None for no end.")
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"seed={seed!r}: it is from 0 to 2**32 - 1.")
+    if not 0 <= rank < ranks:
+        raise ValueError(f"rank={rank!r} of ranks={ranks!r}: ranks are counted from 0.")
+
+
+def _warn_of_many_readers(
+    order: RecordOrder, batch_size: int, interleave: int, rank: int, ranks: int
+) -> None:
+    readers = min(ranks // gcd(ranks, interleave), order.batches_of_a_group)
+    if readers > _READERS_OF_A_GROUP and rank == 0:
+        warnings.warn(
+            f"parquet(): each row group is read by {counted(readers, 'rank')}, each of which uses "
+            f"a part of its batches of {batch_size} records. With interleave={ranks} (or another "
+            f"multiple of {ranks}) each is read by one; a rank then has more of them in memory "
+            "only where fewer ranks read. The order of the records is another one.",
+            stacklevel=3,
+        )

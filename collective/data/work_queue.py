@@ -1,0 +1,212 @@
+"""Deals items of work to the ranks, and goes on where a checkpoint was saved."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+import tensorflow.compat.v2 as tf2
+from tensorflow.python.training.saving import saveable_object
+
+from collective.checkpoint.gathered import GatheredState
+from collective.ops import collectives
+from collective.ops.counting import counted
+
+
+class WorkQueue(GatheredState):
+    """Deals items of work, such as file names, to the ranks: each item to one of them, each epoch.
+
+        files = collective.data.WorkQueue(["a.csv", "b.csv", "c.csv", "d.csv"], num_epochs=2)
+        dataset = tf.data.TextLineDataset(files.input_dataset()).batch(512)
+
+    Item i of the queue goes to rank i mod N. DeepRec's goes to whoever asks first; here ranks take
+    steps together, none is faster, and a job is the same each time. Training ends when the first
+    rank is out of data: let items be of one size, and N divide their number.
+
+    The queue is part of checkpoints: a `tf.train.Saver` (of all that is to be saved, as that of
+    `MonitoredTrainingSession`) saves the items that no rank has taken. A job that restores it, on
+    any number of ranks, deals those. An item that was being read isn't read again, as in DeepRec.
+    With other items than the checkpoint's, and where it has no queue, the queue begins anew.
+
+    Another session of the process, without a checkpoint, goes on where the queue is.
+    """
+
+    def __init__(
+        self,
+        works: Sequence[str],
+        num_epochs: int = 1,
+        shuffle: bool = True,
+        seed: int | None = None,
+        prefix: str | None = None,
+        num_slices: int | None = None,
+        name: str = "work_queue",
+    ):
+        """Makes a queue, alike on all ranks.
+
+        Args:
+            works: the items.
+            num_epochs: how often all of them are dealt.
+            shuffle: orders them anew for each epoch, alike on all ranks.
+            seed: of that order; None is 0.
+            prefix: is put before each item.
+            num_slices: no effect: DeepRec slices tables of a database by it, no files.
+            name: of its entries in checkpoints; a second queue of this name in a graph gets a
+                number.
+
+        Raises:
+            ValueError: there are fewer items than ranks: a rank would have none.
+        """
+        del num_slices
+        collectives.init()
+        self._rank, self._ranks = collectives.rank(), collectives.size()
+        self._prefix = prefix or ""
+        self._works = [str(work) for work in works]
+        if num_epochs < 1 or len(self._works) * num_epochs < self._ranks:
+            raise ValueError(
+                f"WorkQueue has {counted(len(self._works) * num_epochs, 'item')} for "
+                f"{counted(self._ranks, 'rank')}: a rank without one would end training at once. "
+                "Split the data into at least as many files as ranks, or deal records by "
+                "strategy.shard(dataset)."
+            )
+        self._all_items = list(_dealt(self._works, num_epochs, shuffle, seed or 0))
+        self._lock = threading.Lock()
+        # How many items each rank has taken, where that is about to be saved.
+        self._gathered: list[int] | None = None
+        self._begin(self._all_items)
+        digest = hashlib.sha256("\0".join(self._works).encode()).hexdigest()
+        if tf.executing_eagerly():
+            return  # An eager program has no Saver.
+        with tf.name_scope(name) as scope, tf.device("/cpu:0"):
+            self._digest = tf.constant(digest, name="digest")
+            works_left = tf.numpy_function(self._take_remaining, [], tf.string, name="works")
+            works_left.set_shape([None])
+        specs = [
+            saveable_object.SaveSpec(self._digest, "", f"{scope}digest"),
+            saveable_object.SaveSpec(works_left, "", f"{scope}works"),
+        ]
+        # The name is that of an operation, by which an exported graph can be imported.
+        super().__init__(self._digest, specs, self._digest.op.name)
+        tf.add_to_collection(tf.GraphKeys.SAVEABLE_OBJECTS, self)
+
+    @property
+    def works(self) -> list[str]:
+        """Returns the items of an epoch, in the order in which they were given."""
+        return list(self._works)
+
+    def __len__(self) -> int:
+        """Returns how many items an epoch has."""
+        return len(self._works)
+
+    def input_dataset(self) -> tf2.data.Dataset:
+        """Returns a dataset of this rank's items, which takes them as they are needed."""
+        dataset = tf2.data.Dataset.from_generator(
+            self._taken_items, output_signature=tf2.TensorSpec([], tf.string)
+        )
+        # TensorFlow would take an item ahead by itself; a checkpoint would count it as used.
+        options = tf2.data.Options()
+        options.experimental_optimization.inject_prefetch = False
+        dataset = dataset.with_options(options)
+        # So that a file can be looked at for its columns.
+        dataset.collective_files = [self._prefix + item for item in self._all_items]
+        return dataset
+
+    def take(self) -> tf.Tensor:
+        """Returns a tensor that is this rank's next item in each run."""
+        return tf.data.make_one_shot_iterator(self.input_dataset()).get_next()
+
+    def input_producer(self) -> Any:
+        """Returns a queue of this rank's items, for readers; a queue runner fills it."""
+        with tf.name_scope("work_queue_producer"):
+            queue = tf.FIFOQueue(1, [tf.string], [[]])
+            runner = tf.train.QueueRunner(queue, [queue.enqueue(self.take())])
+            tf.train.add_queue_runner(runner)
+        return queue
+
+    def add_summary(self) -> None:
+        """Adds a summary of the part of the items that are still to be dealt."""
+        with tf.name_scope("work_queue_summary"), tf.device("/cpu:0"):
+            part = tf.numpy_function(self._remaining_part, [], tf.float32, name="part")
+            part.set_shape([])
+            tf.summary.scalar(f"fraction_of_{len(self._all_items)}_full", part)
+
+    # -- in checkpoints
+
+    def contribution(self) -> Any:
+        """Returns how many of its items this rank has taken."""
+        with self._lock:
+            return self._taken
+
+    def gather(self, contributions: list[Any]) -> None:
+        """Takes the ranks' numbers of items taken, of which the items that remain follow."""
+        self._gathered = [int(taken) for taken in contributions]
+
+    def restore(self, restored_tensors: Sequence[tf.Tensor], restored_shapes: Any) -> Any:
+        """Returns the operation that goes on with the items of a checkpoint.
+
+        Args:
+            restored_tensors: the digest of its queue's items, and the items that remained.
+            restored_shapes: None.
+        """
+        del restored_shapes
+        return tf.numpy_function(
+            self._go_on, [self._digest, *restored_tensors], tf.bool, name="restore_works"
+        )
+
+    def restart(self) -> None:
+        """Begins anew: the checkpoint has no such queue."""
+        self._begin(self._all_items)
+
+    def _begin(self, items: Sequence[str]) -> None:
+        with self._lock:
+            self._items, self._taken, self._gathered = list(items), 0, None
+
+    def _go_on(self, digest: bytes, of_checkpoint: bytes, works: np.ndarray) -> bool:
+        is_same = digest == of_checkpoint
+        if not is_same and self._rank == 0:
+            print(
+                f"WorkQueue '{self.name}': the checkpoint's queue has other items; this one "
+                "begins anew.",
+                file=sys.stderr,
+            )
+        self._begin([work.decode() for work in works] if is_same else self._all_items)
+        return is_same
+
+    def _take_remaining(self) -> np.ndarray:
+        """Returns the items that no rank has taken."""
+        with self._lock:
+            taken, self._gathered = self._gathered or [self._taken] * self._ranks, None
+            ranks = len(taken)
+            left = [item for i, item in enumerate(self._items) if i // ranks >= taken[i % ranks]]
+        return np.array([item.encode() for item in left], object)
+
+    def _remaining_part(self) -> np.float32:
+        """Returns about how much is left, as this rank sees it."""
+        with self._lock:
+            left = max(len(self._items) - self._taken * self._ranks, 0)
+        return np.float32(left / len(self._all_items))
+
+    def _taken_items(self) -> Iterator[str]:
+        while True:
+            with self._lock:
+                number = self._taken * self._ranks + self._rank
+                if number >= len(self._items):
+                    return
+                self._taken += 1
+                item = self._items[number]
+            yield self._prefix + item
+
+
+def _dealt(works: Sequence[str], epochs: int, shuffle: bool, seed: int) -> Iterator[str]:
+    """Yields the items of all epochs, in the order in which they are dealt."""
+    generator = random.Random(seed)
+    for _ in range(epochs):
+        epoch = list(works)
+        if shuffle:
+            generator.shuffle(epoch)
+        yield from epoch

@@ -1,0 +1,152 @@
+"""Knows when each row of a dynamic table was used last.
+
+    training ──► rows of the batch ──► last_used[rows] = step
+
+The step of a row's last use stands in a column of its own, which is saved and restored like an
+optimizer's slot. Evaluation, prediction and serving leave it alone. On a GPU it stands beside the
+key in the hash table, and the column has it only while it is saved, restored or exported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from collective.ops import graph_analysis
+from collective.ops.sessions import run_unpatched
+from collective.tables import next_step
+from collective.tables.dynamic_table import DynamicTable
+from collective.tables.row_columns import HostColumn, RowColumn
+from collective.tables.row_store import Store
+from collective.tables.slots import Slot
+
+BLOCK = 1 << 14  # Rows in a file that are looked at once.
+
+
+class LastUse(Slot):
+    """Holds, for each row, the global step to which the run led that used it last.
+
+    0 stands for a row that no training has used yet.
+
+    Args:
+        table: the table.
+        collections: those of the table.
+    """
+
+    may_be_missing = True  # A checkpoint that lacks it is restored.
+
+    def __init__(self, table: DynamicTable, collections: Sequence[str] | None):
+        with tf.init_scope():
+            first = tf.zeros([1, 1], tf.int64)
+            # A name that ends so is no other than this one, wherever the table is made.
+            super().__init__(table, first, f"{table.op.name}/last_used/", collections, False)
+
+    def mark(self, rows: tf.Tensor, training: tf.Tensor) -> tf.Tensor:
+        """Returns local `rows`, behind the operation that notes their use in a run that trains."""
+        step = next_step.tensor(tf.get_default_graph())
+        with tf.device("/cpu:0"):
+            # Evaluation doesn't count as an update: behind an IdentityN a write isn't seen as one
+            # (`collective.ops.graph_analysis.holder`); a branch takes it from outside. It writes 0,
+            # which is no later use.
+            with tf.init_scope():
+                column = tf.raw_ops.IdentityN(input=[self.handle])[0]
+            marked = tf.raw_ops.ResourceScatterMax(
+                resource=column,
+                indices=rows,
+                updates=tf.where_v2(training, step, tf.zeros([], tf.int64)),
+            )
+            graph_analysis.mark_note(marked)
+            with tf.control_dependencies([marked]):
+                return tf.identity(rows)
+
+    def new_column(self, first: np.ndarray | None = None) -> RowColumn:
+        column = super().new_column(first)
+        column.holds_last_uses = True
+        return column
+
+    def used(self, session: Any) -> np.ndarray:
+        """Returns what it holds in `session` of all keys of the store, int64 [R].
+
+        Rows that no training has used count as used now from now on.
+        """
+        self.begin(session, in_file=True)
+        return self.table.store(session).all_last_uses(self.column(session))
+
+    def begin(self, session: Any, in_file: bool = False) -> None:
+        """Has rows that no training has used count as used now, such as imported ones.
+
+        Args:
+            session: the session.
+            in_file: those in the table's file, too.
+        """
+        store, step = self.table.store(session), global_step(session)
+        self._begin_in_memory(session, store, step)
+        for keys in store.keys_in_file(BLOCK) if in_file else ():
+            used = store.last_uses(self.column(session), keys, store.locate(keys))
+            if (used == 0).any():
+                store.rows(keys[used == 0], False)  # They come into memory.
+                self._begin_in_memory(session, store, step)
+                store.limit_memory(self.table.columns_of_slots(session))
+
+    def _begin_in_memory(self, session: Any, store: Store, step: int) -> None:
+        column: Any = self.column(session)
+        used: np.ndarray = column.view_of(store.count_in_memory)
+        used[used == 0] = step
+
+
+class DeviceLastUse(LastUse):
+    """Is the `LastUse` of a table on a GPU, where the hash table notes the steps with the keys."""
+
+    def new_column(self, first: np.ndarray | None = None) -> RowColumn:
+        return _SavedColumn(self.table.capacity + 1, self.dim, self._numpy, first)
+
+    def noted_step(self) -> tf.Tensor:
+        """Returns the step that is noted where rows are found for training, int64 scalar."""
+        return next_step.tensor(tf.get_default_graph())
+
+    def mark(self, rows: tf.Tensor, training: tf.Tensor) -> tf.Tensor:
+        return rows
+
+    def used(self, session: Any) -> np.ndarray:
+        """Returns what the hash table has in `session`, see `LastUse.used`."""
+        store: Any = self.table.store(session)
+        used: np.ndarray = store.all_last_uses(None)
+        unused = np.flatnonzero(used == 0)
+        used[unused] = global_step(session)
+        store.set_last_used(unused + 1, used[unused])
+        return used
+
+    def settle(self, session: Any, count: int) -> None:
+        """Copies what the hash table has in `session`, before it is read."""
+        store: Any = self.table.store(session)
+        column: Any = self.column(session)
+        column.view_of(count)[:, 0] = store.all_last_uses(None)[:count]
+
+    def begin(self, session: Any, in_file: bool = False) -> None:
+        """Gives the hash table what was restored, and has other rows count as used now."""
+        store: Any = self.table.store(session)
+        column: Any = self.column(session)
+        restored, column.filled = column.filled, 0
+        store.set_last_used(np.arange(1, restored + 1), column.view_of(restored)[:, 0])
+        self.used(session)
+
+
+class _SavedColumn(HostColumn):
+    """Keeps what is saved or restored of a column that stands elsewhere."""
+
+    def close_gaps(self, from_: np.ndarray, to: np.ndarray, before: int, after: int) -> None:
+        pass
+
+
+def global_step(session: Any) -> int:
+    """Returns the global step of `session`, 0 if it has none or isn't initialized."""
+    step = tf.train.get_global_step(session.graph)
+    if step is None:
+        return 0
+    try:
+        return int(run_unpatched(session, step))
+    except tf.errors.FailedPreconditionError:
+        return 0

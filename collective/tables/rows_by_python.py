@@ -1,0 +1,46 @@
+"""Finds and counts rows of dynamic tables where compiled operations don't: without these, and on a
+device where a lookup is alone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from collective.tables import row_store
+
+
+def find(
+    number: tf.Tensor, keys: tf.Tensor, insert: tf.Tensor, step: tf.Tensor | None
+) -> tf.Tensor:
+    """Returns the local rows of `keys` [K] in the store of this number, int64 [K].
+
+    Args:
+        number: int64 scalar.
+        keys: int64.
+        insert: bool scalar; new keys are inserted, or have row 0.
+        step: that to which an insertion leads, int64 scalar, for a store on a device; else None.
+    """
+    inputs = [number, keys, insert, *([] if step is None else [step])]
+    with tf.device("/cpu:0"):
+        rows = tf.numpy_function(_find, inputs, tf.int64, stateful=True)
+    rows.set_shape(keys.shape)
+    return rows
+
+
+def count(number: tf.Tensor) -> tf.Tensor:
+    """Returns the number of rows in the store of this number, behind the control dependencies."""
+    with tf.device("/cpu:0"):
+        counted = tf.numpy_function(_count, [tf.identity(number)], tf.int64, stateful=True)
+    counted.set_shape([])
+    return counted
+
+
+def _find(
+    number: np.ndarray, keys: np.ndarray, insert: np.ndarray, *step: np.ndarray
+) -> np.ndarray:
+    return row_store.registered(int(number)).rows(keys, bool(insert), *map(int, step))
+
+
+def _count(number: np.ndarray) -> np.int64:
+    return np.int64(len(row_store.registered(int(number))))

@@ -1,0 +1,1 @@
+"""Predicts clicks by DIN: attention to what a user clicked before."""

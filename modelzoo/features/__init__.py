@@ -1,0 +1,1 @@
+"""Holds programs that show single features."""

@@ -1,0 +1,1 @@
+"""Predicts clicks by DeepFM: a factorization machine beside a deep network."""

@@ -1,0 +1,1 @@
+"""Finds items for users by two towers, trained by a sampled softmax."""

@@ -1,0 +1,122 @@
+// Decides which keys of a dynamic table get rows: those that came often enough, by chance, or both.
+//
+//     unknown keys ──► counted ──► often enough? ──► drawn? ──► a row
+//
+// A `KeyCounter` knows how often keys without rows came. The exact one remembers each key. The
+// counting Bloom filter takes a fixed memory, and may know a key better than it should: never less.
+// Nothing here is thread-safe: the store's lock is held.
+
+#ifndef COLLECTIVE_NATIVE_ADMISSION_H_
+#define COLLECTIVE_NATIVE_ADMISSION_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "../keymap.h"
+
+namespace collective {
+
+class KeyCounter {
+ public:
+  virtual ~KeyCounter() = default;
+
+  // Adds to the counts of keys, of which some may be the same. Returns false if memory is missing.
+  virtual bool Add(const int64_t* keys, const int64_t* counts, int64_t n) = 0;
+
+  // Writes how often keys came.
+  virtual void Counts(const int64_t* keys, int64_t n, int64_t* counts) const = 0;
+
+  // Makes keys that came before ones that didn't, as far as it can.
+  virtual void Forget(const int64_t* keys, int64_t n) = 0;
+  virtual void ForgetAll() = 0;
+
+  // Returns how many keys it can name, and writes them and their counts, in any order.
+  virtual int64_t size() const { return 0; }
+  virtual void Copy(int64_t* keys, int64_t* counts) const {}
+
+  // Returns the counters of a filter; null if it has none.
+  virtual void* cells() const { return nullptr; }
+};
+
+class ExactCounter : public KeyCounter {
+ public:
+  explicit ExactCounter(uint64_t capacity) : capacity_(capacity) {}
+  bool Start();
+
+  bool Add(const int64_t* keys, const int64_t* counts, int64_t n) override;
+  void Counts(const int64_t* keys, int64_t n, int64_t* counts) const override;
+  void Forget(const int64_t* keys, int64_t n) override;
+  void ForgetAll() override;
+  int64_t size() const override { return static_cast<int64_t>(map_->count()); }
+  void Copy(int64_t* keys, int64_t* counts) const override;
+
+ private:
+  const uint64_t capacity_;
+  std::unique_ptr<KeyMap> map_;
+  std::vector<int64_t> counts_;  // By the map's row; the first is no key's.
+};
+
+// Describes a counting Bloom filter. `collective.tables.bloom_filter` has the same fields.
+struct BloomShape {
+  int64_t hashes;      // Counters of a key.
+  int64_t cells;       // Counters in a partition.
+  int64_t width;       // Bytes of a counter: 1, 2, 4 or 8, unsigned.
+  int64_t partitions;  // In all; key k is counted in partition mix(k) mod this.
+  int64_t step;        // This rank has every so manieth of them.
+  uint64_t most;       // Where a counter stays.
+};
+
+// Counters of one key lie in one partition, the place of which doesn't depend on the number of
+// ranks: so counts don't, either. Counts are added, which doesn't depend on the order of keys.
+class BloomCounter : public KeyCounter {
+ public:
+  explicit BloomCounter(const BloomShape& shape) : shape_(shape) {}
+  ~BloomCounter() override;
+  bool Start();
+
+  bool Add(const int64_t* keys, const int64_t* counts, int64_t n) override;
+  void Counts(const int64_t* keys, int64_t n, int64_t* counts) const override;
+  void Forget(const int64_t* keys, int64_t n) override {}  // They share counters with others.
+  void ForgetAll() override;
+  void* cells() const override { return cells_; }
+
+ private:
+  template <class Cell>
+  void AddTo(const int64_t* keys, const int64_t* counts, int64_t n);
+  template <class Cell>
+  void Read(const int64_t* keys, int64_t n, int64_t* counts) const;
+  uint64_t Bytes() const { return shape_.partitions / shape_.step * shape_.cells * shape_.width; }
+  // Writes the places of a key's counters, each once. Returns how many they are.
+  int Places(int64_t key, uint64_t* places) const;
+
+  const BloomShape shape_;
+  char* cells_ = nullptr;
+};
+
+class Admission {
+ public:
+  // `counter`: of keys without rows; null if every key that is drawn gets one.
+  Admission(std::unique_ptr<KeyCounter> counter, int64_t frequency, double probability,
+            uint64_t seed)
+      : counter_(std::move(counter)),
+        frequency_(frequency),
+        probability_(probability),
+        seed_(seed) {}
+
+  bool counts() const { return counter_ != nullptr; }
+  KeyCounter* counter() const { return counter_.get(); }
+
+  // Tells whether a key that came `count` times gets a row in a run that leads to this global step.
+  bool Admits(int64_t key, int64_t count, int64_t step) const;
+
+ private:
+  const std::unique_ptr<KeyCounter> counter_;
+  const int64_t frequency_;
+  const double probability_;
+  const uint64_t seed_;
+};
+
+}  // namespace collective
+
+#endif  // COLLECTIVE_NATIVE_ADMISSION_H_

@@ -1,0 +1,403 @@
+// CollectiveSharedAlltoall, -Allgather, -Allreduce, -Broadcast: collectives through shared memory.
+//
+// They take and give what Horovod's operations do, and meet their peers under the last part of
+// their own name, as those do. They are asynchronous: see mailbox.h for how they wait.
+
+#include <string.h>
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "mailbox.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace collective {
+namespace carrier {
+
+using namespace tensorflow;
+using mailbox::Exchange;
+using mailbox::Mailbox;
+using mailbox::Message;
+using mailbox::Parcel;
+
+enum Kind : uint32_t { kAlltoall = 1, kAllgather, kAllreduce, kSums, kBroadcast };
+
+// Of an allreduce on more than two ranks: up to here each rank sends all to all.
+constexpr int64_t kSmallSum = 32 << 10;
+
+const char* Described(uint32_t kind) {
+  switch (kind) {
+    case kAlltoall:
+      return "an all-to-all";
+    case kAllgather:
+      return "an allgather";
+    case kAllreduce:
+    case kSums:
+      return "an allreduce";
+    case kBroadcast:
+      return "a broadcast";
+    default:
+      return "something unknown";
+  }
+}
+
+// Says that a peer is gone; launch/stderr_lines.py knows these words.
+Status Lost(const std::string& name, int rank) {
+  return errors::Unknown("lost rank ", rank, ", which has ended, while '", name,
+                         "' waited for it in shared memory");
+}
+
+// Compares what the ranks exchange with what this one does.
+Status Matches(const Exchange& own, int rank, const Message& other) {
+  if (other.kind != own.kind || other.dtype != own.dtype || other.item != own.item) {
+    return errors::InvalidArgument(
+        "the ranks do not exchange the same in '", own.name, "': here it is ", Described(own.kind),
+        " of ", DataTypeString(static_cast<DataType>(own.dtype)), ", ", own.item,
+        " bytes a row, on rank ", rank, " it is ", Described(other.kind), " of ",
+        DataTypeString(static_cast<DataType>(other.dtype)), ", ", other.item, " bytes a row");
+  }
+  return OkStatus();
+}
+
+int64_t RowBytes(const Tensor& x) {
+  int64_t bytes = DataTypeSize(x.dtype());
+  for (int d = 1; d < x.dims(); ++d) bytes *= x.dim_size(d);
+  return bytes;
+}
+
+const char* BytesOf(const Tensor& x) { return x.tensor_data().data(); }
+char* BytesOf(Tensor* x) { return const_cast<char*>(x->tensor_data().data()); }
+
+class SharedOp : public AsyncOpKernel {
+ public:
+  explicit SharedOp(OpKernelConstruction* context) : AsyncOpKernel(context) {
+    collective_ = name().substr(name().find_last_of('/') + 1);
+  }
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) final {
+    Mailbox* mailbox = Mailbox::Get();
+    OP_REQUIRES_ASYNC(context, mailbox != nullptr,
+                      errors::FailedPrecondition("'", collective_,
+                                                 "' goes through shared memory, which isn't open"),
+                      done);
+    Begin(context, mailbox, std::move(done));
+  }
+
+ protected:
+  virtual void Begin(OpKernelContext* context, Mailbox* mailbox, DoneCallback done) = 0;
+
+  std::shared_ptr<Exchange> NewExchange(const Mailbox& mailbox, Kind kind, const Tensor& x,
+                                        int64_t item) const {
+    auto exchange = std::make_shared<Exchange>();
+    exchange->name = collective_;
+    exchange->kind = kind;
+    exchange->dtype = x.dtype();
+    exchange->item = item;
+    exchange->awaited.assign(mailbox.ranks(), true);
+    exchange->awaited[mailbox.rank()] = false;
+    return exchange;
+  }
+
+  static void SendToAll(const Mailbox& mailbox, const char* data, int64_t bytes, int64_t rows,
+                        Exchange* exchange) {
+    exchange->same_data = true;
+    for (int rank = 0; rank < mailbox.ranks(); ++rank) {
+      if (rank != mailbox.rank()) {
+        exchange->parcels.push_back({rank, data, static_cast<uint64_t>(bytes), rows});
+      }
+    }
+  }
+
+  // Sends, and calls `take` when all has come; `done` is called in any case.
+  static void Run(OpKernelContext* context, Mailbox* mailbox,
+                  const std::shared_ptr<Exchange>& exchange, std::function<Status(Exchange*)> take,
+                  DoneCallback done) {
+    exchange->finish = [context, mailbox, take, done](Exchange* own, int lost) {
+      Status status = lost == mailbox::kNobodyLost ? OkStatus() : Lost(own->name, lost);
+      for (int rank = 0; status.ok() && rank < mailbox->ranks(); ++rank) {
+        if (Came(*own, rank)) status = Matches(*own, rank, own->received[rank]);
+      }
+      if (status.ok()) status = take(own);
+      for (int rank = 0; rank < mailbox->ranks(); ++rank) {
+        if (Came(*own, rank)) mailbox->Release(rank, own->received[rank]);
+      }
+      if (!status.ok()) context->SetStatus(status);
+      done();
+    };
+    const std::string problem = mailbox->Start(exchange);
+    if (!problem.empty()) {
+      context->SetStatus(errors::ResourceExhausted("'", exchange->name, "': ", problem));
+      done();
+    }
+  }
+
+  // Tells whether a rank's message is there: every name has a hash other than 0.
+  static bool Came(const Exchange& own, int rank) { return own.received[rank].name != 0; }
+
+  // Appends the rows that came from all ranks, this one's own among them, to `out`.
+  static Status Copy(Mailbox* mailbox, const Exchange& own, const char* own_data, int64_t own_bytes,
+                     char* out) {
+    for (int rank = 0; rank < mailbox->ranks(); ++rank) {
+      const char* data = own_data;
+      int64_t bytes = own_bytes;
+      if (rank != mailbox->rank()) {
+        const Message& message = own.received[rank];
+        data = mailbox->Data(rank, message);
+        bytes = message.bytes;
+        if (data == nullptr) return errors::ResourceExhausted("shared memory can't be mapped");
+      }
+      if (bytes > 0) memcpy(out, data, bytes);
+      out += bytes;
+    }
+    return OkStatus();
+  }
+
+  std::string collective_;
+};
+
+class AlltoallOp : public SharedOp {
+ public:
+  using SharedOp::SharedOp;
+
+ protected:
+  void Begin(OpKernelContext* context, Mailbox* mailbox, DoneCallback done) override {
+    const Tensor x = context->input(0), splits = context->input(1);
+    const int ranks = mailbox->ranks(), me = mailbox->rank();
+    OP_REQUIRES_ASYNC(context, x.dims() >= 1,
+                      errors::InvalidArgument("'", collective_, "' exchanges rows, not a scalar"),
+                      done);
+    OP_REQUIRES_ASYNC(context, splits.dims() == 1 && splits.NumElements() == ranks,
+                      errors::InvalidArgument("'", collective_, "' needs ", ranks, " splits, not ",
+                                              splits.NumElements()),
+                      done);
+    const auto counts = splits.vec<int32>();
+    int64_t sum = 0;
+    for (int rank = 0; rank < ranks; ++rank) {
+      OP_REQUIRES_ASYNC(context, counts(rank) >= 0,
+                        errors::InvalidArgument("'", collective_, "' has the split ", counts(rank),
+                                                " for rank ", rank),
+                        done);
+      sum += counts(rank);
+    }
+    OP_REQUIRES_ASYNC(context, sum == x.dim_size(0),
+                      errors::InvalidArgument("'", collective_, "' has splits of ", sum,
+                                              " rows, and ", x.dim_size(0), " rows"),
+                      done);
+    const int64_t item = RowBytes(x);
+    auto exchange = NewExchange(*mailbox, kAlltoall, x, item);
+    const char* data = BytesOf(x);
+    const char* own_data = data;
+    for (int rank = 0; rank < ranks; ++rank) {
+      const int64_t bytes = counts(rank) * item;
+      if (rank == me) {
+        own_data = data;
+      } else {
+        exchange->parcels.push_back({rank, data, static_cast<uint64_t>(bytes), counts(rank)});
+      }
+      data += bytes;
+    }
+    const int64_t own_rows = counts(me);
+    auto take = [=](Exchange* own) -> Status {
+      Tensor *out = nullptr, *received = nullptr;
+      TF_RETURN_IF_ERROR(context->allocate_output(1, TensorShape({ranks}), &received));
+      auto rows = received->vec<int32>();
+      int64_t total = 0;
+      for (int rank = 0; rank < ranks; ++rank) {
+        rows(rank) = static_cast<int32>(rank == me ? own_rows : own->received[rank].rows);
+        total += rows(rank);
+      }
+      TensorShape shape = x.shape();
+      shape.set_dim(0, total);
+      TF_RETURN_IF_ERROR(context->allocate_output(0, shape, &out));
+      return Copy(mailbox, *own, own_data, own_rows * item, BytesOf(out));
+    };
+    Run(context, mailbox, exchange, take, std::move(done));
+  }
+};
+
+class AllgatherOp : public SharedOp {
+ public:
+  using SharedOp::SharedOp;
+
+ protected:
+  void Begin(OpKernelContext* context, Mailbox* mailbox, DoneCallback done) override {
+    const Tensor x = context->input(0);
+    OP_REQUIRES_ASYNC(context, x.dims() >= 1,
+                      errors::InvalidArgument("'", collective_, "' gathers rows, not scalars"),
+                      done);
+    const int64_t item = RowBytes(x), rows = x.dim_size(0);
+    auto exchange = NewExchange(*mailbox, kAllgather, x, item);
+    SendToAll(*mailbox, BytesOf(x), rows * item, rows, exchange.get());
+    auto take = [=](Exchange* own) -> Status {
+      int64_t total = rows;
+      for (int rank = 0; rank < mailbox->ranks(); ++rank) {
+        if (rank != mailbox->rank()) total += own->received[rank].rows;
+      }
+      TensorShape shape = x.shape();
+      shape.set_dim(0, total);
+      Tensor* out = nullptr;
+      TF_RETURN_IF_ERROR(context->allocate_output(0, shape, &out));
+      return Copy(mailbox, *own, BytesOf(x), rows * item, BytesOf(out));
+    };
+    Run(context, mailbox, exchange, take, std::move(done));
+  }
+};
+
+// Rank 0 gives, the others take.
+class BroadcastOp : public SharedOp {
+ public:
+  using SharedOp::SharedOp;
+
+ protected:
+  void Begin(OpKernelContext* context, Mailbox* mailbox, DoneCallback done) override {
+    const Tensor x = context->input(0);
+    const int64_t bytes = x.tensor_data().size();
+    auto exchange = NewExchange(*mailbox, kBroadcast, x, bytes);
+    const bool gives = mailbox->rank() == 0;
+    for (int rank = 0; rank < mailbox->ranks(); ++rank) {
+      exchange->awaited[rank] = !gives && rank == 0;
+    }
+    if (gives) SendToAll(*mailbox, BytesOf(x), bytes, 1, exchange.get());
+    auto take = [=](Exchange* own) -> Status {
+      if (gives) {
+        context->set_output(0, x);
+        return OkStatus();
+      }
+      Tensor* out = nullptr;
+      TF_RETURN_IF_ERROR(context->allocate_output(0, x.shape(), &out));
+      const char* data = mailbox->Data(0, own->received[0]);
+      if (data == nullptr) return errors::ResourceExhausted("shared memory can't be mapped");
+      if (bytes > 0) memcpy(BytesOf(out), data, bytes);
+      return OkStatus();
+    };
+    Run(context, mailbox, exchange, take, std::move(done));
+  }
+};
+
+// Adds in the order of the ranks, so that all have the same bits. With two ranks, and where there
+// is little to add, each rank adds everything; else each adds a part, and gives the sums to all.
+template <class T>
+class AllreduceOp : public SharedOp {
+ public:
+  using SharedOp::SharedOp;
+
+ protected:
+  void Begin(OpKernelContext* context, Mailbox* mailbox, DoneCallback done) override {
+    const Tensor x = context->input(0);
+    const int64_t size = x.NumElements(), ranks = mailbox->ranks();
+    Tensor* out = nullptr;
+    OP_REQUIRES_OK_ASYNC(context, context->allocate_output(0, x.shape(), &out), done);
+    T* sums = out->flat<T>().data();
+    const T* values = x.flat<T>().data();
+    // All of it stands for a row: sizes must be the same on all ranks.
+    auto exchange = NewExchange(*mailbox, kAllreduce, x, size * sizeof(T));
+    if (ranks == 2 || size * static_cast<int64_t>(sizeof(T)) <= kSmallSum) {
+      SendToAll(*mailbox, BytesOf(x), size * sizeof(T), 1, exchange.get());
+      auto take = [=](Exchange* own) { return Add(mailbox, *own, x, values, size, sums); };
+      Run(context, mailbox, exchange, take, std::move(done));
+      return;
+    }
+    const int64_t part = (size + ranks - 1) / ranks;
+    auto begin = [=](int64_t rank) { return std::min(size, rank * part); };
+    const int64_t first = begin(mailbox->rank()), last = begin(mailbox->rank() + 1);
+    for (int rank = 0; rank < ranks; ++rank) {
+      if (rank == mailbox->rank()) continue;
+      const uint64_t bytes = (begin(rank + 1) - begin(rank)) * sizeof(T);
+      exchange->parcels.push_back(
+          {rank, reinterpret_cast<const char*>(values + begin(rank)), bytes, 1});
+    }
+    // What comes of the first exchange; `done` belongs to the second, if there is one.
+    auto summed = std::make_shared<Status>();
+    auto take = [=](Exchange* own) {
+      *summed = Add(mailbox, *own, x, values + first, last - first, sums + first);
+      return *summed;
+    };
+    auto then = [=] {
+      if (!context->status().ok()) {
+        done();
+        return;
+      }
+      auto shared = NewExchange(*mailbox, kSums, x, size * sizeof(T));
+      shared->name = collective_ + ".sums";
+      SendToAll(*mailbox, reinterpret_cast<const char*>(sums + first), (last - first) * sizeof(T),
+                1, shared.get());
+      auto place = [=](Exchange* own) -> Status {
+        for (int rank = 0; rank < ranks; ++rank) {
+          if (rank == mailbox->rank()) continue;
+          const char* data = mailbox->Data(rank, own->received[rank]);
+          if (data == nullptr) return errors::ResourceExhausted("shared memory can't be mapped");
+          if (own->received[rank].bytes > 0) {
+            memcpy(sums + begin(rank), data, own->received[rank].bytes);
+          }
+        }
+        return OkStatus();
+      };
+      Run(context, mailbox, shared, place, done);
+    };
+    Run(context, mailbox, exchange, take, then);
+  }
+
+ private:
+  static Status Add(Mailbox* mailbox, const Exchange& own, const Tensor& x, const T* values,
+                    int64_t size, T* sums) {
+    for (int rank = 0; rank < mailbox->ranks(); ++rank) {
+      const T* addends = values;
+      if (rank != mailbox->rank()) {
+        const char* data = mailbox->Data(rank, own.received[rank]);
+        if (data == nullptr) return errors::ResourceExhausted("shared memory can't be mapped");
+        addends = reinterpret_cast<const T*>(data);
+      }
+      if (rank == 0) {
+        if (size > 0) memcpy(sums, addends, size * sizeof(T));
+      } else {
+        for (int64_t i = 0; i < size; ++i) sums[i] = static_cast<T>(sums[i] + addends[i]);
+      }
+    }
+    return OkStatus();
+  }
+};
+
+REGISTER_KERNEL_BUILDER(Name("CollectiveSharedAlltoall").Device(DEVICE_CPU), AlltoallOp);
+REGISTER_KERNEL_BUILDER(Name("CollectiveSharedAllgather").Device(DEVICE_CPU), AllgatherOp);
+REGISTER_KERNEL_BUILDER(Name("CollectiveSharedBroadcast").Device(DEVICE_CPU), BroadcastOp);
+#define REGISTER(type)                                                                \
+  REGISTER_KERNEL_BUILDER(                                                            \
+      Name("CollectiveSharedAllreduce").Device(DEVICE_CPU).TypeConstraint<type>("T"), \
+      AllreduceOp<type>)
+REGISTER(float);
+REGISTER(double);
+REGISTER(Eigen::half);
+REGISTER(bfloat16);
+REGISTER(int8);
+REGISTER(uint8);
+REGISTER(int32);
+REGISTER(int64_t);
+#undef REGISTER
+
+// Python calls these (ops/carriers.py).
+
+#define COLLECTIVE_CARRIER_EXPORT extern "C" __attribute__((used, visibility("default")))
+
+COLLECTIVE_CARRIER_EXPORT const char* collective_mailbox_open(const char* path, int rank, int ranks,
+                                                              int port) {
+  static std::string* problem = new std::string;
+  *problem = Mailbox::Open(path, rank, ranks, port);
+  return problem->c_str();
+}
+
+COLLECTIVE_CARRIER_EXPORT void collective_mailbox_leave() {
+  if (Mailbox* mailbox = Mailbox::Get()) mailbox->Leave();
+}
+
+// Returns the bytes of this rank's arena.
+COLLECTIVE_CARRIER_EXPORT int64_t collective_mailbox_bytes() {
+  Mailbox* mailbox = Mailbox::Get();
+  return mailbox == nullptr ? 0 : static_cast<int64_t>(mailbox->arena_bytes());
+}
+
+}  // namespace carrier
+}  // namespace collective

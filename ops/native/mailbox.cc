@@ -1,0 +1,538 @@
+// Carries messages through shared memory: see mailbox.h.
+
+#include "mailbox.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <thread>
+
+namespace collective {
+namespace mailbox {
+
+// launch/shared_memory.py writes it. Another layout of anything here is another version.
+struct Header {
+  char magic[16];
+  uint32_t version, ranks, port, reserved;
+};
+
+struct RankPage {
+  alignas(64) std::atomic<uint32_t> bell;      // Rung for each message to this rank.
+  alignas(64) std::atomic<uint32_t> sleeping;  // Whether it waits for its bell on the futex.
+  alignas(64) std::atomic<uint32_t> state;
+};
+
+constexpr int kEntries = 63;
+
+struct Ring {
+  alignas(64) std::atomic<uint64_t> taken;
+  alignas(64) std::atomic<uint64_t> posted;
+  alignas(64) Message messages[kEntries];
+};
+static_assert(std::atomic<uint64_t>::is_always_lock_free, "atomics are shared between processes");
+static_assert(sizeof(Ring) == 64 * 256 - 128, "a ring takes 16 KiB");
+
+namespace {
+
+constexpr char kMagic[16] = {'c', 'o', 'l', 'l', 'e', 'c', 't', 'i',
+                             'v', 'e', ' ', 'w', 'i', 'r', 'e', '\n'};
+constexpr uint32_t kVersion = 1;
+constexpr uint32_t kHere = 1, kLeft = 2;
+constexpr uint64_t kPage = 4096, kRingBytes = 64 * 256;
+constexpr uint64_t kHugePage = 2 << 20;
+// Between the starts of two arenas in the file, which is sparse.
+constexpr uint64_t kArenaStride = uint64_t{1} << 40;
+constexpr uint64_t kSmallestPiece = 4 << 20, kLargestPiece = 64 << 20;
+constexpr uint64_t kFirstMapping = 64 << 20;
+constexpr uint64_t kAlignment = 64;
+constexpr auto kLook = std::chrono::milliseconds(100);
+constexpr auto kPolling = std::chrono::microseconds(60);
+constexpr auto kFarewell = std::chrono::seconds(5);
+
+uint64_t RoundUp(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+uint64_t Hash(const std::string& text) {
+  uint64_t hash = 14695981039346656037u;  // FNV-1a
+  for (unsigned char c : text) hash = (hash ^ c) * 1099511628211u;
+  hash ^= hash >> 32;
+  return hash * 0x9e3779b97f4a7c15u;
+}
+
+std::string Failed(const std::string& what) { return what + ": " + strerror(errno); }
+
+void FutexWait(std::atomic<uint32_t>* word, uint32_t value, std::chrono::nanoseconds limit) {
+  timespec time;
+  time.tv_sec = limit.count() / 1000000000;
+  time.tv_nsec = limit.count() % 1000000000;
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAIT, value, &time, nullptr, 0);
+}
+
+void FutexWake(std::atomic<uint32_t>* word) {
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAKE, 1, nullptr, nullptr, 0);
+}
+
+inline void Pause() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#endif
+}
+
+struct flock LockOf(int rank) {
+  struct flock lock;
+  memset(&lock, 0, sizeof(lock));
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = rank;
+  lock.l_len = 1;
+  return lock;
+}
+
+Mailbox* instance = nullptr;
+std::mutex instance_mutex;
+
+}  // namespace
+
+Mailbox* Mailbox::Get() {
+  std::lock_guard<std::mutex> lock(instance_mutex);
+  return instance;
+}
+
+std::string Mailbox::Open(const std::string& path, int rank, int ranks, int port) {
+  std::lock_guard<std::mutex> lock(instance_mutex);
+  if (instance != nullptr) return "";
+  if (rank < 0 || rank >= ranks) return "there is no such rank";
+  const int file = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (file < 0) return Failed("it can't be opened");
+  std::string problem;
+  Header header;
+  if (pread(file, &header, sizeof(header), 0) != sizeof(header) ||
+      memcmp(header.magic, kMagic, sizeof(kMagic)) != 0) {
+    problem = "it is no memory of a launcher";
+  } else if (header.version != kVersion) {
+    problem = "the launcher is of another version of collective (its memory has layout " +
+              std::to_string(header.version) + ", and this is " + std::to_string(kVersion) + ")";
+  } else if (static_cast<int>(header.ranks) != ranks || static_cast<int>(header.port) != port) {
+    problem = "it is another job's";
+  } else {
+    struct flock mine = LockOf(rank);
+    if (fcntl(file, F_SETLK, &mine) != 0) {
+      problem = errno == EAGAIN || errno == EACCES ? "another process is this rank of the job"
+                                                   : Failed("it can't be locked");
+    }
+  }
+  Mailbox* made = problem.empty() ? new Mailbox(file, rank, ranks) : nullptr;
+  if (made != nullptr) problem = made->Map();
+  if (!problem.empty()) {
+    close(file);
+    return problem;
+  }
+  instance = made;  // It stays until the process ends: a thread waits in it.
+  return "";
+}
+
+std::string Mailbox::Map() {
+  const uint64_t ranks = ranks_;
+  const uint64_t control = kPage * (1 + ranks) + kRingBytes * ranks * ranks;
+  arena_start_ = RoundUp(control, kHugePage);
+  struct stat status;
+  const uint64_t whole = arena_start_ + ranks * kArenaStride;
+  if (fstat(file_, &status) != 0) return Failed("its size isn't known");
+  if (static_cast<uint64_t>(status.st_size) < whole && ftruncate(file_, whole) != 0) {
+    return Failed("it can't be enlarged");
+  }
+  void* base = mmap(nullptr, control, PROT_READ | PROT_WRITE, MAP_SHARED, file_, 0);
+  if (base == MAP_FAILED) return Failed("it can't be mapped");
+  control_ = static_cast<char*>(base);
+  unsent_.resize(ranks_);
+  lost_.resize(ranks_);
+  mappings_.resize(ranks_);
+  cpu_set_t cores;
+  const bool known = sched_getaffinity(0, sizeof(cores), &cores) == 0;
+  spins_ = known && CPU_COUNT(&cores) < ranks_ ? 0 : 1;
+  Page(rank_)->state.store(kHere);
+  return "";
+}
+
+RankPage* Mailbox::Page(int rank) const {
+  return reinterpret_cast<RankPage*>(control_ + kPage * (1 + rank));
+}
+
+Ring* Mailbox::RingOf(int from, int to) const {
+  const uint64_t number = static_cast<uint64_t>(from) * ranks_ + to;
+  return reinterpret_cast<Ring*>(control_ + kPage * (1 + ranks_) + kRingBytes * number);
+}
+
+// Memory.
+
+char* Mailbox::At(int rank, uint64_t place, uint64_t bytes) {
+  std::lock_guard<std::mutex> lock(mapping_mutex_);
+  Mapping& mapping = mappings_[rank];
+  if (place + bytes > mapping.length) {
+    // The mapping before stays: others may be reading there.
+    uint64_t length = std::max(mapping.length, kFirstMapping);
+    while (length < place + bytes) length *= 2;
+    void* base = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file_,
+                      arena_start_ + rank * kArenaStride);
+    if (base == MAP_FAILED) return nullptr;
+    madvise(base, length, MADV_HUGEPAGE);
+    mapping.base = static_cast<char*>(base);
+    mapping.length = length;
+  }
+  return mapping.base + place;
+}
+
+Mailbox::Block* Mailbox::BlockAt(int rank, uint64_t place) {
+  return reinterpret_cast<Block*>(At(rank, place, sizeof(Block)));
+}
+
+std::string Mailbox::Allocate(uint64_t bytes, uint64_t* place) {
+  for (size_t i = 0; i < lent_.size();) {
+    if (BlockAt(rank_, lent_[i].first)->readers.load(std::memory_order_acquire) == 0) {
+      Free(lent_[i].first, lent_[i].second);
+      lent_[i] = lent_.back();
+      lent_.pop_back();
+    } else {
+      ++i;
+    }
+  }
+  bytes = RoundUp(bytes, kAlignment);
+  auto fits = [&] {
+    return std::find_if(free_.begin(), free_.end(),
+                        [&](const auto& piece) { return piece.second >= bytes; });
+  };
+  auto found = fits();
+  if (found == free_.end()) {
+    const std::string problem = Grow(bytes);
+    if (!problem.empty()) return problem;
+    found = fits();
+  }
+  *place = found->first;
+  const uint64_t left = found->second - bytes;
+  free_.erase(found);
+  if (left > 0) free_[*place + bytes] = left;
+  lent_.emplace_back(*place, bytes);
+  return "";
+}
+
+std::string Mailbox::Grow(uint64_t bytes) {
+  const uint64_t size = arena_size_;
+  const uint64_t piece =
+      std::max(RoundUp(bytes, kHugePage), std::min(std::max(size, kSmallestPiece), kLargestPiece));
+  if (size + piece > kArenaStride) return "more than a tebibyte is under way";
+  const uint64_t start = arena_start_ + rank_ * kArenaStride + size;
+  // Reserved now: memory that isn't there would end the process when it is written.
+  int failed;
+  do {
+    failed = fallocate(file_, 0, start, piece);
+  } while (failed != 0 && errno == EINTR);
+  if (failed != 0) {
+    return Failed("there is no room for " + std::to_string(piece >> 20) +
+                  " MB more of shared memory, beside " + std::to_string(size >> 20) + " MB");
+  }
+  if (At(rank_, size, piece) == nullptr) return Failed("shared memory can't be mapped");
+  arena_size_ = size + piece;
+  // The place 0 stands for a message without a block.
+  Free(size == 0 ? kAlignment : size, size == 0 ? piece - kAlignment : piece);
+  return "";
+}
+
+void Mailbox::Free(uint64_t place, uint64_t bytes) {
+  auto after = free_.lower_bound(place);
+  if (after != free_.end() && place + bytes == after->first) {
+    bytes += after->second;
+    after = free_.erase(after);
+  }
+  if (after != free_.begin()) {
+    auto before = std::prev(after);
+    if (before->first + before->second == place) {
+      before->second += bytes;
+      return;
+    }
+  }
+  free_[place] = bytes;
+}
+
+const char* Mailbox::Data(int from, const Message& message) {
+  if (message.place == 0) return message.text;
+  char* block = At(from, message.place, sizeof(Block) + message.bytes);
+  return block == nullptr ? nullptr : block + sizeof(Block);
+}
+
+void Mailbox::Release(int from, const Message& message) {
+  if (message.place == 0) return;
+  Block* block = BlockAt(from, message.place);
+  if (block != nullptr) block->readers.fetch_sub(1, std::memory_order_release);
+}
+
+// Sending.
+
+std::string Mailbox::Start(const std::shared_ptr<Exchange>& exchange) {
+  Exchange& own = *exchange;
+  own.key = Hash(own.name);
+  own.received.resize(ranks_);
+  own.missing = static_cast<int>(std::count(own.awaited.begin(), own.awaited.end(), true));
+  std::vector<uint64_t> places(own.parcels.size(), 0);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto& known = names_.emplace(own.key, std::make_pair(own.name, uint64_t{0})).first->second;
+    if (known.first != own.name) {
+      return "'" + own.name + "' and '" + known.first + "' are one name to shared memory";
+    }
+    own.sequence = known.second++;
+    for (size_t i = 0; i < places.size(); ++i) {
+      if (own.parcels[i].bytes <= kInlineBytes) continue;
+      if (own.same_data && i > 0) {
+        places[i] = places[0];
+        continue;
+      }
+      const std::string problem = Allocate(sizeof(Block) + own.parcels[i].bytes, &places[i]);
+      if (!problem.empty()) return problem;
+      const size_t readers = own.same_data ? own.parcels.size() : 1;
+      BlockAt(rank_, places[i])->readers.store(static_cast<uint32_t>(readers));
+    }
+  }
+  std::vector<Message> messages(own.parcels.size());
+  for (size_t i = 0; i < messages.size(); ++i) {
+    const Parcel& parcel = own.parcels[i];
+    Message& message = messages[i];
+    message.name = own.key;
+    message.sequence = own.sequence;
+    message.place = places[i];
+    message.bytes = parcel.bytes;
+    message.rows = parcel.rows;
+    message.item = own.item;
+    message.kind = own.kind;
+    message.dtype = own.dtype;
+    if (places[i] == 0) {
+      if (parcel.bytes > 0) memcpy(message.text, parcel.data, parcel.bytes);
+    } else if (!own.same_data || i == 0) {
+      memcpy(At(rank_, places[i], sizeof(Block) + parcel.bytes) + sizeof(Block), parcel.data,
+             parcel.bytes);
+    }
+  }
+  Finished finished;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (size_t i = 0; i < messages.size(); ++i) Post(own.parcels[i].rank, messages[i]);
+    const Key key{own.key, own.sequence};
+    if (own.missing == 0) {
+      own.over = true;
+      finished.emplace_back(exchange, kNobodyLost);
+    } else {
+      waiting_[key] = exchange;
+      auto early = early_.find(key);
+      if (early != early_.end()) {
+        const auto messages_before = std::move(early->second);
+        early_.erase(early);
+        for (const auto& [from, message] : messages_before) Deliver(from, message, &finished);
+      }
+      Pump(false, &finished);
+    }
+    if (!thread_started_) {
+      thread_started_ = true;
+      // Signals are for the threads of the program.
+      sigset_t all, before;
+      sigfillset(&all);
+      pthread_sigmask(SIG_SETMASK, &all, &before);
+      std::thread([this] { Wait(); }).detach();
+      pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    }
+  }
+  Finish(&finished);
+  Poll(own);
+  return "";
+}
+
+void Mailbox::Post(int to, const Message& message) {
+  if (!unsent_[to].empty() || !Put(to, message)) {
+    unsent_[to].push_back(message);
+    ++unsent_count_;
+    if (idle_) wake_.notify_one();
+  }
+}
+
+bool Mailbox::Put(int to, const Message& message) {
+  Ring* ring = RingOf(rank_, to);
+  const uint64_t posted = ring->posted.load(std::memory_order_relaxed);
+  if (posted - ring->taken.load(std::memory_order_acquire) >= kEntries) return false;
+  memcpy(&ring->messages[posted % kEntries], &message,
+         sizeof(Message) - kInlineBytes + (message.place == 0 ? message.bytes : 0));
+  ring->posted.store(posted + 1, std::memory_order_release);
+  RingBell(to);
+  return true;
+}
+
+void Mailbox::RingBell(int rank) {
+  RankPage* page = Page(rank);
+  page->bell.fetch_add(1);
+  if (page->sleeping.load() != 0) FutexWake(&page->bell);
+}
+
+// Receiving.
+
+void Mailbox::Pump(bool always, Finished* finished) {
+  const uint32_t bell = Page(rank_)->bell.load();
+  if (bell == seen_ && !always) return;
+  seen_ = bell;
+  for (int to = 0; unsent_count_ > 0 && to < ranks_; ++to) {
+    size_t sent = 0;
+    std::vector<Message>& unsent = unsent_[to];
+    while (sent < unsent.size() && (lost_[to] || Put(to, unsent[sent]))) ++sent;
+    unsent.erase(unsent.begin(), unsent.begin() + sent);
+    unsent_count_ -= static_cast<int>(sent);
+  }
+  for (int from = 0; from < ranks_; ++from) {
+    if (from == rank_) continue;
+    Ring* ring = RingOf(from, rank_);
+    uint64_t taken = ring->taken.load(std::memory_order_relaxed);
+    const uint64_t posted = ring->posted.load(std::memory_order_acquire);
+    if (taken == posted) continue;
+    const bool was_full = posted - taken == kEntries;
+    for (; taken < posted; ++taken) Deliver(from, ring->messages[taken % kEntries], finished);
+    ring->taken.store(taken, std::memory_order_release);
+    if (was_full) RingBell(from);  // It may have more.
+  }
+}
+
+void Mailbox::Deliver(int from, const Message& message, Finished* finished) {
+  const Key key{message.name, message.sequence};
+  auto found = waiting_.find(key);
+  if (found == waiting_.end()) {
+    early_[key].emplace_back(from, message);
+    return;
+  }
+  Exchange* exchange = found->second.get();
+  exchange->received[from] = message;
+  if (!exchange->awaited[from]) return;  // It does something else by that name: an error.
+  exchange->awaited[from] = false;
+  if (--exchange->missing > 0) return;
+  finished->emplace_back(found->second, kNobodyLost);
+  waiting_.erase(found);
+}
+
+void Mailbox::Finish(Finished* finished) {
+  for (auto& [exchange, lost] : *finished) {
+    exchange->finish(exchange.get(), lost);
+    exchange->over = true;
+  }
+  finished->clear();
+}
+
+void Mailbox::Poll(const Exchange& exchange) {
+  if (!exchange.over && spins_ > 0) {
+    const auto until = std::chrono::steady_clock::now() + kPolling;
+    do {
+      {
+        std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+        if (lock.owns_lock()) {
+          Finished finished;
+          Pump(false, &finished);
+          lock.unlock();
+          Finish(&finished);
+        }
+      }
+      for (int i = 0; i < 16 && !exchange.over; ++i) Pause();
+    } while (!exchange.over && std::chrono::steady_clock::now() < until);
+  }
+  if (!exchange.over) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (idle_) wake_.notify_one();
+  }
+}
+
+void Mailbox::Wait() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  RankPage* page = Page(rank_);
+  bool timed_out = false;
+  while (true) {
+    if (waiting_.empty() && unsent_count_ == 0) {
+      idle_ = true;
+      wake_.wait(lock);
+      idle_ = false;
+      continue;
+    }
+    Finished finished;
+    Pump(timed_out, &finished);
+    timed_out = false;
+    const auto now = std::chrono::steady_clock::now();
+    if (finished.empty() && now - looked_ >= kLook) {
+      looked_ = now;
+      FindLost(&finished);
+    }
+    if (!finished.empty()) {
+      lock.unlock();
+      Finish(&finished);
+      lock.lock();
+      continue;
+    }
+    page->sleeping.store(1);
+    const uint32_t seen = seen_;
+    if (page->bell.load() == seen) {
+      lock.unlock();
+      FutexWait(&page->bell, seen, kLook);
+      lock.lock();
+      timed_out = true;
+    }
+    page->sleeping.store(0);
+  }
+}
+
+bool Mailbox::IsLost(int rank) {
+  const uint32_t state = Page(rank)->state.load();
+  if (state == kLeft) return true;
+  if (state != kHere) return false;  // It hasn't come yet.
+  struct flock lock = LockOf(rank);
+  return fcntl(file_, F_GETLK, &lock) == 0 && lock.l_type == F_UNLCK;
+}
+
+void Mailbox::FindLost(Finished* finished) {
+  bool any = false;
+  for (int rank = 0; rank < ranks_; ++rank) {
+    if (rank != rank_ && !lost_[rank]) lost_[rank] = IsLost(rank);
+    any = any || lost_[rank];
+  }
+  if (!any) return;
+  Pump(true, finished);  // What they have sent before.
+  for (auto it = waiting_.begin(); it != waiting_.end();) {
+    int lost = kNobodyLost;
+    for (int rank = 0; rank < ranks_ && lost == kNobodyLost; ++rank) {
+      if (lost_[rank] && it->second->awaited[rank]) lost = rank;
+    }
+    if (lost == kNobodyLost) {
+      ++it;
+      continue;
+    }
+    finished->emplace_back(it->second, lost);
+    it = waiting_.erase(it);
+  }
+}
+
+void Mailbox::Leave() {
+  if (getpid() != process_) return;  // A fork of this process is no rank.
+  const auto until = std::chrono::steady_clock::now() + kFarewell;
+  while (true) {
+    Finished finished;
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (unsent_count_ == 0 || std::chrono::steady_clock::now() > until) break;
+    Pump(true, &finished);
+    FindLost(&finished);
+    lock.unlock();
+    Finish(&finished);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  Page(rank_)->state.store(kLeft);
+  for (int rank = 0; rank < ranks_; ++rank) RingBell(rank);
+}
+
+}  // namespace mailbox
+}  // namespace collective

@@ -1,0 +1,180 @@
+// Carries messages between the ranks of one host, through memory that all of them have mapped.
+//
+//     rank 0 ──copies──▶ ┌ its arena ────────────┐ ──copies──▶ rank 1
+//            ──posts───▶ │ ring 0 ─▶ 1, bell of 1│ ──takes───▶
+//                        └───────────────────────┘
+//
+// Memory: one file without a name, made by the launcher (launch/shared_memory.py): a header, a page
+// and a bell for each rank, a ring of messages for each ordered pair of ranks, and an arena for
+// each rank's data. A small message is in the ring whole; of a larger one the ring says where it is
+// in the sender's arena. An arena grows in pieces, as far as a rank has data under way at one time;
+// pieces stay until the job ends, and the file ends with the last process that has it.
+//
+// Order: a message is found by (name, sequence): its collective's name, and how often this rank has
+// used that name. Ranks may start collectives in different orders: whatever comes early is kept
+// aside (as a description: its data stays in the arena). Nobody waits to send, so no rank waits for
+// another but for data that the other has still to send, and collectives can't block each other.
+//
+// Waiting: nobody blocks a thread of TensorFlow for long. Whoever starts an exchange polls for some
+// microseconds; after that one thread of the process waits for all, on a futex, and sleeps as long
+// as nothing is in flight. With more ranks than cores nobody polls.
+//
+// Lost peers: each rank locks a byte of the file, which the kernel unlocks when the process ends,
+// however it ends. Who waits looks at the lock of a rank it waits for, ten times a second. A rank
+// that is about to leave says so. What it has posted before is still taken: a message is posted
+// when it is complete, so none is seen in part.
+
+#ifndef COLLECTIVE_NATIVE_MAILBOX_H_
+#define COLLECTIVE_NATIVE_MAILBOX_H_
+
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace collective {
+namespace mailbox {
+
+constexpr int kInlineBytes = 168;
+
+// Describes data that one rank sends another.
+struct Message {
+  uint64_t name, sequence;
+  uint64_t place;  // Of a block in the sender's arena; 0: the data is in `text`.
+  uint64_t bytes;
+  int64_t rows, item;    // How many, and the bytes of each.
+  uint32_t kind, dtype;  // Of the collective: must be the same on all ranks.
+  uint64_t reserved[4];
+  char text[kInlineBytes];
+};
+static_assert(sizeof(Message) == 256, "rings hold messages of 256 bytes");
+
+struct RankPage;
+struct Ring;
+
+// What this rank sends to one other rank.
+struct Parcel {
+  int rank;
+  const char* data;
+  uint64_t bytes;
+  int64_t rows;
+};
+
+constexpr int kNobodyLost = -1;
+
+// Holds one collective that this rank has begun.
+struct Exchange {
+  std::string name;
+  uint32_t kind = 0, dtype = 0;
+  int64_t item = 0;
+  std::vector<Parcel> parcels;
+  bool same_data = false;     // All parcels are of one data.
+  std::vector<bool> awaited;  // By rank: whether it sends something.
+  // Called once, in any thread: with the lost rank, or when all has come.
+  std::function<void(Exchange*, int lost)> finish;
+
+  // Set by the mailbox.
+  uint64_t key = 0, sequence = 0;
+  std::vector<Message> received;  // By rank.
+  int missing = 0;
+  std::atomic<bool> over{false};
+};
+
+class Mailbox {
+ public:
+  // Returns the process's mailbox; null before it is open.
+  static Mailbox* Get();
+
+  // Opens it, once. Returns why that failed; empty if it is open.
+  static std::string Open(const std::string& path, int rank, int ranks, int port);
+
+  int rank() const { return rank_; }
+  int ranks() const { return ranks_; }
+  uint64_t arena_bytes() const { return arena_size_; }
+
+  // Sends an exchange's parcels, and waits for the others' for some microseconds. `finish` may be
+  // called before this returns, or later. Returns why it couldn't be sent; empty if it was.
+  std::string Start(const std::shared_ptr<Exchange>& exchange);
+
+  // Returns the data of a message, which is valid until it is released.
+  const char* Data(int from, const Message& message);
+  void Release(int from, const Message& message);
+
+  // Tells the others that this rank sends nothing more, once what it has sent is on its way.
+  void Leave();
+
+ private:
+  struct Block {
+    std::atomic<uint32_t> readers;  // 0: the sender may use it again.
+    char padding[60];
+  };
+  struct Mapping {
+    char* base = nullptr;
+    uint64_t length = 0;
+  };
+  using Key = std::pair<uint64_t, uint64_t>;
+  using Finished = std::vector<std::pair<std::shared_ptr<Exchange>, int>>;
+
+  Mailbox(int file, int rank, int ranks)
+      : file_(file), rank_(rank), ranks_(ranks), process_(getpid()) {}
+  std::string Map();
+  std::string Allocate(uint64_t bytes, uint64_t* place);
+  std::string Grow(uint64_t bytes);
+  void Free(uint64_t place, uint64_t bytes);
+  char* At(int rank, uint64_t place, uint64_t bytes);
+  Block* BlockAt(int rank, uint64_t place);
+
+  void Post(int to, const Message& message);
+  bool Put(int to, const Message& message);
+  void RingBell(int rank);
+  void Pump(bool always, Finished* finished);
+  void Deliver(int from, const Message& message, Finished* finished);
+  void FindLost(Finished* finished);
+  bool IsLost(int rank);
+  static void Finish(Finished* finished);
+  void Poll(const Exchange& exchange);
+  void Wait();
+
+  RankPage* Page(int rank) const;
+  Ring* RingOf(int from, int to) const;
+
+  const int file_, rank_, ranks_;
+  const pid_t process_;
+  char* control_ = nullptr;
+  uint64_t arena_start_ = 0;
+  int spins_ = 0;
+
+  std::mutex mutex_;  // Of everything below, but for the mappings.
+  std::map<Key, std::shared_ptr<Exchange>> waiting_;
+  std::map<Key, std::vector<std::pair<int, Message>>> early_;
+  std::vector<std::vector<Message>> unsent_;  // By rank: what its ring has had no room for.
+  int unsent_count_ = 0;
+  std::unordered_map<uint64_t, std::pair<std::string, uint64_t>> names_;  // Name, next sequence.
+  std::map<uint64_t, uint64_t> free_;                                     // Place -> bytes.
+  std::vector<std::pair<uint64_t, uint64_t>> lent_;  // (Place, bytes) that readers may still read.
+  std::atomic<uint64_t> arena_size_{0};
+  std::vector<bool> lost_;
+  std::chrono::steady_clock::time_point looked_;
+  uint32_t seen_ = 0;
+  int polling_ = 0;
+  bool thread_started_ = false, idle_ = false;
+  std::condition_variable wake_;
+
+  std::mutex mapping_mutex_;
+  std::vector<Mapping> mappings_;
+};
+
+}  // namespace mailbox
+}  // namespace collective
+
+#endif  // COLLECTIVE_NATIVE_MAILBOX_H_

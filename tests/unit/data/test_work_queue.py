@@ -1,0 +1,121 @@
+"""Each item of work goes to one rank, and a job goes on with those that none has taken."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from collective.data import WorkQueue
+from collective.ops import collectives
+
+ITEMS = [f"part-{i}" for i in range(7)]
+
+
+@pytest.fixture
+def queues(monkeypatch):
+    """Returns a function that makes the queues of all of N ranks."""
+
+    def make(ranks, works=ITEMS, **options):
+        monkeypatch.setattr(collectives, "size", lambda: ranks)
+        made = []
+        for rank in range(ranks):
+            monkeypatch.setattr(collectives, "rank", lambda rank=rank: rank)
+            with tf.Graph().as_default():
+                made.append(WorkQueue(works, **options))
+        return made
+
+    return make
+
+
+def taken(queue, most=100):
+    return [item for _, item in zip(range(most), queue._taken_items())]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_items_are_dealt_in_turn_each_epoch(queues, ranks, shuffle):
+    (whole,) = queues(1, num_epochs=2, shuffle=shuffle, prefix="hdfs://")
+    order = taken(whole)
+    assert order == [f"hdfs://{item}" for item in whole._all_items]
+    assert sorted(order[:7]) == sorted(order[7:]) == [f"hdfs://{item}" for item in ITEMS]
+    assert (order[:7] == order[7:]) is not shuffle
+    got = [taken(queue) for queue in queues(ranks, num_epochs=2, shuffle=shuffle, prefix="hdfs://")]
+    assert got == [order[rank::ranks] for rank in range(ranks)]
+
+
+@pytest.mark.parametrize("counts", [(0,), (3,), (2, 2), (3, 1), (0, 2, 1)])
+@pytest.mark.parametrize("then", [1, 2, 3])
+def test_another_number_of_ranks_goes_on_with_what_none_has_taken(queues, counts, then):
+    """Ranks needn't have taken as many: files are of several lengths."""
+    before = queues(len(counts), num_epochs=2, seed=5)
+    used = [item for queue, count in zip(before, counts) for item in taken(queue, count)]
+    before[0].gather([queue.contribution() for queue in before])
+    remaining = before[0]._take_remaining()
+    after = queues(then, num_epochs=2, seed=5)
+    for queue in after:
+        assert queue._go_on(b"same", b"same", remaining)
+    used += [item for queue in after for item in taken(queue)]
+    assert sorted(used) == sorted(ITEMS * 2)
+    assert [item for item in before[0]._all_items if item in used]
+
+
+def test_other_items_than_a_checkpoints_begin_anew(queues, capsys):
+    (queue,) = queues(1, shuffle=False)
+    assert not queue._go_on(b"other", b"one", np.array([b"x"], object))
+    assert "the checkpoint's queue has other items; this one begins anew" in capsys.readouterr().err
+    assert taken(queue) == ITEMS
+
+
+def job(folder, works, steps, with_queue=True):
+    """Trains some steps, as a job that may go on from a checkpoint; returns the items it used."""
+    used = []
+    with tf.Graph().as_default():
+        step = tf.train.get_or_create_global_step()
+        queue = WorkQueue(works, shuffle=False) if with_queue else None
+        item = queue.take() if with_queue else tf.constant("")
+        train = step.assign_add(1)
+        with tf.train.MonitoredTrainingSession(
+            checkpoint_dir=str(folder), save_checkpoint_steps=1000, log_step_count_steps=None
+        ) as session:
+            for _ in range(steps):
+                if session.should_stop():
+                    break
+                used.append(session.run([item, train])[0].decode())
+    return used
+
+
+def test_a_session_saves_and_restores_its_place(tmp_path):
+    assert job(tmp_path, ITEMS, 3) == ITEMS[:3]
+    reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(tmp_path)))
+    assert reader.get_tensor("work_queue/works").tolist() == [i.encode() for i in ITEMS[3:]]
+    assert job(tmp_path, ITEMS, 2) == ITEMS[3:5]
+    assert job(tmp_path, ITEMS[:4], 1) == ITEMS[:1]
+
+
+def test_a_queue_fills_readers_and_summaries():
+    with tf.Graph().as_default():
+        queue = WorkQueue(ITEMS[:3], num_epochs=2, shuffle=False)
+        item = queue.input_producer().dequeue()
+        queue.add_summary()
+        summary = tf.summary.merge_all()
+        with tf.Session() as session:
+            coordinator = tf.train.Coordinator()
+            threads = tf.train.start_queue_runners(session, coordinator)
+            got = [session.run(item).decode() for _ in range(6)]
+            with pytest.raises(tf.errors.OutOfRangeError):
+                session.run(item)
+            coordinator.request_stop()
+            coordinator.join(threads)
+            (value,) = tf.Summary.FromString(session.run(summary)).value
+    assert got == ITEMS[:3] * 2
+    assert value.tag.endswith("fraction_of_6_full") and value.simple_value == 0
+
+
+def test_a_rank_without_an_item_is_an_error(queues):
+    with pytest.raises(ValueError, match="has 1 item for 2 ranks: a rank without one would end"):
+        queues(2, works=["a"])
+    with pytest.raises(ValueError, match="has 0 items for 1 rank"):
+        queues(1, num_epochs=0)
+    (queue,) = queues(1)
+    assert len(queue) == 7 and queue.works == ITEMS
