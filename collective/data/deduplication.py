@@ -27,9 +27,13 @@ def restoring(deduplicated: Mapping[str, Sequence[str]]) -> Callable[[Elements],
 
     def restore(blocks: Elements) -> Elements:
         records = restored_values(blocks, deduplicated)
-        for name in blocks.keys() - deduplicated.keys() - records.keys():
-            records[name] = _lists(blocks, name).values
-        return {name: records[name] for name in blocks if name in records}
+        others = [name for name in blocks if name not in deduplicated and name not in records]
+        # Each of these columns has an entry for each record.
+        index, *alike = [*deduplicated, *others]
+        checks = [_check_lengths(blocks, index, name) for name in alike]
+        records.update({name: blocks[name].values for name in others})
+        with tf.control_dependencies(checks):
+            return {name: tf.identity(records[name]) for name in blocks if name in records}
 
     return restore
 
@@ -37,17 +41,79 @@ def restoring(deduplicated: Mapping[str, Sequence[str]]) -> Callable[[Elements],
 def restored_values(blocks: Elements, deduplicated: Mapping[str, Sequence[str]]) -> Elements:
     """Returns the columns of values, with an entry for each record.
 
+    A number that its block's list of values doesn't have is an `InvalidArgumentError` at run time.
+
     Raises:
-        ValueError: a column isn't there, or isn't one of lists.
+        ValueError: a column isn't there, or isn't one of lists; or one that numbers values isn't of
+            whole numbers.
     """
     records = {}
     for index, names in deduplicated.items():
         numbers = _lists(blocks, index)
+        if not numbers.dtype.is_integer or numbers.ragged_rank > 1:
+            kind = "lists of " * numbers.ragged_rank + str(numbers.dtype.name)
+            raise ValueError(
+                f"deduplicate: column {index!r} numbers values, and is of {kind}. It must have a "
+                "list of whole numbers for each block: name the column that has, or write the "
+                "files anew."
+            )
+        block = numbers.value_rowids()
         for name in names:
             values = _lists(blocks, name)
-            first = tf.repeat(values.row_starts(), numbers.row_lengths())
-            records[name] = tf.gather(values.values, first + tf.cast(numbers.values, tf.int64))
+            entry = tf.cast(numbers.values, tf.int64)
+            check = _check_numbers(entry, tf.gather(values.row_lengths(), block), index, name)
+            with tf.control_dependencies([check]):
+                entry += tf.gather(values.row_starts(), block)
+            records[name] = tf.gather(values.values, entry)
     return records
+
+
+def _check_numbers(entry: tf.Tensor, length: tf.Tensor, index: str, name: str) -> tf.Operation:
+    """Checks that each number [R] is from 0 to below the length [R] of its block's list."""
+    return _refuse(
+        (entry < 0) | (entry >= length),
+        [
+            f"deduplicate: column {index} has the number ",
+            entry,
+            f" in a block whose list in column {name} has length ",
+            length,
+            ". Numbers are counted from 0 within a block: write the files anew, or name the column "
+            f"that numbers {name}.",
+        ],
+    )
+
+
+def _check_lengths(blocks: Elements, one: str, other: str) -> tf.Operation:
+    """Checks that the lists of two columns have the same length in each block."""
+    lengths = [_lists(blocks, name).row_lengths() for name in (one, other)]
+    return _refuse(
+        tf.not_equal(*lengths),
+        [
+            "deduplicate: a block has a list of length ",
+            lengths[0],
+            f" in column {one}, and of length ",
+            lengths[1],
+            f" in column {other}. Each has an entry for each record of the block: write the files "
+            f"anew, or leave {other} out of the columns that are read.",
+        ],
+    )
+
+
+def _refuse(is_bad: tf.Tensor, message: Sequence[str | tf.Tensor]) -> tf.Operation:
+    """Returns the operation that raises an `InvalidArgumentError` if any of `is_bad` [R] is true.
+
+    Args:
+        is_bad: bool.
+        message: texts, and tensors [R], of which the first bad element is told.
+    """
+    first = tf.where(is_bad)[:1, 0]
+    parts = [part if isinstance(part, str) else _text(tf.gather(part, first)) for part in message]
+    return tf.Assert(tf.equal(tf.size(first), 0), [tf.strings.join(parts)])
+
+
+def _text(number: tf.Tensor) -> tf.Tensor:
+    """Returns a number [1] in words, or an empty string of none [0]."""
+    return tf.strings.reduce_join(tf.strings.as_string(number))
 
 
 def _lists(blocks: Elements, name: str) -> tf.RaggedTensor:

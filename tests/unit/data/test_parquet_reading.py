@@ -201,6 +201,46 @@ def test_blocks_of_deduplicated_values_are_restored(tmp_path):
         data.parquet(flat, deduplicate={"tags": ["id"]})
 
 
+WRONG_BLOCKS = {
+    "number": (
+        {"index": [[0, 0], [0, 2]]},
+        "column index has the number 2 in .* user has length 2",
+    ),
+    "negative": ({"index": [[0, -1], [0, 0]]}, "the number -1 in .* user has length 1"),
+    "no values": ({"user": [[], [7, 8]]}, "the number 0 in .* user has length 0"),
+    "records": (
+        {"item": [[1, 2], [3]]},
+        "length 2 in column index, and of length 1 in column item",
+    ),
+    "indices": (
+        {"other": [["a"], ["b"]], "other_index": [[0, 0], [0, 0, 0]]},
+        "length 2 in column index, and of length 3 in column other_index",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_BLOCKS)
+def test_a_block_that_contradicts_itself_is_an_error(tmp_path, case):
+    """Rather than records with a neighbouring block's values."""
+    columns, message = WRONG_BLOCKS[case]
+    blocks = {"user": [[4], [7, 8]], "index": [[0, 0], [1, 0]], "item": [[1, 2], [3, 4]], **columns}
+    pyarrow.parquet.write_table(pyarrow.table(blocks), tmp_path / "a")
+    deduplicate = {"index": ["user"]} | ({"other_index": ["other"]} if "other" in columns else {})
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        read(lambda: data.parquet(tmp_path / "a", deduplicate=deduplicate))
+
+
+@pytest.mark.parametrize(
+    "index, kind",
+    [([[0.0], [0.0]], "lists of float64"), ([[[0]], [[0]]], "lists of lists of int64")],
+)
+def test_blocks_are_numbered_by_whole_numbers(tmp_path, index, kind):
+    blocks = {"user": [[4], [7]], "index": index}
+    pyarrow.parquet.write_table(pyarrow.table(blocks), tmp_path / "a")
+    with pytest.raises(ValueError, match=f"column 'index' numbers values, and is of {kind}"):
+        data.parquet(tmp_path / "a", deduplicate={"index": ["user"]})
+
+
 def test_a_bad_file_among_good_ones_is_named_before_a_batch_is_read(tmp_path, files):
     """Every rank reads all footers, and so every rank has the error."""
     bad = tmp_path / "c.parquet"
