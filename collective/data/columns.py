@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from collective.data import arrow
 from collective.ops.counting import counted
+from collective.policy import is_real, is_whole
 
 Form = Literal["dense", "ragged", "sparse"]
 FORMS = ("dense", "ragged", "sparse")
@@ -74,6 +75,34 @@ class Column:
             )
         return dataclasses.replace(self, form=form)  # type: ignore[arg-type]
 
+    def fill_value(self, value: Any) -> Any:
+        """Returns what stands for missing values, as pyarrow takes it; None is none.
+
+        Raises:
+            ValueError: it isn't of the column's type.
+        """
+        if value is None:
+            return None
+        dtype = self.dtype
+        if dtype == tf.string:
+            words, is_good = "a string", isinstance(value, (str, bytes))
+        elif dtype.is_bool:
+            words, is_good = "True or False", isinstance(value, (bool, np.bool_))
+        elif dtype.is_integer:
+            words = f"a whole number from {dtype.min} to {dtype.max}"
+            is_good = is_whole(value) and dtype.min <= value <= dtype.max
+        else:
+            words = f"a number that {dtype.name} can hold"
+            is_good = is_real(value) and not dtype.max < abs(value) < np.inf
+        if not is_good:
+            raise ValueError(
+                f"missing={value!r}: column {self.name!r} is of {self.kind}, and takes {words}. "
+                f"Columns of other types have values of their own: missing={{{self.name!r}: …}}."
+            )
+        if dtype == tf.string:
+            return value.encode() if isinstance(value, str) else value
+        return bool(value) if dtype.is_bool else int(value) if dtype.is_integer else float(value)
+
     @property
     def is_number(self) -> bool:
         """Tells whether a record has one number, or a fixed size of them: a row of an array."""
@@ -136,7 +165,8 @@ class Column:
 
         Args:
             array: as it was read; one chunk.
-            fill: stands for missing values; a missing list is then empty. None: there may be none.
+            fill: stands for missing values, see `fill_value`; a missing list is then empty. None:
+                there may be none.
 
         Raises:
             ValueError: a value is missing.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from math import gcd
 from typing import Any
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 
@@ -75,12 +77,12 @@ def parquet(
             of N lets a rank read its part of the row groups only, not all of them. It is part of
             the order: keep it where a job goes on, or is compared, on another N.
         drop_remainder: leaves out an epoch's last batch if it has fewer records.
-        missing: stands for missing values; a dict says so by columns. A missing list is then empty.
-            None: a missing value is an error.
+        missing: stands for missing values, and is of the columns' type; a dict says so by columns.
+            A missing list is then empty. None: a missing value is an error.
         deduplicate: {index: [values, …]} where a file's row is a block of records. A column of
             `values` has lists of a block's distinct values, its column `index` for each record the
-            number of its value in that list; any other column has a list with an entry for each
-            record. The dataset has the records, without the columns of numbers; `batch_size`
+            number of its value in that list, from 0; any other column has a list with an entry for
+            each record. The dataset has the records, without the columns of numbers; `batch_size`
             counts blocks.
         start: where to begin: (epoch, batch), or the number of batches that all ranks have used so
             far. `epochs` are counted from the very beginning.
@@ -90,11 +92,12 @@ def parquet(
     Raises:
         ImportError: pyarrow isn't installed.
         ValueError: an option can't be; there are no records; a file is no whole Parquet file; a
-            column isn't there, can't be read, or has another type than in the first file. The
-            message names file and column.
+            column isn't there, is there twice, can't be read, or has another type than in the first
+            file. The message names file and column.
         tf.errors.InvalidArgumentError: while reading: a row group can't be read, or a value is
-            missing. The message names file, row group and column. The other ranks get a
-            `RankError`, and no rank applies the step.
+            missing; the message names file, row group and column. Or a block of `deduplicate`
+            contradicts itself; it names the columns. The other ranks get a `RankError`, and no rank
+            applies the step.
     """
     if rank is None or ranks is None:
         collectives.init()
@@ -156,8 +159,16 @@ def _dealt(first: int, end: int | None, rank: int, ranks: int) -> tf2.data.Datas
         return numbers
 
 
-def _number(start: int | tuple[int, int], batches_of_epoch: int) -> int:
-    epoch, batch = (0, start) if isinstance(start, int) else start
+def _number(start: Any, batches_of_epoch: int) -> int:
+    try:
+        given = list(start) if isinstance(start, (tuple, list)) else [0, start]
+        if any(isinstance(each, (bool, np.bool_)) for each in given):
+            raise TypeError
+        epoch, batch = map(operator.index, given)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"start={start!r}: it is a whole number of batches, or (epoch, batch)."
+        ) from error
     if epoch < 0 or batch < 0:
         raise ValueError(f"start={start!r}: neither an epoch nor a batch is negative.")
     return epoch * batches_of_epoch + batch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import os
@@ -13,6 +14,7 @@ import tensorflow.compat.v1 as tf
 
 from collective.data import arrow
 from collective.data.columns import Column, column_of
+from collective.ops.counting import counted
 
 # How many footers are read at once: where files are remote, reading them is waiting.
 _FOOTERS_AT_ONCE = 16
@@ -52,15 +54,16 @@ class ParquetFiles:
 
         Raises:
             ImportError: there is no pyarrow.
-            ValueError: a file is no whole Parquet file, lacks a column, or has it in another type
-                than the first file; the message names the file and the column.
+            ValueError: a file is no whole Parquet file, lacks a column, or has it twice or in
+                another type than the first file; a column is named twice, or what stands for its
+                missing values isn't of its type. The message names the file and the column.
         """
         arrow.module("parquet")  # An error says so once, not from a thread.
-        self._missing = missing
         # The footer that was read last, with its path: a file's row groups follow each other.
         self._footer: tuple[str, Any] = ("", None)
         forms = wanted if isinstance(wanted, Mapping) else {}
         wanted = [wanted] if isinstance(wanted, str) else wanted
+        _check_named_once([] if wanted is None else list(wanted))
         with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as threads:
             footers = threads.map(_footer, paths)
             self.columns: list[Column] = []
@@ -82,6 +85,8 @@ class ParquetFiles:
         unknown = sorted(set(_names_of(missing)) - {column.name for column in self.columns})
         if unknown:
             raise ValueError(f"missing= names {unknown[0]!r}, which is no column that is read.")
+        by_name = missing if isinstance(missing, Mapping) else dict.fromkeys(names, missing)
+        self._fills = {c.name: c.fill_value(by_name.get(c.name)) for c in self.columns}
 
     @property
     def records(self) -> int:
@@ -111,7 +116,7 @@ class ParquetFiles:
         for column in self.columns:
             try:
                 chunk = one_chunk(table.column(column.name))
-                arrays.append(column.without_missing(chunk, self._fill(column.name)))
+                arrays.append(column.without_missing(chunk, self._fills[column.name]))
             except ValueError as error:
                 raise ValueError(_place(group, column.name, error)) from error
         return pyarrow.table(arrays, names=names)
@@ -121,9 +126,6 @@ class ParquetFiles:
         file = _opened(path, metadata if known == path else None)
         self._footer = (path, file.metadata)
         return file
-
-    def _fill(self, name: str) -> Any:
-        return self._missing.get(name) if isinstance(self._missing, Mapping) else self._missing
 
     def _check_same(self, path: str, schema: Any, first_path: str) -> None:
         for column in self.columns:
@@ -173,9 +175,21 @@ def _names_of(missing: Any) -> Iterator[str]:
         yield from missing
 
 
+def _check_named_once(names: Sequence[str]) -> None:
+    for name, times in collections.Counter(names).items():
+        if times > 1:
+            raise ValueError(f"columns= names {name!r} {counted(times, 'time')}: name it once.")
+
+
 def _column(path: str, schema: Any, name: str) -> Column:
-    if name not in schema.names:
+    times = schema.names.count(name)
+    if not times:
         raise ValueError(f"{path}: it has no column {name!r}: it has {schema.names}.")
+    if times > 1:
+        raise ValueError(
+            f"{path}: it has {times} columns of the name {name!r}: write the file anew with a name "
+            "for each, or read other columns only: columns=[…]."
+        )
     try:
         return column_of(schema.field(name))
     except ValueError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 import warnings
@@ -142,7 +143,9 @@ def test_a_dataset_made_eagerly_is_not_dealt_again(monkeypatch, files):
         assert ids(dataset.as_numpy_iterator()) == [[2, 3], [6, 7], [10]]
 
 
-@pytest.mark.parametrize("start", [7, (1, 1)])
+@pytest.mark.parametrize(
+    "start", [7, (1, 1), [1, 1], np.int64(7), np.int32([7])[0], np.array(7), (np.uint8(1), 1)]
+)
 def test_a_job_goes_on_where_another_of_other_ranks_stopped(files, start):
     """Two epochs of 6 batches; three ranks go on behind 7 batches, of whichever number of ranks."""
     options = {"columns": ["id"], "batch_size": 2, "epochs": 2, "shuffle": True}
@@ -173,6 +176,66 @@ def test_missing_values_are_filled_or_named(tmp_path):
             read(lambda c=column: data.parquet([whole, holes], [c], 3))
     with pytest.raises(ValueError, match="missing= names 'y', which is no column"):
         data.parquet(whole, missing={"y": 0})
+
+
+FILLS = [
+    ("int8", -128, -128),
+    ("int64", np.int32(5), 5),
+    ("uint64", 2**64 - 1, 2**64 - 1),
+    ("float32", 16777217, 16777216.0),
+    ("float64", np.float32(0.5), 0.5),
+    ("float16", 3, 3.0),
+    ("bool", np.bool_(True), True),
+    ("string", "ü", "ü".encode()),
+    ("string", b"\xff", b"\xff"),
+]
+
+
+@pytest.mark.parametrize("dtype, value, filled", FILLS)
+def test_a_value_of_the_columns_type_stands_for_missing_ones(tmp_path, dtype, value, filled):
+    column = pyarrow.array([None, None], getattr(pyarrow, dtype.replace("bool", "bool_"))())
+    path = write(
+        tmp_path / "a", 0, 2, y=column, z=pyarrow.array([[None], []], pyarrow.list_(column.type))
+    )
+    for missing in (value, {"y": value, "z": value}):
+        (batch,) = read(lambda m=missing: data.parquet(path, ["y", "z"], missing=m))
+        assert batch["y"].tolist() == [filled] * 2 and batch["z"].to_list() == [[filled], []]
+
+
+BAD_FILLS = [
+    ("id", "0", "int64, and takes a whole number from -9223372036854775808"),
+    ("id", 0.5, "int64, and takes a whole"),
+    ("id", True, "int64, and takes a whole"),
+    ("id", 2**63, "int64, and takes a whole"),
+    ("tags", 2**31, "lists of int32, and takes a whole"),
+    ("x", "0", "float32, and takes a number that float32 can hold"),
+    ("x", 1e300, "float32, and takes a number"),
+    ("name", 0, "string, and takes a string"),
+    ("flag", 1, "bool, and takes True or False"),
+]
+
+
+@pytest.mark.parametrize("column, value, message", BAD_FILLS)
+def test_a_value_of_another_type_is_refused_when_the_dataset_is_made(
+    tmp_path, column, value, message
+):
+    path = write(tmp_path / "a", 0, 2, flag=[True, False])
+    whole = re.escape(f"missing={value!r}: column {column!r} is of {message}")
+    for columns, missing in (([column], value), (None, {column: value})):
+        with pytest.raises(ValueError, match=whole):
+            data.parquet(path, columns, missing=missing)
+
+
+def test_a_column_is_read_once(tmp_path, files):
+    with pytest.raises(ValueError, match="columns= names 'x' 2 times: name it once"):
+        data.parquet(files, ["x", "id", "x"])
+    twice = pyarrow.table([[1], [2], [3]], names=["a", "b", "a"])
+    pyarrow.parquet.write_table(twice, tmp_path / "c")
+    for columns in (None, ["a"], ["b", "a"]):
+        with pytest.raises(ValueError, match="/c: it has 2 columns of the name 'a': write the"):
+            data.parquet(tmp_path / "c", columns)
+    (batch,) = read(lambda: data.parquet(tmp_path / "c", ["b"]))
+    assert batch["b"].tolist() == [2]
 
 
 def test_blocks_of_deduplicated_values_are_restored(tmp_path):
@@ -314,6 +377,9 @@ def test_options_that_cannot_be_are_refused(tmp_path, files):
     ):
         with pytest.raises(ValueError, match=f"{name}="):
             data.parquet(files, **{"ranks": 1, "rank": 0, name: value})
+    for start in ("3", 1.0, True, None, (1,), (0, 1, 2), (0, "1"), [True, 1], np.array([1, 2])):
+        with pytest.raises(ValueError, match=r"start=.*: it is a whole number of batches, or \("):
+            data.parquet(files, start=start)
     empty = write(tmp_path / "empty", 0, 0)
     with pytest.raises(ValueError, match="with 0 records: not a batch of"):
         data.parquet(empty, ["id"])
