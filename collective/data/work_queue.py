@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import random
 import sys
 import threading
@@ -17,6 +18,7 @@ from tensorflow.python.training.saving import saveable_object
 from collective.checkpoint.gathered import GatheredState
 from collective.ops import collectives
 from collective.ops.counting import counted
+from collective.policy import is_whole
 
 
 class WorkQueue(GatheredState):
@@ -51,7 +53,7 @@ class WorkQueue(GatheredState):
 
         Args:
             works: the items.
-            num_epochs: how often all of them are dealt.
+            num_epochs: how often all of them are dealt, from 1.
             shuffle: orders them anew for each epoch, alike on all ranks.
             seed: of that order; None is 0.
             prefix: is put before each item.
@@ -60,14 +62,16 @@ class WorkQueue(GatheredState):
                 number.
 
         Raises:
-            ValueError: there are fewer items than ranks: a rank would have none.
+            ValueError: `works` is one string; `num_epochs` is below 1; there are fewer items than
+                ranks: a rank would have none.
         """
         del num_slices
+        _check(works, num_epochs)
         collectives.init()
         self._rank, self._ranks = collectives.rank(), collectives.size()
         self._prefix = prefix or ""
         self._works = [str(work) for work in works]
-        if num_epochs < 1 or len(self._works) * num_epochs < self._ranks:
+        if len(self._works) * num_epochs < self._ranks:
             raise ValueError(
                 f"WorkQueue has {counted(len(self._works) * num_epochs, 'item')} for "
                 f"{counted(self._ranks, 'rank')}: a rank without one would end training at once. "
@@ -200,6 +204,21 @@ class WorkQueue(GatheredState):
                 self._taken += 1
                 item = self._items[number]
             yield self._prefix + item
+
+
+def _check(works: Any, num_epochs: Any) -> None:
+    if isinstance(works, (str, bytes, os.PathLike)):
+        path = os.fsdecode(works)
+        raise ValueError(
+            f"WorkQueue({path!r}) is given one item, not a list of items: write "
+            f"WorkQueue([{path!r}]), or list what a pattern names: "
+            f"WorkQueue(sorted(tf.io.gfile.glob({path!r})))."
+        )
+    if not (is_whole(num_epochs) and num_epochs >= 1):
+        raise ValueError(
+            f"WorkQueue(num_epochs={num_epochs!r}): items are dealt a whole number of "
+            "times, from 1."
+        )
 
 
 def _dealt(works: Sequence[str], epochs: int, shuffle: bool, seed: int) -> Iterator[str]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -116,6 +119,20 @@ def test_a_rank_without_an_item_is_an_error(queues):
     with pytest.raises(ValueError, match="has 1 item for 2 ranks: a rank without one would end"):
         queues(2, works=["a"])
     with pytest.raises(ValueError, match="has 0 items for 1 rank"):
-        queues(1, num_epochs=0)
+        queues(1, works=[])
     (queue,) = queues(1)
     assert len(queue) == 7 and queue.works == ITEMS
+
+
+@pytest.mark.parametrize("works", ["a.csv", b"a.csv", Path("a.csv")])
+def test_one_string_is_no_list_of_items(works):
+    """Its characters would be dealt."""
+    with pytest.raises(ValueError, match=r"given one item, .*: write WorkQueue\(\['a.csv'\]\)"):
+        WorkQueue(works)
+
+
+@pytest.mark.parametrize("num_epochs", [0, -1, 1.5, True, "2", None])
+def test_items_are_dealt_a_whole_number_of_times(num_epochs):
+    message = re.escape(f"WorkQueue(num_epochs={num_epochs!r}): items are dealt a whole number")
+    with pytest.raises(ValueError, match=message):
+        WorkQueue(ITEMS, num_epochs)
