@@ -82,7 +82,7 @@ class LastUse(Slot):
             session: the session.
             in_file: those in the table's file, too.
         """
-        store, step = self.table.store(session), global_step(session)
+        store, step = self.table.store(session), _first_use(session)
         self._begin_in_memory(session, store, step)
         for keys in store.keys_in_file(BLOCK) if in_file else ():
             used = store.last_uses(self.column(session), keys, store.locate(keys))
@@ -115,7 +115,7 @@ class DeviceLastUse(LastUse):
         store: Any = self.table.store(session)
         used: np.ndarray = store.all_last_uses(None)
         unused = np.flatnonzero(used == 0)
-        used[unused] = global_step(session)
+        used[unused] = _first_use(session)
         store.set_last_used(unused + 1, used[unused])
         return used
 
@@ -139,6 +139,14 @@ class _SavedColumn(HostColumn):
 
     def close_gaps(self, from_: np.ndarray, to: np.ndarray, before: int, after: int) -> None:
         pass
+
+
+def _first_use(session: Any) -> int:
+    """Returns the step at which rows count as used that no training has used: 1 at the earliest.
+
+    0 would stand for no use still, and the rows would count as used whenever they are looked at.
+    """
+    return max(global_step(session), 1)
 
 
 def global_step(session: Any) -> int:

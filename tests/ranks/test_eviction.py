@@ -365,6 +365,20 @@ def test_imported_rows_count_as_used(strategy, rank, size, folder):
             has(model.save(session, f"{folder}/m"), KEYS[:2])
 
 
+def test_rows_imported_before_the_first_step_get_older(strategy, rank, size, folder):
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        model = Model(TablePolicy(steps_to_live=2))
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            model.table.import_(session, KEYS[2:5], np.ones((3, D)))
+            steps = [step for *_, step in model.table.export(session, last_used=True)]
+            assert set(np.concatenate([[1], *steps]).tolist()) == {1}
+            model.steps(session, KEYS[:2], KEYS[:2])
+            has(model.save(session, f"{folder}/m"), KEYS[:5])
+            model.steps(session, KEYS[:2])
+            has(model.save(session, f"{folder}/m"), KEYS[:2])
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("optimizer", ["adagrad", "adam"])
 def test_a_policy_that_never_acts_changes_nothing(strategy, folder, optimizer):
