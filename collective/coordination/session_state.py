@@ -20,6 +20,8 @@ class SessionState:
         eviction_step: the global step at which rows were evicted last, or might have been; None if
             it isn't known.
         runs_to_eviction: at least so many training runs come before rows are evicted.
+        steps_of_run: the most global steps that a run counts; None if it isn't known.
+        eviction_graph_version: the graph's version as of `steps_of_run`.
         handled_error: the identity of the error that was being handled when the session was made.
         at_close: what is called when the session has been closed, by names.
     """
@@ -29,6 +31,8 @@ class SessionState:
     training_runs: int = 0
     eviction_step: int | None = None
     runs_to_eviction: int = 0
+    steps_of_run: int | None = None
+    eviction_graph_version: int | None = None
     handled_error: int | None = None
     at_close: dict[str, Callable[[], None]] = dataclasses.field(default_factory=dict)
 

@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 from collective.coordination.session_state import state_of_session
 from collective.ops.graph_state import state_of
 from collective.policy import EverySteps
-from collective.tables import eviction, waiting_gradients
+from collective.tables import eviction, next_step, waiting_gradients
 from collective.tables.dynamic_table import DynamicTable
 from collective.tables.last_use import global_step
 
@@ -24,11 +24,19 @@ def behind(session: Any, carry_out: Callable[..., Any]) -> Callable[..., Any]:
         return carry_out
 
     def carry_out_and_evict(*args: Any) -> Any:
+        before_training(session)
         out = carry_out(*args)
         after_training(session)
         return out
 
     return carry_out_and_evict
+
+
+def before_training(session: Any) -> None:
+    """Takes note of the step at which a session begins, or goes on: what follows it is due."""
+    state = state_of_session(session)
+    if state.eviction_step is None and _evicted_by_steps(session):
+        state.eviction_step = global_step(session)
 
 
 def after_training(session: Any) -> None:
@@ -39,32 +47,41 @@ def after_training(session: Any) -> None:
     tables = state_of(session.graph).evicting_tables
     if not tables or tf.train.get_global_step(session.graph) is None:
         return
+    state_of_session(session).runs_to_eviction -= 1
     if waiting_gradients.any_in(session):
         return
-    _every_so_many_steps(session, [t for t in tables if isinstance(t.policy.evict, EverySteps)])
+    _every_so_many_steps(session, _evicted_by_steps(session))
     full = eviction.too_full(session, tables)
     if full:
         eviction.limit(session, full, before=global_step(session))
 
 
+def _evicted_by_steps(session: Any) -> list[DynamicTable]:
+    tables = state_of(session.graph).evicting_tables
+    return [table for table in tables if isinstance(table.policy.evict, EverySteps)]
+
+
 def _every_so_many_steps(session: Any, tables: Sequence[DynamicTable]) -> None:
     """Evicts rows of tables for which a multiple of their steps has been reached.
 
-    Nothing is read as long as none can have been: a run counts at most one global step.
+    Nothing is read as long as none can have been, by the most steps that a run counts. Where that
+    isn't known, the step is read behind every run.
     """
     if not tables:
         return
-    state = state_of_session(session)
-    state.runs_to_eviction -= 1
+    state, version = state_of_session(session), session.graph.version
+    if state.eviction_graph_version != version:  # Runs may count more from now on.
+        state.eviction_graph_version, state.runs_to_eviction = version, 0
+        state.steps_of_run = next_step.most_counted(session.graph)
     if state.runs_to_eviction > 0:
         return
-    step = global_step(session)
-    last = state.eviction_step
+    step, last = global_step(session), state.eviction_step
     state.eviction_step = step
-    state.runs_to_eviction = min(_every(table) - step % _every(table) for table in tables)
-    if last is None or step < last:
-        # It is not known whether one was due: the session has been restored, or initialized anew.
-        last = step - 1
+    steps_to_eviction = min(_every(table) - step % _every(table) for table in tables)
+    steps_of_run = steps_to_eviction if state.steps_of_run is None else state.steps_of_run
+    state.runs_to_eviction = -(-steps_to_eviction // max(steps_of_run, 1))
+    if last is None or step < last:  # The session has been initialized anew.
+        last = max(step - 1, 0)
     due = [table for table in tables if step // _every(table) > last // _every(table)]
     if due:
         eviction.evict(session, due)

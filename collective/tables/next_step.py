@@ -17,13 +17,19 @@ import tensorflow.compat.v1 as tf
 
 from collective.errors import TableError
 from collective.ops import graphs
-from collective.ops.graph_analysis import ASSIGNS, PASSES, collective_kind, memory
+from collective.ops.graph_analysis import (
+    ASSIGNS,
+    PASSES,
+    WRITES,
+    collective_kind,
+    has_inside,
+    holder,
+    memory,
+)
 from collective.ops.graph_state import state_of
 from collective.policy import EverySteps
 from collective.tables.dynamic_table import DynamicTable
 
-# Operations that use a variable and leave it as it is.
-_READS = frozenset({"ReadVariableOp", "VarIsInitializedOp", "IsVariableInitialized"})
 # What an assigned value passes on its way from where it comes.
 _PASSED = frozenset({"Identity", "Cast", "Reshape"})
 
@@ -132,29 +138,62 @@ def _is_connected(graph: tf.Graph) -> bool:
     return next_step is not None and next_step.op.inputs[0].op.type != "Const"
 
 
+def most_counted(graph: tf.Graph) -> int | None:
+    """Returns the most global steps that one run of `graph` counts; None if that isn't known.
+
+    That is what all operations add that count it, each once. How often a loop runs isn't known, nor
+    what a function adds, nor an assignment of a computed value.
+    """
+    step = tf.train.get_global_step(graph)
+    if step is None or isinstance(step, tf.Tensor):
+        return None
+    most = 0
+    for op, is_in_loop in _changes(step):
+        increment = None if is_in_loop else _increment(op)
+        if increment is None:
+            return None
+        most += max(increment, 0)
+    return most
+
+
+def _increment(op: tf.Operation) -> int | None:
+    """Returns what `op` adds to a variable; None if that isn't known."""
+    sign = {"Add": 1, "Sub": -1}.get(op.type.removesuffix("VariableOp").removeprefix("Assign"))
+    if sign is None:
+        return None
+    value = op.inputs[1]
+    while value.op.type in PASSES | _PASSED:
+        value = value.op.inputs[0]
+    constant = tf.get_static_value(value)
+    return None if constant is None else sign * int(constant)
+
+
 def _is_counted(step: Any) -> bool:
-    """Tells whether an operation of the graph changes the global step in training.
+    """Tells whether an operation of the graph changes the global step in training."""
+    return isinstance(step, tf.Tensor) or any(True for _ in _changes(step))  # Unknown: a tensor.
+
+
+def _changes(step: Any) -> Iterator[tuple[tf.Operation, bool]]:
+    """Yields the operations that change the global step in training, and whether in a loop.
 
     Initializers, restores and broadcasts of rank 0's value don't.
     """
-    if isinstance(step, tf.Tensor):
-        return True  # It isn't known.
-    users, seen = list(memory(step).outputs[0].consumers()), set()
+    users, seen = [(user, False) for user in memory(step).outputs[0].consumers()], set()
     while users:
-        op = users.pop()
+        op, is_in_loop = users.pop()
         if op in seen:
             continue
         seen.add(op)
         if op.type in PASSES:
-            users += [user for x in op.outputs for user in x.consumers()]
-        elif op.type in ASSIGNS:
-            if op is not step.initializer and not _is_given(op.inputs[1]):
-                return True
-        elif op.type.startswith(("Assign", "Resource", "CountUpTo", "Scatter")) or (
-            op.type not in _READS and op.type.endswith(("Call", "While", "If", "Case"))
-        ):
-            return True
-    return False
+            is_in_loop = is_in_loop or op.type.endswith("Enter")
+            users += [(user, is_in_loop) for x in op.outputs for user in x.consumers()]
+        elif op.type.endswith(("Call", "While", "If", "Case")):
+            if has_inside(op.graph, op, WRITES.match):
+                yield op, is_in_loop
+        elif WRITES.match(op.type) and holder(op.inputs[0]) is memory(step):
+            is_first = op is step.initializer
+            if not is_first and not (op.type in ASSIGNS and _is_given(op.inputs[1])):
+                yield op, is_in_loop
 
 
 def _is_given(value: tf.Tensor) -> bool:

@@ -199,6 +199,48 @@ def test_rows_go_between_saves(strategy, folder):
             assert left(session) == KEYS[10:11].tolist()
 
 
+def by_assigning(step):
+    return step.assign(step + 2)
+
+
+def by_a_loop(step):
+    def body(i):
+        with tf.control_dependencies([step.assign_add(1)]):
+            return i + 1
+
+    return tf.while_loop(lambda i: i < 2, body, [0])
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("count", [lambda step: step.assign_add(2), by_assigning, by_a_loop])
+def test_rows_go_between_saves_where_a_run_counts_several_steps(strategy, folder, count):
+    """Behind the first run that leads to a multiple of five steps, or beyond."""
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        model = Model(TablePolicy(steps_to_live=4, evict=collective.every_steps(5)))
+        step = tf.train.get_global_step()
+        with tf.control_dependencies([model.train]):  # It counts one of three.
+            train = count(step)
+
+        def left(session):
+            found = session.run(model.rows, {model.ids: KEYS})
+            return KEYS[found.any(1)].tolist()
+
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            session.run(train, {model.ids: KEYS[:10]})
+            model.saver.save(session, f"{folder}/m")
+            assert left(session) == KEYS[:10].tolist()
+            for restored in (False, True):
+                if restored:
+                    model.saver.restore(session, f"{folder}/m")
+                session.run(train, {model.ids: KEYS[10:20]})  # Steps 4 to 6.
+                assert left(session) == KEYS[10:20].tolist()
+                session.run(train, {model.ids: KEYS[20:]})  # To 9.
+                assert left(session) == KEYS[10:].tolist()
+                session.run(train, {model.ids: KEYS[:1]})  # To 12.
+                assert left(session) == KEYS[:1].tolist()
+
+
 def share(total, rank, size):
     return len(range(rank, total, size))
 
