@@ -79,15 +79,16 @@ class TablePolicy:
         steps_to_live: Evicts a row that training didn't look up for so many global steps. Every
             lookup of a run that updates something counts as use; evaluation, prediction and serving
             don't. A row that was imported, or restored from a checkpoint without this option,
-            counts as used at that time. Training needs a global step that the optimizer counts.
-            From 1. Default None: no row is evicted for its age. DeepRec:
+            counts as used at that time, at step 1 at the earliest. Training needs a global step
+            that the optimizer counts. From 1. Default None: no row is evicted for its age. DeepRec:
             `GlobalStepEvict(steps_to_live)`, for which 0 is none, too.
         l2_weight_threshold: Evicts a row w with ½‖w‖² below it. Above 0. Default None: no row is
             evicted for its weights. DeepRec: `L2WeightEvict(l2_weight_threshold)`.
         evict: Says when rows are evicted for their age or weights. 'at_save', the default, as in
             DeepRec: whenever a Saver saves the table, before it is written.
             `collective.every_steps(n)`: then, and behind each training run that leads to the next
-            multiple of n global steps, or beyond; it needs a global step, too.
+            multiple of n global steps, or beyond; it needs a global step, too, and goes with
+            steps_to_live or l2_weight_threshold.
         keep_at_least: Keeps so many rows in all, the ones that were used last, however old they
             are: it goes with steps_to_live. Each rank keeps its share of the number, so that which
             rows stay depends on the number of ranks. In rows, from 1. Default None: all can go.
@@ -184,6 +185,13 @@ class TablePolicy:
             raise ValueError(
                 "TablePolicy(evict=…) is 'at_save' or collective.every_steps(n), not "
                 f"{self.evict!r}."
+            )
+        has_times = isinstance(self.evict, EverySteps)
+        if has_times and self.steps_to_live is None and self.l2_weight_threshold is None:
+            raise ValueError(
+                f"TablePolicy(evict={self.evict}) says when rows go for their age or weights, and "
+                "no option says which: add steps_to_live=… or l2_weight_threshold=…, or leave "
+                "evict out. (capacity is kept behind each training run.)"
             )
         self._check_admission()
         self._check_storage()

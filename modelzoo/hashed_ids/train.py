@@ -117,10 +117,12 @@ class HashedIds(ClickModel):
 
     def _policy(self) -> collective.TablePolicy | None:
         own = self.options.own
-        limits = {name: getattr(own, name) for name in LIMITS if getattr(own, name)}
+        limits: dict[str, Any] = {n: getattr(own, n) for n in LIMITS if getattr(own, n)}
         if own.unbounded or not limits:
             return None
-        policy = collective.TablePolicy(evict=collective.every_steps(EVICT_EVERY), **limits)
+        if "steps_to_live" in limits:
+            limits["evict"] = collective.every_steps(EVICT_EVERY)
+        policy = collective.TablePolicy(**limits)
         if not policy.counts_keys or not own.filter_keys:
             return policy
         return dataclasses.replace(

@@ -61,7 +61,9 @@ def random_policy(rng, optimizer, folder, on_device):
     if rng.random() < 0.3:
         options["weight_bound"] = float(rng.uniform(0.1, 0.6))
     if rng.random() < 0.5:
-        options["evict"] = collective.every_steps(int(rng.integers(1, 4)))
+        every = collective.every_steps(int(rng.integers(1, 4)))
+        if "steps_to_live" in options or "l2_weight_threshold" in options:
+            options["evict"] = every
     if on_device:
         return TablePolicy(**options)
     if rng.random() < 0.35:

@@ -233,7 +233,14 @@ def test_options_that_would_change_nothing_are_not_warned_of(options: dict[str, 
 
 def test_times_of_eviction():
     assert TablePolicy(evict="at_save").options() == {}
-    assert TablePolicy(evict=collective.every_steps(5)).options() == {"evict": "every_steps(5)"}
+    every = collective.every_steps(5)
+    for option in ({"steps_to_live": 3}, {"l2_weight_threshold": 0.5}):
+        assert TablePolicy(evict=every, **option).options() == {"evict": "every_steps(5)", **option}
+    for option in ({}, {"capacity": 9}, {"weight_bound": 1.0}, {"filter_freq": 3}):
+        with pytest.raises(
+            ValueError, match=r"evict=every_steps\(5\)\) .*: add steps_to_live=… or"
+        ):
+            TablePolicy(evict=every, **option)
     for wrong in (0, -1, 1.5, True, "5"):
         with pytest.raises(ValueError, match="every_steps.* takes a whole number from 1, not"):
             collective.every_steps(wrong)

@@ -129,6 +129,8 @@ def test_every_limit_can_be_switched_off():
     changed = policy("--filter-freq", "0", "--steps-to-live", "7", "--capacity", "9")
     assert (changed.filter_freq, changed.steps_to_live, changed.capacity) == (None, 7, 9)
     assert default.max_element_size and policy("--filter-keys", "0").max_element_size is None
+    forever = policy("--steps-to-live", "0")
+    assert forever.capacity and (forever.steps_to_live, forever.evict) == (None, "at_save")
     assert policy("--filter-freq", "0", "--steps-to-live", "0", "--capacity", "0") is None
     assert policy("--unbounded") is None
 
