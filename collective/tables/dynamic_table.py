@@ -42,6 +42,7 @@ from collective.tables import (
     rows_in_file,
     waiting_gradients,
 )
+from collective.tables.key_arrays import int64_keys
 from collective.tables.loading import Loading
 from collective.tables.reserved_variable import ReservedVariable, refusing_method
 from collective.tables.row_columns import RowColumn
@@ -375,9 +376,9 @@ class DynamicTable(ReservedVariable, Table):
             rows: [b, D].
 
         Raises:
-            ValueError: the shapes don't fit.
+            ValueError: the shapes don't fit, or keys aren't int64.
         """
-        keys_, rows = np.asarray(keys_, np.int64), np.asarray(rows)
+        keys_, rows = int64_keys(keys_, self.op.name), np.asarray(rows)
         if keys_.ndim != 1 or rows.shape != (len(keys_), self.dim):
             raise ValueError(
                 f"table '{self.op.name}': import_ takes keys [b] and rows [b, {self.dim}], not "
@@ -402,6 +403,9 @@ class DynamicTable(ReservedVariable, Table):
 
         Returns:
             (int64 [k], [k, D]), in the order of `keys_`.
+
+        Raises:
+            ValueError: keys aren't int64.
         """
         store = self.store(raw_session(session))
         keys_, local = self._found(store, keys_)
@@ -422,13 +426,14 @@ class DynamicTable(ReservedVariable, Table):
 
         Raises:
             TableError: gradients of some batches wait for the update of scope(local_steps=…).
+            ValueError: keys aren't int64.
         """
-        session = raw_session(session)
+        keys_, session = int64_keys(keys_, self.op.name), raw_session(session)
         waiting_gradients.check_none(self, session)
         store = self.store(session)
         removed = store.remove_keys(self._found(store, keys_)[0], self.columns_of_slots(session))
         if self.admission is not None:
-            store.keys.forget(np.asarray(keys_, np.int64))
+            store.keys.forget(keys_)
         return removed
 
     def clear(self, session: Any) -> int:
@@ -462,7 +467,7 @@ class DynamicTable(ReservedVariable, Table):
 
     def _found(self, store: row_store.Store, keys_: Any) -> tuple[np.ndarray, np.ndarray]:
         """Returns those of `keys_` that have rows in `store`, and the rows."""
-        keys_ = np.asarray(keys_, np.int64)
+        keys_ = int64_keys(keys_, self.op.name)
         if keys_.ndim != 1:
             raise ValueError(f"table '{self.op.name}': keys are [b], not {list(keys_.shape)}.")
         keys_ = keys_[self._is_owned(keys_)]

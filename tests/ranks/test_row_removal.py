@@ -116,3 +116,35 @@ def test_only_looked_up_keys_are_not_inserted(strategy, rank, size):
             np.testing.assert_array_equal(keys, wanted)
             np.testing.assert_array_equal(rows, drawn(wanted))
             assert model.table.local_count(session._tf_sess()) == len(wanted)
+
+
+def test_keys_that_are_no_whole_numbers_are_refused(strategy, rank, size):
+    """They would be rounded, or read as numbers, and be other keys than those of lookups."""
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        model = Model(tf.train.GradientDescentOptimizer(0.0))
+        hashed = key_hashing.of_strings(tf.constant(["12", "b"]))
+        with tf.train.MonitoredTrainingSession("") as session:
+            session.run(model.train, {model.ids: KEYS[:10]})
+            methods = [
+                model.table.lookup_keys,
+                model.table.remove,
+                lambda session, keys: model.table.import_(session, keys, np.ones((len(keys), D))),
+            ]
+            for method in methods:
+                for keys, words in (
+                    (KEYS[:2] + 0.5, "not float64. Give whole numbers"),
+                    (["12", "b"], "not <U2. Hash strings as .*of_strings"),
+                    (np.array([2**63], np.uint64), "not 9223372036854775808 of uint64"),
+                ):
+                    with pytest.raises(ValueError, match=f"table 't': keys are .*{words}"):
+                        method(session, keys)
+            assert model.table.local_count(session._tf_sess()) == len(
+                model.owned(KEYS[:10], rank, size)
+            )
+            keys = session.run(hashed)
+            model.table.import_(session, keys, np.ones((2, D)))
+            found, rows = model.table.lookup_keys(session, keys.tolist())
+            np.testing.assert_array_equal(found, model.owned(keys, rank, size))
+            assert (rows == 1).all()
+            assert model.table.remove(session, keys) == len(found)
+            assert model.table.remove(session, []) == 0
