@@ -56,7 +56,10 @@ def init() -> None:
         ValueError: COLLECTIVE_CARRIER names no carrier.
         RuntimeError: the shared memory that it names can't be opened.
     """
-    hvd.init()
+    # Each call would register Horovod's shutdown with atexit anew, which then comes before what was
+    # registered since: ranks that leave their sessions at the end need Horovod.
+    if not hvd.is_initialized():
+        hvd.init()
     carriers.join(rank(), size())
 
 
