@@ -195,13 +195,13 @@ class Reference:
         self.evict()
         self.limit(self.step)
 
-    def restore(self, policy):
-        """Goes on with what was saved, under another policy."""
+    def restore(self, policy, size):
+        """Goes on with what was saved, under another policy and on `size` ranks."""
         if not (self.policy.counts_keys and policy.counts_keys):
             self.waiting.clear()
             for row in self.rows.values():
                 row.frequency = 0
-        self.policy = policy
+        self.policy, self.size = policy, size
         self._start_counts()
         if not self.knows_last_use:
             for row in self.rows.values():
