@@ -90,7 +90,6 @@ class CollectiveStrategy:
     Raises:
         ValueError: COLLECTIVE_STRATEGY names no backend, or COLLECTIVE_CARRIER no carrier.
         ImportError: Horovod isn't installed.
-        RuntimeError: the memory that ranks are to share can't be opened.
     """
 
     def __init__(self) -> None:
@@ -216,10 +215,10 @@ class CollectiveStrategy:
                 isn't 0.
             carrier: Names what carries the exchanges that are built inside: 'horovod', or
                 'shared_memory', by which ranks on the CPUs of one host exchange without sockets,
-                and without asking each other first. That takes the launcher and the compiled
-                operations; without them it is Horovod, and the plan says why. 'auto' is Horovod.
-                None (default) is what the environment variable COLLECTIVE_CARRIER says, 'auto'
-                without it; the ranks' agreement before a run always follows the variable. The
+                and without asking each other first; where that can't be it is Horovod, and the
+                plan says why. 'auto' is shared memory where it can be. None (default) is what the
+                environment variable COLLECTIVE_CARRIER says, 'auto' without it, 'horovod' for
+                everything; the ranks' agreement before a run always follows the variable. The
                 numbers are the same, but for the last bits of dense gradients of three ranks or
                 more, which shared memory adds in the order of the ranks.
 

@@ -38,8 +38,6 @@ Environment, given to each rank; the launcher's value always wins
   COLLECTIVE_LAUNCHED      1
   COLLECTIVE_PROGRESS      where it posts its progress: memory of the launcher, which no folder has;
                            empty if nobody looks (--stall-timeout 0, or one rank)
-  COLLECTIVE_SHARED_MEMORY memory of the launcher, which no folder has, for exchanges without a
-                           network (COLLECTIVE_CARRIER=shared_memory); empty with one rank
   COLLECTIVE_TERMINAL      1 if the launcher's stderr is a terminal, else 0 (a rank's own never is);
                            then also
   COLUMNS                  the terminal's width less the prefix

@@ -14,13 +14,7 @@ _MEMORY = "<memory of the launcher>"
 def describe(plan: LaunchPlan) -> str:
     """Lists command, output and devices, and each variable that a rank's environment gains."""
     environments = [
-        rank_environment(
-            plan,
-            rank,
-            rendezvous_port=_PORT,
-            board=_MEMORY,
-            memory=_MEMORY if plan.size > 1 else "",
-        )
+        rank_environment(plan, rank, rendezvous_port=_PORT, board=_MEMORY)
         for rank in range(plan.size)
     ]
     changed = {

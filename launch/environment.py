@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from . import progress_board, shared_memory
+from . import progress_board
 from .plan import LaunchPlan
 
 LOOPBACK = "127.0.0.1"
@@ -35,7 +35,7 @@ def line_prefix(rank: int, size: int) -> str:
 
 
 def rank_environment(
-    plan: LaunchPlan, rank: int, rendezvous_port: str, board: str, memory: str = ""
+    plan: LaunchPlan, rank: int, rendezvous_port: str, board: str
 ) -> dict[str, str]:
     """Returns the whole environment of one rank.
 
@@ -44,7 +44,6 @@ def rank_environment(
       rank: the rank's number.
       rendezvous_port: where the rendezvous listens.
       board: the path of the progress board.
-      memory: the path of the memory that ranks share; "" if there is none.
     """
     inherited = {
         name: value
@@ -54,19 +53,16 @@ def rank_environment(
     return {
         **_tuning(plan),
         **inherited,
-        **_identity(plan, rank, rendezvous_port, board, memory),
+        **_identity(plan, rank, rendezvous_port, board),
         **_terminal(plan, inherited),
     }
 
 
-def _identity(
-    plan: LaunchPlan, rank: int, rendezvous_port: str, board: str, memory: str
-) -> dict[str, str]:
+def _identity(plan: LaunchPlan, rank: int, rendezvous_port: str, board: str) -> dict[str, str]:
     size, number = str(plan.size), str(rank)
     return {
         "COLLECTIVE_LAUNCHED": "1",
         progress_board.VARIABLE: board if plan.detects_stalls else "",
-        shared_memory.VARIABLE: memory,
         "RANK": number,
         "LOCAL_RANK": number,
         "WORLD_SIZE": size,

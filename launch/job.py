@@ -29,7 +29,6 @@ from .output import Console
 from .plan import LaunchPlan
 from .progress_board import LauncherBoard
 from .rendezvous import Rendezvous
-from .shared_memory import SharedMemory
 from .shutdown import ShutdownSchedule
 from .signals import STOP_SIGNALS, SignalPipe
 from .stall_detector import StallDetector
@@ -75,7 +74,6 @@ class Job:
         rendezvous = Rendezvous(size)
         try:
             self._board = LauncherBoard(size)
-            memory = SharedMemory(size, rendezvous.port)
             pipes = [(os.pipe(), os.pipe()) for _ in range(size)]
         except OSError as error:
             raise UsageError(
@@ -89,7 +87,6 @@ class Job:
                 rank,
                 rendezvous_port=str(rendezvous.port),
                 board=self._board.path,
-                memory=memory.path,
             )
             specs.append(RankSpec(self._plan.command, environment, stdout[1], stderr[1]))
         self._supervisor = Supervisor(specs, self._plan.grace)

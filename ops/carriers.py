@@ -1,8 +1,9 @@
 """Chooses what carries collectives: Horovod, or memory that the ranks of one host share.
 
-`shared_memory` is for jobs of which the launcher has started all ranks, on CPUs of one host. Its
-collectives are compiled operations (`ops/native/carrier.cc`) that take and give what Horovod's do,
-and find each other by the same names, so that nothing else of a graph depends on the carrier:
+`shared_memory` carries them where all ranks are on CPUs of one host, whoever started them
+(`ops/shared_memory.py`). Its collectives are compiled operations (`ops/native/carrier.cc`) that
+take and give what Horovod's do, and find each other by the same names, so that nothing else of a
+graph depends on the carrier:
 
 * Horovod asks before each collective whether all ranks are ready, one round of small messages over
   sockets. Here a rank leaves its data in memory, and goes on as soon as the others' is there.
@@ -16,32 +17,33 @@ and find each other by the same names, so that nothing else of a graph depends o
 * Sums are formed in the order of the ranks.
 
 Horovod stays beside it, for what scripts reduce by themselves, and carries everything wherever
-memory can't be shared for certain: on several hosts, on GPUs, without the launcher.
+memory can't be shared: between hosts, on GPUs.
 
 The environment variable COLLECTIVE_CARRIER says which to use, and `scope(carrier=…)` for what is
-built inside. The agreement of the ranks on a run, which belongs to no scope, follows the variable.
+built inside. `auto`, which is the default, is shared memory where that can be. The agreement of the
+ranks on a run, which belongs to no scope, follows the variable.
 """
 
 from __future__ import annotations
 
 import atexit
 import ctypes
-import functools
 import os
-import re
-from collections.abc import Mapping
+from collections.abc import Callable
 
-from collective.launch.shared_memory import VARIABLE as MEMORY
-from collective.ops import native_library
+import tensorflow.compat.v1 as tf
+
+from collective.ops import native_library, shared_memory
 
 VARIABLE = "COLLECTIVE_CARRIER"
 AUTO, HOROVOD, SHARED_MEMORY = "auto", "horovod", "shared_memory"
 CHOICES = (AUTO, HOROVOD, SHARED_MEMORY)
+# For how many seconds ranks wait for each other, when Horovod has started on all of them.
+PATIENCE = 30.0
 
-# Set by mpirun and the like for each of their processes; the launcher takes them away.
-_OTHER_LAUNCHERS = re.compile(r"OMPI_COMM_WORLD_|PMI_|PMIX_|MV2_COMM_WORLD_")
-
-_rank_and_size = (0, 1)
+# Why memory isn't shared in this job, the same on every rank; "" if it is.
+_unavailable = "the ranks have not joined"
+_joined: tuple[int, int] | None = None
 _scope_choice: str | None = None
 
 
@@ -59,17 +61,44 @@ def configured() -> str:
     return choice
 
 
-def join(rank: int, size: int) -> None:
-    """Takes note of who this process is; opens the shared memory if it is to be used.
+def join(rank: int, size: int, local_size: int) -> None:
+    """Lets the ranks share memory, if that can be; every rank calls it, once Horovod has started.
+
+    Args:
+        rank: this process's.
+        size: the number of ranks.
+        local_size: how many of them are on this host.
 
     Raises:
         ValueError: COLLECTIVE_CARRIER has no such carrier.
-        RuntimeError: the memory should be there, but can't be opened.
     """
-    global _rank_and_size
-    _rank_and_size = rank, size
-    if _resolved(configured()) == SHARED_MEMORY:
-        _open()
+    global _joined, _unavailable
+    configured()
+    if _joined == (rank, size):
+        return
+    _joined, _unavailable = (rank, size), _shared(rank, size, local_size) or ""
+
+
+def _shared(rank: int, size: int, local_size: int) -> str | None:
+    """Returns None if this process and its peers have shared memory from now on, else why not."""
+    if size == 1:
+        return "there is one rank"
+    if local_size != size:
+        return "the ranks are on several hosts"
+    if configured() == HOROVOD:  # The peers that have another choice wait in vain, and go by it.
+        return f"{VARIABLE}={HOROVOD}"
+    job = shared_memory.job_of(os.environ)
+    if job is None:
+        return "what started the ranks doesn't say by which they could find each other"
+    return shared_memory.share(job, rank, size, _own_problem(), _opener(rank, size), PATIENCE)
+
+
+def _own_problem() -> str | None:
+    """Returns why this process can't share memory; None if it can."""
+    reason = native_library.missing()
+    if reason is not None:
+        return f"the compiled operations are missing: {reason}"
+    return "the ranks have GPUs" if tf.config.list_physical_devices("GPU") else None
 
 
 def use(choice: str | None) -> None:
@@ -79,15 +108,8 @@ def use(choice: str | None) -> None:
 
 
 def in_force() -> str:
-    """Returns the carrier of collectives that are built now: HOROVOD or SHARED_MEMORY.
-
-    Raises:
-        RuntimeError: the memory should be there, but can't be opened.
-    """
-    carrier = _resolved(_scope_choice or configured())
-    if carrier == SHARED_MEMORY:
-        _open()
-    return carrier
+    """Returns the carrier of collectives that are built now: HOROVOD or SHARED_MEMORY."""
+    return _resolved(_scope_choice or configured())
 
 
 def of_agreement() -> str:
@@ -95,66 +117,33 @@ def of_agreement() -> str:
     return _resolved(configured())
 
 
-def explanation() -> str | None:
-    """Says which carrier is in force and why; None where nobody has asked for any."""
+def explanation() -> str:
+    """Says which carrier is in force, and why."""
     asked = _scope_choice or configured()
-    if asked == AUTO:
-        return None
     origin = f"scope(carrier='{asked}')" if _scope_choice else f"{VARIABLE}={asked}"
     if asked == HOROVOD:
         return f"Horovod, by {origin}"
-    missing = unavailable()
-    if missing is None:
-        return f"shared memory of the ranks of this host, by {origin}"
-    return f"Horovod, not shared memory as of {origin}: {missing}"
+    if _unavailable:
+        instead = "" if asked == AUTO else f", not shared memory as of {origin}"
+        return f"Horovod{instead}: {_unavailable}"
+    by = "" if asked == AUTO else f", by {origin}"
+    return f"shared memory of the ranks of this host{by}"
 
 
 def _resolved(choice: str) -> str:
-    return SHARED_MEMORY if choice == SHARED_MEMORY and unavailable() is None else HOROVOD
+    return HOROVOD if choice == HOROVOD or _unavailable else SHARED_MEMORY
 
 
-@functools.cache
-def unavailable() -> str | None:
-    """Returns why memory can't be shared in this job, the same on every rank; None if it can."""
-    return why_unavailable(os.environ, _rank_and_size[1]) or _missing_operations()
+def _opener(rank: int, size: int) -> Callable[[int], str]:
+    """Returns the function that opens the memory of a descriptor for this rank."""
 
+    def use(descriptor: int) -> str:
+        functions = native_library.functions()
+        functions.collective_mailbox_open.restype = ctypes.c_char_p
+        problem: str = functions.collective_mailbox_open(descriptor, rank, size).decode()
+        if problem:
+            return f"rank {rank} can't use it: {problem}"
+        atexit.register(functions.collective_mailbox_leave)
+        return ""
 
-def why_unavailable(environment: Mapping[str, str], size: int) -> str | None:
-    """Returns what in a rank's environment speaks against sharing memory; None for nothing.
-
-    Args:
-        environment: the rank's.
-        size: the number of ranks.
-    """
-    if size == 1:
-        return "there is one rank"
-    if not environment.get(MEMORY):
-        return "the ranks were not started by python -m collective.launch"
-    others = [name for name in environment if _OTHER_LAUNCHERS.match(name)]
-    if others or environment.get("WORLD_SIZE") != str(size):
-        return "the ranks were started by another program below python -m collective.launch"
-    if environment.get("CUDA_VISIBLE_DEVICES"):
-        return "the ranks have GPUs"
-    return None
-
-
-def _missing_operations() -> str | None:
-    reason = native_library.missing()
-    return None if reason is None else f"the compiled operations are missing: {reason}"
-
-
-@functools.cache
-def _open() -> None:
-    path, (rank, size) = os.environ[MEMORY], _rank_and_size
-    functions = native_library.functions()
-    open_mailbox = functions.collective_mailbox_open
-    open_mailbox.restype = ctypes.c_char_p
-    port = int(os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"])
-    problem = open_mailbox(path.encode(), rank, size, port).decode()
-    if problem:
-        # The other ranks may have opened it: this one can't choose by itself.
-        raise RuntimeError(
-            f"the memory that the ranks of this job share ({MEMORY}={path}) can't be used by rank "
-            f"{rank}: {problem}. {VARIABLE}=horovod does without it."
-        )
-    atexit.register(functions.collective_mailbox_leave)
+    return use

@@ -22,7 +22,7 @@ import collections
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import tensorflow.compat.v1 as tf
 from tensorflow.core.framework import attr_value_pb2
@@ -42,6 +42,7 @@ except ImportError as error:
         f"{error}"
     ) from error
 
+Phase = Literal["other", "rows", "gradients"]
 # Begins the names of operations that all ranks must run, or none, beside collectives.
 ALIKE = "collective/alike/"
 _counters: weakref.WeakKeyDictionary[tf.Graph, collections.Counter] = weakref.WeakKeyDictionary()
@@ -54,13 +55,12 @@ def init() -> None:
 
     Raises:
         ValueError: COLLECTIVE_CARRIER names no carrier.
-        RuntimeError: the shared memory that it names can't be opened.
     """
     # Each call would register Horovod's shutdown with atexit anew, which then comes before what was
     # registered since: ranks that leave their sessions at the end need Horovod.
     if not hvd.is_initialized():
         hvd.init()
-    carriers.join(rank(), size())
+    carriers.join(rank(), size(), int(hvd.local_size()))
 
 
 def rank() -> int:
@@ -170,7 +170,9 @@ def _name_and_gate(op: tf.Operation) -> tuple[str, Any]:
     return name[len(PREFIX) :], state_of(graph).gate_by_collective[name]
 
 
-def alltoall(x: tf.Tensor, splits: tf.Tensor, name: str, gate: Any) -> tuple[tf.Tensor, tf.Tensor]:
+def alltoall(
+    x: tf.Tensor, splits: tf.Tensor, name: str, gate: Any, phase: Phase = "other"
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Sends rows of `x` to the ranks, `splits[k]` consecutive ones to rank k.
 
     Args:
@@ -178,6 +180,7 @@ def alltoall(x: tf.Tensor, splits: tf.Tensor, name: str, gate: Any) -> tuple[tf.
         splits: [N] int32, summing to S. Below 2**31 rows: Horovod counts them in int32.
         name: the explicit name, `unique_name(...)`.
         gate: the gate's zero.
+        phase: what it is for; see `collective.coordination.awaited_rows`.
 
     Returns:
         ([R, ...] the rows received, in the order of the ranks they came from; [N] int32, how many
@@ -189,7 +192,9 @@ def alltoall(x: tf.Tensor, splits: tf.Tensor, name: str, gate: Any) -> tuple[tf.
     with _collective_scope("Alltoall", name, gate) as opened:
         if _is_shared():
             shared = native_library.library()
-            out, received = shared.collective_shared_alltoall(wire, splits + opened, name=name)
+            out, received = shared.collective_shared_alltoall(
+                wire, splits + opened, phase=phase, name=name
+            )
         else:
             out, received = hvd.alltoall(
                 wire, splits=splits + opened, name=name, ignore_name_scope=True
@@ -212,7 +217,8 @@ def _alltoall_gradient(op: tf.Operation, gradient: Any, _: Any) -> tuple[tf.Tens
     with tf.control_dependencies([op.inputs[0]] if op.graph is tf.get_default_graph() else []):
         gradient = tf.identity(gradient)
     base, gate = _name_and_gate(op)
-    return alltoall(gradient, op.outputs[1], unique_name(base + ".gradient"), gate)[0], None
+    name = unique_name(base + ".gradient")
+    return alltoall(gradient, op.outputs[1], name, gate, "gradients")[0], None
 
 
 def allreduce_sum(tensors: Sequence[tf.Tensor], name: str, gate: Any) -> list[tf.Tensor]:

@@ -60,8 +60,9 @@ def rows_back(
         wire: the types in which rows and gradients travel; their own by default.
     """
     if wire is None or wire == Wire(rows.dtype, rows.dtype):
-        return collectives.alltoall(rows, splits, name, gate)[0]
-    received = collectives.alltoall(_cast(rows, wire.rows, rows.dtype), splits, name, gate)[0]
+        return collectives.alltoall(rows, splits, name, gate, "rows")[0]
+    rows_sent = _cast(rows, wire.rows, rows.dtype)
+    received = collectives.alltoall(rows_sent, splits, name, gate, "rows")[0]
     return _cast(received, rows.dtype, wire.gradients)
 
 

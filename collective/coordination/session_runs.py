@@ -14,7 +14,14 @@ from typing import Any, Callable, Protocol
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 
-from collective.coordination import agreement, barrier, common_folder, coordinator, run_analysis
+from collective.coordination import (
+    agreement,
+    awaited_rows,
+    barrier,
+    common_folder,
+    coordinator,
+    run_analysis,
+)
 from collective.coordination.agreement import Header
 from collective.coordination.initial_broadcast import broadcast_initial_values
 from collective.coordination.prepared_run import PreparedRun
@@ -410,6 +417,7 @@ def _agreement(graph: tf.Graph, gates: GraphGates, run: PreparedRun, level: int)
     if first:
         prerequisites = run.footprint.sources(gates)
         run.repeatable = not prerequisites
+        prerequisites += awaited_rows.await_rows(gates, run.footprint.operations)
     else:
         prerequisites = run.footprint.exchanges_below(gates, level)
     return agreement.agree(

@@ -87,9 +87,8 @@ def _notes(graph: tf.Graph, tables: Sequence[Any]) -> dict[str, str]:
     missing = native_library.missing()
     if missing:
         notes["compiled operations"] = f"missing, so every lookup is alone; {missing}"
-    carrier = carriers.explanation() if collectives.size() > 1 else None
-    if carrier:
-        notes["carrier"] = carrier
+    if collectives.size() > 1:
+        notes["carrier"] = carriers.explanation()
     in_host = _in_host_memory(tables)
     if in_host:
         notes["dynamic tables"] = in_host

@@ -3,13 +3,13 @@
 The model, with S samples in a step of N ranks:
 
     one rank     FIXED + S * t                  t = rows / ROW_RATE + 6 * parameters / FLOP_RATE
-    N ranks      FIXED + S / N * (t + 2 * rows / WIRE_RATE)
-                 + exchanges * EXCHANGE + 8 * parameters / WIRE_RATE
+    N ranks      FIXED + S / N * (t + 2 * rows / rate)
+                 + exchanges * exchange + 8 * parameters / rate
 
 `rows` is the bytes of the table rows that a sample's ids name, `parameters` the number of elements
 of the replicated variables: a sample takes two floating-point operations with each of them going
 forward and four going back. Rows travel to the asker, and their gradients to the owner. Dense
-gradients travel once in each direction.
+gradients travel once in each direction. What an exchange takes, and the rate, are the carrier's.
 
 The constants were measured on one machine of two cores, with two CPU ranks, by
 benchmarks/small_models.py and benchmarks/step.py (see benchmarks/RESULTS.md). They lean to the side
@@ -27,10 +27,20 @@ from collective.ops.counting import counted
 from collective.plan.data import PlanData, StepEstimate
 
 FIXED_MS = 0.8  # of a run of any graph
-EXCHANGE_MS = 0.35  # of a collective that carries next to nothing
 ROW_RATE = 0.6e9  # bytes of rows a second: looked up, their gradients summed, updated
-WIRE_RATE = 2.6e9  # bytes a second
 FLOP_RATE = 50e9  # floating-point operations a second
+
+
+@dataclasses.dataclass(frozen=True)
+class Wire:
+    """Says what a collective takes that carries next to nothing, in ms, and the bytes a second."""
+
+    exchange_ms: float
+    rate: float
+
+
+HOROVOD, SHARED_MEMORY = Wire(0.35, 2.6e9), Wire(0.03, 8e9)
+
 
 # Tables and slots of fewer bytes are small: any rank could hold them all.
 SMALL_BYTES = 1e9
@@ -51,6 +61,7 @@ class StepWork:
         row_bytes: of the table rows that one sample's ids name, above 0.
         parameters: the elements of all replicated variables that are trained.
         samples: of a step, all ranks together; None if the graph doesn't tell.
+        wire: that of the carrier.
     """
 
     ranks: int
@@ -58,13 +69,16 @@ class StepWork:
     row_bytes: float
     parameters: int
     samples: int | None
+    wire: Wire = SHARED_MEMORY
 
 
 def estimate(work: StepWork) -> StepEstimate:
     """Estimates the times of a step, and from how many samples on sharding pays."""
     sample_ms = 1e3 * (work.row_bytes / ROW_RATE + 6 * work.parameters / FLOP_RATE)
-    travel_ms = 1e3 * 2 * work.row_bytes / WIRE_RATE
-    exchanges_ms = work.exchanges * EXCHANGE_MS + 1e3 * 8 * work.parameters / WIRE_RATE
+    travel_ms = 1e3 * 2 * work.row_bytes / work.wire.rate
+    exchanges_ms = (
+        work.exchanges * work.wire.exchange_ms + 1e3 * 8 * work.parameters / work.wire.rate
+    )
     saved_ms = sample_ms - (sample_ms + travel_ms) / work.ranks  # by each sample
     break_even = math.ceil(exchanges_ms / saved_ms)
     if work.samples is None:

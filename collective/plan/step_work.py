@@ -8,7 +8,8 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective.coordination.run_analysis import RunFootprint
-from collective.ops import collectives, placement
+from collective.ops import carriers, collectives, placement
+from collective.plan import step_estimate
 from collective.plan.step_estimate import StepWork
 from collective.strategies import Lookup
 from collective.tables.table import is_replicated
@@ -61,7 +62,13 @@ def of_step(
         row_bytes=row_bytes,
         parameters=sum(sizes),
         samples=None if samples is None else samples * ranks,
+        wire=_wire(),
     )
+
+
+def _wire() -> step_estimate.Wire:
+    is_shared = carriers.in_force() == carriers.SHARED_MEMORY
+    return step_estimate.SHARED_MEMORY if is_shared else step_estimate.HOROVOD
 
 
 def _samples(lookups: Sequence[Lookup]) -> int | None:

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "awaited_rows.h"
 #include "mailbox.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
@@ -161,10 +162,50 @@ class SharedOp : public AsyncOpKernel {
 
 class AlltoallOp : public SharedOp {
  public:
-  using SharedOp::SharedOp;
+  explicit AlltoallOp(OpKernelConstruction* context) : SharedOp(context) {
+    std::string phase;
+    OP_REQUIRES_OK(context, context->GetAttr("phase", &phase));
+    brings_rows_ = phase == "rows";
+    brings_gradients_ = phase == "gradients";
+  }
 
  protected:
   void Begin(OpKernelContext* context, Mailbox* mailbox, DoneCallback done) override {
+    AwaitedRows* awaited = AwaitedRows::Get();
+    const int64_t step = context->step_id();
+    if (brings_rows_) {
+      // The run lasts as long as this operation, and so does whoever is held back in it.
+      done = [awaited, step, name = collective_, done = std::move(done)] {
+        awaited->Came(step, name);
+        done();
+      };
+    }
+    if (!brings_gradients_ || !awaited->Any()) {
+      Send(context, mailbox, std::move(done));
+      return;
+    }
+    CancellationManager* cancellation = context->cancellation_manager();
+    const CancellationToken token = cancellation->get_cancellation_token();
+    auto stop = [=, name = collective_] {
+      awaited->Drop(step, name);
+      context->SetStatus(errors::Cancelled("'", name, "' was not sent: the run has failed"));
+      done();
+    };
+    if (!cancellation->RegisterCallback(token, stop)) {
+      stop();
+      return;
+    }
+    auto send = [=] {
+      // Or else the run has failed, and `stop` is called.
+      if (cancellation->DeregisterCallback(token)) Send(context, mailbox, done);
+    };
+    if (!awaited->Hold(step, collective_, send)) send();
+  }
+
+ private:
+  bool brings_rows_ = false, brings_gradients_ = false;
+
+  void Send(OpKernelContext* context, Mailbox* mailbox, DoneCallback done) {
     const Tensor x = context->input(0), splits = context->input(1);
     const int ranks = mailbox->ranks(), me = mailbox->rank();
     OP_REQUIRES_ASYNC(context, x.dims() >= 1,
@@ -361,6 +402,21 @@ class AllreduceOp : public SharedOp {
   }
 };
 
+class AwaitRowsOp : public OpKernel {
+ public:
+  explicit AwaitRowsOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("collectives", &collectives_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    AwaitedRows::Get()->Expect(context->step_id(), collectives_);
+  }
+
+ private:
+  std::vector<std::string> collectives_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("CollectiveAwaitRows").Device(DEVICE_CPU), AwaitRowsOp);
 REGISTER_KERNEL_BUILDER(Name("CollectiveSharedAlltoall").Device(DEVICE_CPU), AlltoallOp);
 REGISTER_KERNEL_BUILDER(Name("CollectiveSharedAllgather").Device(DEVICE_CPU), AllgatherOp);
 REGISTER_KERNEL_BUILDER(Name("CollectiveSharedBroadcast").Device(DEVICE_CPU), BroadcastOp);
@@ -382,10 +438,9 @@ REGISTER(int64_t);
 
 #define COLLECTIVE_CARRIER_EXPORT extern "C" __attribute__((used, visibility("default")))
 
-COLLECTIVE_CARRIER_EXPORT const char* collective_mailbox_open(const char* path, int rank, int ranks,
-                                                              int port) {
+COLLECTIVE_CARRIER_EXPORT const char* collective_mailbox_open(int file, int rank, int ranks) {
   static std::string* problem = new std::string;
-  *problem = Mailbox::Open(path, rank, ranks, port);
+  *problem = Mailbox::Open(file, rank, ranks);
   return problem->c_str();
 }
 

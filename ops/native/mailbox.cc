@@ -20,10 +20,10 @@
 namespace collective {
 namespace mailbox {
 
-// launch/shared_memory.py writes it. Another layout of anything here is another version.
+// ops/shared_memory.py writes it. Another layout of anything here is another version.
 struct Header {
   char magic[16];
-  uint32_t version, ranks, port, reserved;
+  uint32_t version, ranks;
 };
 
 struct RankPage {
@@ -46,7 +46,7 @@ namespace {
 
 constexpr char kMagic[16] = {'c', 'o', 'l', 'l', 'e', 'c', 't', 'i',
                              'v', 'e', ' ', 'w', 'i', 'r', 'e', '\n'};
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 constexpr uint32_t kHere = 1, kLeft = 2;
 constexpr uint64_t kPage = 4096, kRingBytes = 64 * 256;
 constexpr uint64_t kHugePage = 2 << 20;
@@ -107,35 +107,22 @@ Mailbox* Mailbox::Get() {
   return instance;
 }
 
-std::string Mailbox::Open(const std::string& path, int rank, int ranks, int port) {
+std::string Mailbox::Open(int file, int rank, int ranks) {
   std::lock_guard<std::mutex> lock(instance_mutex);
-  if (instance != nullptr) return "";
-  if (rank < 0 || rank >= ranks) return "there is no such rank";
-  const int file = open(path.c_str(), O_RDWR | O_CLOEXEC);
-  if (file < 0) return Failed("it can't be opened");
+  if (instance != nullptr) return "it is open already";
   std::string problem;
   Header header;
   if (pread(file, &header, sizeof(header), 0) != sizeof(header) ||
-      memcmp(header.magic, kMagic, sizeof(kMagic)) != 0) {
-    problem = "it is no memory of a launcher";
-  } else if (header.version != kVersion) {
-    problem = "the launcher is of another version of collective (its memory has layout " +
-              std::to_string(header.version) + ", and this is " + std::to_string(kVersion) + ")";
-  } else if (static_cast<int>(header.ranks) != ranks || static_cast<int>(header.port) != port) {
-    problem = "it is another job's";
+      memcmp(header.magic, kMagic, sizeof(kMagic)) != 0 || header.version != kVersion ||
+      static_cast<int>(header.ranks) != ranks || rank < 0 || rank >= ranks) {
+    problem = "it isn't that of this job's ranks";
   } else {
     struct flock mine = LockOf(rank);
-    if (fcntl(file, F_SETLK, &mine) != 0) {
-      problem = errno == EAGAIN || errno == EACCES ? "another process is this rank of the job"
-                                                   : Failed("it can't be locked");
-    }
+    if (fcntl(file, F_SETLK, &mine) != 0) problem = Failed("it can't be locked");
   }
   Mailbox* made = problem.empty() ? new Mailbox(file, rank, ranks) : nullptr;
   if (made != nullptr) problem = made->Map();
-  if (!problem.empty()) {
-    close(file);
-    return problem;
-  }
+  if (!problem.empty()) return problem;
   instance = made;  // It stays until the process ends: a thread waits in it.
   return "";
 }

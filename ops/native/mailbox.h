@@ -4,8 +4,8 @@
 //            ──posts───▶ │ ring 0 ─▶ 1, bell of 1│ ──takes───▶
 //                        └───────────────────────┘
 //
-// Memory: one file without a name, made by the launcher (launch/shared_memory.py): a header, a page
-// and a bell for each rank, a ring of messages for each ordered pair of ranks, and an arena for
+// Memory: one file without a name, made by rank 0 (ops/shared_memory.py): a header, a page and a
+// bell for each rank, a ring of messages for each ordered pair of ranks, and an arena for
 // each rank's data. A small message is in the ring whole; of a larger one the ring says where it is
 // in the sender's arena. An arena grows in pieces, as far as a rank has data under way at one time;
 // pieces stay until the job ends, and the file ends with the last process that has it.
@@ -95,8 +95,8 @@ class Mailbox {
   // Returns the process's mailbox; null before it is open.
   static Mailbox* Get();
 
-  // Opens it, once. Returns why that failed; empty if it is open.
-  static std::string Open(const std::string& path, int rank, int ranks, int port);
+  // Opens it, once, in a file that it keeps. Returns why that failed; empty if it is open.
+  static std::string Open(int file, int rank, int ranks);
 
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }

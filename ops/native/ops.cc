@@ -485,8 +485,14 @@ REGISTER_OP("CollectiveSharedAlltoall")
     .Input("splits: int32")
     .Output("output: T")
     .Output("received_splits: int32")
+    .Attr("phase: {'other', 'rows', 'gradients'} = 'other'")
     .Attr(COLLECTIVE_WIRE_TYPES)
     .SetShapeFn(RowsShape);
+
+REGISTER_OP("CollectiveAwaitRows")
+    .Attr("collectives: list(string)")
+    .SetIsStateful()
+    .SetShapeFn(shape_inference::NoOutputs);
 
 REGISTER_OP("CollectiveSharedAllgather")
     .Input("tensor: T")

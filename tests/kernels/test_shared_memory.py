@@ -15,7 +15,7 @@ from collective.ops import carriers, native_library
 tf.disable_eager_execution()
 tf.logging.set_verbosity(tf.logging.ERROR)
 rank, ranks = int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])
-carriers.join(rank, ranks)
+carriers.join(rank, ranks, ranks)
 ops, functions = native_library.library(), native_library.functions()
 one_thread = tf.ConfigProto(inter_op_parallelism_threads=1, use_per_session_threads=True)
 
@@ -46,9 +46,9 @@ def exchange(session, fetched, x, splits, seed, most, dtype):
 """
 
 
-def run(tmp_path, body, ranks, code=0, limit=100, **environment):
+def run(tmp_path, body, ranks, code=0, limit=100, head="", **environment):
     script = tmp_path / "script.py"
-    script.write_text(PROGRAM + textwrap.dedent(body))
+    script.write_text(PROGRAM + head + textwrap.dedent(body))
     done = pool.launch(
         *("-np", ranks, "--device", "cpu", "--stall-timeout", 0, script),
         environment={"COLLECTIVE_CARRIER": "shared_memory", **environment},
@@ -254,23 +254,70 @@ def test_a_rank_that_waits_needs_no_processor(tmp_path):
     assert "seconds True" in output
 
 
+AWAITED = """
+def after(seconds, answer):
+    time.sleep(seconds)
+    if answer is None:
+        raise ValueError('no rows today')
+    return answer
+
+def exchange(x, phase):
+    return ops.collective_shared_alltoall(x, [1, 1], phase=phase, name=phase).output
+
+x = tf.placeholder(tf.int32, [2])
+first = ops.collective_await_rows(collectives=['rows'])
+with tf.control_dependencies([first]):
+    began = tf.numpy_function(lambda x: x, [x], tf.int32)
+began.set_shape([2])
+"""
+
+
 @pytest.mark.timeout(100)
-def test_memory_of_another_version_or_job_is_refused(tmp_path):
-    """The error says which rank, why, and what does without shared memory."""
-    for change, words in (
-        ("os.pwrite(memory, bytes([77]), 16)", "the launcher is of another version"),
-        ("os.pwrite(memory, bytes([9]), 24)", "it is another job's"),
-        ("os.pwrite(memory, b'x', 0)", "it is no memory of a launcher"),
-    ):
-        script = tmp_path / "script.py"
-        script.write_text(
-            "import os\n"
-            "memory = os.open(os.environ['COLLECTIVE_SHARED_MEMORY'], os.O_RDWR)\n"
-            f"{change}\n" + PROGRAM
-        )
-        done = pool.launch(
-            *("-np", 2, "--device", "cpu", script),
-            environment={"COLLECTIVE_CARRIER": "shared_memory"},
-        )
-        assert done.returncode == 1 and words in done.stdout
-        assert "COLLECTIVE_CARRIER=horovod does without it" in done.stdout
+def test_gradients_wait_for_the_rows_of_their_run(tmp_path):
+    """Rows come late to rank 0, which then sends its gradients late; in the next run, too."""
+    output = run(
+        tmp_path,
+        """
+        late = tf.numpy_function(lambda x: after(0.0 if rank else 0.5, x), [began], tf.int32)
+        late.set_shape([2])
+        rows, gradients = exchange(late, 'rows'), exchange(began, 'gradients')
+        came = tf.numpy_function(lambda _: time.monotonic(), [gradients], tf.float64)
+        with tf.Session() as session:
+            for step in range(3):
+                start = time.monotonic()
+                got, sums, when = session.run([rows, gradients, came], {x: [rank, 10 + rank]})
+                assert when - start > 0.4, when - start
+                assert got.tolist() == sums.tolist() == [10 * rank, 10 * rank + 1]
+            for step in range(3):  # Nothing is held back in a run that doesn't say so.
+                quick = exchange(x, 'gradients')
+                assert session.run(quick, {x: [rank, 10 + rank]}).tolist() == sums.tolist()
+        print('right')
+        """,
+        2,
+        head=AWAITED,
+    )
+    assert output.count("right") == 2
+
+
+@pytest.mark.timeout(100)
+def test_gradients_of_a_run_that_fails_are_given_up(tmp_path):
+    output = run(
+        tmp_path,
+        """
+        failing = tf.numpy_function(lambda x: after(0.3, None), [began], tf.int32)
+        failing.set_shape([2])
+        rows, gradients = exchange(failing, 'rows'), exchange(began, 'gradients')
+        with tf.Session() as session:
+            for step in range(3):
+                try:
+                    session.run([rows, gradients], {x: [1, 2]})
+                except tf.errors.InvalidArgumentError as error:
+                    print('given up:', 'no rows today' in error.message)
+            fine = exchange(began, 'other')
+            assert session.run(fine, {x: [1, 2]}).tolist() == [1 + rank, 1 + rank]
+        print('right')
+        """,
+        2,
+        head=AWAITED,
+    )
+    assert output.count("given up: True") == 6 and output.count("right") == 2

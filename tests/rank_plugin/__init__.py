@@ -68,7 +68,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--carrier",
         choices=("auto", *CARRIERS),
         default="auto",
-        help="what carries the collectives of the rank cases, instead of the environment's choice",
+        help="what carries the collectives of the rank cases, instead of the tier's",
     )
     group.addoption(
         "--double", action="store_true", help="run the rank cases on the double of a GPU"

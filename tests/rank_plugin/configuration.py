@@ -24,6 +24,8 @@ MARKERS = (
     "doesn't repeat it on the other one",
     "grouped: a rank case of lookups that share exchanges; left out where grouping is off",
     "ungrouped: a rank case that `make test-matrix` also runs with an exchange for each lookup",
+    "carriers: a rank case that depends on what carries collectives: `make test-matrix` runs it "
+    "over Horovod, too",
     "double(tier): a rank case that runs on the double of a GPU, from this tier on: 'matrix' or "
     "'all' (the default)",
     "sample(n): a test of whose parameters `make test` runs n, always the same ones, and "
@@ -43,7 +45,7 @@ class Configuration:
         backend: the value of COLLECTIVE_STRATEGY.
         grouping: lookups share exchanges unless a case says otherwise.
         double: the kernels of GPUs are replaced by their references in NumPy.
-        carrier: of collectives; "auto" leaves it to the environment.
+        carrier: of collectives; "auto" is shared memory, and Horovod for the double, as on GPUs.
     """
 
     ranks: int
@@ -69,12 +71,13 @@ class Configuration:
 
     def environment(self) -> dict[str, str]:
         """Returns the variables by which the ranks of a launch are told."""
+        carrier = "horovod" if self.double and self.carrier == "auto" else self.carrier
         return {
             "COLLECTIVE_TEST_CONFIGURATION": str(self),
             "COLLECTIVE_STRATEGY": self.backend,
             "COLLECTIVE_TEST_GROUPING": "on" if self.grouping else "off",
             "COLLECTIVE_KERNELS": "cpu",
-            **({} if self.carrier == "auto" else {"COLLECTIVE_CARRIER": self.carrier}),
+            "COLLECTIVE_CARRIER": carrier,
         }
 
 
@@ -87,6 +90,7 @@ class Marks:
     either_backend: bool = False
     grouped: bool = False
     ungrouped: bool = False
+    carriers: bool = False
     double: str | None = None
     matrix: bool = False
     sample: int | None = None
@@ -102,6 +106,7 @@ class Marks:
             either_backend=node.get_closest_marker("either_backend") is not None,
             grouped=node.get_closest_marker("grouped") is not None,
             ungrouped=node.get_closest_marker("ungrouped") is not None,
+            carriers=node.get_closest_marker("carriers") is not None,
             double=None if double is None else (*double.args, "all")[0],
             matrix=node.get_closest_marker("matrix") is not None,
             sample=None if sample is None else sample.args[0],
@@ -203,6 +208,8 @@ def _in_matrix(marks: Marks) -> list[Configuration]:
     chosen += [Configuration(n, OTHER_BACKEND) for n in marks.ranks]
     if marks.ungrouped:
         chosen.append(Configuration(2, OTHER_BACKEND, grouping=False))
+    if marks.carriers:
+        chosen.append(Configuration(2, DEFAULT_BACKEND, carrier="horovod"))
     if marks.double == "matrix":
         chosen.append(Configuration(2, DEFAULT_BACKEND, double=True))
     return chosen
@@ -215,4 +222,4 @@ def _everywhere(marks: Marks) -> list[Configuration]:
         for grouping in (True, False)
         for n in sorted({*RANKS, *marks.ranks})
         for backend in BACKENDS
-    ]
+    ] + [Configuration(3, backend, carrier="horovod") for backend in BACKENDS]

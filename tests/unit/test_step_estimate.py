@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import types
 
 import pytest
@@ -19,16 +20,19 @@ ROW_BYTES = 26 * 16 * 4
 def test_a_step_worked_out_by_hand():
     """1,000 samples on 2 ranks.
 
-    A sample: 1,664 bytes at 0.6 GB/s are 2.7733 us, 300,000 operations at 50 G/s 6 us. It sends
-    3,328 bytes at 2.6 GB/s: 1.28 us. Five exchanges take 1.75 ms, 400,000 bytes of dense gradients
-    0.1538 ms.
+    A sample: 1,664 bytes at 0.6 GB/s are 2.7733 us, 300,000 operations at 50 G/s 6 us. Over sockets
+    it sends 3,328 bytes at 2.6 GB/s: 1.28 us. Five exchanges take 1.75 ms, 400,000 bytes of dense
+    gradients 0.1538 ms. Through memory that is 0.416 us, 0.15 ms and 0.05 ms.
     """
-    work = StepWork(ranks=2, exchanges=5, row_bytes=ROW_BYTES, parameters=50000, samples=1000)
+    work = StepWork(2, 5, ROW_BYTES, parameters=50000, samples=1000, wire=step_estimate.HOROVOD)
     estimate = step_estimate.estimate(work)
     assert estimate.one_rank_ms == pytest.approx(0.8 + 8.7733, abs=1e-3)
     assert estimate.all_ranks_ms == pytest.approx(0.8 + 500 * 0.0100533 + 1.75 + 0.1538, abs=1e-3)
     # Each sample saves 8.7733 - 10.0533 / 2 us of the 1.9038 ms.
     assert estimate.break_even_samples == pytest.approx(1903.8 / 3.74665, abs=1)
+    by_memory = dataclasses.replace(work, wire=step_estimate.SHARED_MEMORY)
+    estimate = step_estimate.estimate(by_memory)
+    assert estimate.all_ranks_ms == pytest.approx(0.8 + 500 * 0.0091893 + 0.15 + 0.05, abs=1e-3)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8, 64])
@@ -45,7 +49,7 @@ def test_from_the_break_even_on_all_ranks_are_faster(ranks, parameters):
 
 
 def test_without_known_samples_there_are_no_times():
-    estimate = step_estimate.estimate(StepWork(2, 4, ROW_BYTES, 0, None))
+    estimate = step_estimate.estimate(StepWork(2, 4, ROW_BYTES, 0, None, step_estimate.HOROVOD))
     assert (estimate.samples, estimate.one_rank_ms, estimate.all_ranks_ms) == (None, None, None)
     # 1.4 ms over 2.7733 - 4.0533 / 2 us
     assert estimate.break_even_samples == pytest.approx(1400 / 0.74665, abs=2)

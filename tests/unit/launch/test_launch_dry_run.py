@@ -33,7 +33,6 @@ def test_the_whole_text():
         environment  of every rank, beside what the launcher's own holds (without TF_CONFIG):
           COLLECTIVE_LAUNCHED=1
           COLLECTIVE_PROGRESS=<memory of the launcher>
-          COLLECTIVE_SHARED_MEMORY=<memory of the launcher>
           COLLECTIVE_TERMINAL=0
           GLIBC_TUNABLES=glibc.malloc.hugetlb=1
           HOROVOD_CONTROLLER=gloo

@@ -9,9 +9,7 @@ from collective.launch.plan import LaunchPlan
 def environment_of(rank, launcher_environment=None, size=3, device=None, cores=8, **plan):
     """Returns the environment of one rank of a job on the same device everywhere."""
     job = LaunchPlan(("python",), (device,) * size, launcher_environment or {}, cores, **plan)
-    return rank_environment(
-        job, rank, rendezvous_port="4711", board="/proc/1/fd/2", memory="/proc/1/fd/3"
-    )
+    return rank_environment(job, rank, rendezvous_port="4711", board="/proc/1/fd/2")
 
 
 def test_identity():
@@ -23,7 +21,6 @@ def test_identity():
     } == {
         "COLLECTIVE_LAUNCHED": "1",
         "COLLECTIVE_PROGRESS": "/proc/1/fd/2",
-        "COLLECTIVE_SHARED_MEMORY": "/proc/1/fd/3",
         "COLLECTIVE_TERMINAL": "0",
         "CUDA_VISIBLE_DEVICES": "GPU-b",
         "RANK": "2",

@@ -1,0 +1,88 @@
+"""Finds the rows that a run reads beside its updates, as of a lookup that is fetched with a step.
+
+They are to be as they were before the step. Where a rank's gradients depend on them that is so by
+itself; other rows are waited for (`ops/native/awaited_rows.h`). So it is through shared memory;
+Horovod, which asks all ranks before each collective, carries rows first because they are ready
+first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import tensorflow.compat.v1 as tf
+
+from collective.ops import collectives, native_library
+from collective.ops.gate import GraphGates
+
+
+def await_rows(gates: GraphGates, operations: Iterable[tf.Operation]) -> list[tf.Operation]:
+    """Makes the operation that a run executes before its collectives; [] where none is needed.
+
+    Args:
+        gates: the graph's.
+        operations: those that the run executes.
+    """
+    names = beside_gradients(gates, operations)
+    if not names:
+        return []
+    with tf.init_scope(), tf.device("/cpu:0"):
+        return [native_library.library().collective_await_rows(collectives=names)]
+
+
+def beside_gradients(gates: GraphGates, operations: Iterable[tf.Operation]) -> list[str]:
+    """Returns the names of the exchanges of rows that some exchange of gradients must wait for.
+
+    Left out are those that wait for gradients themselves, as those behind a later gate do, and
+    those in loops and branches.
+    """
+    operations = set(operations)
+    phases = {op: op.get_attr("phase") for op in operations if _has_phase(op)}
+    rows = [
+        op
+        for op, phase in phases.items()
+        if phase == b"rows" and op._get_control_flow_context() is None
+    ]
+    gradients = [op for op, phase in phases.items() if phase == b"gradients"]
+    if not rows or not gradients:
+        return []
+    first = min(map(gates.level, gradients))
+    bits = {op: 1 << i for i, op in enumerate(rows)}
+    behind_gradients = 1 << len(rows)
+    bits.update((op, behind_gradients) for op in gradients)
+    before = _bits_upstream(operations, bits)
+    free = [op for op in rows if gates.level(op) <= first and not before[op] & behind_gradients]
+    waiting = [op for op in free if any(not before[g] & bits[op] for g in gradients)]
+    return sorted(name for name in map(collectives.collective_name, waiting) if name)
+
+
+def _has_phase(op: tf.Operation) -> bool:
+    return bool(op.type == "CollectiveSharedAlltoall")
+
+
+def _bits_upstream(
+    operations: set[tf.Operation], bits: dict[tf.Operation, int]
+) -> dict[tf.Operation, int]:
+    """Returns for each operation the bits of all that it waits for."""
+    upstream: dict[tf.Operation, int] = {}
+    stack = list(operations)
+    entered: set[tf.Operation] = set()
+    while stack:
+        op = stack[-1]
+        inputs = [x for x in _waits_for(op) if x in operations]
+        if op not in entered:
+            entered.add(op)
+            stack.extend(x for x in inputs if x not in entered)
+            continue
+        stack.pop()
+        if op not in upstream:
+            # An input that is missing by now comes by the back edge of a loop.
+            known = 0
+            for x in inputs:
+                known |= upstream.get(x, 0) | bits.get(x, 0)
+            upstream[op] = known
+    return upstream
+
+
+def _waits_for(op: tf.Operation) -> list[tf.Operation]:
+    return [x.op for x in op.inputs] + list(op.control_inputs)

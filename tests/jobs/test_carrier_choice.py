@@ -1,0 +1,63 @@
+"""What carries a job's collectives, by how it was started."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.jobs import pool
+
+PROGRAM = """
+import collective
+import tensorflow.compat.v1 as tf
+strategy = collective.CollectiveStrategy()
+with strategy.scope(plan='quiet'), tf.Graph().as_default():
+    with strategy.embedding_scope():
+        table = tf.get_variable('t', [20, 3])
+    loss = tf.reduce_mean(tf.square(tf.nn.embedding_lookup(table, [1, 7])))
+    train = tf.train.AdagradOptimizer(0.3).minimize(loss)
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        session.run(train)
+    print([line for line in str(strategy.plan()).splitlines() if 'carrier' in line])
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    (tmp_path / "script.py").write_text(PROGRAM)
+    return tmp_path / "script.py"
+
+
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize(
+    ("choice", "said"),
+    [
+        ("auto", "carrier: shared memory of the ranks of this host"),
+        ("horovod", "carrier: Horovod, by COLLECTIVE_CARRIER=horovod"),
+    ],
+)
+def test_the_launchers_ranks(script, choice, said):
+    done = pool.launch("-np", 2, script, environment={"COLLECTIVE_CARRIER": choice})
+    assert done.returncode == 0 and done.stdout.count(said) == 2, done.stdout
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(100)
+def test_horovodruns_ranks(script):
+    """They find each other without the launcher."""
+    horovodrun = Path(sys.executable).with_name("horovodrun")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("HOROVOD_")}
+    done = subprocess.run(
+        [horovodrun, "-np", "2", "--gloo", sys.executable, script],
+        env={**environment, "PYTHONPATH": str(pool.ROOT), "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    said = "carrier: shared memory of the ranks of this host"
+    assert done.returncode == 0 and done.stdout.count(said) == 2, done.stdout + done.stderr
