@@ -23,6 +23,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
+from collective.ops import native_library
 from collective.ops.graph_state import state_of
 from collective.ops.graphs import outermost
 
@@ -34,6 +35,8 @@ CLOSED = (
 )
 
 
+# Stands for the value in the messages of `ops/native/checks.cc`.
+VALUE = "<value>"
 IDS = "table '{table}': id {value} is not in [0, {rows})"
 PLACES = (
     "table '{table}': the number of sp_ids' indices less that of its values is {value:+d}; there "
@@ -69,6 +72,23 @@ class Check:
     rows: tuple[int, ...]
     bounds: tf.Tensor
     wrong: tuple[str, ...] = ()
+
+    def made_now(self) -> tf.Operation:
+        """Makes the operation that refuses a value which is outside of its range.
+
+        It raises an InvalidArgumentError in the words of `says`.
+        """
+        # A number that stands for any, of which a message has the digits once.
+        stand_in = 1234567890123456789
+        refuse: tf.Operation = native_library.library().collective_refuse(
+            self.bounds,
+            ends=self.rows,
+            messages=[
+                self.says(place, stand_in).replace(str(stand_in), VALUE)
+                for place in range(len(self.rows))
+            ],
+        )
+        return refuse
 
     def says(self, place: int, value: int) -> str:
         """Describes the error in `value`, the one at `place` of n."""
@@ -198,6 +218,17 @@ class GraphGates:
         self.prefetch_gate = Gate(1, ahead=True)
         self.changed()
         return self.prefetch_gate
+
+    def behind_checks(
+        self, checks: Sequence[Check], tensors: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """Returns `tensors`, behind `checks`: with one rank there is no gate that looks at them."""
+        if not checks:
+            return list(tensors)
+        made = [check.made_now() for check in checks]
+        self.checked += made
+        with tf.control_dependencies(made):
+            return [tf.identity(x) for x in tensors]
 
     def level(self, op: tf.Operation) -> int:
         """Returns the highest level of a gate upstream of `op`, 0 for none."""

@@ -134,7 +134,7 @@ def _build(group: Sequence[Lookup], layout: GroupLayout, level: int, wire: excha
         gates.checks += checks
         ids = inputs.ids
     else:
-        ids = _behind_checks(checks, inputs.ids)
+        ids = gates.behind_checks(checks, inputs.ids)
     # 1
     request = _request(group, layout, inputs, ids, kinds, counted)
     # 2
@@ -325,23 +325,6 @@ def _mismatch_checks(name: str, group: Sequence[Lookup], inputs: _Inputs) -> lis
     wrong = [gate.PLACES, gate.ORDER] * len(combined) + [gate.WEIGHTS] * len(weighted)
     bounds = tf.stack([mismatches, mismatches], 1)
     return [gate.Check(name, tuple(tables), (1,) * len(wrong), bounds, tuple(wrong))]
-
-
-def _behind_checks(checks: Sequence[gate.Check], ids: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns `ids`, behind the checks: with one rank there is no gate that looks at them."""
-    asserted = []
-    for check in checks:
-        tables = ", ".join(sorted(set(check.tables)))
-        message = (
-            f"the ids, indices and weights of lookups of {tables} do not belong together: there "
-            "must be as many of each, and indices must ascend"
-        )
-        asserted.append(
-            tf.debugging.assert_equal(check.bounds, tf.zeros_like(check.bounds), message=message)
-        )
-    gate.gates_of(tf.get_default_graph()).checked.extend(asserted)
-    with tf.control_dependencies(asserted):
-        return [tf.identity(x) for x in ids]
 
 
 def _in_shape_of_ids(output: tf.Tensor, lookup: Lookup) -> tf.Tensor:

@@ -28,20 +28,21 @@ def exchange_single(lookup: Lookup) -> tf.Tensor:
     """Returns the result of `lookup`, from an exchange of its own."""
     ranks, table = collectives.size(), lookup.table
     name = collectives.unique_name(f"{table.op.name}/keys")
-    zero = 0
-    if ranks > 1:
-        gates = gate.gates_of(tf.get_default_graph())
+    zero, ids, gates = 0, lookup.ids, gate.gates_of(tf.get_default_graph())
+    bounds = (
+        []
+        if lookup.bounds is None
+        else [gate.Check(name, (table.op.name,), (table.rows,), lookup.bounds[None])]
+    )
+    if ranks == 1:
+        (ids,) = gates.behind_checks(bounds, [ids])
+    else:
         zero = gates.behind(lookup.inputs).zero
-        if lookup.bounds is not None:
-            gates.checks.append(
-                gate.Check(name, (table.op.name,), (table.rows,), lookup.bounds[None])
-            )
+        gates.checks += bounds
         if lookup.sparse_ids is not None and is_outside(tf.get_default_graph()):
             gates.checks.append(_mismatch_check(name, lookup, lookup.sparse_ids.indices[:, 0]))
     # 1
-    distinct = tensorflow_lookup.distinct_by_owner(
-        tf.reshape(lookup.ids, [-1]), table.owners, ranks
-    )
+    distinct = tensorflow_lookup.distinct_by_owner(tf.reshape(ids, [-1]), table.owners, ranks)
     # 2
     keys, counts, splits = _keys_to_owners(lookup, distinct, name, zero)
     # 3

@@ -27,7 +27,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python import pywrap_tfe
 
 from collective import strategies
-from collective.ops import collectives, gate, graphs, native_library
+from collective.ops import gate, graphs, native_library
 from collective.ops.exchange import Wire
 from collective.ops.graph_analysis import VARIABLE_TYPES, upstream
 from collective.ops.graph_state import GraphState, state_of
@@ -143,12 +143,9 @@ def lookups_of(graph: tf.Graph) -> GraphLookups:
 
 
 def _reason_ungrouped(lookup: strategies.Lookup, out: tf.Tensor) -> str:
-    # Lookups of a table that counts keys share one, so that all have counted before any key gets a
-    # row: as on more ranks.
-    is_alone = collectives.size() == 1 and not lookup.table.counts_keys
-    if is_alone and not on_device(lookup.table.hashed):
-        return "there is one rank"
-    is_hidden = lookup.bounds is None and lookup.table.rows is not None and collectives.size() > 1
+    if native_library.missing():  # The plan says why, once for all lookups.
+        return "the compiled operations are missing"
+    is_hidden = lookup.bounds is None and lookup.table.rows is not None
     if is_hidden or out.op._get_control_flow_context() is not None:
         return "it is in a branch or a loop"
     if lookup.table.dtype.base_dtype != tf.float32:
@@ -162,8 +159,7 @@ def _reason_ungrouped(lookup: strategies.Lookup, out: tf.Tensor) -> str:
         return "its max_norm is a tensor"
     if lookup.max_norm is not None and not lookup.max_norm > 0:
         return f"its max_norm is {lookup.max_norm}"
-    # The plan says why, once for all lookups.
-    return "the compiled operations are missing" if native_library.missing() else ""
+    return ""
 
 
 def _with_weight_gradients(

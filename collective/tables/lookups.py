@@ -18,7 +18,7 @@ from tensorflow.python.framework import tensor as tensor_lib
 from tensorflow.python.ops import variables
 
 from collective import strategies
-from collective.ops import collectives, graphs, key_hashing, tensorflow_lookup
+from collective.ops import collectives, graphs, key_hashing, native_library, tensorflow_lookup
 from collective.ops.gate import gates_of
 from collective.strategies.single_exchange import exchange_single
 from collective.tables.dynamic_table import DynamicTable
@@ -30,8 +30,8 @@ from collective.tables.table import Sharded
 def _checked(table: Sharded | ServedTable, ids: tf.Tensor) -> strategies.Lookup:
     """Returns a lookup of the ids as int64, with their bounds for the gate to check.
 
-    Where no gate can see them, the ids are checked on the spot: with one rank, which has no gate,
-    and inside control flow or a function, whose tensors the gate can't reach.
+    They are checked on the spot inside control flow or a function, whose tensors the gate can't
+    reach, and with one rank, which has no gate, if there are no compiled operations.
     """
     if not (ids.dtype.is_integer or table.rows is None and ids.dtype == tf.string):
         raise TypeError(f"table '{table.op.name}': ids must be integers, not {ids.dtype.name}.")
@@ -41,7 +41,7 @@ def _checked(table: Sharded | ServedTable, ids: tf.Tensor) -> strategies.Lookup:
         return strategies.Lookup(table, ids, None)
     bounds = tensorflow_lookup.bounds(ids)
     hidden = graphs.is_function(bounds.graph) or bounds.op._get_control_flow_context() is not None
-    if collectives.size() > 1 and not hidden:
+    if not hidden and (collectives.size() > 1 or native_library.missing() is None):
         return strategies.Lookup(table, ids, bounds)
     check = _check_now(table, bounds)
     if not hidden:

@@ -1,5 +1,6 @@
-// CollectiveBounds, CollectiveMismatches: check the inputs of lookups, before anything moves.
+// CollectiveBounds, -Mismatches, -Refuse: check the inputs of lookups, before anything moves.
 
+#include <string>
 #include <vector>
 
 #include "scans.h"
@@ -62,6 +63,46 @@ class MismatchesOp : public OpKernel {
   std::vector<int> weighted_;
 };
 
+// Refuses a smallest or largest value outside of [0, end), in the words of its message, which has
+// kValue in the place of the value (gate.py).
+class RefuseOp : public OpKernel {
+ public:
+  explicit RefuseOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("ends", &ends_));
+    OP_REQUIRES_OK(context, context->GetAttr("messages", &messages_));
+    OP_REQUIRES(context, ends_.size() == messages_.size(),
+                errors::InvalidArgument(ends_.size(), " ends, ", messages_.size(), " messages"));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor& bounds = context->input(0);
+    const int64_t count = ends_.size();
+    OP_REQUIRES(context, bounds.NumElements() == 2 * count,
+                errors::InvalidArgument(bounds.NumElements(), " bounds for ", count, " ranges"));
+    const auto values = bounds.flat<int64_t>();
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t low = values(2 * i), high = values(2 * i + 1);
+      if (low > high || (low >= 0 && high < ends_[i])) continue;
+      context->SetStatus(errors::InvalidArgument(Said(messages_[i], low < 0 ? low : high)));
+      return;
+    }
+  }
+
+ private:
+  static std::string Said(std::string message, int64_t value) {
+    const std::string kValue = "<value>";
+    size_t place = message.find(kValue);
+    if (place == std::string::npos) return message;
+    message.replace(place, kValue.size(), std::to_string(value));
+    const bool has_two_signs = value < 0 && place > 0 && message[place - 1] == '+';
+    return has_two_signs ? message.erase(place - 1, 1) : message;
+  }
+
+  std::vector<int64_t> ends_;
+  std::vector<std::string> messages_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("CollectiveRefuse").Device(DEVICE_CPU), RefuseOp);
 REGISTER_KERNEL_BUILDER(Name("CollectiveBounds").Device(DEVICE_CPU), BoundsOp);
 REGISTER_KERNEL_BUILDER(Name("CollectiveMismatches").Device(DEVICE_CPU), MismatchesOp);
 

@@ -268,6 +268,13 @@ REGISTER_OP("CollectiveParts")
     .Attr("dims: list(int)")
     .SetShapeFn(shape_inference::UnknownShape);
 
+REGISTER_OP("CollectiveRefuse")
+    .Input("bounds: int64")
+    .Attr("ends: list(int)")
+    .Attr("messages: list(string)")
+    .SetIsStateful()
+    .SetShapeFn(shape_inference::NoOutputs);
+
 REGISTER_OP("CollectiveBounds")
     .Input("ids: M * int64")
     .Output("bounds: int64")
