@@ -12,7 +12,7 @@ as there are ranks, started by the launcher, with one intra-op thread each:
                  without communication
     wire         the collectives of a step alone, with the bytes that these ids need: distinct keys
                  of a rank, their rows and gradients (or what --backend sok needs), dense gradients,
-                 and the ranks' agreement on the run
+                 and the ranks' agreement on the run; beside it, what copying these bytes once takes
     replicated   Horovod data parallelism with every table on every rank, sparse gradients by
                  allgather
 
@@ -27,7 +27,8 @@ the median of each round's ratio; the losses must be the same.
 
 With --json the last line is a JSON object. Its names say what most figures are. *_ms are medians,
 in ms; bytes_per_step is what a rank receives by collectives (its own part included), the mean over
-ranks, counted in the trace of one step, as is collectives_per_step; peak_rss_mb is the largest of a
+ranks, counted in the trace of one step, as is collectives_per_step; copying_ms is what copying
+`wire`'s bytes takes within a process; peak_rss_mb is the largest of a
 rank, data_mb of it the batches; ratio_to is each program's step over plain's; cpu_ms is processor
 time of a rank, all its threads together; shard_mb is a rank's shards with slots.
 """
@@ -94,8 +95,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add(
         "--carrier",
         choices=CARRIERS,
-        help="of `step`'s collectives; with --against the other checkout has Horovod (--against . "
-        "compares the carriers)",
+        help="of the collectives of `step` and `wire`; with --against the other checkout has "
+        "Horovod (--against . compares the carriers)",
     )
 
     add("--against", type=checkout, metavar="CHECKOUT", help="compare with another checkout")
@@ -194,7 +195,7 @@ def run(
 
 def carrier_of(column: str, arguments: argparse.Namespace) -> str | None:
     """Returns the carrier of a program, or of another checkout's column."""
-    is_own = column in ("step", "collective")
+    is_own = column in ("step", "wire", "collective")
     return "horovod" if arguments.carrier and not is_own else arguments.carrier
 
 

@@ -107,10 +107,11 @@ def whole_tables(setting: Setting, folder: Path, rank: int, replicated: bool) ->
 @contextlib.contextmanager
 def bare_exchange(setting: Setting, folder: Path, rank: int) -> Iterator[Program]:
     """Prepares the program of a step's collectives alone."""
-    import horovod.tensorflow as hvd
     from step_wire import Wire
 
-    hvd.init()
+    from collective.ops import collectives
+
+    collectives.init()
     with tf.Graph().as_default():
         graph = Wire(setting, folder, rank)
         with tf.Session(config=model.session_config(setting)) as session:
@@ -203,6 +204,18 @@ def collectives(trace: tf.RunMetadata) -> tuple[dict[str, int], int]:
     return dict(counts), received
 
 
+def copying_ms(size: int, repeat: int = 20) -> float:
+    """Returns the median milliseconds of copying `size` bytes within this process."""
+    source, target = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
+    source.fill(1)
+    times = []
+    for _ in range(repeat):
+        start = time.perf_counter()
+        np.copyto(target, source)
+        times.append((time.perf_counter() - start) * 1e3)
+    return float(np.median(times))
+
+
 def save_trace(trace: tf.RunMetadata, path: Path) -> None:
     """Writes a trace for chrome://tracing or Perfetto."""
     from tensorflow.python.client import timeline
@@ -247,6 +260,8 @@ def main() -> None:
     with PROGRAMS[name](setting, folder, rank) as program:
         measured = measure(program, setting, together, busy)
         measured.update(peak_rss_mb=peak_rss(), base_rss_mb=base)
+        if name == "wire":
+            measured["copying_ms"] = copying_ms(measured["bytes"])
         trace = measured.pop("trace")
         if arguments.trace:
             save_trace(trace, arguments.trace / f"{name}.{rank}.json")

@@ -43,6 +43,7 @@ def summary(program: str, ranks: list[dict[str, Any]]) -> dict[str, Any]:
         "collectives": ranks[0]["collectives"],
         "peak_rss_mb": max(rank["peak_rss_mb"] for rank in ranks),
         "base_rss_mb": ranks[0]["base_rss_mb"],
+        "copying_ms": max(rank.get("copying_ms", 0.0) for rank in ranks),
     }
 
 
@@ -107,6 +108,7 @@ def figures(setting: Setting, rounds: list[Round], data_mb: float) -> dict[str, 
         "step_p90_ms": median(rounds, "step", "p90_ms"),
         "plain_ms": median(rounds, "plain", "ms"),
         "wire_ms": median(rounds, "wire", "ms"),
+        "copying_ms": median(rounds, "wire", "copying_ms"),
         "replicated_ms": median(rounds, "replicated", "ms"),
         "ratio": median_ratio(rounds, "ms", "step", "plain", "wire"),
         "ratios": ratios(rounds, "ms", "step", "plain", "wire"),
@@ -168,6 +170,9 @@ def program_table(setting: Setting, result: dict[str, Any]) -> str:
     if result["ratio"] is not None:
         lines += ["", f"step ÷ (plain + wire) = {result['ratio']:.2f}{each_round(result)}"]
         lines[-1] += f"; of processor time {result['cpu_ratio']:.2f}"
+    if result["copying_ms"] is not None:
+        copying = report.number(result["copying_ms"])
+        lines += ["", f"Copying the bytes of `wire` once within a process takes {copying} ms."]
     return "\n".join(lines)
 
 

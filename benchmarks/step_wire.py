@@ -5,7 +5,8 @@ data need.
                                                           └───► dense gradients (allreduce)
 
 The bytes come from buffers that exist before the step, and nothing reads them. The bytes that a
-rank sends to itself go through the all-to-all as well, as in any use of it.
+rank sends to itself go through the all-to-all as well, as in any use of it. The collectives are the
+library's, and so is what carries them.
 """
 
 from __future__ import annotations
@@ -13,10 +14,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow.compat.v1 as tf
 from step_workload import Setting
+
+from collective.ops import collectives
+
+# Collectives of a run that ranks agree on wait for a gate, a zero.
+GATE = 0
 
 
 class Wire:
@@ -52,7 +57,7 @@ class Wire:
 
         # The sum, a zero, is used: TensorFlow drops an operation whose values nobody uses, whatever
         # its control dependencies are.
-        headers = hvd.allgather(self._header, name="wire.agreement")
+        headers = collectives.allgather(self._header, _name("agreement"), GATE)
         words = self._words + tf.cast(tf.reduce_sum(headers), tf.int32)
         keys = _alltoall(
             _buffer("words", [traffic[:, rank, :, 0].sum(1).max()], tf.int64, words), words, "keys"
@@ -78,7 +83,8 @@ class Wire:
             dense = tf.get_variable(
                 "dense", size, use_resource=True, initializer=tf.zeros_initializer()
             )
-            self.fetches.append(hvd.allreduce(dense + zero, op=hvd.Sum, name="wire.dense").op)
+            sums = collectives.allreduce_sum([dense + zero], _name("dense"), GATE)
+            self.fetches.append(sums[0].op)
 
     def feed(self, step: int) -> dict[Any, Any]:
         return self._feeds[step % len(self._feeds)]
@@ -101,4 +107,8 @@ def _buffer(name: str, shape: list[Any], dtype: tf.DType, splits: tf.Tensor) -> 
 
 
 def _alltoall(x: tf.Tensor, splits: tf.Tensor, name: str) -> tf.Tensor:
-    return hvd.alltoall(x, splits=splits, name=f"wire.{name}")[0]
+    return collectives.alltoall(x, splits, _name(name), GATE)[0]
+
+
+def _name(name: str) -> str:
+    return collectives.unique_name(f"wire/{name}")
