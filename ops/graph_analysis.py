@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, Callable
 
 import tensorflow.compat.v1 as tf
@@ -45,6 +45,9 @@ SOURCES = frozenset(
         "Exit",
     }
 )
+
+# Operations that give other values each time they run; they must not run for nothing.
+_DRAWS = re.compile("(Random|TruncatedNormal|Multinomial|.*CandidateSampler)")
 
 CALLS = frozenset(
     {
@@ -171,6 +174,47 @@ def upstream(operations: Iterable[tf.Operation], fed: Set[str] = frozenset()) ->
         fed: names of tensors whose producers are not waited for.
     """
     return walk(operations, lambda op: [x.op for x in op.inputs if x.name not in fed])
+
+
+def gives_other_values(op_type: str) -> bool:
+    """Tells whether an operation of this type must be fed, or gives something else in each run."""
+    return op_type == "Placeholder" or op_type in SOURCES or bool(_DRAWS.match(op_type))
+
+
+def marks_upstream(
+    operations: Iterable[tf.Operation],
+    marks: Mapping[tf.Operation, int],
+    within: Set[tf.Operation] | None = None,
+) -> dict[tf.Operation, int]:
+    """Returns for `operations` and all that they wait for the marks that lie upstream of each.
+
+    Args:
+        operations: where the walk starts.
+        marks: bits of some operations.
+        within: the walk stays in these; None: it goes everywhere.
+
+    Returns:
+        The bits of all that an operation waits for, without its own.
+    """
+    upstream_marks: dict[tf.Operation, int] = {}
+    stack, entered = list(operations), set()
+    while stack:
+        op = stack[-1]
+        producers = [x.op for x in op.inputs] + list(op.control_inputs)
+        if within is not None:
+            producers = [x for x in producers if x in within]
+        if op not in entered:
+            entered.add(op)
+            stack.extend(x for x in producers if x not in entered)
+            continue
+        stack.pop()
+        if op not in upstream_marks:
+            found = 0
+            for x in producers:
+                # An input without marks by now comes by the back edge of a loop.
+                found |= upstream_marks.get(x, 0) | marks.get(x, 0)
+            upstream_marks[op] = found
+    return upstream_marks
 
 
 def walk(

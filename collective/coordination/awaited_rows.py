@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import collectives, native_library
+from collective.ops import collectives, graph_analysis, native_library
 from collective.ops.gate import GraphGates
 
 
@@ -50,7 +50,7 @@ def beside_gradients(gates: GraphGates, operations: Iterable[tf.Operation]) -> l
     bits = {op: 1 << i for i, op in enumerate(rows)}
     behind_gradients = 1 << len(rows)
     bits.update((op, behind_gradients) for op in gradients)
-    before = _bits_upstream(operations, bits)
+    before = graph_analysis.marks_upstream(operations, bits, within=operations)
     free = [op for op in rows if gates.level(op) <= first and not before[op] & behind_gradients]
     waiting = [op for op in free if any(not before[g] & bits[op] for g in gradients)]
     return sorted(name for name in map(collectives.collective_name, waiting) if name)
@@ -58,31 +58,3 @@ def beside_gradients(gates: GraphGates, operations: Iterable[tf.Operation]) -> l
 
 def _has_phase(op: tf.Operation) -> bool:
     return bool(op.type == "CollectiveSharedAlltoall")
-
-
-def _bits_upstream(
-    operations: set[tf.Operation], bits: dict[tf.Operation, int]
-) -> dict[tf.Operation, int]:
-    """Returns for each operation the bits of all that it waits for."""
-    upstream: dict[tf.Operation, int] = {}
-    stack = list(operations)
-    entered: set[tf.Operation] = set()
-    while stack:
-        op = stack[-1]
-        inputs = [x for x in _waits_for(op) if x in operations]
-        if op not in entered:
-            entered.add(op)
-            stack.extend(x for x in inputs if x not in entered)
-            continue
-        stack.pop()
-        if op not in upstream:
-            # An input that is missing by now comes by the back edge of a loop.
-            known = 0
-            for x in inputs:
-                known |= upstream.get(x, 0) | bits.get(x, 0)
-            upstream[op] = known
-    return upstream
-
-
-def _waits_for(op: tf.Operation) -> list[tf.Operation]:
-    return [x.op for x in op.inputs] + list(op.control_inputs)

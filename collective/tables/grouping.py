@@ -27,10 +27,16 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python import pywrap_tfe
 
 from collective import strategies
-from collective.ops import gate, graphs, native_library
+from collective.ops import collectives, gate, graphs, native_library
 from collective.ops.exchange import Wire
-from collective.ops.graph_analysis import VARIABLE_TYPES, upstream
+from collective.ops.graph_analysis import (
+    VARIABLE_TYPES,
+    gives_other_values,
+    marks_upstream,
+    upstream,
+)
 from collective.ops.graph_state import GraphState, state_of
+from collective.ops.op_attributes import kind
 from collective.ops.placement import on_device
 from collective.startup import STARTUP
 from collective.strategies.grouped_exchange import Group, exchange_group, groups_of
@@ -106,15 +112,17 @@ class GraphLookups:
             groupable = [w for w in groupable if w.out in reached]
         xs_operations = {x.op for x in xs if isinstance(x, tf.Tensor)}
         gates = gate.gates_of(graph)
-        by_level: dict[tuple[int, bool], list[WrittenLookup]] = {}
+        by_level: dict[tuple[int, bool, int], list[WrittenLookup]] = {}
         levels = gates.levels_of(
             {written.out: [x.op for x in written.lookup.inputs] for written in groupable}
         )
-        for written, level in zip(groupable, levels):
+        sources = _sources(groupable)
+        for written, level, source in zip(groupable, levels, sources):
             # A group's tables are all on the GPU, or all in the host's memory.
-            by_level.setdefault((level, on_device(written.lookup.table.hashed)), []).append(written)
+            key = (level, on_device(written.lookup.table.hashed), source)
+            by_level.setdefault(key, []).append(written)
         with graphs.open_for_changes(graph):
-            for (level, _), lookups in sorted(by_level.items(), key=lambda item: item[0]):
+            for (level, *_), lookups in sorted(by_level.items(), key=lambda item: item[0]):
                 with (
                     tf.init_scope(),
                     tf.device(None),
@@ -140,6 +148,30 @@ def lookups_of(graph: tf.Graph) -> GraphLookups:
         state.lookups = GraphLookups(state)
     lookups: GraphLookups = state.lookups
     return lookups
+
+
+def _sources(lookups: Iterable[WrittenLookup]) -> list[int]:
+    """Returns for each lookup a number; with one rank those share it that read the same data.
+
+    One rank may run a graph outside of scope(), where nothing feeds what a run doesn't need: then a
+    lookup must need no more than its own data. With more ranks each number is 0.
+    """
+    lookups = list(lookups)
+    if collectives.size() > 1:
+        return [0] * len(lookups)
+    inputs = [[x.op for x in written.lookup.inputs] for written in lookups]
+    found = upstream(op for operations in inputs for op in operations)
+    sources = [op for op in found if gives_other_values(kind(op))]
+    marks = {op: 1 << i for i, op in enumerate(sources)}
+    before = marks_upstream(found, marks)
+    numbers: dict[int, int] = {}
+    result = []
+    for operations in inputs:
+        read = 0
+        for op in operations:
+            read |= before[op] | marks.get(op, 0)
+        result.append(numbers.setdefault(read, len(numbers)))
+    return result
 
 
 def _reason_ungrouped(lookup: strategies.Lookup, out: tf.Tensor) -> str:

@@ -304,3 +304,47 @@ def test_an_imported_graph_gives_right_numbers_or_a_clear_error(strategy, rank, 
                     tf.errors.InvalidArgumentError, match="no session of strategy.scope"
                 ):
                     session.run(fetches)
+
+
+# ---- Outside of scope()
+
+
+@pytest.mark.ranks(1)
+def test_one_rank_outside_of_scope_takes_no_input_that_a_run_does_not_need(strategy, rank, size):
+    """Nothing feeds the lookups of a group that a run leaves out: they share no group there."""
+    with strategy.scope(), tf.Graph().as_default() as graph:
+        t = two(strategy.embedding_scope)
+        batch = tf.data.make_one_shot_iterator(tf.data.Dataset.range(6).batch(2)).get_next()
+        fed, drawn = (
+            tf.placeholder(tf.int64, [None]),
+            tf.random.uniform([2], 0, 9, tf.int64, seed=1),
+        )
+        ids = {"batch": batch, "fed": fed, "drawn": drawn}
+        rows = {name: tf.nn.embedding_lookup(t["a"], x) for name, x in ids.items()}
+        both = tf.nn.embedding_lookup(t["b"], batch + 1)
+        loss = tf.reduce_sum(tf.concat(list(rows.values()), 0)) + tf.reduce_sum(both)
+        train = tf.train.GradientDescentOptimizer(0.0).minimize(loss)
+        start = tf.global_variables_initializer()
+    with tf.Session(graph=graph) as session:
+        if size > 1:
+            with pytest.raises(
+                tf.errors.InvalidArgumentError, match="no session of strategy.scope"
+            ):
+                session.run(rows["batch"])
+            return
+        session.run(start)
+        np.testing.assert_array_equal(session.run(rows["batch"]), values("a", 3)[[0, 1]])
+        np.testing.assert_array_equal(session.run(rows["fed"], {fed: [8]}), values("a", 3)[[8]])
+        np.testing.assert_array_equal(session.run(both), values("b", 4)[[3, 4]])
+        session.run(train, {fed: [8]})
+        with pytest.raises(tf.errors.OutOfRangeError):
+            session.run(both)
+    drawings = []
+    for run_between in (False, True):
+        with tf.Session(graph=graph) as session:
+            session.run(start)
+            drawings.append(session.run(drawn).tolist())
+            if run_between:
+                session.run(rows["fed"], {fed: [8]})
+            drawings[-1] += session.run(drawn).tolist()
+    assert drawings[0] == drawings[1]
