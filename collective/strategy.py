@@ -36,6 +36,7 @@ from collective.plan.plan import Plan
 from collective.policy import PolicyOption, TablePolicy, policy_of
 from collective.profiling import profiler
 from collective.scope import SCOPES
+from collective.tables import grouping
 from collective.tables import lookups as _lookups  # noqa: F401 (registers the lookup functions)
 
 if TYPE_CHECKING:
@@ -501,6 +502,7 @@ def _close_last() -> None:
 def _take_over(options: ScopeOptions | None) -> None:
     _determinism.set(options is not None and options.deterministic)
     carriers.use(None if options is None else options.carrier)
+    grouping.use(options is not None and options.grouping)
 
 
 SCOPES.connect(first=_open_first, last=_close_last, changed=_take_over)

@@ -29,8 +29,7 @@ class Lookup:
         table: a `collective.tables.table.Table`: `name`, `rows` V, `dim` D, `dtype`, `owners` of
             keys, `fetch` of rows.
         ids: int64. Dense of any shape for plain rows; [K] if the rows are pooled.
-        bounds: [2] int64, the smallest and largest of the ids, for the gate to check; None if they
-            are checked already.
+        unchecked: the ids are still to be checked: whether they are in [0, V).
         sparse_ids: the `SparseTensor` whose values are the ids, if the rows are pooled per sample;
             else None.
         sparse_weights: the weights of `sparse_ids`, or None.
@@ -41,7 +40,7 @@ class Lookup:
 
     table: Any
     ids: tf.Tensor
-    bounds: tf.Tensor | None
+    unchecked: bool
     sparse_ids: tf.SparseTensor | None = None
     sparse_weights: tf.SparseTensor | None = None
     combiner: str | None = None

@@ -91,23 +91,25 @@ class Group:
 
 
 def exchange_group(
-    backend: Backend, group: Sequence[Lookup], level: int, wire: exchange.Wire
+    backend: Backend, group: Sequence[Lookup], level: int, wire: exchange.Wire, name: str = "group"
 ) -> Group:
     """Builds one exchange for `group`, none of whose inputs depends on another's rows.
 
-    Kernels compute for all of its tables, or for none (`collective.ops.placement.on_device`).
+    Kernels compute for all of its tables, or for none (`collective.ops.placement.on_device`). It is
+    none of the graph's `groups_of` yet.
 
     Args:
         backend: decides the layout.
         group: lookups of float32 tables, in the same order on every rank.
         level: the level of the gate that the exchange waits for.
         wire: the types in which rows and gradients travel.
+        name: begins the names of its collectives.
     """
     layout = backend.layout(group)
     with dispatch.for_tables(
         [table.op.name for table in layout.tables], not placement.on_device(group[0].table.hashed)
     ):
-        return _build(group, layout, level, wire)
+        return _build(group, layout, level, wire, name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,11 +121,13 @@ class _Inputs:
     weights: list[tf.Tensor | None]
 
 
-def _build(group: Sequence[Lookup], layout: GroupLayout, level: int, wire: exchange.Wire) -> Group:
+def _build(
+    group: Sequence[Lookup], layout: GroupLayout, level: int, wire: exchange.Wire, prefix: str
+) -> Group:
     ranks = collectives.size()
     kinds = [int(table.hashed) for table in layout.tables]
     counted = [table.counts_keys for table in layout.tables]
-    base = f"group{level}.{_digest(group, layout, wire)}"
+    base = f"{prefix}{level}.{_digest(group, layout, wire)}"
     name = collectives.unique_name(f"{base}/keys")
     rows_name = collectives.unique_name(f"{base}/rows")
     gates = gate.gates_of(tf.get_default_graph())
@@ -158,7 +162,7 @@ def _build(group: Sequence[Lookup], layout: GroupLayout, level: int, wire: excha
     rows = exchange.rows_back(shard_rows, response.row_splits, rows_name, zero, wire)
     # 5
     outputs = _pool(group, layout, inputs, request, rows)
-    built = Group(
+    return Group(
         name,
         level,
         layout,
@@ -176,8 +180,6 @@ def _build(group: Sequence[Lookup], layout: GroupLayout, level: int, wire: excha
         ),
         outputs[0].op,
     )
-    groups_of(outputs[0].graph).append(built)
-    return built
 
 
 def _flat_inputs(group: Sequence[Lookup]) -> _Inputs:
@@ -288,7 +290,7 @@ def groups_of(graph: tf.Graph) -> list[Group]:
 
 def _bound_checks(name: str, group: Sequence[Lookup], inputs: _Inputs) -> list[gate.Check]:
     """Checks that ids of static tables are in their tables."""
-    static = [i for i, lookup in enumerate(group) if lookup.bounds is not None]
+    static = [i for i, lookup in enumerate(group) if lookup.unchecked]
     if not static:
         return []
     return [
@@ -328,8 +330,10 @@ def _mismatch_checks(name: str, group: Sequence[Lookup], inputs: _Inputs) -> lis
 
 
 def _in_shape_of_ids(output: tf.Tensor, lookup: Lookup) -> tf.Tensor:
-    if lookup.sparse_ids is None and lookup.ids.shape.ndims != 1:
-        output = tf.reshape(output, tf.concat([tf.shape(lookup.ids), [lookup.table.dim]], 0))
+    if lookup.sparse_ids is None:
+        if lookup.ids.shape.ndims != 1:
+            output = tf.reshape(output, tf.concat([tf.shape(lookup.ids), [lookup.table.dim]], 0))
+        output.set_shape(lookup.ids.shape.concatenate([lookup.table.dim]))
     return output
 
 

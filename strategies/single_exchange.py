@@ -29,16 +29,15 @@ def exchange_single(lookup: Lookup) -> tf.Tensor:
     ranks, table = collectives.size(), lookup.table
     name = collectives.unique_name(f"{table.op.name}/keys")
     zero, ids, gates = 0, lookup.ids, gate.gates_of(tf.get_default_graph())
-    bounds = (
-        []
-        if lookup.bounds is None
-        else [gate.Check(name, (table.op.name,), (table.rows,), lookup.bounds[None])]
-    )
+    checks = []
+    if lookup.unchecked:
+        bounds = tensorflow_lookup.bounds(ids)[None]
+        checks.append(gate.Check(name, (table.op.name,), (table.rows,), bounds))
     if ranks == 1:
-        (ids,) = gates.behind_checks(bounds, [ids])
+        (ids,) = gates.behind_checks(checks, [ids])
     else:
         zero = gates.behind(lookup.inputs).zero
-        gates.checks += bounds
+        gates.checks += checks
         if lookup.sparse_ids is not None and is_outside(tf.get_default_graph()):
             gates.checks.append(_mismatch_check(name, lookup, lookup.sparse_ids.indices[:, 0]))
     # 1

@@ -40,6 +40,16 @@ from collective.ops.op_attributes import kind
 from collective.ops.placement import on_device
 from collective.startup import STARTUP
 from collective.strategies.grouped_exchange import Group, exchange_group, groups_of
+from collective.strategies.single_exchange import exchange_single
+
+# Whether lookups that are made now will be grouped.
+_enabled = False
+
+
+def use(enabled: bool) -> None:
+    """Sets whether lookups that are made from now on will be grouped."""
+    global _enabled
+    _enabled = enabled
 
 
 @dataclasses.dataclass
@@ -71,10 +81,10 @@ class GraphLookups:
         self._ungrouped: list[WrittenLookup] = []
         self._state = state
 
-    def add(self, lookup: strategies.Lookup, out: tf.Tensor) -> None:
+    def add(self, lookup: strategies.Lookup, out: tf.Tensor, reason_ungrouped: str) -> None:
         """Notes that `lookup` was written, and is `out`."""
         if not graphs.is_function(out.graph):
-            self.written.append(WrittenLookup(lookup, out.op, _reason_ungrouped(lookup, out)))
+            self.written.append(WrittenLookup(lookup, out.op, reason_ungrouped))
             self._ungrouped.append(self.written[-1])
         STARTUP.made_lookup(graphs.outermost(out.graph))
 
@@ -134,6 +144,7 @@ class GraphLookups:
                         level,
                         wire,
                     )
+                groups_of(graph).append(group)
                 for written, member in zip(lookups, group.members):
                     written.out._update_input(0, member.out)
                     written.group = group
@@ -148,6 +159,27 @@ def lookups_of(graph: tf.Graph) -> GraphLookups:
         state.lookups = GraphLookups(state)
     lookups: GraphLookups = state.lookups
     return lookups
+
+
+def exchange_alone(lookup: strategies.Lookup) -> tuple[tf.Tensor, str]:
+    """Builds an exchange of its own for `lookup`.
+
+    Until it is grouped, it is a group of one, which takes fewer operations; what can't be grouped
+    goes by TensorFlow's own.
+
+    Returns:
+        (the result; why it can't be grouped, '' if it can)
+    """
+    reason, graph = _reason_ungrouped(lookup), tf.get_default_graph()
+    if reason or graphs.is_function(graph) or on_device(lookup.table.hashed) or not _enabled:
+        return exchange_single(lookup), reason
+    level = gate.gates_of(graph).behind(lookup.inputs).level if collectives.size() > 1 else 1
+    wire = Wire(tf.float32, tf.float32)
+    with tf.device(None):
+        if lookup.sparse_weights is not None:
+            lookup = dataclasses.replace(lookup, weights_have_gradients=True)
+        alone = exchange_group(strategies.backend(), [lookup], level, wire, "lookup")
+        return alone.members[0].out, reason
 
 
 def _sources(lookups: Iterable[WrittenLookup]) -> list[int]:
@@ -174,16 +206,16 @@ def _sources(lookups: Iterable[WrittenLookup]) -> list[int]:
     return result
 
 
-def _reason_ungrouped(lookup: strategies.Lookup, out: tf.Tensor) -> str:
+def _reason_ungrouped(lookup: strategies.Lookup) -> str:
     if native_library.missing():  # The plan says why, once for all lookups.
         return "the compiled operations are missing"
-    is_hidden = lookup.bounds is None and lookup.table.rows is not None
-    if is_hidden or out.op._get_control_flow_context() is not None:
+    is_hidden = not lookup.unchecked and lookup.table.rows is not None
+    graph = tf.get_default_graph()
+    if is_hidden or graph._get_control_flow_context() is not None:
         return "it is in a branch or a loop"
     if lookup.table.dtype.base_dtype != tf.float32:
         return f"its table is {lookup.table.dtype.base_dtype.name}"
-    # `out` itself doesn't have them: TensorFlow leaves out what an operation's inputs wait for.
-    if out.graph._current_control_dependencies():
+    if graph._current_control_dependencies():
         return "it was made under tf.control_dependencies"
     if not pywrap_tfe.TFE_Py_TapeSetIsEmpty():
         return "a tf.GradientTape records it"

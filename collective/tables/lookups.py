@@ -20,15 +20,14 @@ from tensorflow.python.ops import variables
 from collective import strategies
 from collective.ops import collectives, graphs, key_hashing, native_library, tensorflow_lookup
 from collective.ops.gate import gates_of
-from collective.strategies.single_exchange import exchange_single
 from collective.tables.dynamic_table import DynamicTable
-from collective.tables.grouping import lookups_of
+from collective.tables.grouping import exchange_alone, lookups_of
 from collective.tables.served_table import ServedDynamicTable, ServedTable, look_up
 from collective.tables.table import Sharded
 
 
 def _checked(table: Sharded | ServedTable, ids: tf.Tensor) -> strategies.Lookup:
-    """Returns a lookup of the ids as int64, with their bounds for the gate to check.
+    """Returns a lookup of the ids as int64, which the gate is to check.
 
     They are checked on the spot inside control flow or a function, whose tensors the gate can't
     reach, and with one rank, which has no gate, if there are no compiled operations.
@@ -38,16 +37,16 @@ def _checked(table: Sharded | ServedTable, ids: tf.Tensor) -> strategies.Lookup:
     ids = _as_keys(table, ids)
     # Every key of a dynamic table is valid; TensorFlow's own operations check a served table's ids.
     if table.rows is None or isinstance(table, ServedTable):
-        return strategies.Lookup(table, ids, None)
-    bounds = tensorflow_lookup.bounds(ids)
-    hidden = graphs.is_function(bounds.graph) or bounds.op._get_control_flow_context() is not None
+        return strategies.Lookup(table, ids, False)
+    graph = tf.get_default_graph()
+    hidden = graphs.is_function(graph) or graph._get_control_flow_context() is not None
     if not hidden and (collectives.size() > 1 or native_library.missing() is None):
-        return strategies.Lookup(table, ids, bounds)
-    check = _check_now(table, bounds)
+        return strategies.Lookup(table, ids, True)
+    check = _check_now(table, tensorflow_lookup.bounds(ids))
     if not hidden:
-        gates_of(bounds.graph).checked.append(check)
+        gates_of(graph).checked.append(check)
     with tf.control_dependencies([check]):
-        return strategies.Lookup(table, tf.identity(ids), None)
+        return strategies.Lookup(table, tf.identity(ids), False)
 
 
 def _as_keys(table: Sharded | ServedTable, ids: tf.Tensor) -> tf.Tensor:
@@ -86,8 +85,9 @@ def _exchange(lookup: strategies.Lookup, name: str | None) -> tf.Tensor:
         tape.variable_accessed(lookup.table)
     # Grouping points the identity elsewhere. The exchange behind it is complete, so it is never
     # wrong.
-    out = tf.identity(exchange_single(lookup), name=name)
-    lookups_of(out.graph).add(lookup, out)
+    rows, reason = exchange_alone(lookup)
+    out = tf.identity(rows, name=name)
+    lookups_of(out.graph).add(lookup, out, reason)
     return out
 
 
@@ -97,7 +97,7 @@ def lookup_rows(
     with tf.name_scope(name, "embedding_lookup") as scope:
         lookup = _checked(table, tf.convert_to_tensor(ids, name="ids"))
         return _exchange(
-            strategies.Lookup(table, lookup.ids, lookup.bounds, max_norm=max_norm), scope
+            strategies.Lookup(table, lookup.ids, lookup.unchecked, max_norm=max_norm), scope
         )
 
 
@@ -125,11 +125,15 @@ def lookup_pooled(
             f"table '{table.op.name}': sp_weights must be None or a SparseTensor, got "
             f"{type(sparse_weights).__name__}."
         )
+    if sparse_weights is not None:  # As TensorFlow does, where shapes are known.
+        for part in ("values", "indices", "dense_shape"):
+            of_ids, of_weights = getattr(sparse_ids, part), getattr(sparse_weights, part)
+            of_ids.shape.assert_is_compatible_with(of_weights.shape)
     with tf.name_scope(name, "embedding_lookup_sparse") as scope:
         lookup = _checked(table, sparse_ids.values)
         return _exchange(
             strategies.Lookup(
-                table, lookup.ids, lookup.bounds, sparse_ids, sparse_weights, combiner, max_norm
+                table, lookup.ids, lookup.unchecked, sparse_ids, sparse_weights, combiner, max_norm
             ),
             scope,
         )
