@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Iterable, Sequence, Set
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -91,7 +91,11 @@ class Group:
 
 
 def exchange_group(
-    backend: Backend, group: Sequence[Lookup], level: int, wire: exchange.Wire, name: str = "group"
+    backend: Backend,
+    group: Sequence[Lookup],
+    level: int,
+    wire: exchange.Wire,
+    provisional: bool = False,
 ) -> Group:
     """Builds one exchange for `group`, none of whose inputs depends on another's rows.
 
@@ -103,13 +107,13 @@ def exchange_group(
         group: lookups of float32 tables, in the same order on every rank.
         level: the level of the gate that the exchange waits for.
         wire: the types in which rows and gradients travel.
-        name: begins the names of its collectives.
+        provisional: it gives way to another group; no run leaves any of its lookups out.
     """
     layout = backend.layout(group)
     with dispatch.for_tables(
         [table.op.name for table in layout.tables], not placement.on_device(group[0].table.hashed)
     ):
-        return _build(group, layout, level, wire, name)
+        return _build(group, layout, level, wire, provisional)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,17 +126,22 @@ class _Inputs:
 
 
 def _build(
-    group: Sequence[Lookup], layout: GroupLayout, level: int, wire: exchange.Wire, prefix: str
+    group: Sequence[Lookup],
+    layout: GroupLayout,
+    level: int,
+    wire: exchange.Wire,
+    provisional: bool,
 ) -> Group:
     ranks = collectives.size()
     kinds = [int(table.hashed) for table in layout.tables]
     counted = [table.counts_keys for table in layout.tables]
+    prefix = "lookup" if provisional else "group"
     base = f"{prefix}{level}.{_digest(group, layout, wire)}"
     name = collectives.unique_name(f"{base}/keys")
     rows_name = collectives.unique_name(f"{base}/rows")
     gates = gate.gates_of(tf.get_default_graph())
     zero = gates.at(level).zero if ranks > 1 else 0
-    inputs = _flat_inputs(group)
+    inputs = _flat_inputs(group, _flat if provisional else _optional_input)
     checks = _bound_checks(name, group, inputs) + _mismatch_checks(name, group, inputs)
     if ranks > 1:
         gates.checks += checks
@@ -182,24 +191,27 @@ def _build(
     )
 
 
-def _flat_inputs(group: Sequence[Lookup]) -> _Inputs:
-    ids = [_optional_input(lookup.ids, "ids") for lookup in group]
+def _flat_inputs(group: Sequence[Lookup], flat: Callable[[tf.Tensor, str], tf.Tensor]) -> _Inputs:
+    ids = [flat(lookup.ids, "ids") for lookup in group]
     samples = [
-        None if x.sparse_ids is None else _optional_input(x.sparse_ids.indices[:, 0], "samples")
-        for x in group
+        None if x.sparse_ids is None else flat(x.sparse_ids.indices[:, 0], "samples") for x in group
     ]
     weights = [
         None
         if x.sparse_weights is None
-        else _optional_input(tf.cast(x.sparse_weights.values, tf.float32), "weights")
+        else flat(tf.cast(x.sparse_weights.values, tf.float32), "weights")
         for x in group
     ]
     return _Inputs(ids, samples, weights)
 
 
+def _flat(x: tf.Tensor, name: str) -> tf.Tensor:
+    return tf.reshape(x, [-1], name)
+
+
 def _optional_input(x: tf.Tensor, name: str) -> tf.Tensor:
     """Returns `x`, flat, behind a placeholder by which a run can leave the lookup out."""
-    return tf.placeholder_with_default(tf.reshape(x, [-1]), [None], name)
+    return tf.placeholder_with_default(_flat(x, "flat"), [None], name)
 
 
 def _request(

@@ -178,7 +178,7 @@ def exchange_alone(lookup: strategies.Lookup) -> tuple[tf.Tensor, str]:
     with tf.device(None):
         if lookup.sparse_weights is not None:
             lookup = dataclasses.replace(lookup, weights_have_gradients=True)
-        alone = exchange_group(strategies.backend(), [lookup], level, wire, "lookup")
+        alone = exchange_group(strategies.backend(), [lookup], level, wire, provisional=True)
         return alone.members[0].out, reason
 
 
