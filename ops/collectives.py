@@ -237,11 +237,14 @@ def allreduce_sum(tensors: Sequence[tf.Tensor], name: str, gate: Any) -> list[tf
         return _marked_replicated([_like(piece, x) for piece, x in zip(pieces, tensors)])
     # The gate travels as one more element, which costs no pass over the data.
     with _collective_scope("Allreduce", name, gate) as opened:
-        flat = tf.concat([tf.reshape(x, [-1]) for x in tensors] + [tf.cast(opened, dtype)[None]], 0)
+        gate_element = tf.cast(opened, dtype)[None]
         if _is_shared():
-            out = native_library.library().collective_shared_allreduce(flat, name=name)
-        else:
-            out = hvd.allreduce(flat, op=hvd.Sum, name=name, ignore_name_scope=True)
+            *sums, _ = native_library.library().collective_shared_allreduce(
+                [*tensors, gate_element], name=name
+            )
+            return _marked_replicated(sums)
+        flat = tf.concat([tf.reshape(x, [-1]) for x in tensors] + [gate_element], 0)
+        out = hvd.allreduce(flat, op=hvd.Sum, name=name, ignore_name_scope=True)
     pieces = tf.split(out, [_elements(x) for x in tensors] + [1])[:-1]
     return _marked_replicated([_like(piece, x) for piece, x in zip(pieces, tensors)])
 
@@ -281,9 +284,10 @@ def _sum_in_order(x: tf.Tensor, name: str, gate: Any) -> tf.Tensor:
 
 
 @tf.RegisterGradient("CollectiveAllreduce")
-def _allreduce_gradient(op: tf.Operation, gradient: tf.Tensor) -> tf.Tensor:
+def _allreduce_gradient(op: tf.Operation, *gradients: tf.Tensor) -> list[tf.Tensor]:
     base, gate = _name_and_gate(op)
-    return allreduce_sum([gradient], unique_name(base + ".gradient"), gate)[0]
+    tensors = [tf.convert_to_tensor(gradient) for gradient in gradients]
+    return allreduce_sum(tensors, unique_name(base + ".gradient"), gate)
 
 
 def allgather(x: tf.Tensor, name: str, gate: Any, carrier: str | None = None) -> tf.Tensor:

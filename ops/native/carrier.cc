@@ -23,7 +23,7 @@ using namespace tensorflow;
 using mailbox::Exchange;
 using mailbox::Mailbox;
 using mailbox::Message;
-using mailbox::Parcel;
+using mailbox::Piece;
 
 enum Kind : uint32_t { kAlltoall = 1, kAllgather, kAllreduce, kSums, kBroadcast };
 
@@ -108,7 +108,7 @@ class SharedOp : public AsyncOpKernel {
     exchange->same_data = true;
     for (int rank = 0; rank < mailbox.ranks(); ++rank) {
       if (rank != mailbox.rank()) {
-        exchange->parcels.push_back({rank, data, static_cast<uint64_t>(bytes), rows});
+        exchange->parcels.emplace_back(rank, data, bytes, rows);
       }
     }
   }
@@ -237,7 +237,7 @@ class AlltoallOp : public SharedOp {
       if (rank == me) {
         own_data = data;
       } else {
-        exchange->parcels.push_back({rank, data, static_cast<uint64_t>(bytes), counts(rank)});
+        exchange->parcels.emplace_back(rank, data, bytes, counts(rank));
       }
       data += bytes;
     }
@@ -321,24 +321,40 @@ class BroadcastOp : public SharedOp {
 
 // Adds in the order of the ranks, so that all have the same bits. With two ranks, and where there
 // is little to add, each rank adds everything; else each adds a part, and gives the sums to all.
+// Parts are of the elements of all tensors, one behind the other; nothing is put together but in
+// shared memory.
 template <class T>
 class AllreduceOp : public SharedOp {
  public:
   using SharedOp::SharedOp;
 
  protected:
+  // A tensor, whose sums may be in the place of its values.
+  struct Addend {
+    const T* values;
+    T* sums;
+    int64_t size;
+  };
+  using Addends = std::vector<Addend>;
+
   void Begin(OpKernelContext* context, Mailbox* mailbox, DoneCallback done) override {
-    const Tensor x = context->input(0);
-    const int64_t size = x.NumElements(), ranks = mailbox->ranks();
-    Tensor* out = nullptr;
-    OP_REQUIRES_OK_ASYNC(context, context->allocate_output(0, x.shape(), &out), done);
-    T* sums = out->flat<T>().data();
-    const T* values = x.flat<T>().data();
+    auto addends = std::make_shared<Addends>();
+    int64_t size = 0;
+    for (int i = 0; i < context->num_inputs(); ++i) {
+      const Tensor& x = context->input(i);
+      Tensor* out = nullptr;
+      OP_REQUIRES_OK_ASYNC(
+          context, context->forward_input_or_allocate_output({i}, i, x.shape(), &out), done);
+      addends->push_back({x.flat<T>().data(), out->flat<T>().data(), x.NumElements()});
+      size += x.NumElements();
+    }
+    const int64_t ranks = mailbox->ranks();
     // All of it stands for a row: sizes must be the same on all ranks.
-    auto exchange = NewExchange(*mailbox, kAllreduce, x, size * sizeof(T));
-    if (ranks == 2 || size * static_cast<int64_t>(sizeof(T)) <= kSmallSum) {
-      SendToAll(*mailbox, BytesOf(x), size * sizeof(T), 1, exchange.get());
-      auto take = [=](Exchange* own) { return Add(mailbox, *own, x, values, size, sums); };
+    const int64_t bytes = size * sizeof(T);
+    auto exchange = NewExchange(*mailbox, kAllreduce, context->input(0), bytes);
+    if (ranks == 2 || bytes <= kSmallSum) {
+      SendToAll(*mailbox, Pieces(*addends, 0, size, false), exchange.get());
+      auto take = [=](Exchange* own) { return Add(mailbox, *own, *addends, 0, size); };
       Run(context, mailbox, exchange, take, std::move(done));
       return;
     }
@@ -347,33 +363,27 @@ class AllreduceOp : public SharedOp {
     const int64_t first = begin(mailbox->rank()), last = begin(mailbox->rank() + 1);
     for (int rank = 0; rank < ranks; ++rank) {
       if (rank == mailbox->rank()) continue;
-      const uint64_t bytes = (begin(rank + 1) - begin(rank)) * sizeof(T);
-      exchange->parcels.push_back(
-          {rank, reinterpret_cast<const char*>(values + begin(rank)), bytes, 1});
+      exchange->parcels.emplace_back(rank, Pieces(*addends, begin(rank), begin(rank + 1), false),
+                                     1);
     }
-    // What comes of the first exchange; `done` belongs to the second, if there is one.
-    auto summed = std::make_shared<Status>();
-    auto take = [=](Exchange* own) {
-      *summed = Add(mailbox, *own, x, values + first, last - first, sums + first);
-      return *summed;
-    };
+    auto take = [=](Exchange* own) { return Add(mailbox, *own, *addends, first, last); };
     auto then = [=] {
       if (!context->status().ok()) {
         done();
         return;
       }
-      auto shared = NewExchange(*mailbox, kSums, x, size * sizeof(T));
+      auto shared = NewExchange(*mailbox, kSums, context->input(0), bytes);
       shared->name = collective_ + ".sums";
-      SendToAll(*mailbox, reinterpret_cast<const char*>(sums + first), (last - first) * sizeof(T),
-                1, shared.get());
+      SendToAll(*mailbox, Pieces(*addends, first, last, true), shared.get());
       auto place = [=](Exchange* own) -> Status {
         for (int rank = 0; rank < ranks; ++rank) {
           if (rank == mailbox->rank()) continue;
           const char* data = mailbox->Data(rank, own->received[rank]);
           if (data == nullptr) return errors::ResourceExhausted("shared memory can't be mapped");
-          if (own->received[rank].bytes > 0) {
-            memcpy(sums + begin(rank), data, own->received[rank].bytes);
-          }
+          const T* sums = reinterpret_cast<const T*>(data);
+          ForEach(*addends, begin(rank), begin(rank + 1), [&](const Addend& part, int64_t place) {
+            memcpy(part.sums, sums + place, part.size * sizeof(T));
+          });
         }
         return OkStatus();
       };
@@ -383,21 +393,64 @@ class AllreduceOp : public SharedOp {
   }
 
  private:
-  static Status Add(Mailbox* mailbox, const Exchange& own, const Tensor& x, const T* values,
-                    int64_t size, T* sums) {
-    for (int rank = 0; rank < mailbox->ranks(); ++rank) {
-      const T* addends = values;
-      if (rank != mailbox->rank()) {
-        const char* data = mailbox->Data(rank, own.received[rank]);
-        if (data == nullptr) return errors::ResourceExhausted("shared memory can't be mapped");
-        addends = reinterpret_cast<const T*>(data);
+  // Calls `visit` with each part of a tensor in [first, last), and its place behind `first`.
+  template <class Visit>
+  static void ForEach(const Addends& addends, int64_t first, int64_t last, Visit visit) {
+    int64_t start = 0;
+    for (const Addend& addend : addends) {
+      const int64_t from = std::max(first, start), to = std::min(last, start + addend.size);
+      if (from < to) {
+        visit(Addend{addend.values + (from - start), addend.sums + (from - start), to - from},
+              from - first);
       }
-      if (rank == 0) {
-        if (size > 0) memcpy(sums, addends, size * sizeof(T));
-      } else {
-        for (int64_t i = 0; i < size; ++i) sums[i] = static_cast<T>(sums[i] + addends[i]);
-      }
+      start += addend.size;
     }
+  }
+
+  static std::vector<Piece> Pieces(const Addends& addends, int64_t first, int64_t last, bool sums) {
+    std::vector<Piece> pieces;
+    ForEach(addends, first, last, [&](const Addend& part, int64_t) {
+      const T* data = sums ? part.sums : part.values;
+      pieces.push_back({reinterpret_cast<const char*>(data), part.size * sizeof(T)});
+    });
+    return pieces;
+  }
+
+  static void SendToAll(const Mailbox& mailbox, const std::vector<Piece>& pieces,
+                        Exchange* exchange) {
+    exchange->same_data = true;
+    for (int rank = 0; rank < mailbox.ranks(); ++rank) {
+      if (rank != mailbox.rank()) exchange->parcels.emplace_back(rank, pieces, 1);
+    }
+  }
+
+  static Status Add(Mailbox* mailbox, const Exchange& own, const Addends& addends, int64_t first,
+                    int64_t last) {
+    std::vector<const T*> received(mailbox->ranks(), nullptr);
+    for (int rank = 0; rank < mailbox->ranks(); ++rank) {
+      if (rank == mailbox->rank()) continue;
+      const char* data = mailbox->Data(rank, own.received[rank]);
+      if (data == nullptr) return errors::ResourceExhausted("shared memory can't be mapped");
+      received[rank] = reinterpret_cast<const T*>(data);
+    }
+    ForEach(addends, first, last, [&](const Addend& part, int64_t place) {
+      auto of_rank = [&](size_t rank) {
+        return received[rank] == nullptr ? part.values : received[rank] + place;
+      };
+      // By blocks, since the sums may lie where this rank's values do.
+      constexpr int64_t kBlock = 1024;
+      T block[kBlock];
+      for (int64_t start = 0; start < part.size; start += kBlock) {
+        const int64_t size = std::min(kBlock, part.size - start);
+        const T *one = of_rank(0) + start, *other = of_rank(1) + start;
+        for (int64_t i = 0; i < size; ++i) block[i] = static_cast<T>(one[i] + other[i]);
+        for (size_t rank = 2; rank < received.size(); ++rank) {
+          other = of_rank(rank) + start;
+          for (int64_t i = 0; i < size; ++i) block[i] = static_cast<T>(block[i] + other[i]);
+        }
+        memcpy(part.sums + start, block, size * sizeof(T));
+      }
+    });
     return OkStatus();
   }
 };

@@ -263,6 +263,13 @@ void Mailbox::Release(int from, const Message& message) {
 
 // Sending.
 
+void Parcel::CopyTo(char* out) const {
+  for (const Piece& piece : pieces) {
+    if (piece.bytes > 0) memcpy(out, piece.data, piece.bytes);
+    out += piece.bytes;
+  }
+}
+
 std::string Mailbox::Start(const std::shared_ptr<Exchange>& exchange) {
   Exchange& own = *exchange;
   own.key = Hash(own.name);
@@ -301,10 +308,9 @@ std::string Mailbox::Start(const std::shared_ptr<Exchange>& exchange) {
     message.kind = own.kind;
     message.dtype = own.dtype;
     if (places[i] == 0) {
-      if (parcel.bytes > 0) memcpy(message.text, parcel.data, parcel.bytes);
+      parcel.CopyTo(message.text);
     } else if (!own.same_data || i == 0) {
-      memcpy(At(rank_, places[i], sizeof(Block) + parcel.bytes) + sizeof(Block), parcel.data,
-             parcel.bytes);
+      parcel.CopyTo(At(rank_, places[i], sizeof(Block) + parcel.bytes) + sizeof(Block));
     }
   }
   Finished finished;

@@ -62,11 +62,25 @@ static_assert(sizeof(Message) == 256, "rings hold messages of 256 bytes");
 struct RankPage;
 struct Ring;
 
-// What this rank sends to one other rank.
-struct Parcel {
-  int rank;
+// A part of what a parcel carries.
+struct Piece {
   const char* data;
   uint64_t bytes;
+};
+
+// What this rank sends to one other rank: the pieces, one after the other.
+struct Parcel {
+  Parcel(int rank, const char* data, uint64_t bytes, int64_t rows)
+      : rank(rank), pieces{{data, bytes}}, bytes(bytes), rows(rows) {}
+  Parcel(int rank, std::vector<Piece> all, int64_t rows)
+      : rank(rank), pieces(std::move(all)), rows(rows) {
+    for (const Piece& piece : pieces) bytes += piece.bytes;
+  }
+  void CopyTo(char* out) const;
+
+  int rank;
+  std::vector<Piece> pieces;
+  uint64_t bytes = 0;
   int64_t rows;
 };
 

@@ -508,10 +508,14 @@ REGISTER_OP("CollectiveSharedAllgather")
     .SetShapeFn(RowsShape);
 
 REGISTER_OP("CollectiveSharedAllreduce")
-    .Input("tensor: T")
-    .Output("sum: T")
+    .Input("tensors: N * T")
+    .Output("sums: N * T")
+    .Attr("N: int >= 1")
     .Attr("T: {int8, uint8, int32, int64, half, bfloat16, float, double}")
-    .SetShapeFn(shape_inference::UnchangedShape);
+    .SetShapeFn([](InferenceContext* c) {
+      for (int i = 0; i < c->num_inputs(); ++i) c->set_output(i, c->input(i));
+      return OkStatus();
+    });
 
 REGISTER_OP("CollectiveSharedBroadcast")
     .Input("tensor: T")

@@ -103,7 +103,7 @@ with tf.Graph().as_default(), tf.Session(config=one_thread) as session:
         name = f'sum{size}'
         own = tf.placeholder(tf.float32, [None])
         both = [
-            ops.collective_shared_allreduce(own, name=name),
+            ops.collective_shared_allreduce([own], name=name)[0],
             ops.collective_shared_broadcast(own, name=name + '.first'),
         ]
         total, first = session.run(both, {own: addends[rank]})
@@ -112,6 +112,28 @@ with tf.Graph().as_default(), tf.Session(config=one_thread) as session:
             want += addend
         np.testing.assert_array_equal(total, want)
         np.testing.assert_array_equal(first, addends[0])
+# Of many tensors, in parts that begin and end within them; also of none, and of types of two bytes.
+with tf.Graph().as_default(), tf.Session(config=one_thread) as session:
+    for dtype, shapes in (
+        (np.float32, [[7], [300, 70], [], [0], [5, 1], [20001], [2]]),
+        (np.float16, [[3], [0], [9]]),
+        (np.int64, [[0]]),
+    ):
+        draw = lambda r, i: np.random.default_rng([r, i]).integers(-99, 99, shapes[i])
+        addends = [[draw(r, i) for i in range(len(shapes))] for r in range(ranks)]
+        # What one operation alone reads may be added to in place, what others read may not.
+        fed = [tf.placeholder(dtype, shape) for shape in shapes]
+        own = [x * 1 for x in fed]
+        sums = ops.collective_shared_allreduce(own, name=f'many{np.dtype(dtype).name}')
+        kept = ops.collective_shared_allreduce(fed, name=f'kept{np.dtype(dtype).name}')
+        feeds = {x: value.astype(dtype) for x, value in zip(fed, addends[rank])}
+        for _ in range(2):
+            got, got_kept, mine = session.run([sums, kept, fed], feeds)
+            for i, total in enumerate(got):
+                want = sum(addend[i] for addend in addends)
+                np.testing.assert_array_equal(total, want)
+                np.testing.assert_array_equal(got_kept[i], want)
+                np.testing.assert_array_equal(mine[i], addends[rank][i])
 print('right', rank)
 """
 
@@ -184,7 +206,7 @@ def test_ranks_that_exchange_different_things_are_told(tmp_path):
             except tf.errors.InvalidArgumentError as error:
                 print(error.message)
             try:
-                total = ops.collective_shared_allreduce(wide[0], name='s')
+                total = ops.collective_shared_allreduce([wide[0]], name='s')
                 session.run(total, {wide: np.zeros([2, 3 + rank])})
             except tf.errors.InvalidArgumentError as error:
                 print(error.message)
