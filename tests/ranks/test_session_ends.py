@@ -16,6 +16,7 @@ pytestmark = [
     pytest.mark.ranks(1, 3),
     pytest.mark.ungrouped,
     pytest.mark.double,
+    pytest.mark.carriers,
 ]
 
 

@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 from collective import RankError, TableError
 from tests.ranks import reference
 
-pytestmark = pytest.mark.either_backend
+pytestmark = [pytest.mark.either_backend, pytest.mark.carriers]
 
 START = reference.table_values(10, 2)
 

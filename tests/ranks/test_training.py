@@ -10,7 +10,12 @@ from collective.ops.op_attributes import kind
 from tests.ranks import reference
 from tests.ranks.training import IDS, OPTIMIZERS, X, compare, model
 
-pytestmark = [pytest.mark.ranks(1, 3), pytest.mark.ungrouped, pytest.mark.double("matrix")]
+pytestmark = [
+    pytest.mark.ranks(1, 3),
+    pytest.mark.ungrouped,
+    pytest.mark.carriers,
+    pytest.mark.double("matrix"),
+]
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 from tests.ranks import reference
 from tests.ranks.grouped import B, padded, sparse
 
-pytestmark = pytest.mark.backends("sok")
+pytestmark = [pytest.mark.backends("sok"), pytest.mark.carriers]
 
 V, D = 30, 5
 # half the distance of two numbers near 1

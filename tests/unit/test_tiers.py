@@ -14,6 +14,7 @@ MARKS = [
     Marks(backends=("hb",), ranks=(3,)),
     Marks(either_backend=True, sample=1),
     Marks(either_backend=True, matrix=True, ranks=(1,), ungrouped=True),
+    Marks(either_backend=True, carriers=True),
 ]
 
 
@@ -43,3 +44,12 @@ def test_the_matrix_adds_numbers_of_ranks():
     assert added in Choice("matrix").of(marks) and added not in Choice().of(marks)
     ran = [n for n in range(9) if Choice("matrix").runs(marks, added, n, 9)]
     assert ran == sampled(9, 2)
+
+
+def test_the_matrix_runs_what_depends_on_the_carrier_over_horovod():
+    added = Configuration(2, "sok", carrier="horovod")
+    for carriers in (True, False):
+        assert (added in Choice("matrix").of(Marks(carriers=carriers))) is carriers
+    assert added.environment()["COLLECTIVE_CARRIER"] == "horovod"
+    assert Configuration(2, "sok").environment()["COLLECTIVE_CARRIER"] == "auto"
+    assert Configuration(2, "sok", double=True).environment()["COLLECTIVE_CARRIER"] == "horovod"
