@@ -8,7 +8,7 @@ first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import tensorflow.compat.v1 as tf
 
@@ -16,25 +16,28 @@ from collective.ops import collectives, graph_analysis, native_library
 from collective.ops.gate import GraphGates
 
 
-def await_rows(gates: GraphGates, operations: Iterable[tf.Operation]) -> list[tf.Operation]:
+def awaiting(exchanges: Sequence[tf.Operation]) -> list[tf.Operation]:
     """Makes the operation that a run executes before its collectives; [] where none is needed.
 
     Args:
-        gates: the graph's.
-        operations: those that the run executes.
+        exchanges: those of `beside_gradients`, all of which the run must execute.
     """
-    names = beside_gradients(gates, operations)
-    if not names:
+    if not exchanges:
         return []
+    names = [collectives.collective_name(op) for op in exchanges]
     with tf.init_scope(), tf.device("/cpu:0"):
         return [native_library.library().collective_await_rows(collectives=names)]
 
 
-def beside_gradients(gates: GraphGates, operations: Iterable[tf.Operation]) -> list[str]:
-    """Returns the names of the exchanges of rows that some exchange of gradients must wait for.
+def beside_gradients(gates: GraphGates, operations: Iterable[tf.Operation]) -> list[tf.Operation]:
+    """Returns the exchanges of rows that some exchange of gradients must wait for.
 
     Left out are those that wait for gradients themselves, as those behind a later gate do, and
     those in loops and branches.
+
+    Args:
+        gates: the graph's.
+        operations: those that a run executes.
     """
     operations = set(operations)
     phases = {op: op.get_attr("phase") for op in operations if _has_phase(op)}
@@ -53,7 +56,7 @@ def beside_gradients(gates: GraphGates, operations: Iterable[tf.Operation]) -> l
     before = graph_analysis.marks_upstream(operations, bits, within=operations)
     free = [op for op in rows if gates.level(op) <= first and not before[op] & behind_gradients]
     waiting = [op for op in free if any(not before[g] & bits[op] for g in gradients)]
-    return sorted(name for name in map(collectives.collective_name, waiting) if name)
+    return sorted(waiting, key=lambda op: str(op.name))
 
 
 def _has_phase(op: tf.Operation) -> bool:

@@ -23,7 +23,8 @@ class PreparedRun:
         keep_alive: the fetches and feeds themselves: a run is found again by their identities,
             which must not become those of other objects.
         targets: run beside the fetches: an agreement for each level, of which the first gives
-            rank 0's clock; then the collectives that a rank out of data takes part in.
+            rank 0's clock; then exchanges of rows that gradients wait for, and the collectives that
+            a rank out of data takes part in.
         idle_run: how a rank that is out of data takes part in it; None if it can't.
         idle_targets: run beside `idle_run`: an agreement for each level but the first.
         repeatable: whether it can be tried again when ranks were found not to be ready: it has

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any, Callable, Protocol
 
 import tensorflow.compat.v1 as tf
@@ -393,11 +394,14 @@ def _prepare(graph: tf.Graph, footprint: RunFootprint, keep_alive: Any) -> Prepa
     gates = gates_of(graph)
     extended = extension_of(graph).takes_part_in(footprint.operations)
     run = PreparedRun(footprint, keep_alive, extended=extended)
+    awaited = awaited_rows.beside_gradients(gates, footprint.operations)
     with graphs.open_for_changes(graph):
         for level in footprint.levels(gates):
-            run.targets.append(_agreement(graph, gates, run, level))
+            run.targets.append(_agreement(graph, gates, run, level, awaited))
             run.tickets.append(gates.gates[level - 1].ticket)
             run.gate = run.gate or gates.gates[level - 1]
+        # The graph optimizer drops an exchange of which nothing is looked at: not what is awaited.
+        run.targets += awaited
         run.idle_run = footprint.idle_run(gates) if collectives.size() > 1 else None
         if run.idle_run and run.targets:
             # The graph optimizer drops an exchange of which nothing is looked at, but not where a
@@ -410,14 +414,28 @@ def _prepare(graph: tf.Graph, footprint: RunFootprint, keep_alive: Any) -> Prepa
     return run
 
 
-def _agreement(graph: tf.Graph, gates: GraphGates, run: PreparedRun, level: int) -> tf.Tensor:
-    """Makes the agreement that opens the gate of `level`."""
+def _agreement(
+    graph: tf.Graph,
+    gates: GraphGates,
+    run: PreparedRun,
+    level: int,
+    awaited: Sequence[tf.Operation],
+) -> tf.Tensor:
+    """Makes the agreement that opens the gate of `level`.
+
+    Args:
+        graph: the graph.
+        gates: its gates.
+        run: the run.
+        level: the gate's level.
+        awaited: exchanges of rows that the run's gradients wait for.
+    """
     first = run.gate is None
     checks = run.footprint.checks(gates, level, first)
     if first:
         prerequisites = run.footprint.sources(gates)
         run.repeatable = not prerequisites
-        prerequisites += awaited_rows.await_rows(gates, run.footprint.operations)
+        prerequisites += awaited_rows.awaiting(awaited)
     else:
         prerequisites = run.footprint.exchanges_below(gates, level)
     return agreement.agree(

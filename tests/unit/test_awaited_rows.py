@@ -27,10 +27,8 @@ def graph():
 
 
 def names(*operations):
-    return [
-        name.removeprefix("collective.")
-        for name in beside_gradients(gates_of(tf.get_default_graph()), operations)
-    ]
+    found = beside_gradients(gates_of(tf.get_default_graph()), operations)
+    return [op.name.removeprefix("collective.") for op in found]
 
 
 def test_rows_on_which_all_gradients_depend_need_no_more(graph):
