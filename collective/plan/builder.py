@@ -350,11 +350,13 @@ def _exchange_plan(
 ) -> ExchangePlan:
     name = collectives.collective_name(op) or ""
     phase, of = split_name(name)
-    sent, dtype = op.inputs[0], _wire_dtype(op.inputs[0])
-    elements = sent.shape.num_elements()
+    kind, dtype = graph_analysis.collective_kind(str(op.type)), _wire_dtype(op.inputs[0])
+    sent = op.inputs if kind == "Allreduce" else op.inputs[:1]
+    sizes = [x.shape.num_elements() for x in sent]
+    elements = None if None in sizes else sum(sizes)
     plan = ExchangePlan(
         name=name,
-        kind=graph_analysis.collective_kind(str(op.type)),
+        kind=kind,
         phase=phase,
         of=of,
         level=_level(graph, op),
