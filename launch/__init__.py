@@ -47,10 +47,13 @@ Environment, given to each rank; the launcher's value always wins
 Environment, given to each rank; the user's value wins
   OMP_NUM_THREADS, TF_NUM_INTRAOP_THREADS, TF_NUM_INTEROP_THREADS
                            its share of the cores that affinity and cgroup quota leave, at least 1
-  HOROVOD_CYCLE_TIME=0.1, HOROVOD_GLOO_TIMEOUT_SECONDS=600, NCCL_SOCKET_IFNAME=lo,
-  PYTHONUNBUFFERED=1, GLIBC_TUNABLES=glibc.malloc.hugetlb=1 (large blocks on huge pages, where the
-  kernel lets programs ask for them), TF_CPP_MIN_LOG_LEVEL=2 (TensorFlow's errors, without a page of
-  warnings from every rank)
+  HOROVOD_CYCLE_TIME       milliseconds between two of Horovod's looks for something to send: 0.1
+                           where ranks exchange through it (on GPUs, or with
+                           COLLECTIVE_CARRIER=horovod), 5 where it stands beside shared memory
+  HOROVOD_GLOO_TIMEOUT_SECONDS=600, NCCL_SOCKET_IFNAME=lo, PYTHONUNBUFFERED=1,
+  GLIBC_TUNABLES=glibc.malloc.hugetlb=1 (large blocks on huge pages, where the kernel lets programs
+  ask for them), TF_CPP_MIN_LOG_LEVEL=2 (TensorFlow's errors, without a page of warnings from every
+  rank)
 
 Output
   Lines of rank 1 begin with "[1] "; stdout goes to stdout, stderr to stderr. A carriage return ends

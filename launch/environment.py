@@ -91,9 +91,7 @@ def _tuning(plan: LaunchPlan) -> dict[str, str]:
         "OMP_NUM_THREADS": threads,
         "TF_NUM_INTRAOP_THREADS": threads,
         "TF_NUM_INTEROP_THREADS": threads,
-        # Milliseconds that Horovod waits for more to send; its default of 1 makes a small exchange
-        # much slower.
-        "HOROVOD_CYCLE_TIME": "0.1",
+        "HOROVOD_CYCLE_TIME": "0.1" if _horovod_exchanges(plan) else "5",
         # Horovod's default of 30 s ends a job in which one rank is merely slow to start or paused
         # by a debugger.
         "HOROVOD_GLOO_TIMEOUT_SECONDS": "600",
@@ -104,6 +102,19 @@ def _tuning(plan: LaunchPlan) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "TF_CPP_MIN_LOG_LEVEL": "2",
     }
+
+
+def _horovod_exchanges(plan: LaunchPlan) -> bool:
+    """Tells whether what the ranks exchange at each step is to go through Horovod.
+
+    Every HOROVOD_CYCLE_TIME milliseconds its thread on each rank asks all others whether there is
+    something to send. Where it is to send, its default of 1 makes a small exchange much slower.
+    Where CPU ranks exchange through memory, asking ten thousand times a second would cost more than
+    the exchange: up to half of a small step, on all cores (benchmarks/RESULTS.md).
+    """
+    carrier = plan.launcher_environment.get("COLLECTIVE_CARRIER", "")
+    on_gpus = any(device is not None for device in plan.devices)
+    return plan.size > 1 and (on_gpus or carrier.lower() == "horovod")
 
 
 def _terminal(plan: LaunchPlan, inherited: Mapping[str, str]) -> dict[str, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from collective.launch.environment import rank_environment
 from collective.launch.plan import LaunchPlan
 
@@ -44,6 +46,23 @@ def test_identity():
     }
 
 
+@pytest.mark.parametrize(
+    ("size", "device", "carrier", "milliseconds"),
+    [
+        (2, None, "", "5"),
+        (2, None, "shared_memory", "5"),
+        (2, None, "Horovod", "0.1"),
+        (2, "0", "auto", "0.1"),
+        (1, "0", "horovod", "5"),
+    ],
+)
+def test_horovod_looks_often_only_where_ranks_exchange_through_it(
+    size, device, carrier, milliseconds
+):
+    environment = environment_of(0, {"COLLECTIVE_CARRIER": carrier}, size, device)
+    assert environment["HOROVOD_CYCLE_TIME"] == milliseconds
+
+
 def test_the_users_tuning_wins():
     tuning = {
         "OMP_NUM_THREADS": "7",
@@ -66,7 +85,8 @@ def test_identity_is_always_the_launchers():
     outer = environment_of(8, size=9, device="7", cores=1, terminal=True, columns=80)
     inner = environment_of(1, outer)
     fresh = environment_of(1)
-    own = [name for name in fresh if not name.startswith(("TF_", "OMP_"))]
+    tuning = ("TF_", "OMP_", "HOROVOD_CYCLE_TIME")
+    own = [name for name in fresh if not name.startswith(tuning)]
     assert {name: inner[name] for name in own} == {name: fresh[name] for name in own}
 
 
