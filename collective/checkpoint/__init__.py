@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["read_table"]
+__all__ = ["enable_increments", "read_table", "save_increment"]
 BLOCK = 1 << 16
 
 
@@ -53,3 +53,52 @@ def read_table(
     from collective.checkpoint import table_reader
 
     return table_reader.read_table(path, name, block, frequencies, last_used)
+
+
+def enable_increments(folder: str) -> None:
+    """Has increments follow the checkpoints that sessions of the default graph save in a folder.
+
+    Call it while the graph is built, before a session runs it, on every rank. `save_increment` then
+    saves what has changed since the last save. (`MonitoredTrainingSession` and Estimator have
+    options for it, which call both.)
+
+        checkpoint.enable_increments('model')
+        saver = tf.train.Saver()
+        with tf.Session() as session:
+            ...
+            saver.save(session, 'model/model.ckpt', global_step=step)
+            ...
+            checkpoint.save_increment(session, 'model')
+
+    Args:
+        folder: the checkpoints'.
+
+    Raises:
+        RuntimeError: the compiled operations are missing, or it is called eagerly.
+    """
+    from collective.checkpoint import increments
+
+    increments.enable(folder)
+
+
+def save_increment(session: Any, folder: str) -> str:
+    """Saves what has changed since the last whole checkpoint, or increment, in a folder.
+
+    That are the rows of tables and slots that were written, keys that are gone, and all other
+    variables. It becomes `<checkpoint>.increment-<number>`. Every rank calls it, between the same
+    two runs.
+
+    Args:
+        session: a session, also a `MonitoredSession`.
+        folder: where it has saved a whole checkpoint, after `enable_increments(folder)`.
+
+    Returns:
+        The increment's prefix, which `Saver.restore` takes.
+
+    Raises:
+        ValueError: there is no whole checkpoint that it could follow.
+    """
+    from collective.checkpoint import increments
+    from collective.ops.sessions import raw_session
+
+    return increments.save(raw_session(session), folder)

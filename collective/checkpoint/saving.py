@@ -14,8 +14,9 @@ from tensorflow.python.checkpoint import checkpoint_management
 from tensorflow.python.client import session as session_lib
 from tensorflow.python.training import training_util
 
-from collective.checkpoint import commit, ownership, table_io, tensor_bundle
+from collective.checkpoint import commit, ownership, running_chain, table_io, tensor_bundle
 from collective.checkpoint.gathered import gathered_states
+from collective.checkpoint.layout import CheckpointLayout
 from collective.checkpoint.saver import (
     check_same_path,
     note_last_checkpoint,
@@ -88,7 +89,8 @@ def save(
     retention = Retention.after(saver, prefix if write_state else None)
     publication = commit.Publication(meta, state, retention.superseded, meta_graph_suffix)
     sharded_save = ShardedSave(saver, sess, shards, base, prefix, retention, publication)
-    sharded_save.run(strip_default_attrs=strip_default_attrs, save_debug_info=save_debug_info)
+    with running_chain.of_base(saver, sess, shards, base, prefix):
+        sharded_save.run(strip_default_attrs=strip_default_attrs, save_debug_info=save_debug_info)
     retention.apply(saver)
     note_last_checkpoint(prefix)
     return prefix
@@ -126,14 +128,20 @@ class ShardedSave:
         try:
             staging = self._step("preparing", self._begin)[0]
             self._gather()
-            messages = self._step(
-                "writing", lambda: _write(self.saver, self.session, self.shards, staging)
-            )
+            messages = self._step("writing", lambda: _write(self, staging))
             self._step("publishing", lambda: self._publish(messages, meta_graph_options))
         except BaseException:
             if self.started is not None:
                 commit.recover(self.started.staging)
             raise
+
+    def write_tables(self, writer: tensor_bundle.BundleWriter) -> dict[str, Any]:
+        """Writes this rank's rows; returns what `layout` has to know of them."""
+        return dict(table_io.write(self.session, self.shards, writer))
+
+    def layout(self, written_by_rank: list[dict[str, Any]]) -> CheckpointLayout:
+        """Returns the layout, of what each rank has written."""
+        return table_io.layout_of(self.shards, written_by_rank)
 
     def _step(self, doing: str, step: Callable[[], Any]) -> list[Any]:
         return barrier.run_on_all_ranks(self.session, f"{doing} checkpoint '{self.prefix}'", step)
@@ -162,7 +170,7 @@ class ShardedSave:
         """Makes the checkpoint on rank 0, of everything that the ranks wrote."""
         if self.started is None:
             return
-        layout = table_io.layout_of(self.shards, [message["rows"] for message in messages])
+        layout = self.layout([message["rows"] for message in messages])
         self.started.merge(_visible(self.started.staging, messages), layout)
         if self.publication.meta is not None:
             with self.session.graph.as_default():
@@ -203,7 +211,7 @@ def _prefix(saver: Any, sess: Any, base: str, global_step: Any, state_name: str)
     return f"{base}-{step}"
 
 
-def _write(saver: Any, sess: Any, shards: list[Shard], staging: str) -> dict[str, Any]:
+def _write(save: ShardedSave, staging: str) -> dict[str, Any]:
     """Writes this rank's part; returns the files and their rows as a message to the others."""
     host, rank = socket.gethostname(), collectives.rank()
     if not commit.is_staged(staging):
@@ -212,12 +220,13 @@ def _write(saver: Any, sess: Any, shards: list[Shard], staging: str) -> dict[str
             f"folder '{staging}', which rank 0 has just made"
         )
     writer = tensor_bundle.BundleWriter(os.path.join(staging, f"rank_{rank}"))
-    rows = table_io.write(sess, shards, writer)
+    rows = save.write_tables(writer)
     prefixes = writer.close()
     if rank == 0:
-        saver_def, path = unsharded_def(saver), os.path.join(staging, "replicated")
+        saver_def, path = unsharded_def(save.saver), os.path.join(staging, "replicated")
+        feed = {saver_def.filename_tensor_name: path}
         with errors_without_stacks():
-            run_unpatched(sess, saver_def.save_tensor_name, {saver_def.filename_tensor_name: path})
+            run_unpatched(save.session, saver_def.save_tensor_name, feed)
         prefixes += [path] if tf.io.gfile.exists(tensor_bundle.index_path(path)) else []
     for prefix in prefixes:
         commit.sync_bundle(prefix)

@@ -24,6 +24,10 @@ class SessionState:
         eviction_graph_version: the graph's version as of `steps_of_run`.
         handled_error: the identity of the error that was being handled when the session was made.
         at_close: what is called when the session has been closed, by names.
+        chains: the checkpoints that increments follow, by their folders
+            (`collective.checkpoint.running_chain`).
+        followers: what follows the changes of tables, by the consumers' names
+            (`collective.checkpoint.consumers`).
     """
 
     unequal_variables: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -35,6 +39,8 @@ class SessionState:
     eviction_graph_version: int | None = None
     handled_error: int | None = None
     at_close: dict[str, Callable[[], None]] = dataclasses.field(default_factory=dict)
+    chains: dict[str, Any] = dataclasses.field(default_factory=dict)
+    followers: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def forget_steps(self) -> None:
         """Takes note that the global step may be another one now."""
