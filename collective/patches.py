@@ -45,7 +45,7 @@ from tensorflow.python.training import moving_averages as averages_lib
 from tensorflow_estimator.python.estimator import estimator as estimator_lib
 
 from collective import feature_column, hooks, rank0_output
-from collective.checkpoint import restoring, saver, saving, warm_start
+from collective.checkpoint import increments, restoring, saver, saving, warm_start
 from collective.coordination import session_runs
 from collective.estimator import refusal
 from collective.gradients import clipping, reduction
@@ -414,12 +414,10 @@ SESSIONS = (
     Patch(
         monitored_session,
         "monitored_session.MonitoredTrainingSession",
-        session_runs.every_rank_for_itself,
+        increments.training_session,
         ONE_CHIEF,
     ),
-    Patch(
-        tf.train, "tf.train.MonitoredTrainingSession", session_runs.every_rank_for_itself, ONE_CHIEF
-    ),
+    Patch(tf.train, "tf.train.MonitoredTrainingSession", increments.training_session, ONE_CHIEF),
     Patch(
         tf.train.SessionManager,
         "tf.train.SessionManager.prepare_session",

@@ -15,9 +15,12 @@ IN OUT`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["enable_increments", "read_table", "save_increment"]
+if TYPE_CHECKING:
+    from collective.checkpoint.consumers import Consumer
+
+__all__ = ["changes", "enable_increments", "read_table", "save_increment"]
 BLOCK = 1 << 16
 
 
@@ -31,7 +34,7 @@ def read_table(
     """Reads a table, or a slot of one, by ascending keys, whatever number of ranks saved it.
 
     Args:
-        path: a checkpoint's prefix, or a folder, whose latest checkpoint is read.
+        path: a checkpoint's prefix, an increment's, or a folder, whose newest state is read.
         name: the name of the table ('user'), or of the slot ('user/Adagrad').
         block: rows at a time, which bounds the memory.
         frequencies: yields how often training looked keys up, too, of a dynamic table that was
@@ -50,9 +53,9 @@ def read_table(
         ValueError: there is no checkpoint, or no such table in it, or it has no frequencies or last
             uses.
     """
-    from collective.checkpoint import table_reader
+    from collective.checkpoint import reading
 
-    return table_reader.read_table(path, name, block, frequencies, last_used)
+    return reading.read_table(path, name, block, frequencies, last_used)
 
 
 def enable_increments(folder: str) -> None:
@@ -102,3 +105,36 @@ def save_increment(session: Any, folder: str) -> str:
     from collective.ops.sessions import raw_session
 
     return increments.save(raw_session(session), folder)
+
+
+def changes(consumer: str, slots: bool = False) -> Consumer:
+    """Follows what changes of the tables of the default graph, for one consumer.
+
+    Consumers have a cursor each, by their names: what one has taken the others still get, and
+    increments of checkpoints take nothing from them. Call it while the graph is built, before a
+    session runs it.
+
+        serving = checkpoint.changes(consumer='serving')
+        with tf.train.MonitoredTrainingSession('model') as session:
+            ...
+            with serving.take(session) as updates:        # between two runs, on every rank
+                for name, update in updates.items():
+                    send(name, update.whole, update.removed)
+                    for keys, rows in update.blocks():
+                        send(keys, rows)
+
+    Args:
+        consumer: its name.
+        slots: gives the rows of optimizers' slots, too.
+
+    Returns:
+        The `collective.checkpoint.consumers.Consumer`.
+
+    Raises:
+        RuntimeError: the compiled operations are missing.
+    """
+    import tensorflow.compat.v1 as tf
+
+    from collective.checkpoint import consumers
+
+    return consumers.Consumer(consumer, tf.get_default_graph(), slots)

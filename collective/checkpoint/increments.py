@@ -8,7 +8,9 @@ training is the same with increments and without.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -17,9 +19,10 @@ from collective.checkpoint import commit, increment_io, running_chain
 from collective.checkpoint.chain_names import increment_prefix
 from collective.checkpoint.layout import CheckpointLayout, Increment
 from collective.checkpoint.running_chain import RunningChain
-from collective.checkpoint.saver import check_same_path
+from collective.checkpoint.saver import check_same_path, note_last_checkpoint
 from collective.checkpoint.saving import Retention, ShardedSave
 from collective.checkpoint.tensor_bundle import Bundle, BundleWriter
+from collective.coordination import session_runs
 from collective.ops import collectives
 from collective.tables.last_use import global_step
 
@@ -62,6 +65,7 @@ def save(session: Any, folder: str) -> str:
     chain.number += 1
     chain.step = global_step(session)
     chain.id = Bundle(prefix).layout.id if collectives.rank() == 0 else ""
+    note_last_checkpoint(prefix)
     return prefix
 
 
@@ -90,6 +94,72 @@ class IncrementSave(ShardedSave):
             )
         increment = Increment(chain.number + 1, base, chain.id or base)
         return increment_io.layout_of(self.shards, written_by_rank, increment)
+
+
+def training_session(
+    original: Callable[..., Any],
+    *args: Any,
+    save_incremental_checkpoint_secs: float | None = None,
+    save_incremental_checkpoint_steps: int | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Stands in for `MonitoredTrainingSession`, which saves increments, too, where it is told when.
+
+    Args:
+        original: the function.
+        args, kwargs: its arguments.
+        save_incremental_checkpoint_secs, save_incremental_checkpoint_steps: seconds, or global
+            steps, between increments: one of them, or none. (They are DeepRec's names.)
+
+    Raises:
+        ValueError: both are given, or no checkpoints that increments could follow.
+    """
+    secs, steps = save_incremental_checkpoint_secs, save_incremental_checkpoint_steps
+    if secs is None and steps is None:
+        return session_runs.every_rank_for_itself(original, *args, **kwargs)
+    check_interval("MonitoredTrainingSession", secs, steps)
+    signature = inspect.signature(original)
+
+    def with_increments(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        times = (given.arguments[f"save_checkpoint_{unit}"] for unit in ("secs", "steps"))
+        if not given.arguments["checkpoint_dir"] or not any(times):
+            raise ValueError(
+                "MonitoredTrainingSession(save_incremental_checkpoint_…) saves what has changed "
+                "since the last checkpoint: give checkpoint_dir, and don't turn checkpoints off "
+                "(save_checkpoint_secs, save_checkpoint_steps)."
+            )
+        hook = IncrementHook(given.arguments["checkpoint_dir"], secs, steps)
+        given.arguments["hooks"] = [*(given.arguments["hooks"] or []), hook]
+        return original(*given.args, **given.kwargs)
+
+    return session_runs.every_rank_for_itself(with_increments, *args, **kwargs)
+
+
+def check_interval(owner: str, secs: Any, steps: Any) -> None:
+    """Checks when increments are to be saved.
+
+    Args:
+        owner: whose options they are, for the message.
+        secs, steps: seconds, and global steps, between them.
+
+    Raises:
+        ValueError: both are given, or one isn't positive.
+    """
+    given = {
+        "save_incremental_checkpoint_secs": secs,
+        "save_incremental_checkpoint_steps": steps,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    if len(given) > 1:
+        raise ValueError(
+            f"{owner}: give one of save_incremental_checkpoint_secs={secs!r} and "
+            f"save_incremental_checkpoint_steps={steps!r}."
+        )
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+            raise ValueError(f"{owner}: {name} is a positive number, or None, not {value!r}.")
 
 
 class IncrementHook(tf.train.SessionRunHook):
