@@ -80,6 +80,7 @@ def probes():
             "_functions",
             "_unsafe_unfinalize",
             "_get_control_flow_context",
+            "_set_control_flow_context",
         ],
     )
     yield (
