@@ -46,7 +46,7 @@ from tensorflow_estimator.python.estimator import estimator as estimator_lib
 
 from collective import feature_column, hooks, rank0_output
 from collective.checkpoint import restoring, saver, saving, warm_start
-from collective.coordination import session_runs
+from collective.coordination import session_ends, session_runs
 from collective.estimator import refusal
 from collective.gradients import clipping, reduction
 from collective.ops import control_flow
@@ -403,12 +403,12 @@ SESSIONS = (
         NO_AGREEMENT,
     ),
     Patch(BaseSession, "tf.Session.partial_run_setup", session_runs.partial_run_setup, WHOLE_RUNS),
-    Patch(BaseSession, "tf.Session.close", session_runs.close, LEFT_SILENTLY),
-    Patch(tf.Session, "tf.Session.__exit__", session_runs.leave, LEFT_SILENTLY),
+    Patch(BaseSession, "tf.Session.close", session_ends.close, LEFT_SILENTLY),
+    Patch(tf.Session, "tf.Session.__exit__", session_ends.leave, LEFT_SILENTLY),
     Patch(
         monitored_session._MonitoredSession,
         "monitored_session._MonitoredSession._close_internal",
-        session_runs.end,
+        session_ends.end,
         NOT_ALIKE,
     ),
     Patch(

@@ -14,6 +14,7 @@ import tensorflow.compat.v2 as tf2
 from collective import options, rank0_output, strategies
 from collective.checkpoint import ownership
 from collective.coordination import run_analysis
+from collective.coordination.preemption import PREEMPTION
 from collective.determinism import Determinism
 from collective.estimator import input_sharding
 from collective.ops import carriers, collectives, graph_analysis, native_library
@@ -497,6 +498,7 @@ def _close_last() -> None:
         ownership.marks().release_sessions()
     finally:
         profiler.finish()
+        PREEMPTION.unwatch()
 
 
 def _take_over(options: ScopeOptions | None) -> None:

@@ -24,7 +24,7 @@ from tensorflow.python.training.saving import saveable_object_util
 
 from collective.checkpoint import ownership
 from collective.checkpoint.shards import Shard, find_shards
-from collective.coordination import barrier
+from collective.coordination import barrier, milestones
 from collective.ops import collectives
 from collective.tables.table import Table, shard_of
 
@@ -267,6 +267,7 @@ _last_checkpoint: list[str] = []
 def note_last_checkpoint(prefix: str) -> None:
     """Notes that this process saved or restored the checkpoint `prefix`."""
     _last_checkpoint[:] = [prefix]
+    milestones.poster().has_checkpoint(prefix)
 
 
 def last_checkpoint() -> str | None:

@@ -23,8 +23,8 @@ class PreparedRun:
         keep_alive: the fetches and feeds themselves: a run is found again by their identities,
             which must not become those of other objects.
         targets: run beside the fetches: an agreement for each level, of which the first gives
-            rank 0's clock; then exchanges of rows that gradients wait for, and the collectives that
-            a rank out of data takes part in.
+            all ranks' headers; then exchanges of rows that gradients wait for, and the collectives
+            that a rank out of data takes part in.
         idle_run: how a rank that is out of data takes part in it; None if it can't.
         idle_targets: run beside `idle_run`: an agreement for each level but the first.
         repeatable: whether it can be tried again when ranks were found not to be ready: it has
@@ -58,6 +58,11 @@ class PreparedRun:
     def needs_peers(self) -> bool:
         """Tells whether all ranks must carry it out together."""
         return bool(self.targets or self.footprint.initialized or self.extended)
+
+    @property
+    def wishes(self) -> list[int]:
+        """Returns each rank's wish to stop, as the headers tell for which a gate stayed closed."""
+        return [header.wish for header in self.disagreement or ()]
 
     def first_gate_opened(self, started: bool) -> bool:
         """Tells whether the first gate had opened in a run that failed.

@@ -65,6 +65,11 @@ class RunFootprint:
         """Tells whether it is a step of training."""
         return self.trains and not self.broadcasts
 
+    @property
+    def takes_data(self) -> bool:
+        """Tells whether it takes a batch from an iterator or a queue."""
+        return any(kind(op) in graph_analysis.SOURCES for op in self.operations)
+
     def comparing(self, names: Iterable[str]) -> RunFootprint:
         """Returns the footprint with which ranks compare `names`, too."""
         shared = tuple(sorted([*self.shared, *names]))

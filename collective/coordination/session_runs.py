@@ -21,10 +21,12 @@ from collective.coordination import (
     barrier,
     common_folder,
     coordinator,
+    milestones,
     run_analysis,
 )
 from collective.coordination.agreement import Header
 from collective.coordination.initial_broadcast import broadcast_initial_values
+from collective.coordination.preemption import PREEMPTION
 from collective.coordination.prepared_run import PreparedRun
 from collective.coordination.run_analysis import RunFootprint, is_shared
 from collective.coordination.run_extension import extension_of
@@ -73,7 +75,10 @@ def run(
     """
     graph = session.graph
     flag = training_flag.existing(graph)
+    PREEMPTION.watch()
     if _is_plain(graph) and not observer.measures:
+        if PREEMPTION.is_told:
+            _stop_plain_run(session, fetches, feed_dict)
         return original(session, fetches, feed_dict, options, run_metadata)
     extension = extension_of(graph)
     rewritten = extension.rewrite_fetches(fetches)
@@ -86,7 +91,28 @@ def run(
     if prepared is None:
         return original(session, fetches, feed_dict, options, run_metadata)
     footprint = prepared.footprint
+    PREEMPTION.stop(state_of_session(session), footprint)
     feeds = _with_feeds(footprint, flag, feed_dict)
+    values = _carry_out(
+        observer, original, session, prepared, fetches, feeds, options, run_metadata
+    )
+    if footprint.is_step:
+        milestones.poster().trained()
+    return values
+
+
+def _carry_out(
+    observer: Observer,
+    original: Any,
+    session: Any,
+    prepared: PreparedRun,
+    fetches: Any,
+    feeds: Any,
+    options: Any,
+    run_metadata: Any,
+) -> Any:
+    """Runs what was prepared: with the peers where they share it, else alone."""
+    graph, footprint = session.graph, prepared.footprint
 
     def run_alone(original: Any) -> Any:
         return original(session, fetches, feeds, options, run_metadata)
@@ -103,11 +129,22 @@ def run(
         unequal = state_of_session(session).unequal_variables
         unequal.update({v.name: v for v in footprint.initialized})
         return run_alone(original)
-    if extension.reads_iterator_started_by(footprint.operations):
+    if extension_of(graph).reads_iterator_started_by(footprint.operations):
         coordinator.instance().restart(session)
     if not prepared.needs_peers:
         return run_alone(original)
     return observer(original, session, prepared, run_together)
+
+
+def _stop_plain_run(session: Any, fetches: Any, feed_dict: Any) -> None:
+    """Refuses a run of TensorFlow's alone if this process was told to stop."""
+    try:
+        footprint = run_analysis.footprint_of(
+            session.graph, graph_analysis.flatten(fetches), list(feed_dict or {})
+        )
+    except Exception:
+        return  # TensorFlow refuses the fetches or feeds itself
+    PREEMPTION.stop(state_of_session(session), footprint)
 
 
 def _is_plain(graph: tf.Graph) -> bool:
@@ -179,65 +216,6 @@ def partial_run_setup(original: Any, session: Any, *args: Any, **kwargs: Any) ->
             "partial_run is not possible with several ranks, which agree on whole runs: use run()."
         )
     return original(session, *args, **kwargs)
-
-
-def close(original: Any, session: Any) -> None:
-    """Stands in for `Session.close`: tells the peers first.
-
-    A `with` statement of a monitored session or a `finally` may call it because of an error.
-    """
-    try:
-        if coordinator.started():
-            coordinator.instance().leave(session, _error_since_start(session))
-    finally:
-        try:
-            original(session)
-        finally:
-            state_of_session(session).close()
-
-
-def _error_since_start(session: Any) -> BaseException | None:
-    """Returns the error that is being handled now, unless `session` was made while it was.
-
-    A session may be made in an `except`: for a first start, where there is no checkpoint.
-    """
-    error = sys.exc_info()[1]
-    return None if id(error) == state_of_session(session).handled_error else error
-
-
-def leave(original: Any, session: Any, kind: Any, error: Any, traceback: Any) -> Any:
-    """Stands in for `Session.__exit__`: tells the peers first.
-
-    TensorFlow closes the session in another thread, which knows nothing of the error.
-    """
-    try:
-        if coordinator.started():
-            coordinator.instance().leave(session, error)
-    except BaseException as elsewhere:
-        original(session, type(elsewhere), elsewhere, elsewhere.__traceback__)
-        raise
-    return original(session, kind, error, traceback)
-
-
-def end(original: Any, session: Any, exception_type: Any = None) -> None:
-    """Stands in for `_MonitoredSession._close_internal`: waits for all ranks at the end.
-
-    Hooks that run something there do so on all ranks together.
-    """
-    plain_session = session._coordinated_creator.tf_sess
-    # In a `finally` it isn't told of the error.
-    error = exception_type or _error_since_start(plain_session)
-    if (
-        (error is None or coordinator.is_end(error))
-        and plain_session is not None
-        and coordinator.started()
-    ):
-        try:
-            coordinator.instance().end(plain_session)
-        except BaseException as error:
-            original(session, type(error))
-            raise
-    original(session, exception_type)
 
 
 def prepare_session(original: Any, manager: Any, *args: Any, **kwargs: Any) -> Any:

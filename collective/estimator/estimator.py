@@ -17,6 +17,7 @@ from collective import checkpoint
 from collective.checkpoint.layout import FORMAT_ENTRY, LAYOUT_ENTRY, StoredTable
 from collective.checkpoint.tensor_bundle import Bundle
 from collective.coordination import barrier, coordinator
+from collective.coordination.preemption import PREEMPTION
 from collective.errors import RankError
 from collective.estimator import evaluation, input_sharding, prediction
 from collective.estimator.run_config import local_config
@@ -348,6 +349,7 @@ class Estimator(estimator_lib.EstimatorV2):
         Yields:
             rank 0's `values`.
         """
+        PREEMPTION.raise_if_decided()
         with self._reports_failure(method), self._scope():
             messages = barrier.exchange(
                 None, f"Estimator.{method}", {"alike": arguments, "mine": values}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from tests.unit.rank_threads import (
@@ -25,7 +28,7 @@ class FakeRun:
                 frozenset(), (f"lookup {signature}",), signature, (), trains, ()
             ),
             keep_alive=None,
-            targets=["clock"],
+            targets=["headers"],
             idle_run=idle_run,
             repeatable=False,
         )
@@ -47,7 +50,7 @@ class FakeRun:
             self.prepared.disagreement = headers
             raise tf.errors.UnknownError(None, None, "the gate stays closed")
         self.batches -= 1
-        return ["result", [0]]
+        return ["result", [np.array([dataclasses.astuple(h) for h in headers])]]
 
     def __call__(self):
         return self.coordinator.run(
