@@ -33,7 +33,7 @@ from .plan import LaunchPlan
 from .preemption import departure
 from .progress_board import LauncherBoard
 from .rendezvous import Rendezvous
-from .restarts import Restart, RestartPolicy, failure_of
+from .restarts import Restart, RestartPolicy, failure_of, stopped_before_restart
 from .shutdown import ShutdownSchedule
 from .signals import SignalPipe
 from .stall_detector import StallDetector
@@ -302,7 +302,10 @@ class Attempt:
             if cause and not self._outcome.left_preempted:
                 self._console.say(self._outcome.failure_report())
         self._say_what_is_next(code)
-        self._write_out()
+        stop = self._write_out()
+        if stop is not None and self.restart is not None:
+            self.restart = None
+            return stopped_before_restart(stop, self._plan)
         return code
 
     def _say_what_is_next(self, code: int) -> None:
@@ -332,16 +335,22 @@ class Attempt:
         while self.restart and threading.active_count() > 1 and time.monotonic() < end:
             time.sleep(0.01)
 
-    def _write_out(self) -> None:
-        """Waits for the readers of the output, who may take their time unless a stop is asked."""
+    def _write_out(self) -> signal.Signals | None:
+        """Waits for the readers of the output, who may take their time unless a stop is asked.
+
+        Returns:
+          The signal that asked.
+        """
         deadline = math.inf
         if self._exit_code is not None:
             deadline = time.monotonic() + _LAST_OUTPUT_TIMEOUT
         while not self._console.written and time.monotonic() < deadline:
             timeout = None if deadline == math.inf else deadline - time.monotonic()
             self._selector.select(timeout)
-            if any(signum in self._signals.stop_signals for signum in self._signals.take()):
-                return
+            for signum in self._signals.take():
+                if signum in self._signals.stop_signals:
+                    return signum
+        return None
 
     def _say(self, text: str) -> None:
         self._console.say(f"collective.launch: {text}")

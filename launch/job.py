@@ -8,13 +8,10 @@ attempt ──ends well, is stopped, is preempted──────────�
 
 from __future__ import annotations
 
-import signal
-import sys
-
 from .attempt import Attempt
 from .devices import driver_gpus, visible_gpus
 from .plan import LaunchPlan
-from .restarts import RestartPolicy
+from .restarts import RestartPolicy, stopped_before_restart
 from .signals import SignalPipe, stop_signals
 
 
@@ -41,10 +38,5 @@ class Job:
                 return code
             stop = signals.wait(restart.pause)
             if stop is not None:
-                print(
-                    f"collective.launch: {stop.name} before the restart: the job ends. Resume with "
-                    "the same command",
-                    file=sys.stderr,
-                )
-                return 128 + (signal.SIGTERM if stop == plan.preempt_signal else stop)
+                return stopped_before_restart(stop, plan)
             plan = restart.plan

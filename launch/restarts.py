@@ -15,6 +15,8 @@ counted anew, and one whose rank was the root cause twice in a row is left out.
 
 from __future__ import annotations
 
+import signal
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -123,7 +125,7 @@ class RestartPolicy:
                 are = "GPU is" if len(devices) == 1 else "GPUs are"
                 reason = f"{len(devices)} {are} left, and --min-np asks for {plan.min_ranks}"
         if reason:
-            return Decision(text=f"  no restart {reason}")
+            return Decision(text=f"  no restart: {reason}")
         count = plan.restart_count + 1
         pause = min(LONGEST_PAUSE, plan.restart_pause * 2 ** min(plan.restart_count, 30))
         shown = plan.shown_ranks & frozenset(range(len(devices)))
@@ -145,6 +147,17 @@ class RestartPolicy:
         return tuple(gpus[: plan.most_ranks])
 
 
+def stopped_before_restart(signum: signal.Signals, plan: LaunchPlan) -> int:
+    """Says that a signal came instead of a restart; returns the launcher's exit code."""
+    print(
+        f"collective.launch: {signum.name} before the restart: the job ends. Resume with the same "
+        "command",
+        file=sys.stderr,
+        flush=True,
+    )
+    return 128 + (signal.SIGTERM if signum == plan.preempt_signal else signum)
+
+
 def _futility(failure: Failure, previous: Failure | None, plan: LaunchPlan) -> str:
     """Returns why a restart would be no use; "" if it may be."""
     if failure.code in _NOT_STARTED:
@@ -154,7 +167,7 @@ def _futility(failure: Failure, previous: Failure | None, plan: LaunchPlan) -> s
     if not failure.has_trained and failure.error in _PROGRAM_ERRORS:
         return f"{failure.error} before the first step comes again"
     if plan.restart_count >= plan.max_restarts:
-        return f"--max-restarts {plan.max_restarts} are used up"
+        return f"that was the last of --max-restarts {plan.max_restarts}"
     if (
         previous is not None
         and failure.last_step == previous.last_step

@@ -35,6 +35,7 @@ class PreparedRun:
         disagreed_later: whether that was another gate than the first, so that collectives had been
             executed.
         label: what the launcher is told of it.
+        is_step: whether the launcher counts it as a step of training.
         extended: whether the extension of its graph takes part in it.
         recorder: keeps its first batches, to be compared with the other ranks'
             (`collective.monitoring.input_check`).
@@ -51,6 +52,7 @@ class PreparedRun:
     disagreement: list[Header] | None = None
     disagreed_later: bool = False
     label: Label | None = None
+    is_step: bool = False
     extended: bool = False
     recorder: Any = None
 

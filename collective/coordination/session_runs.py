@@ -96,7 +96,7 @@ def run(
     values = _carry_out(
         observer, original, session, prepared, fetches, feeds, options, run_metadata
     )
-    if footprint.is_step:
+    if prepared.is_step:
         milestones.poster().trained()
     return values
 
@@ -372,6 +372,7 @@ def _prepare(graph: tf.Graph, footprint: RunFootprint, keep_alive: Any) -> Prepa
     gates = gates_of(graph)
     extended = extension_of(graph).takes_part_in(footprint.operations)
     run = PreparedRun(footprint, keep_alive, extended=extended)
+    run.is_step = footprint.is_step and not footprint.restores
     awaited = awaited_rows.beside_gradients(gates, footprint.operations)
     with graphs.open_for_changes(graph):
         for level in footprint.levels(gates):
