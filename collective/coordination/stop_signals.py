@@ -138,7 +138,12 @@ def _stop_signals() -> list[int]:
     numbers = [int(signal.SIGTERM)]
     chosen = os.environ.get(VARIABLE)
     if chosen:
-        numbers.append(signal_number(chosen))
+        try:
+            numbers.append(signal_number(chosen))
+        except ValueError as error:
+            raise ValueError(
+                f"{VARIABLE}={chosen}: {error}; give a name like USR1, or a number"
+            ) from None
     if os.environ.get("COLLECTIVE_LAUNCHED"):
         numbers.append(int(signal.SIGINT))
     return sorted(set(numbers))
@@ -157,15 +162,30 @@ def _end_at_once(number: int) -> None:
 
 
 _watched: list[StopSignals] = []
+_forking = threading.local()
 
 
-def _forget_all() -> None:
+def _before_fork() -> None:
+    """Holds signals back: one for a child would be noted here until the child is itself."""
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _stop_signals())
+
+
+def _after_fork() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
+def _after_fork_in_child() -> None:
     for signals in _watched:
         signals.forget()
+    _after_fork()
 
 
 def _forget_in_forks(signals: StopSignals) -> None:
     if not _watched:
-        os.register_at_fork(after_in_child=_forget_all)
+        os.register_at_fork(
+            before=_before_fork,
+            after_in_parent=_after_fork,
+            after_in_child=_after_fork_in_child,
+        )
     if signals not in _watched:
         _watched.append(signals)
