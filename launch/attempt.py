@@ -83,10 +83,10 @@ class Attempt:
         while not self._over:
             self._wait(self._next_time())
             self._do_what_is_due(time.monotonic())
-        try:
-            return self._finish()
-        finally:
+        code = self._finish()
+        if self.restart is not None:
             self._close()
+        return code
 
     def _start(self) -> None:
         size = self._plan.size
@@ -227,10 +227,15 @@ class Attempt:
             self._exit_code = 128 + signum
         self._settle_until = math.inf
         self._console.expect_interrupts()
-        is_first = not self._shutdown.begun
-        self._shutdown.request(signum, time.monotonic())
+        now = time.monotonic()
+        if self._outcome.root_cause() is not None and not self._outcome.is_preempted:
+            self._end_ranks(now)
+        elif signum not in (signal.SIGINT, signal.SIGTERM):
+            self._milestones.mark_ending()
+        may_save = not (self._shutdown.begun or self._milestones.is_ending)
+        self._shutdown.request(signum, now)
         time_to_save = ""
-        if is_first and signum in (signal.SIGINT, signal.SIGTERM) and self._plan.time_to_save:
+        if may_save and self._plan.time_to_save:
             time_to_save = (
                 f"; who trains may save, for {self._plan.time_to_save:g} s at most; a second "
                 "signal ends all at once"
@@ -332,7 +337,7 @@ class Attempt:
         self._board.close()
         self._milestones.close()
         end = time.monotonic() + _THREAD_PATIENCE
-        while self.restart and threading.active_count() > 1 and time.monotonic() < end:
+        while threading.active_count() > 1 and time.monotonic() < end:
             time.sleep(0.01)
 
     def _write_out(self) -> signal.Signals | None:
