@@ -35,8 +35,7 @@ Public names, in short:
     StorageOption, StorageType       where rows are: memory, files
     CacheType, CheckpointOption      their cache and restoring; no effect yet
     EmbeddingConfig                  the same in PERSIA's words
-    RankError, ReplicaError, TableError  a rank failed; ranks differ; a table can't do it
-    Preempted                        all ranks were told to stop, and have completed the same step
+    RankError, ReplicaError, TableError, Preempted  errors, and the end of a preempted job
     collective.feature_column        columns of open-ended keys, groups of columns
     collective.data                  reads Parquet, deals items of work, converts Criteo logs
     collective.checkpoint            reads, shows and converts checkpoints
