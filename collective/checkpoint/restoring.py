@@ -37,7 +37,7 @@ def restore(original: Any, saver: Any, sess: Any, save_path: Any) -> None:
         _restore(SCOPES.options.missing_slots == "fresh", original, saver, sess, save_path)
     accumulation.restart(sess)
     if hasattr(sess, "graph"):
-        state_of_session(sess).forget_steps()
+        state_of_session(sess).restored()
 
 
 def _restore(fresh_slots: bool, original: Any, saver: Any, sess: Any, save_path: Any) -> None:

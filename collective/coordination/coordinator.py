@@ -171,8 +171,9 @@ class Coordinator:
             run.disagreement = None
             self.progress.enters(Phase.WORKING if run.gate is None else Phase.RUNNING)
             try:
-                values, agreed = attempt.original(
-                    attempt.session, [fetches, run.targets], attempt.feeds, options, metadata
+                beside = [run.targets, run.counts]
+                values, (agreed, _) = attempt.original(
+                    attempt.session, [fetches, beside], attempt.feeds, options, metadata
                 )
                 return values, agreed
             except tf.errors.OpError as error:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collective.data.criteo_logs import criteo
 from collective.data.parquet_dataset import parquet
+from collective.data.resumable import resumable
 from collective.data.work_queue import WorkQueue
 
-__all__ = ["WorkQueue", "criteo", "parquet"]
+__all__ = ["WorkQueue", "criteo", "parquet", "resumable"]
