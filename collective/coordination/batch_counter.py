@@ -98,8 +98,8 @@ def followed(session: Any, run: PreparedRun) -> Iterator[None]:
     if void:
         raise RuntimeError(
             f"a checkpoint was restored after batches of '{min(void)}' had been taken: the "
-            "iterator isn't where the checkpoint's data are. Restore before the first batch is taken, or "
-            "run the initializer of an initializable iterator behind saver.restore()."
+            "iterator isn't where the checkpoint's data are. Restore before the first batch is "
+            "taken, or run the initializer of an initializable iterator behind saver.restore()."
         )
     run.disagreement = None
     try:

@@ -92,9 +92,9 @@ def _positions(
             names = ", ".join(sorted(upstream))
             raise NotImplementedError(
                 f"the batches counted by '{names}' pass through '{name}' ({node.op}), which "
-                "doesn't give one for each: put what shuffles, repeats, filters or batches in front of "
-                "collective.data.resumable(), and only map(), prefetch(), take() and zip() behind "
-                "it."
+                "doesn't give one for each: put what shuffles, repeats, filters or batches in "
+                "front of collective.data.resumable(), and only map(), prefetch(), take() and "
+                "zip() behind it."
             )
         known[name] = own or upstream
     return known[last]

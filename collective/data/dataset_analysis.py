@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -52,6 +54,29 @@ def shuffles_differently(dataset: Any) -> bool:
         if all(seed is not None and int(seed) == 0 for seed in seeds):
             return True
     return False
+
+
+def is_shuffled(dataset: Any) -> bool:
+    """Tells whether a graph's dataset has an order that follows from seeds."""
+    return any(op.type.startswith("Shuffle") for op in operations(dataset))
+
+
+@contextlib.contextmanager
+def drawn_seeds() -> Iterator[None]:
+    """Notes that the seeds of datasets made inside may be other ones in another job."""
+    _drawing.append(True)
+    try:
+        yield
+    finally:
+        _drawing.pop()
+
+
+def are_seeds_drawn() -> bool:
+    """Tells whether `drawn_seeds` says so here."""
+    return bool(_drawing)
+
+
+_drawing: list[bool] = []
 
 
 def unordered(dataset: Any) -> str | None:

@@ -134,27 +134,30 @@ class DataPosition:
         return tf.reduce_all(tf.equal(used, tf.constant(self._source.values(), tf.int64)))
 
     def _complaint(self, batches: tf.Tensor, used: tf.Tensor) -> tf.Tensor:
-        here = tf.constant(self._source.values(), tf.int64)
+        # TensorFlow escapes quotes in it.
         return tf.strings.join(
             [
-                f"resumable dataset '{self.name}': the checkpoint's position, behind global batch ",
+                f"resumable dataset {self.name}: the position in the checkpoint, behind global "
+                "batch ",
                 tf.as_string(batches),
                 ", is of other data (",
                 _text(used),
-                ") than this job's (",
-                _text(here),
+                ") than those of this job (",
+                _text(tf.constant(self._source.values(), tf.int64)),
                 "). The digest is of files or, for a tf.data pipeline, its operations and their "
-                "constants. Give the data as they were; or resumable(…, on_change='restart') "
-                "begins them anew, and on_change='continue' goes on behind as many batches of this job's.",
+                "constants. Give the data as they were; or let resumable(..., on_change=restart) "
+                "begin them anew, or on_change=continue go on behind as many batches of the new "
+                "data.",
             ]
         )
 
     def _warning(self, batches: tf.Tensor, used: tf.Tensor) -> tf.Operation:
         says = tf.strings.join(
             [
-                f"resumable dataset '{self.name}': the checkpoint's position, behind global batch ",
+                f"resumable dataset '{self.name}': the position in the checkpoint, behind global "
+                "batch ",
                 tf.as_string(batches),
-                ", is of other data; this job's begin anew.",
+                ", is of other data; those of this job begin anew.",
             ]
         )
 

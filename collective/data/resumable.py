@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Callable, Protocol
 
 import tensorflow.compat.v1 as tf
@@ -11,6 +12,9 @@ from collective.data import dataset_analysis
 from collective.data.positions import ON_CHANGE, DataSource, OnChange, position_of
 from collective.ops import collectives, graphs
 from collective.policy import is_whole
+
+# TensorFlow's names of operations.
+_NAME = re.compile("[A-Za-z0-9.][A-Za-z0-9_./-]*")
 
 Batch = Callable[[tf2.data.Dataset, int], tf2.data.Dataset]
 
@@ -96,7 +100,7 @@ def resumable(
     collectives.init()
     rank, ranks = collectives.rank(), collectives.size()
     records: SeekableRecords | None = getattr(dataset, "collective_records", None)
-    _check_options(batch_size, ranks, on_change, records, batch)
+    _check_options(batch_size, ranks, name, on_change, records, batch)
     if records is None:
         _check_records(dataset)
         source = DataSource(batch_size, None, None, dataset_analysis.digest(dataset))
@@ -130,7 +134,7 @@ def _batches_of_rank(
         records = records.shard(ranks, rank)
     elif ranks > 1:
         numbered = records.enumerate()
-        own = numbered.filter(lambda number, _: number % batch_size % ranks == rank)
+        own = numbered.filter(lambda number, _: tf.equal(number % batch_size % ranks, rank))
         records = own.map(lambda _, record: record)
     if batch is None:
         return records.batch(share, drop_remainder=drop_remainder)
@@ -138,12 +142,22 @@ def _batches_of_rank(
 
 
 def _check_options(
-    batch_size: int, ranks: int, on_change: str, records: SeekableRecords | None, batch: Any
+    batch_size: int,
+    ranks: int,
+    name: str,
+    on_change: str,
+    records: SeekableRecords | None,
+    batch: Batch | None,
 ) -> None:
     if not (is_whole(batch_size) and batch_size >= ranks):
         raise ValueError(
             f"resumable(batch_size={batch_size!r}): a global batch has a record for each rank at "
             f"least, of which there {'is' if ranks == 1 else 'are'} {ranks}."
+        )
+    if not (isinstance(name, str) and _NAME.fullmatch(name)):
+        raise ValueError(
+            f"resumable(name={name!r}): it begins the names of variables, of letters, digits and "
+            "_ . - /"
         )
     if on_change not in ON_CHANGE:
         raise ValueError(f"resumable(on_change={on_change!r}): it is one of {ON_CHANGE}.")
@@ -158,7 +172,8 @@ def _check_records(dataset: Any) -> None:
     if dataset_analysis.is_of_reader(dataset):
         raise ValueError(
             "resumable(): the dataset is made of batches of collective.data.parquet() or of "
-            "another resumable(). Give it that of parquet() itself, and put map() and others behind it: "
+            "another resumable(). Give it that of parquet() itself, without start, rank, ranks and "
+            "drop_remainder, and put map() and others behind it: "
             "resumable(parquet(files), batch_size=…).map(…)."
         )
     if dataset_analysis.is_sharded(dataset):
@@ -171,6 +186,12 @@ def _check_records(dataset: Any) -> None:
             "resumable(): the dataset is shuffled without a seed, so each rank has an order of its "
             "own, and another one in each job. Give shuffle() a seed. (list_files() shuffles, too: "
             "it takes shuffle=False.)"
+        )
+    if dataset_analysis.are_seeds_drawn() and dataset_analysis.is_shuffled(dataset):
+        raise ValueError(
+            "resumable(): the dataset is shuffled, and an Estimator without a seed has its input "
+            "shuffled in another order each time. Give the Estimator one, the same in every job: "
+            "tf.estimator.RunConfig(tf_random_seed=…)."
         )
     unordered = dataset_analysis.unordered(dataset)
     if unordered is not None:

@@ -57,14 +57,19 @@ def same_shuffling() -> Iterator[None]:
     between ranks.
     """
     graph = tf.get_default_graph()
-    if collectives.size() == 1 or graph.seed is not None:
+    if graph.seed is not None:
         yield
+        return
+    if collectives.size() == 1:
+        with dataset_analysis.drawn_seeds():
+            yield
         return
     seed = random.SystemRandom().randrange(2**31)
     of_rank_0 = barrier.exchange(None, "the seed of an input", {"seed": seed})[0]
     tf.set_random_seed(of_rank_0["seed"])
     try:
-        yield
+        with dataset_analysis.drawn_seeds():
+            yield
     finally:
         graph.seed = None
 
