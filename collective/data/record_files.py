@@ -86,8 +86,9 @@ class _OpenFile:
     def read(self, start: int, length: int) -> bytes:
         record = os.pread(self._descriptor, length, start)
         if len(record) < length:
+            size = os.fstat(self._descriptor).st_size
             raise ValueError(
-                f"{self._path}: it ends at {start + len(record)}, within a record that was there "
+                f"{self._path}: it has {size} bytes, and had a record up to byte {start + length} "
                 "when reading began. Files must stay as they are."
             )
         return record

@@ -44,7 +44,8 @@ def records(
     An element is a record, a string scalar; behind `resumable` it is a batch [n] of them.
 
     Args:
-        files: A path, pattern, or folder, or a list of them; local, not compressed; the same on every rank.
+        files: A path, pattern, or folder, or a list of them; local, not compressed; the same on
+            every rank.
         format: 'tfrecord'; or 'lines' of text, given without their ends.
         shuffle: Whether the records are shuffled.
         seed: Of the order, from 0 to 2³² - 1; the same on every rank.

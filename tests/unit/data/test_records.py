@@ -143,5 +143,5 @@ def test_what_is_no_such_file_is_named(tmp_path):
     assert source.read(np.array([1, 0])) == [b"defg", b"abc"]
     with open(whole, "r+b") as file:
         file.truncate(20)
-    with pytest.raises(ValueError, match="whole: it ends at 20, within a record"):
+    with pytest.raises(ValueError, match="whole: it has 20 bytes, and had a record up to byte 35"):
         source.read(np.array([1]))
