@@ -20,6 +20,7 @@ from typing import Literal
 
 import tensorflow.compat.v1 as tf
 
+from collective.checkpoint.saver import let_be_missing
 from collective.coordination.batch_counter import STARTS
 from collective.coordination.prepared_run import CountedRun
 from collective.data.batch_iterators import positions_read
@@ -69,13 +70,14 @@ class DataPosition:
         name: of the dataset; the variables are '<name>/position' and '<name>/source'.
         source: describes the data.
         on_change: says what is done with the position of other data.
+        first: the position where none is restored.
     """
 
-    def __init__(self, name: str, source: DataSource, on_change: OnChange):
-        self.name, self._source, self._on_change = name, source, on_change
+    def __init__(self, name: str, source: DataSource, on_change: OnChange, first: int):
+        self.name, self._source, self._on_change, self._first = name, source, on_change, first
         with tf.init_scope(), tf.device("/cpu:0"), tf.name_scope(f"{name}/"):
             self._batches = tf.Variable(
-                tf.constant(0, tf.int64), trainable=False, use_resource=True, name="position"
+                tf.constant(first, tf.int64), trainable=False, use_resource=True, name="position"
             )
             self._used = tf.Variable(
                 tf.constant(source.values(), tf.int64),
@@ -83,6 +85,9 @@ class DataPosition:
                 use_resource=True,
                 name="source",
             )
+        if on_change != "error":
+            for variable in (self._batches, self._used):
+                let_be_missing(variable)
         self.handle = _shared_name(self._batches)
 
     def start(self) -> tf.Tensor:
@@ -102,7 +107,7 @@ class DataPosition:
         if self._on_change == "restart":
             if collectives.rank() == 0:
                 checks.append(self._warning(batches, used))
-            batches = tf.where(self._is_own(used), batches, tf.zeros_like(batches))
+            batches = self._or_first(used, batches)
         with tf.control_dependencies(checks):
             return tf.identity(batches)
 
@@ -123,7 +128,7 @@ class DataPosition:
                 return counted
             before, used = self._batches.read_value(), self._used.read_value()
             if self._on_change == "restart":
-                before = tf.where(self._is_own(used), before, tf.zeros_like(before))
+                before = self._or_first(used, before)
             with tf.control_dependencies([before, used]):
                 return tf.group(
                     self._batches.assign(before + batches, read_value=False),
@@ -132,6 +137,11 @@ class DataPosition:
 
     def _is_own(self, used: tf.Tensor) -> tf.Tensor:
         return tf.reduce_all(tf.equal(used, tf.constant(self._source.values(), tf.int64)))
+
+    def _or_first(self, used: tf.Tensor, batches: tf.Tensor) -> tf.Tensor:
+        first = tf.constant(self._first, tf.int64)
+        chosen: tf.Tensor = tf.where(self._is_own(used), batches, first)
+        return chosen
 
     def _complaint(self, batches: tf.Tensor, used: tf.Tensor) -> tf.Tensor:
         # TensorFlow escapes quotes in it.
@@ -234,7 +244,9 @@ class DataPositions:
         return True
 
 
-def position_of(name: str, source: DataSource, on_change: OnChange) -> DataPosition | None:
+def position_of(
+    name: str, source: DataSource, on_change: OnChange, first: int
+) -> DataPosition | None:
     """Makes the position of a dataset in the current graph.
 
     Returns:
@@ -253,7 +265,7 @@ def position_of(name: str, source: DataSource, on_change: OnChange) -> DataPosit
             f"resumable(name='{name}'): the graph has a resumable dataset of this name. Give each "
             "a name of its own, which stays the same from job to job."
         )
-    position = DataPosition(name, source, on_change)
+    position = DataPosition(name, source, on_change, first)
     positions.by_handle[position.handle] = position
     state.batch_counter = positions
     return position

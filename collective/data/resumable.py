@@ -45,6 +45,7 @@ def resumable(
     batch_size: int,
     *,
     name: str = "data",
+    start: int = 0,
     drop_remainder: bool = False,
     batch: Batch | None = None,
     on_change: OnChange = "error",
@@ -78,13 +79,15 @@ def resumable(
             ranks have one record more. The last batch of all may have fewer than B; with fewer than
             N there is no step.
         name: Names the variables; the same in every job that goes on with the data.
+        start: How many global batches are left out where no position is restored.
         drop_remainder: Leaves out the last batch if it has fewer than B records.
         batch: Makes batches of records: called with a dataset and the number of records of a batch,
             it returns a dataset of batches. None: `dataset.batch(n)`. Of `parquet`, which gives
             batches, there is no other.
         on_change: What to do where the restored position is of other data: of another batch size,
             seed or files, or of a pipeline with other operations or constants. 'error' refuses to
-            read them, 'restart' begins them anew, 'continue' goes on behind as many batches.
+            read them, 'restart' begins at `start`, 'continue' goes on behind as many batches. With
+            the latter two a checkpoint needn't have the position; it is then `start`.
 
     Raises:
         TypeError: it is no `tf.data.Dataset`.
@@ -100,16 +103,16 @@ def resumable(
     collectives.init()
     rank, ranks = collectives.rank(), collectives.size()
     records: SeekableRecords | None = getattr(dataset, "collective_records", None)
-    _check_options(batch_size, ranks, name, on_change, records, batch)
+    _check_options(batch_size, ranks, name, start, on_change, records, batch)
     if records is None:
         _check_records(dataset)
         source = DataSource(batch_size, None, None, dataset_analysis.digest(dataset))
     else:
         source = DataSource(batch_size, records.records, records.seed, records.digest)
-    position = position_of(name, source, on_change)
+    position = position_of(name, source, on_change, start)
 
     def batches(_: tf.Tensor) -> tf2.data.Dataset:
-        first = tf.constant(0, tf.int64) if position is None else position.start()
+        first = tf.constant(start, tf.int64) if position is None else position.start()
         if records is not None:
             return records.batches(first, batch_size, drop_remainder, rank, ranks)
         left = dataset.skip(first * batch_size)
@@ -145,6 +148,7 @@ def _check_options(
     batch_size: int,
     ranks: int,
     name: str,
+    start: int,
     on_change: str,
     records: SeekableRecords | None,
     batch: Batch | None,
@@ -159,6 +163,8 @@ def _check_options(
             f"resumable(name={name!r}): it begins the names of variables, of letters, digits and "
             "_ . - /"
         )
+    if not (is_whole(start) and start >= 0):
+        raise ValueError(f"resumable(start={start!r}): it is a whole number of batches, from 0.")
     if on_change not in ON_CHANGE:
         raise ValueError(f"resumable(on_change={on_change!r}): it is one of {ON_CHANGE}.")
     if records is not None and batch is not None:

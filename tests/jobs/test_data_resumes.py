@@ -18,7 +18,7 @@ SEED = int(os.environ.get("COLLECTIVE_TEST_SEED") or 1)
 RECORDS, EPOCHS, BATCH, LR = 50, 3, 12, 0.1  # 12 batches, and 6 records
 
 SCRIPT = """
-import json, os, signal, sys
+import json, os, signal, sys, time
 import numpy as np
 import tensorflow.compat.v1 as tf
 from collective import CollectiveStrategy, data
@@ -27,6 +27,14 @@ tf.logging.set_verbosity(tf.logging.ERROR)
 folder, kind, launch, victim, moment = *sys.argv[1:4], int(sys.argv[4]), int(sys.argv[5])
 strategy = CollectiveStrategy()
 rank = strategy.rank()
+
+
+def die(lines):
+    # What all ranks have trained is to be written down.
+    files = [f'{folder}/used_{launch}_{r}' for r in range(strategy.world_size())]
+    while not all(os.path.exists(file) and open(file).read().count('\\n') >= lines for file in files):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def dataset():
@@ -55,10 +63,11 @@ with strategy.scope(prefetch_keys=True, plan='quiet'), tf.Graph().as_default():
     ) as session, open(f'{folder}/used_{launch}_{rank}', 'w') as used:
         first = session.run_step_fn(lambda step_context: step_context.session.run(step))
         print(json.dumps({'first': int(first)}), file=used, flush=True)
+        lines = 1
         while not session.should_stop():
-            if rank == victim and moment == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            moment -= 1
+            if rank == victim and moment == lines - 1:
+                die(lines)
+            lines += 1
             batch, _ = session.run([ids, train])
             print(json.dumps(batch.tolist()), file=used, flush=True)
 """

@@ -118,7 +118,7 @@ def position(folder, name="clicks"):
     return int(tf.train.load_variable(folder, f"{name}/position"))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "kind, ahead",
     [("one shot", False), ("initializable", True), ("one shot", True), ("initializable", False)],
@@ -136,6 +136,7 @@ def test_a_job_goes_on_with_the_next_batch(strategy, folder, kind, ahead):
     np.testing.assert_allclose(rows, table, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.matrix
 def test_parquet_goes_to_its_place_at_once(strategy, rank, folder):
     make = from_parquet(folder, rank)
     used = []
@@ -156,6 +157,7 @@ def test_parquet_goes_to_its_place_at_once(strategy, rank, folder):
         )
 
 
+@pytest.mark.matrix
 def test_ranks_have_one_more_where_n_does_not_divide_a_batch(strategy, size, folder):
     used = trained(strategy, folder, 2, batch_size=13)
     used += trained(strategy, folder, 100, batch_size=13)
@@ -186,6 +188,21 @@ def test_other_data_than_the_checkpoints_are_refused(strategy, rank, size, folde
     assert warned == (rank == 0)
 
 
+def test_a_checkpoint_without_a_position(strategy, folder):
+    """Of a job that hadn't a resumable dataset; the weights are restored, the data begin."""
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        build(strategy, tf.constant([0, 1], tf.int64))
+        with tf.train.MonitoredTrainingSession(checkpoint_dir=folder):
+            pass
+    with pytest.raises((RankError, tf.errors.NotFoundError), match="'clicks/position'"):
+        trained(strategy, folder, 1)
+    used = joined(trained(strategy, folder, 1, on_change="restart", start=4))
+    used += joined(trained(strategy, folder, 1))
+    assert used == batches()[4:6]
+    assert position(folder) == 6
+
+
+@pytest.mark.matrix
 def test_evaluating_beside_it_does_not_move_the_place(strategy, size, folder):
     """Runs of another iterator, and runs that are fed, take no batch."""
     with strategy.scope(plan="quiet"), tf.Graph().as_default():

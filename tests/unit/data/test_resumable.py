@@ -174,6 +174,8 @@ def test_what_differs_between_ranks_or_is_dealt_is_refused(tmp_path):
         for name in ("held out", "", 3, "/x"):
             with pytest.raises(ValueError, match="it begins the names of variables"):
                 data.resumable(records, 2, name=name)
+        with pytest.raises(ValueError, match="start=-1"):
+            data.resumable(records, 2, start=-1)
         with pytest.raises(ValueError, match="on_change='ignore'"):
             data.resumable(records, 2, on_change="ignore")
         with pytest.raises(ValueError, match="makes its batches itself"):
