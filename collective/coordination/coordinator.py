@@ -171,8 +171,8 @@ class Coordinator:
             run.disagreement = None
             self.progress.enters(Phase.WORKING if run.gate is None else Phase.RUNNING)
             try:
-                beside = [run.targets, run.counts]
-                values, (agreed, _) = attempt.original(
+                beside = [*run.targets, *run.counts]
+                values, agreed = attempt.original(
                     attempt.session, [fetches, beside], attempt.feeds, options, metadata
                 )
                 return values, agreed

@@ -88,7 +88,7 @@ class DataPosition:
         if on_change != "error":
             for variable in (self._batches, self._used):
                 let_be_missing(variable)
-        self.handle = _shared_name(self._batches)
+        self.handle = _handle_name(self._batches)
 
     def start(self) -> tf.Tensor:
         """Returns the position, int64 scalar, in a dataset's function.
@@ -284,7 +284,7 @@ def without_positions() -> Iterator[None]:
 _without: list[bool] = []
 
 
-def _shared_name(variable: tf.Variable) -> str:
+def _handle_name(variable: tf.Variable) -> str:
     shared_name: bytes = variable.handle.op.get_attr("shared_name")
     return shared_name.decode()
 
@@ -292,7 +292,7 @@ def _shared_name(variable: tf.Variable) -> str:
 def _read_by_name(variable: tf.Variable) -> tf.Tensor:
     """Reads a variable in a function that may capture none: that of a one-shot iterator."""
     handle = tf.raw_ops.VarHandleOp(
-        dtype=variable.dtype.base_dtype, shape=variable.shape, shared_name=_shared_name(variable)
+        dtype=variable.dtype.base_dtype, shape=variable.shape, shared_name=_handle_name(variable)
     )
     return tf.ensure_shape(
         tf.raw_ops.ReadVariableOp(resource=handle, dtype=variable.dtype.base_dtype), variable.shape
