@@ -171,8 +171,9 @@ class Coordinator:
             run.disagreement = None
             self.progress.enters(Phase.WORKING if run.gate is None else Phase.RUNNING)
             try:
+                beside = [*run.targets, *run.counts]
                 values, agreed = attempt.original(
-                    attempt.session, [fetches, run.targets], attempt.feeds, options, metadata
+                    attempt.session, [fetches, beside], attempt.feeds, options, metadata
                 )
                 return values, agreed
             except tf.errors.OpError as error:
