@@ -13,6 +13,7 @@ from collective.checkpoint.saver import (
     check_same_path,
     make_unsharded_def,
     note_last_checkpoint,
+    optional_variables,
     shards_of_saver,
     unsharded_def,
     unsharded_variables,
@@ -37,7 +38,7 @@ def restore(original: Any, saver: Any, sess: Any, save_path: Any) -> None:
         _restore(SCOPES.options.missing_slots == "fresh", original, saver, sess, save_path)
     accumulation.restart(sess)
     if hasattr(sess, "graph"):
-        state_of_session(sess).forget_steps()
+        state_of_session(sess).restored()
 
 
 def _restore(fresh_slots: bool, original: Any, saver: Any, sess: Any, save_path: Any) -> None:
@@ -47,7 +48,8 @@ def _restore(fresh_slots: bool, original: Any, saver: Any, sess: Any, save_path:
     if served is not None:
         return served.source(prefix, saver)
     shards, states = shards_of_saver(saver, sess.graph), gathered_states(saver)
-    if collectives.size() == 1 and not shards and not states:
+    optional = optional_variables(saver)
+    if collectives.size() == 1 and not shards and not states and not optional:
         original(saver, sess, save_path)
         note_last_checkpoint(prefix)
         return None
@@ -73,6 +75,10 @@ def _restore(fresh_slots: bool, original: Any, saver: Any, sess: Any, save_path:
             if not all(entry in bundle.entries for entry in entries):
                 absent.append(name)
                 saved_tensors = {n: t for n, t in saved_tensors.items() if n not in entries}
+        for name in optional:
+            if name not in bundle.entries:
+                absent.append(name)
+                saved_tensors.pop(name, None)
         plans.append(compatibility.plan(bundle, shards, saved_tensors, fresh_slots, saver._reshape))
         table_restores.append(table_io.TableRestore(sess, bundle, plans[0].pairs))
 
@@ -97,10 +103,12 @@ def _restore(fresh_slots: bool, original: Any, saver: Any, sess: Any, save_path:
             table.last_used.begin(sess, in_file=True)
     _limit(on_all_ranks, sess, prefix, dynamic_tables(shards))
     for name in absent:
-        states[name].restart()
+        if name in states:
+            states[name].restart()
     note_last_checkpoint(prefix)
     fresh = [shard.variable for shard in plan.fresh if not shard.dynamic]
     fresh += [v for name, v in unsharded_variables(saver).items() if name in plan.missing]
+    fresh += [v for name, v in optional.items() if name in absent]
     if fresh:
         sess.run([v.initializer for v in fresh])
     return None

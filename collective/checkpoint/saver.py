@@ -174,6 +174,20 @@ def unsharded_variables(saver: Any) -> dict[str, Any]:
     return {name: v for name, v in by_name.items() if name not in shard_names}
 
 
+def let_be_missing(variable: tf.Variable) -> None:
+    """Lets `variable` start anew where a checkpoint that is restored hasn't got it."""
+    variable._collective_may_be_missing = True
+
+
+def optional_variables(saver: Any) -> dict[str, Any]:
+    """Returns the variables that a checkpoint needn't have, by their names in it."""
+    return {
+        name: v
+        for name, v in unsharded_variables(saver).items()
+        if getattr(v, "_collective_may_be_missing", False)
+    }
+
+
 def check_same_path(session: Any, doing: str, prefix: str) -> None:
     """Raises an error on all ranks if they name different checkpoints."""
     paths = [message["path"] for message in barrier.exchange(session, doing, {"path": prefix})]

@@ -172,8 +172,9 @@ class Coordinator:
             run.disagreement = None
             self.progress.enters(Phase.WORKING if run.gate is None else Phase.RUNNING)
             try:
+                beside = [*run.targets, *run.counts]
                 values, agreed = attempt.original(
-                    attempt.session, [fetches, run.targets], attempt.feeds, options, metadata
+                    attempt.session, [fetches, beside], attempt.feeds, options, metadata
                 )
                 return values, agreed
             except tf.errors.OpError as error:
@@ -248,8 +249,7 @@ class Coordinator:
                 except tf.errors.OpError as failed:
                     self.broken = f"{type(failed).__name__}: {failed.message}"
                     return failed
-                if PREEMPTION.decided:
-                    # The peers stop after this run, too, and ask no more.
+                if PREEMPTION.decided:  # so the peers ask no more
                     return PREEMPTION.error(state_of_session(attempt.session))
             elif all_well and len(running) == 1 and idle == {signature}:
                 # The others have finished early, and go on to something else.

@@ -14,6 +14,23 @@ from collective.launch.progress_board import Label
 from collective.ops.gate import Check, Gate
 
 
+@dataclasses.dataclass(frozen=True)
+class CountedRun:
+    """Says what of a run is counted.
+
+    Attributes:
+        iterators: the names of the iterators of which it takes batches that are counted.
+        started: the names of the iterators that it starts anew.
+        count: counts the batches once all that the run fetches is there.
+        count_alone: counts them without the run.
+    """
+
+    iterators: frozenset[str]
+    started: frozenset[str]
+    count: tuple[tf.Operation, ...] = ()
+    count_alone: tuple[tf.Operation, ...] = ()
+
+
 @dataclasses.dataclass
 class PreparedRun:
     """Holds a way of running a graph, prepared once and used at every step.
@@ -37,6 +54,7 @@ class PreparedRun:
         label: what the launcher is told of it.
         is_step: whether the launcher counts it as a step of training.
         extended: whether the extension of its graph takes part in it.
+        counted: what of it is counted (`collective.coordination.batch_counter`); None: nothing.
         recorder: keeps its first batches, to be compared with the other ranks'
             (`collective.monitoring.input_check`).
     """
@@ -54,7 +72,13 @@ class PreparedRun:
     label: Label | None = None
     is_step: bool = False
     extended: bool = False
+    counted: CountedRun | None = None
     recorder: Any = None
+
+    @property
+    def counts(self) -> list[tf.Operation]:
+        """Returns the operations beside the fetches that count the batches it takes."""
+        return list(self.counted.count) if self.counted else []
 
     @property
     def needs_peers(self) -> bool:

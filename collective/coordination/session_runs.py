@@ -19,6 +19,7 @@ from collective.coordination import (
     agreement,
     awaited_rows,
     barrier,
+    batch_counter,
     common_folder,
     coordinator,
     milestones,
@@ -29,7 +30,7 @@ from collective.coordination.initial_broadcast import broadcast_initial_values
 from collective.coordination.preemption import PREEMPTION
 from collective.coordination.prepared_run import PreparedRun
 from collective.coordination.run_analysis import RunFootprint, is_shared
-from collective.coordination.run_extension import extension_of
+from collective.coordination.run_extension import RunExtension, extension_of
 from collective.coordination.session_state import state_of_session
 from collective.ops import collectives, graph_analysis, graphs, training_flag
 from collective.ops.gate import GraphGates, gates_of
@@ -76,7 +77,8 @@ def run(
     graph = session.graph
     flag = training_flag.existing(graph)
     PREEMPTION.watch()
-    if _is_plain(graph) and not observer.measures:
+    is_plain = _is_plain(graph) and not observer.measures
+    if is_plain and batch_counter.counter_of(graph) is None:
         if PREEMPTION.is_told:
             _stop_plain_run(session, fetches, feed_dict)
         return original(session, fetches, feed_dict, options, run_metadata)
@@ -93,37 +95,43 @@ def run(
     footprint = prepared.footprint
     PREEMPTION.stop(state_of_session(session), footprint)
     feeds = _with_feeds(footprint, flag, feed_dict)
-    values = _carry_out(
-        observer, original, session, prepared, fetches, feeds, options, run_metadata
-    )
-    if prepared.is_step:
-        milestones.poster().trained()
-    return values
-
-
-def _carry_out(
-    observer: Observer,
-    original: Any,
-    session: Any,
-    prepared: PreparedRun,
-    fetches: Any,
-    feeds: Any,
-    options: Any,
-    run_metadata: Any,
-) -> Any:
-    """Runs what was prepared: with the peers where they share it, else alone."""
-    graph, footprint = session.graph, prepared.footprint
 
     def run_alone(original: Any) -> Any:
-        return original(session, fetches, feeds, options, run_metadata)
+        if not prepared.counts:
+            return original(session, fetches, feeds, options, run_metadata)
+        fetches_and_counts = [fetches, prepared.counts]
+        return original(session, fetches_and_counts, feeds, options, run_metadata)[0]
 
     def run_together(original: Any) -> Any:
         return coordinator.instance().run(
             original, session, prepared, fetches, feeds, options, run_metadata
         )
 
-    if collectives.size() == 1:
-        return observer(original, session, prepared, run_alone)
+    with batch_counter.followed(session, prepared):
+        if is_plain:
+            values = run_alone(original)
+        elif collectives.size() == 1:
+            values = observer(original, session, prepared, run_alone)
+        else:
+            values = _run_of_several(
+                observer, original, session, prepared, extension, run_alone, run_together
+            )
+    if prepared.is_step:
+        milestones.poster().trained()
+    return values
+
+
+def _run_of_several(
+    observer: Observer,
+    original: Any,
+    session: Any,
+    prepared: PreparedRun,
+    extension: RunExtension,
+    run_alone: Callable[[Any], Any],
+    run_together: Callable[[Any], Any],
+) -> Any:
+    """Carries a run out where there are several ranks."""
+    graph, footprint = session.graph, prepared.footprint
     if not is_shared(graph):
         # If an optimizer comes later, variables that are initialized now are made equal then.
         unequal = state_of_session(session).unequal_variables
@@ -344,7 +352,9 @@ def _prepared_run(
             next_step.check(graph, footprint.operations)
         if footprint.trains:
             footprint = footprint.comparing(compared)
+        counted = batch_counter.counted_run(graph, footprint.operations, leaves, fed)
         prepared_runs[key] = _prepare(graph, footprint, (leaves, fed))
+        prepared_runs[key].counted = counted
     prepared: PreparedRun = prepared_runs[key]
     return prepared
 

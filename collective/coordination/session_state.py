@@ -27,6 +27,9 @@ class SessionState:
         eviction_graph_version: the graph's version as of `steps_of_run`.
         handled_error: the identity of the error that was being handled when the session was made.
         is_stopping: whether it was told that all ranks are preempted, or ends: it may run on.
+        begun_iterators: the names of the iterators of which batches were taken that are counted
+            (`collective.coordination.batch_counter`).
+        void_iterators: those of them of which a restored checkpoint knows nothing.
         at_close: what is called when the session has been closed, by names.
     """
 
@@ -39,11 +42,14 @@ class SessionState:
     eviction_graph_version: int | None = None
     handled_error: int | None = None
     is_stopping: bool = False
+    begun_iterators: set[str] = dataclasses.field(default_factory=set)
+    void_iterators: set[str] = dataclasses.field(default_factory=set)
     at_close: dict[str, Callable[[], None]] = dataclasses.field(default_factory=dict)
 
-    def forget_steps(self) -> None:
-        """Takes note that the global step may be another one now."""
+    def restored(self) -> None:
+        """Takes note that a checkpoint was restored: the global step may be another one now."""
         self.eviction_step, self.runs_to_eviction = None, 0
+        self.void_iterators |= self.begun_iterators
 
     def close(self) -> None:
         """Calls what is to be called when the session has been closed."""

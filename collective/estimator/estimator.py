@@ -18,6 +18,7 @@ from collective.checkpoint.layout import FORMAT_ENTRY, LAYOUT_ENTRY, StoredTable
 from collective.checkpoint.tensor_bundle import Bundle
 from collective.coordination import barrier, coordinator
 from collective.coordination.preemption import PREEMPTION
+from collective.data import positions
 from collective.errors import RankError
 from collective.estimator import evaluation, input_sharding, prediction
 from collective.estimator.run_config import local_config
@@ -234,6 +235,8 @@ class Estimator(estimator_lib.EstimatorV2):
         if not isinstance(input_fn, input_sharding.DealtInput):
             dealt = input_sharding.DealtInput(input_fn)
         call, doing = super()._call_input_fn, f"calling input_fn ({mode})"
+        if mode != ModeKeys.TRAIN:
+            call = positions.without_positions()(call)
         if not self._deals(dealt.input_fn):
             takes_context = input_sharding.takes_context(dealt.input_fn)
             context = input_sharding.input_context() if takes_context else None
