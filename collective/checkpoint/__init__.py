@@ -9,15 +9,19 @@ it, inside scope(). Where no ranks run, this package reads the checkpoints:
         ...
 
 So do `python -m collective.checkpoint show PATH` and `python -m collective.checkpoint consolidate
-IN OUT`.
+IN OUT`. `python -m collective.checkpoint import deeprec IN OUT`, and `hybridbackend`, and `sok`,
+make checkpoints of this library of those of other frameworks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
-__all__ = ["read_table"]
+if TYPE_CHECKING:
+    from collective.checkpoint.importing.conversion import Report
+
+__all__ = ["import_checkpoint", "read_table"]
 BLOCK = 1 << 16
 
 
@@ -53,3 +57,50 @@ def read_table(
     from collective.checkpoint import table_reader
 
     return table_reader.read_table(path, name, block, frequencies, last_used)
+
+
+def import_checkpoint(
+    framework: Literal["deeprec", "hybridbackend", "sok"],
+    path: str,
+    target: str,
+    names: Mapping[str, str | None] | Callable[[str], str | None] | None = None,
+    slots: bool = True,
+    *,
+    in_order: Collection[str] = (),
+    kinds: Mapping[str, str] | None = None,
+    dense: str | None = None,
+) -> Report:
+    """Makes a checkpoint of this library of one of another framework.
+
+    Embedding variables and SOK's dynamic variables become dynamic tables, with their slots, how
+    often keys came and when they were used last; sharded and partitioned variables become static
+    tables; ordinary variables stay as they are. Any number of ranks restores it. It appears whole,
+    or not at all, and is the latest of its folder if that has had none. Memory is about 500 MB;
+    beside `target` there must be room for the largest table once more.
+
+    Args:
+        framework: wrote it: 'deeprec', 'hybridbackend' or 'sok'.
+        path: a checkpoint's prefix, or a folder, whose latest checkpoint is read; of SOK the folder
+            of the dump.
+        target: the new checkpoint's prefix.
+        names: {old name: new name}. One `*` in an old name stands for any text, and for the same in
+            the new one. None for a new name leaves the variable out. Slots follow their table. Or a
+            function from an old name to a new one.
+        slots: takes optimizers' slots, too.
+        in_order: of HybridBackend, names of variables that are in slices but not sharded.
+        kinds: of SOK, {table: 'static' or 'dynamic'} for tables whose keys are 0 … V - 1, which
+            are taken for static otherwise.
+        dense: of SOK, a TensorFlow checkpoint with the other variables.
+
+    Returns:
+        What was taken under which name, and what was left out, and why; `str()` of it is a text.
+
+    Raises:
+        ValueError: there is no such checkpoint, or there is one `target`; a part of it is missing
+            or damaged; a name in `names` is no variable's, or two variables would have one.
+    """
+    from collective.checkpoint.importing import frameworks
+
+    return frameworks.import_checkpoint(
+        framework, path, target, names, slots, in_order=in_order, kinds=kinds, dense=dense
+    )
