@@ -5,6 +5,8 @@ it, inside scope(). Where no ranks run, this package reads the checkpoints:
 
     from collective import checkpoint
 
+    model = checkpoint.load('model/model.ckpt-1000')
+    model['dense/kernel'], model['user'][[3, 5]]
     for first, rows in checkpoint.read_table('model/model.ckpt-1000', 'user'):
         ...
 
@@ -20,8 +22,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from collective.checkpoint.importing.conversion import Report
+    from collective.checkpoint.loaded import LoadedCheckpoint
 
-__all__ = ["import_checkpoint", "read_table"]
+__all__ = ["import_checkpoint", "load", "read_table"]
 BLOCK = 1 << 16
 
 
@@ -57,6 +60,37 @@ def read_table(
     from collective.checkpoint import table_reader
 
     return table_reader.read_table(path, name, block, frequencies, last_used)
+
+
+def load(path: str) -> LoadedCheckpoint:
+    """Opens a checkpoint for looking into it: a mapping of names, without ranks or Horovod.
+
+        model = collective.checkpoint.load('ckpt')
+        print(model)                        # its tables and variables
+        model['dense/kernel']               # an array
+        user = model['user']                # a table: nothing is read yet
+        user[[3, 5]]                        # [2, D], the rows of these keys
+        user.lookup(keys, default=0.0)      # zeros for keys that there aren't
+        for keys, rows in user.blocks():    # all of it, by ascending keys
+            ...
+
+    Args:
+        path: a checkpoint's prefix, or a folder, whose latest checkpoint is opened.
+
+    Returns:
+        A mapping. A table or slot ('user/Adagrad') is an object with `shape`, `dim`, `dtype`,
+        `dynamic`, `slots`, `keys()`, `lookup(keys)`, `[keys]`, `key in …`, `blocks()`; as an array
+        (`numpy.asarray`) it is read whole. Any other variable is an array, read at each access.
+        `tables` and `variables` list the names of either; `table(name)` reads a matrix of plain
+        TensorFlow's row by row.
+
+    Raises:
+        ValueError: there is no checkpoint.
+        tf.errors.DataLossError: it is damaged.
+    """
+    from collective.checkpoint import loaded
+
+    return loaded.LoadedCheckpoint(path)
 
 
 def import_checkpoint(

@@ -15,7 +15,7 @@ from tensorflow.python.checkpoint import checkpoint_management
 from collective.checkpoint import commit
 from collective.checkpoint.importing.key_buckets import KeyBuckets, bucket_count, first_repeated
 from collective.checkpoint.importing.source import KeyedRows, KeyedTable, Source, WholeVariable
-from collective.checkpoint.layout import DYNAMIC, CheckpointLayout, StoredTable
+from collective.checkpoint.layout import DYNAMIC, STATIC, CheckpointLayout, StoredTable
 from collective.checkpoint.name_map import NameMap
 from collective.checkpoint.tensor_bundle import BundleWriter, index_path, slice_rows
 from collective.ops import key_hashing
@@ -215,6 +215,8 @@ class Conversion:
                 self._add_rows(name, (count, rows.dim), bucket * step, values)
         for name, rows in group:
             kind = "static table" if name == group[0][0] else "slot"
+            slot_of = None if name == group[0][0] else group[0][0]
+            self._add_static(name, (count, rows.dim), rows.dtype, slot_of)
             self._note(name, rows, f"{kind}, {counted(count, 'row')}")
 
     def _note(self, name: str, rows: KeyedRows, what: str) -> None:
@@ -225,6 +227,21 @@ class Conversion:
         block = slice_rows(int(np.prod(shape[1:])), values.dtype)
         for start in range(0, len(values), block):
             self._writer.add(name, shape, first + start, values[start : start + block])
+
+    def _add_static(
+        self, name: str, shape: tuple[int, ...], dtype: np.dtype, slot_of: str | None
+    ) -> None:
+        """Adds a static table, or a slot, of one part to the layout."""
+        self._layout.tables[name] = StoredTable(
+            name=name,
+            kind=STATIC,
+            rows=shape[0],
+            dim=shape[1],
+            dtype=tf.as_dtype(dtype).name,
+            block=slice_rows(shape[1], dtype),
+            parts=(shape[0],),
+            slot_of=slot_of,
+        )
 
     # ---- Ordinary variables
 
@@ -240,6 +257,9 @@ class Conversion:
                 self._writer.add_whole(name, values)
             else:
                 self._add_rows(name, variable.shape, first, values)
+        if variable.is_table:
+            owner = variable.slot_of and self._names.rename(variable.slot_of)
+            self._add_static(name, variable.shape, np.dtype(variable.dtype), owner)
         what = f"{tf.as_dtype(variable.dtype).name} {list(variable.shape)}{variable.note}"
         self._report.taken.append((variable.name, name, what))
 

@@ -105,4 +105,5 @@ def _permuted(
         False,
         f", put in the order of keys from {ranks} shards",
         slot_of,
+        is_table=True,
     )

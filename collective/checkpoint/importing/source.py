@@ -66,6 +66,7 @@ class WholeVariable:
         is_whole: `blocks` yields all of it.
         note: says what was done to it, for the report.
         slot_of: the variable whose slot it is, if it is known to be one.
+        is_table: it is a static table, or a slot of one.
     """
 
     name: str
@@ -75,6 +76,7 @@ class WholeVariable:
     is_whole: bool
     note: str = ""
     slot_of: str | None = None
+    is_table: bool = False
 
 
 @dataclasses.dataclass
