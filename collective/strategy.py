@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Callable
 
 import tensorflow.compat.v1 as tf
@@ -27,6 +27,7 @@ from collective.options import (
     MissingSlots,
     PlanOutput,
     ScopeOptions,
+    WarmStartSource,
     WireType,
 )
 from collective.patches import PATCHES
@@ -35,37 +36,12 @@ from collective.plan import builder
 from collective.plan.plan import Plan
 from collective.policy import PolicyOption, TablePolicy, policy_of
 from collective.profiling import profiler
-from collective.scope import SCOPES
+from collective.scope import SCOPES, Scope
 from collective.tables import grouping
 from collective.tables import lookups as _lookups  # noqa: F401 (registers the lookup functions)
 
 if TYPE_CHECKING:
     from collective.estimator.estimator import Estimator
-
-
-class Scope:
-    """Opens and closes a scope; it can be entered again, and inside itself.
-
-    Args:
-        strategy: the value of `with … as`.
-        enter: opens the scope.
-        leave: closes the scope that this thread opened last.
-    """
-
-    def __init__(
-        self,
-        strategy: CollectiveStrategy,
-        enter: Callable[[], None],
-        leave: Callable[[], None],
-    ):
-        self._strategy, self._enter, self._leave = strategy, enter, leave
-
-    def __enter__(self) -> CollectiveStrategy:
-        self._enter()
-        return self._strategy
-
-    def __exit__(self, kind: type[BaseException] | None, error: Any, traceback: Any) -> None:
-        self._leave()
 
 
 class CollectiveStrategy:
@@ -129,7 +105,8 @@ class CollectiveStrategy:
         check: bool | int = INHERIT,
         deterministic: bool = INHERIT,
         carrier: Carrier | None = INHERIT,
-    ) -> Scope:
+        warm_start: Sequence[WarmStartSource] | WarmStartSource | None = INHERIT,
+    ) -> Scope[CollectiveStrategy]:
         """Opens the data-parallel part of a program: model, optimizer and sessions.
 
         Inside, gradients are those of all ranks, sessions agree on every run, replicated variables
@@ -222,6 +199,14 @@ class CollectiveStrategy:
                 everything; the ranks' agreement before a run always follows the variable. The
                 numbers are the same, but for the last bits of dense gradients of three ranks or
                 more, which shared memory adds in the order of the ranks.
+            warm_start: Names checkpoints from which variables start: paths, or
+                `collective.checkpoint.WarmStart(path, names={there: here}, slots=True)`, one or a
+                list. Default None. It acts where a `MonitoredTrainingSession`, an Estimator or
+                anything else that TensorFlow's SessionManager prepares starts without a checkpoint
+                of its own; a checkpoint in its checkpoint_dir wins. Each variable starts from the
+                first checkpoint of the list that has it: tables, static and dynamic, and ordinary
+                variables, but not the global step. Optimizers' slots only with `slots=True`. Rank
+                0 says on stderr what was taken, what started fresh, and what was left over.
 
         Options that tune HybridBackend or SparseOperationKit have no effect: a warning names them.
 
@@ -245,6 +230,7 @@ class CollectiveStrategy:
             check=check,
             deterministic=deterministic,
             carrier=carrier,
+            warm_start=warm_start,
         )
         # Checked here, where the script can see which call is wrong.
         ScopeOptions(**given)
@@ -254,7 +240,7 @@ class CollectiveStrategy:
     @options.takes_foreign(*options.names(EmbeddingOptions))
     def embedding_scope(
         self, *, min_rows: int = INHERIT, policy: TablePolicy | PolicyOption | None = INHERIT
-    ) -> Scope:
+    ) -> Scope[CollectiveStrategy]:
         """Makes tables of the variables that are made inside, sharded by rows over all ranks.
 
         A table is every 2-D floating-point variable that `tf.get_variable` makes. Row i lives on

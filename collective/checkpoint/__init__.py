@@ -20,11 +20,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from collective.options import WarmStart
+
 if TYPE_CHECKING:
     from collective.checkpoint.importing.conversion import Report
     from collective.checkpoint.loaded import LoadedCheckpoint
 
-__all__ = ["import_checkpoint", "load", "read_table"]
+__all__ = ["WarmStart", "import_checkpoint", "load", "read_table"]
 BLOCK = 1 << 16
 
 
