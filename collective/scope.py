@@ -8,7 +8,6 @@ from typing import Any, Callable, Generic, TypeVar
 
 from collective.options import EmbeddingOptions, ScopeOptions, names
 
-
 Strategy = TypeVar("Strategy")
 
 

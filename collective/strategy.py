@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 
 from collective import options, rank0_output, strategies
-from collective.checkpoint import ownership
+from collective.checkpoint import best, ownership
 from collective.coordination import run_analysis
 from collective.determinism import Determinism
 from collective.estimator import input_sharding
@@ -41,6 +41,7 @@ from collective.tables import grouping
 from collective.tables import lookups as _lookups  # noqa: F401 (registers the lookup functions)
 
 if TYPE_CHECKING:
+    from collective.checkpoint.best import KeepBest
     from collective.estimator.estimator import Estimator
 
 
@@ -330,7 +331,7 @@ class CollectiveStrategy:
         """
         return input_sharding.shard(dataset)
 
-    @options.takes_foreign("shard_input")
+    @options.takes_foreign("shard_input", "keep_best")
     def estimator(
         self,
         model_fn: Any,
@@ -339,6 +340,7 @@ class CollectiveStrategy:
         params: Any = None,
         warm_start_from: Any = None,
         shard_input: bool = True,
+        keep_best: KeepBest | tuple[str, str] | tuple[str, str, int] | None = None,
     ) -> Estimator:
         """Makes a `tf.estimator.Estimator` that works on all ranks.
 
@@ -363,6 +365,9 @@ class CollectiveStrategy:
             warm_start_from: Gives first values, as for `tf.estimator.Estimator`.
             shard_input: Deals the batches to the ranks. Default True; with False every rank uses
                 all that its input_fn gives.
+            keep_best: Keeps the best checkpoints that evaluate() and train_and_evaluate() find, in
+                `<model_dir>/best`: (metric, 'max' or 'min', how many), as in ('auc', 'max', 3), or
+                a `collective.checkpoint.KeepBest`. Default None: none but the latest ones.
 
         Options that tune HybridBackend or SparseOperationKit have no effect: a warning names them.
 
@@ -371,7 +376,8 @@ class CollectiveStrategy:
 
         Raises:
             TypeError: an option is unknown.
-            ValueError: `config` has a `tf.distribute` strategy, or another model_dir.
+            ValueError: `config` has a `tf.distribute` strategy, or another model_dir; or
+                `keep_best` isn't of this form.
             RankError: rank 0 has no model_dir though another rank has one, or another rank's has a
                 checkpoint and rank 0's has none.
         """
@@ -387,6 +393,7 @@ class CollectiveStrategy:
             config,
             params,
             warm_start_from,
+            None if keep_best is None else best.KeepBest.of(keep_best),
         )
 
     def export_saved_model(

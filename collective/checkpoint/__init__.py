@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from collective.options import WarmStart
 
 if TYPE_CHECKING:
+    from collective.checkpoint.best import KeepBest
     from collective.checkpoint.importing.conversion import Report
     from collective.checkpoint.loaded import LoadedCheckpoint
 
-__all__ = ["WarmStart", "import_checkpoint", "load", "read_table"]
+__all__ = ["KeepBest", "WarmStart", "import_checkpoint", "keep_best", "load", "read_table"]
 BLOCK = 1 << 16
 
 
@@ -62,6 +63,49 @@ def read_table(
     from collective.checkpoint import table_reader
 
     return table_reader.read_table(path, name, block, frequencies, last_used)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "KeepBest":  # it needs what the package itself can do without
+        from collective.checkpoint import best
+
+        return best.KeepBest
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def keep_best(
+    path: str,
+    metrics: Mapping[str, Any],
+    best: tuple[str, str] | tuple[str, str, int] | KeepBest,
+) -> bool:
+    """Keeps a checkpoint in the folder `best` beside it, if it is among the best so far.
+
+    All ranks call it, behind an evaluation in a loop, or in `after_save` of a
+    `tf.train.CheckpointSaverListener`; rank 0's value counts. An Estimator does it by itself:
+    `strategy.estimator(…, keep_best=('auc', 'max', 3))`.
+
+    What is kept are hard links, where the file system has them: the Saver's `max_to_keep` doesn't
+    reach them. `best/checkpoint` names the best one as the latest, so the folder can be restored,
+    exported and loaded as any other. The record is in files, and goes on when the job is started
+    again. Of checkpoints with equal values the one that came first is better; one whose value is
+    NaN isn't kept.
+
+    Args:
+        path: the checkpoint's prefix, or a folder, whose latest it is.
+        metrics: {name: value}, as `Estimator.evaluate` returns them.
+        best: (metric, 'max' or 'min', how many are kept), or a `KeepBest`.
+
+    Returns:
+        Whether it is kept; the same on all ranks.
+
+    Raises:
+        ValueError: there is no such metric, or no checkpoint, or the folder has the best by another
+            metric.
+        RankError: it failed on rank 0.
+    """
+    from collective.checkpoint import best as best_checkpoints
+
+    return best_checkpoints.keep_best(path, metrics, best)
 
 
 def load(path: str) -> LoadedCheckpoint:
