@@ -132,6 +132,7 @@ class ScopeOptions:
     deterministic: bool = False
     carrier: Carrier | None = None
     warm_start: Sequence[WarmStartSource] | WarmStartSource | None = None
+    save_code: bool = False
 
     def __post_init__(self) -> None:
         self._is_one_of("embedding_gradients", *get_args(GradientReduction))
@@ -143,6 +144,7 @@ class ScopeOptions:
         self._is_one_of("dense_compression", *get_args(DenseCompression))
         self._is_one_of("prefetch_keys", False, True)
         self._is_one_of("deterministic", False, True)
+        self._is_one_of("save_code", False, True)
         self._is_one_of("carrier", None, *get_args(Carrier))
         self.warm_starts  # noqa: B018 (raises an error of its own)
         folder, steps = self.profile, self.profile_steps

@@ -107,6 +107,7 @@ class CollectiveStrategy:
         deterministic: bool = INHERIT,
         carrier: Carrier | None = INHERIT,
         warm_start: Sequence[WarmStartSource] | WarmStartSource | None = INHERIT,
+        save_code: bool = INHERIT,
     ) -> Scope[CollectiveStrategy]:
         """Opens the data-parallel part of a program: model, optimizer and sessions.
 
@@ -208,6 +209,9 @@ class CollectiveStrategy:
                 first checkpoint of the list that has it: tables, static and dynamic, and ordinary
                 variables, but not the global step. Optimizers' slots only with `slots=True`. Rank
                 0 says on stderr what was taken, what started fresh, and what was left over.
+            save_code: Saves the script, and the code and configurations below its folder, beside a
+                job's first checkpoint, with versions, the command line and these options: see
+                `collective.checkpoint.load_code`. Default False.
 
         Options that tune HybridBackend or SparseOperationKit have no effect: a warning names them.
 
@@ -232,6 +236,7 @@ class CollectiveStrategy:
             deterministic=deterministic,
             carrier=carrier,
             warm_start=warm_start,
+            save_code=save_code,
         )
         # Checked here, where the script can see which call is wrong.
         ScopeOptions(**given)

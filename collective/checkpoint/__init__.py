@@ -26,8 +26,17 @@ if TYPE_CHECKING:
     from collective.checkpoint.best import KeepBest
     from collective.checkpoint.importing.conversion import Report
     from collective.checkpoint.loaded import LoadedCheckpoint
+    from collective.checkpoint.saved_code import SavedCode
 
-__all__ = ["KeepBest", "WarmStart", "import_checkpoint", "keep_best", "load", "read_table"]
+__all__ = [
+    "KeepBest",
+    "WarmStart",
+    "import_checkpoint",
+    "keep_best",
+    "load",
+    "load_code",
+    "read_table",
+]
 BLOCK = 1 << 16
 
 
@@ -137,6 +146,39 @@ def load(path: str) -> LoadedCheckpoint:
     from collective.checkpoint import loaded
 
     return loaded.LoadedCheckpoint(path)
+
+
+def load_code(path: str) -> SavedCode:
+    """Finds the code that `scope(save_code=True)` saved beside checkpoints.
+
+    It is the script and the .py, .yaml, .json and .toml files below its folder, as they were when
+    the job saved its first checkpoint; of several jobs in one folder, the last one's. To build the
+    model outside of training, and fill it:
+
+        code = collective.checkpoint.load_code('ckpt')
+        with code.importable():
+            import model                    # the job's own module, not a newer one
+            build = model.build
+        with strategy.scope(), tf.Graph().as_default():
+            build()
+            saver = tf.train.Saver()
+            with tf.Session() as session:
+                saver.restore(session, tf.train.latest_checkpoint('ckpt'))
+
+    Args:
+        path: a checkpoint's prefix, or its folder.
+
+    Returns:
+        An object with `folder`, `script`, `manifest` (arguments, versions, scope's options, ranks,
+        hashes of all files, and which weren't saved and why), `module(name)`, and `importable()`.
+        Nothing of the environment is in it; arguments that are named like secrets are `***`.
+
+    Raises:
+        ValueError: there is none, or a file was changed since, or is missing.
+    """
+    from collective.checkpoint import saved_code
+
+    return saved_code.load_code(path)
 
 
 def import_checkpoint(

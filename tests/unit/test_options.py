@@ -29,6 +29,7 @@ GOOD: dict[str, list[Any]] = {
     "prefetch_keys": [False, True],
     "check": [False, True, 0, 50],
     "deterministic": [False, True],
+    "save_code": [False, True],
     "warm_start": [None, "folder", WarmStart("a", {"x": None}), ["a", Path("b"), WarmStart("c")]],
 }
 
@@ -48,6 +49,7 @@ BAD: dict[str, list[Any]] = {
     "prefetch_keys": ["on", None],
     "check": [-1, 1.5, "100", None],
     "deterministic": ["yes", None],
+    "save_code": ["yes", None],
     "warm_start": ["", 5, [5], {"a": "b"}],
 }
 
