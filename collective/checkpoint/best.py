@@ -66,9 +66,6 @@ class KeepBest:
             f"collective.checkpoint.KeepBest, not {option!r}."
         )
 
-    def better(self, value: float, other: float) -> bool:
-        return value > other if self.mode == "max" else value < other
-
 
 @dataclasses.dataclass(frozen=True)
 class BestCheckpoint:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 WHOLE = -1  # the length of a dimension that isn't cut
+_ESCAPES = {0x00: b"\x00\xff", 0xFF: b"\xff\x00"}
 
 
 def slice_key(name: str, extents: Sequence[tuple[int, int]]) -> bytes:
@@ -31,7 +32,8 @@ def _unsigned(number: int) -> bytes:
 
 
 def _string(text: bytes) -> bytes:
-    return text.replace(b"\x00", b"\x00\xff").replace(b"\xff", b"\xff\x00") + b"\x00\x01"
+    escaped = (_ESCAPES.get(byte, bytes([byte])) for byte in text)
+    return b"".join(escaped) + b"\x00\x01"
 
 
 def _signed(number: int) -> bytes:
