@@ -45,7 +45,7 @@ from tensorflow.python.training import moving_averages as averages_lib
 from tensorflow_estimator.python.estimator import estimator as estimator_lib
 
 from collective import feature_column, hooks, rank0_output
-from collective.checkpoint import restoring, saver, saving, warm_start
+from collective.checkpoint import model_start, restoring, saver, saving, warm_start
 from collective.coordination import session_ends, session_runs
 from collective.estimator import refusal
 from collective.gradients import clipping, reduction
@@ -457,6 +457,7 @@ ONE_SHARD_SAVED = "One rank's shard would be saved as if it were the table."
 MISSING_SHARDS = "The shards of the other ranks would be missing from the checkpoint."
 NOT_RESTORED = "Tables would not be restored, nor the same checkpoint by all ranks."
 OTHER_LATEST = "Ranks could take different checkpoints for the latest."
+NOT_STARTED = "scope(warm_start=…) would have no effect."
 WHOLE_ROWS = "A shard would be assigned the rows of a whole table."
 PARTITIONED = "A table would be taken for a partitioned variable, and its name not be found."
 ALL_WRITE_GRAPH = "Every rank would write the graph."
@@ -470,6 +471,12 @@ CHECKPOINTS = (
         "tf.train.SessionManager._restore_checkpoint",
         saver.restore_latest,
         OTHER_LATEST,
+    ),
+    Patch(
+        tf.train.SessionManager,
+        "tf.train.SessionManager.prepare_session",
+        model_start.prepare_session,
+        NOT_STARTED,
     ),
     Patch(
         checkpoint_utils,

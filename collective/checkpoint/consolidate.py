@@ -28,7 +28,11 @@ from collective.ops.counting import counted
 
 def description(path: str) -> str:
     """Describes the tables of a checkpoint with their slots, and its other variables, as text."""
-    bundle = table_reader.open_bundle(path)
+    return describe(table_reader.open_bundle(path))
+
+
+def describe(bundle: Bundle) -> str:
+    """Describes an open checkpoint (see `description`)."""
     layout = bundle.layout
     stored_tables = layout.tables.values()
     names = {stored.name for stored in stored_tables if stored.slot_of is None}
@@ -46,7 +50,7 @@ def description(path: str) -> str:
             lines.append(
                 f"  slot {stored.name} of {stored.slot_of}, which is not in it: {_sizes(stored)}"
             )
-    for name in _other_entries(bundle):
+    for name in other_entries(bundle):
         dtype, shape = bundle.entries[name]
         lines.append(
             f"  {name}: {tf.as_dtype(dtype).name} {list(shape)}, "
@@ -64,7 +68,7 @@ def _sizes(stored: StoredTable) -> str:
     )
 
 
-def _other_entries(bundle: Bundle) -> list[str]:
+def other_entries(bundle: Bundle) -> list[str]:
     """Returns the names of the entries that hold neither tables nor the layout."""
     known = bundle.layout.entries() | {LAYOUT_ENTRY, FORMAT_ENTRY}
     return sorted(bundle.entries.keys() - known)
@@ -96,7 +100,7 @@ def consolidate(path: str, target: str) -> None:
                 _copy_static(bundle, stored, writer)
         for group in _dynamic_tables(stored_tables):
             _merge_dynamic(bundle, layout, group, writer)
-        for name in _other_entries(bundle):
+        for name in other_entries(bundle):
             _copy_entry(bundle, name, writer)
         prefixes = writer.close()
         for prefix in prefixes:

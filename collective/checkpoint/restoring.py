@@ -97,11 +97,7 @@ def _restore(fresh_slots: bool, original: Any, saver: Any, sess: Any, save_path:
         tables.undo()
         raise
     on_all_ranks("tables", tables.assign)
-    for table in dynamic_tables(shards):
-        if table.last_used is not None:
-            # Of the rows that were saved without their last use.
-            table.last_used.begin(sess, in_file=True)
-    _limit(on_all_ranks, sess, prefix, dynamic_tables(shards))
+    finish_tables(on_all_ranks, sess, prefix, dynamic_tables(shards))
     for name in absent:
         if name in states:
             states[name].restart()
@@ -114,10 +110,23 @@ def _restore(fresh_slots: bool, original: Any, saver: Any, sess: Any, save_path:
     return None
 
 
-def _limit(
+def finish_tables(
     on_all_ranks: Callable[..., list[Any]], sess: Any, prefix: str, tables: Sequence[Any]
 ) -> None:
-    """Evicts the rows that are too many for the policies of restored tables, and says how many."""
+    """Lets the policies of dynamic tables that were just read act.
+
+    Rows that are too many are evicted, which rank 0 says.
+
+    Args:
+        on_all_ranks: carries out a step that ranks take together, given what it does.
+        sess: the session.
+        prefix: the checkpoint's.
+        tables: the tables.
+    """
+    for table in tables:
+        if table.last_used is not None:
+            # Of the rows that were saved without their last use.
+            table.last_used.begin(sess, in_file=True)
     bounded = [table for table in tables if table.policy.capacity is not None]
     if not bounded:
         return

@@ -210,7 +210,41 @@ def restore_latest(
     max_wait_secs: float = 7200,
     config: Any = None,
 ) -> Any:
-    """Stands in for `SessionManager._restore_checkpoint`: rank 0 finds the latest checkpoint."""
+    """Stands in for `SessionManager._restore_checkpoint`: rank 0 finds the latest checkpoint.
+
+    It notes whether the session's variables come from one (`was_restored`).
+    """
+    session, is_restored = _restore_latest(
+        original,
+        manager,
+        master,
+        saver,
+        checkpoint_dir,
+        checkpoint_filename_with_path,
+        wait_for_checkpoint,
+        max_wait_secs,
+        config,
+    )
+    manager._collective_restored = is_restored
+    return session, is_restored
+
+
+def was_restored(manager: Any) -> bool:
+    """Tells whether a SessionManager's last session came from a checkpoint of its own."""
+    return getattr(manager, "_collective_restored", False)
+
+
+def _restore_latest(
+    original: Any,
+    manager: Any,
+    master: str,
+    saver: Any,
+    checkpoint_dir: str | None,
+    checkpoint_filename_with_path: str | None,
+    wait_for_checkpoint: bool,
+    max_wait_secs: float,
+    config: Any,
+) -> Any:
     if collectives.size() == 1 or not saver or not checkpoint_dir or checkpoint_filename_with_path:
         return original(
             manager,
