@@ -35,7 +35,7 @@ Public names, in short:
     StorageOption, StorageType       where rows are: memory, files
     CacheType, CheckpointOption      their cache and restoring; no effect yet
     EmbeddingConfig                  the same in PERSIA's words
-    RankError, ReplicaError, TableError  a rank failed; ranks differ; a table can't do it
+    RankError, ReplicaError, TableError, Preempted  errors, and the end of a preempted job
     collective.feature_column        columns of open-ended keys, groups of columns
     collective.data                  reads Parquet, deals items of work, converts Criteo logs
     collective.checkpoint            reads, shows and converts checkpoints; increments of them
@@ -92,7 +92,7 @@ if TYPE_CHECKING:
         embedding_sizes,
         get_embedding_variable,
     )
-    from collective.errors import RankError, ReplicaError, TableError
+    from collective.errors import Preempted, RankError, ReplicaError, TableError
     from collective.estimator.run_config import RunConfig
     from collective.group_embedding import group_embedding_lookup, group_embedding_lookup_sparse
     from collective.policy import TablePolicy, every_steps
@@ -112,6 +112,7 @@ __all__ = [
     "GlobalStepEvict",
     "InitializerOption",
     "L2WeightEvict",
+    "Preempted",
     "RankError",
     "ReplicaError",
     "RunConfig",
@@ -140,6 +141,7 @@ _MODULES = {
     "GlobalStepEvict": "compat.deeprec_options",
     "InitializerOption": "compat.deeprec_options",
     "L2WeightEvict": "compat.deeprec_options",
+    "Preempted": "errors",
     "RankError": "errors",
     "ReplicaError": "errors",
     "RunConfig": "estimator.run_config",

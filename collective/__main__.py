@@ -47,7 +47,7 @@ COMMANDS = (
     Command(
         "checkpoint",
         "collective.checkpoint.__main__",
-        "show a checkpoint, or consolidate it for plain TensorFlow",
+        "show a checkpoint, consolidate it for plain TensorFlow, or import another framework's",
     ),
     Command("data", "collective.data.__main__", "convert Criteo's click logs to Parquet"),
     Command("report", "collective.report.__main__", "draw where the time of profiled steps went"),

@@ -21,3 +21,18 @@ class TableError(TypeError):
 
     The message names the table and the way to do it.
     """
+
+
+class Preempted(SystemExit):
+    """Tells that all ranks were told to stop, and have completed the same step.
+
+    The first run in a session that would train or take data afterwards raises it, on every rank
+    alike. A `MonitoredSession` first ends as if out of data, so that its hooks save a last
+    checkpoint. If nobody catches it the process exits with `code`.
+
+    Args:
+        code: the exit code: 143, as for a process that TERM ends; 130 after Ctrl-C.
+    """
+
+    def __init__(self, code: int = 143):
+        super().__init__(code)

@@ -11,7 +11,8 @@ import functools
 import inspect
 import os
 import warnings
-from typing import Any, Callable, Literal, Protocol, TypeVar, cast, get_args
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable, Literal, Protocol, TypeVar, Union, cast, get_args
 
 from collective.policy import TablePolicy
 
@@ -73,6 +74,41 @@ FOREIGN = frozenset(
 
 
 @dataclasses.dataclass(frozen=True)
+class WarmStart:
+    """Names a checkpoint from which variables start, and what they are called there.
+
+    Attributes:
+        path: the checkpoint's prefix, or a folder, whose latest checkpoint it is.
+        names: {name there: name here}. One `*` in a name there stands for any text, and for the
+            same in the name here. None for a name here leaves the variable out. What isn't named
+            has the same name here. Or a function from a name there to one here, or to None. Slots
+            follow their variable.
+        slots: optimizers' slots, and their scalars, start from it, too; else they start fresh.
+
+    Raises:
+        ValueError: an attribute has a value that it can't have.
+    """
+
+    path: str | os.PathLike[str]
+    names: Mapping[str, str | None] | Callable[[str], str | None] | None = None
+    slots: bool = False
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.path, (str, os.PathLike)) and os.fspath(self.path)):
+            raise ValueError(f"WarmStart(path=…) is a checkpoint or a folder, not {self.path!r}.")
+        if not (self.names is None or isinstance(self.names, Mapping) or callable(self.names)):
+            raise ValueError(
+                "WarmStart(names=…) is a mapping of names there to names here, a function or None, "
+                f"not {self.names!r}."
+            )
+        if not isinstance(self.slots, bool):
+            raise ValueError(f"WarmStart(slots=…) is True or False, not {self.slots!r}.")
+
+
+WarmStartSource = Union[str, "os.PathLike[str]", WarmStart]
+
+
+@dataclasses.dataclass(frozen=True)
 class ScopeOptions:
     """Holds the options of scope(); `CollectiveStrategy.scope` documents each.
 
@@ -95,6 +131,8 @@ class ScopeOptions:
     check: bool | int = False
     deterministic: bool = False
     carrier: Carrier | None = None
+    warm_start: Sequence[WarmStartSource] | WarmStartSource | None = None
+    save_code: bool = False
 
     def __post_init__(self) -> None:
         self._is_one_of("embedding_gradients", *get_args(GradientReduction))
@@ -106,7 +144,9 @@ class ScopeOptions:
         self._is_one_of("dense_compression", *get_args(DenseCompression))
         self._is_one_of("prefetch_keys", False, True)
         self._is_one_of("deterministic", False, True)
+        self._is_one_of("save_code", False, True)
         self._is_one_of("carrier", None, *get_args(Carrier))
+        self.warm_starts  # noqa: B018 (raises an error of its own)
         folder, steps = self.profile, self.profile_steps
         if folder is not None and not (
             isinstance(folder, (str, os.PathLike)) and os.fspath(folder)
@@ -137,6 +177,20 @@ class ScopeOptions:
         if given not in values:
             listed = " or ".join(map(repr, values))
             raise ValueError(f"scope({name}=…) is {listed}, not {given!r}.")
+
+    @property
+    def warm_starts(self) -> tuple[WarmStart, ...]:
+        """The checkpoints from which variables start, in the order in which they are asked."""
+        given = () if self.warm_start is None else self.warm_start
+        sources = (given,) if isinstance(given, (str, os.PathLike, WarmStart)) else given
+        if not isinstance(sources, (list, tuple)) or not all(
+            isinstance(source, (str, os.PathLike, WarmStart)) and source for source in sources
+        ):
+            raise ValueError(
+                "scope(warm_start=…) is a checkpoint's path, a collective.checkpoint.WarmStart, a "
+                f"list of them, or None, not {given!r}."
+            )
+        return tuple(s if isinstance(s, WarmStart) else WarmStart(s) for s in sources)
 
     @property
     def runs_between_checks(self) -> int:

@@ -45,8 +45,8 @@ from tensorflow.python.training import moving_averages as averages_lib
 from tensorflow_estimator.python.estimator import estimator as estimator_lib
 
 from collective import feature_column, hooks, rank0_output
-from collective.checkpoint import increments, restoring, saver, saving, warm_start
-from collective.coordination import session_runs
+from collective.checkpoint import increments, model_start, restoring, saver, saving, warm_start
+from collective.coordination import session_ends, session_runs
 from collective.estimator import refusal
 from collective.gradients import clipping, reduction
 from collective.ops import control_flow
@@ -403,12 +403,12 @@ SESSIONS = (
         NO_AGREEMENT,
     ),
     Patch(BaseSession, "tf.Session.partial_run_setup", session_runs.partial_run_setup, WHOLE_RUNS),
-    Patch(BaseSession, "tf.Session.close", session_runs.close, LEFT_SILENTLY),
-    Patch(tf.Session, "tf.Session.__exit__", session_runs.leave, LEFT_SILENTLY),
+    Patch(BaseSession, "tf.Session.close", session_ends.close, LEFT_SILENTLY),
+    Patch(tf.Session, "tf.Session.__exit__", session_ends.leave, LEFT_SILENTLY),
     Patch(
         monitored_session._MonitoredSession,
         "monitored_session._MonitoredSession._close_internal",
-        session_runs.end,
+        session_ends.end,
         NOT_ALIKE,
     ),
     Patch(
@@ -455,6 +455,7 @@ ONE_SHARD_SAVED = "One rank's shard would be saved as if it were the table."
 MISSING_SHARDS = "The shards of the other ranks would be missing from the checkpoint."
 NOT_RESTORED = "Tables would not be restored, nor the same checkpoint by all ranks."
 OTHER_LATEST = "Ranks could take different checkpoints for the latest."
+NOT_STARTED = "scope(warm_start=…) would have no effect."
 WHOLE_ROWS = "A shard would be assigned the rows of a whole table."
 PARTITIONED = "A table would be taken for a partitioned variable, and its name not be found."
 ALL_WRITE_GRAPH = "Every rank would write the graph."
@@ -468,6 +469,12 @@ CHECKPOINTS = (
         "tf.train.SessionManager._restore_checkpoint",
         saver.restore_latest,
         OTHER_LATEST,
+    ),
+    Patch(
+        tf.train.SessionManager,
+        "tf.train.SessionManager.prepare_session",
+        model_start.prepare_session,
+        NOT_STARTED,
     ),
     Patch(
         checkpoint_utils,

@@ -4,9 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from typing import Any, Callable
+from typing import Any, Callable, Generic, TypeVar
 
-from collective.options import EmbeddingOptions, ScopeOptions
+from collective.options import EmbeddingOptions, ScopeOptions, names
+
+Strategy = TypeVar("Strategy")
+
+
+class Scope(Generic[Strategy]):
+    """Opens and closes a scope; it can be entered again, and inside itself.
+
+    Args:
+        strategy: the value of `with … as`.
+        enter: opens the scope.
+        leave: closes the scope that this thread opened last.
+    """
+
+    def __init__(self, strategy: Strategy, enter: Callable[[], None], leave: Callable[[], None]):
+        self._strategy, self._enter, self._leave = strategy, enter, leave
+
+    def __enter__(self) -> Strategy:
+        self._enter()
+        return self._strategy
+
+    def __exit__(self, kind: type[BaseException] | None, error: Any, traceback: Any) -> None:
+        self._leave()
 
 
 class OpenScope:
@@ -69,7 +91,10 @@ class ScopeStack:
     @property
     def given(self) -> dict[str, Any]:
         """Returns the options in force as another scope would be given them; none outside."""
-        return dataclasses.asdict(self.options) if self.is_open else {}
+        if not self.is_open:
+            return {}
+        # `dataclasses.asdict` would make dictionaries of the options that are objects, too.
+        return {name: getattr(self.options, name) for name in names(ScopeOptions)}
 
     @property
     def embedding_options(self) -> EmbeddingOptions | None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import functools
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Callable
 
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 
 from collective import options, rank0_output, strategies
-from collective.checkpoint import ownership
+from collective.checkpoint import best, ownership
 from collective.coordination import run_analysis
+from collective.coordination.preemption import PREEMPTION
 from collective.determinism import Determinism
 from collective.estimator import input_sharding
 from collective.ops import carriers, collectives, graph_analysis, native_library
@@ -27,6 +28,7 @@ from collective.options import (
     MissingSlots,
     PlanOutput,
     ScopeOptions,
+    WarmStartSource,
     WireType,
 )
 from collective.patches import PATCHES
@@ -35,37 +37,13 @@ from collective.plan import builder
 from collective.plan.plan import Plan
 from collective.policy import PolicyOption, TablePolicy, policy_of
 from collective.profiling import profiler
-from collective.scope import SCOPES
+from collective.scope import SCOPES, Scope
 from collective.tables import grouping
 from collective.tables import lookups as _lookups  # noqa: F401 (registers the lookup functions)
 
 if TYPE_CHECKING:
+    from collective.checkpoint.best import KeepBest
     from collective.estimator.estimator import Estimator
-
-
-class Scope:
-    """Opens and closes a scope; it can be entered again, and inside itself.
-
-    Args:
-        strategy: the value of `with … as`.
-        enter: opens the scope.
-        leave: closes the scope that this thread opened last.
-    """
-
-    def __init__(
-        self,
-        strategy: CollectiveStrategy,
-        enter: Callable[[], None],
-        leave: Callable[[], None],
-    ):
-        self._strategy, self._enter, self._leave = strategy, enter, leave
-
-    def __enter__(self) -> CollectiveStrategy:
-        self._enter()
-        return self._strategy
-
-    def __exit__(self, kind: type[BaseException] | None, error: Any, traceback: Any) -> None:
-        self._leave()
 
 
 class CollectiveStrategy:
@@ -129,7 +107,9 @@ class CollectiveStrategy:
         check: bool | int = INHERIT,
         deterministic: bool = INHERIT,
         carrier: Carrier | None = INHERIT,
-    ) -> Scope:
+        warm_start: Sequence[WarmStartSource] | WarmStartSource | None = INHERIT,
+        save_code: bool = INHERIT,
+    ) -> Scope[CollectiveStrategy]:
         """Opens the data-parallel part of a program: model, optimizer and sessions.
 
         Inside, gradients are those of all ranks, sessions agree on every run, replicated variables
@@ -222,6 +202,17 @@ class CollectiveStrategy:
                 everything; the ranks' agreement before a run always follows the variable. The
                 numbers are the same, but for the last bits of dense gradients of three ranks or
                 more, which shared memory adds in the order of the ranks.
+            warm_start: Names checkpoints from which variables start: paths, or
+                `collective.checkpoint.WarmStart(path, names={there: here}, slots=True)`, one or a
+                list. Default None. It acts where a `MonitoredTrainingSession`, an Estimator or
+                anything else that TensorFlow's SessionManager prepares starts without a checkpoint
+                of its own; a checkpoint in its checkpoint_dir wins. Each variable starts from the
+                first checkpoint of the list that has it: tables, static and dynamic, and ordinary
+                variables, but not the global step. Optimizers' slots only with `slots=True`. Rank
+                0 says on stderr what was taken, what started fresh, and what was left over.
+            save_code: Saves the script, and the code and configurations below its folder, beside a
+                job's first checkpoint, with versions, the command line and these options: see
+                `collective.checkpoint.load_code`. Default False.
 
         Options that tune HybridBackend or SparseOperationKit have no effect: a warning names them.
 
@@ -245,6 +236,8 @@ class CollectiveStrategy:
             check=check,
             deterministic=deterministic,
             carrier=carrier,
+            warm_start=warm_start,
+            save_code=save_code,
         )
         # Checked here, where the script can see which call is wrong.
         ScopeOptions(**given)
@@ -254,7 +247,7 @@ class CollectiveStrategy:
     @options.takes_foreign(*options.names(EmbeddingOptions))
     def embedding_scope(
         self, *, min_rows: int = INHERIT, policy: TablePolicy | PolicyOption | None = INHERIT
-    ) -> Scope:
+    ) -> Scope[CollectiveStrategy]:
         """Makes tables of the variables that are made inside, sharded by rows over all ranks.
 
         A table is every 2-D floating-point variable that `tf.get_variable` makes. Row i lives on
@@ -344,7 +337,7 @@ class CollectiveStrategy:
         """
         return input_sharding.shard(dataset)
 
-    @options.takes_foreign("shard_input")
+    @options.takes_foreign("shard_input", "keep_best")
     def estimator(
         self,
         model_fn: Any,
@@ -353,6 +346,7 @@ class CollectiveStrategy:
         params: Any = None,
         warm_start_from: Any = None,
         shard_input: bool = True,
+        keep_best: KeepBest | tuple[str, str] | tuple[str, str, int] | None = None,
     ) -> Estimator:
         """Makes a `tf.estimator.Estimator` that works on all ranks.
 
@@ -378,6 +372,9 @@ class CollectiveStrategy:
             warm_start_from: Gives first values, as for `tf.estimator.Estimator`.
             shard_input: Deals the batches to the ranks. Default True; with False every rank uses
                 all that its input_fn gives.
+            keep_best: Keeps the best checkpoints that evaluate() and train_and_evaluate() find, in
+                `<model_dir>/best`: (metric, 'max' or 'min', how many), as in ('auc', 'max', 3), or
+                a `collective.checkpoint.KeepBest`. Default None: none but the latest ones.
 
         Options that tune HybridBackend or SparseOperationKit have no effect: a warning names them.
 
@@ -386,7 +383,8 @@ class CollectiveStrategy:
 
         Raises:
             TypeError: an option is unknown.
-            ValueError: `config` has a `tf.distribute` strategy, or another model_dir.
+            ValueError: `config` has a `tf.distribute` strategy, or another model_dir; or
+                `keep_best` isn't of this form.
             RankError: rank 0 has no model_dir though another rank has one, or another rank's has a
                 checkpoint and rank 0's has none.
         """
@@ -402,6 +400,7 @@ class CollectiveStrategy:
             config,
             params,
             warm_start_from,
+            None if keep_best is None else best.KeepBest.of(keep_best),
         )
 
     def export_saved_model(
@@ -498,6 +497,7 @@ def _close_last() -> None:
         ownership.marks().release_sessions()
     finally:
         profiler.finish()
+        PREEMPTION.unwatch()
 
 
 def _take_over(options: ScopeOptions | None) -> None:

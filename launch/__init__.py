@@ -11,6 +11,8 @@ Words
   run          a run of a session, or whatever else all ranks carry out together (agreeing, saving,
                restoring)
   stall        ranks wait in a run for others that don't come
+  attempt      the ranks from their start to their end; with --max-restarts a job may have several
+  preemption   a job is told to stop, and saves first
 
 How many ranks
   -np says it. Without it: one for each device in CUDA_VISIBLE_DEVICES; if that isn't set, one for
@@ -38,6 +40,11 @@ Environment, given to each rank; the launcher's value always wins
   COLLECTIVE_LAUNCHED      1
   COLLECTIVE_PROGRESS      where it posts its progress: memory of the launcher, which no folder has;
                            empty if nobody looks (--stall-timeout 0, or one rank)
+  COLLECTIVE_MILESTONES    where it posts how far it has trained, and its checkpoints: memory, too
+  COLLECTIVE_RESTART_COUNT, COLLECTIVE_MAX_RESTARTS
+                           how often the job was started again so far, and may be
+  COLLECTIVE_PREEMPT_SIGNAL
+                           the name of the signal that means TERM, too
   COLLECTIVE_TERMINAL      1 if the launcher's stderr is a terminal, else 0 (a rank's own never is);
                            then also
   COLUMNS                  the terminal's width less the prefix
@@ -91,7 +98,8 @@ Exit codes
   the rank's   a rank failed: the exit code of the root cause, 128 + signal number if a signal ended
                it
   128 + signal the launcher itself was told to stop by INT, TERM, HUP or QUIT, even if the ranks
-               then left with 0; but a failure that came before the signal counts
+               then left with 0; but a failure that came before the signal counts. 143 is also that
+               of --preempt-signal, and of ranks that were told to stop by TERM
   124          the job stalled (--stall-timeout), as with timeout(1)
   141          nobody reads the output any more (128 + SIGPIPE)
   137          the supervisor was killed
@@ -109,9 +117,13 @@ What happens when
                            too: Horovod's errors can overtake their cause.
   a rank leaves with 0     while others work: nothing. If others fail later, the report names it as
                            having left early.
-  INT, HUP or QUIT         is passed on to the ranks' process groups; who is there after the grace
-                           gets TERM, after another one KILL. TERM: the same, KILL after one. A
-                           second INT (Ctrl-C) kills at once. HUP is ignored under nohup.
+                           With --max-restarts it says how the job goes on: see Restarts.
+  TERM, or INT (Ctrl-C)    is passed on to the ranks, as TERM is for --preempt-signal: see
+                           Preemption. Who is there after 60 seconds, or --grace if it is given,
+                           gets KILL; after INT first TERM, and KILL after another grace. A second
+                           INT or TERM kills at once, but for a TERM in the same second.
+  HUP or QUIT              is passed on to the ranks' process groups; who is there after the grace
+                           gets TERM, after another one KILL. HUP is ignored under nohup.
   the launcher is killed   (KILL) the supervisor kills everything below it at once. Only who kills
                            launcher and supervisor at one moment leaves children of ranks behind.
   the supervisor is killed the kernel kills the ranks, the launcher the rest.
@@ -133,4 +145,30 @@ What happens when
                            elsewhere, it says that all of its ranks are in the same run; only the
                            launcher of that machine can name it, if it watches another rank that
                            waits.
+
+Restarts
+  With --max-restarts K a job that has failed, or stalled, starts again, up to K times: all ranks
+  anew, with another rendezvous. The script goes on from its latest checkpoint, as
+  MonitoredTrainingSession(checkpoint_dir=...) and Estimators do. The report on the failure says
+  which restart it is, and from which step. It waits 1, 2, 4 ... 60 seconds before (--restart-pause
+  sets the first). --log-dir goes on with the same files. There is no restart
+    of a job that was told to stop, or of which a rank was: by Ctrl-C, TERM or --preempt-signal
+    at the second failure in a row after the same step, with no newer checkpoint; a script that
+      trains outside of scope() shows no steps, and fails "before the first step"
+    of a program that can't be started, or that ends before its first step with exit code 2, a
+      SyntaxError or an ImportError
+  With --elastic the restart has the ranks that are left, at least --min-np: of CPU ranks one less,
+  if it wasn't a stall; on GPUs as many as are visible then, up to as many as at first, without one
+  whose rank was the root cause twice in a row. With fewer the job ends.
+
+Preemption
+  A rank that trains within scope() takes TERM, --preempt-signal and, from this launcher, INT for a
+  wish, from its first run on: all ranks learn of it before the next run, complete that, and stop. A
+  MonitoredTrainingSession and an Estimator then save, and the program ends with exit code 143 (130
+  after INT); whoever runs a plain session gets collective.Preempted from its next run, and may
+  save. It doesn't matter whether the launcher is signalled, one rank, or all of them: within two
+  seconds that is the same wish. A second signal ends a rank at once. Before its first run, and for
+  scripts without scope(), signals do what they always do; a script that handles one itself keeps
+  it. INT and TERM go to the ranks alone, so that what they have started works until they have
+  saved; with --no-python to their process groups.
 """

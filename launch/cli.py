@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
@@ -18,9 +19,12 @@ from .dry_run import describe
 from .durations import seconds
 from .errors import UsageError
 from .machine import available_cores
-from .plan import LaunchPlan
+from .plan import LONGEST_PAUSE, LaunchPlan
+from .preempt_signals import signal_number
 
 _PROGRAM = "python -m collective.launch"
+DEFAULT_GRACE = 5.0
+DEFAULT_TIME_TO_SAVE = 60.0
 
 
 class LauncherOptions(argparse.Namespace):
@@ -30,7 +34,12 @@ class LauncherOptions(argparse.Namespace):
     device: str
     log_dir: str | None
     tee: str
-    grace: float
+    grace: float | None
+    preempt_signal: int
+    max_restarts: int
+    restart_pause: float
+    elastic: bool
+    min_ranks: int | None
     stall_timeout: float
     verbose: bool
     no_python: bool
@@ -95,11 +104,16 @@ def make_plan(options: LauncherOptions, environment: Mapping[str, str]) -> Launc
             "--embedding-scope is for scripts of other frameworks: give --as, too, or mark tables "
             "by strategy.embedding_scope()"
         )
-    if not 0 <= options.grace < math.inf:
+    grace = DEFAULT_GRACE if options.grace is None else options.grace
+    if not 0 <= grace < math.inf:
         raise UsageError(f"--grace {options.grace}: give a number of seconds, 0 or more")
     if not 0 <= options.stall_timeout < math.inf:
         raise UsageError(
             f"--stall-timeout {options.stall_timeout}: give a number of seconds, 0 for no limit"
+        )
+    if not 0 <= options.restart_pause < math.inf:
+        raise UsageError(
+            f"--restart-pause {options.restart_pause}: give a number of seconds, 0 or more"
         )
     cores = available_cores()
     ranks = _rank_count(options.ranks)
@@ -107,6 +121,7 @@ def make_plan(options: LauncherOptions, environment: Mapping[str, str]) -> Launc
     if "cpu" not in (options.device, ranks):
         gpus = visible_gpus(environment, driver_gpus())
     devices = choose_devices(ranks, options.device, gpus, cores)
+    min_ranks = _min_ranks(options, len(devices))
     terminal = os.isatty(2)
     return LaunchPlan(
         command=command,
@@ -115,7 +130,13 @@ def make_plan(options: LauncherOptions, environment: Mapping[str, str]) -> Launc
         cores=cores,
         terminal=terminal,
         columns=(os.get_terminal_size(2).columns or None) if terminal else None,
-        grace=options.grace,
+        grace=grace,
+        time_to_save=DEFAULT_TIME_TO_SAVE if options.grace is None else grace,
+        preempt_signal=options.preempt_signal,
+        max_restarts=options.max_restarts,
+        restart_pause=options.restart_pause,
+        most_ranks=len(devices),
+        min_ranks=min_ranks,
         shown_ranks=parse_rank_list(options.tee, len(devices)),
         log_dir=options.log_dir,
         verbose=options.verbose,
@@ -140,6 +161,31 @@ def parse_rank_list(text: str, size: int) -> frozenset[int]:
     if max(ranks, default=0) >= size:
         raise UsageError(f"--tee {text}: there is no rank {max(ranks)}, the last one is {size - 1}")
     return frozenset(ranks)
+
+
+def _min_ranks(options: LauncherOptions, size: int) -> int:
+    """Returns how few ranks an elastic job may have; 0 if the job isn't elastic."""
+    if options.max_restarts < 0:
+        raise UsageError(f"--max-restarts {options.max_restarts}: give 0 or more")
+    if not options.elastic:
+        if options.min_ranks is not None:
+            raise UsageError(f"--min-np {options.min_ranks} is for --elastic: give that, too")
+        return 0
+    if not options.max_restarts:
+        raise UsageError(
+            "--elastic is about the ranks of a restart: give --max-restarts, too, 1 or more"
+        )
+    least = 1 if options.min_ranks is None else options.min_ranks
+    if not 1 <= least <= size:
+        raise UsageError(f"--min-np {least}: the job starts with {size}; give 1 to {size}")
+    return least
+
+
+def _preempt_signal(text: str) -> int:
+    try:
+        return signal_number(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}; give a name like USR1, or a number") from None
 
 
 def _rank_count(text: str) -> int | str:
@@ -243,9 +289,49 @@ def _parser(prog: str) -> _Parser:
     add(
         "--grace",
         type=seconds,
-        default=5.0,
+        default=None,
         metavar="TIME",
-        help="from TERM to KILL, in seconds or as 90s, 1m, 2h (default: %(default)g)",
+        help="from TERM to KILL, in seconds or as 90s, 1m, 2h (default: "
+        f"{DEFAULT_GRACE:g}; {DEFAULT_TIME_TO_SAVE:g} for ranks that are told to stop, and save)",
+    )
+    add(
+        "--preempt-signal",
+        type=_preempt_signal,
+        default=int(signal.SIGTERM),
+        metavar="SIGNAL",
+        help="a signal that means TERM, too: all ranks stop after the same step, and save; as USR1 "
+        "of Slurm's --signal=B:USR1@120",
+    )
+    add(
+        "--max-restarts",
+        "--max_restarts",
+        type=int,
+        default=0,
+        metavar="K",
+        help="after a failure start all ranks again, up to K times: the script goes on from its "
+        "latest checkpoint (default: %(default)s)",
+    )
+    add(
+        "--restart-pause",
+        type=seconds,
+        default=1.0,
+        metavar="TIME",
+        help="before the first restart; before each further one twice as long, "
+        f"{LONGEST_PAUSE:g} s at most (default: %(default)g)",
+    )
+    add(
+        "--elastic",
+        action="store_true",
+        help="restart with the ranks that are left: without a GPU that is gone, or a CPU rank that "
+        "died",
+    )
+    add(
+        "--min-np",
+        dest="min_ranks",
+        type=int,
+        default=None,
+        metavar="A",
+        help="with --elastic: at least so many ranks (default: 1)",
     )
     add(
         "--stall-timeout",

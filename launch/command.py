@@ -38,7 +38,7 @@ def rank_command(words: Sequence[str], no_python: bool = False) -> tuple[str, ..
         )
     if no_python:
         return _program_command(words)
-    if _is_interpreter(words[0]):
+    if is_interpreter(words[0]):
         _check_program(words[1:], words[0])
         own = words[0] in ("python", "python3")
         return (sys.executable if own else words[0], *words[1:])
@@ -78,7 +78,7 @@ def as_framework(command: Sequence[str], framework: str, embedding_scope: str) -
     Raises:
       UsageError: the command runs no script and no module in Python.
     """
-    if not _is_interpreter(command[0]):
+    if not is_interpreter(command[0]):
         raise UsageError("--as is for Python scripts: it and --no-python contradict")
     position = 1
     while command[position].startswith("-") and command[position] not in ("-m", "-c"):
@@ -98,7 +98,7 @@ def _program_command(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _is_interpreter(word: str) -> bool:
+def is_interpreter(word: str) -> bool:
     """Tells an interpreter from a script that is called `python`, which can't be executed."""
     is_script = os.path.isfile(word) and not os.access(word, os.X_OK)
     return bool(_INTERPRETER.fullmatch(os.path.basename(word))) and not is_script

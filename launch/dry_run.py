@@ -14,7 +14,7 @@ _MEMORY = "<memory of the launcher>"
 def describe(plan: LaunchPlan) -> str:
     """Lists command, output and devices, and each variable that a rank's environment gains."""
     environments = [
-        rank_environment(plan, rank, rendezvous_port=_PORT, board=_MEMORY)
+        rank_environment(plan, rank, rendezvous_port=_PORT, board=_MEMORY, milestones=_MEMORY)
         for rank in range(plan.size)
     ]
     changed = {
@@ -36,6 +36,7 @@ def describe(plan: LaunchPlan) -> str:
         f"cores        {plan.cores}",
         f"output       {_output(plan)}",
         f"stall        {f'after {plan.stall_timeout:g} s' if plan.stall_timeout else 'never'}",
+        *_restarts(plan),
         f"environment  of every rank, beside what the launcher's own holds{without}:",
         *(f"  {name}={environments[0][name]}" for name in same_everywhere),
     ]
@@ -44,6 +45,15 @@ def describe(plan: LaunchPlan) -> str:
         lines.append(f"rank {rank}       on {'the CPU' if device is None else f'GPU {device}'}:")
         lines += [f"  {name}={environment[name]}" for name in per_rank]
     return "\n".join(lines)
+
+
+def _restarts(plan: LaunchPlan) -> list[str]:
+    if not plan.max_restarts:
+        return []
+    elastic = f", on {plan.min_ranks} to {plan.most_ranks} ranks" if plan.min_ranks else ""
+    return [
+        f"restarts     {plan.max_restarts}, the first after {plan.restart_pause:g} s{elastic}",
+    ]
 
 
 def _output(plan: LaunchPlan) -> str:

@@ -7,9 +7,11 @@ always the launcher's, and an outer job's identity (of another launcher's rank, 
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 
-from . import progress_board
+from . import milestones as milestone_board
+from . import preempt_signals, progress_board
 from .plan import LaunchPlan
 
 LOOPBACK = "127.0.0.1"
@@ -35,7 +37,7 @@ def line_prefix(rank: int, size: int) -> str:
 
 
 def rank_environment(
-    plan: LaunchPlan, rank: int, rendezvous_port: str, board: str
+    plan: LaunchPlan, rank: int, rendezvous_port: str, board: str, milestones: str = ""
 ) -> dict[str, str]:
     """Returns the whole environment of one rank.
 
@@ -44,6 +46,7 @@ def rank_environment(
       rank: the rank's number.
       rendezvous_port: where the rendezvous listens.
       board: the path of the progress board.
+      milestones: the path of the milestone board.
     """
     inherited = {
         name: value
@@ -54,6 +57,7 @@ def rank_environment(
         **_tuning(plan),
         **inherited,
         **_identity(plan, rank, rendezvous_port, board),
+        **_attempt(plan, milestones),
         **_terminal(plan, inherited),
     }
 
@@ -82,6 +86,15 @@ def _identity(plan: LaunchPlan, rank: int, rendezvous_port: str, board: str) -> 
         "HOROVOD_GLOO_RENDEZVOUS_PORT": rendezvous_port,
         # Without it Gloo listens on the address of the host's name, which others may reach.
         "HOROVOD_GLOO_IFACE": "lo",
+    }
+
+
+def _attempt(plan: LaunchPlan, milestones: str) -> dict[str, str]:
+    return {
+        milestone_board.VARIABLE: milestones,
+        preempt_signals.VARIABLE: signal.Signals(plan.preempt_signal).name,
+        "COLLECTIVE_RESTART_COUNT": str(plan.restart_count),
+        "COLLECTIVE_MAX_RESTARTS": str(plan.max_restarts),
     }
 
 

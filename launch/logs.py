@@ -49,8 +49,15 @@ def open_logs(plan: LaunchPlan) -> list[tuple[BinaryIO | None, BinaryIO | None]]
             folder = Path(plan.log_dir, f"rank.{rank}")
             folder.mkdir(parents=True, exist_ok=True)
             # Unbuffered: who follows the file sees what the rank wrote, when it wrote it.
-            stdout, stderr = (open(folder / name, "wb", buffering=0) for name in STREAM_NAMES)
+            # A restart goes on with the files.
+            stdout, stderr = (_opened(folder / name, plan) for name in STREAM_NAMES)
             logs.append((stdout, stderr))
     except OSError as error:
         raise _unwritable(plan.log_dir, error) from None
     return logs
+
+
+def _opened(path: Path, plan: LaunchPlan) -> BinaryIO:
+    if plan.restart_count:
+        return open(path, "ab", buffering=0)
+    return open(path, "wb", buffering=0)

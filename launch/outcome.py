@@ -22,6 +22,8 @@ from .stderr_lines import lost_a_peer
 
 # For how many seconds after its first victim the root cause may take to end.
 CAUSE_DELAY = 3.0
+# How ranks end that were told to stop, by Ctrl-C or TERM.
+_STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 # So many ranks are named one by one.
 _FEW_RANKS = 3
 # Of how many last lines without stacks one may say that a peer was lost.
@@ -114,6 +116,19 @@ class JobOutcome:
             if not rank_exit.is_victim:
                 return rank_exit
         return failed[0] if failed else None
+
+    @property
+    def is_preempted(self) -> bool:
+        """Tells whether a rank was told to stop, rather than failed."""
+        cause = self.root_cause()
+        return cause is not None and cause.shell_code in _STOPPED
+
+    @property
+    def left_preempted(self) -> bool:
+        """Tells whether all ranks have left by themselves, as ranks do that were told to stop."""
+        return all(end.code in (0, *_STOPPED) for end in self.exits) and any(
+            end.code in _STOPPED for end in self.exits
+        )
 
     def cause_is_certain(self) -> bool:
         """Tells whether there is a root cause that no later end can change."""

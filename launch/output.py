@@ -166,6 +166,11 @@ class Console:
         if self._digest:
             self._digest.end()
 
+    def close(self) -> None:
+        """Ends the threads, of which no other process may be forked."""
+        for screen in self._screens:
+            screen.writer.close()
+
     @property
     def congested(self) -> bool:
         """Tells whether output isn't read, so that a rank that writes more may have to wait."""
@@ -427,7 +432,11 @@ class ThreadedWriter:
         self._notify = notify
         self._waiting = bytearray()
         self._changed = threading.Condition()
-        threading.Thread(target=self._run, name=f"writer of {descriptor}", daemon=True).start()
+        self._closed = False
+        self._thread = threading.Thread(
+            target=self._run, name=f"writer of {descriptor}", daemon=True
+        )
+        self._thread.start()
 
     def write(self, data: bytes) -> None:
         """Queues `data`; after a failure, drops it."""
@@ -435,6 +444,13 @@ class ThreadedWriter:
             if self.error is None:
                 self._waiting += data
                 self._changed.notify()
+
+    def close(self) -> None:
+        """Ends the thread. What waits must have been written."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join()
 
     @property
     def congested(self) -> bool:
@@ -448,6 +464,8 @@ class ThreadedWriter:
         while True:
             with self._changed:
                 while not self._waiting:
+                    if self._closed:
+                        return
                     self._changed.wait()
                 piece = bytes(self._waiting[:_MOST_BYTES_A_WRITE])
             try:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+LONGEST_PAUSE = 60.0  # seconds between two attempts, however many there were
 
 
 @dataclass(frozen=True)
@@ -18,10 +21,17 @@ class LaunchPlan:
       terminal: whether the launcher's stderr is a terminal.
       columns: the width of that terminal, None if it isn't known.
       grace: seconds between TERM and KILL.
+      time_to_save: seconds that ranks have to save and to end once the job is told to stop.
       shown_ranks: the ranks whose output is shown.
       log_dir: the folder that keeps all output, if any.
       verbose: whether everything is shown as the ranks write it.
       stall_timeout: seconds without progress after which the job ends; 0 means never.
+      preempt_signal: the signal that means TERM, too.
+      max_restarts: how often the job is started again after a failure.
+      restart_pause: seconds before the first restart; each further pause is twice as long.
+      restart_count: how often it was started again so far.
+      most_ranks: how many ranks were asked for: fewer may be left of an elastic job.
+      min_ranks: how few ranks an elastic job may have; 0 if it isn't elastic.
     """
 
     command: tuple[str, ...]
@@ -35,6 +45,13 @@ class LaunchPlan:
     log_dir: str | None = None
     verbose: bool = False
     stall_timeout: float = 600.0
+    time_to_save: float = 60.0
+    preempt_signal: int = signal.SIGTERM
+    max_restarts: int = 0
+    restart_pause: float = 1.0
+    restart_count: int = 0
+    most_ranks: int = 0
+    min_ranks: int = 0
 
     @property
     def size(self) -> int:

@@ -173,16 +173,22 @@ class LauncherBoard(Board):
         Raises:
           OSError: there is no memory, or no descriptor left.
         """
-        self._descriptor = _nameless_file()
+        self._descriptor = nameless_file("collective.progress")
         os.ftruncate(self._descriptor, (size + 1) * _PAGE)
         os.pwrite(self._descriptor, _MAGIC, 0)
         self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
         super().__init__(self._descriptor)
 
+    def close(self) -> None:
+        """Gives the memory back."""
+        self._memory.close()
+        os.close(self._descriptor)
 
-def _nameless_file() -> int:
+
+def nameless_file(name: str) -> int:
+    """Makes memory that no folder has, and returns its descriptor; `name` is for people."""
     if hasattr(os, "memfd_create"):  # not where Python was built for a C library before 2.27
-        return os.memfd_create("collective.progress")
+        return os.memfd_create(name)
     with tempfile.TemporaryFile(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as file:
         return os.dup(file.fileno())
 

@@ -45,6 +45,11 @@ class Rendezvous(ThreadingHTTPServer):
         """Starts answering, in a thread that doesn't keep the process alive."""
         threading.Thread(target=self.serve_forever, name="rendezvous", daemon=True).start()
 
+    def stop(self) -> None:
+        """Answers no more."""
+        self.shutdown()
+        self.server_close()
+
     def handle_error(self, request: object, client_address: object) -> None:
         """Says nothing: a rank that was killed in the middle of a request is reported elsewhere."""
 

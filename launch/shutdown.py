@@ -1,13 +1,15 @@
 """The shutdown of a job: which signal goes to the ranks now, and which harsher one when.
 
-    begun by               signals, `grace` seconds apart
-    ---------------------  -------------------------------
-    a failed rank          TERM, KILL
-    TERM to the launcher   TERM, KILL
-    INT, HUP, QUIT         the same signal, TERM, KILL
-    a second INT           KILL
+    begun by                signals, with the time between them
+    ----------------------  -------------------------------------------------------
+    a failed rank           TERM, grace, KILL
+    TERM to the launcher    TERM, time to save, KILL
+    INT                     INT, time to save, TERM, grace, KILL
+    HUP, QUIT               the same signal, grace, TERM, grace, KILL
+    a second INT or TERM    KILL
 
-A later beginning never puts off a KILL that was due earlier.
+A later beginning never puts off a KILL that was due earlier. A scheduler that signals a process
+twice at one moment means it once; who presses Ctrl-C twice means it.
 """
 
 from __future__ import annotations
@@ -15,36 +17,62 @@ from __future__ import annotations
 import math
 import signal
 
+# Seconds in which two TERMs are one.
+_SAME = 1.0
+
 
 class ShutdownSchedule:
     """Holds the signals still to be sent. Times are seconds of a clock that only goes forward."""
 
-    def __init__(self, grace: float) -> None:
+    def __init__(self, grace: float, time_to_save: float | None = None) -> None:
+        """Makes a schedule on which nothing is due.
+
+        Args:
+          grace: seconds from TERM to KILL where there is nothing to save.
+          time_to_save: seconds that ranks have to save, if they are asked to; by default `grace`.
+        """
         self._grace = grace
+        self._time_to_save = grace if time_to_save is None else time_to_save
         self._steps: list[tuple[float, signal.Signals]] = []
         self._kill_at = math.inf
-        self._interrupts = 0
+        self._requested: tuple[signal.Signals, float] | None = None
 
     @property
     def begun(self) -> bool:
         return self._kill_at < math.inf
 
+    @property
+    def was_requested(self) -> bool:
+        """Tells whether somebody told the launcher to stop, and the ranks to save."""
+        return self._requested is not None
+
     def request(self, signum: signal.Signals, now: float) -> None:
         """Begins with a signal that the launcher received."""
-        if signum == signal.SIGINT:
-            self._interrupts += 1
-            if self._interrupts > 1:
-                signum = signal.SIGKILL
-        self.begin(signum, now)
+        if signum not in (signal.SIGINT, signal.SIGTERM):
+            self.begin(signum, now)
+        elif self._requested is None:
+            self._requested = signum, now
+            self.ask_to_save(signum, now)
+        elif signum == self._requested[0] == signal.SIGTERM and now < self._requested[1] + _SAME:
+            pass
+        else:
+            self.begin(signal.SIGKILL, now)
+
+    def ask_to_save(self, signum: signal.Signals, now: float) -> None:
+        """Begins with `signum` at once, and gives the ranks time to save."""
+        self._begin(signum, now, self._time_to_save)
 
     def begin(self, signum: signal.Signals, now: float) -> None:
         """Begins with `signum` at once."""
-        order = [signum]
+        self._begin(signum, now, self._grace)
+
+    def _begin(self, signum: signal.Signals, now: float, patience: float) -> None:
+        steps = [(now, signum)]
         if signum not in (signal.SIGTERM, signal.SIGKILL):
-            order.append(signal.SIGTERM)
+            steps.append((now + patience, signal.SIGTERM))
+            patience = self._grace
         if signum != signal.SIGKILL:
-            order.append(signal.SIGKILL)
-        steps = [(now + number * self._grace, step) for number, step in enumerate(order)]
+            steps.append((steps[-1][0] + patience, signal.SIGKILL))
         self._kill_at = min(self._kill_at, steps[-1][0])
         self._steps = [
             (when, step) for when, step in steps[:-1] if when < self._kill_at or step == signum

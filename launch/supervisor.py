@@ -28,7 +28,6 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from . import process_tree
-from .signals import STOP_SIGNALS
 
 # For how many seconds to go on killing a process that doesn't die, e.g. because it waits for a dead
 # network drive.
@@ -88,12 +87,15 @@ class Supervisor:
       events: the descriptor to wait for before `read_events`.
     """
 
-    def __init__(self, ranks: Sequence[RankSpec], grace: float) -> None:
+    def __init__(
+        self, ranks: Sequence[RankSpec], grace: float, stop_signals: Sequence[signal.Signals]
+    ) -> None:
         """Forks the supervisor, which starts the ranks at once, in their order.
 
         Args:
           ranks: the ranks to start. A single one inherits the launcher's stdin.
           grace: seconds between TERM and KILL for processes that the ranks leave behind.
+          stop_signals: those by which the launcher is told to stop.
         """
         process_tree.adopt_orphans()
         commands, self._commands = os.pipe()
@@ -101,21 +103,31 @@ class Supervisor:
         os.set_blocking(self.events, False)
         # The handlers write into the launcher's signal pipe, which the supervisor shares until it
         # has its own.
-        former_mask = signal.pthread_sigmask(signal.SIG_BLOCK, (*STOP_SIGNALS, signal.SIGCHLD))
+        former_mask = signal.pthread_sigmask(signal.SIG_BLOCK, (*stop_signals, signal.SIGCHLD))
         self.pid = os.fork()
         if self.pid == 0:
-            _run_supervisor(ranks, commands, events, grace)
+            _run_supervisor(ranks, commands, events, grace, stop_signals)
         signal.pthread_sigmask(signal.SIG_SETMASK, former_mask)
         os.close(commands)
         os.close(events)
         self._received = b""
 
-    def send_signal(self, signum: int) -> None:
-        """Has `signum` sent to the ranks' process groups; KILL goes to every descendant."""
+    def send_signal(self, signum: int, to_groups: bool = True) -> None:
+        """Has `signum` sent to the ranks; KILL goes to every descendant.
+
+        Args:
+          signum: the signal.
+          to_groups: whether it goes to their process groups: to what they have started, too.
+        """
         try:
-            os.write(self._commands, f"{int(signum)}\n".encode())
+            os.write(self._commands, f"{int(signum) if to_groups else -int(signum)}\n".encode())
         except OSError:
             pass  # it is gone; the end of its events says so
+
+    def close(self) -> None:
+        """Closes the pipes of a supervisor that is done."""
+        os.close(self._commands)
+        os.close(self.events)
 
     def read_events(self) -> list[SupervisorEvent] | None:
         """Returns the events that have come, None when there will be no more."""
@@ -130,12 +142,16 @@ class Supervisor:
 
 
 def _run_supervisor(
-    ranks: Sequence[RankSpec], commands: int, events: int, grace: float
+    ranks: Sequence[RankSpec],
+    commands: int,
+    events: int,
+    grace: float,
+    stop_signals: Sequence[signal.Signals],
 ) -> NoReturn:
     """Runs the forked process to its end: it never returns into the launcher's code."""
     code = 1
     try:
-        loop = _SupervisorLoop(ranks, commands, events, grace)
+        loop = _SupervisorLoop(ranks, commands, events, grace, stop_signals)
         try:
             loop.run()
             code = 0
@@ -150,8 +166,16 @@ def _run_supervisor(
 class _SupervisorLoop:
     """Starts the ranks, reaps them, passes signals on, and ends what they leave behind."""
 
-    def __init__(self, ranks: Sequence[RankSpec], commands: int, events: int, grace: float) -> None:
+    def __init__(
+        self,
+        ranks: Sequence[RankSpec],
+        commands: int,
+        events: int,
+        grace: float,
+        stop_signals: Sequence[signal.Signals],
+    ) -> None:
         self._ranks = ranks
+        self._stop_signals = stop_signals
         self._commands = commands
         self._events = events
         self._grace = grace
@@ -187,7 +211,7 @@ class _SupervisorLoop:
                 _close(int(name))
         self._nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
         # Signals tell the launcher what to do; the launcher tells the supervisor.
-        for signum in STOP_SIGNALS:
+        for signum in self._stop_signals:
             signal.signal(signum, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
@@ -197,7 +221,7 @@ class _SupervisorLoop:
         supervisor = os.getpid()
 
         def prepare() -> None:
-            for signum in STOP_SIGNALS:
+            for signum in self._stop_signals:
                 # A launcher under nohup ignores HUP, and so shall its ranks; but a shell without
                 # job control starts background jobs with INT and QUIT ignored, and these are passed
                 # on.
@@ -276,7 +300,10 @@ class _SupervisorLoop:
             return
         for pid in self._running:
             try:
-                os.killpg(pid, signum)
+                if signum < 0:
+                    os.kill(pid, -signum)
+                else:
+                    os.killpg(pid, signum)
             except (ProcessLookupError, PermissionError):
                 pass  # it is about to be reaped, or another user's by now
 

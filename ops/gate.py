@@ -35,6 +35,8 @@ CLOSED = (
 )
 
 
+# How many integers a gate's ticket has.
+TICKET = 5
 # Stands for the value in the messages of `ops/native/checks.cc`.
 VALUE = "<value>"
 IDS = "table '{table}': id {value} is not in [0, {rows})"
@@ -119,8 +121,8 @@ class Gate:
     Attributes:
         level: 1 or higher.
         channel: distinguishes the names of the agreements of different gates; '' for level 1.
-        ticket: [4] int64, fed by whoever runs the graph: (1, number of the session, signature of
-            the run, this rank's clock). Unfed, the gate refuses to open.
+        ticket: [TICKET] int64, fed by whoever runs the graph: (1, number of the session, signature
+            of the run, this rank's clock, its wish to stop). Unfed, the gate refuses to open.
         zero: int32 scalar 0, which exists once the gate is open.
         start: sets `count` to 0, once in every session.
         count: int64 scalar, the same for the gates of all levels of a graph: how often a run of the
@@ -137,7 +139,7 @@ class Gate:
             tf.device("/cpu:0"),
         ):
             self.ticket = tf.placeholder_with_default(
-                tf.constant([0, 0, 0, 0], tf.int64), [4], "ticket"
+                tf.constant([0] * TICKET, tf.int64), [TICKET], "ticket"
             )
             self._tokens = tf.queue.FIFOQueue(1, [tf.int32], shapes=[[]], name="tokens")
             # Not tf.Assert, which builds a branch for the message.

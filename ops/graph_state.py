@@ -68,6 +68,8 @@ class GraphState:
         next_step: int64 scalar, the global step to which a run leads
             (`collective.tables.next_step`).
         tables_with_files: the tables of which rows go to files (`collective.tables.rows_in_file`).
+        batch_counter: counts the batches that runs take of iterators
+            (`collective.coordination.batch_counter.counter_of`).
         input_check: what the comparison of the ranks' first batches has come to
             (`collective.monitoring.input_check`).
         announces_writes: whether writes of tables and slots are announced
@@ -113,6 +115,7 @@ class GraphState:
     drawing_tables: list[Any] = dataclasses.field(default_factory=list)
     next_step: tf.Tensor | None = None
     tables_with_files: list[Any] = dataclasses.field(default_factory=list)
+    batch_counter: Any = None
     input_check: Any = None
     announces_writes: bool = False
     announced: set[tuple[tf.Operation, int]] = dataclasses.field(default_factory=set)

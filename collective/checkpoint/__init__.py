@@ -5,22 +5,42 @@ it, inside scope(). Where no ranks run, this package reads the checkpoints:
 
     from collective import checkpoint
 
+    model = checkpoint.load('model/model.ckpt-1000')
+    model['dense/kernel'], model['user'][[3, 5]]
     for first, rows in checkpoint.read_table('model/model.ckpt-1000', 'user'):
         ...
 
 So do `python -m collective.checkpoint show PATH` and `python -m collective.checkpoint consolidate
-IN OUT`.
+IN OUT`. `python -m collective.checkpoint import deeprec IN OUT`, and `hybridbackend`, and `sok`,
+make checkpoints of this library of those of other frameworks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from collective.options import WarmStart
 
 if TYPE_CHECKING:
+    from collective.checkpoint.best import KeepBest
     from collective.checkpoint.consumers import Consumer
+    from collective.checkpoint.importing.conversion import Report
+    from collective.checkpoint.loaded import LoadedCheckpoint
+    from collective.checkpoint.saved_code import SavedCode
 
-__all__ = ["changes", "enable_increments", "read_table", "save_increment"]
+__all__ = [
+    "KeepBest",
+    "WarmStart",
+    "changes",
+    "enable_increments",
+    "import_checkpoint",
+    "keep_best",
+    "load",
+    "load_code",
+    "read_table",
+    "save_increment",
+]
 BLOCK = 1 << 16
 
 
@@ -138,3 +158,157 @@ def changes(consumer: str, slots: bool = False) -> Consumer:
     from collective.checkpoint import consumers
 
     return consumers.Consumer(consumer, tf.get_default_graph(), slots)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "KeepBest":  # it needs what the package itself can do without
+        from collective.checkpoint import best
+
+        return best.KeepBest
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def keep_best(
+    path: str,
+    metrics: Mapping[str, Any],
+    best: tuple[str, str] | tuple[str, str, int] | KeepBest,
+) -> bool:
+    """Keeps a checkpoint in the folder `best` beside it, if it is among the best so far.
+
+    All ranks call it, behind an evaluation in a loop, or in `after_save` of a
+    `tf.train.CheckpointSaverListener`; rank 0's value counts. An Estimator does it by itself:
+    `strategy.estimator(…, keep_best=('auc', 'max', 3))`.
+
+    What is kept are hard links, where the file system has them: the Saver's `max_to_keep` doesn't
+    reach them. `best/checkpoint` names the best one as the latest, so the folder can be restored,
+    exported and loaded as any other. The record is in files, and goes on when the job is started
+    again. Of checkpoints with equal values the one that came first is better; one whose value is
+    NaN isn't kept.
+
+    Args:
+        path: the checkpoint's prefix, or a folder, whose latest it is.
+        metrics: {name: value}, as `Estimator.evaluate` returns them.
+        best: (metric, 'max' or 'min', how many are kept), or a `KeepBest`.
+
+    Returns:
+        Whether it is kept; the same on all ranks.
+
+    Raises:
+        ValueError: there is no such metric, or no checkpoint, or the folder has the best by another
+            metric.
+        RankError: it failed on rank 0.
+    """
+    from collective.checkpoint import best as best_checkpoints
+
+    return best_checkpoints.keep_best(path, metrics, best)
+
+
+def load(path: str) -> LoadedCheckpoint:
+    """Opens a checkpoint for looking into it: a mapping of names, without ranks or Horovod.
+
+        model = collective.checkpoint.load('ckpt')
+        print(model)                        # its tables and variables
+        model['dense/kernel']               # an array
+        user = model['user']                # a table: nothing is read yet
+        user[[3, 5]]                        # [2, D], the rows of these keys
+        user.lookup(keys, default=0.0)      # zeros for keys that there aren't
+        for keys, rows in user.blocks():    # all of it, by ascending keys
+            ...
+
+    Args:
+        path: a checkpoint's prefix, or a folder, whose latest checkpoint is opened.
+
+    Returns:
+        A mapping. A table or slot ('user/Adagrad') is an object with `shape`, `dim`, `dtype`,
+        `dynamic`, `slots`, `keys()`, `lookup(keys)`, `[keys]`, `key in …`, `blocks()`; as an array
+        (`numpy.asarray`) it is read whole. Any other variable is an array, read at each access.
+        `tables` and `variables` list the names of either; `table(name)` reads a matrix of plain
+        TensorFlow's row by row.
+
+    Raises:
+        ValueError: there is no checkpoint.
+        tf.errors.DataLossError: it is damaged.
+    """
+    from collective.checkpoint import loaded
+
+    return loaded.LoadedCheckpoint(path)
+
+
+def load_code(path: str) -> SavedCode:
+    """Finds the code that `scope(save_code=True)` saved beside checkpoints.
+
+    It is the script and the .py, .yaml, .json and .toml files below its folder, as they were when
+    the job saved its first checkpoint; of several jobs in one folder, the last one's. To build the
+    model outside of training, and fill it:
+
+        code = collective.checkpoint.load_code('ckpt')
+        with code.importable():
+            import model                    # the job's own module, not a newer one
+            build = model.build
+        with strategy.scope(), tf.Graph().as_default():
+            build()
+            saver = tf.train.Saver()
+            with tf.Session() as session:
+                saver.restore(session, tf.train.latest_checkpoint('ckpt'))
+
+    Args:
+        path: a checkpoint's prefix, or its folder.
+
+    Returns:
+        An object with `folder`, `script`, `manifest` (arguments, versions, scope's options, ranks,
+        hashes of all files, and which weren't saved and why), `module(name)`, and `importable()`.
+        Nothing of the environment is in it; arguments that are named like secrets are `***`.
+
+    Raises:
+        ValueError: there is none, or a file was changed since, or is missing.
+    """
+    from collective.checkpoint import saved_code
+
+    return saved_code.load_code(path)
+
+
+def import_checkpoint(
+    framework: Literal["deeprec", "hybridbackend", "sok"],
+    path: str,
+    target: str,
+    names: Mapping[str, str | None] | Callable[[str], str | None] | None = None,
+    slots: bool = True,
+    *,
+    in_order: Collection[str] = (),
+    kinds: Mapping[str, str] | None = None,
+    dense: str | None = None,
+) -> Report:
+    """Makes a checkpoint of this library of one of another framework.
+
+    Embedding variables and SOK's dynamic variables become dynamic tables, with their slots, how
+    often keys came and when they were used last; sharded and partitioned variables become static
+    tables; ordinary variables stay as they are. Any number of ranks restores it. It appears whole,
+    or not at all, and is the latest of its folder if that has had none. Memory is about 500 MB;
+    beside `target` there must be room for the largest table once more.
+
+    Args:
+        framework: wrote it: 'deeprec', 'hybridbackend' or 'sok'.
+        path: a checkpoint's prefix, or a folder, whose latest checkpoint is read; of SOK the folder
+            of the dump.
+        target: the new checkpoint's prefix.
+        names: {old name: new name}. One `*` in an old name stands for any text, and for the same in
+            the new one. None for a new name leaves the variable out. Slots follow their table. Or a
+            function from an old name to a new one.
+        slots: takes optimizers' slots, too.
+        in_order: of HybridBackend, names of variables that are in slices but not sharded.
+        kinds: of SOK, {table: 'static' or 'dynamic'} for tables whose keys are 0 … V - 1, which
+            are taken for static otherwise.
+        dense: of SOK, a TensorFlow checkpoint with the other variables.
+
+    Returns:
+        What was taken under which name, and what was left out, and why; `str()` of it is a text.
+
+    Raises:
+        ValueError: there is no such checkpoint, or there is one `target`; a part of it is missing
+            or damaged; a name in `names` is no variable's, or two variables would have one.
+    """
+    from collective.checkpoint.importing import frameworks
+
+    return frameworks.import_checkpoint(
+        framework, path, target, names, slots, in_order=in_order, kinds=kinds, dense=dense
+    )

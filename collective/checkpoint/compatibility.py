@@ -136,7 +136,7 @@ def plan(
     # TensorFlow matches the objects of an object-based checkpoint by itself.
     if trackable.OBJECT_GRAPH_PROTO_KEY not in bundle.entries:
         for name, tensor in saved_tensors.items():
-            if name not in bundle.entries and fresh_slots and _is_optimizers(name, saved_tensors):
+            if name not in bundle.entries and fresh_slots and is_optimizers(name, saved_tensors):
                 restore_plan.missing.append(name)
             elif name not in bundle.entries:
                 _add_missing_variable(bundle, name, saved_tensors, problems)
@@ -223,7 +223,7 @@ def _add_missing_variable(
         )
         return
     advice = ""
-    if _is_optimizers(name, names):
+    if is_optimizers(name, names):
         advice = (
             " (an optimizer's: use the one that it was written with, or "
             "strategy.scope(missing_slots='fresh'))"
@@ -250,7 +250,7 @@ def _check_variable(
         )
 
 
-def _is_optimizers(name: str, names: Iterable[str]) -> bool:
+def is_optimizers(name: str, names: Iterable[str]) -> bool:
     """Tells by its name if a variable is an optimizer's: `<variable>/<Slot>`, or one of SCALARS."""
     variable, _, last = name.rpartition("/")
     return variable in names or last.rpartition("_")[0] in SCALARS or last in SCALARS

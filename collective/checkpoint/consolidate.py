@@ -30,7 +30,11 @@ from collective.ops.counting import counted
 def description(path: str) -> str:
     """Describes the tables of a checkpoint with their slots, and its other variables, as text."""
     chain = reading.open_checkpoint(path)
-    bundle = chain.base
+    return "\n".join([describe(chain.base), *map(_increment_text, chain.increments)])
+
+
+def describe(bundle: Bundle) -> str:
+    """Describes an open checkpoint (see `description`)."""
     layout = bundle.layout
     stored_tables = layout.tables.values()
     names = {stored.name for stored in stored_tables if stored.slot_of is None}
@@ -48,14 +52,12 @@ def description(path: str) -> str:
             lines.append(
                 f"  slot {stored.name} of {stored.slot_of}, which is not in it: {_sizes(stored)}"
             )
-    for name in _other_entries(bundle):
+    for name in other_entries(bundle):
         dtype, shape = bundle.entries[name]
         lines.append(
             f"  {name}: {tf.as_dtype(dtype).name} {list(shape)}, "
             f"{counted(bundle.stored_bytes(name), 'byte')}"
         )
-    for increment in chain.increments:
-        lines.append(_increment_text(increment))
     return "\n".join(lines)
 
 
@@ -113,7 +115,7 @@ def _sizes(stored: StoredTable) -> str:
     )
 
 
-def _other_entries(bundle: Bundle) -> list[str]:
+def other_entries(bundle: Bundle) -> list[str]:
     """Returns the names of the entries that hold neither tables nor the layout."""
     known = bundle.layout.entries() | {LAYOUT_ENTRY, FORMAT_ENTRY}
     return sorted(bundle.entries.keys() - known)
@@ -146,7 +148,7 @@ def consolidate(path: str, target: str) -> None:
                 _copy_static(chain, stored, writer)
         for group in _dynamic_tables(stored_tables):
             _merge_dynamic(chain, layout, group, writer)
-        for name in _other_entries(chain.last):
+        for name in other_entries(chain.last):
             _copy_entry(chain.last, name, writer)
         prefixes = writer.close()
         for prefix in prefixes:

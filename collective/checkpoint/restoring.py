@@ -14,6 +14,7 @@ from collective.checkpoint.saver import (
     check_same_path,
     make_unsharded_def,
     note_last_checkpoint,
+    optional_variables,
     shards_of_saver,
     unsharded_def,
     unsharded_variables,
@@ -38,7 +39,7 @@ def restore(original: Any, saver: Any, sess: Any, save_path: Any) -> None:
         _restore(SCOPES.options.missing_slots == "fresh", original, saver, sess, save_path)
     accumulation.restart(sess)
     if hasattr(sess, "graph"):
-        state_of_session(sess).forget_steps()
+        state_of_session(sess).restored()
 
 
 def _restore(fresh_slots: bool, original: Any, saver: Any, sess: Any, save_path: Any) -> None:
@@ -48,8 +49,8 @@ def _restore(fresh_slots: bool, original: Any, saver: Any, sess: Any, save_path:
     if served is not None:
         return served.source(prefix, saver)
     shards, states = shards_of_saver(saver, sess.graph), gathered_states(saver)
-    base = split(prefix)[0]
-    if collectives.size() == 1 and not shards and not states:
+    base, optional = split(prefix)[0], optional_variables(saver)
+    if collectives.size() == 1 and not shards and not states and not optional:
         original(saver, sess, save_path)
         note_last_checkpoint(prefix)
         return None
@@ -80,6 +81,10 @@ def _restore(fresh_slots: bool, original: Any, saver: Any, sess: Any, save_path:
             if not all(entry in bundle.entries for entry in entries):
                 absent.append(name)
                 saved_tensors = {n: t for n, t in saved_tensors.items() if n not in entries}
+        for name in optional:
+            if name not in bundle.entries:
+                absent.append(name)
+                saved_tensors.pop(name, None)
         plans.append(compatibility.plan(bundle, shards, saved_tensors, fresh_slots, saver._reshape))
         table_restores.append(table_io.TableRestore(sess, links[0], plans[0].pairs))
 
@@ -100,16 +105,14 @@ def _restore(fresh_slots: bool, original: Any, saver: Any, sess: Any, save_path:
         tables.undo()
         raise
     on_all_ranks("tables", tables.assign)
-    for table in dynamic_tables(shards):
-        if table.last_used is not None:
-            # Of the rows that were saved without their last use.
-            table.last_used.begin(sess, in_file=True)
-    _limit(on_all_ranks, sess, prefix, dynamic_tables(shards))
+    finish_tables(on_all_ranks, sess, prefix, dynamic_tables(shards))
     for name in absent:
-        states[name].restart()
+        if name in states:
+            states[name].restart()
     note_last_checkpoint(prefix)
     fresh = [shard.variable for shard in plan.fresh if not shard.dynamic]
     fresh += [v for name, v in unsharded_variables(saver).items() if name in plan.missing]
+    fresh += [v for name, v in optional.items() if name in absent]
     if fresh:
         sess.run([v.initializer for v in fresh])
     return None
@@ -123,10 +126,23 @@ def _increments(prefix: str) -> int:
     return chain.newest(prefix) if number is None else number
 
 
-def _limit(
+def finish_tables(
     on_all_ranks: Callable[..., list[Any]], sess: Any, prefix: str, tables: Sequence[Any]
 ) -> None:
-    """Evicts the rows that are too many for the policies of restored tables, and says how many."""
+    """Lets the policies of dynamic tables that were just read act.
+
+    Rows that are too many are evicted, which rank 0 says.
+
+    Args:
+        on_all_ranks: carries out a step that ranks take together, given what it does.
+        sess: the session.
+        prefix: the checkpoint's.
+        tables: the tables.
+    """
+    for table in tables:
+        if table.last_used is not None:
+            # Of the rows that were saved without their last use.
+            table.last_used.begin(sess, in_file=True)
     bounded = [table for table in tables if table.policy.capacity is not None]
     if not bounded:
         return

@@ -24,7 +24,7 @@ from tensorflow.python.training.saving import saveable_object_util
 
 from collective.checkpoint import ownership
 from collective.checkpoint.shards import Shard, find_shards
-from collective.coordination import barrier
+from collective.coordination import barrier, milestones
 from collective.ops import collectives
 from collective.tables.table import Table, shard_of
 
@@ -174,6 +174,20 @@ def unsharded_variables(saver: Any) -> dict[str, Any]:
     return {name: v for name, v in by_name.items() if name not in shard_names}
 
 
+def let_be_missing(variable: tf.Variable) -> None:
+    """Lets `variable` start anew where a checkpoint that is restored hasn't got it."""
+    variable._collective_may_be_missing = True
+
+
+def optional_variables(saver: Any) -> dict[str, Any]:
+    """Returns the variables that a checkpoint needn't have, by their names in it."""
+    return {
+        name: v
+        for name, v in unsharded_variables(saver).items()
+        if getattr(v, "_collective_may_be_missing", False)
+    }
+
+
 def check_same_path(session: Any, doing: str, prefix: str) -> None:
     """Raises an error on all ranks if they name different checkpoints."""
     paths = [message["path"] for message in barrier.exchange(session, doing, {"path": prefix})]
@@ -196,7 +210,41 @@ def restore_latest(
     max_wait_secs: float = 7200,
     config: Any = None,
 ) -> Any:
-    """Stands in for `SessionManager._restore_checkpoint`: rank 0 finds the latest checkpoint."""
+    """Stands in for `SessionManager._restore_checkpoint`: rank 0 finds the latest checkpoint.
+
+    It notes whether the session's variables come from one (`was_restored`).
+    """
+    session, is_restored = _restore_latest(
+        original,
+        manager,
+        master,
+        saver,
+        checkpoint_dir,
+        checkpoint_filename_with_path,
+        wait_for_checkpoint,
+        max_wait_secs,
+        config,
+    )
+    manager._collective_restored = is_restored
+    return session, is_restored
+
+
+def was_restored(manager: Any) -> bool:
+    """Tells whether a SessionManager's last session came from a checkpoint of its own."""
+    return getattr(manager, "_collective_restored", False)
+
+
+def _restore_latest(
+    original: Any,
+    manager: Any,
+    master: str,
+    saver: Any,
+    checkpoint_dir: str | None,
+    checkpoint_filename_with_path: str | None,
+    wait_for_checkpoint: bool,
+    max_wait_secs: float,
+    config: Any,
+) -> Any:
     if collectives.size() == 1 or not saver or not checkpoint_dir or checkpoint_filename_with_path:
         return original(
             manager,
@@ -267,6 +315,7 @@ _last_checkpoint: list[str] = []
 def note_last_checkpoint(prefix: str) -> None:
     """Notes that this process saved or restored the checkpoint `prefix`."""
     _last_checkpoint[:] = [prefix]
+    milestones.poster().has_checkpoint(prefix)
 
 
 def last_checkpoint() -> str | None:

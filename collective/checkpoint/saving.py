@@ -14,7 +14,14 @@ from tensorflow.python.checkpoint import checkpoint_management
 from tensorflow.python.client import session as session_lib
 from tensorflow.python.training import training_util
 
-from collective.checkpoint import commit, ownership, running_chain, table_io, tensor_bundle
+from collective.checkpoint import (
+    commit,
+    ownership,
+    running_chain,
+    saved_code,
+    table_io,
+    tensor_bundle,
+)
 from collective.checkpoint.gathered import gathered_states
 from collective.checkpoint.layout import CheckpointLayout
 from collective.checkpoint.saver import (
@@ -28,6 +35,7 @@ from collective.checkpoint.shards import Shard, dynamic_tables
 from collective.coordination import barrier
 from collective.ops import collectives
 from collective.ops.sessions import errors_without_stacks, run_unpatched
+from collective.scope import SCOPES
 from collective.tables import eviction, served_table, waiting_gradients
 
 
@@ -69,6 +77,7 @@ def save(
         )
         if write_state and path:
             note_last_checkpoint(path)
+            _save_code(path)
         return path
     state_name = latest_filename or "checkpoint"
     base = tf.compat.as_str(save_path)
@@ -93,7 +102,32 @@ def save(
         sharded_save.run(strip_default_attrs=strip_default_attrs, save_debug_info=save_debug_info)
     retention.apply(saver)
     note_last_checkpoint(prefix)
+    if write_state:
+        _save_code(prefix)
     return prefix
+
+
+_with_code: set[str] = set()  # folders beside whose checkpoints this process has saved its code
+
+
+def _save_code(prefix: str) -> None:
+    """Saves the script beside a job's first checkpoint in a folder: `scope(save_code=True)`.
+
+    Rank 0 does it, and the job goes on where it can't be done.
+    """
+    folder = os.path.dirname(prefix) or "."
+    if not SCOPES.options.save_code or collectives.rank() > 0 or folder in _with_code:
+        return
+    _with_code.add(folder)
+    why = "it is on no local file system"
+    if "://" not in folder:
+        try:
+            if saved_code.save(folder, SCOPES.given, collectives.size()):
+                return
+            why = "the program is no script (a notebook, or python -c)"
+        except OSError as error:
+            why = str(error)
+    tf.logging.warning(f"scope(save_code=True): no code is saved in '{folder}': {why}.")
 
 
 @dataclasses.dataclass

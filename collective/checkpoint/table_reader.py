@@ -1,16 +1,141 @@
-"""Reads all rows of a table in a checkpoint by ascending keys, a block at a time, without ranks."""
+"""Reads the rows of a table in a checkpoint without ranks: all by ascending keys, or some."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.checkpoint.layout import StoredTable
+from collective.checkpoint import chain
+from collective.checkpoint.compatibility import find_stored_table
+from collective.checkpoint.layout import DYNAMIC, StoredTable
 from collective.checkpoint.tensor_bundle import Bundle
+from collective.ops import key_hashing
 
 BUFFER_BYTES = 128 << 20  # all parts of a table have so much in memory together
+
+
+def open_bundle(path: str) -> Bundle:
+    """Opens the whole checkpoint `path`, or the latest one in the folder `path`."""
+    if tf.io.gfile.isdir(path):
+        latest = tf.train.latest_checkpoint(path)
+        if latest is None:
+            raise ValueError(f"There is no checkpoint in '{path}'.")
+        path = latest
+    return chain.open_whole(path)
+
+
+def read_stored_table(
+    bundle: Bundle,
+    name: str,
+    block: int,
+    frequencies: bool = False,
+    last_used: bool = False,
+    readers: tuple[Callable[..., Any], Callable[..., Any]] | None = None,
+) -> Iterator[tuple[Any, ...]]:
+    """Reads a table of an open checkpoint (see `collective.checkpoint.read_table`).
+
+    Args:
+        bundle: the checkpoint.
+        name, block, frequencies, last_used: as of `read_table`.
+        readers: read a static stored table, and a dynamic one with slots, as `read_static` and
+            `read_dynamic_tables` of this module do with the checkpoint.
+    """
+    static, dynamic = readers or (
+        functools.partial(read_static, bundle),
+        functools.partial(read_dynamic_tables, bundle),
+    )
+    if block < 1:
+        raise ValueError(f"block must be at least 1, not {block}.")
+    stored = find_stored_table(bundle, name)
+    if stored is None:
+        matrices = (n for n, (_, shape) in bundle.entries.items() if len(shape) == 2)
+        tables = sorted(bundle.layout.tables) or sorted(matrices)
+        raise ValueError(
+            f"checkpoint '{bundle.prefix}' has no table '{name}' (it has: "
+            f"{', '.join(tables) or 'none'})."
+        )
+    beside: list[StoredTable] = []
+    if frequencies:
+        counts = find_stored_table(bundle, f"{stored.name}/frequency")
+        if stored.kind != DYNAMIC or counts is None:
+            raise ValueError(
+                f"checkpoint '{bundle.prefix}' has no frequencies of '{name}': they are those of "
+                "dynamic tables that were saved with TablePolicy(filter_freq=…)."
+            )
+        beside.append(counts)
+    if last_used:
+        steps = find_stored_table(bundle, f"{stored.name}/last_used")
+        if stored.kind != DYNAMIC or steps is None:
+            raise ValueError(
+                f"checkpoint '{bundle.prefix}' doesn't tell when rows of table '{name}' were used "
+                "last: no option of its policy needed it."
+            )
+        beside.append(steps)
+    if beside:
+        blocks = dynamic([stored, *beside], block)
+        return ((keys, rows, *(x[:, 0] for x in others)) for keys, (rows, *others) in blocks)
+    if stored.kind == DYNAMIC:
+        return ((keys, values[0]) for keys, values in dynamic([stored], block))
+    return static(stored, block)
+
+
+class RowFinder:
+    """Finds rows of a table by their keys, whichever they are.
+
+    It reads the slices that have them, and nothing else. Of a dynamic table it keeps the keys of
+    the parts that were asked for: 8 bytes for each row there.
+
+    Args:
+        bundle: the checkpoint.
+        stored: a table in it, or a slot.
+    """
+
+    def __init__(self, bundle: Bundle, stored: StoredTable):
+        self._bundle, self._stored = bundle, stored
+        self._keys: dict[int, np.ndarray] = {}
+
+    def keys_of_part(self, part: int) -> np.ndarray:
+        """Returns the keys of a part of a dynamic table, ascending."""
+        if part not in self._keys:
+            entry = self._bundle.layout.keys_entry(self._stored, part)
+            self._keys[part] = self._bundle.read_whole(entry)
+        return self._keys[part]
+
+    def find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns which of the int64 `keys` [n] there are, bool [n], and rows [n, D].
+
+        Rows of keys that there aren't are zeros.
+        """
+        stored = self._stored
+        rows = np.zeros((len(keys), stored.dim), tf.as_dtype(stored.dtype).as_numpy_dtype)
+        if stored.kind == DYNAMIC:
+            parts = key_hashing.owners_np(keys, len(stored.parts))
+            is_there = np.zeros(len(keys), bool)
+            places = np.zeros(len(keys), np.int64)
+            for part in np.unique(parts):
+                of_part = np.flatnonzero(parts == part)
+                stored_keys = self.keys_of_part(int(part))
+                places[of_part] = np.searchsorted(stored_keys, keys[of_part])
+                of_part = of_part[places[of_part] < len(stored_keys)]
+                is_there[of_part] = stored_keys[places[of_part]] == keys[of_part]
+        else:
+            is_there = (keys >= 0) & (keys < stored.count)
+            parts, places = keys % len(stored.parts), keys // len(stored.parts)
+        found = np.flatnonzero(is_there)
+        # Rows of one slice are read together.
+        slices = np.stack([parts[found], places[found] // stored.block], 1)
+        numbers, group = np.unique(slices, axis=0, return_inverse=True)
+        for number, (part, _) in enumerate(numbers):
+            of_slice = found[group.reshape(-1) == number]
+            first = int(places[of_slice].min())
+            count = int(places[of_slice].max()) + 1 - first
+            entry = self._bundle.layout.entry(stored, int(part))
+            rows[of_slice] = self._bundle.read(entry, first, count)[places[of_slice] - first]
+        return is_there, rows
 
 
 class RowCursor:

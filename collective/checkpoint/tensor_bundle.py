@@ -9,6 +9,7 @@ ranks are involved. Only the index is also parsed here (`BundleIndex`).
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 import threading
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from tensorflow.core.protobuf import tensor_bundle_pb2
 
+from collective.checkpoint.index_keys import WHOLE, slice_key
 from collective.checkpoint.layout import LAYOUT_ENTRY, CheckpointLayout
 from collective.ops.counting import counted
 from collective.ops.sessions import errors_without_stacks, run_unpatched
@@ -26,7 +28,7 @@ from collective.ops.sessions import errors_without_stacks, run_unpatched
 SLICE_BYTES = 16 << 20
 # A writer holds this much before it writes a file.
 FILE_BYTES = 96 << 20
-# A larger entry without slices is not read whole for some of its rows.
+# A larger slice, or entry without slices, is not read whole for some of its rows.
 WHOLE_READ_BYTES = 64 << 20
 
 _ADVICE = "Restore another checkpoint, or copy this one again."
@@ -75,22 +77,34 @@ class Bundle:
         if LAYOUT_ENTRY in self.entries:
             self.layout = CheckpointLayout.from_json(self.read_whole(LAYOUT_ENTRY).item().decode())
 
-    def read(self, name: str, first: int, count: int) -> np.ndarray:
+    def read(self, name: str, first: int, count: int, in_place: bool = False) -> np.ndarray:
         """Reads rows [first, first + count) of an entry.
 
-        Memory beyond the result is at most 64 MB. Checksums are verified, but not those of entries
-        of more than 64 MB that were saved without slices (as plain TensorFlow does): these rows are
-        read from their place in the file.
+        Memory beyond the result is at most 64 MB. Checksums are verified, but not those of slices
+        of more than 64 MB, or of such entries without slices (as plain TensorFlow saves): these
+        rows, and with `in_place` all, are read from their place in the file, and no others.
         """
         dtype, shape = self.entries[name]
         if count == 0:
             return np.zeros((0, *shape[1:]), dtype)
-        if (first, count) == (0, shape[0]):
+        if (first, count) == (0, shape[0]) and not in_place:
             return self.read_whole(name)
-        entry = self._index.entries[name]
-        if not entry.slices and entry.size > WHOLE_READ_BYTES:
-            return self._read_in_place(name, first, count)
+        slices = [
+            part
+            for part in self.row_slices(name)
+            if part.first < first + count and first < part.first + part.count
+        ]
+        if slices and in_place or any(part.size > WHOLE_READ_BYTES for part in slices):
+            return self._read_in_place(name, slices, first, count)
         return self._restore(name, _slice_spec(shape, first, count))
+
+    def row_slices(self, name: str) -> list[RowSlice]:
+        """Returns the slices of an entry by ascending rows, one if it was saved without slices.
+
+        There are none of a scalar, or of an entry whose slices aren't whole rows.
+        """
+        shape = self.entries[name][1]
+        return self._index.row_slices(name, shape) if shape else []
 
     def read_whole(self, name: str) -> np.ndarray:
         """Reads an entry as one array (an array of objects for strings)."""
@@ -138,17 +152,23 @@ class Bundle:
             message = f"its entry '{name}' can't be read, {error.message}"
             raise type(error)(None, None, self._damaged(message)) from None
 
-    def _read_in_place(self, name: str, first: int, count: int) -> np.ndarray:
+    def _read_in_place(
+        self, name: str, slices: Sequence[RowSlice], first: int, count: int
+    ) -> np.ndarray:
         dtype, shape = self.entries[name]
-        entry = self._index.entries[name]
-        path = self.data_path(entry.shard_id)
         row_bytes = int(np.prod(shape[1:])) * np.dtype(dtype).itemsize
-        with tf.io.gfile.GFile(path, "rb") as file:
-            file.seek(entry.offset + first * row_bytes)
-            data = file.read(count * row_bytes)
-        if len(data) < count * row_bytes:
-            raise self._data_loss(f"its entry '{name}' is cut off in {path}")
-        return np.frombuffer(data, dtype).reshape((count, *shape[1:]))
+        pieces = []
+        for part in slices:
+            start = max(first, part.first)
+            size = (min(first + count, part.first + part.count) - start) * row_bytes
+            path = self.data_path(part.shard)
+            with tf.io.gfile.GFile(path, "rb") as file:
+                file.seek(part.offset + (start - part.first) * row_bytes)
+                data = file.read(size)
+            if len(data) < size:
+                raise self._data_loss(f"its entry '{name}' is cut off in {path}")
+            pieces.append(np.frombuffer(data, dtype).reshape((-1, *shape[1:])))
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     def _data_loss(self, problem: str) -> Exception:
         error: Exception = tf.errors.DataLossError(None, None, self._damaged(problem))
@@ -225,6 +245,25 @@ def _slice_spec(shape: Sequence[int], first: int, count: int) -> str:
     return " ".join(map(str, shape)) + " " + ":".join(extents)
 
 
+@dataclasses.dataclass(frozen=True, order=True)
+class RowSlice:
+    """Tells where some rows of an entry lie.
+
+    Attributes:
+        first: the number of the first row.
+        count: rows.
+        shard: the number of the data file.
+        offset: their place in it.
+        size: their bytes.
+    """
+
+    first: int
+    count: int
+    shard: int
+    offset: int
+    size: int
+
+
 class BundleIndex:
     """Parses `prefix`.index.
 
@@ -249,6 +288,7 @@ class BundleIndex:
     def __init__(self, prefix: str):
         self.entries: dict[str, tensor_bundle_pb2.BundleEntryProto] = {}
         self.least_sizes: dict[int, int] = {}
+        self._slices: dict[bytes, tensor_bundle_pb2.BundleEntryProto] = {}  # by `slice_key`
         path = index_path(prefix)
         with tf.io.gfile.GFile(path, "rb") as file:
             data = file.read()
@@ -286,8 +326,30 @@ class BundleIndex:
             end = entry.offset + entry.size
             self.least_sizes[entry.shard_id] = max(self.least_sizes.get(entry.shard_id, 0), end)
         # A slice of an entry has a key of its own, which begins with a zero.
-        if key[0] != 0:
+        if key[0] == 0:
+            self._slices[key] = entry
+        else:
             self.entries[key.decode()] = entry
+
+    def row_slices(self, name: str, shape: Sequence[int]) -> list[RowSlice]:
+        """Returns where the rows of an entry lie (see `Bundle.row_slices`)."""
+        entry = self.entries[name]
+        if not entry.slices:
+            return [RowSlice(0, shape[0], entry.shard_id, entry.offset, entry.size)]
+        parts = []
+        for stored in entry.slices:
+            extents = [
+                (extent.start, extent.length if extent.HasField("length") else WHOLE)
+                for extent in stored.extent
+            ]
+            place = self._slices.get(slice_key(name, extents))
+            cut = [n for n, (_, length) in zip(shape[1:], extents[1:]) if length not in (WHOLE, n)]
+            if place is None or cut:
+                return []
+            first, count = extents[0]
+            count = shape[0] if count == WHOLE else count
+            parts.append(RowSlice(first, count, place.shard_id, place.offset, place.size))
+        return sorted(parts)
 
 
 def _varint(data: bytes, place: int) -> tuple[int, int]:

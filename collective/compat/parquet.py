@@ -149,14 +149,14 @@ class _Files:
             for part, dtype in zip(parts, types)
         ]
 
-    def _reader_of(self, path: bytes) -> BatchReader:
+    def _reader_of(self, path: bytes) -> BatchReader[RecordOrder]:
         name = os.fsdecode(path)
         version = None
         if "://" not in name and os.path.exists(name):
             version = os.stat(name).st_mtime_ns, os.stat(name).st_size
         return self._reader(name, version)
 
-    def _make_reader(self, path: str, version: Any) -> BatchReader:
+    def _make_reader(self, path: str, version: Any) -> BatchReader[RecordOrder]:
         del version  # Another file of the same name has another reader.
         files = ParquetFiles([path], [column.name for column in self._columns], part=self._part)
         for column, there in zip(self._columns, files.columns):

@@ -17,9 +17,10 @@ from typing import Any, Callable
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from collective.coordination.preemption import PREEMPTION
 from collective.errors import RankError
 from collective.ops import carriers, collectives
-from collective.ops.gate import Check, Gate
+from collective.ops.gate import TICKET, Check, Gate
 
 RUNNING, INVALID, ENDED, LEFT, FAILED, IDLE, CLOSING = range(7)
 # Stands in `Header.check` of a rank that is ENDED, and should have been IDLE.
@@ -29,8 +30,9 @@ NAME = collectives.PREFIX + "agreement"
 AHEAD = ".ahead"
 # Numbers the values of all checks: no check has as many.
 CHECK_STRIDE = 1 << 24
-# The fields of a header: status, session, signature, check, id, clock.
-WIDTH = 6
+# The fields of a header: status, session, signature, check, id, clock, wish.
+WIDTH = 7
+_CLOCK, _WISH = 5, 6
 
 
 def now() -> int:
@@ -54,6 +56,8 @@ class Header:
             evaluates.
         id: the invalid id, or another number that the check's message needs.
         clock: microseconds since 1970.
+        wish: the signal by which the rank was told to stop; 0 if it wasn't
+            (`collective.coordination.preemption`).
     """
 
     status: int
@@ -62,6 +66,7 @@ class Header:
     check: int = 0
     id: int = 0
     clock: int = dataclasses.field(default_factory=now)
+    wish: int = dataclasses.field(default_factory=lambda: PREEMPTION.wish)
 
 
 class SideChannel:
@@ -117,6 +122,27 @@ def as_headers(rows: np.ndarray) -> list[Header]:
     return [Header(*(int(x) for x in row)) for row in rows]
 
 
+def ticket(session: int, signature: int) -> list[int]:
+    """Returns what the gates of a run are fed with: the part of its header that is known before.
+
+    Args:
+        session: the number of the session.
+        signature: the run's.
+    """
+    return [1, session, signature, now(), PREEMPTION.wish]
+
+
+def clock_of(rows: np.ndarray) -> int:
+    """Returns rank 0's clock, in microseconds since 1970, as the rows of an exchange tell it."""
+    return int(rows[0, _CLOCK])
+
+
+def wishes_of(rows: np.ndarray) -> list[int]:
+    """Returns each rank's wish, as the rows of an exchange tell it."""
+    wishes: list[int] = rows[:, _WISH].tolist()
+    return wishes
+
+
 def agree(
     gate: Gate,
     checks: Mapping[int, Check],
@@ -130,7 +156,7 @@ def agree(
     Ranks may be idle beside the ones that run.
 
     Args:
-        gate: its `ticket` is fed with (1, session, signature, clock).
+        gate: its `ticket` is fed with `ticket(session, signature)`.
         checks: the lookups whose ids must be valid, by their numbers in the graph.
         prerequisites: operations that must have succeeded first: the sources of the run's data.
         on_disagreement: called with the headers if the gate stays closed; the run then fails.
@@ -138,7 +164,7 @@ def agree(
         when_agreed: makes an operation that is executed as the gate opens.
 
     Returns:
-        int64 scalar, rank 0's clock.
+        [N, WIDTH] int64, the headers of all ranks.
     """
     with (
         gate.zero.graph.as_default(),
@@ -153,8 +179,8 @@ def agree(
         if first:
             header = gate.counted(header)
         headers = _gathered(header, NAME + gate.channel)
-        status, session, signature, _, _, clock = tf.unstack(headers, WIDTH, axis=1)
-        _, own_session, own_signature, _ = tf.unstack(gate.ticket, 4)
+        status, session, signature, *_ = tf.unstack(headers, WIDTH, axis=1)
+        _, own_session, own_signature, *_ = tf.unstack(gate.ticket, TICKET)
         agreed = tf.logical_or(tf.equal(status, RUNNING), tf.equal(status, IDLE))
         agreed = tf.logical_and(agreed, tf.equal(session, own_session))
         agreed = tf.reduce_all(tf.logical_and(agreed, tf.equal(signature, own_signature)))
@@ -164,14 +190,13 @@ def agree(
             raise RuntimeError("the ranks do not agree on this run")
 
         # tf.cond would build a function for each side.
-        _, open_clock = _switch(tf.gather(clock, 0), agreed)
-        closed_headers, _ = _switch(headers, agreed)
+        closed_headers, open_headers = _switch(headers, agreed)
         refused = tf.numpy_function(refuse, [closed_headers], tf.int64)
-        with tf.control_dependencies([open_clock]):
+        with tf.control_dependencies([open_headers]):
             opening = [gate.open(), when_agreed()]
         with tf.control_dependencies(opening):
-            opened = tf.identity(open_clock)
-        return tf.reshape(tf.raw_ops.Merge(inputs=[refused, opened])[0], [])
+            opened = tf.identity(open_headers)
+        return tf.raw_ops.Merge(inputs=[refused, opened])[0]
 
 
 def _switch(x: tf.Tensor, side: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -199,8 +224,8 @@ def _header(checks: Mapping[int, Check], ticket: tf.Tensor) -> tf.Tensor:
         # its status is INVALID, which is 1, or RUNNING, which is 0
         values = tf.stack([wrong, tf.constant(places, tf.int64), tf.where(below, low, high)], 1)
         invalid = tf.gather(values, tf.argmax(wrong, output_type=tf.int64))
-    # status, check, id; 1, session, signature, clock
-    return tf.gather(tf.concat([invalid, ticket], 0), [[0, 4, 5, 1, 2, 6]])
+    # status, check, id; 1, session, signature, clock, wish
+    return tf.gather(tf.concat([invalid, ticket], 0), [[0, 4, 5, 1, 2, 6, 7]])
 
 
 def verdict(

@@ -15,10 +15,11 @@ import tensorflow.compat.v1 as tf
 from collective.coordination import agreement
 from collective.coordination.agreement import CLOSING, ENDED, FAILED, IDLE, LEFT, RUNNING, Header
 from collective.coordination.initial_broadcast import broadcast_initial_values
+from collective.coordination.preemption import PREEMPTION
 from collective.coordination.prepared_run import Membership, PreparedRun, RunAttempt, peers_are_idle
 from collective.coordination.progress import Progress
 from collective.coordination.run_extension import NO_PART, extension_of
-from collective.coordination.session_state import state_of_session
+from collective.coordination.session_state import is_end, state_of_session
 from collective.errors import RankError
 from collective.launch.progress_board import Label, Phase
 from collective.ops import collectives, graph_analysis
@@ -155,7 +156,7 @@ class Coordinator:
             attempt.feeds.update(
                 member.part.feeds(run.footprint.trains, gated, attempt.feeds, attempt.description)
             )
-        ticket = [1, member.number, attempt.signature, agreement.now()]
+        ticket = agreement.ticket(member.number, attempt.signature)
         attempt.feeds.update((placeholder.name, ticket) for placeholder in run.tickets)
 
     def _execute(
@@ -171,16 +172,19 @@ class Coordinator:
             run.disagreement = None
             self.progress.enters(Phase.WORKING if run.gate is None else Phase.RUNNING)
             try:
+                beside = [*run.targets, *run.counts]
                 values, agreed = attempt.original(
-                    attempt.session, [fetches, run.targets], attempt.feeds, options, metadata
+                    attempt.session, [fetches, beside], attempt.feeds, options, metadata
                 )
                 return values, agreed
             except tf.errors.OpError as error:
+                PREEMPTION.hear(run.wishes)
                 started = self._has_started(attempt)
                 self.progress.passed += started
                 if run.extended and not run.first_gate_opened(started):
                     part.run_stopped()
                 if run.repeatable and peers_are_idle(run.disagreement or [], attempt.signature):
+                    PREEMPTION.stop(state_of_session(attempt.session), run.footprint)
                     continue
                 raise self._error_for_all(attempt, error, started) from None
             except Exception as error:
@@ -245,6 +249,8 @@ class Coordinator:
                 except tf.errors.OpError as failed:
                     self.broken = f"{type(failed).__name__}: {failed.message}"
                     return failed
+                if PREEMPTION.decided:  # so the peers ask no more
+                    return PREEMPTION.error(state_of_session(attempt.session))
             elif all_well and len(running) == 1 and idle == {signature}:
                 # The others have finished early, and go on to something else.
                 return error
@@ -279,7 +285,8 @@ class Coordinator:
         run, member = attempt.run, attempt.member
         if run.targets:
             self.progress.passed += 1
-            self.clock = int(agreed[0]) / 1e6
+            self.clock = agreement.clock_of(agreed[0]) / 1e6
+            PREEMPTION.hear(agreement.wishes_of(agreed[0]))
             is_evaluation = run.idle_run is not None
             member.evaluation = attempt.signature if is_evaluation else None
             member.last_evaluation = attempt if is_evaluation else None
@@ -355,6 +362,7 @@ class Coordinator:
         headers = self.channel.headers(header)
         self.progress.passed += 1
         self.clock = headers[0].clock / 1e6
+        PREEMPTION.hear(h.wish for h in headers)
         return headers
 
     def _judge(
@@ -393,7 +401,7 @@ class Coordinator:
         with self._one_at_a_time, self.progress.does(ENDING):
             self.deliver_failure()
             over = self._leave_part(member)
-            if not over and member.last_evaluation is not None:
+            if not (over or PREEMPTION.decided) and member.last_evaluation is not None:
                 last = dataclasses.replace(member.last_evaluation, description=ENDING)
                 self._answer_until_all_end(last, tf.errors.OutOfRangeError(None, None, ""))
                 over = member.over is not None or self.broken is not None
@@ -481,13 +489,6 @@ class Coordinator:
             self._sessions += 1
             self._members[session] = Membership(self._sessions, gates_of(session.graph).checks)
         return self._members[session]
-
-
-def is_end(error: BaseException) -> bool:
-    """Tells whether an error that leaves a session is an ordinary end."""
-    if isinstance(error, SystemExit):
-        return error.code in (None, 0)
-    return isinstance(error, (tf.errors.OutOfRangeError, StopIteration, GeneratorExit))
 
 
 _instance: list[Coordinator] = []

@@ -14,6 +14,23 @@ from collective.launch.progress_board import Label
 from collective.ops.gate import Check, Gate
 
 
+@dataclasses.dataclass(frozen=True)
+class CountedRun:
+    """Says what of a run is counted.
+
+    Attributes:
+        iterators: the names of the iterators of which it takes batches that are counted.
+        started: the names of the iterators that it starts anew.
+        count: counts the batches once all that the run fetches is there.
+        count_alone: counts them without the run.
+    """
+
+    iterators: frozenset[str]
+    started: frozenset[str]
+    count: tuple[tf.Operation, ...] = ()
+    count_alone: tuple[tf.Operation, ...] = ()
+
+
 @dataclasses.dataclass
 class PreparedRun:
     """Holds a way of running a graph, prepared once and used at every step.
@@ -23,8 +40,8 @@ class PreparedRun:
         keep_alive: the fetches and feeds themselves: a run is found again by their identities,
             which must not become those of other objects.
         targets: run beside the fetches: an agreement for each level, of which the first gives
-            rank 0's clock; then exchanges of rows that gradients wait for, and the collectives that
-            a rank out of data takes part in.
+            all ranks' headers; then exchanges of rows that gradients wait for, and the collectives
+            that a rank out of data takes part in.
         idle_run: how a rank that is out of data takes part in it; None if it can't.
         idle_targets: run beside `idle_run`: an agreement for each level but the first.
         repeatable: whether it can be tried again when ranks were found not to be ready: it has
@@ -35,7 +52,9 @@ class PreparedRun:
         disagreed_later: whether that was another gate than the first, so that collectives had been
             executed.
         label: what the launcher is told of it.
+        is_step: whether the launcher counts it as a step of training.
         extended: whether the extension of its graph takes part in it.
+        counted: what of it is counted (`collective.coordination.batch_counter`); None: nothing.
         recorder: keeps its first batches, to be compared with the other ranks'
             (`collective.monitoring.input_check`).
     """
@@ -51,13 +70,25 @@ class PreparedRun:
     disagreement: list[Header] | None = None
     disagreed_later: bool = False
     label: Label | None = None
+    is_step: bool = False
     extended: bool = False
+    counted: CountedRun | None = None
     recorder: Any = None
+
+    @property
+    def counts(self) -> list[tf.Operation]:
+        """Returns the operations beside the fetches that count the batches it takes."""
+        return list(self.counted.count) if self.counted else []
 
     @property
     def needs_peers(self) -> bool:
         """Tells whether all ranks must carry it out together."""
         return bool(self.targets or self.footprint.initialized or self.extended)
+
+    @property
+    def wishes(self) -> list[int]:
+        """Returns each rank's wish to stop, as the headers tell for which a gate stayed closed."""
+        return [header.wish for header in self.disagreement or ()]
 
     def first_gate_opened(self, started: bool) -> bool:
         """Tells whether the first gate had opened in a run that failed.

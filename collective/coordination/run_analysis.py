@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,6 +16,9 @@ from collective.ops.gate import Check, GraphGates, gates_of
 from collective.ops.op_attributes import kind
 from collective.strategies.grouped_exchange import groups_of, required_operations
 from collective.tables.table import Table
+
+# Operations that take a batch; the library's own queues are no data.
+_BATCHES = re.compile("IteratorGetNext|OptionalGetValue|QueueDequeue|ReaderRead|Unstage")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +68,19 @@ class RunFootprint:
     def is_step(self) -> bool:
         """Tells whether it is a step of training."""
         return self.trains and not self.broadcasts
+
+    @property
+    def takes_data(self) -> bool:
+        """Tells whether it takes a batch from an iterator or a queue."""
+        return any(
+            _BATCHES.search(op.type) and not op.name.startswith("collective/")
+            for op in self.operations
+        )
+
+    @property
+    def restores(self) -> bool:
+        """Tells whether it reads variables from a checkpoint."""
+        return any(op.type in ("RestoreV2", "Restore", "RestoreSlice") for op in self.operations)
 
     def comparing(self, names: Iterable[str]) -> RunFootprint:
         """Returns the footprint with which ranks compare `names`, too."""

@@ -7,7 +7,7 @@ nothing: a graph without an extension has `NO_EXTENSION`, and a session of it `N
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from typing import Any, Callable, NamedTuple
 
 import tensorflow.compat.v1 as tf
@@ -73,6 +73,17 @@ class RunExtension:
     def takes_part_in(self, operations: Iterable[tf.Operation]) -> bool:
         """Tells whether the extension takes part in a run that executes `operations`."""
         return False
+
+    def executed_ahead(
+        self, operations: Set[tf.Operation], fed: Iterable[str]
+    ) -> Set[tf.Operation]:
+        """Returns what the extension has executed before a run, in the run's place.
+
+        Args:
+            operations: those that the run executes.
+            fed: the names of what the script feeds.
+        """
+        return frozenset()
 
     def when_agreed(self) -> tf.Operation:
         """Makes the operation of a run that is executed once all ranks have agreed on the run."""

@@ -19,15 +19,18 @@ from collective.coordination import (
     agreement,
     awaited_rows,
     barrier,
+    batch_counter,
     common_folder,
     coordinator,
+    milestones,
     run_analysis,
 )
 from collective.coordination.agreement import Header
 from collective.coordination.initial_broadcast import broadcast_initial_values
+from collective.coordination.preemption import PREEMPTION
 from collective.coordination.prepared_run import PreparedRun
 from collective.coordination.run_analysis import RunFootprint, is_shared
-from collective.coordination.run_extension import extension_of
+from collective.coordination.run_extension import RunExtension, extension_of
 from collective.coordination.session_state import state_of_session
 from collective.ops import collectives, graph_analysis, graphs, training_flag
 from collective.ops.gate import GraphGates, gates_of
@@ -73,7 +76,11 @@ def run(
     """
     graph = session.graph
     flag = training_flag.existing(graph)
-    if _is_plain(graph) and not observer.measures:
+    PREEMPTION.watch()
+    is_plain = _is_plain(graph) and not observer.measures
+    if is_plain and batch_counter.counter_of(graph) is None:
+        if PREEMPTION.is_told:
+            _stop_plain_run(session, fetches, feed_dict)
         return original(session, fetches, feed_dict, options, run_metadata)
     extension = extension_of(graph)
     rewritten = extension.rewrite_fetches(fetches)
@@ -86,28 +93,66 @@ def run(
     if prepared is None:
         return original(session, fetches, feed_dict, options, run_metadata)
     footprint = prepared.footprint
+    PREEMPTION.stop(state_of_session(session), footprint)
     feeds = _with_feeds(footprint, flag, feed_dict)
 
     def run_alone(original: Any) -> Any:
-        return original(session, fetches, feeds, options, run_metadata)
+        if not prepared.counts:
+            return original(session, fetches, feeds, options, run_metadata)
+        fetches_and_counts = [fetches, prepared.counts]
+        return original(session, fetches_and_counts, feeds, options, run_metadata)[0]
 
     def run_together(original: Any) -> Any:
         return coordinator.instance().run(
             original, session, prepared, fetches, feeds, options, run_metadata
         )
 
-    if collectives.size() == 1:
-        return observer(original, session, prepared, run_alone)
+    with batch_counter.followed(session, prepared):
+        if is_plain:
+            values = run_alone(original)
+        elif collectives.size() == 1:
+            values = observer(original, session, prepared, run_alone)
+        else:
+            values = _run_of_several(
+                observer, original, session, prepared, extension, run_alone, run_together
+            )
+    if prepared.is_step:
+        milestones.poster().trained()
+    return values
+
+
+def _run_of_several(
+    observer: Observer,
+    original: Any,
+    session: Any,
+    prepared: PreparedRun,
+    extension: RunExtension,
+    run_alone: Callable[[Any], Any],
+    run_together: Callable[[Any], Any],
+) -> Any:
+    """Carries a run out where there are several ranks."""
+    graph, footprint = session.graph, prepared.footprint
     if not is_shared(graph):
         # If an optimizer comes later, variables that are initialized now are made equal then.
         unequal = state_of_session(session).unequal_variables
         unequal.update({v.name: v for v in footprint.initialized})
         return run_alone(original)
-    if extension.reads_iterator_started_by(footprint.operations):
+    if extension_of(graph).reads_iterator_started_by(footprint.operations):
         coordinator.instance().restart(session)
     if not prepared.needs_peers:
         return run_alone(original)
     return observer(original, session, prepared, run_together)
+
+
+def _stop_plain_run(session: Any, fetches: Any, feed_dict: Any) -> None:
+    """Refuses a run of TensorFlow's alone if this process was told to stop."""
+    try:
+        footprint = run_analysis.footprint_of(
+            session.graph, graph_analysis.flatten(fetches), list(feed_dict or {})
+        )
+    except Exception:
+        return  # TensorFlow refuses the fetches or feeds itself
+    PREEMPTION.stop(state_of_session(session), footprint)
 
 
 def _is_plain(graph: tf.Graph) -> bool:
@@ -179,65 +224,6 @@ def partial_run_setup(original: Any, session: Any, *args: Any, **kwargs: Any) ->
             "partial_run is not possible with several ranks, which agree on whole runs: use run()."
         )
     return original(session, *args, **kwargs)
-
-
-def close(original: Any, session: Any) -> None:
-    """Stands in for `Session.close`: tells the peers first.
-
-    A `with` statement of a monitored session or a `finally` may call it because of an error.
-    """
-    try:
-        if coordinator.started():
-            coordinator.instance().leave(session, _error_since_start(session))
-    finally:
-        try:
-            original(session)
-        finally:
-            state_of_session(session).close()
-
-
-def _error_since_start(session: Any) -> BaseException | None:
-    """Returns the error that is being handled now, unless `session` was made while it was.
-
-    A session may be made in an `except`: for a first start, where there is no checkpoint.
-    """
-    error = sys.exc_info()[1]
-    return None if id(error) == state_of_session(session).handled_error else error
-
-
-def leave(original: Any, session: Any, kind: Any, error: Any, traceback: Any) -> Any:
-    """Stands in for `Session.__exit__`: tells the peers first.
-
-    TensorFlow closes the session in another thread, which knows nothing of the error.
-    """
-    try:
-        if coordinator.started():
-            coordinator.instance().leave(session, error)
-    except BaseException as elsewhere:
-        original(session, type(elsewhere), elsewhere, elsewhere.__traceback__)
-        raise
-    return original(session, kind, error, traceback)
-
-
-def end(original: Any, session: Any, exception_type: Any = None) -> None:
-    """Stands in for `_MonitoredSession._close_internal`: waits for all ranks at the end.
-
-    Hooks that run something there do so on all ranks together.
-    """
-    plain_session = session._coordinated_creator.tf_sess
-    # In a `finally` it isn't told of the error.
-    error = exception_type or _error_since_start(plain_session)
-    if (
-        (error is None or coordinator.is_end(error))
-        and plain_session is not None
-        and coordinator.started()
-    ):
-        try:
-            coordinator.instance().end(plain_session)
-        except BaseException as error:
-            original(session, type(error))
-            raise
-    original(session, exception_type)
 
 
 def prepare_session(original: Any, manager: Any, *args: Any, **kwargs: Any) -> Any:
@@ -366,7 +352,9 @@ def _prepared_run(
             next_step.check(graph, footprint.operations)
         if footprint.trains:
             footprint = footprint.comparing(compared)
+        counted = batch_counter.counted_run(graph, footprint.operations, leaves, fed)
         prepared_runs[key] = _prepare(graph, footprint, (leaves, fed))
+        prepared_runs[key].counted = counted
     prepared: PreparedRun = prepared_runs[key]
     return prepared
 
@@ -394,6 +382,7 @@ def _prepare(graph: tf.Graph, footprint: RunFootprint, keep_alive: Any) -> Prepa
     gates = gates_of(graph)
     extended = extension_of(graph).takes_part_in(footprint.operations)
     run = PreparedRun(footprint, keep_alive, extended=extended)
+    run.is_step = footprint.is_step and not footprint.restores
     awaited = awaited_rows.beside_gradients(gates, footprint.operations)
     with graphs.open_for_changes(graph):
         for level in footprint.levels(gates):

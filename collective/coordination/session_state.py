@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Callable
 
+import tensorflow.compat.v1 as tf
+
 from collective.coordination.prepared_run import PreparedRun
+from collective.errors import Preempted
 
 
 @dataclasses.dataclass
@@ -23,6 +26,10 @@ class SessionState:
         steps_of_run: the most global steps that a run counts; None if it isn't known.
         eviction_graph_version: the graph's version as of `steps_of_run`.
         handled_error: the identity of the error that was being handled when the session was made.
+        is_stopping: whether it was told that all ranks are preempted, or ends: it may run on.
+        begun_iterators: the names of the iterators of which batches were taken that are counted
+            (`collective.coordination.batch_counter`).
+        void_iterators: those of them of which a restored checkpoint knows nothing.
         at_close: what is called when the session has been closed, by names.
         chains: the checkpoints that increments follow, by their folders
             (`collective.checkpoint.running_chain`).
@@ -38,13 +45,17 @@ class SessionState:
     steps_of_run: int | None = None
     eviction_graph_version: int | None = None
     handled_error: int | None = None
+    is_stopping: bool = False
+    begun_iterators: set[str] = dataclasses.field(default_factory=set)
+    void_iterators: set[str] = dataclasses.field(default_factory=set)
     at_close: dict[str, Callable[[], None]] = dataclasses.field(default_factory=dict)
     chains: dict[str, Any] = dataclasses.field(default_factory=dict)
     followers: dict[str, Any] = dataclasses.field(default_factory=dict)
 
-    def forget_steps(self) -> None:
-        """Takes note that the global step may be another one now."""
+    def restored(self) -> None:
+        """Takes note that a checkpoint was restored: the global step may be another one now."""
         self.eviction_step, self.runs_to_eviction = None, 0
+        self.void_iterators |= self.begun_iterators
 
     def close(self) -> None:
         """Calls what is to be called when the session has been closed."""
@@ -58,3 +69,11 @@ def state_of_session(session: Any) -> SessionState:
     if state is None:
         state = session._collective_state = SessionState()
     return state
+
+
+def is_end(error: BaseException) -> bool:
+    """Tells whether an error that leaves a session is an ordinary end."""
+    if isinstance(error, SystemExit):
+        # All ranks are preempted after the same step.
+        return isinstance(error, Preempted) or error.code in (None, 0)
+    return isinstance(error, (tf.errors.OutOfRangeError, StopIteration, GeneratorExit))

@@ -4,22 +4,36 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from collective.data.parquet_files import ParquetFiles, one_chunk, reading_threads
-from collective.data.record_order import Batch, RecordOrder
+from collective.data.record_order import Batch
 
 
-class BatchReader:
+class BatchOrder(Protocol):
+    """Says which records a batch has, and in which order a row group's are."""
+
+    @property
+    def shuffles(self) -> bool: ...
+
+    def batch(self, number: int) -> Batch: ...
+
+    def permutation(self, epoch: int, group: int) -> np.ndarray | None: ...
+
+
+Order = TypeVar("Order", bound=BatchOrder)
+
+
+class BatchReader(Generic[Order]):
     """Reads batches, of which numbers may come in any order; it is fast where they ascend.
 
     In memory are the row groups of the batch's window that this reader has come to, and those that
     come next.
     """
 
-    def __init__(self, files: ParquetFiles, order: RecordOrder, last: int | None, step: int = 1):
+    def __init__(self, files: ParquetFiles, order: Order, last: int | None, step: int = 1):
         """Makes a reader.
 
         Args:
@@ -31,8 +45,8 @@ class BatchReader:
         self.files, self.order = files, order
         self._last, self._step = last, step
         self._groups: dict[tuple[int, int], Future[Any]] = {}
-        # The epoch and window for which the row groups that come next are being read.
-        self._prepared: tuple[int, frozenset[int]] | None = None
+        # The window for which the row groups that come next are being read.
+        self._prepared: frozenset[tuple[int, int]] | None = None
         self._lock = threading.Lock()
 
     @property
@@ -48,12 +62,12 @@ class BatchReader:
         """
         batch = self.order.batch(number)
         with self._lock:
-            is_known = all(self._key(batch.epoch, p.group) in self._groups for p in batch.pieces)
-            wanted = {piece.group: self._group(batch.epoch, piece.group) for piece in batch.pieces}
+            is_known = all(self._key(p.epoch, p.group) in self._groups for p in batch.pieces)
+            wanted = [self._group(piece.epoch, piece.group) for piece in batch.pieces]
             is_last = self._last is not None and number + self._step >= self._last
-            if not is_known or is_last or self._prepared != (batch.epoch, batch.window):
+            if not is_known or is_last or self._prepared != batch.window:
                 self._prepare(number, batch, is_last)
-        groups = [(wanted[piece.group].result(), piece) for piece in batch.pieces]
+        groups = [(group.result(), piece) for group, piece in zip(wanted, batch.pieces)]
         parts = []
         for index, column in enumerate(self.files.columns):
             parts += column.joined(
@@ -63,14 +77,14 @@ class BatchReader:
 
     def _prepare(self, number: int, batch: Batch, is_last: bool) -> None:
         """Drops the row groups that are done with, and begins to read those that come next."""
-        self._prepared = (batch.epoch, batch.window)
-        kept = {self._key(batch.epoch, group) for group in batch.window}
+        self._prepared = batch.window
+        kept = {self._key(epoch, group) for epoch, group in batch.window}
         for following in (number + self._step, self._next_beyond(number, batch)):
             if self._last is None or following < self._last:
                 ahead = self.order.batch(following)
                 for piece in ahead.pieces[:1]:
-                    self._group(ahead.epoch, piece.group)
-                    kept.add(self._key(ahead.epoch, piece.group))
+                    self._group(piece.epoch, piece.group)
+                    kept.add(self._key(piece.epoch, piece.group))
         for key in list(self._groups):
             if key not in kept or is_last:
                 del self._groups[key]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import operator
+import os
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -13,9 +15,10 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 
-from collective.data import deduplication
+from collective.data import dataset_analysis, deduplication
 from collective.data.batch_reader import BatchReader
 from collective.data.columns import Column
+from collective.data.global_batches import GlobalBatches, PartOrder
 from collective.data.parquet_files import ParquetFiles, list_files
 from collective.data.record_order import RecordOrder
 from collective.ops import collectives
@@ -99,6 +102,7 @@ def parquet(
             contradicts itself; it names the columns. The other ranks get a `RankError`, and no rank
             applies the step.
     """
+    takes_defaults = rank is None and ranks is None and not drop_remainder
     if rank is None or ranks is None:
         collectives.init()
     ranks = collectives.size() if ranks is None else ranks
@@ -121,12 +125,60 @@ def parquet(
     _warn_of_many_readers(order, batch_size, interleave, rank, ranks)
     end = None if epochs is None else epochs * order.batches
     reader = BatchReader(source, order, end, ranks)
-    numbers = _dealt(_number(start, order.batches), end, rank, ranks)
+    first = _number(start, order.batches)
+    numbers = _dealt(first, end, rank, ranks)
     dataset = batches(numbers, reader)
-    return dataset.map(deduplication.restoring(deduplicate)) if deduplicate else dataset
+    if deduplicate:
+        dataset = dataset.map(deduplication.restoring(deduplicate))
+    if takes_defaults and first == 0:
+        dataset.collective_records = ParquetRecords(
+            source, order, epochs, seed if shuffle else None, deduplicate
+        )
+    return dataset
 
 
-def batches(numbers: tf2.data.Dataset, reader: BatchReader) -> tf2.data.Dataset:
+@dataclasses.dataclass(frozen=True)
+class ParquetRecords:
+    """Gives the records of Parquet files from any global batch on (`resumable.SeekableRecords`).
+
+    Attributes:
+        source: the files.
+        order: of their records.
+        epochs: how often they are read; None: without end.
+        seed: of the order; None: they aren't shuffled.
+        deduplicate: see `parquet`.
+    """
+
+    source: ParquetFiles
+    order: RecordOrder
+    epochs: int | None
+    seed: int | None
+    deduplicate: Mapping[str, Sequence[str]] | None
+
+    @property
+    def records(self) -> int:
+        return self.order.records
+
+    @property
+    def digest(self) -> int:
+        """Returns 63 bits of the files' names and row groups, and of how their records mix."""
+        folder = os.path.dirname(os.path.commonprefix([group.path for group in self.source.groups]))
+        groups = [(g.path[len(folder) :], g.index, g.rows) for g in self.source.groups]
+        return dataset_analysis.digest_of(repr((groups, self.order.mixing)).encode())
+
+    def batches(
+        self, first: tf.Tensor, batch_size: int, drop_remainder: bool, rank: int, ranks: int
+    ) -> tf2.data.Dataset:
+        parts = GlobalBatches(self.records, self.epochs, batch_size, drop_remainder, rank, ranks)
+        reader = BatchReader(self.source, PartOrder(self.order, parts), parts.end)
+        numbers = tf2.data.Dataset.range(first, sys.maxsize if parts.end is None else parts.end)
+        dataset = batches(numbers, reader)
+        if self.deduplicate:
+            dataset = dataset.map(deduplication.restoring(self.deduplicate))
+        return dataset
+
+
+def batches(numbers: tf2.data.Dataset, reader: BatchReader[Any]) -> tf2.data.Dataset:
     """Returns the dataset of the batches whose numbers a dataset has."""
 
     def read(number: tf.Tensor) -> dict[str, Any]:

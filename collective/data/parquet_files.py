@@ -148,7 +148,7 @@ class ParquetFiles:
         return ValueError(f"{group.path}, row group {group.index}: {error}")
 
 
-def list_files(files: Any) -> list[str]:
+def list_files(files: Any, kind: str = "Parquet files", in_folder: str = "*.parquet") -> list[str]:
     """Returns the paths that `files` names: paths, patterns and folders, in a stable order.
 
     Raises:
@@ -161,12 +161,12 @@ def list_files(files: Any) -> list[str]:
         if any(mark in path for mark in "*?["):
             paths += sorted(tf.io.gfile.glob(path))
         elif "://" not in path and os.path.isdir(path):
-            paths += sorted(tf.io.gfile.glob(os.path.join(path, "*.parquet")))
+            paths += sorted(tf.io.gfile.glob(os.path.join(path, in_folder)))
         else:
             paths.append(path)
     if not paths:
         shown = ", ".join(os.fsdecode(each) for each in given[:_SHOWN])
-        raise ValueError(f"there are no Parquet files: {shown or 'the list is empty'}.")
+        raise ValueError(f"there are no {kind}: {shown or 'the list is empty'}.")
     return paths
 
 

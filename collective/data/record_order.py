@@ -30,11 +30,13 @@ class Piece:
         group: the number of the row group among those of all files.
         first: the first record, counted in the order of this epoch.
         count: how many.
+        epoch: whose order it follows.
     """
 
     group: int
     first: int
     count: int
+    epoch: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,15 +44,13 @@ class Batch:
     """Describes a batch.
 
     Attributes:
-        epoch: whose order it follows.
         pieces: its records.
-        window: the row groups of its windows.
+        window: the row groups of its windows, as (epoch, group).
         following: the number of the first batch that has no record of these windows.
     """
 
-    epoch: int
     pieces: tuple[Piece, ...]
-    window: frozenset[int]
+    window: frozenset[tuple[int, int]]
     following: int
 
 
@@ -82,6 +82,14 @@ class RecordOrder:
         self._epoch = functools.lru_cache(maxsize=2)(self._make_epoch)
 
     @property
+    def mixing(self) -> tuple[bool, int, int]:
+        """Returns what the order depends on beside row groups and seed.
+
+        Without `interleave` the size of a batch doesn't matter.
+        """
+        return self.shuffles, self._interleave, self._batch_size if self._interleave > 1 else 0
+
+    @property
     def batches_of_a_group(self) -> int:
         """Returns how many batches the largest row group has records for."""
         return -(-int(self._rows.max(initial=0)) // self._batch_size)
@@ -89,21 +97,33 @@ class RecordOrder:
     def batch(self, number: int) -> Batch:
         """Returns a batch, by its number among the batches of all epochs."""
         epoch, of_epoch = divmod(int(number), self.batches)
-        groups, starts = self._epoch(epoch if self.shuffles else 0)
         first = of_epoch * self._batch_size
         last = min(first + self._batch_size, self.records)
+        pieces, window, beyond = self.between(epoch, first, last)
+        following = epoch * self.batches + min(-(-beyond // self._batch_size), self.batches)
+        return Batch(tuple(pieces), frozenset(window), following)
+
+    def between(
+        self, epoch: int, first: int, last: int
+    ) -> tuple[list[Piece], set[tuple[int, int]], int]:
+        """Returns the records first to last, without it, of an epoch.
+
+        Returns:
+            The pieces; the row groups of their windows, as (epoch, group); and the first record
+            beyond these windows.
+        """
+        groups, starts = self._epoch(epoch if self.shuffles else 0)
         pieces: list[Piece] = []
         window = int(np.searchsorted(starts, first, "right")) - 1
-        of_windows: set[int] = set()
+        of_windows: set[tuple[int, int]] = set()
         while first < last:
             members = groups[window * self._interleave : (window + 1) * self._interleave]
             start, end = int(starts[window]), int(starts[window + 1])
             for piece in self._pieces(members, first - start, min(last, end) - start):
-                _append(pieces, piece)
-            of_windows.update(members.tolist())
+                _append(pieces, dataclasses.replace(piece, epoch=epoch))
+            of_windows.update((epoch, group) for group in members.tolist())
             first, window = end, window + 1
-        following = epoch * self.batches + min(-(-first // self._batch_size), self.batches)
-        return Batch(epoch, tuple(pieces), frozenset(of_windows), following)
+        return pieces, of_windows, first
 
     def permutation(self, epoch: int, group: int) -> np.ndarray | None:
         """Returns which row each record of a row group is; None: the rows in their order."""
@@ -156,6 +176,6 @@ def _append(pieces: list[Piece], piece: Piece) -> None:
     if pieces:
         last = pieces[-1]
         if last.group == piece.group and last.first + last.count == piece.first:
-            pieces[-1] = Piece(last.group, last.first, last.count + piece.count)
+            pieces[-1] = dataclasses.replace(last, count=last.count + piece.count)
             return
     pieces.append(piece)

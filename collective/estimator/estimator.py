@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Iterator
 from typing import Any, Callable
 
@@ -14,9 +15,12 @@ from tensorflow_estimator.python.estimator import training
 from tensorflow_estimator.python.estimator.mode_keys import ModeKeys
 
 from collective import checkpoint
+from collective.checkpoint.best import KeepBest
 from collective.checkpoint.layout import FORMAT_ENTRY, LAYOUT_ENTRY, StoredTable
 from collective.checkpoint.tensor_bundle import Bundle
 from collective.coordination import barrier, coordinator
+from collective.coordination.preemption import PREEMPTION
+from collective.data import positions
 from collective.errors import RankError
 from collective.estimator import evaluation, input_sharding, prediction
 from collective.estimator.run_config import increment_hooks, local_config
@@ -52,8 +56,9 @@ class Estimator(estimator_lib.EstimatorV2):
         config: Any,
         params: Any,
         warm_start_from: Any,
+        keep_best: KeepBest | None = None,
     ):
-        self._scope, self._shard_input = scope, shard_input
+        self._scope, self._shard_input, self._keep_best = scope, shard_input, keep_best
         with scope():
             super().__init__(
                 model_fn,
@@ -123,7 +128,12 @@ class Estimator(estimator_lib.EstimatorV2):
             if collectives.size() > 1 and steps is not None and steps > 0 and self._deals(input_fn):
                 input_fn, steps = input_sharding.DealtInput(input_fn, batches=steps), None
             metrics = super().evaluate(input_fn, steps, hooks, of_rank_0["latest"], name)
-            return evaluation.agreed_metrics(metrics)
+            metrics = evaluation.agreed_metrics(metrics)
+            best, evaluated = self._keep_best, of_rank_0["latest"] or ""
+            is_own = os.path.dirname(evaluated) == os.path.normpath(self.model_dir)
+            if best is not None and best.evaluation == name and is_own:
+                checkpoint.keep_best(evaluated, metrics, best)
+            return metrics
 
     def predict(
         self,
@@ -234,6 +244,8 @@ class Estimator(estimator_lib.EstimatorV2):
         if not isinstance(input_fn, input_sharding.DealtInput):
             dealt = input_sharding.DealtInput(input_fn)
         call, doing = super()._call_input_fn, f"calling input_fn ({mode})"
+        if mode != ModeKeys.TRAIN:
+            call = positions.without_positions()(call)
         if not self._deals(dealt.input_fn):
             takes_context = input_sharding.takes_context(dealt.input_fn)
             context = input_sharding.input_context() if takes_context else None
@@ -349,6 +361,7 @@ class Estimator(estimator_lib.EstimatorV2):
         Yields:
             rank 0's `values`.
         """
+        PREEMPTION.raise_if_decided()
         with self._reports_failure(method), self._scope():
             messages = barrier.exchange(
                 None, f"Estimator.{method}", {"alike": arguments, "mine": values}

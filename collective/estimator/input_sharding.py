@@ -11,15 +11,12 @@ from typing import Any, Callable
 
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
-from tensorflow.python.framework import config
 from tensorflow.python.util import function_utils
 
 from collective.coordination import barrier
-from collective.ops import collectives, graph_analysis
+from collective.data import dataset_analysis
+from collective.ops import collectives
 from collective.ops.graph_state import state_of
-
-# Begins the name of the operation by which `collective.data.parquet` deals batches.
-DEALT_BY_READER = "collective/data/ShardDataset"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,14 +57,19 @@ def same_shuffling() -> Iterator[None]:
     between ranks.
     """
     graph = tf.get_default_graph()
-    if collectives.size() == 1 or graph.seed is not None:
+    if graph.seed is not None:
         yield
+        return
+    if collectives.size() == 1:
+        with dataset_analysis.drawn_seeds():
+            yield
         return
     seed = random.SystemRandom().randrange(2**31)
     of_rank_0 = barrier.exchange(None, "the seed of an input", {"seed": seed})[0]
     tf.set_random_seed(of_rank_0["seed"])
     try:
-        yield
+        with dataset_analysis.drawn_seeds():
+            yield
     finally:
         graph.seed = None
 
@@ -95,9 +97,13 @@ def deal(dataset: Any, batches: int | None = None, passes: int = 1) -> tf2.data.
             "shard_input=False for strategy.estimator each rank uses all that its input_fn gives: "
             f"an evaluation then counts every record {ranks} times.)"
         )
-    if _is_dealt_by_reader(dataset):
+    if dataset_analysis.is_resumable(dataset):
+        # Its batches are global ones, as many as one rank has: there is nothing to repeat.
+        state_of(tf.get_default_graph()).input_is_dealt = True
+        return dataset if batches is None else dataset.take(batches)
+    if dataset_analysis.is_dealt_by_reader(dataset):
         return _dealt_again(dataset, batches, passes)
-    unordered = _unordered(dataset)
+    unordered = dataset_analysis.unordered(dataset)
     if unordered is not None:
         raise ValueError(
             f"the dataset of input_fn has an operation ({unordered}) that is told "
@@ -106,7 +112,7 @@ def deal(dataset: Any, batches: int | None = None, passes: int = 1) -> tf2.data.
             "never. Leave that out. Or give input_fn an argument input_context "
             "(tf.distribute.InputContext), by which it takes its own share first."
         )
-    if _is_sharded(dataset):
+    if dataset_analysis.is_sharded(dataset):
         warnings.warn(
             "the dataset of input_fn already uses shard(), and its batches are now dealt to "
             f"{ranks} ranks again. If it takes its own share, pass shard_input=False to "
@@ -132,9 +138,11 @@ def shard(dataset: Any) -> tf2.data.Dataset:
             "tf.data.Dataset.from_tensor_slices makes one of arrays and tensors."
         )
     ranks = collectives.size()
-    if ranks == 1 or _is_dealt_by_reader(dataset):
+    if ranks == 1 or dataset_analysis.is_resumable(dataset):
         return dataset
-    if _shuffles_differently(dataset):
+    if dataset_analysis.is_dealt_by_reader(dataset):
+        return dataset
+    if dataset_analysis.shuffles_differently(dataset):
         raise ValueError(
             "strategy.shard(): the dataset is shuffled without a seed, so each rank has an order "
             "of its own, and some records would be used twice and others never. Shard it first: "
@@ -142,7 +150,7 @@ def shard(dataset: Any) -> tf2.data.Dataset:
             "too: it takes shuffle=False.) Where a part of a zip() is shuffled, shard the parts "
             "first, then zip them."
         )
-    unordered = _unordered(dataset)
+    unordered = dataset_analysis.unordered(dataset)
     if unordered is not None:
         raise ValueError(
             f"strategy.shard(): the dataset has an operation ({unordered}) that is told "
@@ -150,7 +158,7 @@ def shard(dataset: Any) -> tf2.data.Dataset:
             "records would be used twice and others never. Shard it first: "
             "strategy.shard(dataset).map(…). Or leave that out."
         )
-    if _is_sharded(dataset):
+    if dataset_analysis.is_sharded(dataset):
         warnings.warn(
             "strategy.shard(): the dataset already uses shard(), and each rank now gets a part of "
             f"that part: 1 of {ranks} of its elements. Shard it once.",
@@ -161,81 +169,9 @@ def shard(dataset: Any) -> tf2.data.Dataset:
     return dataset.with_options(options).shard(ranks, collectives.rank())
 
 
-def _is_dealt_by_reader(dataset: Any) -> bool:
-    """Tells whether `collective.data.parquet` has dealt the batches that a dataset is made of."""
-    if any(op.name.startswith(DEALT_BY_READER) for op in _operations(dataset)):
-        return True
-    return any(hasattr(part, "collective_is_dealt") for part in _eager_parts(dataset))
-
-
 def _dealt_again(dataset: Any, batches: int | None, passes: int) -> tf2.data.Dataset:
     """Returns as much of a dataset that is dealt already as `deal` would return."""
     if batches is not None:
         dataset = dataset.take(len(range(collectives.rank(), batches, collectives.size())))
     state_of(tf.get_default_graph()).input_is_dealt = True
     return dataset.repeat(passes) if passes > 1 else dataset
-
-
-def _is_sharded(dataset: Any) -> bool:
-    if any(op.type == "ShardDataset" for op in _operations(dataset)):
-        return True
-    return any(type(part).__name__ == "_ShardDataset" for part in _eager_parts(dataset))
-
-
-def _shuffles_differently(dataset: Any) -> bool:
-    """Tells whether every rank would shuffle the dataset in an order of its own."""
-    seed_pairs = [op.inputs[2:4] for op in _operations(dataset) if op.type.startswith("Shuffle")]
-    for part in _eager_parts(dataset):
-        if type(part).__name__.startswith("_Shuffle"):
-            seed_pairs.append((part._seed, part._seed2))
-    for pair in seed_pairs:
-        seeds = [tf.get_static_value(seed) for seed in pair]
-        if all(seed is not None and int(seed) == 0 for seed in seeds):
-            return True
-    return False
-
-
-def _unordered(dataset: Any) -> str | None:
-    """Returns the name of an operation that needn't keep the order, whatever its dataset's options.
-
-    None if there is none, or if TensorFlow is told to be deterministic, which overrides it. Of a
-    dataset that was made eagerly an `interleave()` isn't known: it doesn't keep what it is told.
-    """
-    if config.is_op_determinism_enabled():
-        return None
-    for op in _operations(dataset):
-        attributes = op.node_def.attr
-        if "deterministic" in attributes and attributes["deterministic"].s == b"false":
-            return str(op.type)
-    for part in _eager_parts(dataset):
-        if hasattr(part, "_deterministic") and part._deterministic == "false":
-            return type(part).__name__.lstrip("_")
-    return None
-
-
-def _operations(dataset: Any) -> set[tf.Operation]:
-    """Returns the operations that make `dataset`; none if it was made eagerly."""
-    if _is_eager(dataset):
-        return set()
-    return graph_analysis.walk([dataset._variant_tensor.op], control=False)
-
-
-def _eager_parts(dataset: Any) -> list[Any]:
-    """Returns the datasets that `dataset` was made from, and itself; none if it is a graph's."""
-    if not _is_eager(dataset):
-        return []
-    parts: dict[int, Any] = {}
-    waiting = [dataset]
-    while waiting:
-        part = waiting.pop()
-        if id(part) in parts:
-            continue
-        parts[id(part)] = part
-        # tf.compat.v1 wraps each dataset in another, whose inputs are those of the wrapped one.
-        waiting += [part._dataset] if isinstance(part, tf.data.Dataset) else part._inputs()
-    return list(parts.values())
-
-
-def _is_eager(dataset: Any) -> bool:
-    variant = dataset._variant_tensor
-    return not isinstance(variant, tf.Tensor) or not hasattr(variant, "op")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -49,6 +49,13 @@ class PrefetchedKeys(RunExtension):
 
     def takes_part_in(self, operations: Iterable[tf.Operation]) -> bool:
         return self.split.stage.take in operations
+
+    def executed_ahead(
+        self, operations: Set[tf.Operation], fed: Iterable[str]
+    ) -> Set[tf.Operation]:
+        if not self.takes_part_in(operations) or not self.split.feedable.isdisjoint(fed):
+            return frozenset()
+        return self.split.prefetched
 
     def when_agreed(self) -> tf.Operation:
         return self.split.start.release()

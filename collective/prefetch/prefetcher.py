@@ -143,7 +143,7 @@ class Prefetcher:
     ) -> Outcome | None:
         """Executes a run of keys, and counts it if all ranks had agreed on it."""
         signature, stage = run.footprint.signature, self._split.stage
-        ticket = [1, self._number, signature, agreement.now()]
+        ticket = agreement.ticket(self._number, signature)
         feeds = {**feeds, stage.number.name: batch, run.tickets[0].name: ticket}
         try:
             self._run([stage.put, run.targets], feeds)

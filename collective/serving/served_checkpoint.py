@@ -94,7 +94,7 @@ class ServedCheckpoint:
                 )
             )
         return ServedDynamicTable(
-            name, dim, dtype, row_variables, key_variables, filled_parts, layout.ranks, unknown
+            name, dim, dtype, row_variables, key_variables, filled_parts, len(stored.parts), unknown
         )
 
     def _stored_table(self, name: str, rows: int | None, dim: int, dtype: tf.DType) -> StoredTable:

@@ -54,3 +54,14 @@ def test_the_program_for_those_who_know_torchrec(tmp_path: Path):
     assert "2 tables" in done.stdout
     for rank in (0, 1):
         assert re.search(rf"\[{rank}\] step 100: this rank's loss is 0\.\d+", done.stdout)
+
+
+def test_the_program_that_goes_on_with_its_data(tmp_path: Path):
+    script = write_program("docs/guides/data.md", tmp_path / "train.py")
+    for ranks, steps in ((2, 8), (1, 8), (3, 4)):
+        done = launch("-np", ranks, script, cwd=tmp_path)
+        assert done.returncode == 0
+        # The output of one rank alone has no number in front.
+        said = re.findall(r"^(?:\[0\] )?\d+ records from user \d+ on", done.stdout, re.MULTILINE)
+        assert len(said) == steps
+    assert tf.train.load_variable(str(tmp_path / "clicks"), "clicks/position") == 20

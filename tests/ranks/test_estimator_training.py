@@ -302,3 +302,24 @@ def test_the_model_of_a_canned_estimator(strategy, folder, size):
             strategy.scope(),
         ):
             canned().train(records(8), steps=1)
+
+
+def test_the_best_checkpoints_are_kept(strategy, folder):
+    estimator = strategy.estimator(
+        model(strategy.embedding_scope),
+        folder,
+        tf.estimator.RunConfig(save_checkpoints_steps=1, keep_checkpoint_max=1),
+        {},
+        keep_best=("loss", "max", 2),
+    )
+    losses = {}
+    for step in range(1, 4):
+        estimator.train(lambda: records(40)().repeat(), steps=1)
+        losses[step] = estimator.evaluate(records(9))["loss"]
+        estimator.evaluate(records(9), name="other")
+    want = sorted(losses, key=lambda step: losses[step])[-2:]
+    best = tf.train.get_checkpoint_state(os.path.join(folder, "best"))
+    found = [int(path.rpartition("-")[2]) for path in best.all_model_checkpoint_paths]
+    assert found == want
+    again = estimator.evaluate(records(9), checkpoint_path=best.model_checkpoint_path)
+    assert again["loss"] == pytest.approx(losses[want[-1]], rel=1e-6)

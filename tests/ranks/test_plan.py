@@ -146,7 +146,7 @@ def test_bytes_that_the_graph_tells(strategy, size):
     # one more: the gate
     assert (dense.bytes, dense.exact, dense.dtype) == ((7 + 1) * 4, True, "float32")
     (agreement,) = found["agreement"]
-    assert (agreement.bytes, agreement.exact) == (6 * 8, True)
+    assert (agreement.bytes, agreement.exact) == (7 * 8, True)
     assert sum(x.bytes for x in found["rows"]) == 5 * (4 + 3 + 4) * 4
     assert not any(x.exact for x in found["rows"] + found["keys"] + found["gradients"])
     header = sum(len(group.sections) for group in plan.groups) * 2 * 8 * size

@@ -12,7 +12,7 @@ import pytest
 
 from collective import CollectiveStrategy
 from collective.checkpoint import ownership, saver
-from collective.coordination import coordinator, session_runs
+from collective.coordination import coordinator, session_ends
 from collective.coordination.session_state import state_of_session
 from collective.errors import RankError
 
@@ -425,8 +425,8 @@ def test_a_mark_goes_though_the_peers_are_told_in_vain(base, job, monkeypatch):
     monkeypatch.setattr(coordinator, "instance", Broken)
     closed = []
     for leave in (
-        lambda session: session_runs.close(closed.append, session),
-        lambda session: session_runs.leave(
+        lambda session: session_ends.close(closed.append, session),
+        lambda session: session_ends.leave(
             lambda session, *_: session.close() or closed.append(session), session, None, None, None
         ),
     ):

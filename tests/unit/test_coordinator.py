@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import threading
+
+import numpy as np
+import pytest
 import tensorflow.compat.v1 as tf
 
+from collective.coordination import preemption
 from tests.unit.rank_threads import (
     RankError,
     Session,
@@ -25,7 +31,7 @@ class FakeRun:
                 frozenset(), (f"lookup {signature}",), signature, (), trains, ()
             ),
             keep_alive=None,
-            targets=["clock"],
+            targets=["headers"],
             idle_run=idle_run,
             repeatable=False,
         )
@@ -47,7 +53,7 @@ class FakeRun:
             self.prepared.disagreement = headers
             raise tf.errors.UnknownError(None, None, "the gate stays closed")
         self.batches -= 1
-        return ["result", [0]]
+        return ["result", [np.array([dataclasses.astuple(h) for h in headers])]]
 
     def __call__(self):
         return self.coordinator.run(
@@ -196,3 +202,33 @@ def test_after_a_run_that_failed_half_way_nothing_goes_on(rank_threads):
     (error,) = rank_threads(1, on_rank)
     assert isinstance(error, RankError) and "failed half-way on rank 0" in str(error)
     assert "out of memory" in str(error)
+
+
+@pytest.fixture
+def wishes(monkeypatch):
+    """The wish of each rank, as threads have one each; what they decide is forgotten."""
+    wishes = {}
+    monkeypatch.setattr(
+        preemption.Preemption,
+        "wish",
+        property(lambda _: wishes.get(threading.get_ident(), 0)),
+    )
+    yield wishes
+    preemption.PREEMPTION.decided = 0
+
+
+@pytest.mark.parametrize("told", [[0, 15], [2, 0], [2, 15]])
+def test_a_wish_of_one_rank_is_heard_by_all_in_the_same_run(rank_threads, wishes, told):
+    heard = []
+
+    def on_rank(rank, coordinator):
+        run = FakeRun(coordinator, Session(), 9)
+        for step in range(4):
+            if step == 2:
+                wishes[threading.get_ident()] = told[rank]
+            run()
+            heard.append((step, preemption.PREEMPTION.decided))
+        return True
+
+    assert rank_threads(2, on_rank) == [True, True]
+    assert sorted(heard) == sorted(2 * [(0, 0), (1, 0), (2, max(told)), (3, max(told))])

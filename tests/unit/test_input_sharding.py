@@ -8,6 +8,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 
+from collective.data import dataset_analysis
 from collective.estimator import input_sharding
 from collective.ops import collectives
 
@@ -191,7 +192,7 @@ def test_an_order_that_differs_between_ranks_is_refused(monkeypatch, make):
             input_sharding.deal(make(tf.data.Dataset.range(5)))
         make(input_sharding.shard(tf.data.Dataset.range(5)))
         with monkeypatch.context() as patch:
-            patch.setattr(input_sharding.config, "is_op_determinism_enabled", lambda: True)
+            patch.setattr(dataset_analysis.config, "is_op_determinism_enabled", lambda: True)
             input_sharding.shard(make(tf.data.Dataset.range(5)))
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
 import tensorflow.compat.v1 as tf
 
 from collective import CollectiveStrategy, options
-from collective.options import INHERIT, EmbeddingOptions, ScopeOptions
+from collective.options import INHERIT, EmbeddingOptions, ScopeOptions, WarmStart
 
 GOOD: dict[str, list[Any]] = {
     "embedding_gradients": ["mean", "sum"],
@@ -28,6 +29,8 @@ GOOD: dict[str, list[Any]] = {
     "prefetch_keys": [False, True],
     "check": [False, True, 0, 50],
     "deterministic": [False, True],
+    "save_code": [False, True],
+    "warm_start": [None, "folder", WarmStart("a", {"x": None}), ["a", Path("b"), WarmStart("c")]],
 }
 
 BAD: dict[str, list[Any]] = {
@@ -46,6 +49,8 @@ BAD: dict[str, list[Any]] = {
     "prefetch_keys": ["on", None],
     "check": [-1, 1.5, "100", None],
     "deterministic": ["yes", None],
+    "save_code": ["yes", None],
+    "warm_start": ["", 5, [5], {"a": "b"}],
 }
 
 

@@ -72,7 +72,7 @@ def test_the_last_line_has_every_figure():
         for ids, _ in step_workload.by_feature(setting, batch):
             distinct += len(np.unique(ids)) / 2
     # One more dense element is the gate's.
-    needed = distinct * (8 + 2 * 4 * 8) + 2 * 6 * 8 + 4 * (setting.dense_parameters() + 1)
+    needed = distinct * (8 + 2 * 4 * 8) + 2 * 7 * 8 + 4 * (setting.dense_parameters() + 1)
     assert out["wire_bytes_per_step"] == pytest.approx(needed, abs=1)
     assert out["bytes_per_step"] >= out["wire_bytes_per_step"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import textwrap
 
 import pytest
@@ -32,7 +33,11 @@ def test_the_whole_text():
         stall        after 600 s
         environment  of every rank, beside what the launcher's own holds (without TF_CONFIG):
           COLLECTIVE_LAUNCHED=1
+          COLLECTIVE_MAX_RESTARTS=0
+          COLLECTIVE_MILESTONES=<memory of the launcher>
+          COLLECTIVE_PREEMPT_SIGNAL=SIGTERM
           COLLECTIVE_PROGRESS=<memory of the launcher>
+          COLLECTIVE_RESTART_COUNT=0
           COLLECTIVE_TERMINAL=0
           GLIBC_TUNABLES=glibc.malloc.hugetlb=1
           HOROVOD_CONTROLLER=gloo
@@ -89,3 +94,10 @@ def test_a_job_that_may_stall_for_ever():
     plan = LaunchPlan(("python3",), (None,) * 3, {}, 8, stall_timeout=0)
     text = describe(plan)
     assert "\nstall        never\n" in text and "\n  COLLECTIVE_PROGRESS=\n" in text
+
+
+def test_a_job_that_is_started_again():
+    plan = LaunchPlan(("python3",), (None,) * 3, {}, 8, max_restarts=2, restart_pause=0.5)
+    assert "\nrestarts     2, the first after 0.5 s\n" in describe(plan)
+    elastic = dataclasses.replace(plan, min_ranks=1, most_ranks=3)
+    assert "\nrestarts     2, the first after 0.5 s, on 1 to 3 ranks\n" in describe(elastic)

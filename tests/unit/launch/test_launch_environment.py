@@ -11,7 +11,8 @@ from collective.launch.plan import LaunchPlan
 def environment_of(rank, launcher_environment=None, size=3, device=None, cores=8, **plan):
     """Returns the environment of one rank of a job on the same device everywhere."""
     job = LaunchPlan(("python",), (device,) * size, launcher_environment or {}, cores, **plan)
-    return rank_environment(job, rank, rendezvous_port="4711", board="/proc/1/fd/2")
+    boards = {"board": "/proc/1/fd/2", "milestones": "/proc/1/fd/3"}
+    return rank_environment(job, rank, rendezvous_port="4711", **boards)
 
 
 def test_identity():
@@ -22,7 +23,11 @@ def test_identity():
         if not name.startswith(("TF_", "OMP_", "NCCL", "PY", "GLIBC"))
     } == {
         "COLLECTIVE_LAUNCHED": "1",
+        "COLLECTIVE_MAX_RESTARTS": "0",
+        "COLLECTIVE_MILESTONES": "/proc/1/fd/3",
+        "COLLECTIVE_PREEMPT_SIGNAL": "SIGTERM",
         "COLLECTIVE_PROGRESS": "/proc/1/fd/2",
+        "COLLECTIVE_RESTART_COUNT": "0",
         "COLLECTIVE_TERMINAL": "0",
         "CUDA_VISIBLE_DEVICES": "GPU-b",
         "RANK": "2",

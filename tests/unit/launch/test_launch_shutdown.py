@@ -17,10 +17,14 @@ from collective.launch.shutdown import ShutdownSchedule
         ([(0, SIGHUP)], [(0, SIGHUP), (5, SIGTERM), (10, SIGKILL)]),
         ([(0, SIGQUIT)], [(0, SIGQUIT), (5, SIGTERM), (10, SIGKILL)]),
         ([(0, SIGINT), (1, SIGINT)], [(0, SIGINT), (1, SIGKILL)]),
-        ([(0, SIGINT), (1, SIGTERM)], [(0, SIGINT), (1, SIGTERM), (6, SIGKILL)]),
+        ([(0, SIGINT), (1, SIGTERM)], [(0, SIGINT), (1, SIGKILL)]),
+        ([(0, SIGTERM), (4, SIGINT)], [(0, SIGTERM), (4, SIGKILL)]),
+        ([(0, SIGTERM), (4, SIGTERM)], [(0, SIGTERM), (4, SIGKILL)]),
+        # Launcher and shell were told at one moment.
+        ([(0, SIGTERM), (0, SIGTERM)], [(0, SIGTERM), (5, SIGKILL)]),
         # A later, gentler one puts off nothing.
-        ([(0, SIGTERM), (4, SIGINT)], [(0, SIGTERM), (4, SIGINT), (5, SIGKILL)]),
-        ([(0, SIGTERM), (4, SIGTERM)], [(0, SIGTERM), (4, SIGTERM), (5, SIGKILL)]),
+        ([(0, SIGTERM), (4, SIGHUP)], [(0, SIGTERM), (4, SIGHUP), (5, SIGKILL)]),
+        ([(0, SIGHUP), (4, SIGTERM)], [(0, SIGHUP), (4, SIGTERM), (9, SIGKILL)]),
     ],
 )
 def test_signals_and_their_times(requests, expected):
@@ -31,6 +35,20 @@ def test_signals_and_their_times(requests, expected):
                 schedule.request(signum, now)
         sent += [(now, signum) for signum in schedule.take_due(now)]
     assert sent == expected
+
+
+def test_ranks_that_are_told_to_stop_have_longer():
+    """Those that others have left behind have nothing to save."""
+    sent = []
+    for begin in ("request", "begin"):
+        schedule = ShutdownSchedule(grace=5, time_to_save=60)
+        getattr(schedule, begin)(SIGTERM, 0)
+        sent.append(schedule.take_due(0) and schedule.next_time())
+        assert schedule.was_requested == (begin == "request")
+    assert sent == [60, 5]
+    schedule = ShutdownSchedule(grace=5, time_to_save=60)
+    schedule.request(SIGINT, 0)
+    assert [schedule.take_due(time) for time in (0, 60, 65)] == [[SIGINT], [SIGTERM], [SIGKILL]]
 
 
 def test_without_grace_all_comes_at_once():

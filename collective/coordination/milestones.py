@@ -1,0 +1,85 @@
+"""Tells the launcher how far this rank has trained, and which checkpoint it would go on from.
+
+See `collective.launch.milestones`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections.abc import Mapping
+
+from collective.launch.milestones import VARIABLE, MilestoneBoard, Milestones
+
+_STEP = re.compile(r"-(\d+)$")
+
+
+class MilestonePoster:
+    """Posts this process's milestones, if a launcher wants to know.
+
+    Args:
+        environment: the process's, in which the launcher has put the place of its board.
+    """
+
+    def __init__(self, environment: Mapping[str, str]):
+        self._process = os.getpid()
+        self._steps = self._start = 0
+        self._board, self._rank = _board(environment, self._process)
+
+    @property
+    def is_ending(self) -> bool:
+        """Tells whether the launcher ends the job: there is nothing to be saved any more."""
+        return self._board is not None and self._board.is_ending
+
+    def trained(self) -> None:
+        """Posts that one more training run is complete."""
+        if self._board is not None:
+            self._steps += 1
+            self._board.post_steps(self._rank, self._steps)
+
+    def has_checkpoint(self, path: str) -> None:
+        """Posts the checkpoint that was saved or restored last."""
+        if self._board is None or self._process != os.getpid():
+            return
+        number = _STEP.search(path)
+        step = int(number[1]) if number else 0
+        if not self._steps:
+            self._start = step
+        self._board.post(
+            self._rank, Milestones(self._process, self._steps, self._start, path, step)
+        )
+
+
+def _board(environment: Mapping[str, str], process: int) -> tuple[MilestoneBoard | None, int]:
+    """Returns the launcher's board (None: there is none for this process) and the rank's number."""
+    place = environment.get(VARIABLE)
+    if not place:
+        return None, 0
+    try:
+        board, rank = MilestoneBoard.open(place), int(environment["LOCAL_RANK"])
+        record = board.read(rank)
+    except (OSError, ValueError, KeyError, IndexError) as error:
+        warnings.warn(
+            f"{VARIABLE}={place} is no board to post milestones on "
+            f"({type(error).__name__}: {error}): the launcher will not know this rank's steps",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None, 0
+    # A process that a rank starts inherits its environment, and its number, but is no rank.
+    if record.pid not in (0, process) and os.path.exists(f"/proc/{record.pid}"):
+        return None, 0
+    board.post(rank, Milestones(process))
+    return board, rank
+
+
+_posters: dict[int, MilestonePoster] = {}
+
+
+def poster() -> MilestonePoster:
+    """Returns the poster of this process; a fork is no rank, and posts nothing."""
+    made = _posters.get(os.getpid())
+    if made is None:
+        made = _posters[os.getpid()] = MilestonePoster({} if _posters else os.environ)
+    return made

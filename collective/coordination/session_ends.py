@@ -1,0 +1,77 @@
+"""Stands in for the ways in which a session ends inside scope() (see `collective.patches`).
+
+`original` is always TensorFlow's method itself.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from collective.coordination import coordinator
+from collective.coordination.preemption import PREEMPTION
+from collective.coordination.session_state import is_end, state_of_session
+from collective.errors import Preempted
+
+
+def close(original: Any, session: Any) -> None:
+    """Stands in for `Session.close`: tells the peers first.
+
+    A `with` statement of a monitored session or a `finally` may call it because of an error.
+    """
+    try:
+        if coordinator.started():
+            coordinator.instance().leave(session, _error_since_start(session))
+    finally:
+        try:
+            original(session)
+        finally:
+            state_of_session(session).close()
+
+
+def _error_since_start(session: Any) -> BaseException | None:
+    """Returns the error that is being handled now, unless `session` was made while it was.
+
+    A session may be made in an `except`: for a first start, where there is no checkpoint.
+    """
+    error = sys.exc_info()[1]
+    return None if id(error) == state_of_session(session).handled_error else error
+
+
+def leave(original: Any, session: Any, kind: Any, error: Any, traceback: Any) -> Any:
+    """Stands in for `Session.__exit__`: tells the peers first.
+
+    TensorFlow closes the session in another thread, which knows nothing of the error.
+    """
+    try:
+        if coordinator.started():
+            coordinator.instance().leave(session, error)
+    except BaseException as elsewhere:
+        original(session, type(elsewhere), elsewhere, elsewhere.__traceback__)
+        raise
+    return original(session, kind, error, traceback)
+
+
+def end(original: Any, session: Any, exception_type: Any = None) -> None:
+    """Stands in for `_MonitoredSession._close_internal`: waits for all ranks at the end.
+
+    Hooks that run something there do so on all ranks together. Where the ranks are preempted they
+    do the same, and the program ends.
+    """
+    plain_session = session._coordinated_creator.tf_sess
+    # In a `finally` it isn't told of the error.
+    error = exception_type or _error_since_start(plain_session)
+    if isinstance(exception_type, type) and issubclass(exception_type, Preempted):
+        error = exception_type = None
+    ends_well = plain_session is not None and (error is None or is_end(error))
+    if ends_well and coordinator.started():
+        try:
+            coordinator.instance().end(plain_session)
+        except BaseException as error:
+            original(session, type(error))
+            raise
+    if ends_well:
+        PREEMPTION.ends(state_of_session(plain_session))
+    original(session, exception_type)
+    if ends_well:
+        PREEMPTION.raise_if_decided()

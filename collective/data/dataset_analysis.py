@@ -1,0 +1,142 @@
+"""Reads off datasets how they were made: whether they are dealt, and whether alike on all ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+from tensorflow.python.framework import config
+
+from collective.ops import graph_analysis
+
+# Begins the name of the operation by which `collective.data.parquet` deals batches.
+DEALT_BY_READER = "collective/data/ShardDataset"
+# Begins the names of the operations of both, and of `collective.data.records`.
+OF_READERS = "collective/data/"
+# Begins the names of the operations by which `collective.data.resumable` does.
+RESUMABLE = "collective/data/resumable/"
+
+
+def is_dealt_by_reader(dataset: Any) -> bool:
+    """Tells whether `collective.data.parquet` has dealt the batches that a dataset is made of."""
+    if any(op.name.startswith(DEALT_BY_READER) for op in operations(dataset)):
+        return True
+    return any(hasattr(part, "collective_is_dealt") for part in _eager_parts(dataset))
+
+
+def is_of_reader(dataset: Any) -> bool:
+    """Tells whether a dataset is made of batches that the library reads or has dealt."""
+    return any(op.name.startswith(OF_READERS) for op in operations(dataset))
+
+
+def is_resumable(dataset: Any) -> bool:
+    """Tells whether a dataset is made of batches of `collective.data.resumable`."""
+    return any(op.name.startswith(RESUMABLE) for op in operations(dataset))
+
+
+def is_sharded(dataset: Any) -> bool:
+    if any(op.type == "ShardDataset" for op in operations(dataset)):
+        return True
+    return any(type(part).__name__ == "_ShardDataset" for part in _eager_parts(dataset))
+
+
+def shuffles_differently(dataset: Any) -> bool:
+    """Tells whether every rank would shuffle the dataset in an order of its own."""
+    seed_pairs = [op.inputs[2:4] for op in operations(dataset) if op.type.startswith("Shuffle")]
+    for part in _eager_parts(dataset):
+        if type(part).__name__.startswith("_Shuffle"):
+            seed_pairs.append((part._seed, part._seed2))
+    for pair in seed_pairs:
+        seeds = [tf.get_static_value(seed) for seed in pair]
+        if all(seed is not None and int(seed) == 0 for seed in seeds):
+            return True
+    return False
+
+
+def is_shuffled(dataset: Any) -> bool:
+    """Tells whether a graph's dataset has an order that follows from seeds."""
+    return any(op.type.startswith("Shuffle") for op in operations(dataset))
+
+
+@contextlib.contextmanager
+def drawn_seeds() -> Iterator[None]:
+    """Notes that the seeds of datasets made inside may be other ones in another job."""
+    _drawing.append(True)
+    try:
+        yield
+    finally:
+        _drawing.pop()
+
+
+def are_seeds_drawn() -> bool:
+    """Tells whether `drawn_seeds` says so here."""
+    return bool(_drawing)
+
+
+_drawing: list[bool] = []
+
+
+def unordered(dataset: Any) -> str | None:
+    """Returns the name of an operation that needn't keep the order, whatever its dataset's options.
+
+    None if there is none, or if TensorFlow is told to be deterministic, which overrides it. Of a
+    dataset that was made eagerly an `interleave()` isn't known: it doesn't keep what it is told.
+    """
+    if config.is_op_determinism_enabled():
+        return None
+    for op in operations(dataset):
+        attributes = op.node_def.attr
+        if "deterministic" in attributes and attributes["deterministic"].s == b"false":
+            return str(op.type)
+    for part in _eager_parts(dataset):
+        if hasattr(part, "_deterministic") and part._deterministic == "false":
+            return type(part).__name__.lstrip("_")
+    return None
+
+
+def operations(dataset: Any) -> set[tf.Operation]:
+    """Returns the operations that make `dataset`; none if it was made eagerly."""
+    if _is_eager(dataset):
+        return set()
+    return graph_analysis.walk([dataset._variant_tensor.op], control=False)
+
+
+def _eager_parts(dataset: Any) -> list[Any]:
+    """Returns the datasets that `dataset` was made from, and itself; none if it is a graph's."""
+    if not _is_eager(dataset):
+        return []
+    parts: dict[int, Any] = {}
+    waiting = [dataset]
+    while waiting:
+        part = waiting.pop()
+        if id(part) in parts:
+            continue
+        parts[id(part)] = part
+        # tf.compat.v1 wraps each dataset in another, whose inputs are those of the wrapped one.
+        waiting += [part._dataset] if isinstance(part, tf.data.Dataset) else part._inputs()
+    return list(parts.values())
+
+
+def _is_eager(dataset: Any) -> bool:
+    variant = dataset._variant_tensor
+    return not isinstance(variant, tf.Tensor) or not hasattr(variant, "op")
+
+
+def digest(dataset: Any) -> int:
+    """Returns 63 bits of what a graph's dataset is made of: operations and their constants.
+
+    File names, seeds, sizes and arrays are constants. The bodies of functions don't count.
+    """
+    parts = []
+    for op in operations(dataset):
+        value = op.node_def.attr["value"].tensor.SerializeToString() if op.type == "Const" else b""
+        parts.append(hashlib.blake2b(op.type.encode() + b" " + value, digest_size=16).digest())
+    return digest_of(b"".join(sorted(parts)) + str(dataset.element_spec).encode())
+
+
+def digest_of(content: bytes) -> int:
+    """Returns 63 bits of `content`."""
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") >> 1

@@ -1,0 +1,361 @@
+"""An attempt at a job, from start to end: an event loop over events, pipes, signals and deadlines.
+
+    running ──a rank fails──▶ settling ──the root cause is certain──▶ stopping ──"done"──▶ over
+       │                                                                  ▲                  ▲
+       ├──INT, TERM, HUP, QUIT; nobody reads the output; a stall──────────┘                  │
+       └──"done": every rank has left with 0─────────────────────────────────────────────────┘
+
+"done" is the supervisor's word that no process is left. Each state has an end that doesn't depend
+on the ranks' good will: settling takes CAUSE_DELAY seconds at most, stopping ends with KILL after
+the grace, and if even then no "done" comes, the launcher kills the supervisor and all that is left
+by itself. Behind it no thread is left, so that another attempt can be made.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import selectors
+import signal
+import threading
+import time
+
+from . import process_tree, stall_detector
+from .announcement import announcement
+from .command import is_interpreter
+from .environment import rank_environment
+from .errors import UsageError
+from .logs import open_logs
+from .milestones import LauncherMilestones
+from .outcome import CAUSE_DELAY, JobOutcome, RankExit
+from .output import Console
+from .plan import LaunchPlan
+from .preemption import departure
+from .progress_board import LauncherBoard
+from .rendezvous import Rendezvous
+from .restarts import Restart, RestartPolicy, failure_of, stopped_before_restart
+from .shutdown import ShutdownSchedule
+from .signals import SignalPipe
+from .stall_detector import StallDetector
+from .supervisor import KILL_PATIENCE, RankSpec, Supervisor, SupervisorEvent
+
+# For how many seconds a launcher that was told to stop waits for a reader of its last output.
+_LAST_OUTPUT_TIMEOUT = 2.0
+# For how many seconds after KILL it waits for the supervisor's word that nothing is left.
+_SUPERVISOR_PATIENCE = 2 * KILL_PATIENCE
+# For how many seconds it waits for threads that answer ranks which are gone.
+_THREAD_PATIENCE = 5.0
+
+
+class Attempt:
+    """Runs a planned job, once.
+
+    Attributes:
+      restart: how to go on after a failure; None if the job ends with this attempt.
+    """
+
+    def __init__(self, plan: LaunchPlan, signals: SignalPipe, policy: RestartPolicy) -> None:
+        """Starts nothing yet.
+
+        Args:
+          plan: the job's.
+          signals: the launcher's.
+          policy: decides about restarts.
+        """
+        self.restart: Restart | None = None
+        self._plan = plan
+        self._signals = signals
+        self._policy = policy
+        self._outcome = JobOutcome(plan.size)
+        self._shutdown = ShutdownSchedule(plan.grace, plan.time_to_save)
+        self._settle_until = math.inf
+        self._exit_code: int | None = None  # of an end that wasn't a rank's failure
+        self._stall_report = ""
+        self._over = False
+
+    def run(self) -> int:
+        """Runs it and returns the exit code that the launcher then has.
+
+        Raises:
+          UsageError: the logs can't be written, or there are too many ranks for this system.
+        """
+        self._start()
+        while not self._over:
+            self._wait(self._next_time())
+            self._do_what_is_due(time.monotonic())
+        code = self._finish()
+        if self.restart is not None:
+            self._close()
+        return code
+
+    def _start(self) -> None:
+        size = self._plan.size
+        logs = open_logs(self._plan)
+        # A shell that exec'ed the launcher may have had children: the launcher's now, but not of
+        # this job.
+        self._strangers = frozenset(process_tree.children_by_parent().get(os.getpid(), ()))
+        self._rendezvous = Rendezvous(size)
+        try:
+            self._board = LauncherBoard(size)
+            self._milestones = LauncherMilestones(size)
+            pipes = [(os.pipe(), os.pipe()) for _ in range(size)]
+        except OSError as error:
+            raise UsageError(
+                f"-np {size} needs four pipe ends a rank: {error.strerror}; "
+                "start fewer ranks, or allow more open files (ulimit -n)"
+            ) from None
+        specs = []
+        for rank, (stdout, stderr) in enumerate(pipes):
+            environment = rank_environment(
+                self._plan,
+                rank,
+                rendezvous_port=str(self._rendezvous.port),
+                board=self._board.path,
+                milestones=self._milestones.path,
+            )
+            specs.append(RankSpec(self._plan.command, environment, stdout[1], stderr[1]))
+        self._supervisor = Supervisor(specs, self._plan.grace, self._signals.stop_signals)
+        self._stall_detector = StallDetector(size, self._plan.stall_timeout, time.monotonic())
+        for stdout, stderr in pipes:
+            os.close(stdout[1])
+            os.close(stderr[1])
+        # Threads may start only now that the supervisor is forked.
+        self._rendezvous.serve()
+        self._console = Console(
+            self._plan,
+            [(stdout[0], stderr[0]) for stdout, stderr in pipes],
+            logs,
+            self._signals.wake,
+        )
+        words = announcement(self._plan)
+        if words:
+            self._say(words)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._signals.descriptor, selectors.EVENT_READ, self._on_wakeup)
+        self._selector.register(self._supervisor.events, selectors.EVENT_READ, self._on_events)
+
+    def _next_time(self) -> float:
+        return min(
+            self._settle_until,
+            self._shutdown.next_time(),
+            self._shutdown.deadline(_SUPERVISOR_PATIENCE),
+            self._console.next_flush(),
+            math.inf if self._ending else self._stall_detector.next_check(),
+        )
+
+    @property
+    def _ending(self) -> bool:
+        return self._shutdown.begun or self._outcome.root_cause() is not None
+
+    def _wait(self, until: float) -> None:
+        """Handles the next events, or none if none comes until then."""
+        self._console.watch(self._selector)
+        timeout = None if until == math.inf else max(0.0, until - time.monotonic())
+        for key, _ in self._selector.select(timeout):
+            key.data()
+
+    def _do_what_is_due(self, now: float) -> None:
+        self._console.flush_due(now)
+        if now >= self._stall_detector.next_check() and not self._ending:
+            self._check_for_stall(now)
+        if now >= self._settle_until:
+            self._settle_until = math.inf
+            if self._outcome.is_preempted:
+                self._shutdown.ask_to_save(signal.SIGTERM, now)
+            else:
+                self._end_ranks(now)
+        for signum in self._shutdown.take_due(now):
+            if signum == signal.SIGKILL and self._outcome.any_running:
+                self._say(f"{self._outcome.running_text()} still there: KILL")
+            # What a rank has started works for it until it has saved.
+            self._supervisor.send_signal(signum, to_groups=not self._asked_to_save(signum))
+        if now >= self._shutdown.deadline(_SUPERVISOR_PATIENCE):
+            self._end_without_supervisor("doesn't answer")
+
+    def _asked_to_save(self, signum: signal.Signals) -> bool:
+        """Tells whether a signal asks the ranks to save; then it is for them alone."""
+        asks = signum in (signal.SIGINT, signal.SIGTERM) and not self._milestones.is_ending
+        return asks and is_interpreter(self._plan.command[0])
+
+    def _end_ranks(self, now: float) -> None:
+        """Ends ranks of which some are missing, so that there is nothing to be saved."""
+        self._milestones.mark_ending()
+        self._shutdown.begin(signal.SIGTERM, now)
+
+    def _check_for_stall(self, now: float) -> None:
+        """Warns of a job that stands still, and in the end stops it."""
+        stall = self._stall_detector.check(
+            now,
+            stall_detector.read_records(self._board, self._plan.size),
+            {rank_exit.rank: rank_exit.manner() for rank_exit in self._outcome.exits},
+            self._console.congested,
+        )
+        if stall is None:
+            return
+        report = stall.report(self._plan.stall_timeout)
+        if not stall.expired:
+            self._console.say(report)
+            return
+        self._stall_report = report  # comes last, as the report on a root cause does
+        self._exit_code = stall_detector.EXIT_CODE
+        self._say(
+            f"no progress for {stall.waited:.0f} s, {stall.summary()}: "
+            f"stopping {self._outcome.running_text()}"
+        )
+        self._end_ranks(now)
+
+    # The selector's callbacks.
+
+    def _on_wakeup(self) -> None:
+        for signum in self._signals.take():
+            if signum in self._signals.stop_signals:
+                self._on_stop_signal(signum)
+            elif signum == signal.SIGCHLD:
+                process_tree.reap()  # the supervisor, or orphans after it
+        error = self._console.write_error
+        if error and not self._shutdown.begun:
+            # As a program that writes to a pipe itself: SIGPIPE ends it.
+            self._exit_code = 128 + signal.SIGPIPE
+            self._say(f"the output can't be written ({error.strerror}): the job ends")
+            self._end_ranks(time.monotonic())
+
+    def _on_stop_signal(self, signum: signal.Signals) -> None:
+        name = signum.name
+        if signum == self._plan.preempt_signal:
+            signum = signal.SIGTERM
+        if self._exit_code is None and self._outcome.root_cause() is None:
+            self._exit_code = 128 + signum
+        self._settle_until = math.inf
+        self._console.expect_interrupts()
+        now = time.monotonic()
+        if self._outcome.root_cause() is not None and not self._outcome.is_preempted:
+            self._end_ranks(now)
+        elif signum not in (signal.SIGINT, signal.SIGTERM):
+            self._milestones.mark_ending()
+        may_save = not (self._shutdown.begun or self._milestones.is_ending)
+        self._shutdown.request(signum, now)
+        time_to_save = ""
+        if may_save and self._plan.time_to_save:
+            time_to_save = (
+                f"; who trains may save, for {self._plan.time_to_save:g} s at most; a second "
+                "signal ends all at once"
+            )
+        self._say(f"{name}: stopping {self._outcome.running_text()}{time_to_save}")
+
+    def _on_events(self) -> None:
+        events = self._supervisor.read_events()
+        if events is None:
+            self._end_without_supervisor("has died")
+            return
+        for event in events:
+            if event.kind == "exited":
+                self._on_rank_exit(event)
+            elif event.kind == "undead":
+                self._say(f"process {event.pid} can't be killed")
+            elif event.kind == "broken":
+                self._say(f"the launcher's supervisor process failed: {event.text}")
+            elif event.kind == "done":
+                self._over = True
+
+    def _on_rank_exit(self, event: SupervisorEvent) -> None:
+        last_words, source = self._console.last_words(event.rank)
+        requested = self._shutdown.begun
+        self._outcome.add(
+            RankExit(event.rank, event.pid, event.code, event.time, requested, last_words, source)
+        )
+        cause = self._outcome.root_cause()
+        if cause is not None and not cause.is_victim:
+            self._console.expect_lost_peers()
+        if requested or cause is None:
+            return
+        now = time.monotonic()
+        if self._outcome.cause_is_certain() and not self._outcome.is_preempted:
+            self._settle_until = now
+        else:
+            self._settle_until = min(self._settle_until, now + CAUSE_DELAY)
+
+    def _end_without_supervisor(self, reason: str) -> None:
+        """Kills the supervisor and everything else: its orphans are the launcher's."""
+        self._over = True
+        try:
+            os.kill(self._supervisor.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        survivors = process_tree.kill_descendants(KILL_PATIENCE, self._strangers)
+        self._say(
+            f"the launcher's supervisor process {self._supervisor.pid} {reason}: the job was killed"
+        )
+        for pid in survivors:
+            self._say(f"process {pid} can't be killed")
+        if self._exit_code is None and self._outcome.root_cause() is None:
+            self._exit_code = 128 + signal.SIGKILL
+
+    def _finish(self) -> int:
+        self._console.end(self._selector)
+        interruption = self._console.interruption()
+        if interruption:
+            self._say(interruption)
+        losses = self._console.losses()
+        if losses:
+            self._say(losses)
+        if self._stall_report:
+            self._console.say(self._stall_report)
+        cause = self._outcome.root_cause()
+        code = self._exit_code
+        if code is None:
+            code = cause.shell_code if cause else 0
+            if cause and not self._outcome.left_preempted:
+                self._console.say(self._outcome.failure_report())
+        self._say_what_is_next(code)
+        stop = self._write_out()
+        if stop is not None and self.restart is not None:
+            self.restart = None
+            return stopped_before_restart(stop, self._plan)
+        return code
+
+    def _say_what_is_next(self, code: int) -> None:
+        """Says whether and from where the job goes on, unless it is done."""
+        milestones = [self._milestones.read(rank) for rank in range(self._plan.size)]
+        if self._outcome.is_preempted or self._shutdown.was_requested:
+            words = departure(milestones, self._outcome.left_preempted)
+            if words:
+                self._say(words)
+        elif code and (self._exit_code is None or self._stall_report):
+            decision = self._policy.decide(failure_of(self._outcome, milestones), self._plan)
+            self.restart = decision.restart
+            if decision.text:
+                self._console.say(decision.text)
+
+    def _close(self) -> None:
+        """Ends the threads, and closes what belongs to this attempt."""
+        self._rendezvous.stop()
+        if self._console.written:
+            self._console.close()
+        process_tree.reap()
+        self._supervisor.close()
+        self._selector.close()
+        self._board.close()
+        self._milestones.close()
+        end = time.monotonic() + _THREAD_PATIENCE
+        while threading.active_count() > 1 and time.monotonic() < end:
+            time.sleep(0.01)
+
+    def _write_out(self) -> signal.Signals | None:
+        """Waits for the readers of the output, who may take their time unless a stop is asked.
+
+        Returns:
+          The signal that asked.
+        """
+        deadline = math.inf
+        if self._exit_code is not None:
+            deadline = time.monotonic() + _LAST_OUTPUT_TIMEOUT
+        while not self._console.written and time.monotonic() < deadline:
+            timeout = None if deadline == math.inf else deadline - time.monotonic()
+            self._selector.select(timeout)
+            for signum in self._signals.take():
+                if signum in self._signals.stop_signals:
+                    return signum
+        return None
+
+    def _say(self, text: str) -> None:
+        self._console.say(f"collective.launch: {text}")

@@ -1,0 +1,184 @@
+"""Decides whether a job that has failed starts again, when, and on how many ranks.
+
+A restart goes on from the latest checkpoint, which the program itself restores. It is no use where
+the failure will repeat:
+
+    the program can't be started, or refuses its arguments      no restart
+    the same step as at the failure before, nothing saved since  no restart
+    as many restarts as --max-restarts allows                    no restart
+    fewer GPUs than --min-np                                     no restart
+    else                                                         after a pause of 1, 2, 4 … s
+
+Of an elastic job a CPU rank that died is left out, as long as --min-np allows it. The GPUs are
+counted anew, and one whose rank was the root cause twice in a row is left out.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from .milestones import Milestones
+from .outcome import JobOutcome
+from .plan import LONGEST_PAUSE, LaunchPlan
+from .preemption import newest
+
+_NOT_STARTED = (126, 127)
+_BAD_USAGE = 2
+# Errors of a program that is wrong, if they come before it has trained.
+_PROGRAM_ERRORS = ("SyntaxError", "IndentationError", "ImportError", "ModuleNotFoundError")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Describes how an attempt has failed.
+
+    Attributes:
+      rank: the root cause; None if the job stalled.
+      code: its exit code, as a shell reports it.
+      error: the class of the error that it raised, "" if it isn't known.
+      last_step: the global step that was completed last.
+      checkpoint: the path of the newest checkpoint, "" without one.
+      checkpoint_step: its global step.
+      has_trained: whether any rank has completed a step.
+    """
+
+    rank: int | None
+    code: int = 1
+    error: str = ""
+    last_step: int = 0
+    checkpoint: str = ""
+    checkpoint_step: int = 0
+    has_trained: bool = False
+
+
+@dataclass(frozen=True)
+class Restart:
+    """Says how a job goes on: after `pause` seconds, by `plan`."""
+
+    plan: LaunchPlan
+    pause: float
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Holds the restart, None for none, and the lines that say so at the end of the report."""
+
+    restart: Restart | None = None
+    text: str = ""
+
+
+def failure_of(outcome: JobOutcome, milestones: Sequence[Milestones]) -> Failure:
+    """Returns what a restart depends on.
+
+    Args:
+      outcome: how the ranks have ended.
+      milestones: of each rank.
+    """
+    cause = outcome.root_cause()
+    # The rank that failed knows best how far it was.
+    of_cause = milestones[cause.rank] if cause else Milestones()
+    best = max((each.last_step for each in milestones), default=0)
+    checkpoint = newest(milestones)
+    return Failure(
+        rank=cause.rank if cause else None,
+        code=cause.shell_code if cause else 1,
+        error=cause.error.chain[-1].partition(":")[0] if cause and cause.error else "",
+        last_step=of_cause.last_step if of_cause.pid else best,
+        checkpoint=checkpoint.checkpoint,
+        checkpoint_step=checkpoint.step,
+        has_trained=any(each.steps for each in milestones),
+    )
+
+
+class RestartPolicy:
+    """Decides after each attempt; it remembers the failure before."""
+
+    def __init__(self, visible_gpus: Callable[[], tuple[str, ...]]) -> None:
+        """Remembers nothing yet.
+
+        Args:
+          visible_gpus: returns the GPUs that the job may use now.
+        """
+        self._visible_gpus = visible_gpus
+        self._previous: Failure | None = None
+        self._suspect: str | None = None  # the GPU of the root cause before
+        self._condemned: set[str] = set()
+
+    def decide(self, failure: Failure, plan: LaunchPlan) -> Decision:
+        """Decides how a job goes on.
+
+        Args:
+          failure: how the attempt has failed.
+          plan: that of the attempt.
+        """
+        if not plan.max_restarts:
+            return Decision()
+        previous, self._previous = self._previous, failure
+        reason = _futility(failure, previous, plan)
+        devices = plan.devices
+        if not reason and plan.min_ranks:
+            devices = self._devices_left(failure, plan)
+            if len(devices) < plan.min_ranks:
+                are = "GPU is" if len(devices) == 1 else "GPUs are"
+                reason = f"{len(devices)} {are} left, and --min-np asks for {plan.min_ranks}"
+        if reason:
+            return Decision(text=f"  no restart: {reason}")
+        count = plan.restart_count + 1
+        pause = min(LONGEST_PAUSE, plan.restart_pause * 2 ** min(plan.restart_count, 30))
+        shown = plan.shown_ranks & frozenset(range(len(devices)))
+        next_plan = replace(plan, devices=devices, restart_count=count, shown_ranks=shown)
+        size = f" on {len(devices)} ranks" if len(devices) != plan.size else ""
+        text = f"  restart    {count} of {plan.max_restarts} in {pause:g} s{size}, {_from(failure)}"
+        return Decision(Restart(next_plan, pause), text)
+
+    def _devices_left(self, failure: Failure, plan: LaunchPlan) -> tuple[str | None, ...]:
+        """Returns the devices of an elastic job's next attempt."""
+        if plan.devices[0] is None:
+            left = plan.size if failure.rank is None else plan.size - 1
+            return (None,) * max(left, plan.min_ranks)
+        blamed = None if failure.rank is None else plan.devices[failure.rank]
+        if blamed is not None and blamed == self._suspect:
+            self._condemned.add(blamed)
+        self._suspect = blamed
+        gpus = [gpu for gpu in self._visible_gpus() if gpu not in self._condemned]
+        return tuple(gpus[: plan.most_ranks])
+
+
+def stopped_before_restart(signum: signal.Signals, plan: LaunchPlan) -> int:
+    """Says that a signal came instead of a restart; returns the launcher's exit code."""
+    print(
+        f"collective.launch: {signum.name} before the restart: the job ends. Resume with the same "
+        "command",
+        file=sys.stderr,
+        flush=True,
+    )
+    return 128 + (signal.SIGTERM if signum == plan.preempt_signal else signum)
+
+
+def _futility(failure: Failure, previous: Failure | None, plan: LaunchPlan) -> str:
+    """Returns why a restart would be no use; "" if it may be."""
+    if failure.code in _NOT_STARTED:
+        return "the program can't be started"
+    if not failure.has_trained and failure.code == _BAD_USAGE:
+        return f"exit code {_BAD_USAGE} before the first step is bad usage of the program"
+    if not failure.has_trained and failure.error in _PROGRAM_ERRORS:
+        return f"{failure.error} before the first step comes again"
+    if plan.restart_count >= plan.max_restarts:
+        return f"that was the last of --max-restarts {plan.max_restarts}"
+    if (
+        previous is not None
+        and failure.last_step == previous.last_step
+        and failure.checkpoint_step <= previous.checkpoint_step
+    ):
+        where = f"after step {failure.last_step}" if failure.last_step else "before the first step"
+        return f"it has failed {where} twice in a row, and has saved nothing new in between"
+    return ""
+
+
+def _from(failure: Failure) -> str:
+    if failure.checkpoint:
+        return f"from step {failure.checkpoint_step}, '{failure.checkpoint}'"
+    return "from the beginning: no checkpoint is known"
