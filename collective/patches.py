@@ -456,6 +456,8 @@ SESSIONS = (
 ONE_SHARD_SAVED = "One rank's shard would be saved as if it were the table."
 MISSING_SHARDS = "The shards of the other ranks would be missing from the checkpoint."
 NOT_RESTORED = "Tables would not be restored, nor the same checkpoint by all ranks."
+STORAGE_ENDS_TRAINING = "A disk that is full for a while would end training."
+NO_LAST_CHECKPOINT = "A job could end without the checkpoint that it was writing, or missed before."
 OTHER_LATEST = "Ranks could take different checkpoints for the latest."
 WHOLE_ROWS = "A shard would be assigned the rows of a whole table."
 PARTITIONED = "A table would be taken for a partitioned variable, and its name not be found."
@@ -465,6 +467,18 @@ CHECKPOINTS = (
     Patch(tf.train.Saver, "tf.train.Saver._build", saver.build, ONE_SHARD_SAVED),
     Patch(tf.train.Saver, "tf.train.Saver.save", saving.save, MISSING_SHARDS),
     Patch(tf.train.Saver, "tf.train.Saver.restore", restoring.restore, NOT_RESTORED),
+    Patch(
+        tf.train.CheckpointSaverHook,
+        "tf.train.CheckpointSaverHook._save",
+        saving.save_by_hook,
+        STORAGE_ENDS_TRAINING,
+    ),
+    Patch(
+        tf.train.CheckpointSaverHook,
+        "tf.train.CheckpointSaverHook.end",
+        saving.end_hook,
+        NO_LAST_CHECKPOINT,
+    ),
     Patch(
         tf.train.SessionManager,
         "tf.train.SessionManager._restore_checkpoint",

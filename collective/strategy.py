@@ -20,6 +20,7 @@ from collective.ops import carriers, collectives, graph_analysis, native_library
 from collective.options import (
     INHERIT,
     Carrier,
+    CheckpointFailure,
     DenseCompression,
     DType,
     EmbeddingOptions,
@@ -129,6 +130,9 @@ class CollectiveStrategy:
         check: bool | int = INHERIT,
         deterministic: bool = INHERIT,
         carrier: Carrier | None = INHERIT,
+        checkpoint_blocking: bool = INHERIT,
+        checkpoint_buffer: int | float = INHERIT,
+        checkpoint_on_error: CheckpointFailure = INHERIT,
     ) -> Scope:
         """Opens the data-parallel part of a program: model, optimizer and sessions.
 
@@ -222,6 +226,25 @@ class CollectiveStrategy:
                 everything; the ranks' agreement before a run always follows the variable. The
                 numbers are the same, but for the last bits of dense gradients of three ranks or
                 more, which shared memory adds in the order of the ranks.
+            checkpoint_blocking: Lets a save take its time while training waits (True, the default),
+                or write beside training (False): a save then returns once the ranks have noted
+                what belongs to it, and its files hold exactly that step. The next save, the end of
+                the session and `collective.checkpoint.wait()` wait for it, and raise its error. It
+                needs the compiled operations, tables in the host's memory, and the option to be in
+                force when the graph's first session runs; what isn't so is written before the save
+                returns.
+            checkpoint_buffer: Bounds the memory that such a save takes on a rank for rows: bytes,
+                or a share of the bytes of the rank's tables and slots. Default 0.1. Where that is
+                less than 64 MB it is 64 MB. It holds what is on its way to a file, and rows that
+                training is about to change before they were read. Training waits only where there
+                is no room for such a row. Variables that aren't tables, and the keys of dynamic
+                tables, are copied beside it.
+            checkpoint_on_error: Says what becomes of training when a save of a monitored session or
+                an Estimator fails because its storage does (full, gone, read-only, out of reach):
+                with 'continue' (default) rank 0 warns and training goes on, with 'stop' it is a
+                `collective.checkpoint.CheckpointStorageError` on all ranks. The next save tries
+                again. The last save of a session, and the script's own `Saver.save`, always raise
+                it; the session can be used afterwards.
 
         Options that tune HybridBackend or SparseOperationKit have no effect: a warning names them.
 
@@ -245,6 +268,9 @@ class CollectiveStrategy:
             check=check,
             deterministic=deterministic,
             carrier=carrier,
+            checkpoint_blocking=checkpoint_blocking,
+            checkpoint_buffer=checkpoint_buffer,
+            checkpoint_on_error=checkpoint_on_error,
         )
         # Checked here, where the script can see which call is wrong.
         ScopeOptions(**given)

@@ -10,14 +10,20 @@ it, inside scope(). Where no ranks run, this package reads the checkpoints:
 
 So do `python -m collective.checkpoint show PATH` and `python -m collective.checkpoint consolidate
 IN OUT`.
+
+Checkpoints that are written beside training (`scope(checkpoint_blocking=False)`) are waited for by
+`wait()`. `CheckpointStorageError` tells that a disk was full, say.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["read_table"]
+if TYPE_CHECKING:
+    from collective.checkpoint.storage import CheckpointStorageError
+
+__all__ = ["CheckpointStorageError", "read_table", "wait"]
 BLOCK = 1 << 16
 
 
@@ -53,3 +59,27 @@ def read_table(
     from collective.checkpoint import table_reader
 
     return table_reader.read_table(path, name, block, frequencies, last_used)
+
+
+def wait() -> None:
+    """Waits until the checkpoints that are written beside training are there.
+
+    Every rank calls it, between two runs. Without such a save (`scope(checkpoint_blocking=False)`)
+    it returns at once.
+
+    Raises:
+        CheckpointStorageError: the storage failed, on some rank; raised on all alike.
+        RuntimeError: something else failed.
+    """
+    from collective.checkpoint import background
+
+    background.wait()
+
+
+def __getattr__(name: str) -> Any:
+    # TensorFlow is loaded where it is needed.
+    if name == "CheckpointStorageError":
+        from collective.checkpoint.storage import CheckpointStorageError
+
+        return CheckpointStorageError
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

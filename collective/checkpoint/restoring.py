@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.checkpoint import compatibility, table_io, tensor_bundle
+from collective.checkpoint import background, compatibility, storage, table_io, tensor_bundle
 from collective.checkpoint.gathered import gathered_states
 from collective.checkpoint.saver import (
     check_same_path,
@@ -33,6 +33,9 @@ def restore(original: Any, saver: Any, sess: Any, save_path: Any) -> None:
 
     Gradients that were summed up over batches (scope(local_steps=…)) are forgotten.
     """
+    storage.check_scheme(tf.compat.as_text(save_path or ""))
+    if hasattr(sess, "graph"):
+        background.settle(sess)
     with STARTUP.doing(getattr(sess, "graph", None), f"restoring checkpoint '{save_path}'"):
         _restore(SCOPES.options.missing_slots == "fresh", original, saver, sess, save_path)
     accumulation.restart(sess)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.core.protobuf import tensor_bundle_pb2
 
 from collective.checkpoint.layout import LAYOUT_ENTRY, CheckpointLayout
+from collective.checkpoint.storage import failures
 from collective.ops.counting import counted
 from collective.ops.sessions import errors_without_stacks, run_unpatched
 
@@ -163,10 +164,18 @@ class BundleWriter:
 
     Args:
         stem: the bundles' prefixes are `<stem>-00000`, `<stem>-00001`, …
+        file_bytes: how much it holds before it writes a file; by default `FILE_BYTES`.
+        when_written: called behind each file.
     """
 
-    def __init__(self, stem: str):
-        self._stem = stem
+    def __init__(
+        self,
+        stem: str,
+        file_bytes: int | None = None,
+        when_written: Callable[[], None] = lambda: None,
+    ):
+        self._stem, self._when_written = stem, when_written
+        self._file_bytes = FILE_BYTES if file_bytes is None else file_bytes
         self._names: list[str] = []
         self._specs: list[str] = []
         self._arrays: list[Any] = []
@@ -193,7 +202,7 @@ class BundleWriter:
         self._add(name, "", np.asarray(array))
 
     def _add(self, name: str, spec: str, array: np.ndarray) -> None:
-        if self._bytes and self._bytes + array.nbytes > FILE_BYTES:
+        if self._bytes and self._bytes + array.nbytes > self._file_bytes:
             self._flush()
         self._names.append(name)
         self._specs.append(spec)
@@ -206,12 +215,20 @@ class BundleWriter:
         self._names, self._specs, self._arrays, self._bytes = [], [], [], 0
         _operations().save(prefix, names, specs, arrays)
         self._written.append(prefix)
+        self._when_written()
 
     def close(self) -> list[str]:
         """Writes the remaining entries, and returns the prefixes of all bundles written."""
         if self._names:
             self._flush()
         return self._written
+
+
+def write_tensors(
+    prefix: str, names: Sequence[str], specs: Sequence[str], arrays: Sequence[Any]
+) -> None:
+    """Writes a bundle as the operation `SaveV2` does, of whose inputs these are the values."""
+    _operations().save(prefix, list(names), list(specs), list(arrays))
 
 
 def merge(prefixes: Sequence[str], target: str) -> None:
@@ -377,15 +394,11 @@ class _BundleOperations:
                 self._saves[dtypes] = save, tensors
         save, tensors = self._saves[dtypes]
         feeds = {self._prefix: prefix, self._names: names, self._specs: specs}
-        try:
-            with errors_without_stacks():
-                self._run(save, {**feeds, **dict(zip(tensors, arrays))})
-        # The system says so of a file that may not grow; it is no end of data.
-        except tf.errors.OutOfRangeError as error:
-            raise OSError(f"'{prefix}' can't be written: {error.message}") from None
+        with failures(), errors_without_stacks():
+            self._run(save, {**feeds, **dict(zip(tensors, arrays))})
 
     def merge(self, prefixes: list[str], target: str) -> None:
-        with errors_without_stacks():
+        with failures(), errors_without_stacks():
             self._run(self._merge, {self._prefix: target, self._names: prefixes})
 
     def _run(self, fetches: Any, feeds: dict[Any, Any]) -> Any:

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Callable
+from typing import Any, Callable, Protocol
 
 from collective.coordination.prepared_run import PreparedRun
+
+
+class BackgroundWork(Protocol):
+    """Is work on what a session had, which goes on beside its runs (a checkpoint's files)."""
+
+    def settle(self) -> None:
+        """Waits for it with all ranks, and raises its error on all alike. Every rank calls it."""
+
+    def wait_alone(self) -> None:
+        """Waits for this rank's part of it, where the ranks can't meet any more; raises nothing."""
 
 
 @dataclasses.dataclass
@@ -24,6 +34,8 @@ class SessionState:
         eviction_graph_version: the graph's version as of `steps_of_run`.
         handled_error: the identity of the error that was being handled when the session was made.
         at_close: what is called when the session has been closed, by names.
+        background_save: what writes a checkpoint of the session beside its runs, if anything does.
+        save_failed: whether the last save of a hook failed, as training could go on without it.
     """
 
     unequal_variables: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -35,6 +47,8 @@ class SessionState:
     eviction_graph_version: int | None = None
     handled_error: int | None = None
     at_close: dict[str, Callable[[], None]] = dataclasses.field(default_factory=dict)
+    background_save: BackgroundWork | None = None
+    save_failed: bool = False
 
     def forget_steps(self) -> None:
         """Takes note that the global step may be another one now."""
