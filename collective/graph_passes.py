@@ -20,7 +20,7 @@ from collective.prefetch import enable
 from collective.replication import assignments
 from collective.scope import SCOPES
 from collective.startup import STARTUP
-from collective.tables import next_step
+from collective.tables import next_step, write_announcements
 from collective.tables.grouping import lookups_of
 from collective.tables.table import Sharded
 
@@ -85,6 +85,14 @@ def prefetch_keys(graph: tf.Graph, options: ScopeOptions) -> None:
     enable.split_if_wanted(graph, options.prefetch_keys)
 
 
+def announce_writes(graph: tf.Graph, options: ScopeOptions) -> None:
+    """Announces writes of tables and slots, where somebody follows them.
+
+    It comes last: the other passes may add operations that write.
+    """
+    write_announcements.announce(graph)
+
+
 # In the order in which they are carried out.
 PASSES: tuple[Callable[[tf.Graph, ScopeOptions], None], ...] = (
     sync_assignments,
@@ -92,6 +100,7 @@ PASSES: tuple[Callable[[tf.Graph, ScopeOptions], None], ...] = (
     group_lookups,
     connect_step,
     prefetch_keys,
+    announce_writes,
 )
 
 

@@ -70,6 +70,12 @@ class GraphState:
         tables_with_files: the tables of which rows go to files (`collective.tables.rows_in_file`).
         input_check: what the comparison of the ranks' first batches has come to
             (`collective.monitoring.input_check`).
+        announces_writes: whether writes of tables and slots are announced
+            (`collective.tables.write_announcements`).
+        announced: operations before which a write is announced, with the numbers of the inputs
+            that are the written variables.
+        unannounced: the names of variables that an operation writes which a session had seen before
+            its writes were to be announced.
     """
 
     gates: Any = None
@@ -106,6 +112,9 @@ class GraphState:
     next_step: tf.Tensor | None = None
     tables_with_files: list[Any] = dataclasses.field(default_factory=list)
     input_check: Any = None
+    announces_writes: bool = False
+    announced: set[tuple[tf.Operation, int]] = dataclasses.field(default_factory=set)
+    unannounced: set[str] = dataclasses.field(default_factory=set)
 
 
 def state_of(graph: tf.Graph) -> GraphState:

@@ -17,7 +17,7 @@ import tensorflow.compat.v1 as tf
 
 from collective.ops import graph_analysis
 from collective.ops.sessions import run_unpatched
-from collective.tables import next_step
+from collective.tables import next_step, write_announcements
 from collective.tables.dynamic_table import DynamicTable
 from collective.tables.row_columns import HostColumn, RowColumn
 from collective.tables.row_store import Store
@@ -94,7 +94,10 @@ class LastUse(Slot):
     def _begin_in_memory(self, session: Any, store: Store, step: int) -> None:
         column: Any = self.column(session)
         used: np.ndarray = column.view_of(store.count_in_memory)
-        used[used == 0] = step
+        unused = np.flatnonzero(used[:, 0] == 0)
+        if len(unused):
+            write_announcements.announce_rows(session, self, unused + 1)
+            used[unused] = step
 
 
 class DeviceLastUse(LastUse):

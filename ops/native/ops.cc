@@ -143,6 +143,21 @@ Status RowsShape(InferenceContext* c) {
   return OkStatus();
 }
 
+REGISTER_OP("CollectiveWatchShard")
+    .Input("resource: resource")
+    .Input("store: int64")
+    .Output("shard: int64")
+    .SetIsStateful()
+    .SetShapeFn(shape_inference::ScalarShape);
+
+REGISTER_OP("CollectiveAnnounceWrites")
+    .Input("resource: resource")
+    .Input("rows: T")
+    .Attr("T: {int32, int64}")
+    .Attr("all: bool = false")
+    .SetIsStateful()
+    .SetShapeFn(shape_inference::NoOutputs);
+
 REGISTER_OP("CollectiveSparseAdagrad")
     .Input("table: resource")
     .Input("accumulator: resource")

@@ -149,12 +149,41 @@ int64_t RowStore::count_in_memory() const {
   return std::min(static_cast<int64_t>(keys_.count()), values_->filled());
 }
 
+void RowStore::Watch(std::shared_ptr<WatchedShard> shard) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  watched_ = std::move(shard);
+}
+
+std::shared_ptr<WatchedShard> RowStore::Watched() {
+  if (!AnybodyListens()) return nullptr;
+  std::lock_guard<std::mutex> lock(mutex_);
+  return watched_;
+}
+
+// Announces that rows may move, before the lock is taken: who listens may block.
+void RowStore::AnnounceMoves() {
+  if (const auto watched = Watched()) watched->BeforeWrite({RowWrite::kMoves});
+}
+
+// Announces the rows behind `before`, which have keys, but no values yet. The lock is held.
+void RowStore::AnnounceNewRows(int64_t before) {
+  if (!AnybodyListens() || watched_ == nullptr) return;
+  const int64_t count = static_cast<int64_t>(keys_.count());
+  if (count == before) return;
+  std::vector<int64_t> rows(count - before);
+  for (int64_t i = 0; i < count - before; ++i) rows[i] = before + 1 + i;
+  watched_->BeforeWrite({RowWrite::kNewRows, rows.data(), count - before});
+}
+
 Status RowStore::Find(const int64_t* keys, int64_t n, bool insert, int64_t* rows) {
+  if (in_file_ != nullptr) AnnounceMoves();  // Rows come from the file.
   std::lock_guard<std::mutex> lock(mutex_);
   if (in_file_ != nullptr) TF_RETURN_IF_ERROR(TakeFromFile(keys, n));
   Status inserted;
   if (insert) {
+    const int64_t before = static_cast<int64_t>(keys_.count());
     inserted = Insert(keys, n, rows);
+    AnnounceNewRows(before);  // Also those before a key without a place.
   } else {
     keys_.Find(keys, n, rows);
   }
@@ -165,6 +194,7 @@ Status RowStore::Find(const int64_t* keys, int64_t n, bool insert, int64_t* rows
 
 Status RowStore::Admit(const int64_t* keys, const int64_t* counts, int64_t n, bool training,
                        int64_t run, int64_t step, int64_t* rows, int64_t* added) {
+  if (in_file_ != nullptr) AnnounceMoves();
   std::lock_guard<std::mutex> lock(mutex_);
   std::fill_n(added, n, 0);
   if (in_file_ != nullptr) TF_RETURN_IF_ERROR(TakeFromFile(keys, n));
@@ -240,8 +270,10 @@ Status RowStore::AdmitUnknown(const int64_t* keys, const int64_t* counts, int64_
   if (admitted.empty()) return OkStatus();
   int64_t next = static_cast<int64_t>(keys_.count()) + 1;
   std::vector<int64_t> new_rows(admitted.size());
-  TF_RETURN_IF_ERROR(
-      Insert(admitted.data(), static_cast<int64_t>(admitted.size()), new_rows.data()));
+  const Status inserted =
+      Insert(admitted.data(), static_cast<int64_t>(admitted.size()), new_rows.data());
+  AnnounceNewRows(next - 1);
+  TF_RETURN_IF_ERROR(inserted);
   for (size_t a = 0; a < admitted.size(); ++a) {
     rows[admitted_places[a]] = new_rows[a];
     if (new_rows[a] != next) continue;
@@ -267,10 +299,22 @@ void RowStore::Forget(const int64_t* keys, int64_t n) {
 }
 
 Status RowStore::Put(const int64_t* keys, int64_t n, const char* values, int64_t* rows) {
+  if (const auto watched = Watched()) {
+    if (in_file_ != nullptr) AnnounceMoves();
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (in_file_ != nullptr) TF_RETURN_IF_ERROR(TakeFromFile(keys, n));
+      keys_.Find(keys, n, rows);
+    }
+    // Those that are new have row 0 here, and are announced as new rows.
+    watched->BeforeWrite({RowWrite::kValues, rows, n});
+  }
   std::lock_guard<std::mutex> lock(mutex_);
   TF_RETURN_IF_ERROR(Named(DrawNew()));
   if (in_file_ != nullptr) TF_RETURN_IF_ERROR(TakeFromFile(keys, n));
+  const int64_t before = static_cast<int64_t>(keys_.count());
   const Status inserted = Insert(keys, n, rows);
+  AnnounceNewRows(before);
   if (!inserted.ok()) {
     (void)DrawNew();
     return Named(inserted);
@@ -286,9 +330,10 @@ Status RowStore::Put(const int64_t* keys, int64_t n, const char* values, int64_t
 
 Status RowStore::Remove(const int64_t* rows, int64_t n,
                         const std::vector<std::shared_ptr<RowColumn>>& slots, int64_t* moves) {
+  AnnounceMoves();
   std::lock_guard<std::mutex> lock(mutex_);
   TF_RETURN_IF_ERROR(Named(DrawNew()));  // A row without values could take another's place.
-  RemoveRows(rows, n, slots, moves);
+  RemoveRows(rows, n, slots, true, moves);
   return OkStatus();
 }
 

@@ -37,6 +37,7 @@
 
 #include "../keymap.h"
 #include "admission.h"
+#include "row_changes.h"
 #include "row_file.h"
 #include "row_generator.h"
 #include "tensorflow/core/framework/types.h"
@@ -192,6 +193,10 @@ class RowStore {
   // The keys in the file; null if it has none. They are read between steps.
   const RowFile* file() const;
 
+  // Announces from now on what happens to keys and rows to those who listen to a shard, that of the
+  // values; see row_changes.h.
+  void Watch(std::shared_ptr<WatchedShard> shard);
+
   // Tells whether there are more rows in memory than should be; returns how many stores have.
   bool is_overfull();
   static int64_t CountOverfull();
@@ -199,6 +204,9 @@ class RowStore {
  private:
   struct InFile;
 
+  std::shared_ptr<WatchedShard> Watched();
+  void AnnounceMoves();
+  void AnnounceNewRows(int64_t before);
   tensorflow::Status Insert(const int64_t* keys, int64_t n, int64_t* rows);
   tensorflow::Status AdmitUnknown(const int64_t* keys, const int64_t* counts, int64_t n,
                                   int64_t step, int64_t* rows, int64_t* added);
@@ -207,7 +215,7 @@ class RowStore {
   tensorflow::Status DrawNew();
   tensorflow::Status Named(const tensorflow::Status& status) const;
   void RemoveRows(const int64_t* rows, int64_t n,
-                  const std::vector<std::shared_ptr<RowColumn>>& slots, int64_t* moves);
+                  const std::vector<std::shared_ptr<RowColumn>>& slots, bool gone, int64_t* moves);
   tensorflow::Status TakeFromFile(const int64_t* keys, int64_t n);
   tensorflow::Status TakeSome(const int64_t* keys, int64_t n);
   std::vector<int64_t> LeastRecent(int64_t n) const;
@@ -227,7 +235,8 @@ class RowStore {
   int64_t run_ = -1;
   std::vector<std::pair<int64_t, int64_t>> admitted_in_run_;
   std::atomic<int64_t> refused_{0};
-  std::shared_ptr<InFile> in_file_;  // Null: all rows are in memory.
+  std::shared_ptr<WatchedShard> watched_;  // Null: nobody ever listened.
+  std::shared_ptr<InFile> in_file_;        // Null: all rows are in memory.
 };
 
 // Return the store or column with this number; null if it is gone. Who holds the pointer keeps it.

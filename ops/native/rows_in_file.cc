@@ -107,10 +107,18 @@ void RowStore::NoteUse(const int64_t* rows, int64_t n) {
 }
 
 void RowStore::RemoveRows(const int64_t* rows, int64_t n,
-                          const std::vector<std::shared_ptr<RowColumn>>& slots, int64_t* moves) {
+                          const std::vector<std::shared_ptr<RowColumn>>& slots, bool gone,
+                          int64_t* moves) {
   const int64_t before = static_cast<int64_t>(keys_.count());
+  const bool is_watched = AnybodyListens() && watched_ != nullptr;
+  if (is_watched) {
+    std::vector<int64_t> keys(n);
+    for (int64_t i = 0; i < n; ++i) keys[i] = keys_.keys()[rows[i]];
+    watched_->RowsLeave(keys.data(), rows, n, gone);
+  }
   int64_t *from = moves, *to = moves + n;
   const int64_t moved = keys_.Remove(rows, n, from, to);
+  if (is_watched) watched_->RowsMoved(from, to, moved, before - n);
   values_->CloseGaps(from, to, moved, before, before - n);
   for (const auto& slot : slots) slot->CloseGaps(from, to, moved, before, before - n);
   if (in_file_ == nullptr) return;
@@ -204,6 +212,7 @@ Status RowStore::MoveToFile(const std::vector<std::shared_ptr<RowColumn>>& slots
                             RowColumn* noted) {
   if (in_file_ == nullptr) return OkStatus();
   NoteSlots(slots);
+  AnnounceMoves();
   std::lock_guard<std::mutex> lock(mutex_);
   TF_RETURN_IF_ERROR(Named(DrawNew()));
   InFile& in_file = *in_file_;
@@ -239,7 +248,7 @@ Status RowStore::MoveToFile(const std::vector<std::shared_ptr<RowColumn>>& slots
     moved += taken;
   }
   std::vector<int64_t> moves(2 * moved);
-  RemoveRows(rows.data(), moved, slots, moves.data());
+  RemoveRows(rows.data(), moved, slots, false, moves.data());
   if (written.ok()) written = in_file.file.Compact(layout);
   return Named(written);
 }
@@ -303,19 +312,25 @@ Status RowStore::Read(const int64_t* keys, int64_t n,
 
 int64_t RowStore::RemoveInFile(const int64_t* keys, int64_t n) {
   if (in_file_ == nullptr) return 0;
+  AnnounceMoves();
   std::lock_guard<std::mutex> lock(mutex_);
   std::vector<int64_t> entries(n);
   in_file_->file.keys().Find(keys, n, entries.data());
   std::sort(entries.begin(), entries.end());
   entries.erase(std::unique(entries.begin(), entries.end()), entries.end());
   if (!entries.empty() && entries[0] == 0) entries.erase(entries.begin());
+  if (AnybodyListens() && watched_ != nullptr) watched_->RowsLeave(keys, nullptr, n, true);
   in_file_->file.Remove(entries.data(), static_cast<int64_t>(entries.size()));
   return static_cast<int64_t>(entries.size());
 }
 
 void RowStore::ClearFile() {
   if (in_file_ == nullptr) return;
+  AnnounceMoves();
   std::lock_guard<std::mutex> lock(mutex_);
+  const RowFile& file = in_file_->file;
+  if (AnybodyListens() && watched_ != nullptr)
+    watched_->RowsLeave(file.keys().keys() + 1, nullptr, file.count(), true);
   in_file_->file.Clear();
 }
 

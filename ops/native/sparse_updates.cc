@@ -13,6 +13,7 @@
 
 #include "clones.h"
 #include "parallel.h"
+#include "row_changes.h"
 #include "scans.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
@@ -78,6 +79,7 @@ class SparseUpdateOp : public OpKernel {
   using OpKernel::OpKernel;
 
   void Compute(OpKernelContext* context) override {
+    AnnounceWrites(context);
     core::RefCountPtr<Var> variables[kVariables];
     std::vector<mutex*> locks;
     for (int i = 0; i < kVariables; ++i) {
@@ -128,6 +130,15 @@ class SparseUpdateOp : public OpKernel {
 
  private:
   static constexpr int kVariables = 1 + Rule::kSlots, kGradient = kVariables + Rule::kNumbers;
+
+  // Tells who listens which rows of which variables are about to change.
+  static void AnnounceWrites(OpKernelContext* context) {
+    if (!AnybodyListens()) return;
+    const Tensor& rows = context->input(kGradient + 1);
+    RowWrite write;
+    if (!kAllRows) write = {RowWrite::kValues, rows.flat<int64_t>().data(), rows.NumElements()};
+    for (int i = 0; i < kVariables; ++i) AnnounceWrite(context, HandleFromInput(context, i), write);
+  }
 
   // Finds a variable, and makes its memory its own.
   static Status Prepare(OpKernelContext* context, int input, core::RefCountPtr<Var>* variable) {
