@@ -37,7 +37,6 @@ NOTE = "note_{}"
 # Rank 0 waits for the other ranks' notes so many seconds, or so many times what its own part took.
 MOST_SECONDS, MOST_TIMES = 600.0, 10
 LOOK = 0.02  # seconds between two looks for notes
-NICENESS = 10  # of the threads: training goes first
 
 
 class BackgroundSave:
@@ -132,9 +131,7 @@ class BackgroundSave:
 
     def _work(self) -> None:
         began = time.monotonic()
-        with contextlib.suppress(OSError):
-            # Of this thread alone, in Linux.
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        _work_when_idle()
         try:
             self._leave_note({"message": self._write()})
         except BaseException as error:
@@ -199,6 +196,12 @@ class BackgroundSave:
             with storage.failures(), tf.io.gfile.GFile(path, "r") as file:
                 notes.append(json.loads(file.read()))
         return notes
+
+
+def _work_when_idle() -> None:
+    """Lets this thread have what training leaves of the processors; in Linux this one alone."""
+    with contextlib.suppress(AttributeError, OSError):
+        os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
 
 
 def _described(error: BaseException) -> dict[str, Any]:

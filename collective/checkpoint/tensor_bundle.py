@@ -402,7 +402,9 @@ class _BundleOperations:
             self._run(self._merge, {self._prefix: target, self._names: prefixes})
 
     def _run(self, fetches: Any, feeds: dict[Any, Any]) -> Any:
-        return run_unpatched(self._session, fetches, feeds)
+        # In the thread that asks, which may be one that works when others don't.
+        options = tf.RunOptions(inter_op_thread_pool=-1)
+        return run_unpatched(self._session, fetches, feeds, options)
 
 
 _made: list[_BundleOperations] = []

@@ -4,6 +4,7 @@
 #include "snapshot.h"
 
 #include <algorithm>
+#include <climits>
 #include <cstring>
 #include <unordered_map>
 #include <utility>
@@ -18,7 +19,8 @@ namespace collective {
 namespace {
 
 constexpr int64_t kSlabBytes = 64 << 10;  // Copies take their room in slabs.
-constexpr int64_t kEntryBytes = 32;       // What finds a copy takes at most.
+constexpr int64_t kEntryBytes = 12;       // By which a copy is found, and known to be free.
+constexpr int64_t kAhead = 8;             // Rows ahead whose memory is prefetched.
 constexpr int64_t kRowsAtOnce = 1024;     // Rows that are read between two looks at the copies.
 constexpr auto kLook = std::chrono::milliseconds(5);  // Between two looks for room.
 
@@ -35,40 +37,6 @@ bool CopyRoom::Take(int64_t bytes) {
   return true;
 }
 
-void CopiesByRow::Put(int64_t row, char* copy) {
-  if (2 * (count_ + 1) > entries_.size()) {
-    std::vector<Entry> old(std::max<size_t>(64, 2 * entries_.size()));
-    old.swap(entries_);
-    count_ = 0;
-    for (const Entry& entry : old)
-      if (entry.copy != nullptr) Put(entry.row, entry.copy);
-  }
-  size_t place = Home(row);
-  while (entries_[place].copy != nullptr) place = (place + 1) & (entries_.size() - 1);
-  entries_[place].row = row;
-  entries_[place].copy = copy;
-  ++count_;
-}
-
-char* CopiesByRow::Take(int64_t row) {
-  if (count_ == 0) return nullptr;
-  const size_t mask = entries_.size() - 1;
-  size_t place = Home(row);
-  while (entries_[place].copy != nullptr && entries_[place].row != row) place = (place + 1) & mask;
-  char* const copy = entries_[place].copy;
-  if (copy == nullptr) return nullptr;
-  // What stands behind moves up, unless that is before its home.
-  for (size_t next = (place + 1) & mask; entries_[next].copy != nullptr; next = (next + 1) & mask) {
-    const size_t home = Home(entries_[next].row);
-    if (((next - home) & mask) < ((next - place) & mask)) continue;
-    entries_[place] = entries_[next];
-    place = next;
-  }
-  entries_[place] = Entry();
-  --count_;
-  return copy;
-}
-
 ColumnSnapshot::ColumnSnapshot(tensorflow::Tensor memory, int64_t rows,
                                std::shared_ptr<CopyRoom> room)
     : memory_(std::move(memory)),
@@ -76,23 +44,35 @@ ColumnSnapshot::ColumnSnapshot(tensorflow::Tensor memory, int64_t rows,
       rows_(rows),
       row_bytes_(std::max<int64_t>(1, memory_.dim_size(1) * DataTypeSize(memory_.dtype()))),
       room_(std::move(room)),
-      done_((rows + 63) / 64) {
+      neighbours_((rows + 63) / 64) {
   const int64_t most = std::max<int64_t>(1, room_->bytes() / (16 * (row_bytes_ + kEntryBytes)));
   slab_rows_ = std::min(most, std::max<int64_t>(1, kSlabBytes / (row_bytes_ + kEntryBytes)));
 }
 
 ColumnSnapshot::~ColumnSnapshot() { room_->Give(taken_); }
 
-char* ColumnSnapshot::FreeCopy() {
+int32_t ColumnSnapshot::FreeCopy() {
   if (free_.empty()) {
     const int64_t bytes = slab_rows_ * (row_bytes_ + kEntryBytes);
-    if (!room_->Take(bytes)) return nullptr;
+    const int64_t first = static_cast<int64_t>(copies_.size());
+    if (first + slab_rows_ > INT32_MAX || !room_->Take(bytes)) return -1;
     taken_ += bytes;
     slabs_.emplace_back(new char[slab_rows_ * row_bytes_]);
-    for (int64_t i = slab_rows_; i-- > 0;) free_.push_back(slabs_.back().get() + i * row_bytes_);
+    copies_.resize(first + slab_rows_);
+    for (int64_t i = slab_rows_; i-- > 0;) free_.push_back(static_cast<int32_t>(first + i));
   }
-  char* const copy = free_.back();
+  const int32_t copy = free_.back();
   free_.pop_back();
+  return copy;
+}
+
+int32_t ColumnSnapshot::TakeCopy(int64_t row) {
+  int32_t* link = &neighbours_[row >> 6].first;
+  while (*link >= 0 && copies_[*link].place != (row & 63)) link = &copies_[*link].next;
+  const int32_t copy = *link;
+  if (copy < 0) return -1;
+  *link = copies_[copy].next;
+  free_.push_back(copy);
   return copy;
 }
 
@@ -106,9 +86,12 @@ bool ColumnSnapshot::KeepRow(int64_t row, std::unique_lock<std::mutex>* lock) {
       goes_on = false;
       break;
     }
-    if (char* const copy = FreeCopy()) {
-      std::memcpy(copy, base_ + row * row_bytes_, row_bytes_);
-      copies_.Put(row, copy);
+    const int32_t copy = FreeCopy();
+    if (copy >= 0) {
+      std::memcpy(At(copy), base_ + row * row_bytes_, row_bytes_);
+      Neighbours& neighbours = neighbours_[row >> 6];
+      copies_[copy] = {neighbours.first, static_cast<int32_t>(row & 63)};
+      neighbours.first = copy;
       SetDone(row);
       break;
     }
@@ -128,13 +111,14 @@ void ColumnSnapshot::Keep(const int64_t* rows, int64_t n) {
   std::unique_lock<std::mutex> lock(mutex_);
   if (rows != nullptr) {
     for (int64_t i = 0; i < n; ++i) {
-      const int64_t row = rows[i];
+      const int64_t row = rows[i], ahead = rows[std::min(i + kAhead, n - 1)];
+      if (ahead >= 0 && ahead < rows_) __builtin_prefetch(base_ + ahead * row_bytes_);
       if (row >= 0 && row < rows_ && !IsDone(row) && !KeepRow(row, &lock)) return;
     }
     return;
   }
   for (int64_t row = 0; row < rows_;) {
-    if (done_[row >> 6] == ~uint64_t{0}) {
+    if (neighbours_[row >> 6].done == ~uint64_t{0}) {
       row = (row | 63) + 1;
       continue;
     }
@@ -158,11 +142,12 @@ bool ColumnSnapshot::Read(const int64_t* rows, int64_t n, char* out) {
       for (int64_t i = first; i < last; ++i) {
         if (!IsDone(rows[i])) {
           SetDone(rows[i]);
-        } else if (char* const copy = copies_.Take(rows[i])) {
-          std::memcpy(out + i * row_bytes_, copy, row_bytes_);
-          free_.push_back(copy);
-          has_freed = true;
+          continue;
         }
+        const int32_t copy = TakeCopy(rows[i]);
+        if (copy < 0) continue;
+        std::memcpy(out + i * row_bytes_, At(copy), row_bytes_);
+        has_freed = true;
       }
     }
     if (has_freed) freed_.notify_all();

@@ -4,12 +4,12 @@
 //     training ──► BeforeWrite ──► rows that nobody has read yet are copied (copy on write)
 //     the file's thread ──► Read ──► rows from where they are, or from their copies, each once
 //
-// Nothing is copied at the moment itself. A row is copied only if it changes before it was read, and
-// each copy's room is free again once the row was read. Copies have a bounded room, which the tables
-// of a save share; where there is none left, training waits until the thread has read on.
+// Nothing is copied at the moment itself. A row is copied only if it changes before it was read,
+// and each copy's room is free again once the row was read. Copies have a bounded room, which the
+// tables of a save share; where there is none left, training waits until the thread has read on.
 //
-// Copies are of single rows: training touches rows all over a table, so with larger pieces the first
-// step would copy nearly all of it.
+// Copies are of single rows: training touches rows all over a table, so with larger pieces the
+// first step would copy nearly all of it.
 //
 // `Read` copies rows without a lock, and then looks which of them have been copied before they
 // changed: it takes these from their copies. So whoever is about to change rows never waits for a
@@ -61,25 +61,6 @@ class CopyRoom {
   std::atomic<bool> given_up_{false};
 };
 
-// Maps rows to their copies: open addressing, with at most half of the places taken.
-class CopiesByRow {
- public:
-  void Put(int64_t row, char* copy);
-  char* Take(int64_t row);  // Null if there is none.
-
- private:
-  struct Entry {
-    int64_t row = -1;
-    char* copy = nullptr;
-  };
-  size_t Home(int64_t row) const {
-    return (static_cast<uint64_t>(row) * 0x9E3779B97F4A7C15ull >> 20) & (entries_.size() - 1);
-  }
-
-  std::vector<Entry> entries_;
-  size_t count_ = 0;
-};
-
 // Is one variable's part of a snapshot: the memory of a table's rows or of a slot's.
 class ColumnSnapshot {
  public:
@@ -90,17 +71,31 @@ class ColumnSnapshot {
   // Copies the rows that were neither read nor copied: `n` of them, or all if `rows` is null.
   void Keep(const int64_t* rows, int64_t n);
 
-  // Writes `n` rows as they were to `out`. Each row is read once. Returns false if the save was given
-  // up.
+  // Writes `n` rows as they were to `out`. Each row is read once. Returns false if the save was
+  // given up.
   bool Read(const int64_t* rows, int64_t n, char* out);
 
   int64_t row_bytes() const { return row_bytes_; }
 
  private:
+  // 64 rows that follow each other.
+  struct Neighbours {
+    uint64_t done = 0;   // A bit for each row that was read or copied.
+    int32_t first = -1;  // The first of their copies, which are a list.
+  };
+  struct Copy {
+    int32_t next;
+    int32_t place;  // Of its row among its neighbours.
+  };
+
   bool KeepRow(int64_t row, std::unique_lock<std::mutex>* lock);
-  char* FreeCopy();
-  bool IsDone(int64_t row) const { return done_[row >> 6] >> (row & 63) & 1; }
-  void SetDone(int64_t row) { done_[row >> 6] |= uint64_t{1} << (row & 63); }
+  int32_t FreeCopy();             // -1 if there is no room.
+  int32_t TakeCopy(int64_t row);  // -1 if there is none; it is free from now on.
+  char* At(int32_t copy) const {
+    return slabs_[copy / slab_rows_].get() + copy % slab_rows_ * row_bytes_;
+  }
+  bool IsDone(int64_t row) const { return neighbours_[row >> 6].done >> (row & 63) & 1; }
+  void SetDone(int64_t row) { neighbours_[row >> 6].done |= uint64_t{1} << (row & 63); }
 
   const tensorflow::Tensor memory_;
   const char* const base_;
@@ -109,10 +104,10 @@ class ColumnSnapshot {
   int64_t slab_rows_, taken_ = 0;
   std::mutex mutex_;
   std::condition_variable freed_;
-  std::vector<uint64_t> done_;  // A bit for each row that was read or copied.
-  CopiesByRow copies_;
+  std::vector<Neighbours> neighbours_;
+  std::vector<Copy> copies_;
   std::vector<std::unique_ptr<char[]>> slabs_;
-  std::vector<char*> free_;
+  std::vector<int32_t> free_;
 };
 
 // Is a snapshot of the variables whose rows move together: a dynamic table with its slots; of a

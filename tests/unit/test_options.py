@@ -28,6 +28,9 @@ GOOD: dict[str, list[Any]] = {
     "prefetch_keys": [False, True],
     "check": [False, True, 0, 50],
     "deterministic": [False, True],
+    "checkpoint_blocking": [False, True],
+    "checkpoint_buffer": [1, 1 << 30, 0.1, 1.0],
+    "checkpoint_on_error": ["continue", "stop"],
 }
 
 BAD: dict[str, list[Any]] = {
@@ -46,6 +49,9 @@ BAD: dict[str, list[Any]] = {
     "prefetch_keys": ["on", None],
     "check": [-1, 1.5, "100", None],
     "deterministic": ["yes", None],
+    "checkpoint_blocking": ["no", None],
+    "checkpoint_buffer": [0, -1, 0.0, 1.5, True, "10%", None],
+    "checkpoint_on_error": ["warn", None, True],
 }
 
 
