@@ -10,9 +10,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.client import session as session_lib
 
 
-def run_unpatched(
-    session: Any, fetches: Any, feed_dict: Any = None, options: Any = None
-) -> Any:
+def run_unpatched(session: Any, fetches: Any, feed_dict: Any = None, options: Any = None) -> Any:
     """Runs `fetches` on this rank alone: no other rank is asked, and the run counts as no step.
 
     `scope()` replaces `session.run`, and leaves TensorFlow's own as its `__wrapped__`.

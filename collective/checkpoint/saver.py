@@ -25,7 +25,7 @@ from tensorflow.python.training.saving import saveable_object_util
 from collective.checkpoint import ownership, storage
 from collective.checkpoint.shards import Shard, find_shards
 from collective.coordination import barrier
-from collective.ops import collectives
+from collective.ops import collectives, file_systems
 from collective.scope import SCOPES
 from collective.tables.table import Table, shard_of
 
@@ -256,7 +256,7 @@ def write_graph(
     if ownership.marks().others_in(logdir):
         _postponed_graphs[_normal(logdir)] = write
         return None
-    storage.check_scheme(logdir)
+    file_systems.check(logdir)
     try:
         with storage.failures():
             return write()

@@ -22,6 +22,7 @@ from collective.checkpoint import (
     storage,
     table_io,
     tensor_bundle,
+    unsharded,
 )
 from collective.checkpoint.gathered import gathered_states
 from collective.checkpoint.retention import Retention
@@ -31,14 +32,13 @@ from collective.checkpoint.saver import (
     note_last_checkpoint,
     shards_of_saver,
     unsharded_bytes,
-    unsharded_def,
     write_postponed_graph,
 )
 from collective.checkpoint.shards import Shard, dynamic_tables
+from collective.checkpoint.snapshot import REPLICATED, PartSnapshot
 from collective.coordination import barrier
 from collective.coordination.session_state import state_of_session
-from collective.ops import collectives
-from collective.ops.sessions import errors_without_stacks, run_unpatched
+from collective.ops import collectives, file_systems
 from collective.scope import SCOPES
 from collective.tables import eviction, served_table, waiting_gradients
 
@@ -84,7 +84,7 @@ def save(
         return path
     state_name = latest_filename or "checkpoint"
     base = tf.compat.as_str(save_path)
-    storage.check_scheme(base)
+    file_systems.check(base)
     background.settle(sess)
     prefix, is_blocking = _prefix(saver, sess, base, global_step, state_name), blocks()
     check_same_path(
@@ -168,8 +168,6 @@ class ShardedSave:
         Raises:
             CheckpointStorageError: the storage failed so far.
         """
-        from collective.checkpoint.snapshot import PartSnapshot
-
         parts: list[PartSnapshot] = []
 
         def take() -> None:
@@ -403,13 +401,22 @@ def _write(saver: Any, sess: Any, shards: list[Shard], staging: str) -> dict[str
     rows = table_io.write(sess, shards, writer)
     prefixes = writer.close()
     if rank == 0:
-        saver_def, path = unsharded_def(saver), os.path.join(staging, "replicated")
-        with errors_without_stacks():
-            run_unpatched(sess, saver_def.save_tensor_name, {saver_def.filename_tensor_name: path})
-        prefixes += [path] if tf.io.gfile.exists(tensor_bundle.index_path(path)) else []
+        prefixes += _write_unsharded(saver, sess, os.path.join(staging, REPLICATED))
     for prefix in prefixes:
         commit.sync_bundle(prefix)
     return {"host": host, "rows": rows, "files": [os.path.basename(prefix) for prefix in prefixes]}
+
+
+def _write_unsharded(saver: Any, sess: Any, prefix: str) -> list[str]:
+    """Writes everything but tables; returns the prefixes of the bundles."""
+    tensors = unsharded.saved_tensors(saver, sess)
+    if tensors is None:
+        unsharded.save_itself(saver, sess, prefix)
+        return [prefix]
+    writer = tensor_bundle.BundleWriter(prefix)
+    for name, spec, value in unsharded.values(sess, tensors):
+        writer.add_slice(name, spec, value)
+    return writer.close()
 
 
 def _check_staged(staging: str) -> None:

@@ -18,18 +18,19 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.checkpoint import key_counts, table_io, tensor_bundle
-from collective.checkpoint.saver import unsharded_def
+from collective.checkpoint import key_counts, table_io, tensor_bundle, unsharded
 from collective.checkpoint.shards import RowRequest, Shard, by_table
-from collective.ops import collectives, graph_analysis, graphs, native_library, placement
+from collective.ops import collectives, graphs, native_library, placement
 from collective.ops.row_snapshots import CopyRoom, HoldOperation, RowSnapshot
-from collective.ops.sessions import errors_without_stacks, run_unpatched
+from collective.ops.sessions import run_unpatched
 from collective.tables import row_store, write_announcements
 
 # So long training waits for a thread that writes nothing, before the save is given up.
 PATIENCE = 120.0
 # The least memory of a save, in slices (`tensor_bundle.SLICE_BYTES`).
 LEAST_SLICES = 4
+# The bundle of everything but tables.
+REPLICATED = "replicated"
 
 
 class PartSnapshot:
@@ -60,7 +61,8 @@ class PartSnapshot:
             tensor_bundle.FILE_BYTES, max(1, size // 2 - tensor_bundle.SLICE_BYTES)
         )
         self.room = CopyRoom(size - self._file_bytes - tensor_bundle.SLICE_BYTES, PATIENCE)
-        self._unsharded: list[_SavedTensors] = []
+        self._unsharded: list[tuple[str, str, np.ndarray]] = []
+        self._unsharded_stem = ""
         self._written: list[str] = []
         self._rows: dict[str, int] = {}
         self._source = SnapshotRows(session, followed, self.room)
@@ -87,12 +89,10 @@ class PartSnapshot:
         )
         rows = {**self._rows, **table_io.write(None, self._followed, writer, self._source)}
         prefixes = [*self._written, *writer.close()]
-        for tensors in self._unsharded:
-            tensor_bundle.write_tensors(
-                tensors.prefix, tensors.names, tensors.specs, tensors.values
-            )
-            prefixes.append(tensors.prefix)
-        return prefixes, rows
+        writer = tensor_bundle.BundleWriter(self._unsharded_stem)
+        for name, spec, value in self._unsharded:
+            writer.add_slice(name, spec, value)
+        return [*prefixes, *writer.close()], rows
 
     def end(self) -> None:
         """Gives its memory back; training needn't care for it any more."""
@@ -101,33 +101,13 @@ class PartSnapshot:
 
     def _take_unsharded(self, saver: Any, session: Any, staging: str) -> None:
         """Copies what the Saver's own operations save; has them save it if it can't be."""
-        saver_def, prefix = unsharded_def(saver), os.path.join(staging, "replicated")
-        top = session.graph.get_tensor_by_name(saver_def.save_tensor_name).op
-        walked = graph_analysis.walk([top], stop=_is_save)
-        saves = sorted(filter(_is_save, walked), key=lambda op: str(op.name))
-        inputs = [list(op.inputs[1:]) for op in saves]
-        if any(x.dtype in (tf.variant, tf.resource) for values in inputs for x in values):
-            with errors_without_stacks():
-                run_unpatched(
-                    session, saver_def.save_tensor_name, {saver_def.filename_tensor_name: prefix}
-                )
+        tensors, prefix = unsharded.saved_tensors(saver, session), os.path.join(staging, REPLICATED)
+        if tensors is None:
+            unsharded.save_itself(saver, session, prefix)
             self._written.append(prefix)
-            return
-        if not inputs:
-            return
-        with errors_without_stacks():
-            fetched = run_unpatched(session, inputs)
-        for number, (names, specs, *values) in enumerate(fetched):
-            self._unsharded.append(_SavedTensors(f"{prefix}_{number}", names, specs, values))
-
-
-class _SavedTensors:
-    """Holds tensors as an operation saves them."""
-
-    def __init__(self, prefix: str, names: Any, specs: Any, values: Sequence[Any]):
-        self.prefix = prefix
-        self.names, self.specs = list(names), list(specs)
-        self.values = [np.asarray(value) for value in values]
+        else:
+            self._unsharded = list(unsharded.values(session, tensors))
+            self._unsharded_stem = prefix
 
 
 class SnapshotRows:
@@ -222,10 +202,6 @@ def _is_followed(group: Sequence[Shard]) -> bool:
     if group[0].dynamic and (table.policy.storage is not None or not table.compiled):
         return False
     return all(write_announcements.is_announced(shard.variable) for shard in group)
-
-
-def _is_save(op: tf.Operation) -> bool:
-    return bool(op.type == "SaveV2")
 
 
 def _hold_operations(session: Any, shards: Sequence[Shard]) -> dict[str, HoldOperation]:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
-import importlib
 import os
 import shutil
 import socket
@@ -19,8 +17,6 @@ import tensorflow.compat.v1 as tf
 
 from collective.ops import collectives
 
-# The release of TensorFlow I/O that was built for the TensorFlow that this library is for.
-TENSORFLOW_IO = "tensorflow-io==0.36.0"
 # What the system may say of storage. Other errors of the system are mistakes of a program.
 _ERRNOS = frozenset(
     {
@@ -91,31 +87,3 @@ def free_bytes(folder: str) -> int | None:
 def amount(size: int | None) -> str:
     """Returns a number of bytes in words, exact as a file's size is."""
     return "an unknown number of bytes" if size is None else f"{size:,} bytes"
-
-
-def check_scheme(path: str) -> None:
-    """Checks that there is a file system for a path like `s3://…`; TensorFlow I/O brings some.
-
-    Raises:
-        ValueError: there is none. It says what to install.
-    """
-    scheme, separator, _ = path.partition("://")
-    if separator and scheme not in tf.io.gfile.get_registered_schemes():
-        reason = _import_tensorflow_io()
-        if scheme not in tf.io.gfile.get_registered_schemes():
-            raise ValueError(
-                f"'{path}': TensorFlow has no file system for {scheme}://, and {reason}. For "
-                f"s3://, hdfs:// and others: pip install {TENSORFLOW_IO}. Nothing was written."
-            )
-
-
-@functools.cache
-def _import_tensorflow_io() -> str:
-    """Imports TensorFlow I/O, which registers its file systems; returns why there are no others."""
-    try:
-        importlib.import_module("tensorflow_io")
-    except ModuleNotFoundError:
-        return "TensorFlow I/O, which adds some, is not installed"
-    except Exception as error:  # It is made for one release of TensorFlow.
-        return f"TensorFlow I/O can not be imported ({type(error).__name__}: {error})"
-    return "TensorFlow I/O does not add it either"

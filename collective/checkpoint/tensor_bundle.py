@@ -201,6 +201,10 @@ class BundleWriter:
         """Adds a whole entry; `array` may also be a string or a number."""
         self._add(name, "", np.asarray(array))
 
+    def add_slice(self, name: str, spec: str, array: np.ndarray) -> None:
+        """Adds a part of an entry, or all of it, as `SaveV2` names it in `spec`."""
+        self._add(name, spec, array)
+
     def _add(self, name: str, spec: str, array: np.ndarray) -> None:
         if self._bytes and self._bytes + array.nbytes > self._file_bytes:
             self._flush()
@@ -213,7 +217,8 @@ class BundleWriter:
         prefix = f"{self._stem}-{len(self._written):05d}"
         names, specs, arrays = self._names, self._specs, self._arrays
         self._names, self._specs, self._arrays, self._bytes = [], [], [], 0
-        _operations().save(prefix, names, specs, arrays)
+        with failures():
+            _operations().save(prefix, names, specs, arrays)
         self._written.append(prefix)
         self._when_written()
 
@@ -224,16 +229,10 @@ class BundleWriter:
         return self._written
 
 
-def write_tensors(
-    prefix: str, names: Sequence[str], specs: Sequence[str], arrays: Sequence[Any]
-) -> None:
-    """Writes a bundle as the operation `SaveV2` does, of whose inputs these are the values."""
-    _operations().save(prefix, list(names), list(specs), list(arrays))
-
-
 def merge(prefixes: Sequence[str], target: str) -> None:
     """Makes one bundle `target` of the bundles `prefixes`, by renaming their data files."""
-    _operations().merge(list(prefixes), target)
+    with failures():
+        _operations().merge(list(prefixes), target)
 
 
 def _slice_spec(shape: Sequence[int], first: int, count: int) -> str:
@@ -394,11 +393,11 @@ class _BundleOperations:
                 self._saves[dtypes] = save, tensors
         save, tensors = self._saves[dtypes]
         feeds = {self._prefix: prefix, self._names: names, self._specs: specs}
-        with failures(), errors_without_stacks():
+        with errors_without_stacks():
             self._run(save, {**feeds, **dict(zip(tensors, arrays))})
 
     def merge(self, prefixes: list[str], target: str) -> None:
-        with failures(), errors_without_stacks():
+        with errors_without_stacks():
             self._run(self._merge, {self._prefix: target, self._names: prefixes})
 
     def _run(self, fetches: Any, feeds: dict[Any, Any]) -> Any:
