@@ -35,10 +35,11 @@ Public names, in short:
     StorageOption, StorageType       where rows are: memory, files
     CacheType, CheckpointOption      their cache and restoring; no effect yet
     EmbeddingConfig                  the same in PERSIA's words
+    RunConfig                        tf.estimator's, with increments of checkpoints
     RankError, ReplicaError, TableError  a rank failed; ranks differ; a table can't do it
     collective.feature_column        columns of open-ended keys, groups of columns
     collective.data                  reads Parquet, deals items of work, converts Criteo logs
-    collective.checkpoint            reads, shows and converts checkpoints
+    collective.checkpoint            reads, shows and converts checkpoints; increments of them
     collective.train                 optimizers for recommendation models
     collective.options               the options of scope(), typed
     collective.launch                starts ranks: python -m collective.launch
@@ -93,6 +94,7 @@ if TYPE_CHECKING:
         get_embedding_variable,
     )
     from collective.errors import RankError, ReplicaError, TableError
+    from collective.estimator.run_config import RunConfig
     from collective.group_embedding import group_embedding_lookup, group_embedding_lookup_sparse
     from collective.policy import TablePolicy, every_steps
     from collective.strategy import CollectiveStrategy
@@ -113,6 +115,7 @@ __all__ = [
     "L2WeightEvict",
     "RankError",
     "ReplicaError",
+    "RunConfig",
     "StorageOption",
     "StorageType",
     "Table",
@@ -140,6 +143,7 @@ _MODULES = {
     "L2WeightEvict": "compat.deeprec_options",
     "RankError": "errors",
     "ReplicaError": "errors",
+    "RunConfig": "estimator.run_config",
     "StorageOption": "compat.deeprec_options",
     "StorageType": "compat.deeprec_options",
     "Table": "tables.table",

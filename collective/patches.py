@@ -45,7 +45,14 @@ from tensorflow.python.training import moving_averages as averages_lib
 from tensorflow_estimator.python.estimator import estimator as estimator_lib
 
 from collective import feature_column, hooks, rank0_output
-from collective.checkpoint import restoring, saver, saving, warm_start
+from collective.checkpoint import (
+    increments,
+    restoring,
+    saver,
+    saver_hook,
+    saving,
+    warm_start,
+)
 from collective.coordination import session_runs
 from collective.estimator import refusal
 from collective.gradients import clipping, reduction
@@ -414,12 +421,10 @@ SESSIONS = (
     Patch(
         monitored_session,
         "monitored_session.MonitoredTrainingSession",
-        session_runs.every_rank_for_itself,
+        increments.training_session,
         ONE_CHIEF,
     ),
-    Patch(
-        tf.train, "tf.train.MonitoredTrainingSession", session_runs.every_rank_for_itself, ONE_CHIEF
-    ),
+    Patch(tf.train, "tf.train.MonitoredTrainingSession", increments.training_session, ONE_CHIEF),
     Patch(
         tf.train.SessionManager,
         "tf.train.SessionManager.prepare_session",
@@ -470,13 +475,13 @@ CHECKPOINTS = (
     Patch(
         tf.train.CheckpointSaverHook,
         "tf.train.CheckpointSaverHook._save",
-        saving.save_by_hook,
+        saver_hook.save_by_hook,
         STORAGE_ENDS_TRAINING,
     ),
     Patch(
         tf.train.CheckpointSaverHook,
         "tf.train.CheckpointSaverHook.end",
-        saving.end_hook,
+        saver_hook.end_hook,
         NO_LAST_CHECKPOINT,
     ),
     Patch(

@@ -398,7 +398,8 @@ class CollectiveStrategy:
                 says so where another rank has another one or none. With None it is that of
                 `config`, or else a temporary one, made by rank 0.
             config: Configures the runs (`tf.estimator.RunConfig`). Every rank is its own chief: a
-                cluster in TF_CONFIG and device_filters have no effect.
+                cluster in TF_CONFIG and device_filters have no effect. `collective.RunConfig` has
+                more options: save_incremental_checkpoint_secs, save_incremental_checkpoint_steps.
             params: Is given to model_fn, as by `tf.estimator.Estimator`.
             warm_start_from: Gives first values, as for `tf.estimator.Estimator`.
             shard_input: Deals the batches to the ranks. Default True; with False every rank uses

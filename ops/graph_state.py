@@ -76,6 +76,8 @@ class GraphState:
             that are the written variables.
         unannounced: the names of variables that an operation writes which a session had seen before
             its writes were to be announced.
+        incremental_folders: folders in which increments follow the checkpoints of its sessions
+            (`collective.checkpoint.running_chain`).
     """
 
     gates: Any = None
@@ -115,6 +117,7 @@ class GraphState:
     announces_writes: bool = False
     announced: set[tuple[tf.Operation, int]] = dataclasses.field(default_factory=set)
     unannounced: set[str] = dataclasses.field(default_factory=set)
+    incremental_folders: set[str] = dataclasses.field(default_factory=set)
 
 
 def state_of(graph: tf.Graph) -> GraphState:

@@ -21,9 +21,17 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collective.checkpoint.consumers import Consumer
     from collective.checkpoint.storage import CheckpointStorageError
 
-__all__ = ["CheckpointStorageError", "read_table", "wait"]
+__all__ = [
+    "CheckpointStorageError",
+    "changes",
+    "enable_increments",
+    "read_table",
+    "save_increment",
+    "wait",
+]
 BLOCK = 1 << 16
 
 
@@ -37,7 +45,7 @@ def read_table(
     """Reads a table, or a slot of one, by ascending keys, whatever number of ranks saved it.
 
     Args:
-        path: a checkpoint's prefix, or a folder, whose latest checkpoint is read.
+        path: a checkpoint's prefix, an increment's, or a folder, whose newest state is read.
         name: the name of the table ('user'), or of the slot ('user/Adagrad').
         block: rows at a time, which bounds the memory.
         frequencies: yields how often training looked keys up, too, of a dynamic table that was
@@ -56,9 +64,91 @@ def read_table(
         ValueError: there is no checkpoint, or no such table in it, or it has no frequencies or last
             uses.
     """
-    from collective.checkpoint import table_reader
+    from collective.checkpoint import reading
 
-    return table_reader.read_table(path, name, block, frequencies, last_used)
+    return reading.read_table(path, name, block, frequencies, last_used)
+
+
+def enable_increments(folder: str) -> None:
+    """Has increments follow the checkpoints that sessions of the default graph save in a folder.
+
+    Call it while the graph is built, before a session runs it, on every rank. `save_increment` then
+    saves what has changed since the last save. (`MonitoredTrainingSession` and Estimator have
+    options for it, which call both.)
+
+        checkpoint.enable_increments('model')
+        saver = tf.train.Saver()
+        with tf.Session() as session:
+            ...
+            saver.save(session, 'model/model.ckpt', global_step=step)
+            ...
+            checkpoint.save_increment(session, 'model')
+
+    Args:
+        folder: the checkpoints'.
+
+    Raises:
+        RuntimeError: the compiled operations are missing, or it is called eagerly.
+    """
+    from collective.checkpoint import increments
+
+    increments.enable(folder)
+
+
+def save_increment(session: Any, folder: str) -> str:
+    """Saves what has changed since the last whole checkpoint, or increment, in a folder.
+
+    That are the rows of tables and slots that were written, keys that are gone, and all other
+    variables. It becomes `<checkpoint>.increment-<number>`. Every rank calls it, between the same
+    two runs.
+
+    Args:
+        session: a session, also a `MonitoredSession`.
+        folder: where it has saved a whole checkpoint, after `enable_increments(folder)`.
+
+    Returns:
+        The increment's prefix, which `Saver.restore` takes.
+
+    Raises:
+        ValueError: there is no whole checkpoint that it could follow.
+    """
+    from collective.checkpoint import increments
+    from collective.ops.sessions import raw_session
+
+    return increments.save(raw_session(session), folder)
+
+
+def changes(consumer: str, slots: bool = False) -> Consumer:
+    """Follows what changes of the tables of the default graph, for one consumer.
+
+    Consumers have a cursor each, by their names: what one has taken the others still get, and
+    increments of checkpoints take nothing from them. Call it while the graph is built, before a
+    session runs it.
+
+        serving = checkpoint.changes(consumer='serving')
+        with tf.train.MonitoredTrainingSession('model') as session:
+            ...
+            with serving.take(session) as updates:        # between two runs, on every rank
+                for name, update in updates.items():
+                    send(name, update.whole, update.removed)
+                    for keys, rows in update.blocks():
+                        send(keys, rows)
+
+    Args:
+        consumer: its name.
+        slots: gives the rows of optimizers' slots, too.
+
+    Returns:
+        The `collective.checkpoint.consumers.Consumer`.
+
+    Raises:
+        RuntimeError: the compiled operations are missing.
+    """
+    import tensorflow.compat.v1 as tf
+
+    from collective.checkpoint import consumers
+
+    return consumers.Consumer(consumer, tf.get_default_graph(), slots)
 
 
 def wait() -> None:

@@ -1,4 +1,4 @@
-"""Shows and consolidates checkpoints: `python -m collective.checkpoint`."""
+"""Shows, consolidates and verifies checkpoints: `python -m collective.checkpoint`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 def main(arguments: list[str] | None = None, prog: str = "python -m collective.checkpoint") -> int:
     parser = argparse.ArgumentParser(prog=prog, description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    path_help = "a checkpoint's prefix, or a folder: its latest checkpoint"
+    path_help = (
+        "a checkpoint's prefix, an increment's (the state up to it), or a folder: its newest state"
+    )
     show = commands.add_parser("show", help="print the tables and variables of a checkpoint")
     show.add_argument("path", help=path_help)
     consolidating = commands.add_parser(
@@ -25,6 +27,10 @@ def main(arguments: list[str] | None = None, prog: str = "python -m collective.c
     consolidating.add_argument(
         "target", metavar="OUT", help="the new checkpoint's prefix; its folder must be there"
     )
+    verifying = commands.add_parser(
+        "verify", help="read all of a checkpoint and its increments, and say whether it is whole"
+    )
+    verifying.add_argument("path", help=path_help)
     args = parser.parse_args(arguments)
 
     import tensorflow.compat.v1 as tf
@@ -34,6 +40,8 @@ def main(arguments: list[str] | None = None, prog: str = "python -m collective.c
     try:
         if args.command == "show":
             print(consolidate.description(args.path))
+        elif args.command == "verify":
+            print(consolidate.verify(args.path))
         else:
             consolidate.consolidate(args.path, args.target)
             print(consolidate.description(args.target))

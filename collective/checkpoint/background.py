@@ -54,8 +54,8 @@ class BackgroundSave:
         part: this rank's part.
         publish: makes the checkpoint of what the ranks noted (rank 0).
         undo: removes what was written (rank 0).
-        succeeded: called on every rank once all know that the checkpoint is there.
-        failed: makes the error of the words of a storage that failed, as all ranks call it.
+        over: called on every rank once all know how it went: with the error, or None.
+        storage_error: makes the error of the words of a storage that failed; all ranks call it.
     """
 
     def __init__(
@@ -66,13 +66,13 @@ class BackgroundSave:
         part: PartSnapshot,
         publish: Callable[[list[dict[str, Any]]], None],
         undo: Callable[[], None],
-        succeeded: Callable[[], None],
-        failed: Callable[[list[str]], Exception],
+        over: Callable[[Exception | None], None],
+        storage_error: Callable[[list[str]], Exception],
     ):
         self.prefix, self.room, self.seconds = prefix, part.room, 0.0
         self._session, self._staging, self._part = session, staging, part
         self._publish, self._undo = publish, undo
-        self._succeeded, self._failed = succeeded, failed
+        self._over, self._storage_error = over, storage_error
         # What went wrong here: words, and whether it was the storage.
         self._error: dict[str, Any] | None = None
         self._thread = threading.Thread(
@@ -94,16 +94,20 @@ class BackgroundSave:
         """
         doing = f"waiting for checkpoint '{self.prefix}'"
         outcomes = barrier.run_on_all_ranks(self._session, doing, self._outcome)
-        errors = [error for error in outcomes if error is not None]
+        errors = [each for each in outcomes if each is not None]
         if not errors:
-            self._succeeded()
+            self._over(None)
             return
         # Rank 0 names every rank whose part failed. Others may have failed only behind it.
-        errors = [error for error in errors if error["rank"] == 0] or errors
-        words = [error["words"] for error in errors]
-        if all(error["is_storage"] for error in errors):
-            raise self._failed(words)
-        raise RuntimeError(f"checkpoint '{self.prefix}' was not written: {'; '.join(words)}")
+        errors = [each for each in errors if each["rank"] == 0] or errors
+        words = [each["words"] for each in errors]
+        error: Exception = RuntimeError(
+            f"checkpoint '{self.prefix}' was not written: {'; '.join(words)}"
+        )
+        if all(each["is_storage"] for each in errors):
+            error = self._storage_error(words)
+        self._over(error)
+        raise error
 
     def wait_alone(self) -> None:
         """Waits for this rank's part, where the ranks can't meet any more; says what went wrong."""

@@ -15,7 +15,8 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.checkpoint import checkpoint_management
 
 from collective.checkpoint import tensor_bundle
-from collective.checkpoint.layout import FORMAT_ENTRY, LAYOUT_ENTRY, VERSION, CheckpointLayout
+from collective.checkpoint.chain_names import increments_of
+from collective.checkpoint.layout import FORMAT_ENTRY, LAYOUT_ENTRY, CheckpointLayout
 from collective.checkpoint.storage import StorageFailure
 
 # Files of a staging folder.
@@ -68,6 +69,9 @@ class Commit:
     copy instead, and a kill while one of their files is copied over an older one may damage this
     one file. One job at a time saves under a base name in a folder (`ownership`).
 
+    An increment of a checkpoint is committed like one. A checkpoint that takes the place of an
+    older one of its name, or is deleted, takes the older one's increments with it.
+
     Only rank 0 makes an object of this class.
 
     Args:
@@ -84,6 +88,7 @@ class Commit:
         make_parent(base)
         recover_all(base)
         self._old_data_files = _data_files(prefix)
+        self._existed = tf.io.gfile.exists(tensor_bundle.index_path(prefix))
         tf.io.gfile.mkdir(self.staging)
         try:
             self._write_record({"prefix": prefix})
@@ -94,7 +99,10 @@ class Commit:
     def merge(self, written: Sequence[str], layout: CheckpointLayout) -> None:
         """Makes one bundle of the bundles that the ranks wrote, and of the layout."""
         shards = sum(tensor_bundle.BundleIndex(path).shards for path in written)
-        entries = {LAYOUT_ENTRY: layout.to_json(), FORMAT_ENTRY: str(VERSION)}
+        layout = dataclasses.replace(
+            layout, id=secrets.token_hex(8), replaced=_id_of(self.prefix) if self._existed else ""
+        )
+        entries = {LAYOUT_ENTRY: layout.to_json(), FORMAT_ENTRY: str(layout.version)}
         bundles = [entries]
         if tensor_bundle.data_path(self.prefix, 0, shards + 1) in self._old_data_files:
             # The checkpoint that is there has data files of these names, and must last until the
@@ -124,7 +132,7 @@ class Commit:
                 "shards": self._shards,
                 "meta": publication.meta,
                 "state": publication.state,
-                "existed": tf.io.gfile.exists(tensor_bundle.index_path(self.prefix)),
+                "existed": self._existed,
                 "old": self._old_data_files,
                 "doomed": list(publication.superseded),
                 "meta_suffix": publication.meta_suffix,
@@ -175,7 +183,7 @@ def is_staged(staging: str) -> bool:
 def recover_all(base: str) -> None:
     """Removes what killed saves under this base name left behind."""
     parent, name = os.path.split(base)
-    staging = re.compile(re.escape(name) + r"(-\d+)?_temp_[0-9a-f]{16}/?")
+    staging = re.compile(re.escape(name) + r"(-\d+)?(\.increment-\d+)?_temp_[0-9a-f]{16}/?")
     for entry in tf.io.gfile.listdir(parent or "."):
         if staging.fullmatch(entry):
             recover(os.path.join(parent, entry.rstrip("/")))
@@ -210,15 +218,33 @@ def _finish_or_undo(staging: str, record: dict[str, Any]) -> None:
     is_latest = is_there and not state_waits
     if is_latest or is_there and record["existed"]:
         _delete(path for path in record["old"] if path not in new_data_files)
+        # They followed the checkpoint that was there.
+        _remove_increments(prefix)
     else:
         _delete([tensor_bundle.index_path(prefix)] if is_there else [])
         _delete(path for path in new_data_files if path not in record["old"])
         _delete([record["meta"]] if record["meta"] and is_there else [])
     if is_latest:
         for superseded in record["doomed"]:
+            _remove_increments(superseded)
             checkpoint_management.remove_checkpoint(
                 superseded, meta_graph_suffix=record["meta_suffix"]
             )
+
+
+def _remove_increments(prefix: str) -> None:
+    """Deletes the increments of a checkpoint, the last one first: never is one left in between."""
+    for _, increment in reversed(increments_of(prefix)):
+        _delete([tensor_bundle.index_path(increment)])
+        _delete(_data_files(increment))
+
+
+def _id_of(prefix: str) -> str:
+    """Returns the id of the checkpoint that is there; '' if it has none, or can't be read."""
+    try:
+        return tensor_bundle.Bundle(prefix).layout.id
+    except (ValueError, tf.errors.OpError):
+        return ""
 
 
 def _delete(paths: Any) -> None:

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.checkpoint import commit, table_reader
+from collective.checkpoint import commit, merged_reader, reading
+from collective.checkpoint.chain import Chain
 from collective.checkpoint.layout import (
     DYNAMIC,
     FORMAT_ENTRY,
@@ -28,7 +29,8 @@ from collective.ops.counting import counted
 
 def description(path: str) -> str:
     """Describes the tables of a checkpoint with their slots, and its other variables, as text."""
-    bundle = table_reader.open_bundle(path)
+    chain = reading.open_checkpoint(path)
+    bundle = chain.base
     layout = bundle.layout
     stored_tables = layout.tables.values()
     names = {stored.name for stored in stored_tables if stored.slot_of is None}
@@ -52,7 +54,54 @@ def description(path: str) -> str:
             f"  {name}: {tf.as_dtype(dtype).name} {list(shape)}, "
             f"{counted(bundle.stored_bytes(name), 'byte')}"
         )
+    for increment in chain.increments:
+        lines.append(_increment_text(increment))
     return "\n".join(lines)
+
+
+def _increment_text(bundle: Bundle) -> str:
+    """Describes an increment: what has changed of each table."""
+    place, lines = bundle.layout.increment, []
+    assert place is not None
+    lines.append(
+        f"  increment {place.number}, {bundle.prefix}: saved by "
+        f"{counted(bundle.layout.ranks, 'rank')}"
+    )
+    for stored in bundle.layout.tables.values():
+        if stored.slot_of is not None or stored.whole is None:
+            continue
+        gone = sum(stored.removed or ())
+        lines.append(
+            f"    table {stored.name}: {counted(stored.count, 'row')}"
+            + (f", {counted(gone, 'key')} gone" if gone else "")
+            + (", whole" if all(stored.whole) else "")
+        )
+    return "\n".join(lines)
+
+
+def verify(path: str) -> str:
+    """Reads all of a checkpoint and its increments, by which their checksums are compared.
+
+    Returns:
+        What there is, as text.
+
+    Raises:
+        ValueError: there is no checkpoint, or an increment follows another base.
+        tf.errors.DataLossError: a part is missing or damaged; it says what can be restored.
+    """
+    chain = reading.open_checkpoint(path)
+    for bundle in (chain.base, *chain.increments):
+        with chain.advising(bundle):
+            bundle.check_files()
+            for name in sorted(bundle.entries):
+                _read_through(bundle, name)
+    followed = f" and {counted(len(chain.increments), 'increment')}" if chain.increments else ""
+    return f"{chain.base.prefix}{followed}: whole"
+
+
+def _read_through(bundle: Bundle, name: str) -> None:
+    for _ in _blocks_of(bundle, name):
+        pass
 
 
 def _sizes(stored: StoredTable) -> str:
@@ -80,24 +129,25 @@ def consolidate(path: str, target: str) -> None:
     Raises:
         ValueError: there is no checkpoint `path`, or there is one `target`.
     """
-    bundle = table_reader.open_bundle(path)
+    chain = reading.open_checkpoint(path)
     if tf.io.gfile.exists(index_path(target)):
         raise ValueError(f"There is a checkpoint '{target}' already.")
-    bundle.check_files()
+    chain.base.check_files()
     started = commit.Commit(target, target)
     try:
         writer = BundleWriter(f"{started.staging}/rank_0")
-        stored_tables = list(bundle.layout.tables.values())
+        stored_tables = list(chain.base.layout.tables.values())
+        counts = _counts(chain, stored_tables)
         layout = CheckpointLayout(
-            1, {s.name: dataclasses.replace(s, parts=(s.count,)) for s in stored_tables}
+            1, {s.name: dataclasses.replace(s, parts=(counts[s.name],)) for s in stored_tables}
         )
         for stored in stored_tables:
             if stored.kind != DYNAMIC:
-                _copy_static(bundle, stored, writer)
+                _copy_static(chain, stored, writer)
         for group in _dynamic_tables(stored_tables):
-            _merge_dynamic(bundle, layout, group, writer)
-        for name in _other_entries(bundle):
-            _copy_entry(bundle, name, writer)
+            _merge_dynamic(chain, layout, group, writer)
+        for name in _other_entries(chain.last):
+            _copy_entry(chain.last, name, writer)
         prefixes = writer.close()
         for prefix in prefixes:
             commit.sync_bundle(prefix)
@@ -114,8 +164,17 @@ def _dynamic_tables(stored_tables: list[StoredTable]) -> Iterator[list[StoredTab
         yield [stored for stored in stored_tables if stored.keys == keys]
 
 
-def _copy_static(bundle: Bundle, stored: StoredTable, writer: BundleWriter) -> None:
-    for first, rows in table_reader.read_table(bundle.prefix, stored.name, stored.block):
+def _counts(chain: Chain, stored_tables: list[StoredTable]) -> dict[str, int]:
+    """Returns how many rows each stored table has."""
+    counts = {stored.name: stored.count for stored in stored_tables}
+    for group in _dynamic_tables(stored_tables):
+        count = merged_reader.count_dynamic(chain, group[0])
+        counts.update((stored.name, count) for stored in group)
+    return counts
+
+
+def _copy_static(chain: Chain, stored: StoredTable, writer: BundleWriter) -> None:
+    for first, rows in merged_reader.read_static(chain, stored, stored.block):
         writer.add(stored.name, (stored.count, stored.dim), first, rows)
     if not stored.count:
         empty = np.zeros((0, stored.dim), stored.dtype)
@@ -123,19 +182,19 @@ def _copy_static(bundle: Bundle, stored: StoredTable, writer: BundleWriter) -> N
 
 
 def _merge_dynamic(
-    bundle: Bundle, layout: CheckpointLayout, group: list[StoredTable], writer: BundleWriter
+    chain: Chain, layout: CheckpointLayout, group: list[StoredTable], writer: BundleWriter
 ) -> None:
     """Writes a dynamic table and its slots in one part.
 
     Args:
-        bundle: has the parts.
+        chain: has the parts.
         layout: the new checkpoint's.
         group: the stored tables of the same keys.
         writer: writes the new checkpoint.
     """
-    first, total = 0, group[0].count
+    first, total = 0, layout.tables[group[0].name].count
     keys_entry = layout.keys_entry(group[0], 0)
-    for keys, values in table_reader.read_dynamic_tables(bundle, group, group[0].block):
+    for keys, values in merged_reader.read_dynamic(chain, group, group[0].block):
         writer.add(keys_entry, (total,), first, keys)
         for stored, rows in zip(group, values):
             writer.add(layout.entry(stored, 0), (total, stored.dim), first, rows)
@@ -149,12 +208,22 @@ def _merge_dynamic(
 
 def _copy_entry(bundle: Bundle, name: str, writer: BundleWriter) -> None:
     """Copies an entry that belongs to no table, in blocks if it is large."""
+    _, shape = bundle.entries[name]
+    for first, rows in _blocks_of(bundle, name):
+        if first is None:
+            writer.add_whole(name, rows)
+        else:
+            writer.add(name, shape, first, rows)
+
+
+def _blocks_of(bundle: Bundle, name: str) -> Iterator[tuple[int | None, np.ndarray]]:
+    """Yields (the number of the first row, rows) of an entry; (None, all of it) of a small one."""
     dtype, shape = bundle.entries[name]
     is_small = bundle.stored_bytes(name) <= WHOLE_READ_BYTES
     if not shape or is_small or np.dtype(dtype) == object:
-        writer.add_whole(name, bundle.read_whole(name))
+        yield None, bundle.read_whole(name)
         return
     block = slice_rows(int(np.prod(shape[1:])), dtype)
     for first in range(0, shape[0], block):
         count = min(block, shape[0] - first)
-        writer.add(name, shape, first, bundle.read(name, first, count))
+        yield first, bundle.read(name, first, count)

@@ -7,7 +7,8 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.checkpoint import background, compatibility, table_io, tensor_bundle
+from collective.checkpoint import background, chain, compatibility, table_io, tensor_bundle
+from collective.checkpoint.chain_names import split
 from collective.checkpoint.gathered import gathered_states
 from collective.checkpoint.saver import (
     check_same_path,
@@ -50,6 +51,7 @@ def _restore(fresh_slots: bool, original: Any, saver: Any, sess: Any, save_path:
     if served is not None:
         return served.source(prefix, saver)
     shards, states = shards_of_saver(saver, sess.graph), gathered_states(saver)
+    base = split(prefix)[0]
     if collectives.size() == 1 and not shards and not states:
         original(saver, sess, save_path)
         note_last_checkpoint(prefix)
@@ -59,17 +61,22 @@ def _restore(fresh_slots: bool, original: Any, saver: Any, sess: Any, save_path:
     def on_all_ranks(doing: str, function: Callable[[], Any]) -> list[Any]:
         return barrier.run_on_all_ranks(sess, f"restoring checkpoint '{prefix}': {doing}", function)
 
-    if not tf.io.gfile.exists(tensor_bundle.index_path(prefix)) and not shards:
+    if not tf.io.gfile.exists(tensor_bundle.index_path(base)) and not shards:
         # There is no checkpoint, or it is of TensorFlow's first format.
         on_all_ranks("all of it", lambda: original(saver, sess, prefix))
         note_last_checkpoint(prefix)
         return None
+    links: list[chain.Chain] = []
     plans: list[compatibility.RestorePlan] = []
     table_restores: list[table_io.TableRestore] = []
     absent: list[str] = []
 
+    # Another rank may see the folder at another time.
+    number = on_all_ranks("finding its increments", lambda: _increments(prefix))[0]
+
     def compare() -> None:
-        bundle = tensor_bundle.Bundle(prefix)
+        links.append(chain.open_links(base, number))
+        bundle = links[0].base
         saved_tensors = compatibility.tensors_saved_by(sess.graph, unsharded_def(saver))
         for name, state in states.items():
             entries = [spec.name for spec in state.specs]
@@ -77,7 +84,7 @@ def _restore(fresh_slots: bool, original: Any, saver: Any, sess: Any, save_path:
                 absent.append(name)
                 saved_tensors = {n: t for n, t in saved_tensors.items() if n not in entries}
         plans.append(compatibility.plan(bundle, shards, saved_tensors, fresh_slots, saver._reshape))
-        table_restores.append(table_io.TableRestore(sess, bundle, plans[0].pairs))
+        table_restores.append(table_io.TableRestore(sess, links[0], plans[0].pairs))
 
     on_all_ranks("comparing", compare)
     plan, tables = plans[0], table_restores[0]
@@ -88,7 +95,9 @@ def _restore(fresh_slots: bool, original: Any, saver: Any, sess: Any, save_path:
         on_all_ranks("reading", tables.read)
         on_all_ranks(
             "replicated variables",
-            lambda: _restore_unsharded(original, saver, sess, prefix, [*plan.missing, *absent]),
+            lambda: _restore_unsharded(
+                original, saver, sess, links[0].last.prefix, [*plan.missing, *absent]
+            ),
         )
     except BaseException:
         tables.undo()
@@ -107,6 +116,14 @@ def _restore(fresh_slots: bool, original: Any, saver: Any, sess: Any, save_path:
     if fresh:
         sess.run([v.initializer for v in fresh])
     return None
+
+
+def _increments(prefix: str) -> int:
+    """Returns how many increments the state has that `prefix` names, as rank 0 sees it."""
+    if collectives.rank() > 0:
+        return 0
+    number = split(prefix)[1]
+    return chain.newest(prefix) if number is None else number
 
 
 def _limit(

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import os
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,12 +18,14 @@ from collective.checkpoint import (
     background,
     commit,
     ownership,
+    running_chain,
     storage,
     table_io,
     tensor_bundle,
     unsharded,
 )
 from collective.checkpoint.gathered import gathered_states
+from collective.checkpoint.layout import CheckpointLayout
 from collective.checkpoint.retention import Retention
 from collective.checkpoint.saver import (
     check_same_path,
@@ -34,10 +35,10 @@ from collective.checkpoint.saver import (
     unsharded_bytes,
     write_postponed_graph,
 )
+from collective.checkpoint.saver_hook import blocks
 from collective.checkpoint.shards import Shard, dynamic_tables
 from collective.checkpoint.snapshot import REPLICATED, PartSnapshot
 from collective.coordination import barrier
-from collective.coordination.session_state import state_of_session
 from collective.ops import collectives, file_systems
 from collective.scope import SCOPES
 from collective.tables import eviction, served_table, waiting_gradients
@@ -110,10 +111,12 @@ def save(
     sharded_save = ShardedSave(
         saver, sess, shards, base, prefix, state_name, retention, publication, options
     )
+    chain = running_chain.of_base(saver, sess, shards, base, prefix)
     if is_blocking:
-        sharded_save.run()
+        with chain:
+            sharded_save.run()
     else:
-        sharded_save.start(SCOPES.options.checkpoint_buffer)
+        sharded_save.start(SCOPES.options.checkpoint_buffer, chain)
     return prefix
 
 
@@ -153,17 +156,16 @@ class ShardedSave:
         with self._undone_if_it_fails():
             staging = self._step("preparing", self._begin)[0]
             self._gather()
-            messages = self._step(
-                "writing", lambda: _write(self.saver, self.session, self.shards, staging)
-            )
+            messages = self._step("writing", lambda: _write(self, staging))
             self._step("publishing", lambda: self._publish(messages))
         self._succeeded()
 
-    def start(self, buffer: int | float) -> None:
+    def start(self, buffer: int | float, chain: contextlib.AbstractContextManager[None]) -> None:
         """Notes what belongs to the checkpoint, and has it written beside what comes.
 
         Args:
             buffer: bounds the memory for rows (`scope(checkpoint_buffer=…)`).
+            chain: is entered now, and left when it is known how the save went.
 
         Raises:
             CheckpointStorageError: the storage failed so far.
@@ -175,15 +177,18 @@ class ShardedSave:
             self._stage_graph_and_state()
             parts.append(PartSnapshot(self.saver, self.session, self.shards, staging, buffer))
 
-        with self._undone_if_it_fails():
-            staging = self._step("preparing", self._begin)[0]
-            self._gather()
-            try:
-                self._step("taking", take)
-            except BaseException:
-                for part in parts:
-                    part.end()
-                raise
+        with contextlib.ExitStack() as following:
+            following.enter_context(chain)
+            with self._undone_if_it_fails():
+                staging = self._step("preparing", self._begin)[0]
+                self._gather()
+                try:
+                    self._step("taking", take)
+                except BaseException:
+                    for part in parts:
+                        part.end()
+                    raise
+            left_later = following.pop_all()
         background.BackgroundSave(
             self.session,
             self.prefix,
@@ -191,13 +196,30 @@ class ShardedSave:
             parts[0],
             publish=self._merge_and_publish,
             undo=self._undo,
-            succeeded=self._succeeded,
-            failed=self._storage_error,
+            over=lambda error: self._leave(left_later, error),
+            storage_error=self._storage_error,
         ).start()
+
+    def _leave(self, following: contextlib.ExitStack, error: Exception | None) -> None:
+        """Takes note of how a save beside training went, once all ranks know."""
+        if error is None:
+            following.close()
+            self._succeeded()
+            return
+        with contextlib.suppress(type(error)):
+            following.__exit__(type(error), error, None)
 
     def _succeeded(self) -> None:
         self.retention.apply(self.saver)
         note_last_checkpoint(self.prefix)
+
+    def write_tables(self, writer: tensor_bundle.BundleWriter) -> dict[str, Any]:
+        """Writes this rank's rows; returns what `layout` has to know of them."""
+        return dict(table_io.write(self.session, self.shards, writer))
+
+    def layout(self, written_by_rank: list[dict[str, Any]]) -> CheckpointLayout:
+        """Returns the layout, of what each rank has written."""
+        return table_io.layout_of(self.shards, written_by_rank)
 
     def _step(self, doing: str, step: Callable[[], Any]) -> list[Any]:
         """Carries out a step on every rank; what it returns comes in the order of the ranks.
@@ -313,7 +335,7 @@ class ShardedSave:
     def _merge_and_publish(self, messages: list[dict[str, Any]]) -> None:
         if self.started is None:
             return
-        layout = table_io.layout_of(self.shards, [message["rows"] for message in messages])
+        layout = self.layout([message["rows"] for message in messages])
         with storage.failures():
             self.started.merge(_visible(self.started.staging, messages), layout)
             self.started.publish(self.publication)
@@ -357,11 +379,6 @@ class _StorageFailed(Exception):
         self.words = words
 
 
-def blocks() -> bool:
-    """Tells whether training waits until a checkpoint is written."""
-    return _ending.is_set() or SCOPES.options.checkpoint_blocking
-
-
 def _has_saved_in(folder: str) -> bool:
     last = last_checkpoint()
     return last is not None and os.path.dirname(last) == folder
@@ -393,15 +410,15 @@ def _prefix(saver: Any, sess: Any, base: str, global_step: Any, state_name: str)
     return f"{base}-{step}"
 
 
-def _write(saver: Any, sess: Any, shards: list[Shard], staging: str) -> dict[str, Any]:
+def _write(save: ShardedSave, staging: str) -> dict[str, Any]:
     """Writes this rank's part; returns the files and their rows as a message to the others."""
     host, rank = socket.gethostname(), collectives.rank()
     _check_staged(staging)
     writer = tensor_bundle.BundleWriter(os.path.join(staging, f"rank_{rank}"))
-    rows = table_io.write(sess, shards, writer)
+    rows = save.write_tables(writer)
     prefixes = writer.close()
     if rank == 0:
-        prefixes += _write_unsharded(saver, sess, os.path.join(staging, REPLICATED))
+        prefixes += _write_unsharded(save.saver, save.session, os.path.join(staging, REPLICATED))
     for prefix in prefixes:
         commit.sync_bundle(prefix)
     return {"host": host, "rows": rows, "files": [os.path.basename(prefix) for prefix in prefixes]}
@@ -443,57 +460,3 @@ def _visible(staging: str, written: list[dict[str, Any]]) -> list[str]:
                 )
             prefixes.append(prefix)
     return prefixes
-
-
-# Set while a hook's last save is made: nothing comes beside which it could be written.
-_ending = threading.Event()
-
-
-def save_by_hook(original: Any, hook: Any, session: Any, step: Any) -> Any:
-    """Stands in for `CheckpointSaverHook._save`: training may go on without a checkpoint.
-
-    Returns:
-        Whether a listener wants training to stop.
-    """
-    state = state_of_session(session)
-    try:
-        background.settle(session)
-    except storage.CheckpointStorageError as error:
-        _go_on_without(error)
-    try:
-        stops = original(hook, session, step)
-        state.save_failed = False
-        return stops
-    except storage.CheckpointStorageError as error:
-        state.save_failed = True
-        _go_on_without(error)
-        return False
-
-
-def end_hook(original: Any, hook: Any, session: Any) -> None:
-    """Stands in for `CheckpointSaverHook.end`: waits for the last checkpoint, or tries it again."""
-    state = state_of_session(session)
-    try:
-        background.settle(session)
-    except storage.CheckpointStorageError as error:
-        state.save_failed = True
-        _go_on_without(error)
-    if state.save_failed:
-        hook._timer._last_triggered_step = None  # As if this step hadn't been saved.
-    _ending.set()
-    try:
-        original(hook, session)
-    finally:
-        _ending.clear()
-
-
-def _go_on_without(error: storage.CheckpointStorageError) -> None:
-    """Says that training goes on, where it may; else raises the error."""
-    if _ending.is_set() or SCOPES.options.checkpoint_on_error == "stop":
-        raise error
-    if collectives.rank() == 0:
-        tf.logging.warning(
-            "%s Training goes on, and the next save tries again. "
-            "(scope(checkpoint_on_error='stop') makes this an error.)",
-            error,
-        )

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from collective.checkpoint import key_counts
-from collective.checkpoint.layout import CheckpointLayout, StoredTable
+from collective.checkpoint import increment_io, key_counts
+from collective.checkpoint.chain import Chain
+from collective.checkpoint.layout import CheckpointLayout, StoredTable, parts_of_rank
 from collective.checkpoint.shards import (
     RowReads,
     RowRequest,
@@ -184,16 +185,6 @@ def rows_of_rank(stored: StoredTable, ranks: int, rank: int) -> Iterator[tuple[i
             yield part, first, step
 
 
-def parts_of_rank(saved: int, ranks: int, rank: int) -> range:
-    """Returns which of `saved` parts of a dynamic table can hold keys of `rank` of `ranks`.
-
-    A key is in part mix(key) mod `saved`, and its owner is mix(key) mod `ranks`: some number has
-    both remainders only if they are the same modulo gcd(saved, ranks).
-    """
-    step = math.gcd(saved, ranks)
-    return range(rank % step, saved, step)
-
-
 def read_static(
     bundle: Bundle, stored: StoredTable, receive: Callable[[np.ndarray, np.ndarray], None]
 ) -> None:
@@ -265,15 +256,15 @@ class TableRestore:
 
     Args:
         session: the session.
-        bundle: the checkpoint.
-        pairs: each shard and the stored table that it is restored from.
+        chain: the checkpoint, with its increments.
+        pairs: each shard and the stored table of the base that it is restored from.
 
     Attributes:
         reads_twice: new values don't wait in memory; to be set before `read`.
     """
 
-    def __init__(self, session: Any, bundle: Bundle, pairs: Sequence[tuple[Shard, StoredTable]]):
-        self._session, self._bundle = session, bundle
+    def __init__(self, session: Any, chain: Chain, pairs: Sequence[tuple[Shard, StoredTable]]):
+        self._session, self._chain = session, chain
         self._stored = {shard.name: stored for shard, stored in pairs}
         self._groups = by_table([shard for shard, _ in pairs])
         self._static = [shard for shard, _ in pairs if not shard.dynamic]
@@ -299,9 +290,12 @@ class TableRestore:
         for group in self._groups:
             stored_tables = [self._stored[shard.name] for shard in group]
             if group[0].dynamic:
-                read_dynamic(self._bundle, stored_tables, lambda *_: None)
+                read_dynamic(self._chain.base, stored_tables, lambda *_: None)
+                increment_io.read_dynamic(
+                    self._chain, stored_tables, lambda *_: None, lambda *_: None
+                )
             else:
-                read_static(self._bundle, stored_tables[0], lambda *_: None)
+                self._read_static(group[0], lambda *_: None)
 
     def read(self) -> None:
         """Reads all that can be read before every rank has read without an error."""
@@ -340,8 +334,19 @@ class TableRestore:
         return [s for s in self._static if (s.name in self._initialized) == initialized]
 
     def _read_values(self, shard: Shard) -> np.ndarray:
-        out = np.empty(shard.shape, shard.dtype)
-        return read_shard(self._bundle, self._stored[shard.name], out)
+        stored, out = self._stored[shard.name], np.empty(shard.shape, shard.dtype)
+        read_shard(self._chain.base, stored, out)
+
+        def receive(rows: np.ndarray, values: np.ndarray) -> None:
+            out[rows] = values
+
+        increment_io.read_static(self._chain, stored, receive)
+        return out
+
+    def _read_static(self, shard: Shard, receive: Callable[[np.ndarray, np.ndarray], None]) -> None:
+        stored = self._stored[shard.name]
+        read_static(self._chain.base, stored, receive)
+        increment_io.read_static(self._chain, stored, receive)
 
     def _fill(self, shards: Sequence[Shard]) -> None:
         """Reads static shards right into their variables."""
@@ -351,7 +356,7 @@ class TableRestore:
             def receive(rows: np.ndarray, values: np.ndarray, shard: Shard = shard) -> None:
                 writes.add(RowRequest(shard, 0, rows, values))
 
-            read_static(self._bundle, self._stored[shard.name], receive)
+            self._read_static(shard, receive)
         writes.flush()
 
     def _read_dynamic(self, group: Sequence[Shard]) -> None:
@@ -367,7 +372,9 @@ class TableRestore:
         def receive(keys: np.ndarray, values: list[np.ndarray]) -> None:
             loading.add(keys, values[0], dict(zip([slot.op.name for slot in slots], values[1:])))
 
-        read_dynamic(self._bundle, [self._stored[shard.name] for shard in group], receive)
+        stored_tables = [self._stored[shard.name] for shard in group]
+        read_dynamic(self._chain.base, stored_tables, receive)
+        increment_io.read_dynamic(self._chain, stored_tables, receive, loading.remove)
         saved_as = self._stored[group[0].name].name
-        key_counts.read(self._bundle, group[0], saved_as, loading.store)
+        key_counts.read(self._chain.last, group[0], saved_as, loading.store)
         self._waiting_loads.append(loading)

@@ -3,66 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.checkpoint.compatibility import find_stored_table
-from collective.checkpoint.layout import DYNAMIC, StoredTable
+from collective.checkpoint.layout import StoredTable
 from collective.checkpoint.tensor_bundle import Bundle
 
 BUFFER_BYTES = 128 << 20  # all parts of a table have so much in memory together
-
-
-def open_bundle(path: str) -> Bundle:
-    """Opens the checkpoint `path`, or the latest one in the folder `path`."""
-    if tf.io.gfile.isdir(path):
-        latest = tf.train.latest_checkpoint(path)
-        if latest is None:
-            raise ValueError(f"There is no checkpoint in '{path}'.")
-        path = latest
-    return Bundle(path)
-
-
-def read_table(
-    path: str, name: str, block: int, frequencies: bool = False, last_used: bool = False
-) -> Iterator[tuple[Any, ...]]:
-    """Reads a table (see `collective.checkpoint.read_table`)."""
-    if block < 1:
-        raise ValueError(f"block must be at least 1, not {block}.")
-    bundle = open_bundle(path)
-    stored = find_stored_table(bundle, name)
-    if stored is None:
-        matrices = (n for n, (_, shape) in bundle.entries.items() if len(shape) == 2)
-        tables = sorted(bundle.layout.tables) or sorted(matrices)
-        raise ValueError(
-            f"checkpoint '{bundle.prefix}' has no table '{name}' (it has: "
-            f"{', '.join(tables) or 'none'})."
-        )
-    beside: list[StoredTable] = []
-    if frequencies:
-        counts = find_stored_table(bundle, f"{stored.name}/frequency")
-        if stored.kind != DYNAMIC or counts is None:
-            raise ValueError(
-                f"checkpoint '{bundle.prefix}' has no frequencies of '{name}': they are those of "
-                "dynamic tables that were saved with TablePolicy(filter_freq=…)."
-            )
-        beside.append(counts)
-    if last_used:
-        steps = find_stored_table(bundle, f"{stored.name}/last_used")
-        if stored.kind != DYNAMIC or steps is None:
-            raise ValueError(
-                f"checkpoint '{bundle.prefix}' doesn't tell when rows of table '{name}' were used "
-                "last: no option of its policy needed it."
-            )
-        beside.append(steps)
-    if beside:
-        blocks = read_dynamic_tables(bundle, [stored, *beside], block)
-        return ((keys, rows, *(x[:, 0] for x in others)) for keys, (rows, *others) in blocks)
-    if stored.kind == DYNAMIC:
-        return ((keys, values[0]) for keys, values in read_dynamic_tables(bundle, [stored], block))
-    return _read_static(bundle, stored, block)
 
 
 class RowCursor:
@@ -103,7 +51,7 @@ class RowCursor:
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
-def _read_static(
+def read_static(
     bundle: Bundle, stored: StoredTable, block: int
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Interleaves the parts of a static table: row i is row i div N of part i mod N.
@@ -128,22 +76,30 @@ def _read_static(
 
 
 def read_dynamic_tables(
-    bundle: Bundle, stored_tables: list[StoredTable], block: int
+    bundle: Bundle,
+    stored_tables: list[StoredTable],
+    block: int,
+    table: StoredTable | None = None,
 ) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
     """Merges the parts of one dynamic table and its slots, each of which has ascending keys.
+
+    Args:
+        bundle: a checkpoint.
+        stored_tables: those of which rows are read.
+        block: rows at a time.
+        table: has the keys; by default the first of `stored_tables`.
 
     Yields:
         (keys [b], [rows [b, D] of each stored table]).
     """
-    layout, parts = bundle.layout, stored_tables[0].parts
+    table = stored_tables[0] if table is None else table
+    layout, parts = bundle.layout, table.parts
     budget = BUFFER_BYTES // (len(parts) * (len(stored_tables) + 1))
     cursors_by_part = []
     for part, total in enumerate(parts):
-        entries = [layout.keys_entry(stored_tables[0], part)]
+        entries = [layout.keys_entry(table, part)]
         entries += [layout.entry(stored, part) for stored in stored_tables]
-        cursors_by_part.append(
-            [RowCursor(bundle, e, total, stored_tables[0].block, budget) for e in entries]
-        )
+        cursors_by_part.append([RowCursor(bundle, e, total, table.block, budget) for e in entries])
     pending: list[np.ndarray] = []
     for merged in _merge_parts(cursors_by_part):
         pending = merged if not pending else [np.concatenate(x) for x in zip(pending, merged)]

@@ -17,8 +17,8 @@ _STAGE = (
 )
 _OPS = "tensorflow.python.data.experimental.ops"
 _STREAMS = "TensorFlow chooses the streams of a GPU."
-_INCREMENTAL = "every checkpoint is a whole one; leave it out, or save less often."
-_WHOLE = "a checkpoint is whole anyway."
+_BY_SESSION = "`MonitoredTrainingSession(save_incremental_checkpoint_secs=)` saves increments."
+_RESTORED = "every Saver restores a checkpoint with its increments."
 READS = "reads as `collective.data.parquet` does, what each rank names; lists are ragged tensors"
 
 DEEPREC = Framework(
@@ -233,19 +233,25 @@ DEEPREC = Framework(
         # Checkpoints.
         refused(
             "tensorflow.python.training.incremental_saver._get_incremental_saver",
-            "every checkpoint is a whole one.",
+            "`collective.checkpoint.save_increment` saves one.",
         ),
-        no_effect("tf.train.Saver(incremental_save_restore=)", _WHOLE),
-        no_effect("tf.train.Scaffold(incremental_save_restore=)", _WHOLE),
-        no_effect("tf.train.CheckpointSaverHook(incremental_save_secs=)", _INCREMENTAL),
-        no_effect(
-            "tf.train.MonitoredTrainingSession(save_incremental_checkpoint_secs=)", _INCREMENTAL
-        ),
-        no_effect(
-            "tf.train.MonitoredTrainingSession(save_incremental_checkpoint_steps=)", _INCREMENTAL
+        no_effect("tf.train.Saver(incremental_save_restore=)", _RESTORED),
+        no_effect("tf.train.Scaffold(incremental_save_restore=)", _RESTORED),
+        no_effect("tf.train.CheckpointSaverHook(incremental_save_secs=)", _BY_SESSION),
+        *(
+            works(
+                f"tf.train.MonitoredTrainingSession(save_incremental_checkpoint_{unit}=)",
+                "",
+                "in scope()",
+            )
+            for unit in ("secs", "steps")
         ),
         INCREMENTS,
-        no_effect("tf.estimator.RunConfig(save_incremental_checkpoint_secs=)", _INCREMENTAL),
+        works(
+            "tf.estimator.RunConfig",
+            "collective.RunConfig",
+            "takes save_incremental_checkpoint_secs",
+        ),
         works(
             "pkg_resources.get_distribution",
             f"{_HERE}.get_distribution",

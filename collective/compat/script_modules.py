@@ -22,6 +22,7 @@ from typing import Any
 
 from collective.compat import session_config
 from collective.compat.framework import Framework, Name, find, in_full
+from collective.scope import SCOPES
 
 _INSTALLED = tuple(
     f"{path}/"
@@ -94,13 +95,20 @@ class ScriptModule(types.ModuleType):
         return sorted(names.union(*(dir(module) for module in self._behind)))
 
 
+def _works_here(argument: Name) -> bool:
+    """Tells whether TensorFlow's function takes an argument as it is: it does in scope()."""
+    return argument.kind == "works" and SCOPES.is_open
+
+
 def _taking(arguments: Iterable[Name], get: Any) -> Any:
     """Returns a function or class of TensorFlow that takes a framework's own arguments, too."""
     by_keyword = {name.keyword: name for name in arguments}
 
     def without(kwargs: dict[str, Any]) -> dict[str, Any]:
         for keyword in [*kwargs]:
-            if keyword in by_keyword and kwargs.pop(keyword) not in (None, False):
+            if keyword not in by_keyword or _works_here(by_keyword[keyword]):
+                continue
+            if kwargs.pop(keyword) not in (None, False):
                 by_keyword[keyword].use()
         return kwargs
 

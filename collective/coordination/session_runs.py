@@ -308,7 +308,7 @@ def with_own_gpu(
 
 
 def every_rank_for_itself(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Stands in for `MonitoredTrainingSession`: each of several ranks is its own process's chief.
+    """Makes a `MonitoredTrainingSession`: each of several ranks is its own process's chief.
 
     That holds whatever the script says of rank 0. (A worker would wait for a chief to initialize
     variables that it doesn't share with it.) A checkpoint_dir of rank 0 is everyone's.
@@ -328,7 +328,7 @@ def every_rank_for_itself(original: Any, *args: Any, **kwargs: Any) -> Any:
             "making a MonitoredTrainingSession",
             "checkpoint_dir",
             arguments.get("checkpoint_dir"),
-            stacklevel=3,
+            stacklevel=4,
         )
     positional = [arguments.pop(name) for name in names[: len(args)]]
     return original(*positional, *args[3:], **arguments)

@@ -36,6 +36,10 @@ class SessionState:
         at_close: what is called when the session has been closed, by names.
         background_save: what writes a checkpoint of the session beside its runs, if anything does.
         save_failed: whether the last save of a hook failed, as training could go on without it.
+        chains: the checkpoints that increments follow, by their folders
+            (`collective.checkpoint.running_chain`).
+        followers: what follows the changes of tables, by the consumers' names
+            (`collective.checkpoint.consumers`).
     """
 
     unequal_variables: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -49,6 +53,8 @@ class SessionState:
     at_close: dict[str, Callable[[], None]] = dataclasses.field(default_factory=dict)
     background_save: BackgroundWork | None = None
     save_failed: bool = False
+    chains: dict[str, Any] = dataclasses.field(default_factory=dict)
+    followers: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def forget_steps(self) -> None:
         """Takes note that the global step may be another one now."""

@@ -19,7 +19,7 @@ from collective.checkpoint.tensor_bundle import Bundle
 from collective.coordination import barrier, coordinator
 from collective.errors import RankError
 from collective.estimator import evaluation, input_sharding, prediction
-from collective.estimator.run_config import local_config
+from collective.estimator.run_config import increment_hooks, local_config
 from collective.ops import collectives
 from collective.ops.graph_state import state_of
 from collective.prefetch import enable as prefetch
@@ -93,6 +93,7 @@ class Estimator(estimator_lib.EstimatorV2):
             listeners = [
                 evaluation.evaluated_in_step(self, listener) for listener in saving_listeners or []
             ]
+            hooks = [*(hooks or []), *increment_hooks(self.config)]
             super().train(input_fn, hooks, steps, max_steps, listeners)
         return self
 

@@ -10,8 +10,57 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 from tensorflow_estimator.python.estimator import run_config
 
+from collective.checkpoint import increments
 from collective.coordination import barrier, common_folder
 from collective.ops import collectives
+
+
+class RunConfig(run_config.RunConfig):
+    """Configures an Estimator's runs as `tf.estimator.RunConfig` does, and says when to save more.
+
+        config = collective.RunConfig(save_checkpoints_secs=3600,
+                                      save_incremental_checkpoint_secs=60)
+        estimator = strategy.estimator(model_fn, 'model', config)
+
+    Args:
+        args, kwargs: those of `tf.estimator.RunConfig`.
+        save_incremental_checkpoint_secs, save_incremental_checkpoint_steps: seconds, or global
+            steps, between increments of checkpoints, which have the rows of tables that changed
+            since the last save. One of them, or none, which is the default.
+
+    Raises:
+        ValueError: both are given, or no checkpoints that increments could follow.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        save_incremental_checkpoint_secs: float | None = None,
+        save_incremental_checkpoint_steps: int | None = None,
+        **kwargs: Any,
+    ):
+        super().__init__(*args, **kwargs)
+        secs, steps = save_incremental_checkpoint_secs, save_incremental_checkpoint_steps
+        increments.check_interval("RunConfig", secs, steps)
+        self.save_incremental_checkpoint_secs, self.save_incremental_checkpoint_steps = secs, steps
+
+
+def increment_hooks(config: Any) -> list[tf.train.SessionRunHook]:
+    """Returns the hook that saves increments in a run's model_dir, if `config` says when.
+
+    Raises:
+        ValueError: there are no checkpoints that they could follow.
+    """
+    secs = getattr(config, "save_incremental_checkpoint_secs", None)
+    steps = getattr(config, "save_incremental_checkpoint_steps", None)
+    if secs is None and steps is None:
+        return []
+    if not config.save_checkpoints_secs and not config.save_checkpoints_steps:
+        raise ValueError(
+            "RunConfig(save_incremental_checkpoint_…) saves what has changed since the last "
+            "checkpoint: give save_checkpoints_secs or save_checkpoints_steps, too."
+        )
+    return [increments.IncrementHook(config.model_dir, secs, steps)]
 
 
 def local_config(config: Any, model_dir: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import shutil
 import sys
 import tempfile
@@ -15,7 +16,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.core.protobuf import meta_graph_pb2
 from tensorflow.python.saved_model.model_utils import export_utils
 
-from collective.checkpoint import saver
+from collective.checkpoint import chain, chain_names, consolidate, saver
 from collective.coordination.barrier import Steps
 from collective.errors import RankError
 from collective.ops import collectives
@@ -72,6 +73,9 @@ def export(
                     "same on every rank."
                 )
         prefix = str(messages[0]["checkpoint"])
+        if rank == 0:
+            prefix = _without_increments(prefix, paths[0], cleaning)
+        prefix = str(steps.meet({"checkpoint": prefix})[0]["checkpoint"])
         # The folders are removed only after the ranks have met once more: nobody writes there then.
         final = temporary = ""
         if rank == 0:
@@ -91,6 +95,27 @@ def export(
         if rank == 0:
             _tell(path)
         return path
+
+
+def _without_increments(prefix: str, base: str, cleaning: contextlib.ExitStack) -> str:
+    """Returns the prefix of a checkpoint that has what `prefix` names, also with increments.
+
+    Args:
+        prefix: as `Saver.restore` takes it.
+        base: the folder in which one is made if it needs to be, for as long as the export takes.
+        cleaning: removes it.
+    """
+    whole, number = chain_names.split(prefix)
+    if number is None:
+        number = chain.newest(whole)
+    if not number:
+        return whole
+    folder = os.path.join(base, f"temp-consolidated-{secrets.token_hex(8)}")
+    tf.io.gfile.makedirs(folder)
+    cleaning.callback(tf.io.gfile.rmtree, folder)
+    target = os.path.join(folder, os.path.basename(whole))
+    consolidate.consolidate(chain_names.increment_prefix(whole, number), target)
+    return target
 
 
 def _tell(path: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,15 @@ class Loading:
             column.write(local, slots[name])
             column.filled = count
         self.store.limit_memory(list(self.columns.values()))
+
+    def remove(self, choose: Callable[[np.ndarray], np.ndarray]) -> None:
+        """Removes keys that were added.
+
+        Args:
+            choose: is given keys [K] int64, and returns those of them that go, or others.
+        """
+        keys_ = choose(self.store.all_keys().copy())
+        self.store.remove_keys(keys_, list(self.columns.values()))
 
     def assign(self, session: Any) -> None:
         """Replaces the table and all of its slots in `session`.

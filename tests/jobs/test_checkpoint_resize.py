@@ -75,7 +75,7 @@ RANKS = (
     MODEL
     + '''
 import collective, json
-from collective import CollectiveStrategy, Table
+from collective import CollectiveStrategy, Table, checkpoint
 from collective.tables.table import shard_of
 
 strategy = CollectiveStrategy()
@@ -136,25 +136,45 @@ def check(folder, saved_by, session):
     return count
 
 
+increments = sys.argv.pop(1) == 'increments'
 for argument in sys.argv[2:]:                   # N:folder, saved by N ranks
     saved_by, _, folder = argument.partition(':')
     with strategy.scope(), tf.Graph().as_default():
         model = build(strategy.embedding_scope, dynamic)
         with tf.Session() as session:
-            tf.train.Saver().restore(session, f'{folder}/m-3')
+            tf.train.Saver().restore(session, tf.train.latest_checkpoint(folder))
+            assert session.run(tf.train.get_global_step()) == 3
             count = check(folder, int(saved_by), session)
             told = steps(session, model, 3, 5)
     json.dump(told, open(f'{folder}/after_{ranks}_{rank}.json', 'w'))
     print('checked', saved_by, count)
 
+def remove(session):
+    for table in tf.global_variables():
+        if isinstance(table, collective.DynamicTable):
+            table.remove(session, KEYS[::3])
+
+
 folder = sys.argv[1]
 with strategy.scope(), tf.Graph().as_default():
     model = build(strategy.embedding_scope, dynamic)
     saver = tf.train.Saver()
+    if increments:
+        checkpoint.enable_increments(folder)
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
-        told = steps(session, model, 0, 3)
-        saver.save(session, f'{folder}/m', global_step=3)
+        told = steps(session, model, 0, 1)
+        if increments:
+            saver.save(session, f'{folder}/m', global_step=1)
+        told += steps(session, model, 1, 2)
+        remove(session)
+        if increments:
+            checkpoint.save_increment(session, folder)
+        told += steps(session, model, 2, 3)
+        if increments:
+            checkpoint.save_increment(session, folder)
+        else:
+            saver.save(session, f'{folder}/m', global_step=3)
         dump(f'{folder}/held_{rank}.npz', session)
         told += steps(session, model, 3, 5)
 json.dump(told, open(f'{folder}/losses_{rank}.json', 'w'))
@@ -190,6 +210,11 @@ def compare(got, want):
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
+    "saved",
+    # A base and increments have whole tables in the base.
+    ["increments", pytest.param("whole", marks=pytest.mark.matrix)],
+)
+@pytest.mark.parametrize(
     "launches",
     [
         [(2, []), (1, [2])],
@@ -197,7 +222,7 @@ def compare(got, want):
     ],
     ids=str,
 )
-def test_saved_at_one_number_of_ranks_and_restored_at_another(tmp_path, launches):
+def test_saved_at_one_number_of_ranks_and_restored_at_another(tmp_path, launches, saved):
     """Optimizers with slots of every kind (none, by element, one number a row, one in all), static
     and dynamic tables, and tables of fewer rows than ranks.
 
@@ -213,6 +238,7 @@ def test_saved_at_one_number_of_ranks_and_restored_at_another(tmp_path, launches
         folder.mkdir()
         out = run(
             tmp_path / "ranks.py",
+            saved,
             folder,
             *(f"{n}:{folders[n]}" for n in restored),
             ranks=ranks,

@@ -1,0 +1,143 @@
+"""Opens a checkpoint with the increments that follow it, and checks that they belong together.
+
+    base ◄── increment 1 ◄── increment 2 …      each names the base, its number, and the one before
+
+The prefix of an increment names the state that base and increments up to it give. The prefix of a
+base names the base; but that of a folder's latest checkpoint names the newest state of its chain:
+whoever restores the latest checkpoint gets what was saved last. `<base>.increment-0` always names
+the base.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterator
+
+import tensorflow.compat.v1 as tf
+from tensorflow.python.checkpoint import checkpoint_management
+
+from collective.checkpoint.chain_names import increment_prefix, increments_of, split
+from collective.checkpoint.layout import StoredTable
+from collective.checkpoint.tensor_bundle import Bundle, index_path
+
+
+@dataclasses.dataclass(frozen=True)
+class Chain:
+    """Is a checkpoint with the increments that are to be applied to it, in their order."""
+
+    base: Bundle
+    increments: tuple[Bundle, ...] = ()
+
+    @property
+    def last(self) -> Bundle:
+        """Returns the part that has the newest values of everything but tables."""
+        return self.increments[-1] if self.increments else self.base
+
+    def updates_of(self, stored: StoredTable) -> Iterator[tuple[Bundle, StoredTable]]:
+        """Yields the increments that have something of a table or slot of the base."""
+        for bundle in self.increments:
+            if stored.name in bundle.layout.tables:
+                yield bundle, bundle.layout.tables[stored.name]
+
+    @contextlib.contextmanager
+    def advising(self, bundle: Bundle) -> Iterator[None]:
+        """Adds to errors of reading one of the increments what can be restored without it."""
+        try:
+            yield
+        except tf.errors.DataLossError as error:
+            number = 0 if bundle is self.base else 1 + self.increments.index(bundle)
+            if number == 0:
+                raise
+            raise _data_loss(f"{error.message} {_advice(self.base.prefix, number - 1)}") from None
+
+
+def open_chain(prefix: str) -> Chain:
+    """Opens the checkpoint or state that `prefix` names.
+
+    Raises:
+        ValueError: there is no checkpoint, or an increment follows another base.
+        tf.errors.DataLossError: a part is missing or damaged; it says what can be restored.
+    """
+    base, number = split(prefix)
+    return open_links(base, newest(base) if number is None else number)
+
+
+def open_links(base: str, number: int) -> Chain:
+    """Opens a base and its increments 1 to `number`; errors as of `open_chain`."""
+    opened = Bundle(base)
+    increments: list[Bundle] = []
+    for link in range(1, number + 1):
+        increments.append(_open_increment(opened, increments, link, number))
+    return Chain(opened, tuple(increments))
+
+
+def newest(prefix: str) -> int:
+    """Returns the number of the newest increment of the state that a whole checkpoint's name names.
+
+    It is 0 for a checkpoint that isn't its folder's latest. Increments of a checkpoint that this
+    one has replaced don't count.
+    """
+    increments = increments_of(prefix)
+    if not increments or not _is_latest(prefix):
+        return 0
+    layout = Bundle(prefix).layout
+    number = 0
+    for number_there, increment in increments:
+        try:
+            place = Bundle(increment).layout.increment
+        except tf.errors.DataLossError:
+            number = number_there  # Opening it says so.
+            continue
+        if place is None or not layout.replaced or place.base != layout.replaced:
+            number = number_there
+    return number
+
+
+def _is_latest(prefix: str) -> bool:
+    state = checkpoint_management.get_checkpoint_state(os.path.dirname(prefix) or ".")
+    latest = state.model_checkpoint_path if state else ""
+    return bool(latest) and os.path.abspath(latest) == os.path.abspath(prefix)
+
+
+def _open_increment(base: Bundle, before: list[Bundle], number: int, last: int) -> Bundle:
+    prefix = increment_prefix(base.prefix, number)
+    advice = _advice(base.prefix, number - 1)
+    if not tf.io.gfile.exists(index_path(prefix)):
+        wanted = f"increment {last} follows it" if last > number else "nothing follows it"
+        raise _data_loss(
+            f"increment {number} of checkpoint '{base.prefix}' is missing: there is no file "
+            f"{index_path(prefix)}, and {wanted}. {advice}"
+        )
+    try:
+        bundle = Bundle(prefix)
+        bundle.check_files()
+    except tf.errors.DataLossError as error:
+        raise _data_loss(
+            f"increment {number} of checkpoint '{base.prefix}' is damaged: {error.message} {advice}"
+        ) from None
+    place, previous = bundle.layout.increment, before[-1] if before else base
+    if place is None:
+        raise ValueError(f"'{prefix}' is no increment, but a whole checkpoint. {advice}")
+    if place.base != base.layout.id:
+        raise ValueError(
+            f"'{prefix}' is an increment of another checkpoint: of that with the id "
+            f"'{place.base}', and '{base.prefix}' has the id '{base.layout.id}'. {advice}"
+        )
+    if (place.number, place.previous) != (number, previous.layout.id):
+        raise ValueError(
+            f"'{prefix}' is increment {place.number}, behind '{place.previous}'; in its place "
+            f"increment {number} behind '{previous.layout.id}' belongs. {advice}"
+        )
+    return bundle
+
+
+def _advice(base: str, number: int) -> str:
+    """Says what can be restored: the state of an increment that is well."""
+    return f"'{increment_prefix(base, number)}' names the newest state that can be restored."
+
+
+def _data_loss(text: str) -> Exception:
+    error: Exception = tf.errors.DataLossError(None, None, text)
+    return error

@@ -1,0 +1,221 @@
+"""Saves increments: the rows and slots that changed since the last save, and everything else whole.
+
+Each is committed as a checkpoint is, whole or not at all, and names its base, its number, and what
+it follows (`chain`). Rows aren't evicted for an increment, as they are for a whole checkpoint:
+training is the same with increments and without.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from collective.checkpoint import background, commit, increment_io, running_chain, saver_hook
+from collective.checkpoint.chain_names import increment_prefix
+from collective.checkpoint.layout import CheckpointLayout, Increment
+from collective.checkpoint.retention import Retention
+from collective.checkpoint.running_chain import RunningChain
+from collective.checkpoint.saver import check_same_path, note_last_checkpoint
+from collective.checkpoint.saving import ShardedSave
+from collective.checkpoint.storage import CheckpointStorageError
+from collective.checkpoint.tensor_bundle import Bundle, BundleWriter
+from collective.coordination import session_runs
+from collective.coordination.session_state import state_of_session
+from collective.ops import collectives
+from collective.tables.last_use import global_step
+
+
+def save(session: Any, folder: str) -> str:
+    """Saves what has changed since the last save that this session made in a folder.
+
+    Every rank calls it, between the same two runs.
+
+    Args:
+        session: a `tf.Session`.
+        folder: for which increments are enabled.
+
+    Returns:
+        The increment's prefix.
+
+    Raises:
+        ValueError: there is nothing that it could follow.
+    """
+    background.settle(session)
+    chain = running_chain.of_folder(session, folder)
+    prefix = increment_prefix(chain.prefix, chain.number + 1)
+    check_same_path(session, "saving an increment", prefix)
+    increment = IncrementSave(
+        chain.saver,
+        session,
+        list(chain.shards),
+        chain.base,
+        prefix,
+        "checkpoint",
+        Retention.after(chain.saver, None),
+        commit.Publication(),
+        {},
+        chain=chain,
+    )
+    chain.follower.begin()
+    try:
+        increment.run()
+    except BaseException:
+        chain.follower.undo()
+        raise
+    chain.follower.done()
+    chain.number += 1
+    chain.step = global_step(session)
+    chain.id = Bundle(prefix).layout.id if collectives.rank() == 0 else ""
+    note_last_checkpoint(prefix)
+    return prefix
+
+
+@dataclasses.dataclass
+class IncrementSave(ShardedSave):
+    """Makes an increment in the steps in which a whole checkpoint is made.
+
+    Attributes:
+        chain: what it follows.
+    """
+
+    chain: RunningChain = None  # type: ignore[assignment]
+
+    def write_tables(self, writer: BundleWriter) -> dict[str, Any]:
+        changes = self.chain.follower.changes()
+        return increment_io.write(self.session, self.shards, changes, writer)
+
+    def layout(self, written_by_rank: list[dict[str, Any]]) -> CheckpointLayout:
+        chain, base = self.chain, Bundle(self.chain.prefix).layout.id
+        chain.base_id = chain.base_id or base
+        if base != chain.base_id:
+            raise ValueError(
+                f"increment {chain.number + 1} follows the checkpoint '{chain.prefix}' with the id "
+                f"'{chain.base_id}', but another one has taken its place, '{base}'. One job at a "
+                "time saves in a folder; save a whole checkpoint, which begins a chain anew."
+            )
+        increment = Increment(chain.number + 1, base, chain.id or base)
+        return increment_io.layout_of(self.shards, written_by_rank, increment)
+
+
+def training_session(
+    original: Callable[..., Any],
+    *args: Any,
+    save_incremental_checkpoint_secs: float | None = None,
+    save_incremental_checkpoint_steps: int | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Stands in for `MonitoredTrainingSession`, which saves increments, too, where it is told when.
+
+    Args:
+        original: the function.
+        args, kwargs: its arguments.
+        save_incremental_checkpoint_secs, save_incremental_checkpoint_steps: seconds, or global
+            steps, between increments: one of them, or none. (They are DeepRec's names.)
+
+    Raises:
+        ValueError: both are given, or no checkpoints that increments could follow.
+    """
+    secs, steps = save_incremental_checkpoint_secs, save_incremental_checkpoint_steps
+    if secs is None and steps is None:
+        return session_runs.every_rank_for_itself(original, *args, **kwargs)
+    check_interval("MonitoredTrainingSession", secs, steps)
+    signature = inspect.signature(original)
+
+    def with_increments(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        times = (given.arguments[f"save_checkpoint_{unit}"] for unit in ("secs", "steps"))
+        if not given.arguments["checkpoint_dir"] or not any(times):
+            raise ValueError(
+                "MonitoredTrainingSession(save_incremental_checkpoint_…) saves what has changed "
+                "since the last checkpoint: give checkpoint_dir, and don't turn checkpoints off "
+                "(save_checkpoint_secs, save_checkpoint_steps)."
+            )
+        hook = IncrementHook(given.arguments["checkpoint_dir"], secs, steps)
+        given.arguments["hooks"] = [*(given.arguments["hooks"] or []), hook]
+        return original(*given.args, **given.kwargs)
+
+    return session_runs.every_rank_for_itself(with_increments, *args, **kwargs)
+
+
+def check_interval(owner: str, secs: Any, steps: Any) -> None:
+    """Checks when increments are to be saved.
+
+    Args:
+        owner: whose options they are, for the message.
+        secs, steps: seconds, and global steps, between them.
+
+    Raises:
+        ValueError: both are given, or one isn't positive.
+    """
+    given = {
+        "save_incremental_checkpoint_secs": secs,
+        "save_incremental_checkpoint_steps": steps,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    if len(given) > 1:
+        raise ValueError(
+            f"{owner}: give one of save_incremental_checkpoint_secs={secs!r} and "
+            f"save_incremental_checkpoint_steps={steps!r}."
+        )
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+            raise ValueError(f"{owner}: {name} is a positive number, or None, not {value!r}.")
+
+
+class IncrementHook(tf.train.SessionRunHook):
+    """Saves increments of the checkpoints that a session saves in a folder.
+
+    Every rank has one. The clock is rank 0's, and all ranks save behind the same run. Behind a run
+    after which a whole checkpoint was saved there is no increment.
+
+    Args:
+        folder: the checkpoints'.
+        secs, steps: seconds, or global steps, between saves. One of them is given.
+    """
+
+    def __init__(self, folder: str, secs: float | None = None, steps: int | None = None):
+        self._folder = folder
+        self._timer = tf.train.SecondOrStepTimer(every_secs=secs, every_steps=steps)
+
+    def begin(self) -> None:
+        graph = tf.get_default_graph()
+        self._step = tf.train.get_global_step(graph)
+        if self._step is None:
+            raise RuntimeError("Global step should be created to save increments of checkpoints.")
+        running_chain.enable(graph, self._folder)
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        self._timer.reset()
+        self._timer.update_last_triggered_step(global_step(session))
+
+    def before_run(self, run_context: Any) -> Any:
+        return tf.train.SessionRunArgs(self._step)
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        # What was fetched may be the step before the run's update.
+        if not self._timer.should_trigger_for_step(run_values.results + 1):
+            return
+        session = run_context.session
+        step = session.run(self._step)
+        if not self._timer.should_trigger_for_step(step):
+            return
+        self._timer.update_last_triggered_step(step)
+        saver_hook.settle_by_hook(session)
+        if state_of_session(session).save_failed:
+            return  # There may be no whole checkpoint that an increment could follow.
+        if running_chain.of_folder(session, self._folder).step != step:
+            try:
+                save(session, self._folder)
+            except CheckpointStorageError as error:
+                saver_hook.go_on_without(error)
+
+
+def enable(folder: str, graph: tf.Graph | None = None) -> None:
+    """Has increments follow checkpoints in a folder (`collective.checkpoint.enable_increments`)."""
+    running_chain.enable(tf.get_default_graph() if graph is None else graph, os.fspath(folder))
