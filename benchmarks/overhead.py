@@ -5,8 +5,9 @@
 
 Prints tables in Markdown, each figure the median of --repeat rounds:
 
-    step    milliseconds of a training step that has next to nothing to compute: 26 tables of 100
-            rows of 16, one id a feature, 64 samples a rank, Adagrad
+    step    milliseconds of a training step that has next to nothing to compute: --step-tables
+            tables of 100 rows of 16, one id a feature, 64 samples a rank, Adagrad
+    parts   the same step of the library taken apart (`step_parts`), in milliseconds
     dynamic milliseconds of such a step with ten tables that take any key, beside ten static ones
     start   seconds from the first line of a program to its first completed step, by the number of
             tables, on the largest number of ranks, and of its phases: importing, building the
@@ -40,12 +41,13 @@ from typing import Any
 import jobs
 import report
 import step
+import step_parts
 import step_workload
 from argument_types import checkout, count, counts
-from step_workload import Setting
+from step_workload import FEATURES, Setting
 
-PARTS = ("step", "dynamic", "start", "import")
-STEP_TABLES, DYNAMIC_TABLES, ROWS, DIM, SAMPLES = 26, 10, 100, 16, 64
+PARTS = ("step", "parts", "dynamic", "start", "import")
+DYNAMIC_TABLES, ROWS, DIM, SAMPLES = 10, 100, 16, 64
 WARMUP = 50
 LIGHT_IMPORT = "import collective"
 FULL_IMPORT = "from collective import CollectiveStrategy"
@@ -69,6 +71,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--ranks", type=counts, default=[1, 2], help="numbers of ranks, such as 1,2")
+    add("--step-tables", type=counts, default=[26], help="numbers of tables of `step` and `parts`")
     add("--tables", type=counts, default=[26, 300, 1000], help="numbers of tables to start with")
     add("--steps", type=count, default=500, help="timed steps of each round")
     add("--repeat", type=count, default=3, help="rounds")
@@ -98,7 +101,7 @@ def setting_of(ranks: int, tables: int, steps: int = 1) -> Setting:
         ranks=ranks,
         tables=tables,
         dim=DIM,
-        batch=SAMPLES * ranks,
+        batch=round(SAMPLES * ranks * max(tables, FEATURES) / FEATURES),
         min_rows=ROWS,
         max_rows=ROWS,
         steps=steps,
@@ -107,13 +110,15 @@ def setting_of(ranks: int, tables: int, steps: int = 1) -> Setting:
 
 
 def measure_steps(arguments: argparse.Namespace) -> Iterator[Row]:
-    """Measures the median milliseconds of a step, by the number of ranks."""
-    for ranks in arguments.ranks:
-        setting = setting_of(ranks, STEP_TABLES, arguments.steps)
-        with tempfile.TemporaryDirectory(prefix="overhead-") as folder:
-            step_workload.write(setting, Path(folder))
-            rounds = [step_round(setting, Path(folder), arguments) for _ in range(arguments.repeat)]
-        yield (str(ranks),), rounds
+    """Measures the median milliseconds of a step, by the numbers of tables and of ranks."""
+    for tables in arguments.step_tables:
+        for ranks in arguments.ranks:
+            setting = setting_of(ranks, tables, arguments.steps)
+            with tempfile.TemporaryDirectory(prefix="overhead-") as name:
+                folder = Path(name)
+                step_workload.write(setting, folder)
+                rounds = [step_round(setting, folder, arguments) for _ in range(arguments.repeat)]
+            yield (str(tables), str(ranks)), rounds
 
 
 def step_round(setting: Setting, folder: Path, arguments: argparse.Namespace) -> dict[str, float]:
@@ -131,6 +136,25 @@ def step_round(setting: Setting, folder: Path, arguments: argparse.Namespace) ->
         milliseconds[column] = sharded["ms"]
         milliseconds[f"least {column}"] = sharded["least_ms"]
     return milliseconds
+
+
+def measure_parts(arguments: argparse.Namespace) -> Iterator[tuple[str, str, dict[str, float]]]:
+    """Takes the library's step apart, by the numbers of tables and of ranks."""
+    for tables in arguments.step_tables:
+        for ranks in arguments.ranks:
+            setting = setting_of(ranks, tables, arguments.steps)
+            with tempfile.TemporaryDirectory(prefix="overhead-") as name:
+                folder = Path(name)
+                step_workload.write(setting, folder)
+                summary = step.run(
+                    "step",
+                    setting,
+                    folder,
+                    carrier=arguments.carrier,
+                    parts=True,
+                    timeout=arguments.timeout,
+                )
+            yield str(tables), str(ranks), summary["parts"]
 
 
 def measure_dynamic(arguments: argparse.Namespace) -> Iterator[Row]:
@@ -284,6 +308,17 @@ def print_table(
     return rounds_by_name
 
 
+def print_parts(rows: Iterable[tuple[str, str, dict[str, float]]]) -> dict[str, dict[str, float]]:
+    """Prints the parts of a step; returns them by the row's name."""
+    print(report.heading(["tables", "ranks", *step_parts.PARTS]), flush=True)
+    parts_by_name = {}
+    for tables, ranks, parts in rows:
+        cells = [report.number(parts[part], 3) for part in step_parts.PARTS]
+        print(report.row([tables, ranks, *cells]), flush=True)
+        parts_by_name[f"{tables} {ranks}"] = parts
+    return parts_by_name
+
+
 def print_dynamic(rows: Iterable[Row]) -> dict[str, Rounds]:
     """Prints how much ten dynamic tables add to a step; returns the rounds by the row's name.
 
@@ -314,8 +349,11 @@ def main() -> None:
         print(f"collective: {jobs.CHECKOUT}; against: {arguments.against}")
 
     if "step" in arguments.only:
-        print(f"\nMilliseconds of a step: {STEP_TABLES} tables, {SAMPLES} samples a rank\n")
-        figures["step"] = print_table(["ranks"], measure_steps(arguments), against)
+        print(f"\nMilliseconds of a step: {SAMPLES} samples a rank\n")
+        figures["step"] = print_table(["tables", "ranks"], measure_steps(arguments), against)
+    if "parts" in arguments.only:
+        print(f"\nMilliseconds of the parts of a step: {SAMPLES} samples a rank\n")
+        figures["parts"] = print_parts(measure_parts(arguments))
     if "dynamic" in arguments.only:
         print(f"\nMilliseconds of a step: {DYNAMIC_TABLES} tables, {SAMPLES} samples a rank\n")
         figures["dynamic"] = print_dynamic(measure_dynamic(arguments))

@@ -43,6 +43,7 @@ from pathlib import Path
 from typing import Any
 
 import jobs
+import step_parts
 import step_report
 import step_workload
 from argument_types import checkout, count, policy_option, span
@@ -155,6 +156,7 @@ def run(
     carrier: str | None = None,
     malloc: str = "default",
     trace: Path | None = None,
+    parts: bool = False,
     timeout: float = 600.0,
 ) -> dict[str, Any]:
     """Runs one program on all ranks and returns its `step_report.summary`.
@@ -167,14 +169,15 @@ def run(
         carrier: one of CARRIERS; the library's own choice without it.
         malloc: one of `jobs.ALLOCATORS`.
         trace: folder for Chrome traces.
+        parts: take some steps apart: 'parts' of the summary (`step_parts.medians`).
         timeout: seconds.
     """
     for mark in [*folder.glob("start.*"), *folder.glob("end.*")]:
         mark.unlink()
-    trace_arguments = []
+    trace_arguments = ["--parts"] if parts else []
     if trace:
         trace.mkdir(parents=True, exist_ok=True)
-        trace_arguments = ["--trace", str(trace.resolve())]
+        trace_arguments += ["--trace", str(trace.resolve())]
     ranks = jobs.run(
         Path(__file__).with_name("step_program.py"),
         program,
@@ -190,7 +193,10 @@ def run(
         library=library,
         timeout=timeout,
     )
-    return step_report.summary(program, ranks)
+    summary = step_report.summary(program, ranks)
+    if parts:
+        summary["parts"] = step_parts.medians([rank["parts"] for rank in ranks])
+    return summary
 
 
 def carrier_of(column: str, arguments: argparse.Namespace) -> str | None:

@@ -24,12 +24,14 @@ import jobs
 import numpy as np
 import psutil
 import step_model as model
+import step_parts
 import tensorflow.compat.v1 as tf
 from step_workload import Setting, read
 
 import collective
 from collective import CollectiveStrategy
 
+PARTED = 30  # steps that are taken apart
 DEADLINE = 300.0  # seconds that one copy of `plain` waits for another
 COLLECTIVE = re.compile(
     r"= ((?:Horovod(?:Grouped)?|CollectiveShared)(?:Alltoall|Allreduce|Allgather|Broadcast))\("
@@ -183,6 +185,17 @@ def measure(
     }
 
 
+def traced(program: Program, first: int) -> list[dict[str, Any]]:
+    """Returns the times of the parts of some steps, from number `first` on."""
+    times = []
+    for i in range(first, first + PARTED):
+        trace = tf.RunMetadata()
+        options = tf.RunOptions(trace_level=tf.RunOptions.SOFTWARE_TRACE)
+        took, _ = program.step(i, options=options, run_metadata=trace)
+        times.append(step_parts.times_of(trace, took))
+    return times
+
+
 def collectives(trace: tf.RunMetadata) -> tuple[dict[str, int], int]:
     """Counts the collectives in a trace, and the bytes that this rank received by them.
 
@@ -238,6 +251,7 @@ def main() -> None:
     parser.add_argument("program", choices=PROGRAMS)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--trace", type=Path, help="folder for a trace of one step")
+    parser.add_argument("--parts", action="store_true", help="take some steps apart")
     arguments = parser.parse_args()
     tf.logging.set_verbosity(tf.logging.ERROR)
     tf.disable_eager_execution()
@@ -262,6 +276,8 @@ def main() -> None:
         measured.update(peak_rss_mb=peak_rss(), base_rss_mb=base)
         if name == "wire":
             measured["copying_ms"] = copying_ms(measured["bytes"])
+        if arguments.parts:
+            measured["parts"] = traced(program, setting.warmup + setting.steps + 1)
         trace = measured.pop("trace")
         if arguments.trace:
             save_trace(trace, arguments.trace / f"{name}.{rank}.json")

@@ -1,4 +1,4 @@
-"""Chooses what carries collectives: Horovod, or memory that the ranks of one host share.
+"""Chooses what carries collectives: Horovod, memory that the ranks of one host share, or both.
 
 `shared_memory` carries them where all ranks are on CPUs of one host, whoever started them
 (`ops/shared_memory.py`). Its collectives are compiled operations (`ops/native/carrier.cc`) that
@@ -17,7 +17,9 @@ graph depends on the carrier:
 * Sums are formed in the order of the ranks.
 
 Horovod stays beside it, for what scripts reduce by themselves, and carries everything wherever
-memory can't be shared: between hosts, on GPUs.
+memory can't be shared: between hosts, on GPUs. In a job of several hosts the carrier is `mixed`:
+what an all-to-all moves within a host goes through its memory, the rest and all other collectives
+by Horovod. All hosts do so, or none: ranks build the same graphs.
 
 The environment variable COLLECTIVE_CARRIER says which to use, and `scope(carrier=…)` for what is
 built inside. `auto`, which is the default, is shared memory where that can be. The agreement of the
@@ -29,7 +31,8 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
 
@@ -38,13 +41,39 @@ from collective.ops import native_library, shared_memory
 VARIABLE = "COLLECTIVE_CARRIER"
 AUTO, HOROVOD, SHARED_MEMORY = "auto", "horovod", "shared_memory"
 CHOICES = (AUTO, HOROVOD, SHARED_MEMORY)
+MIXED = "mixed"  # What SHARED_MEMORY comes to in a job of several hosts.
 # For how many seconds ranks wait for each other, when Horovod has started on all of them.
 PATIENCE = 30.0
 
 # Why memory isn't shared in this job, the same on every rank; "" if it is.
 _unavailable = "the ranks have not joined"
-_joined: tuple[int, int] | None = None
+_joined: Process | None = None
 _scope_choice: str | None = None
+
+
+class Process(NamedTuple):
+    """Tells a rank's place in its job.
+
+    Attributes:
+        rank, size: among all ranks.
+        local_rank, local_size: among those of its host.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+
+    @property
+    def host(self) -> range:
+        """Returns the ranks of its host, if these follow each other."""
+        first = self.rank - self.local_rank
+        return range(first, first + self.local_size)
+
+    @property
+    def on_one_host(self) -> bool:
+        """Tells whether all ranks are on its host."""
+        return self.local_size == self.size
 
 
 def configured() -> str:
@@ -61,36 +90,68 @@ def configured() -> str:
     return choice
 
 
-def join(rank: int, size: int, local_size: int) -> None:
+def join(process: Process, words_of_all: Callable[[str], list[str]]) -> None:
     """Lets the ranks share memory, if that can be; every rank calls it, once Horovod has started.
 
     Args:
-        rank: this process's.
-        size: the number of ranks.
-        local_size: how many of them are on this host.
+        process: this one's place.
+        words_of_all: gives all ranks' words, which all ranks say at the same time.
 
     Raises:
         ValueError: COLLECTIVE_CARRIER has no such carrier.
     """
     global _joined, _unavailable
     configured()
-    if _joined == (rank, size):
+    if _joined == process:
         return
-    _joined, _unavailable = (rank, size), _shared(rank, size, local_size) or ""
+    problem = _shared(process)
+    if not process.on_one_host:
+        problem = _first_problem(process, words_of_all(f"{process.local_rank} {problem or ''}"))
+    _joined, _unavailable = process, problem or ""
 
 
-def _shared(rank: int, size: int, local_size: int) -> str | None:
-    """Returns None if this process and its peers have shared memory from now on, else why not."""
-    if size == 1:
+def _shared(process: Process) -> str | None:
+    """Returns None if this process and its host's other ranks share memory from now on, else why
+    not.
+    """
+    if process.size == 1:
         return "there is one rank"
-    if local_size != size:
-        return "the ranks are on several hosts"
     if configured() == HOROVOD:  # The peers that have another choice wait in vain, and go by it.
         return f"{VARIABLE}={HOROVOD}"
     job = shared_memory.job_of(os.environ)
     if job is None:
         return "what started the ranks doesn't say by which they could find each other"
-    return shared_memory.share(job, rank, size, _own_problem(), _opener(rank, size), PATIENCE)
+    if not process.on_one_host:  # Containers on one machine may count as hosts, and still meet.
+        job += f" host of rank {process.host.start}"
+    local_rank, local_size = process.local_rank, process.local_size
+    return shared_memory.share(
+        job, local_rank, local_size, _own_problem(), _opener(local_rank, local_size), PATIENCE
+    )
+
+
+def _first_problem(process: Process, words: Sequence[str]) -> str | None:
+    """Returns why the hosts of a job can't use their memory, the same on all ranks.
+
+    Args:
+        process: this one's place.
+        words: what each rank says: its local rank, and its own problem.
+    """
+    local_ranks = [int(said.partition(" ")[0]) for said in words]
+    problems = [said.partition(" ")[2] for said in words]
+    for rank, problem in enumerate(problems):
+        if problem:
+            return f"on the host of rank {rank}: {problem}"
+    if not any(local_ranks):
+        return "every host has one rank"
+    # Hosts follow each other: local ranks count up, and begin with 0 again.
+    for rank, local_rank in enumerate(local_ranks):
+        before = local_ranks[rank - 1] if rank else -1
+        if local_rank not in (0, before + 1):
+            return (
+                f"the ranks of a host don't follow each other: rank {rank} is number {local_rank} "
+                "of its host"
+            )
+    return None
 
 
 def _own_problem() -> str | None:
@@ -108,13 +169,19 @@ def use(choice: str | None) -> None:
 
 
 def in_force() -> str:
-    """Returns the carrier of collectives that are built now: HOROVOD or SHARED_MEMORY."""
+    """Returns the carrier of collectives that are built now: HOROVOD, SHARED_MEMORY or MIXED."""
     return _resolved(_scope_choice or configured())
 
 
 def of_agreement() -> str:
     """Returns the carrier of the ranks' agreement on runs, the same in the whole process."""
     return _resolved(configured())
+
+
+def ranks_of_host() -> range:
+    """Returns the ranks with which this one shares memory, itself among them."""
+    assert _joined is not None
+    return _joined.host
 
 
 def explanation() -> str:
@@ -127,11 +194,15 @@ def explanation() -> str:
         instead = "" if asked == AUTO else f", not shared memory as of {origin}"
         return f"Horovod{instead}: {_unavailable}"
     by = "" if asked == AUTO else f", by {origin}"
+    if in_force() == MIXED:
+        return f"shared memory between the ranks of a host, Horovod between hosts{by}"
     return f"shared memory of the ranks of this host{by}"
 
 
 def _resolved(choice: str) -> str:
-    return HOROVOD if choice == HOROVOD or _unavailable else SHARED_MEMORY
+    if choice == HOROVOD or _unavailable:
+        return HOROVOD
+    return SHARED_MEMORY if _joined is None or _joined.on_one_host else MIXED
 
 
 def _opener(rank: int, size: int) -> Callable[[int], str]:

@@ -1,4 +1,4 @@
-"""Defines the collectives, over Horovod or shared memory (see `collective.ops.carriers`).
+"""Defines the collectives, over Horovod, shared memory or both (see `collective.ops.carriers`).
 
 Nothing else in the package calls the operations of either.
 
@@ -24,6 +24,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.framework import config
@@ -60,7 +61,23 @@ def init() -> None:
     # registered since: ranks that leave their sessions at the end need Horovod.
     if not hvd.is_initialized():
         hvd.init()
-    carriers.join(rank(), size(), int(hvd.local_size()))
+    process = carriers.Process(rank(), size(), local_rank(), int(hvd.local_size()))
+    carriers.join(process, _words_of_all)
+
+
+def _words_of_all(words: str) -> list[str]:
+    """Returns what each rank says; all ranks call it at the same time."""
+    with tf.Graph().as_default(), tf.device("/cpu:0"):
+        data, size_of_data = tf.placeholder(tf.uint8, [None]), tf.placeholder(tf.int32, [1])
+        gathered = [
+            hvd.allgather(x, name=f"{PREFIX}words.{name}", ignore_name_scope=True)
+            for name, x in (("text", data), ("sizes", size_of_data))
+        ]
+        with tf.Session(config=tf.ConfigProto(device_count={"GPU": 0})) as session:
+            text = words.encode()
+            feeds = {data: np.frombuffer(text, np.uint8), size_of_data: [len(text)]}
+            joined, sizes = session.run(gathered, feeds)
+    return [part.tobytes().decode() for part in np.split(joined, np.cumsum(sizes)[:-1])]
 
 
 def rank() -> int:
@@ -188,11 +205,23 @@ def alltoall(
     """
     if size() == 1:
         return tf.identity(x), tf.identity(splits)
+    if carriers.in_force() == carriers.MIXED:
+        return _mixed_alltoall(x, splits, name, gate, phase)
+    return _alltoall_by(_is_shared(), x, splits, name, gate, phase)
+
+
+def _alltoall_by(
+    shared: bool, x: tf.Tensor, splits: tf.Tensor, name: str, gate: Any, phase: Phase
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Exchanges as `alltoall` does, by one carrier: through shared memory, or by Horovod.
+
+    Through shared memory `splits` has a number for each rank of the host.
+    """
     wire, back = _as_wire(x)
     with _collective_scope("Alltoall", name, gate) as opened:
-        if _is_shared():
-            shared = native_library.library()
-            out, received = shared.collective_shared_alltoall(
+        if shared:
+            library = native_library.library()
+            out, received = library.collective_shared_alltoall(
                 wire, splits + opened, phase=phase, name=name
             )
         else:
@@ -201,6 +230,34 @@ def alltoall(
             )
     out.set_shape([None] + wire.shape[1:].as_list())
     return (_bits_as(out, back) if back else out), received
+
+
+def _mixed_alltoall(
+    x: tf.Tensor, splits: tf.Tensor, name: str, gate: Any, phase: Phase
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Exchanges as `alltoall` does: within the host through memory, with others by Horovod.
+
+    The ranks of a host follow each other, so what they give and take is in one piece.
+    """
+    host = carriers.ranks_of_host()
+    near_name = f"{PREFIX}host.{name[len(PREFIX) :]}"
+    lower, near_splits, upper = _by_host(splits, host)
+    x_lower, x_near, x_upper = tf.split(
+        x, [tf.reduce_sum(part) for part in (lower, near_splits, upper)], num=3
+    )
+    near, near_received = _alltoall_by(True, x_near, near_splits, near_name, gate, phase)
+    far_splits = tf.concat([lower, tf.zeros_like(near_splits), upper], 0)
+    far, far_received = _alltoall_by(
+        False, tf.concat([x_lower, x_upper], 0), far_splits, name, gate, phase
+    )
+    lower, _, upper = _by_host(far_received, host)
+    far_lower, far_upper = tf.split(far, [tf.reduce_sum(part) for part in (lower, upper)], num=2)
+    return tf.concat([far_lower, near, far_upper], 0), tf.concat([lower, near_received, upper], 0)
+
+
+def _by_host(splits: tf.Tensor, host: range) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Cuts `splits` [N]: those of lower ranks, of the ranks of this host, of higher ones."""
+    return splits[: host.start], splits[host.start : host.stop], splits[host.stop :]
 
 
 @tf.RegisterGradient("CollectiveAlltoall")
@@ -218,7 +275,8 @@ def _alltoall_gradient(op: tf.Operation, gradient: Any, _: Any) -> tuple[tf.Tens
         gradient = tf.identity(gradient)
     base, gate = _name_and_gate(op)
     name = unique_name(base + ".gradient")
-    return alltoall(gradient, op.outputs[1], name, gate, "gradients")[0], None
+    by_memory = is_in_shared_memory(op)
+    return _alltoall_by(by_memory, gradient, op.outputs[1], name, gate, "gradients")[0], None
 
 
 def allreduce_sum(tensors: Sequence[tf.Tensor], name: str, gate: Any) -> list[tf.Tensor]:

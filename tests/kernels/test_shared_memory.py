@@ -15,7 +15,7 @@ from collective.ops import carriers, native_library
 tf.disable_eager_execution()
 tf.logging.set_verbosity(tf.logging.ERROR)
 rank, ranks = int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])
-carriers.join(rank, ranks, ranks)
+carriers.join(carriers.Process(rank, ranks, rank, ranks), None)
 ops, functions = native_library.library(), native_library.functions()
 one_thread = tf.ConfigProto(inter_op_parallelism_threads=1, use_per_session_threads=True)
 

@@ -7,13 +7,16 @@ from dataclasses import dataclass
 import pytest
 
 BACKENDS = ("hb", "sok")
-CARRIERS = ("horovod", "shared_memory")
+CARRIERS = ("horovod", "shared_memory", "mixed")
 TIERS = ("test", "matrix", "all")
 RANKS = (1, 2, 3)
 # The backend of `make test`. A case marked `backends` runs there on those it names.
 DEFAULT_BACKEND = "sok"
 # The backend of the configurations that `make test-matrix` adds for other numbers of ranks.
 OTHER_BACKEND = "hb"
+
+# How many ranks count as one host, the others as another one.
+FIRST_HOST = "COLLECTIVE_TEST_FIRST_HOST"
 
 MARKERS = (
     "ranks(N, ...): a rank case that depends on the number of ranks: `make test-matrix` runs it "
@@ -25,7 +28,7 @@ MARKERS = (
     "grouped: a rank case of lookups that share exchanges; left out where grouping is off",
     "ungrouped: a rank case that `make test-matrix` also runs with an exchange for each lookup",
     "carriers: a rank case that depends on what carries collectives: `make test-matrix` runs it "
-    "over Horovod, too",
+    "over Horovod, and on two hosts, too",
     "double(tier): a rank case that runs on the double of a GPU, from this tier on: 'matrix' or "
     "'all' (the default)",
     "sample(n): a test of whose parameters `make test` runs n, always the same ones, and "
@@ -45,7 +48,8 @@ class Configuration:
         backend: the value of COLLECTIVE_STRATEGY.
         grouping: lookups share exchanges unless a case says otherwise.
         double: the kernels of GPUs are replaced by their references in NumPy.
-        carrier: of collectives; "auto" is shared memory, and Horovod for the double, as on GPUs.
+        carrier: of collectives; "auto" is shared memory, and Horovod for the double, as on GPUs;
+            "mixed" is what two hosts have, as which the ranks count then.
     """
 
     ranks: int
@@ -72,7 +76,14 @@ class Configuration:
     def environment(self) -> dict[str, str]:
         """Returns the variables by which the ranks of a launch are told."""
         carrier = "horovod" if self.double and self.carrier == "auto" else self.carrier
+        if carrier == "mixed":
+            # The launcher believes that Horovod carries nothing at each step, and lets it sleep.
+            more = {FIRST_HOST: str((self.ranks + 1) // 2), "HOROVOD_CYCLE_TIME": "1"}
+            carrier = "shared_memory"
+        else:
+            more = {}
         return {
+            **more,
             "COLLECTIVE_TEST_CONFIGURATION": str(self),
             "COLLECTIVE_STRATEGY": self.backend,
             "COLLECTIVE_TEST_GROUPING": "on" if self.grouping else "off",
@@ -210,6 +221,7 @@ def _in_matrix(marks: Marks) -> list[Configuration]:
         chosen.append(Configuration(2, OTHER_BACKEND, grouping=False))
     if marks.carriers:
         chosen.append(Configuration(2, DEFAULT_BACKEND, carrier="horovod"))
+        chosen.append(Configuration(3, OTHER_BACKEND, carrier="mixed"))
     if marks.double == "matrix":
         chosen.append(Configuration(2, DEFAULT_BACKEND, double=True))
     return chosen
@@ -222,4 +234,8 @@ def _everywhere(marks: Marks) -> list[Configuration]:
         for grouping in (True, False)
         for n in sorted({*RANKS, *marks.ranks})
         for backend in BACKENDS
-    ] + [Configuration(3, backend, carrier="horovod") for backend in BACKENDS]
+    ] + [
+        Configuration(3, backend, carrier=carrier)
+        for carrier in ("horovod", "mixed")
+        for backend in BACKENDS
+    ]

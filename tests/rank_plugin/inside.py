@@ -10,9 +10,32 @@ from typing import Any
 
 import pytest
 
+from tests.rank_plugin.configuration import FIRST_HOST
+
 # The folder that the launching process shares with the ranks: `cases` has the node ids, one a line;
 # to `reports.R` rank R writes one JSON object a line, to `output.R` goes all that it prints.
 FOLDER = "COLLECTIVE_TEST_FOLDER"
+
+
+def places_on_two_hosts(rank: int, size: int, first: int) -> dict[str, str]:
+    """Returns the variables by which a rank counts as one of two hosts.
+
+    Args:
+        rank, size: among all ranks.
+        first: how many ranks the first host has.
+    """
+    host = int(rank >= first)
+    local_rank = rank - host * first
+    local_size = size - first if host else first
+    # "Cross" ranks have the same local rank on the hosts that have so many.
+    both = local_rank < min(first, size - first)
+    return {
+        "HOROVOD_HOSTNAME": f"host{host}",
+        "HOROVOD_LOCAL_RANK": str(local_rank),
+        "HOROVOD_LOCAL_SIZE": str(local_size),
+        "HOROVOD_CROSS_RANK": str(host if both else 0),
+        "HOROVOD_CROSS_SIZE": str(1 + both),
+    }
 
 
 class Reporter:
@@ -22,6 +45,12 @@ class Reporter:
         self._config = config
         self._cases = (folder / "cases").read_text(encoding="utf-8").splitlines()
         rank = os.environ["HOROVOD_RANK"]
+        if FIRST_HOST in os.environ:
+            os.environ.update(
+                places_on_two_hosts(
+                    int(rank), int(os.environ["HOROVOD_SIZE"]), int(os.environ[FIRST_HOST])
+                )
+            )
         # each line reaches the file at once
         self._file = open(folder / f"reports.{rank}", "w", encoding="utf-8", buffering=1)
         self._output = open(folder / f"output.{rank}", "ab", buffering=0)

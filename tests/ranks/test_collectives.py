@@ -147,12 +147,13 @@ def test_both_carriers_train_alike_and_the_plan_says_which(strategy, rank, size)
     np.testing.assert_allclose(by_horovod, by_memory, rtol=1e-6)
     if size > 1:
         asked = "scope(carrier='shared_memory')"
-        said = (
-            f"carrier: shared memory of the ranks of this host, by {asked}"
-            if carriers.configured() != "horovod"
-            else f"carrier: Horovod, not shared memory as of {asked}: COLLECTIVE_CARRIER=horovod"
-        )
-        assert said in str(plan)
+        said = {
+            "shared_memory": f"shared memory of the ranks of this host, by {asked}",
+            "mixed": "shared memory between the ranks of a host, Horovod between hosts, by "
+            f"{asked}",
+            "horovod": f"Horovod, not shared memory as of {asked}: COLLECTIVE_CARRIER=horovod",
+        }[carriers.of_agreement()]
+        assert f"carrier: {said}" in str(plan)
 
 
 def test_ranks_that_choose_different_carriers_are_told(strategy, rank, size):

@@ -30,12 +30,18 @@ def job(monkeypatch):
     monkeypatch.setattr(shared_memory, "share", lambda job, r, n, problem, use, patience: problem)
 
 
+def join(rank, size, here, words=None):
+    """Joins; `words` are those of all ranks, if there are several hosts."""
+    process = carriers.Process(rank, size, rank % here, here)
+    carriers.join(process, lambda own: words or [own] * size)
+
+
 @pytest.mark.parametrize(
     ("size", "here", "words"),
-    [(2, 2, None), (1, 1, "there is one rank"), (2, 1, "the ranks are on several hosts")],
+    [(2, 2, None), (1, 1, "there is one rank"), (2, 1, "every host has one rank")],
 )
 def test_ranks_of_one_host_share_memory(size, here, words):
-    carriers.join(0, size, here)
+    join(0, size, here)
     carrier = "shared_memory" if words is None else "horovod"
     assert carriers.in_force() == carriers.of_agreement() == carrier
     assert (words or "shared memory of the ranks of this host") in carriers.explanation()
@@ -44,18 +50,18 @@ def test_ranks_of_one_host_share_memory(size, here, words):
 def test_a_job_that_nothing_tells_from_others_goes_by_horovod(monkeypatch):
     for name in LAUNCHED:
         monkeypatch.delenv(name)
-    carriers.join(0, 2, 2)
+    join(0, 2, 2)
     assert carriers.in_force() == "horovod"
     assert "what started the ranks doesn't say" in carriers.explanation()
 
 
 def test_a_rank_with_a_gpu_or_without_compiled_operations_says_so(monkeypatch):
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [f"{kind}:0"])
-    carriers.join(1, 2, 2)
+    join(1, 2, 2)
     assert carriers.explanation() == "Horovod: the ranks have GPUs"
     monkeypatch.setattr(native_library, "missing", lambda: "they were not built")
     monkeypatch.setattr(carriers, "_joined", None)
-    carriers.join(1, 2, 2)
+    join(1, 2, 2)
     assert carriers.in_force() == carriers.of_agreement() == "horovod"
     carriers.use("shared_memory")
     assert carriers.explanation() == (
@@ -79,7 +85,7 @@ def test_scope_comes_before_the_environment(
     monkeypatch, variable, scope, carrier, agreement, words
 ):
     monkeypatch.setenv(carriers.VARIABLE, variable)
-    carriers.join(0, 2, 2)
+    join(0, 2, 2)
     carriers.use(scope)
     assert (carriers.in_force(), carriers.of_agreement()) == (carrier, agreement)
     assert carriers.explanation().endswith(words) or words in carriers.explanation()
@@ -88,12 +94,51 @@ def test_scope_comes_before_the_environment(
 def test_ranks_meet_once(monkeypatch):
     met = []
     monkeypatch.setattr(shared_memory, "share", lambda *arguments: met.append(arguments))
-    carriers.join(0, 2, 2)
-    carriers.join(0, 2, 2)
+    join(0, 2, 2)
+    join(0, 2, 2)
     assert len(met) == 1 and carriers.in_force() == "shared_memory"
 
 
 def test_another_name_is_no_carrier(monkeypatch):
     monkeypatch.setenv(carriers.VARIABLE, "gloo")
     with pytest.raises(ValueError, match="COLLECTIVE_CARRIER=gloo: .* auto, horovod, shared_mem"):
-        carriers.join(0, 2, 2)
+        join(0, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "explanation"),
+    [
+        (
+            ["0 ", "1 ", "0 ", "1 "],
+            "shared memory between the ranks of a host, Horovod between hosts",
+        ),
+        (
+            ["0 ", "1 ", "0 ", "0 "],
+            "shared memory between the ranks of a host, Horovod between hosts",
+        ),
+        (["0 ", "0 ", "0 ", "0 "], "Horovod: every host has one rank"),
+        (
+            ["0 ", "1 ", "0 ", "1 no room"],
+            "Horovod: on the host of rank 3: no room",
+        ),
+        (
+            ["0 ", "0 ", "1 ", "1 "],
+            "Horovod: the ranks of a host don't follow each other: rank 3 is number 1 of its host",
+        ),
+    ],
+)
+def test_hosts_share_memory_within_each_or_not_at_all(words, explanation):
+    join(1, 4, 2, words)
+    assert carriers.explanation() == explanation
+    is_mixed = explanation.startswith("shared")
+    assert carriers.in_force() == ("mixed" if is_mixed else "horovod")
+    assert carriers.of_agreement() == carriers.in_force()
+
+
+def test_ranks_of_a_host_meet_by_themselves(monkeypatch):
+    met = []
+    monkeypatch.setattr(shared_memory, "share", lambda *arguments: met.append(arguments))
+    join(3, 4, 2, ["0 ", "1 ", "0 ", "1 "])
+    ((job, rank, size, *_),) = met
+    assert (rank, size) == (1, 2) and job.endswith("host of rank 2")
+    assert carriers.ranks_of_host() == range(2, 4)

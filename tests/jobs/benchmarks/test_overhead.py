@@ -16,6 +16,7 @@ BENCHMARKS = ROOT / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 import overhead  # noqa: E402
+import step_parts  # noqa: E402
 
 
 def test_lists_and_checkouts_are_read_from_the_command_line():
@@ -64,6 +65,44 @@ def test_a_start_takes_as_long_as_its_slowest_rank():
     assert overhead.slowest(ranks) == {"model": 3.0, "first step": 4.0, "all": 7.0}
 
 
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("collective/agreement/meeting/collective.agreement", "agreement"),
+        ("meeting/collective.group1.0a1b2c3d.keys", "keys"),
+        ("meeting/collective.host.group1.0a1b2c3d.rows.1", "rows"),
+        ("gradients/meeting/collective.group1.0a1b2c3d.rows.gradient", "gradients"),
+        ("meeting/collective.dense_gradients.float32", "dense gradients"),
+        ("meeting/collective.embedding_sizes", None),
+        ("group1/keys", None),
+    ],
+)
+def test_a_collective_is_known_by_its_name(name, part):
+    assert step_parts.collective_of(name) == part
+
+
+def test_waiting_ends_when_the_last_rank_has_come():
+    first = {"keys": ("keys", 100.0, 200.0), "rows": ("rows", 300.0, 330.0)}
+    second = {"keys": ("keys", 160.0, 210.0), "rows": ("rows", 290.0, 320.0)}
+    times = {"wall": 1000.0, "span": 600.0, "gate": 50.0, "computing": 100.0}
+    ranks = [{**times, "collectives": first}, {**times, "collectives": second}]
+    parts = step_parts.parts_of(ranks)
+    # The first rank waits 60 of 100, then neither, then the second one 10 of 30.
+    microseconds = {
+        "python": 400.0,
+        "waiting": (60 + 10) / 2,
+        "keys": (40 + 50) / 2,
+        "rows": (30 + 20) / 2,
+        "gate": 50.0,
+        "computing": 100.0,
+        "scheduling": 450 - (130 + 80) / 2,
+    }
+    assert parts == pytest.approx(
+        {part: microseconds.get(part, 0.0) / 1e3 for part in step_parts.PARTS}
+    )
+    assert sum(parts.values()) == pytest.approx(1.0)
+
+
 def test_importing_the_library_is_timed_without_tensorflow():
     assert 0 < overhead.import_seconds(overhead.LIGHT_IMPORT, ROOT) < 10
 
@@ -83,5 +122,5 @@ def test_a_tiny_run_measures_steps_and_starts():
     figures = json.loads(done.stdout.splitlines()[-1])
     (dynamic,) = figures["dynamic"]["1 collective"]
     assert min(dynamic["static"], dynamic["dynamic"]) > 0
-    for rounds in (figures["step"]["1"], figures["start"]["2 all"], figures["start"]["2 model"]):
+    for rounds in (figures["step"]["26 1"], figures["start"]["2 all"], figures["start"]["2 model"]):
         assert set(rounds[0]) == {"plain", "collective"} and min(rounds[0].values()) > 0
