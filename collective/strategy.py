@@ -36,37 +36,12 @@ from collective.plan import builder
 from collective.plan.plan import Plan
 from collective.policy import PolicyOption, TablePolicy, policy_of
 from collective.profiling import profiler
-from collective.scope import SCOPES
+from collective.scope import SCOPES, Scope
 from collective.tables import grouping
 from collective.tables import lookups as _lookups  # noqa: F401 (registers the lookup functions)
 
 if TYPE_CHECKING:
     from collective.estimator.estimator import Estimator
-
-
-class Scope:
-    """Opens and closes a scope; it can be entered again, and inside itself.
-
-    Args:
-        strategy: the value of `with … as`.
-        enter: opens the scope.
-        leave: closes the scope that this thread opened last.
-    """
-
-    def __init__(
-        self,
-        strategy: CollectiveStrategy,
-        enter: Callable[[], None],
-        leave: Callable[[], None],
-    ):
-        self._strategy, self._enter, self._leave = strategy, enter, leave
-
-    def __enter__(self) -> CollectiveStrategy:
-        self._enter()
-        return self._strategy
-
-    def __exit__(self, kind: type[BaseException] | None, error: Any, traceback: Any) -> None:
-        self._leave()
 
 
 class CollectiveStrategy:
@@ -133,7 +108,7 @@ class CollectiveStrategy:
         checkpoint_blocking: bool = INHERIT,
         checkpoint_buffer: int | float = INHERIT,
         checkpoint_on_error: CheckpointFailure = INHERIT,
-    ) -> Scope:
+    ) -> Scope[CollectiveStrategy]:
         """Opens the data-parallel part of a program: model, optimizer and sessions.
 
         Inside, gradients are those of all ranks, sessions agree on every run, replicated variables
@@ -226,25 +201,21 @@ class CollectiveStrategy:
                 everything; the ranks' agreement before a run always follows the variable. The
                 numbers are the same, but for the last bits of dense gradients of three ranks or
                 more, which shared memory adds in the order of the ranks.
-            checkpoint_blocking: Lets a save take its time while training waits (True, the default),
-                or write beside training (False): a save then returns once the ranks have noted
-                what belongs to it, and its files hold exactly that step. The next save, the end of
-                the session and `collective.checkpoint.wait()` wait for it, and raise its error. It
-                needs the compiled operations, tables in the host's memory, and the option to be in
-                force when the graph's first session runs; what isn't so is written before the save
-                returns.
-            checkpoint_buffer: Bounds the memory that such a save takes on a rank for rows: bytes,
-                or a share of the bytes of the rank's tables and slots. Default 0.1. Where that is
-                less than 64 MB it is 64 MB. It holds what is on its way to a file, and rows that
-                training is about to change before they were read. Training waits only where there
-                is no room for such a row. Variables that aren't tables, and the keys of dynamic
-                tables, are copied beside it.
-            checkpoint_on_error: Says what becomes of training when a save of a monitored session or
-                an Estimator fails because its storage does (full, gone, read-only, out of reach):
-                with 'continue' (default) rank 0 warns and training goes on, with 'stop' it is a
+            checkpoint_blocking: Lets a save end when it is written (True, the default), or once the
+                ranks have noted what belongs to it (False): it is then written beside training, and
+                holds exactly its step. The next save, the session's end and
+                `collective.checkpoint.wait()` wait for it, and raise its error. What can't be
+                followed is written at once: tables on a GPU or with rows in files, and all of them
+                if the option came after the graph's first run.
+            checkpoint_buffer: Bounds a rank's memory for such a save: bytes, or a share of its
+                tables and slots (default 0.1), but at least 64 MB. It takes rows on their way to a
+                file, and rows that training changes before they were read: where there is no room,
+                training waits. Other variables and keys of dynamic tables are copied beside it.
+            checkpoint_on_error: Says what becomes of training when the storage fails a save of a
+                monitored session or Estimator (full, gone, read-only, out of reach): it goes on,
+                with a warning ('continue', the default), or stops ('stop'), with a
                 `collective.checkpoint.CheckpointStorageError` on all ranks. The next save tries
-                again. The last save of a session, and the script's own `Saver.save`, always raise
-                it; the session can be used afterwards.
+                again. A session's last save, and the script's own `Saver.save`, always raise it.
 
         Options that tune HybridBackend or SparseOperationKit have no effect: a warning names them.
 
@@ -280,7 +251,7 @@ class CollectiveStrategy:
     @options.takes_foreign(*options.names(EmbeddingOptions))
     def embedding_scope(
         self, *, min_rows: int = INHERIT, policy: TablePolicy | PolicyOption | None = INHERIT
-    ) -> Scope:
+    ) -> Scope[CollectiveStrategy]:
         """Makes tables of the variables that are made inside, sharded by rows over all ranks.
 
         A table is every 2-D floating-point variable that `tf.get_variable` makes. Row i lives on

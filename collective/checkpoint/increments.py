@@ -206,7 +206,7 @@ class IncrementHook(tf.train.SessionRunHook):
         if not self._timer.should_trigger_for_step(step):
             return
         self._timer.update_last_triggered_step(step)
-        saver_hook.settle_by_hook(session)
+        saver_hook.settle(session)
         if state_of_session(session).save_failed:
             return  # There may be no whole checkpoint that an increment could follow.
         if running_chain.of_folder(session, self._folder).step != step:

@@ -14,21 +14,25 @@ from collective.scope import SCOPES
 
 # Set while a hook's last save is made: nothing comes beside which it could be written.
 _ending = threading.Event()
+# Set while a hook saves whose listeners look at the checkpoint, as an evaluation does.
+_is_listened_to = threading.Event()
 
 
 def blocks() -> bool:
     """Tells whether training waits until a checkpoint is written."""
-    return _ending.is_set() or SCOPES.options.checkpoint_blocking
+    return _ending.is_set() or _is_listened_to.is_set() or SCOPES.options.checkpoint_blocking
 
 
-def save_by_hook(original: Any, hook: Any, session: Any, step: Any) -> Any:
+def save(original: Any, hook: Any, session: Any, step: Any) -> Any:
     """Stands in for `CheckpointSaverHook._save`: training may go on without a checkpoint.
 
     Returns:
         Whether a listener wants training to stop.
     """
     state = state_of_session(session)
-    settle_by_hook(session)
+    settle(session)
+    if hook._listeners:
+        _is_listened_to.set()
     try:
         stops = original(hook, session, step)
         state.save_failed = False
@@ -37,12 +41,14 @@ def save_by_hook(original: Any, hook: Any, session: Any, step: Any) -> Any:
         state.save_failed = True
         go_on_without(error)
         return False
+    finally:
+        _is_listened_to.clear()
 
 
-def end_hook(original: Any, hook: Any, session: Any) -> None:
+def end(original: Any, hook: Any, session: Any) -> None:
     """Stands in for `CheckpointSaverHook.end`: waits for the last checkpoint, or tries it again."""
     state = state_of_session(session)
-    settle_by_hook(session)
+    settle(session)
     if state.save_failed:
         hook._timer._last_triggered_step = None  # As if this step hadn't been saved.
     _ending.set()
@@ -52,7 +58,7 @@ def end_hook(original: Any, hook: Any, session: Any) -> None:
         _ending.clear()
 
 
-def settle_by_hook(session: Any) -> None:
+def settle(session: Any) -> None:
     """Waits for the save before, where training may go on without it."""
     try:
         background.settle(session)
