@@ -5,6 +5,7 @@ on, so that rows change before, while and after they are read.
 """
 
 import contextlib
+import json
 import os
 import threading
 import time
@@ -16,6 +17,7 @@ import tensorflow.compat.v1 as tf
 import collective
 from collective import RankError, TablePolicy, checkpoint
 from collective.checkpoint import background, commit, tensor_bundle
+from collective.checkpoint.layout import LAYOUT_ENTRY
 from collective.coordination import barrier
 from collective.coordination.session_state import state_of_session
 from tests.ranks.dynamic_tables import MORE_OPTIMIZERS, OPTIMIZERS, normal
@@ -71,12 +73,16 @@ def _train(table, other, optimizer):
 
 
 def entries(prefix):
-    """Returns all values of a checkpoint as bytes, with what describes them."""
+    """Returns all values of a checkpoint as bytes, with what describes them, but not its id."""
     opened = tensor_bundle.Bundle(prefix)
-    return {
+    found = {
         name: (str(dtype), shape, opened.read_whole(name).tobytes())
         for name, (dtype, shape) in opened.entries.items()
+        if name != LAYOUT_ENTRY
     }
+    layout = json.loads(opened.read_whole(LAYOUT_ENTRY).item())
+    del layout["id"]
+    return {**found, LAYOUT_ENTRY: layout}
 
 
 def same(left, right):
