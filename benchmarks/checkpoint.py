@@ -1,4 +1,5 @@
-"""Measures MB/s of saving and restoring a table, beside `dd` of the same bytes on the same disk.
+"""Measures MB/s of saving and restoring a table, beside `dd` of the same bytes on the same disk,
+and how long an increment takes of 1 % of the rows.
 
     python -m collective.launch -np 2 --device cpu benchmarks/checkpoint.py [--megabytes 1000]
     [--folder .] [--rounds 3]
@@ -6,11 +7,14 @@
 A save ends when everything is on the disk (fsync); so does `dd … conv=fsync`. A restore reads what
 the page cache holds, as `dd` to /dev/null does; both say what the software costs, not the disk. The
 median of the rounds is printed, with the least and the most, since disks and machines are shared.
+An increment has the rows that a step has trained since the last save, which are spread evenly over
+the table, with their slots; a restore of it is one of the base and the increments.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import shutil
 import statistics
@@ -21,12 +25,14 @@ from typing import Callable
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+import numpy as np
 import report
 import tensorflow.compat.v1 as tf
 
-from collective import CollectiveStrategy
+from collective import CollectiveStrategy, checkpoint
 from collective.ops.counting import counted
 
+INCREMENT = "increment of 1 %"
 DIM = 32
 BYTES_PER_ROW = 2 * DIM * 4  # with a slot
 DD_BLOCK = 4 << 20
@@ -54,17 +60,26 @@ def run_rounds(strategy: CollectiveStrategy, rows: int, folder: Path, rounds: in
     with strategy.scope(), tf.Graph().as_default():
         with strategy.embedding_scope():
             table = tf.get_variable("t", [rows, DIM], initializer=tf.truncated_normal_initializer())
-        loss = tf.reduce_sum(tf.nn.embedding_lookup(table, tf.constant([0, 1], tf.int64)))
+        ids = tf.placeholder(tf.int64, [None])
+        loss = tf.reduce_sum(tf.nn.embedding_lookup(table, ids))
         train = tf.train.AdagradOptimizer(0.1).minimize(loss)
         saver = tf.train.Saver(max_to_keep=1)
+        checkpoint.enable_increments(str(folder))
+        # Each rank asks for its share of 1 % of the rows.
+        changed = np.arange(strategy.rank() * 100, rows, strategy.world_size() * 100)
         prefix, copy = str(folder / "m"), folder / "dd"
         count = rows * BYTES_PER_ROW // DD_BLOCK
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
-            session.run(train)
+            session.run(train, {ids: [0, 1]})
             for i in range(rounds):
                 timer.time("save", lambda i=i: saver.save(session, prefix, global_step=i))
                 timer.time("restore", lambda i=i: saver.restore(session, f"{prefix}-{i}"))
+                saver.save(session, prefix, global_step=i)  # A restore changes all rows.
+                session.run(train, {ids: changed})
+                save_increment = functools.partial(checkpoint.save_increment, session, str(folder))
+                timer.time(INCREMENT, save_increment)
+                timer.time("restore with it", lambda i=i: saver.restore(session, f"{prefix}-{i}"))
                 if strategy.rank() == 0:
                     write = ("if=/dev/zero", f"of={copy}", "conv=fsync", f"count={count}")
                     timer.time("dd write", lambda write=write: dd(*write))
@@ -105,9 +120,13 @@ def print_rates(timer: Timer, rows: int, ranks: int) -> None:
         f"a table of {counted(rows, 'row')} of {DIM} float32 and a slot\n"
     )
     print(report.heading(["", "MB/s", "least", "most"]))
-    for name, seconds in timer.seconds.items():
+    seconds_by_name = dict(timer.seconds)
+    of_increment = statistics.median(seconds_by_name.pop(INCREMENT))
+    share = of_increment / statistics.median(seconds_by_name["save"])
+    for name, seconds in seconds_by_name.items():
         rates = [megabytes / s for s in (statistics.median(seconds), max(seconds), min(seconds))]
         print(report.row([name, *(f"{rate:,.0f}" for rate in rates)]))
+    print(f"\n{INCREMENT} of the rows: {of_increment:.3f} s, {share:.1%} of a whole save's time")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ Four lines distribute a TensorFlow 1-style script:
 
 Public names, in short:
 
-    CollectiveStrategy               scopes, ranks, the plan, Estimators, exports
+    CollectiveStrategy, RunConfig    scopes, ranks, the plan, Estimators, exports
     get_embedding_variable           makes a table of open-ended keys
     embedding_sizes                  counts the rows of tables on each rank
     clear_embeddings                 removes the rows of dynamic tables
@@ -35,7 +35,6 @@ Public names, in short:
     StorageOption, StorageType       where rows are: memory, files
     CacheType, CheckpointOption      their cache and restoring; no effect yet
     EmbeddingConfig                  the same in PERSIA's words
-    RunConfig                        tf.estimator's, with increments of checkpoints
     RankError, ReplicaError, TableError  a rank failed; ranks differ; a table can't do it
     collective.feature_column        columns of open-ended keys, groups of columns
     collective.data                  reads Parquet, deals items of work, converts Criteo logs

@@ -124,14 +124,14 @@ class ChangeSet:
 
     def __init__(self, rows: int):
         self._number, self._shards = next(_numbers), set[int]()
-        self._functions = _library_functions()
-        self._functions.change_set_new(self._number, rows)
+        self._native = _library_functions()
+        self._native.change_set_new(self._number, rows)
 
     def __del__(self) -> None:
-        if hasattr(self, "_functions"):
+        if hasattr(self, "_native"):
             for shard in self._shards:
-                self._functions.change_set_leave(self._number, shard)
-            self._functions.change_set_free(self._number)
+                self._native.change_set_leave(self._number, shard)
+            self._native.change_set_free(self._number)
 
     def listen(self, shards: Sequence[int]) -> bool:
         """Listens to exactly these shards from now on, by their numbers.
@@ -142,31 +142,31 @@ class ChangeSet:
         wanted = set(shards)
         was_complete = wanted <= self._shards
         for shard in self._shards - wanted:
-            self._functions.change_set_leave(self._number, shard)
+            self._native.change_set_leave(self._number, shard)
         for shard in wanted - self._shards:
-            if not self._functions.change_set_listen(self._number, shard):
+            if not self._native.change_set_listen(self._number, shard):
                 raise RuntimeError("a table's session was closed while its changes were looked at")
         self._shards = wanted
         return was_complete
 
     def begin(self) -> None:
         """Sets aside what has changed until now. `done` or `undo` follow."""
-        self._functions.change_set_begin(self._number)
+        self._native.change_set_begin(self._number)
 
     def changes(self) -> Changes:
         """Returns what was set aside, with the rows where they are now."""
         rows, removed, in_file = (ctypes.c_int64() for _ in range(3))
-        is_all = self._functions.change_set_sizes(
+        is_all = self._native.change_set_sizes(
             self._number, ctypes.byref(rows), ctypes.byref(removed), ctypes.byref(in_file)
         )
         arrays = [np.empty(size.value, np.int64) for size in (rows, removed, in_file)]
-        self._functions.change_set_read(self._number, *(array.ctypes.data for array in arrays))
+        self._native.change_set_read(self._number, *(array.ctypes.data for array in arrays))
         return Changes(bool(is_all), arrays[0], np.unique(arrays[1]), np.unique(arrays[2]))
 
     def done(self) -> None:
         """Forgets what was set aside: the consumer has it."""
-        self._functions.change_set_done(self._number)
+        self._native.change_set_done(self._number)
 
     def undo(self) -> None:
         """Counts what was set aside as changed still."""
-        self._functions.change_set_undo(self._number)
+        self._native.change_set_undo(self._number)

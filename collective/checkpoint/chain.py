@@ -64,6 +64,21 @@ def open_chain(prefix: str) -> Chain:
     return open_links(base, newest(base) if number is None else number)
 
 
+def open_whole(prefix: str) -> Bundle:
+    """Opens a whole checkpoint, without what may follow it.
+
+    Raises:
+        ValueError: there is none, or it is an increment.
+    """
+    bundle = Bundle(prefix)
+    if bundle.layout.increment is not None:
+        raise ValueError(
+            f"'{prefix}' is an increment, which has only what changed. Make a whole checkpoint of "
+            f"it: python -m collective.checkpoint consolidate {prefix} OUT."
+        )
+    return bundle
+
+
 def open_links(base: str, number: int) -> Chain:
     """Opens a base and its increments 1 to `number`; errors as of `open_chain`."""
     opened = Bundle(base)

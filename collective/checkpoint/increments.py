@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow.compat.v1 as tf
+from tensorflow.python.training import monitored_session
 
 from collective.checkpoint import background, commit, increment_io, running_chain, saver_hook
 from collective.checkpoint.chain_names import increment_prefix
@@ -129,8 +130,12 @@ def training_session(
     def with_increments(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs)
         given.apply_defaults()
-        times = (given.arguments[f"save_checkpoint_{unit}"] for unit in ("secs", "steps"))
-        if not given.arguments["checkpoint_dir"] or not any(times):
+        times = [given.arguments[f"save_checkpoint_{unit}"] for unit in ("secs", "steps")]
+        by_default = [time is monitored_session.USE_DEFAULT for time in times]
+        is_on = all(by_default) or any(
+            time for time, is_default in zip(times, by_default) if not is_default
+        )
+        if not given.arguments["checkpoint_dir"] or not is_on:
             raise ValueError(
                 "MonitoredTrainingSession(save_incremental_checkpoint_…) saves what has changed "
                 "since the last checkpoint: give checkpoint_dir, and don't turn checkpoints off "

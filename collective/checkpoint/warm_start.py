@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import variable_scope, variables
 from tensorflow.python.training import checkpoint_utils
 
-from collective.checkpoint import table_io
+from collective.checkpoint import chain, table_io
 from collective.checkpoint.compatibility import difference, find_stored_table
 from collective.checkpoint.layout import StoredTable
 from collective.checkpoint.shards import Shard
@@ -58,7 +58,7 @@ def init_from_checkpoint(original: Any, ckpt_dir_or_file: Any, assignment_map: A
         path = checkpoint_utils._get_checkpoint_filename(ckpt_dir_or_file)
         if path is None:
             raise ValueError(f"There is no checkpoint in '{ckpt_dir_or_file}'.")
-        bundle = Bundle(path)
+        bundle = chain.open_whole(path)
         for assignment in for_tables:
             _start_from(bundle, assignment.entry, assignment.shard)
     if for_tensorflow or not for_tables:

@@ -241,7 +241,7 @@ DEEPREC = Framework(
         *(
             works(
                 f"tf.train.MonitoredTrainingSession(save_incremental_checkpoint_{unit}=)",
-                "",
+                "collective.checkpoint.save_increment",
                 "in scope()",
             )
             for unit in ("secs", "steps")

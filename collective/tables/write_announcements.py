@@ -149,11 +149,11 @@ def _writes(graph: tf.Graph, op: tf.Operation) -> bool:
     """Tells whether an operation that takes a variable's handle may write it, unannounced."""
     if op.type in READERS or op.type in row_changes.SELF_ANNOUNCING:
         return False
-    functions = _functions(op.node_def)
+    functions = _called_functions(op.node_def)
     return True if not functions else _any_writes(graph, functions)
 
 
-def _functions(node: Any) -> list[str]:
+def _called_functions(node: Any) -> list[str]:
     """Returns the names of the functions that an operation calls."""
     names = []
     for value in node.attr.values():
@@ -169,7 +169,7 @@ def _any_writes(graph: tf.Graph, names: list[str]) -> bool:
         if function is None:
             return True  # Nobody knows.
         for node in function.cached_definition.node_def:
-            called = _functions(node)
+            called = _called_functions(node)
             for name in called:
                 if name not in seen:
                     seen.add(name)
