@@ -119,6 +119,11 @@ class BackgroundSave:
             )
 
     @property
+    def is_over(self) -> bool:
+        """Tells whether this rank's thread has ended."""
+        return not self._thread.is_alive()
+
+    @property
     def has_failed(self) -> bool:
         """Tells whether this rank has seen it fail so far."""
         return self._error is not None
