@@ -11,7 +11,7 @@ from typing import Any, Callable
 import tensorflow.compat.v1 as tf
 
 from collective import strategies
-from collective.ops import function_copies, graph_analysis
+from collective.ops import function_copies, graph_analysis, native_library
 from collective.ops.counting import counted
 from collective.ops.exchange import Wire
 from collective.ops.graph_state import state_of
@@ -90,6 +90,8 @@ def announce_writes(graph: tf.Graph, options: ScopeOptions) -> None:
 
     It comes last: the other passes may add operations that write.
     """
+    if not options.checkpoint_blocking and native_library.missing() is None:
+        write_announcements.want(graph)
     write_announcements.announce(graph)
 
 

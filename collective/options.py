@@ -24,6 +24,7 @@ MissingSlots = Literal["error", "fresh"]
 PlanOutput = Literal["print", "quiet", "full"]
 DenseCompression = Literal["none", "fp16", "bf16"]
 Carrier = Literal["auto", "horovod", "shared_memory"]
+CheckpointFailure = Literal["continue", "stop"]
 WireType = Literal["float32", "float16", "bfloat16"]
 
 
@@ -133,6 +134,9 @@ class ScopeOptions:
     carrier: Carrier | None = None
     warm_start: Sequence[WarmStartSource] | WarmStartSource | None = None
     save_code: bool = False
+    checkpoint_blocking: bool = True
+    checkpoint_buffer: int | float = 0.1
+    checkpoint_on_error: CheckpointFailure = "continue"
 
     def __post_init__(self) -> None:
         self._is_one_of("embedding_gradients", *get_args(GradientReduction))
@@ -147,6 +151,15 @@ class ScopeOptions:
         self._is_one_of("save_code", False, True)
         self._is_one_of("carrier", None, *get_args(Carrier))
         self.warm_starts  # noqa: B018 (raises an error of its own)
+        self._is_one_of("checkpoint_blocking", True, False)
+        self._is_one_of("checkpoint_on_error", *get_args(CheckpointFailure))
+        buffer = self.checkpoint_buffer
+        is_share = isinstance(buffer, float) and 0 < buffer <= 1
+        if not (is_share or _is_whole(buffer) and buffer > 0):
+            raise ValueError(
+                "scope(checkpoint_buffer=…) is a number of bytes, from 1, or a share of the "
+                f"shards' bytes, a float up to 1.0, not {buffer!r}."
+            )
         folder, steps = self.profile, self.profile_steps
         if folder is not None and not (
             isinstance(folder, (str, os.PathLike)) and os.fspath(folder)

@@ -45,7 +45,15 @@ from tensorflow.python.training import moving_averages as averages_lib
 from tensorflow_estimator.python.estimator import estimator as estimator_lib
 
 from collective import feature_column, hooks, rank0_output
-from collective.checkpoint import increments, model_start, restoring, saver, saving, warm_start
+from collective.checkpoint import (
+    increments,
+    model_start,
+    restoring,
+    saver,
+    saver_hook,
+    saving,
+    warm_start,
+)
 from collective.coordination import session_ends, session_runs
 from collective.estimator import refusal
 from collective.gradients import clipping, reduction
@@ -454,16 +462,21 @@ SESSIONS = (
 ONE_SHARD_SAVED = "One rank's shard would be saved as if it were the table."
 MISSING_SHARDS = "The shards of the other ranks would be missing from the checkpoint."
 NOT_RESTORED = "Tables would not be restored, nor the same checkpoint by all ranks."
+GOES_ON = "A disk that is full for a while would end training."
+NO_LAST_CHECKPOINT = "A job could end without the checkpoint that it was writing, or missed before."
 OTHER_LATEST = "Ranks could take different checkpoints for the latest."
 NOT_STARTED = "scope(warm_start=…) would have no effect."
 WHOLE_ROWS = "A shard would be assigned the rows of a whole table."
 PARTITIONED = "A table would be taken for a partitioned variable, and its name not be found."
 ALL_WRITE_GRAPH = "Every rank would write the graph."
 NOT_SERVABLE = "A SavedModel would have one rank's shards, and operations of this library."
+SAVER_HOOK = tf.train.CheckpointSaverHook
 CHECKPOINTS = (
     Patch(tf.train.Saver, "tf.train.Saver._build", saver.build, ONE_SHARD_SAVED),
     Patch(tf.train.Saver, "tf.train.Saver.save", saving.save, MISSING_SHARDS),
     Patch(tf.train.Saver, "tf.train.Saver.restore", restoring.restore, NOT_RESTORED),
+    Patch(SAVER_HOOK, "tf.train.CheckpointSaverHook._save", saver_hook.save, GOES_ON),
+    Patch(SAVER_HOOK, "tf.train.CheckpointSaverHook.end", saver_hook.end, NO_LAST_CHECKPOINT),
     Patch(
         tf.train.SessionManager,
         "tf.train.SessionManager._restore_checkpoint",

@@ -11,26 +11,6 @@ from collective.options import EmbeddingOptions, ScopeOptions, names
 Strategy = TypeVar("Strategy")
 
 
-class Scope(Generic[Strategy]):
-    """Opens and closes a scope; it can be entered again, and inside itself.
-
-    Args:
-        strategy: the value of `with … as`.
-        enter: opens the scope.
-        leave: closes the scope that this thread opened last.
-    """
-
-    def __init__(self, strategy: Strategy, enter: Callable[[], None], leave: Callable[[], None]):
-        self._strategy, self._enter, self._leave = strategy, enter, leave
-
-    def __enter__(self) -> Strategy:
-        self._enter()
-        return self._strategy
-
-    def __exit__(self, kind: type[BaseException] | None, error: Any, traceback: Any) -> None:
-        self._leave()
-
-
 class OpenScope:
     """Stands for one entry into scope(): what is in force between entering and leaving.
 
@@ -40,6 +20,31 @@ class OpenScope:
 
     def __init__(self, options: ScopeOptions):
         self.options = options
+
+
+class Scope(Generic[Strategy]):
+    """Opens and closes a scope; it can be entered again, and inside itself.
+
+    Args:
+        strategy: the value of `with … as`.
+        enter: opens the scope.
+        leave: closes the scope that this thread opened last.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        enter: Callable[[], None],
+        leave: Callable[[], None],
+    ):
+        self._strategy, self._enter, self._leave = strategy, enter, leave
+
+    def __enter__(self) -> Strategy:
+        self._enter()
+        return self._strategy
+
+    def __exit__(self, kind: type[BaseException] | None, error: Any, traceback: Any) -> None:
+        self._leave()
 
 
 class ScopeStack:

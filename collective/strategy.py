@@ -21,6 +21,7 @@ from collective.ops import carriers, collectives, graph_analysis, native_library
 from collective.options import (
     INHERIT,
     Carrier,
+    CheckpointFailure,
     DenseCompression,
     DType,
     EmbeddingOptions,
@@ -109,6 +110,9 @@ class CollectiveStrategy:
         carrier: Carrier | None = INHERIT,
         warm_start: Sequence[WarmStartSource] | WarmStartSource | None = INHERIT,
         save_code: bool = INHERIT,
+        checkpoint_blocking: bool = INHERIT,
+        checkpoint_buffer: int | float = INHERIT,
+        checkpoint_on_error: CheckpointFailure = INHERIT,
     ) -> Scope[CollectiveStrategy]:
         """Opens the data-parallel part of a program: model, optimizer and sessions.
 
@@ -213,6 +217,21 @@ class CollectiveStrategy:
             save_code: Saves the script, and the code and configurations below its folder, beside a
                 job's first checkpoint, with versions, the command line and these options: see
                 `collective.checkpoint.load_code`. Default False.
+            checkpoint_blocking: Lets a save end when it is written (True, the default), or once the
+                ranks have noted what belongs to it (False): it is then written beside training, and
+                holds exactly its step. The next save, the session's end and
+                `collective.checkpoint.wait()` wait for it, and raise its error. What can't be
+                followed is written at once: tables on a GPU or with rows in files, and all of them
+                if the option came after the graph's first run.
+            checkpoint_buffer: Bounds a rank's memory for such a save: bytes, or a share of its
+                tables and slots (default 0.1), but at least 64 MB. It takes rows on their way to a
+                file, and rows that training changes before they were read: where there is no room,
+                training waits. Other variables and keys of dynamic tables are copied beside it.
+            checkpoint_on_error: Says what becomes of training when the storage fails a save of a
+                monitored session or Estimator (full, gone, read-only, out of reach): it goes on,
+                with a warning ('continue', the default), or stops ('stop'), with a
+                `collective.checkpoint.CheckpointStorageError` on all ranks. The next save tries
+                again. A session's last save, and the script's own `Saver.save`, always raise it.
 
         Options that tune HybridBackend or SparseOperationKit have no effect: a warning names them.
 
@@ -238,6 +257,9 @@ class CollectiveStrategy:
             carrier=carrier,
             warm_start=warm_start,
             save_code=save_code,
+            checkpoint_blocking=checkpoint_blocking,
+            checkpoint_buffer=checkpoint_buffer,
+            checkpoint_on_error=checkpoint_on_error,
         )
         # Checked here, where the script can see which call is wrong.
         ScopeOptions(**given)

@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.client import session as session_lib
 
 
-def run_unpatched(session: Any, fetches: Any, feed_dict: Any = None) -> Any:
+def run_unpatched(session: Any, fetches: Any, feed_dict: Any = None, options: Any = None) -> Any:
     """Runs `fetches` on this rank alone: no other rank is asked, and the run counts as no step.
 
     `scope()` replaces `session.run`, and leaves TensorFlow's own as its `__wrapped__`.
@@ -20,7 +20,7 @@ def run_unpatched(session: Any, fetches: Any, feed_dict: Any = None) -> Any:
         session_lib.BaseSession if isinstance(session, session_lib.BaseSession) else type(session)
     )
     run = kind.run
-    return getattr(run, "__wrapped__", run)(session, fetches, feed_dict)
+    return getattr(run, "__wrapped__", run)(session, fetches, feed_dict, options)
 
 
 @contextlib.contextmanager

@@ -13,6 +13,9 @@ it, inside scope(). Where no ranks run, this package reads the checkpoints:
 So do `python -m collective.checkpoint show PATH` and `python -m collective.checkpoint consolidate
 IN OUT`. `python -m collective.checkpoint import deeprec IN OUT`, and `hybridbackend`, and `sok`,
 make checkpoints of this library of those of other frameworks.
+
+Checkpoints that are written beside training (`scope(checkpoint_blocking=False)`) are waited for by
+`wait()`. `CheckpointStorageError` tells that a disk was full, say.
 """
 
 from __future__ import annotations
@@ -28,8 +31,10 @@ if TYPE_CHECKING:
     from collective.checkpoint.importing.conversion import Report
     from collective.checkpoint.loaded import LoadedCheckpoint
     from collective.checkpoint.saved_code import SavedCode
+    from collective.checkpoint.storage import CheckpointStorageError
 
 __all__ = [
+    "CheckpointStorageError",
     "KeepBest",
     "WarmStart",
     "changes",
@@ -40,6 +45,7 @@ __all__ = [
     "load_code",
     "read_table",
     "save_increment",
+    "wait",
 ]
 BLOCK = 1 << 16
 
@@ -158,14 +164,6 @@ def changes(consumer: str, slots: bool = False) -> Consumer:
     from collective.checkpoint import consumers
 
     return consumers.Consumer(consumer, tf.get_default_graph(), slots)
-
-
-def __getattr__(name: str) -> Any:
-    if name == "KeepBest":  # it needs what the package itself can do without
-        from collective.checkpoint import best
-
-        return best.KeepBest
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def keep_best(
@@ -312,3 +310,31 @@ def import_checkpoint(
     return frameworks.import_checkpoint(
         framework, path, target, names, slots, in_order=in_order, kinds=kinds, dense=dense
     )
+
+
+def wait() -> None:
+    """Waits until the checkpoints that are written beside training are there.
+
+    Every rank calls it, between two runs. Without such a save (`scope(checkpoint_blocking=False)`)
+    it returns at once.
+
+    Raises:
+        CheckpointStorageError: the storage failed, on some rank; raised on all alike.
+        RuntimeError: something else failed.
+    """
+    from collective.checkpoint import background
+
+    background.wait()
+
+
+def __getattr__(name: str) -> Any:
+    # They need TensorFlow, or what the package itself can do without.
+    if name == "KeepBest":
+        from collective.checkpoint import best
+
+        return best.KeepBest
+    if name == "CheckpointStorageError":
+        from collective.checkpoint import storage
+
+        return storage.CheckpointStorageError
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

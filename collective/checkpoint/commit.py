@@ -17,11 +17,14 @@ from tensorflow.python.checkpoint import checkpoint_management
 from collective.checkpoint import tensor_bundle
 from collective.checkpoint.chain_names import increments_of
 from collective.checkpoint.layout import FORMAT_ENTRY, LAYOUT_ENTRY, CheckpointLayout
+from collective.checkpoint.storage import StorageFailure
 
 # Files of a staging folder.
 RECORD, MERGED, META, STATE = "record", "merged", "graph.meta", "state"
 # A network's file system may take so many seconds to show what another host has written.
 VISIBILITY_TIMEOUT = 10.0
+# A file that is read whole to see whether it was moved.
+SHORT_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,7 +211,9 @@ def recover(staging: str) -> None:
 def _finish_or_undo(staging: str, record: dict[str, Any]) -> None:
     prefix, shards = record["prefix"], record["shards"]
     new_data_files = [tensor_bundle.data_path(prefix, shard, shards) for shard in range(shards)]
-    is_there = not tf.io.gfile.exists(tensor_bundle.index_path(os.path.join(staging, MERGED)))
+    is_there = not tf.io.gfile.exists(
+        tensor_bundle.index_path(os.path.join(staging, MERGED))
+    ) and tf.io.gfile.exists(tensor_bundle.index_path(prefix))
     state_waits = record["state"] and tf.io.gfile.exists(os.path.join(staging, STATE))
     is_latest = is_there and not state_waits
     if is_latest or is_there and record["existed"]:
@@ -261,7 +266,27 @@ def _data_files(prefix: str) -> list[str]:
 
 
 def move(source: str, target: str) -> None:
+    """Moves a file over whatever is there, and looks after it where a network is between.
+
+    Raises:
+        StorageFailure: the file system said that it did, and did not.
+    """
+    if "://" not in target:
+        tf.io.gfile.rename(source, target, overwrite=True)
+        return
+    before = _identity(source)
     tf.io.gfile.rename(source, target, overwrite=True)
+    if not becomes_visible(target) or _identity(target) != before:
+        raise StorageFailure(f"'{source}' was moved to '{target}', but is not there")
+
+
+def _identity(path: str) -> tuple[int, bytes]:
+    """Returns a file's length, and its content if that is short."""
+    length = tf.io.gfile.stat(path).length
+    if length > SHORT_BYTES:
+        return length, b""
+    with tf.io.gfile.GFile(path, "rb") as file:
+        return length, file.read()
 
 
 def sync(path: str) -> None:

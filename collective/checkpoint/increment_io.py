@@ -74,9 +74,9 @@ def write(
     reads.flush()
     for shard in shards:
         if shard.slot_of is None:
-            counted = key_counts.write(session, shard, layout, writer)
+            counted = key_counts.in_session(session, shard)
             if counted is not None:
-                counts[key_counts.entry_of(shard.name)] = counted
+                counts[key_counts.entry_of(shard.name)] = counted.write(layout, writer)
     return counts
 
 

@@ -16,14 +16,17 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 from tensorflow.python.training import monitored_session
 
-from collective.checkpoint import commit, increment_io, running_chain
+from collective.checkpoint import background, commit, increment_io, running_chain, saver_hook
 from collective.checkpoint.chain_names import increment_prefix
 from collective.checkpoint.layout import CheckpointLayout, Increment
+from collective.checkpoint.retention import Retention
 from collective.checkpoint.running_chain import RunningChain
 from collective.checkpoint.saver import check_same_path, note_last_checkpoint
-from collective.checkpoint.saving import Retention, ShardedSave
+from collective.checkpoint.saving import ShardedSave
+from collective.checkpoint.storage import CheckpointStorageError
 from collective.checkpoint.tensor_bundle import Bundle, BundleWriter
 from collective.coordination import session_runs
+from collective.coordination.session_state import state_of_session
 from collective.ops import collectives
 from collective.tables.last_use import global_step
 
@@ -43,6 +46,7 @@ def save(session: Any, folder: str) -> str:
     Raises:
         ValueError: there is nothing that it could follow.
     """
+    background.settle(session)
     chain = running_chain.of_folder(session, folder)
     prefix = increment_prefix(chain.prefix, chain.number + 1)
     check_same_path(session, "saving an increment", prefix)
@@ -52,8 +56,10 @@ def save(session: Any, folder: str) -> str:
         list(chain.shards),
         chain.base,
         prefix,
+        "checkpoint",
         Retention.after(chain.saver, None),
         commit.Publication(),
+        {},
         chain=chain,
     )
     chain.follower.begin()
@@ -205,8 +211,14 @@ class IncrementHook(tf.train.SessionRunHook):
         if not self._timer.should_trigger_for_step(step):
             return
         self._timer.update_last_triggered_step(step)
+        saver_hook.settle(session)
+        if state_of_session(session).save_failed:
+            return  # There may be no whole checkpoint that an increment could follow.
         if running_chain.of_folder(session, self._folder).step != step:
-            save(session, self._folder)
+            try:
+                save(session, self._folder)
+            except CheckpointStorageError as error:
+                saver_hook.go_on_without(error)
 
 
 def enable(folder: str, graph: tf.Graph | None = None) -> None:

@@ -8,6 +8,7 @@ Both are stored as slots with keys of their own, so that any number of ranks rea
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -63,8 +64,50 @@ def _filter_name(table: str, shape: FilterShape) -> str:
     return f"{table}/filter/{shape.hashes}x{shape.cells}x{shape.dtype.name}"
 
 
-def write(session: Any, shard: Shard, layout: CheckpointLayout, writer: BundleWriter) -> int | None:
-    """Writes this rank's counts of a table; returns how many there are, None if it counts none."""
+@dataclasses.dataclass(frozen=True)
+class KeyCounts:
+    """Holds this rank's counts of a table's keys, as they are written.
+
+    Attributes:
+        target: how they are stored, with this rank's number of keys for every rank.
+        keys: [K] int64, in any order.
+        values: what is counted of them, among others: key i has row places[i].
+        places: [K].
+    """
+
+    target: StoredTable
+    keys: np.ndarray
+    values: np.ndarray
+    places: np.ndarray
+
+    def copied(self) -> KeyCounts:
+        """Returns them in memory of their own, which no run changes."""
+        places = np.arange(len(self.keys))
+        return KeyCounts(self.target, self.keys.copy(), self.values[self.places], places)
+
+    def write(self, layout: CheckpointLayout, writer: BundleWriter) -> int:
+        """Writes them, by ascending keys; returns how many there are."""
+        rank, count, target = collectives.rank(), len(self.keys), self.target
+        order = np.argsort(self.keys)
+        for first in range(0, max(1, count), target.block):
+            part = order[first : first + target.block]
+            writer.add(layout.keys_entry(target, rank), (count,), first, self.keys[part])
+            rows = np.ascontiguousarray(self.values[self.places[part]])
+            rows = rows if target.dtype == "int64" else rows.view(np.uint8)
+            writer.add(
+                layout.entry(target, rank),
+                (count, target.dim),
+                first,
+                rows.reshape(len(part), target.dim),
+            )
+        return count
+
+
+def in_session(session: Any, shard: Shard) -> KeyCounts | None:
+    """Returns this rank's counts of a table in a session; None if it counts no keys.
+
+    Some of it is memory that the next run changes.
+    """
     rank, ranks = collectives.rank(), collectives.size()
     if stored(shard, []) is None:
         return None
@@ -72,24 +115,15 @@ def write(session: Any, shard: Shard, layout: CheckpointLayout, writer: BundleWr
     store = table.store(session)
     if table.admission.filter is None:
         keys, counts = store.keys.counts()
-        values = counts[:, None]
+        values, places = counts[:, None], np.arange(len(keys))
     else:
-        cells = store.keys.cells()
-        used = np.flatnonzero(cells.any(1))
+        values = store.keys.cells()
+        places = np.flatnonzero(values.any(1))
         numbers = bloom_filter.numbers(table.admission.filter.step, rank, ranks)
-        keys, values = bloom_filter.keys(numbers[used]), cells
-    order = np.argsort(keys)
+        keys = bloom_filter.keys(numbers[places])
     target = stored(shard, [len(keys)] * ranks)
     assert target is not None
-    for first in range(0, max(1, len(keys)), target.block):
-        part = order[first : first + target.block]
-        rows = values[part] if table.admission.filter is None else values[used[part]]
-        writer.add(layout.keys_entry(target, rank), (len(keys),), first, keys[part])
-        rows = np.ascontiguousarray(rows)
-        rows = rows if target.dtype == "int64" else rows.view(np.uint8)
-        shape = len(keys), target.dim
-        writer.add(layout.entry(target, rank), shape, first, rows.reshape(len(part), target.dim))
-    return len(keys)
+    return KeyCounts(target, keys, values, places)
 
 
 def read(bundle: Bundle, shard: Shard, saved_as: str, store: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.checkpoint import chain, compatibility, table_io, tensor_bundle
+from collective.checkpoint import background, chain, compatibility, table_io, tensor_bundle
 from collective.checkpoint.chain_names import split
 from collective.checkpoint.gathered import gathered_states
 from collective.checkpoint.saver import (
@@ -23,7 +23,7 @@ from collective.checkpoint.shards import dynamic_tables
 from collective.coordination import barrier
 from collective.coordination.session_state import state_of_session
 from collective.gradients import accumulation
-from collective.ops import collectives, graphs
+from collective.ops import collectives, file_systems, graphs
 from collective.ops.counting import counted
 from collective.scope import SCOPES
 from collective.startup import STARTUP
@@ -35,6 +35,9 @@ def restore(original: Any, saver: Any, sess: Any, save_path: Any) -> None:
 
     Gradients that were summed up over batches (scope(local_steps=…)) are forgotten.
     """
+    file_systems.check(save_path)
+    if hasattr(sess, "graph"):
+        background.settle(sess)
     with STARTUP.doing(getattr(sess, "graph", None), f"restoring checkpoint '{save_path}'"):
         _restore(SCOPES.options.missing_slots == "fresh", original, saver, sess, save_path)
     accumulation.restart(sess)

@@ -99,13 +99,14 @@ def of_base(
     if follower is None or not follower.follows(shards):
         follower = Follower(session, shards)
     follower.begin()
+    step = global_step(session)
     try:
-        yield
+        yield  # The save may go on beside training.
     except BaseException:
         follower.undo()
         raise
     follower.done()
-    chains[folder] = RunningChain(saver, shards, base, prefix, follower, step=global_step(session))
+    chains[folder] = RunningChain(saver, shards, base, prefix, follower, step=step)
 
 
 def _normal(folder: str) -> str:

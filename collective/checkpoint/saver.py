@@ -22,10 +22,11 @@ from tensorflow.python.ops import variables
 from tensorflow.python.training import saver as saver_lib
 from tensorflow.python.training.saving import saveable_object_util
 
-from collective.checkpoint import ownership
+from collective.checkpoint import ownership, storage
 from collective.checkpoint.shards import Shard, find_shards
 from collective.coordination import barrier, milestones
-from collective.ops import collectives
+from collective.ops import collectives, file_systems
+from collective.scope import SCOPES
 from collective.tables.table import Table, shard_of
 
 # A collection of the graph: the names of its tables, which an imported copy of it can't have.
@@ -188,6 +189,16 @@ def optional_variables(saver: Any) -> dict[str, Any]:
     }
 
 
+def unsharded_bytes(saver: Any) -> int:
+    """Returns about how many bytes the variables that aren't tables take in a checkpoint."""
+    shapes = [
+        (variable.shape.num_elements(), variable.dtype.base_dtype.size)
+        for variable in unsharded_variables(saver).values()
+        if isinstance(variable, variables.Variable)
+    ]
+    return sum((count or 0) * size for count, size in shapes)
+
+
 def check_same_path(session: Any, doing: str, prefix: str) -> None:
     """Raises an error on all ranks if they name different checkpoints."""
     paths = [message["path"] for message in barrier.exchange(session, doing, {"path": prefix})]
@@ -284,7 +295,8 @@ def write_graph(
     """Stands in for `training_util.write_graph` (CheckpointSaverHook): rank 0 alone writes.
 
     It leaves a folder alone where another job may save. The save that follows finds out, and then
-    either tells the script or writes the graph.
+    either tells the script or writes the graph. Training goes on where the storage fails, as it
+    does without a checkpoint.
     """
     if collectives.rank() > 0:
         return None
@@ -292,7 +304,17 @@ def write_graph(
     if ownership.marks().others_in(logdir):
         _postponed_graphs[_normal(logdir)] = write
         return None
-    return write()
+    file_systems.check(logdir)
+    try:
+        with storage.failures():
+            return write()
+    except OSError as error:
+        if not storage.is_failure(error) or SCOPES.options.checkpoint_on_error == "stop":
+            raise
+        tf.logging.warning(
+            "the graph can not be written to '%s' (%s). Training goes on.", logdir, error
+        )
+        return None
 
 
 def write_postponed_graph(folder: str) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import socket
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -15,26 +15,32 @@ from tensorflow.python.client import session as session_lib
 from tensorflow.python.training import training_util
 
 from collective.checkpoint import (
+    background,
     commit,
     ownership,
     running_chain,
     saved_code,
+    storage,
     table_io,
     tensor_bundle,
+    unsharded,
 )
 from collective.checkpoint.gathered import gathered_states
 from collective.checkpoint.layout import CheckpointLayout
+from collective.checkpoint.retention import Retention
 from collective.checkpoint.saver import (
     check_same_path,
+    last_checkpoint,
     note_last_checkpoint,
     shards_of_saver,
-    unsharded_def,
+    unsharded_bytes,
     write_postponed_graph,
 )
+from collective.checkpoint.saver_hook import blocks
 from collective.checkpoint.shards import Shard, dynamic_tables
+from collective.checkpoint.snapshot import REPLICATED, PartSnapshot
 from collective.coordination import barrier
-from collective.ops import collectives
-from collective.ops.sessions import errors_without_stacks, run_unpatched
+from collective.ops import collectives, file_systems
 from collective.scope import SCOPES
 from collective.tables import eviction, served_table, waiting_gradients
 
@@ -81,8 +87,14 @@ def save(
         return path
     state_name = latest_filename or "checkpoint"
     base = tf.compat.as_str(save_path)
-    prefix = _prefix(saver, sess, base, global_step, state_name)
-    check_same_path(sess, "saving a checkpoint", prefix)
+    file_systems.check(base)
+    background.settle(sess)
+    prefix, is_blocking = _prefix(saver, sess, base, global_step, state_name), blocks()
+    check_same_path(
+        sess,
+        "saving a checkpoint" if is_blocking else "saving a checkpoint beside training",
+        prefix,
+    )
     evicting = [table for table in dynamic_tables(shards) if eviction.evicts(table.policy)]
     if evicting and not waiting_gradients.any_in(sess):
         barrier.run_on_all_ranks(
@@ -97,11 +109,16 @@ def save(
         state = os.path.join(os.path.dirname(base), state_name)
     retention = Retention.after(saver, prefix if write_state else None)
     publication = commit.Publication(meta, state, retention.superseded, meta_graph_suffix)
-    sharded_save = ShardedSave(saver, sess, shards, base, prefix, retention, publication)
-    with running_chain.of_base(saver, sess, shards, base, prefix):
-        sharded_save.run(strip_default_attrs=strip_default_attrs, save_debug_info=save_debug_info)
-    retention.apply(saver)
-    note_last_checkpoint(prefix)
+    options = {"strip_default_attrs": strip_default_attrs, "save_debug_info": save_debug_info}
+    sharded_save = ShardedSave(
+        saver, sess, shards, base, prefix, state_name, retention, publication, options
+    )
+    chain = running_chain.of_base(saver, sess, shards, base, prefix)
+    if is_blocking:
+        with chain:
+            sharded_save.run()
+    else:
+        sharded_save.start(SCOPES.options.checkpoint_buffer, chain)
     if write_state:
         _save_code(prefix)
     return prefix
@@ -139,8 +156,10 @@ class ShardedSave:
         shards: the saver's tables and slots.
         base: the path as the user gave it.
         prefix: the checkpoint's.
+        state_name: the name of the file that tells the latest checkpoint.
         retention: the checkpoints that are kept afterwards.
         publication: what happens beside the checkpoint.
+        meta_graph_options: for `Saver.export_meta_graph`.
         started: the commit; None on all ranks but 0.
     """
 
@@ -149,25 +168,77 @@ class ShardedSave:
     shards: list[Shard]
     base: str
     prefix: str
+    state_name: str
     retention: Retention
     publication: commit.Publication
+    meta_graph_options: dict[str, Any]
     started: commit.Commit | None = None
 
-    def run(self, **meta_graph_options: Any) -> None:
+    def run(self) -> None:
         """Takes the steps; an error on any rank undoes what can be undone.
 
-        Args:
-            meta_graph_options: for `Saver.export_meta_graph`.
+        Raises:
+            CheckpointStorageError: the storage failed, on whichever rank.
         """
-        try:
+        with self._undone_if_it_fails():
             staging = self._step("preparing", self._begin)[0]
             self._gather()
             messages = self._step("writing", lambda: _write(self, staging))
-            self._step("publishing", lambda: self._publish(messages, meta_graph_options))
-        except BaseException:
-            if self.started is not None:
-                commit.recover(self.started.staging)
-            raise
+            self._step("publishing", lambda: self._publish(messages))
+        self._succeeded()
+
+    def start(self, buffer: int | float, chain: contextlib.AbstractContextManager[None]) -> None:
+        """Notes what belongs to the checkpoint, and has it written beside what comes.
+
+        Args:
+            buffer: bounds the memory for rows (`scope(checkpoint_buffer=…)`).
+            chain: is entered now, and left when it is known how the save went.
+
+        Raises:
+            CheckpointStorageError: the storage failed so far.
+        """
+        parts: list[PartSnapshot] = []
+
+        def take() -> None:
+            _check_staged(staging)
+            self._stage_graph_and_state()
+            parts.append(PartSnapshot(self.saver, self.session, self.shards, staging, buffer))
+
+        with contextlib.ExitStack() as following:
+            following.enter_context(chain)
+            with self._undone_if_it_fails():
+                staging = self._step("preparing", self._begin)[0]
+                self._gather()
+                try:
+                    self._step("taking", take)
+                except BaseException:
+                    for part in parts:
+                        part.end()
+                    raise
+            left_later = following.pop_all()
+        background.BackgroundSave(
+            self.session,
+            self.prefix,
+            staging,
+            parts[0],
+            publish=self._merge_and_publish,
+            undo=self._undo,
+            over=lambda error: self._leave(left_later, error),
+            storage_error=self._storage_error,
+        ).start()
+
+    def _leave(self, following: contextlib.ExitStack, error: Exception | None) -> None:
+        """Takes note of how a save beside training went, once all ranks know."""
+        if error is None:
+            following.close()
+            self._succeeded()
+            return
+        with contextlib.suppress(type(error)):
+            following.__exit__(type(error), error, None)
+
+    def _succeeded(self) -> None:
+        self.retention.apply(self.saver)
+        note_last_checkpoint(self.prefix)
 
     def write_tables(self, writer: tensor_bundle.BundleWriter) -> dict[str, Any]:
         """Writes this rank's rows; returns what `layout` has to know of them."""
@@ -178,7 +249,84 @@ class ShardedSave:
         return table_io.layout_of(self.shards, written_by_rank)
 
     def _step(self, doing: str, step: Callable[[], Any]) -> list[Any]:
-        return barrier.run_on_all_ranks(self.session, f"{doing} checkpoint '{self.prefix}'", step)
+        """Carries out a step on every rank; what it returns comes in the order of the ranks.
+
+        Raises:
+            _StorageFailed: the storage failed on some rank; on all alike.
+        """
+        causes: list[Exception] = []
+
+        def carry_out() -> dict[str, Any]:
+            try:
+                return {"result": step()}
+            except Exception as error:
+                if not storage.is_failure(error):
+                    raise
+                causes.append(error)
+                return {"failure": storage.described(error)}
+
+        outcomes = barrier.run_on_all_ranks(
+            self.session, f"{doing} checkpoint '{self.prefix}'", carry_out
+        )
+        words = [outcome["failure"] for outcome in outcomes if "failure" in outcome]
+        if words:
+            raise _StorageFailed(words) from (causes[0] if causes else None)
+        return [outcome["result"] for outcome in outcomes]
+
+    @contextlib.contextmanager
+    def _undone_if_it_fails(self) -> Iterator[None]:
+        try:
+            yield
+        except _StorageFailed as failed:
+            raise self._storage_error(failed.words) from failed.__cause__
+        except BaseException:
+            self._undo()
+            raise
+
+    def _undo(self) -> None:
+        if self.started is not None:
+            commit.recover(self.started.staging)
+
+    def _storage_error(self, words: list[str]) -> storage.CheckpointStorageError:
+        """Returns what all ranks raise after a failure of the storage, once nothing is left.
+
+        Every rank calls it.
+
+        Args:
+            words: say what failed, on which ranks.
+        """
+        size = table_io.bytes_in(self.session, self.shards)
+        if collectives.rank() == 0:
+            size += unsharded_bytes(self.saver)
+        payload: dict[str, Any] = {"bytes": size}
+        folder = os.path.dirname(self.base)
+        if collectives.rank() == 0:
+            try:
+                with storage.failures():
+                    self._undo()
+            except OSError as error:
+                payload["left"] = f"{error}"
+            payload["free"] = storage.free_bytes(folder)
+            payload["latest"] = _latest(folder, self.state_name)
+        doing = f"removing what there is of checkpoint '{self.prefix}'"
+        payloads = barrier.exchange(self.session, doing, payload)
+        of_rank_0, needed = payloads[0], sum(payload["bytes"] for payload in payloads)
+        left, latest = of_rank_0.get("left"), of_rank_0["latest"]
+        return storage.CheckpointStorageError(
+            f"checkpoint '{self.prefix}' was not written, since its storage failed: "
+            f"{'; '.join(words)}. It needs {storage.amount(needed)}, and in '{folder or '.'}' "
+            f"{storage.amount(of_rank_0['free'])} are free. "
+            + (
+                f"What is left of it is removed by the next save ({left}). "
+                if left
+                else "Nothing of it is left. "
+            )
+            + (
+                f"The latest checkpoint is '{latest}'."
+                if latest
+                else "There is no earlier checkpoint."
+            )
+        )
 
     def _gather(self) -> None:
         """Brings together what the ranks contribute to states that are saved as one."""
@@ -194,24 +342,41 @@ class ShardedSave:
     def _begin(self) -> str:
         if collectives.rank() > 0:
             return ""
-        commit.make_parent(self.base)
-        ownership.marks().hold(self.session, self.base)
-        write_postponed_graph(os.path.dirname(self.base))
-        self.started = commit.Commit(self.base, self.prefix)
+        with storage.failures():
+            try:
+                commit.make_parent(self.base)
+            except ValueError as error:
+                if not _has_saved_in(os.path.dirname(self.base)):
+                    raise
+                raise storage.StorageFailure(f"the folder is gone: {error}") from error
+            ownership.marks().hold(self.session, self.base)
+            write_postponed_graph(os.path.dirname(self.base))
+            self.started = commit.Commit(self.base, self.prefix)
         return self.started.staging
 
-    def _publish(self, messages: list[dict[str, Any]], meta_graph_options: dict[str, Any]) -> None:
+    def _publish(self, messages: list[dict[str, Any]]) -> None:
         """Makes the checkpoint on rank 0, of everything that the ranks wrote."""
+        self._stage_graph_and_state()
+        self._merge_and_publish(messages)
+
+    def _merge_and_publish(self, messages: list[dict[str, Any]]) -> None:
         if self.started is None:
             return
         layout = self.layout([message["rows"] for message in messages])
-        self.started.merge(_visible(self.started.staging, messages), layout)
+        with storage.failures():
+            self.started.merge(_visible(self.started.staging, messages), layout)
+            self.started.publish(self.publication)
+
+    def _stage_graph_and_state(self) -> None:
+        """Writes what lies beside the checkpoint into the staging folder, on rank 0."""
+        if self.started is None:
+            return
         if self.publication.meta is not None:
-            with self.session.graph.as_default():
-                self.saver.export_meta_graph(self.started.meta, **meta_graph_options)
+            with self.session.graph.as_default(), storage.failures():
+                self.saver.export_meta_graph(self.started.meta, **self.meta_graph_options)
         if self.publication.state is not None:
-            self._stage_state(self.started)
-        self.started.publish(self.publication)
+            with storage.failures():
+                self._stage_state(self.started)
 
     def _stage_state(self, started: commit.Commit) -> None:
         """Writes the file that tells the latest checkpoint into the staging folder."""
@@ -227,6 +392,33 @@ class ShardedSave:
             filename,
             self.saver._save_relative_paths,
         )
+
+
+class _StorageFailed(Exception):
+    """Tells, on all ranks alike, that the storage failed in a step.
+
+    Attributes:
+        words: say what failed, on which ranks.
+    """
+
+    def __init__(self, words: list[str]):
+        super().__init__("; ".join(words))
+        self.words = words
+
+
+def _has_saved_in(folder: str) -> bool:
+    last = last_checkpoint()
+    return last is not None and os.path.dirname(last) == folder
+
+
+def _latest(folder: str, state_name: str) -> str | None:
+    """Returns the latest checkpoint in a folder, if it is there and can be read."""
+    try:
+        state = checkpoint_management.get_checkpoint_state(folder or ".", state_name)
+        path = state.model_checkpoint_path if state else ""
+        return path if path and checkpoint_management.checkpoint_exists(path) else None
+    except (OSError, tf.errors.OpError):
+        return None
 
 
 def _prefix(saver: Any, sess: Any, base: str, global_step: Any, state_name: str) -> str:
@@ -248,23 +440,37 @@ def _prefix(saver: Any, sess: Any, base: str, global_step: Any, state_name: str)
 def _write(save: ShardedSave, staging: str) -> dict[str, Any]:
     """Writes this rank's part; returns the files and their rows as a message to the others."""
     host, rank = socket.gethostname(), collectives.rank()
-    if not commit.is_staged(staging):
-        raise OSError(
-            f"the ranks need a common file system: rank {rank} on host {host} does not see the "
-            f"folder '{staging}', which rank 0 has just made"
-        )
+    _check_staged(staging)
     writer = tensor_bundle.BundleWriter(os.path.join(staging, f"rank_{rank}"))
     rows = save.write_tables(writer)
     prefixes = writer.close()
     if rank == 0:
-        saver_def, path = unsharded_def(save.saver), os.path.join(staging, "replicated")
-        feed = {saver_def.filename_tensor_name: path}
-        with errors_without_stacks():
-            run_unpatched(save.session, saver_def.save_tensor_name, feed)
-        prefixes += [path] if tf.io.gfile.exists(tensor_bundle.index_path(path)) else []
+        prefixes += _write_unsharded(save.saver, save.session, os.path.join(staging, REPLICATED))
     for prefix in prefixes:
         commit.sync_bundle(prefix)
     return {"host": host, "rows": rows, "files": [os.path.basename(prefix) for prefix in prefixes]}
+
+
+def _write_unsharded(saver: Any, sess: Any, prefix: str) -> list[str]:
+    """Writes everything but tables; returns the prefixes of the bundles."""
+    tensors = unsharded.saved_tensors(saver, sess)
+    if tensors is None:
+        unsharded.save_itself(saver, sess, prefix)
+        return [prefix]
+    writer = tensor_bundle.BundleWriter(prefix)
+    for name, spec, value in unsharded.values(sess, tensors):
+        writer.add_slice(name, spec, value)
+    return writer.close()
+
+
+def _check_staged(staging: str) -> None:
+    """Checks that this rank sees the staging folder that rank 0 made."""
+    if not commit.is_staged(staging):
+        raise OSError(
+            f"the ranks need a common file system: rank {collectives.rank()} on host "
+            f"{socket.gethostname()} does not see the folder '{staging}', which rank 0 has just "
+            "made"
+        )
 
 
 def _visible(staging: str, written: list[dict[str, Any]]) -> list[str]:
@@ -281,51 +487,3 @@ def _visible(staging: str, written: list[dict[str, Any]]) -> list[str]:
                 )
             prefixes.append(prefix)
     return prefixes
-
-
-@dataclasses.dataclass
-class Retention:
-    """Decides which checkpoints a Saver keeps once another one is there, as TensorFlow does.
-
-    Attributes:
-        last: [(path, seconds)] of the checkpoints that are kept, the newest at the end.
-        to_be_deleted: [(path, seconds)] of checkpoints to be deleted later.
-        next_time: after which one more is kept for good (`keep_checkpoint_every_n_hours`).
-        superseded: paths of the checkpoints to be deleted now.
-    """
-
-    last: list[Any]
-    to_be_deleted: list[Any]
-    next_time: float
-    superseded: list[str]
-
-    @staticmethod
-    def after(saver: Any, prefix: str | None) -> Retention:
-        """Decides for the new checkpoint `prefix`; None if it isn't counted."""
-        saver_def = saver.saver_def
-        out = Retention(
-            last=list(saver._last_checkpoints),
-            to_be_deleted=list(saver._checkpoints_to_be_deleted),
-            next_time=saver._next_checkpoint_time,
-            superseded=[],
-        )
-        if prefix is None:
-            return out
-        if saver_def.max_to_keep:
-            out.last = [entry for entry in out.last if entry[0] != prefix]
-            out.last.append((prefix, time.time()))
-            if len(out.last) > saver_def.max_to_keep:
-                out.to_be_deleted.append(out.last.pop(0))
-        if out.to_be_deleted:
-            path, seconds = out.to_be_deleted.pop(0)
-            if seconds > out.next_time:
-                out.next_time += saver_def.keep_checkpoint_every_n_hours * 3600
-            elif path != prefix:
-                out.superseded.append(path)
-        return out
-
-    def apply(self, saver: Any) -> None:
-        """Makes the Saver remember what was decided."""
-        saver._last_checkpoints = self.last
-        saver._checkpoints_to_be_deleted = self.to_be_deleted
-        saver._next_checkpoint_time = self.next_time

@@ -27,30 +27,83 @@ from collective.ops.sessions import run_unpatched
 # Shards of so many bytes may be there twice, old and new, while they are restored.
 SPARE_BYTES = 100 << 20
 
+# Blocks of (keys, or None of a static table; local rows).
+Blocks = Iterator[tuple[Any, np.ndarray]]
+Receiver = Callable[[Shard, int, np.ndarray], None]
+ReaderByKey = Callable[[np.ndarray, np.ndarray], list[np.ndarray]]
+
 # ---- Saving
 
 
-def write(session: Any, shards: Sequence[Shard], writer: BundleWriter) -> dict[str, int]:
-    """Writes this rank's rows of all shards; returns how many rows each has here."""
-    ranks, rank = collectives.size(), collectives.rank()
+class SessionRows:
+    """Gives the rows of tables and slots from a session, which must not change them meanwhile."""
+
+    def __init__(self, session: Any, shards: Sequence[Shard]):
+        self._session = session
+        operations_of(shards)
+
+    def blocks(self, group: Sequence[Shard], block: int) -> tuple[int, Blocks]:
+        """Returns how many rows the shards of a group have here, and the rows in blocks."""
+        if not group[0].dynamic:
+            return group[0].shape[0], static_blocks(group[0].shape[0], block)
+        table: Any = group[0].table
+        table.initialize_slot_rows(
+            self._session, [s.variable for s in group if s.slot_of is not None]
+        )
+        return table.local_count(self._session), table.ascending(self._session, block)
+
+    def reads(self, receive: Receiver) -> RowReads:
+        """Returns what reads rows in memory; `receive` gets them."""
+        return RowReads(self._session, receive)
+
+    def reader_by_key(self, group: Sequence[Shard]) -> ReaderByKey | None:
+        """Returns what reads the rows of keys that may be in a file; None if all are in memory.
+
+        It takes keys [b] and local rows [b], and gives [b, D] of each shard.
+        """
+        table: Any = group[0].table
+        if not group[0].dynamic or table.policy.storage is None:
+            return None
+        store = table.store(self._session)
+        columns = [
+            store.values if shard.slot_of is None else shard.variable.column(self._session)
+            for shard in group
+        ]
+        return lambda keys, rows: store.read(columns, keys, rows)
+
+    def key_counts(self, shard: Shard) -> key_counts.KeyCounts | None:
+        """Returns the counts of a table's keys; None if it counts none."""
+        return key_counts.in_session(self._session, shard)
+
+
+def write(
+    session: Any, shards: Sequence[Shard], writer: BundleWriter, source: Any = None
+) -> dict[str, int]:
+    """Writes this rank's rows of all shards; returns how many rows each has here.
+
+    Args:
+        session: the session that they are in.
+        shards: the shards, a dynamic table with its slots.
+        writer: takes them.
+        source: gives the rows, as `SessionRows` does; by default it is made of the session. With
+            another one the session isn't used.
+    """
+    rank, ranks = collectives.rank(), collectives.size()
     layout = CheckpointLayout(ranks)
     stored_tables: dict[str, StoredTable] = {}
-    operations_of(shards)
+    source = source or SessionRows(session, shards)
 
     def write_rows(shard: Shard, first: int, values: np.ndarray) -> None:
         stored = stored_tables[shard.name]
         writer.add(layout.entry(stored, rank), (stored.parts[rank], stored.dim), first, values)
 
-    reads = RowReads(session, write_rows)
+    reads = source.reads(write_rows)
     for group in by_table(shards):
         block = block_of(group)
-        if group[0].dynamic:
-            count, blocks = _dynamic_rows(session, group, block)
-        else:
-            count, blocks = _static_rows(group[0].shape[0], block)
+        count, blocks = source.blocks(group, block)
         for shard in group:
             stored_tables[shard.name] = shard.stored([count] * ranks, block)
-        read_by_key = _reader_by_key(session, group)
+        read_by_key = source.reader_by_key(group)
         first = 0
         for keys, rows in blocks if count else [(np.zeros(0, np.int64), np.zeros(0, np.int64))]:
             if group[0].dynamic:
@@ -67,41 +120,28 @@ def write(session: Any, shards: Sequence[Shard], writer: BundleWriter) -> dict[s
     rows_of = {name: stored.parts[rank] for name, stored in stored_tables.items()}
     for shard in shards:
         if shard.slot_of is None:
-            counted = key_counts.write(session, shard, layout, writer)
-            if counted is not None:
-                rows_of[key_counts.entry_of(shard.name)] = counted
+            counts = source.key_counts(shard)
+            if counts is not None:
+                rows_of[key_counts.entry_of(shard.name)] = counts.write(layout, writer)
     return rows_of
 
 
-def _static_rows(count: int, block: int) -> tuple[int, Iterator[Any]]:
-    """Returns the number of rows, and blocks of (None, local rows)."""
-    return count, (
-        (None, np.arange(first, min(first + block, count))) for first in range(0, count, block)
-    )
+def static_blocks(count: int, block: int) -> Blocks:
+    """Yields blocks of (None, local rows)."""
+    for first in range(0, count, block):
+        yield None, np.arange(first, min(first + block, count))
 
 
-def _dynamic_rows(session: Any, group: Sequence[Shard], block: int) -> tuple[int, Iterator[Any]]:
-    """Returns the number of rows, and blocks of (keys, local rows) by ascending keys."""
-    table: Any = group[0].table
-    table.initialize_slot_rows(session, [s.variable for s in group if s.slot_of is not None])
-    return table.local_count(session), table.ascending(session, block)
-
-
-def _reader_by_key(
-    session: Any, group: Sequence[Shard]
-) -> Callable[[np.ndarray, np.ndarray], list[np.ndarray]] | None:
-    """Returns what reads the rows of keys that may be in a file; None if all are in memory.
-
-    It takes keys [b] and local rows [b], and gives [b, D] of each shard.
-    """
-    table: Any = group[0].table
-    if not group[0].dynamic or table.policy.storage is None:
-        return None
-    store = table.store(session)
-    columns = [
-        store.values if shard.slot_of is None else shard.variable.column(session) for shard in group
-    ]
-    return lambda keys, rows: store.read(columns, keys, rows)
+def bytes_in(session: Any, shards: Sequence[Shard]) -> int:
+    """Returns how many bytes this rank's rows of all shards take in a checkpoint."""
+    total = 0
+    for group in by_table(shards):
+        table: Any = group[0].table
+        count = table.local_count(session) if group[0].dynamic else group[0].shape[0]
+        row_bytes = 8 if group[0].dynamic else 0  # the key
+        row_bytes += sum(shard.dim * np.dtype(shard.dtype).itemsize for shard in group)
+        total += count * row_bytes
+    return total
 
 
 def layout_of(

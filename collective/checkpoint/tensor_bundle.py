@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from tensorflow.core.protobuf import tensor_bundle_pb2
 
 from collective.checkpoint.index_keys import WHOLE, slice_key
 from collective.checkpoint.layout import LAYOUT_ENTRY, CheckpointLayout
+from collective.checkpoint.storage import failures
 from collective.ops.counting import counted
 from collective.ops.sessions import errors_without_stacks, run_unpatched
 
@@ -183,10 +184,18 @@ class BundleWriter:
 
     Args:
         stem: the bundles' prefixes are `<stem>-00000`, `<stem>-00001`, …
+        file_bytes: how much it holds before it writes a file; by default `FILE_BYTES`.
+        when_written: called behind each file.
     """
 
-    def __init__(self, stem: str):
-        self._stem = stem
+    def __init__(
+        self,
+        stem: str,
+        file_bytes: int | None = None,
+        when_written: Callable[[], None] = lambda: None,
+    ):
+        self._stem, self._when_written = stem, when_written
+        self._file_bytes = FILE_BYTES if file_bytes is None else file_bytes
         self._names: list[str] = []
         self._specs: list[str] = []
         self._arrays: list[Any] = []
@@ -212,8 +221,12 @@ class BundleWriter:
         """Adds a whole entry; `array` may also be a string or a number."""
         self._add(name, "", np.asarray(array))
 
+    def add_slice(self, name: str, spec: str, array: np.ndarray) -> None:
+        """Adds a part of an entry, or all of it, as `SaveV2` names it in `spec`."""
+        self._add(name, spec, array)
+
     def _add(self, name: str, spec: str, array: np.ndarray) -> None:
-        if self._bytes and self._bytes + array.nbytes > FILE_BYTES:
+        if self._bytes and self._bytes + array.nbytes > self._file_bytes:
             self._flush()
         self._names.append(name)
         self._specs.append(spec)
@@ -224,8 +237,10 @@ class BundleWriter:
         prefix = f"{self._stem}-{len(self._written):05d}"
         names, specs, arrays = self._names, self._specs, self._arrays
         self._names, self._specs, self._arrays, self._bytes = [], [], [], 0
-        _operations().save(prefix, names, specs, arrays)
+        with failures():
+            _operations().save(prefix, names, specs, arrays)
         self._written.append(prefix)
+        self._when_written()
 
     def close(self) -> list[str]:
         """Writes the remaining entries, and returns the prefixes of all bundles written."""
@@ -236,7 +251,8 @@ class BundleWriter:
 
 def merge(prefixes: Sequence[str], target: str) -> None:
     """Makes one bundle `target` of the bundles `prefixes`, by renaming their data files."""
-    _operations().merge(list(prefixes), target)
+    with failures():
+        _operations().merge(list(prefixes), target)
 
 
 def _slice_spec(shape: Sequence[int], first: int, count: int) -> str:
@@ -439,19 +455,17 @@ class _BundleOperations:
                 self._saves[dtypes] = save, tensors
         save, tensors = self._saves[dtypes]
         feeds = {self._prefix: prefix, self._names: names, self._specs: specs}
-        try:
-            with errors_without_stacks():
-                self._run(save, {**feeds, **dict(zip(tensors, arrays))})
-        # The system says so of a file that may not grow; it is no end of data.
-        except tf.errors.OutOfRangeError as error:
-            raise OSError(f"'{prefix}' can't be written: {error.message}") from None
+        with errors_without_stacks():
+            self._run(save, {**feeds, **dict(zip(tensors, arrays))})
 
     def merge(self, prefixes: list[str], target: str) -> None:
         with errors_without_stacks():
             self._run(self._merge, {self._prefix: target, self._names: prefixes})
 
     def _run(self, fetches: Any, feeds: dict[Any, Any]) -> Any:
-        return run_unpatched(self._session, fetches, feeds)
+        # In the thread that asks, which may be one that works when others don't.
+        options = tf.RunOptions(inter_op_thread_pool=-1)
+        return run_unpatched(self._session, fetches, feeds, options)
 
 
 _made: list[_BundleOperations] = []

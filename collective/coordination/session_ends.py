@@ -19,9 +19,13 @@ def close(original: Any, session: Any) -> None:
 
     A `with` statement of a monitored session or a `finally` may call it because of an error.
     """
+    error = _error_since_start(session)
     try:
-        if coordinator.started():
-            coordinator.instance().leave(session, _error_since_start(session))
+        try:
+            _end_background_work(session, error)
+        finally:
+            if coordinator.started():
+                coordinator.instance().leave(session, error)
     finally:
         try:
             original(session)
@@ -44,12 +48,34 @@ def leave(original: Any, session: Any, kind: Any, error: Any, traceback: Any) ->
     TensorFlow closes the session in another thread, which knows nothing of the error.
     """
     try:
-        if coordinator.started():
-            coordinator.instance().leave(session, error)
+        try:
+            _end_background_work(session, error)
+        finally:
+            if coordinator.started():
+                coordinator.instance().leave(session, error)
     except BaseException as elsewhere:
         original(session, type(elsewhere), elsewhere, elsewhere.__traceback__)
         raise
     return original(session, kind, error, traceback)
+
+
+def _end_background_work(session: Any, error: BaseException | None) -> None:
+    """Waits for what still goes on beside the session, before it is closed.
+
+    Args:
+        session: the session.
+        error: with which it is left; the other ranks then are elsewhere.
+    """
+    work = state_of_session(session).background_save
+    if work is None:
+        return
+    if error is not None and not is_end(error):
+        work.wait_alone()
+        return
+    if coordinator.started():
+        # Ranks may come to the end of a session at different times.
+        coordinator.instance().end(session)
+    work.settle()
 
 
 def end(original: Any, session: Any, exception_type: Any = None) -> None:

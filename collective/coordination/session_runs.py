@@ -32,7 +32,7 @@ from collective.coordination.prepared_run import PreparedRun
 from collective.coordination.run_analysis import RunFootprint, is_shared
 from collective.coordination.run_extension import RunExtension, extension_of
 from collective.coordination.session_state import state_of_session
-from collective.ops import collectives, graph_analysis, graphs, training_flag
+from collective.ops import collectives, file_systems, graph_analysis, graphs, training_flag
 from collective.ops.gate import GraphGates, gates_of
 from collective.ops.placement import chosen, memory_shares
 from collective.strategies.grouped_exchange import groups_of
@@ -275,12 +275,14 @@ def every_rank_for_itself(original: Any, *args: Any, **kwargs: Any) -> Any:
 
     Raises:
         RuntimeError: it is called eagerly: there is no graph to run.
+        ValueError: TensorFlow knows no file system for checkpoint_dir.
     """
     graphs.refuse_eager("scope()", "MonitoredTrainingSession is opened")
-    if collectives.size() == 1:
-        return original(*args, **kwargs)
     names = ("master", "is_chief", "checkpoint_dir")
     arguments = {**dict(zip(names, args)), **kwargs, "is_chief": True}
+    file_systems.check(arguments.get("checkpoint_dir"))
+    if collectives.size() == 1:
+        return original(*args, **kwargs)
     if is_shared(tf.get_default_graph()):
         arguments["checkpoint_dir"] = common_folder.settle(
             "making a MonitoredTrainingSession",

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Callable
+from typing import Any, Callable, Protocol
 
 import tensorflow.compat.v1 as tf
 
 from collective.coordination.prepared_run import PreparedRun
 from collective.errors import Preempted
+
+
+class BackgroundWork(Protocol):
+    """Is work on what a session had, which goes on beside its runs (a checkpoint's files)."""
+
+    def settle(self) -> None:
+        """Waits for it with all ranks, and raises its error on all alike. Every rank calls it."""
+
+    def wait_alone(self) -> None:
+        """Waits for this rank's part of it, where the ranks can't meet any more; raises nothing."""
 
 
 @dataclasses.dataclass
@@ -31,6 +41,8 @@ class SessionState:
             (`collective.coordination.batch_counter`).
         void_iterators: those of them of which a restored checkpoint knows nothing.
         at_close: what is called when the session has been closed, by names.
+        background_save: what writes a checkpoint of the session beside its runs, if anything does.
+        save_failed: whether the last save of a hook failed, as training could go on without it.
         chains: the checkpoints that increments follow, by their folders
             (`collective.checkpoint.running_chain`).
         followers: what follows the changes of tables, by the consumers' names
@@ -49,6 +61,8 @@ class SessionState:
     begun_iterators: set[str] = dataclasses.field(default_factory=set)
     void_iterators: set[str] = dataclasses.field(default_factory=set)
     at_close: dict[str, Callable[[], None]] = dataclasses.field(default_factory=dict)
+    background_save: BackgroundWork | None = None
+    save_failed: bool = False
     chains: dict[str, Any] = dataclasses.field(default_factory=dict)
     followers: dict[str, Any] = dataclasses.field(default_factory=dict)
 

@@ -15,6 +15,7 @@
 #include "ask.cc"
 #include "carrier.cc"
 #include "change_set.cc"
+#include "snapshot.cc"
 #include "checks.cc"
 #include "find_rows.cc"
 #include "gather.cc"

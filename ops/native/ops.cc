@@ -150,6 +150,14 @@ REGISTER_OP("CollectiveWatchShard")
     .SetIsStateful()
     .SetShapeFn(shape_inference::ScalarShape);
 
+REGISTER_OP("CollectiveHoldRows")
+    .Input("resource: resource")
+    .Input("snapshot: int64")
+    .Input("shard: int64")
+    .Input("rows: int64")
+    .SetIsStateful()
+    .SetShapeFn(shape_inference::NoOutputs);
+
 REGISTER_OP("CollectiveAnnounceWrites")
     .Input("resource: resource")
     .Input("rows: T")

@@ -330,7 +330,17 @@ Status RowStore::Put(const int64_t* keys, int64_t n, const char* values, int64_t
 
 Status RowStore::Remove(const int64_t* rows, int64_t n,
                         const std::vector<std::shared_ptr<RowColumn>>& slots, int64_t* moves) {
-  AnnounceMoves();
+  const auto watched = n == 0 ? nullptr : Watched();
+  if (watched != nullptr && in_file_ == nullptr) {
+    // The rows that go, and the last ones, which take their places or are emptied.
+    const int64_t count = static_cast<int64_t>(keys_.count());
+    std::vector<int64_t> written(rows, rows + n);
+    for (int64_t row = std::max<int64_t>(1, count - n + 1); row <= count; ++row)
+      written.push_back(row);
+    watched->BeforeWrite({RowWrite::kMoves, written.data(), static_cast<int64_t>(written.size())});
+  } else if (watched != nullptr) {
+    AnnounceMoves();
+  }
   std::lock_guard<std::mutex> lock(mutex_);
   TF_RETURN_IF_ERROR(Named(DrawNew()));  // A row without values could take another's place.
   RemoveRows(rows, n, slots, true, moves);

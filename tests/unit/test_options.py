@@ -31,6 +31,9 @@ GOOD: dict[str, list[Any]] = {
     "deterministic": [False, True],
     "save_code": [False, True],
     "warm_start": [None, "folder", WarmStart("a", {"x": None}), ["a", Path("b"), WarmStart("c")]],
+    "checkpoint_blocking": [False, True],
+    "checkpoint_buffer": [1, 1 << 30, 0.1, 1.0],
+    "checkpoint_on_error": ["continue", "stop"],
 }
 
 BAD: dict[str, list[Any]] = {
@@ -51,6 +54,9 @@ BAD: dict[str, list[Any]] = {
     "deterministic": ["yes", None],
     "save_code": ["yes", None],
     "warm_start": ["", 5, [5], {"a": "b"}],
+    "checkpoint_blocking": ["no", None],
+    "checkpoint_buffer": [0, -1, 0.0, 1.5, True, "10%", None],
+    "checkpoint_on_error": ["warn", None, True],
 }
 
 

@@ -6,6 +6,7 @@ What it replaces in them is held in test_replaced.py, with parameters.
 
 import ast
 import inspect
+import os
 from pathlib import Path
 
 import horovod.tensorflow as hvd
@@ -98,6 +99,9 @@ def probes():
             "_update_input",
         ],
     )
+    yield os, ["_exit"]
+    yield tf.train.CheckpointSaverHook("", save_steps=1), ["_listeners"]
+    yield tf.train.SecondOrStepTimer(every_steps=1), ["_last_triggered_step"]
     yield tf.float32, ["_is_ref_dtype"]
     yield variable, ["_initial_value", "_initializer_op", "_shared_name"]
     yield variable_scope, ["_get_default_variable_store", "_PartitionInfo"]

@@ -1,0 +1,79 @@
+"""Lets hooks save: training may go on without a checkpoint, but not end without its last one."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from collective.checkpoint import background, storage
+from collective.coordination.session_state import state_of_session
+from collective.ops import collectives
+from collective.scope import SCOPES
+
+# Set while a hook's last save is made: nothing comes beside which it could be written.
+_ending = threading.Event()
+# Set while a hook saves whose listeners look at the checkpoint, as an evaluation does.
+_is_listened_to = threading.Event()
+
+
+def blocks() -> bool:
+    """Tells whether training waits until a checkpoint is written."""
+    return _ending.is_set() or _is_listened_to.is_set() or SCOPES.options.checkpoint_blocking
+
+
+def save(original: Any, hook: Any, session: Any, step: Any) -> Any:
+    """Stands in for `CheckpointSaverHook._save`: training may go on without a checkpoint.
+
+    Returns:
+        Whether a listener wants training to stop.
+    """
+    state = state_of_session(session)
+    settle(session)
+    if hook._listeners:
+        _is_listened_to.set()
+    try:
+        stops = original(hook, session, step)
+        state.save_failed = False
+        return stops
+    except storage.CheckpointStorageError as error:
+        state.save_failed = True
+        go_on_without(error)
+        return False
+    finally:
+        _is_listened_to.clear()
+
+
+def end(original: Any, hook: Any, session: Any) -> None:
+    """Stands in for `CheckpointSaverHook.end`: waits for the last checkpoint, or tries it again."""
+    state = state_of_session(session)
+    settle(session)
+    if state.save_failed:
+        hook._timer._last_triggered_step = None  # As if this step hadn't been saved.
+    _ending.set()
+    try:
+        original(hook, session)
+    finally:
+        _ending.clear()
+
+
+def settle(session: Any) -> None:
+    """Waits for the save before, where training may go on without it."""
+    try:
+        background.settle(session)
+    except storage.CheckpointStorageError as error:
+        state_of_session(session).save_failed = True
+        go_on_without(error)
+
+
+def go_on_without(error: storage.CheckpointStorageError) -> None:
+    """Says that training goes on, where it may; else raises the error."""
+    if _ending.is_set() or SCOPES.options.checkpoint_on_error == "stop":
+        raise error
+    if collectives.rank() == 0:
+        tf.logging.warning(
+            "%s Training goes on, and the next save tries again. "
+            "(scope(checkpoint_on_error='stop') makes this an error.)",
+            error,
+        )

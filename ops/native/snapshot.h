@@ -1,0 +1,144 @@
+// Keeps the rows of a table as they are at one moment, while training changes them and a thread
+// writes them to a file.
+//
+//     training ──► BeforeWrite ──► rows that nobody has read yet are copied (copy on write)
+//     the file's thread ──► Read ──► rows from where they are, or from their copies, each once
+//
+// Nothing is copied at the moment itself. A row is copied only if it changes before it was read,
+// and each copy's room is free again once the row was read. Copies have a bounded room, which the
+// tables of a save share; where there is none left, training waits until the thread has read on.
+//
+// Copies are of single rows: training touches rows all over a table, so with larger pieces the
+// first step would copy nearly all of it.
+//
+// `Read` copies rows without a lock, and then looks which of them have been copied before they
+// changed: it takes these from their copies. So whoever is about to change rows never waits for a
+// thread that isn't running, however low the priority of the file's thread.
+
+#ifndef COLLECTIVE_NATIVE_SNAPSHOT_H_
+#define COLLECTIVE_NATIVE_SNAPSHOT_H_
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "row_changes.h"
+#include "tensorflow/core/framework/tensor.h"
+
+namespace collective {
+
+// Is the room that the copies of one save may take.
+class CopyRoom {
+ public:
+  // Who waits for room gives the save up if for `patience` seconds nothing was read.
+  CopyRoom(int64_t bytes, double patience) : bytes_(bytes), patience_(patience) {}
+
+  bool Take(int64_t bytes);
+  void Give(int64_t bytes) { used_ -= bytes; }
+
+  // Notes that the thread goes on.
+  void NoteProgress() { ++progress_; }
+
+  // Lets nobody wait any more: what is copied from now on is of no use.
+  void GiveUp() { given_up_ = true; }
+  bool given_up() const { return given_up_; }
+
+  int64_t bytes() const { return bytes_; }
+  int64_t peak() const { return peak_; }
+  int64_t waited_ns() const { return waited_ns_; }
+  int64_t progress() const { return progress_; }
+  double patience() const { return patience_; }
+  void NoteWait(int64_t ns) { waited_ns_ += ns; }
+
+ private:
+  const int64_t bytes_;
+  const double patience_;
+  std::atomic<int64_t> used_{0}, peak_{0}, progress_{0}, waited_ns_{0};
+  std::atomic<bool> given_up_{false};
+};
+
+// Is one variable's part of a snapshot: the memory of a table's rows or of a slot's.
+class ColumnSnapshot {
+ public:
+  // Takes rows [0, rows) of `memory`, which it keeps.
+  ColumnSnapshot(tensorflow::Tensor memory, int64_t rows, std::shared_ptr<CopyRoom> room);
+  ~ColumnSnapshot();
+
+  // Copies the rows that were neither read nor copied: `n` of them, or all if `rows` is null.
+  void Keep(const int64_t* rows, int64_t n);
+
+  // Writes `n` rows as they were to `out`. Each row is read once. Returns false if the save was
+  // given up.
+  bool Read(const int64_t* rows, int64_t n, char* out);
+
+  int64_t row_bytes() const { return row_bytes_; }
+
+ private:
+  // 64 rows that follow each other.
+  struct Neighbours {
+    uint64_t done = 0;   // A bit for each row that was read or copied.
+    int32_t first = -1;  // The first of their copies, which are a list.
+  };
+  struct Copy {
+    int32_t next;
+    int32_t place;  // Of its row among its neighbours.
+  };
+
+  bool KeepRow(int64_t row, std::unique_lock<std::mutex>* lock);
+  int32_t FreeCopy();             // -1 if there is no room.
+  int32_t TakeCopy(int64_t row);  // -1 if there is none; it is free from now on.
+  char* At(int32_t copy) const {
+    return slabs_[copy / slab_rows_].get() + copy % slab_rows_ * row_bytes_;
+  }
+  bool IsDone(int64_t row) const { return neighbours_[row >> 6].done >> (row & 63) & 1; }
+  void SetDone(int64_t row) { neighbours_[row >> 6].done |= uint64_t{1} << (row & 63); }
+
+  const tensorflow::Tensor memory_;
+  const char* const base_;
+  const int64_t rows_, row_bytes_;
+  const std::shared_ptr<CopyRoom> room_;
+  int64_t slab_rows_, taken_ = 0;
+  std::mutex mutex_;
+  std::condition_variable freed_;
+  std::vector<Neighbours> neighbours_;
+  std::vector<Copy> copies_;
+  std::vector<std::unique_ptr<char[]>> slabs_;
+  std::vector<int32_t> free_;
+};
+
+// Is a snapshot of the variables whose rows move together: a dynamic table with its slots; of a
+// static table each is one of its own.
+class Snapshot : public WriteListener {
+ public:
+  explicit Snapshot(std::shared_ptr<CopyRoom> room) : room_(std::move(room)) {}
+
+  const std::shared_ptr<CopyRoom>& room() const { return room_; }
+
+  // Adds a variable, before `Listen`.
+  void Add(std::shared_ptr<WatchedShard> shard, tensorflow::Tensor memory, int64_t rows);
+
+  static void Listen(const std::shared_ptr<Snapshot>& snapshot);
+
+  // Ends it: nothing is copied any more, and all memory is given back.
+  void End();
+
+  void BeforeWrite(const WatchedShard& shard, const RowWrite& write) override;
+
+  std::shared_ptr<ColumnSnapshot> column(int64_t shard);
+
+ private:
+  std::vector<std::shared_ptr<ColumnSnapshot>> ColumnsOf(int64_t shard, bool all);
+
+  const std::shared_ptr<CopyRoom> room_;
+  std::mutex mutex_;  // Of the lists, not of what is in them.
+  std::vector<std::shared_ptr<WatchedShard>> shards_;
+  std::vector<std::shared_ptr<ColumnSnapshot>> columns_;
+};
+
+}  // namespace collective
+
+#endif  // COLLECTIVE_NATIVE_SNAPSHOT_H_

@@ -1,0 +1,102 @@
+"""Stands in for a remote file system, `stub://…`: it fails, comes late and loses what is moved."""
+
+import os
+
+import tensorflow.compat.v1 as tf
+from tensorflow.python.lib.io import _pywrap_file_io
+
+from collective.checkpoint import tensor_bundle
+
+SCHEME = "stub://"
+# TensorFlow's own functions on files, with the number of paths that each begins with.
+FUNCTIONS = {
+    **dict.fromkeys(("FileExists", "DeleteFile", "CreateDir", "RecursivelyCreateDir"), 1),
+    **dict.fromkeys(("DeleteRecursively", "IsDirectory", "GetChildren", "GetMatchingFiles"), 1),
+    **dict.fromkeys(("Stat", "BufferedInputStream", "WritableFile"), 1),
+    **dict.fromkeys(("RenameFile", "CopyFile"), 2),
+}
+
+
+class StubStorage:
+    """Keeps the files of `stub://` in a folder.
+
+    Attributes:
+        fails: f(function, path) -> an error to raise, or None, asked before each operation.
+        loses: f(source, target) -> whether a file that is moved is lost.
+        late: how often a file that was moved isn't seen at first.
+        looks: how often a file was not seen yet.
+
+    Args:
+        folder: where the files are.
+        monkeypatch: pytest's.
+    """
+
+    def __init__(self, folder, monkeypatch):
+        self._folder, self._hidden = folder, {}
+        self.fails = lambda function, path: None
+        self.loses = lambda source, target: False
+        self.late = self.looks = 0
+        for name, paths in FUNCTIONS.items():
+            self._replace(monkeypatch, _pywrap_file_io, name, paths)
+        schemes = tf.io.gfile.get_registered_schemes()
+        monkeypatch.setattr(tf.io.gfile, "get_registered_schemes", lambda: [*schemes, "stub"])
+        for name in ("save", "restore", "merge"):
+            self._replace_operation(monkeypatch, name)
+
+    def local(self, name, path):
+        text = os.fsdecode(path)
+        if not text.startswith(SCHEME):
+            return path
+        error = self.fails(name, text)
+        if error is not None:
+            raise error
+        return (
+            type(path)(text.replace(SCHEME, f"{self._folder}/").encode())
+            if isinstance(path, bytes)
+            else text.replace(SCHEME, f"{self._folder}/")
+        )
+
+    def _replace(self, monkeypatch, owner, name, count):
+        original = getattr(owner, name)
+
+        def replaced(*arguments):
+            paths = [self.local(name, path) for path in arguments[:count]]
+            if paths == list(arguments[:count]):
+                return original(*arguments)
+            source = os.fsdecode(arguments[0])
+            if name == "FileExists" and self._hidden.get(source, 0) > 0:
+                self._hidden[source] -= 1
+                self.looks += 1
+                raise tf.errors.NotFoundError(None, None, f"{source} is not there yet")
+            if name == "RenameFile":
+                target = os.fsdecode(arguments[1])
+                if self.loses(source, target):
+                    os.remove(paths[0])
+                    return None
+                self._hidden[target] = self.late
+            found = original(*paths, *arguments[count:])
+            if name == "GetMatchingFiles":
+                return [path.replace(f"{self._folder}/", SCHEME) for path in found]
+            return found
+
+        monkeypatch.setattr(owner, name, replaced)
+
+    def _replace_operation(self, monkeypatch, name):
+        original = getattr(tensor_bundle._BundleOperations, name)
+
+        def path(argument):
+            is_path = isinstance(argument, str) and argument.startswith(SCHEME)
+            return self.local(name, argument) if is_path else argument
+
+        def replaced(operations, *arguments):
+            return original(
+                operations,
+                *(
+                    [path(x) for x in each]
+                    if name == "merge" and isinstance(each, list)
+                    else path(each)
+                    for each in arguments
+                ),
+            )
+
+        monkeypatch.setattr(tensor_bundle._BundleOperations, name, replaced)

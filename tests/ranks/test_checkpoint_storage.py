@@ -1,0 +1,323 @@
+"""Storage that fails costs a checkpoint, not the training; nothing half stays."""
+
+import os
+import resource
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from collective import checkpoint
+from collective.checkpoint import commit, storage, tensor_bundle
+from collective.coordination.session_state import state_of_session
+from collective.ops.sessions import raw_session
+from tests.ranks.checkpoints import model, steps, wait
+from tests.ranks.stub_storage import StubStorage
+
+pytestmark = [pytest.mark.either_backend, pytest.mark.ranks(1, 3)]
+
+
+@pytest.fixture(params=[True, False], ids=["blocking", "beside"])
+def blocking(request):
+    return request.param
+
+
+class Disk:
+    """Is full, or may not be written, while `error` is set: on the last rank, which writes last."""
+
+    def __init__(self, monkeypatch, rank, size):
+        self.error, sync = None, commit.sync_bundle
+
+        def sync_or_fail(path):
+            if self.error is not None and rank == size - 1:
+                raise self.error
+            sync(path)
+
+        monkeypatch.setattr(commit, "sync_bundle", sync_or_fail)
+
+
+def monitored(folder):
+    return tf.train.MonitoredTrainingSession(
+        checkpoint_dir=folder,
+        save_checkpoint_steps=2,
+        save_summaries_steps=0,
+        log_step_count_steps=0,
+    )
+
+
+def joined(session):
+    """Waits on all ranks for what writes beside training, without hearing how it went."""
+    save = state_of_session(raw_session(session)).background_save
+    if save is not None:
+        save._thread.join()
+    wait()
+
+
+def files(folder):
+    return {name for name in os.listdir(folder) if name.startswith("model.ckpt")} - {
+        "model.ckpt.owner"
+    }
+
+
+@pytest.fixture
+def warned(monkeypatch):
+    messages = []
+    warning = tf.logging.warning
+    monkeypatch.setattr(
+        tf.logging, "warning", lambda text, *a: (messages.append(text % a if a else text), warning)
+    )
+    return messages
+
+
+def test_training_goes_on_and_the_next_save_tries_again(
+    strategy, rank, size, folder, monkeypatch, warned, blocking
+):
+    disk = Disk(monkeypatch, rank, size)
+    with strategy.scope(checkpoint_blocking=blocking), tf.Graph().as_default():
+        m = model(strategy)
+        with monitored(folder) as session:
+            steps(session, m, rank, 1)
+            joined(session)
+            disk.error = OSError(28, "No space left on device")
+            steps(session, m, rank, 4)  # saves at steps 2 and 4
+            joined(session)
+            disk.error = None
+            steps(session, m, rank, 2)  # and 6, and 7 at the end
+        wait()
+        assert tf.train.latest_checkpoint(folder) == f"{folder}/model.ckpt-7"
+        saved = {name.split(".")[1] for name in files(folder)}
+        assert saved == {"ckpt-0", "ckpt-6", "ckpt-7"} and not any(
+            "_temp_" in f for f in files(folder)
+        )
+        lost = [text for text in warned if "was not written" in text]
+        assert len(lost) == (2 if rank == 0 else 0)
+        for text in lost:
+            assert f"rank {size - 1} on host" in text and "No space left on device" in text
+            assert "The latest checkpoint is" in text and "model.ckpt-0'" in text
+            needed, free = (int(x.replace(",", "")) for x in _numbers(text))
+            assert needed > 3 * 9 * 3 * 4 and abs(free - shutil.disk_usage(folder).free) < 2**32
+
+
+def _numbers(text):
+    import re
+
+    return re.search(r"needs ([\d,]+) bytes, and in '.*' ([\d,]+) bytes are free", text).groups()
+
+
+def test_the_last_save_is_never_lost_silently(strategy, rank, size, folder, monkeypatch, blocking):
+    """A job must not end well without the state that it has come to."""
+    disk = Disk(monkeypatch, rank, size)
+    with strategy.scope(checkpoint_blocking=blocking), tf.Graph().as_default():
+        m = model(strategy)
+        with pytest.raises(checkpoint.CheckpointStorageError, match="ckpt-4' was not written"):
+            with monitored(folder) as session:
+                joined(session)
+                disk.error = PermissionError(13, "Permission denied")
+                steps(session, m, rank, 4)
+    wait()
+    assert tf.train.latest_checkpoint(folder) == f"{folder}/model.ckpt-0"
+
+
+def test_what_a_save_missed_is_saved_at_the_end(
+    strategy, rank, size, folder, monkeypatch, blocking
+):
+    """TensorFlow's hook takes the last step for saved."""
+    disk = Disk(monkeypatch, rank, size)
+    with strategy.scope(checkpoint_blocking=blocking), tf.Graph().as_default():
+        m = model(strategy)
+        with monitored(folder) as session:
+            steps(session, m, rank, 1)
+            joined(session)
+            disk.error = OSError(5, "Input/output error")
+            steps(session, m, rank, 1)  # saves at step 2
+            joined(session)
+            disk.error = None
+    wait()
+    assert tf.train.latest_checkpoint(folder) == f"{folder}/model.ckpt-2"
+
+
+def test_it_stops_if_asked(strategy, rank, size, folder, monkeypatch):
+    disk = Disk(monkeypatch, rank, size)
+    with strategy.scope(checkpoint_on_error="stop"), tf.Graph().as_default():
+        m = model(strategy)
+        with pytest.raises(checkpoint.CheckpointStorageError, match="No space left"):
+            with monitored(folder) as session:
+                disk.error = OSError(28, "No space left on device")
+                steps(session, m, rank, 4)
+    wait()
+
+
+def test_a_limit_of_the_system(strategy, rank, folder):
+    """TensorFlow's own operation meets it, and calls it the end of the data."""
+    with strategy.scope(), tf.Graph().as_default():
+        model(strategy, rows=4000)
+        saver = tf.train.Saver()
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            before = resource.getrlimit(resource.RLIMIT_FSIZE)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (10000, before[1]))
+            try:
+                with pytest.raises(checkpoint.CheckpointStorageError, match="File too large"):
+                    saver.save(session, f"{folder}/m")
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            assert not [name for name in os.listdir(folder) if not name.endswith(".owner")]
+            wait()
+            saver.save(session, f"{folder}/m")
+
+
+def test_a_folder_that_is_gone(strategy, rank, folder):
+    with strategy.scope(), tf.Graph().as_default():
+        m = model(strategy)
+        saver = tf.train.Saver()
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            for there in ("a", "a/b"):
+                if rank == 0:
+                    os.mkdir(f"{folder}/{there}")
+            wait()
+            saver.save(session, f"{folder}/a/b/m", global_step=1)
+            wait()
+            if rank == 0:
+                shutil.rmtree(f"{folder}/a")
+            wait()
+            with pytest.raises(
+                checkpoint.CheckpointStorageError, match="the folder is gone"
+            ) as error:
+                saver.save(session, f"{folder}/a/b/m", global_step=2)
+            assert "There is no earlier checkpoint" in str(error.value)
+            wait()
+            steps(session, m, rank, 1)
+            if rank == 0:
+                os.mkdir(f"{folder}/a")
+            wait()
+            saver.save(session, f"{folder}/a/b/m", global_step=2)
+            assert tf.train.latest_checkpoint(f"{folder}/a/b") == f"{folder}/a/b/m-2"
+
+
+def test_file_systems_that_are_not_there(strategy, rank):
+    """TensorFlow I/O brings s3:// and others; it isn't installed here."""
+    with strategy.scope(), tf.Graph().as_default():
+        model(strategy)
+        saver = tf.train.Saver()
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            words = r"no file system for s3://.*pip install tensorflow-io==0.36.0"
+            with pytest.raises(ValueError, match=words):
+                saver.save(session, "s3://bucket/folder/m")
+            with pytest.raises(ValueError, match=words):
+                saver.restore(session, "s3://bucket/folder/m")
+        with pytest.raises(ValueError, match=words):
+            with monitored("s3://bucket/folder"):
+                pass
+
+
+@pytest.fixture
+def stub(folder, monkeypatch):
+    return StubStorage(folder, monkeypatch)
+
+
+def test_a_remote_file_system(strategy, rank, folder, stub, blocking):
+    with strategy.scope(checkpoint_blocking=blocking), tf.Graph().as_default():
+        m = model(strategy)
+        saver = tf.train.Saver(max_to_keep=2)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            for step in range(3):
+                steps(session, m, rank, 1)
+                want = session.run(m["rows"])
+                saver.save(session, "stub://box/m", global_step=step)
+            checkpoint.wait()
+            steps(session, m, rank, 1)
+            wait()
+            saver.restore(session, f"{folder}/box/m-2")
+            np.testing.assert_array_equal(session.run(m["rows"]), want)
+    names = {name.partition(".")[0] for name in os.listdir(f"{folder}/box")}
+    assert names == {"m-1", "m-2", "checkpoint"}
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("what", ["save", "RenameFile", "merge", "CreateDir", "WritableFile"])
+def test_a_remote_file_system_that_fails(strategy, rank, folder, stub, blocking, what):
+    """Whatever fails: the checkpoint before stays the latest, and the next save works."""
+    with strategy.scope(checkpoint_blocking=blocking), tf.Graph().as_default():
+        m = model(strategy)
+        saver = tf.train.Saver()
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            saver.save(session, "stub://box/m", global_step=0)
+            checkpoint.wait()
+            wait()
+            before = {name for name in os.listdir(f"{folder}/box") if not name.endswith(".owner")}
+            wait()
+            unavailable = tf.errors.UnavailableError(None, None, "the service is down")
+            stub.fails = lambda did, path: unavailable if did == what and "_temp_" in path else None
+            with pytest.raises(checkpoint.CheckpointStorageError, match="the service is down"):
+                saver.save(session, "stub://box/m", global_step=1)
+                checkpoint.wait()
+            stub.fails = lambda did, path: None
+            wait()
+            assert tf.train.latest_checkpoint("stub://box") == "stub://box/m-0"
+            wait()
+            steps(session, m, rank, 1)
+            saver.save(session, "stub://box/m", global_step=1)
+            checkpoint.wait()
+            wait()
+            left = {name for name in os.listdir(f"{folder}/box") if not name.endswith(".owner")}
+            assert not any("_temp_" in name for name in left) and before < left
+
+
+def test_a_remote_file_system_that_loses_what_is_moved(strategy, rank, folder, stub, monkeypatch):
+    """Of each file in turn: the error says so, and the latest checkpoint is one that is there."""
+    monkeypatch.setattr(commit, "VISIBILITY_TIMEOUT", 0.2)
+    with strategy.scope(), tf.Graph().as_default():
+        m = model(strategy)
+        saver = tf.train.Saver()
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            want = session.run(m["rows"])
+            saver.save(session, "stub://box/m", global_step=0)
+            for end in (".index", ".meta", "checkpoint", "data", "record"):
+                wait()
+                stub.loses = lambda source, target, end=end: (
+                    (target.endswith(end) or end == "data" and ".data-" in target)
+                    and (end == "record" or "_temp_" not in target)
+                )
+                with pytest.raises(checkpoint.CheckpointStorageError, match="but is not there"):
+                    saver.save(session, "stub://box/m", global_step=1)
+                stub.loses = lambda source, target: False
+                wait()
+                opened = tensor_bundle.Bundle(
+                    tf.train.latest_checkpoint("stub://box") or "stub://box/m-0"
+                )
+                opened.check_files()
+            saver.save(session, "stub://box/m", global_step=2)
+            saver.restore(session, f"{folder}/box/m-2")
+            np.testing.assert_array_equal(session.run(m["rows"]), want)
+
+
+def test_a_remote_file_system_that_is_late(strategy, rank, folder, stub):
+    """What was moved is seen a while later only."""
+    stub.late = 2
+    with strategy.scope(), tf.Graph().as_default():
+        model(strategy)
+        saver = tf.train.Saver()
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            saver.save(session, "stub://box/m", global_step=0)
+            assert rank > 0 or stub.looks > 2
+            wait()
+            saver.restore(session, f"{folder}/box/m-0")
+
+
+def test_classes_of_errors():
+    assert storage.is_failure(OSError(28, "No space left on device"))
+    assert not storage.is_failure(OSError("another job saves here"))
+    assert not storage.is_failure(ValueError("a mistake"))
+    with pytest.raises(storage.StorageFailure, match="NotFoundError: gone"):
+        with storage.failures():
+            raise tf.errors.NotFoundError(None, None, "gone")
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        with storage.failures():
+            raise tf.errors.InvalidArgumentError(None, None, "a mistake")
