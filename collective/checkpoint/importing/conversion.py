@@ -151,9 +151,9 @@ class Conversion:
                     alone = np.setxor1d(keys, other_keys)
                     raise ValueError(
                         f"slot '{rows.name}' and its table '{group[0][1].name}' have not the same "
-                        f"keys (key {alone[0]} is only in one, as are {len(alone) - 1:,} others): "
-                        "import with --without-slots, and train on with "
-                        "scope(missing_slots='fresh')."
+                        f"keys (key {alone[0]} is only in one, and "
+                        f"{counted(len(alone) - 1, 'other')}): import with --without-slots, "
+                        "and train on with scope(missing_slots='fresh')."
                     )
                 columns.append(values)
             yield keys, columns

@@ -37,6 +37,7 @@ from collective.checkpoint.importing.source import (
 )
 from collective.checkpoint.layout import LAYOUT_ENTRY
 from collective.checkpoint.tensor_bundle import WHOLE_READ_BYTES, Bundle, slice_rows
+from collective.ops.counting import counted
 
 SUFFIXES = (
     "keys",
@@ -146,7 +147,7 @@ def _table(
                 slots.append(_rows(bundle, f"{name}/{slot}", pieces, suffix))
             elif counts:
                 source.left_out[f"{name}-{suffix}"] = (
-                    f"there are {counts:,} for {rows.count:,} keys"
+                    f"there are {counts:,} for {counted(rows.count, 'key')}"
                 )
     refused = None
     filtered = [f"{piece.stem}-keys_filtered" for piece in pieces]

@@ -31,6 +31,7 @@ from collective.checkpoint import table_reader
 from collective.checkpoint.importing.deeprec import add_variables
 from collective.checkpoint.importing.source import KeyedRows, KeyedTable, Source
 from collective.checkpoint.tensor_bundle import slice_rows
+from collective.ops.counting import counted
 
 HEAD_BYTES = 256 + 4 + 32 + 4
 DTYPES: Mapping[int, np.dtype[Any]] = {
@@ -168,8 +169,8 @@ def _array_file(path: str, dtype: np.dtype, start: int) -> ArrayFile:
 def _rows(name: str, keys: ArrayFile, values: ArrayFile) -> KeyedRows:
     if not keys.count or values.count % keys.count:
         raise ValueError(
-            f"{values.path} has {values.count:,} values for {keys.count:,} keys: one of the files "
-            "is cut off, or of another dump."
+            f"{values.path} has {counted(values.count, 'value')} for "
+            f"{counted(keys.count, 'key')}: one of the files is cut off, or of another dump."
         )
     dim = values.count // keys.count
 
