@@ -13,8 +13,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from collective.checkpoint import table_reader
-from collective.checkpoint.chain import Chain
-from collective.checkpoint.increment_io import removed_keys
+from collective.checkpoint.chain import Chain, removed_keys
 from collective.checkpoint.layout import DYNAMIC, StoredTable
 from collective.checkpoint.tensor_bundle import Bundle
 from collective.ops import key_hashing
