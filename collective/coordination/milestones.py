@@ -12,7 +12,8 @@ from collections.abc import Mapping
 
 from collective.launch.milestones import VARIABLE, MilestoneBoard, Milestones
 
-_STEP = re.compile(r"-(\d+)$")
+# The step in a checkpoint's name; of an increment's that of the checkpoint before it.
+_STEP = re.compile(r"-(\d+)(?:\.increment-\d+)?$")
 
 
 class MilestonePoster:
