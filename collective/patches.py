@@ -1,8 +1,8 @@
 """Lists everything that scope() replaces in TensorFlow, Keras and Horovod, and why.
 
 There is no extension point for these. `collective.patching` applies the list when the first scope()
-opens, and restores the originals when the last one closes. To find a row, search for the name of
-what it replaces. The reason of a row says what would go wrong without it.
+opens, and undoes it when the last one closes. To find a row, search for the name of what it
+replaces. The reason of a row says what would go wrong without it.
 """
 
 from __future__ import annotations
@@ -73,23 +73,13 @@ OPEN_ENDED = "An indicator of an open-ended column would need its number of keys
 VARIABLES = (
     Patch(VariableScope, "VariableScope.get_variable", variable_getter.get_variable, MISSED),
     Patch(Embedding, "tf.keras.layers.Embedding.add_weight", keras.add_weight, MADE_BY_KERAS),
-    Patch(
-        feature_column_v2,
-        "feature_column_v2.indicator_column",
-        feature_column.indicator_column,
-        OPEN_ENDED,
-    ),
-    Patch(
-        tf.feature_column,
-        "tf.feature_column.indicator_column",
-        feature_column.indicator_column,
-        OPEN_ENDED,
-    ),
-    Patch(
-        tf2.feature_column,
-        "tf2.feature_column.indicator_column",
-        feature_column.indicator_column,
-        OPEN_ENDED,
+    *(
+        Patch(owner, name, feature_column.indicator_column, OPEN_ENDED)
+        for owner, name in (
+            (feature_column_v2, "feature_column_v2.indicator_column"),
+            (tf.feature_column, "tf.feature_column.indicator_column"),
+            (tf2.feature_column, "tf2.feature_column.indicator_column"),
+        )
     ),
 )
 

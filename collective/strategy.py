@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any, Callable
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 
-from collective import options, rank0_output, strategies
-from collective.checkpoint import best, ownership
+from collective import options, strategies
+from collective import scope_activation as _scope_activation  # noqa: F401 (connects SCOPES)
+from collective.checkpoint import best
 from collective.coordination import run_analysis
-from collective.coordination.preemption import PREEMPTION
-from collective.determinism import Determinism
 from collective.estimator import input_sharding
-from collective.ops import carriers, collectives, graph_analysis, native_library
+from collective.ops import collectives, graph_analysis, native_library
 from collective.options import (
     INHERIT,
     Carrier,
@@ -32,14 +31,10 @@ from collective.options import (
     WarmStartSource,
     WireType,
 )
-from collective.patches import PATCHES
-from collective.patching import Patches
 from collective.plan import builder
 from collective.plan.plan import Plan
 from collective.policy import PolicyOption, TablePolicy, policy_of
-from collective.profiling import profiler
 from collective.scope import SCOPES, Scope
-from collective.tables import grouping
 from collective.tables import lookups as _lookups  # noqa: F401 (registers the lookup functions)
 
 if TYPE_CHECKING:
@@ -500,32 +495,3 @@ def _warn_of_missing_operations() -> None:
             RuntimeWarning,
             stacklevel=3,
         )
-
-
-_determinism = Determinism()
-_patches = Patches(PATCHES)
-
-
-def _open_first() -> None:
-    _patches.apply()
-    rank0_output.quieten()
-
-
-def _close_last() -> None:
-    rank0_output.restore()
-    _patches.restore()
-    try:
-        # Nobody saves tables outside, and nobody would see a session closed.
-        ownership.marks().release_sessions()
-    finally:
-        profiler.finish()
-        PREEMPTION.unwatch()
-
-
-def _take_over(options: ScopeOptions | None) -> None:
-    _determinism.set(options is not None and options.deterministic)
-    carriers.use(None if options is None else options.carrier)
-    grouping.use(options is not None and options.grouping)
-
-
-SCOPES.connect(first=_open_first, last=_close_last, changed=_take_over)

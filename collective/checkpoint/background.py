@@ -217,7 +217,7 @@ def _described(error: BaseException) -> dict[str, Any]:
     is_storage = storage.is_failure(error)
     if not is_storage:
         traceback.print_exception(type(error), error, error.__traceback__, file=sys.stderr)
-    words = storage.described(error)
+    words = storage.described(error, collectives.rank())
     return {"rank": collectives.rank(), "words": words, "is_storage": is_storage}
 
 

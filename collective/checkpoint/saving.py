@@ -119,8 +119,6 @@ def save(
             sharded_save.run()
     else:
         sharded_save.start(SCOPES.options.checkpoint_buffer, chain)
-    if write_state:
-        _save_code(prefix)
     return prefix
 
 
@@ -239,6 +237,8 @@ class ShardedSave:
     def _succeeded(self) -> None:
         self.retention.apply(self.saver)
         note_last_checkpoint(self.prefix)
+        if self.publication.state is not None:
+            _save_code(self.prefix)
 
     def write_tables(self, writer: tensor_bundle.BundleWriter) -> dict[str, Any]:
         """Writes this rank's rows; returns what `layout` has to know of them."""
@@ -263,7 +263,7 @@ class ShardedSave:
                 if not storage.is_failure(error):
                     raise
                 causes.append(error)
-                return {"failure": storage.described(error)}
+                return {"failure": storage.described(error, collectives.rank())}
 
         outcomes = barrier.run_on_all_ranks(
             self.session, f"{doing} checkpoint '{self.prefix}'", carry_out

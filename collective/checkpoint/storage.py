@@ -15,8 +15,6 @@ from collections.abc import Iterator
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import collectives
-
 # What the system may say of storage. Other errors of the system are mistakes of a program.
 _ERRNOS = frozenset(
     {
@@ -62,10 +60,10 @@ def is_failure(error: BaseException) -> bool:
     )
 
 
-def described(error: BaseException) -> str:
+def described(error: BaseException, rank: int) -> str:
     """Returns the words of a failure, with the rank and host that saw it."""
     name = "" if isinstance(error, StorageFailure) else f"{type(error).__name__}: "
-    return f"rank {collectives.rank()} on host {socket.gethostname()}: {name}{error}"
+    return f"rank {rank} on host {socket.gethostname()}: {name}{error}"
 
 
 def free_bytes(folder: str) -> int | None:

@@ -46,6 +46,7 @@ LAYERS = (
     ("estimator",),
     ("determinism", "hooks", "patching", "rank0_output"),
     ("patches",),
+    ("scope_activation",),
     ("strategy",),
     ("compat",),
     ("run_script",),

@@ -1,0 +1,43 @@
+"""Puts in force what scope() stands for, and takes it back when the last one closes."""
+
+from __future__ import annotations
+
+from collective import rank0_output
+from collective.checkpoint import ownership
+from collective.coordination.preemption import PREEMPTION
+from collective.determinism import Determinism
+from collective.ops import carriers
+from collective.options import ScopeOptions
+from collective.patches import PATCHES
+from collective.patching import Patches
+from collective.profiling import profiler
+from collective.scope import SCOPES
+from collective.tables import grouping
+
+_determinism = Determinism()
+_patches = Patches(PATCHES)
+
+
+def _open_first() -> None:
+    _patches.apply()
+    rank0_output.quieten()
+
+
+def _close_last() -> None:
+    rank0_output.restore()
+    _patches.restore()
+    try:
+        # Nobody saves tables outside, and nobody would see a session closed.
+        ownership.marks().release_sessions()
+    finally:
+        profiler.finish()
+        PREEMPTION.unwatch()
+
+
+def _take_over(options: ScopeOptions | None) -> None:
+    _determinism.set(options is not None and options.deterministic)
+    carriers.use(None if options is None else options.carrier)
+    grouping.use(options is not None and options.grouping)
+
+
+SCOPES.connect(first=_open_first, last=_close_last, changed=_take_over)
