@@ -42,7 +42,7 @@ from tensorflow.python.training import (
     warm_starting_util,
 )
 from tensorflow.python.training import moving_averages as averages_lib
-from tensorflow_estimator.python.estimator import estimator as estimator_lib
+from tensorflow_estimator.python.estimator.estimator import Estimator
 
 from collective import feature_column, hooks, rank0_output
 from collective.checkpoint import (
@@ -439,12 +439,7 @@ SESSIONS = (
         ALL_WRITE,
         rank0_output.is_silent,
     ),
-    Patch(
-        estimator_lib.Estimator,
-        "tf.estimator.Estimator._call_model_fn",
-        refusal.call_model_fn,
-        SAME_INPUT,
-    ),
+    Patch(Estimator, "tf.estimator.Estimator._call_model_fn", refusal.call_model_fn, SAME_INPUT),
 )
 
 # ---- Every rank saves and restores its shards, and all take the same checkpoint for the latest

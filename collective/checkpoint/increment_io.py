@@ -18,6 +18,7 @@ from collective.checkpoint.chain import Chain
 from collective.checkpoint.following import TableChanges
 from collective.checkpoint.layout import CheckpointLayout, Increment, StoredTable, parts_of_rank
 from collective.checkpoint.shards import RowReads, RowRequest, Shard, block_of, by_table
+from collective.checkpoint.table_reader import removed_keys
 from collective.checkpoint.tensor_bundle import Bundle, BundleWriter
 from collective.ops import collectives, key_hashing
 
@@ -166,13 +167,6 @@ def read_dynamic(
             for keys, values in _blocks(bundle, updates):
                 is_own = key_hashing.owners_np(keys, ranks) == rank
                 receive(keys[is_own], [of_table[is_own] for of_table in values])
-
-
-def removed_keys(bundle: Bundle, table: StoredTable, part: int) -> np.ndarray:
-    """Returns the keys of a part that an increment says are gone."""
-    if not table.removed or not table.removed[part]:
-        return np.zeros(0, np.int64)
-    return bundle.read_whole(bundle.layout.removed_entry(table, part))
 
 
 def _gone(keys: np.ndarray, table: StoredTable, gone: Sequence[np.ndarray]) -> np.ndarray:
