@@ -42,7 +42,7 @@ from tensorflow.python.training import (
     warm_starting_util,
 )
 from tensorflow.python.training import moving_averages as averages_lib
-from tensorflow_estimator.python.estimator.estimator import Estimator
+from tensorflow_estimator.python.estimator import estimator as estimator_lib
 
 from collective import feature_column, hooks, rank0_output
 from collective.checkpoint import (
@@ -439,7 +439,12 @@ SESSIONS = (
         ALL_WRITE,
         rank0_output.is_silent,
     ),
-    Patch(Estimator, "tf.estimator.Estimator._call_model_fn", refusal.call_model_fn, SAME_INPUT),
+    Patch(
+        estimator_lib.Estimator,
+        "tf.estimator.Estimator._call_model_fn",
+        refusal.call_model_fn,
+        SAME_INPUT,
+    ),
 )
 
 # ---- Every rank saves and restores its shards, and all take the same checkpoint for the latest
@@ -447,8 +452,7 @@ SESSIONS = (
 ONE_SHARD_SAVED = "One rank's shard would be saved as if it were the table."
 MISSING_SHARDS = "The shards of the other ranks would be missing from the checkpoint."
 NOT_RESTORED = "Tables would not be restored, nor the same checkpoint by all ranks."
-GOES_ON = "A disk that is full for a while would end training."
-NO_LAST_CHECKPOINT = "A job could end without the checkpoint that it was writing, or missed before."
+GOES_ON = "A full disk would end training, or a job end without the checkpoint that it missed."
 OTHER_LATEST = "Ranks could take different checkpoints for the latest."
 NOT_STARTED = "scope(warm_start=…) would have no effect."
 WHOLE_ROWS = "A shard would be assigned the rows of a whole table."
@@ -461,7 +465,7 @@ CHECKPOINTS = (
     Patch(tf.train.Saver, "tf.train.Saver.save", saving.save, MISSING_SHARDS),
     Patch(tf.train.Saver, "tf.train.Saver.restore", restoring.restore, NOT_RESTORED),
     Patch(SAVER_HOOK, "tf.train.CheckpointSaverHook._save", saver_hook.save, GOES_ON),
-    Patch(SAVER_HOOK, "tf.train.CheckpointSaverHook.end", saver_hook.end, NO_LAST_CHECKPOINT),
+    Patch(SAVER_HOOK, "tf.train.CheckpointSaverHook.end", saver_hook.end, GOES_ON),
     Patch(
         tf.train.SessionManager,
         "tf.train.SessionManager._restore_checkpoint",

@@ -15,6 +15,7 @@ import dataclasses
 import os
 from collections.abc import Iterator
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 from tensorflow.python.checkpoint import checkpoint_management
 
@@ -156,3 +157,10 @@ def _advice(base: str, number: int) -> str:
 def _data_loss(text: str) -> Exception:
     error: Exception = tf.errors.DataLossError(None, None, text)
     return error
+
+
+def removed_keys(bundle: Bundle, table: StoredTable, part: int) -> np.ndarray:
+    """Returns the keys of a part that an increment says are gone."""
+    if not table.removed or not table.removed[part]:
+        return np.zeros(0, np.int64)
+    return bundle.read_whole(bundle.layout.removed_entry(table, part))

@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 
 from collective.checkpoint import key_counts
-from collective.checkpoint.chain import Chain
+from collective.checkpoint.chain import Chain, removed_keys
 from collective.checkpoint.following import TableChanges
 from collective.checkpoint.layout import CheckpointLayout, Increment, StoredTable, parts_of_rank
 from collective.checkpoint.shards import RowReads, RowRequest, Shard, block_of, by_table
-from collective.checkpoint.table_reader import removed_keys
 from collective.checkpoint.tensor_bundle import Bundle, BundleWriter
 from collective.ops import collectives, key_hashing
 

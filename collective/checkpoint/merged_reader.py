@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from collective.checkpoint import table_reader
-from collective.checkpoint.chain import Chain
+from collective.checkpoint.chain import Chain, removed_keys
 from collective.checkpoint.layout import DYNAMIC, StoredTable
 from collective.checkpoint.tensor_bundle import Bundle
 from collective.ops import key_hashing
@@ -133,7 +133,7 @@ class _Overlay:
         covered = self._covered(self._keys, stored)
         self._update[covered] = -1
         for part, keys in enumerate(update.keys):
-            self._set(table_reader.removed_keys(update.bundle, table, part), -1, part)
+            self._set(removed_keys(update.bundle, table, part), -1, part)
             self._set(keys, len(self._updates) - 1, part)
 
     def _set(self, keys: np.ndarray, update: int, part: int) -> None:

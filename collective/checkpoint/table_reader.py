@@ -252,10 +252,3 @@ def _merge_parts(cursors_by_part: list[list[RowCursor]]) -> Iterator[list[np.nda
         joined = [np.concatenate(pieces) for pieces in zip(*taken)]
         order = np.argsort(joined[0], kind="stable")
         yield [array[order] for array in joined]
-
-
-def removed_keys(bundle: Bundle, table: StoredTable, part: int) -> np.ndarray:
-    """Returns the keys of a part that an increment says are gone."""
-    if not table.removed or not table.removed[part]:
-        return np.zeros(0, np.int64)
-    return bundle.read_whole(bundle.layout.removed_entry(table, part))
