@@ -20,7 +20,7 @@ from typing import Any, Literal
 import tensorflow.compat.v1 as tf
 from tensorflow.python.checkpoint import checkpoint_management
 
-from collective.checkpoint import commit, tensor_bundle
+from collective.checkpoint import chain, commit, consolidate, tensor_bundle
 from collective.coordination import barrier
 from collective.ops import collectives
 
@@ -105,7 +105,11 @@ def _keep(prefix: str, value: float, wanted: KeepBest) -> bool:
         prefix = latest
     elif not tf.io.gfile.exists(tensor_bundle.index_path(prefix)):
         raise ValueError(f"keep_best: there is no checkpoint '{prefix}'.")
+    state = chain.open_chain(prefix)
+    increments = len(state.increments)
     folder, name = os.path.join(os.path.dirname(prefix), FOLDER), os.path.basename(prefix)
+    if increments:
+        name = f"{os.path.basename(state.base.prefix)}+{increments}"
     if math.isnan(value):
         tf.logging.warning(f"keep_best: {wanted.metric} of '{prefix}' is NaN, so it isn't kept.")
         return False
@@ -122,10 +126,13 @@ def _keep(prefix: str, value: float, wanted: KeepBest) -> bool:
         _write_record(folder, kept, wanted)
         _remove_others(folder, kept)
         return False
-    if not _is_same(prefix, os.path.join(folder, name)):
+    if increments or not _is_same(prefix, os.path.join(folder, name)):
         _write_record(folder, others, wanted)
         _remove_others(folder, others)
-        _link(prefix, folder)
+        if increments:
+            consolidate.consolidate(prefix, os.path.join(folder, name))
+        else:
+            _link(prefix, folder)
     _write_record(folder, kept, wanted)
     _remove_others(folder, kept)
     return True

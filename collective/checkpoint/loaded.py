@@ -8,10 +8,10 @@ from typing import Any, Union
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.checkpoint import consolidate, table_reader
+from collective.checkpoint import consolidate, merged_reader, reading, table_reader
+from collective.checkpoint.chain import Chain
 from collective.checkpoint.compatibility import find_stored_table
 from collective.checkpoint.layout import DYNAMIC, StoredTable
-from collective.checkpoint.tensor_bundle import Bundle
 from collective.ops import key_hashing
 from collective.ops.counting import counted
 from collective.ops.sessions import run_unpatched
@@ -22,6 +22,8 @@ BLOCK = 1 << 16
 class LoadedTable:
     """Reads a table of a checkpoint, or a slot of one; nothing is read before it is asked for.
 
+    Of a checkpoint that increments follow, `lookup` goes through the whole table.
+
     Attributes:
         name: its name.
         dynamic: it has any int64 keys; else 0 … V - 1.
@@ -31,15 +33,17 @@ class LoadedTable:
         slots: {name: slot} of a table: `table.slots['user/Adagrad']`.
     """
 
-    def __init__(self, bundle: Bundle, stored: StoredTable):
-        self._bundle, self._stored = bundle, stored
-        self._finder = table_reader.RowFinder(bundle, stored)
+    def __init__(self, chain: Chain, stored: StoredTable):
+        self._chain, self._stored = chain, stored
+        self._finder = table_reader.RowFinder(chain.base, stored)
         self.name = stored.name
         self.dynamic = stored.kind == DYNAMIC
-        self.shape = stored.count, stored.dim
+        count = merged_reader.count_dynamic(chain, stored) if self.dynamic else stored.count
+        self.shape = count, stored.dim
         self.dim = stored.dim
         self.dtype = np.dtype(tf.as_dtype(stored.dtype).as_numpy_dtype)
-        self.slots = {s.name: LoadedTable(bundle, s) for s in bundle.layout.slots_of(stored.name)}
+        slots = chain.base.layout.slots_of(stored.name)
+        self.slots = {slot.name: LoadedTable(chain, slot) for slot in slots}
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -48,6 +52,8 @@ class LoadedTable:
         """Returns all keys, ascending: int64 [rows]."""
         if not self.dynamic:
             return np.arange(self.shape[0])
+        if self._chain.increments:
+            return np.concatenate([np.zeros(0, np.int64), *(keys for keys, _ in self.blocks())])
         parts = [self._finder.keys_of_part(part) for part in range(len(self._stored.parts))]
         return np.sort(np.concatenate(parts))
 
@@ -75,7 +81,7 @@ class LoadedTable:
         if array.dtype.kind not in "iu" and array.size:
             raise TypeError(f"keys of table '{self.name}' are integers, not {array.dtype}.")
         flat = array.reshape(-1).astype(np.int64)
-        is_there, rows = self._finder.find(flat)
+        is_there, rows = self._find(flat)
         if not is_there.all():
             if default is None:
                 missing = flat[~is_there]
@@ -99,15 +105,27 @@ class LoadedTable:
         return self.lookup(keys)
 
     def __contains__(self, key: Any) -> bool:
-        return bool(self._finder.find(np.array([key], np.int64))[0][0])
+        return bool(self._find(np.array([key], np.int64))[0][0])
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.keys().tolist())
 
     def blocks(self, block: int = BLOCK) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yields (keys [b] int64, rows [b, D]) by ascending keys, `block` at a time."""
-        for first, rows in table_reader.read_stored_table(self._bundle, self.name, block):
+        for first, rows in reading.read_table_of(self._chain, self.name, block):
             yield (first if self.dynamic else np.arange(first, first + len(rows))), rows
+
+    def _find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns which of `keys` [n] there are, and rows [n, D] (see `RowFinder.find`)."""
+        if not self._chain.increments:
+            return self._finder.find(keys)
+        is_there, found = np.zeros(len(keys), bool), np.zeros((len(keys), self.dim), self.dtype)
+        for block_keys, rows in self.blocks():
+            places = np.minimum(np.searchsorted(block_keys, keys), len(block_keys) - 1)
+            is_here = block_keys[places] == keys
+            found[is_here] = rows[places[is_here]]
+            is_there |= is_here
+        return is_there, found
 
     def __array__(self, dtype: Any = None) -> np.ndarray:
         """Returns all rows, by ascending keys."""
@@ -131,16 +149,17 @@ class LoadedCheckpoint(Mapping[str, Union[LoadedTable, np.ndarray]]):
     """
 
     def __init__(self, path: str):
-        self._bundle = table_reader.open_bundle(path)
-        self._bundle.check_files()
-        self.path = self._bundle.prefix
+        self._chain = reading.open_checkpoint(path)
+        self._chain.base.check_files()
+        self.path = self._chain.last.prefix
+        self._layout = self._chain.base.layout
         self._tables: dict[str, LoadedTable] = {}
-        self._variables = consolidate.other_entries(self._bundle)
+        self._variables = consolidate.other_entries(self._chain.base)
 
     @property
     def tables(self) -> list[str]:
         """Returns the names of the tables, slots left out."""
-        stored_tables = self._bundle.layout.tables.values()
+        stored_tables = self._layout.tables.values()
         return sorted(stored.name for stored in stored_tables if stored.slot_of is None)
 
     @property
@@ -155,30 +174,30 @@ class LoadedCheckpoint(Mapping[str, Union[LoadedTable, np.ndarray]]):
             KeyError: there is no such table.
         """
         if name not in self._tables:
-            stored = find_stored_table(self._bundle, name)
+            stored = find_stored_table(self._chain.base, name)
             if stored is None:
                 raise KeyError(
                     f"checkpoint '{self.path}' has no table '{name}' (it has: "
                     f"{', '.join(self.tables) or 'none'})"
                 )
-            self._tables[name] = LoadedTable(self._bundle, stored)
+            self._tables[name] = LoadedTable(self._chain, stored)
         return self._tables[name]
 
     def __getitem__(self, name: str) -> LoadedTable | np.ndarray:
-        if name in self._bundle.layout.tables:
+        if name in self._layout.tables:
             return self.table(name)
         if name in self._variables:
-            return self._bundle.read_whole(name)
+            return self._chain.last.read_whole(name)
         raise KeyError(f"checkpoint '{self.path}' has no '{name}'; list(…) has its names")
 
     def __contains__(self, name: object) -> bool:
-        return name in self._bundle.layout.tables or name in self._variables
+        return name in self._layout.tables or name in self._variables
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted([*self._bundle.layout.tables, *self._variables]))
+        return iter(sorted([*self._layout.tables, *self._variables]))
 
     def __len__(self) -> int:
-        return len(self._bundle.layout.tables) + len(self._variables)
+        return len(self._layout.tables) + len(self._variables)
 
     def __repr__(self) -> str:
-        return consolidate.describe(self._bundle)
+        return consolidate.description(self.path)

@@ -13,8 +13,9 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.checkpoint import checkpoint_management
 from tensorflow.python.ops import variables
 
-from collective.checkpoint import compatibility, restoring, table_io, tensor_bundle
-from collective.checkpoint.chain import Chain, open_whole
+from collective.checkpoint import compatibility, restoring, table_io
+from collective.checkpoint.chain import Chain, newest, open_links
+from collective.checkpoint.chain_names import increment_prefix, split
 from collective.checkpoint.consolidate import other_entries
 from collective.checkpoint.layout import StoredTable
 from collective.checkpoint.name_map import NameMap
@@ -56,7 +57,7 @@ class SourceCheckpoint:
     """Keeps what a checkpoint has, under the names of the graph.
 
     Attributes:
-        bundle: the checkpoint.
+        chain: the checkpoint, with its increments.
         slots: optimizers' slots are wanted.
         old_names: {name here: name there}.
         pairs: shards that start from it.
@@ -64,7 +65,7 @@ class SourceCheckpoint:
         taken: names there that were taken.
     """
 
-    bundle: tensor_bundle.Bundle
+    chain: Chain
     slots: bool
     old_names: dict[str, str]
     pairs: list[tuple[Shard, StoredTable]] = dataclasses.field(default_factory=list)
@@ -73,10 +74,11 @@ class SourceCheckpoint:
 
     @staticmethod
     def open(source: WarmStart, prefix: str) -> SourceCheckpoint:
-        bundle = open_whole(prefix)
-        bundle.check_files()
-        tables = bundle.layout.tables
-        names = [*tables, *other_entries(bundle)]
+        base, number = split(prefix)
+        chain = open_links(base, number or 0)
+        chain.base.check_files()
+        tables = chain.base.layout.tables
+        names = [*tables, *other_entries(chain.base)]
         name_map = NameMap(source.names, f"WarmStart('{source.path}'): names")
         old_names: dict[str, str] = {}
         for name in names:
@@ -91,11 +93,15 @@ class SourceCheckpoint:
             if new is not None:
                 old_names[new] = name
         name_map.check_all_matched(names)
-        return SourceCheckpoint(bundle, source.slots, old_names)
+        return SourceCheckpoint(chain, source.slots, old_names)
+
+    @property
+    def prefix(self) -> str:
+        return self.chain.last.prefix
 
     def find(self, name: str) -> StoredTable | None:
         old = self.old_names.get(name)
-        return None if old is None else compatibility.find_stored_table(self.bundle, old)
+        return None if old is None else compatibility.find_stored_table(self.chain.base, old)
 
     def left_over(self) -> list[str]:
         """Returns the names there of what no variable of the graph took."""
@@ -130,7 +136,7 @@ class StartPlan:
                 here[old] + (f" (there {old})" if here[old] != old else "")
                 for old in sorted(source.taken)
             ]
-            lines.append(f"  from '{source.bundle.prefix}': {_listed(named)}")
+            lines.append(f"  from '{source.prefix}': {_listed(named)}")
             lines.append(f"    left over: {_listed(source.left_over())}")
         lines.append(f"  fresh: {_listed(self.fresh)}")
         if self.fresh_slots:
@@ -155,7 +161,7 @@ def start(session: Any, sources: Sequence[WarmStart]) -> None:
     def compare() -> None:
         opened = [SourceCheckpoint.open(s, prefix) for s, prefix in zip(sources, prefixes)]
         plans.append(make_plan(session.graph, opened))
-        restores.extend(table_io.TableRestore(session, Chain(s.bundle), s.pairs) for s in opened)
+        restores.extend(table_io.TableRestore(session, s.chain, s.pairs) for s in opened)
 
     def each(step: Callable[[table_io.TableRestore], Any]) -> Callable[[], Any]:
         return lambda: [step(restore) for restore in restores]
@@ -186,7 +192,7 @@ def start(session: Any, sources: Sequence[WarmStart]) -> None:
     on_all_ranks("assigning", assign)
     for source in plan.sources:
         tables = dynamic_tables([shard for shard, _ in source.pairs])
-        restoring.finish_tables(on_all_ranks, session, source.bundle.prefix, tables)
+        restoring.finish_tables(on_all_ranks, session, source.prefix, tables)
     if collectives.rank() == 0:
         print(plan, file=sys.stderr, flush=True)
 
@@ -203,7 +209,11 @@ def _agreed_prefixes(session: Any, sources: Sequence[WarmStart]) -> list[str]:
                 if latest is None:
                     raise ValueError(f"scope(warm_start=…): there is no checkpoint in '{path}'.")
                 path = latest
-            found.append(path)
+            base, number = split(path)
+            number = (
+                newest(base) if number is None and tf.io.gfile.exists(f"{base}.index") else number
+            )
+            found.append(increment_prefix(base, number) if number else base)
         return found
 
     named = barrier.exchange(session, "scope(warm_start=…)", {"paths": paths})
@@ -226,7 +236,7 @@ def make_plan(graph: tf.Graph, sources: list[SourceCheckpoint]) -> StartPlan:
         tf.errors.InvalidArgumentError: a variable doesn't fit.
     """
     plan = StartPlan(sources)
-    problems = [compatibility.Problems(source.bundle) for source in sources]
+    problems = [compatibility.Problems(source.chain.last) for source in sources]
     by_name = variables_by_name(graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES))
     shards = find_shards({n: v for n, v in by_name.items() if isinstance(v, variables.Variable)})
     source_of: dict[str, int] = {}
@@ -263,7 +273,7 @@ def make_plan(graph: tf.Graph, sources: list[SourceCheckpoint]) -> StartPlan:
         if not source.taken:
             raise ValueError(
                 f"scope(warm_start=…): no variable of the graph starts from "
-                f"'{source.bundle.prefix}'. It has {_listed(source.left_over())}; the graph has "
+                f"'{source.prefix}'. It has {_listed(source.left_over())}; the graph has "
                 f"{_listed(sorted(by_name))}. WarmStart(path, names={{'there': 'here'}}) renames."
             )
     return plan
@@ -303,14 +313,15 @@ def _check(
     """Notes what keeps an ordinary variable from its value in a checkpoint."""
     old = source.old_names[name]
     there = f"'{name}'" + (f" (there '{old}')" if old != name else "")
-    if old in source.bundle.layout.tables and old not in source.bundle.entries:
+    entries = source.chain.last.entries
+    if old not in entries:  # but a name of the layout's
         problems.add_unfit(f"{there} is an ordinary variable here, a table in the checkpoint")
         return
     parts = variable if isinstance(variable, list) else [variable]
     if not all(hasattr(part, "initializer") and hasattr(part, "dtype") for part in parts):
         problems.add_unfit(f"{there} is no variable here, and can't start from a checkpoint")
         return
-    dtype, shape = source.bundle.entries[old]
+    dtype, shape = entries[old]
     info = getattr(parts[0], "_save_slice_info", None)
     here = list(info.full_shape) if info is not None else parts[0].shape.as_list()
     if here != list(shape) or parts[0].dtype.base_dtype != tf.as_dtype(dtype):
@@ -322,7 +333,7 @@ def _check(
 
 def _read_values(plan: StartPlan) -> dict[str, np.ndarray]:
     return {
-        name: source.bundle.read_whole(source.old_names[name])
+        name: source.chain.last.read_whole(source.old_names[name])
         for source in plan.sources
         for name in source.values
     }

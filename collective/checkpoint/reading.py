@@ -28,7 +28,13 @@ def read_table(
     path: str, name: str, block: int, frequencies: bool = False, last_used: bool = False
 ) -> Iterator[tuple[Any, ...]]:
     """Reads a table (see `collective.checkpoint.read_table`)."""
-    opened = open_checkpoint(path)
+    return read_table_of(open_checkpoint(path), name, block, frequencies, last_used)
+
+
+def read_table_of(
+    opened: Chain, name: str, block: int, frequencies: bool = False, last_used: bool = False
+) -> Iterator[tuple[Any, ...]]:
+    """Reads a table of an open checkpoint (see `collective.checkpoint.read_table`)."""
     readers = (
         functools.partial(merged_reader.read_static, opened),
         functools.partial(merged_reader.read_dynamic, opened),

@@ -186,3 +186,33 @@ def test_ranks_must_name_the_same(strategy, size, tmp_path, rank):
         model(strategy)
         with pytest.raises(RankError, match="Every rank must name the same"):
             session()
+
+
+def test_a_state_of_increments_is_loaded_kept_and_started_from(strategy, rank, folder):
+    job = f"{folder}/job"
+    with strategy.scope(), tf.Graph().as_default():
+        checkpoint.enable_increments(job)
+        m, saver = model(strategy), tf.train.Saver()
+        with tf.Session() as live:
+            live.run(tf.global_variables_initializer())
+            live.run(m["train"])
+            barrier.run_on_all_ranks(
+                None, "a folder", lambda: None if rank else tf.io.gfile.makedirs(job)
+            )
+            saver.save(live, f"{job}/m", global_step=1)
+            live.run(m["train"])
+            checkpoint.save_increment(live, job)
+            want = live.run(m["values"])
+    assert checkpoint.keep_best(job, {"auc": 0.5}, ("auc", "max"))
+    for path in (job, f"{job}/best"):
+        loaded = checkpoint.load(path)
+        np.testing.assert_array_equal(loaded["new/t"][:], want[0])
+        np.testing.assert_array_equal(loaded["e"][KEYS], want[1])
+        np.testing.assert_array_equal(loaded["e"].keys(), np.sort(KEYS))
+        np.testing.assert_array_equal(loaded["new/kernel"], want[2])
+        assert loaded["global_step"] == 2 and 5 not in loaded["e"]
+    with strategy.scope(warm_start=job), tf.Graph().as_default():
+        m = model(strategy)
+        with session() as monitored:
+            for a, b in zip(monitored.run(m["values"][:4]), want[:4]):
+                np.testing.assert_array_equal(a, b)
