@@ -3,8 +3,8 @@
     long_job.py FOLDER LAUNCH KILLED
 
 Data go on where they stopped, checkpoints are written beside training, with increments between
-them, and rows of a dynamic table are evicted. The first KILLED attempts of a launch end by a kill
-of one of the ranks, at a moment that LAUNCH and the attempt decide.
+them. The first KILLED attempts of a launch end by a kill of one of the ranks, at a moment that
+LAUNCH and the attempt decide.
 """
 
 import hashlib
