@@ -21,13 +21,13 @@ import tensorflow.compat.v1 as tf
 from collective import CollectiveStrategy, data
 
 tf.logging.set_verbosity(tf.logging.ERROR)
-RECORDS, EPOCHS, BATCH = 120, 10, 12
+RECORDS, EPOCHS, BATCH = 120, 40, 12
 STEPS = RECORDS * EPOCHS // BATCH
 
 
 def be_killed_soon(launch, attempt, rank, size):
     draw = random.Random(1000 * launch + attempt)
-    victim, seconds = draw.randrange(size), draw.uniform(0.1, 0.9)
+    victim, seconds = draw.randrange(size), draw.uniform(0, 0.3)
     if rank == victim:
         timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL))
         timer.daemon = True
@@ -47,6 +47,16 @@ def main(folder, launch, killed):
         batches = data.resumable(records, batch_size=BATCH)
         batches = batches.map(lambda lines: tf.strings.to_number(lines, tf.int64)).prefetch(2)
         ids = tf.data.make_one_shot_iterator(batches).get_next()
+        step = tf.train.get_or_create_global_step()
+        used = open(f"{folder}/used_{launch}_{attempt}_{rank}", "w")
+
+        def noted(ids, step):
+            """Writes down what a step uses before it can be in a checkpoint."""
+            print(json.dumps([int(step), ids.tolist()]), file=used, flush=True)
+            return ids
+
+        ids = tf.numpy_function(noted, [ids, step.read_value()], tf.int64)
+        ids.set_shape([None])
         with strategy.embedding_scope():
             static = tf.get_variable("static", [RECORDS, 4])
             # No rows are evicted: that happens at saves, which come at other steps where a job has
@@ -56,27 +66,22 @@ def main(folder, launch, killed):
         hidden = tf.layers.dense(tf.concat(rows, 1), 8, tf.nn.relu)
         target = tf.sin(tf.cast(ids, tf.float32))[:, None]
         loss = tf.reduce_mean(tf.square(tf.layers.dense(hidden, 1) - target))
-        step = tf.train.get_or_create_global_step()
         train = tf.train.AdagradOptimizer(0.1).minimize(loss, global_step=step)
         kernels = [v for v in tf.trainable_variables() if v.op.name.startswith("dense")]
         state = [tf.nn.embedding_lookup(static, tf.range(RECORDS, dtype=tf.int64)), *kernels]
-        with (
-            tf.train.MonitoredTrainingSession(
-                checkpoint_dir=f"{folder}/saved",
-                save_checkpoint_steps=10,
-                save_incremental_checkpoint_steps=3,
-                save_summaries_steps=None,
-                log_step_count_steps=None,
-            ) as session,
-            open(f"{folder}/used_{launch}_{attempt}_{rank}", "w") as used,
-        ):
+        with tf.train.MonitoredTrainingSession(
+            checkpoint_dir=f"{folder}/saved",
+            save_checkpoint_steps=10,
+            save_incremental_checkpoint_steps=3,
+            save_summaries_steps=None,
+            log_step_count_steps=None,
+        ) as session:
             at = session.run_step_fn(lambda step_context: int(step_context.session.run(step)))
             first = at
             while not session.should_stop() and at < STEPS:
-                batch, _ = session.run([ids, train])
-                print(json.dumps([at, batch.tolist()]), file=used, flush=True)
-                # A start takes much longer than a step, and twice without one the job would end.
-                if at == first and attempt < killed:
+                session.run(train)
+                # Not before there is a new checkpoint: twice without one the job would end.
+                if at == first + 6 and attempt < killed:
                     be_killed_soon(launch, attempt, rank, size)
                 at += 1
                 time.sleep(0.01)
