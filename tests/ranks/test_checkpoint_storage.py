@@ -233,8 +233,9 @@ def test_a_remote_file_system(strategy, rank, folder, stub, blocking):
             wait()
             saver.restore(session, f"{folder}/box/m-2")
             np.testing.assert_array_equal(session.run(m["rows"]), want)
-    names = {name.partition(".")[0] for name in os.listdir(f"{folder}/box")}
-    assert names == {"m-1", "m-2", "checkpoint"}
+    # Rank 0 may still be about to take its mark away.
+    files = [name for name in os.listdir(f"{folder}/box") if name != "m.owner"]
+    assert {name.partition(".")[0] for name in files} == {"m-1", "m-2", "checkpoint"}
 
 
 @pytest.mark.sample(4)
