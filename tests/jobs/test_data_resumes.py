@@ -136,7 +136,7 @@ def plainly_trained(batches: list[list[int]], rows: int) -> tuple[np.ndarray, np
     return table, weight
 
 
-@pytest.mark.sample(1)
+@pytest.mark.matrix
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["records", "pipeline", "parquet"])
 def test_a_killed_job_goes_on_at_another_number_of_ranks(tmp_path, kind):

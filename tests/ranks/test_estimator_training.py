@@ -304,6 +304,7 @@ def test_the_model_of_a_canned_estimator(strategy, folder, size):
             canned().train(records(8), steps=1)
 
 
+@pytest.mark.matrix
 def test_the_best_checkpoints_are_kept(strategy, folder):
     estimator = strategy.estimator(
         model(strategy.embedding_scope),

@@ -68,6 +68,7 @@ def test_all_restarts_are_used_up(launch):
     assert "no restart: that was the last of --max-restarts 1" in stderr
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "body, code, count, words",
     [
@@ -99,6 +100,7 @@ def test_an_elastic_job_leaves_out_who_died(launch):
     assert "restart    1 of 3 in 0 s on 3 ranks, from the beginning" in stderr
 
 
+@pytest.mark.matrix
 def test_logs_of_all_attempts_are_kept(launch):
     options = ("--max-restarts", 1, "--restart-pause", 0, "--log-dir", "logs")
     body = "print('attempt', attempt, flush=True); sys.exit(5 * (1 - attempt))"
@@ -117,6 +119,7 @@ def test_a_signal_in_the_pause_ends_the_job(launch):
     assert code == 143 and "SIGTERM before the restart: the job ends" in stderr
 
 
+@pytest.mark.matrix
 def test_an_interrupted_job_is_not_started_again(launch):
     process = job(launch, "--max-restarts", 3, body="tell(f'on{rank}', 1); time.sleep(60)")
     launch.files("on0", "on1")
@@ -139,6 +142,7 @@ def test_a_rank_that_was_told_to_stop_stops_the_job_for_good(launch, end):
     assert "its last checkpoint is 'm-2'. Resume with the same command, from step 2" in stderr
 
 
+@pytest.mark.matrix
 def test_a_signal_of_the_users_choice(launch):
     body = """
     assert os.environ["COLLECTIVE_PREEMPT_SIGNAL"] == "SIGUSR1"
