@@ -1,7 +1,7 @@
 """Builds the program `wire` of step.py: the collectives of a step alone, with as many bytes as its
 data need.
 
-    agreement (allgather of six integers) ──► keys ──► rows ──► gradients (three all-to-alls)
+    agreement (allgather of seven integers) ──► keys ──► rows ──► gradients (three all-to-alls)
                                                           └───► dense gradients (allreduce)
 
 The bytes come from buffers that exist before the step, and nothing reads them. The bytes that a
@@ -40,13 +40,13 @@ class Wire:
         self._words = tf.placeholder(tf.int32, sizes)  # that this rank sends, by owner
         self._due = tf.placeholder(tf.int32, sizes)  # rows that it gets, by owner
         self._owed = tf.placeholder(tf.int32, sizes)  # rows that it sends, by asker
-        self._header = tf.placeholder(tf.int64, [1, 6])
+        self._header = tf.placeholder(tf.int64, [1, 7])
         self._feeds = [
             {
                 self._words: batch[rank, :, 0],
                 self._due: batch[rank, :, 1],
                 self._owed: batch[:, rank, 1],
-                self._header: np.zeros([1, 6], np.int64),
+                self._header: np.zeros([1, 7], np.int64),
             }
             for batch in traffic
         ]
