@@ -12,6 +12,8 @@ import pytest
 PROGRAM = """
 import multiprocessing, os, signal, sys, threading, time
 os.environ["COLLECTIVE_LAUNCHED"] = "1"
+# A shell lets what it starts in the background ignore Ctrl-C, and that is inherited.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from collective.coordination import stop_signals
 signals = stop_signals.StopSignals()
 stop_signals.SAME = 0.5
