@@ -44,6 +44,7 @@ class StopSignals:
         self._is_watching = False
         self._installed: list[int] = []
         self._pipe: tuple[int, int] | None = None
+        self._listener: threading.Thread | None = None
         # The same object at each look, by which a signal is known to be watched.
         self._handler = self._handle
 
@@ -65,9 +66,10 @@ class StopSignals:
             os.close(writing)
         else:
             self._pipe = reading, writing
-            threading.Thread(
+            self._listener = threading.Thread(
                 target=self._listen, args=(reading,), name="stop signals", daemon=True
-            ).start()
+            )
+            self._listener.start()
         for number in wanted:
             signal.signal(number, self._handler)
         self._installed = wanted
@@ -87,6 +89,9 @@ class StopSignals:
             self._pipe = None
             os.write(writing, b"\0")
             os.close(writing)
+        if self._listener is not None:
+            self._listener.join()
+            self._listener = None
         if self.received and unheard:
             signal.raise_signal(self.received)
 
@@ -95,7 +100,7 @@ class StopSignals:
         if self._is_watching:
             with contextlib.suppress(ValueError):
                 self._restore()
-        self._pipe, self.received = None, 0
+        self._pipe, self._listener, self.received = None, None, 0
 
     def _restore(self) -> None:
         for number in self._installed:
