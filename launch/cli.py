@@ -19,6 +19,7 @@ from .dry_run import describe
 from .durations import seconds
 from .errors import UsageError
 from .machine import available_cores
+from .manifests.options import ManifestOptions, add_options, check_unused
 from .plan import LONGEST_PAUSE, LaunchPlan
 from .preempt_signals import signal_number
 
@@ -27,7 +28,7 @@ DEFAULT_GRACE = 5.0
 DEFAULT_TIME_TO_SAVE = 60.0
 
 
-class LauncherOptions(argparse.Namespace):
+class LauncherOptions(ManifestOptions):
     """Holds the options as they were given, and the command behind them; `make_plan` judges."""
 
     ranks: str
@@ -47,6 +48,7 @@ class LauncherOptions(argparse.Namespace):
     embedding_scope: str
     dry_run: bool
     check: bool
+    words: tuple[str, ...]
     command: tuple[str, ...]
 
 
@@ -59,6 +61,10 @@ def main(arguments: Sequence[str] | None = None, prog: str = _PROGRAM) -> int:
             from .diagnostics import check
 
             return check()
+        if options.emit is not None:
+            print(emitted(options), end="")
+            return 0
+        check_unused(options)
         plan = make_plan(options, os.environ)
         misplaced = misplaced_option(options.command)
         if misplaced:
@@ -86,8 +92,35 @@ def parse_options(arguments: Sequence[str], prog: str = _PROGRAM) -> LauncherOpt
     """
     words, command = _split(arguments)
     options = _parser(prog).parse_args(words, namespace=LauncherOptions())
+    options.words = tuple(words)
     options.command = tuple(command)
     return options
+
+
+def emitted(options: LauncherOptions) -> str:
+    """Returns the manifest of --emit.
+
+    Raises:
+      UsageError: the options ask for what a scheduler doesn't give.
+    """
+    from .manifests import cluster_job, manifest
+
+    if options.dry_run:
+        raise UsageError("--emit and --dry-run contradict: both print, and start nothing")
+    _check_limits(options)
+    job = cluster_job(
+        options,
+        options.words,
+        options.command,
+        ranks=_rank_count(options.ranks),
+        device=options.device,
+        max_restarts=options.max_restarts,
+        time_to_save=DEFAULT_TIME_TO_SAVE if options.grace is None else options.grace,
+        stall_timeout=options.stall_timeout,
+    )
+    _min_ranks(options, job.replicas * job.ranks)
+    parse_rank_list(options.tee, job.replicas * job.ranks)
+    return manifest(job, str(options.emit))
 
 
 def make_plan(options: LauncherOptions, environment: Mapping[str, str]) -> LaunchPlan:
@@ -99,22 +132,8 @@ def make_plan(options: LauncherOptions, environment: Mapping[str, str]) -> Launc
     command = rank_command(options.command, options.no_python)
     if options.framework is not None:
         command = as_framework(command, options.framework, options.embedding_scope)
-    elif options.embedding_scope != "script":
-        raise UsageError(
-            "--embedding-scope is for scripts of other frameworks: give --as, too, or mark tables "
-            "by strategy.embedding_scope()"
-        )
+    _check_limits(options)
     grace = DEFAULT_GRACE if options.grace is None else options.grace
-    if not 0 <= grace < math.inf:
-        raise UsageError(f"--grace {options.grace}: give a number of seconds, 0 or more")
-    if not 0 <= options.stall_timeout < math.inf:
-        raise UsageError(
-            f"--stall-timeout {options.stall_timeout}: give a number of seconds, 0 for no limit"
-        )
-    if not 0 <= options.restart_pause < math.inf:
-        raise UsageError(
-            f"--restart-pause {options.restart_pause}: give a number of seconds, 0 or more"
-        )
     cores = available_cores()
     ranks = _rank_count(options.ranks)
     gpus = NO_GPUS
@@ -163,10 +182,29 @@ def parse_rank_list(text: str, size: int) -> frozenset[int]:
     return frozenset(ranks)
 
 
-def _min_ranks(options: LauncherOptions, size: int) -> int:
-    """Returns how few ranks an elastic job may have; 0 if the job isn't elastic."""
+def _check_limits(options: LauncherOptions) -> None:
+    """Refuses what no machine could make good."""
+    if options.framework is None and options.embedding_scope != "script":
+        raise UsageError(
+            "--embedding-scope is for scripts of other frameworks: give --as, too, or mark tables "
+            "by strategy.embedding_scope()"
+        )
     if options.max_restarts < 0:
         raise UsageError(f"--max-restarts {options.max_restarts}: give 0 or more")
+    if options.grace is not None and not 0 <= options.grace < math.inf:
+        raise UsageError(f"--grace {options.grace}: give a number of seconds, 0 or more")
+    if not 0 <= options.stall_timeout < math.inf:
+        raise UsageError(
+            f"--stall-timeout {options.stall_timeout}: give a number of seconds, 0 for no limit"
+        )
+    if not 0 <= options.restart_pause < math.inf:
+        raise UsageError(
+            f"--restart-pause {options.restart_pause}: give a number of seconds, 0 or more"
+        )
+
+
+def _min_ranks(options: LauncherOptions, size: int) -> int:
+    """Returns how few ranks an elastic job may have; 0 if the job isn't elastic."""
     if not options.elastic:
         if options.min_ranks is not None:
             raise UsageError(f"--min-np {options.min_ranks} is for --elastic: give that, too")
@@ -341,6 +379,7 @@ def _parser(prog: str) -> _Parser:
         help="how long ranks may wait for one another before the job ends, in seconds or as 90s, "
         "10m, 2h; 0: for ever (default: %(default)g)",
     )
+    add_options(parser)
     add("--dry-run", action="store_true", help="print the plan, start nothing")
     add("--check", action="store_true", help="print what is installed and what is missing")
     add(
