@@ -49,8 +49,9 @@ def _mpijob(job: ClusterJob) -> Document:
         "env": environment(job),
         "resources": resources(job),
         "volumeMounts": volume_mounts(job),
-        # The launcher starts when all workers can be reached.
-        "readinessProbe": {"tcpSocket": {"port": _SSH_PORT}, "periodSeconds": 5},
+        # The launcher starts when all workers can be reached. A probe that went on would fill the
+        # ssh server's log.
+        "startupProbe": {"tcpSocket": {"port": _SSH_PORT}, "periodSeconds": 5},
         **liveness_probe(job),
     }
     return {

@@ -435,7 +435,7 @@ def test_workers_of_an_mpijob_are_reached_by_ssh():
     spec = mpijob(*line)
     worker = spec["mpiReplicaSpecs"]["Worker"]
     assert worker["replicas"] == 3
-    assert container(worker)["readinessProbe"]["tcpSocket"]["port"] == 2222
+    assert container(worker)["startupProbe"]["tcpSocket"]["port"] == 2222
     assert spec["launcherCreationPolicy"] == "WaitForWorkersReady"
     assert spec["runPolicy"]["backoffLimit"] == 4
     check_patience(container(worker)["livenessProbe"], 600 + 60)
