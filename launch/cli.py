@@ -118,6 +118,10 @@ def emitted(options: LauncherOptions) -> str:
         time_to_save=DEFAULT_TIME_TO_SAVE if options.grace is None else options.grace,
         stall_timeout=options.stall_timeout,
     )
+    if options.elastic and job.replicas > 1:
+        raise UsageError(
+            f"--elastic is for jobs of one host: leave it out, or --replicas {job.replicas}"
+        )
     _min_ranks(options, job.replicas * job.ranks)
     parse_rank_list(options.tee, job.replicas * job.ranks)
     return manifest(job, str(options.emit))

@@ -28,6 +28,10 @@ _RESERVED = re.compile(
     r"PET_.*|COLLECTIVE_SECRET(_FILE)?|(LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE|"
     r"HOROVOD_((LOCAL_|CROSS_)?(RANK|SIZE)|HOSTNAME|GLOO_RENDEZVOUS_.*)"
 )
+# What a scheduler says to each launcher.
+_SCHEDULERS_OPTIONS = frozenset(
+    "--nnodes --node-rank --master-addr --master-port --standalone -H --hosts --hostfile".split()
+)
 # Which options a kind has no use for, and why.
 _UNUSED = {
     "mpijob": {"own_runtime": "a TrainJob's runtime"},
@@ -136,7 +140,7 @@ def cluster_job(
     """
     if not command:
         raise UsageError(f"--emit {options.emit}: no script given, which the job would run")
-    _check_use(options)
+    _check_use(options, launcher_words)
     replicas = _count("--replicas", options.replicas, 1, otherwise=1)
     gpus = _count("--gpus-per-replica", options.gpus_per_replica, 0, otherwise=0)
     cpus = _count("--cpus-per-replica", options.cpus_per_replica, 1, otherwise=0)
@@ -160,7 +164,14 @@ def cluster_job(
     )
 
 
-def _check_use(options: ManifestOptions) -> None:
+def _check_use(options: ManifestOptions, launcher_words: Sequence[str]) -> None:
+    for word in launcher_words:
+        option = word.partition("=")[0].replace("_", "-")
+        if option in _SCHEDULERS_OPTIONS:
+            raise UsageError(
+                f"{option} with --emit {options.emit}: the scheduler says which hosts there are; "
+                "leave it out, and give their number by --replicas"
+            )
     for name, reason in _UNUSED.get(str(options.emit), {}).items():
         if getattr(options, name) is not None:
             raise UsageError(

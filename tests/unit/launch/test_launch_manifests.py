@@ -18,6 +18,7 @@ import yaml
 from collective.launch import cli
 from collective.launch.cli import emitted, parse_options
 from collective.launch.errors import UsageError
+from collective.launch.manifests import cluster_job
 from tests.manifest_schemas.checker import complaints, schemas
 
 KINDS = ("trainjob", "mpijob", "slurm", "compose")
@@ -530,6 +531,10 @@ def test_a_job_is_named_after_its_script(command: str, name: str):
         ("--emit slurm --max-restarts -1 train.py", "--max-restarts -1: give 0 or more"),
         ("--emit slurm --grace -1 train.py", "--grace -1"),
         ("--emit slurm --elastic train.py", "give --max-restarts, too"),
+        (
+            "--emit slurm --elastic --max-restarts 1 --replicas 2 train.py",
+            "--elastic is for jobs of one host",
+        ),
         ("--emit slurm --tee 1 train.py", "there is no rank 1"),
         ("--replicas 2 train.py", "--replicas is for --emit: give that, too"),
         ("--own-runtime train.py", "--own-runtime is for --emit"),
@@ -542,6 +547,33 @@ def test_what_no_scheduler_takes_is_refused(line: str, words: str, capsys):
     (complaint,) = printed.err.splitlines()
     assert complaint.startswith("collective.launch: ")
     assert re.search(words, complaint)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--nnodes", "2"],
+        ["--nnodes=2"],
+        ["--node_rank", "0"],
+        ["--master-addr=h"],
+        ["--standalone"],
+        ["-H", "a,b"],
+        ["--hostfile", "hosts"],
+    ],
+)
+def test_the_scheduler_says_which_hosts_there_are(words: list[str]):
+    option = words[0].partition("=")[0].replace("_", "-")
+    with pytest.raises(UsageError, match=f"{option} with --emit slurm: .*--replicas"):
+        cluster_job(
+            parse_options(["--emit", "slurm", "train.py"]),
+            words,
+            ["train.py"],
+            ranks="auto",
+            device="auto",
+            max_restarts=0,
+            time_to_save=60.0,
+            stall_timeout=600.0,
+        )
 
 
 def test_emit_prints_and_starts_nothing(capsys):
