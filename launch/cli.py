@@ -112,7 +112,7 @@ def emitted(options: LauncherOptions) -> str:
         options,
         options.words,
         options.command,
-        ranks=_rank_count(options.ranks),
+        ranks=_rank_count(options.ranks or "auto"),
         device=options.device,
         max_restarts=options.max_restarts,
         time_to_save=DEFAULT_TIME_TO_SAVE if options.grace is None else options.grace,
@@ -167,6 +167,25 @@ def make_plan(options: LauncherOptions, environment: Mapping[str, str]) -> Launc
     )
 
 
+def _check_limits(options: LauncherOptions) -> None:
+    """Refuses what no machine could make good."""
+    if options.framework is None and options.embedding_scope != "script":
+        raise UsageError(
+            "--embedding-scope is for scripts of other frameworks: give --as, too, or mark tables "
+            "by strategy.embedding_scope()"
+        )
+    if options.grace is not None and not 0 <= options.grace < math.inf:
+        raise UsageError(f"--grace {options.grace}: give a number of seconds, 0 or more")
+    if not 0 <= options.stall_timeout < math.inf:
+        raise UsageError(
+            f"--stall-timeout {options.stall_timeout}: give a number of seconds, 0 for no limit"
+        )
+    if not 0 <= options.restart_pause < math.inf:
+        raise UsageError(
+            f"--restart-pause {options.restart_pause}: give a number of seconds, 0 or more"
+        )
+
+
 def parse_rank_list(text: str, size: int) -> frozenset[int]:
     """Returns the ranks that --tee names: "all", "none", or numbers and ranges like "0,2-3".
 
@@ -186,29 +205,10 @@ def parse_rank_list(text: str, size: int) -> frozenset[int]:
     return frozenset(ranks)
 
 
-def _check_limits(options: LauncherOptions) -> None:
-    """Refuses what no machine could make good."""
-    if options.framework is None and options.embedding_scope != "script":
-        raise UsageError(
-            "--embedding-scope is for scripts of other frameworks: give --as, too, or mark tables "
-            "by strategy.embedding_scope()"
-        )
-    if options.max_restarts < 0:
-        raise UsageError(f"--max-restarts {options.max_restarts}: give 0 or more")
-    if options.grace is not None and not 0 <= options.grace < math.inf:
-        raise UsageError(f"--grace {options.grace}: give a number of seconds, 0 or more")
-    if not 0 <= options.stall_timeout < math.inf:
-        raise UsageError(
-            f"--stall-timeout {options.stall_timeout}: give a number of seconds, 0 for no limit"
-        )
-    if not 0 <= options.restart_pause < math.inf:
-        raise UsageError(
-            f"--restart-pause {options.restart_pause}: give a number of seconds, 0 or more"
-        )
-
-
 def _min_ranks(options: LauncherOptions, size: int) -> int:
     """Returns how few ranks an elastic job may have; 0 if the job isn't elastic."""
+    if options.max_restarts < 0:
+        raise UsageError(f"--max-restarts {options.max_restarts}: give 0 or more")
     if not options.elastic:
         if options.min_ranks is not None:
             raise UsageError(f"--min-np {options.min_ranks} is for --elastic: give that, too")
