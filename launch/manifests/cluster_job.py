@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from ..errors import UsageError
-from .options import ManifestOptions, split_options
+from .options import ManifestOptions, split_options, without_ranks
 
 # From the end of --grace, when the launcher kills what is left, to the end of its report.
 _REPORT_SECONDS = 15
@@ -34,7 +34,10 @@ _SCHEDULERS_OPTIONS = frozenset(
 )
 # Which options a kind has no use for, and why.
 _UNUSED = {
-    "mpijob": {"own_runtime": "a TrainJob's runtime"},
+    "mpijob": {
+        "secret": "the launcher makes a secret by itself, and hands it over by ssh",
+        "own_runtime": "a TrainJob's runtime",
+    },
     "slurm": {
         "image": "a job of Slurm runs in the environment that sbatch is called in",
         "volume": "a job of Slurm sees the hosts' own folders",
@@ -129,7 +132,7 @@ def cluster_job(
 
     Args:
       options: those of manifests, of which `emit` is given.
-      launcher_words: all options as given, up to the command and with a "--" before that.
+      launcher_words: all options as given, up to the command.
       command: the words of the command.
       ranks: what -np says: a number, "auto", "gpu" or "cpu".
       device: what --device says.
@@ -148,7 +151,7 @@ def cluster_job(
     return ClusterJob(
         name=name,
         image=_image(options, gpus),
-        arguments=(*split_options(launcher_words)[1], *command),
+        arguments=_arguments(options, launcher_words, command),
         replicas=replicas,
         ranks=_ranks(ranks, device, gpus, cpus),
         gpus=gpus,
@@ -162,6 +165,18 @@ def cluster_job(
         stall_timeout=stall_timeout,
         own_runtime=bool(options.own_runtime),
     )
+
+
+def _arguments(
+    options: ManifestOptions, launcher_words: Sequence[str], command: Sequence[str]
+) -> tuple[str, ...]:
+    """Returns the command line behind the launcher's name, on the hosts."""
+    _, words = split_options(launcher_words)
+    if options.emit == "mpijob":
+        words = without_ranks(words)  # the host file says it; -np would be the number of all ranks
+    # A script that looks like an option was given behind a "--".
+    unclear = command[0].startswith("-") and command[0] != "-m"
+    return (*words, *(["--"] if unclear else []), *command)
 
 
 def _check_use(options: ManifestOptions, launcher_words: Sequence[str]) -> None:

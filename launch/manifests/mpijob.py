@@ -1,8 +1,9 @@
 """An MPIJob of Kubeflow's MPI operator: `kubeflow.org/v2beta1`.
 
 There is no MPI in it. The operator gives all pods keys for ssh, and the launcher's pod a list of
-the workers in /etc/mpi/hostfile; the launcher reads that, and starts the ranks in the workers' pods
-by ssh. The image is one with an ssh server: the stage `mpi` of docker/Dockerfile.
+the workers in /etc/mpi/hostfile; the launcher reads that, and starts launchers in the workers' pods
+by ssh, by which they also get the job's secret. The image is one with an ssh server: the stage
+`mpi` of docker/Dockerfile.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from .pod import (
     COMMAND,
     arguments,
     claim,
-    comment,
     environment,
     liveness_probe,
     pod_settings,
     resources,
+    volume_comment,
     volume_mounts,
 )
 from .yaml_text import Document, yaml_text
@@ -29,7 +30,7 @@ _SSH_KEYS = "/home/collective/.ssh"
 
 
 def mpijob_text(job: ClusterJob) -> str:
-    return yaml_text(comment(job), *claim(job.volume), _mpijob(job))
+    return yaml_text(volume_comment(job), *claim(job.volume), _mpijob(job))
 
 
 def _mpijob(job: ClusterJob) -> Document:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 
 from ..errors import UsageError
 
+# -np in any of its forms: alone before its value, or with it.
+_RANKS = re.compile(r"(?:-np?|--nproc[-_]per[-_]node)(?P<value>=.*)?|-np?(?P<glued>[^=-].*)")
 KINDS = ("trainjob", "mpijob", "slurm", "compose")
 
 
@@ -122,3 +125,21 @@ def split_options(words: Sequence[str]) -> tuple[dict[str, object], tuple[str, .
         position += length
     given = vars(parser.parse_args(own))
     return {name: value for name, value in given.items() if value is not None}, tuple(others)
+
+
+def without_ranks(words: Sequence[str]) -> tuple[str, ...]:
+    """Returns the launcher's options without -np.
+
+    Args:
+      words: the options as given, without those of manifests.
+    """
+    others: list[str] = []
+    position = 0
+    while position < len(words):
+        match = _RANKS.fullmatch(words[position])
+        if match is None:
+            others.append(words[position])
+            position += 1
+        else:
+            position += 1 if match["value"] or match["glued"] else 2
+    return tuple(others)

@@ -1,6 +1,6 @@
 """The parts of a pod that both of Kubernetes' kinds of job have.
 
-The image's user is number 1000: by `fsGroup` it may write to the volume and read the secret.
+The image's user is number 1000: by `fsGroup` it may write to the volume, and read secrets.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from .yaml_text import Document, literal
 
 COMMAND = ("python", "-m", "collective.launch")
 _GROUP = 1000
-_SECRET_FOLDER = "/etc/collective"
 _HEALTH_CHECK = ("python", "/opt/collective/docker/health_check.py")
 _PROBE_PERIOD = 60
 
@@ -37,16 +36,11 @@ def claim(volume: Volume) -> list[Document]:
     ]
 
 
-def comment(job: ClusterJob) -> list[str]:
-    """Returns the lines that say what has to be there before the manifest is applied."""
-    lines = [
-        "Before it is applied, make the secret by which launchers know each other:",
-        f"  kubectl create secret generic {job.secret} \\",
-        "      --from-literal=secret=$(openssl rand -hex 32)",
-    ]
-    if job.volume.size:
-        lines.append("The storage class has to offer ReadWriteMany; storageClassName chooses one.")
-    return lines
+def volume_comment(job: ClusterJob) -> list[str]:
+    """Returns the line that says what the claim needs; nothing for a claim that exists."""
+    if not job.volume.size:
+        return []
+    return ["The storage class has to offer ReadWriteMany; storageClassName chooses one."]
 
 
 def arguments(job: ClusterJob) -> list[str]:
@@ -54,11 +48,9 @@ def arguments(job: ClusterJob) -> list[str]:
     return [literal(word) for word in job.arguments]
 
 
-def environment(job: ClusterJob) -> list[Document]:
-    variables = {
-        "COLLECTIVE_SECRET_FILE": f"{_SECRET_FOLDER}/secret",
-        **{name: literal(value) for name, value in job.environment.items()},
-    }
+def environment(job: ClusterJob, **more: str) -> list[Document]:
+    """Returns the variables of a container: `more`, and those that the user gave."""
+    variables = {**more, **{name: literal(value) for name, value in job.environment.items()}}
     return [{"name": name, "value": value} for name, value in variables.items()]
 
 
@@ -77,7 +69,6 @@ def pod_settings(job: ClusterJob) -> dict[str, Any]:
     """Returns a pod's time to stop, its rights and its volumes."""
     volumes: list[Document] = [
         {"name": "checkpoints", "persistentVolumeClaim": {"claimName": job.volume.name}},
-        {"name": "secret", "secret": {"secretName": job.secret, "defaultMode": 0o440}},
     ]
     if job.gpus:  # NCCL's buffers; CPU ranks share memory that no folder has
         volumes.append({"name": "shm", "emptyDir": {"medium": "Memory"}})
@@ -91,7 +82,6 @@ def pod_settings(job: ClusterJob) -> dict[str, Any]:
 def volume_mounts(job: ClusterJob) -> list[Document]:
     mounts: list[Document] = [
         {"name": "checkpoints", "mountPath": job.volume.folder},
-        {"name": "secret", "mountPath": _SECRET_FOLDER, "readOnly": True},
     ]
     if job.gpus:
         mounts.append({"name": "shm", "mountPath": "/dev/shm"})

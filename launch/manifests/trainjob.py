@@ -8,16 +8,18 @@ its restart policy: these need a runtime of the job's own.
 
 from __future__ import annotations
 
+from typing import Any
+
 from .cluster_job import ClusterJob
 from .pod import (
     COMMAND,
     arguments,
     claim,
-    comment,
     environment,
     liveness_probe,
     pod_settings,
     resources,
+    volume_comment,
     volume_mounts,
 )
 from .yaml_text import Document, yaml_text
@@ -25,18 +27,30 @@ from .yaml_text import Document, yaml_text
 _API = "trainer.kubeflow.org/v1alpha1"
 _STOCK_RUNTIME = {"kind": "ClusterTrainingRuntime", "name": "torch-distributed"}
 _NODE = "node"  # the runtime's name for the pods, and for the container in each
+_SECRET_FOLDER = "/etc/collective"
 
 
 def trainjob_text(job: ClusterJob) -> str:
     runtime = [_runtime(job)] if job.own_runtime else []
-    return yaml_text(comment(job), *claim(job.volume), *runtime, _trainjob(job))
+    comment = [
+        "Before it is applied, make the secret by which launchers know each other:",
+        f"  kubectl create secret generic {job.secret} \\",
+        "      --from-literal=secret=$(openssl rand -hex 32)",
+        *volume_comment(job),
+    ]
+    return yaml_text(comment, *claim(job.volume), *runtime, _trainjob(job))
 
 
 def _trainjob(job: ClusterJob) -> Document:
     own = {"kind": "TrainingRuntime", "name": job.name}
-    pod = {
-        **pod_settings(job),
-        "containers": [{"name": _NODE, "volumeMounts": volume_mounts(job)}],
+    settings = pod_settings(job)
+    # The group may read it: the container's user isn't its owner.
+    secret = {"secretName": job.secret, "defaultMode": 0o440}
+    mount = {"name": "secret", "mountPath": _SECRET_FOLDER, "readOnly": True}
+    pod: dict[str, Any] = {
+        **settings,
+        "volumes": [*settings["volumes"], {"name": "secret", "secret": secret}],
+        "containers": [{"name": _NODE, "volumeMounts": [*volume_mounts(job), mount]}],
     }
     patch = {"name": _NODE, "template": {"spec": {"template": {"spec": pod}}}}
     return {
@@ -49,7 +63,7 @@ def _trainjob(job: ClusterJob) -> Document:
                 "image": job.image,
                 "command": list(COMMAND),
                 "args": arguments(job),
-                "env": environment(job),
+                "env": environment(job, COLLECTIVE_SECRET_FILE=f"{_SECRET_FOLDER}/secret"),
                 "numNodes": job.replicas,
                 "numProcPerNode": job.ranks,
                 "resourcesPerNode": resources(job),

@@ -134,7 +134,24 @@ def test_an_mpijob_runs_the_very_command_line(mixed: list[str]):
     (container,) = launcher["containers"]
     assert container["command"] == ["python", "-m", "collective.launch"]
     words = [kubernetes_expands(word, {"HOME": "/root"}) for word in container["args"]]
-    assert words == [*GIVEN, *COMMAND]
+    # There -np would be the number of all ranks: the host file has slotsPerWorker instead.
+    assert words == [*GIVEN[2:], *COMMAND]
+
+
+@pytest.mark.parametrize("given", ["-np 2", "-n 2", "-np2", "-n2", "-np=2", "--nproc-per-node=2"])
+def test_the_host_file_of_an_mpijob_says_the_ranks_of_each_worker(given: str):
+    spec = mpijob(
+        "--tee", "0", *given.split(), "--no-python", "-n", "2", "--replicas", "3", "./run"
+    )
+    assert container(spec["mpiReplicaSpecs"]["Launcher"])["args"] == [
+        *"--tee 0 --no-python ./run".split()
+    ]
+    assert spec["slotsPerWorker"] == 2
+
+
+def test_a_script_that_looks_like_an_option_stays_one():
+    assert trainjob("--", "-a.py", "--", "b")["trainer"]["args"] == ["--", "-a.py", "--", "b"]
+    assert trainjob("-m", "a", "--", "b")["trainer"]["args"] == ["-m", "a", "--", "b"]
 
 
 def test_compose_runs_the_very_command_line(mixed: list[str]):
@@ -375,19 +392,23 @@ def pods(*words: str) -> list[tuple[dict[str, Any], dict[str, Any], list[dict[st
 
 
 def test_pods_have_the_volume_the_secret_and_time_to_save():
-    for pod, one, environment in pods("--grace", "90.5", "--env", "A=$(B)", "train.py"):
+    """A secret only where no ssh carries it: in the first kind of pod, a TrainJob's."""
+    found = pods("--grace", "90.5", "--env", "A=$(B)", "train.py")
+    for pod, one, environment in found:
         assert pod["terminationGracePeriodSeconds"] == 91 + 15
         sources = {volume["name"]: volume for volume in pod["volumes"]}
         folders = {mount["mountPath"]: sources[mount["name"]] for mount in one["volumeMounts"]}
         claim = folders["/out"]["persistentVolumeClaim"]["claimName"]
         assert claim == "train-checkpoints"
+        assert pod["securityContext"]["fsGroup"] == 1000  # the image's user may read and write
+        assert environment[-1] == {"name": "A", "value": "$$(B)"}
+        if (pod, one, environment) != found[0]:
+            assert len(environment) == 1 and set(folders) == {"/out"}
+            continue
         secret = folders["/etc/collective"]["secret"]
         assert secret == {"secretName": "train-secret", "defaultMode": 0o440}
-        assert pod["securityContext"]["fsGroup"] == 1000  # the image's user may read and write
-        assert environment == [
-            {"name": "COLLECTIVE_SECRET_FILE", "value": "/etc/collective/secret"},
-            {"name": "A", "value": "$$(B)"},
-        ]
+        file = {"name": "COLLECTIVE_SECRET_FILE", "value": "/etc/collective/secret"}
+        assert environment[:-1] == [file]
         assert set(folders) == {"/out", "/etc/collective"}
 
 
@@ -502,6 +523,7 @@ def test_a_job_is_named_after_its_script(command: str, name: str):
         ("--emit slurm --image a train.py", "--image is of no use with --emit slurm"),
         ("--emit slurm --volume a train.py", "--volume is of no use"),
         ("--emit slurm --secret a train.py", "--secret is of no use"),
+        ("--emit mpijob --image a --secret a train.py", "--secret is of no use"),
         ("--emit compose --volume-size 1Gi train.py", "--volume-size is of no use"),
         ("--emit mpijob --image a --own-runtime train.py", "--own-runtime is of no use"),
         ("--emit slurm --replicas 0 train.py", "--replicas 0: give 1 or more"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -192,7 +194,9 @@ echo reported $?
 def test_a_container_that_ends_lets_its_ranks_save():
     """The ranks below the server: on this machine there may be others."""
     server = load("ssh_server")
-    session = subprocess.Popen(["bash", "-c", SESSION], stdout=subprocess.PIPE, text=True)
+    session = subprocess.Popen(
+        ["bash", "-c", SESSION], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
     try:
         assert session.stdout.readline() == "ready\n"
         waiter = threading.Thread(target=server.stop_ranks, args=(os.getpid(),), daemon=True)
@@ -202,7 +206,8 @@ def test_a_container_that_ends_lets_its_ranks_save():
         waiter.join(30)
         assert not waiter.is_alive()
     finally:
-        session.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(session.pid, signal.SIGKILL)
         session.communicate()
 
 
