@@ -57,14 +57,13 @@ def main(arguments: Sequence[str] | None = None, prog: str = _PROGRAM) -> int:
     _open_standard_streams()
     try:
         options = parse_options(sys.argv[1:] if arguments is None else arguments, prog)
+        if options.emit is not None:
+            print(emitted(options), end="")
+            return 0
         if options.check:
             from .diagnostics import check
 
             return check()
-        if options.emit is not None:
-            print(emitted(options), end="")
-            return 0
-        check_unused(options)
         plan = make_plan(options, os.environ)
         misplaced = misplaced_option(options.command)
         if misplaced:
@@ -88,10 +87,11 @@ def parse_options(arguments: Sequence[str], prog: str = _PROGRAM) -> LauncherOpt
     """Reads the command line.
 
     Raises:
-      UsageError: it can't be read.
+      UsageError: it can't be read, or --emit is missing.
     """
     words, command = _split(arguments)
     options = _parser(prog).parse_args(words, namespace=LauncherOptions())
+    check_unused(options)
     options.words = tuple(words)
     options.command = tuple(command)
     return options

@@ -95,11 +95,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check_unused(options: ManifestOptions) -> None:
-    """Checks the options of a job that starts here.
+    """Checks the options of a job for which there is to be no manifest.
 
     Raises:
       UsageError: one of them is given, which would have no effect.
     """
+    if options.emit is not None:
+        return
     for name in ManifestOptions.__annotations__:
         if getattr(options, name) is not None:
             raise UsageError(f"--{name.replace('_', '-')} is for --emit: give that, too")
