@@ -234,7 +234,7 @@ strategy.export_saved_model(folder + '/export', prefix, serving, base=folder + '
 """
 
 
-@pytest.mark.sample(1)
+@pytest.mark.matrix
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("when", ["between files", "before the merge", "before it is named"])
 def test_a_killed_export_leaves_the_version_before(tmp_path, when):
@@ -314,5 +314,5 @@ def test_an_export_takes_no_more_than_its_blocks(tmp_path):
     launched(tmp_path, MEMORY, 2, tmp_path, "save", preloaded=False)
     output = launched(tmp_path, MEMORY, 2, tmp_path, "export", preloaded=False)
     grown = [int(line.split("grew by")[1]) for line in output.splitlines() if "grew by" in line]
-    assert len(grown) == 2 and all(50 < megabytes < 250 for megabytes in grown), output
+    assert len(grown) == 2 and all(20 < megabytes < 250 for megabytes in grown), output
     assert "sum 32.0" in output
