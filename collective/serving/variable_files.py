@@ -196,7 +196,8 @@ class VariableFiles:
         return self._written
 
     def _collect(self, collected: list[_Rows], rows: _Rows) -> None:
-        if sum(each.values.nbytes for each in collected) + rows.values.nbytes > self._most:
+        # Two such files and a large one are in memory at one time.
+        if sum(each.values.nbytes for each in collected) + rows.values.nbytes > self._most // 2:
             self._write(collected)
             collected.clear()
         collected.append(rows)

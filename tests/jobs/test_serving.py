@@ -95,6 +95,10 @@ with strategy.scope():
     path = estimator.export_saved_model(base, receiver, assets_extra={'words.txt': vocabulary})
     told = barrier.exchange(None, 'paths', {'path': path.decode()})
     assert left() == [os.path.basename(path.decode())] and all(text == told[0] for text in told)
+    again = estimator.export_saved_model(base, receiver, assets_extra={'words.txt': vocabulary}, base=path)
+    record = json.load(open(again.decode() + '/saved_model.collective.json'))
+    values = [file['linked'] for name, file in record['files'].items() if '.data-' in name]
+    assert record['base'] == path.decode() and values and all(values), record
     for mode in ('train', 'eval'):
         try:
             estimator.export_saved_model(base, receiver, experimental_mode=mode)
@@ -104,7 +108,7 @@ with strategy.scope():
 if rank == 0:
     np.savez(os.path.join(out, 'answers.npz'), **{'score': [p['score'] for p in predicted],
                                                   'told': [p['user'] for p in predicted], **asked})
-    json.dump([p.decode() for p in [path, *exports]], open(os.path.join(out, 'paths.json'), 'w'))
+    json.dump([p.decode() for p in [path, again, *exports]], open(os.path.join(out, 'paths.json'), 'w'))
 print('done', rank)
 """
 
