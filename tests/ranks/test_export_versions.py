@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective import RankError, get_embedding_variable
+from collective import RankError, checkpoint, get_embedding_variable
 from collective.coordination import barrier
 from collective.serving import unfinished, variable_files
 from tests.ranks import reference
@@ -292,6 +292,27 @@ def test_a_wrong_base_is_an_error_on_every_rank(strategy, folder, rank, wrong, w
 
 def other_model():
     return an_output(tf.get_variable("other", [3]))
+
+
+def test_a_checkpoint_with_increments(strategy, folder):
+    """It is made whole beside the version, for as long as the export takes."""
+    with strategy.scope(), tf.Graph().as_default():
+        with strategy.embedding_scope():
+            inputs, outputs = one_table()
+        loss = tf.reduce_sum(outputs["rows"])
+        train = tf.train.GradientDescentOptimizer(1.0).minimize(loss)
+        checkpoint.enable_increments(folder)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            tf.train.Saver().save(session, os.path.join(folder, "model"))
+            session.run(train, {inputs["p"]: [3]})
+            prefix = checkpoint.save_increment(session, folder)
+    export = os.path.join(folder, "export")
+    path = strategy.export_saved_model(export, prefix, signature(strategy, one_table), base=export)
+    want = reference.table_values(5, 2)
+    want[3] -= 1
+    np.testing.assert_array_equal(served(path, {"p": range(5)})["rows"], want)
+    assert left_in(export) == [os.path.basename(path)]
 
 
 def test_ranks_that_name_different_bases(strategy, folder, rank, size):
