@@ -10,6 +10,7 @@ import numpy as np
 
 from collective.checkpoint import increment_io, key_counts
 from collective.checkpoint.chain import Chain
+from collective.checkpoint.held_rows import HeldReads, HeldRows, Receiver, can_be_held
 from collective.checkpoint.layout import CheckpointLayout, StoredTable, parts_of_rank
 from collective.checkpoint.shards import (
     RowReads,
@@ -29,7 +30,6 @@ SPARE_BYTES = 100 << 20
 
 # Blocks of (keys, or None of a static table; local rows).
 Blocks = Iterator[tuple[Any, np.ndarray]]
-Receiver = Callable[[Shard, int, np.ndarray], None]
 ReaderByKey = Callable[[np.ndarray, np.ndarray], list[np.ndarray]]
 
 # ---- Saving
@@ -40,21 +40,28 @@ class SessionRows:
 
     def __init__(self, session: Any, shards: Sequence[Shard]):
         self._session = session
-        operations_of(shards)
+        groups = by_table(shards)
+        for group in groups:
+            if group[0].dynamic:
+                slots = [s.variable for s in group if s.slot_of is not None]
+                group[0].table.initialize_slot_rows(session, slots)
+        self._held = HeldRows(session, [s for group in groups if can_be_held(group) for s in group])
+        operations_of([s for group in groups if not can_be_held(group) for s in group])
 
     def blocks(self, group: Sequence[Shard], block: int) -> tuple[int, Blocks]:
         """Returns how many rows the shards of a group have here, and the rows in blocks."""
         if not group[0].dynamic:
             return group[0].shape[0], static_blocks(group[0].shape[0], block)
         table: Any = group[0].table
-        table.initialize_slot_rows(
-            self._session, [s.variable for s in group if s.slot_of is not None]
-        )
         return table.local_count(self._session), table.ascending(self._session, block)
 
-    def reads(self, receive: Receiver) -> RowReads:
+    def reads(self, receive: Receiver) -> HeldReads:
         """Returns what reads rows in memory; `receive` gets them."""
-        return RowReads(self._session, receive)
+        return self._held.reads(receive, RowReads(self._session, receive))
+
+    def end(self) -> None:
+        """Lets the memory of all shards go."""
+        self._held.end()
 
     def reader_by_key(self, group: Sequence[Shard]) -> ReaderByKey | None:
         """Returns what reads the rows of keys that may be in a file; None if all are in memory.
@@ -88,12 +95,17 @@ def write(
         source: gives the rows, as `SessionRows` does; by default it is made of the session. With
             another one the session isn't used.
     """
+    if source is None:
+        source = SessionRows(session, shards)
+        try:
+            return write(session, shards, writer, source)
+        finally:
+            source.end()
     rank, ranks = collectives.rank(), collectives.size()
     layout = CheckpointLayout(ranks)
     stored_tables: dict[str, StoredTable] = {}
-    source = source or SessionRows(session, shards)
 
-    def write_rows(shard: Shard, first: int, values: np.ndarray) -> None:
+    def write_rows(shard: Shard, first: int, values: Any) -> None:
         stored = stored_tables[shard.name]
         writer.add(layout.entry(stored, rank), (stored.parts[rank], stored.dim), first, values)
 

@@ -38,13 +38,14 @@ bool CopyRoom::Take(int64_t bytes) {
 }
 
 ColumnSnapshot::ColumnSnapshot(tensorflow::Tensor memory, int64_t rows,
-                               std::shared_ptr<CopyRoom> room)
+                               std::shared_ptr<CopyRoom> room, bool changes)
     : memory_(std::move(memory)),
       base_(static_cast<const char*>(memory_.data())),
       rows_(rows),
       row_bytes_(std::max<int64_t>(1, memory_.dim_size(1) * DataTypeSize(memory_.dtype()))),
       room_(std::move(room)),
-      neighbours_((rows + 63) / 64) {
+      changes_(changes),
+      neighbours_(changes ? (rows + 63) / 64 : 0) {
   const int64_t most = std::max<int64_t>(1, room_->bytes() / (16 * (row_bytes_ + kEntryBytes)));
   slab_rows_ = std::min(most, std::max<int64_t>(1, kSlabBytes / (row_bytes_ + kEntryBytes)));
 }
@@ -137,7 +138,7 @@ bool ColumnSnapshot::Read(const int64_t* rows, int64_t n, char* out) {
       i = end;
     }
     bool has_freed = false;
-    {
+    if (changes_) {
       std::lock_guard<std::mutex> lock(mutex_);
       for (int64_t i = first; i < last; ++i) {
         if (!IsDone(rows[i])) {
@@ -157,14 +158,18 @@ bool ColumnSnapshot::Read(const int64_t* rows, int64_t n, char* out) {
   return !room_->given_up();
 }
 
-void Snapshot::Add(std::shared_ptr<WatchedShard> shard, tensorflow::Tensor memory, int64_t rows) {
+void Snapshot::Add(int64_t number, std::shared_ptr<WatchedShard> shard, tensorflow::Tensor memory,
+                   int64_t rows) {
   std::lock_guard<std::mutex> lock(mutex_);
-  columns_.push_back(std::make_shared<ColumnSnapshot>(std::move(memory), rows, room_));
+  const bool changes = shard != nullptr;
+  columns_.push_back(std::make_shared<ColumnSnapshot>(std::move(memory), rows, room_, changes));
+  numbers_.push_back(number);
   shards_.push_back(std::move(shard));
 }
 
 void Snapshot::Listen(const std::shared_ptr<Snapshot>& snapshot) {
-  for (const auto& shard : snapshot->shards_) shard->Add(snapshot);
+  for (const auto& shard : snapshot->shards_)
+    if (shard != nullptr) shard->Add(snapshot);
 }
 
 void Snapshot::End() {
@@ -172,17 +177,19 @@ void Snapshot::End() {
   std::vector<std::shared_ptr<ColumnSnapshot>> columns;
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    numbers_.clear();
     shards.swap(shards_);
     columns.swap(columns_);
   }
-  for (const auto& shard : shards) shard->Remove(this);
+  for (const auto& shard : shards)
+    if (shard != nullptr) shard->Remove(this);
 }
 
 std::vector<std::shared_ptr<ColumnSnapshot>> Snapshot::ColumnsOf(int64_t shard, bool all) {
   std::lock_guard<std::mutex> lock(mutex_);
   std::vector<std::shared_ptr<ColumnSnapshot>> columns;
   for (size_t c = 0; c < columns_.size(); ++c)
-    if (all || shards_[c]->number() == shard) columns.push_back(columns_[c]);
+    if (all || numbers_[c] == shard) columns.push_back(columns_[c]);
   return columns;
 }
 
@@ -245,7 +252,9 @@ namespace snapshot_op {
 
 using namespace tensorflow;
 
-// Makes a variable's memory a part of a snapshot: rows [0, rows), all if `rows` is negative.
+// Makes a variable's memory a part of a snapshot: rows [0, rows), all if `rows` is negative. `shard`
+// is the number by which it is watched. A negative one is of a variable that nobody writes as long
+// as the snapshot is there.
 class HoldRowsOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
@@ -257,14 +266,14 @@ class HoldRowsOp : public OpKernel {
     const auto snapshot = Snapshots().Find(number);
     const auto watched = FindWatchedShard(shard);
     const ResourceHandle& handle = HandleFromInput(context, 0);
-    OP_REQUIRES(context, snapshot != nullptr && watched != nullptr,
+    OP_REQUIRES(context, snapshot != nullptr && (watched != nullptr || shard < 0),
                 errors::FailedPrecondition("nobody watches the variable ", handle.name()));
     core::RefCountPtr<Var> variable;
     OP_REQUIRES(context, LookupResource(context, handle, &variable).ok(),
                 errors::FailedPrecondition("the variable ", handle.name(),
                                            " does not exist: was it initialized?"));
     // From now on another holds its memory, too: else the next update would copy all of it.
-    OP_REQUIRES_OK(context, EnsureOwned(context, variable.get()));
+    if (shard >= 0) OP_REQUIRES_OK(context, EnsureOwned(context, variable.get()));
     tf_shared_lock lock(*variable->mu());
     const Tensor& memory = *variable->tensor();
     if (rows < 0 && memory.dims() == 2) rows = memory.dim_size(0);
@@ -274,7 +283,7 @@ class HoldRowsOp : public OpKernel {
             DataTypeCanUseMemcpy(memory.dtype()),
         errors::InvalidArgument("the variable ", handle.name(), " has no ", rows, " rows: it is ",
                                 DataTypeString(memory.dtype()), memory.shape().DebugString()));
-    snapshot->Add(watched, memory, rows);
+    snapshot->Add(shard, watched, memory, rows);
   }
 };
 
@@ -293,11 +302,6 @@ COLLECTIVE_EXPORT void snapshot_room_free(int64_t number) { collective::Rooms().
 
 COLLECTIVE_EXPORT void snapshot_room_give_up(int64_t number) {
   if (const auto room = collective::Rooms().Find(number)) room->GiveUp();
-}
-
-COLLECTIVE_EXPORT int snapshot_room_given_up(int64_t number) {
-  const auto room = collective::Rooms().Find(number);
-  return room == nullptr || room->given_up();
 }
 
 COLLECTIVE_EXPORT void snapshot_room_note_progress(int64_t number) {

@@ -64,15 +64,17 @@ class CopyRoom {
 // Is one variable's part of a snapshot: the memory of a table's rows or of a slot's.
 class ColumnSnapshot {
  public:
-  // Takes rows [0, rows) of `memory`, which it keeps.
-  ColumnSnapshot(tensorflow::Tensor memory, int64_t rows, std::shared_ptr<CopyRoom> room);
+  // Takes rows [0, rows) of `memory`, which it keeps. `changes`: they may change before they are
+  // read. Else nobody calls `Keep`.
+  ColumnSnapshot(tensorflow::Tensor memory, int64_t rows, std::shared_ptr<CopyRoom> room,
+                 bool changes);
   ~ColumnSnapshot();
 
   // Copies the rows that were neither read nor copied: `n` of them, or all if `rows` is null.
   void Keep(const int64_t* rows, int64_t n);
 
-  // Writes `n` rows as they were to `out`. Each row is read once. Returns false if the save was
-  // given up.
+  // Writes `n` rows as they were to `out`. Each row is read once, if they change. Returns false if
+  // the save was given up.
   bool Read(const int64_t* rows, int64_t n, char* out);
 
   int64_t row_bytes() const { return row_bytes_; }
@@ -101,6 +103,7 @@ class ColumnSnapshot {
   const char* const base_;
   const int64_t rows_, row_bytes_;
   const std::shared_ptr<CopyRoom> room_;
+  const bool changes_;
   int64_t slab_rows_, taken_ = 0;
   std::mutex mutex_;
   std::condition_variable freed_;
@@ -118,8 +121,9 @@ class Snapshot : public WriteListener {
 
   const std::shared_ptr<CopyRoom>& room() const { return room_; }
 
-  // Adds a variable, before `Listen`.
-  void Add(std::shared_ptr<WatchedShard> shard, tensorflow::Tensor memory, int64_t rows);
+  // Adds a variable, before `Listen`: one that is watched, or null, and by which number it is read.
+  void Add(int64_t number, std::shared_ptr<WatchedShard> shard, tensorflow::Tensor memory,
+           int64_t rows);
 
   static void Listen(const std::shared_ptr<Snapshot>& snapshot);
 
@@ -135,6 +139,7 @@ class Snapshot : public WriteListener {
 
   const std::shared_ptr<CopyRoom> room_;
   std::mutex mutex_;  // Of the lists, not of what is in them.
+  std::vector<int64_t> numbers_;
   std::vector<std::shared_ptr<WatchedShard>> shards_;
   std::vector<std::shared_ptr<ColumnSnapshot>> columns_;
 };
