@@ -56,9 +56,9 @@ class PartSnapshot:
             size = int(buffer * table_io.bytes_in(session, followed))
         size = max(int(size), LEAST_SLICES * tensor_bundle.SLICE_BYTES)
         self._file_bytes = tensor_bundle.FILE_BYTES
-        on_its_way = 0
-        if not data_files.are_possible(staging):
-            # One half is for what is on its way to a file, of which a slice comes before the rest.
+        if data_files.are_possible(staging):
+            on_its_way = min(data_files.buffer_bytes(), size // 2)
+        else:  # One half is for a file, of which a slice comes before the rest goes.
             self._file_bytes = min(self._file_bytes, max(1, size // 2 - tensor_bundle.SLICE_BYTES))
             on_its_way = self._file_bytes + tensor_bundle.SLICE_BYTES
         self.room = CopyRoom(size - on_its_way, PATIENCE)

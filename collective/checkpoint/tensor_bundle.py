@@ -10,8 +10,9 @@ graph and no ranks are involved.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -90,6 +91,11 @@ class Bundle:
         ]
         if slices and in_place or any(part.size > WHOLE_READ_BYTES for part in slices):
             return self._read_in_place(name, slices, first, count)
+        is_one = len(slices) == 1 and (slices[0].first, slices[0].count) == (first, count)
+        if is_one and data_files.are_possible(self.prefix):
+            out = np.empty((count, *shape[1:]), dtype)
+            self._read_slice(name, slices[0], out)
+            return out
         return self._restore(name, _slice_spec(shape, first, count))
 
     def row_slices(self, name: str) -> list[RowSlice]:
@@ -135,16 +141,34 @@ class Bundle:
             return int(entry.size)
         return int(np.prod(shape)) * np.dtype(dtype).itemsize
 
-    def _restore(self, name: str, spec: str) -> np.ndarray:
-        dtype = tf.as_dtype(self.entries[name][0])
+    @contextlib.contextmanager
+    def naming(self, name: str) -> Iterator[None]:
+        """Adds to TensorFlow's errors the checkpoint, an entry of it, and what to do."""
         try:
-            return _operations().restore(self.prefix, name, spec, dtype)
+            yield
         except tf.errors.OutOfRangeError as error:
             # A file is too short. A session would take "out of range" for the end of its data.
             raise self._data_loss(f"its entry '{name}' can't be read, {error.message}") from None
         except tf.errors.OpError as error:
             message = f"its entry '{name}' can't be read, {error.message}"
             raise type(error)(None, None, self._damaged(message)) from None
+
+    def _restore(self, name: str, spec: str) -> np.ndarray:
+        with self.naming(name):
+            dtype = tf.as_dtype(self.entries[name][0])
+            return _operations().restore(self.prefix, name, spec, dtype)
+
+    def _read_slice(self, name: str, part: RowSlice, out: np.ndarray) -> None:
+        """Reads a slice into `out`, which has its rows, and checks it."""
+        path = self.data_path(part.shard)
+        try:
+            checksum = data_files.read(path, part.offset, part.size, out)
+        except FileNotFoundError:
+            raise self._data_loss(f"its data file {path} is missing") from None
+        if checksum is None:
+            raise self._data_loss(f"its entry '{name}' is cut off in {path}")
+        if checksum != part.checksum:
+            raise self._data_loss(f"its entry '{name}' is damaged: the checksum in {path} differs")
 
     def _read_in_place(
         self, name: str, slices: Sequence[RowSlice], first: int, count: int
