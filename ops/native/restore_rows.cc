@@ -44,6 +44,7 @@ class OpenFiles {
     const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
     if (file < 0) return errors::IOError(path, errno);
     files_.push_back(file);
+    posix_fadvise(file, 0, 0, POSIX_FADV_SEQUENTIAL);
     return OkStatus();
   }
   int operator[](int64_t i) const { return files_[i]; }

@@ -93,7 +93,10 @@ bool ColumnSnapshot::KeepRow(int64_t row, std::unique_lock<std::mutex>* lock) {
       Neighbours& neighbours = neighbours_[row >> 6];
       copies_[copy] = {neighbours.first, static_cast<int32_t>(row & 63)};
       neighbours.first = copy;
-      SetDone(row);
+      if (SetDone(row)) {  // It was read in the meantime.
+        neighbours.first = copies_[copy].next;
+        free_.push_back(copy);
+      }
       break;
     }
     const auto now = Clock::now();
@@ -128,6 +131,24 @@ void ColumnSnapshot::Keep(const int64_t* rows, int64_t n) {
   }
 }
 
+bool ColumnSnapshot::TakeCopies(const int64_t* rows, int64_t first, int64_t last, char* out) {
+  // A row that nobody has marked before has been read as it was: who changes it marks it first.
+  int64_t changed[kRowsAtOnce];
+  int64_t n = 0;
+  for (int64_t i = first; i < last; ++i)
+    if (SetDone(rows[i])) changed[n++] = i;
+  if (n == 0) return false;
+  bool has_freed = false;
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (int64_t c = 0; c < n; ++c) {
+    const int32_t copy = TakeCopy(rows[changed[c]]);
+    if (copy < 0) continue;
+    std::memcpy(out + changed[c] * row_bytes_, At(copy), row_bytes_);
+    has_freed = true;
+  }
+  return has_freed;
+}
+
 bool ColumnSnapshot::Read(const int64_t* rows, int64_t n, char* out) {
   for (int64_t first = 0; first < n; first += kRowsAtOnce) {
     const int64_t last = std::min(n, first + kRowsAtOnce);
@@ -137,21 +158,7 @@ bool ColumnSnapshot::Read(const int64_t* rows, int64_t n, char* out) {
       std::memcpy(out + i * row_bytes_, base_ + rows[i] * row_bytes_, (end - i) * row_bytes_);
       i = end;
     }
-    bool has_freed = false;
-    if (changes_) {
-      std::lock_guard<std::mutex> lock(mutex_);
-      for (int64_t i = first; i < last; ++i) {
-        if (!IsDone(rows[i])) {
-          SetDone(rows[i]);
-          continue;
-        }
-        const int32_t copy = TakeCopy(rows[i]);
-        if (copy < 0) continue;
-        std::memcpy(out + i * row_bytes_, At(copy), row_bytes_);
-        has_freed = true;
-      }
-    }
-    if (has_freed) freed_.notify_all();
+    if (changes_ && TakeCopies(rows, first, last, out)) freed_.notify_all();
     room_->NoteProgress();
     if (room_->given_up()) return false;
   }
@@ -252,9 +259,9 @@ namespace snapshot_op {
 
 using namespace tensorflow;
 
-// Makes a variable's memory a part of a snapshot: rows [0, rows), all if `rows` is negative. `shard`
-// is the number by which it is watched. A negative one is of a variable that nobody writes as long
-// as the snapshot is there.
+// Makes a variable's memory a part of a snapshot: rows [0, rows), all if `rows` is negative.
+// `shard` is the number by which it is watched. A negative one is of a variable that nobody writes
+// as long as the snapshot is there.
 class HoldRowsOp : public OpKernel {
  public:
   using OpKernel::OpKernel;

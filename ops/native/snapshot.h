@@ -12,8 +12,9 @@
 // first step would copy nearly all of it.
 //
 // `Read` copies rows without a lock, and then looks which of them have been copied before they
-// changed: it takes these from their copies. So whoever is about to change rows never waits for a
-// thread that isn't running, however low the priority of the file's thread.
+// changed: it takes these from their copies. Only that takes the lock, which whoever is about to
+// change rows holds meanwhile: they hardly ever wait for a thread that isn't running, however low
+// the priority of the file's thread.
 
 #ifndef COLLECTIVE_NATIVE_SNAPSHOT_H_
 #define COLLECTIVE_NATIVE_SNAPSHOT_H_
@@ -82,14 +83,17 @@ class ColumnSnapshot {
  private:
   // 64 rows that follow each other.
   struct Neighbours {
-    uint64_t done = 0;   // A bit for each row that was read or copied.
-    int32_t first = -1;  // The first of their copies, which are a list.
+    std::atomic<uint64_t> done{0};  // A bit for each row that was read or copied.
+    int32_t first = -1;             // The first of their copies, which are a list.
   };
   struct Copy {
     int32_t next;
     int32_t place;  // Of its row among its neighbours.
   };
 
+  // Marks rows[first] to rows[last - 1] as read, and takes those that have changed from their
+  // copies. Returns whether that has made room.
+  bool TakeCopies(const int64_t* rows, int64_t first, int64_t last, char* out);
   bool KeepRow(int64_t row, std::unique_lock<std::mutex>* lock);
   int32_t FreeCopy();             // -1 if there is no room.
   int32_t TakeCopy(int64_t row);  // -1 if there is none; it is free from now on.
@@ -97,7 +101,11 @@ class ColumnSnapshot {
     return slabs_[copy / slab_rows_].get() + copy % slab_rows_ * row_bytes_;
   }
   bool IsDone(int64_t row) const { return neighbours_[row >> 6].done >> (row & 63) & 1; }
-  void SetDone(int64_t row) { neighbours_[row >> 6].done |= uint64_t{1} << (row & 63); }
+  // Returns whether it was done already.
+  bool SetDone(int64_t row) {
+    const uint64_t bit = uint64_t{1} << (row & 63);
+    return neighbours_[row >> 6].done.fetch_or(bit) & bit;
+  }
 
   const tensorflow::Tensor memory_;
   const char* const base_;
