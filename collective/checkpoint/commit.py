@@ -8,7 +8,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -163,6 +163,34 @@ class Commit:
             file.write(json.dumps(record))
         sync(path + ".new")
         move(path + ".new", path)
+
+
+def write_alone(
+    target: str, write: Callable[[tensor_bundle.BundleWriter, str], CheckpointLayout]
+) -> None:
+    """Makes a checkpoint where no ranks run; it appears whole, or not at all.
+
+    Args:
+        target: its prefix.
+        write: is given what takes the entries, and the staging folder; returns the layout.
+
+    Raises:
+        ValueError: there is a checkpoint `target`.
+    """
+    if tf.io.gfile.exists(tensor_bundle.index_path(target)):
+        raise ValueError(f"There is a checkpoint '{target}' already.")
+    started = Commit(target, target)
+    try:
+        writer = tensor_bundle.BundleWriter(os.path.join(started.staging, "rank_0"))
+        layout = write(writer, started.staging)
+        prefixes = writer.close()
+        for prefix in prefixes:
+            sync_bundle(prefix)
+        started.merge(prefixes, layout)
+        started.publish(Publication())
+    except BaseException:
+        recover(started.staging)
+        raise
 
 
 def make_parent(base: str) -> None:

@@ -20,7 +20,7 @@ import tensorflow.compat.v1 as tf
 
 from collective.checkpoint.bundle_file import BundleFile
 from collective.checkpoint.bundle_index import BundleIndex, RowSlice, data_path, index_path
-from collective.checkpoint.layout import LAYOUT_ENTRY, CheckpointLayout
+from collective.checkpoint.layout import LAYOUT_ENTRY, STATIC, CheckpointLayout, StoredTable
 from collective.checkpoint.storage import failures
 from collective.ops import data_files
 from collective.ops.counting import counted
@@ -40,6 +40,22 @@ _ADVICE = "Restore another checkpoint, or copy this one again."
 def slice_rows(dim: int, dtype: Any) -> int:
     """Returns how many rows of `dim` values of `dtype` make a slice."""
     return max(1, SLICE_BYTES // max(1, dim * np.dtype(dtype).itemsize))
+
+
+def stored_matrix(
+    name: str, shape: Sequence[int], dtype: Any, slot_of: str | None = None
+) -> StoredTable:
+    """Describes a static table, or a slot of one, that one entry of a checkpoint holds whole."""
+    return StoredTable(
+        name=name,
+        kind=STATIC,
+        rows=shape[0],
+        dim=shape[1],
+        dtype=tf.as_dtype(dtype).name,
+        block=slice_rows(shape[1], dtype),
+        parts=(shape[0],),
+        slot_of=slot_of,
+    )
 
 
 class Bundle:
