@@ -50,7 +50,9 @@ def test_a_savers_hooks_stop_where_it_says_so(strategy, rank, size, folder, monk
         options = {"save_checkpoint_steps": 2, "save_summaries_steps": 0, "log_step_count_steps": 0}
         with (
             pytest.raises(checkpoint.CheckpointStorageError, match="ckpt-2' was not written"),
-            tf.train.MonitoredTrainingSession(folder, scaffold=scaffold, **options) as session,
+            tf.train.MonitoredTrainingSession(
+                checkpoint_dir=folder, scaffold=scaffold, **options
+            ) as session,
         ):
             fails[0] = True
             steps(session, m, rank, 2)
@@ -96,7 +98,7 @@ def test_the_best_is_kept_in_after_save_beside_training(strategy, rank, folder):
         )
         with tf.train.MonitoredTrainingSession(hooks=[hook], log_step_count_steps=0) as session:
             steps(session, m, rank, 2)
-            kept = session.run_step_fn(lambda context: context.session.run(m["rows"]))
+            kept = session.run_step_fn(lambda step_context: step_context.session.run(m["rows"]))
             steps(session, m, rank, 2)
         best = tf.train.latest_checkpoint(f"{folder}/best")
         assert best == f"{folder}/best/model.ckpt-2"
