@@ -354,14 +354,7 @@ class CollectiveStrategy:
         """
         return input_sharding.shard(dataset)
 
-    @options.takes_foreign(
-        "shard_input",
-        "keep_best",
-        "save_code",
-        "checkpoint_blocking",
-        "checkpoint_buffer",
-        "checkpoint_on_error",
-    )
+    @options.takes_foreign("shard_input", "keep_best", *options.OF_SAVES)
     def estimator(
         self,
         model_fn: Any,
@@ -403,8 +396,7 @@ class CollectiveStrategy:
             keep_best: Keeps the best checkpoints that evaluate() and train_and_evaluate() find, in
                 `<model_dir>/best`: (metric, 'max' or 'min', how many), as in ('auc', 'max', 3), or
                 a `collective.checkpoint.KeepBest`. Default None: none but the latest ones.
-            save_code: Is in force for this Estimator, as are the options that follow; see scope(),
-                whose value is the default.
+            save_code: See scope(), whose value is the default; so it is of the next three.
             checkpoint_blocking: See scope().
             checkpoint_buffer: See scope().
             checkpoint_on_error: See scope().
@@ -424,12 +416,8 @@ class CollectiveStrategy:
         # Imported at its first use: tf.estimator takes a while to load.
         from collective.estimator.estimator import Estimator
 
-        given = options.given(
-            save_code=save_code,
-            checkpoint_blocking=checkpoint_blocking,
-            checkpoint_buffer=checkpoint_buffer,
-            checkpoint_on_error=checkpoint_on_error,
-        )
+        values = (save_code, checkpoint_blocking, checkpoint_buffer, checkpoint_on_error)
+        given = options.given(**dict(zip(options.OF_SAVES, values)))
         ScopeOptions(**given)
         inherited = {**SCOPES.given, **given}
         return Estimator(
