@@ -19,6 +19,9 @@ from collective.policy import TablePolicy
 # The default of every parameter of scope() and embedding_scope().
 INHERIT: Any = type("Inherit", (), {"__repr__": lambda self: "<inherited>"})()
 
+# Options of scope() that a Saver and an Estimator take, too.
+OF_SAVES = ("save_code", "checkpoint_blocking", "checkpoint_buffer", "checkpoint_on_error")
+
 GradientReduction = Literal["mean", "sum"]
 MissingSlots = Literal["error", "fresh"]
 PlanOutput = Literal["print", "quiet", "full"]

@@ -354,7 +354,7 @@ class CollectiveStrategy:
         """
         return input_sharding.shard(dataset)
 
-    @options.takes_foreign("shard_input", "keep_best")
+    @options.takes_foreign("shard_input", "keep_best", *options.OF_SAVES)
     def estimator(
         self,
         model_fn: Any,
@@ -364,6 +364,10 @@ class CollectiveStrategy:
         warm_start_from: Any = None,
         shard_input: bool = True,
         keep_best: KeepBest | tuple[str, str] | tuple[str, str, int] | None = None,
+        save_code: bool = INHERIT,
+        checkpoint_blocking: bool = INHERIT,
+        checkpoint_buffer: int | float = INHERIT,
+        checkpoint_on_error: CheckpointFailure = INHERIT,
     ) -> Estimator:
         """Makes a `tf.estimator.Estimator` that works on all ranks.
 
@@ -392,6 +396,10 @@ class CollectiveStrategy:
             keep_best: Keeps the best checkpoints that evaluate() and train_and_evaluate() find, in
                 `<model_dir>/best`: (metric, 'max' or 'min', how many), as in ('auc', 'max', 3), or
                 a `collective.checkpoint.KeepBest`. Default None: none but the latest ones.
+            save_code: See scope(), whose value is the default; so it is of the next three.
+            checkpoint_blocking: See scope().
+            checkpoint_buffer: See scope().
+            checkpoint_on_error: See scope().
 
         Options that tune HybridBackend or SparseOperationKit have no effect: a warning names them.
 
@@ -401,14 +409,17 @@ class CollectiveStrategy:
         Raises:
             TypeError: an option is unknown.
             ValueError: `config` has a `tf.distribute` strategy, or another model_dir; or
-                `keep_best` isn't of this form.
+                `keep_best` isn't of this form, or an option has a value that it can't have.
             RankError: rank 0 has no model_dir though another rank has one, or another rank's has a
                 checkpoint and rank 0's has none.
         """
         # Imported at its first use: tf.estimator takes a while to load.
         from collective.estimator.estimator import Estimator
 
-        inherited = SCOPES.given
+        values = (save_code, checkpoint_blocking, checkpoint_buffer, checkpoint_on_error)
+        given = options.given(**dict(zip(options.OF_SAVES, values)))
+        ScopeOptions(**given)
+        inherited = {**SCOPES.given, **given}
         return Estimator(
             lambda: Scope(self, lambda: SCOPES.enter(inherited), SCOPES.leave),
             shard_input,

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective.ops import memory, native_library
+from collective.ops.data_files import DataFile
 
 
 @functools.cache
@@ -25,7 +26,6 @@ def _library_functions() -> Any:
         ("room_new", number, [number, ctypes.c_double]),
         ("room_free", None, [number]),
         ("room_give_up", None, [number]),
-        ("room_given_up", code, [number]),
         ("room_note_progress", None, [number]),
         ("room_peak", number, [number]),
         ("room_waited_ns", number, [number]),
@@ -66,11 +66,6 @@ class CopyRoom:
         """Returns the seconds that runs have waited for room."""
         return float(self._library.snapshot_room_waited_ns(self.number)) / 1e9
 
-    @property
-    def is_given_up(self) -> bool:
-        """Tells whether the save was given up, by `give_up` or by who waited too long."""
-        return bool(self._library.snapshot_room_given_up(self.number))
-
     def give_up(self) -> None:
         """Lets nobody wait any more; snapshots can't be read from now on."""
         self._library.snapshot_room_give_up(self.number)
@@ -83,12 +78,12 @@ class CopyRoom:
 class RowSnapshot:
     """Is a snapshot of variables whose rows move together, from `listen` to `end`.
 
-    Args:
+    Attributes:
         room: for copies.
     """
 
     def __init__(self, room: CopyRoom):
-        self._room, self._library = room, _library_functions()
+        self.room, self._library = room, _library_functions()
         self.number: int = self._library.snapshot_new(room.number)
 
     def __del__(self) -> None:
@@ -99,32 +94,70 @@ class RowSnapshot:
         """Begins, between two runs, when all variables have been added (`hold`)."""
         self._library.snapshot_listen(self.number)
 
-    def read(self, shard: int, rows: np.ndarray, dim: int, dtype: Any) -> np.ndarray:
-        """Returns rows as they were, [b, dim]; each row can be read once.
+    def rows(self, shard: int, rows: np.ndarray, dim: int, dtype: Any) -> SnapshotSlice:
+        """Returns rows as they were, to be read once.
 
         Args:
-            shard: the number by which the variable is watched.
+            shard: the number by which the variable is watched, or was held.
             rows: [b] local rows.
             dim, dtype: of the variable.
-
-        Raises:
-            TimeoutError: the save was given up.
         """
-        rows = np.ascontiguousarray(rows, np.int64)
-        out = memory.aligned((len(rows), dim), dtype)
-        if self._library.snapshot_read(
-            self.number, shard, rows.ctypes.data, len(rows), out.ctypes.data
-        ):
-            raise TimeoutError(
-                errno.ETIMEDOUT,
-                f"training waited {self._room.patience:.0f} s for room in the buffer, and nothing "
-                "was written meanwhile",
-            )
-        return out
+        return SnapshotSlice(self, shard, np.ascontiguousarray(rows, np.int64), dim, dtype)
 
     def end(self) -> None:
         """Ends it, and gives its memory back."""
         self._library.snapshot_end(self.number)
+
+
+class SnapshotSlice:
+    """Is some rows of a variable of a snapshot, which are read once: by `read`, or into a file.
+
+    Attributes:
+        shape, dtype, nbytes: as of an array.
+    """
+
+    def __init__(self, snapshot: RowSnapshot, shard: int, rows: np.ndarray, dim: int, dtype: Any):
+        self._snapshot, self._shard, self._rows = snapshot, shard, rows
+        self.shape, self.dtype = (len(rows), dim), np.dtype(dtype)
+        self.nbytes = len(rows) * dim * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def read(self) -> np.ndarray:
+        """Returns the rows, [b, dim].
+
+        Raises:
+            TimeoutError: the save was given up.
+        """
+        out = memory.aligned(self.shape, self.dtype)
+        if _library_functions().snapshot_read(
+            self._snapshot.number,
+            self._shard,
+            self._rows.ctypes.data,
+            len(self._rows),
+            out.ctypes.data,
+        ):
+            raise self._given_up()
+        return out
+
+    def append_to(self, file: DataFile) -> int:
+        """Appends the rows to a file, without an array between; returns their checksum.
+
+        Raises:
+            TimeoutError: the save was given up.
+        """
+        checksum = file.append_rows(self._snapshot.number, self._shard, self._rows, self.nbytes)
+        if checksum is None:
+            raise self._given_up()
+        return checksum
+
+    def _given_up(self) -> TimeoutError:
+        return TimeoutError(
+            errno.ETIMEDOUT,
+            f"training waited {self._snapshot.room.patience:.0f} s for room in the buffer, and "
+            "nothing was written meanwhile",
+        )
 
 
 class HoldOperation:
@@ -145,7 +178,7 @@ class HoldOperation:
 
         Args:
             snapshot: that the variable is added to.
-            shard: the number by which it is watched.
+            shard: the number by which it is watched; a negative one if nobody writes it meanwhile.
             rows: its first rows, which belong to the snapshot; all if negative.
         """
         return {self.snapshot: snapshot.number, self.shard: shard, self.rows: rows}

@@ -14,8 +14,9 @@ So do `python -m collective.checkpoint show PATH` and `python -m collective.chec
 IN OUT`. `python -m collective.checkpoint import deeprec IN OUT`, and `hybridbackend`, and `sok`,
 make checkpoints of this library of those of other frameworks.
 
-Checkpoints that are written beside training (`scope(checkpoint_blocking=False)`) are waited for by
-`wait()`. `CheckpointStorageError` tells that a disk was full, say.
+`Saver` is TensorFlow's with options of its own. Checkpoints that are written beside training
+(`scope(checkpoint_blocking=False)`) are waited for by `wait()`. `CheckpointStorageError` tells that
+a disk was full, say.
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ if TYPE_CHECKING:
     from collective.checkpoint.importing.conversion import Report
     from collective.checkpoint.loaded import LoadedCheckpoint
     from collective.checkpoint.saved_code import SavedCode
+    from collective.checkpoint.saver_options import Saver
     from collective.checkpoint.storage import CheckpointStorageError
 
 __all__ = [
     "CheckpointStorageError",
     "KeepBest",
+    "Saver",
     "WarmStart",
     "changes",
     "enable_increments",
@@ -333,6 +336,10 @@ def __getattr__(name: str) -> Any:
         from collective.checkpoint import best
 
         return best.KeepBest
+    if name == "Saver":
+        from collective.checkpoint import saver_options
+
+        return saver_options.Saver
     if name == "CheckpointStorageError":
         from collective.checkpoint import storage
 

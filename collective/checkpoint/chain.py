@@ -54,6 +54,20 @@ class Chain:
             raise _data_loss(f"{error.message} {_advice(self.base.prefix, number - 1)}") from None
 
 
+def prefix_of(path: str) -> str:
+    """Returns the prefix that a path names: itself, or the latest one in a folder.
+
+    Raises:
+        ValueError: there is none in the folder.
+    """
+    if not tf.io.gfile.isdir(path):
+        return path
+    latest = tf.train.latest_checkpoint(path)
+    if latest is None:
+        raise ValueError(f"There is no checkpoint in '{path}'.")
+    return str(latest)
+
+
 def open_chain(prefix: str) -> Chain:
     """Opens the checkpoint or state that `prefix` names.
 

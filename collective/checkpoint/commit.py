@@ -8,7 +8,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -165,6 +165,34 @@ class Commit:
         move(path + ".new", path)
 
 
+def write_alone(
+    target: str, write: Callable[[tensor_bundle.BundleWriter, str], CheckpointLayout]
+) -> None:
+    """Makes a checkpoint where no ranks run; it appears whole, or not at all.
+
+    Args:
+        target: its prefix.
+        write: is given what takes the entries, and the staging folder; returns the layout.
+
+    Raises:
+        ValueError: there is a checkpoint `target`.
+    """
+    if tf.io.gfile.exists(tensor_bundle.index_path(target)):
+        raise ValueError(f"There is a checkpoint '{target}' already.")
+    started = Commit(target, target)
+    try:
+        writer = tensor_bundle.BundleWriter(os.path.join(started.staging, "rank_0"))
+        layout = write(writer, started.staging)
+        prefixes = writer.close()
+        for prefix in prefixes:
+            sync_bundle(prefix)
+        started.merge(prefixes, layout)
+        started.publish(Publication())
+    except BaseException:
+        recover(started.staging)
+        raise
+
+
 def make_parent(base: str) -> None:
     """Makes the folder of checkpoints called `base`, but not the one around it."""
     parent = os.path.dirname(base)
@@ -221,9 +249,10 @@ def _finish_or_undo(staging: str, record: dict[str, Any]) -> None:
         # They followed the checkpoint that was there.
         _remove_increments(prefix)
     else:
+        # The index last but for the data files: a kill in between must not hide that it was there.
+        _delete([record["meta"]] if record["meta"] and is_there else [])
         _delete([tensor_bundle.index_path(prefix)] if is_there else [])
         _delete(path for path in new_data_files if path not in record["old"])
-        _delete([record["meta"]] if record["meta"] and is_there else [])
     if is_latest:
         for superseded in record["doomed"]:
             _remove_increments(superseded)

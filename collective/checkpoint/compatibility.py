@@ -11,8 +11,8 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.framework import tensor_util
 from tensorflow.python.trackable import base as trackable
 
-from collective.checkpoint.layout import STATIC, StoredTable
-from collective.checkpoint.tensor_bundle import Bundle, slice_rows
+from collective.checkpoint.layout import StoredTable
+from collective.checkpoint.tensor_bundle import Bundle, stored_matrix
 from collective.ops import graph_analysis
 
 if TYPE_CHECKING:
@@ -37,15 +37,7 @@ def find_stored_table(bundle: Bundle, name: str) -> StoredTable | None:
     dtype, shape = bundle.entries.get(name, (None, ()))
     if len(shape) != 2:
         return None
-    return StoredTable(
-        name=name,
-        kind=STATIC,
-        rows=shape[0],
-        dim=shape[1],
-        dtype=tf.as_dtype(dtype).name,
-        block=slice_rows(shape[1], dtype),
-        parts=(shape[0],),
-    )
+    return stored_matrix(name, shape, dtype)
 
 
 @dataclasses.dataclass

@@ -21,7 +21,6 @@ from collective.checkpoint.tensor_bundle import (
     WHOLE_READ_BYTES,
     Bundle,
     BundleWriter,
-    index_path,
     slice_rows,
 )
 from collective.ops.counting import counted
@@ -132,12 +131,9 @@ def consolidate(path: str, target: str) -> None:
         ValueError: there is no checkpoint `path`, or there is one `target`.
     """
     chain = reading.open_checkpoint(path)
-    if tf.io.gfile.exists(index_path(target)):
-        raise ValueError(f"There is a checkpoint '{target}' already.")
     chain.base.check_files()
-    started = commit.Commit(target, target)
-    try:
-        writer = BundleWriter(f"{started.staging}/rank_0")
+
+    def write(writer: BundleWriter, _: str) -> CheckpointLayout:
         stored_tables = list(chain.base.layout.tables.values())
         counts = _counts(chain, stored_tables)
         layout = CheckpointLayout(
@@ -150,14 +146,9 @@ def consolidate(path: str, target: str) -> None:
             _merge_dynamic(chain, layout, group, writer)
         for name in other_entries(chain.last):
             _copy_entry(chain.last, name, writer)
-        prefixes = writer.close()
-        for prefix in prefixes:
-            commit.sync_bundle(prefix)
-        started.merge(prefixes, layout)
-        started.publish(commit.Publication())
-    except BaseException:
-        commit.recover(started.staging)
-        raise
+        return layout
+
+    commit.write_alone(target, write)
 
 
 def _dynamic_tables(stored_tables: list[StoredTable]) -> Iterator[list[StoredTable]]:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import tensorflow.compat.v1 as tf
 
 from collective.checkpoint import chain, merged_reader, table_reader
 from collective.checkpoint.chain import Chain
@@ -16,12 +15,7 @@ from collective.checkpoint.layout import StoredTable
 
 def open_checkpoint(path: str) -> Chain:
     """Opens the checkpoint or state `path`, or the newest one in the folder `path`."""
-    if tf.io.gfile.isdir(path):
-        latest = tf.train.latest_checkpoint(path)
-        if latest is None:
-            raise ValueError(f"There is no checkpoint in '{path}'.")
-        path = latest
-    return chain.open_chain(path)
+    return chain.open_chain(chain.prefix_of(path))
 
 
 def read_table(

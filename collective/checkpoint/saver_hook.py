@@ -8,9 +8,9 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.checkpoint import background, storage
+from collective.checkpoint.saver_options import options_of
 from collective.coordination.session_state import state_of_session
 from collective.ops import collectives
-from collective.scope import SCOPES
 
 # Set while a hook's last save is made: nothing comes beside which it could be written.
 _ending = threading.Event()
@@ -18,9 +18,9 @@ _ending = threading.Event()
 _is_listened_to = threading.Event()
 
 
-def blocks() -> bool:
-    """Tells whether training waits until a checkpoint is written."""
-    return _ending.is_set() or _is_listened_to.is_set() or SCOPES.options.checkpoint_blocking
+def blocks(saver: Any) -> bool:
+    """Tells whether training waits until a checkpoint of a Saver is written."""
+    return _ending.is_set() or _is_listened_to.is_set() or options_of(saver).checkpoint_blocking
 
 
 def save(original: Any, hook: Any, session: Any, step: Any) -> Any:
@@ -29,8 +29,8 @@ def save(original: Any, hook: Any, session: Any, step: Any) -> Any:
     Returns:
         Whether a listener wants training to stop.
     """
-    state = state_of_session(session)
-    settle(session)
+    state, saver = state_of_session(session), hook._get_saver()
+    settle(session, saver)
     if hook._listeners:
         _is_listened_to.set()
     try:
@@ -39,7 +39,7 @@ def save(original: Any, hook: Any, session: Any, step: Any) -> Any:
         return stops
     except storage.CheckpointStorageError as error:
         state.save_failed = True
-        go_on_without(error)
+        go_on_without(error, saver)
         return False
     finally:
         _is_listened_to.clear()
@@ -48,7 +48,7 @@ def save(original: Any, hook: Any, session: Any, step: Any) -> Any:
 def end(original: Any, hook: Any, session: Any) -> None:
     """Stands in for `CheckpointSaverHook.end`: waits for the last checkpoint, or tries it again."""
     state = state_of_session(session)
-    settle(session)
+    settle(session, hook._get_saver())
     if state.save_failed:
         hook._timer._last_triggered_step = None  # As if this step hadn't been saved.
     _ending.set()
@@ -58,18 +58,18 @@ def end(original: Any, hook: Any, session: Any) -> None:
         _ending.clear()
 
 
-def settle(session: Any) -> None:
-    """Waits for the save before, where training may go on without it."""
+def settle(session: Any, saver: Any = None) -> None:
+    """Waits for the save before, where training may go on without it; `saver`: of the hook."""
     try:
         background.settle(session)
     except storage.CheckpointStorageError as error:
         state_of_session(session).save_failed = True
-        go_on_without(error)
+        go_on_without(error, saver)
 
 
-def go_on_without(error: storage.CheckpointStorageError) -> None:
+def go_on_without(error: storage.CheckpointStorageError, saver: Any = None) -> None:
     """Says that training goes on, where it may; else raises the error."""
-    if _ending.is_set() or SCOPES.options.checkpoint_on_error == "stop":
+    if _ending.is_set() or options_of(saver).checkpoint_on_error == "stop":
         raise error
     if collectives.rank() == 0:
         tf.logging.warning(

@@ -37,6 +37,7 @@ from collective.checkpoint.saver import (
     write_postponed_graph,
 )
 from collective.checkpoint.saver_hook import blocks
+from collective.checkpoint.saver_options import options_of
 from collective.checkpoint.shards import Shard, dynamic_tables
 from collective.checkpoint.snapshot import REPLICATED, PartSnapshot
 from collective.coordination import barrier
@@ -83,13 +84,13 @@ def save(
         )
         if write_state and path:
             note_last_checkpoint(path)
-            _save_code(path)
+            _save_code(saver, path)
         return path
     state_name = latest_filename or "checkpoint"
     base = tf.compat.as_str(save_path)
     file_systems.check(base)
     background.settle(sess)
-    prefix, is_blocking = _prefix(saver, sess, base, global_step, state_name), blocks()
+    prefix, is_blocking = _prefix(saver, sess, base, global_step, state_name), blocks(saver)
     check_same_path(
         sess,
         "saving a checkpoint" if is_blocking else "saving a checkpoint beside training",
@@ -118,20 +119,20 @@ def save(
         with chain:
             sharded_save.run()
     else:
-        sharded_save.start(SCOPES.options.checkpoint_buffer, chain)
+        sharded_save.start(options_of(saver).checkpoint_buffer, chain)
     return prefix
 
 
 _with_code: set[str] = set()  # folders beside whose checkpoints this process has saved its code
 
 
-def _save_code(prefix: str) -> None:
+def _save_code(saver: Any, prefix: str) -> None:
     """Saves the script beside a job's first checkpoint in a folder: `scope(save_code=True)`.
 
     Rank 0 does it, and the job goes on where it can't be done.
     """
     folder = os.path.dirname(prefix) or "."
-    if not SCOPES.options.save_code or collectives.rank() > 0 or folder in _with_code:
+    if not options_of(saver).save_code or collectives.rank() > 0 or folder in _with_code:
         return
     _with_code.add(folder)
     why = "it is on no local file system"
@@ -238,7 +239,7 @@ class ShardedSave:
         self.retention.apply(self.saver)
         note_last_checkpoint(self.prefix)
         if self.publication.state is not None:
-            _save_code(self.prefix)
+            _save_code(self.saver, self.prefix)
 
     def write_tables(self, writer: tensor_bundle.BundleWriter) -> dict[str, Any]:
         """Writes this rank's rows; returns what `layout` has to know of them."""

@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 from collective.checkpoint import tensor_bundle
 from collective.checkpoint.layout import DYNAMIC, STATIC, StoredTable, part_rows
 from collective.checkpoint.tensor_bundle import slice_rows
-from collective.ops import collectives, graphs
+from collective.ops import collectives, data_files, graphs, native_library, placement
 from collective.ops.sessions import run_unpatched
 from collective.tables import initializers
 from collective.tables.table import Table, shard_of
@@ -138,9 +138,10 @@ class ShardOperations:
             of NumPy's, all of it.)
         destroy: makes the variable uninitialized.
         initialized: bool scalar.
+        restore: reads rows of files right into a shard in the host's memory; None of another.
     """
 
-    def __init__(self, variable: Any, shape: tuple[int, int]):
+    def __init__(self, variable: Any, shape: tuple[int, int], dynamic: bool):
         graph = variable.graph
         dtype = variable.dtype.base_dtype
         with (
@@ -164,6 +165,9 @@ class ShardOperations:
                 resource=variable.handle, ignore_lookup_error=True
             )
             self.initialized = tf.raw_ops.VarIsInitializedOp(resource=variable.handle)
+            self.restore: data_files.RestoreOperation | None = None
+            if not (dynamic or native_library.missing() or placement.on_device(dynamic)):
+                self.restore = data_files.RestoreOperation(variable.handle, dtype)
 
 
 def operations_of(shards: Sequence[Shard]) -> list[ShardOperations]:
@@ -173,7 +177,9 @@ def operations_of(shards: Sequence[Shard]) -> list[ShardOperations]:
     """
     for shard in shards:
         if not hasattr(shard.variable, "_collective_checkpoint"):
-            shard.variable._collective_checkpoint = ShardOperations(shard.variable, shard.shape)
+            shard.variable._collective_checkpoint = ShardOperations(
+                shard.variable, shard.shape, shard.dynamic
+            )
     return [shard.variable._collective_checkpoint for shard in shards]
 
 

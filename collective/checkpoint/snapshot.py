@@ -16,13 +16,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow.compat.v1 as tf
 
 from collective.checkpoint import key_counts, table_io, tensor_bundle, unsharded
-from collective.checkpoint.shards import RowRequest, Shard, by_table
-from collective.ops import collectives, graphs, native_library, placement
-from collective.ops.row_snapshots import CopyRoom, HoldOperation, RowSnapshot
-from collective.ops.sessions import run_unpatched
+from collective.checkpoint.held_rows import HeldReads, HeldRows, Receiver, can_be_held
+from collective.checkpoint.shards import Shard, by_table
+from collective.ops import collectives, data_files
+from collective.ops.row_snapshots import CopyRoom
 from collective.tables import row_store, write_announcements
 
 # So long training waits for a thread that writes nothing, before the save is given up.
@@ -56,11 +55,13 @@ class PartSnapshot:
         if isinstance(buffer, float):
             size = int(buffer * table_io.bytes_in(session, followed))
         size = max(int(size), LEAST_SLICES * tensor_bundle.SLICE_BYTES)
-        # One half is for what is on its way to a file, of which a slice comes before the rest goes.
-        self._file_bytes = min(
-            tensor_bundle.FILE_BYTES, max(1, size // 2 - tensor_bundle.SLICE_BYTES)
-        )
-        self.room = CopyRoom(size - self._file_bytes - tensor_bundle.SLICE_BYTES, PATIENCE)
+        self._file_bytes = tensor_bundle.FILE_BYTES
+        if data_files.are_possible(staging):
+            on_its_way = min(data_files.buffer_bytes(), size // 2)
+        else:  # One half is for a file, of which a slice comes before the rest goes.
+            self._file_bytes = min(self._file_bytes, max(1, size // 2 - tensor_bundle.SLICE_BYTES))
+            on_its_way = self._file_bytes + tensor_bundle.SLICE_BYTES
+        self.room = CopyRoom(size - on_its_way, PATIENCE)
         self._unsharded: list[tuple[str, str, np.ndarray]] = []
         self._unsharded_stem = ""
         self._written: list[str] = []
@@ -122,37 +123,23 @@ class SnapshotRows:
     """
 
     def __init__(self, session: Any, shards: Sequence[Shard], room: CopyRoom):
-        self._snapshots: list[RowSnapshot] = []
-        self._readers: dict[str, tuple[RowSnapshot, int]] = {}
         self._keys: dict[str, np.ndarray] = {}
         self._counts: dict[str, key_counts.KeyCounts] = {}
         numbers = write_announcements.watch(session, [shard.variable for shard in shards])
-        shard_numbers = {shard.name: number for shard, number in zip(shards, numbers)}
-        holds = _hold_operations(session, shards)
-        feeds: dict[Any, int] = {}
         for group in by_table(shards):
-            snapshot = RowSnapshot(room)
-            self._snapshots.append(snapshot)
-            rows = self._take_keys(session, group) + 1 if group[0].dynamic else -1
-            for shard in group:
-                number = shard_numbers[shard.name]
-                self._readers[shard.name] = snapshot, number
-                feeds.update(holds[shard.name].feeds(snapshot, number, rows))
-        if holds:
-            run_unpatched(session, [hold.operation for hold in holds.values()], feeds)
-        for snapshot in self._snapshots:
-            snapshot.listen()
+            if group[0].dynamic:
+                self._take_keys(session, group)
+        counts = {name: len(keys) for name, keys in self._keys.items()}
+        self._held = HeldRows(session, shards, counts, numbers, room)
 
-    def _take_keys(self, session: Any, group: Sequence[Shard]) -> int:
-        """Copies the keys of a dynamic table, and its counts; returns how many rows there are."""
+    def _take_keys(self, session: Any, group: Sequence[Shard]) -> None:
+        """Copies the keys of a dynamic table, and its counts."""
         table: Any = group[0].table
         table.initialize_slot_rows(session, [s.variable for s in group if s.slot_of is not None])
-        keys = np.array(table.store(session).all_keys())
-        self._keys[group[0].name] = keys
+        self._keys[group[0].name] = np.array(table.store(session).all_keys())
         counts = key_counts.in_session(session, group[0])
         if counts is not None:
             self._counts[group[0].name] = counts.copied()
-        return len(keys)
 
     def blocks(self, group: Sequence[Shard], block: int) -> tuple[int, table_io.Blocks]:
         if not group[0].dynamic:
@@ -161,8 +148,8 @@ class SnapshotRows:
         in_order = row_store.in_ascending_order(keys, block)
         return len(keys), ((of_block, places + 1) for of_block, places in in_order)
 
-    def reads(self, receive: table_io.Receiver) -> _SnapshotReads:
-        return _SnapshotReads(self._readers, receive)
+    def reads(self, receive: Receiver) -> HeldReads:
+        return self._held.reads(receive)
 
     def reader_by_key(self, group: Sequence[Shard]) -> None:
         return None  # All rows are in memory.
@@ -172,43 +159,11 @@ class SnapshotRows:
 
     def end(self) -> None:
         """Ends the snapshots, and gives their memory back."""
-        for snapshot in self._snapshots:
-            snapshot.end()
-
-
-class _SnapshotReads:
-    """Reads rows of snapshots at once, where `shards.RowReads` collects what a session reads."""
-
-    def __init__(
-        self, readers: dict[str, tuple[RowSnapshot, int]], receive: table_io.Receiver
-    ) -> None:
-        self._readers, self._receive = readers, receive
-
-    def add(self, request: RowRequest) -> None:
-        shard = request.shard
-        snapshot, number = self._readers[shard.name]
-        values = snapshot.read(number, request.local_rows, shard.dim, shard.dtype)
-        self._receive(shard, request.first, values)
-
-    def flush(self) -> None:
-        pass
+        self._held.end()
 
 
 def _is_followed(group: Sequence[Shard]) -> bool:
     """Tells whether all writes of a table, or of a static slot, are announced, in host memory."""
-    table: Any = group[0].table
-    if native_library.missing() is not None or placement.on_device(group[0].dynamic):
-        return False
-    if group[0].dynamic and (table.policy.storage is not None or not table.compiled):
-        return False
-    return all(write_announcements.is_announced(shard.variable) for shard in group)
-
-
-def _hold_operations(session: Any, shards: Sequence[Shard]) -> dict[str, HoldOperation]:
-    """Returns the operations that add shards to snapshots, by names, each made once."""
-    with graphs.open_for_changes(session.graph), session.graph.as_default(), tf.init_scope():
-        for shard in shards:
-            if not hasattr(shard.variable, "_collective_hold"):
-                with tf.control_dependencies(None), tf.name_scope("collective/snapshot/"):
-                    shard.variable._collective_hold = HoldOperation(shard.variable.handle)
-    return {shard.name: shard.variable._collective_hold for shard in shards}
+    return can_be_held(group) and all(
+        write_announcements.is_announced(shard.variable) for shard in group
+    )

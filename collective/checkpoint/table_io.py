@@ -10,6 +10,7 @@ import numpy as np
 
 from collective.checkpoint import increment_io, key_counts
 from collective.checkpoint.chain import Chain
+from collective.checkpoint.held_rows import HeldReads, HeldRows, Receiver, can_be_held
 from collective.checkpoint.layout import CheckpointLayout, StoredTable, parts_of_rank
 from collective.checkpoint.shards import (
     RowReads,
@@ -21,15 +22,14 @@ from collective.checkpoint.shards import (
     operations_of,
 )
 from collective.checkpoint.tensor_bundle import Bundle, BundleWriter
-from collective.ops import collectives, key_hashing
-from collective.ops.sessions import run_unpatched
+from collective.ops import collectives, data_files, key_hashing
+from collective.ops.sessions import errors_without_stacks, run_unpatched
 
 # Shards of so many bytes may be there twice, old and new, while they are restored.
 SPARE_BYTES = 100 << 20
 
 # Blocks of (keys, or None of a static table; local rows).
 Blocks = Iterator[tuple[Any, np.ndarray]]
-Receiver = Callable[[Shard, int, np.ndarray], None]
 ReaderByKey = Callable[[np.ndarray, np.ndarray], list[np.ndarray]]
 
 # ---- Saving
@@ -40,21 +40,28 @@ class SessionRows:
 
     def __init__(self, session: Any, shards: Sequence[Shard]):
         self._session = session
-        operations_of(shards)
+        groups = by_table(shards)
+        for group in groups:
+            if group[0].dynamic:
+                slots = [s.variable for s in group if s.slot_of is not None]
+                group[0].table.initialize_slot_rows(session, slots)
+        self._held = HeldRows(session, [s for group in groups if can_be_held(group) for s in group])
+        operations_of([s for group in groups if not can_be_held(group) for s in group])
 
     def blocks(self, group: Sequence[Shard], block: int) -> tuple[int, Blocks]:
         """Returns how many rows the shards of a group have here, and the rows in blocks."""
         if not group[0].dynamic:
             return group[0].shape[0], static_blocks(group[0].shape[0], block)
         table: Any = group[0].table
-        table.initialize_slot_rows(
-            self._session, [s.variable for s in group if s.slot_of is not None]
-        )
         return table.local_count(self._session), table.ascending(self._session, block)
 
-    def reads(self, receive: Receiver) -> RowReads:
+    def reads(self, receive: Receiver) -> HeldReads:
         """Returns what reads rows in memory; `receive` gets them."""
-        return RowReads(self._session, receive)
+        return self._held.reads(receive, RowReads(self._session, receive))
+
+    def end(self) -> None:
+        """Lets the memory of all shards go."""
+        self._held.end()
 
     def reader_by_key(self, group: Sequence[Shard]) -> ReaderByKey | None:
         """Returns what reads the rows of keys that may be in a file; None if all are in memory.
@@ -88,12 +95,17 @@ def write(
         source: gives the rows, as `SessionRows` does; by default it is made of the session. With
             another one the session isn't used.
     """
+    if source is None:
+        source = SessionRows(session, shards)
+        try:
+            return write(session, shards, writer, source)
+        finally:
+            source.end()
     rank, ranks = collectives.rank(), collectives.size()
     layout = CheckpointLayout(ranks)
     stored_tables: dict[str, StoredTable] = {}
-    source = source or SessionRows(session, shards)
 
-    def write_rows(shard: Shard, first: int, values: np.ndarray) -> None:
+    def write_rows(shard: Shard, first: int, values: Any) -> None:
         stored = stored_tables[shard.name]
         writer.add(layout.entry(stored, rank), (stored.parts[rank], stored.dim), first, values)
 
@@ -244,6 +256,30 @@ def read_dynamic(
             receive(keys[is_owned], values)
 
 
+def slices_of_rank(bundle: Bundle, stored: StoredTable) -> tuple[list[str], np.ndarray] | None:
+    """Finds the slices of files that hold rows of a static table, or a slot, that this rank owns.
+
+    Returns:
+        (paths, [S, 8] int64), as `data_files.RestoreOperation.feeds` takes them; None if the rows
+        can't be read so.
+    """
+    if not data_files.are_possible(bundle.prefix):
+        return None
+    saved, ranks = len(stored.parts), collectives.size()
+    numbers = []
+    for part, offset, step in rows_of_rank(stored, ranks, collectives.rank()):
+        slices = bundle.row_slices(bundle.layout.entry(stored, part))
+        if sum(piece.count for piece in slices) != stored.parts[part]:
+            return None
+        for piece in slices:
+            skip = (offset - piece.first) % step
+            first = ((piece.first + skip) * saved + part) // ranks
+            place = piece.shard, piece.offset, piece.size, piece.checksum
+            numbers.append((*place, skip, step, first, step * saved // ranks))
+    slices_of_files = np.array(numbers, np.int64).reshape(-1, data_files.SLICE_NUMBERS)
+    return bundle.data_paths(), slices_of_files
+
+
 # ---- Restoring
 
 
@@ -294,14 +330,12 @@ class TableRestore:
                 increment_io.read_dynamic(
                     self._chain, stored_tables, lambda *_: None, lambda *_: None
                 )
-            else:
+            elif not self._restore_directly(group[0], verifies=True):
                 self._read_static(group[0], lambda *_: None)
 
     def read(self) -> None:
         """Reads all that can be read before every rank has read without an error."""
-        uninitialized = self._static_shards(initialized=False)
-        run_unpatched(self._session, [op.allocate for op in operations_of(uninitialized)])
-        self._fill(uninitialized)
+        self._fill(self._static_shards(initialized=False))
         if not self.reads_twice:
             self._waiting_values = [
                 (shard, self._read_values(shard)) for shard in self._static_shards(initialized=True)
@@ -356,8 +390,38 @@ class TableRestore:
             def receive(rows: np.ndarray, values: np.ndarray, shard: Shard = shard) -> None:
                 writes.add(RowRequest(shard, 0, rows, values))
 
-            self._read_static(shard, receive)
-        writes.flush()
+            if self._restore_directly(shard):
+                increment_io.read_static(self._chain, self._stored[shard.name], receive)
+            else:
+                self._allocate([shard])
+                self._read_static(shard, receive)
+            writes.flush()
+
+    def _allocate(self, shards: Sequence[Shard]) -> None:
+        """Gives shards that have no values memory for them."""
+        fresh = [shard for shard in shards if shard.name not in self._initialized]
+        run_unpatched(self._session, [op.allocate for op in operations_of(fresh)])
+
+    def _restore_directly(self, shard: Shard, verifies: bool = False) -> bool:
+        """Reads a static shard's rows of the base from its files right into the variable.
+
+        Args:
+            shard: the shard.
+            verifies: reads and checks all that would be read, and leaves the variable alone.
+
+        Returns:
+            Whether it can be done, and was; else nothing was done.
+        """
+        restore, stored = operations_of([shard])[0].restore, self._stored[shard.name]
+        found = slices_of_rank(self._chain.base, stored)
+        if restore is None or found is None:
+            return False
+        feeds = restore.feeds(*found, shard.shape, verifies)
+        with self._chain.base.naming(stored.name), errors_without_stacks():
+            run_unpatched(self._session, restore.operation, feeds)
+        if verifies:
+            increment_io.read_static(self._chain, stored, lambda *_: None)
+        return True
 
     def _read_dynamic(self, group: Sequence[Shard]) -> None:
         table: Any = group[0].table

@@ -20,12 +20,7 @@ BUFFER_BYTES = 128 << 20  # all parts of a table have so much in memory together
 
 def open_bundle(path: str) -> Bundle:
     """Opens the whole checkpoint `path`, or the latest one in the folder `path`."""
-    if tf.io.gfile.isdir(path):
-        latest = tf.train.latest_checkpoint(path)
-        if latest is None:
-            raise ValueError(f"There is no checkpoint in '{path}'.")
-        path = latest
-    return chain.open_whole(path)
+    return chain.open_whole(chain.prefix_of(path))
 
 
 def read_stored_table(

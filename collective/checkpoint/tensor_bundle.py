@@ -3,25 +3,26 @@
     <prefix>.index                    names, types, shapes and places of all entries
     <prefix>.data-00000-of-00002 …    their values
 
-TensorFlow's own operations do it, in a session of this module on the CPU: no user's graph and no
-ranks are involved. Only the index is also parsed here (`BundleIndex`).
+Numbers in local files are written and read by `collective.ops.data_files`; everything else, and
+files elsewhere, by TensorFlow's own operations, in a session of this module on the CPU. No user's
+graph and no ranks are involved.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import struct
+import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-from tensorflow.core.protobuf import tensor_bundle_pb2
 
-from collective.checkpoint.index_keys import WHOLE, slice_key
-from collective.checkpoint.layout import LAYOUT_ENTRY, CheckpointLayout
+from collective.checkpoint.bundle_file import BundleFile
+from collective.checkpoint.bundle_index import BundleIndex, RowSlice, data_path, index_path
+from collective.checkpoint.layout import LAYOUT_ENTRY, STATIC, CheckpointLayout, StoredTable
 from collective.checkpoint.storage import failures
+from collective.ops import data_files
 from collective.ops.counting import counted
 from collective.ops.sessions import errors_without_stacks, run_unpatched
 
@@ -32,20 +33,29 @@ FILE_BYTES = 96 << 20
 # A larger slice, or entry without slices, is not read whole for some of its rows.
 WHOLE_READ_BYTES = 64 << 20
 
+_STRINGS = "OSU"  # kinds of NumPy's types
 _ADVICE = "Restore another checkpoint, or copy this one again."
-
-
-def index_path(prefix: str) -> str:
-    return f"{prefix}.index"
-
-
-def data_path(prefix: str, shard: int, shards: int) -> str:
-    return f"{prefix}.data-{shard:05d}-of-{shards:05d}"
 
 
 def slice_rows(dim: int, dtype: Any) -> int:
     """Returns how many rows of `dim` values of `dtype` make a slice."""
     return max(1, SLICE_BYTES // max(1, dim * np.dtype(dtype).itemsize))
+
+
+def stored_matrix(
+    name: str, shape: Sequence[int], dtype: Any, slot_of: str | None = None
+) -> StoredTable:
+    """Describes a static table, or a slot of one, that one entry of a checkpoint holds whole."""
+    return StoredTable(
+        name=name,
+        kind=STATIC,
+        rows=shape[0],
+        dim=shape[1],
+        dtype=tf.as_dtype(dtype).name,
+        block=slice_rows(shape[1], dtype),
+        parts=(shape[0],),
+        slot_of=slot_of,
+    )
 
 
 class Bundle:
@@ -97,6 +107,11 @@ class Bundle:
         ]
         if slices and in_place or any(part.size > WHOLE_READ_BYTES for part in slices):
             return self._read_in_place(name, slices, first, count)
+        is_one = len(slices) == 1 and (slices[0].first, slices[0].count) == (first, count)
+        if is_one and data_files.are_possible(self.prefix):
+            out = np.empty((count, *shape[1:]), dtype)
+            self._read_slice(name, slices[0], out)
+            return out
         return self._restore(name, _slice_spec(shape, first, count))
 
     def row_slices(self, name: str) -> list[RowSlice]:
@@ -142,16 +157,34 @@ class Bundle:
             return int(entry.size)
         return int(np.prod(shape)) * np.dtype(dtype).itemsize
 
-    def _restore(self, name: str, spec: str) -> np.ndarray:
-        dtype = tf.as_dtype(self.entries[name][0])
+    @contextlib.contextmanager
+    def naming(self, name: str) -> Iterator[None]:
+        """Adds to TensorFlow's errors the checkpoint, an entry of it, and what to do."""
         try:
-            return _operations().restore(self.prefix, name, spec, dtype)
+            yield
         except tf.errors.OutOfRangeError as error:
             # A file is too short. A session would take "out of range" for the end of its data.
             raise self._data_loss(f"its entry '{name}' can't be read, {error.message}") from None
         except tf.errors.OpError as error:
             message = f"its entry '{name}' can't be read, {error.message}"
             raise type(error)(None, None, self._damaged(message)) from None
+
+    def _restore(self, name: str, spec: str) -> np.ndarray:
+        with self.naming(name):
+            dtype = tf.as_dtype(self.entries[name][0])
+            return _operations().restore(self.prefix, name, spec, dtype)
+
+    def _read_slice(self, name: str, part: RowSlice, out: np.ndarray) -> None:
+        """Reads a slice into `out`, which has its rows, and checks it."""
+        path = self.data_path(part.shard)
+        try:
+            checksum = data_files.read(path, part.offset, part.size, out)
+        except FileNotFoundError:
+            raise self._data_loss(f"its data file {path} is missing") from None
+        if checksum is None:
+            raise self._data_loss(f"its entry '{name}' is cut off in {path}")
+        if checksum != part.checksum:
+            raise self._data_loss(f"its entry '{name}' is damaged: the checksum in {path} differs")
 
     def _read_in_place(
         self, name: str, slices: Sequence[RowSlice], first: int, count: int
@@ -182,9 +215,12 @@ class Bundle:
 class BundleWriter:
     """Writes entries into files of about 96 MB, each a bundle of its own, for `merge` to join.
 
+    Numbers are written as they are added, where that is possible (`data_files.are_possible`). The
+    others are held, and written by TensorFlow when they are a file.
+
     Args:
         stem: the bundles' prefixes are `<stem>-00000`, `<stem>-00001`, …
-        file_bytes: how much it holds before it writes a file; by default `FILE_BYTES`.
+        file_bytes: the size of a file; by default `FILE_BYTES`.
         when_written: called behind each file.
     """
 
@@ -196,26 +232,27 @@ class BundleWriter:
     ):
         self._stem, self._when_written = stem, when_written
         self._file_bytes = FILE_BYTES if file_bytes is None else file_bytes
+        self._bytes, self._written = 0, list[str]()
+        self._file = BundleFile() if data_files.are_possible(stem) else None
+        # What TensorFlow is to write.
         self._names: list[str] = []
         self._specs: list[str] = []
         self._arrays: list[Any] = []
-        self._bytes = 0
-        self._written: list[str] = []
 
-    def add(self, name: str, full_shape: Sequence[int], first_row: int, array: np.ndarray) -> None:
-        """Adds rows [first_row, first_row + len(array)) of the entry `name`.
+    def add(self, name: str, full_shape: Sequence[int], first_row: int, rows: Any) -> None:
+        """Adds rows [first_row, first_row + len(rows)) of the entry `name`.
 
-        `array` must not be changed before `close`. The same rows must not be added twice, and none
-        be left out.
+        The same rows must not be added twice, and none be left out.
 
         Args:
             name: the entry's.
             full_shape: the shape of the whole entry.
-            first_row: the number of the first row of `array`.
-            array: the rows.
+            first_row: the number of the first row of `rows`.
+            rows: an array, which must not be changed before `close`, or a
+                `row_snapshots.SnapshotSlice`.
         """
-        is_whole = (first_row, len(array)) == (0, full_shape[0])
-        self._add(name, "" if is_whole else _slice_spec(full_shape, first_row, len(array)), array)
+        is_whole = (first_row, len(rows)) == (0, full_shape[0])
+        self._add(name, "" if is_whole else _slice_spec(full_shape, first_row, len(rows)), rows)
 
     def add_whole(self, name: str, array: Any) -> None:
         """Adds a whole entry; `array` may also be a string or a number."""
@@ -225,26 +262,38 @@ class BundleWriter:
         """Adds a part of an entry, or all of it, as `SaveV2` names it in `spec`."""
         self._add(name, spec, array)
 
-    def _add(self, name: str, spec: str, array: np.ndarray) -> None:
-        if self._bytes and self._bytes + array.nbytes > self._file_bytes:
+    def _add(self, name: str, spec: str, values: Any) -> None:
+        if self._bytes and self._bytes + values.nbytes > self._file_bytes:
             self._flush()
+        self._bytes += values.nbytes
+        if self._file is not None and values.dtype.kind not in _STRINGS:
+            if not self._file.is_open:
+                self._file.open(self._next_prefix())
+            self._file.add(name, spec, values)
+            return
         self._names.append(name)
         self._specs.append(spec)
-        self._arrays.append(array)
-        self._bytes += array.nbytes
+        self._arrays.append(values if isinstance(values, np.ndarray) else values.read())
+
+    def _next_prefix(self) -> str:
+        self._written.append(f"{self._stem}-{len(self._written):05d}")
+        return self._written[-1]
 
     def _flush(self) -> None:
-        prefix = f"{self._stem}-{len(self._written):05d}"
-        names, specs, arrays = self._names, self._specs, self._arrays
-        self._names, self._specs, self._arrays, self._bytes = [], [], [], 0
-        with failures():
-            _operations().save(prefix, names, specs, arrays)
-        self._written.append(prefix)
+        """Ends what has been begun."""
+        self._bytes = 0
+        if self._file is not None and self._file.is_open:
+            self._file.finish()
+        if self._names:
+            names, specs, arrays = self._names, self._specs, self._arrays
+            self._names, self._specs, self._arrays = [], [], []
+            with failures():
+                _operations().save(self._next_prefix(), names, specs, arrays)
         self._when_written()
 
     def close(self) -> list[str]:
         """Writes the remaining entries, and returns the prefixes of all bundles written."""
-        if self._names:
+        if self._names or self._file is not None and self._file.is_open:
             self._flush()
         return self._written
 
@@ -259,156 +308,6 @@ def _slice_spec(shape: Sequence[int], first: int, count: int) -> str:
     """Names some rows of an entry as `SaveV2` and `RestoreV2` do: '50 2 10,5:-'."""
     extents = [f"{first},{count}"] + ["-"] * (len(shape) - 1)
     return " ".join(map(str, shape)) + " " + ":".join(extents)
-
-
-@dataclasses.dataclass(frozen=True, order=True)
-class RowSlice:
-    """Tells where some rows of an entry lie.
-
-    Attributes:
-        first: the number of the first row.
-        count: rows.
-        shard: the number of the data file.
-        offset: their place in it.
-        size: their bytes.
-    """
-
-    first: int
-    count: int
-    shard: int
-    offset: int
-    size: int
-
-
-class BundleIndex:
-    """Parses `prefix`.index.
-
-    `tf.train.load_checkpoint` gives names, types and shapes only. Here are also the number of data
-    files, the bytes that each must have, and where an entry without slices lies in its file.
-
-    The file is a sorted table of LevelDB's format without compression: blocks of (key, value)
-    pairs, of which one lists the others, and a footer with the place of this list.
-
-    Attributes:
-        shards: how many data files there are.
-        entries: what the index says of each entry, by name.
-        least_sizes: the bytes that a data file must at least have, by its number.
-
-    Raises:
-        tf.errors.DataLossError: the file isn't an index, or is damaged.
-    """
-
-    MAGIC = 0xDB4775248B80FB57
-    FOOTER_BYTES = 48
-
-    def __init__(self, prefix: str):
-        self.entries: dict[str, tensor_bundle_pb2.BundleEntryProto] = {}
-        self.least_sizes: dict[int, int] = {}
-        self._slices: dict[bytes, tensor_bundle_pb2.BundleEntryProto] = {}  # by `slice_key`
-        path = index_path(prefix)
-        with tf.io.gfile.GFile(path, "rb") as file:
-            data = file.read()
-        try:
-            self.shards = self._parse(data)
-        except Exception as error:
-            raise tf.errors.DataLossError(
-                None, None, f"{path} is no index of a checkpoint, or is damaged: {error}"
-            ) from None
-
-    def _parse(self, data: bytes) -> int:
-        """Fills the attributes; returns the number of data files."""
-        if len(data) < self.FOOTER_BYTES or struct.unpack("<Q", data[-8:])[0] != self.MAGIC:
-            raise ValueError(f"its {len(data)} bytes do not end as an index does")
-        # The footer begins with the start and size of a block that isn't used, then the list's.
-        place, footer = len(data) - self.FOOTER_BYTES, []
-        for _ in range(4):
-            number, place = _varint(data, place)
-            footer.append(number)
-        header = None
-        for _, handle in _pairs(_block(data, *footer[2:])):
-            start, place = _varint(handle, 0)
-            size, _ = _varint(handle, place)
-            for key, value in _pairs(_block(data, start, size)):
-                if key == b"":
-                    header = tensor_bundle_pb2.BundleHeaderProto.FromString(value)
-                else:
-                    self._add(key, tensor_bundle_pb2.BundleEntryProto.FromString(value))
-        if header is None:
-            raise ValueError("it has no header")
-        return int(header.num_shards)
-
-    def stored_values(self) -> list[tuple[int, int]]:
-        """Returns size and checksum of each entry or slice of a bundle with one data file, as they
-        lie there.
-        """
-        entries = [*self.entries.values(), *self._slices.values()]
-        stored = [entry for entry in entries if not entry.slices]
-        # One without values lies where the next one begins.
-        stored.sort(key=lambda entry: (entry.offset, entry.size))
-        return [(int(entry.size), int(entry.crc32c)) for entry in stored]
-
-    def _add(self, key: bytes, entry: tensor_bundle_pb2.BundleEntryProto) -> None:
-        if not entry.slices:
-            end = entry.offset + entry.size
-            self.least_sizes[entry.shard_id] = max(self.least_sizes.get(entry.shard_id, 0), end)
-        # A slice of an entry has a key of its own, which begins with a zero.
-        if key[0] == 0:
-            self._slices[key] = entry
-        else:
-            self.entries[key.decode()] = entry
-
-    def row_slices(self, name: str, shape: Sequence[int]) -> list[RowSlice]:
-        """Returns where the rows of an entry lie (see `Bundle.row_slices`)."""
-        entry = self.entries[name]
-        if not entry.slices:
-            return [RowSlice(0, shape[0], entry.shard_id, entry.offset, entry.size)]
-        parts = []
-        for stored in entry.slices:
-            extents = [
-                (extent.start, extent.length if extent.HasField("length") else WHOLE)
-                for extent in stored.extent
-            ]
-            place = self._slices.get(slice_key(name, extents))
-            cut = [n for n, (_, length) in zip(shape[1:], extents[1:]) if length not in (WHOLE, n)]
-            if place is None or cut:
-                return []
-            first, count = extents[0]
-            count = shape[0] if count == WHOLE else count
-            parts.append(RowSlice(first, count, place.shard_id, place.offset, place.size))
-        return sorted(parts)
-
-
-def _varint(data: bytes, place: int) -> tuple[int, int]:
-    """Returns the number that begins at `place`, and the place behind it."""
-    value = shift = 0
-    while True:
-        byte = data[place]
-        value |= (byte & 0x7F) << shift
-        place, shift = place + 1, shift + 7
-        if byte < 0x80:
-            return value, place
-
-
-def _block(data: bytes, start: int, size: int) -> bytes:
-    """Returns a block; the byte behind it tells its compression, of which there must be none."""
-    block = data[start : start + size]
-    if len(block) < size or data[start + size] != 0:
-        raise ValueError(f"the block at {start} is compressed, or cut off")
-    return block
-
-
-def _pairs(block: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yields the keys and values of a block; a key leaves out what it shares with the last one."""
-    restarts = struct.unpack("<I", block[-4:])[0]
-    end, place, key = len(block) - 4 * (restarts + 1), 0, b""
-    while place < end:
-        shared, place = _varint(block, place)
-        unshared, place = _varint(block, place)
-        size, place = _varint(block, place)
-        key = key[:shared] + block[place : place + unshared]
-        place += unshared
-        yield key, block[place : place + size]
-        place += size
 
 
 class _BundleOperations:
@@ -451,7 +350,9 @@ class _BundleOperations:
         return np.asarray(self._run(self._restores[dtype], feeds))
 
     def save(self, prefix: str, names: list[str], specs: list[str], arrays: list[Any]) -> None:
-        dtypes = tuple(tf.string if a.dtype.kind in "OSU" else tf.as_dtype(a.dtype) for a in arrays)
+        dtypes = tuple(
+            tf.string if a.dtype.kind in _STRINGS else tf.as_dtype(a.dtype) for a in arrays
+        )
         with self._lock:
             if dtypes not in self._saves:
                 with self._graph.as_default(), tf.device("/cpu:0"):
@@ -476,6 +377,10 @@ class _BundleOperations:
         # In the thread that asks, which may be one that works when others don't.
         options = tf.RunOptions(inter_op_thread_pool=-1)
         return run_unpatched(self._session, fetches, feeds, options)
+
+
+def _dtype(array: np.ndarray) -> tf.DType:
+    return tf.string if array.dtype.kind in _STRINGS else tf.as_dtype(array.dtype)
 
 
 _made: list[_BundleOperations] = []

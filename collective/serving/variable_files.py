@@ -18,9 +18,11 @@ from typing import NamedTuple
 import numpy as np
 
 from collective.checkpoint import tensor_bundle
-from collective.checkpoint.index_file import IndexedRows, write_index
-from collective.checkpoint.tensor_bundle import Bundle, BundleIndex, BundleWriter
-from collective.ops import key_hashing
+from collective.checkpoint.bundle_index import BundleIndex
+from collective.checkpoint.index_file import IndexFile
+from collective.checkpoint.index_keys import WHOLE
+from collective.checkpoint.tensor_bundle import Bundle, BundleWriter
+from collective.ops import data_files, key_hashing
 from collective.serving.base_version import BaseVersion
 from collective.serving.export_record import ExportedFile, digest_of
 
@@ -208,7 +210,8 @@ class VariableFiles:
         prefix = f"{self._stem}-{len(self._written):05d}"
         # TensorFlow writes strings in a form of its own.
         has_strings = any(array.dtype.hasobject for array in arrays)
-        digest = "" if has_strings else digest_of(_bytes_of(array) for array in arrays)
+        can_link = data_files.are_possible(prefix) and not has_strings
+        digest = "" if not can_link else digest_of(_bytes_of(array) for array in arrays)
         file = self._link(prefix, digest, contents, arrays)
         if file is None:
             writer = BundleWriter(prefix, file_bytes=1 << 62)
@@ -237,21 +240,13 @@ class VariableFiles:
         assert self._base is not None
         if not self._base.link(digest, tensor_bundle.data_path(prefix, 0, 1)):
             return None
-        write_index(
-            prefix,
-            [
-                IndexedRows(
-                    name=rows.name,
-                    dtype=array.dtype,
-                    shape=rows.shape,
-                    first=rows.first,
-                    count=None if rows.is_whole else len(array),
-                    size=size,
-                    checksum=checksum,
-                )
-                for rows, array, (size, checksum) in zip(contents, arrays, known.values)
-            ],
-        )
+        index = IndexFile()
+        for rows, array, (size, checksum) in zip(contents, arrays, known.values):
+            extents = None
+            if not rows.is_whole:
+                extents = [(rows.first, len(array))] + [(0, WHOLE)] * (len(rows.shape) - 1)
+            index.add(rows.name, array.dtype, rows.shape, extents, size, checksum)
+        index.write(prefix)
         return ExportedFile(known.size, digest, known.values, linked=True)
 
 

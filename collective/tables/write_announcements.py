@@ -25,6 +25,7 @@ READERS = frozenset(
     {
         "CollectiveAnnounceWrites",
         "CollectiveGatherRows",
+        "CollectiveHoldRows",
         "CollectiveReduceRows",
         "CollectiveShard",
         "CollectiveWatchShard",

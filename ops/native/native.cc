@@ -16,6 +16,8 @@
 #include "carrier.cc"
 #include "change_set.cc"
 #include "snapshot.cc"
+#include "data_file.cc"
+#include "restore_rows.cc"
 #include "checks.cc"
 #include "find_rows.cc"
 #include "gather.cc"

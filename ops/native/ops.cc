@@ -158,6 +158,16 @@ REGISTER_OP("CollectiveHoldRows")
     .SetIsStateful()
     .SetShapeFn(shape_inference::NoOutputs);
 
+REGISTER_OP("CollectiveRestoreRows")
+    .Input("resource: resource")
+    .Input("files: string")
+    .Input("slices: int64")
+    .Input("shape: int64")
+    .Input("verifies: bool")
+    .Attr("dtype: type")
+    .SetIsStateful()
+    .SetShapeFn(shape_inference::NoOutputs);
+
 REGISTER_OP("CollectiveAnnounceWrites")
     .Input("resource: resource")
     .Input("rows: T")

@@ -38,13 +38,14 @@ bool CopyRoom::Take(int64_t bytes) {
 }
 
 ColumnSnapshot::ColumnSnapshot(tensorflow::Tensor memory, int64_t rows,
-                               std::shared_ptr<CopyRoom> room)
+                               std::shared_ptr<CopyRoom> room, bool changes)
     : memory_(std::move(memory)),
       base_(static_cast<const char*>(memory_.data())),
       rows_(rows),
       row_bytes_(std::max<int64_t>(1, memory_.dim_size(1) * DataTypeSize(memory_.dtype()))),
       room_(std::move(room)),
-      neighbours_((rows + 63) / 64) {
+      changes_(changes),
+      neighbours_(changes ? (rows + 63) / 64 : 0) {
   const int64_t most = std::max<int64_t>(1, room_->bytes() / (16 * (row_bytes_ + kEntryBytes)));
   slab_rows_ = std::min(most, std::max<int64_t>(1, kSlabBytes / (row_bytes_ + kEntryBytes)));
 }
@@ -92,7 +93,10 @@ bool ColumnSnapshot::KeepRow(int64_t row, std::unique_lock<std::mutex>* lock) {
       Neighbours& neighbours = neighbours_[row >> 6];
       copies_[copy] = {neighbours.first, static_cast<int32_t>(row & 63)};
       neighbours.first = copy;
-      SetDone(row);
+      if (SetDone(row)) {  // It was read in the meantime.
+        neighbours.first = copies_[copy].next;
+        free_.push_back(copy);
+      }
       break;
     }
     const auto now = Clock::now();
@@ -127,6 +131,24 @@ void ColumnSnapshot::Keep(const int64_t* rows, int64_t n) {
   }
 }
 
+bool ColumnSnapshot::TakeCopies(const int64_t* rows, int64_t first, int64_t last, char* out) {
+  // A row that nobody has marked before has been read as it was: who changes it marks it first.
+  int64_t changed[kRowsAtOnce];
+  int64_t n = 0;
+  for (int64_t i = first; i < last; ++i)
+    if (SetDone(rows[i])) changed[n++] = i;
+  if (n == 0) return false;
+  bool has_freed = false;
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (int64_t c = 0; c < n; ++c) {
+    const int32_t copy = TakeCopy(rows[changed[c]]);
+    if (copy < 0) continue;
+    std::memcpy(out + changed[c] * row_bytes_, At(copy), row_bytes_);
+    has_freed = true;
+  }
+  return has_freed;
+}
+
 bool ColumnSnapshot::Read(const int64_t* rows, int64_t n, char* out) {
   for (int64_t first = 0; first < n; first += kRowsAtOnce) {
     const int64_t last = std::min(n, first + kRowsAtOnce);
@@ -136,35 +158,25 @@ bool ColumnSnapshot::Read(const int64_t* rows, int64_t n, char* out) {
       std::memcpy(out + i * row_bytes_, base_ + rows[i] * row_bytes_, (end - i) * row_bytes_);
       i = end;
     }
-    bool has_freed = false;
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      for (int64_t i = first; i < last; ++i) {
-        if (!IsDone(rows[i])) {
-          SetDone(rows[i]);
-          continue;
-        }
-        const int32_t copy = TakeCopy(rows[i]);
-        if (copy < 0) continue;
-        std::memcpy(out + i * row_bytes_, At(copy), row_bytes_);
-        has_freed = true;
-      }
-    }
-    if (has_freed) freed_.notify_all();
+    if (changes_ && TakeCopies(rows, first, last, out)) freed_.notify_all();
     room_->NoteProgress();
     if (room_->given_up()) return false;
   }
   return !room_->given_up();
 }
 
-void Snapshot::Add(std::shared_ptr<WatchedShard> shard, tensorflow::Tensor memory, int64_t rows) {
+void Snapshot::Add(int64_t number, std::shared_ptr<WatchedShard> shard, tensorflow::Tensor memory,
+                   int64_t rows) {
   std::lock_guard<std::mutex> lock(mutex_);
-  columns_.push_back(std::make_shared<ColumnSnapshot>(std::move(memory), rows, room_));
+  const bool changes = shard != nullptr;
+  columns_.push_back(std::make_shared<ColumnSnapshot>(std::move(memory), rows, room_, changes));
+  numbers_.push_back(number);
   shards_.push_back(std::move(shard));
 }
 
 void Snapshot::Listen(const std::shared_ptr<Snapshot>& snapshot) {
-  for (const auto& shard : snapshot->shards_) shard->Add(snapshot);
+  for (const auto& shard : snapshot->shards_)
+    if (shard != nullptr) shard->Add(snapshot);
 }
 
 void Snapshot::End() {
@@ -172,17 +184,19 @@ void Snapshot::End() {
   std::vector<std::shared_ptr<ColumnSnapshot>> columns;
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    numbers_.clear();
     shards.swap(shards_);
     columns.swap(columns_);
   }
-  for (const auto& shard : shards) shard->Remove(this);
+  for (const auto& shard : shards)
+    if (shard != nullptr) shard->Remove(this);
 }
 
 std::vector<std::shared_ptr<ColumnSnapshot>> Snapshot::ColumnsOf(int64_t shard, bool all) {
   std::lock_guard<std::mutex> lock(mutex_);
   std::vector<std::shared_ptr<ColumnSnapshot>> columns;
   for (size_t c = 0; c < columns_.size(); ++c)
-    if (all || shards_[c]->number() == shard) columns.push_back(columns_[c]);
+    if (all || numbers_[c] == shard) columns.push_back(columns_[c]);
   return columns;
 }
 
@@ -246,6 +260,8 @@ namespace snapshot_op {
 using namespace tensorflow;
 
 // Makes a variable's memory a part of a snapshot: rows [0, rows), all if `rows` is negative.
+// `shard` is the number by which it is watched. A negative one is of a variable that nobody writes
+// as long as the snapshot is there.
 class HoldRowsOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
@@ -257,14 +273,14 @@ class HoldRowsOp : public OpKernel {
     const auto snapshot = Snapshots().Find(number);
     const auto watched = FindWatchedShard(shard);
     const ResourceHandle& handle = HandleFromInput(context, 0);
-    OP_REQUIRES(context, snapshot != nullptr && watched != nullptr,
+    OP_REQUIRES(context, snapshot != nullptr && (watched != nullptr || shard < 0),
                 errors::FailedPrecondition("nobody watches the variable ", handle.name()));
     core::RefCountPtr<Var> variable;
     OP_REQUIRES(context, LookupResource(context, handle, &variable).ok(),
                 errors::FailedPrecondition("the variable ", handle.name(),
                                            " does not exist: was it initialized?"));
     // From now on another holds its memory, too: else the next update would copy all of it.
-    OP_REQUIRES_OK(context, EnsureOwned(context, variable.get()));
+    if (shard >= 0) OP_REQUIRES_OK(context, EnsureOwned(context, variable.get()));
     tf_shared_lock lock(*variable->mu());
     const Tensor& memory = *variable->tensor();
     if (rows < 0 && memory.dims() == 2) rows = memory.dim_size(0);
@@ -274,7 +290,7 @@ class HoldRowsOp : public OpKernel {
             DataTypeCanUseMemcpy(memory.dtype()),
         errors::InvalidArgument("the variable ", handle.name(), " has no ", rows, " rows: it is ",
                                 DataTypeString(memory.dtype()), memory.shape().DebugString()));
-    snapshot->Add(watched, memory, rows);
+    snapshot->Add(shard, watched, memory, rows);
   }
 };
 
@@ -293,11 +309,6 @@ COLLECTIVE_EXPORT void snapshot_room_free(int64_t number) { collective::Rooms().
 
 COLLECTIVE_EXPORT void snapshot_room_give_up(int64_t number) {
   if (const auto room = collective::Rooms().Find(number)) room->GiveUp();
-}
-
-COLLECTIVE_EXPORT int snapshot_room_given_up(int64_t number) {
-  const auto room = collective::Rooms().Find(number);
-  return room == nullptr || room->given_up();
 }
 
 COLLECTIVE_EXPORT void snapshot_room_note_progress(int64_t number) {

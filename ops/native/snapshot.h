@@ -12,8 +12,9 @@
 // first step would copy nearly all of it.
 //
 // `Read` copies rows without a lock, and then looks which of them have been copied before they
-// changed: it takes these from their copies. So whoever is about to change rows never waits for a
-// thread that isn't running, however low the priority of the file's thread.
+// changed: it takes these from their copies. Only that takes the lock, which whoever is about to
+// change rows holds meanwhile: they hardly ever wait for a thread that isn't running, however low
+// the priority of the file's thread.
 
 #ifndef COLLECTIVE_NATIVE_SNAPSHOT_H_
 #define COLLECTIVE_NATIVE_SNAPSHOT_H_
@@ -64,15 +65,17 @@ class CopyRoom {
 // Is one variable's part of a snapshot: the memory of a table's rows or of a slot's.
 class ColumnSnapshot {
  public:
-  // Takes rows [0, rows) of `memory`, which it keeps.
-  ColumnSnapshot(tensorflow::Tensor memory, int64_t rows, std::shared_ptr<CopyRoom> room);
+  // Takes rows [0, rows) of `memory`, which it keeps. `changes`: they may change before they are
+  // read. Else nobody calls `Keep`.
+  ColumnSnapshot(tensorflow::Tensor memory, int64_t rows, std::shared_ptr<CopyRoom> room,
+                 bool changes);
   ~ColumnSnapshot();
 
   // Copies the rows that were neither read nor copied: `n` of them, or all if `rows` is null.
   void Keep(const int64_t* rows, int64_t n);
 
-  // Writes `n` rows as they were to `out`. Each row is read once. Returns false if the save was
-  // given up.
+  // Writes `n` rows as they were to `out`. Each row is read once, if they change. Returns false if
+  // the save was given up.
   bool Read(const int64_t* rows, int64_t n, char* out);
 
   int64_t row_bytes() const { return row_bytes_; }
@@ -80,14 +83,17 @@ class ColumnSnapshot {
  private:
   // 64 rows that follow each other.
   struct Neighbours {
-    uint64_t done = 0;   // A bit for each row that was read or copied.
-    int32_t first = -1;  // The first of their copies, which are a list.
+    std::atomic<uint64_t> done{0};  // A bit for each row that was read or copied.
+    int32_t first = -1;             // The first of their copies, which are a list.
   };
   struct Copy {
     int32_t next;
     int32_t place;  // Of its row among its neighbours.
   };
 
+  // Marks rows[first] to rows[last - 1] as read, and takes those that have changed from their
+  // copies. Returns whether that has made room.
+  bool TakeCopies(const int64_t* rows, int64_t first, int64_t last, char* out);
   bool KeepRow(int64_t row, std::unique_lock<std::mutex>* lock);
   int32_t FreeCopy();             // -1 if there is no room.
   int32_t TakeCopy(int64_t row);  // -1 if there is none; it is free from now on.
@@ -95,12 +101,17 @@ class ColumnSnapshot {
     return slabs_[copy / slab_rows_].get() + copy % slab_rows_ * row_bytes_;
   }
   bool IsDone(int64_t row) const { return neighbours_[row >> 6].done >> (row & 63) & 1; }
-  void SetDone(int64_t row) { neighbours_[row >> 6].done |= uint64_t{1} << (row & 63); }
+  // Returns whether it was done already.
+  bool SetDone(int64_t row) {
+    const uint64_t bit = uint64_t{1} << (row & 63);
+    return neighbours_[row >> 6].done.fetch_or(bit) & bit;
+  }
 
   const tensorflow::Tensor memory_;
   const char* const base_;
   const int64_t rows_, row_bytes_;
   const std::shared_ptr<CopyRoom> room_;
+  const bool changes_;
   int64_t slab_rows_, taken_ = 0;
   std::mutex mutex_;
   std::condition_variable freed_;
@@ -118,8 +129,9 @@ class Snapshot : public WriteListener {
 
   const std::shared_ptr<CopyRoom>& room() const { return room_; }
 
-  // Adds a variable, before `Listen`.
-  void Add(std::shared_ptr<WatchedShard> shard, tensorflow::Tensor memory, int64_t rows);
+  // Adds a variable, before `Listen`: one that is watched, or null, and by which number it is read.
+  void Add(int64_t number, std::shared_ptr<WatchedShard> shard, tensorflow::Tensor memory,
+           int64_t rows);
 
   static void Listen(const std::shared_ptr<Snapshot>& snapshot);
 
@@ -135,6 +147,7 @@ class Snapshot : public WriteListener {
 
   const std::shared_ptr<CopyRoom> room_;
   std::mutex mutex_;  // Of the lists, not of what is in them.
+  std::vector<int64_t> numbers_;
   std::vector<std::shared_ptr<WatchedShard>> shards_;
   std::vector<std::shared_ptr<ColumnSnapshot>> columns_;
 };

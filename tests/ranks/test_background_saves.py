@@ -182,7 +182,7 @@ def test_the_buffer_bounds_what_is_copied(strategy, folder, held, optimizer):
 
     with training(strategy, build, checkpoint_buffer=3000) as (session, _, saver, (_, ids, train)):
         both(strategy, session, saver, folder)
-        room, most = state_of_session(session).background_save.room, 3000 - 480 - 1500 // 2
+        room, most = state_of_session(session).background_save.room, 3000 // 2
 
         def let_go_when_full():
             deadline = time.monotonic() + 30

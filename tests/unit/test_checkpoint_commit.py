@@ -44,7 +44,7 @@ def cut(monkeypatch):
     monkeypatch.setattr(commit, "sync", stepping(commit.sync))
     for owner, name in (
         (tensor_bundle, "merge"),
-        (tensor_bundle._BundleOperations, "save"),
+        (tensor_bundle.BundleWriter, "_flush"),
         (tf.io.gfile, "rmtree"),
         (tf.io.gfile, "mkdir"),
         (tf.io.gfile, "remove"),

@@ -15,9 +15,9 @@ from tensorflow.python.checkpoint import checkpoint_management
 from collective.checkpoint import commit
 from collective.checkpoint.importing.key_buckets import KeyBuckets, bucket_count, first_repeated
 from collective.checkpoint.importing.source import KeyedRows, KeyedTable, Source, WholeVariable
-from collective.checkpoint.layout import DYNAMIC, STATIC, CheckpointLayout, StoredTable
+from collective.checkpoint.layout import DYNAMIC, CheckpointLayout, StoredTable
 from collective.checkpoint.name_map import NameMap
-from collective.checkpoint.tensor_bundle import BundleWriter, index_path, slice_rows
+from collective.checkpoint.tensor_bundle import BundleWriter, slice_rows, stored_matrix
 from collective.ops import key_hashing
 from collective.ops.counting import counted
 
@@ -232,16 +232,7 @@ class Conversion:
         self, name: str, shape: tuple[int, ...], dtype: np.dtype, slot_of: str | None
     ) -> None:
         """Adds a static table, or a slot, of one part to the layout."""
-        self._layout.tables[name] = StoredTable(
-            name=name,
-            kind=STATIC,
-            rows=shape[0],
-            dim=shape[1],
-            dtype=tf.as_dtype(dtype).name,
-            block=slice_rows(shape[1], dtype),
-            parts=(shape[0],),
-            slot_of=slot_of,
-        )
+        self._layout.tables[name] = stored_matrix(name, shape, dtype, slot_of)
 
     # ---- Ordinary variables
 
@@ -274,23 +265,14 @@ def convert(source: Source, target: str, names: NameMap, slots: bool = True) -> 
         ValueError: there is a checkpoint `target`; or two variables would have one name; or a name
             in the map is no variable's; or a slot has other keys than its table.
     """
-    if tf.io.gfile.exists(index_path(target)):
-        raise ValueError(f"There is a checkpoint '{target}' already.")
     report = Report(source.path, target, left_out=dict(source.left_out), notes=list(source.notes))
-    started = commit.Commit(target, target)
-    try:
-        writer = BundleWriter(os.path.join(started.staging, "rank_0"))
-        beside = None if "://" in target else started.staging
+
+    def write(writer: BundleWriter, staging: str) -> CheckpointLayout:
+        beside = None if "://" in target else staging
         with tempfile.TemporaryDirectory(dir=beside) as folder:
-            layout = Conversion(source, names, slots, writer, folder, report).write()
-        prefixes = writer.close()
-        for prefix in prefixes:
-            commit.sync_bundle(prefix)
-        started.merge(prefixes, layout)
-        started.publish(commit.Publication())
-    except BaseException:
-        commit.recover(started.staging)
-        raise
+            return Conversion(source, names, slots, writer, folder, report).write()
+
+    commit.write_alone(target, write)
     folder = os.path.dirname(target)
     if checkpoint_management.get_checkpoint_state(folder or ".") is None:
         name = os.path.basename(target)

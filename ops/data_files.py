@@ -1,0 +1,200 @@
+"""Writes data files of checkpoints past the page cache, and reads them into memory or variables.
+
+`ops/native/data_file.h` and `restore_rows.cc` say how.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from collective.ops import native_library
+
+# Numbers of a slice for `RestoreOperation`.
+SLICE_NUMBERS = 8
+_MESSAGE_BYTES = 4096
+_MASK_DELTA = 0xA282EAD8  # A bundle has checksums rotated and shifted by this much.
+_GIVEN_UP = -1
+
+
+@functools.cache
+def _library_functions() -> Any:
+    functions = native_library.functions()
+    number, pointer, code, path = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
+    for name, result, arguments in (
+        ("buffer_bytes", number, []),
+        ("new", pointer, []),
+        ("free", None, [pointer]),
+        ("open", code, [pointer, path]),
+        ("append", code, [pointer, pointer, number, pointer]),
+        ("append_rows", code, [pointer, number, number, pointer, number, pointer]),
+        ("finish", code, [pointer]),
+        ("read", code, [path, number, number, pointer, pointer]),
+        ("write_index", code, [path, path, pointer, number, path, number]),
+    ):
+        function = getattr(functions, f"data_file_{name}")
+        function.restype, function.argtypes = result, arguments
+    return functions
+
+
+def are_possible(path: str) -> bool:
+    """Tells whether files at `path` are read and written here, not by TensorFlow's operations."""
+    return "://" not in path and native_library.missing() is None
+
+
+def buffer_bytes() -> int:
+    """Returns the memory that a `DataFile` takes."""
+    return int(_library_functions().data_file_buffer_bytes())
+
+
+def masked(checksum: int) -> int:
+    """Returns a CRC-32C as a bundle's index has it."""
+    rotated = (checksum >> 15 | checksum << 17) & 0xFFFFFFFF
+    return (rotated + _MASK_DELTA) & 0xFFFFFFFF
+
+
+class DataFile:
+    """Is one file that is written from its beginning to its end, and another one afterwards.
+
+    Its functions raise OSError, with the number of what failed and the file's path.
+
+    Attributes:
+        size: the bytes that were appended.
+    """
+
+    def __init__(self) -> None:
+        self._library = _library_functions()
+        self._file = self._library.data_file_new()
+        self._checksum = ctypes.c_uint32()
+        self._path, self.size = "", 0
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            self._library.data_file_free(self._file)
+
+    def open(self, path: str) -> None:
+        """Begins a file."""
+        self._path, self.size = path, 0
+        self._check(self._library.data_file_open(self._file, os.fsencode(path)))
+
+    def append(self, array: np.ndarray) -> int:
+        """Appends an array's bytes; returns their checksum as a bundle's index has it."""
+        array = np.ascontiguousarray(array)
+        self._check(
+            self._library.data_file_append(
+                self._file, array.ctypes.data, array.nbytes, ctypes.byref(self._checksum)
+            )
+        )
+        self.size += array.nbytes
+        return masked(self._checksum.value)
+
+    def append_rows(self, snapshot: int, shard: int, rows: np.ndarray, size: int) -> int | None:
+        """Appends rows of a variable as they were; returns their checksum.
+
+        Args:
+            snapshot, shard: the numbers of a snapshot and of a variable in it (`RowSnapshot`).
+            rows: [b] int64 local rows.
+            size: their bytes.
+
+        Returns:
+            None if the save was given up.
+        """
+        error = self._library.data_file_append_rows(
+            self._file,
+            snapshot,
+            shard,
+            rows.ctypes.data,
+            len(rows),
+            ctypes.byref(self._checksum),
+        )
+        if error == _GIVEN_UP:
+            return None
+        self._check(error)
+        self.size += size
+        return masked(self._checksum.value)
+
+    def finish(self) -> None:
+        """Writes what is left; the file has `size` bytes then."""
+        self._check(self._library.data_file_finish(self._file))
+
+    def _check(self, error: int) -> None:
+        if error:
+            raise OSError(error, os.strerror(error), self._path)
+
+
+def read(path: str, offset: int, size: int, out: np.ndarray) -> int | None:
+    """Reads bytes of a file into `out`; returns their checksum, None if the file is too short."""
+    checksum = ctypes.c_uint32()
+    error = _library_functions().data_file_read(
+        os.fsencode(path), offset, size, out.ctypes.data, ctypes.byref(checksum)
+    )
+    if error > 0:
+        raise OSError(error, os.strerror(error), path)
+    return None if error else masked(checksum.value)
+
+
+def write_index(path: str, pairs: Sequence[tuple[bytes, bytes]]) -> None:
+    """Writes the index of a bundle.
+
+    Args:
+        path: the file's.
+        pairs: keys and values, by ascending keys.
+
+    Raises:
+        OSError: the storage failed.
+    """
+    lengths = np.array([[len(key), len(value)] for key, value in pairs], np.int64)
+    text = b"".join(part for pair in pairs for part in pair)
+    message = ctypes.create_string_buffer(_MESSAGE_BYTES)
+    if _library_functions().data_file_write_index(
+        os.fsencode(path), text, lengths.ctypes.data, len(pairs), message, len(message)
+    ):
+        raise OSError(message.value.decode(errors="replace"))
+
+
+class RestoreOperation:
+    """Makes the operation that reads rows of data files right into a variable.
+
+    Args:
+        handle: the variable's.
+        dtype: the variable's.
+    """
+
+    def __init__(self, handle: tf.Tensor, dtype: tf.DType):
+        self._files = tf.placeholder(tf.string, [None])
+        self._slices = tf.placeholder(tf.int64, [None, SLICE_NUMBERS])
+        self._shape = tf.placeholder(tf.int64, [2])
+        self._verifies = tf.placeholder(tf.bool, [])
+        self.operation: tf.Operation = native_library.library().collective_restore_rows(
+            handle, self._files, self._slices, self._shape, self._verifies, dtype=dtype
+        )
+
+    def feeds(
+        self,
+        files: Sequence[str],
+        slices: np.ndarray,
+        shape: tuple[int, int],
+        verifies: bool = False,
+    ) -> dict[tf.Tensor, Any]:
+        """Returns what the operation is fed.
+
+        Args:
+            files: paths.
+            slices: [S, 8] int64: which file has a slice, where, its bytes and their checksum; its
+                first row that the variable has, and every how many of them; the variable's row of
+                the first one, and how far the next is from it.
+            shape: the variable's.
+            verifies: reads and checks the slices, and leaves the variable alone.
+        """
+        return {
+            self._files: list(files),
+            self._slices: slices,
+            self._shape: shape,
+            self._verifies: verifies,
+        }
