@@ -21,16 +21,20 @@ from collective.ops import native_library
 
 _numbers = itertools.count(1)
 
+_UPDATES = (
+    "Adagrad",
+    "RowWiseAdagrad",
+    "Momentum",
+    "NesterovMomentum",
+    "Ftrl",
+    "LazyAdam",
+    "Adam",
+)
 # Operations of the compiled library that announce what they write by themselves.
 SELF_ANNOUNCING = frozenset(
     {
-        "CollectiveSparseAdagrad",
-        "CollectiveSparseRowWiseAdagrad",
-        "CollectiveSparseMomentum",
-        "CollectiveSparseNesterovMomentum",
-        "CollectiveSparseFtrl",
-        "CollectiveSparseLazyAdam",
-        "CollectiveSparseAdam",
+        *(f"CollectiveSparse{update}" for update in _UPDATES),
+        *(f"CollectiveSparseReduce{update}" for update in _UPDATES),
         "CollectiveFindRows",
         "CollectiveAdmitRows",
         "CollectiveSettleSlots",

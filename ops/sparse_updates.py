@@ -1,9 +1,10 @@
 """Updates rows of shards by operations of our own, where they beat TensorFlow's by measurement.
 
-On a GPU these are kernels, one operation for many tables. On a CPU they are compiled, one operation
-for each table (`ops/native/sparse_updates.cc`): Adagrad, also with one accumulator for each row,
-momentum, FTRL and Adam. Where the compiled library is missing, and for other types than float32,
-TensorFlow's operations do the work. `benchmarks/RESULTS.md` has what it gives.
+On a GPU these are kernels, one operation for many tables. On a CPU they are compiled
+(`ops/native/sparse_updates.cc`): Adagrad, also with one accumulator for each row, momentum, FTRL
+and Adam. There it is one operation for each table, or one for all tables that sums their gradients,
+too (`ops/reduced_updates.py`). Where the compiled library is missing, and for other types than
+float32, TensorFlow's operations do the work. `benchmarks/RESULTS.md` has what it gives.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collective.ops import native_library
 from collective.ops.dispatch import for_tables, operations
 from collective.ops.gpu.rules import Rule
 from collective.ops.placement import on_device
+from collective.ops.reduced_updates import RowUpdate, apply
 
 COMPILED = frozenset({"AdagradOptimizer", "AdamOptimizer", "FtrlOptimizer", "MomentumOptimizer"})
 
@@ -89,9 +91,7 @@ def adagrad(
         gradient: float32 [K, D].
         rows: int64 [K], each at most once.
     """
-    return native_library.library().collective_sparse_adagrad(
-        table.handle, accumulator.handle, rate, gradient, rows
-    )
+    return apply(RowUpdate("Adagrad", table, [accumulator], [rate], gradient, rows))
 
 
 def row_wise_adagrad(
@@ -113,9 +113,8 @@ def row_wise_adagrad(
         rate, epsilon: float32 scalars.
         gradient, rows: as for `adagrad`.
     """
-    return native_library.library().collective_sparse_row_wise_adagrad(
-        table.handle, accumulator.handle, rate, epsilon, gradient, rows
-    )
+    numbers = [rate, epsilon]
+    return apply(RowUpdate("RowWiseAdagrad", table, [accumulator], numbers, gradient, rows))
 
 
 def momentum(
@@ -138,13 +137,8 @@ def momentum(
         gradient, rows: as for `adagrad`.
         nesterov: subtracts rate * (gradient + decay * accumulator[rows]) instead.
     """
-    library = native_library.library()
-    update = (
-        library.collective_sparse_nesterov_momentum
-        if nesterov
-        else library.collective_sparse_momentum
-    )
-    return update(table.handle, accumulator.handle, rate, decay, gradient, rows)
+    rule = "NesterovMomentum" if nesterov else "Momentum"
+    return apply(RowUpdate(rule, table, [accumulator], [rate, decay], gradient, rows))
 
 
 def ftrl(
@@ -174,18 +168,8 @@ def ftrl(
         rate, l1, l2, l2_shrinkage, power: float32 scalars.
         gradient, rows: as for `adagrad`.
     """
-    return native_library.library().collective_sparse_ftrl(
-        table.handle,
-        accumulator.handle,
-        linear.handle,
-        rate,
-        l1,
-        l2,
-        l2_shrinkage,
-        power,
-        gradient,
-        rows,
-    )
+    numbers = [rate, l1, l2, l2_shrinkage, power]
+    return apply(RowUpdate("Ftrl", table, [accumulator, linear], numbers, gradient, rows))
 
 
 def lazy_adam(
@@ -213,9 +197,8 @@ def lazy_adam(
         beta1, beta2, epsilon: float32 scalars.
         gradient, rows: as for `adagrad`.
     """
-    return native_library.library().collective_sparse_lazy_adam(
-        table.handle, m.handle, v.handle, rate, beta1, beta2, epsilon, gradient, rows
-    )
+    numbers = [rate, beta1, beta2, epsilon]
+    return apply(RowUpdate("LazyAdam", table, [m, v], numbers, gradient, rows))
 
 
 def adam(
@@ -239,15 +222,6 @@ def adam(
         used: the last row that there is, int64 scalar: rows 1 to this one are there, row 0 isn't.
             None if all rows are there.
     """
-    return native_library.library().collective_sparse_adam(
-        table.handle,
-        m.handle,
-        v.handle,
-        rate,
-        beta1,
-        beta2,
-        epsilon,
-        gradient,
-        rows,
-        tf.constant(-1, tf.int64) if used is None else used,
-    )
+    numbers = [rate, beta1, beta2, epsilon]
+    used = tf.constant(-1, tf.int64) if used is None else used
+    return apply(RowUpdate("Adam", table, [m, v], numbers, gradient, rows, used))

@@ -15,7 +15,7 @@ from typing import Any, Callable, NamedTuple
 import tensorflow.compat.v1 as tf
 from tensorflow.python.training import adagrad, adam, ftrl, gradient_descent, momentum, rmsprop
 
-from collective.ops import placement, shard_gradients, sparse_updates
+from collective.ops import placement, reduced_updates, shard_gradients, sparse_updates
 from collective.ops.gpu import rules
 from collective.tables import optimizer_slots
 from collective.tables.table import Table
@@ -129,16 +129,30 @@ class _PendingUpdate(NamedTuple):
     done: tf.Operation
 
 
-_pending = threading.local()
+class _Pending(threading.local):
+    """Holds what one `apply_gradients` of this thread has met so far.
+
+    Attributes:
+        updates: those on a device; None outside.
+        rules: the rules of optimizers that update tables in the host's memory, by optimizer.
+    """
+
+    updates: list[_PendingUpdate] | None = None
+    rules: dict[tuple[int, Any], OptimizerRule] | None = None
+
+
+_pending = _Pending()
 
 
 def fuse_updates(original: Callable[..., Any]) -> Callable[..., Any]:
     """Returns an `Optimizer.apply_gradients` that updates all of its tables in one operation."""
 
     def apply_gradients(*args: Any, **kwargs: Any) -> Any:
-        previous, _pending.updates = getattr(_pending, "updates", None), []
+        previous = _pending.updates, _pending.rules
+        _pending.updates, _pending.rules = [], {}
         try:
-            applied = original(*args, **kwargs)
+            with reduced_updates.fusing():
+                applied = original(*args, **kwargs)
             # A script's optimizer may have others do a part of the work.
             by_rule: dict[tuple[int, Any], list[_PendingUpdate]] = {}
             for update in _pending.updates:
@@ -147,7 +161,7 @@ def fuse_updates(original: Callable[..., Any]) -> Callable[..., Any]:
                 _update(updates)
             return applied
         finally:
-            _pending.updates = previous
+            _pending.updates, _pending.rules = previous
 
     return apply_gradients
 
@@ -194,7 +208,8 @@ def _apply(
         gradient, rows = shard_gradients.summed(gradient, rows)
     rows = tf.cast(rows, tf.int64)
     if not placement.on_device(variable.hashed):
-        return _update_in_host_memory(optimizer, rule_of(optimizer), variable, gradient, rows)
+        rule = _rule_of(optimizer, rule_of)
+        return _update_in_host_memory(optimizer, rule, variable, gradient, rows)
     # The identities wait for the control dependencies of this update.
     update = _PendingUpdate(
         optimizer,
@@ -205,11 +220,10 @@ def _apply(
         variable.slot_row_count if variable.hashed else None,
         tf.no_op(),
     )
-    pending = getattr(_pending, "updates", None)
-    if pending is None:
+    if _pending.updates is None:
         _update([update])
     else:
-        pending.append(update)
+        _pending.updates.append(update)
     return update.done
 
 
@@ -223,6 +237,16 @@ def _is_possible(kind: Any, variable: Any, gradient: tf.Tensor) -> bool:
     return not (
         is_uncounted and kind is adam.AdamOptimizer and not placement.on_device(variable.hashed)
     )
+
+
+def _rule_of(optimizer: Any, rule_of: Callable[[Any], OptimizerRule]) -> OptimizerRule:
+    """Returns an optimizer's rule: the same numbers for all of its tables, as far as it can be."""
+    graph, key = tf.get_default_graph(), (id(optimizer), rule_of)
+    if _pending.rules is None or graph._get_control_flow_context() is not None:
+        return rule_of(optimizer)
+    if key not in _pending.rules:
+        _pending.rules[key] = rule_of(optimizer)
+    return _pending.rules[key]
 
 
 def _update_in_host_memory(

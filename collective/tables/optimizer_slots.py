@@ -21,7 +21,7 @@ from tensorflow.python.ops import variable_scope
 from tensorflow.python.training import adam, optimizer
 
 from collective.errors import TableError
-from collective.ops import dynamic_rows, training_flag
+from collective.ops import dynamic_rows, reduced_updates, training_flag
 from collective.ops.counting import counted
 from collective.tables import initializers, row_store, rows_in_file, weight_bound
 from collective.tables.dynamic_table import DynamicTable
@@ -207,11 +207,14 @@ def _settle(
     has_file = table.policy.storage is not None
     slots = [slot for slot in table.slots if slot.on_device or has_file or not slot.zero]
     needs_count = needs_count or bool(slots)
-    with tf.device("/cpu:0"), tf.control_dependencies([gradient.values, gradient.indices]):
+    waited, rows = gradient.values, gradient.indices
+    if table.compiled:
+        waited, rows = reduced_updates.before_sum(waited, rows)
+    with tf.device("/cpu:0"), tf.control_dependencies([waited, rows]):
         if table.compiled:
             settled = dynamic_rows.settle_slots(
                 is_training,
-                gradient.indices,
+                rows,
                 table.number,
                 [slot.number for slot in slots],
                 [slot.handle for slot in slots],

@@ -53,18 +53,30 @@ class LazyAdamOptimizer(tf.train.AdamOptimizer):
     ):
         refuse_locking("LazyAdamOptimizer", use_locking)
         super().__init__(learning_rate, beta1, beta2, epsilon, use_locking, name)
+        self._rates: dict[tf.DType, tf.Tensor] = {}
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        self._rates = {}
+
+    def _corrected_rate(self, rows: Rows) -> tf.Tensor:
+        """Returns the rate of this update, the same tensor for all variables of a type."""
+        dtype = rows.variable.dtype.base_dtype
+        if dtype not in self._rates:
+            powers = (rows.cast(power) for power in self._get_beta_accumulators())
+            self._rates[dtype] = adam_rule.corrected_rate(rows.cast(self._lr_t), *powers)
+        return self._rates[dtype]
 
     def _apply_sparse_shared(
         self, gradient: Any, variable: Any, indices: Any, scatter_add: Any
     ) -> Any:
         del scatter_add  # TensorFlow's way to add to rows.
         rows = Rows(variable, gradient, indices)
-        powers = (rows.cast(power) for power in self._get_beta_accumulators())
         return adam_rule.update_rows(
             rows,
             self.get_slot(variable, "m"),
             self.get_slot(variable, "v"),
-            adam_rule.corrected_rate(rows.cast(self._lr_t), *powers),
+            self._corrected_rate(rows),
             rows.cast(self._beta1_t),
             rows.cast(self._beta2_t),
             rows.cast(self._epsilon_t),

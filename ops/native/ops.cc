@@ -256,6 +256,44 @@ REGISTER_OP("CollectiveSparseAdam")
     .SetIsStateful()
     .SetShapeFn(shape_inference::NoOutputs);
 
+// Sums gradients as CollectiveReduceRows does, and updates the tables with the numbers `updated`: U
+// of T. `slots` are those of each table, one table after the other; `used` has a number for each
+// table, where all rows are updated.
+#define REDUCE_AND_UPDATE(rule)              \
+  REGISTER_OP("CollectiveSparseReduce" rule) \
+      .Input("tables: U * resource")         \
+      .Input("slots: S * resource")          \
+      .Input("numbers: N * float")           \
+      .Input("used: R * int64")              \
+      .Input("gradient: float")              \
+      .Input("rows: U * int64")              \
+      .Input("message: int64")               \
+      .Input("splits: int32")                \
+      .Attr("U: int >= 1")                   \
+      .Attr("S: int >= 1")                   \
+      .Attr("N: int >= 1")                   \
+      .Attr("R: int >= 0")                   \
+      .Attr("T: int >= 1")                   \
+      .Attr("updated: list(int)")            \
+      .Attr("ranks: int >= 1")               \
+      .Attr("section_tables: list(int)")     \
+      .Attr("kinds: list(int)")              \
+      .Attr("dims: list(int)")               \
+      .Attr("pooled: list(bool)")            \
+      .Attr("weighted: list(bool)")          \
+      .Attr("counted: list(bool) = []")      \
+      .Attr("scale: float = 1.0")            \
+      .SetIsStateful()                       \
+      .SetShapeFn(shape_inference::NoOutputs)
+REDUCE_AND_UPDATE("Adagrad");
+REDUCE_AND_UPDATE("RowWiseAdagrad");
+REDUCE_AND_UPDATE("Momentum");
+REDUCE_AND_UPDATE("NesterovMomentum");
+REDUCE_AND_UPDATE("Ftrl");
+REDUCE_AND_UPDATE("LazyAdam");
+REDUCE_AND_UPDATE("Adam");
+#undef REDUCE_AND_UPDATE
+
 REGISTER_OP("CollectiveShard")
     .Input("handle: resource")
     .Output("value: dtype")

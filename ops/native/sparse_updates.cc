@@ -1,17 +1,25 @@
 // CollectiveSparseAdagrad, CollectiveSparseRowWiseAdagrad, CollectiveSparseMomentum,
 // CollectiveSparseFtrl, CollectiveSparseLazyAdam: update rows of a shard and of its slots in place.
 // CollectiveSparseAdam: updates all rows; those without a gradient have one of zeros.
-//
 // Inputs: the table, its slots, the numbers of the rule, the gradient [n, D], the rows [n], each at
-// most once; of CollectiveSparseAdam the number of rows that there are, too. A row is updated by
-// one thread, and by its own gradient alone: the results don't depend on threads.
+// most once; of CollectiveSparseAdam the number of rows that there are, too.
+//
+// CollectiveSparseReduceAdagrad, …: sum the gradients of bags by row of each table, as
+// CollectiveReduceRows does, and update many tables by the sums, which never leave the cache:
+//
+//     gradients, as the ranks sent them ──► sums of one table ──► its rows and slots
+//
+// A row is updated by one thread, and by its own gradient alone: the results don't depend on
+// threads, and both ways give the same.
 
 #include <algorithm>
 #include <array>
+#include <memory>
 #include <utility>
 #include <vector>
 
 #include "clones.h"
+#include "gradient_sums.h"
 #include "parallel.h"
 #include "row_changes.h"
 #include "scans.h"
@@ -73,76 +81,116 @@ UPDATE(Adam)
 UPDATE(Ftrl)
 #undef UPDATE
 
-template <class Rule, bool kAllRows = false>
-class SparseUpdateOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
+// Calls work(begin, end) for parts of [first, last), on several threads.
+template <class Work>
+void InPieces(OpKernelContext* context, int64_t first, int64_t last, int64_t dim,
+              const Work& work) {
+  const int64_t count = last - first, pieces = std::min(count, kPieces);
+  Parallel(context, pieces, count * dim,
+           [&](int64_t p) { work(first + count * p / pieces, first + count * (p + 1) / pieces); });
+}
 
-  void Compute(OpKernelContext* context) override {
-    AnnounceWrites(context);
-    core::RefCountPtr<Var> variables[kVariables];
-    std::vector<mutex*> locks;
-    for (int i = 0; i < kVariables; ++i) {
-      OP_REQUIRES_OK(context, Prepare(context, i, &variables[i]));
-      locks.push_back(variables[i]->mu());
-    }
-    const SharedLocks locked(std::move(locks));
-    const Tensor &gradient = context->input(kGradient), &rows = context->input(kGradient + 1);
-    Tensor& value = *variables[0]->tensor();
-    const int64_t n = rows.NumElements(), dim = value.dim_size(1);
-    Update<Rule> update{gradient.flat<float>().data(), dim, rows.flat<int64_t>().data(), n, dim,
-                        value.flat<float>().data()};
-    for (int i = 0; i < Rule::kSlots; ++i) {
-      Tensor& slot = *variables[1 + i]->tensor();
-      OP_REQUIRES(
-          context,
-          slot.dim_size(0) >= value.dim_size(0) && slot.dim_size(1) == (Rule::kRowWise ? 1 : dim),
-          errors::InvalidArgument("a slot is ", slot.shape().DebugString(), ", the table ",
-                                  value.shape().DebugString()));
-      update.slots[i] = slot.flat<float>().data();
-    }
-    std::array<float, Rule::kNumbers> numbers;
-    for (int i = 0; i < Rule::kNumbers; ++i) {
-      const Tensor& number = context->input(kVariables + i);
-      OP_REQUIRES(context, number.NumElements() == 1,
-                  errors::InvalidArgument("a number of the rule, such as the learning rate, is ",
-                                          number.shape().DebugString()));
-      numbers[i] = number.flat<float>()(0);
-    }
-    OP_REQUIRES(context, gradient.shape() == TensorShape({n, dim}),
-                errors::InvalidArgument("the gradient of ", n, " rows of dimension ", dim, " is ",
-                                        gradient.shape().DebugString()));
-    int64_t first = 0, last = value.dim_size(0);
-    if (kAllRows) OP_REQUIRES_OK(context, Range(context->input(kGradient + 2), &first, &last));
-    OP_REQUIRES(context, AreWithin(update.at, n, last),
-                errors::InvalidArgument("a row to be updated is not in [0, ", last, ")"));
-    const Rule rule(numbers.data());
-    // Both write rows of their own: it doesn't matter which is first.
-    if (kAllRows) OP_REQUIRES_OK(context, UpdateOthers(context, rule, update, first, last));
-    InPieces(context, 0, n, dim, [&](int64_t begin, int64_t end) {
-      Update<Rule> part = update;
-      part.gradients += begin * dim;
-      part.at += begin;
-      part.n = end - begin;
+// Updates rows, on several threads.
+template <class Rule>
+void UpdateInPieces(OpKernelContext* context, const Rule& rule, const Update<Rule>& update) {
+  InPieces(context, 0, update.n, update.dim, [&](int64_t begin, int64_t end) {
+    Update<Rule> part = update;
+    part.gradients += begin * update.stride;
+    part.at += begin;
+    part.n = end - begin;
+    UpdateRows(rule, part);
+  });
+}
+
+// Rows of a table, [first, last).
+struct RowRange {
+  int64_t first, last;
+};
+
+// Updates the rows in `range` that aren't in `update`, by a gradient of zeros.
+template <class Rule>
+Status UpdateOthers(OpKernelContext* context, const Rule& rule, const Update<Rule>& update,
+                    RowRange range) {
+  Tensor marks;
+  TF_RETURN_IF_ERROR(context->allocate_temp(DT_BOOL, TensorShape({range.last}), &marks));
+  bool* has_gradient = marks.flat<bool>().data();
+  std::fill_n(has_gradient, range.last, false);
+  for (int64_t i = 0; i < update.n; ++i) has_gradient[update.at[i]] = true;
+  const std::vector<float> zeros(update.dim);
+  InPieces(context, range.first, range.last, update.dim, [&](int64_t begin, int64_t end) {
+    int64_t others[kBlock];
+    Update<Rule> part = update;
+    part.gradients = zeros.data();
+    part.stride = 0;
+    part.at = others;
+    for (int64_t row = begin; row < end;) {
+      part.n = 0;
+      for (; row < end && part.n < kBlock; ++row) {
+        others[part.n] = row;
+        part.n += !has_gradient[row];
+      }
       UpdateRows(rule, part);
-    });
+    }
+  });
+  return OkStatus();
+}
+
+// Holds tables with their slots, locked against writers of whole variables, as a rule updates them.
+template <class Rule>
+class UpdatedTables {
+ public:
+  static constexpr int kVariables = 1 + Rule::kSlots;
+  using Handles = std::array<const ResourceHandle*, kVariables>;  // Of a table, and its slots.
+
+  Status Lock(OpKernelContext* context, const std::vector<Handles>& handles) {
+    variables_.resize(handles.size());
+    std::vector<mutex*> locks;
+    for (size_t t = 0; t < handles.size(); ++t) {
+      for (int i = 0; i < kVariables; ++i) {
+        TF_RETURN_IF_ERROR(Prepare(context, *handles[t][i], &variables_[t][i]));
+        locks.push_back(variables_[t][i]->mu());
+      }
+    }
+    locks_ = std::make_unique<SharedLocks>(std::move(locks));
+    for (const auto& of_table : variables_) {
+      const Tensor& value = *of_table[0]->tensor();
+      for (int i = 1; i < kVariables; ++i) {
+        const Tensor& slot = *of_table[i]->tensor();
+        if (slot.dim_size(0) < value.dim_size(0) ||
+            slot.dim_size(1) != (Rule::kRowWise ? 1 : value.dim_size(1))) {
+          return errors::InvalidArgument("a slot is ", slot.shape().DebugString(), ", the table ",
+                                         value.shape().DebugString());
+        }
+      }
+    }
+    return OkStatus();
+  }
+
+  int64_t dim(int64_t t) const { return variables_[t][0]->tensor()->dim_size(1); }
+
+  // Makes the update of rows, each at most once, by gradients [n, D]. The rows that there are: all
+  // of them, or rows 1 to `used` if that isn't negative.
+  Status Of(int64_t t, const float* gradients, const int64_t* rows, int64_t n, int64_t used,
+            Update<Rule>* update, RowRange* range) const {
+    const int64_t last = variables_[t][0]->tensor()->dim_size(0);
+    *range = {0, last};
+    if (used >= last) {
+      return errors::InvalidArgument("there are ", used, " rows beside row 0, but memory for ",
+                                     last, " only");
+    }
+    if (used >= 0) *range = {1, used + 1};
+    if (!AreWithin(rows, n, range->last)) {
+      return errors::InvalidArgument("a row to be updated is not in [0, ", range->last, ")");
+    }
+    *update = {gradients, dim(t), rows, n, dim(t), Values(t, 0)};
+    for (int i = 0; i < Rule::kSlots; ++i) update->slots[i] = Values(t, 1 + i);
+    return OkStatus();
   }
 
  private:
-  static constexpr int kVariables = 1 + Rule::kSlots, kGradient = kVariables + Rule::kNumbers;
-
-  // Tells who listens which rows of which variables are about to change.
-  static void AnnounceWrites(OpKernelContext* context) {
-    if (!AnybodyListens()) return;
-    const Tensor& rows = context->input(kGradient + 1);
-    RowWrite write;
-    if (!kAllRows) write = {RowWrite::kValues, rows.flat<int64_t>().data(), rows.NumElements()};
-    for (int i = 0; i < kVariables; ++i) AnnounceWrite(context, HandleFromInput(context, i), write);
-  }
-
   // Finds a variable, and makes its memory its own.
-  static Status Prepare(OpKernelContext* context, int input, core::RefCountPtr<Var>* variable) {
-    const ResourceHandle& handle = HandleFromInput(context, input);
+  static Status Prepare(OpKernelContext* context, const ResourceHandle& handle,
+                        core::RefCountPtr<Var>* variable) {
     if (!LookupResource(context, handle, variable).ok()) {
       return errors::FailedPrecondition("the variable ", handle.name(),
                                         " does not exist: was it initialized?");
@@ -155,69 +203,183 @@ class SparseUpdateOp : public OpKernel {
     return EnsureOwned(context, variable->get());
   }
 
-  // Reads which rows there are: rows 1 to `used`, or all of them if it is negative.
-  static Status Range(const Tensor& used, int64_t* first, int64_t* last) {
-    if (used.NumElements() != 1) {
-      return errors::InvalidArgument("the number of rows is ", used.shape().DebugString());
-    }
-    const int64_t count = used.flat<int64_t>()(0);
-    if (count < 0) return OkStatus();
-    if (count >= *last) {
-      return errors::InvalidArgument("there are ", count, " rows beside row 0, but memory for ",
-                                     *last, " only");
-    }
-    *first = 1;
-    *last = count + 1;
-    return OkStatus();
+  float* Values(int64_t t, int i) const {
+    return variables_[t][i]->tensor()->template flat<float>().data();
   }
 
-  // Updates the rows in [first, last) that aren't in `update`, by a gradient of zeros.
-  static Status UpdateOthers(OpKernelContext* context, const Rule& rule, const Update<Rule>& update,
-                             int64_t first, int64_t last) {
-    Tensor marks;
-    TF_RETURN_IF_ERROR(context->allocate_temp(DT_BOOL, TensorShape({last}), &marks));
-    bool* has_gradient = marks.flat<bool>().data();
-    std::fill_n(has_gradient, last, false);
-    for (int64_t i = 0; i < update.n; ++i) has_gradient[update.at[i]] = true;
-    const std::vector<float> zeros(update.dim);
-    InPieces(context, first, last, update.dim, [&](int64_t begin, int64_t end) {
-      int64_t others[kBlock];
-      Update<Rule> part = update;
-      part.gradients = zeros.data();
-      part.stride = 0;
-      part.at = others;
-      for (int64_t row = begin; row < end;) {
-        part.n = 0;
-        for (; row < end && part.n < kBlock; ++row) {
-          others[part.n] = row;
-          part.n += !has_gradient[row];
-        }
-        UpdateRows(rule, part);
-      }
-    });
-    return OkStatus();
-  }
-
-  // Calls work(begin, end) for parts of [first, last), on several threads.
-  template <class Work>
-  static void InPieces(OpKernelContext* context, int64_t first, int64_t last, int64_t dim,
-                       const Work& work) {
-    const int64_t count = last - first, pieces = std::min(count, kPieces);
-    Parallel(context, pieces, count * dim, [&](int64_t p) {
-      work(first + count * p / pieces, first + count * (p + 1) / pieces);
-    });
-  }
+  std::vector<std::array<core::RefCountPtr<Var>, kVariables>> variables_;
+  std::unique_ptr<SharedLocks> locks_;  // They are given back before the variables.
 };
 
-#define REGISTER(name, ...) \
-  REGISTER_KERNEL_BUILDER(Name(name).Device(DEVICE_CPU), SparseUpdateOp<__VA_ARGS__>)
-REGISTER("CollectiveSparseAdagrad", Adagrad);
-REGISTER("CollectiveSparseRowWiseAdagrad", RowWiseAdagrad);
-REGISTER("CollectiveSparseMomentum", Momentum<false>);
-REGISTER("CollectiveSparseNesterovMomentum", Momentum<true>);
-REGISTER("CollectiveSparseFtrl", Ftrl);
-REGISTER("CollectiveSparseLazyAdam", Adam);
-REGISTER("CollectiveSparseAdam", Adam, true);
+// Tells who listens which rows of a table and its slots are about to change.
+template <class Handles>
+void AnnounceUpdate(OpKernelContext* context, const Handles& handles, const RowWrite& write) {
+  for (const ResourceHandle* handle : handles) AnnounceWrite(context, *handle, write);
+}
+
+// Reads the numbers of a rule: number_of(i) is the i-th.
+template <class Rule, class NumberOf>
+Status ReadNumbers(const NumberOf& number_of, float* numbers) {
+  for (int i = 0; i < Rule::kNumbers; ++i) {
+    const Tensor& number = number_of(i);
+    if (number.NumElements() != 1) {
+      return errors::InvalidArgument("a number of the rule, such as the learning rate, is ",
+                                     number.shape().DebugString());
+    }
+    numbers[i] = number.flat<float>()(0);
+  }
+  return OkStatus();
+}
+
+Status ReadUsed(const Tensor& used, int64_t* count) {
+  if (used.NumElements() != 1) {
+    return errors::InvalidArgument("the number of rows is ", used.shape().DebugString());
+  }
+  *count = used.flat<int64_t>()(0);
+  return OkStatus();
+}
+
+// Updates rows of one table, by a gradient for each.
+template <class Rule, bool kAllRows = false>
+class SparseUpdateOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor &gradient = context->input(kGradient), &rows = context->input(kGradient + 1);
+    const int64_t n = rows.NumElements(), *row = rows.flat<int64_t>().data();
+    typename UpdatedTables<Rule>::Handles handles;
+    for (int i = 0; i < kVariables; ++i) handles[i] = &HandleFromInput(context, i);
+    if (AnybodyListens())
+      AnnounceUpdate(context, handles, kAllRows ? RowWrite() : RowWrite{RowWrite::kValues, row, n});
+    UpdatedTables<Rule> tables;
+    OP_REQUIRES_OK(context, tables.Lock(context, {handles}));
+    std::array<float, Rule::kNumbers> numbers;
+    OP_REQUIRES_OK(context, ReadNumbers<Rule>([&](int i) { return context->input(kVariables + i); },
+                                              numbers.data()));
+    OP_REQUIRES(context, gradient.shape() == TensorShape({n, tables.dim(0)}),
+                errors::InvalidArgument("the gradient of ", n, " rows of dimension ", tables.dim(0),
+                                        " is ", gradient.shape().DebugString()));
+    int64_t used = -1;
+    if (kAllRows) OP_REQUIRES_OK(context, ReadUsed(context->input(kGradient + 2), &used));
+    Update<Rule> update;
+    RowRange range;
+    OP_REQUIRES_OK(context,
+                   tables.Of(0, gradient.flat<float>().data(), row, n, used, &update, &range));
+    const Rule rule(numbers.data());
+    // Both write rows of their own: it doesn't matter which is first.
+    if (kAllRows) OP_REQUIRES_OK(context, UpdateOthers(context, rule, update, range));
+    UpdateInPieces(context, rule, update);
+  }
+
+ private:
+  static constexpr int kVariables = 1 + Rule::kSlots, kGradient = kVariables + Rule::kNumbers;
+};
+
+// Sums gradients, and updates rows of many tables by them.
+template <class Rule, bool kAllRows = false>
+class ReduceAndUpdateOp : public OpKernel {
+ public:
+  explicit ReduceAndUpdateOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, sums_.Read(context));
+    int handles = 0, slots = 0, used = 0;
+    OP_REQUIRES_OK(context, context->GetAttr("U", &handles));
+    OP_REQUIRES_OK(context, context->GetAttr("S", &slots));
+    OP_REQUIRES_OK(context, context->GetAttr("R", &used));
+    OP_REQUIRES(
+        context,
+        handles == sums_.size() && slots == handles * Rule::kSlots &&
+            used == (kAllRows ? handles : 0),
+        errors::InvalidArgument(sums_.size(), " tables are updated, but there are ", handles,
+                                " handles, ", slots, " slots and ", used, " numbers of rows"));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    OpInputList handles, slots, numbers, used;
+    OP_REQUIRES_OK(context, context->input_list("tables", &handles));
+    OP_REQUIRES_OK(context, context->input_list("slots", &slots));
+    OP_REQUIRES_OK(context, context->input_list("numbers", &numbers));
+    OP_REQUIRES_OK(context, context->input_list("used", &used));
+    GradientSums::Run run;
+    OP_REQUIRES_OK(context, sums_.Number(context, &run));
+    const int64_t count = sums_.size();
+    std::vector<typename UpdatedTables<Rule>::Handles> variables(count);
+    for (int64_t t = 0; t < count; ++t) {
+      variables[t][0] = &handles[t].template flat<ResourceHandle>()(0);
+      for (int s = 0; s < Rule::kSlots; ++s)
+        variables[t][1 + s] = &slots[t * Rule::kSlots + s].template flat<ResourceHandle>()(0);
+      if (!AnybodyListens()) continue;
+      const SummedRows& rows = run.rows[t];
+      AnnounceUpdate(context, variables[t],
+                     kAllRows ? RowWrite() : RowWrite{RowWrite::kValues, rows.distinct, rows.kept});
+    }
+    UpdatedTables<Rule> tables;
+    OP_REQUIRES_OK(context, tables.Lock(context, variables));
+    std::array<float, Rule::kNumbers> of_rule;
+    OP_REQUIRES_OK(context, ReadNumbers<Rule>([&](int i) { return numbers[i]; }, of_rule.data()));
+    const Rule rule(of_rule.data());
+
+    // 1. Check everything before anything is updated.
+    std::vector<Update<Rule>> updates(count);
+    std::vector<RowRange> ranges(count);
+    int64_t total = 0, largest = 0;
+    for (int64_t t = 0; t < count; ++t) {
+      const SummedRows& rows = run.rows[t];
+      OP_REQUIRES(
+          context, tables.dim(t) == sums_.dim(t),
+          errors::InvalidArgument("rows of dimension ", sums_.dim(t),
+                                  " were asked for, but the table has rows of ", tables.dim(t)));
+      int64_t last = -1;
+      if (kAllRows) OP_REQUIRES_OK(context, ReadUsed(used[t], &last));
+      OP_REQUIRES_OK(
+          context, tables.Of(t, nullptr, rows.distinct, rows.kept, last, &updates[t], &ranges[t]));
+      const int64_t elements = rows.count * sums_.dim(t);
+      total += elements;
+      largest = std::max(largest, elements);
+    }
+
+    // 2. Sum and update table by table, in a buffer that stays in the cache. Where one table is too
+    // much for one thread, keep the sums of all, and share out their rows.
+    const int threads = context->device()->tensorflow_cpu_worker_threads()->num_threads;
+    const bool by_table = threads == 1 || largest <= total / threads;
+    auto kept = buffers_.Take();
+    float* of_table = by_table ? nullptr : kept->At(total);
+    for (int64_t t = 0; t < count && !by_table; ++t) {
+      updates[t].gradients = of_table;
+      of_table += run.rows[t].count * sums_.dim(t);
+    }
+    Parallel(context, count, 2 * run.received.elements, [&](int64_t t) {
+      auto buffer = buffers_.Take();
+      Update<Rule> update = updates[t];
+      float* sums = by_table ? buffer->At(run.rows[t].count * sums_.dim(t))
+                             : const_cast<float*>(update.gradients);
+      sums_.Sum(run, t, sums);
+      update.gradients = sums;
+      if (by_table) UpdateRows(rule, update);
+    });
+    for (int64_t t = 0; t < count; ++t) {
+      if (!by_table) UpdateInPieces(context, rule, updates[t]);
+      if (kAllRows) OP_REQUIRES_OK(context, UpdateOthers(context, rule, updates[t], ranges[t]));
+    }
+  }
+
+ private:
+  GradientSums sums_;
+  ObjectPool<Buffer<float>> buffers_;
+};
+
+#define REGISTER(rule, ...)                                                       \
+  REGISTER_KERNEL_BUILDER(Name("CollectiveSparse" rule).Device(DEVICE_CPU),       \
+                          SparseUpdateOp<__VA_ARGS__>);                           \
+  REGISTER_KERNEL_BUILDER(Name("CollectiveSparseReduce" rule).Device(DEVICE_CPU), \
+                          ReduceAndUpdateOp<__VA_ARGS__>)
+REGISTER("Adagrad", Adagrad);
+REGISTER("RowWiseAdagrad", RowWiseAdagrad);
+REGISTER("Momentum", Momentum<false>);
+REGISTER("NesterovMomentum", Momentum<true>);
+REGISTER("Ftrl", Ftrl);
+REGISTER("LazyAdam", Adam);
+REGISTER("Adam", Adam, true);
 #undef REGISTER
 
 }  // namespace sparse_updates_op

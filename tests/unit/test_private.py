@@ -89,6 +89,7 @@ def probes():
         [
             "_add_control_input",
             "_add_control_inputs",
+            "_control_outputs",
             "_get_control_flow_context",
             "_id",
             "_original_op",
