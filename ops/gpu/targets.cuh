@@ -7,7 +7,7 @@
 #include "sums.cuh"
 
 constexpr int kMostSlots = 3;
-constexpr u32 kFew = 16;  // pieces of a segment that a warp sums
+constexpr u32 kFew = 8;  // pieces of a segment that a warp sums
 
 struct Target {
   i64 tile;        // its first one
