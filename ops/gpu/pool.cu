@@ -113,7 +113,8 @@ __device__ __forceinline__ void pool_tile(const Lookup& lookup, const Ids& ids, 
             at = sample < lookup.end ? sample : lookup.first;
   Range range = {static_cast<u32>(ids.offsets[at]), static_cast<u32>(ids.offsets[at + 1])};
   if (sample >= lookup.end) range.end = range.begin;
-  const float divisor = divisor_of(lookup, ids, range.begin, range.end);
+  const float divisor = kPlain ? divisor_of(lookup, range.end - range.begin)
+                               : divisor_of(lookup, ids, range.begin, range.end);
 #pragma unroll 1
   for (int base = 0; base * kWidth < lookup.dim; base += lanes) {
     const Span span(base + group.lane, lookup.dim);
@@ -141,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3)
 
 // The same where no look-up is weighted or clips rows, the rows of each are in one run, and all
 // rows and results allow whole accesses.
-extern "C" __global__ void __launch_bounds__(kThreads, 4)
+extern "C" __global__ void __launch_bounds__(kThreads, 3)
     pool_rows_plain(IDS_PARAMETERS, const Run* __restrict__ runs) {
   const Ids ids = IDS;
   const Lookup& lookup = holding(lookups, lookup_count, blockIdx.x);

@@ -71,12 +71,12 @@ __device__ __forceinline__ void fetch(const i64 (&addresses)[kFlight], const Spa
   Pack<kWidth> packs[kFlight];
 #pragma unroll
   for (int f = 0; f < kFlight; ++f) {
-    packs[f].words = {};
     const float* from = reinterpret_cast<const float*>(addresses[f]) + span.element;
     if (kWhole) {
-      if (addresses[f] != 0 && span.count > 0) packs[f] = load<kWidth>(from);
+      packs[f] = load_where(addresses[f] != 0 && span.count > 0, from);
       continue;
     }
+    packs[f].words = {};
     if (addresses[f] == 0) continue;
     if (span.is_whole(from)) {
       packs[f] = load<kWidth>(from);

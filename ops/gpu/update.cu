@@ -15,14 +15,11 @@ constexpr int kFlight = 2;
 // Weights and slots are read and written in the same kernel: not by way of read-only memory.
 template <bool kWhole>
 __device__ __forceinline__ Pack<kWidth> read(i64 address, i64 row, i64 dim, const Span& span) {
-  Pack<kWidth> pack;
   const float* from = reinterpret_cast<const float*>(address) + row * dim + span.element;
-  if (kWhole ? span.count > 0 : span.is_whole(from)) {
-    pack.words = *reinterpret_cast<const uint4*>(from);
-  } else if (!kWhole) {
+  if (kWhole || span.is_whole(from)) return read_where(row >= 0 && span.count > 0, from);
+  Pack<kWidth> pack;
 #pragma unroll
-    for (int e = 0; e < kWidth; ++e) pack.elements[e] = e < span.count ? from[e] : 0;
-  }
+  for (int e = 0; e < kWidth; ++e) pack.elements[e] = e < span.count && row >= 0 ? from[e] : 0;
   return pack;
 }
 
@@ -36,7 +33,6 @@ struct Held {
                                   const Span& span) {
 #pragma unroll
     for (int f = 0; f < kRows; ++f) {
-      if (rows[f] < 0) continue;
       weights[f] = read<kWhole>(target.values, rows[f], target.dim, span);
 #pragma unroll
       for (int s = 0; s < kSlots; ++s)
