@@ -30,7 +30,7 @@ LEFT_OUT = (
     "markdown* mypy* *mypyc* pdoc* pip* pyarrow* pygments* pytest* ruff* setuptools* "
     "tensorboard_data_server tensorflow_datasets* tensorflow_io_gcs_filesystem* wheel* *.pth"
 ).split()
-TENSORFLOW_LEFT_OUT = ("include", "lite", "xla_aot_runtime_src", "__pycache__")
+TENSORFLOW_LEFT_OUT = ("include", "xla_aot_runtime_src", "__pycache__")
 PYTHON_LEFT_OUT = ("site-packages", "test", "idlelib", "ensurepip", "tkinter", "__pycache__", "*.a")
 CUPY_LEFT_OUT = ("thrust*.so", "_generator_api*.so", "__pycache__")
 FETCHED = ("cupy-cuda12x", "fastrlock", "nvidia-cuda-nvrtc-cu12", "nvidia-cuda-runtime-cu12")
