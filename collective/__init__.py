@@ -39,13 +39,13 @@ Public names, in short:
     collective.feature_column        columns of open-ended keys, groups of columns
     collective.data                  reads Parquet, deals items of work, converts Criteo logs
     collective.checkpoint            reads, shows and converts checkpoints; increments of them
+    collective.serving               follows the versions of an exported model
     collective.train                 optimizers for recommendation models
     collective.options               the options of scope(), typed
     collective.launch                starts ranks: python -m collective.launch
 
-Read on: help(collective.CollectiveStrategy) has every option and error of the scopes, and so on for
-each name; `python -m collective.launch --help` is the launcher's manual, and docs/ has the whole
-life of a model.
+Read on: help(collective.CollectiveStrategy) has every option and error of the scopes, and so on;
+`python -m collective.launch --help` is the launcher's manual; docs/ has the whole life of a model.
 
 Importing this package loads no TensorFlow; the first use of a name does.
 """
@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from collective import checkpoint as checkpoint
     from collective import data as data
     from collective import feature_column as feature_column
+    from collective import serving as serving
     from collective import train as train
     from collective.compat.deeprec_options import (
         CacheType,
@@ -157,7 +158,7 @@ _MODULES = {
     "group_embedding_lookup": "group_embedding",
     "group_embedding_lookup_sparse": "group_embedding",
 }
-_SUBMODULES = frozenset({"checkpoint", "data", "feature_column", "train"})
+_SUBMODULES = frozenset({"checkpoint", "data", "feature_column", "serving", "train"})
 
 
 # Type checkers find the names above; with this function, they would take any other for one, too.

@@ -429,6 +429,7 @@ class CollectiveStrategy:
         as_text: bool = False,
         clear_devices: bool = True,
         strip_default_attrs: bool = True,
+        base: str | None = None,
     ) -> str:
         """Exports a checkpoint as a SavedModel that TensorFlow alone serves.
 
@@ -457,6 +458,12 @@ class CollectiveStrategy:
             clear_devices: Leaves out the devices of the operations.
             strip_default_attrs: Leaves out attributes that have their default, for older releases
                 of TensorFlow.
+            base: Names a version that was exported before, or a folder of versions, whose newest
+                complete one it is then; in the same file system. Files that are the same are hard
+                links to the base's, and the others are written: the new version is whole, and
+                stays so when the base is deleted. Where there can be no links everything is
+                written. With `savedmodel_dir` itself the first version has no base. How much was
+                linked is in `saved_model.collective.json` of the new version, and rank 0 says so.
 
         Returns:
             The path of the SavedModel, on every rank. It appears when it is complete; after an
@@ -464,7 +471,8 @@ class CollectiveStrategy:
 
         Raises:
             TypeError: signature_def_fn is no function, or returns something else.
-            ValueError: there is no checkpoint; or it lacks a variable of the graph or has it in
+            ValueError: there is no checkpoint, or no complete SavedModel at `base`, or one that has
+                none of the variables; or the checkpoint lacks a variable of the graph or has it in
                 another shape; or the graph has operations that TensorFlow alone can't run
                 (`tf.py_function`).
             RankError: another rank failed, or the ranks' arguments or graphs differ.
@@ -481,6 +489,7 @@ class CollectiveStrategy:
                 as_text,
                 clear_devices,
                 strip_default_attrs,
+                base,
             )
 
 

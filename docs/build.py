@@ -32,6 +32,7 @@ PUBLIC_MODULES = (
     "collective.feature_column",
     "collective.launch",
     "collective.options",
+    "collective.serving",
     "collective.train",
 )
 

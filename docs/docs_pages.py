@@ -50,6 +50,7 @@ NAVIGATION: tuple[tuple[str, tuple[str, ...]], ...] = (
             "docs/guides/estimator.md",
             "docs/guides/serving.md",
             "docs/guides/running.md",
+            "docs/guides/clusters.md",
             "docker/README.md",
             "docs/guides/performance.md",
             "docs/guides/gpus.md",

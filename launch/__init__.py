@@ -163,6 +163,12 @@ Restarts
   if it wasn't a stall; on GPUs as many as are visible then, up to as many as at first, without one
   whose rank was the root cause twice in a row. With fewer the job ends.
 
+Manifests
+  --emit prints what a scheduler needs to run this very command line on several hosts, and starts
+  nothing: trainjob and mpijob for Kubernetes, slurm, compose. Options of its own say how many hosts
+  there are and what each has; all others, and the command, are in the manifest as they were given.
+  The script may be in the image: nobody looks for it here.
+
 Preemption
   A rank that trains within scope() takes TERM, --preempt-signal and, from this launcher, INT for a
   wish, from its first run on: all ranks learn of it before the next run, complete that, and stop. A

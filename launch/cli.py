@@ -19,6 +19,7 @@ from .dry_run import describe
 from .durations import seconds
 from .errors import UsageError
 from .machine import available_cores
+from .manifests.options import ManifestOptions, add_options, check_unused
 from .plan import LONGEST_PAUSE, LaunchPlan
 from .preempt_signals import signal_number
 
@@ -27,7 +28,7 @@ DEFAULT_GRACE = 5.0
 DEFAULT_TIME_TO_SAVE = 60.0
 
 
-class LauncherOptions(argparse.Namespace):
+class LauncherOptions(ManifestOptions):
     """Holds the options as they were given, and the command behind them; `make_plan` judges."""
 
     ranks: str
@@ -47,6 +48,7 @@ class LauncherOptions(argparse.Namespace):
     embedding_scope: str
     dry_run: bool
     check: bool
+    words: tuple[str, ...]
     command: tuple[str, ...]
 
 
@@ -55,6 +57,9 @@ def main(arguments: Sequence[str] | None = None, prog: str = _PROGRAM) -> int:
     _open_standard_streams()
     try:
         options = parse_options(sys.argv[1:] if arguments is None else arguments, prog)
+        if options.emit is not None:
+            print(emitted(options), end="")
+            return 0
         if options.check:
             from .diagnostics import check
 
@@ -82,12 +87,44 @@ def parse_options(arguments: Sequence[str], prog: str = _PROGRAM) -> LauncherOpt
     """Reads the command line.
 
     Raises:
-      UsageError: it can't be read.
+      UsageError: it can't be read, or --emit is missing.
     """
     words, command = _split(arguments)
     options = _parser(prog).parse_args(words, namespace=LauncherOptions())
+    check_unused(options)
+    options.words = tuple(words)
     options.command = tuple(command)
     return options
+
+
+def emitted(options: LauncherOptions) -> str:
+    """Returns the manifest of --emit.
+
+    Raises:
+      UsageError: the options ask for what a scheduler doesn't give.
+    """
+    from .manifests import cluster_job, manifest
+
+    if options.dry_run:
+        raise UsageError("--emit and --dry-run contradict: both print, and start nothing")
+    _check_limits(options)
+    job = cluster_job(
+        options,
+        options.words,
+        options.command,
+        ranks=_rank_count(options.ranks or "auto"),
+        device=options.device,
+        max_restarts=options.max_restarts,
+        time_to_save=DEFAULT_TIME_TO_SAVE if options.grace is None else options.grace,
+        stall_timeout=options.stall_timeout,
+    )
+    if options.elastic and job.replicas > 1:
+        raise UsageError(
+            f"--elastic is for jobs of one host: leave it out, or --replicas {job.replicas}"
+        )
+    _min_ranks(options, job.replicas * job.ranks)
+    parse_rank_list(options.tee, job.replicas * job.ranks)
+    return manifest(job, str(options.emit))
 
 
 def make_plan(options: LauncherOptions, environment: Mapping[str, str]) -> LaunchPlan:
@@ -99,22 +136,8 @@ def make_plan(options: LauncherOptions, environment: Mapping[str, str]) -> Launc
     command = rank_command(options.command, options.no_python)
     if options.framework is not None:
         command = as_framework(command, options.framework, options.embedding_scope)
-    elif options.embedding_scope != "script":
-        raise UsageError(
-            "--embedding-scope is for scripts of other frameworks: give --as, too, or mark tables "
-            "by strategy.embedding_scope()"
-        )
+    _check_limits(options)
     grace = DEFAULT_GRACE if options.grace is None else options.grace
-    if not 0 <= grace < math.inf:
-        raise UsageError(f"--grace {options.grace}: give a number of seconds, 0 or more")
-    if not 0 <= options.stall_timeout < math.inf:
-        raise UsageError(
-            f"--stall-timeout {options.stall_timeout}: give a number of seconds, 0 for no limit"
-        )
-    if not 0 <= options.restart_pause < math.inf:
-        raise UsageError(
-            f"--restart-pause {options.restart_pause}: give a number of seconds, 0 or more"
-        )
     cores = available_cores()
     ranks = _rank_count(options.ranks)
     gpus = NO_GPUS
@@ -142,6 +165,25 @@ def make_plan(options: LauncherOptions, environment: Mapping[str, str]) -> Launc
         verbose=options.verbose,
         stall_timeout=options.stall_timeout,
     )
+
+
+def _check_limits(options: LauncherOptions) -> None:
+    """Refuses what no machine could make good."""
+    if options.framework is None and options.embedding_scope != "script":
+        raise UsageError(
+            "--embedding-scope is for scripts of other frameworks: give --as, too, or mark tables "
+            "by strategy.embedding_scope()"
+        )
+    if options.grace is not None and not 0 <= options.grace < math.inf:
+        raise UsageError(f"--grace {options.grace}: give a number of seconds, 0 or more")
+    if not 0 <= options.stall_timeout < math.inf:
+        raise UsageError(
+            f"--stall-timeout {options.stall_timeout}: give a number of seconds, 0 for no limit"
+        )
+    if not 0 <= options.restart_pause < math.inf:
+        raise UsageError(
+            f"--restart-pause {options.restart_pause}: give a number of seconds, 0 or more"
+        )
 
 
 def parse_rank_list(text: str, size: int) -> frozenset[int]:
@@ -341,6 +383,7 @@ def _parser(prog: str) -> _Parser:
         help="how long ranks may wait for one another before the job ends, in seconds or as 90s, "
         "10m, 2h; 0: for ever (default: %(default)g)",
     )
+    add_options(parser)
     add("--dry-run", action="store_true", help="print the plan, start nothing")
     add("--check", action="store_true", help="print what is installed and what is missing")
     add(

@@ -214,7 +214,7 @@ class OwnerMarks:
         """Returns the owners that marks of other processes in `folder` name, and that may live."""
         try:
             names = [name for name in tf.io.gfile.listdir(folder or ".") if name.endswith(SUFFIX)]
-            found = [_read(os.path.join(folder, name)) for name in sorted(names)]
+            found = [read(os.path.join(folder, name)) for name in sorted(names)]
         except (OSError, tf.errors.OpError):
             return []
         owners = [mark.owner for mark in found if mark is not None and mark.owner is not None]
@@ -233,7 +233,7 @@ class OwnerMarks:
         last, has_said = None, False
         while True:
             with self._lock:
-                seen = _read(path)
+                seen = read(path)
             if self.owns(seen) or seen is None and self._create(path):
                 return
             now = time.monotonic()
@@ -282,7 +282,7 @@ class OwnerMarks:
     def _replace(self, path: str, stale: Mark) -> bool:
         """Makes a mark this process's if it is still as it was seen; tells whether it is."""
         with self._lock:
-            if _read(path) != stale:
+            if read(path) != stale:
                 return False
             # Not overwritten: it may be another user's.
             with contextlib.suppress(tf.errors.NotFoundError):
@@ -292,13 +292,13 @@ class OwnerMarks:
         # If two have done so at the same moment, the last one has it.
         time.sleep(_SETTLING)
         with self._lock:
-            return self.owns(_read(path))
+            return self.owns(read(path))
 
     def _remove(self, path: str) -> None:
         """Removes a mark of this process."""
         self._holds.pop(path, None)
         try:
-            if self.owns(_read(path)):
+            if self.owns(read(path)):
                 tf.io.gfile.remove(path)
         except (OSError, tf.errors.OpError) as error:
             _warn_unremoved(path, error)
@@ -317,11 +317,11 @@ class OwnerMarks:
                 for path in self._holds:
                     # It may go better the next time.
                     with contextlib.suppress(OSError, tf.errors.OpError):
-                        if self.owns(_read(path)):
+                        if self.owns(read(path)):
                             _overwrite(path, self._text())
 
     def _text(self) -> str:
-        record = {**dataclasses.asdict(_this_process(self.id)), "renewals": self._renewals}
+        record = {**dataclasses.asdict(this_process(self.id)), "renewals": self._renewals}
         return json.dumps(record).ljust(_LENGTH) + "\n"
 
 
@@ -336,7 +336,7 @@ def marks() -> OwnerMarks:
     return _instances[os.getpid()]
 
 
-def _read(path: str) -> Mark | None:
+def read(path: str) -> Mark | None:
     """Reads a mark; None if there is none."""
     try:
         with tf.io.gfile.GFile(path, "rb") as file:
@@ -362,7 +362,7 @@ def _overwrite(path: str, text: str) -> None:
 
 
 @functools.cache
-def _this_process(identity: str) -> Owner:
+def this_process(identity: str) -> Owner:
     jobs = [os.environ[name] for name in _JOB_VARIABLES if os.environ.get(name)]
     state = _process_state(os.getpid())
     return Owner(

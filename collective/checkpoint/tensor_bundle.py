@@ -337,6 +337,16 @@ class BundleIndex:
             raise ValueError("it has no header")
         return int(header.num_shards)
 
+    def stored_values(self) -> list[tuple[int, int]]:
+        """Returns size and checksum of each entry or slice of a bundle with one data file, as they
+        lie there.
+        """
+        entries = [*self.entries.values(), *self._slices.values()]
+        stored = [entry for entry in entries if not entry.slices]
+        # One without values lies where the next one begins.
+        stored.sort(key=lambda entry: (entry.offset, entry.size))
+        return [(int(entry.size), int(entry.crc32c)) for entry in stored]
+
     def _add(self, key: bytes, entry: tensor_bundle_pb2.BundleEntryProto) -> None:
         if not entry.slices:
             end = entry.offset + entry.size

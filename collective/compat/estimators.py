@@ -28,7 +28,8 @@ class Estimator(tf.estimator.Estimator):
         """Makes the one or the other; a subclass is TensorFlow's."""
         if cls is Estimator and SCOPES.is_open:
             made = _strategy().estimator(*args, **kwargs)
-            made.export_saved_model = _taking_increments(made.export_saved_model)
+            exporting = _taking_increments(made.export_saved_model)
+            made.export_saved_model = exporting  # type: ignore[method-assign]
             return made
         return super().__new__(cls)
 

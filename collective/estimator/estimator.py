@@ -46,6 +46,7 @@ class Estimator(estimator_lib.EstimatorV2):
     """
 
     served_checkpoint: ServedCheckpoint | None = None
+    _export_base: Any = None
 
     def __init__(
         self,
@@ -187,6 +188,35 @@ class Estimator(estimator_lib.EstimatorV2):
             results: tuple[Any, Any] = training.train_and_evaluate(self, train_spec, eval_spec)
             return results
 
+    def export_saved_model(
+        self,
+        export_dir_base: Any,
+        serving_input_receiver_fn: Any,
+        assets_extra: Any = None,
+        as_text: bool = False,
+        checkpoint_path: Any = None,
+        experimental_mode: str = ModeKeys.PREDICT,
+        base: Any = None,
+    ) -> Any:
+        """Exports, as `tf.estimator.Estimator.export_saved_model`, on all ranks.
+
+        Args:
+            base: a version, or a folder of them, whose files are linked where they are the same; as
+                of `collective.CollectiveStrategy.export_saved_model`.
+        """
+        self._export_base = base
+        try:
+            return super().export_saved_model(
+                export_dir_base,
+                serving_input_receiver_fn,
+                assets_extra,
+                as_text,
+                checkpoint_path,
+                experimental_mode,
+            )
+        finally:
+            self._export_base = None
+
     def export_savedmodel(
         self,
         export_dir_base: Any,
@@ -299,6 +329,7 @@ class Estimator(estimator_lib.EstimatorV2):
                 as_text,
                 checkpoint_path,
                 strip_default_attrs,
+                self._export_base,
             )
 
     def _create_and_assert_global_step(self, graph: tf.Graph) -> Any:

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
-import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable
 
 import tensorflow.compat.v1 as tf
 from tensorflow.core.protobuf import meta_graph_pb2
 from tensorflow.python.saved_model.model_utils import export_utils
 
-from collective.checkpoint import chain, chain_names, consolidate, saver
+from collective.checkpoint import chain, chain_names, commit, consolidate, saver
 from collective.coordination.barrier import Steps
 from collective.errors import RankError
 from collective.ops import collectives
+from collective.ops.counting import counted
 from collective.scope import SCOPES
+from collective.serving import unfinished, variable_files
+from collective.serving.base_version import BaseVersion, find_base
+from collective.serving.export_record import ExportedFile, ExportRecord, described, files_in
 from collective.serving.served_checkpoint import ServedCheckpoint
+from collective.serving.variable_copy import CopiedVariables
 from collective.tables.served_table import served_graph
 from collective.tables.table import Sharded
 
@@ -30,19 +35,25 @@ BuildSavedModel = Callable[[str, str, ServedCheckpoint], Any]
 
 
 def export(
-    base: Any, checkpoint: Any, find_prefix: Callable[[], str | None], build: BuildSavedModel
+    folder: Any,
+    checkpoint: Any,
+    base: Any,
+    find_prefix: Callable[[], str | None],
+    build: BuildSavedModel,
 ) -> str:
-    """Exports a SavedModel to a new folder of `base` that is named by the seconds since 1970.
+    """Exports a SavedModel to a new folder in `folder` that is named by the seconds since 1970.
 
     Every rank calls it. `build` runs on every rank and writes a whole SavedModel, but of the values
     each rank writes only its part: on rank 0 into a folder beside the new one, which takes its name
-    when all ranks are done; elsewhere into a temporary folder.
+    when all ranks are done and everything is on the disk; elsewhere into a temporary folder.
 
     Rank 0 says where it is, in the place of TensorFlow, which would name the temporary folder.
 
     Args:
-        base: the folder that gets the new one.
+        folder: gets the new one.
         checkpoint: as the user gave it; for messages, and for ranks to compare.
+        base: the version whose files are linked where they are the same, or the folder that it is
+            the newest in; None: all files are written.
         find_prefix: returns the checkpoint's prefix; rank 0's answer counts.
         build: makes a folder of the SavedModel in the folder that it is given, and returns its
             path.
@@ -51,79 +62,139 @@ def export(
         The path of the new folder, on every rank.
 
     Raises:
-        ValueError: no checkpoint, or one that doesn't fit to the graph.
+        ValueError: no checkpoint, or one that doesn't fit to the graph; no version at `base`, or
+            one of another model.
         RankError: another rank failed, or gave other arguments.
     """
     rank = collectives.rank()
     with contextlib.ExitStack() as cleaning, Steps("the export of a SavedModel") as steps:
-        paths = [os.fspath(base), os.fspath(checkpoint or "")]
-        paths = [tf.compat.as_str(path) if path else None for path in paths]
+        given = [_path(os.fspath(folder)), _path(checkpoint), _path(base)]
+        folder, checkpoint, base = given
         prefix = find_prefix() if rank == 0 else None
         if rank == 0 and prefix is None:
-            reason = f"'{paths[1]}' has none" if paths[1] else "none was saved or restored before"
+            reason = (
+                f"'{checkpoint}' has none" if checkpoint else "none was saved or restored before"
+            )
             raise ValueError(f"There is no checkpoint to export: {reason}.")
         prefix = prefix and tf.compat.as_str(os.fspath(prefix))
-        messages = steps.meet({"given": paths, "checkpoint": prefix})
+        messages = steps.meet({"given": given, "checkpoint": prefix})
         for r, message in enumerate(messages):
-            other = message["given"]
-            if other != paths:
+            if message["given"] != given:
                 raise RankError(
-                    f"A SavedModel is exported to {paths[0]!r} from checkpoint {paths[1]!r} on "
-                    f"rank {rank}, but to {other[0]!r} from {other[1]!r} on rank {r}. Give the "
-                    "same on every rank."
+                    f"A SavedModel is exported {_told(given)} on rank {rank}, but "
+                    f"{_told(message['given'])} on rank {r}. Give the same on every rank."
                 )
-        prefix = str(messages[0]["checkpoint"])
-        if rank == 0:
-            prefix = _without_increments(prefix, paths[0], cleaning)
-        prefix = str(steps.meet({"checkpoint": prefix})[0]["checkpoint"])
+        prefix, found = str(messages[0]["checkpoint"]), None
         # The folders are removed only after the ranks have met once more: nobody writes there then.
         final = temporary = ""
         if rank == 0:
-            final = tf.compat.as_str(export_utils.get_timestamped_export_dir(paths[0]))
+            found = base and find_base(base, folder)
+            unfinished.remove_abandoned(folder)
+            final = tf.compat.as_str(export_utils.get_timestamped_export_dir(folder))
             temporary = tf.compat.as_str(export_utils.get_temp_export_dir(final))
-            tf.io.gfile.makedirs(temporary)
-            cleaning.callback(tf.io.gfile.rmtree, temporary)
+            cleaning.callback(_remove, temporary)
+            unfinished.make(temporary)
+            prefix = _without_increments(prefix, temporary)
         else:
             temporary = tempfile.mkdtemp(prefix="collective-export-")
             cleaning.callback(shutil.rmtree, temporary, ignore_errors=True)
+        payload = {"checkpoint": prefix, "base": found and found.to_json()}
+        of_rank_0 = steps.meet(payload)[0]
+        prefix = str(of_rank_0["checkpoint"])
+        version = of_rank_0["base"] and BaseVersion.from_json(of_rank_0["base"])
+        served = ServedCheckpoint(prefix, steps, version)
         with _unnamed_folder():
-            built = tf.compat.as_str(build(temporary, prefix, ServedCheckpoint(prefix, steps)))
+            built = tf.compat.as_str(build(temporary, prefix, served))
         steps.meet({})
         if rank == 0:
+            record = _complete(built, version, served.copied)
             tf.io.gfile.rename(built, final)
+            commit.sync(folder)
         path = str(steps.meet({"path": final})[0]["path"])
         if rank == 0:
-            _tell(path)
+            problem = served.copied.problem if served.copied else ""
+            _tell(path, record, problem)
         return path
 
 
-def _without_increments(prefix: str, base: str, cleaning: contextlib.ExitStack) -> str:
+def _path(path: Any) -> str | None:
+    text: str | None = tf.compat.as_str(os.fspath(path)) if path else None
+    return text
+
+
+def _told(given: Sequence[str | None]) -> str:
+    folder, checkpoint, base = given
+    based = f", with base {base!r}" if base else ""
+    return f"to {folder!r} from checkpoint {checkpoint!r}{based}"
+
+
+def _remove(folder: str) -> None:
+    if tf.io.gfile.exists(folder):
+        tf.io.gfile.rmtree(folder)
+
+
+def _without_increments(prefix: str, folder: str) -> str:
     """Returns the prefix of a checkpoint that has what `prefix` names, also with increments.
 
     Args:
         prefix: as `Saver.restore` takes it.
-        base: the folder in which one is made if it needs to be, for as long as the export takes.
-        cleaning: removes it.
+        folder: in which one is made if it needs to be, for as long as the export takes.
     """
     whole, number = chain_names.split(prefix)
     if number is None:
         number = chain.newest(whole)
     if not number:
         return whole
-    folder = os.path.join(base, f"temp-consolidated-{secrets.token_hex(8)}")
+    folder = os.path.join(folder, "consolidated")
     tf.io.gfile.makedirs(folder)
-    cleaning.callback(tf.io.gfile.rmtree, folder)
     target = os.path.join(folder, os.path.basename(whole))
     consolidate.consolidate(chain_names.increment_prefix(whole, number), target)
     return target
 
 
-def _tell(path: str) -> None:
+def _complete(built: str, base: BaseVersion | None, copied: CopiedVariables | None) -> ExportRecord:
+    """Links the files besides those of variables, writes the record, and syncs the SavedModel."""
+    files = {}
+    for name in files_in(built):
+        path = os.path.join(built, name)
+        known = copied and copied.data_files.get(name)
+        files[name] = known or _linked_if_same(path, base)
+    most = copied.most if copied else variable_files.LEAST_FILE_BYTES
+    record = ExportRecord(None if base is None else base.path, most, files)
+    record.write(built)
+    for parent, _, names in tf.io.gfile.walk(built):
+        for path in (*(os.path.join(parent, name) for name in names), parent):
+            commit.sync(path)
+    return record
+
+
+def _linked_if_same(path: str, base: BaseVersion | None) -> ExportedFile:
+    """Describes a file, in whose place a link to the base's is put if that has the same content."""
+    file, link = described(path), f"{path}.link"
+    if base is None or not base.link(file.digest, link):
+        return file
+    tf.io.gfile.rename(link, path, overwrite=True)
+    return dataclasses.replace(file, linked=True)
+
+
+def _tell(path: str, record: ExportRecord, problem: str) -> None:
     """Says where a SavedModel is: as TensorFlow does if it logs such things, else on stderr."""
+    shared = "" if record.base is None else _shared(record, problem)
     if tf.logging.get_verbosity() <= tf.logging.INFO:
-        tf.logging.info("SavedModel written to: %s", path)
+        tf.logging.info("SavedModel written to: %s%s", path, shared)
     elif SCOPES.options.plan != "quiet":
-        print(f"collective: exported a SavedModel to {path}", file=sys.stderr, flush=True)
+        print(f"collective: exported a SavedModel to {path}{shared}", file=sys.stderr, flush=True)
+
+
+def _shared(record: ExportRecord, problem: str) -> str:
+    """Says how much of a SavedModel is its base's."""
+    linked, written = record.size(linked=True), record.size(linked=False)
+    count = sum(file.linked for file in record.files.values())
+    because = f" (nothing more could be linked: {problem})" if problem else ""
+    return (
+        f": linked {counted(count, 'file')}, {linked:,} bytes, from {record.base}, and wrote "
+        f"{len(record.files) - count:,}, {written:,} bytes{because}"
+    )
 
 
 @contextlib.contextmanager
@@ -160,13 +231,14 @@ def add_graph(original: Any, builder: Any, session: Any, *args: Any, **kwargs: A
 
 
 def from_session_script(
-    base: str,
+    folder: str,
     checkpoint: str | None,
     signature_def_fn: Callable[[], Any] | None,
     assets_extra: Mapping[str, str] | None,
     as_text: bool,
     clear_devices: bool,
     strip_default_attrs: bool,
+    base: str | None,
 ) -> str:
     """Exports for `CollectiveStrategy.export_saved_model`; called inside scope()."""
     if not callable(signature_def_fn):
@@ -176,8 +248,8 @@ def from_session_script(
             f"{signature_def_fn!r}."
         )
 
-    def build(folder: str, prefix: str, served: ServedCheckpoint) -> str:
-        path = os.path.join(folder, "saved_model")
+    def build(inside: str, prefix: str, served: ServedCheckpoint) -> str:
+        path = os.path.join(inside, "saved_model")
         builder = tf.saved_model.Builder(path)
         with tf.Graph().as_default() as graph, tf.Session(graph=graph) as session:
             served.bind(graph)
@@ -199,18 +271,19 @@ def from_session_script(
             tf.io.gfile.copy(source, target)
         return path
 
-    return export(base, checkpoint, lambda: _find_prefix(checkpoint), build)
+    return export(folder, checkpoint, base, lambda: _find_prefix(checkpoint), build)
 
 
 def from_estimator(
     estimator: Any,
     export_plainly: Callable[..., Any],
-    base: Any,
+    folder: Any,
     receivers: Mapping[str, Any],
     assets_extra: Any,
     as_text: bool,
     checkpoint: Any,
     strip_default_attrs: bool,
+    base: Any,
 ) -> bytes:
     """Exports for `Estimator._export_all_saved_models`; called inside scope().
 
@@ -227,11 +300,11 @@ def from_estimator(
             "Export one for tf.estimator.ModeKeys.PREDICT."
         )
 
-    def build(folder: str, prefix: str, served: ServedCheckpoint) -> Any:
+    def build(inside: str, prefix: str, served: ServedCheckpoint) -> Any:
         estimator.served_checkpoint = served
         try:
             return export_plainly(
-                folder,
+                inside,
                 receivers,
                 assets_extra=_on_rank_0(assets_extra),
                 as_text=as_text,
@@ -242,7 +315,7 @@ def from_estimator(
             estimator.served_checkpoint = None
 
     return tf.compat.as_bytes(
-        export(base, checkpoint, lambda: checkpoint or _latest_of(estimator), build)
+        export(folder, checkpoint, base, lambda: checkpoint or _latest_of(estimator), build)
     )
 
 

@@ -19,7 +19,8 @@ from collective.checkpoint.layout import DYNAMIC, STATIC, StoredTable
 from collective.checkpoint.tensor_bundle import Bundle
 from collective.coordination.barrier import Steps
 from collective.ops.graph_state import state_of
-from collective.serving.variable_copy import TablePart, copy_variables
+from collective.serving.base_version import BaseVersion
+from collective.serving.variable_copy import CopiedVariables, TablePart, copy_variables
 from collective.tables.served_table import ServedDynamicTable, ServedTable
 
 
@@ -29,13 +30,18 @@ class ServedCheckpoint:
     Args:
         prefix: the checkpoint's.
         steps: the meetings of the ranks, which export it together.
+        base: the version whose files are linked where they are the same; None: all are written.
+
+    Attributes:
+        copied: what was made of the variables; None before.
 
     Raises:
         ValueError: there is no checkpoint at `prefix`.
     """
 
-    def __init__(self, prefix: str, steps: Steps):
-        self.bundle, self._steps = Bundle(prefix), steps
+    def __init__(self, prefix: str, steps: Steps, base: BaseVersion | None = None):
+        self.bundle, self._steps, self._base = Bundle(prefix), steps, base
+        self.copied: CopiedVariables | None = None
         self._part_of_variable: dict[str, TablePart] = {}
 
     def bind(self, graph: tf.Graph) -> None:
@@ -73,7 +79,8 @@ class ServedCheckpoint:
         row_variables = []
         for part in filled_parts:
             entry = layout.entry(stored, part)
-            table_part = TablePart(entry, part, stored.block)
+            keys = layout.keys_entry(stored, part) if rows is None else None
+            table_part = TablePart(entry, part, stored.block, keys)
             variable_name = name + entry[len(stored.name) :]
             shape = stored.parts[part], dim
             row_variables.append(self._variable(variable_name, table_part, shape, dtype, options))
@@ -83,7 +90,8 @@ class ServedCheckpoint:
             return ServedTable(name, rows, dim, dtype, row_variables)
         key_variables = []
         for part in filled_parts:
-            table_part = TablePart(layout.keys_entry(stored, part), part, stored.block)
+            keys = layout.keys_entry(stored, part)
+            table_part = TablePart(keys, part, stored.block, keys)
             key_variables.append(
                 self._variable(
                     f"{name}/keys/part_{part}",
@@ -152,7 +160,10 @@ class ServedCheckpoint:
 
         It appears on rank 0; every rank copies parts of it.
         """
-        return copy_variables(self.bundle, self._part_of, session.graph, saver, path, self._steps)
+        self.copied = copy_variables(
+            self.bundle, self._part_of, session.graph, saver, path, self._steps, self._base
+        )
+        return self.copied.path
 
     def _part_of(self, name: str, saved: tf.Tensor | None) -> TablePart | None:
         """Returns the part of a table from which a saved tensor comes; None if from none.

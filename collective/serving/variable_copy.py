@@ -7,16 +7,19 @@ import os
 from collections.abc import Iterator
 from typing import Any, Callable, NamedTuple
 
-import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective.checkpoint import commit, tensor_bundle
 from collective.checkpoint.compatibility import tensors_saved_by
-from collective.checkpoint.tensor_bundle import Bundle, BundleWriter
+from collective.checkpoint.tensor_bundle import Bundle
 from collective.coordination.barrier import Steps
 from collective.errors import RankError
 from collective.ops import collectives, graph_analysis
 from collective.ops.counting import counted
+from collective.serving import variable_files
+from collective.serving.base_version import BaseVersion
+from collective.serving.export_record import ExportedFile
+from collective.serving.variable_files import EntryReader, VariableFiles
 
 
 class TablePart(NamedTuple):
@@ -25,12 +28,30 @@ class TablePart(NamedTuple):
     Attributes:
         entry: the name in the checkpoint.
         part: its number: rank `part` mod N copies it.
-        block: rows copied at once; 0: as many as a slice may have.
+        block: rows read at once; 0: as many as a slice may have.
+        keys: the name in the checkpoint of the rows' keys, of a dynamic table.
     """
 
     entry: str
     part: int
     block: int
+    keys: str | None = None
+
+
+class CopiedVariables(NamedTuple):
+    """Tells what `copy_variables` has made.
+
+    Attributes:
+        path: the checkpoint's prefix.
+        most: bytes of a table in a data file.
+        data_files: what the data files are, by their paths in the SavedModel.
+        problem: why files of the base could not be linked; '' if they could.
+    """
+
+    path: str
+    most: int
+    data_files: dict[str, ExportedFile]
+    problem: str
 
 
 def copy_variables(
@@ -40,7 +61,8 @@ def copy_variables(
     saver: Any,
     path: str,
     steps: Steps,
-) -> str:
+    base: BaseVersion | None,
+) -> CopiedVariables:
     """Writes the checkpoint `path` of a saver's variables, with their values in `source`.
 
     Every rank calls it.
@@ -54,13 +76,15 @@ def copy_variables(
             name that the saver has for it.
         path: the new checkpoint's prefix; rank 0's counts.
         steps: the meetings of the ranks.
+        base: the version whose files are linked where they are the same; None: all are written.
 
     Returns:
-        `path`. Rank 0 still merges the files: they are there when the ranks have met once more.
+        What was made. Rank 0 still merges the files: they are there when the ranks have met once
+        more.
 
     Raises:
         ValueError: `source` lacks a variable or has it in another shape, or the graph holds more
-            than TensorFlow's own operations.
+            than TensorFlow's own operations, or `base` is of another model.
         RankError: the ranks' graphs differ, or they have no file system in common.
     """
     _refuse_foreign_operations(graph)
@@ -84,21 +108,37 @@ def copy_variables(
             "same one on every rank."
         )
     rank, ranks, path = collectives.rank(), collectives.size(), str(messages[0]["path"])
+    if rank == 0 and base is not None:
+        _check_base(base, set(names))
     folder = os.path.dirname(path)
     if not commit.becomes_visible(folder):
         raise RankError(
             f"rank {rank} doesn't see the folder {folder} that rank 0 has made. Export to a file "
             "system that all ranks have in common."
         )
-    writer = BundleWriter(os.path.join(folder, f"part-{rank}"))
+    total = sum(source.stored_bytes(part.entry) for part in table_parts.values())
+    record = None if base is None else base.record
+    known = None if record is None else record.data_file_bytes
+    most = variable_files.file_bytes(total, known)
+    files = VariableFiles(os.path.join(folder, f"part-{rank}"), most, base)
     for name in names:
         if name in table_parts:
-            if table_parts[name].part % ranks == rank:
-                _copy_part(source, name, table_parts[name], writer)
+            part = table_parts[name]
+            if part.part % ranks == rank:
+                keys = part.keys and EntryReader(source, part.keys, part.block)
+                files.add_table_part(
+                    name, EntryReader(source, part.entry, part.block), keys or None
+                )
         elif rank == 0:
-            writer.add_whole(name, source.read_whole(name))
-    messages = steps.meet({"written": writer.close()})
-    prefixes = [prefix for message in messages for prefix in message["written"]]
+            files.add_other(name, source.read_whole(name))
+    messages = steps.meet(
+        {
+            "written": [(prefix, file.to_json()) for prefix, file in files.close()],
+            "problem": "" if base is None else base.problem,
+        }
+    )
+    written = [entry for message in messages for entry in message["written"]]
+    prefixes = [str(prefix) for prefix, _ in written]
     if rank == 0 and prefixes:
         for prefix in prefixes:
             index = tensor_bundle.index_path(prefix)
@@ -108,15 +148,30 @@ def copy_variables(
                     "system that all ranks have in common."
                 )
         tensor_bundle.merge(prefixes, path)
-    return path
+    data_files = {
+        os.path.join(
+            os.path.basename(folder),
+            os.path.basename(tensor_bundle.data_path(path, number, len(written))),
+        ): ExportedFile.from_json(file)
+        for number, (_, file) in enumerate(written)
+    }
+    problems = [str(message["problem"]) for message in messages if message["problem"]]
+    return CopiedVariables(path, most, data_files, problems[0] if problems else "")
 
 
-def _copy_part(source: Bundle, name: str, table_part: TablePart, writer: BundleWriter) -> None:
-    dtype, shape = source.entries[table_part.entry]
-    block = table_part.block or tensor_bundle.slice_rows(int(np.prod(shape[1:])), dtype)
-    for first in range(0, shape[0], block):
-        rows = source.read(table_part.entry, first, min(block, shape[0] - first))
-        writer.add(name, shape, first, rows)
+def _check_base(base: BaseVersion, names: set[str]) -> None:
+    """Refuses a base that has none of the variables: a wrong path, surely."""
+    others = base.variables()
+    if names and others and not names & others:
+        raise ValueError(
+            f"base '{base.path}' is of another model: it has the variables "
+            f"{_some(others)}, and the graph to be served has {_some(names)}. Name a version of "
+            "this model, or export without base=, which writes everything."
+        )
+
+
+def _some(names: set[str]) -> str:
+    return ", ".join(sorted(names)[:3]) + (" and others" if len(names) > 3 else "")
 
 
 def _check_variables(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
 
-from collective.launch.cli import make_plan, parse_options
+from collective.launch.cli import emitted, make_plan, parse_options
 from tests.image import dockerfile
 from tests.image.build_context import BuildContext
 
@@ -94,16 +95,18 @@ def test_serving_is_of_tensorflows_release():
 
 
 def test_the_cpu_image_is_the_default():
-    assert list(DOCKERFILE.stages)[-1] == "cpu"
+    last = list(DOCKERFILE.stages.values())[-1]
+    assert last.parent == "cpu" and not last.instructions
 
 
-@pytest.mark.parametrize("image", IMAGES)
+@pytest.mark.parametrize("image", ["mpi", *IMAGES])
 def test_a_container_is_no_roots(image: str):
     uid, gid = DOCKERFILE.last(image, "USER").text.split(":")
     assert int(uid) > 0 and int(gid) > 0  # numbers: Kubernetes knows no names
     stages = DOCKERFILE.lineage(image)
     assert any(f"--uid {uid}" in run.text for stage in stages for run in stage.all("RUN"))
-    assert DOCKERFILE.stages[image].instructions[-3].keyword == "USER"  # only WORKDIR, CMD follow
+    keywords = [one.keyword for one in DOCKERFILE.stages[image].instructions]
+    assert set(keywords[keywords.index("USER", -3) + 1 :]) <= {"WORKDIR", "CMD"}
 
 
 @pytest.mark.parametrize("image", IMAGES)
@@ -154,6 +157,73 @@ def test_without_arguments_the_census_example_is_trained(image: str):
 
 def in_checkout(words: list[str]) -> list[str]:
     return [word.replace("/opt/collective", str(ROOT)) for word in words]
+
+
+# The image for the MPI operator.
+
+
+def test_the_mpi_image_is_another_one_with_ssh():
+    """It is built on the CPU's, on the GPU's, or on one of a user's."""
+    assert DOCKERFILE.arguments["MPI_FROM"] == DOCKERFILE.stages["mpi"].parent == "cpu"
+    installed = " ".join(run.text for run in DOCKERFILE.stages["mpi"].all("RUN"))
+    assert "openssh-client openssh-server" in installed
+    assert "rm -rf /etc/ssh/ssh_host_*" in installed  # a key in an image is everybody's
+    places = dict(
+        reversed(copy.text.rsplit(" ", 1)) for copy in DOCKERFILE.stages["mpi"].all("COPY")
+    )
+    assert places == {
+        "/etc/ssh/ssh_config.d/collective.conf": "docker/ssh_config",
+        "/opt/collective/docker/": "docker/sshd_config docker/ssh_server.py",
+    }
+
+
+def settings(name: str) -> dict[str, str]:
+    lines = (ROOT / "docker" / name).read_text(encoding="utf-8").splitlines()
+    pairs = (line.split() for line in lines if line.strip() and not line.startswith("#"))
+    return {word: value for word, value in pairs}
+
+
+def test_a_key_alone_opens_a_worker():
+    server, client = settings("sshd_config"), settings("ssh_config")
+    assert server["AuthenticationMethods"] == "publickey"
+    for word in ("PasswordAuthentication", "KbdInteractiveAuthentication", "PermitRootLogin"):
+        assert server[word] == "no"
+    assert "HostKey" not in server  # it is made at each start
+    assert server["Port"] == client["Port"] == "2222"
+    assert int(server["Port"]) > 1024  # the server is no root's
+
+
+# Manifests for several hosts.
+
+
+def emits() -> dict[str, list[str]]:
+    """Returns the command lines in README.md that print a manifest, by the file that they write."""
+    text = (ROOT / "docker" / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = re.findall(r"^    python -m collective\.launch (--emit .*) >(\S+)$", text, re.M)
+    return {file: shlex.split(words) for words, file in lines}
+
+
+def test_every_manifest_has_its_command_line():
+    listed = {str(file.relative_to(ROOT)) for file in (ROOT / "docker" / "k8s").iterdir()}
+    assert emits().keys() == {*listed, "docker/hosts.yaml"}
+
+
+@pytest.mark.parametrize("file", emits())
+def test_a_manifest_is_what_emit_prints(file: str):
+    """After a change: run the command lines of docker/README.md."""
+    assert (ROOT / file).read_text(encoding="utf-8") == emitted(parse_options(emits()[file]))
+
+
+def test_two_containers_are_two_hosts():
+    hosts = yaml.safe_load((ROOT / "docker" / "hosts.yaml").read_text(encoding="utf-8"))["services"]
+    assert len(hosts) == 2
+    for service in hosts.values():
+        assert service["image"] == "collective:cpu"
+        options = parse_options(in_checkout(service["command"]))
+        assert make_plan(options, {"CUDA_VISIBLE_DEVICES": ""}).size == 2
+        made = " ".join(run.text for run in DOCKERFILE.stages["runtime"].all("RUN"))
+        (volume,) = service["volumes"]
+        assert volume.endswith(":/out") and "/out" in made
 
 
 # What an image is built from.

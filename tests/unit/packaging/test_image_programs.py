@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import ModuleType
@@ -134,6 +137,105 @@ def test_the_board_is_found_by_a_ranks_environment(
 def test_a_container_without_a_job_is_healthy(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert load("health_check").main(tmp_path) == 0
     assert capsys.readouterr().out == ""
+
+
+# ssh_server.py.
+
+
+def test_sessions_have_the_containers_environment(tmp_path: Path):
+    container = {
+        "PATH": "/opt/collective/.venv/bin:/usr/bin",
+        "COLLECTIVE_SECRET_FILE": "/etc/collective/secret",
+        "TITLE": "two words, it's # no comment",
+        "HOME": "/root",  # a session's own is another user's
+        "QUOTES": 'a "b"',
+        "LINES": "a\nPermitRootLogin yes",
+    }
+    text = load("ssh_server").server_configuration("/run/key", container)
+    lines = text.splitlines()
+    assert lines[0] == "HostKey /run/key"
+    (given,) = [line for line in lines if line.startswith("SetEnv ")]
+    assert given == (
+        'SetEnv "PATH=/opt/collective/.venv/bin:/usr/bin" '
+        '"COLLECTIVE_SECRET_FILE=/etc/collective/secret" "TITLE=two words, it\'s # no comment"'
+    )
+    assert lines[2:] == (DOCKER / "sshd_config").read_text().splitlines()
+
+
+def test_ranks_are_known_by_their_launcher(tmp_path: Path):
+    """A rank's children have its environment, and are none: they work until it has saved."""
+    processes = {
+        1: (0, False),
+        5: (1, False),
+        7: (5, True),
+        8: (5, True),
+        9: (7, True),
+        10: (9, True),
+    }
+    for number, (parent, launched) in processes.items():
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "status").write_text(f"Name:\tx\nPid:\t{number}\nPPid:\t{parent}\n")
+        (folder / "environ").write_bytes(b"A=1\0COLLECTIVE_LAUNCHED=1\0" if launched else b"A=1\0")
+    assert sorted(load("ssh_server").ranks_in(tmp_path)) == [7, 8]
+    assert load("ssh_server").ancestors(9, tmp_path) == {9, 7, 5, 1}
+
+
+SESSION = """
+# A launcher, with a rank that takes TERM for a wish to save.
+env COLLECTIVE_LAUNCHED=1 bash -c '
+    trap "sleep 0.5; echo saved; exit 143" TERM
+    echo ready
+    while true; do sleep 0.05; done'
+echo reported $?
+"""
+
+
+def test_a_container_that_ends_lets_its_ranks_save():
+    """The ranks below the server: on this machine there may be others."""
+    server = load("ssh_server")
+    session = subprocess.Popen(
+        ["bash", "-c", SESSION], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        assert session.stdout.readline() == "ready\n"
+        waiter = threading.Thread(target=server.stop_ranks, args=(os.getpid(),), daemon=True)
+        waiter.start()
+        rest, _ = session.communicate(timeout=30)  # which reaps it, as process 1 would
+        assert rest == "saved\nreported 143\n"
+        waiter.join(30)
+        assert not waiter.is_alive()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(session.pid, signal.SIGKILL)
+        session.communicate()
+
+
+def test_a_server_that_fails_ends_the_container(tmp_path: Path):
+    program = f"""if True:
+        import importlib.util, sys
+        place = {str(DOCKER / "ssh_server.py")!r}
+        spec = importlib.util.spec_from_file_location("ssh_server", place)
+        server = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(server)
+        server._SERVER = sys.argv[1]
+        server.host_key = lambda folder: "key"
+        sys.exit(server.main())
+    """
+    for text, code in (("exit 3", 3), ("echo ready; exec sleep 60", 0)):
+        fake = tmp_path / "sshd"
+        fake.write_text(f"#!/bin/sh\n{text}\n")
+        fake.chmod(0o755)
+        words = [sys.executable, "-c", program, str(fake)]
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        try:
+            if code == 0:
+                assert process.stdout.readline() == "ready\n"
+                process.terminate()
+            process.communicate(timeout=30)
+            assert process.returncode == code
+        finally:
+            process.kill()
 
 
 # unneeded_packages.py.

@@ -44,6 +44,7 @@ LAYERS = (
     ("profiling",),
     ("monitoring",),
     ("estimator",),
+    ("integrations",),
     ("determinism", "hooks", "patching", "rank0_output"),
     ("patches",),
     ("scope_activation",),

@@ -1,0 +1,1 @@
+"""Runs training where another framework starts the processes."""

@@ -1,0 +1,29 @@
+"""Prints what a scheduler needs to run a job on its hosts: `--emit KIND`, instead of starting it.
+
+A *cluster job* is what the options say, whatever the scheduler: the launcher's own command line, on
+so many *replicas* (hosts, or pods that stand for them), each with so many ranks, GPUs and cores.
+Each kind of manifest is a pure function of it, in a file of its own.
+"""
+
+from __future__ import annotations
+
+from .cluster_job import ClusterJob, cluster_job
+from .compose import compose_text
+from .mpijob import mpijob_text
+from .options import KINDS, ManifestOptions, add_options, split_options
+from .slurm import slurm_text
+from .trainjob import trainjob_text
+
+__all__ = ["ManifestOptions", "add_options", "cluster_job", "manifest", "split_options"]
+
+_TEXTS = dict(zip(KINDS, (trainjob_text, mpijob_text, slurm_text, compose_text)))
+
+
+def manifest(job: ClusterJob, kind: str) -> str:
+    """Returns the text for a scheduler.
+
+    Args:
+      job: the job.
+      kind: the scheduler's kind of manifest, of KINDS.
+    """
+    return _TEXTS[kind](job)

@@ -1,0 +1,82 @@
+"""An MPIJob of Kubeflow's MPI operator: `kubeflow.org/v2beta1`.
+
+There is no MPI in it. The operator gives all pods keys for ssh, and the launcher's pod a list of
+the workers in /etc/mpi/hostfile; the launcher reads that, and starts launchers in the workers' pods
+by ssh, by which they also get the job's secret. The image is one with an ssh server: the stage
+`mpi` of docker/Dockerfile.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .cluster_job import ClusterJob
+from .pod import (
+    COMMAND,
+    arguments,
+    claim,
+    environment,
+    liveness_probe,
+    pod_settings,
+    resources,
+    volume_comment,
+    volume_mounts,
+)
+from .yaml_text import Document, yaml_text
+
+_SSH_SERVER = ("tini", "--", "python", "/opt/collective/docker/ssh_server.py")
+_SSH_PORT = 2222  # of docker/sshd_config
+_SSH_KEYS = "/home/collective/.ssh"
+
+
+def mpijob_text(job: ClusterJob) -> str:
+    return yaml_text(volume_comment(job), *claim(job.volume), _mpijob(job))
+
+
+def _mpijob(job: ClusterJob) -> Document:
+    launcher = {
+        "name": "launcher",
+        "image": job.image,
+        "command": list(COMMAND),
+        "args": arguments(job),
+        "env": environment(job),
+        "resources": {"requests": {"cpu": "1"}},
+        "volumeMounts": volume_mounts(job),
+    }
+    worker = {
+        "name": "worker",
+        "image": job.image,
+        "command": list(_SSH_SERVER),
+        "env": environment(job),
+        "resources": resources(job),
+        "volumeMounts": volume_mounts(job),
+        # The launcher starts when all workers can be reached. A probe that went on would fill the
+        # ssh server's log.
+        "startupProbe": {"tcpSocket": {"port": _SSH_PORT}, "periodSeconds": 5},
+        **liveness_probe(job),
+    }
+    return {
+        "apiVersion": "kubeflow.org/v2beta1",
+        "kind": "MPIJob",
+        "metadata": {"name": job.name},
+        "spec": {
+            "mpiImplementation": "OpenMPI",  # whose form of the hostfile the launcher reads
+            "slotsPerWorker": job.ranks,
+            "sshAuthMountPath": _SSH_KEYS,
+            "launcherCreationPolicy": "WaitForWorkersReady",
+            # A launcher that has given up is a pod that failed; one that was lost is another.
+            "runPolicy": {"cleanPodPolicy": "Running", "backoffLimit": job.max_restarts},
+            "mpiReplicaSpecs": {
+                "Launcher": _replicas(job, 1, "Never", launcher),
+                "Worker": _replicas(job, job.replicas, "OnFailure", worker),
+            },
+        },
+    }
+
+
+def _replicas(job: ClusterJob, count: int, restart: str, container: Document) -> dict[str, Any]:
+    return {
+        "replicas": count,
+        "restartPolicy": restart,
+        "template": {"spec": {**pod_settings(job), "containers": [container]}},
+    }

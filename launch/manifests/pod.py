@@ -1,0 +1,105 @@
+"""The parts of a pod that both of Kubernetes' kinds of job have.
+
+The image's user is number 1000: by `fsGroup` it may write to the volume, and read secrets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from .cluster_job import ClusterJob, Volume
+from .yaml_text import Document, literal
+
+COMMAND = ("python", "-m", "collective.launch")
+_GROUP = 1000
+_HEALTH_CHECK = ("python", "/opt/collective/docker/health_check.py")
+_PROBE_PERIOD = 60
+
+
+def claim(volume: Volume) -> list[Document]:
+    """Returns the claim of a volume that is to be made; nothing for one that exists."""
+    if not volume.size:
+        return []
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": volume.name},
+            "spec": {
+                # Every pod writes its shards.
+                "accessModes": ["ReadWriteMany"],
+                "resources": {"requests": {"storage": volume.size}},
+            },
+        }
+    ]
+
+
+def volume_comment(job: ClusterJob) -> list[str]:
+    """Returns the line that says what the claim needs; nothing for a claim that exists."""
+    if not job.volume.size:
+        return []
+    return ["The storage class has to offer ReadWriteMany; storageClassName chooses one."]
+
+
+def arguments(job: ClusterJob) -> list[str]:
+    """Returns the arguments of the launcher, none of which Kubernetes changes."""
+    return [literal(word) for word in job.arguments]
+
+
+def environment(job: ClusterJob, **more: str) -> list[Document]:
+    """Returns the variables of a container: `more`, and those that the user gave."""
+    variables = {**more, **{name: literal(value) for name, value in job.environment.items()}}
+    return [{"name": name, "value": value} for name, value in variables.items()]
+
+
+def resources(job: ClusterJob) -> Document:
+    """Returns what a pod asks for, and may use. Cores aren't limited: a limit throttles."""
+    requests: dict[str, Any] = {"cpu": str(job.cores)}
+    limits: dict[str, Any] = {}
+    if job.memory:
+        requests["memory"] = limits["memory"] = f"{job.memory}Mi"
+    if job.gpus:
+        requests["nvidia.com/gpu"] = limits["nvidia.com/gpu"] = str(job.gpus)
+    return {"requests": requests, **({"limits": limits} if limits else {})}
+
+
+def pod_settings(job: ClusterJob) -> dict[str, Any]:
+    """Returns a pod's time to stop, its rights and its volumes."""
+    volumes: list[Document] = [
+        {"name": "checkpoints", "persistentVolumeClaim": {"claimName": job.volume.name}},
+    ]
+    if job.gpus:  # NCCL's buffers; CPU ranks share memory that no folder has
+        volumes.append({"name": "shm", "emptyDir": {"medium": "Memory"}})
+    return {
+        "terminationGracePeriodSeconds": job.seconds_to_stop,
+        "securityContext": {"fsGroup": _GROUP, "fsGroupChangePolicy": "OnRootMismatch"},
+        "volumes": volumes,
+    }
+
+
+def volume_mounts(job: ClusterJob) -> list[Document]:
+    mounts: list[Document] = [
+        {"name": "checkpoints", "mountPath": job.volume.folder},
+    ]
+    if job.gpus:
+        mounts.append({"name": "shm", "mountPath": "/dev/shm"})
+    return mounts
+
+
+def liveness_probe(job: ClusterJob) -> Mapping[str, Document]:
+    """Returns the probe that ends a pod whose launcher should have ended the job, and didn't.
+
+    The launcher's own --stall-timeout comes first, and reports who was missing.
+    """
+    if not job.stall_timeout:
+        return {}
+    patience = job.stall_timeout + job.seconds_to_stop
+    probe = {
+        "exec": {"command": list(_HEALTH_CHECK)},
+        "periodSeconds": _PROBE_PERIOD,
+        "timeoutSeconds": 30,
+        "failureThreshold": math.ceil(patience / _PROBE_PERIOD) + 1,
+    }
+    return {"livenessProbe": probe}

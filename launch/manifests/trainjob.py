@@ -1,0 +1,116 @@
+"""A TrainJob of Kubeflow's trainer: `trainer.kubeflow.org/v1alpha1`.
+
+The stock runtime, `torch-distributed`, runs any image: all that it does for PyTorch is to set
+PET_NNODES, PET_NPROC_PER_NODE, PET_NODE_RANK, PET_MASTER_ADDR and PET_MASTER_PORT, which the
+launcher reads. A job may change a runtime's volumes and time to stop, but neither its probes nor
+its restart policy: these need a runtime of the job's own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .cluster_job import ClusterJob
+from .pod import (
+    COMMAND,
+    arguments,
+    claim,
+    environment,
+    liveness_probe,
+    pod_settings,
+    resources,
+    volume_comment,
+    volume_mounts,
+)
+from .yaml_text import Document, yaml_text
+
+_API = "trainer.kubeflow.org/v1alpha1"
+_STOCK_RUNTIME = {"kind": "ClusterTrainingRuntime", "name": "torch-distributed"}
+_NODE = "node"  # the runtime's name for the pods, and for the container in each
+_SECRET_FOLDER = "/etc/collective"
+
+
+def trainjob_text(job: ClusterJob) -> str:
+    runtime = [_runtime(job)] if job.own_runtime else []
+    comment = [
+        "Before it is applied, make the secret by which launchers know each other:",
+        f"  kubectl create secret generic {job.secret} \\",
+        "      --from-literal=secret=$(openssl rand -hex 32)",
+        *volume_comment(job),
+    ]
+    return yaml_text(comment, *claim(job.volume), *runtime, _trainjob(job))
+
+
+def _trainjob(job: ClusterJob) -> Document:
+    own = {"kind": "TrainingRuntime", "name": job.name}
+    settings = pod_settings(job)
+    # The group may read it: the container's user isn't its owner.
+    secret = {"secretName": job.secret, "defaultMode": 0o440}
+    mount = {"name": "secret", "mountPath": _SECRET_FOLDER, "readOnly": True}
+    pod: dict[str, Any] = {
+        **settings,
+        "volumes": [*settings["volumes"], {"name": "secret", "secret": secret}],
+        "containers": [{"name": _NODE, "volumeMounts": [*volume_mounts(job), mount]}],
+    }
+    patch = {"name": _NODE, "template": {"spec": {"template": {"spec": pod}}}}
+    return {
+        "apiVersion": _API,
+        "kind": "TrainJob",
+        "metadata": {"name": job.name},
+        "spec": {
+            "runtimeRef": own if job.own_runtime else dict(_STOCK_RUNTIME),
+            "trainer": {
+                "image": job.image,
+                "command": list(COMMAND),
+                "args": arguments(job),
+                "env": environment(job, COLLECTIVE_SECRET_FILE=f"{_SECRET_FOLDER}/secret"),
+                "numNodes": job.replicas,
+                "numProcPerNode": job.ranks,
+                "resourcesPerNode": resources(job),
+            },
+            "runtimePatches": [
+                {
+                    "manager": "collective/launch",
+                    "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [patch]}}},
+                }
+            ],
+        },
+    }
+
+
+def _runtime(job: ClusterJob) -> Document:
+    """Returns the stock runtime with a probe; a pod that is lost starts all pods again.
+
+    They start together, and as often as --max-restarts says: the ranks go on from their latest
+    checkpoint either way.
+    """
+    pod = {
+        "restartPolicy": "Never",
+        "containers": [{"name": _NODE, "image": job.image, **liveness_probe(job)}],
+    }
+    return {
+        "apiVersion": _API,
+        "kind": "TrainingRuntime",
+        "metadata": {"name": job.name},
+        "spec": {
+            "mlPolicy": {"numNodes": job.replicas, "torch": {}},
+            "template": {
+                "spec": {
+                    "failurePolicy": {"maxRestarts": job.max_restarts},
+                    "replicatedJobs": [
+                        {
+                            "name": _NODE,
+                            "template": {
+                                "metadata": {
+                                    "labels": {
+                                        "trainer.kubeflow.org/trainjob-ancestor-step": "trainer"
+                                    }
+                                },
+                                "spec": {"backoffLimit": 0, "template": {"spec": pod}},
+                            },
+                        }
+                    ],
+                }
+            },
+        },
+    }
