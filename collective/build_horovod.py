@@ -48,6 +48,8 @@ _FOREIGN_SETTINGS = (
     "PIP_REQUIRE_VIRTUALENV",
     "MAKEFLAGS",
 )
+# The newest g++ that nvcc takes: from a release of CUDA 12 on.
+NEWEST_COMPILERS = ((0, 12), (4, 13), (8, 14))
 _COMPILER_MEMORY = 1_500_000  # kB: a compiler takes about a gigabyte.
 _LAST_LINES = 15
 _TRIAL = """
@@ -156,6 +158,12 @@ def _check_machine(gpu: bool) -> None:
                 "HOROVOD_CUDA_HOME= names another place)"
             )
             remedies.append("apt-get install cuda-toolkit-12-2 (from NVIDIA's package source)")
+        elif (newest := newest_compiler(release)) < (found := _compiler_release()):
+            missing.append(
+                f"g++ {newest} or older, which is what nvcc {release} takes "
+                f"({shutil.which(_compiler())} is {found}; CXX= names another)"
+            )
+            remedies.append(f"apt-get install g++-{newest}, then CXX=g++-{newest}")
         if "HOROVOD_NCCL_HOME" not in os.environ and _nccl_folder() is None:
             missing.append("NCCL (HOROVOD_NCCL_HOME= names its place)")
             remedies.append(f"pip install '{TENSORFLOW.replace('>', '[and-cuda]>', 1)}'")
@@ -176,6 +184,26 @@ def _cuda_release(home: str) -> str:
         return ""
     match = re.search(r"release ([\d.]+)", said.stdout)
     return match.group(1) if match else ""
+
+
+def newest_compiler(release: str) -> int:
+    """Returns the newest g++ that nvcc of a release of CUDA 12 takes."""
+    minor = int(release.split(".")[1])
+    return max(newest for first, newest in NEWEST_COMPILERS if first <= minor)
+
+
+def _compiler() -> str:
+    return os.environ.get("CXX") or "g++"  # CMake has nvcc use the same
+
+
+def _compiler_release() -> int:
+    """Returns the compiler's main version; 0 if it says none."""
+    try:
+        said = subprocess.run([_compiler(), "-dumpversion"], capture_output=True, text=True)
+    except OSError:
+        return 0
+    match = re.match(r"\d+", said.stdout)
+    return int(match.group()) if match else 0
 
 
 def _nccl_folder() -> Path | None:
@@ -226,6 +254,9 @@ def build_environment(python: Path, folder: Path, gpu: bool) -> dict[str, str]:
         for name, value in GPU_SETTINGS.items():
             environment.setdefault(name, value)
         environment["HOROVOD_CUDA_HOME"] = _cuda_home()
+        # Horovod asks the first nvcc of the PATH for its architectures, whichever one it then
+        # compiles with.
+        environment["PATH"] = f"{_cuda_home()}/bin:{environment['PATH']}"
         nccl = _nccl_folder()
         if "HOROVOD_NCCL_HOME" not in environment and nccl is not None:
             environment.update(_nccl_settings(nccl, folder / "nccl", environment))

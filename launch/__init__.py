@@ -60,7 +60,8 @@ Environment, given to each rank; the user's value wins
   HOROVOD_GLOO_TIMEOUT_SECONDS=600, NCCL_SOCKET_IFNAME=lo, PYTHONUNBUFFERED=1,
   GLIBC_TUNABLES=glibc.malloc.hugetlb=1 (large blocks on huge pages, where the kernel lets programs
   ask for them), TF_CPP_MIN_LOG_LEVEL=2 (TensorFlow's errors, without a page of warnings from every
-  rank)
+  rank), on GPUs CUDA_CACHE_MAXSIZE=4294967296 (bytes: room for all of TensorFlow's kernels, which
+  the driver compiles for GPUs newer than TensorFlow 2.15 and keeps in CUDA_CACHE_PATH, ~/.nv)
 
 Output
   Lines of rank 1 begin with "[1] "; stdout goes to stdout, stderr to stderr. A carriage return ends
@@ -138,7 +139,8 @@ What happens when
                            finished. If all are in one and the same run, that is a stall, too: a run
                            must take less than the timeout. A rank that works for all by itself (it
                            initialises, saves, restores, exports) may keep the others waiting for
-                           six timeouts, an hour by default.
+                           six timeouts, an hour by default. So may, on GPUs, a run as none has
+                           finished before: the driver may be compiling TensorFlow's kernels.
   no rank is in a run      nothing, however long: they prepare data, or are debugged. (Who stops
                            only some of them in a debugger wants --stall-timeout 0.)
   ranks on other machines  each launcher watches the ranks of its own. If the missing rank is

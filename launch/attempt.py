@@ -115,7 +115,9 @@ class Attempt:
             )
             specs.append(RankSpec(self._plan.command, environment, stdout[1], stderr[1]))
         self._supervisor = Supervisor(specs, self._plan.grace, self._signals.stop_signals)
-        self._stall_detector = StallDetector(size, self._plan.stall_timeout, time.monotonic())
+        self._stall_detector = StallDetector(
+            size, self._plan.stall_timeout, time.monotonic(), self._plan.on_gpus
+        )
         for stdout, stderr in pipes:
             os.close(stdout[1])
             os.close(stderr[1])

@@ -58,6 +58,11 @@ class LaunchPlan:
         return len(self.devices)
 
     @property
+    def on_gpus(self) -> bool:
+        """Tells whether a rank has a GPU."""
+        return any(device is not None for device in self.devices)
+
+    @property
     def detects_stalls(self) -> bool:
         """Tells whether the launcher watches progress: a single rank waits for nobody."""
         return self.stall_timeout > 0 and self.size > 1

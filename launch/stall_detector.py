@@ -13,6 +13,9 @@ this machine:
                                         for input or for another machine.
     a rank works for all by itself      It is missing, but may take longer: it initialises, saves,
                                         restores or exports.
+    on GPUs, a rank is in a run that none   It may take longer, too: the GPU's driver compiles
+    has finished yet                        TensorFlow's kernels at their first use, for GPUs that
+                                            are newer than TensorFlow.
 
 While a rank is in a run the others can't get far without it: each can finish what it is in and
 begin one thing more. So the time counts from the last change of any rank. Time in which the
@@ -33,7 +36,7 @@ from .rank_names import rank_names
 
 EXIT_CODE = 124  # as timeout(1)
 WARN_AFTER = 60.0  # seconds without progress
-WORK_FACTOR = 6  # a rank at work for all may take so many timeouts
+WORK_FACTOR = 6  # a rank at work for all, or that compiles, may take so many timeouts
 _LONGEST_INTERVAL = 1.0
 _LATE = 5.0  # a check that is later than this comes from a launcher that was stopped
 
@@ -57,6 +60,7 @@ class Stall:
       records: the last record of each rank, if it posted any.
       exited: how each rank ended that has.
       missing: the ranks that the others wait for; none if all are in the same run.
+      compiling: whether a rank may be compiling TensorFlow's kernels.
     """
 
     waited: float
@@ -64,6 +68,7 @@ class Stall:
     records: tuple[ProgressRecord | None, ...]
     exited: Mapping[int, str]
     missing: tuple[int, ...]
+    compiling: bool = False
 
     @property
     def size(self) -> int:
@@ -130,6 +135,12 @@ class Stall:
                 f"{'is' if len(stuck) == 1 else 'are'} still in. "
                 "A lookup in a branch of tf.cond that not all ranks take waits for ever."
             )
+        if self.compiling:
+            return (
+                "  A run of this kind is the first: the GPU's driver may be compiling TensorFlow's "
+                "kernels. It does\n  so once, for minutes, if CUDA_CACHE_PATH (~/.nv) can be "
+                f"written. It has {WORK_FACTOR} timeouts."
+            )
         if self.missing:
             return (
                 "  All ranks must run the same. If one only needs longer, so does --stall-timeout."
@@ -144,21 +155,24 @@ class Stall:
 class StallDetector:
     """Watches the records of the ranks. Times are seconds of any clock that only goes forward."""
 
-    def __init__(self, size: int, timeout: float, now: float) -> None:
+    def __init__(self, size: int, timeout: float, now: float, on_gpus: bool = False) -> None:
         """Begins to count the time.
 
         Args:
           size: how many ranks there are.
           timeout: after how many seconds without progress a job is to end; with 0 nobody checks.
           now: the time.
+          on_gpus: a run that is the first of its kind may compile kernels.
         """
         self.timeout = timeout
+        self._on_gpus = on_gpus
+        self._finished: set[str] = set()  # kinds of runs, in words
         self._interval = min(_LONGEST_INTERVAL, timeout / 8)
         self._last_check = now
         self._excluded = 0.0  # seconds that don't count
         self._records: list[ProgressRecord | None] = [None] * size
         self._last_change = now
-        self._last_work = now  # when a rank was last allowed to be at work for all
+        self._last_work = now  # when a rank was last allowed to be at work
         self._warned: set[object] = set()
 
     def next_check(self) -> float:
@@ -187,7 +201,10 @@ class StallDetector:
         self._last_check = now
         clock = now - self._excluded
         for rank, record in enumerate(records):
-            if record is not None and record != self._records[rank]:
+            before = self._records[rank]
+            if record is not None and record != before:
+                if before is not None and before.phase == Phase.RUNNING:
+                    self._finished.add(before.doing)
                 self._records[rank] = record
                 self._last_change = clock
         phases = {
@@ -196,7 +213,13 @@ class StallDetector:
             if record is not None and rank not in exited
         }
         waited = clock - self._last_change
-        if Phase.WORKING in phases.values() and waited < (WORK_FACTOR - 1) * self.timeout:
+        compiling = self._on_gpus and any(
+            phases.get(rank) == Phase.RUNNING and record.doing not in self._finished
+            for rank, record in enumerate(self._records)
+            if record is not None
+        )
+        at_work = compiling or Phase.WORKING in phases.values()
+        if at_work and waited < (WORK_FACTOR - 1) * self.timeout:
             self._last_work = clock
         if not any(phase.shared for phase in phases.values()):
             return None
@@ -206,7 +229,7 @@ class StallDetector:
         if not expired and (waited < WARN_AFTER or kind in self._warned):
             return None
         self._warned.add(kind)
-        return Stall(waited, expired, tuple(self._records), exited, missing)
+        return Stall(waited, expired, tuple(self._records), exited, missing, compiling)
 
 
 def read_records(board: Board, size: int) -> list[ProgressRecord | None]:

@@ -1,7 +1,7 @@
 """Checks the kernels of a GPU, and measures how fast they are.
 
-    python -m collective.ops.gpu_check [--json FILE] [--family NAME ...] [--seed N] [--no-times]
-        [--small]
+    python -m collective.ops.gpu_check [--json FILE] [--family NAME ...] [--seed N]
+        [--no-times | --no-checks] [--keys N] [--processes N] [--small]
     python -m collective.launch -m collective.ops.gpu_check --tensorflow
 
 Every kernel is held against its reference in NumPy, then timed beside a copy from device to device
@@ -14,6 +14,10 @@ is included, either since the kernel waits for the device, or since the device w
 host launched, which should not be. Where PyTorch can use the GPU, it computes the whole step, too,
 and the times are compared. The file is a list of such rows, each with the GPU's name, versions and
 date.
+
+NumPy's references take most of the time: of 2**24 keys they need ten minutes in one process. --keys
+gives the checks fewer keys, --processes runs so many families' checks at once, each in a process of
+its own, before anything is timed. --no-checks only times.
 
 With --small every check runs at small sizes, nothing is timed, and each array is an allocation of
 its own, beside which nothing may be written. That is for NVIDIA's compute-sanitizer, which looks
@@ -45,7 +49,7 @@ import numpy as np
 
 from collective.ops.counting import counted
 from collective.ops.gpu import checks
-from collective.ops.gpu.checks import timing
+from collective.ops.gpu.checks import processes, timing
 from collective.ops.gpu.cupy_device import CupyDevice
 from collective.ops.gpu.device import Device
 
@@ -189,10 +193,7 @@ def check_tensorflow(seed: int) -> int:
     return 1 if wrong else 0
 
 
-def main(
-    arguments: Sequence[str] | None = None, prog: str = "python -m collective.ops.gpu_check"
-) -> int:
-    """Runs the command line; returns the exit code."""
+def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog,
         description=__doc__,
@@ -204,6 +205,17 @@ def main(
     )
     parser.add_argument("--seed", type=int, default=0, help="of the inputs")
     parser.add_argument("--no-times", action="store_true", help="check only")
+    parser.add_argument("--no-checks", action="store_true", help="time only")
+    parser.add_argument(
+        "--keys", type=int, metavar="N", help=f"the most keys of a check ({checks.FULL.keys:,})"
+    )
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=1,
+        metavar="N",
+        help="check so many families at once, each in a process of its own (1)",
+    )
     parser.add_argument(
         "--small", action="store_true", help="check only, at small sizes: under compute-sanitizer"
     )
@@ -212,7 +224,38 @@ def main(
         action="store_true",
         help="check the binding to TensorFlow instead, on all ranks",
     )
+    return parser
+
+
+def _parsed(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
+    if options.no_checks and (options.no_times or options.small):
+        only = "--small" if options.small else "--no-times"
+        parser.error(f"--no-checks with {only}, which only checks: nothing is left to do")
+    if options.keys is not None and options.keys < checks.FEWEST_KEYS:
+        parser.error(
+            f"--keys {options.keys}: the checks need {checks.FEWEST_KEYS:,} or more; leave it out "
+            f"for {checks.FULL.keys:,}"
+        )
+    if options.processes < 1:
+        parser.error(f"--processes {options.processes}: give 1 or more")
+    return options
+
+
+def _check_side_by_side(families: Sequence[str], options: argparse.Namespace) -> str:
+    """Checks in processes; says what failed, '' if nothing did."""
+    arguments = ["--no-times", "--seed", str(options.seed)]
+    arguments += ["--small"] if options.small else []
+    arguments += [] if options.keys is None else ["--keys", str(options.keys)]
+    failed = processes.check(families, options.processes, arguments)
+    return f"{counted(failed, 'family', 'families')} of {len(families)} failed" if failed else ""
+
+
+def main(
+    arguments: Sequence[str] | None = None, prog: str = "python -m collective.ops.gpu_check"
+) -> int:
+    """Runs the command line; returns the exit code."""
+    options = _parsed(_parser(prog), arguments)
     if options.tensorflow:
         return check_tensorflow(options.seed)
     families = options.family or checks.FAMILIES
@@ -221,7 +264,15 @@ def main(
     except RuntimeError as error:
         print(f"gpu_check: {error}", file=sys.stderr)
         return 2
-    failed = check(device, families, checks.SMALL if options.small else checks.FULL, options.seed)
+    scale = checks.SMALL if options.small else checks.FULL
+    if options.keys is not None:
+        scale = scale._replace(keys=options.keys)
+    failed = ""
+    if options.processes > 1 and not options.no_checks:
+        failed = _check_side_by_side(families, options)
+    elif not options.no_checks:
+        count = check(device, families, scale, options.seed)
+        failed = f"{counted(count, 'check')} failed" if count else ""
     if not options.no_times and not options.small and not (failed and _is_lost(device)):
 
         def keep(rows: list[timing.Row]) -> None:
@@ -230,7 +281,7 @@ def main(
 
         measure(device, families, checks.FULL, options.seed, keep=keep)
     if failed:
-        print(f"gpu_check: {counted(failed, 'check')} failed", file=sys.stderr)
+        print(f"gpu_check: {failed}", file=sys.stderr)
     return 1 if failed else 0
 
 

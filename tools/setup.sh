@@ -244,10 +244,21 @@ check_cuda() {  # Horovod compiles a CUDA kernel, and TensorFlow's CUDA packages
     nvcc=$HOROVOD_CUDA_HOME/bin/nvcc
     release=$("$nvcc" --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p') || true
     case $release in
-        12.*) ;;
+        12.*) check_compiler_of_nvcc "${release#12.}" ;;
         *) lacks "CUDA 12's compiler ($nvcc is ${release:-not there}; HOROVOD_CUDA_HOME= names another place)" \
             "cuda-toolkit-12-2 (from NVIDIA's package source)" ;;
     esac
+}
+
+check_compiler_of_nvcc() {  # minor version of CUDA 12; nvcc refuses a newer g++ in the middle of Horovod's build
+    local compiler=${CXX:-g++} newest=12 found
+    [ "$1" -lt 4 ] || newest=13
+    [ "$1" -lt 8 ] || newest=14
+    found=$("$compiler" -dumpversion 2>/dev/null) || return 0
+    if [ "${found%%.*}" -gt "$newest" ]; then
+        lacks "g++ $newest or older, which is what nvcc 12.$1 takes ($(type -P "$compiler") is $found; CXX= names another)" \
+            "g++-$newest, then CXX=g++-$newest"
+    fi
 }
 
 # ---- The steps -------------------------------------------------------------------------------------------------------

@@ -184,9 +184,10 @@ class CupyDevice(Device):
     def memory(self) -> str:
         """Says how much memory arrays take, for a report."""
         pool = self.xp.get_default_memory_pool()
+        free, total = self.xp.cuda.runtime.memGetInfo()
         return (
             f"kernels use {pool.used_bytes():,} bytes and hold {pool.total_bytes():,} of the "
-            f"{pool.get_limit():,} they may"
+            f"{pool.get_limit():,} they may; {free:,} of the GPU's {total:,} are free"
         )
 
 

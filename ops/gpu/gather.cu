@@ -1,7 +1,8 @@
 // Rows of many tables into one buffer. gather.py describes and launches the kernel.
 //
 // A row is read by a group of lanes, a power of two that covers it, at most a warp; a thread has
-// kFlight rows in flight. What neighbouring groups write lies side by side.
+// kFlight rows in flight. What neighbouring groups write lies side by side. A block first reads the
+// numbers of all its rows at once, each by one thread.
 
 #include "packs.cuh"
 #include "segments.cuh"
@@ -20,50 +21,58 @@ struct Piece {
   i64 vectors;  // whether all addresses allow accesses of four elements
 };
 
+constexpr int kMostRows = kThreads * kFlight * kRounds;  // of a tile
+
 template <int kCount>
-__device__ __forceinline__ void gather_tile(const Piece& piece, const i64* __restrict__ rows,
-                                            float* __restrict__ out) {
+__device__ __forceinline__ void gather_tile(const Piece& piece, const i64* from, int count,
+                                            float* out) {
   const int lanes = static_cast<int>(piece.lanes), lane = threadIdx.x & (lanes - 1),
-            groups = kThreads / lanes;
-  const int accesses = static_cast<int>(piece.dim / kCount);
-  const i64 begin =
-      piece.first + (blockIdx.x - piece.tile) * (groups * kFlight * kRounds) + threadIdx.x / lanes;
-  const float* table = reinterpret_cast<const float*>(piece.table);
-  for (int round = 0; round < kRounds; ++round) {
-    const i64 first = begin + round * (groups * kFlight);
-    if (first >= piece.end) return;
-    const float* from[kFlight];
+            groups = kThreads / lanes, accesses = static_cast<int>(piece.dim / kCount);
+#pragma unroll 1
+  for (int first = threadIdx.x / lanes; first < count; first += groups * kFlight) {
+    const float* rows[kFlight];
 #pragma unroll
     for (int f = 0; f < kFlight; ++f) {
-      const i64 at = first + f * groups;
-      const i64 row = at < piece.end ? rows[at] : -1;
-      from[f] = row >= 0 && row < piece.table_rows ? table + row * piece.dim : nullptr;
+      const int at = first + f * groups;
+      rows[f] = reinterpret_cast<const float*>(at < count ? from[at] : 0);
     }
-    float* to = out + piece.out + (first - piece.first) * piece.dim;
+    float* to = out + first * piece.dim;
     const i64 stride = groups * piece.dim;
+#pragma unroll 1
     for (int access = lane; access < accesses; access += lanes) {
       Pack<kCount> values[kFlight];
 #pragma unroll
       for (int f = 0; f < kFlight; ++f) {
         values[f].words = {};
-        if (from[f] != nullptr) values[f] = load<kCount>(from[f] + access * kCount);
+        if (rows[f] != nullptr) values[f] = load<kCount>(rows[f] + access * kCount);
       }
 #pragma unroll
       for (int f = 0; f < kFlight; ++f) {
-        if (first + f * groups < piece.end)
-          store<kCount>(to + f * stride + access * kCount, values[f]);
+        if (first + f * groups < count) store<kCount>(to + f * stride + access * kCount, values[f]);
       }
     }
   }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads)
+extern "C" __global__ void __launch_bounds__(kThreads, 5)
     gather_rows(const Piece* __restrict__ pieces, int count, const i64* __restrict__ rows,
                 float* __restrict__ out) {
-  const Piece& piece = holding(pieces, count, blockIdx.x);
+  __shared__ i64 from[kMostRows];  // addresses, 0 for none
+  const Piece piece = holding(pieces, count, blockIdx.x);
+  const int most = kMostRows / static_cast<int>(piece.lanes);
+  const i64 first = piece.first + (blockIdx.x - piece.tile) * most, left = piece.end - first;
+  const int here = left < most ? static_cast<int>(left) : most;
+#pragma unroll 4
+  for (int at = threadIdx.x; at < here; at += kThreads) {
+    const i64 row = rows[first + at];
+    const bool is_there = row >= 0 && row < piece.table_rows;
+    from[at] = is_there ? piece.table + row * piece.dim * static_cast<i64>(sizeof(float)) : 0;
+  }
+  __syncthreads();
+  float* to = out + piece.out + (first - piece.first) * piece.dim;
   if (piece.vectors != 0) {
-    gather_tile<4>(piece, rows, out);
+    gather_tile<4>(piece, from, here, to);
   } else {
-    gather_tile<1>(piece, rows, out);
+    gather_tile<1>(piece, from, here, to);
   }
 }

@@ -14,6 +14,11 @@ where all of them are, and waits in the same way once. Before TensorFlow goes on
 host waits for CuPy's stream. So work that depends on other work never runs beside it; other work
 may. It costs a wait of the host for each call and each result, short ones after the first, and the
 GPU idles meanwhile.
+
+*Room.* TensorFlow makes one allocator for a GPU in each process, by the limit that whoever uses the
+GPU first has: a session's is `placement.memory_shares()[1]`, eager operations have none. CuPy's
+pool has a limit of its own, and takes memory as it needs it. So kernels find the memory that is
+theirs if the first user is a session.
 """
 
 from __future__ import annotations
@@ -190,22 +195,27 @@ class GpuBridge(MemoryBridge):
                 "different ones: start ranks with python -m collective.launch, or set "
                 "CUDA_VISIBLE_DEVICES to one GPU for each"
             )
-        # a RuntimeError says that TensorFlow has the GPU already, as its first session told it to
-        with contextlib.suppress(RuntimeError):
-            for gpu in gpus[:1]:
-                tf.config.experimental.set_memory_growth(gpu, True)
+        has_limit = _grows(gpus)
         device = CupyDevice()
         device.limit(placement.memory_shares()[0])
-        self._begin(device)
+        self._begin(device, has_limit)
 
-    def _begin(self, device: Any) -> None:
+    def _begin(self, device: Any, has_limit: bool = True) -> None:
         super().__init__()
         self.device = device
+        self._has_limit = has_limit
         self._lent: dict[int, Any] = {}  # tensors that kernels write to, by address
         self.kernels = Kernels(_LendingWorkspace(device, self))
 
     def memory(self) -> str:
-        return self.device.memory()
+        if self._has_limit:
+            return self.device.memory()
+        return (
+            f"{self.device.memory()}; TensorFlow may take all that is free, since something ran "
+            "eagerly on the GPU before the first lookup was made and a session set its limit, "
+            f"{100 * placement.memory_shares()[1]:.0f} %: run it behind them, or in "
+            "tf.device('/cpu:0')"
+        )
 
     def advice(self) -> str:
         return (
@@ -276,6 +286,18 @@ class GpuBridge(MemoryBridge):
             return tensor
         with tf.device(self.placed):
             return tf.reshape(tensor[first : first + array.size], array.shape)
+
+
+def _grows(gpus: Sequence[Any]) -> bool:
+    """Lets TensorFlow's memory grow; returns whether it may have a limit: that nothing has run
+    eagerly yet.
+    """
+    try:
+        for gpu in gpus[:1]:
+            tf.config.experimental.set_memory_growth(gpu, True)
+    except RuntimeError:
+        return False  # TensorFlow has the GPU already
+    return True
 
 
 class _LendingWorkspace(Workspace):

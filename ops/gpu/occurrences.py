@@ -5,8 +5,8 @@ order.
     offsets      0 1 2 5            row r has the places offsets[r] to before offsets[r + 1] of
     order        1 3 0 2 4          the occurrences by row, ascending
 
-A sort by counting, `_BITS` bits of the row numbers at a time. `reference/occurrences.py` has the
-same function in NumPy.
+A sort by counting, some bits of the row numbers at a time (`digits`). `reference/occurrences.py`
+has the same function in NumPy.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ SOURCE = Source(
     ("occurrences_count", "occurrences_place", "occurrences_offsets", "occurrences_split"),
 )
 LONG, PIECE = 64, 512  # as in occurrences.cuh
-_BITS = 8
+_MOST_BITS = 10  # of a digit: what shared memory has counters for
+_KEY_BYTES, _COUNTER_BYTES = 20, 16  # that a pass moves: of a key, and of a counter of a tile
 _WARPS = THREADS // 32
 
 
@@ -55,13 +56,28 @@ def most_pieces(occurrences: int) -> int:
     return occurrences // PIECE + occurrences // LONG
 
 
+def digits(rows: int) -> tuple[int, int]:
+    """Returns (how many passes, of how many bits) sort the numbers of `rows` rows: those that move
+    the fewest bytes. Larger digits need fewer passes, and more counters.
+    """
+    bits = max((rows - 1).bit_length(), 1)
+    ways = [(passes, -(-bits // passes)) for passes in range(1, bits + 1)]
+
+    def moved(way: tuple[int, int]) -> float:  # for each key
+        passes, width = way
+        return passes * (_KEY_BYTES + _COUNTER_BYTES * 2**width / TILE)
+
+    return min((way for way in ways if way[1] <= _MOST_BITS), key=moved)
+
+
 def occurrences(
     numbers: Any, rows: int, workspace: Workspace, name: str = "occurrences"
 ) -> Occurrences:
-    """Orders occurrences by row, stably. Launches 3 kernels for each 8 bits of `rows`, and 2; the
+    """Orders occurrences by row, stably. Launches 3 kernels for each pass of `digits`, and 2; the
     host waits for nothing.
 
-    Bytes moved: for each 8 bits 4 K for the counts, 16 K for the order; then 4 K + 8 R.
+    Bytes moved: in each pass 4 K for the counts, 16 K for the order (12 K in the first), and for
+        each 2,048 keys 16 for each value of a digit; then 4 K + 8 R.
 
     Args:
         numbers: [K] int32, the row of each occurrence, at least 0 and smaller than `rows`: that
@@ -80,21 +96,20 @@ def occurrences(
             f"{size:,} occurrences of {rows:,} rows, but no more than {MOST:,} can be: use smaller "
             "batches"
         )
-    passes = -(-max((rows - 1).bit_length(), 1) // _BITS)
-    bits = -(-max((rows - 1).bit_length(), 1) // passes)
-    digits = 2**bits
-    tiles = tiled(Segments.of([size], [0]), [STATIC], digits, workspace, name)
+    passes, bits = digits(rows)
+    values = 2**bits
+    tiles = tiled(Segments.of([size], [0]), [STATIC], values, workspace, name)
     count, by_tile = tiles.plan.tiles, (tiles.segments, np.int32(len(tiles.plan.segments)))
     order: Any = np.uint64(0)
     for number in range(passes):
-        digit = (np.uint32(number * bits), np.uint32(digits))
+        digit = (np.uint32(number * bits), np.uint32(values))
         device.kernel(SOURCE, "occurrences_count")(
             count,
             THREADS,
             (numbers, *by_tile, *digit, tiles.counts, np.uint32(count)),
-            shared=4 * digits,
+            shared=4 * values,
         )
-        scan(tiles, digits, workspace, name)
+        scan(tiles, values, workspace, name)
         placed = workspace.take(f"{name}.rows{number % 2}", size, np.int32)
         placed_order = workspace.take(f"{name}.order{number % 2}", size, np.int32)
         device.kernel(SOURCE, "occurrences_place")(
@@ -111,7 +126,7 @@ def occurrences(
                 placed,
                 placed_order,
             ),
-            shared=4 * _WARPS * digits,
+            shared=4 * _WARPS * values,
         )
         numbers, order = placed, placed_order
     offsets = workspace.take(f"{name}.offsets", rows + 1, np.int32)

@@ -27,6 +27,36 @@ __device__ __forceinline__ Pack<kCount> load(const float* at) {
   return pack;
 }
 
+// The same where `there` holds, and zeros elsewhere. A predicate, never a branch, and in the order
+// of the source (`volatile`), so that as many are under way at once as the source has.
+__device__ __forceinline__ Pack<4> load_where(bool there, const float* at) {
+  Pack<4> pack;
+  pack.words = {};
+#ifdef __CUDA_ARCH__
+  asm volatile(
+      "{ .reg .pred p; setp.ne.u32 p, %5, 0; @p ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+      : "+r"(pack.words.x), "+r"(pack.words.y), "+r"(pack.words.z), "+r"(pack.words.w)
+      : "l"(at), "r"(static_cast<unsigned>(there)));
+#else
+  if (there) pack = load<4>(at);
+#endif
+  return pack;
+}
+
+// The same of memory that this kernel writes, too, but only where this thread has read it.
+__device__ __forceinline__ Pack<4> read_where(bool there, const float* at) {
+  Pack<4> pack;
+  pack.words = {};
+#ifdef __CUDA_ARCH__
+  asm volatile("{ .reg .pred p; setp.ne.u32 p, %5, 0; @p ld.global.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+               : "+r"(pack.words.x), "+r"(pack.words.y), "+r"(pack.words.z), "+r"(pack.words.w)
+               : "l"(at), "r"(static_cast<unsigned>(there)));
+#else
+  if (there) pack.words = *reinterpret_cast<const uint4*>(at);
+#endif
+  return pack;
+}
+
 template <int kCount>
 __device__ __forceinline__ void store(float* at, const Pack<kCount>& pack) {
   *reinterpret_cast<typename Access<kCount>::Type*>(at) = pack.words;

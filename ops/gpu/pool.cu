@@ -67,63 +67,86 @@ __device__ __forceinline__ float divisor_of(const Lookup& lookup, double sum) {
   return static_cast<float>(lookup.combiner == kMean ? sum : sqrt(sum));
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads)
+__device__ __forceinline__ float divisor_of(const Lookup& lookup, const Ids& ids, u32 begin,
+                                            u32 end) {
+  double sum = end - begin;
+  if (lookup.weighted != 0 && lookup.combiner != kSum) {
+    sum = 0;
+    for (u32 id = begin; id < end; ++id) sum += share_of(lookup, ids.weights[id]);
+  }
+  return divisor_of(lookup, sum);
+}
+
+// Finds the rows of ids.
+struct FindId {
+  const Lookup& lookup;
+  const Ids& ids;
+  const Run* runs;
+
+  __device__ __forceinline__ Found operator()(u32 id) const {
+    const i64 row = ids.row(id);
+    return {address_of(runs, static_cast<int>(lookup.runs), row, lookup.dim * kFloatBytes),
+            factor_of(lookup, ids, id)};
+  }
+};
+
+// The same where all rows are in one run and have the factor 1.
+struct FindInRun {
+  const Ids& ids;
+  Run run;
+  i64 pitch;
+
+  __device__ __forceinline__ Found operator()(u32 id) const {
+    return {address_in(run, ids.row(id), pitch), 1};
+  }
+};
+
+// Pools the samples of a tile; a group of lanes has kFlight in flight. Each lane looks one of them
+// up.
+template <bool kPlain, class Find>
+__device__ __forceinline__ void pool_tile(const Lookup& lookup, const Ids& ids, Find find) {
+  const int lanes = static_cast<int>(lookup.lanes), groups = kThreads / lanes;
+  const Group group = {lanes, static_cast<int>(threadIdx.x) & (lanes - 1)};
+  const i64 first = lookup.first + (blockIdx.x - lookup.tile) * (groups * kFlight) +
+                    threadIdx.x / lanes,
+            sample = first + group.lane % kFlight * groups,
+            at = sample < lookup.end ? sample : lookup.first;
+  Range range = {static_cast<u32>(ids.offsets[at]), static_cast<u32>(ids.offsets[at + 1])};
+  if (sample >= lookup.end) range.end = range.begin;
+  const float divisor = kPlain ? divisor_of(lookup, range.end - range.begin)
+                               : divisor_of(lookup, ids, range.begin, range.end);
+#pragma unroll 1
+  for (int base = 0; base * kWidth < lookup.dim; base += lanes) {
+    const Span span(base + group.lane, lookup.dim);
+    float sums[kFlight][kWidth];
+    sum_ranges<kFlight, kPlain>(group, range, span, lookup.dim, find, sums);
+#pragma unroll
+    for (int f = 0; f < kFlight; ++f) {
+      const float by = __shfl_sync(kAllLanes, divisor, f, lanes);
+      Pack<kWidth> pooled;
+#pragma unroll
+      for (int e = 0; e < kWidth; ++e) pooled.elements[e] = by == 0 ? 0 : sums[f][e] / by;
+      if (first + f * groups >= lookup.end) continue;
+      put<kPlain>(lookup.out + (first - lookup.first + f * groups) * lookup.dim * kFloatBytes, span,
+                  pooled);
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 3)
     pool_rows(IDS_PARAMETERS, const Run* __restrict__ runs) {
   const Ids ids = IDS;
   const Lookup& lookup = holding(lookups, lookup_count, blockIdx.x);
-  const int lanes = static_cast<int>(lookup.lanes),
-            lane = static_cast<int>(threadIdx.x) & (lanes - 1), groups = kThreads / lanes;
-  const i64 first =
-      lookup.first + (blockIdx.x - lookup.tile) * (groups * kFlight) + threadIdx.x / lanes;
-  const i64 pitch = lookup.dim * kFloatBytes;
-  const Run* mine = runs + lookup.run;
-  const int mine_count = static_cast<int>(lookup.runs);
-  const bool adds = lookup.weighted != 0 && lookup.combiner != kSum;
-  u32 begin[kFlight], end[kFlight], longest = 0;
-#pragma unroll
-  for (int f = 0; f < kFlight; ++f) {
-    const i64 sample = first + f * groups;
-    begin[f] = sample < lookup.end ? static_cast<u32>(offsets[sample]) : 0;
-    end[f] = sample < lookup.end ? static_cast<u32>(offsets[sample + 1]) : 0;
-    longest = max(longest, end[f] - begin[f]);
-  }
-  for (int access = lane; access * kWidth < lookup.dim; access += lanes) {
-    const Span span(access, lookup.dim);
-    float sums[kFlight][kWidth] = {};
-    double shares[kFlight];
-#pragma unroll
-    for (int f = 0; f < kFlight; ++f) shares[f] = adds ? 0 : end[f] - begin[f];
-    for (u32 turn = 0; turn < longest; ++turn) {
-      i64 addresses[kFlight];
-      float factors[kFlight], values[kFlight][kWidth];
-#pragma unroll
-      for (int f = 0; f < kFlight; ++f) {
-        const u32 id = begin[f] + turn;
-        addresses[f] = 0;
-        if (id >= end[f]) continue;
-        addresses[f] = address_of(mine, mine_count, ids.row(id), pitch);
-        factors[f] = factor_of(lookup, ids, id);
-        if (adds) shares[f] += share_of(lookup, ids.weights[id]);
-      }
-      fetch<kFlight>(addresses, span, values);
-#pragma unroll
-      for (int f = 0; f < kFlight; ++f) {
-        if (addresses[f] == 0) continue;
-#pragma unroll
-        for (int e = 0; e < kWidth; ++e) sums[f][e] += factors[f] * values[f][e];
-      }
-    }
-#pragma unroll
-    for (int f = 0; f < kFlight; ++f) {
-      const i64 sample = first + f * groups;
-      if (sample >= lookup.end) continue;
-      const float divisor = divisor_of(lookup, shares[f]);
-      Pack<kWidth> pooled;
-#pragma unroll
-      for (int e = 0; e < kWidth; ++e) pooled.elements[e] = divisor == 0 ? 0 : sums[f][e] / divisor;
-      put(lookup.out + (sample - lookup.first) * lookup.dim * kFloatBytes, span, pooled);
-    }
-  }
+  pool_tile<false>(lookup, ids, FindId{lookup, ids, runs + lookup.run});
+}
+
+// The same where no look-up is weighted or clips rows, the rows of each are in one run, and all
+// rows and results allow whole accesses.
+extern "C" __global__ void __launch_bounds__(kThreads, 3)
+    pool_rows_plain(IDS_PARAMETERS, const Run* __restrict__ runs) {
+  const Ids ids = IDS;
+  const Lookup& lookup = holding(lookups, lookup_count, blockIdx.x);
+  pool_tile<true>(lookup, ids, FindInRun{ids, runs[lookup.run], lookup.dim * kFloatBytes});
 }
 
 // products[id]: of its row with itself, or with its sample's gradient if there are any. One sample
@@ -151,8 +174,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
          access += static_cast<int>(lanes)) {
       const Span span(access, lookup.dim);
       float here[1][kWidth], there[1][kWidth];
-      fetch<1>(row, span, here);
-      fetch<1>(with, span, there);
+      fetch<false>(row, span, here);
+      fetch<false>(with, span, there);
 #pragma unroll
       for (int e = 0; e < kWidth; ++e)
         sum += here[0][e] * there[0][e];  // beyond the row's end they are 0
@@ -161,16 +184,6 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       sum += __shfl_xor_sync(peers, sum, static_cast<int>(distance));
     if (lane == 0) products[id] = sum;
   }
-}
-
-__device__ __forceinline__ float divisor_of(const Lookup& lookup, const Ids& ids, u32 begin,
-                                            u32 end) {
-  double sum = end - begin;
-  if (lookup.weighted != 0 && lookup.combiner != kSum) {
-    sum = 0;
-    for (u32 id = begin; id < end; ++id) sum += share_of(lookup, ids.weights[id]);
-  }
-  return divisor_of(lookup, sum);
 }
 
 // Makes the terms of each id: its sample, the factor of that sample's gradient, and how much of the

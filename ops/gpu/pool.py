@@ -20,12 +20,15 @@ import numpy as np
 
 from collective.ops.gpu.segments import THREADS
 from collective.ops.gpu.sources import Source
-from collective.ops.gpu.sums import NULL, Rows
+from collective.ops.gpu.sums import NULL, Rows, group_lanes
 from collective.ops.gpu.workspace import Workspace
 
-SOURCE = Source("pool.cu", ("pool_rows", "pool_products", "pool_terms", "pool_weights"))
+SOURCE = Source(
+    "pool.cu", ("pool_rows", "pool_rows_plain", "pool_products", "pool_terms", "pool_weights")
+)
 SUM, MEAN, SQRTN = range(1, 4)  # combiners, as in ops/embedding_bag.py
 _WIDTH, _FLOAT_BYTES = 4, 4  # elements of one access, and the bytes of one
+_ACCESS_BYTES = _WIDTH * _FLOAT_BYTES
 _IN_FLIGHT = 4
 
 
@@ -131,7 +134,8 @@ def pool_flat(
     sizes = np.array([lookup.samples * lookup.dim for lookup in lookups], np.int64)
     out = workspace.take("pool", int(sizes.sum()), np.float32)
     firsts = np.cumsum(sizes) - sizes
-    runs, by_lookup = _runs(lookups, rows, workspace)
+    words_by_source = [one.words() for one in rows]
+    runs, by_lookup = _runs(lookups, words_by_source, workspace)
     squares = (
         _products(lookups, rows, ids, None, workspace)
         if any(lookup.max_norm > 0 for lookup in lookups)
@@ -140,8 +144,25 @@ def pool_flat(
     addresses = device.pointer(out) + firsts * _FLOAT_BYTES
     words, tiles = _words(lookups, by_lookup, addresses, _IN_FLIGHT)
     given = _given(words, ids, squares, workspace, "pool.lookups")
-    device.kernel(SOURCE, "pool_rows")(tiles, THREADS, (*given, runs))
+    name = "pool_rows_plain" if _are_plain(lookups, words_by_source, addresses) else "pool_rows"
+    device.kernel(SOURCE, name)(tiles, THREADS, (*given, runs))
     return out
+
+
+def _are_plain(lookups: Sequence[Lookup], words: Sequence[np.ndarray], out: np.ndarray) -> bool:
+    """Tells whether all rows are taken as they are, each look-up's from one run, by whole accesses:
+    what the faster kernel can do.
+
+    Args:
+        words: of `Rows.words`, by source.
+        out: addresses of the results.
+    """
+    if any(lookup.weighted or lookup.max_norm > 0 or lookup.dim % _WIDTH for lookup in lookups):
+        return False
+    addresses = [runs[0, 2] for runs in words] + out.tolist()
+    return all(len(runs) == 1 for runs in words) and not any(
+        address % _ACCESS_BYTES for address in addresses
+    )
 
 
 def pool_terms(
@@ -202,12 +223,11 @@ def check_lookups(lookups: Sequence[Lookup], ids: Ids) -> None:
 
 
 def _runs(
-    lookups: Sequence[Lookup], rows: Sequence[Rows], workspace: Workspace
+    lookups: Sequence[Lookup], words: Sequence[np.ndarray], workspace: Workspace
 ) -> tuple[Any, np.ndarray]:
-    """Returns the runs of all `rows` on the device, and [M, 2], the first and the number of those
-    of each look-up.
+    """Returns the runs of all sources on the device, and [M, 2], the first and the number of those
+    of each look-up. `words` are of `Rows.words`.
     """
-    words = [one.words() for one in rows]
     counts = np.array([len(one) for one in words], np.int64)
     of = np.array([lookup.source for lookup in lookups], np.int64)
     return (
@@ -229,12 +249,8 @@ def _words(
     samples = np.array([lookup.samples for lookup in lookups], np.int64)
     dims = np.array([lookup.dim for lookup in lookups], np.int64)
     norms = np.array([max(lookup.max_norm, 0) for lookup in lookups], np.float32).view(np.uint32)
-    firsts, accesses = np.cumsum(samples) - samples, -(-dims // _WIDTH)
-    group = (
-        np.minimum(32, 2 ** np.ceil(np.log2(accesses)).astype(np.int64))
-        if lanes is None
-        else np.full_like(dims, lanes)
-    )
+    firsts = np.cumsum(samples) - samples
+    group = group_lanes(dims) if lanes is None else np.full_like(dims, lanes)
     tiles = -(-samples // (THREADS // group * each))
     words = np.column_stack(
         [
@@ -277,7 +293,7 @@ def _products(
     """Multiplies each id's row with itself, or with its sample's gradient: [K] float32."""
     name = "pool.squares" if gradients is None else "pool.products"
     products = workspace.take(name, int(ids.positions.size), np.float32)
-    runs, by_lookup = _runs(lookups, rows, workspace)
+    runs, by_lookup = _runs(lookups, [one.words() for one in rows], workspace)
     words, tiles = _words(lookups, by_lookup, np.zeros(len(lookups), np.int64), 1)
     gradient_runs, count = NULL, 0
     if gradients is not None:

@@ -24,12 +24,21 @@ from collective.ops.gpu.segments import THREADS, Segments
 from collective.ops.gpu.sources import Source
 from collective.ops.gpu.workspace import Workspace
 
-SOURCE = Source("sums.cu", ("sum_pieces", "sum_rows"))
+SOURCE = Source("sums.cu", ("sum_pieces", "sum_rows", "sum_rows_long"))
 NULL = np.uint64(0)
 SLOTS = 3  # as in targets.cuh, of which `target_words` writes
 _WIDTH, _FLOAT_BYTES = 4, 4  # elements of one access, and the bytes of one
 _IN_FLIGHT = 4
+_FEWEST_LANES = 4  # as in sums.cuh
 _PIECE_BLOCKS, _LONG_BLOCKS = 8, 2  # for each multiprocessor
+
+
+def group_lanes(dims: np.ndarray) -> np.ndarray:
+    """Returns for each dimension how many threads work on a row: a power of two that covers its
+    accesses, as far as a warp does.
+    """
+    accesses = -(-np.maximum(dims, 1) // _WIDTH)
+    return np.clip(2 ** np.ceil(np.log2(accesses)).astype(np.int64), _FEWEST_LANES, 32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,8 +129,7 @@ def target_words(
         each: rows of one group of threads.
         touched: [M], addresses.
     """
-    lengths, accesses = np.diff(segments.offsets), -(-dims // _WIDTH)
-    lanes = np.minimum(32, 2 ** np.ceil(np.log2(np.maximum(accesses, 1))).astype(np.int64))
+    lengths, lanes = np.diff(segments.offsets), group_lanes(dims)
     tiles = -(-lengths // (THREADS // lanes * each))
     words = np.column_stack(
         [
@@ -141,6 +149,7 @@ def target_words(
 
 def launch(
     kernel: Kernel,
+    long_kernel: Kernel,
     targets: np.ndarray,
     tiles: int,
     rows: Any,
@@ -156,7 +165,8 @@ def launch(
     and then for these.
 
     Args:
-        kernel: with targets.cuh's parameters, then `extra`.
+        kernel, long_kernel: with targets.cuh's parameters, then `extra`; the second for long
+            segments.
         targets, tiles: of `target_words`.
         rows: [U] int64 or NULL.
         terms, along: as for `sum_rows`, NULL for none.
@@ -195,7 +205,7 @@ def launch(
             THREADS,
             (*before, NULL, *after, occurrences.pieces, partials, partial_along),
         )
-        kernel(
+        long_kernel(
             _LONG_BLOCKS * device.multiprocessors,
             THREADS,
             (*before, occurrences.longs, *after, *extra),
@@ -244,6 +254,7 @@ def sum_rows(
     targets, tiles = target_words(segments, width, addresses, lengths, _IN_FLIGHT)
     launch(
         device.kernel(SOURCE, "sum_rows"),
+        device.kernel(SOURCE, "sum_rows_long"),
         targets,
         tiles,
         NULL,

@@ -1,12 +1,13 @@
 // Rows that gradients are summed for: what all updates have in common.
 //
-// A segment is what one row has of the occurrences. A group of lanes, a power of two that covers a
-// row, has kFlight segments in flight. Segments that are long (occurrences.cuh) are left out;
-// blocks sum their pieces, and the same kernel then works on these.
+// A segment is what one row has of the occurrences. A group of lanes has kFlight segments in
+// flight. Segments that are long (occurrences.cuh) are left out; blocks sum their pieces, and the
+// same kernel then works on the sums of these: a warp where they are few, else a block.
 
 #include "sums.cuh"
 
 constexpr int kMostSlots = 3;
+constexpr u32 kFew = 8;  // pieces of a segment that a warp sums
 
 struct Target {
   i64 tile;        // its first one
@@ -19,14 +20,14 @@ struct Target {
   i64 touched;  // address of a byte for each row that is set, or 0
 };
 
-// The arguments of the launch with tiles, and of the one with long segments.
+// The arguments of the kernels that work by tiles, and of those that work on long segments.
 struct Work {
   const Target* targets;
   int target_count;
   const int* offsets;  // of segments in the places
   const i64* rows;     // which row each segment is of; null: they are in order
   const u32* counters;
-  const Long* longs;   // null: by tiles
+  const Long* longs;
   const float* along;  // of each occurrence: how much of the row itself belongs to its gradient;
                        // null: nothing
   const float* partial_along;
@@ -62,13 +63,6 @@ __device__ __forceinline__ int accesses_of(const Target& target) {
   return static_cast<int>((target.dim + kWidth - 1) / kWidth);
 }
 
-template <int kFlight>
-struct Segments {
-  i64 row[kFlight];  // -1 for none
-  u32 begin[kFlight], end[kFlight];
-  float along[kFlight];
-};
-
 __device__ __forceinline__ float sum_along(const float* along, const u32* order, u32 begin,
                                            u32 end) {
   float sum = 0;
@@ -87,65 +81,94 @@ __device__ __forceinline__ i64 row_of(const Work& work, const Target& target, i6
 template <int kFlight>
 struct Share {
   const Target* target;
-  Segments<kFlight> segments;
+  Group group;
+  i64 row[kFlight];      // -1 for none
+  float along[kFlight];  // of the row itself
+  Range range;           // of the places of flight lane % kFlight
   Source source;
   i64 pitch;  // bytes between the source's rows
-  int lanes, lane;
-  bool merged;  // all flights have parts of one segment, of which only the first has a row
+  u32 warps;  // that have parts of one long segment, in all flights; the first has the row
 };
 
-// Calls step(share) for what this thread's group works on. All threads of a warp call it together.
+// Finds the segments of a group in a tile. Each lane looks one of the flights up.
+template <int kFlight, bool kEmpty>
+__device__ __forceinline__ void find_segments(const Work& work, Share<kFlight>& share) {
+  const Target& target = *share.target;
+  const int lanes = share.group.lanes, groups = kThreads / lanes;
+  const i64 first = target.first + (blockIdx.x - target.tile) * (groups * kFlight) +
+                    threadIdx.x / lanes,
+            segment = first + share.group.lane % kFlight * groups,
+            at = segment < target.end ? segment : target.first;
+  const u32 begin = static_cast<u32>(work.offsets[at]),
+            end = static_cast<u32>(work.offsets[at + 1]);
+  i64 row = row_of(work, target, at);
+  if (segment >= target.end || end - begin > kLong || (!kEmpty && begin == end)) row = -1;
+  share.range = {begin, row < 0 ? begin : end};
+  share.warps = 1;
+  float along = 0;
+  if (work.along != nullptr && row >= 0)
+    along = sum_along(work.along, share.source.order, begin, end);
+#pragma unroll
+  for (int f = 0; f < kFlight; ++f) {
+    share.row[f] = __shfl_sync(kAllLanes, row, f, lanes);
+    share.along[f] = __shfl_sync(kAllLanes, along, f, lanes);
+  }
+}
+
+// Has a warp, or all warps of a block, work on the partial sums of a long segment.
+template <int kFlight>
+__device__ __forceinline__ void cut_long(const Work& work, const Long& of, u32 warps,
+                                         Share<kFlight>& share) {
+  const Range pieces = {of.first, of.first + of.count};
+  const u32 warp = warps == 1 ? 0 : threadIdx.x / 32;
+  share.warps = warps;
+  share.range = cut(pieces, warp * kFlight + share.group.lane % kFlight, warps * kFlight);
+#pragma unroll
+  for (int f = 0; f < kFlight; ++f) {
+    share.row[f] = -1;
+    share.along[f] = 0;
+  }
+  if (warp != 0) return;
+  share.row[0] = row_of(work, *share.target, of.row);
+  if (work.along != nullptr)
+    share.along[0] = sum_along(work.partial_along, nullptr, pieces.begin, pieces.end);
+}
+
+// Calls step(share) for the segments of this thread's group. All threads of a warp call it
+// together.
 template <int kFlight, bool kEmpty, class Step>
 __device__ __forceinline__ void for_segments(const Work& work, const Source& source, Step step) {
-  const bool tiles = work.longs == nullptr;
   Share<kFlight> share;
-  Segments<kFlight>& segments = share.segments;
-  for (u32 at = blockIdx.x * kWarps + threadIdx.x / 32; tiles || at < work.counters[0];
-       at += gridDim.x * kWarps) {
-#pragma unroll
-    for (int f = 0; f < kFlight; ++f) {
-      segments.row[f] = -1;
-      segments.begin[f] = segments.end[f] = 0;
-      segments.along[f] = 0;
-    }
-    if (tiles) {
-      const Target& target = holding(work.targets, work.target_count, blockIdx.x);
-      const int lanes = static_cast<int>(target.lanes), groups = kThreads / lanes;
-      const i64 first =
-          target.first + (blockIdx.x - target.tile) * (groups * kFlight) + threadIdx.x / lanes;
-#pragma unroll
-      for (int f = 0; f < kFlight; ++f) {
-        const i64 segment = first + f * groups;
-        if (segment >= target.end) continue;
-        const u32 begin = static_cast<u32>(work.offsets[segment]),
-                  end = static_cast<u32>(work.offsets[segment + 1]);
-        if (end - begin > kLong || (!kEmpty && begin == end)) continue;
-        segments.row[f] = row_of(work, target, segment);
-        if (segments.row[f] < 0) continue;
-        segments.begin[f] = begin;
-        segments.end[f] = end;
-        if (work.along != nullptr)
-          segments.along[f] = sum_along(work.along, source.order, begin, end);
-      }
-      share.target = &target;
-      share.lanes = lanes;
-      share.source = source;
-      share.pitch = target.dim * kFloatBytes;
-    } else {
-      const Long of = work.longs[at];
-      share.target = &target_of(work, of.row);
-      share.lanes = 32;
-      share.source = {nullptr, nullptr, source.runs + source.run_count, 1};
-      share.pitch = work.width * kFloatBytes;
-      cut(of.first, of.first + of.count, 0, kFlight, segments.begin, segments.end);
-      segments.row[0] = row_of(work, *share.target, of.row);
-      if (work.along != nullptr)
-        segments.along[0] = sum_along(work.partial_along, nullptr, of.first, of.first + of.count);
-    }
-    share.merged = !tiles;
-    share.lane = static_cast<int>(threadIdx.x) & (share.lanes - 1);
+  share.target = &holding(work.targets, work.target_count, blockIdx.x);
+  const int lanes = static_cast<int>(share.target->lanes);
+  share.group = {lanes, static_cast<int>(threadIdx.x) & (lanes - 1)};
+  share.source = source;
+  share.pitch = share.target->dim * kFloatBytes;
+  find_segments<kFlight, kEmpty>(work, share);
+  step(share);
+}
+
+// Calls step(share) for the long segments of this thread's warp, then for those of its block. All
+// threads of a block call it together.
+template <int kFlight, class Step>
+__device__ __forceinline__ void for_longs(const Work& work, const Source& source, Step step) {
+  const u32 longs = work.counters[0],
+            by_warps = (longs + gridDim.x * kWarps - 1) / (gridDim.x * kWarps),
+            by_blocks = (longs + gridDim.x - 1) / gridDim.x;
+  Share<kFlight> share;
+  share.group = {32, static_cast<int>(threadIdx.x % 32)};
+  share.source = {nullptr, nullptr, source.runs + source.run_count, 1};
+  share.pitch = work.width * kFloatBytes;
+  for (u32 round = 0; round < by_warps + by_blocks; ++round) {
+    const u32 warps = round < by_warps ? 1 : kWarps,
+              at = warps == 1 ? (round * gridDim.x + blockIdx.x) * kWarps + threadIdx.x / 32
+                              : (round - by_warps) * gridDim.x + blockIdx.x;
+    if (at >= longs) continue;
+    const Long of = work.longs[at];
+    if ((of.count <= kFew) != (warps == 1)) continue;
+    share.target = &target_of(work, of.row);
+    cut_long(work, of, warps, share);
     step(share);
-    if (tiles) return;
   }
 }
 
@@ -153,32 +176,54 @@ __device__ __forceinline__ void for_segments(const Work& work, const Source& sou
 template <int kFlight>
 __device__ __forceinline__ void sum_segments(const Share<kFlight>& share, const Span& span,
                                              float (&sums)[kFlight][kWidth]) {
-  sum_places<kFlight>(share.source, share.segments.begin, share.segments.end, share.pitch, span,
-                      sums);
-  if (share.merged) {
-#pragma unroll
-    for (int f = 1; f < kFlight; ++f) {
-#pragma unroll
-      for (int e = 0; e < kWidth; ++e) sums[0][e] += sums[f][e];
-    }
-  }
+  sum_ranges<kFlight, false>(share.group, share.range, span, share.target->dim,
+                             FindPlace{share.source, share.pitch}, sums);
 }
 
-// Adds what of the rows themselves belongs to their gradients. `own`: addresses of these rows; 0
-// for none.
+// Sums the partial sums of a long segment; the first flight of the first warp then has their sum.
+// All warps that have parts of it call it together.
 template <int kFlight>
-__device__ __forceinline__ void add_own(const Share<kFlight>& share, const Span& span,
-                                        const i64 (&own)[kFlight], float (&sums)[kFlight][kWidth]) {
+__device__ __forceinline__ void sum_long(const Share<kFlight>& share, const Span& span,
+                                         float (&sums)[kFlight][kWidth]) {
+  __shared__ float parts[kThreads * kWidth];
+  sum_segments(share, span, sums);
+#pragma unroll
+  for (int f = 1; f < kFlight; ++f) {
+#pragma unroll
+    for (int e = 0; e < kWidth; ++e) sums[0][e] += sums[f][e];
+  }
+  if (share.warps == 1) return;
+#pragma unroll
+  for (int e = 0; e < kWidth; ++e) parts[e * kThreads + threadIdx.x] = sums[0][e];
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    for (u32 warp = 1; warp < share.warps; ++warp) {
+#pragma unroll
+      for (int e = 0; e < kWidth; ++e) sums[0][e] += parts[e * kThreads + warp * 32 + threadIdx.x];
+    }
+  }
+  __syncthreads();
+}
+
+// Adds what of the rows themselves, which `values` has one after the other, belongs to their
+// gradients; 0: nothing.
+template <int kFlight>
+__device__ __forceinline__ void add_own(const Share<kFlight>& share, const Span& span, i64 values,
+                                        float (&sums)[kFlight][kWidth]) {
+  i64 own[kFlight];
   bool any = false;
 #pragma unroll
-  for (int f = 0; f < kFlight; ++f) any = any || own[f] != 0;
+  for (int f = 0; f < kFlight; ++f) {
+    const bool has = values != 0 && share.row[f] >= 0 && share.along[f] != 0;
+    own[f] = has ? values + share.row[f] * share.target->dim * kFloatBytes : 0;
+    any = any || has;
+  }
   if (!any) return;
-  float values[kFlight][kWidth];
-  fetch<kFlight>(own, span, values);
+  float rows[kFlight][kWidth];
+  fetch<false>(own, span, rows);
 #pragma unroll
   for (int f = 0; f < kFlight; ++f) {
 #pragma unroll
-    for (int e = 0; e < kWidth; ++e)
-      sums[f][e] += own[f] != 0 ? share.segments.along[f] * values[f][e] : 0.f;
+    for (int e = 0; e < kWidth; ++e) sums[f][e] += own[f] != 0 ? share.along[f] * rows[f][e] : 0.f;
   }
 }

@@ -13,20 +13,18 @@ constexpr int kFlight = 2;
 #endif
 
 // Weights and slots are read and written in the same kernel: not by way of read-only memory.
+template <bool kWhole>
 __device__ __forceinline__ Pack<kWidth> read(i64 address, i64 row, i64 dim, const Span& span) {
-  Pack<kWidth> pack;
   const float* from = reinterpret_cast<const float*>(address) + row * dim + span.element;
-  if (span.is_whole(from)) {
-    pack.words = *reinterpret_cast<const uint4*>(from);
-  } else {
+  if (kWhole || span.is_whole(from)) return read_where(row >= 0 && span.count > 0, from);
+  Pack<kWidth> pack;
 #pragma unroll
-    for (int e = 0; e < kWidth; ++e) pack.elements[e] = e < span.count ? from[e] : 0;
-  }
+  for (int e = 0; e < kWidth; ++e) pack.elements[e] = e < span.count && row >= 0 ? from[e] : 0;
   return pack;
 }
 
-// A thread's elements of rows and of their slots.
-template <class Rule, int kRows>
+// A thread's elements of rows and of their slots. kWhole: as `fetch` has it.
+template <class Rule, int kRows, bool kWhole>
 struct Held {
   static constexpr int kSlots = Rule::kSlots;
   Pack<kWidth> weights[kRows], slots[kRows][kSlots + 1];
@@ -35,11 +33,10 @@ struct Held {
                                   const Span& span) {
 #pragma unroll
     for (int f = 0; f < kRows; ++f) {
-      if (rows[f] < 0) continue;
-      weights[f] = read(target.values, rows[f], target.dim, span);
+      weights[f] = read<kWhole>(target.values, rows[f], target.dim, span);
 #pragma unroll
       for (int s = 0; s < kSlots; ++s)
-        slots[f][s] = read(target.slots[s], rows[f], target.dim, span);
+        slots[f][s] = read<kWhole>(target.slots[s], rows[f], target.dim, span);
     }
   }
 
@@ -58,42 +55,69 @@ struct Held {
 #pragma unroll
         for (int s = 0; s < kSlots; ++s) slots[f][s].elements[e] = values[s];
       }
-      put(target.values + rows[f] * target.dim * kFloatBytes, span, weights[f]);
+      put<kWhole>(target.values + rows[f] * target.dim * kFloatBytes, span, weights[f]);
 #pragma unroll
       for (int s = 0; s < kSlots; ++s)
-        put(target.slots[s] + rows[f] * target.dim * kFloatBytes, span, slots[f][s]);
+        put<kWhole>(target.slots[s] + rows[f] * target.dim * kFloatBytes, span, slots[f][s]);
     }
   }
 };
 
+// Whether all accesses to weights and slots are whole.
 template <class Rule>
-__device__ __forceinline__ void update_rows(const Rule& rule, const Share<kFlight>& share) {
-  const Target& target = *share.target;
-  const Segments<kFlight>& segments = share.segments;
-  const int accesses = accesses_of(target);
+__device__ __forceinline__ bool are_whole(const Target& target) {
+  i64 addresses = target.values;
 #pragma unroll
-  for (int f = 0; f < kFlight; ++f) {
-    if (target.touched != 0 && share.lane == 0 && segments.row[f] >= 0) {
-      reinterpret_cast<unsigned char*>(target.touched)[segments.row[f]] = 1;
-    }
-  }
+  for (int s = 0; s < Rule::kSlots; ++s) addresses |= target.slots[s];
+  return target.dim % kWidth == 0 && addresses % kAccessBytes == 0;
+}
+
+template <bool kLong, bool kWhole, class Rule>
+__device__ __forceinline__ void update_spans(const Rule& rule, const Share<kFlight>& share) {
+  const Target& target = *share.target;
 #pragma unroll 1
-  for (int access = share.lane; access < accesses; access += share.lanes) {
-    const Span span(access, target.dim);
+  for (int base = 0; base < accesses_of(target); base += share.group.lanes) {
+    const Span span(base + share.group.lane, target.dim);
     // Before the sums: what they wait for is a chain of four.
-    Held<Rule, kFlight> held(target, segments.row, span);
+    Held<Rule, kFlight, kWhole> held(target, share.row, span);
     float sums[kFlight][kWidth];
-    sum_segments<kFlight>(share, span, sums);
-    held.update(rule, target, segments.row, span, sums);
+    if (kLong) {
+      sum_long(share, span, sums);
+    } else {
+      sum_segments(share, span, sums);
+    }
+    held.update(rule, target, share.row, span, sums);
   }
 }
 
-#define UPDATE(name, Rule)                                                                        \
-  extern "C" __global__ void __launch_bounds__(kThreads, RESIDENT(Rule))                          \
-      update_##name(WORK_PARAMETERS, const float* __restrict__ options) {                         \
-    const Rule rule(options);                                                                     \
-    for_segments<kFlight, false>(WORK, SOURCE,                                                    \
-                                 [=](const Share<kFlight>& share) { update_rows(rule, share); }); \
+template <bool kLong, class Rule>
+__device__ __forceinline__ void update_rows(const Rule& rule, const Share<kFlight>& share) {
+  const Target& target = *share.target;
+#pragma unroll
+  for (int f = 0; f < kFlight; ++f) {
+    if (target.touched != 0 && share.group.lane == 0 && share.row[f] >= 0) {
+      reinterpret_cast<unsigned char*>(target.touched)[share.row[f]] = 1;
+    }
+  }
+  if (are_whole<Rule>(target)) {
+    update_spans<kLong, true>(rule, share);
+  } else {
+    update_spans<kLong, false>(rule, share);
+  }
+}
+
+#define UPDATE(name, Rule)                                                                    \
+  extern "C" __global__ void __launch_bounds__(kThreads, RESIDENT(Rule))                      \
+      update_##name(WORK_PARAMETERS, const float* __restrict__ options) {                     \
+    const Rule rule(options);                                                                 \
+    for_segments<kFlight, false>(                                                             \
+        WORK, SOURCE, [=](const Share<kFlight>& share) { update_rows<false>(rule, share); }); \
+  }                                                                                           \
+  extern "C" __global__ void __launch_bounds__(kThreads, 2)                                   \
+      update_##name##_long(WORK_PARAMETERS, const float* __restrict__ options) {              \
+    const Rule rule(options);                                                                 \
+    for_longs<kFlight>(WORK, SOURCE,                                                          \
+                       [=](const Share<kFlight>& share) { update_rows<true>(rule, share); }); \
   }
 
 UPDATE(sgd, SGD)
@@ -123,7 +147,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const float none[1][kWidth] = {};
   for (int access = lane; access < accesses_of(target); access += lanes) {
     const Span span(access, target.dim);
-    Held<Adam, 1> held(target, rows, span);
+    Held<Adam, 1, false> held(target, rows, span);
     held.update(adam, target, rows, span, none);
   }
 }

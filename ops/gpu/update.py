@@ -20,7 +20,13 @@ from collective.ops.gpu.sources import Source
 from collective.ops.gpu.sums import NULL, SLOTS, Rows, launch, target_words
 from collective.ops.gpu.workspace import Workspace
 
-SOURCE = Source("update.cu", (*(f"update_{rule.kernel}" for rule in RULES), "adam_decay"))
+SOURCE = Source(
+    "update.cu",
+    (
+        *(f"update_{rule.kernel}{of}" for rule in RULES for of in ("", "_long")),
+        "adam_decay",
+    ),
+)
 _IN_FLIGHT = 2
 
 
@@ -92,6 +98,7 @@ def update(
     options = workspace.upload("update.options", np.array(rule.options(), np.float32))
     launch(
         device.kernel(SOURCE, f"update_{rule.kernel}"),
+        device.kernel(SOURCE, f"update_{rule.kernel}_long"),
         targets,
         tiles,
         rows,

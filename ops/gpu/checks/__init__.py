@@ -50,6 +50,7 @@ class Scale(NamedTuple):
 
 
 FULL = Scale(keys=2**24, elements=2**31 + 2**20, measured_keys=2**24, measured_bytes=2**32)
+FEWEST_KEYS = 1000  # of a check
 SMALL = Scale(keys=5000, elements=2**16, measured_keys=3000, measured_bytes=2**16)
 
 Check = Callable[[Device, Scale, np.random.Generator], None]

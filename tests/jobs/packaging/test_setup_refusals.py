@@ -158,6 +158,18 @@ def test_gpu_without_cuda(checkout: Checkout, tmp_path: Path):
     assert "GPU=yes is neither 1" in refused(checkout, GPU="yes")
 
 
+def test_a_compiler_that_is_too_new_for_nvcc(checkout: Checkout, tmp_path: Path):
+    """nvcc would refuse it minutes later, in the middle of Horovod's build."""
+    checkout.python("python3.11", "3.11.7")
+    checkout.program("nvcc", "#!/bin/sh\necho release 12.2\n", tmp_path / "cuda" / "bin")
+    new = checkout.program("g++-13", "#!/bin/sh\necho 13.2.0\n")
+    printed = refused(checkout, GPU="1", HOROVOD_CUDA_HOME=str(tmp_path / "cuda"), CXX="g++-13")
+    assert (
+        f"missing: g++ 12 or older, which is what nvcc 12.2 takes ({new} is 13.2.0; CXX= names "
+        "another). To install: apt-get install g++-12, then CXX=g++-12"
+    ) in printed
+
+
 @pytest.mark.parametrize("folder", ["/tmp/venv", "../venv", ".venvs/../../venv"])
 def test_an_environment_outside_of_the_checkout(checkout: Checkout, folder: str):
     checkout.python("python3.11", "3.11.7")

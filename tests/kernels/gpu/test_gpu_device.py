@@ -201,6 +201,7 @@ def cupy_double(gpus: int, compiler: bool = True) -> types.SimpleNamespace:
         getDevice=lambda: current[0],
         CUDARuntimeError=_RuntimeError,
         getDeviceProperties=lambda _: {"name": b"H200", "multiProcessorCount": 132},
+        memGetInfo=lambda: (40, 8000),
     )
 
     cuda = types.SimpleNamespace(
@@ -250,7 +251,9 @@ def test_cupys_stream_and_pool(monkeypatch: pytest.MonkeyPatch):
     )
     cupy.calls.clear()
     device.limit(0.25)
-    assert device.memory() == "kernels use 5 bytes and hold 6,000 of the 7 they may"
+    assert device.memory() == (
+        "kernels use 5 bytes and hold 6,000 of the 7 they may; 40 of the GPU's 8,000 are free"
+    )
     CupyDevice(pooled=False)
     assert cupy.calls[0] == ("limit", 0.25) and cupy.calls[-1] == ("allocator", None)
     cupy.current[0] = 1  # of another thread, say

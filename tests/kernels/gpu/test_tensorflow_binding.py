@@ -319,6 +319,25 @@ def test_kernels_train_through_tensorflow(monkeypatch: pytest.MonkeyPatch):
 # ---- what is said
 
 
+def test_the_order_in_which_memory_is_taken_is_said_where_it_is_short(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """An allocator that eager operations made has no limit, and kernels may find nothing left."""
+    bridge = EmulatedBridge()
+    assert "TensorFlow may take" not in bridge.memory()
+    monkeypatch.setattr(memory_bridge.tf.config.experimental, "set_memory_growth", lambda *_: None)
+    bridge._begin(bridge.device, memory_bridge._grows([object()]))
+    assert "TensorFlow may take" not in bridge.memory(), "nothing has run on a GPU"
+
+    def initialized(*_: Any) -> None:
+        raise RuntimeError("Physical devices cannot be modified after being initialized")
+
+    monkeypatch.setattr(memory_bridge.tf.config.experimental, "set_memory_growth", initialized)
+    bridge._begin(bridge.device, memory_bridge._grows([object()]))
+    for words in ("since something ran eagerly on the GPU", "75 %", "tf.device('/cpu:0')"):
+        assert words in bridge.memory() and words in bridge.advice()
+
+
 def test_no_memory_names_tables_bytes_and_the_option(graph: Any, monkeypatch: pytest.MonkeyPatch):
     bridge = EmulatedBridge()
     bridge.device.memory = lambda: "kernels use 5 bytes and hold 6 of the 7 they may"

@@ -39,6 +39,7 @@ def test_the_whole_text():
           COLLECTIVE_PROGRESS=<memory of the launcher>
           COLLECTIVE_RESTART_COUNT=0
           COLLECTIVE_TERMINAL=0
+          CUDA_CACHE_MAXSIZE=4294967296
           GLIBC_TUNABLES=glibc.malloc.hugetlb=1
           HOROVOD_CONTROLLER=gloo
           HOROVOD_CPU_OPERATIONS=gloo

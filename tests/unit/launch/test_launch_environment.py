@@ -48,7 +48,13 @@ def test_identity():
         "HOROVOD_GLOO_IFACE": "lo",
         "HOROVOD_CYCLE_TIME": "0.1",
         "HOROVOD_GLOO_TIMEOUT_SECONDS": "600",
+        "CUDA_CACHE_MAXSIZE": "4294967296",
     }
+
+
+def test_cpu_ranks_are_told_nothing_of_cuda():
+    assert "CUDA_CACHE_MAXSIZE" not in environment_of(0)
+    assert environment_of(0, {"CUDA_CACHE_MAXSIZE": "7"}, device="1")["CUDA_CACHE_MAXSIZE"] == "7"
 
 
 @pytest.mark.parametrize(

@@ -171,3 +171,48 @@ def test_how_often_it_is_checked(timeout, interval):
     assert detector.next_check() == 5.0 + interval
     detector.check(7.0, [None, None], {}, False)
     assert detector.next_check() == 7.0 + interval
+
+
+def first_end(records_at, on_gpus):
+    """Returns when a job with a timeout of 100 s is ended, and the report."""
+    detector = StallDetector(2, 100, 0.0, on_gpus)
+    for second in range(1, 2000):
+        stall = detector.check(float(second), records_at(second), {}, False)
+        if stall is not None and stall.expired:
+            return second, stall.report(100)
+    raise AssertionError("it never ends")
+
+
+def test_on_gpus_the_first_run_of_a_kind_may_compile():
+    """TensorFlow's kernels are compiled at their first use where the GPU is newer than they are."""
+
+    def both(second):
+        return [record(RUNNING), record(AWAY)]
+
+    assert first_end(both, on_gpus=False)[0] == 101
+    ended, report = first_end(both, on_gpus=True)
+    assert ended == 1 + WORK_FACTOR * 100 - 1
+    assert "compiling TensorFlow's kernels" in report and "CUDA_CACHE_PATH" in report
+
+
+def test_on_gpus_a_later_run_of_the_same_kind_compiles_nothing():
+    def both(second):
+        return [record(RUNNING, passed=min(second, 5)), record(AWAY)]
+
+    ended, report = first_end(both, on_gpus=True)
+    assert ended == 105 and "compiling" not in report
+
+
+def test_on_gpus_another_kind_of_run_may_compile_again():
+    def both(second):
+        first = record(RUNNING, passed=second) if second < 5 else record(RUNNING, 9, doing="runs b")
+        return [first, record(AWAY)]
+
+    assert first_end(both, on_gpus=True)[0] == 5 + WORK_FACTOR * 100 - 1
+
+
+def test_agreeing_on_a_run_is_not_finishing_it():
+    def both(second):
+        return [record(AGREEING if second < 3 else RUNNING), record(AWAY)]
+
+    assert first_end(both, on_gpus=True)[0] == 3 + WORK_FACTOR * 100 - 1

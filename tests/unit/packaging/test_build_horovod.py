@@ -50,7 +50,7 @@ def builds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Builds:
     monkeypatch.setattr(build_horovod, "run_logged", stand_in.run)
     monkeypatch.setattr(build_horovod, "works", lambda gpu: stand_in.is_installed)
     monkeypatch.setattr(build_horovod.tempfile, "tempdir", str(tmp_path))
-    for name in ("HOROVOD_NCCL_HOME", "HOROVOD_CUDA_HOME", "CUDA_HOME", "LDFLAGS"):
+    for name in ("HOROVOD_NCCL_HOME", "HOROVOD_CUDA_HOME", "CUDA_HOME", "LDFLAGS", "CXX"):
         monkeypatch.delenv(name, raising=False)
     return stand_in
 
@@ -136,9 +136,43 @@ def test_for_gpus_it_links_with_the_nccl_of_tensorflow(
     assert settings["HOROVOD_CUDA_HOME"] == str(tmp_path / "cuda")
     assert settings["LDFLAGS"] == f"-Wl,-rpath,{nccl}/lib"
     assert settings["HOROVOD_NCCL_HOME"] != str(nccl)
+    assert settings["PATH"].startswith(f"{nvcc.parent}:"), "it asks the first nvcc there"
     nvcc.write_text("#!/bin/sh\necho release 11.8\n")
     builds.is_installed = False
     assert build_horovod.main(["--gpu"]) == 1
+
+
+@pytest.mark.parametrize("cuda, compiler", [("12.2", 12), ("12.4", 13), ("12.9", 14)])
+def test_a_compiler_that_is_too_new_for_nvcc_is_named(
+    builds: Builds,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    cuda: str,
+    compiler: int,
+):
+    """Else nvcc refuses it minutes later, in the middle of the build."""
+    for name, said in [("nvcc", f"release {cuda}"), ("g++", f"{compiler + 1}.2.0")]:
+        file = tmp_path / "bin" / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f"#!/bin/sh\necho {said}\n")
+        file.chmod(0o755)
+    monkeypatch.setenv("HOROVOD_CUDA_HOME", str(tmp_path))
+    monkeypatch.setattr(build_horovod, "_nccl_folder", lambda: tmp_path)
+    monkeypatch.setenv("CXX", str(tmp_path / "bin" / "g++"))
+    assert build_horovod.main(["--gpu"]) == 1 and builds.commands == []
+    said = capsys.readouterr().err
+    assert f"missing: g++ {compiler} or older, which is what nvcc {cuda} takes" in said
+    assert f"{tmp_path}/bin/g++ is {compiler + 1}; CXX= names another" in said
+    (tmp_path / "bin" / "g++").write_text(f"#!/bin/sh\necho {compiler}.1\n")
+    build_horovod._check_machine(gpu=True)
+
+
+def test_set_up_takes_the_same_compilers():
+    (script,) = re.findall(r"newest=(\d+) found\n(.*?)\n    found=", SETUP, re.DOTALL)
+    later = re.findall(r"-lt (\d+) \] \|\| newest=(\d+)", script[1])
+    known = [(0, int(script[0])), *((int(first), int(newest)) for first, newest in later)]
+    assert known == list(build_horovod.NEWEST_COMPILERS)
 
 
 def test_a_build_that_fails_shows_the_end_of_its_output(
