@@ -245,7 +245,13 @@ class Attempt:
             elif event.kind == "broken":
                 self._say(f"the launcher's supervisor process failed: {event.text}")
             elif event.kind == "done":
-                self._local_done = True
+                self._end_local()
+
+    def _end_local(self) -> None:
+        """Waits for no more events of the supervisor."""
+        self._local_done = True
+        assert self._local.supervisor is not None
+        self._selector.unregister(self._local.supervisor.events)
 
     def _on_local_exit(self, event: SupervisorEvent) -> None:
         rank = self._local.rank_of(event)
@@ -300,7 +306,7 @@ class Attempt:
 
     def _end_without_supervisor(self, reason: str) -> None:
         """Kills the supervisor and everything else: its orphans are the launcher's."""
-        self._local_done = True
+        self._end_local()
         assert self._local.supervisor is not None
         survivors = self._local.kill()
         self._say(

@@ -18,6 +18,7 @@ from .devices import NO_GPUS, choose_devices, driver_gpus, visible_gpus
 from .dry_run import describe
 from .durations import seconds
 from .errors import UsageError
+from .host_options import add_host_options, host_options, ranks_from_environment
 from .machine import available_cores
 from .plan import LONGEST_PAUSE, LaunchPlan
 from .preempt_signals import signal_number
@@ -30,7 +31,16 @@ DEFAULT_TIME_TO_SAVE = 60.0
 class LauncherOptions(argparse.Namespace):
     """Holds the options as they were given, and the command behind them; `make_plan` judges."""
 
-    ranks: str
+    ranks: str | None
+    nodes: str | None
+    node: int | None
+    master: str | None
+    port: int | None
+    standalone: bool
+    interface: str | None
+    start_timeout: float
+    host_timeout: float
+    secret_file: str | None
     device: str
     log_dir: str | None
     tee: str
@@ -60,6 +70,12 @@ def main(arguments: Sequence[str] | None = None, prog: str = _PROGRAM) -> int:
 
             return check()
         plan = make_plan(options, os.environ)
+        hosts = host_options(options, os.environ)
+        if hosts is not None and options.elastic:
+            raise UsageError(
+                "--elastic is for jobs of one host: leave it out, or start the job again on the "
+                "hosts that are left"
+            )
         misplaced = misplaced_option(options.command)
         if misplaced:
             print(f"collective.launch: {misplaced}", file=sys.stderr)
@@ -67,8 +83,14 @@ def main(arguments: Sequence[str] | None = None, prog: str = _PROGRAM) -> int:
             from .logs import check_logs
 
             check_logs(plan)
-            print(describe(plan))
+            print(describe(plan, hosts))
             return 0
+        if hosts is not None:
+            from .secret import job_secret
+            from .several_hosts import run
+
+            secret = job_secret(os.environ, hosts.secret_file)
+            return run(plan, hosts, secret, lambda size: parse_rank_list(options.tee, size))
         # Only a job needs a server and its like; importing them takes half of the start-up time.
         from .job import Job
 
@@ -116,7 +138,7 @@ def make_plan(options: LauncherOptions, environment: Mapping[str, str]) -> Launc
             f"--restart-pause {options.restart_pause}: give a number of seconds, 0 or more"
         )
     cores = available_cores()
-    ranks = _rank_count(options.ranks)
+    ranks = _rank_count(options.ranks or ranks_from_environment(environment) or "auto")
     gpus = NO_GPUS
     if "cpu" not in (options.device, ranks):
         gpus = visible_gpus(environment, driver_gpus())
@@ -137,7 +159,7 @@ def make_plan(options: LauncherOptions, environment: Mapping[str, str]) -> Launc
         restart_pause=options.restart_pause,
         most_ranks=len(devices),
         min_ranks=min_ranks,
-        shown_ranks=parse_rank_list(options.tee, len(devices)),
+        shown_ranks=_shown_ranks(options, environment, len(devices)),
         log_dir=options.log_dir,
         verbose=options.verbose,
         stall_timeout=options.stall_timeout,
@@ -161,6 +183,15 @@ def parse_rank_list(text: str, size: int) -> frozenset[int]:
     if max(ranks, default=0) >= size:
         raise UsageError(f"--tee {text}: there is no rank {max(ranks)}, the last one is {size - 1}")
     return frozenset(ranks)
+
+
+def _shown_ranks(
+    options: LauncherOptions, environment: Mapping[str, str], size: int
+) -> frozenset[int]:
+    """Returns the ranks that --tee names; of several hosts all, until it is known who comes."""
+    if host_options(options, environment) is not None:
+        return frozenset(range(size))
+    return parse_rank_list(options.tee, size)
 
 
 def _min_ranks(options: LauncherOptions, size: int) -> int:
@@ -239,11 +270,12 @@ def _parser(prog: str) -> _Parser:
         "--nproc-per-node",
         "--nproc_per_node",
         dest="ranks",
-        default="auto",
+        default=None,
         metavar="N|auto|gpu|cpu",
-        help="how many ranks; auto (the default): one for each visible GPU, without any one CPU "
-        "rank; gpu: one for each visible GPU; cpu: one CPU rank for each core",
+        help="how many ranks on this host; auto (the default): one for each visible GPU, without "
+        "any one CPU rank; gpu: one for each visible GPU; cpu: one CPU rank for each core",
     )
+    add_host_options(parser)
     add(
         "--device",
         choices=("auto", "cpu", "gpu"),

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from .durations import seconds
 from .errors import UsageError
 
 DEFAULT_PORT = 29500  # torchrun's
@@ -48,6 +49,75 @@ class HostOptions:
     start_timeout: float = 600.0
     host_timeout: float = 15.0
     secret_file: str | None = None
+
+
+def add_host_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options, in a group of their own."""
+    add = parser.add_argument_group("several hosts").add_argument
+    add(
+        "--nnodes",
+        dest="nodes",
+        metavar="M",
+        help="how many hosts the job has; the launcher is started on each (default: $PET_NNODES, "
+        "or 1)",
+    )
+    add(
+        "--node-rank",
+        "--node_rank",
+        dest="node",
+        type=int,
+        metavar="I",
+        help="which of them this is, 0 to M-1 (default: $PET_NODE_RANK, $NODE_RANK)",
+    )
+    add(
+        "--master-addr",
+        "--master_addr",
+        dest="master",
+        metavar="HOST",
+        help="name or address of the first host (default: $PET_MASTER_ADDR, $MASTER_ADDR)",
+    )
+    add(
+        "--master-port",
+        "--master_port",
+        dest="port",
+        type=int,
+        metavar="P",
+        help="where the first host waits for the others (default: $PET_MASTER_PORT, $MASTER_PORT, "
+        f"or {DEFAULT_PORT})",
+    )
+    add(
+        "--standalone",
+        action="store_true",
+        help="one host, whatever the environment says",
+    )
+    add(
+        "--network-interface",
+        dest="interface",
+        metavar="NAME",
+        help="the interface that leads to the other hosts (default: that of the first host's "
+        "address)",
+    )
+    add(
+        "--start-timeout",
+        type=seconds,
+        default=600.0,
+        metavar="TIME",
+        help="how long hosts wait for each other to come (default: %(default)g)",
+    )
+    add(
+        "--host-timeout",
+        type=seconds,
+        default=15.0,
+        metavar="TIME",
+        help="after how long a silence a host counts as lost (default: %(default)g)",
+    )
+    add(
+        "--secret-file",
+        dest="secret_file",
+        metavar="FILE",
+        help="the job's secret, the same on all hosts (default: $COLLECTIVE_SECRET, the file "
+        "$COLLECTIVE_SECRET_FILE, or ~/.collective/secret; made if it isn't there)",
+    )
 
 
 def ranks_from_environment(environment: Mapping[str, str]) -> str | None:

@@ -14,9 +14,7 @@ from __future__ import annotations
 import math
 import os
 import re
-import select
 import selectors
-import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import BinaryIO
@@ -25,6 +23,7 @@ from .digest import JobDigest, RankDigest
 from .environment import line_prefix
 from .plan import LaunchPlan
 from .stderr_lines import may_begin_noise
+from .threaded_writer import ThreadedWriter
 
 _LAST_WORDS_LINES = 2000
 # A partial line is held back for so many seconds, hoping for its end. On a terminal somebody waits
@@ -36,8 +35,6 @@ _LONGEST_LINE = 16 << 20
 _NOISE_BYTES = 200  # of a line, which show whether it may be noise
 _TAIL_BYTES = 1 << 16
 _SEGMENT_END = re.compile(rb"\r\n|\r|\n")
-_CONGESTED_BYTES = 1 << 20
-_MOST_BYTES_A_WRITE = 1 << 16
 
 
 class Console:
@@ -436,85 +433,3 @@ def _screens(notify: Callable[[], None]) -> tuple[Screen, Screen]:
     stdout = Screen(1, notify)
     same = os.path.samestat(os.fstat(1), os.fstat(2))
     return stdout, stdout if same else Screen(2, notify)
-
-
-class ThreadedWriter:
-    """Writes to a descriptor that may be slow, without making the launcher wait.
-
-    A pager that nobody scrolls or a terminal stopped with Ctrl-S blocks whoever writes to it. A
-    thread does that here, so that the launcher still sees ranks die and signals come. The callers
-    bound the bytes that wait: they stop reading from the ranks while it is `congested`, as a full
-    pipe would stop the ranks themselves.
-
-    Attributes:
-      error: why nothing can be written any more.
-    """
-
-    def __init__(self, descriptor: int, notify: Callable[[], None]) -> None:
-        """Starts the thread.
-
-        Args:
-          descriptor: where to write.
-          notify: called from the thread when something was written, or never can be again.
-        """
-        self.error: OSError | None = None
-        self._descriptor = descriptor
-        self._notify = notify
-        self._waiting = bytearray()
-        self._changed = threading.Condition()
-        self._closed = False
-        self._thread = threading.Thread(
-            target=self._run, name=f"writer of {descriptor}", daemon=True
-        )
-        self._thread.start()
-
-    def write(self, data: bytes) -> None:
-        """Queues `data`; after a failure, drops it."""
-        with self._changed:
-            if self.error is None:
-                self._waiting += data
-                self._changed.notify()
-
-    def close(self) -> None:
-        """Ends the thread. What waits must have been written."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
-        self._thread.join()
-
-    @property
-    def congested(self) -> bool:
-        return len(self._waiting) > _CONGESTED_BYTES
-
-    @property
-    def idle(self) -> bool:
-        return not self._waiting
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not self._waiting:
-                    if self._closed:
-                        return
-                    self._changed.wait()
-                piece = bytes(self._waiting[:_MOST_BYTES_A_WRITE])
-            try:
-                written = os.write(self._descriptor, piece)
-            except BlockingIOError:  # another process that shares it made it non-blocking
-                _wait_until_writable(self._descriptor)
-                continue
-            except OSError as error:
-                with self._changed:
-                    self.error = error
-                    self._waiting.clear()
-                self._notify()
-                return
-            with self._changed:
-                del self._waiting[:written]
-            self._notify()
-
-
-def _wait_until_writable(descriptor: int) -> None:
-    poll = select.poll()
-    poll.register(descriptor, select.POLLOUT)
-    poll.poll()

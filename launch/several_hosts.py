@@ -1,0 +1,143 @@
+"""A job of several hosts, from the command line to the exit code.
+
+on the first host                       on every other
+listens, waits for all              ◀──  comes, with the job's secret
+tells all who is there              ──▶  knows its ranks
+Job with RemoteHosts: decides       ◀─▶  HostAgent: does as it is told
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from .errors import UsageError
+from .gathering import Gathering, Guest, Stopped, introduction, join, make_world
+from .host_agent import HostAgent
+from .host_options import HostOptions
+from .hosts import Host
+from .job import Job
+from .network import address_of_interface, interface_of, listening_address, resolve
+from .plan import LaunchPlan
+from .remote_hosts import RemoteHosts
+from .signals import SignalPipe, stop_signals
+
+
+def run(
+    plan: LaunchPlan,
+    options: HostOptions,
+    secret: bytes,
+    choose_shown: Callable[[int], frozenset[int]],
+) -> int:
+    """Runs this host's part of the job; returns the launcher's exit code.
+
+    Args:
+      plan: of this host's ranks alone.
+      options: say which host this is.
+      secret: the job's.
+      choose_shown: returns the ranks whose output is shown, given how many there are.
+
+    Raises:
+      UsageError: the hosts don't find each other, or the job can't be had.
+    """
+    signals = SignalPipe(stop_signals(plan.preempt_signal))
+    try:
+        if options.node == 0:
+            return _run_first(plan, options, secret, choose_shown, signals)
+        return _run_other(plan, options, secret, signals)
+    except Stopped as stop:
+        return stopped_before_start(stop.signum, plan)
+
+
+def stopped_before_start(signum: signal.Signals, plan: LaunchPlan) -> int:
+    """Says that a signal came before the job began; returns the launcher's exit code."""
+    print(
+        f"collective.launch: {signum.name} before all hosts were there: nothing was started",
+        file=sys.stderr,
+        flush=True,
+    )
+    return 128 + (signal.SIGTERM if signum == plan.preempt_signal else signum)
+
+
+def _run_first(
+    plan: LaunchPlan,
+    options: HostOptions,
+    secret: bytes,
+    choose_shown: Callable[[int], frozenset[int]],
+    signals: SignalPipe,
+) -> int:
+    address = listening_address(options.master, options.interface)
+    gathering = Gathering(
+        address,
+        options.port,
+        secret,
+        awaited=range(1, options.nodes),
+        nodes=options.nodes,
+        host_timeout=options.host_timeout,
+    )
+    guests = gathering.wait(signals, options.start_timeout)
+    own = [Host(os.uname().nodename, plan.devices)]
+    return run_with_guests(
+        plan, own, guests, options.interface or interface_of(address), choose_shown, signals
+    )
+
+
+def run_with_guests(
+    plan: LaunchPlan,
+    own: Sequence[Host],
+    guests: dict[int, Guest],
+    interface: str,
+    choose_shown: Callable[[int], frozenset[int]],
+    signals: SignalPipe,
+) -> int:
+    """Runs the job on the hosts that have come; returns the launcher's exit code.
+
+    Args:
+      plan: of this host's ranks alone.
+      own: this host, the first; nothing if the job is only started from here.
+      guests: the others, by their number.
+      interface: the one that leads to them.
+      choose_shown: returns the ranks whose output is shown, given how many there are.
+      signals: the launcher's.
+    """
+    hosts = make_world(own, guests)
+    plan = _with_hosts(plan, hosts, 0 if own else -1, interface)
+    numbered = {number: guests[node] for number, node in enumerate(sorted(guests), len(own))}
+    remote = RemoteHosts(numbered, plan)
+    try:
+        plan = replace(plan, shown_ranks=choose_shown(plan.size))
+    except UsageError as error:
+        remote.say(f"collective.launch: {error}")
+        remote.finish(2)
+        raise
+    return Job(plan, signals, remote).run()
+
+
+def _run_other(plan: LaunchPlan, options: HostOptions, secret: bytes, signals: SignalPipe) -> int:
+    source = None if options.interface is None else address_of_interface(options.interface)
+    channel, hosts, node = join(
+        lambda: resolve(options.master),
+        options.port,
+        secret,
+        introduction(options.node, options.nodes, plan.devices),
+        (options.start_timeout, options.host_timeout),
+        signals,
+        source,
+    )
+    interface = options.interface or interface_of(channel.address)
+    return HostAgent(_with_hosts(plan, hosts, node, interface), signals, channel).run()
+
+
+def _with_hosts(plan: LaunchPlan, hosts: Sequence[Host], node: int, interface: str) -> LaunchPlan:
+    devices = tuple(device for host in hosts for device in host.devices)
+    return replace(
+        plan,
+        devices=devices,
+        hosts=tuple(hosts),
+        node=node,
+        interface=interface,
+        most_ranks=len(devices),
+    )
