@@ -92,9 +92,10 @@ def main(arguments: Sequence[str] | None = None, prog: str = _PROGRAM) -> int:
             secret = job_secret(os.environ, hosts.secret_file)
             return run(plan, hosts, secret, lambda size: parse_rank_list(options.tee, size))
         # Only a job needs a server and its like; importing them takes half of the start-up time.
+        from .gloo_address import with_gloo_address
         from .job import Job
 
-        return Job(plan).run()
+        return Job(with_gloo_address(plan)).run()
     except UsageError as error:
         print(f"collective.launch: {error}", file=sys.stderr)
         return 2

@@ -67,6 +67,7 @@ def rank_environment(
         **_identity(plan, rank, rendezvous_port, board),
         **_attempt(plan, milestones),
         **_terminal(plan, inherited),
+        **_preload(plan, inherited),
     }
 
 
@@ -95,6 +96,17 @@ def _identity(plan: LaunchPlan, rank: int, rendezvous_port: str, board: str) -> 
         "HOROVOD_GLOO_RENDEZVOUS_PORT": rendezvous_port,
         # Without it Gloo listens on the address of the host's name, which others may reach.
         "HOROVOD_GLOO_IFACE": plan.interface,
+    }
+
+
+def _preload(plan: LaunchPlan, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Has Horovod listen at the plan's address; what the user preloads comes first."""
+    if not plan.gloo_library:
+        return {}
+    others = inherited.get("LD_PRELOAD", "")
+    return {
+        "COLLECTIVE_GLOO_ADDRESS": plan.gloo_address,
+        "LD_PRELOAD": f"{others}:{plan.gloo_library}" if others else plan.gloo_library,
     }
 
 

@@ -22,7 +22,6 @@ from dataclasses import astuple, replace
 from typing import BinaryIO
 
 from .channel import Channel, ChannelClosed
-from .errors import UsageError
 from .frames import Refused
 from .local_ranks import LocalRanks
 from .messages import Message
@@ -157,24 +156,16 @@ class HostAgent:
             max_restarts=message["restarts"],
             stall_timeout=(self._plan.stall_timeout or 1.0) if watched else 0.0,
         )
-        assert self._channel is not None
         LocalRanks.wait_for_threads()
-        try:
-            self._ranks = _RunningRanks(
-                plan, self._signals, frozenset(message["shown"]), self._send, self._room
-            )
-        except UsageError as error:
-            self._channel.send("trouble", text=str(error))
-            self._channel.drain(1.0)
-            self._channel.close()
-            self._channel = None
-            raise
+        self._ranks = _RunningRanks(
+            plan, self._signals, frozenset(message["shown"]), self._send, self._connected
+        )
 
     def _send(self, kind: str, **fields: object) -> None:
         if self._channel is not None:
             self._channel.send(kind, **fields)
 
-    def _room(self) -> bool:
+    def _connected(self) -> bool:
         return self._channel is not None
 
     def _lose_first_host(self, reason: str) -> None:

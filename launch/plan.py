@@ -38,6 +38,8 @@ class LaunchPlan:
       hosts: the job's hosts; none if it has this one only.
       node: this host's number among them; -1 if no rank is here.
       interface: the network interface that leads to the other hosts.
+      gloo_address: where the ranks of this host listen for others; "" for where Horovod decides.
+      gloo_library: the library that makes them do so.
     """
 
     command: tuple[str, ...]
@@ -61,6 +63,8 @@ class LaunchPlan:
     hosts: tuple[Host, ...] = ()
     node: int = 0
     interface: str = "lo"
+    gloo_address: str = ""
+    gloo_library: str = ""
 
     @property
     def size(self) -> int:

@@ -14,8 +14,10 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from .channel import Channel
 from .errors import UsageError
 from .gathering import Gathering, Guest, Stopped, introduction, join, make_world
+from .gloo_address import with_gloo_address
 from .host_agent import HostAgent
 from .host_options import HostOptions
 from .hosts import Host
@@ -80,16 +82,14 @@ def _run_first(
     )
     guests = gathering.wait(signals, options.start_timeout)
     own = [Host(os.uname().nodename, plan.devices)]
-    return run_with_guests(
-        plan, own, guests, options.interface or interface_of(address), choose_shown, signals
-    )
+    return run_with_guests(plan, own, guests, address, choose_shown, signals)
 
 
 def run_with_guests(
     plan: LaunchPlan,
     own: Sequence[Host],
     guests: dict[int, Guest],
-    interface: str,
+    address: str,
     choose_shown: Callable[[int], frozenset[int]],
     signals: SignalPipe,
 ) -> int:
@@ -99,16 +99,16 @@ def run_with_guests(
       plan: of this host's ranks alone.
       own: this host, the first; nothing if the job is only started from here.
       guests: the others, by their number.
-      interface: the one that leads to them.
+      address: this host's, by which the others reach it.
       choose_shown: returns the ranks whose output is shown, given how many there are.
       signals: the launcher's.
     """
     hosts = make_world(own, guests)
-    plan = _with_hosts(plan, hosts, 0 if own else -1, interface)
+    plan = _with_hosts(plan, hosts, 0 if own else -1, address)
     numbered = {number: guests[node] for number, node in enumerate(sorted(guests), len(own))}
     remote = RemoteHosts(numbered, plan)
     try:
-        plan = replace(plan, shown_ranks=choose_shown(plan.size))
+        plan = replace(with_gloo_address(plan, address), shown_ranks=choose_shown(plan.size))
     except UsageError as error:
         remote.say(f"collective.launch: {error}")
         remote.finish(2)
@@ -127,17 +127,29 @@ def _run_other(plan: LaunchPlan, options: HostOptions, secret: bytes, signals: S
         signals,
         source,
     )
-    interface = options.interface or interface_of(channel.address)
-    return HostAgent(_with_hosts(plan, hosts, node, interface), signals, channel).run()
+    plan = _with_hosts(plan, hosts, node, channel.address)
+    try:
+        plan = with_gloo_address(plan, channel.address)
+        return HostAgent(plan, signals, channel).run()
+    except UsageError as error:
+        tell_trouble(channel, str(error))
+        raise
 
 
-def _with_hosts(plan: LaunchPlan, hosts: Sequence[Host], node: int, interface: str) -> LaunchPlan:
+def tell_trouble(channel: Channel, text: str) -> None:
+    """Tells the first host why this one leaves."""
+    channel.send("trouble", text=text)
+    channel.drain(1.0)
+    channel.close()
+
+
+def _with_hosts(plan: LaunchPlan, hosts: Sequence[Host], node: int, address: str) -> LaunchPlan:
     devices = tuple(device for host in hosts for device in host.devices)
     return replace(
         plan,
         devices=devices,
         hosts=tuple(hosts),
         node=node,
-        interface=interface,
+        interface=interface_of(address),
         most_ranks=len(devices),
     )
