@@ -18,7 +18,13 @@ from .devices import NO_GPUS, choose_devices, driver_gpus, visible_gpus
 from .dry_run import describe
 from .durations import seconds
 from .errors import UsageError
-from .host_options import add_host_options, host_options, ranks_from_environment
+from .host_options import (
+    HostList,
+    add_host_options,
+    host_list,
+    host_options,
+    ranks_from_environment,
+)
 from .machine import available_cores
 from .plan import LONGEST_PAUSE, LaunchPlan
 from .preempt_signals import signal_number
@@ -37,6 +43,10 @@ class LauncherOptions(argparse.Namespace):
     master: str | None
     port: int | None
     standalone: bool
+    hosts: str | None
+    hostfile: str | None
+    ssh_port: int | None
+    ssh_identity_file: str | None
     interface: str | None
     start_timeout: float
     host_timeout: float
@@ -69,9 +79,13 @@ def main(arguments: Sequence[str] | None = None, prog: str = _PROGRAM) -> int:
             from .diagnostics import check
 
             return check()
+        listed = host_list(options, os.environ)
+        if listed is not None:
+            options.standalone = True  # whatever the environment says of torchrun's hosts
+            options.ranks = _ranks_of(listed)
         plan = make_plan(options, os.environ)
         hosts = host_options(options, os.environ)
-        if hosts is not None and options.elastic:
+        if (hosts or listed) is not None and options.elastic:
             raise UsageError(
                 "--elastic is for jobs of one host: leave it out, or start the job again on the "
                 "hosts that are left"
@@ -83,8 +97,15 @@ def main(arguments: Sequence[str] | None = None, prog: str = _PROGRAM) -> int:
             from .logs import check_logs
 
             check_logs(plan)
-            print(describe(plan, hosts))
+            print(describe(plan, hosts, listed))
             return 0
+        if listed is not None:
+            from .several_hosts import run_from_here
+
+            words = sys.argv[1:] if arguments is None else arguments
+            return run_from_here(
+                plan, listed, words, lambda size: parse_rank_list(options.tee, size)
+            )
         if hosts is not None:
             from .secret import job_secret
             from .several_hosts import run
@@ -186,11 +207,21 @@ def parse_rank_list(text: str, size: int) -> frozenset[int]:
     return frozenset(ranks)
 
 
+def _ranks_of(listed: HostList) -> str | None:
+    """Returns how many ranks this host gets, if it is the first of a list."""
+    from .host_start import is_this_host
+
+    name, ranks = listed.hosts[0]
+    if not is_this_host(name):
+        return "1"  # none is here; the plan wants one all the same
+    return None if ranks is None else str(ranks)
+
+
 def _shown_ranks(
     options: LauncherOptions, environment: Mapping[str, str], size: int
 ) -> frozenset[int]:
     """Returns the ranks that --tee names; of several hosts all, until it is known who comes."""
-    if host_options(options, environment) is not None:
+    if options.hosts or options.hostfile or host_options(options, environment) is not None:
         return frozenset(range(size))
     return parse_rank_list(options.tee, size)
 

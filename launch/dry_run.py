@@ -6,7 +6,7 @@ import shlex
 from dataclasses import replace
 
 from .environment import rank_environment
-from .host_options import HostOptions
+from .host_options import HostList, HostOptions
 from .hosts import Host
 from .plan import LaunchPlan
 
@@ -14,7 +14,9 @@ _PORT = "<a free port>"
 _MEMORY = "<memory of the launcher>"
 
 
-def describe(plan: LaunchPlan, hosts: HostOptions | None = None) -> str:
+def describe(
+    plan: LaunchPlan, hosts: HostOptions | None = None, listed: HostList | None = None
+) -> str:
     """Lists command, output and devices, and each variable that a rank's environment gains."""
     if hosts is not None:
         plan = _with_hosts(plan, hosts)
@@ -38,6 +40,7 @@ def describe(plan: LaunchPlan, hosts: HostOptions | None = None) -> str:
     lines = [
         f"ranks        {plan.size}",
         *_hosts(hosts),
+        *_listed(listed),
         f"command      {shlex.join(plan.command)}",
         f"cores        {plan.cores}",
         f"output       {_output(plan)}",
@@ -73,6 +76,13 @@ def _hosts(hosts: HostOptions | None) -> list[str]:
         f"hosts        {hosts.nodes}, this one is number {hosts.node}; they meet at "
         f"{hosts.master} port {hosts.port}. As if each had as many ranks as this one:",
     ]
+
+
+def _listed(listed: HostList | None) -> list[str]:
+    if listed is None:
+        return []
+    names = [name if ranks is None else f"{name} with {ranks}" for name, ranks in listed.hosts]
+    return [f"hosts        {', '.join(names)}, started from here. On this one:"]
 
 
 def _restarts(plan: LaunchPlan) -> list[str]:

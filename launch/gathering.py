@@ -149,7 +149,7 @@ class Gathering:
                 guest.channel.close()
             raise
         finally:
-            self._close()
+            self.close()
         return self._guests
 
     def _look(self, signals: SignalPipe, now: float) -> None:
@@ -267,7 +267,7 @@ class Gathering:
         missing = sorted(self._awaited - set(self._guests))
         return f"node{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
 
-    def _close(self) -> None:
+    def close(self) -> None:
         """Listens no more, and ends all connections but those of hosts."""
         for channel in self._strangers:
             channel.close()
@@ -277,6 +277,7 @@ class Gathering:
         for reason, count in self._refusals.items():
             if count > 1:
                 _say(f"refused {count} connections in all: {reason}")
+        self._refusals.clear()
 
 
 def join(

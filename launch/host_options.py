@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .durations import seconds
 from .errors import UsageError
+from .hosts import parse_hostfile, parse_hosts
 
 DEFAULT_PORT = 29500  # torchrun's
+DEFAULT_HOSTFILE = "/etc/mpi/hostfile"  # where Kubeflow's MPI operator puts it
+_MOST_HOSTFILE_CHARACTERS = 1 << 20
 _MOST_NODES = 4096
 
 # Which variables say it where no option does, the first of them that is set.
@@ -51,6 +55,107 @@ class HostOptions:
     secret_file: str | None = None
 
 
+@dataclass(frozen=True)
+class SshOptions:
+    """Says how ssh is called: its port and identity file, if they were given."""
+
+    port: int | None = None
+    identity_file: str | None = None
+
+
+@dataclass(frozen=True)
+class HostList:
+    """Says on which hosts a job is to be started from here.
+
+    Attributes:
+      hosts: the name of each, and how many ranks it gets; None for as many as it has GPUs.
+      interface: the interface that leads to them, None to find it.
+      start_timeout: for how many seconds they may take to come.
+      host_timeout: after how many seconds of silence a host counts as lost.
+      ssh: how to reach them.
+    """
+
+    hosts: tuple[tuple[str, int | None], ...]
+    interface: str | None
+    start_timeout: float
+    host_timeout: float
+    ssh: SshOptions
+
+
+def host_list(options: argparse.Namespace, environment: Mapping[str, str]) -> HostList | None:
+    """Returns the hosts that -H or a host file names; None if nothing does.
+
+    With them -np is the number of all ranks, as in mpirun and horovodrun: hosts get their ranks in
+    the list's order, and one that would get none is left out.
+
+    Raises:
+      UsageError: the list can't be read, or contradicts other options.
+    """
+    flags = {"-H": options.hosts, "--hostfile": options.hostfile}
+    given = [flag for flag, value in flags.items() if value]
+    if len(given) > 1:
+        raise UsageError("-H and --hostfile both name the hosts: give one of them")
+    if given and (options.nodes is not None or options.node is not None or options.standalone):
+        raise UsageError(
+            f"{given[0]} starts the launcher on all hosts; --nnodes, --node-rank and --standalone "
+            "are for a launcher that was started on each"
+        )
+    if options.hosts:
+        hosts = parse_hosts(options.hosts)
+    else:
+        path = options.hostfile
+        if path is None and not _decides_itself(options, environment):
+            path = DEFAULT_HOSTFILE if os.path.isfile(DEFAULT_HOSTFILE) else None
+        if path is None:
+            return None
+        hosts = parse_hostfile(_read(path), path)
+    return HostList(
+        hosts=tuple(_share_out(hosts, options.ranks)),
+        interface=options.interface,
+        start_timeout=options.start_timeout,
+        host_timeout=options.host_timeout,
+        ssh=SshOptions(options.ssh_port, options.ssh_identity_file),
+    )
+
+
+def _decides_itself(options: argparse.Namespace, environment: Mapping[str, str]) -> bool:
+    """Tells whether hosts are decided on without a host file that happens to be there."""
+    nodes = _given("--nnodes", options.nodes, "nodes", environment)[1]
+    return options.standalone or nodes is not None or bool(options.check)
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(_MOST_HOSTFILE_CHARACTERS)
+    except OSError as error:
+        raise UsageError(f"--hostfile {path} can't be read: {error.strerror}") from None
+
+
+def _share_out(
+    hosts: Sequence[tuple[str, int | None]], ranks: str | None
+) -> list[tuple[str, int | None]]:
+    """Returns the hosts with their ranks, so many in all as -np says."""
+    if ranks is None or not ranks.isdigit():
+        return list(hosts)
+    unknown = [name for name, slots in hosts if slots is None]
+    if unknown:
+        raise UsageError(
+            f"-np {ranks} is the number of all ranks, and host {unknown[0]} doesn't say how many "
+            f"it takes: {unknown[0]}:N, or slots=N in a file"
+        )
+    left, total = int(ranks), sum(slots or 0 for _, slots in hosts)
+    if not 1 <= left <= total:
+        raise UsageError(f"-np {ranks}: the hosts have places for 1 to {total} ranks")
+    shared: list[tuple[str, int | None]] = []
+    for name, slots in hosts:
+        taken = min(left, slots or 0)
+        left -= taken
+        if taken:
+            shared.append((name, taken))
+    return shared
+
+
 def add_host_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options, in a group of their own."""
     add = parser.add_argument_group("several hosts").add_argument
@@ -85,6 +190,24 @@ def add_host_options(parser: argparse.ArgumentParser) -> None:
         help="where the first host waits for the others (default: $PET_MASTER_PORT, $MASTER_PORT, "
         f"or {DEFAULT_PORT})",
     )
+    add(
+        "-H",
+        "--host",
+        "--hosts",
+        dest="hosts",
+        metavar="H1:K,H2:K",
+        help="start the job on these hosts from here, over ssh, with K ranks each; -np is then the "
+        "number of all ranks",
+    )
+    add(
+        "--hostfile",
+        "-hostfile",
+        metavar="FILE",
+        help=f"the same, of a file with lines `H1 slots=K` (default: {DEFAULT_HOSTFILE}, if it is "
+        "there)",
+    )
+    add("--ssh-port", type=int, metavar="P", help="with -H: the port of ssh")
+    add("--ssh-identity-file", metavar="FILE", help="with -H: the key file of ssh")
     add(
         "--standalone",
         action="store_true",

@@ -81,8 +81,8 @@ def listening_address(master: str, interface: str | None) -> str:
     return address
 
 
-def resolve(name: str) -> list[str]:
-    """Returns the addresses of a name, IPv4 ones first.
+def resolve(name: str, option: str = "--master-addr") -> list[str]:
+    """Returns the addresses of a name, IPv4 ones first; `option` gave it.
 
     Raises:
       UsageError: there is none.
@@ -90,7 +90,7 @@ def resolve(name: str) -> list[str]:
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise UsageError(f"--master-addr {name} can't be resolved: {error.strerror}") from None
+        raise UsageError(f"{option} {name} can't be resolved: {error.strerror}") from None
     ordered = sorted(found, key=lambda entry: entry[0] != socket.AF_INET)
     return list(dict.fromkeys(str(entry[4][0]) for entry in ordered))
 

@@ -15,16 +15,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from .channel import Channel
+from .environment import LOOPBACK
 from .errors import UsageError
 from .gathering import Gathering, Guest, Stopped, introduction, join, make_world
 from .gloo_address import with_gloo_address
 from .host_agent import HostAgent
-from .host_options import HostOptions
+from .host_options import HostList, HostOptions
+from .host_start import HostStarter, is_this_host, passed_environment
 from .hosts import Host
 from .job import Job
-from .network import address_of_interface, interface_of, listening_address, resolve
+from .network import address_of_interface, interface_of, listening_address, resolve, source_address
 from .plan import LaunchPlan
 from .remote_hosts import RemoteHosts
+from .secret import new_secret
 from .signals import SignalPipe, stop_signals
 
 
@@ -118,7 +121,7 @@ def run_with_guests(
 
 def _run_other(plan: LaunchPlan, options: HostOptions, secret: bytes, signals: SignalPipe) -> int:
     source = None if options.interface is None else address_of_interface(options.interface)
-    channel, hosts, node = join(
+    joined = join(
         lambda: resolve(options.master),
         options.port,
         secret,
@@ -127,20 +130,102 @@ def _run_other(plan: LaunchPlan, options: HostOptions, secret: bytes, signals: S
         signals,
         source,
     )
-    plan = _with_hosts(plan, hosts, node, channel.address)
+    return run_as_agent(plan, joined, signals)
+
+
+def run_as_agent(
+    plan: LaunchPlan, joined: tuple[Channel, Sequence[Host], int], signals: SignalPipe
+) -> int:
+    """Does what the first host says; returns the launcher's exit code.
+
+    Args:
+      plan: of this host's ranks alone.
+      joined: what `join` has returned.
+      signals: the launcher's.
+
+    Raises:
+      UsageError: the ranks can't be started here.
+    """
+    channel, hosts, node = joined
     try:
+        plan = _with_hosts(plan, hosts, node, channel.address)
         plan = with_gloo_address(plan, channel.address)
         return HostAgent(plan, signals, channel).run()
     except UsageError as error:
-        tell_trouble(channel, str(error))
+        channel.send("trouble", text=str(error))
+        channel.drain(1.0)
+        channel.close()
         raise
 
 
-def tell_trouble(channel: Channel, text: str) -> None:
-    """Tells the first host why this one leaves."""
-    channel.send("trouble", text=text)
-    channel.drain(1.0)
-    channel.close()
+def run_from_here(
+    plan: LaunchPlan,
+    host_list: HostList,
+    arguments: Sequence[str],
+    choose_shown: Callable[[int], frozenset[int]],
+) -> int:
+    """Starts the launchers of all hosts, and runs the job; returns the launcher's exit code.
+
+    Args:
+      plan: of this host's ranks alone, if the list begins with it.
+      host_list: the hosts, their ranks, and how to start them.
+      arguments: this launcher's command line.
+      choose_shown: returns the ranks whose output is shown, given how many there are.
+
+    Raises:
+      UsageError: a host can't be started, or the job can't be had.
+    """
+    signals = SignalPipe(stop_signals(plan.preempt_signal))
+    names = [name for name, _ in host_list.hosts]
+    first_is_here = is_this_host(names[0])
+    others = range(1 if first_is_here else 0, len(names))
+    own = [Host(names[0], plan.devices)] if first_is_here else []
+    if not others:
+        return Job(with_gloo_address(replace(plan, shown_ranks=choose_shown(plan.size)))).run()
+    address = _address_towards(names, others, host_list.interface)
+    secret = new_secret()
+    gathering = Gathering(
+        address, 0, secret.encode(), list(others), len(names), host_list.host_timeout
+    )
+    starter = HostStarter(host_list.ssh)
+    try:
+        for node in others:
+            ranks = host_list.hosts[node][1]
+            instructions = {
+                "secret": secret,
+                "environment": passed_environment(plan.launcher_environment),
+                "address": address,
+                "port": gathering.port,
+                "node": node,
+                "nodes": len(names),
+                "ranks": None if ranks is None else str(ranks),
+                "arguments": list(arguments),
+            }
+            starter.start(names[node], instructions)
+        guests = gathering.wait(signals, host_list.start_timeout, starter.problem)
+        # By the names of the list, that a report can be followed.
+        guests = {node: replace(guest, name=names[node]) for node, guest in guests.items()}
+        return run_with_guests(plan, own, guests, address, choose_shown, signals)
+    except Stopped as stop:
+        return stopped_before_start(stop.signum, plan)
+    finally:
+        gathering.close()
+        starter.end()
+
+
+def _address_towards(names: Sequence[str], others: Sequence[int], interface: str | None) -> str:
+    """Returns this host's address by which the others reach it."""
+    if interface is not None:
+        return address_of_interface(interface)
+    found = LOOPBACK
+    for node in others:
+        if not is_this_host(names[node]):
+            try:
+                found = source_address(resolve(names[node], "-H")[0])
+            except OSError as error:
+                raise UsageError(f"no way leads to host {names[node]}: {error.strerror}") from None
+            break
+    return found
 
 
 def _with_hosts(plan: LaunchPlan, hosts: Sequence[Host], node: int, address: str) -> LaunchPlan:

@@ -1,0 +1,204 @@
+"""Starts a job on its hosts from one of them: over ssh it runs a launcher on each of the others.
+
+    here:  ssh h2 'cd FOLDER && exec PYTHON -m collective.launch.host_start'
+               stdin ◀── the job's secret, the environment, where to come to, the command line
+    on h2: reads that, comes to the launcher here, and does what it is told (host_agent.py)
+
+Nothing secret stands in a command line. Over ssh nothing else goes: output, signals and the end of
+the job have the connection between launchers. BatchMode keeps ssh from asking anybody; keys of
+hosts are checked as ssh's own configuration says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import IO, Any
+
+from .errors import UsageError
+from .gathering import Stopped, introduction, join
+from .host_options import SshOptions
+from .network import addresses_by_interface
+from .progress_board import nameless_file
+from .secret import FILE_VARIABLE, VARIABLE
+from .signals import SignalPipe, stop_signals
+
+_CONNECT_SECONDS = 15
+_FAREWELL_SECONDS = 5.0
+_MOST_STDIN_BYTES = 8 << 20
+_SHOWN_LINES = 5
+_SSH_FAILED = 255  # ssh's own exit code
+
+# What tells of this host, or of this login, and not of the job.
+_OWN_NAMES = frozenset(
+    {
+        *("_", "COLUMNS", "DISPLAY", "HOME", "HOSTNAME", "LOGNAME", "MAIL", "OLDPWD", "PWD"),
+        *("SHELL", "SHLVL", "TERM", "TMPDIR", "USER", "LINES"),
+        *("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "NODE_RANK", VARIABLE, FILE_VARIABLE),
+    }
+)
+_OWN_PREFIXES = ("SSH_", "XDG_", "DBUS_", "KUBERNETES_", "PET_", "SLURM_", "OMPI_", "PMI_", "PMIX_")
+
+
+class HostStarter:
+    """Starts the launchers of other hosts, and knows of those that have failed."""
+
+    def __init__(self, ssh: SshOptions, python: str = sys.executable) -> None:
+        """Starts nothing yet.
+
+        Args:
+          ssh: how to call it.
+          python: the interpreter, by the same path on every host.
+        """
+        self._ssh = ssh
+        self._python = python
+        self._started: list[tuple[str, subprocess.Popen[bytes], IO[bytes]]] = []
+
+    def start(self, host: str, instructions: Mapping[str, Any]) -> None:
+        """Starts the launcher of a host.
+
+        Args:
+          host: its name or address.
+          instructions: what it reads from its stdin.
+
+        Raises:
+          UsageError: there is no ssh here.
+        """
+        module = (self._python, "-m", "collective.launch.host_start")
+        command = list(module) if is_this_host(host) else self._ssh_command(host, module)
+        stdin = nameless_file("collective.instructions")
+        with os.fdopen(stdin, "w+b") as file:
+            file.write(json.dumps(instructions).encode())
+            file.seek(0)
+            errors = tempfile.TemporaryFile()
+            process = subprocess.Popen(
+                command,
+                stdin=file,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                start_new_session=True,  # Ctrl-C is the launcher's
+            )
+        self._started.append((host, process, errors))
+
+    def problem(self) -> str:
+        """Returns why a host can't take part, "" as long as all may."""
+        for host, process, errors in self._started:
+            code = process.poll()
+            if code is not None:
+                errors.seek(0)
+                lines = errors.read(1 << 16).decode("utf-8", "replace").strip().splitlines()
+                return f"host {host}: {self._explanation(host, code, lines)}"
+        return ""
+
+    def end(self) -> None:
+        """Waits for launchers that are done, and ends those that aren't."""
+        end = time.monotonic() + _FAREWELL_SECONDS
+        for _, process, errors in self._started:
+            try:
+                process.wait(max(0.0, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            errors.close()
+        self._started = []
+
+    def _ssh_command(self, host: str, module: Sequence[str]) -> list[str]:
+        program = shutil.which("ssh")
+        if program is None:
+            raise UsageError(
+                f"there is no ssh here, which starts the launcher on host {host}: install "
+                "openssh-client, or start the launcher on each host, with --nnodes and --node-rank"
+            )
+        options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_SECONDS}", "-T"]
+        if self._ssh.port is not None:
+            options += ["-p", str(self._ssh.port)]
+        if self._ssh.identity_file is not None:
+            options += ["-i", self._ssh.identity_file]
+        remote = f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(module)}"
+        return [program, *options, "--", host, remote]
+
+    def _explanation(self, host: str, code: int, lines: Sequence[str]) -> str:
+        last = lines[-1] if lines else "it says nothing"
+        if code == _SSH_FAILED:
+            return f"ssh can't start the launcher there: {last}; `ssh {host} true` must work"
+        if code in (126, 127):
+            return f"there is no {self._python} that runs there ({last}): hosts need it alike"
+        shown = "".join(f"\n    {line}" for line in lines[-_SHOWN_LINES:])
+        return f"its launcher has ended with exit code {code}:{shown or ' it says nothing'}"
+
+
+def is_this_host(name: str) -> bool:
+    """Tells whether a name or an address is this host's."""
+    own = socket.gethostname()
+    if name in ("localhost", own, own.partition(".")[0]):
+        return True
+    addresses = {each for known in addresses_by_interface().values() for each in known}
+    try:
+        found = {str(entry[4][0]) for entry in socket.getaddrinfo(name, None)}
+    except OSError:
+        return False
+    return bool(found & addresses)
+
+
+def passed_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables that other hosts get: all but those of this host and this login."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name not in _OWN_NAMES and not name.startswith(_OWN_PREFIXES)
+    }
+
+
+def main() -> int:
+    """Runs the launcher of another host, as its stdin says; returns its exit code."""
+    try:
+        data = sys.stdin.buffer.read(_MOST_STDIN_BYTES)
+        instructions = json.loads(data)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)  # no rank reads the secret
+        os.environ.update(instructions["environment"])
+        return _run(instructions)
+    except (ValueError, KeyError, TypeError):
+        print("collective.launch: no instructions on stdin: -H starts this", file=sys.stderr)
+        return 2
+    except UsageError as error:
+        print(f"collective.launch: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(instructions: Mapping[str, Any]) -> int:
+    from .cli import make_plan, parse_options
+    from .several_hosts import run_as_agent, stopped_before_start
+
+    options = parse_options(instructions["arguments"])
+    options.ranks = instructions["ranks"] or options.ranks
+    options.standalone = True  # hosts are no affair of this command line any more
+    options.hosts = options.hostfile = options.nodes = None
+    options.elastic, options.min_ranks, options.tee = False, None, "all"
+    plan = replace(make_plan(options, os.environ), terminal=False, columns=None)
+    signals = SignalPipe(stop_signals(plan.preempt_signal))
+    try:
+        joined = join(
+            lambda: [instructions["address"]],
+            instructions["port"],
+            instructions["secret"].encode(),
+            introduction(instructions["node"], instructions["nodes"], plan.devices),
+            (options.start_timeout, options.host_timeout),
+            signals,
+        )
+    except Stopped as stop:
+        return stopped_before_start(stop.signum, plan)
+    return run_as_agent(plan, joined, signals)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
