@@ -11,6 +11,7 @@ from .hosts import Host
 from .plan import LaunchPlan
 
 _PORT = "<a free port>"
+_ADDRESS = "127.0.0.1:<port>/<token>"
 _MEMORY = "<memory of the launcher>"
 
 
@@ -21,8 +22,7 @@ def describe(
     if hosts is not None:
         plan = _with_hosts(plan, hosts)
     environments = [
-        rank_environment(plan, rank, rendezvous_port=_PORT, board=_MEMORY, milestones=_MEMORY)
-        for rank in plan.local_ranks
+        rank_environment(plan, rank, _PORT, _MEMORY, _MEMORY, _ADDRESS) for rank in plan.local_ranks
     ]
     changed = {
         name

@@ -45,7 +45,12 @@ def line_prefix(plan: LaunchPlan, rank: int) -> str:
 
 
 def rank_environment(
-    plan: LaunchPlan, rank: int, rendezvous_port: str, board: str, milestones: str = ""
+    plan: LaunchPlan,
+    rank: int,
+    rendezvous_port: str,
+    board: str,
+    milestones: str = "",
+    rendezvous_address: str = LOOPBACK,
 ) -> dict[str, str]:
     """Returns the whole environment of one rank.
 
@@ -55,6 +60,7 @@ def rank_environment(
       rendezvous_port: where the rendezvous listens.
       board: the path of the progress board.
       milestones: the path of the milestone board.
+      rendezvous_address: what Horovod takes for the address of the rendezvous.
     """
     inherited = {
         name: value
@@ -64,14 +70,16 @@ def rank_environment(
     return {
         **_tuning(plan),
         **inherited,
-        **_identity(plan, rank, rendezvous_port, board),
+        **_identity(plan, rank, board),
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": rendezvous_address,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": rendezvous_port,
         **_attempt(plan, milestones),
         **_terminal(plan, inherited),
         **_preload(plan, inherited),
     }
 
 
-def _identity(plan: LaunchPlan, rank: int, rendezvous_port: str, board: str) -> dict[str, str]:
+def _identity(plan: LaunchPlan, rank: int, board: str) -> dict[str, str]:
     size, number = str(plan.size), str(rank)
     place = plan.placements[rank]
     return {
@@ -91,9 +99,6 @@ def _identity(plan: LaunchPlan, rank: int, rendezvous_port: str, board: str) -> 
         "HOROVOD_HOSTNAME": place.host,
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
-        # Each launcher has one; they tell each other what their ranks put there.
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": LOOPBACK,
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": rendezvous_port,
         # Without it Gloo listens on the address of the host's name, which others may reach.
         "HOROVOD_GLOO_IFACE": plan.interface,
     }

@@ -71,6 +71,7 @@ class LocalRanks:
             environment = rank_environment(
                 plan,
                 rank,
+                rendezvous_address=self.rendezvous.address,
                 rendezvous_port=str(self.rendezvous.port),
                 board=self.board.path,
                 milestones=self.milestones.path,

@@ -8,12 +8,18 @@
 
 It listens on the loopback address only, on a port that the kernel picks. In a job of several hosts
 each launcher has one for its own ranks, and what a rank puts there goes to all by way of the first
-host's launcher, which decides on the order (`publish`). The protocol knows no password: other users
-of the same machine can reach it. So all that it takes is bounded.
+host's launcher, which decides on the order (`publish`).
+
+The protocol knows no password, and other users of the same machine can reach the port. But Horovod
+makes its addresses by putting words together: http://ADDR:PORT/SCOPE/KEY. So ADDR is made to hold a
+path that nobody guesses, `127.0.0.1:PORT/TOKEN`; who doesn't know it is refused, and all that the
+server takes is bounded.
 """
 
 from __future__ import annotations
 
+import hmac
+import secrets
 import socketserver
 import threading
 from collections import defaultdict
@@ -56,6 +62,11 @@ class Rendezvous(ThreadingHTTPServer):
     """Stores the values.
 
     It has a port, at which requests queue, from its creation; `serve` answers them.
+
+    Attributes:
+      port: where it listens.
+      address: what Horovod takes for its address.
+      path: what every path begins with that Horovod then asks for.
     """
 
     daemon_threads = True
@@ -73,6 +84,9 @@ class Rendezvous(ThreadingHTTPServer):
         """
         super().__init__((LOOPBACK, 0), _Handler)
         self.port: int = self.server_address[1]
+        token = secrets.token_hex(16)
+        self.address = f"{LOOPBACK}:{self.port}/{token}"
+        self.path = f"/{token}:{self.port}/"
         self._members = members
         self._publish = self.apply if publish is None else publish
         self._lock = threading.Lock()
@@ -152,6 +166,17 @@ class _Handler(BaseHTTPRequestHandler):
     # A client that stops in the middle of a request holds a thread for so many seconds at most.
     timeout = 30
 
+    def parse_request(self) -> bool:
+        """Refuses who doesn't know the path."""
+        if not super().parse_request():
+            return False
+        start = self.path[: len(self.server.path)].encode("utf-8", "replace")
+        if not hmac.compare_digest(start, self.server.path.encode()):
+            self._answer(403)
+            return False
+        self.path = self.path[len(self.server.path) :]
+        return True
+
     def do_GET(self) -> None:
         value = self.server.get(*self._scope_and_key())
         self._answer(404 if value is None else 200, value or b"")
@@ -178,7 +203,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200 if self.server.take(Entry(scope, key, value)) else 507)
 
     def _scope_and_key(self) -> tuple[str, str]:
-        scope, _, key = self.path.lstrip("/").partition("/")
+        scope, _, key = self.path.partition("/")
         return scope, key
 
     def _answer(self, code: int, body: bytes = b"") -> None:
