@@ -209,7 +209,7 @@ def parse_rank_list(text: str, size: int) -> frozenset[int]:
 
 def _ranks_of(listed: HostList) -> str | None:
     """Returns how many ranks this host gets, if it is the first of a list."""
-    from .host_start import is_this_host
+    from .network import is_this_host
 
     name, ranks = listed.hosts[0]
     if not is_this_host(name):

@@ -1,8 +1,8 @@
 """Starts a job on its hosts from one of them: over ssh it runs a launcher on each of the others.
 
-    here:  ssh h2 'cd FOLDER && exec PYTHON -m collective.launch.host_start'
+    here:  ssh h2 'cd FOLDER && exec PYTHON -m collective.launch.started_host'
                stdin ◀── the job's secret, the environment, where to come to, the command line
-    on h2: reads that, comes to the launcher here, and does what it is told (host_agent.py)
+    on h2: reads that, comes to the launcher here (started_host.py), does as told (host_agent.py)
 
 Nothing secret stands in a command line. Over ssh nothing else goes: output, signals and the end of
 the job have the connection between launchers. BatchMode keeps ssh from asking anybody; keys of
@@ -15,26 +15,21 @@ import json
 import os
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import IO, Any
 
 from .errors import UsageError
-from .gathering import Stopped, introduction, join
 from .host_options import SshOptions
-from .network import addresses_by_interface
+from .network import is_this_host
 from .progress_board import nameless_file
 from .secret import FILE_VARIABLE, VARIABLE
-from .signals import SignalPipe, stop_signals
 
 _CONNECT_SECONDS = 15
 _FAREWELL_SECONDS = 5.0
-_MOST_STDIN_BYTES = 8 << 20
 _SHOWN_LINES = 5
 _SSH_FAILED = 255  # ssh's own exit code
 
@@ -73,7 +68,7 @@ class HostStarter:
         Raises:
           UsageError: there is no ssh here.
         """
-        module = (self._python, "-m", "collective.launch.host_start")
+        module = (self._python, "-m", "collective.launch.started_host")
         command = list(module) if is_this_host(host) else self._ssh_command(host, module)
         stdin = nameless_file("collective.instructions")
         with os.fdopen(stdin, "w+b") as file:
@@ -136,19 +131,6 @@ class HostStarter:
         return f"its launcher has ended with exit code {code}:{shown or ' it says nothing'}"
 
 
-def is_this_host(name: str) -> bool:
-    """Tells whether a name or an address is this host's."""
-    own = socket.gethostname()
-    if name in ("localhost", own, own.partition(".")[0]):
-        return True
-    addresses = {each for known in addresses_by_interface().values() for each in known}
-    try:
-        found = {str(entry[4][0]) for entry in socket.getaddrinfo(name, None)}
-    except OSError:
-        return False
-    return bool(found & addresses)
-
-
 def passed_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables that other hosts get: all but those of this host and this login."""
     return {
@@ -156,49 +138,3 @@ def passed_environment(environment: Mapping[str, str]) -> dict[str, str]:
         for name, value in environment.items()
         if name not in _OWN_NAMES and not name.startswith(_OWN_PREFIXES)
     }
-
-
-def main() -> int:
-    """Runs the launcher of another host, as its stdin says; returns its exit code."""
-    try:
-        data = sys.stdin.buffer.read(_MOST_STDIN_BYTES)
-        instructions = json.loads(data)
-        null = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(null, 0)  # no rank reads the secret
-        os.environ.update(instructions["environment"])
-        return _run(instructions)
-    except (ValueError, KeyError, TypeError):
-        print("collective.launch: no instructions on stdin: -H starts this", file=sys.stderr)
-        return 2
-    except UsageError as error:
-        print(f"collective.launch: {error}", file=sys.stderr)
-        return 2
-
-
-def _run(instructions: Mapping[str, Any]) -> int:
-    from .cli import make_plan, parse_options
-    from .several_hosts import run_as_agent, stopped_before_start
-
-    options = parse_options(instructions["arguments"])
-    options.ranks = instructions["ranks"] or options.ranks
-    options.standalone = True  # hosts are no affair of this command line any more
-    options.hosts = options.hostfile = options.nodes = None
-    options.elastic, options.min_ranks, options.tee = False, None, "all"
-    plan = replace(make_plan(options, os.environ), terminal=False, columns=None)
-    signals = SignalPipe(stop_signals(plan.preempt_signal))
-    try:
-        joined = join(
-            lambda: [instructions["address"]],
-            instructions["port"],
-            instructions["secret"].encode(),
-            introduction(instructions["node"], instructions["nodes"], plan.devices),
-            (options.start_timeout, options.host_timeout),
-            signals,
-        )
-    except Stopped as stop:
-        return stopped_before_start(stop.signum, plan)
-    return run_as_agent(plan, joined, signals)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -107,6 +107,19 @@ def source_address(destination: str) -> str:
         return str(probe.getsockname()[0])
 
 
+def is_this_host(name: str) -> bool:
+    """Tells whether a name or an address is this host's."""
+    own = socket.gethostname()
+    if name in ("localhost", own, own.partition(".")[0]):
+        return True
+    addresses = {each for known in addresses_by_interface().values() for each in known}
+    try:
+        found = {str(entry[4][0]) for entry in socket.getaddrinfo(name, None)}
+    except OSError:
+        return False
+    return bool(found & addresses)
+
+
 def _means_loopback(name: str) -> bool:
     try:
         return ipaddress.ip_address(name).is_loopback

@@ -21,10 +21,17 @@ from .gathering import Gathering, Guest, Stopped, introduction, join, make_world
 from .gloo_address import with_gloo_address
 from .host_agent import HostAgent
 from .host_options import HostList, HostOptions
-from .host_start import HostStarter, is_this_host, passed_environment
+from .host_start import HostStarter, passed_environment
 from .hosts import Host
 from .job import Job
-from .network import address_of_interface, interface_of, listening_address, resolve, source_address
+from .network import (
+    address_of_interface,
+    interface_of,
+    is_this_host,
+    listening_address,
+    resolve,
+    source_address,
+)
 from .plan import LaunchPlan
 from .remote_hosts import RemoteHosts
 from .secret import new_secret
