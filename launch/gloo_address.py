@@ -33,15 +33,26 @@ def with_gloo_address(plan: LaunchPlan, address: str = LOOPBACK) -> LaunchPlan:
     library = _library()
     if library:
         return replace(plan, gloo_address=address, gloo_library=library)
+    if plan.hosts and plan.local_ranks:
+        check_host_name(address)
+    return plan
+
+
+def check_host_name(address: str) -> None:
+    """Checks that Horovod, left alone, would listen at an address of this host.
+
+    Raises:
+      UsageError: it wouldn't, and other hosts couldn't reach it.
+    """
     name = socket.gethostname()
-    if plan.hosts and plan.local_ranks and address not in _addresses_of(name):
+    found = _addresses_of(name)
+    if address not in found:
         raise UsageError(
             f"the ranks of this host would listen where its name leads, at "
-            f"{', '.join(_addresses_of(name)) or 'no address'} of {name}, not at {address}: have "
-            f'the name lead there (a line "{address} {name}" in /etc/hosts), or compile the '
-            "operations (`make setup` in a checkout, or `pip install .`)"
+            f"{', '.join(found) or 'no address'} of {name}, not at {address}: have the name lead "
+            f'there (a line "{address} {name}" in /etc/hosts), or have the launcher start them, '
+            "with compiled operations (`make setup` in a checkout, or `pip install .`)"
         )
-    return plan
 
 
 def _library() -> str:

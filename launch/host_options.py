@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from .durations import seconds
 from .errors import UsageError
 from .hosts import parse_hostfile, parse_hosts
+from .schedulers import Membership, started_by
 
 DEFAULT_PORT = 29500  # torchrun's
 DEFAULT_HOSTFILE = "/etc/mpi/hostfile"  # where Kubeflow's MPI operator puts it
@@ -267,18 +268,23 @@ def host_options(options: argparse.Namespace, environment: Mapping[str, str]) ->
     if text is None:
         if options.node is not None and options.node != 0:
             raise UsageError(f"--node-rank {options.node}: give --nnodes, too")
-        return None
-    nodes = _nodes(origin, text)
-    if nodes == 1:
-        return None
-    origin, text = _given("--node-rank", options.node, "node", environment)
-    if text is None:
-        raise UsageError(f"--nnodes {nodes}: give --node-rank, too, 0 on the first host")
-    node = _number(origin, text, 0, nodes - 1)
-    _, master = _given("--master-addr", options.master, "master", environment)
+        task = None if options.hosts or options.hostfile else _launcher_task(environment)
+        if task is None:
+            return None
+        nodes, node, first_host = task.size, task.rank, task.first_host
+    else:
+        nodes, first_host = _nodes(origin, text), ""
+        if nodes == 1:
+            return None
+        origin, text = _given("--node-rank", options.node, "node", environment)
+        if text is None:
+            raise UsageError(f"--nnodes {nodes}: give --node-rank, too, 0 on the first host")
+        node = _number(origin, text, 0, nodes - 1)
+    _, given = _given("--master-addr", options.master, "master", environment)
+    master = given or first_host
     if not master:
         raise UsageError(
-            f"--nnodes {nodes}: give --master-addr, too, the name or address of the first host"
+            f"{nodes} hosts: give --master-addr, too, the name or address of the first one"
         )
     origin, text = _given("--master-port", options.port, "port", environment)
     port = DEFAULT_PORT if text is None else _number(origin, text, 1, 65535)
@@ -292,6 +298,22 @@ def host_options(options: argparse.Namespace, environment: Mapping[str, str]) ->
         host_timeout=options.host_timeout,
         secret_file=options.secret_file,
     )
+
+
+def _launcher_task(environment: Mapping[str, str]) -> Membership | None:
+    """Returns what a scheduler says of this launcher, which it has started on each host.
+
+    Raises:
+      UsageError: it has started more than one on a host.
+    """
+    task = started_by(environment)
+    if task is not None and task.local_size > 1:
+        raise UsageError(
+            f"{task.scheduler} has started {task.local_size} launchers on this host: have it start "
+            "one on each (srun --ntasks-per-node=1, mpirun --map-by ppr:1:node), or the script "
+            "without the launcher; --standalone makes each a job of its own"
+        )
+    return task
 
 
 def _given(

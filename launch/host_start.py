@@ -31,6 +31,7 @@ from .secret import FILE_VARIABLE, VARIABLE
 _CONNECT_SECONDS = 15
 _FAREWELL_SECONDS = 5.0
 _SHOWN_LINES = 5
+_PATH_NAMES = ("PYTHONPATH", "LD_LIBRARY_PATH")
 _SSH_FAILED = 255  # ssh's own exit code
 
 # What tells of this host, or of this login, and not of the job.
@@ -118,7 +119,10 @@ class HostStarter:
             options += ["-p", str(self._ssh.port)]
         if self._ssh.identity_file is not None:
             options += ["-i", self._ssh.identity_file]
-        remote = f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(module)}"
+        # What Python needs to find this package; all else goes by stdin.
+        paths = [f"{name}={os.environ[name]}" for name in _PATH_NAMES if name in os.environ]
+        command = ["env", *paths, *module] if paths else module
+        remote = f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(command)}"
         return [program, *options, "--", host, remote]
 
     def _explanation(self, host: str, code: int, lines: Sequence[str]) -> str:

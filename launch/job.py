@@ -8,6 +8,8 @@ attempt ──ends well, is stopped, is preempted──────────�
 
 from __future__ import annotations
 
+import sys
+
 from .attempt import Attempt
 from .devices import driver_gpus, visible_gpus
 from .errors import UsageError
@@ -63,6 +65,7 @@ class Job:
                 return code
             stop = remote.pause(signals, restart.pause)
             if remote.lost:
+                print("collective.launch: no restart: a host is gone", file=sys.stderr, flush=True)
                 return LOST
             if stop is not None:
                 return stopped_before_restart(stop, plan)

@@ -58,6 +58,11 @@ def scope_members(places: tuple[Placement, ...]) -> dict[str, int]:
     return members
 
 
+def gloo_address_of(address: str, port: int, token: str) -> str:
+    """Returns what Horovod takes for the address of a rendezvous, so that it knows the path."""
+    return f"{address}:{port}/{token}"
+
+
 class Rendezvous(ThreadingHTTPServer):
     """Stores the values.
 
@@ -73,7 +78,12 @@ class Rendezvous(ThreadingHTTPServer):
     request_queue_size = 128  # every rank asks at once
 
     def __init__(
-        self, members: Mapping[str, int], publish: Callable[[Entry], None] | None = None
+        self,
+        members: Mapping[str, int],
+        publish: Callable[[Entry], None] | None = None,
+        address: str = LOOPBACK,
+        port: int = 0,
+        token: str = "",
     ) -> None:
         """Listens.
 
@@ -81,11 +91,14 @@ class Rendezvous(ThreadingHTTPServer):
           members: how many ranks each scope has, of `scope_members`.
           publish: called, from any thread, with what a rank did, instead of doing it; whoever
             publishes then calls `apply` on all hosts alike. None: it is done at once.
+          address: where it listens.
+          port: where it listens; 0 lets the kernel choose.
+          token: what nobody guesses; "" makes one.
         """
-        super().__init__((LOOPBACK, 0), _Handler)
+        super().__init__((address, port), _Handler)
         self.port: int = self.server_address[1]
-        token = secrets.token_hex(16)
-        self.address = f"{LOOPBACK}:{self.port}/{token}"
+        token = token or secrets.token_hex(16)
+        self.address = gloo_address_of(address, self.port, token)
         self.path = f"/{token}:{self.port}/"
         self._members = members
         self._publish = self.apply if publish is None else publish
@@ -148,8 +161,8 @@ class Rendezvous(ThreadingHTTPServer):
             return self._values[scope].get(key) if scope in self._values else None
 
     def _leave(self, scope: str, key: str) -> None:
-        # How many members the scope of a process set has isn't known here: each DELETE then removes
-        # the named key only.
+        # How many members the scope of a process set has isn't known here, nor that of a host where
+        # no launcher is: each DELETE then removes the named key only.
         members = self._members.get(scope)
         with self._lock:
             if members is None:

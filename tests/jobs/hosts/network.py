@@ -67,9 +67,15 @@ class Network:
         return f"10.77.0.{self.names.index(name) + 1}"
 
     def on_host(self, name: str) -> list[str]:
-        """Returns the words that run the command behind them on a host."""
-        set_name = 'hostname "$0" && exec "$@"'
-        inside = ["unshare", "--uts", "sh", "-c", set_name, name]
+        """Returns the words that run the command behind them on a host.
+
+        With NETWORK_HOSTS in the environment that file is the host's /etc/hosts.
+        """
+        set_name = (
+            'hostname "$0" && { [ -z "$NETWORK_HOSTS" ] || '
+            'mount --bind "$NETWORK_HOSTS" /etc/hosts; } && exec "$@"'
+        )
+        inside = ["unshare", "--uts", "--mount", "sh", "-c", set_name, name]
         return ["ip", "netns", "exec", self._name(name), *inside]
 
     def cut(self, name: str) -> None:

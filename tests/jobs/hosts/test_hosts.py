@@ -92,7 +92,7 @@ def test_a_host_whose_link_is_cut_is_named_after_the_bound(hosts):
 
 @pytest.mark.parametrize("told", [1, 0])
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.sample(1)
+@pytest.mark.matrix
 def test_a_launcher_that_is_told_to_stop_stops_all(hosts, told, signum):
     launchers = start_sleeping(hosts)
     launchers[told].send_signal(signum)
@@ -121,6 +121,7 @@ def test_a_restart_starts_the_ranks_of_all_hosts(hosts):
         assert "root cause: rank 2 of 4" in stderr and "restart    1 of 2 in 0.1 s" in stderr
 
 
+@pytest.mark.matrix
 def test_another_secret_is_refused(hosts):
     hosts.make(2)
     script = hosts.script(TELL)

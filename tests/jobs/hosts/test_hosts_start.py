@@ -27,7 +27,6 @@ case "$2" in
 esac
 name=h${2##*.}
 exec env -i PATH="$PATH" HOME="$HOME" COLLECTIVE_TEST_MARK="$COLLECTIVE_TEST_MARK" \
-    PYTHONPATH="$PYTHONPATH" \
     nsenter --net=/run/netns/"$SSH_NAMESPACES-$name" unshare --uts \
     sh -c 'hostname "$0" && exec sh -c "$1"' "$name" "$3"
 """
@@ -101,6 +100,7 @@ def test_a_host_file_without_this_host(hosts, start):
     ]
 
 
+@pytest.mark.matrix
 def test_a_host_that_ssh_can_not_reach_is_named(hosts, start):
     hosts.make(2)
     script = hosts.script(TELL)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from collective.launch import schedulers
 from collective.launch.cli import make_plan, parse_options
 from collective.launch.environment import line_prefix, rank_environment
 from collective.launch.errors import UsageError
@@ -144,11 +145,26 @@ def test_torchruns_options_and_variables():
     assert options_of("--nnodes=2", "--node-rank=0", "--master-addr=a").port == 29500
 
 
+def test_a_launcher_on_each_host_by_srun(monkeypatch):
+    names = ["PROCID", "NODEID", "LOCALID", "STEP_NUM_TASKS", "STEP_TASKS_PER_NODE"]
+    environment = {f"SLURM_{n}": v for n, v in zip(names, ["1", "1", "0", "2", "1(x2)"])}
+    environment["SLURM_STEP_NODELIST"] = "n[4,7]"
+    assert options_of(**environment) is None  # these tests aren't started by it
+    monkeypatch.setattr(schedulers, "_names_of_ancestors", lambda: ["slurmstepd"])
+    found = options_of(**environment)
+    assert (found.nodes, found.node, found.master) == (2, 1, "n4")
+    assert options_of("--master-addr", "m", **environment).master == "m"
+    assert options_of("--standalone", **environment) is None
+    environment.update(SLURM_STEP_NUM_TASKS="4", SLURM_STEP_TASKS_PER_NODE="2(x2)")
+    with pytest.raises(UsageError, match="srun has started 2 launchers on this host"):
+        options_of(**environment)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (("--nnodes", "2"), "--nnodes 2: give --node-rank, too"),
-        (("--nnodes", "2", "--node-rank", "0"), "give --master-addr, too"),
+        (("--nnodes", "2", "--node-rank", "0"), "2 hosts: give --master-addr, too"),
         (("--nnodes", "1:4"), "a fixed number of hosts; give one number, as 4"),
         (("--nnodes", "x"), "--nnodes x: give a number, 1 to 4096"),
         (("--node-rank", "1"), "give --nnodes, too"),
