@@ -207,3 +207,29 @@ def test_horovods_ranks_meet_across_hosts_by_the_interface(hosts):
         "[h2:2] 2 0 2 1 2 10.0 10.77.0.2",
         "[h2:3] 3 1 2 1 2 10.0 10.77.0.2",
     ]
+
+
+WRITER = """
+    import os
+    for count in range(200):
+        os.write(1, b"x" * (1 << 20) + b"\\n")
+        with open("count.part", "w") as file:
+            file.write(f"{count}\\n")
+        os.rename("count.part", "count")
+"""
+
+
+@pytest.mark.matrix
+def test_a_slow_reader_on_the_first_host_slows_the_ranks_of_all(hosts):
+    hosts.make(2)
+    script = hosts.script(WRITER.replace("\\n", "\\n"))
+    first = hosts.start_on("h1", "-np", 1, "--verbose", hosts.script("", "quiet.py"))
+    second = hosts.start_on("h2", "-np", 1, script)
+    [count] = hosts.files("count")
+    time.sleep(3)  # nobody reads the first one's stdout
+    [before] = hosts.files("count")
+    time.sleep(1)
+    [after] = hosts.files("count")
+    assert before == after < 60  # megabytes
+    assert [code for code, _, _ in hosts.ends([first, second])] == [0, 0]
+    assert hosts.files("count") == [199]
