@@ -40,7 +40,8 @@ gloo_address = Extension(
     ["ops/gloo_address.cc"],
     language="c++",
     extra_compile_args=[*OPTIMIZED, "-fvisibility=hidden"],
-    extra_link_args=["-ldl"],
+    # Every process below a rank loads it: no library comes along that it doesn't need.
+    extra_link_args=["-Wl,--as-needed", "-ldl"],
 )
 # Operations of TensorFlow (see ops/embedding_bag.py), and the rows of dynamic tables (see
 # ops/compiled_row_store.py). Without contraction a sum, and a first value, is the same on every

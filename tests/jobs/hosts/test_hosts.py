@@ -222,7 +222,7 @@ WRITER = """
 @pytest.mark.matrix
 def test_a_slow_reader_on_the_first_host_slows_the_ranks_of_all(hosts):
     hosts.make(2)
-    script = hosts.script(WRITER.replace("\\n", "\\n"))
+    script = hosts.script(WRITER)
     first = hosts.start_on("h1", "-np", 1, "--verbose", hosts.script("", "quiet.py"))
     second = hosts.start_on("h2", "-np", 1, script)
     [count] = hosts.files("count")
