@@ -39,7 +39,7 @@ gloo_address = Extension(
     "collective.ops._gloo_address",
     ["ops/gloo_address.cc"],
     language="c++",
-    extra_compile_args=[*OPTIMIZED, "-fvisibility=hidden"],
+    extra_compile_args=[*OPTIMIZED, "-fno-exceptions", "-fvisibility=hidden"],
     # Every process below a rank loads it: no library comes along that it doesn't need.
     extra_link_args=["-Wl,--as-needed", "-ldl"],
 )
