@@ -122,7 +122,9 @@ def host_list(options: argparse.Namespace, environment: Mapping[str, str]) -> Ho
 def _decides_itself(options: argparse.Namespace, environment: Mapping[str, str]) -> bool:
     """Tells whether hosts are decided on without a host file that happens to be there."""
     nodes = _given("--nnodes", options.nodes, "nodes", environment)[1]
-    return options.standalone or nodes is not None or bool(options.check)
+    # A rank may start a job of its own.
+    in_rank = bool(environment.get("COLLECTIVE_LAUNCHED"))
+    return options.standalone or nodes is not None or in_rank
 
 
 def _read(path: str) -> str:

@@ -154,6 +154,7 @@ def run_as_agent(
       UsageError: the ranks can't be started here.
     """
     channel, hosts, node = joined
+    plan = replace(plan, terminal=False, columns=None)  # the first host shows the output
     try:
         plan = _with_hosts(plan, hosts, node, channel.address)
         plan = with_gloo_address(plan, channel.address)

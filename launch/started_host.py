@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from .cli import make_plan, parse_options
@@ -41,7 +40,7 @@ def _run(instructions: Mapping[str, Any]) -> int:
     options.standalone = True  # hosts are no affair of this command line any more
     options.hosts = options.hostfile = options.nodes = None
     options.elastic, options.min_ranks, options.tee = False, None, "all"
-    plan = replace(make_plan(options, os.environ), terminal=False, columns=None)
+    plan = make_plan(options, os.environ)
     signals = SignalPipe(stop_signals(plan.preempt_signal))
     try:
         joined = join(
