@@ -34,6 +34,15 @@ keymap = Extension(
     depends=["ops/keymap.h"],
     extra_compile_args=[*OPTIMIZED, "-fvisibility=default"],
 )
+# Preloaded into ranks, that Horovod listens where the launcher says (see launch/gloo_address.py).
+gloo_address = Extension(
+    "collective.ops._gloo_address",
+    ["ops/gloo_address.cc"],
+    language="c++",
+    extra_compile_args=[*OPTIMIZED, "-fno-exceptions", "-fvisibility=hidden"],
+    # Every process below a rank loads it: no library comes along that it doesn't need.
+    extra_link_args=["-Wl,--as-needed", "-ldl"],
+)
 # Operations of TensorFlow (see ops/embedding_bag.py), and the rows of dynamic tables (see
 # ops/compiled_row_store.py). Without contraction a sum, and a first value, is the same on every
 # processor.
@@ -102,6 +111,6 @@ setup(
     # Else the links' contents count as data of `collective`, and every module is there twice.
     include_package_data=False,
     zip_safe=False,
-    ext_modules=[keymap, native],
+    ext_modules=[keymap, gloo_address, native],
     cmdclass={"build_ext": Build},
 )

@@ -50,6 +50,7 @@ NAVIGATION: tuple[tuple[str, tuple[str, ...]], ...] = (
             "docs/guides/estimator.md",
             "docs/guides/serving.md",
             "docs/guides/running.md",
+            "docs/guides/hosts.md",
             "docs/guides/clusters.md",
             "docker/README.md",
             "docs/guides/performance.md",
@@ -61,7 +62,7 @@ NAVIGATION: tuple[tuple[str, tuple[str, ...]], ...] = (
         "Examples",
         ("modelzoo/README.md", "modelzoo/movielens/README.md", "modelzoo/hashed_ids/README.md"),
     ),
-    ("Reference", (API, "docs/equal-to-tensorflow.md", "CHANGELOG.md")),
+    ("Reference", (API, "docs/equal-to-tensorflow.md", "SECURITY.md", "CHANGELOG.md")),
     (
         "How it is built",
         (

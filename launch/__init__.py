@@ -1,4 +1,4 @@
-"""Starts the ranks of a job on one machine, carries their output, and ends them together.
+"""Starts the ranks of a job on one host or several, carries their output, and ends them together.
 
 Words
   rank         one process of the job; there are N of them, numbered from 0. One GPU each, or CPU
@@ -6,6 +6,7 @@ Words
   identity     what tells a rank who it is: RANK, WORLD_SIZE, HOROVOD_RANK and so on
   rendezvous   a small key-value server in the launcher, on loopback only, by which the ranks find
                each other
+  first host   of a job of several, the one whose launcher decides for all and shows the output
   supervisor   a helper process between launcher and ranks that lets no descendant escape
   root cause   the rank that failed first; others that fail because it is gone are its victims
   run          a run of a session, or whatever else all ranks carry out together (agreeing, saving,
@@ -22,21 +23,41 @@ How many ranks
   number. A GPU split into MIG instances counts once unless CUDA_VISIBLE_DEVICES names the
   instances.
 
+Several hosts
+  On each host: --nnodes M --node-rank I --master-addr H, as of torchrun. From one host:
+  -H h1:8,h2:8 or --hostfile FILE starts the launchers over ssh; -np is then the number of all
+  ranks. Ranks count host by host. The first host's launcher listens until all are there, to who
+  holds the job's secret (COLLECTIVE_SECRET, or a file), and decides for all: what is said here of
+  ranks is so of the ranks of all hosts. Lines of rank 1 of host h2 begin with "[h2:1] "; --log-dir
+  keeps them there.
+  A failure, a stall, a signal to any launcher ends or stops all, with one report and one exit code
+  everywhere. A host whose launcher is gone, or says nothing for --host-timeout, is named, and the
+  job ends with 137; without it there is no restart.
+
 Environment, read
+  COLLECTIVE_SECRET, COLLECTIVE_SECRET_FILE
+                           the secret of a job of several hosts, or a file with it
+  PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR, PET_MASTER_PORT, PET_NPROC_PER_NODE, NODE_RANK,
+  MASTER_ADDR, MASTER_PORT
+                           as of torchrun, where an option is missing
   CUDA_VISIBLE_DEVICES     the devices: indices, UUIDs (GPU-...) or MIG ids (MIG-...), in order;
                            empty means none
   NVIDIA_VISIBLE_DEVICES   all, none, void or a list: how many GPUs a container was given
   COLUMNS                  the width of the terminal, if not the one it reports
 
 Environment, given to each rank; the launcher's value always wins
-  RANK, LOCAL_RANK         its number
+  RANK, LOCAL_RANK         its number, and that on its host
   WORLD_SIZE, LOCAL_WORLD_SIZE
-                           N
+                           N, and how many ranks its host has
   CUDA_VISIBLE_DEVICES     its one device, empty for a CPU rank
   HOROVOD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE, _CROSS_RANK, _CROSS_SIZE, _HOSTNAME,
   _CONTROLLER=gloo, _CPU_OPERATIONS=gloo, _GLOO_RENDEZVOUS_ADDR, _GLOO_RENDEZVOUS_PORT,
   _GLOO_IFACE=lo
-                           the same for Horovod, and where the rendezvous is
+                           the same for Horovod, and where the rendezvous is; the interface that
+                           leads to other hosts, if there are any
+  COLLECTIVE_GLOO_ADDRESS, LD_PRELOAD
+                           where Horovod is to listen, and the library that makes it do so, behind
+                           what the user preloads
   COLLECTIVE_LAUNCHED      1
   COLLECTIVE_PROGRESS      where it posts its progress: memory of the launcher, which no folder has;
                            empty if nobody looks (--stall-timeout 0, or one rank)
@@ -103,7 +124,7 @@ Exit codes
                of --preempt-signal, and of ranks that were told to stop by TERM
   124          the job stalled (--stall-timeout), as with timeout(1)
   141          nobody reads the output any more (128 + SIGPIPE)
-  137          the supervisor was killed
+  137          the supervisor was killed, or a host was lost
   126, 127     the interpreter can't be started, or isn't there
   2            bad usage: one sentence on stderr, nothing was started
 
@@ -143,10 +164,6 @@ What happens when
                            finished before: the driver may be compiling TensorFlow's kernels.
   no rank is in a run      nothing, however long: they prepare data, or are debugged. (Who stops
                            only some of them in a debugger wants --stall-timeout 0.)
-  ranks on other machines  each launcher watches the ranks of its own. If the missing rank is
-                           elsewhere, it says that all of its ranks are in the same run; only the
-                           launcher of that machine can name it, if it watches another rank that
-                           waits.
 
 Restarts
   With --max-restarts K a job that has failed, or stalled, starts again, up to K times: all ranks

@@ -16,6 +16,9 @@ def announcement(plan: LaunchPlan) -> str:
     """
     if plan.size == 1 or not plan.shown_ranks:
         return ""
+    if len(plan.hosts) > 1:
+        text = f"starting {plan.size} ranks on {len(plan.hosts)} hosts"
+        return text if plan.terminal else ""
     on_gpus = all(device is not None for device in plan.devices)
     unit, count = ("GPU", plan.size) if on_gpus else ("core", plan.cores)
     text = f"starting {plan.size} ranks on {count} {unit}{'' if count == 1 else 's'}"

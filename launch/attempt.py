@@ -5,46 +5,44 @@
        ├──INT, TERM, HUP, QUIT; nobody reads the output; a stall──────────┘                  │
        └──"done": every rank has left with 0─────────────────────────────────────────────────┘
 
-"done" is the supervisor's word that no process is left. Each state has an end that doesn't depend
-on the ranks' good will: settling takes CAUSE_DELAY seconds at most, stopping ends with KILL after
-the grace, and if even then no "done" comes, the launcher kills the supervisor and all that is left
-by itself. Behind it no thread is left, so that another attempt can be made.
+"done" is the supervisor's word that no process is left, and the word of every other host. Each
+state has an end that doesn't depend on the ranks' good will: settling takes CAUSE_DELAY seconds at
+most, stopping ends with KILL after the grace, and if even then no "done" comes, the launcher kills
+the supervisor and all that is left by itself, and takes the hosts for lost that say nothing. Behind
+it no thread is left, so that another attempt can be made.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import selectors
 import signal
-import threading
 import time
+from dataclasses import replace
 
 from . import process_tree, stall_detector
 from .announcement import announcement
+from .channel import Channel
 from .command import is_interpreter
-from .environment import rank_environment
-from .errors import UsageError
-from .logs import open_logs
-from .milestones import LauncherMilestones
+from .local_ranks import LocalRanks
+from .milestones import Milestones
 from .outcome import CAUSE_DELAY, JobOutcome, RankExit
 from .output import Console
 from .plan import LaunchPlan
 from .preemption import departure
-from .progress_board import LauncherBoard
-from .rendezvous import Rendezvous
+from .progress_board import ProgressRecord
+from .remote_hosts import RemoteHosts
+from .rendezvous import Entry
 from .restarts import Restart, RestartPolicy, failure_of, stopped_before_restart
 from .shutdown import ShutdownSchedule
 from .signals import SignalPipe
 from .stall_detector import StallDetector
-from .supervisor import KILL_PATIENCE, RankSpec, Supervisor, SupervisorEvent
+from .supervisor import KILL_PATIENCE, SupervisorEvent
 
 # For how many seconds a launcher that was told to stop waits for a reader of its last output.
 _LAST_OUTPUT_TIMEOUT = 2.0
 # For how many seconds after KILL it waits for the supervisor's word that nothing is left.
 _SUPERVISOR_PATIENCE = 2 * KILL_PATIENCE
-# For how many seconds it waits for threads that answer ranks which are gone.
-_THREAD_PATIENCE = 5.0
 
 
 class Attempt:
@@ -54,24 +52,28 @@ class Attempt:
       restart: how to go on after a failure; None if the job ends with this attempt.
     """
 
-    def __init__(self, plan: LaunchPlan, signals: SignalPipe, policy: RestartPolicy) -> None:
+    def __init__(
+        self, plan: LaunchPlan, signals: SignalPipe, policy: RestartPolicy, remote: RemoteHosts
+    ) -> None:
         """Starts nothing yet.
 
         Args:
           plan: the job's.
           signals: the launcher's.
           policy: decides about restarts.
+          remote: the job's other hosts.
         """
         self.restart: Restart | None = None
         self._plan = plan
         self._signals = signals
         self._policy = policy
+        self._remote = remote
         self._outcome = JobOutcome(plan.size)
         self._shutdown = ShutdownSchedule(plan.grace, plan.time_to_save)
         self._settle_until = math.inf
         self._exit_code: int | None = None  # of an end that wasn't a rank's failure
         self._stall_report = ""
-        self._over = False
+        self._local_done = False
 
     def run(self) -> int:
         """Runs it and returns the exit code that the launcher then has.
@@ -80,7 +82,7 @@ class Attempt:
           UsageError: the logs can't be written, or there are too many ranks for this system.
         """
         self._start()
-        while not self._over:
+        while not (self._local_done and self._remote.done):
             self._wait(self._next_time())
             self._do_what_is_due(time.monotonic())
         code = self._finish()
@@ -89,52 +91,24 @@ class Attempt:
         return code
 
     def _start(self) -> None:
-        size = self._plan.size
-        logs = open_logs(self._plan)
-        # A shell that exec'ed the launcher may have had children: the launcher's now, but not of
-        # this job.
-        self._strangers = frozenset(process_tree.children_by_parent().get(os.getpid(), ()))
-        self._rendezvous = Rendezvous(size)
-        try:
-            self._board = LauncherBoard(size)
-            self._milestones = LauncherMilestones(size)
-            pipes = [(os.pipe(), os.pipe()) for _ in range(size)]
-        except OSError as error:
-            raise UsageError(
-                f"-np {size} needs four pipe ends a rank: {error.strerror}; "
-                "start fewer ranks, or allow more open files (ulimit -n)"
-            ) from None
-        specs = []
-        for rank, (stdout, stderr) in enumerate(pipes):
-            environment = rank_environment(
-                self._plan,
-                rank,
-                rendezvous_port=str(self._rendezvous.port),
-                board=self._board.path,
-                milestones=self._milestones.path,
-            )
-            specs.append(RankSpec(self._plan.command, environment, stdout[1], stderr[1]))
-        self._supervisor = Supervisor(specs, self._plan.grace, self._signals.stop_signals)
+        plan = self._plan
+        publish = self._remote.publish if self._remote else None
+        self._local = LocalRanks(plan, self._signals, publish)
+        self._milestones = self._local.milestones
+        self._local_done = self._local.supervisor is None
         self._stall_detector = StallDetector(
-            size, self._plan.stall_timeout, time.monotonic(), self._plan.on_gpus
+            plan.size, plan.stall_timeout, time.monotonic(), plan.on_gpus
         )
-        for stdout, stderr in pipes:
-            os.close(stdout[1])
-            os.close(stderr[1])
-        # Threads may start only now that the supervisor is forked.
-        self._rendezvous.serve()
-        self._console = Console(
-            self._plan,
-            [(stdout[0], stderr[0]) for stdout, stderr in pipes],
-            logs,
-            self._signals.wake,
-        )
-        words = announcement(self._plan)
+        self._console = Console(plan, self._local.pipes, self._local.logs, self._signals.wake)
+        words = announcement(plan)
         if words:
             self._say(words)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._signals.descriptor, selectors.EVENT_READ, self._on_wakeup)
-        self._selector.register(self._supervisor.events, selectors.EVENT_READ, self._on_events)
+        if self._local.supervisor is not None:
+            events = self._local.supervisor.events
+            self._selector.register(events, selectors.EVENT_READ, self._on_events)
+        self._remote.start(plan, self, self._selector, self._signals.wake)
 
     def _next_time(self) -> float:
         return min(
@@ -143,6 +117,7 @@ class Attempt:
             self._shutdown.deadline(_SUPERVISOR_PATIENCE),
             self._console.next_flush(),
             math.inf if self._ending else self._stall_detector.next_check(),
+            self._remote.next_time(),
         )
 
     @property
@@ -152,12 +127,14 @@ class Attempt:
     def _wait(self, until: float) -> None:
         """Handles the next events, or none if none comes until then."""
         self._console.watch(self._selector)
+        self._remote.watch()
         timeout = None if until == math.inf else max(0.0, until - time.monotonic())
         for key, _ in self._selector.select(timeout):
             key.data()
 
     def _do_what_is_due(self, now: float) -> None:
         self._console.flush_due(now)
+        self._remote.look(now, self._console.congested)
         if now >= self._stall_detector.next_check() and not self._ending:
             self._check_for_stall(now)
         if now >= self._settle_until:
@@ -170,9 +147,13 @@ class Attempt:
             if signum == signal.SIGKILL and self._outcome.any_running:
                 self._say(f"{self._outcome.running_text()} still there: KILL")
             # What a rank has started works for it until it has saved.
-            self._supervisor.send_signal(signum, to_groups=not self._asked_to_save(signum))
+            to_groups = not self._asked_to_save(signum)
+            self._local.send_signal(signum, to_groups)
+            self._remote.send_signal(signum, to_groups)
         if now >= self._shutdown.deadline(_SUPERVISOR_PATIENCE):
-            self._end_without_supervisor("doesn't answer")
+            if not self._local_done:
+                self._end_without_supervisor("doesn't answer")
+            self._remote.give_up("its ranks don't end")
 
     def _asked_to_save(self, signum: signal.Signals) -> bool:
         """Tells whether a signal asks the ranks to save; then it is for them alone."""
@@ -181,14 +162,18 @@ class Attempt:
 
     def _end_ranks(self, now: float) -> None:
         """Ends ranks of which some are missing, so that there is nothing to be saved."""
-        self._milestones.mark_ending()
+        self._mark_ending()
         self._shutdown.begin(signal.SIGTERM, now)
+
+    def _mark_ending(self) -> None:
+        self._milestones.mark_ending()
+        self._remote.mark_ending()
 
     def _check_for_stall(self, now: float) -> None:
         """Warns of a job that stands still, and in the end stops it."""
         stall = self._stall_detector.check(
             now,
-            stall_detector.read_records(self._board, self._plan.size),
+            self._records(),
             {rank_exit.rank: rank_exit.manner() for rank_exit in self._outcome.exits},
             self._console.congested,
         )
@@ -206,12 +191,16 @@ class Attempt:
         )
         self._end_ranks(now)
 
-    # The selector's callbacks.
+    def _records(self) -> list[ProgressRecord | None]:
+        records = stall_detector.read_records(self._local.board, self._plan.size)
+        return [self._remote.records.get(rank, record) for rank, record in enumerate(records)]
+
+    # The selector's callbacks, and what other hosts tell.
 
     def _on_wakeup(self) -> None:
         for signum in self._signals.take():
             if signum in self._signals.stop_signals:
-                self._on_stop_signal(signum)
+                self.on_stop_signal(signum)
             elif signum == signal.SIGCHLD:
                 process_tree.reap()  # the supervisor, or orphans after it
         error = self._console.write_error
@@ -221,7 +210,7 @@ class Attempt:
             self._say(f"the output can't be written ({error.strerror}): the job ends")
             self._end_ranks(time.monotonic())
 
-    def _on_stop_signal(self, signum: signal.Signals) -> None:
+    def on_stop_signal(self, signum: signal.Signals) -> None:
         name = signum.name
         if signum == self._plan.preempt_signal:
             signum = signal.SIGTERM
@@ -233,7 +222,7 @@ class Attempt:
         if self._outcome.root_cause() is not None and not self._outcome.is_preempted:
             self._end_ranks(now)
         elif signum not in (signal.SIGINT, signal.SIGTERM):
-            self._milestones.mark_ending()
+            self._mark_ending()
         may_save = not (self._shutdown.begun or self._milestones.is_ending)
         self._shutdown.request(signum, now)
         time_to_save = ""
@@ -245,26 +234,46 @@ class Attempt:
         self._say(f"{name}: stopping {self._outcome.running_text()}{time_to_save}")
 
     def _on_events(self) -> None:
-        events = self._supervisor.read_events()
+        assert self._local.supervisor is not None
+        events = self._local.supervisor.read_events()
         if events is None:
             self._end_without_supervisor("has died")
             return
         for event in events:
             if event.kind == "exited":
-                self._on_rank_exit(event)
+                self._on_local_exit(event)
             elif event.kind == "undead":
                 self._say(f"process {event.pid} can't be killed")
             elif event.kind == "broken":
                 self._say(f"the launcher's supervisor process failed: {event.text}")
             elif event.kind == "done":
-                self._over = True
+                self._end_local()
 
-    def _on_rank_exit(self, event: SupervisorEvent) -> None:
-        last_words, source = self._console.last_words(event.rank)
-        requested = self._shutdown.begun
-        self._outcome.add(
-            RankExit(event.rank, event.pid, event.code, event.time, requested, last_words, source)
+    def _end_local(self) -> None:
+        """Waits for no more events of the supervisor."""
+        self._local_done = True
+        assert self._local.supervisor is not None
+        self._selector.unregister(self._local.supervisor.events)
+
+    def _on_local_exit(self, event: SupervisorEvent) -> None:
+        rank = self._local.rank_of(event)
+        words, source = self._console.last_words(rank)
+        host = self._plan.placements[rank].host if self._plan.hosts else ""
+        self.on_rank_exit(
+            RankExit(
+                rank,
+                event.pid,
+                event.code,
+                event.time,
+                last_words=words,
+                last_words_from=source,
+                host=host,
+            )
         )
+
+    def on_rank_exit(self, rank_exit: RankExit) -> None:
+        requested = self._shutdown.begun
+        self._outcome.add(replace(rank_exit, requested=requested))
         cause = self._outcome.root_cause()
         if cause is not None and not cause.is_victim:
             self._console.expect_lost_peers()
@@ -276,17 +285,37 @@ class Attempt:
         else:
             self._settle_until = min(self._settle_until, now + CAUSE_DELAY)
 
+    def on_output(self, rank: int, is_error: bool, data: bytes) -> None:
+        self._console.take(rank, is_error, data)
+
+    def on_milestones(self, rank: int, milestones: Milestones) -> None:
+        self._milestones.post(rank, milestones)
+
+    def on_trouble(self, text: str) -> None:
+        self._say(text)
+
+    def apply(self, entry: Entry) -> None:
+        self._local.rendezvous.apply(entry)
+
+    def on_host_lost(self, name: str, ranks: range, reason: str) -> None:
+        ended = {rank_exit.rank for rank_exit in self._outcome.exits}
+        running = [rank for rank in ranks if rank not in ended]
+        self._say(f"host {name} was lost: {reason}")
+        for rank in running:
+            self.on_rank_exit(
+                RankExit(rank, 0, -signal.SIGKILL, time.time(), host=name, lost_by=reason)
+            )
+
     def _end_without_supervisor(self, reason: str) -> None:
         """Kills the supervisor and everything else: its orphans are the launcher's."""
-        self._over = True
-        try:
-            os.kill(self._supervisor.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        survivors = process_tree.kill_descendants(KILL_PATIENCE, self._strangers)
+        self._end_local()
+        assert self._local.supervisor is not None
+        survivors = self._local.kill()
         self._say(
-            f"the launcher's supervisor process {self._supervisor.pid} {reason}: the job was killed"
+            f"the launcher's supervisor process {self._local.supervisor.pid} {reason}: "
+            "the job was killed"
         )
+        self._shutdown.begin(signal.SIGKILL, time.monotonic())
         for pid in survivors:
             self._say(f"process {pid} can't be killed")
         if self._exit_code is None and self._outcome.root_cause() is None:
@@ -301,13 +330,13 @@ class Attempt:
         if losses:
             self._say(losses)
         if self._stall_report:
-            self._console.say(self._stall_report)
+            self._report(self._stall_report)
         cause = self._outcome.root_cause()
         code = self._exit_code
         if code is None:
             code = cause.shell_code if cause else 0
             if cause and not self._outcome.left_preempted:
-                self._console.say(self._outcome.failure_report())
+                self._report(self._outcome.failure_report())
         self._say_what_is_next(code)
         stop = self._write_out()
         if stop is not None and self.restart is not None:
@@ -321,26 +350,20 @@ class Attempt:
         if self._outcome.is_preempted or self._shutdown.was_requested:
             words = departure(milestones, self._outcome.left_preempted)
             if words:
-                self._say(words)
+                self._report(f"collective.launch: {words}")
         elif code and (self._exit_code is None or self._stall_report):
             decision = self._policy.decide(failure_of(self._outcome, milestones), self._plan)
             self.restart = decision.restart
             if decision.text:
-                self._console.say(decision.text)
+                self._report(decision.text)
 
     def _close(self) -> None:
         """Ends the threads, and closes what belongs to this attempt."""
-        self._rendezvous.stop()
         if self._console.written:
             self._console.close()
-        process_tree.reap()
-        self._supervisor.close()
         self._selector.close()
-        self._board.close()
-        self._milestones.close()
-        end = time.monotonic() + _THREAD_PATIENCE
-        while threading.active_count() > 1 and time.monotonic() < end:
-            time.sleep(0.01)
+        self._local.close()
+        self._local.wait_for_threads()
 
     def _write_out(self) -> signal.Signals | None:
         """Waits for the readers of the output, who may take their time unless a stop is asked.
@@ -352,12 +375,22 @@ class Attempt:
         if self._exit_code is not None:
             deadline = time.monotonic() + _LAST_OUTPUT_TIMEOUT
         while not self._console.written and time.monotonic() < deadline:
-            timeout = None if deadline == math.inf else deadline - time.monotonic()
-            self._selector.select(timeout)
+            until = min(deadline, self._remote.next_time())
+            timeout = None if until == math.inf else max(0.0, until - time.monotonic())
+            self._remote.watch()
+            for key, _ in self._selector.select(timeout):
+                if isinstance(key.fileobj, Channel):
+                    key.data()
+            self._remote.look(time.monotonic(), congested=True)
             for signum in self._signals.take():
                 if signum in self._signals.stop_signals:
                     return signum
         return None
+
+    def _report(self, text: str) -> None:
+        """Says how the attempt went, on every host."""
+        self._console.say(text)
+        self._remote.say(text)
 
     def _say(self, text: str) -> None:
         self._console.say(f"collective.launch: {text}")

@@ -18,6 +18,13 @@ from .devices import NO_GPUS, choose_devices, driver_gpus, visible_gpus
 from .dry_run import describe
 from .durations import seconds
 from .errors import UsageError
+from .host_options import (
+    HostList,
+    add_host_options,
+    host_list,
+    host_options,
+    ranks_from_environment,
+)
 from .machine import available_cores
 from .manifests.options import ManifestOptions, add_options, check_unused
 from .plan import LONGEST_PAUSE, LaunchPlan
@@ -31,7 +38,20 @@ DEFAULT_TIME_TO_SAVE = 60.0
 class LauncherOptions(ManifestOptions):
     """Holds the options as they were given, and the command behind them; `make_plan` judges."""
 
-    ranks: str
+    ranks: str | None
+    nodes: str | None
+    node: int | None
+    master: str | None
+    port: int | None
+    standalone: bool
+    hosts: str | None
+    hostfile: str | None
+    ssh_port: int | None
+    ssh_identity_file: str | None
+    interface: str | None
+    start_timeout: float
+    host_timeout: float
+    secret_file: str | None
     device: str
     log_dir: str | None
     tee: str
@@ -64,7 +84,17 @@ def main(arguments: Sequence[str] | None = None, prog: str = _PROGRAM) -> int:
             from .diagnostics import check
 
             return check()
+        listed = host_list(options, os.environ)
+        if listed is not None:
+            options.standalone = True  # whatever the environment says of torchrun's hosts
+            options.ranks = _ranks_of(listed)
         plan = make_plan(options, os.environ)
+        hosts = host_options(options, os.environ)
+        if (hosts or listed) is not None and options.elastic:
+            raise UsageError(
+                "--elastic is for jobs of one host: leave it out, or start the job again on the "
+                "hosts that are left"
+            )
         misplaced = misplaced_option(options.command)
         if misplaced:
             print(f"collective.launch: {misplaced}", file=sys.stderr)
@@ -72,12 +102,26 @@ def main(arguments: Sequence[str] | None = None, prog: str = _PROGRAM) -> int:
             from .logs import check_logs
 
             check_logs(plan)
-            print(describe(plan))
+            print(describe(plan, hosts, listed))
             return 0
+        if listed is not None:
+            from .several_hosts import run_from_here
+
+            words = sys.argv[1:] if arguments is None else arguments
+            return run_from_here(
+                plan, listed, words, lambda size: parse_rank_list(options.tee, size)
+            )
+        if hosts is not None:
+            from .secret import job_secret
+            from .several_hosts import run
+
+            secret = job_secret(os.environ, hosts.secret_file)
+            return run(plan, hosts, secret, lambda size: parse_rank_list(options.tee, size))
         # Only a job needs a server and its like; importing them takes half of the start-up time.
+        from .gloo_address import with_gloo_address
         from .job import Job
 
-        return Job(plan).run()
+        return Job(with_gloo_address(plan)).run()
     except UsageError as error:
         print(f"collective.launch: {error}", file=sys.stderr)
         return 2
@@ -139,7 +183,7 @@ def make_plan(options: LauncherOptions, environment: Mapping[str, str]) -> Launc
     _check_limits(options)
     grace = DEFAULT_GRACE if options.grace is None else options.grace
     cores = available_cores()
-    ranks = _rank_count(options.ranks)
+    ranks = _rank_count(options.ranks or ranks_from_environment(environment) or "auto")
     gpus = NO_GPUS
     if "cpu" not in (options.device, ranks):
         gpus = visible_gpus(environment, driver_gpus())
@@ -160,7 +204,7 @@ def make_plan(options: LauncherOptions, environment: Mapping[str, str]) -> Launc
         restart_pause=options.restart_pause,
         most_ranks=len(devices),
         min_ranks=min_ranks,
-        shown_ranks=parse_rank_list(options.tee, len(devices)),
+        shown_ranks=_shown_ranks(options, environment, len(devices)),
         log_dir=options.log_dir,
         verbose=options.verbose,
         stall_timeout=options.stall_timeout,
@@ -203,6 +247,25 @@ def parse_rank_list(text: str, size: int) -> frozenset[int]:
     if max(ranks, default=0) >= size:
         raise UsageError(f"--tee {text}: there is no rank {max(ranks)}, the last one is {size - 1}")
     return frozenset(ranks)
+
+
+def _ranks_of(listed: HostList) -> str | None:
+    """Returns how many ranks this host gets, if it is the first of a list."""
+    from .network import is_this_host
+
+    name, ranks = listed.hosts[0]
+    if not is_this_host(name):
+        return "1"  # none is here; the plan wants one all the same
+    return None if ranks is None else str(ranks)
+
+
+def _shown_ranks(
+    options: LauncherOptions, environment: Mapping[str, str], size: int
+) -> frozenset[int]:
+    """Returns the ranks that --tee names; of several hosts all, until it is known who comes."""
+    if options.hosts or options.hostfile or host_options(options, environment) is not None:
+        return frozenset(range(size))
+    return parse_rank_list(options.tee, size)
 
 
 def _min_ranks(options: LauncherOptions, size: int) -> int:
@@ -281,11 +344,12 @@ def _parser(prog: str) -> _Parser:
         "--nproc-per-node",
         "--nproc_per_node",
         dest="ranks",
-        default="auto",
+        default=None,
         metavar="N|auto|gpu|cpu",
-        help="how many ranks; auto (the default): one for each visible GPU, without any one CPU "
-        "rank; gpu: one for each visible GPU; cpu: one CPU rank for each core",
+        help="how many ranks on this host; auto (the default): one for each visible GPU, without "
+        "any one CPU rank; gpu: one for each visible GPU; cpu: one CPU rank for each core",
     )
+    add_host_options(parser)
     add(
         "--device",
         choices=("auto", "cpu", "gpu"),

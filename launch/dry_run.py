@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 
 from .environment import rank_environment
+from .host_options import HostList, HostOptions
+from .hosts import Host
 from .plan import LaunchPlan
 
 _PORT = "<a free port>"
+_ADDRESS = "127.0.0.1:<port>/<token>"
 _MEMORY = "<memory of the launcher>"
 
 
-def describe(plan: LaunchPlan) -> str:
+def describe(
+    plan: LaunchPlan, hosts: HostOptions | None = None, listed: HostList | None = None
+) -> str:
     """Lists command, output and devices, and each variable that a rank's environment gains."""
+    if hosts is not None:
+        plan = _with_hosts(plan, hosts)
     environments = [
-        rank_environment(plan, rank, rendezvous_port=_PORT, board=_MEMORY, milestones=_MEMORY)
-        for rank in range(plan.size)
+        rank_environment(plan, rank, _PORT, _MEMORY, _MEMORY, _ADDRESS) for rank in plan.local_ranks
     ]
     changed = {
         name
@@ -32,6 +39,8 @@ def describe(plan: LaunchPlan) -> str:
     without = f" (without {', '.join(removed)})" if removed else ""
     lines = [
         f"ranks        {plan.size}",
+        *_hosts(hosts),
+        *_listed(listed),
         f"command      {shlex.join(plan.command)}",
         f"cores        {plan.cores}",
         f"output       {_output(plan)}",
@@ -40,11 +49,40 @@ def describe(plan: LaunchPlan) -> str:
         f"environment  of every rank, beside what the launcher's own holds{without}:",
         *(f"  {name}={environments[0][name]}" for name in same_everywhere),
     ]
-    for rank, environment in enumerate(environments):
+    for rank, environment in zip(plan.local_ranks, environments):
         device = plan.devices[rank]
         lines.append(f"rank {rank}       on {'the CPU' if device is None else f'GPU {device}'}:")
         lines += [f"  {name}={environment[name]}" for name in per_rank]
     return "\n".join(lines)
+
+
+def _with_hosts(plan: LaunchPlan, hosts: HostOptions) -> LaunchPlan:
+    """Returns the plan of all hosts, as if each had as many ranks as this one."""
+    names = [f"<host {node}>" for node in range(hosts.nodes)]
+    return replace(
+        plan,
+        devices=plan.devices * hosts.nodes,
+        hosts=tuple(Host(name, plan.devices) for name in names),
+        node=hosts.node,
+        interface=hosts.interface or f"<the interface that leads to {hosts.master}>",
+        shown_ranks=frozenset(range(plan.size * hosts.nodes)),
+    )
+
+
+def _hosts(hosts: HostOptions | None) -> list[str]:
+    if hosts is None:
+        return []
+    return [
+        f"hosts        {hosts.nodes}, this one is number {hosts.node}; they meet at "
+        f"{hosts.master} port {hosts.port}. As if each had as many ranks as this one:",
+    ]
+
+
+def _listed(listed: HostList | None) -> list[str]:
+    if listed is None:
+        return []
+    names = [name if ranks is None else f"{name} with {ranks}" for name, ranks in listed.hosts]
+    return [f"hosts        {', '.join(names)}, started from here. On this one:"]
 
 
 def _restarts(plan: LaunchPlan) -> list[str]:

@@ -11,7 +11,7 @@ import signal
 from collections.abc import Mapping
 
 from . import milestones as milestone_board
-from . import preempt_signals, progress_board
+from . import preempt_signals, progress_board, secret
 from .plan import LaunchPlan
 
 LOOPBACK = "127.0.0.1"
@@ -25,19 +25,32 @@ _OUTER_PREFIXES = (
     "PMIX_",
     "MV2_COMM_WORLD_",
     "MPI_LOCAL",
+    "PET_",
 )
 _OUTER_NAMES = frozenset(
-    {"TF_CONFIG", "HOROVOD_ELASTIC", "HOROVOD_RENDEZVOUS_ADDR", "HOROVOD_RENDEZVOUS_PORT"}
+    {
+        "TF_CONFIG",
+        "HOROVOD_ELASTIC",
+        "HOROVOD_RENDEZVOUS_ADDR",
+        "HOROVOD_RENDEZVOUS_PORT",
+        secret.VARIABLE,  # for launchers: a rank has no use for it
+    }
 )
 
 
-def line_prefix(rank: int, size: int) -> str:
+def line_prefix(plan: LaunchPlan, rank: int) -> str:
     """Returns the start of every line that a rank writes. A single rank needs none."""
-    return f"[{rank}] " if size > 1 else ""
+    host = f"{plan.placements[rank].host}:" if plan.hosts else ""
+    return f"[{host}{rank}] " if plan.size > 1 else ""
 
 
 def rank_environment(
-    plan: LaunchPlan, rank: int, rendezvous_port: str, board: str, milestones: str = ""
+    plan: LaunchPlan,
+    rank: int,
+    rendezvous_port: str,
+    board: str,
+    milestones: str = "",
+    rendezvous_address: str = LOOPBACK,
 ) -> dict[str, str]:
     """Returns the whole environment of one rank.
 
@@ -47,6 +60,7 @@ def rank_environment(
       rendezvous_port: where the rendezvous listens.
       board: the path of the progress board.
       milestones: the path of the milestone board.
+      rendezvous_address: what Horovod takes for the address of the rendezvous.
     """
     inherited = {
         name: value
@@ -56,36 +70,48 @@ def rank_environment(
     return {
         **_tuning(plan),
         **inherited,
-        **_identity(plan, rank, rendezvous_port, board),
+        **_identity(plan, rank, board),
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": rendezvous_address,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": rendezvous_port,
         **_attempt(plan, milestones),
         **_terminal(plan, inherited),
+        **_preload(plan, inherited),
     }
 
 
-def _identity(plan: LaunchPlan, rank: int, rendezvous_port: str, board: str) -> dict[str, str]:
+def _identity(plan: LaunchPlan, rank: int, board: str) -> dict[str, str]:
     size, number = str(plan.size), str(rank)
+    place = plan.placements[rank]
     return {
         "COLLECTIVE_LAUNCHED": "1",
         progress_board.VARIABLE: board if plan.detects_stalls else "",
         "RANK": number,
-        "LOCAL_RANK": number,
+        "LOCAL_RANK": str(place.local_rank),
         "WORLD_SIZE": size,
-        "LOCAL_WORLD_SIZE": size,
+        "LOCAL_WORLD_SIZE": str(place.local_size),
         "CUDA_VISIBLE_DEVICES": plan.devices[rank] or "",
         "HOROVOD_RANK": number,
         "HOROVOD_SIZE": size,
-        "HOROVOD_LOCAL_RANK": number,
-        "HOROVOD_LOCAL_SIZE": size,
-        # "Cross" ranks are the machines: there is one.
-        "HOROVOD_CROSS_RANK": "0",
-        "HOROVOD_CROSS_SIZE": "1",
-        "HOROVOD_HOSTNAME": "localhost",
+        "HOROVOD_LOCAL_RANK": str(place.local_rank),
+        "HOROVOD_LOCAL_SIZE": str(place.local_size),
+        "HOROVOD_CROSS_RANK": str(place.cross_rank),
+        "HOROVOD_CROSS_SIZE": str(place.cross_size),
+        "HOROVOD_HOSTNAME": place.host,
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": LOOPBACK,
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": rendezvous_port,
         # Without it Gloo listens on the address of the host's name, which others may reach.
-        "HOROVOD_GLOO_IFACE": "lo",
+        "HOROVOD_GLOO_IFACE": plan.interface,
+    }
+
+
+def _preload(plan: LaunchPlan, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Has Horovod listen at the plan's address; what the user preloads comes first."""
+    if not plan.gloo_library:
+        return {}
+    others = inherited.get("LD_PRELOAD", "")
+    return {
+        "COLLECTIVE_GLOO_ADDRESS": plan.gloo_address,
+        "LD_PRELOAD": f"{others}:{plan.gloo_library}" if others else plan.gloo_library,
     }
 
 
@@ -99,7 +125,7 @@ def _attempt(plan: LaunchPlan, milestones: str) -> dict[str, str]:
 
 
 def _tuning(plan: LaunchPlan) -> dict[str, str]:
-    threads = str(max(1, plan.cores // plan.size))
+    threads = str(max(1, plan.cores // max(1, len(plan.local_ranks))))
     return {
         "OMP_NUM_THREADS": threads,
         "TF_NUM_INTRAOP_THREADS": threads,
@@ -111,7 +137,7 @@ def _tuning(plan: LaunchPlan) -> dict[str, str]:
         # Large blocks on huge pages: fewer faults where each step's buffers are new memory
         # (benchmarks/RESULTS.md).
         "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
-        "NCCL_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": plan.interface,
         "PYTHONUNBUFFERED": "1",
         "TF_CPP_MIN_LOG_LEVEL": "2",
         **(_compiled_for_gpus() if plan.on_gpus else {}),
@@ -136,7 +162,8 @@ def _horovod_exchanges(plan: LaunchPlan) -> bool:
     the exchange: up to half of a small step, on all cores (benchmarks/RESULTS.md).
     """
     carrier = plan.launcher_environment.get("COLLECTIVE_CARRIER", "")
-    return plan.size > 1 and (plan.on_gpus or carrier.lower() == "horovod")
+    several = len(plan.hosts) > 1
+    return plan.size > 1 and (plan.on_gpus or several or carrier.lower() == "horovod")
 
 
 def _terminal(plan: LaunchPlan, inherited: Mapping[str, str]) -> dict[str, str]:
@@ -147,5 +174,5 @@ def _terminal(plan: LaunchPlan, inherited: Mapping[str, str]) -> dict[str, str]:
     columns = int(user_columns) if user_columns.isdigit() else plan.columns
     if columns is None:
         return {"COLLECTIVE_TERMINAL": "1"}
-    longest_prefix = line_prefix(plan.size - 1, plan.size)
-    return {"COLLECTIVE_TERMINAL": "1", "COLUMNS": str(max(1, columns - len(longest_prefix)))}
+    longest_prefix = max(len(line_prefix(plan, rank)) for rank in range(plan.size))
+    return {"COLLECTIVE_TERMINAL": "1", "COLUMNS": str(max(1, columns - longest_prefix))}

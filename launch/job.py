@@ -8,9 +8,13 @@ attempt ──ends well, is stopped, is preempted──────────�
 
 from __future__ import annotations
 
+import sys
+
 from .attempt import Attempt
 from .devices import driver_gpus, visible_gpus
+from .errors import UsageError
 from .plan import LaunchPlan
+from .remote_hosts import LOST, RemoteHosts
 from .restarts import RestartPolicy, stopped_before_restart
 from .signals import SignalPipe, stop_signals
 
@@ -18,8 +22,22 @@ from .signals import SignalPipe, stop_signals
 class Job:
     """Runs a planned job, with its restarts."""
 
-    def __init__(self, plan: LaunchPlan) -> None:
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        signals: SignalPipe | None = None,
+        remote: RemoteHosts | None = None,
+    ) -> None:
+        """Starts nothing yet.
+
+        Args:
+          plan: the job's.
+          signals: the launcher's, if it waited for other hosts with them.
+          remote: the other hosts, if there are any.
+        """
         self._plan = plan
+        self._signals = signals or SignalPipe(stop_signals(plan.preempt_signal))
+        self._remote = remote or RemoteHosts({}, plan)
 
     def run(self) -> int:
         """Runs it and returns the launcher's exit code.
@@ -27,16 +45,28 @@ class Job:
         Raises:
           UsageError: the logs can't be written, or there are too many ranks for this system.
         """
-        plan = self._plan
-        signals = SignalPipe(stop_signals(plan.preempt_signal))
+        try:
+            code = self._run_attempts()
+        except UsageError as error:
+            self._remote.say(f"collective.launch: {error}")
+            self._remote.finish(2)
+            raise
+        self._remote.finish(code)
+        return code
+
+    def _run_attempts(self) -> int:
+        plan, signals, remote = self._plan, self._signals, self._remote
         policy = RestartPolicy(lambda: visible_gpus(plan.launcher_environment, driver_gpus()))
         while True:
-            attempt = Attempt(plan, signals, policy)
+            attempt = Attempt(plan, signals, policy, remote)
             code = attempt.run()
             restart = attempt.restart
             if restart is None:
                 return code
-            stop = signals.wait(restart.pause)
+            stop = remote.pause(signals, restart.pause)
+            if remote.lost:
+                print("collective.launch: no restart: a host is gone", file=sys.stderr, flush=True)
+                return LOST
             if stop is not None:
                 return stopped_before_restart(stop, plan)
             plan = restart.plan

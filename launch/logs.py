@@ -35,23 +35,23 @@ def _unwritable(log_dir: str, error: OSError) -> UsageError:
     return UsageError(f"--log-dir {log_dir} can't be written: {error}")
 
 
-def open_logs(plan: LaunchPlan) -> list[tuple[BinaryIO | None, BinaryIO | None]]:
-    """Opens the files that keep each rank's stdout and stderr.
+def open_logs(plan: LaunchPlan) -> dict[int, tuple[BinaryIO | None, BinaryIO | None]]:
+    """Opens the files that keep stdout and stderr of each rank of this host.
 
     Raises:
       UsageError: they can't be written.
     """
     if plan.log_dir is None:
-        return [(None, None)] * plan.size
-    logs: list[tuple[BinaryIO | None, BinaryIO | None]] = []
+        return {rank: (None, None) for rank in plan.local_ranks}
+    logs: dict[int, tuple[BinaryIO | None, BinaryIO | None]] = {}
     try:
-        for rank in range(plan.size):
+        for rank in plan.local_ranks:
             folder = Path(plan.log_dir, f"rank.{rank}")
             folder.mkdir(parents=True, exist_ok=True)
             # Unbuffered: who follows the file sees what the rank wrote, when it wrote it.
             # A restart goes on with the files.
             stdout, stderr = (_opened(folder / name, plan) for name in STREAM_NAMES)
-            logs.append((stdout, stderr))
+            logs[rank] = stdout, stderr
     except OSError as error:
         raise _unwritable(plan.log_dir, error) from None
     return logs

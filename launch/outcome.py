@@ -41,6 +41,8 @@ class RankExit:
       requested: whether the launcher had told it to stop.
       last_words: its last lines, more than are shown: TensorFlow explains an error at length.
       last_words_from: "stderr" or "stdout".
+      host: the name of its host, "" for the launcher's.
+      lost_by: why its host counts as lost, "" for a rank that has ended itself.
     """
 
     rank: int
@@ -50,6 +52,8 @@ class RankExit:
     requested: bool = False
     last_words: tuple[str, ...] = ()
     last_words_from: str = "stderr"
+    host: str = ""
+    lost_by: str = ""
 
     @property
     def failed(self) -> bool:
@@ -76,6 +80,8 @@ class RankExit:
 
     def manner(self) -> str:
         """Returns "exit code 3" or "signal SIGKILL (9, ...)"."""
+        if self.lost_by:
+            return "the loss of its host"
         if self.code >= 0:
             return f"exit code {self.code}"
         hint = ""
@@ -142,10 +148,12 @@ class JobOutcome:
         cause = self.root_cause()
         if cause is None:
             return ""
+        if cause.lost_by:
+            return "\n".join(self._loss_of_host(cause))
         lines = [
             f"collective.launch: the job failed; root cause: rank {cause.rank} of {self._size}",
             f"  time       {_clock_time(cause.time)}",
-            f"  host       {os.uname().nodename}",
+            f"  host       {cause.host or os.uname().nodename}",
             f"  pid        {cause.pid or 'none: it could not be started'}",
             f"  ended by   {cause.manner()}",
         ]
@@ -154,6 +162,17 @@ class JobOutcome:
         if others:
             lines.append(f"  then ended {_reasons(others)}")
         return "\n".join([*lines, *self._last_words(cause)])
+
+    def _loss_of_host(self, cause: RankExit) -> list[str]:
+        lost = [end for end in self.exits if end.lost_by and end.host == cause.host]
+        names = rank_names(sorted(end.rank for end in lost))
+        others = [end for end in self.exits if end.failed and end not in lost]
+        lines = loss_report(
+            f"host {cause.host} ({names} of {self._size})", cause.lost_by, cause.time
+        )
+        if others:
+            lines.append(f"  then ended {_reasons(others)}")
+        return lines
 
     def _last_words(self, cause: RankExit) -> list[str]:
         if not cause.last_words:
@@ -177,6 +196,21 @@ class JobOutcome:
     def _early_leavers(self) -> list[RankExit]:
         """Returns the ranks that ended with 0, unasked, in a job that then failed."""
         return [end for end in self.exits if not end.failed and not end.requested]
+
+
+def loss_report(host: str, lost_by: str, when: float) -> list[str]:
+    """Returns the first lines of the report on the loss of a host.
+
+    Args:
+      host: names it, and its ranks.
+      lost_by: why it counts as lost.
+      when: in seconds since the epoch.
+    """
+    return [
+        f"collective.launch: the job failed; root cause: {host} was lost",
+        f"  time       {_clock_time(when)}",
+        f"  lost by    {lost_by}",
+    ]
 
 
 def _leaver_lines(leavers: list[RankExit]) -> list[str]:

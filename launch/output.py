@@ -14,17 +14,16 @@ from __future__ import annotations
 import math
 import os
 import re
-import select
 import selectors
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import BinaryIO
 
 from .digest import JobDigest, RankDigest
 from .environment import line_prefix
 from .plan import LaunchPlan
 from .stderr_lines import may_begin_noise
+from .threaded_writer import ThreadedWriter
 
 _LAST_WORDS_LINES = 2000
 # A partial line is held back for so many seconds, hoping for its end. On a terminal somebody waits
@@ -36,8 +35,6 @@ _LONGEST_LINE = 16 << 20
 _NOISE_BYTES = 200  # of a line, which show whether it may be noise
 _TAIL_BYTES = 1 << 16
 _SEGMENT_END = re.compile(rb"\r\n|\r|\n")
-_CONGESTED_BYTES = 1 << 20
-_MOST_BYTES_A_WRITE = 1 << 16
 
 
 class Console:
@@ -49,15 +46,16 @@ class Console:
     def __init__(
         self,
         plan: LaunchPlan,
-        pipes: Sequence[tuple[int, int]],
-        logs: Sequence[tuple[BinaryIO | None, BinaryIO | None]],
+        pipes: Mapping[int, tuple[int, int]],
+        logs: Mapping[int, tuple[BinaryIO | None, BinaryIO | None]],
         notify: Callable[[], None],
     ) -> None:
         """Makes two streams for each rank.
 
         Args:
           plan: says which ranks are shown.
-          pipes: the reading ends of each rank's stdout and stderr.
+          pipes: the reading ends of stdout and stderr of each rank of this host; what another
+            host's ranks write comes by `take`.
           logs: the files that keep them.
           notify: called from a thread when there is room for more output, or nobody to read it.
         """
@@ -68,15 +66,16 @@ class Console:
             self._digest = JobDigest(self.say, on_cpu)
         self._streams: list[tuple[RankStream, RankStream]] = []
         for rank in range(plan.size):
-            prefix = line_prefix(rank, plan.size)
+            prefix = line_prefix(plan, rank)
+            pipe, log = pipes.get(rank, (None, None)), logs.get(rank, (None, None))
             stdout, stderr, digest = None, None, None
             if rank in plan.shown_ranks:
                 stdout, stderr = self._screens
                 digest = self._digest.of_rank(rank) if self._digest else None
             self._streams.append(
                 (
-                    RankStream(pipes[rank][0], prefix, stdout, logs[rank][0]),
-                    RankStream(pipes[rank][1], prefix, stderr, logs[rank][1], digest),
+                    RankStream(pipe[0], prefix, stdout, log[0]),
+                    RankStream(pipe[1], prefix, stderr, log[1], digest),
                 )
             )
         self._watched: set[RankStream] = set()
@@ -92,25 +91,25 @@ class Console:
         """
         readable = set()
         for stream in self._all_streams():
-            if stream.open and not stream.congested:
+            if stream.readable and not stream.congested:
                 readable.add(stream)
         for stream in self._watched - readable:
-            selector.unregister(stream.descriptor)
+            selector.unregister(stream)
         for stream in readable - self._watched:
             stream.restart_patience()
-            selector.register(stream.descriptor, selectors.EVENT_READ, stream.read)
+            selector.register(stream, selectors.EVENT_READ, stream.read)
         self._watched = readable
 
     def next_flush(self) -> float:
         """Returns when (monotonic time) to show what is held back; infinity if nothing is."""
-        times = [stream.flush_time() for stream in self._watched]
+        times = [stream.flush_time() for stream in self._flushed()]
         if self._digest:
             times.append(self._digest.next_time())
         return min(times, default=math.inf)
 
     def flush_due(self, now: float) -> None:
         """Shows what has been held back for long enough, and reports broken logs."""
-        for stream in self._watched:
+        for stream in self._flushed():
             if stream.flush_time() <= now:
                 stream.flush()
         if self._digest:
@@ -146,19 +145,16 @@ class Console:
 
         They are those of its stderr or, if that is empty, of its stdout.
         """
-        stdout, stderr = self._streams[rank]
-        stdout.drain()
-        stderr.drain()
-        for stream, name in ((stderr, "stderr"), (stdout, "stdout")):
-            lines = stream.last_lines(_LAST_WORDS_LINES)
-            if lines:
-                return tuple(lines), name
-        return (), ""
+        return last_words(*self._streams[rank])
+
+    def take(self, rank: int, is_error: bool, data: bytes) -> None:
+        """Takes what a rank of another host has written."""
+        self._streams[rank][is_error].take(data)
 
     def end(self, selector: selectors.BaseSelector) -> None:
         """Takes and shows the rest of all pipes."""
         for stream in self._watched:
-            selector.unregister(stream.descriptor)
+            selector.unregister(stream)
         self._watched = set()
         for stream in self._all_streams():
             stream.drain()
@@ -192,13 +188,29 @@ class Console:
     def _all_streams(self) -> list[RankStream]:
         return [stream for streams in self._streams for stream in streams]
 
+    def _flushed(self) -> list[RankStream]:
+        """Returns the streams whose partial lines are shown after a while."""
+        remote = [stream for stream in self._all_streams() if stream.descriptor is None]
+        return [*self._watched, *remote]
+
+
+def last_words(stdout: RankStream, stderr: RankStream) -> tuple[tuple[str, ...], str]:
+    """Returns the last lines of a rank that has ended, and the name of their stream."""
+    stdout.drain()
+    stderr.drain()
+    for stream, name in ((stderr, "stderr"), (stdout, "stdout")):
+        lines = stream.last_lines(_LAST_WORDS_LINES)
+        if lines:
+            return tuple(lines), name
+    return (), ""
+
 
 class RankStream:
     """Reads the launcher's end of one rank's stdout or stderr."""
 
     def __init__(
         self,
-        descriptor: int,
+        descriptor: int | None,
         prefix: str,
         screen: Screen | None,
         log: BinaryIO | None,
@@ -207,14 +219,15 @@ class RankStream:
         """Takes over the descriptor and the log.
 
         Args:
-          descriptor: the reading end of the pipe.
+          descriptor: the reading end of the pipe; None if the bytes come by `take`.
           prefix: the start of each line; "" passes everything on as it comes, but for a line that
             the digest may leave out.
           screen: where it is shown, if at all.
           log: where it is kept, if at all.
           digest: what it passes on its way to the screen, if anything.
         """
-        os.set_blocking(descriptor, False)
+        if descriptor is not None:
+            os.set_blocking(descriptor, False)
         self.descriptor = descriptor
         self.open = True
         self.log_error: OSError | None = None
@@ -229,20 +242,30 @@ class RankStream:
         if digest is not None:
             digest.show = self._show_on_screen
 
+    def fileno(self) -> int:
+        """Returns the descriptor of the pipe."""
+        assert self.descriptor is not None
+        return self.descriptor
+
+    @property
+    def readable(self) -> bool:
+        """Tells whether there is a pipe to read, still open."""
+        return self.open and self.descriptor is not None
+
     @property
     def congested(self) -> bool:
         return self._screen is not None and self._screen.writer.congested
 
     def read(self) -> bool:
         """Takes one piece of what is in the pipe. Returns whether there was something."""
-        if not self.open:  # drained when its rank ended, just before its turn in the event loop
-            return False
+        if not self.open or self.descriptor is None:
+            return False  # drained when its rank ended, just before its turn in the event loop
         try:
             data = os.read(self.descriptor, 1 << 16)
         except BlockingIOError:
             return False
         if data:
-            self._take(data)
+            self.take(data)
         else:
             self.close()
         return bool(data)
@@ -264,7 +287,8 @@ class RankStream:
         self.flush()
         if self._screen is not None and self._prefix:
             self._screen.end_line(self)
-        os.close(self.descriptor)
+        if self.descriptor is not None:
+            os.close(self.descriptor)
         if self._log is not None:
             self._log.close()
 
@@ -290,7 +314,10 @@ class RankStream:
             return []
         return [line.rsplit("\r", 1)[-1] for line in text.split("\n")][-count:]
 
-    def _take(self, data: bytes) -> None:
+    def take(self, data: bytes) -> None:
+        """Takes bytes that the rank has written."""
+        if not self.open:
+            return
         self._tail += data
         if len(self._tail) > 2 * _TAIL_BYTES:
             del self._tail[:-_TAIL_BYTES]
@@ -406,85 +433,3 @@ def _screens(notify: Callable[[], None]) -> tuple[Screen, Screen]:
     stdout = Screen(1, notify)
     same = os.path.samestat(os.fstat(1), os.fstat(2))
     return stdout, stdout if same else Screen(2, notify)
-
-
-class ThreadedWriter:
-    """Writes to a descriptor that may be slow, without making the launcher wait.
-
-    A pager that nobody scrolls or a terminal stopped with Ctrl-S blocks whoever writes to it. A
-    thread does that here, so that the launcher still sees ranks die and signals come. The callers
-    bound the bytes that wait: they stop reading from the ranks while it is `congested`, as a full
-    pipe would stop the ranks themselves.
-
-    Attributes:
-      error: why nothing can be written any more.
-    """
-
-    def __init__(self, descriptor: int, notify: Callable[[], None]) -> None:
-        """Starts the thread.
-
-        Args:
-          descriptor: where to write.
-          notify: called from the thread when something was written, or never can be again.
-        """
-        self.error: OSError | None = None
-        self._descriptor = descriptor
-        self._notify = notify
-        self._waiting = bytearray()
-        self._changed = threading.Condition()
-        self._closed = False
-        self._thread = threading.Thread(
-            target=self._run, name=f"writer of {descriptor}", daemon=True
-        )
-        self._thread.start()
-
-    def write(self, data: bytes) -> None:
-        """Queues `data`; after a failure, drops it."""
-        with self._changed:
-            if self.error is None:
-                self._waiting += data
-                self._changed.notify()
-
-    def close(self) -> None:
-        """Ends the thread. What waits must have been written."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
-        self._thread.join()
-
-    @property
-    def congested(self) -> bool:
-        return len(self._waiting) > _CONGESTED_BYTES
-
-    @property
-    def idle(self) -> bool:
-        return not self._waiting
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not self._waiting:
-                    if self._closed:
-                        return
-                    self._changed.wait()
-                piece = bytes(self._waiting[:_MOST_BYTES_A_WRITE])
-            try:
-                written = os.write(self._descriptor, piece)
-            except BlockingIOError:  # another process that shares it made it non-blocking
-                _wait_until_writable(self._descriptor)
-                continue
-            except OSError as error:
-                with self._changed:
-                    self.error = error
-                    self._waiting.clear()
-                self._notify()
-                return
-            with self._changed:
-                del self._waiting[:written]
-            self._notify()
-
-
-def _wait_until_writable(descriptor: int) -> None:
-    poll = select.poll()
-    poll.register(descriptor, select.POLLOUT)
-    poll.poll()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from .hosts import Host, Placement, placements, ranks_of_node
 
 LONGEST_PAUSE = 60.0  # seconds between two attempts, however many there were
 
@@ -32,6 +35,11 @@ class LaunchPlan:
       restart_count: how often it was started again so far.
       most_ranks: how many ranks were asked for: fewer may be left of an elastic job.
       min_ranks: how few ranks an elastic job may have; 0 if it isn't elastic.
+      hosts: the job's hosts; none if it has this one only.
+      node: this host's number among them; -1 if no rank is here.
+      interface: the network interface that leads to the other hosts.
+      gloo_address: where the ranks of this host listen for others; "" for where Horovod decides.
+      gloo_library: the library that makes them do so.
     """
 
     command: tuple[str, ...]
@@ -52,10 +60,27 @@ class LaunchPlan:
     restart_count: int = 0
     most_ranks: int = 0
     min_ranks: int = 0
+    hosts: tuple[Host, ...] = ()
+    node: int = 0
+    interface: str = "lo"
+    gloo_address: str = ""
+    gloo_library: str = ""
 
     @property
     def size(self) -> int:
         return len(self.devices)
+
+    @functools.cached_property
+    def placements(self) -> tuple[Placement, ...]:
+        """Returns the place of each rank."""
+        return placements(self.hosts or (Host("localhost", self.devices),))
+
+    @property
+    def local_ranks(self) -> range:
+        """Returns the ranks of this host."""
+        if not self.hosts:
+            return range(self.size)
+        return ranks_of_node(self.hosts, self.node) if self.node >= 0 else range(0)
 
     @property
     def on_gpus(self) -> bool:

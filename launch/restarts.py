@@ -3,6 +3,7 @@
 A restart goes on from the latest checkpoint, which the program itself restores. It is no use where
 the failure will repeat:
 
+    a host is gone                                               no restart
     the program can't be started, or refuses its arguments      no restart
     the same step as at the failure before, nothing saved since  no restart
     as many restarts as --max-restarts allows                    no restart
@@ -43,6 +44,7 @@ class Failure:
       checkpoint: the path of the newest checkpoint, "" without one.
       checkpoint_step: its global step.
       has_trained: whether any rank has completed a step.
+      lost_host: the host whose loss it was, "" for none.
     """
 
     rank: int | None
@@ -52,6 +54,7 @@ class Failure:
     checkpoint: str = ""
     checkpoint_step: int = 0
     has_trained: bool = False
+    lost_host: str = ""
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,7 @@ def failure_of(outcome: JobOutcome, milestones: Sequence[Milestones]) -> Failure
         checkpoint=checkpoint.checkpoint,
         checkpoint_step=checkpoint.step,
         has_trained=any(each.steps for each in milestones),
+        lost_host=next((end.host for end in outcome.exits if end.lost_by), ""),
     )
 
 
@@ -160,6 +164,8 @@ def stopped_before_restart(signum: signal.Signals, plan: LaunchPlan) -> int:
 
 def _futility(failure: Failure, previous: Failure | None, plan: LaunchPlan) -> str:
     """Returns why a restart would be no use; "" if it may be."""
+    if failure.lost_host:
+        return f"host {failure.lost_host} is gone: start the job again, on the hosts that are left"
     if failure.code in _NOT_STARTED:
         return "the program can't be started"
     if not failure.has_trained and failure.code == _BAD_USAGE:

@@ -1,8 +1,7 @@
 """The stall detector: sees that a job stands still, and which rank keeps it waiting.
 
 A rank posts on the progress board in what it takes part that needs all ranks, and since when. It
-can't tell there whether it computes or waits; the launcher sees more, because it sees all ranks of
-this machine:
+can't tell there whether it computes or waits; the launcher sees more, because it sees all ranks:
 
     no rank is in a run                 Nothing is reported, for ever: they prepare data, or
                                         somebody debugs.
@@ -10,7 +9,7 @@ this machine:
     all are in runs, one is behind      That one is missing: it is in a collective that the others
                                         never come to.
     all are in the same run             None is missing: the run's collectives differ, or all wait
-                                        for input or for another machine.
+                                        for input.
     a rank works for all by itself      It is missing, but may take longer: it initialises, saves,
                                         restores or exports.
     on GPUs, a rank is in a run that none   It may take longer, too: the GPU's driver compiles
@@ -147,8 +146,7 @@ class Stall:
             )
         return (
             "  A branch of tf.cond with a lookup isn't taken by all of them, "
-            "or input doesn't come, or a rank of another machine is missing, "
-            "or the run takes longer than --stall-timeout."
+            "or input doesn't come, or the run takes longer than --stall-timeout."
         )
 
 

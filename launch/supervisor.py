@@ -88,14 +88,19 @@ class Supervisor:
     """
 
     def __init__(
-        self, ranks: Sequence[RankSpec], grace: float, stop_signals: Sequence[signal.Signals]
+        self,
+        ranks: Sequence[RankSpec],
+        grace: float,
+        stop_signals: Sequence[signal.Signals],
+        has_stdin: bool,
     ) -> None:
         """Forks the supervisor, which starts the ranks at once, in their order.
 
         Args:
-          ranks: the ranks to start. A single one inherits the launcher's stdin.
+          ranks: the ranks to start.
           grace: seconds between TERM and KILL for processes that the ranks leave behind.
           stop_signals: those by which the launcher is told to stop.
+          has_stdin: whether the ranks inherit the launcher's stdin.
         """
         process_tree.adopt_orphans()
         commands, self._commands = os.pipe()
@@ -106,7 +111,7 @@ class Supervisor:
         former_mask = signal.pthread_sigmask(signal.SIG_BLOCK, (*stop_signals, signal.SIGCHLD))
         self.pid = os.fork()
         if self.pid == 0:
-            _run_supervisor(ranks, commands, events, grace, stop_signals)
+            _run_supervisor(ranks, commands, events, grace, stop_signals, has_stdin)
         signal.pthread_sigmask(signal.SIG_SETMASK, former_mask)
         os.close(commands)
         os.close(events)
@@ -147,11 +152,12 @@ def _run_supervisor(
     events: int,
     grace: float,
     stop_signals: Sequence[signal.Signals],
+    has_stdin: bool,
 ) -> NoReturn:
     """Runs the forked process to its end: it never returns into the launcher's code."""
     code = 1
     try:
-        loop = _SupervisorLoop(ranks, commands, events, grace, stop_signals)
+        loop = _SupervisorLoop(ranks, commands, events, grace, stop_signals, has_stdin)
         try:
             loop.run()
             code = 0
@@ -173,8 +179,10 @@ class _SupervisorLoop:
         events: int,
         grace: float,
         stop_signals: Sequence[signal.Signals],
+        has_stdin: bool,
     ) -> None:
         self._ranks = ranks
+        self._has_stdin = has_stdin
         self._stop_signals = stop_signals
         self._commands = commands
         self._events = events
@@ -233,7 +241,7 @@ class _SupervisorLoop:
             process = subprocess.Popen(
                 spec.command,
                 env=spec.environment,
-                stdin=None if len(self._ranks) == 1 else subprocess.DEVNULL,
+                stdin=None if self._has_stdin else subprocess.DEVNULL,
                 stdout=spec.stdout,
                 stderr=spec.stderr,
                 start_new_session=True,

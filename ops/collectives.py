@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
@@ -29,6 +30,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.framework import config
 
+from collective.launch import adoption
 from collective.ops import carriers, control_flow, graph_analysis, native_library
 from collective.ops.collective_names import PREFIX
 from collective.ops.graph_state import state_of
@@ -50,16 +52,19 @@ _counters: weakref.WeakKeyDictionary[tf.Graph, collections.Counter] = weakref.We
 
 
 def init() -> None:
-    """Joins the job that the launcher (or horovodrun, or mpirun) described in the environment.
+    """Joins the job that the launcher (or horovodrun, mpirun, srun) described in the environment.
 
     Without a description the process is a job of its own.
 
     Raises:
         ValueError: COLLECTIVE_CARRIER names no carrier.
+        collective.launch.errors.UsageError: mpirun or srun has started this process, and the ranks
+            can't find each other.
     """
     # Each call would register Horovod's shutdown with atexit anew, which then comes before what was
     # registered since: ranks that leave their sessions at the end need Horovod.
     if not hvd.is_initialized():
+        adoption.adopt(os.environ, has_mpi=bool(hvd.mpi_built()))
         hvd.init()
     process = carriers.Process(rank(), size(), local_rank(), int(hvd.local_size()))
     carriers.join(process, _words_of_all)

@@ -20,6 +20,7 @@ from checkout_copy import ROOT, SUBPACKAGES, copy_checkout, run
 # Each wheel compiles the operations anew.
 pytestmark = pytest.mark.matrix
 DATA = (".cu", ".cuh", ".cc", ".h")
+LIBRARIES = ("_gloo_address", "_keymap", "_native")
 
 
 def build_wheel(source: Path, target: Path) -> Path:
@@ -47,9 +48,9 @@ def package_files(wheel: Path) -> list[str]:
 
 
 def files_of(checkout: Path) -> list[str]:
-    """Lists the files that a wheel must hold: those of the four folders, and two libraries."""
+    """Lists the files that a wheel must hold: those of the four folders, and three libraries."""
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    names = [f"collective/ops/{library}{suffix}" for library in ("_keymap", "_native")]
+    names = [f"collective/ops/{library}{suffix}" for library in LIBRARIES]
     names.append("collective/py.typed")
     for directory, _, files in os.walk(checkout / "collective"):  # links not followed
         for file in files:
@@ -132,10 +133,8 @@ def test_a_released_wheel_holds_the_compiled_operations_for_many_linuxes(
     assert re.search(r"-manylinux_2_\d+_x86_64(\.|$)", released.stem)
     with zipfile.ZipFile(released) as archive:
         libraries = [name for name in archive.namelist() if ".so" in name]
-        assert [Path(name).name.partition(".")[0] for name in sorted(libraries)] == [
-            "_keymap",
-            "_native",
-        ]
+        names = sorted(Path(name).name.partition(".")[0] for name in libraries)
+        assert names == sorted(LIBRARIES)
         archive.extractall(tmp_path)
     for name in libraries:
         dynamic = run("readelf", "-d", tmp_path / name, cwd=tmp_path)

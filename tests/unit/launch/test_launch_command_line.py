@@ -36,7 +36,7 @@ def in_a_folder_with_a_script(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "line, ranks, command",
     [
-        ("train.py", "auto", "train.py"),
+        ("train.py", None, "train.py"),
         ("-np 2 train.py", "2", "train.py"),
         ("--nproc-per-node=gpu train.py", "gpu", "train.py"),
         ("-np 2 train.py -np 3 --dry-run --help", "2", "train.py -np 3 --dry-run --help"),
@@ -44,13 +44,13 @@ def in_a_folder_with_a_script(tmp_path, monkeypatch):
         ("-np 2 python3 -u train.py -np 3", "2", "python3 -u train.py -np 3"),
         ("-np 2 -- train.py -- a", "2", "train.py -- a"),
         ("-np 2 train.py -- a", "2", "train.py -- a"),
-        ("--tee 0 --log-dir logs --grace 2 --device cpu train.py", "auto", "train.py"),
+        ("--tee 0 --log-dir logs --grace 2 --device cpu train.py", None, "train.py"),
         ("-np -1 train.py", "-1", "train.py"),
         ("-n 2 train.py -n 3", "2", "train.py -n 3"),
         ("-n2 train.py", "2", "train.py"),
         ("--nproc_per_node 2 train.py", "2", "train.py"),
         ("--verbose --no-python -n 2 ./run.sh --verbose", "2", "./run.sh --verbose"),
-        ("--dry-run", "auto", ""),
+        ("--dry-run", None, ""),
     ],
 )
 def test_everything_after_the_script_is_the_scripts(line, ranks, command):
@@ -60,7 +60,20 @@ def test_everything_after_the_script_is_the_scripts(line, ranks, command):
 
 def test_options_and_their_defaults():
     assert vars(parse_options(["train.py"])) == {
-        "ranks": "auto",
+        "ranks": None,
+        "nodes": None,
+        "node": None,
+        "master": None,
+        "port": None,
+        "hosts": None,
+        "hostfile": None,
+        "ssh_port": None,
+        "ssh_identity_file": None,
+        "standalone": False,
+        "interface": None,
+        "start_timeout": 600.0,
+        "host_timeout": 15.0,
+        "secret_file": None,
         "device": "auto",
         "log_dir": None,
         "tee": "all",

@@ -7,7 +7,9 @@ import textwrap
 
 import pytest
 
+from collective.launch.cli import make_plan, parse_options
 from collective.launch.dry_run import describe
+from collective.launch.host_options import host_list, host_options
 from collective.launch.plan import LaunchPlan
 
 
@@ -46,7 +48,7 @@ def test_the_whole_text():
           HOROVOD_CROSS_RANK=0
           HOROVOD_CROSS_SIZE=1
           HOROVOD_GLOO_IFACE=lo
-          HOROVOD_GLOO_RENDEZVOUS_ADDR=127.0.0.1
+          HOROVOD_GLOO_RENDEZVOUS_ADDR=127.0.0.1:<port>/<token>
           HOROVOD_GLOO_RENDEZVOUS_PORT=<a free port>
           HOROVOD_GLOO_TIMEOUT_SECONDS=600
           HOROVOD_HOSTNAME=localhost
@@ -102,3 +104,23 @@ def test_a_job_that_is_started_again():
     assert "\nrestarts     2, the first after 0.5 s\n" in describe(plan)
     elastic = dataclasses.replace(plan, min_ranks=1, most_ranks=3)
     assert "\nrestarts     2, the first after 0.5 s, on 1 to 3 ranks\n" in describe(elastic)
+
+
+def test_several_hosts(tmp_path):
+    script = tmp_path / "s.py"
+    script.write_text("")
+    words = ["--nnodes", "2", "--node-rank", "1", "--master-addr", "h1", "--device", "cpu"]
+    options = parse_options([*words, "-np", "2", str(script)])
+    text = describe(make_plan(options, {}), host_options(options, {}))
+    assert "hosts        2, this one is number 1; they meet at h1 port 29500" in text
+    assert "rank 2       on the CPU:" in text and "rank 3       on the CPU:" in text
+    assert "rank 0 " not in text and "  WORLD_SIZE=4\n" in text
+    assert "  HOROVOD_GLOO_IFACE=<the interface that leads to h1>\n" in text
+
+
+def test_hosts_that_are_started_from_here(tmp_path):
+    script = tmp_path / "s.py"
+    script.write_text("")
+    options = parse_options(["-H", "a:2,b", "--device", "cpu", str(script)])
+    text = describe(make_plan(options, {}), None, host_list(options, {}))
+    assert "hosts        a with 2, b, started from here." in text

@@ -152,7 +152,7 @@ def test_without_arguments_the_census_example_is_trained(image: str):
     command = DOCKERFILE.last(image, "CMD").exec_form()
     options = parse_options(in_checkout(command))
     assert options.command == (str(ROOT / "modelzoo" / "census_income" / "train.py"),)
-    assert options.ranks == ("2" if image == "cpu" else "auto")
+    assert options.ranks == ("2" if image == "cpu" else None)
 
 
 def in_checkout(words: list[str]) -> list[str]:
@@ -324,9 +324,9 @@ def test_compose_has_the_job_tensorboard_and_serving():
     assert gpus == [{"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}]
 
 
-@pytest.mark.parametrize("service, ranks", [("train", "2"), ("train-gpu", "auto")])
+@pytest.mark.parametrize("service, ranks", [("train", "2"), ("train-gpu", None)])
 def test_the_job_exports_where_serving_looks(
-    service: str, ranks: str, monkeypatch: pytest.MonkeyPatch
+    service: str, ranks: str | None, monkeypatch: pytest.MonkeyPatch
 ):
     from census_income.options import parse
 

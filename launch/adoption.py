@@ -1,0 +1,111 @@
+"""Lets ranks that a scheduler has started itself find each other, without a launcher.
+
+    srun -n 8 python train.py        mpirun -np 8 python train.py
+
+Horovod that was built with MPI needs no help, and horovodrun gives its own. Else each process would
+take itself for a job of one. Here it gets from the scheduler's variables (schedulers.py) what a
+launcher would have told it, and rank 0 keeps the rendezvous, on the interface that leads to the
+others, for who knows a path that the job's secret alone gives.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+from collections.abc import MutableMapping
+
+from .environment import LOOPBACK
+from .errors import UsageError
+from .gloo_address import check_host_name
+from .network import interface_of, listening_address, resolve, source_address
+from .rendezvous import Rendezvous, gloo_address_of
+from .schedulers import Membership, started_by
+from .secret import job_secret
+
+_FIRST_PORT, _PORTS = 20_000, 10_000
+_rendezvous: Rendezvous | None = None  # of rank 0, as long as the process lives
+
+
+def adopt(environment: MutableMapping[str, str] = os.environ, has_mpi: bool = False) -> str:
+    """Tells Horovod of the job that a scheduler has started, before it is initialised.
+
+    Args:
+      environment: the process's own.
+      has_mpi: whether Horovod was built with MPI, and finds the job itself.
+
+    Returns:
+      The scheduler's name; "" where there is nothing to tell.
+
+    Raises:
+      UsageError: the ranks can't find each other.
+    """
+    if has_mpi or environment.get("HOROVOD_RANK") or environment.get("COLLECTIVE_LAUNCHED"):
+        return ""
+    membership = started_by(environment)
+    if membership is None:
+        return ""
+    environment.update(_identity(membership, environment))
+    return membership.scheduler
+
+
+def _identity(membership: Membership, environment: MutableMapping[str, str]) -> dict[str, str]:
+    global _rendezvous
+    job = membership.job or environment.get("MASTER_PORT", "")
+    digest = hmac.new(
+        job_secret(environment, None), f"rendezvous of {job}".encode(), hashlib.sha256
+    ).hexdigest()
+    token = digest[:32]
+    text = environment.get("MASTER_PORT", "")
+    port = int(text) if text.isdigit() else _FIRST_PORT + int(digest[32:40], 16) % _PORTS
+    master, own = _addresses(membership, environment)
+    if not membership.on_one_host:
+        check_host_name(own)
+    if membership.rank == 0:
+        members = {"global": membership.size}
+        try:
+            _rendezvous = Rendezvous(members, address=own, port=port, token=token)
+        except OSError as error:
+            raise UsageError(
+                f"rank 0 can't listen at {own} port {port}: {error.strerror}; give all ranks "
+                "another MASTER_PORT"
+            ) from None
+        _rendezvous.serve()
+    return {
+        "HOROVOD_RANK": str(membership.rank),
+        "HOROVOD_SIZE": str(membership.size),
+        "HOROVOD_LOCAL_RANK": str(membership.local_rank),
+        "HOROVOD_LOCAL_SIZE": str(membership.local_size),
+        "HOROVOD_CROSS_RANK": str(membership.node),
+        "HOROVOD_CROSS_SIZE": str(membership.cross_size),
+        "HOROVOD_HOSTNAME": f"host{membership.node}",
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": gloo_address_of(master, port, token),
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+        "HOROVOD_GLOO_IFACE": interface_of(own),
+    }
+
+
+def _addresses(membership: Membership, environment: MutableMapping[str, str]) -> tuple[str, str]:
+    """Returns the address of rank 0's host, and this host's by which the others reach it."""
+    if membership.on_one_host:
+        return LOOPBACK, LOOPBACK
+    name = environment.get("MASTER_ADDR") or membership.first_host
+    if not name:
+        raise UsageError(
+            f"{membership.scheduler} doesn't tell its tasks where rank 0 is: give all of them "
+            f"MASTER_ADDR (`{membership.scheduler} -x MASTER_ADDR=HOST`), the name or address of "
+            "the first host"
+        )
+    if membership.rank == 0:
+        own = listening_address(name, None)
+        return own, own
+    master = next((each for each in resolve(name, "MASTER_ADDR") if ":" not in each), "")
+    if not master:
+        raise UsageError(f"MASTER_ADDR {name} has no IPv4 address, which Horovod needs")
+    try:
+        own = source_address(master)
+    except OSError as error:
+        raise UsageError(f"no way leads to {name} ({master}): {error.strerror}") from None
+    return master, LOOPBACK if own == master and own.startswith("127.") else own

@@ -1,0 +1,60 @@
+"""The launcher of a host that another one has started (host_start.py): its stdin tells it all."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from .cli import make_plan, parse_options
+from .errors import UsageError
+from .gathering import Stopped, introduction, join
+from .several_hosts import run_as_agent, stopped_before_start
+from .signals import SignalPipe, stop_signals
+
+_MOST_STDIN_BYTES = 8 << 20
+
+
+def main() -> int:
+    """Runs the launcher of another host, as its stdin says; returns its exit code."""
+    try:
+        data = sys.stdin.buffer.read(_MOST_STDIN_BYTES)
+        instructions = json.loads(data)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)  # no rank reads the secret
+        os.environ.update(instructions["environment"])
+        return _run(instructions)
+    except (ValueError, KeyError, TypeError):
+        print("collective.launch: no instructions on stdin: -H starts this", file=sys.stderr)
+        return 2
+    except UsageError as error:
+        print(f"collective.launch: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(instructions: Mapping[str, Any]) -> int:
+    options = parse_options(instructions["arguments"])
+    options.ranks = instructions["ranks"] or options.ranks
+    options.standalone = True  # hosts are no affair of this command line any more
+    options.hosts = options.hostfile = options.nodes = None
+    options.elastic, options.min_ranks, options.tee = False, None, "all"
+    plan = make_plan(options, os.environ)
+    signals = SignalPipe(stop_signals(plan.preempt_signal))
+    try:
+        joined = join(
+            lambda: [instructions["address"]],
+            instructions["port"],
+            instructions["secret"].encode(),
+            introduction(instructions["node"], instructions["nodes"], plan.devices),
+            (options.start_timeout, options.host_timeout),
+            signals,
+        )
+    except Stopped as stop:
+        return stopped_before_start(stop.signum, plan)
+    return run_as_agent(plan, joined, signals)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

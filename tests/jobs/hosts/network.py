@@ -1,0 +1,97 @@
+"""Hosts made of network namespaces: each with an address, a name and a loopback of its own.
+
+    namespace "h1" ── veth ──┐
+    namespace "h2" ── veth ──┤ bridge, in a namespace of its own
+    namespace "h3" ── veth ──┘
+
+It needs root, or a user namespace in which one is root, and `ip`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import uuid
+from collections.abc import Sequence
+
+
+def why_not() -> str:
+    """Returns why no such hosts can be made here; "" if they can."""
+    for program in ("ip", "unshare"):
+        if shutil.which(program) is None:
+            return f"there is no program {program}"
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    trial = Network([])
+    try:
+        trial.make()
+    except subprocess.CalledProcessError as error:
+        return f"network namespaces aren't permitted: {error.stderr.strip()}"
+    finally:
+        trial.remove()
+    return ""
+
+
+class Network:
+    """Makes hosts with the addresses 10.77.0.1, 10.77.0.2, ..."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = list(names)
+        self._mark = uuid.uuid4().hex[:6]
+        self._made: list[str] = []
+
+    def make(self) -> None:
+        """Makes the hosts."""
+        bridge = self._namespace("bridge")
+        _run("ip", "-n", bridge, "link", "add", "br0", "type", "bridge")
+        _run("ip", "-n", bridge, "link", "set", "br0", "up")
+        for number, name in enumerate(self.names, 1):
+            host, port = self._namespace(name), f"port{number}"
+            own_end = ("peer", "name", "net0", "netns", host)
+            _run("ip", "-n", bridge, "link", "add", port, "type", "veth", *own_end)
+            _run("ip", "-n", bridge, "link", "set", port, "master", "br0")
+            _run("ip", "-n", bridge, "link", "set", port, "up")
+            _run("ip", "-n", host, "addr", "add", f"{self.address(name)}/24", "dev", "net0")
+            for device in ("lo", "net0"):
+                _run("ip", "-n", host, "link", "set", device, "up")
+
+    def remove(self) -> None:
+        """Removes the hosts. Processes on them must have ended."""
+        for namespace in self._made:
+            subprocess.run(["ip", "netns", "delete", namespace], check=False)
+        self._made = []
+
+    def address(self, name: str) -> str:
+        """Returns the address of a host."""
+        return f"10.77.0.{self.names.index(name) + 1}"
+
+    def on_host(self, name: str) -> list[str]:
+        """Returns the words that run the command behind them on a host.
+
+        With NETWORK_HOSTS in the environment that file is the host's /etc/hosts.
+        """
+        set_name = (
+            'hostname "$0" && { [ -z "$NETWORK_HOSTS" ] || '
+            'mount --bind "$NETWORK_HOSTS" /etc/hosts; } && exec "$@"'
+        )
+        inside = ["unshare", "--uts", "--mount", "sh", "-c", set_name, name]
+        return ["ip", "netns", "exec", self._name(name), *inside]
+
+    def cut(self, name: str) -> None:
+        """Cuts a host's link: packets vanish, and nobody is told."""
+        port = f"port{self.names.index(name) + 1}"
+        _run("ip", "-n", self._name("bridge"), "link", "set", port, "down")
+
+    def _namespace(self, name: str) -> str:
+        namespace = self._name(name)
+        _run("ip", "netns", "add", namespace)
+        self._made.append(namespace)
+        return namespace
+
+    def _name(self, name: str) -> str:
+        return f"collective-{self._mark}-{name}"
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True)

@@ -1,0 +1,235 @@
+"""A job of several hosts: one job, however it ends, with one report and one exit code everywhere."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+
+import pytest
+
+from tests.jobs.hosts.conftest import SECRET
+
+pytestmark = pytest.mark.timeout(120)
+
+TELL = """
+    import os
+    e = os.environ
+    names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "HOROVOD_CROSS_RANK",
+             "HOROVOD_CROSS_SIZE", "HOROVOD_HOSTNAME", "HOROVOD_GLOO_IFACE"]
+    print(*[e[name] for name in names], "COLLECTIVE_SECRET" in e, flush=True)
+"""
+
+
+def test_ranks_count_host_by_host_and_the_first_host_shows_them(hosts):
+    hosts.make(2)
+    script = hosts.script(TELL)
+    logs = ("--log-dir", hosts.folder / "logs")
+    launchers = [hosts.start_on("h1", "-np", 1, *logs, script)]
+    launchers.append(hosts.start_on("h2", "-np", 2, *logs, script))
+    (code, stdout, stderr), (other_code, other_stdout, other_stderr) = hosts.ends(launchers)
+    assert (code, other_code) == (0, 0), stderr + other_stderr
+    assert sorted(stdout.splitlines()) == [
+        "[h1:0] 0 3 0 1 0 2 h1 net0 False",
+        "[h2:1] 1 3 0 2 1 2 h2 net0 False",
+        "[h2:2] 2 3 1 2 0 1 h2 net0 False",
+    ]
+    assert other_stdout == other_stderr == ""
+    logged = (hosts.folder / "logs" / "rank.2" / "stdout").read_text()
+    assert logged == "2 3 1 2 0 1 h2 net0 False\n"
+
+
+FAIL = """
+    if rank == 3:
+        raise ValueError("broken on purpose")
+"""
+
+
+def test_a_failure_ends_all_with_one_report(hosts):
+    hosts.make(2)
+    start = time.monotonic()
+    ends = hosts.ends(hosts.start_all(2, hosts.sleeper(FAIL)))
+    assert time.monotonic() < start + 30  # a rank sleeps for 60
+    assert [code for code, _, _ in ends] == [1, 1]
+    reports = [stderr[stderr.index("collective.launch: the job") :] for _, _, stderr in ends]
+    assert reports[0] == reports[1]
+    assert "root cause: rank 3 of 4\n" in reports[0] and "host       h2\n" in reports[0]
+    assert "ValueError: broken on purpose" in reports[0]
+    assert "ranks 0-2 by SIGTERM after the launcher's TERM" in reports[0]
+
+
+def start_sleeping(hosts, *options, count=2, ranks=1):
+    hosts.make(count)
+    launchers = hosts.start_all(ranks, *options, hosts.sleeper())
+    hosts.files(*(f"rank{rank}" for rank in range(count * ranks)))
+    return launchers
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("killed", [1, 0])
+def test_a_host_whose_launcher_is_killed_is_named(hosts, killed):
+    launchers = start_sleeping(hosts)
+    launchers[killed].kill()
+    code, _, stderr = hosts.ends(launchers)[1 - killed]
+    assert code == 137
+    name = "the first host, h1," if killed == 0 else "host h2 (rank 1 of 2)"
+    assert f"the job failed; root cause: {name} was lost\n" in stderr
+    assert "lost by    it closed the connection" in stderr or "reset by peer" in stderr
+
+
+@pytest.mark.matrix
+def test_a_host_whose_link_is_cut_is_named_after_the_bound(hosts):
+    launchers = start_sleeping(hosts, "--host-timeout", 3)
+    start = time.monotonic()
+    hosts.network.cut("h2")
+    ends = hosts.ends(launchers)
+    assert 2 < time.monotonic() - start < 20
+    assert [code for code, _, _ in ends] == [137, 137]
+    assert "root cause: host h2 (rank 1 of 2) was lost" in ends[0][2]
+    assert "lost by    nothing was heard of it for 3 s" in ends[0][2]
+    assert "root cause: the first host, h1, was lost" in ends[1][2]
+
+
+@pytest.mark.parametrize("told", [1, 0])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.matrix
+def test_a_launcher_that_is_told_to_stop_stops_all(hosts, told, signum):
+    launchers = start_sleeping(hosts)
+    launchers[told].send_signal(signum)
+    ends = hosts.ends(launchers)
+    assert [code for code, _, _ in ends] == [128 + signum] * 2
+    assert f"{signum.name}: stopping" in ends[0][2]
+
+
+@pytest.mark.matrix
+def test_a_restart_starts_the_ranks_of_all_hosts(hosts):
+    hosts.make(2)
+    extra = """
+    attempt = os.environ["COLLECTIVE_RESTART_COUNT"]
+    print("attempt", attempt, flush=True)
+    if attempt == "0" and rank == 2:
+        os._exit(7)
+    if attempt == "1":
+        os._exit(0)
+"""
+    options = ("--max-restarts", 2, "--restart-pause", 0.1)
+    ends = hosts.ends(hosts.start_all(2, *options, hosts.sleeper(extra)))
+    assert [code for code, _, _ in ends] == [0, 0], ends
+    for rank, host in enumerate(["h1", "h1", "h2", "h2"]):
+        assert f"[{host}:{rank}] attempt 1\n" in ends[0][1]
+    for _, _, stderr in ends:
+        assert "root cause: rank 2 of 4" in stderr and "restart    1 of 2 in 0.1 s" in stderr
+
+
+@pytest.mark.matrix
+def test_another_secret_is_refused(hosts):
+    hosts.make(2)
+    script = hosts.script(TELL)
+    first = hosts.start_on("h1", "-np", 1, "--start-timeout", 4, script)
+    wrong = {"COLLECTIVE_SECRET": "another secret, as long as it needs"}
+    second = hosts.start_on("h2", "-np", 1, script, environment=wrong)
+    (code, _, stderr), (other_code, _, other_stderr) = hosts.ends([first, second])
+    assert (code, other_code) == (2, 2)
+    assert "refused a connection from 10.77.0.2: it has another secret" in stderr
+    assert "10.77.0.1 port 29500 isn't this job's first host: it has another secret" in other_stderr
+    assert "node 1 of 2 hasn't come" in stderr
+    for text in (stderr, other_stderr):
+        assert SECRET not in text and wrong["COLLECTIVE_SECRET"] not in text
+
+
+@pytest.mark.parametrize(
+    ("nodes", "node", "words"),
+    [(3, 1, "it says --nnodes 3, the first host --nnodes 2"), (2, 0, "")],
+)
+@pytest.mark.matrix
+def test_a_host_that_is_not_awaited_is_refused(hosts, nodes, node, words):
+    hosts.make(2)
+    script = hosts.script(TELL)
+    first = hosts.start_on("h1", "-np", 1, script)
+    numbers = ("--nnodes", nodes, "--node-rank", node)
+    [(code, _, stderr)] = hosts.ends([hosts.start_on("h2", *numbers, "-np", 1, script)])
+    assert code == 2
+    assert (words or "--master-addr 10.77.0.1 is 10.77.0.1, no address of this host") in stderr
+    second = hosts.start_on("h2", "-np", 1, script)
+    assert [code for code, _, _ in hosts.ends([first, second])] == [0, 0]
+
+
+@pytest.mark.matrix
+def test_a_port_that_is_taken_is_an_error(hosts):
+    hosts.make(2)
+    script = hosts.script(TELL)
+    first = hosts.start_on("h1", "-np", 1, script)
+    hosts.wait_until(lambda: listens(hosts, "h1"), "the first launcher listens")
+    [(code, _, stderr)] = hosts.ends([hosts.start_on("h1", "-np", 1, script)])
+    assert code == 2 and "--master-port 29500 at 10.77.0.1 can't be listened at" in stderr
+    second = hosts.start_on("h2", "-np", 1, script)
+    assert [code for code, _, _ in hosts.ends([first, second])] == [0, 0]
+
+
+def listens(hosts, name):
+    """Tells whether a launcher listens on a host."""
+    command = [*hosts.network.on_host(name), "cat", "/proc/net/tcp"]
+    table = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return f":{29500:04X} 00000000:0000 0A" in table
+
+
+HOROVOD = """
+    import os
+    import tensorflow as tf
+    import horovod.tensorflow as hvd
+    import psutil
+
+    hvd.init()
+    place = (hvd.rank(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size())
+    connections = {
+        connection.laddr.ip
+        for connection in psutil.Process().net_connections("tcp")
+        if connection.status == psutil.CONN_ESTABLISHED
+    }
+    for again in range(2):
+        total = hvd.allreduce(tf.constant([hvd.rank() + 1.0]), op=hvd.Sum, name="total")
+        if not again:
+            hvd.shutdown()
+            hvd.init()
+    print(*place, float(total[0]), *sorted(connections), flush=True)
+"""
+
+
+@pytest.mark.matrix
+def test_horovods_ranks_meet_across_hosts_by_the_interface(hosts):
+    hosts.make(2)
+    launchers = hosts.start_all(2, hosts.script(HOROVOD))
+    (code, stdout, stderr), (other_code, _, _) = hosts.ends(launchers, 100)
+    assert (code, other_code) == (0, 0), stderr
+    assert sorted(stdout.splitlines()) == [
+        "[h1:0] 0 0 2 0 2 10.0 10.77.0.1",
+        "[h1:1] 1 1 2 0 2 10.0 10.77.0.1",
+        "[h2:2] 2 0 2 1 2 10.0 10.77.0.2",
+        "[h2:3] 3 1 2 1 2 10.0 10.77.0.2",
+    ]
+
+
+WRITER = """
+    import os
+    for count in range(200):
+        os.write(1, b"x" * (1 << 20) + b"\\n")
+        with open("count.part", "w") as file:
+            file.write(f"{count}\\n")
+        os.rename("count.part", "count")
+"""
+
+
+@pytest.mark.matrix
+def test_a_slow_reader_on_the_first_host_slows_the_ranks_of_all(hosts):
+    hosts.make(2)
+    script = hosts.script(WRITER)
+    first = hosts.start_on("h1", "-np", 1, "--verbose", hosts.script("", "quiet.py"))
+    second = hosts.start_on("h2", "-np", 1, script)
+    [count] = hosts.files("count")
+    time.sleep(3)  # nobody reads the first one's stdout
+    [before] = hosts.files("count")
+    time.sleep(1)
+    [after] = hosts.files("count")
+    assert before == after < 60  # megabytes
+    assert [code for code, _, _ in hosts.ends([first, second])] == [0, 0]
+    assert hosts.files("count") == [199]

@@ -1,0 +1,265 @@
+"""Tests how hosts come together: garbage, floods, slow clients and wrong hosts change nothing."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import signal
+import socket
+import threading
+import time
+
+import pytest
+
+from collective import __version__
+from collective.launch import gathering as module
+from collective.launch.channel import Channel
+from collective.launch.errors import UsageError
+from collective.launch.gathering import Gathering, Stopped, introduction, join, make_world
+from collective.launch.hosts import Host
+
+SECRET = b"a secret of the test"
+
+
+class Signals:
+    """Stands for the launcher's signals: `come` makes one come."""
+
+    stop_signals = (signal.SIGTERM,)
+
+    def __init__(self):
+        self.descriptor, self._end = os.pipe()
+        os.set_blocking(self.descriptor, False)
+        self._come = []
+
+    def come(self):
+        self._come.append(signal.SIGTERM)
+
+    def take(self):
+        taken, self._come = self._come, []
+        return taken
+
+    def wait(self, seconds):
+        time.sleep(seconds)
+        return next(iter(self.take()), None)
+
+    def close(self):
+        os.close(self.descriptor)
+        os.close(self._end)
+
+
+@pytest.fixture
+def signals():
+    made = Signals()
+    yield made
+    made.close()
+
+
+def gathering(nodes=2, address="127.0.0.1"):
+    return Gathering(address, 0, SECRET, range(1, nodes), nodes, host_timeout=5.0)
+
+
+class Wait:
+    """Waits for hosts in a thread."""
+
+    def __init__(self, server, signals, timeout=20.0):
+        self.guests, self.error = {}, None
+        self._thread = threading.Thread(target=self._run, args=(server, signals, timeout))
+        self._thread.start()
+
+    def _run(self, server, signals, timeout):
+        try:
+            self.guests = server.wait(signals, timeout)
+        except Exception as error:
+            self.error = error
+
+    def end(self):
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+        return self.guests
+
+
+def come(port, signals, secret=SECRET, timeout=5.0, **fields):
+    about = {**introduction(1, 2, [None, "GPU-1"]), **fields}
+    return join(lambda: ["127.0.0.1"], port, secret, about, (timeout, 5.0), signals)
+
+
+def finish(server, waiting, signals):
+    """Comes as the host that is awaited: the job is unharmed."""
+    result = {}
+
+    def be_host():
+        result["joined"] = come(server.port, signals, host="h2")
+
+    host = threading.Thread(target=be_host)
+    host.start()
+    guests = waiting.end()
+    assert guests[1].devices == (None, "GPU-1") and guests[1].name == "h2"
+    hosts = make_world([Host("h1", (None,))], guests)
+    host.join(10)
+    channel, known, node = result["joined"]
+    assert hosts == known == [Host("h1", (None,)), Host("h2", (None, "GPU-1"))] and node == 1
+    with pytest.raises(OSError):  # nobody listens any more
+        socket.create_connection(("127.0.0.1", server.port), 1)
+    guests[1].channel.close()
+    channel.close()
+
+
+def test_hosts_come_together(signals):
+    server = gathering()
+    finish(server, Wait(server, signals), signals)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"version": "0.0"}, f"it has collective 0.0, the first host {__version__}"),
+        ({"nodes": 3}, "it says --nnodes 3, the first host --nnodes 2"),
+        ({"node": 2}, r"--node-rank 2 isn't awaited, but \[1\]"),
+        ({"devices": []}, "it has no rank"),
+    ],
+)
+def test_a_wrong_host_is_told_why(fields, words, signals, capsys):
+    server = gathering()
+    waiting = Wait(server, signals)
+    with pytest.raises(UsageError, match=words):
+        come(server.port, signals, **fields)
+    finish(server, waiting, signals)
+    assert "refused a connection from 127.0.0.1" in capsys.readouterr().err
+
+
+def test_a_wrong_secret_is_refused_on_both_sides(signals, capsys):
+    server = gathering()
+    waiting = Wait(server, signals)
+    with pytest.raises(UsageError, match="another secret"):
+        come(server.port, signals, secret=b"another one, as long")
+    finish(server, waiting, signals)
+    assert "refused a connection from 127.0.0.1: it has another secret" in capsys.readouterr().err
+
+
+def flood(server, connections, chance):
+    """Makes connections that send garbage, nothing, a part of a greeting, or close at once."""
+    held = []
+    for _ in range(connections):
+        try:
+            connection = socket.create_connection(("127.0.0.1", server.port), 2)
+        except OSError:
+            continue  # the backlog is full: as good as refused
+        kind = chance.randrange(4)
+        try:
+            if kind == 0:
+                connection.sendall(chance.randbytes(chance.randrange(1, 300)))
+            elif kind == 1:
+                connection.sendall(module.Channel.__name__.encode())
+            elif kind == 2:
+                connection.sendall(b"collective/host1" + chance.randbytes(chance.randrange(40)))
+        except OSError:
+            pass
+        if kind == 3 or len(held) > 200:
+            connection.close()
+        else:
+            held.append(connection)
+    return held
+
+
+def check_flood(connections, signals, capsys):
+    server = gathering()
+    waiting = Wait(server, signals)
+    threads = threading.active_count()
+    held = flood(server, connections, random.Random(5))
+    assert len(server._strangers) <= module.MOST_STRANGERS_OF_ADDRESS
+    assert threading.active_count() == threads
+    for connection in held:
+        connection.close()
+    finish(server, waiting, signals)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) <= 12, lines  # one for each kind of refusal, and a sum
+    assert any("it doesn't speak this protocol" in line for line in lines)
+    assert any("too many connections at a time" in line for line in lines)
+
+
+def test_a_flood_of_garbage_changes_nothing(signals, capsys):
+    check_flood(300, signals, capsys)
+
+
+@pytest.mark.long
+def test_ten_thousand_connections_change_nothing(signals, capsys):
+    check_flood(10_000, signals, capsys)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 1 << 21
+
+
+def test_a_slow_client_is_refused(signals, capsys, monkeypatch):
+    monkeypatch.setattr(module, "HANDSHAKE_SECONDS", 0.3)
+    server = gathering()
+    waiting = Wait(server, signals)
+    with socket.create_connection(("127.0.0.1", server.port)) as slow:
+        slow.sendall(b"coll")
+        slow.settimeout(5)
+        assert slow.recv(1) == b""
+    finish(server, waiting, signals)
+    assert "refused a connection from 127.0.0.1: it was too slow" in capsys.readouterr().err
+
+
+def test_a_recorded_connection_is_refused(signals, capsys):
+    """What a host sent to join is sent once more."""
+    server = gathering(nodes=3)
+    waiting = Wait(server, signals)
+    recorded = bytearray()
+    connection = socket.create_connection(("127.0.0.1", server.port))
+    channel = Channel(connection, SECRET, False, 5.0)
+    stream = channel._stream
+    recorded += stream.outgoing
+    channel.flush()
+    while not channel.authenticated:
+        channel.receive()
+    recorded += stream._proof(b"client")
+    stream.write(module.__name__.encode())
+    recorded += stream.outgoing
+    stream.outgoing.clear()
+    with socket.create_connection(("127.0.0.1", server.port)) as again:
+        again.settimeout(5)
+        again.sendall(recorded)
+        while again.recv(4096):
+            pass
+    channel.close()
+    signals.come()
+    waiting.end()
+    assert isinstance(waiting.error, Stopped)
+    assert "it has another secret" in capsys.readouterr().err
+
+
+def test_hosts_that_do_not_come_are_named(signals):
+    server = gathering(nodes=3)
+    with pytest.raises(UsageError, match=r"after 0.1 s .* nodes 1, 2 of 3 hasn't come"):
+        server.wait(signals, 0.1)
+
+
+def test_a_problem_ends_the_wait(signals):
+    server = gathering()
+    with pytest.raises(UsageError, match="host h2: no such thing"):
+        server.wait(signals, 20, lambda: "host h2: no such thing")
+
+
+def test_a_host_that_waits_hears_that_the_first_gives_up(signals):
+    server = gathering(nodes=3)
+    waiting = Wait(server, signals, timeout=1.0)
+    with pytest.raises(UsageError, match="the first host gave up: after 1 s"):
+        come(server.port, signals, nodes=3)
+    waiting.end()
+
+
+def test_a_first_host_that_is_not_there_is_named(signals):
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+    with pytest.raises(UsageError, match=f"isn't there.*127.0.0.1 port {port}: Connection refused"):
+        come(port, signals, timeout=0.5)
+
+
+def test_a_taken_port_is_an_error():
+    server = gathering()
+    try:
+        with pytest.raises(UsageError, match=f"--master-port {server.port} at 127.0.0.1 can't be"):
+            Gathering("127.0.0.1", server.port, SECRET, [1], 2, 5.0)
+    finally:
+        server.close()
