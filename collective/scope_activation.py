@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import warnings
+
 from collective import rank0_output
 from collective.checkpoint import ownership
 from collective.coordination.preemption import PREEMPTION
 from collective.determinism import Determinism
-from collective.ops import carriers
+from collective.ops import carriers, collectives, native_library
 from collective.options import ScopeOptions
 from collective.patches import PATCHES
 from collective.patching import Patches
@@ -16,6 +19,19 @@ from collective.tables import grouping
 
 _determinism = Determinism()
 _patches = Patches(PATCHES)
+
+
+@functools.cache
+def warn_of_missing_operations() -> None:
+    """Warns once on each host, since a host may have an installation of its own."""
+    reason = native_library.missing()
+    if reason is not None and collectives.local_rank() == 0:
+        warnings.warn(
+            "the compiled operations of collective are missing, so every lookup has an exchange of "
+            f"its own and steps are slower; {reason}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def _open_first() -> None:

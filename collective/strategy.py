@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Callable
 
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 
-from collective import options, strategies
-from collective import scope_activation as _scope_activation  # noqa: F401 (connects SCOPES)
+from collective import options, scope_activation, strategies
 from collective.checkpoint import best
 from collective.coordination import run_analysis
 from collective.estimator import input_sharding
-from collective.ops import collectives, graph_analysis, native_library
+from collective.ops import collectives, graph_analysis
 from collective.options import (
     INHERIT,
     Carrier,
@@ -70,7 +67,7 @@ class CollectiveStrategy:
     def __init__(self) -> None:
         strategies.backend()
         collectives.init()
-        _warn_of_missing_operations()
+        scope_activation.warn_of_missing_operations()
 
     def world_size(self) -> int:
         """Returns N, the number of ranks."""
@@ -502,16 +499,3 @@ class CollectiveStrategy:
                 strip_default_attrs,
                 base,
             )
-
-
-@functools.cache
-def _warn_of_missing_operations() -> None:
-    """Warns once on each host, since a host may have an installation of its own."""
-    reason = native_library.missing()
-    if reason is not None and collectives.local_rank() == 0:
-        warnings.warn(
-            "the compiled operations of collective are missing, so every lookup has an exchange of "
-            f"its own and steps are slower; {reason}",
-            RuntimeWarning,
-            stacklevel=3,
-        )

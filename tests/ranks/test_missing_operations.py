@@ -8,7 +8,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import collective
-from collective import strategy as facade
+from collective import scope_activation
 from collective.ops import graph_analysis, native_library
 from tests.ranks.dynamic_tables import MORE_OPTIMIZERS, OPTIMIZERS, D, drawn, normal, touch
 
@@ -18,9 +18,9 @@ WHY = "they were taken away by a test"
 @pytest.fixture
 def without_operations(monkeypatch):
     monkeypatch.setattr(native_library, "missing", lambda: WHY)
-    facade._warn_of_missing_operations.cache_clear()
+    scope_activation.warn_of_missing_operations.cache_clear()
     yield
-    facade._warn_of_missing_operations.cache_clear()
+    scope_activation.warn_of_missing_operations.cache_clear()
 
 
 def test_one_rank_of_a_host_warns_at_the_first_strategy_only(without_operations, rank):
