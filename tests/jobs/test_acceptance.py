@@ -77,6 +77,7 @@ def test_seed_session_on_the_double_of_a_gpu(ranks, backend):
     test_seed_session(ranks, backend, double=True)
 
 
+@MATRIX
 @ON_RANKS
 def test_seed_estimator_and_what_it_exports(ranks, backend, tmp_path, double=False):
     command = [script("seed_estimator.py"), "--out", tmp_path]

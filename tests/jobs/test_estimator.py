@@ -65,7 +65,7 @@ def job(tmp_path, body, ranks, interrupt=False):
     """(exit code, output, seconds from the moment that a rank says 'ready')."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT + textwrap.dedent(body))
-    process = pool.start("-np", ranks, "--device", "cpu", script, tmp_path)
+    process = pool.start("-np", ranks, "--device", "cpu", "--grace", "2", script, tmp_path)
     try:
         lines, ready = [], None
         for line in process.stdout:
@@ -85,6 +85,7 @@ def job(tmp_path, body, ranks, interrupt=False):
 def test_interrupt_and_continue(tmp_path):
     """Interrupted at step 6, it goes on from the checkpoint of step 4 as if nothing had been.
 
+    It saves no other one: a hook that takes a minute has it killed at the end of --grace.
     The input is what is left: after s steps of N ranks, s N batches are used up.
     """
     code, output, _ = job(

@@ -114,6 +114,7 @@ def run(tmp_path):
     return run
 
 
+@pytest.mark.matrix
 def test_cases_have_their_own_outcomes(run):
     code, found, output = run(CASES.replace("CRASHES", ""))
     assert code == 1

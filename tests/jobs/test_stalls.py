@@ -167,6 +167,7 @@ BRANCH_ALONE = """
     """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "version",
     [

@@ -124,8 +124,8 @@ def random_table(rng: np.random.Generator) -> Table:
 @pytest.mark.parametrize(
     "seed",
     [
-        *range(3),
-        *(pytest.param(seed, marks=pytest.mark.matrix) for seed in (3, 8, 9, 10, 11)),
+        *range(2),
+        *(pytest.param(seed, marks=pytest.mark.matrix) for seed in (2, 3, 8, 9, 10, 11)),
         *(pytest.param(seed, marks=pytest.mark.long) for seed in (4, 5, 6, 7, 12, 13, 14, 15)),
     ],
 )
@@ -142,7 +142,7 @@ def same(ranks: int, *values: Any) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    "ranks", [1, 3, *(pytest.param(n, marks=pytest.mark.matrix) for n in (2, 5))]
+    "ranks", [3, *(pytest.param(n, marks=pytest.mark.matrix) for n in (1, 2, 5))]
 )
 def test_special_ids(ranks: int):
     rng = np.random.default_rng(ranks)
@@ -226,6 +226,7 @@ def test_one_rank_without_ids():
     )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("by_owner", [False, True])
 def test_weights_below_zero_and_of_zero(by_owner: bool):
     rng = np.random.default_rng(0)

@@ -265,7 +265,7 @@ def damage(kind, base):
             shutil.copy(path, second + path[len(third) :])
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["missing", "index", "cut", "flipped", "swapped"])
 def test_a_broken_chain_is_refused_by_name(strategy, rank, folder, kind):
     base, rows = chain_of_three(strategy, rank, folder)
@@ -283,6 +283,7 @@ def test_a_broken_chain_is_refused_by_name(strategy, rank, folder, kind):
         consolidate.verify(folder)
 
 
+@pytest.mark.matrix
 def test_an_increment_of_another_base_is_refused(strategy, rank, folder):
     """It lies beside a checkpoint that was copied over its base."""
     if rank == 0:

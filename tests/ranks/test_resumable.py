@@ -170,6 +170,7 @@ def test_ranks_have_one_more_where_n_does_not_divide_a_batch(strategy, size, fol
     assert len(used) == 7
 
 
+@pytest.mark.matrix
 def test_other_data_than_the_checkpoints_are_refused(strategy, rank, size, folder, capfd):
     trained(strategy, folder, 2)
     with pytest.raises(

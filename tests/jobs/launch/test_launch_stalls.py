@@ -82,7 +82,7 @@ def test_ranks_that_ignore_the_end_of_a_stalled_job_are_killed(launch):
     assert b"all ranks are in the same run" in stderr
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "options, ranks, body",
     [

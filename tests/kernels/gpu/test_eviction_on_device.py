@@ -248,7 +248,7 @@ def program(policy: TablePolicy, optimizer: str, grouping: bool, folder: Path) -
     return seen
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "policy, optimizer, grouping, where",
     [
