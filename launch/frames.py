@@ -10,7 +10,7 @@ The nonces are new for each connection, the keys made of them and different in e
 frames are numbered: what was recorded of another connection, or of this one, is refused, and so is
 a frame that was changed, left out or sent twice. Nothing is encrypted.
 
-Before a peer has proved itself 128 bytes are taken from it, of fixed layout; so nothing of an
+Before a peer has proved itself 80 bytes are taken from it, of fixed layout; so nothing of an
 unknown peer is ever parsed. This file knows no sockets: bytes come in and go out.
 """
 

@@ -139,7 +139,7 @@ def _share_out(
     hosts: Sequence[tuple[str, int | None]], ranks: str | None
 ) -> list[tuple[str, int | None]]:
     """Returns the hosts with their ranks, so many in all as -np says."""
-    if ranks is None or not ranks.isdigit():
+    if ranks is None or not _is_number(ranks):
         return list(hosts)
     unknown = [name for name, slots in hosts if slots is None]
     if unknown:
@@ -344,6 +344,11 @@ def _nodes(origin: str, text: str) -> int:
 
 
 def _number(origin: str, text: str, least: int, most: int) -> int:
-    if not text.isdigit() or not least <= int(text) <= most:
+    if not _is_number(text) or not least <= int(text) <= most:
         raise UsageError(f"{origin} {text}: give a number, {least} to {most}")
     return int(text)
+
+
+def _is_number(text: str) -> bool:
+    """Tells whether a text is a number of the digits 0 to 9."""
+    return text.isascii() and text.isdigit()

@@ -49,7 +49,9 @@ def job_secret(environment: Mapping[str, str], file: str | None) -> bytes:
         if not path.exists():
             _make(path)
         mode = path.stat().st_mode
-        text = path.read_text(encoding="ascii", errors="replace")[: _MOST_CHARACTERS + 1]
+        with path.open("rb") as opened:
+            # As Python reads the environment: the same bytes are the same secret.
+            text = opened.read(4 * _MOST_CHARACTERS + 1).decode("utf-8", "surrogateescape")
     except OSError as error:
         raise UsageError(
             f"the job's secret can't be read or made: {path}: {error.strerror}; give another "

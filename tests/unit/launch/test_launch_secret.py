@@ -28,6 +28,19 @@ def test_the_home_folder_has_one(tmp_path, monkeypatch):
     assert job_secret({}, None) == (tmp_path / ".collective/secret").read_bytes().strip()
 
 
+def test_a_file_has_the_bytes_of_the_environment(tmp_path):
+    keys = []
+    for number, text in enumerate(
+        ["\u043f\u0430\u0440\u043e\u043b\u044c" * 4, "\u0442\u0435\u0441\u0442" * 6, "\udcff" * 32]
+    ):
+        file = tmp_path / str(number)
+        file.write_bytes(text.encode("utf-8", "surrogateescape"))
+        file.chmod(0o600)
+        keys.append(job_secret({}, str(file)))
+        assert keys[-1] == job_secret({"COLLECTIVE_SECRET": text}, None)
+    assert len(set(keys)) == 3
+
+
 @pytest.mark.parametrize("secret", ["too short", "x" * 5000])
 def test_a_bad_one_is_refused_untold(secret):
     with pytest.raises(UsageError, match=f"has {len(secret)} characters") as caught:
