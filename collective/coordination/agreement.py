@@ -161,7 +161,8 @@ def agree(
         prerequisites: operations that must have succeeded first: the sources of the run's data.
         on_disagreement: called with the headers if the gate stays closed; the run then fails.
         first: whether the run passes no other gate before.
-        when_agreed: makes an operation that is executed as the gate opens.
+        when_agreed: makes an operation that is executed before the gate opens: a run that fails
+            behind its gate may end before TensorFlow comes to an operation beside it.
 
     Returns:
         [N, WIDTH] int64, the headers of all ranks.
@@ -193,8 +194,10 @@ def agree(
         closed_headers, open_headers = _switch(headers, agreed)
         refused = tf.numpy_function(refuse, [closed_headers], tf.int64)
         with tf.control_dependencies([open_headers]):
-            opening = [gate.open(), when_agreed()]
-        with tf.control_dependencies(opening):
+            agreed_on = when_agreed()
+        with tf.control_dependencies([open_headers, agreed_on]):
+            opening = gate.open()
+        with tf.control_dependencies([opening]):
             opened = tf.identity(open_headers)
         return tf.raw_ops.Merge(inputs=[refused, opened])[0]
 

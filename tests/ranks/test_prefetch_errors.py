@@ -1,11 +1,13 @@
 """With scope(prefetch_keys=True), errors and the ends of data meet the runs that they belong to."""
 
 import contextlib
+import time
 
 import pytest
 import tensorflow.compat.v1 as tf
 
 from collective import RankError
+from collective.prefetch.graph_split import Start
 from tests.ranks import reference
 from tests.ranks.prefetched_models import B, V, batches, dataset, expects, model
 
@@ -98,10 +100,20 @@ def test_an_invalid_id_is_an_error_of_its_own_batch(strategy, rank, size, at):
     assert run(True) == run(False)
 
 
-def test_a_step_that_is_refused_behind_its_first_exchange(strategy, rank, size):
+@pytest.mark.timeout(60)
+def test_a_step_that_is_refused_behind_its_first_exchange(strategy, rank, size, monkeypatch):
     """Ids that depend on rows turn out invalid when keys of the next batch are under way: these are
-    not lost.
+    not lost, even if another thread is slow to let them go.
     """
+
+    def release(start):
+        late = tf.numpy_function(lambda: time.sleep(0.2), [], [])
+        with tf.control_dependencies([late]):
+            return at_once(start)
+
+    at_once = Start.release
+    monkeypatch.setattr(Start, "release", release)
+    threads = tf.ConfigProto(inter_op_parallelism_threads=4, use_per_session_threads=True)
     with strategy.scope(prefetch_keys=True, plan="quiet"), tf.Graph().as_default():
         with strategy.embedding_scope():
             which = tf.get_variable(
@@ -122,7 +134,7 @@ def test_a_step_that_is_refused_behind_its_first_exchange(strategy, rank, size):
             loss, var_list=[v for v in tf.global_variables()]
         )
         seen = []
-        with tf.Session() as session:
+        with tf.Session(config=threads) as session:
             session.run(tf.global_variables_initializer())
             for i in range(6):
                 if i == 2:
