@@ -145,8 +145,7 @@ class BackgroundSave:
             self._leave_note({"message": self._write()})
         except BaseException as error:
             self._error = _described(error)
-            with contextlib.suppress(Exception):
-                self._leave_note({"error": self._error})
+            self._leave_error()
         finally:
             self._part.end()
         if collectives.rank() == 0:
@@ -174,6 +173,18 @@ class BackgroundSave:
             commit.sync(path + ".new")
             commit.move(path + ".new", path)
 
+    def _leave_error(self) -> None:
+        """Tells rank 0 that this rank's part failed."""
+        try:
+            self._leave_note({"error": self._error})
+        except Exception:
+            # A full disk takes no words, but it takes an empty file: rank 0 must not wait for more.
+            path = os.path.join(self._staging, NOTE.format(collectives.rank()))
+            with contextlib.suppress(Exception):
+                with tf.io.gfile.GFile(path + ".new", "w") as file:
+                    file.write("")
+                commit.move(path + ".new", path)
+
     def _finish(self, seconds: float) -> None:
         """Makes the checkpoint of all parts, on rank 0."""
         notes = self._notes(max(MOST_SECONDS, MOST_TIMES * seconds))
@@ -196,6 +207,8 @@ class BackgroundSave:
                 continue
             path = os.path.join(self._staging, NOTE.format(rank))
             while not tf.io.gfile.exists(path):
+                if "://" not in path and not os.path.isdir(self._staging):
+                    raise storage.StorageFailure(f"the folder {self._staging} is gone")
                 if time.monotonic() > deadline:
                     raise storage.StorageFailure(
                         f"rank {rank} did not finish its part within {most:.0f} s of rank 0: it is "
@@ -203,7 +216,10 @@ class BackgroundSave:
                     )
                 time.sleep(LOOK)
             with storage.failures(), tf.io.gfile.GFile(path, "r") as file:
-                notes.append(json.loads(file.read()))
+                text = file.read()
+            words = f"rank {rank}: its storage failed, and had no room to say how"
+            failed = {"rank": rank, "words": words, "is_storage": True}
+            notes.append(json.loads(text) if text else {"error": failed})
         return notes
 
 

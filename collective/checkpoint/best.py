@@ -166,7 +166,7 @@ def _write_record(folder: str, kept: list[BestCheckpoint], wanted: KeepBest) -> 
     commit.move(path + ".new", path)
     commit.sync(folder)
     if kept:
-        names = [best.name for best in reversed(kept)]
+        names = [os.path.join(folder, best.name) for best in reversed(kept)]
         checkpoint_management.update_checkpoint_state_internal(folder, names[-1], names, None, True)
 
 

@@ -99,6 +99,33 @@ def test_training_goes_on_and_the_next_save_tries_again(
             assert needed > 3 * 9 * 3 * 4 and abs(free - shutil.disk_usage(folder).free) < 2**32
 
 
+@pytest.mark.timeout(60)
+def test_a_disk_without_room_for_words(strategy, rank, size, folder, monkeypatch):
+    """A rank that can't say that its part failed is waited for no longer than that."""
+    disk, GFile = Disk(monkeypatch, rank, size), tf.io.gfile.GFile
+
+    class FullFile(GFile):
+        def write(self, text):
+            if disk.error is not None and rank == size - 1 and text and "note_" in self.name:
+                raise tf.errors.ResourceExhaustedError(None, None, "No space left on device")
+            super().write(text)
+
+    monkeypatch.setattr(tf.io.gfile, "GFile", FullFile)
+    with strategy.scope(checkpoint_blocking=False), tf.Graph().as_default():
+        m = model(strategy)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            disk.error = OSError(28, "No space left on device")
+            tf.train.Saver().save(session, f"{folder}/model.ckpt", global_step=1)
+            with pytest.raises(checkpoint.CheckpointStorageError, match=f"rank {size - 1}"):
+                checkpoint.wait()
+            disk.error = None
+            tf.train.Saver().save(session, f"{folder}/model.ckpt", global_step=2)
+            checkpoint.wait()
+            steps(session, m, rank, 1)
+    assert {name.split(".")[1] for name in files(folder)} == {"ckpt-2"}
+
+
 def _numbers(text):
     import re
 

@@ -56,6 +56,16 @@ def test_the_best_are_kept(tmp_path, job):
     assert files == {"model.ckpt-2", "model.ckpt-5", "record.json", "checkpoint"}
 
 
+def test_a_folder_by_its_relative_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    deeprec.write("model.ckpt-1", {"w": np.float32([1])})
+    assert checkpoint.keep_best("model.ckpt-1", {"auc": 0.5}, ("auc", "max", 1))
+    os.unlink("model.ckpt-1.index")
+    assert checkpoint.load("best")["w"] == 1
+    os.rename("best", "moved")
+    assert checkpoint.load("moved")["w"] == 1
+
+
 def test_less_is_better(tmp_path, job):
     for step, value in enumerate([0.5, 0.7, 0.4], 1):
         job(step, value, ("loss", "min"))
