@@ -50,7 +50,7 @@ native = Extension(
     "collective.ops._native",
     ["ops/native/native.cc"],
     language="c++",
-    depends=["ops/keymap.h", *sorted(glob.glob("ops/native/*"))],
+    depends=["ops/keymap.h", *sorted(glob.glob("ops/native/**/*.*", recursive=True))],
 )
 
 
@@ -105,7 +105,7 @@ setup(
     package_dir=package_dir,
     package_data={
         "collective": ["py.typed"],
-        "collective.ops": ["*.cu", "*.cuh", "*.cc", "*.h", "native/*.cc", "native/*.h"],
+        "collective.ops": ["*.cu", "*.cuh", "*.cc", "*.h", "native/**/*.cc", "native/**/*.h"],
         "collective.ops.gpu": ["*.cu", "*.cuh"],
     },
     # Else the links' contents count as data of `collective`, and every module is there twice.

@@ -26,7 +26,7 @@ GradientReduction = Literal["mean", "sum"]
 MissingSlots = Literal["error", "fresh"]
 PlanOutput = Literal["print", "quiet", "full"]
 DenseCompression = Literal["none", "fp16", "bf16"]
-Carrier = Literal["auto", "horovod", "shared_memory"]
+Carrier = Literal["auto", "horovod", "shared_memory", "nccl"]
 CheckpointFailure = Literal["continue", "stop"]
 WireType = Literal["float32", "float16", "bfloat16"]
 

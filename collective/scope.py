@@ -115,7 +115,11 @@ class ScopeStack:
             scope = OpenScope(dataclasses.replace(self.options, **given))
             self._open.append(scope)
             self._entered().append(scope)
-            self._changed(scope.options)
+            try:
+                self._changed(scope.options)
+            except BaseException:  # What was asked for can't be in force.
+                self.leave()
+                raise
 
     def leave(self) -> None:
         """Closes the scope that this thread opened last."""

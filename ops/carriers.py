@@ -1,4 +1,4 @@
-"""Chooses what carries collectives: Horovod, memory that the ranks of one host share, or both.
+"""Chooses what carries collectives: Horovod, memory that ranks of one host share, both, or NCCL.
 
 `shared_memory` carries them where all ranks are on CPUs of one host, whoever started them
 (`ops/shared_memory.py`). Its collectives are compiled operations (`ops/native/carrier.cc`) that
@@ -21,6 +21,10 @@ memory can't be shared: between hosts, on GPUs. In a job of several hosts the ca
 what an all-to-all moves within a host goes through its memory, the rest and all other collectives
 by Horovod. All hosts do so, or none: ranks build the same graphs.
 
+`nccl` carries them between the GPUs of one host (`ops/native/gpu/nccl_carrier.cc`): ranks exchange
+headers through shared memory, the data go by NCCL on the operations' own stream. It is never chosen
+but by name, and where it can't be that is an error: nobody asks for it without need.
+
 The environment variable COLLECTIVE_CARRIER says which to use, and `scope(carrier=…)` for what is
 built inside. `auto`, which is the default, is shared memory where that can be. The agreement of the
 ranks on a run, which belongs to no scope, follows the variable.
@@ -36,11 +40,11 @@ from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import native_library, shared_memory
+from collective.ops import native_library, nccl, shared_memory
 
 VARIABLE = "COLLECTIVE_CARRIER"
-AUTO, HOROVOD, SHARED_MEMORY = "auto", "horovod", "shared_memory"
-CHOICES = (AUTO, HOROVOD, SHARED_MEMORY)
+AUTO, HOROVOD, SHARED_MEMORY, NCCL = "auto", "horovod", "shared_memory", "nccl"
+CHOICES = (AUTO, HOROVOD, SHARED_MEMORY, NCCL)
 MIXED = "mixed"  # What SHARED_MEMORY comes to in a job of several hosts.
 # For how many seconds ranks wait for each other, when Horovod has started on all of them.
 PATIENCE = 30.0
@@ -48,6 +52,8 @@ PATIENCE = 30.0
 # Why memory isn't shared in this job, the same on every rank; "" if it is.
 _unavailable = "the ranks have not joined"
 _joined: Process | None = None
+# Whether the ranks have memory for headers, and whether NCCL is open.
+_has_memory = _has_nccl = False
 _scope_choice: str | None = None
 
 
@@ -99,24 +105,62 @@ def join(process: Process, words_of_all: Callable[[str], list[str]]) -> None:
 
     Raises:
         ValueError: COLLECTIVE_CARRIER has no such carrier.
+        RuntimeError: it is 'nccl', which can't be; it says why, the same on every rank.
     """
     global _joined, _unavailable
     configured()
     if _joined == process:
         return
-    problem = _shared(process)
+    if configured() == NCCL:
+        _joined, _unavailable = process, _own_problem() or ""
+        _open_nccl(f"{VARIABLE}={NCCL}")
+        return
+    problem = _shared(process, "", _own_problem())
     if not process.on_one_host:
         problem = _first_problem(process, words_of_all(f"{process.local_rank} {problem or ''}"))
     _joined, _unavailable = process, problem or ""
 
 
-def _shared(process: Process) -> str | None:
+def _open_nccl(asked: str) -> None:
+    """Lets the ranks exchange by NCCL; every rank calls it, at the same time.
+
+    Args:
+        asked: what asks for it.
+
+    Raises:
+        RuntimeError: that can't be.
+    """
+    global _has_nccl
+    process = _joined
+    if process is None or process.size == 1 or _has_nccl:
+        return
+    problem = nccl.problem()
+    if not process.on_one_host:
+        problem = (
+            "it carries collectives between the GPUs of one host only, and these ranks are on "
+            f"several: {HOROVOD!r} carries them"
+        )
+    elif not _has_memory:
+        # All learn of the first problem that one of them has.
+        problem = _shared(process, " nccl", problem)
+    problem = problem or nccl.start(process.rank, process.size)
+    if problem:
+        raise RuntimeError(f"{asked}: {problem}")
+    _has_nccl = True
+
+
+def _shared(process: Process, purpose: str, own_problem: str | None) -> str | None:
     """Returns None if this process and its host's other ranks share memory from now on, else why
     not.
+
+    Args:
+        process: this one's place.
+        purpose: tells this meeting from others of the job.
+        own_problem: why this process can't; None if it can.
     """
     if process.size == 1:
         return "there is one rank"
-    if configured() == HOROVOD:  # The peers that have another choice wait in vain, and go by it.
+    if configured() == HOROVOD and not purpose:  # The peers that have another choice wait in vain, and go by it.
         return f"{VARIABLE}={HOROVOD}"
     job = shared_memory.job_of(os.environ)
     if job is None:
@@ -124,8 +168,9 @@ def _shared(process: Process) -> str | None:
     if not process.on_one_host:  # Containers on one machine may count as hosts, and still meet.
         job += f" host of rank {process.host.start}"
     local_rank, local_size = process.local_rank, process.local_size
+    opener = _opener(local_rank, local_size)
     return shared_memory.share(
-        job, local_rank, local_size, _own_problem(), _opener(local_rank, local_size), PATIENCE
+        job + purpose, local_rank, local_size, own_problem, opener, PATIENCE
     )
 
 
@@ -163,18 +208,33 @@ def _own_problem() -> str | None:
 
 
 def use(choice: str | None) -> None:
-    """Sets the choice for collectives that are built from now on; None: the environment's."""
+    """Sets the choice for collectives that are built from now on; None: the environment's.
+
+    Raises:
+        RuntimeError: it is 'nccl', which can't be; it says why.
+    """
     global _scope_choice
+    if choice == NCCL:
+        _open_nccl(f"scope(carrier={NCCL!r})")
     _scope_choice = choice
 
 
 def in_force() -> str:
-    """Returns the carrier of collectives that are built now: HOROVOD, SHARED_MEMORY or MIXED."""
+    """Returns the carrier of what is built now: HOROVOD, SHARED_MEMORY, MIXED or NCCL."""
     return _resolved(_scope_choice or configured())
 
 
 def of_agreement() -> str:
-    """Returns the carrier of the ranks' agreement on runs, the same in the whole process."""
+    """Returns the carrier of the ranks' agreement on runs, the same in the whole process.
+
+    Headers lie in the host's memory, so where NCCL carries the rest, shared memory carries them.
+    """
+    carrier = of_broadcasts()
+    return SHARED_MEMORY if carrier == NCCL else carrier
+
+
+def of_broadcasts() -> str:
+    """Returns the carrier of values that one rank gives, the same in the whole process."""
     return _resolved(configured())
 
 
@@ -190,6 +250,10 @@ def explanation() -> str:
     origin = f"scope(carrier='{asked}')" if _scope_choice else f"{VARIABLE}={asked}"
     if asked == HOROVOD:
         return f"Horovod, by {origin}"
+    if asked == NCCL:
+        if not _has_nccl:
+            return f"Horovod, not NCCL as of {origin}: there is one rank"
+        return f"NCCL between the GPUs of this host, by {origin}"
     if _unavailable:
         instead = "" if asked == AUTO else f", not shared memory as of {origin}"
         return f"Horovod{instead}: {_unavailable}"
@@ -200,6 +264,8 @@ def explanation() -> str:
 
 
 def _resolved(choice: str) -> str:
+    if choice == NCCL:
+        return NCCL if _has_nccl else HOROVOD
     if choice == HOROVOD or _unavailable:
         return HOROVOD
     return SHARED_MEMORY if _joined is None or _joined.on_one_host else MIXED
@@ -215,6 +281,8 @@ def _opener(rank: int, size: int) -> Callable[[int], str]:
         if problem:
             return f"rank {rank} can't use it: {problem}"
         atexit.register(functions.collective_mailbox_leave)
+        global _has_memory
+        _has_memory = True
         return ""
 
     return use

@@ -1,6 +1,6 @@
-"""Defines the collectives, over Horovod, shared memory or both (see `collective.ops.carriers`).
+"""Defines the collectives, over Horovod, shared memory or NCCL (see `collective.ops.carriers`).
 
-Nothing else in the package calls the operations of either.
+Nothing else in the package calls the operations of any of them.
 
 Symbols: N ranks, r this rank. Every collective
 
@@ -31,7 +31,7 @@ from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.framework import config
 
 from collective.launch import adoption
-from collective.ops import carriers, control_flow, graph_analysis, native_library
+from collective.ops import carriers, control_flow, graph_analysis, native_library, nccl
 from collective.ops.collective_names import PREFIX
 from collective.ops.graph_state import state_of
 from collective.ops.graphs import is_function, outermost
@@ -48,6 +48,8 @@ except ImportError as error:
 Phase = Literal["other", "rows", "gradients"]
 # Begins the names of operations that all ranks must run, or none, beside collectives.
 ALIKE = "collective/alike/"
+# How the types of the operations of carriers begin, beside Horovod's.
+_TYPES = {carriers.SHARED_MEMORY: "CollectiveShared", carriers.NCCL: "CollectiveNccl"}
 _counters: weakref.WeakKeyDictionary[tf.Graph, collections.Counter] = weakref.WeakKeyDictionary()
 
 
@@ -111,9 +113,14 @@ def collective_name(op: tf.Operation) -> str | None:
     return name if graph_analysis.is_of_carrier(op.type) and name.startswith(PREFIX) else None
 
 
-def is_in_shared_memory(op: tf.Operation) -> bool:
-    """Tells whether `op` is a collective that goes through shared memory."""
-    return graph_analysis.is_collective(op.type) and not str(op.type).startswith("Horovod")
+def carrier_of(op: tf.Operation) -> str | None:
+    """Returns the carrier of the collective `op`; None for any other operation."""
+    if not graph_analysis.is_collective(op.type):
+        return None
+    for carrier, beginning in _TYPES.items():
+        if str(op.type).startswith(beginning):
+            return carrier
+    return carriers.HOROVOD
 
 
 def is_scripts_own(op: tf.Operation) -> bool:
@@ -145,17 +152,24 @@ def _collective_scope(kind: str, name: str, gate: Any) -> Iterator[Any]:
         graph._attr_scope(name_attribute),
         graph.gradient_override_map(
             {
-                f"Horovod{kind}": f"Collective{kind}",
-                f"CollectiveShared{kind}": f"Collective{kind}",
+                f"{beginning}{kind}": f"Collective{kind}"
+                for beginning in ("Horovod", *_TYPES.values())
             }
         ),
     ):
         yield gate
 
 
-def _is_shared(carrier: str | None = None) -> bool:
-    """Tells whether a collective that is built now goes through shared memory."""
-    return (carrier or carriers.in_force()) == carriers.SHARED_MEMORY
+def _carrier(x: tf.Tensor, chosen: str | None = None) -> str:
+    """Returns the carrier of a collective of `x`: the chosen one, or the one that is in force.
+
+    What was placed in the host's memory doesn't go by way of a GPU.
+    """
+    carrier = chosen or carriers.in_force()
+    if carrier == carriers.NCCL and not nccl.moves_host_memory():
+        if tf.DeviceSpec.from_string(x.device).device_type == "CPU":
+            return carriers.SHARED_MEMORY
+    return carrier
 
 
 def _as_wire(x: tf.Tensor) -> tuple[tf.Tensor, tf.DType | None]:
@@ -212,21 +226,25 @@ def alltoall(
         return tf.identity(x), tf.identity(splits)
     if carriers.in_force() == carriers.MIXED:
         return _mixed_alltoall(x, splits, name, gate, phase)
-    return _alltoall_by(_is_shared(), x, splits, name, gate, phase)
+    return _alltoall_by(_carrier(x), x, splits, name, gate, phase)
 
 
 def _alltoall_by(
-    shared: bool, x: tf.Tensor, splits: tf.Tensor, name: str, gate: Any, phase: Phase
+    carrier: str, x: tf.Tensor, splits: tf.Tensor, name: str, gate: Any, phase: Phase
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Exchanges as `alltoall` does, by one carrier: through shared memory, or by Horovod.
+    """Exchanges as `alltoall` does, by one carrier.
 
     Through shared memory `splits` has a number for each rank of the host.
     """
     wire, back = _as_wire(x)
     with _collective_scope("Alltoall", name, gate) as opened:
-        if shared:
-            library = native_library.library()
-            out, received = library.collective_shared_alltoall(
+        library = native_library.library
+        if carrier == carriers.SHARED_MEMORY:
+            out, received = library().collective_shared_alltoall(
+                wire, splits + opened, phase=phase, name=name
+            )
+        elif carrier == carriers.NCCL:
+            out, received = library().collective_nccl_alltoall(
                 wire, splits + opened, phase=phase, name=name
             )
         else:
@@ -250,10 +268,12 @@ def _mixed_alltoall(
     x_lower, x_near, x_upper = tf.split(
         x, [tf.reduce_sum(part) for part in (lower, near_splits, upper)], num=3
     )
-    near, near_received = _alltoall_by(True, x_near, near_splits, near_name, gate, phase)
+    near, near_received = _alltoall_by(
+        carriers.SHARED_MEMORY, x_near, near_splits, near_name, gate, phase
+    )
     far_splits = tf.concat([lower, tf.zeros_like(near_splits), upper], 0)
     far, far_received = _alltoall_by(
-        False, tf.concat([x_lower, x_upper], 0), far_splits, name, gate, phase
+        carriers.HOROVOD, tf.concat([x_lower, x_upper], 0), far_splits, name, gate, phase
     )
     lower, _, upper = _by_host(far_received, host)
     far_lower, far_upper = tf.split(far, [tf.reduce_sum(part) for part in (lower, upper)], num=2)
@@ -280,8 +300,8 @@ def _alltoall_gradient(op: tf.Operation, gradient: Any, _: Any) -> tuple[tf.Tens
         gradient = tf.identity(gradient)
     base, gate = _name_and_gate(op)
     name = unique_name(base + ".gradient")
-    by_memory = is_in_shared_memory(op)
-    return _alltoall_by(by_memory, gradient, op.outputs[1], name, gate, "gradients")[0], None
+    carrier = carrier_of(op) or carriers.HOROVOD
+    return _alltoall_by(carrier, gradient, op.outputs[1], name, gate, "gradients")[0], None
 
 
 def allreduce_sum(tensors: Sequence[tf.Tensor], name: str, gate: Any) -> list[tf.Tensor]:
@@ -298,10 +318,16 @@ def allreduce_sum(tensors: Sequence[tf.Tensor], name: str, gate: Any) -> list[tf
             _sum_in_order(flat, name, gate), [_elements(x) for x in tensors], num=len(tensors)
         )
         return _marked_replicated([_like(piece, x) for piece, x in zip(pieces, tensors)])
+    carrier = _carrier(tensors[0])
     # The gate travels as one more element, which costs no pass over the data.
     with _collective_scope("Allreduce", name, gate) as opened:
+        if carrier == carriers.NCCL:
+            sums = native_library.library().collective_nccl_allreduce(
+                list(tensors), opened, name=name
+            )
+            return _marked_replicated(sums)
         gate_element = tf.cast(opened, dtype)[None]
-        if _is_shared():
+        if carrier == carriers.SHARED_MEMORY:
             *sums, _ = native_library.library().collective_shared_allreduce(
                 [*tensors, gate_element], name=name
             )
@@ -347,10 +373,11 @@ def _sum_in_order(x: tf.Tensor, name: str, gate: Any) -> tf.Tensor:
 
 
 @tf.RegisterGradient("CollectiveAllreduce")
-def _allreduce_gradient(op: tf.Operation, *gradients: tf.Tensor) -> list[tf.Tensor]:
+def _allreduce_gradient(op: tf.Operation, *gradients: tf.Tensor) -> list[tf.Tensor | None]:
     base, gate = _name_and_gate(op)
     tensors = [tf.convert_to_tensor(gradient) for gradient in gradients]
-    return allreduce_sum(tensors, unique_name(base + ".gradient"), gate)
+    sums = allreduce_sum(tensors, unique_name(base + ".gradient"), gate)
+    return [*sums, *[None] * (len(op.inputs) - len(sums))]  # NCCL's has the gate as an input.
 
 
 def allgather(x: tf.Tensor, name: str, gate: Any, carrier: str | None = None) -> tf.Tensor:
@@ -365,14 +392,19 @@ def allgather(x: tf.Tensor, name: str, gate: Any, carrier: str | None = None) ->
     if size() == 1:
         return tf.identity(x)
     wire, back = _as_wire(x)
+    carrier = _carrier(x, carrier)
     with _collective_scope("Allgather", name, gate) as opened:
+        if carrier == carriers.NCCL:
+            out = native_library.library().collective_nccl_allgather(wire, opened, name=name)
+            out.set_shape([None] + wire.shape[1:].as_list())
+            return _bits_as(out, back) if back else out
         # Nothing may be added to bits that stand for another type's.
         gated = (
             tf.where(tf.equal(opened, 0), wire, tf.zeros_like(wire))
             if back
             else wire + tf.cast(opened, wire.dtype)
         )
-        if _is_shared(carrier):
+        if carrier == carriers.SHARED_MEMORY:
             out = native_library.library().collective_shared_allgather(gated, name=name)
         else:
             out = hvd.allgather(gated, name=name, ignore_name_scope=True)
@@ -381,7 +413,7 @@ def allgather(x: tf.Tensor, name: str, gate: Any, carrier: str | None = None) ->
 
 
 @tf.RegisterGradient("CollectiveAllgather")
-def _allgather_gradient(op: tf.Operation, gradient: tf.Tensor) -> tf.Tensor:
+def _allgather_gradient(op: tf.Operation, gradient: tf.Tensor) -> list[tf.Tensor | None]:
     base, gate = _name_and_gate(op)
     own_size = tf.shape(op.inputs[0])[0]
     sizes = allgather(own_size[None], unique_name(base + ".sizes"), gate)
@@ -389,16 +421,18 @@ def _allgather_gradient(op: tf.Operation, gradient: tf.Tensor) -> tf.Tensor:
         0
     ]
     first = tf.reduce_sum(sizes[: rank()])
-    return total[first : first + own_size]
+    return [total[first : first + own_size], *[None] * (len(op.inputs) - 1)]
 
 
 def _register_for_tapes() -> None:
     """Registers the gradients by the operations' own types, too: a tape knows no others."""
 
     def register(kind: str, gradient: Callable[..., Any]) -> None:
-        @tf.RegisterGradient(f"CollectiveShared{kind}")
-        def _taped(op: Any, *gradients: Any) -> Any:
-            return gradient(op.outputs[0].op, *gradients)  # a tape's `op` has no name
+        for beginning in _TYPES.values():
+
+            @tf.RegisterGradient(f"{beginning}{kind}")
+            def _taped(op: Any, *gradients: Any) -> Any:
+                return gradient(op.outputs[0].op, *gradients)  # a tape's `op` has no name
 
     register("Alltoall", _alltoall_gradient)
     register("Allreduce", _allreduce_gradient)
@@ -418,8 +452,11 @@ def broadcast(x: tf.Tensor, name: str) -> tf.Tensor:
         return tf.identity(x)
     wire, back = _as_wire(x)
     with tf.name_scope("meeting"):
-        if _is_shared(carriers.of_agreement()):
+        carrier = _carrier(x, carriers.of_broadcasts())
+        if carrier == carriers.SHARED_MEMORY:
             out = native_library.library().collective_shared_broadcast(wire, name=name)
+        elif carrier == carriers.NCCL:
+            out = native_library.library().collective_nccl_broadcast(wire, name=name)
         else:
             out = hvd.broadcast(wire, 0, name=name, ignore_name_scope=True)
     out.set_shape(x.shape)

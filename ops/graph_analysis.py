@@ -96,8 +96,8 @@ ASSIGNS = frozenset({"Assign", "AssignVariableOp"})
 # Operations that pass a reference to a variable on.
 PASSES = frozenset({"Identity", "Enter", "Switch", "RefIdentity", "RefEnter", "RefSwitch"})
 
-# How the types of operations begin that a carrier has: Horovod, and shared memory.
-_CARRIER = re.compile("Horovod|CollectiveShared")
+# How the types of operations begin that a carrier has: Horovod, shared memory, and NCCL.
+_CARRIER = re.compile("Horovod|CollectiveShared|CollectiveNccl")
 _NOTE = "_collective_note"
 _COLLECTIVE = re.compile(
     f"({_CARRIER.pattern})((Grouped)?(Allreduce|Allgather|Reducescatter)|Broadcast|Alltoall)"
@@ -105,7 +105,7 @@ _COLLECTIVE = re.compile(
 
 
 def is_of_carrier(op_type: str) -> bool:
-    """Tells whether operations of this type are a carrier's: Horovod's, or shared memory's.
+    """Tells whether operations of this type are a carrier's: Horovod's, shared memory's, NCCL's.
 
     Beside collectives Horovod has such as give the rank.
     """

@@ -1,8 +1,8 @@
 """Finds the rows that a run reads beside its updates, as of a lookup that is fetched with a step.
 
 They are to be as they were before the step. Where a rank's gradients depend on them that is so by
-itself; other rows are waited for (`ops/native/awaited_rows.h`). So it is through shared memory;
-Horovod, which asks all ranks before each collective, carries rows first because they are ready
+itself; other rows are waited for (`ops/native/awaited_rows.h`). So it is through shared memory
+and by NCCL; Horovod, which asks all ranks before each collective, carries rows first because they are ready
 first.
 """
 
@@ -60,4 +60,4 @@ def beside_gradients(gates: GraphGates, operations: Iterable[tf.Operation]) -> l
 
 
 def _has_phase(op: tf.Operation) -> bool:
-    return bool(op.type == "CollectiveSharedAlltoall")
+    return op.type in ("CollectiveSharedAlltoall", "CollectiveNcclAlltoall")

@@ -22,7 +22,7 @@ from collective.coordination.run_extension import NO_PART, extension_of
 from collective.coordination.session_state import is_end, state_of_session
 from collective.errors import RankError
 from collective.launch.progress_board import Label, Phase
-from collective.ops import collectives, graph_analysis
+from collective.ops import collectives, graph_analysis, nccl
 from collective.ops.gate import gates_of
 from collective.tables.table import is_replicated
 
@@ -176,6 +176,8 @@ class Coordinator:
                 values, agreed = attempt.original(
                     attempt.session, [fetches, beside], attempt.feeds, options, metadata
                 )
+                if run.gate is not None:
+                    nccl.check()
                 return values, agreed
             except tf.errors.OpError as error:
                 PREEMPTION.hear(run.wishes)

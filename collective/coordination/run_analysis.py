@@ -227,8 +227,8 @@ def _shared_names(
     operations, not_needed = set(operations), set(not_needed)
     collectives_used = [name for name in map(collectives.collective_name, operations) if name]
     names = list(collectives_used)
-    if any(map(collectives.is_in_shared_memory, operations)):
-        names.append("scope(carrier='shared_memory')")
+    for carrier in sorted({collectives.carrier_of(op) for op in operations} - {None, "horovod"}):
+        names.append(f"scope(carrier={carrier!r})")
     for op in operations:
         name = str(op.name)
         if name.startswith(collectives.ALIKE) or collectives.is_scripts_own(op):

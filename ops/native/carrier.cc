@@ -26,11 +26,14 @@ using mailbox::Message;
 using mailbox::Piece;
 
 enum Kind : uint32_t { kAlltoall = 1, kAllgather, kAllreduce, kSums, kBroadcast };
+// Added to the kind where the data go by NCCL (gpu/nccl_carrier.cc), and headers by the mailbox.
+constexpr uint32_t kByNccl = 32;
 
 // Of an allreduce on more than two ranks: up to here each rank sends all to all.
 constexpr int64_t kSmallSum = 32 << 10;
 
-const char* Described(uint32_t kind) {
+std::string Described(uint32_t kind) {
+  if (kind & kByNccl) return Described(kind & ~kByNccl) + " by NCCL";
   switch (kind) {
     case kAlltoall:
       return "an all-to-all";
@@ -72,6 +75,82 @@ int64_t RowBytes(const Tensor& x) {
 
 const char* BytesOf(const Tensor& x) { return x.tensor_data().data(); }
 char* BytesOf(Tensor* x) { return const_cast<char*>(x->tensor_data().data()); }
+
+// Refuses splits that don't cut `x` for the ranks.
+Status CheckSplits(const std::string& name, const Tensor& x, const Tensor& splits, int ranks) {
+  if (x.dims() < 1) {
+    return errors::InvalidArgument("'", name, "' exchanges rows, not a scalar");
+  }
+  if (splits.dims() != 1 || splits.NumElements() != ranks) {
+    return errors::InvalidArgument("'", name, "' needs ", ranks, " splits, not ",
+                                   splits.NumElements());
+  }
+  const auto counts = splits.vec<int32>();
+  int64_t sum = 0;
+  for (int rank = 0; rank < ranks; ++rank) {
+    if (counts(rank) < 0) {
+      return errors::InvalidArgument("'", name, "' has the split ", counts(rank), " for rank ",
+                                     rank);
+    }
+    sum += counts(rank);
+  }
+  if (sum != x.dim_size(0)) {
+    return errors::InvalidArgument("'", name, "' has splits of ", sum, " rows, and ", x.dim_size(0),
+                                   " rows");
+  }
+  return OkStatus();
+}
+
+// Keeps an all-to-all in its place of a run: gradients wait for the rows that are read beside them.
+class PlaceInRun {
+ public:
+  using Done = AsyncOpKernel::DoneCallback;
+
+  Status Read(OpKernelConstruction* context) {
+    std::string phase;
+    TF_RETURN_IF_ERROR(context->GetAttr("phase", &phase));
+    brings_rows_ = phase == "rows";
+    brings_gradients_ = phase == "gradients";
+    return OkStatus();
+  }
+
+  // Calls `send`, now or when the rows have come, with what is to be called behind it.
+  void Begin(OpKernelContext* context, const std::string& name, Done done,
+             std::function<void(Done)> send) const {
+    AwaitedRows* awaited = AwaitedRows::Get();
+    const int64_t step = context->step_id();
+    if (brings_rows_) {
+      // The run lasts as long as this operation, and so does whoever is held back in it.
+      done = [awaited, step, name, done = std::move(done)] {
+        awaited->Came(step, name);
+        done();
+      };
+    }
+    if (!brings_gradients_ || !awaited->Any()) {
+      send(std::move(done));
+      return;
+    }
+    CancellationManager* cancellation = context->cancellation_manager();
+    const CancellationToken token = cancellation->get_cancellation_token();
+    auto stop = [=] {
+      awaited->Drop(step, name);
+      context->SetStatus(errors::Cancelled("'", name, "' was not sent: the run has failed"));
+      done();
+    };
+    if (!cancellation->RegisterCallback(token, stop)) {
+      stop();
+      return;
+    }
+    auto send_now = [=] {
+      // Or else the run has failed, and `stop` is called.
+      if (cancellation->DeregisterCallback(token)) send(done);
+    };
+    if (!awaited->Hold(step, name, send_now)) send_now();
+  }
+
+ private:
+  bool brings_rows_ = false, brings_gradients_ = false;
+};
 
 class SharedOp : public AsyncOpKernel {
  public:
@@ -163,71 +242,23 @@ class SharedOp : public AsyncOpKernel {
 class AlltoallOp : public SharedOp {
  public:
   explicit AlltoallOp(OpKernelConstruction* context) : SharedOp(context) {
-    std::string phase;
-    OP_REQUIRES_OK(context, context->GetAttr("phase", &phase));
-    brings_rows_ = phase == "rows";
-    brings_gradients_ = phase == "gradients";
+    OP_REQUIRES_OK(context, place_.Read(context));
   }
 
  protected:
   void Begin(OpKernelContext* context, Mailbox* mailbox, DoneCallback done) override {
-    AwaitedRows* awaited = AwaitedRows::Get();
-    const int64_t step = context->step_id();
-    if (brings_rows_) {
-      // The run lasts as long as this operation, and so does whoever is held back in it.
-      done = [awaited, step, name = collective_, done = std::move(done)] {
-        awaited->Came(step, name);
-        done();
-      };
-    }
-    if (!brings_gradients_ || !awaited->Any()) {
-      Send(context, mailbox, std::move(done));
-      return;
-    }
-    CancellationManager* cancellation = context->cancellation_manager();
-    const CancellationToken token = cancellation->get_cancellation_token();
-    auto stop = [=, name = collective_] {
-      awaited->Drop(step, name);
-      context->SetStatus(errors::Cancelled("'", name, "' was not sent: the run has failed"));
-      done();
-    };
-    if (!cancellation->RegisterCallback(token, stop)) {
-      stop();
-      return;
-    }
-    auto send = [=] {
-      // Or else the run has failed, and `stop` is called.
-      if (cancellation->DeregisterCallback(token)) Send(context, mailbox, done);
-    };
-    if (!awaited->Hold(step, collective_, send)) send();
+    place_.Begin(context, collective_, std::move(done),
+                 [=](DoneCallback after) { Send(context, mailbox, std::move(after)); });
   }
 
  private:
-  bool brings_rows_ = false, brings_gradients_ = false;
+  PlaceInRun place_;
 
   void Send(OpKernelContext* context, Mailbox* mailbox, DoneCallback done) {
     const Tensor x = context->input(0), splits = context->input(1);
     const int ranks = mailbox->ranks(), me = mailbox->rank();
-    OP_REQUIRES_ASYNC(context, x.dims() >= 1,
-                      errors::InvalidArgument("'", collective_, "' exchanges rows, not a scalar"),
-                      done);
-    OP_REQUIRES_ASYNC(context, splits.dims() == 1 && splits.NumElements() == ranks,
-                      errors::InvalidArgument("'", collective_, "' needs ", ranks, " splits, not ",
-                                              splits.NumElements()),
-                      done);
+    OP_REQUIRES_OK_ASYNC(context, CheckSplits(collective_, x, splits, ranks), done);
     const auto counts = splits.vec<int32>();
-    int64_t sum = 0;
-    for (int rank = 0; rank < ranks; ++rank) {
-      OP_REQUIRES_ASYNC(context, counts(rank) >= 0,
-                        errors::InvalidArgument("'", collective_, "' has the split ", counts(rank),
-                                                " for rank ", rank),
-                        done);
-      sum += counts(rank);
-    }
-    OP_REQUIRES_ASYNC(context, sum == x.dim_size(0),
-                      errors::InvalidArgument("'", collective_, "' has splits of ", sum,
-                                              " rows, and ", x.dim_size(0), " rows"),
-                      done);
     const int64_t item = RowBytes(x);
     auto exchange = NewExchange(*mailbox, kAlltoall, x, item);
     const char* data = BytesOf(x);

@@ -488,6 +488,13 @@ bool Mailbox::IsLost(int rank) {
   return fcntl(file_, F_GETLK, &lock) == 0 && lock.l_type == F_UNLCK;
 }
 
+int Mailbox::Ended() {
+  for (int rank = 0; rank < ranks_; ++rank) {
+    if (rank != rank_ && IsLost(rank)) return rank;
+  }
+  return kNobodyLost;
+}
+
 void Mailbox::FindLost(Finished* finished) {
   bool any = false;
   for (int rank = 0; rank < ranks_; ++rank) {

@@ -124,6 +124,9 @@ class Mailbox {
   const char* Data(int from, const Message& message);
   void Release(int from, const Message& message);
 
+  // Returns a rank that has ended, or has said that it leaves; kNobodyLost if there is none.
+  int Ended();
+
   // Tells the others that this rank sends nothing more, once what it has sent is on its way.
   void Leave();
 

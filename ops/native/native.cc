@@ -3,6 +3,7 @@
 // These define functions that the others use.
 #include "admission.cc"
 #include "mailbox.cc"
+#include "gpu/nccl_communicator.cc"
 #include "row_generator.cc"
 #include "row_file.cc"
 #include "row_store.cc"
@@ -14,6 +15,7 @@
 #include "addresses.cc"
 #include "ask.cc"
 #include "carrier.cc"
+#include "gpu/nccl_carrier.cc"  // It follows carrier.cc.
 #include "change_set.cc"
 #include "snapshot.cc"
 #include "data_file.cc"

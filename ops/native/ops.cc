@@ -594,5 +594,40 @@ REGISTER_OP("CollectiveSharedBroadcast")
     .Attr(COLLECTIVE_WIRE_TYPES)
     .SetShapeFn(shape_inference::UnchangedShape);
 
+// By NCCL, as those through shared memory; `gate` is on the host.
+
+REGISTER_OP("CollectiveNcclAlltoall")
+    .Input("tensor: T")
+    .Input("splits: int32")
+    .Output("output: T")
+    .Output("received_splits: int32")
+    .Attr("phase: {'other', 'rows', 'gradients'} = 'other'")
+    .Attr(COLLECTIVE_WIRE_TYPES)
+    .SetShapeFn(RowsShape);
+
+REGISTER_OP("CollectiveNcclAllgather")
+    .Input("tensor: T")
+    .Input("gate: int32")
+    .Output("output: T")
+    .Attr(COLLECTIVE_WIRE_TYPES)
+    .SetShapeFn(RowsShape);
+
+REGISTER_OP("CollectiveNcclAllreduce")
+    .Input("tensors: N * T")
+    .Input("gate: int32")
+    .Output("sums: N * T")
+    .Attr("N: int >= 1")
+    .Attr("T: {int8, uint8, int32, int64, half, bfloat16, float, double}")
+    .SetShapeFn([](InferenceContext* c) {
+      for (int i = 0; i < c->num_outputs(); ++i) c->set_output(i, c->input(i));
+      return OkStatus();
+    });
+
+REGISTER_OP("CollectiveNcclBroadcast")
+    .Input("tensor: T")
+    .Output("output: T")
+    .Attr(COLLECTIVE_WIRE_TYPES)
+    .SetShapeFn(shape_inference::UnchangedShape);
+
 }  // namespace
 }  // namespace tensorflow

@@ -1,0 +1,168 @@
+"""Finds NCCL's functions, and opens them for the collectives of the carrier `nccl`.
+
+The compiled operations (`ops/native/gpu/nccl_carrier.cc`) call them through a table, so they are
+built without NCCL, and a test can put functions of its own there.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import functools
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import tensorflow.compat.v1 as tf
+
+from collective.ops import native_library
+
+# The fields of the table, and what they are called in NCCL and in CUDA's driver.
+_NCCL = {
+    "get_unique_id": "ncclGetUniqueId",
+    "comm_init_rank": "ncclCommInitRank",
+    "comm_abort": "ncclCommAbort",
+    "comm_get_async_error": "ncclCommGetAsyncError",
+    "group_start": "ncclGroupStart",
+    "group_end": "ncclGroupEnd",
+    "send": "ncclSend",
+    "recv": "ncclRecv",
+    "all_reduce": "ncclAllReduce",
+    "broadcast": "ncclBroadcast",
+    "get_error_string": "ncclGetErrorString",
+}
+_NEWER = {"get_last_error": "ncclGetLastError"}  # since NCCL 2.13
+_DRIVER = {"stream_context": "cuStreamGetCtx", "set_context": "cuCtxSetCurrent"}
+
+
+class Functions(ctypes.Structure):
+    """Has the addresses of functions, as `nccl::Functions` in ops/native/gpu."""
+
+    _fields_ = [(field, ctypes.c_void_p) for field in (*_NCCL, *_NEWER, *_DRIVER)]
+
+
+_injected: Functions | None = None
+_open = False
+
+
+def use(functions: Functions | None) -> None:
+    """Injects functions that move the host's memory, before the first collective; None: NCCL's."""
+    global _injected
+    _injected = functions
+
+
+def moves_host_memory() -> bool:
+    """Tells whether collectives move the memory of hosts, by injected functions."""
+    return _injected is not None
+
+
+def problem() -> str | None:
+    """Returns why this process can't use NCCL, and what helps; None if it can."""
+    reason = native_library.missing()
+    if reason is not None:
+        return f"the compiled operations are missing: {reason}"
+    if _injected is not None:
+        return None
+    if not tf.config.list_physical_devices("GPU"):
+        return (
+            "NCCL moves the memory of GPUs, and TensorFlow sees none: look at nvidia-smi, "
+            "CUDA_VISIBLE_DEVICES and tf.config.list_physical_devices(), or leave the choice to "
+            "COLLECTIVE_CARRIER=auto"
+        )
+    try:
+        _functions()
+    except OSError as error:
+        return (
+            f"there is no NCCL ({error}): `pip install nvidia-nccl-cu12`, or `python -m "
+            "cupyx.tools.install_library --library nccl --cuda 12.x` beside CuPy, installs it"
+        )
+    except AttributeError as error:
+        return f"NCCL 2.7 or newer is needed, which has what this one lacks: {error}"
+    return None
+
+
+def start(rank: int, ranks: int) -> str | None:
+    """Opens NCCL for this process, once; returns why it can't.
+
+    The communicator itself is made by the first collective, and aborted when the process ends.
+
+    Args:
+        rank: among those that exchange by NCCL, all of which share memory for headers.
+        ranks: how many these are.
+    """
+    global _open
+    library = native_library.functions()
+    library.collective_nccl_open.restype = ctypes.c_char_p
+    functions, on_host = (_functions(), 0) if _injected is None else (_injected, 1)
+    said = library.collective_nccl_open(ctypes.byref(functions), on_host, rank, ranks).decode()
+    if said:
+        return f"rank {rank} can't use NCCL: {said}"
+    if not _open:
+        _open = True
+        atexit.register(library.collective_nccl_leave)
+        library.collective_nccl_problem.restype = ctypes.c_char_p
+    return None
+
+
+def check() -> None:
+    """Refuses the values of a run during which NCCL's communicator was aborted.
+
+    Raises:
+        tf.errors.UnknownError: it was; it says why.
+    """
+    said = native_library.functions().collective_nccl_problem().decode() if _open else ""
+    if said:
+        raise tf.errors.UnknownError(None, None, f"what this run gave is not to be used: {said}")
+
+
+@functools.cache
+def _functions() -> Functions:
+    """Returns NCCL's functions.
+
+    Raises:
+        OSError: there is no NCCL, or no driver.
+        AttributeError: it is too old.
+    """
+    nccl, driver = _library(), ctypes.CDLL("libcuda.so.1")
+    functions = Functions()
+    for library, fields in ((nccl, _NCCL), (driver, _DRIVER)):
+        for field, name in fields.items():
+            setattr(functions, field, _address(library, name))
+    for field, name in _NEWER.items():
+        with contextlib.suppress(AttributeError):
+            setattr(functions, field, _address(nccl, name))
+    return functions
+
+
+def _address(library: ctypes.CDLL, name: str) -> int:
+    return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
+
+
+def _library() -> ctypes.CDLL:
+    """Loads the NCCL of CuPy, or of its own package, or of the system; there should be one."""
+    failure: OSError | None = None
+    for name in _candidates():
+        try:
+            return ctypes.CDLL(name)
+        except OSError as error:
+            failure = error
+    assert failure is not None
+    raise failure
+
+
+def _candidates() -> Iterator[str]:
+    with contextlib.suppress(ImportError):
+        import cupy.cuda.nccl  # noqa: F401  It loads NCCL, if it has one.
+    # Horovod or CuPy may have loaded one: two in one process cost twice the memory.
+    with contextlib.suppress(OSError):
+        yield from dict.fromkeys(re.findall(r"/\S*/libnccl\.so\S*", _mapped_files()))
+    package = importlib.util.find_spec("nvidia")
+    for folder in package.submodule_search_locations or () if package else ():
+        yield str(Path(folder) / "nccl" / "lib" / "libnccl.so.2")
+    yield "libnccl.so.2"
+
+
+def _mapped_files() -> str:
+    return Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
