@@ -35,7 +35,8 @@ _VOLATILE = re.compile(
 )
 _LOST_A_PEER = re.compile(
     r"Horovod has been shut down|HorovodInternalError|gloo/transport/"
-    r"|lost rank \d+, which has ended, while '"
+    r"|lost rank \d+, which has ended, while '|rank \d+ has aborted NCCL's communicator, while '"
+    r"|says 'remote process exited or there was a network error'"
     r"|RankError: (A rank failed|.* failed on rank \d)"
 )
 # TensorFlow may say only behind an error's own line that a peer was lost.

@@ -160,7 +160,9 @@ def _shared(process: Process, purpose: str, own_problem: str | None) -> str | No
     """
     if process.size == 1:
         return "there is one rank"
-    if configured() == HOROVOD and not purpose:  # The peers that have another choice wait in vain, and go by it.
+    if (
+        configured() == HOROVOD and not purpose
+    ):  # The peers that have another choice wait in vain, and go by it.
         return f"{VARIABLE}={HOROVOD}"
     job = shared_memory.job_of(os.environ)
     if job is None:
@@ -169,9 +171,7 @@ def _shared(process: Process, purpose: str, own_problem: str | None) -> str | No
         job += f" host of rank {process.host.start}"
     local_rank, local_size = process.local_rank, process.local_size
     opener = _opener(local_rank, local_size)
-    return shared_memory.share(
-        job + purpose, local_rank, local_size, own_problem, opener, PATIENCE
-    )
+    return shared_memory.share(job + purpose, local_rank, local_size, own_problem, opener, PATIENCE)
 
 
 def _first_problem(process: Process, words: Sequence[str]) -> str | None:

@@ -2,8 +2,8 @@
 
 They are to be as they were before the step. Where a rank's gradients depend on them that is so by
 itself; other rows are waited for (`ops/native/awaited_rows.h`). So it is through shared memory
-and by NCCL; Horovod, which asks all ranks before each collective, carries rows first because they are ready
-first.
+and by NCCL; Horovod, which asks all ranks before each collective, carries rows first because they
+are ready first.
 """
 
 from __future__ import annotations

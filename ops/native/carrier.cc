@@ -28,6 +28,8 @@ using mailbox::Piece;
 enum Kind : uint32_t { kAlltoall = 1, kAllgather, kAllreduce, kSums, kBroadcast };
 // Added to the kind where the data go by NCCL (gpu/nccl_carrier.cc), and headers by the mailbox.
 constexpr uint32_t kByNccl = 32;
+// Stands for a collective of which this rank has no part, since it has aborted its communicator.
+constexpr uint32_t kAborted = 64;
 
 // Of an allreduce on more than two ranks: up to here each rank sends all to all.
 constexpr int64_t kSmallSum = 32 << 10;
@@ -44,6 +46,8 @@ std::string Described(uint32_t kind) {
       return "an allreduce";
     case kBroadcast:
       return "a broadcast";
+    case kAborted:
+      return "given up, like all by NCCL";
     default:
       return "something unknown";
   }

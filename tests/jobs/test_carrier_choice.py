@@ -61,3 +61,54 @@ def test_horovodruns_ranks(script):
     )
     said = "carrier: shared memory of the ranks of this host"
     assert done.returncode == 0 and done.stdout.count(said) == 2, done.stdout + done.stderr
+
+
+TRAINING = """
+import numpy as np
+import tensorflow.compat.v1 as tf
+from tests import nccl_double
+double = nccl_double.use()
+import collective
+from tests.ranks import reference, training
+
+strategy = collective.CollectiveStrategy()
+rank, size = strategy.rank(), strategy.world_size()
+
+def train(loss, variables):
+    # Clipping needs an allreduce before the step, dense gradients another.
+    optimizer = tf.train.AdagradOptimizer(0.3)
+    gradients, _ = tf.clip_by_global_norm(tf.gradients(loss, variables), 0.5)
+    return {'train': optimizer.apply_gradients(zip(gradients, variables))}
+
+training.compare(strategy, rank, size, train, names=('train', 'emb'))
+called = double.double_journal().decode()
+print('calls', all(f'nccl{name}' in called for name in ('Send', 'Recv', 'AllReduce', 'Broadcast')))
+
+with strategy.scope(plan='quiet'), tf.Graph().as_default():
+    training.model(strategy.embedding_scope, train)
+    print([line for line in str(strategy.plan()).splitlines() if 'carrier' in line])
+"""
+
+
+@pytest.mark.timeout(100)
+def test_a_training_by_nccls_double_has_plain_tensorflows_numbers(tmp_path):
+    (tmp_path / "script.py").write_text(TRAINING)
+    environment = {"COLLECTIVE_CARRIER": "nccl"}
+    done = pool.launch("-np", 2, tmp_path / "script.py", environment=environment)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("calls True") == 2, done.stdout
+    said = "carrier: NCCL between the GPUs of this host, by COLLECTIVE_CARRIER=nccl"
+    assert done.stdout.count(said) == 2, done.stdout
+
+
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize("by", ["variable", "scope"])
+def test_nccl_without_a_gpu_is_refused_by_all_ranks(script, by):
+    if by == "scope":
+        script.write_text(PROGRAM.replace("plan='quiet'", "plan='quiet', carrier='nccl'"))
+    environment = {"COLLECTIVE_CARRIER": "nccl" if by == "variable" else "auto"}
+    done = pool.launch("-np", 2, script, environment=environment)
+    asked = "COLLECTIVE_CARRIER=nccl" if by == "variable" else "scope(carrier='nccl')"
+    assert done.returncode == 1
+    assert f"RuntimeError: {asked}: NCCL moves the memory of GPUs" in done.stdout, done.stdout
+    assert "or leave the choice to COLLECTIVE_CARRIER=auto" in done.stdout

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 BACKENDS = ("hb", "sok")
-CARRIERS = ("horovod", "shared_memory", "mixed")
+CARRIERS = ("horovod", "shared_memory", "mixed", "nccl")
 TIERS = ("test", "matrix", "all")
 RANKS = (1, 2, 3)
 # The backend of `make test`. A case marked `backends` runs there on those it names.
@@ -49,7 +49,8 @@ class Configuration:
         grouping: lookups share exchanges unless a case says otherwise.
         double: the kernels of GPUs are replaced by their references in NumPy.
         carrier: of collectives; "auto" is shared memory, and Horovod for the double, as on GPUs;
-            "mixed" is what two hosts have, as which the ranks count then.
+            "mixed" is what two hosts have, as which the ranks count then; "nccl" is by the double
+            of NCCL.
     """
 
     ranks: int
@@ -236,6 +237,6 @@ def _everywhere(marks: Marks) -> list[Configuration]:
         for backend in BACKENDS
     ] + [
         Configuration(3, backend, carrier=carrier)
-        for carrier in ("horovod", "mixed")
+        for carrier in ("horovod", "mixed", "nccl")
         for backend in BACKENDS
     ]

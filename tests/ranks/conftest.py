@@ -21,7 +21,7 @@ from collective import CollectiveStrategy  # noqa: E402
 from collective.coordination.agreement import SideChannel  # noqa: E402
 from collective.options import ScopeOptions  # noqa: E402
 from collective.scope import SCOPES  # noqa: E402
-from tests import gpu_double  # noqa: E402
+from tests import gpu_double, nccl_double  # noqa: E402
 from tests.rank_plugin import inside_a_rank  # noqa: E402
 from tests.rank_plugin.configuration import Configuration  # noqa: E402
 from tests.rank_plugin.reports import ELSEWHERE  # noqa: E402
@@ -59,6 +59,8 @@ def pytest_configure(config):
     text = os.environ.get("COLLECTIVE_TEST_CONFIGURATION")
     if text and Configuration.parse(text).double:
         gpu_double.use()
+    if text and Configuration.parse(text).carrier == "nccl":
+        nccl_double.use()
 
 
 @functools.cache

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective.ops import carriers, native_library, shared_memory
+from collective.ops import carriers, native_library, nccl, shared_memory
+from collective.scope import ScopeStack
 
 LAUNCHED = {
     "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
@@ -25,6 +26,8 @@ def job(monkeypatch):
     monkeypatch.setattr(carriers, "_joined", None)
     monkeypatch.setattr(carriers, "_unavailable", "")
     monkeypatch.setattr(carriers, "_scope_choice", None)
+    monkeypatch.setattr(carriers, "_has_memory", False)
+    monkeypatch.setattr(carriers, "_has_nccl", False)
     monkeypatch.setattr(native_library, "missing", lambda: None)
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [])
     monkeypatch.setattr(shared_memory, "share", lambda job, r, n, problem, use, patience: problem)
@@ -142,3 +145,84 @@ def test_ranks_of_a_host_meet_by_themselves(monkeypatch):
     ((job, rank, size, *_),) = met
     assert (rank, size) == (1, 2) and job.endswith("host of rank 2")
     assert carriers.ranks_of_host() == range(2, 4)
+
+
+@pytest.fixture
+def with_nccl(monkeypatch):
+    """Makes GPUs and NCCL be there; returns who has started it."""
+    started = []
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [f"{kind}:0"])
+    monkeypatch.setattr(nccl, "_functions", lambda: None)
+    monkeypatch.setattr(nccl, "start", lambda rank, ranks: started.append((rank, ranks)))
+    return started
+
+
+def test_nccl_carries_everything_but_headers(with_nccl, monkeypatch):
+    monkeypatch.setenv(carriers.VARIABLE, "nccl")
+    join(1, 2, 2)
+    assert with_nccl == [(1, 2)]
+    assert carriers.in_force() == carriers.of_broadcasts() == "nccl"
+    assert carriers.of_agreement() == "shared_memory"
+    assert carriers.explanation() == (
+        "NCCL between the GPUs of this host, by COLLECTIVE_CARRIER=nccl"
+    )
+    carriers.use("auto")  # Never NCCL, nor the host's memory for GPUs.
+    assert carriers.in_force() == "horovod"
+    assert carriers.explanation() == "Horovod: the ranks have GPUs"
+
+
+def test_nccl_by_a_scope_leaves_the_agreement_as_it_was(with_nccl):
+    join(0, 2, 2)
+    assert carriers.in_force() == "horovod" and not with_nccl
+    carriers.use("nccl")
+    assert carriers.in_force() == "nccl" and with_nccl == [(0, 2)]
+    assert carriers.of_agreement() == carriers.of_broadcasts() == "horovod"
+    assert carriers.explanation().endswith("by scope(carrier='nccl')")
+
+
+def test_one_rank_needs_no_nccl(monkeypatch):
+    monkeypatch.setenv(carriers.VARIABLE, "nccl")
+    join(0, 1, 1)
+    assert carriers.in_force() == carriers.of_agreement() == "horovod"
+    assert carriers.explanation().endswith("COLLECTIVE_CARRIER=nccl: there is one rank")
+
+
+def without_nccl():
+    raise OSError("libnccl.so.2: cannot open shared object file")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "here", "functions", "words"),
+    [
+        ([], 2, None, "TensorFlow sees none: look at nvidia-smi, .* leave the choice to"),
+        (["GPU"], 2, without_nccl, r"no NCCL \(libnccl.so.2: .*pip install nvidia-nccl-cu12"),
+        (["GPU"], 1, lambda: None, "of one host only, and these ranks are on several: 'horovod'"),
+    ],
+)
+def test_nccl_that_cannot_be_is_an_error_with_the_fix(monkeypatch, gpus, here, functions, words):
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: gpus)
+    monkeypatch.setattr(nccl, "_functions", functions)
+    monkeypatch.setenv(carriers.VARIABLE, "nccl")
+    with pytest.raises(RuntimeError, match=f"^COLLECTIVE_CARRIER=nccl: .*{words}"):
+        join(0, 2, here)
+    monkeypatch.setenv(carriers.VARIABLE, "horovod")
+    monkeypatch.setattr(carriers, "_joined", None)
+    join(0, 2, here)
+    with pytest.raises(RuntimeError, match=rf"^scope\(carrier='nccl'\): .*{words}"):
+        carriers.use("nccl")
+    assert carriers.in_force() == "horovod"
+
+
+def test_a_scope_that_cannot_be_is_not_open():
+    """What refuses an option leaves the options in force as they were."""
+    stack, refused = ScopeStack(), []
+
+    def changed(options):
+        if options is not None and options.carrier == "nccl":
+            refused.append(options)
+            raise RuntimeError("no GPU")
+
+    stack.connect(lambda: None, lambda: None, changed)
+    with pytest.raises(RuntimeError, match="no GPU"):
+        stack.enter({"carrier": "nccl"})
+    assert refused and not stack.is_open

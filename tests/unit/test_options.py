@@ -25,7 +25,7 @@ GOOD: dict[str, list[Any]] = {
     "profile_every": [0, 100],
     "local_steps": [1, 16],
     "dense_compression": ["none", "fp16", "bf16"],
-    "carrier": [None, "auto", "horovod", "shared_memory"],
+    "carrier": [None, "auto", "horovod", "shared_memory", "nccl"],
     "prefetch_keys": [False, True],
     "check": [False, True, 0, 50],
     "deterministic": [False, True],

@@ -81,6 +81,20 @@ class NcclOp : public AsyncOpKernel {
     exchange->item = item;
     exchange->awaited.assign(ranks, true);
     exchange->awaited[me] = false;
+    const Status usable = communicator->Usable(collective_);
+    if (!usable.ok()) {
+      // The peers must not wait for this rank, which may not end for that.
+      exchange->kind = kAborted;
+      exchange->awaited.assign(ranks, false);
+      exchange->finish = [](Exchange*, int) {};
+      for (int rank = 0; rank < ranks; ++rank) {
+        if (rank != me) exchange->parcels.emplace_back(rank, nullptr, 0, 0);
+      }
+      mailbox->Start(exchange);
+      context->SetStatus(usable);
+      done();
+      return;
+    }
     Ticket own_ticket{};
     if (me == 0) {
       OP_REQUIRES_OK_ASYNC(
@@ -94,17 +108,25 @@ class NcclOp : public AsyncOpKernel {
       exchange->parcels.emplace_back(rank, reinterpret_cast<const char*>(&own_ticket), bytes,
                                      rows[rank]);
     }
+    // Without the ticket that the others may have there is no order any more.
+    auto give_up = [=](const Status& status) {
+      communicator->Break(status);
+      context->SetStatus(status);
+      done();
+    };
     exchange->finish = [=](Exchange* headers, int lost) {
+      Status status;
       if (lost != mailbox::kNobodyLost) {
-        const Status status = errors::Unknown("lost rank ", lost, ", which has ended, while '",
-                                              headers->name, "' waited for it before NCCL");
-        // Nobody knows whether the others have it, nor its ticket: there is no order any more.
-        communicator->Break(status);
-        context->SetStatus(status);
-        done();
+        give_up(errors::Unknown("lost rank ", lost, ", which has ended, while '", headers->name,
+                                "' waited for it before NCCL"));
         return;
       }
-      Status status;
+      for (int rank = 0; rank < ranks; ++rank) {
+        if (headers->received[rank].kind != kAborted) continue;
+        give_up(errors::Unknown("rank ", rank, " has aborted NCCL's communicator, while '",
+                                headers->name, "' waited for it; its own error says why"));
+        return;
+      }
       for (int rank = 0; status.ok() && rank < ranks; ++rank) {
         if (rank != me) status = Matches(*headers, rank, headers->received[rank]);
       }
@@ -113,9 +135,7 @@ class NcclOp : public AsyncOpKernel {
         const Message& first = headers->received[0];
         memcpy(&ticket, first.text, std::min<size_t>(first.bytes, sizeof(ticket)));
         if ((first.kind & kByNccl) == 0) {  // There is no ticket: it is an error on all ranks.
-          communicator->Break(status);
-          context->SetStatus(status);
-          done();
+          give_up(status);
           return;
         }
         if (ticket.number == 0) communicator->Know(ticket.communicator);
@@ -140,12 +160,7 @@ class NcclOp : public AsyncOpKernel {
       communicator->Ready(ticket.number, std::move(call));
     };
     const std::string problem = mailbox->Start(exchange);
-    if (!problem.empty()) {
-      const Status status = errors::ResourceExhausted("'", collective_, "': ", problem);
-      communicator->Break(status);
-      context->SetStatus(status);
-      done();
-    }
+    if (!problem.empty()) give_up(errors::ResourceExhausted("'", collective_, "': ", problem));
   }
 
   // Sends rows of `x` and takes others into `out`, by rank, one's own among them. Both sides know

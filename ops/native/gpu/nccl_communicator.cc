@@ -42,6 +42,11 @@ std::string Communicator::Open(const Functions& functions, bool on_host, int ran
   return "";
 }
 
+Status Communicator::Usable(const std::string& name) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return broken_.ok() ? broken_ : Refusal(name);
+}
+
 Status Communicator::NextTicket(uint64_t* ticket, UniqueId* id) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!broken_.ok()) return broken_;

@@ -96,6 +96,9 @@ class Communicator {
 
   bool on_host() const { return on_host_; }
 
+  // Refuses the collective `name` if the communicator was aborted.
+  Status Usable(const std::string& name);
+
   // Returns the next ticket, and at the first one the communicator's id. Rank 0 calls it.
   Status NextTicket(uint64_t* ticket, UniqueId* id);
   // Takes note of the id, which comes with the first ticket.

@@ -56,6 +56,12 @@ def test_who_is_blamed(ends, rank, certain):
         ("horovod.common.exceptions.HorovodInternalError: ...", True),
         ("[gloo/transport/tcp/pair.cc:598] Connection closed by peer", True),
         ("lost rank 1, which has ended, while 'collective.x' waited for it in ...", True),
+        ("rank 1 has aborted NCCL's communicator, while 'collective.x' waited for it; ...", True),
+        (
+            "ncclGroupEnd says 'remote process exited or there was a network error' (rank 0 is ...",
+            True,
+        ),
+        ("'x' failed in NCCL: ncclSend with rank 1 says 'unhandled system error'; ...", False),
         ("collective.errors.RankError: A rank failed", True),
         ("collective.errors.RankError: calling model_fn (train) failed on rank 1: KeyError", True),
         ("collective.errors.RankError: the ranks disagree", False),
