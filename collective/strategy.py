@@ -193,7 +193,8 @@ class CollectiveStrategy:
             carrier: Names what carries the exchanges that are built inside: 'horovod', or
                 'shared_memory', by which ranks on the CPUs of one host exchange without sockets,
                 and without asking each other first; where that can't be it is Horovod, and the
-                plan says why. 'auto' is shared memory where it can be. None (default) is what the
+                plan says why. 'nccl' moves them between the GPUs of one host without Horovod; where
+                that can't be it is a RuntimeError that says why. 'auto' is shared memory where it can be. None (default) is what the
                 environment variable COLLECTIVE_CARRIER says, 'auto' without it, 'horovod' for
                 everything; the ranks' agreement before a run always follows the variable. The
                 numbers are the same, but for the last bits of dense gradients of three ranks or
