@@ -194,11 +194,12 @@ class CollectiveStrategy:
                 'shared_memory', by which ranks on the CPUs of one host exchange without sockets,
                 and without asking each other first; where that can't be it is Horovod, and the
                 plan says why. 'nccl' moves them between the GPUs of one host without Horovod; where
-                that can't be it is a RuntimeError that says why. 'auto' is shared memory where it can be. None (default) is what the
-                environment variable COLLECTIVE_CARRIER says, 'auto' without it, 'horovod' for
-                everything; the ranks' agreement before a run always follows the variable. The
-                numbers are the same, but for the last bits of dense gradients of three ranks or
-                more, which shared memory adds in the order of the ranks.
+                that can't be it is a RuntimeError that says why. 'auto' is shared memory where it
+                can be. None (default) is what the environment variable COLLECTIVE_CARRIER says,
+                'auto' without it, 'horovod' for everything; the ranks' agreement before a run
+                always follows the variable. The numbers are the same, but for the last bits of
+                dense gradients of three ranks or more, which shared memory adds in the order of the
+                ranks.
             warm_start: Names checkpoints from which variables start: paths, or
                 `collective.checkpoint.WarmStart(path, names={there: here}, slots=True)`, one or a
                 list. Default None. It acts where a `MonitoredTrainingSession`, an Estimator or

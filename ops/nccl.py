@@ -14,6 +14,7 @@ import importlib.util
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import tensorflow.compat.v1 as tf
 
@@ -106,8 +107,8 @@ def start(rank: int, ranks: int) -> str | None:
     return None
 
 
-def check() -> None:
-    """Refuses the values of a run during which NCCL's communicator was aborted.
+def checked(values: Any) -> Any:
+    """Returns the values of a run, unless NCCL's communicator was aborted by now.
 
     Raises:
         tf.errors.UnknownError: it was; it says why.
@@ -115,6 +116,7 @@ def check() -> None:
     said = native_library.functions().collective_nccl_problem().decode() if _open else ""
     if said:
         raise tf.errors.UnknownError(None, None, f"what this run gave is not to be used: {said}")
+    return values
 
 
 @functools.cache

@@ -173,12 +173,10 @@ class Coordinator:
             self.progress.enters(Phase.WORKING if run.gate is None else Phase.RUNNING)
             try:
                 beside = [*run.targets, *run.counts]
-                values, agreed = attempt.original(
+                values = attempt.original(
                     attempt.session, [fetches, beside], attempt.feeds, options, metadata
                 )
-                if run.gate is not None:
-                    nccl.check()
-                return values, agreed
+                return values if run.gate is None else nccl.checked(values)
             except tf.errors.OpError as error:
                 PREEMPTION.hear(run.wishes)
                 started = self._has_started(attempt)
