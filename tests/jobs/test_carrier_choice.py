@@ -99,7 +99,7 @@ def test_a_training_by_nccls_double_has_plain_tensorflows_numbers(tmp_path):
 
 
 @pytest.mark.timeout(100)
-@pytest.mark.parametrize("by", ["variable", "scope"])
+@pytest.mark.parametrize("by", ["variable", pytest.param("scope", marks=pytest.mark.matrix)])
 def test_nccl_without_a_gpu_is_refused_by_all_ranks(script, by):
     if by == "scope":
         script.write_text(PROGRAM.replace("plan='quiet'", "plan='quiet', carrier='nccl'"))

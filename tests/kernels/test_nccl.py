@@ -205,7 +205,10 @@ FAILS = "gate_fed = tf.placeholder_with_default(tf.zeros([], tf.int32), [])" + F
     ("function", "n", "said"),
     [
         ("ncclSend", 6, "ncclSend with rank 1 says 'unhandled system error' (the test says so)"),
-        ("ncclCommInitRank", 1, "ncclCommInitRank says 'unhandled system error'"),
+        pytest.param(
+            *("ncclCommInitRank", 1, "ncclCommInitRank says 'unhandled system error'"),
+            marks=pytest.mark.matrix,
+        ),
     ],
 )
 def test_an_error_names_the_collective_the_peer_and_nccls_words(tmp_path, function, n, said):
@@ -241,7 +244,14 @@ with tf.Session() as session:
 
 
 @pytest.mark.timeout(100)
-@pytest.mark.parametrize("when", ["before", "under way", "connecting"])
+@pytest.mark.parametrize(
+    "when",
+    [
+        "under way",
+        pytest.param("before", marks=pytest.mark.matrix),
+        pytest.param("connecting", marks=pytest.mark.matrix),
+    ],
+)
 def test_who_waits_for_a_rank_that_ends_is_told(tmp_path, when):
     """Before its headers have come, while NCCL moves data, and while the communicator is made."""
     output = run(
@@ -271,6 +281,7 @@ with tf.Session() as session:
     assert "UnknownError 'next' can't go by NCCL any more: lost rank 1" in output
 
 
+@pytest.mark.matrix
 @pytest.mark.timeout(100)
 def test_an_error_of_what_is_under_way_aborts_it(tmp_path):
     """And ends it; a rank that aborts at its end leaves no communicator."""
@@ -327,6 +338,7 @@ def test_ranks_that_exchange_different_things_are_told_and_go_on(tmp_path):
     assert output.count("live 0") == 2
 
 
+@pytest.mark.matrix
 @pytest.mark.timeout(100)
 def test_gradients_wait_for_the_rows_of_their_run(tmp_path):
     """As through shared memory: rows come late to rank 0, which then sends its gradients late."""
