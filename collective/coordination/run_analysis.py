@@ -227,8 +227,8 @@ def _shared_names(
     operations, not_needed = set(operations), set(not_needed)
     collectives_used = [name for name in map(collectives.collective_name, operations) if name]
     names = list(collectives_used)
-    for carrier in sorted({collectives.carrier_of(op) for op in operations} - {None, "horovod"}):
-        names.append(f"scope(carrier={carrier!r})")
+    used = set(filter(None, map(collectives.carrier_of, operations))) - {"horovod"}
+    names += [f"scope(carrier={carrier!r})" for carrier in sorted(used)]
     for op in operations:
         name = str(op.name)
         if name.startswith(collectives.ALIKE) or collectives.is_scripts_own(op):

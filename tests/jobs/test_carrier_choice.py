@@ -80,10 +80,6 @@ def train(loss, variables):
 training.compare(strategy, rank, size, train, names=('train', 'emb'))
 called = double.double_journal().decode()
 print('calls', all(f'nccl{name}' in called for name in ('Send', 'Recv', 'AllReduce', 'Broadcast')))
-
-with strategy.scope(plan='quiet'), tf.Graph().as_default():
-    training.model(strategy.embedding_scope, train)
-    print([line for line in str(strategy.plan()).splitlines() if 'carrier' in line])
 """
 
 
@@ -95,7 +91,7 @@ def test_a_training_by_nccls_double_has_plain_tensorflows_numbers(tmp_path):
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("calls True") == 2, done.stdout
     said = "carrier: NCCL between the GPUs of this host, by COLLECTIVE_CARRIER=nccl"
-    assert done.stdout.count(said) == 2, done.stdout
+    assert said in done.stdout, done.stdout
 
 
 @pytest.mark.timeout(100)
