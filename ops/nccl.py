@@ -73,7 +73,7 @@ def problem() -> str | None:
             "COLLECTIVE_CARRIER=auto"
         )
     try:
-        _functions()
+        _of_nccl()
     except OSError as error:
         return (
             f"there is no NCCL ({error}): `pip install nvidia-nccl-cu12`, or `python -m "
@@ -96,7 +96,7 @@ def start(rank: int, ranks: int) -> str | None:
     global _open
     library = native_library.functions()
     library.collective_nccl_open.restype = ctypes.c_char_p
-    functions, on_host = (_functions(), 0) if _injected is None else (_injected, 1)
+    functions, on_host = (_of_nccl(), 0) if _injected is None else (_injected, 1)
     said = library.collective_nccl_open(ctypes.byref(functions), on_host, rank, ranks).decode()
     if said:
         return f"rank {rank} can't use NCCL: {said}"
@@ -120,7 +120,7 @@ def checked(values: Any) -> Any:
 
 
 @functools.cache
-def _functions() -> Functions:
+def _of_nccl() -> Functions:
     """Returns NCCL's functions.
 
     Raises:

@@ -152,7 +152,7 @@ def with_nccl(monkeypatch):
     """Makes GPUs and NCCL be there; returns who has started it."""
     started = []
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [f"{kind}:0"])
-    monkeypatch.setattr(nccl, "_functions", lambda: None)
+    monkeypatch.setattr(nccl, "_of_nccl", lambda: None)
     monkeypatch.setattr(nccl, "start", lambda rank, ranks: started.append((rank, ranks)))
     return started
 
@@ -201,7 +201,7 @@ def without_nccl():
 )
 def test_nccl_that_cannot_be_is_an_error_with_the_fix(monkeypatch, gpus, here, functions, words):
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: gpus)
-    monkeypatch.setattr(nccl, "_functions", functions)
+    monkeypatch.setattr(nccl, "_of_nccl", functions)
     monkeypatch.setenv(carriers.VARIABLE, "nccl")
     with pytest.raises(RuntimeError, match=f"^COLLECTIVE_CARRIER=nccl: .*{words}"):
         join(0, 2, here)

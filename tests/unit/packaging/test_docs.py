@@ -35,7 +35,7 @@ def message_texts() -> Iterator[str]:
                 else:
                     continue
                 yield " ".join(text.split())
-    for file in sorted((ROOT / "ops" / "native").glob("*.cc")):
+    for file in sorted((ROOT / "ops" / "native").rglob("*.cc")):
         for statement in file.read_text(encoding="utf-8").split(";"):
             literals = re.split(r'"((?:[^"\\\n]|\\.)*)"', statement)[1:-1]
             # Every second part lies between two literals.
