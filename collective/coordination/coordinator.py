@@ -244,9 +244,16 @@ class Coordinator:
                 h.status in (RUNNING, IDLE) and h.session == member.number for h in headers
             )
             if all_well and running == {signature}:
+                attempt.run.disagreement = None
                 try:
                     self._answer(attempt)
                 except tf.errors.OpError as failed:
+                    # A peer's ids may be invalid that depend on rows.
+                    refused = attempt.run.disagreement
+                    if refused is not None:
+                        return (
+                            self._judge(refused, member, attempt.run, attempt.description) or failed
+                        )
                     self.broken = f"{type(failed).__name__}: {failed.message}"
                     return failed
                 if PREEMPTION.decided:  # so the peers ask no more
