@@ -383,6 +383,10 @@ class Coordinator:
             lambda: self.channel.texts(agreement.report(description, shared)),
         )
         self.note_verdict(headers, verdict, member)
+        if verdict is not None and not isinstance(verdict, tf.errors.OutOfRangeError):
+            # All ranks raise it, and none answers an evaluation any more. Those that had come to
+            # one and those that hadn't must agree on their next run alike.
+            member.evaluation = None
         return verdict
 
     def note_verdict(
