@@ -244,7 +244,6 @@ class Coordinator:
                 h.status in (RUNNING, IDLE) and h.session == member.number for h in headers
             )
             if all_well and running == {signature}:
-                attempt.run.disagreement = None
                 try:
                     self._answer(attempt)
                 except tf.errors.OpError as failed:
@@ -268,6 +267,7 @@ class Coordinator:
         """Takes part in one run of the peers without data of its own."""
         idle_run = attempt.run.idle_run
         assert idle_run is not None
+        attempt.run.disagreement = None
         self.progress.enters(Phase.ANSWERING)
         feeds = dict(attempt.feeds)
         feeds.update((x.name, value) for x, value in idle_run.feeds)
