@@ -141,7 +141,7 @@ def test_static_tables(strategy, rank, folder, held, optimizer):
 
 
 @pytest.mark.ranks(1, 3)
-@pytest.mark.sample(2)
+@pytest.mark.sample(2, 21)
 @pytest.mark.parametrize(
     "optimizer", ["adagrad", "adam", "ftrl", *sorted({*ALL_OPTIMIZERS} - {"adagrad"})]
 )
