@@ -15,10 +15,6 @@ DEFAULT_BACKEND = "sok"
 # The backend of the configurations that `make test-matrix` adds for other numbers of ranks.
 OTHER_BACKEND = "hb"
 
-# How many of a case's parameters the configurations of other numbers of ranks, and of the other
-# backend, have: it runs with all in its own.
-PARAMETERS_ELSEWHERE = 3
-
 # How many ranks count as one host, the others as another one.
 FIRST_HOST = "COLLECTIVE_TEST_FIRST_HOST"
 
@@ -190,9 +186,8 @@ class Choice:
             return number in sampled(count, most) and not self._runs_in_test(
                 marks, configuration, number, count
             )
-        most = count if marks.sample is None else marks.sample
-        if configuration == Configuration(configuration.ranks, configuration.backend):
-            most = min(most, PARAMETERS_ELSEWHERE)
+        # Every parameter runs where `make test` runs the case: half of them elsewhere, too.
+        most = (count + 1) // 2 if marks.sample is None else marks.sample
         return number in sampled(count, most)
 
     @staticmethod

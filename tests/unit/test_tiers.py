@@ -55,8 +55,14 @@ def test_the_matrix_adds_numbers_of_ranks():
     assert added in Choice("matrix").of(marks) and added not in Choice().of(marks)
     ran = [n for n in range(9) if Choice("matrix").runs(marks, added, n, 9)]
     assert ran == sampled(9, 2)
-    ran = [n for n in range(9) if Choice("matrix").runs(Marks(ranks=(1, 3)), added, n, 9)]
-    assert ran == sampled(9, 3)
+
+
+@pytest.mark.parametrize("count, most", [(1, 1), (2, 1), (5, 3), (8, 4)])
+def test_half_of_the_parameters_run_in_other_configurations(count, most):
+    added = Configuration(2, "hb")
+    ran = [n for n in range(count) if Choice("matrix").runs(Marks(), added, n, count)]
+    assert ran == sampled(count, most) and len(ran) == most
+    assert all(Choice("all").runs(Marks(), added, n, count) for n in range(count))
 
 
 def test_the_matrix_runs_what_depends_on_the_carrier_over_horovod():

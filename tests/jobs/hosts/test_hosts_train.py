@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 
 import pytest
@@ -21,33 +20,26 @@ def weights(output):
     return found
 
 
-@pytest.fixture(scope="module")
-def on_one_host(tmp_path_factory):
-    """Returns on_one_host(ranks), the weights of a job that trains there."""
-
-    @functools.cache
-    def trained(ranks):
-        folder = tmp_path_factory.mktemp("one")
-        done = pool.launch("-np", ranks, "--device", "cpu", PROGRAM, folder, STEPS, timeout=150)
-        assert done.returncode == 0, done.stdout
-        return weights(done.stdout)
-
-    return trained
+def on_one_host(folder, ranks):
+    folder.mkdir()
+    done = pool.launch("-np", ranks, "--device", "cpu", PROGRAM, folder, STEPS, timeout=150)
+    assert done.returncode == 0, done.stdout
+    return weights(done.stdout)
 
 
 @pytest.mark.parametrize(("count", "ranks"), [(2, 2), (3, 1)])
-def test_training_ends_with_the_weights_of_one_host(hosts, on_one_host, count, ranks, tmp_path):
+def test_training_ends_with_the_weights_of_one_host(hosts, count, ranks, tmp_path):
     hosts.make(count)
     folder = tmp_path / "job"
     folder.mkdir()
     launchers = hosts.start_all(ranks, "--device", "cpu", ROOT / PROGRAM, folder, STEPS)
     ends = hosts.ends(launchers, 150)
     assert [code for code, _, _ in ends] == [0] * count, ends[0][2]
-    assert weights(ends[0][1]) == on_one_host(count * ranks)
+    assert weights(ends[0][1]) == on_one_host(tmp_path / "one", count * ranks)
 
 
-@pytest.mark.parametrize("told", [1, 0])
-def test_a_rank_that_dies_or_is_told_to_stop_costs_no_step(hosts, on_one_host, told, tmp_path):
+@pytest.mark.parametrize("told", [1, pytest.param(0, marks=pytest.mark.long)])
+def test_a_rank_that_dies_or_is_told_to_stop_costs_no_step(hosts, told, tmp_path):
     """It dies at one step, the job starts again; a signal at another step stops all, who save."""
     hosts.make(2)
     folder = tmp_path / "job"
@@ -63,4 +55,4 @@ def test_a_rank_that_dies_or_is_told_to_stop_costs_no_step(hosts, on_one_host, t
         assert re.search(r"all ranks stopped after step [78]; .*\n?.* from step [78]\n", stderr)
     ends = hosts.ends(hosts.start_all(1, *job, *events), 150)
     assert [code for code, _, _ in ends] == [0, 0], ends[0][2]
-    assert weights(ends[0][1]) == on_one_host(2)
+    assert weights(ends[0][1]) == on_one_host(tmp_path / "one", 2)
