@@ -128,7 +128,7 @@ def trained(strategy, rank, size, wide):
     assert names
 
 
-@pytest.mark.sample(6, 18)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     "kind, layer",
     [
