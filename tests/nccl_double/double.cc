@@ -93,8 +93,8 @@ size_t SizeOf(int type) {
 socklen_t AddressOf(const UniqueId& id, int rank, sockaddr_un* address) {
   memset(address, 0, sizeof(*address));
   address->sun_family = AF_UNIX;
-  const int length = snprintf(address->sun_path + 1, sizeof(address->sun_path) - 1, "%s.%d",
-                              id.bytes, rank);
+  const int length =
+      snprintf(address->sun_path + 1, sizeof(address->sun_path) - 1, "%s.%d", id.bytes, rank);
   return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length);
 }
 
@@ -148,8 +148,8 @@ int MoveAll(Comm* comm, std::vector<Flow>* to, std::vector<Flow>* from) {
           }
           if (!sends && item.at == sizeof(Header) && memcmp(header, &wanted, sizeof(wanted))) {
             return Failed(kInvalidUsage, "out of step: " + std::to_string(header->bytes) +
-                                             " bytes from rank " + std::to_string(rank) +
-                                             ", not " + std::to_string(wanted.bytes));
+                                             " bytes from rank " + std::to_string(rank) + ", not " +
+                                             std::to_string(wanted.bytes));
           }
           if (item.at == sizeof(Header) + wanted.bytes) flow.items.pop_front();
         }
@@ -175,9 +175,8 @@ int Run(std::vector<Part>* parts) {
   std::deque<std::pair<const Part*, std::vector<std::vector<char>>>> sums;
   std::deque<const Part*> own_sent;
   auto put = [&](std::vector<Flow>* flows, int rank, const Part& part, const void* data) {
-    (*flows)[rank].items.push_back(
-        {{part.kind, static_cast<uint32_t>(part.type), part.bytes},
-         static_cast<char*>(const_cast<void*>(data))});
+    (*flows)[rank].items.push_back({{part.kind, static_cast<uint32_t>(part.type), part.bytes},
+                                    static_cast<char*>(const_cast<void*>(data))});
   };
   for (const Part& part : *parts) {
     if (part.kind == 's' && part.peer == comm->rank) own_sent.push_back(&part);
@@ -360,8 +359,7 @@ int ncclAllReduce(const void* from, void* to, size_t count, int type, int op, vo
                               type, -1, static_cast<Comm*>(comm)});
 }
 
-int ncclBroadcast(const void* from, void* to, size_t count, int type, int root, void* comm,
-                  void*) {
+int ncclBroadcast(const void* from, void* to, size_t count, int type, int root, void* comm, void*) {
   const uint64_t bytes = count * SizeOf(type);
   const int said = Called("ncclBroadcast", " " + std::to_string(bytes));
   return said != kOk ? said
