@@ -110,7 +110,7 @@ def newest(prefix: str) -> int:
     one has replaced don't count.
     """
     increments = increments_of(prefix)
-    if not increments or not _is_latest(prefix):
+    if not increments or not is_latest(prefix):
         return 0
     layout = Bundle(prefix).layout
     number = 0
@@ -125,7 +125,8 @@ def newest(prefix: str) -> int:
     return number
 
 
-def _is_latest(prefix: str) -> bool:
+def is_latest(prefix: str) -> bool:
+    """Tells whether a whole checkpoint is the latest in its folder."""
     state = checkpoint_management.get_checkpoint_state(os.path.dirname(prefix) or ".")
     latest = state.model_checkpoint_path if state else ""
     return bool(latest) and os.path.abspath(latest) == os.path.abspath(prefix)

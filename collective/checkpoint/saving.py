@@ -114,7 +114,8 @@ def save(
     sharded_save = ShardedSave(
         saver, sess, shards, base, prefix, state_name, retention, publication, options
     )
-    chain = running_chain.of_base(saver, sess, shards, base, prefix)
+    as_latest = write_state and state_name == "checkpoint"
+    chain = running_chain.of_base(saver, sess, shards, base, prefix, as_latest)
     if is_blocking:
         with chain:
             sharded_save.run()

@@ -13,7 +13,7 @@ from collective.checkpoint import commit, storage, tensor_bundle
 from collective.coordination.session_state import state_of_session
 from collective.ops.sessions import raw_session
 from tests.ranks.checkpoints import model, steps, wait
-from tests.ranks.stub_storage import StubStorage
+from tests.ranks.stub_storage import Disk, StubStorage
 
 pytestmark = [pytest.mark.either_backend, pytest.mark.ranks(1, 3)]
 
@@ -21,20 +21,6 @@ pytestmark = [pytest.mark.either_backend, pytest.mark.ranks(1, 3)]
 @pytest.fixture(params=[True, False], ids=["blocking", "beside"])
 def blocking(request):
     return request.param
-
-
-class Disk:
-    """Is full, or may not be written, while `error` is set: on the last rank, which writes last."""
-
-    def __init__(self, monkeypatch, rank, size):
-        self.error, sync = None, commit.sync_bundle
-
-        def sync_or_fail(path):
-            if self.error is not None and rank == size - 1:
-                raise self.error
-            sync(path)
-
-        monkeypatch.setattr(commit, "sync_bundle", sync_or_fail)
 
 
 def monitored(folder):
