@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.core.protobuf import tensor_bundle_pb2
 
 from collective.checkpoint.index_keys import WHOLE, slice_key
+from collective.ops import data_files
 
 
 def index_path(prefix: str) -> str:
@@ -48,7 +49,8 @@ class BundleIndex:
     files, the bytes that each must have, and where an entry without slices lies in its file.
 
     The file is a sorted table of LevelDB's format without compression: blocks of (key, value)
-    pairs, of which one lists the others, and a footer with the place of this list.
+    pairs, of which one lists the others, and a footer with the place of this list. Each block has a
+    checksum.
 
     Attributes:
         shards: how many data files there are.
@@ -153,11 +155,19 @@ def _varint(data: bytes, place: int) -> tuple[int, int]:
 
 
 def _block(data: bytes, start: int, size: int) -> bytes:
-    """Returns a block; the byte behind it tells its compression, of which there must be none."""
-    block = data[start : start + size]
-    if len(block) < size or data[start + size] != 0:
-        raise ValueError(f"the block at {start} is compressed, or cut off")
-    return block
+    """Returns a block.
+
+    The byte behind it tells its compression, of which there must be none; then comes the checksum
+    of both.
+    """
+    end = start + size + 1
+    if len(data) < end + 4:
+        raise ValueError(f"the block at {start} is cut off")
+    if data_files.checksum_of(data[start:end]) != struct.unpack("<I", data[end : end + 4])[0]:
+        raise ValueError(f"the checksum of the block at {start}, of {size} bytes, differs")
+    if data[end - 1] != 0:
+        raise ValueError(f"the block at {start} is compressed")
+    return data[start : end - 1]
 
 
 def _pairs(block: bytes) -> Iterator[tuple[bytes, bytes]]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective.checkpoint import tensor_bundle
+from collective.checkpoint import bundle_index, tensor_bundle
 from collective.ops import data_files
 
 pytestmark = pytest.mark.skipif(
@@ -98,6 +98,32 @@ def test_a_flipped_bit_and_a_cut_off_file_are_found(tmp_path):
     assert data_files.read(path, part.offset, part.size, out) != part.checksum
     os.truncate(path, size - 1)
     assert data_files.read(path, part.offset, part.size, out) is None
+
+
+def test_a_flipped_bit_of_an_index_is_found(tmp_path):
+    """Its blocks have checksums: names, shapes and places can't be others without notice."""
+    (prefix,) = write(str(tmp_path / "m"), {name: ENTRIES[name] for name in ("flag", "half")})
+    path, sound = f"{prefix}.index", bundle_index.BundleIndex(prefix)
+    content = (tmp_path / f"{os.path.basename(prefix)}.index").read_bytes()
+    unharmed = 0
+    for place in range(len(content)):
+        with open(path, "wb") as file:
+            file.write(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
+        try:
+            found = bundle_index.BundleIndex(prefix)
+        except tf.errors.DataLossError as error:
+            assert path in error.message
+        else:
+            unharmed += 1
+            assert found.entries == sound.entries and found.least_sizes == sound.least_sizes
+    # An unused block of 13 bytes with its checksum, and what pads the footer's four numbers.
+    assert unharmed < 13 + 48 - 8
+    with open(path, "wb") as file:
+        file.write(content[:9] + bytes([content[9] ^ 4]) + content[10:])
+    with pytest.raises(tf.errors.DataLossError, match="the checksum of the block at 0, of"):
+        bundle_index.BundleIndex(prefix)
+    with pytest.raises(tf.errors.OpError, match="block checksum mismatch"):
+        tf.train.load_checkpoint(prefix).get_variable_to_shape_map()
 
 
 def test_a_full_disk_is_an_error_with_the_files_name(tmp_path):
