@@ -125,6 +125,28 @@ def newest(prefix: str) -> int:
     return number
 
 
+def newest_state(prefix: str) -> str:
+    """Names the newest state of a whole checkpoint, with its step where the name doesn't tell it.
+
+    Returns:
+        `'model.ckpt-100'`, or `'model.ckpt-100.increment-3' (step 130)`.
+    """
+    number = newest(prefix)
+    if not number:
+        return f"'{prefix}'"
+    increment = increment_prefix(prefix, number)
+    step = step_of(Bundle(increment))
+    return f"'{increment}'" + (f" (step {step})" if step is not None else "")
+
+
+def step_of(bundle: Bundle) -> int | None:
+    """Returns the global step of a checkpoint, or of an increment; None if it has none."""
+    dtype, shape = bundle.entries.get(tf.GraphKeys.GLOBAL_STEP, (np.dtype(object), ()))
+    if shape != () or np.dtype(dtype).kind not in "iu":
+        return None
+    return int(bundle.read_whole(tf.GraphKeys.GLOBAL_STEP))
+
+
 def is_latest(prefix: str) -> bool:
     """Tells whether a whole checkpoint is the latest in its folder."""
     state = checkpoint_management.get_checkpoint_state(os.path.dirname(prefix) or ".")

@@ -73,7 +73,7 @@ def save(session: Any, folder: str) -> str:
     chain.number += 1
     chain.step = global_step(session)
     chain.id = increment.started.id if increment.started is not None else ""
-    note_last_checkpoint(prefix)
+    note_last_checkpoint(prefix, chain.step)
     return prefix
 
 

@@ -114,3 +114,12 @@ class Disk:
             sync(path)
 
         monkeypatch.setattr(commit, "sync_bundle", sync_or_fail)
+
+
+def warnings_noted(monkeypatch):
+    """Returns a list to which the texts of this rank's warnings are added from now on."""
+    texts = []
+    monkeypatch.setattr(
+        tf.logging, "warning", lambda text, *a: texts.append(text % a if a else text)
+    )
+    return texts

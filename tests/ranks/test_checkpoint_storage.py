@@ -13,7 +13,7 @@ from collective.checkpoint import commit, storage, tensor_bundle
 from collective.coordination.session_state import state_of_session
 from collective.ops.sessions import raw_session
 from tests.ranks.checkpoints import model, steps, wait
-from tests.ranks.stub_storage import Disk, StubStorage
+from tests.ranks.stub_storage import Disk, StubStorage, warnings_noted
 
 pytestmark = [pytest.mark.either_backend, pytest.mark.ranks(1, 3)]
 
@@ -46,20 +46,10 @@ def files(folder):
     }
 
 
-@pytest.fixture
-def warned(monkeypatch):
-    messages = []
-    warning = tf.logging.warning
-    monkeypatch.setattr(
-        tf.logging, "warning", lambda text, *a: (messages.append(text % a if a else text), warning)
-    )
-    return messages
-
-
 def test_training_goes_on_and_the_next_save_tries_again(
-    strategy, rank, size, folder, monkeypatch, warned, blocking
+    strategy, rank, size, folder, monkeypatch, blocking
 ):
-    disk = Disk(monkeypatch, rank, size)
+    disk, warned = Disk(monkeypatch, rank, size), warnings_noted(monkeypatch)
     with strategy.scope(checkpoint_blocking=blocking), tf.Graph().as_default():
         m = model(strategy)
         with monitored(folder) as session:

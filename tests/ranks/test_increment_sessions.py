@@ -11,10 +11,10 @@ import tensorflow.compat.v1 as tf
 import collective
 from collective import checkpoint
 from collective.checkpoint import chain_names
-from collective.coordination import barrier
+from collective.coordination import barrier, milestones
 from tests.ranks import reference
 from tests.ranks.dynamic_tables import D, normal
-from tests.ranks.stub_storage import Disk
+from tests.ranks.stub_storage import Disk, warnings_noted
 
 pytestmark = [pytest.mark.either_backend, pytest.mark.ranks(1, 3)]
 
@@ -119,7 +119,7 @@ def test_increments_go_on_behind_a_whole_save_that_failed(
     strategy, rank, size, folder, monkeypatch, blocking
 ):
     """They follow the whole checkpoint before, and have what was to be in the one that failed."""
-    disk = Disk(monkeypatch, rank, size)
+    disk, warned = Disk(monkeypatch, rank, size), warnings_noted(monkeypatch)
     for step in sessions_of(strategy, folder, checkpoint_blocking=blocking):
         for row in (3, 4, 5):
             step(row)
@@ -128,10 +128,19 @@ def test_increments_go_on_behind_a_whole_save_that_failed(
         step(7)  # By then a save beside training has failed, too, and an increment fails.
         disk.error = None
         step(8)
-    assert increments_in(folder)[-1] == "model.ckpt-0.increment-4"
+    last = f"{folder}/model.ckpt-0.increment-4"
+    assert increments_in(folder)[-1] == os.path.basename(last)
+    posted = []  # What a launcher says of a restart.
+    monkeypatch.setattr(
+        milestones.MilestonePoster, "has_checkpoint", lambda _, *given: posted.append(given)
+    )
     done, rows = restored(strategy, folder)
-    assert done == 6
+    assert done == 6 and posted == [(last, 6)]
     np.testing.assert_array_equal(rows, trained(strategy, 3, 4, 5, 6, 7, 8))
+    # The whole save, an increment of the same step, and the next one.
+    lost = [text for text in warned if "was not written" in text]
+    assert len(lost) == (0 if rank else 3)
+    assert all(f"latest checkpoint is '{last[:-1]}3' (step 3)." in text for text in lost)
 
 
 def test_a_folder_that_is_gone_is_a_failure_of_the_storage(strategy, rank, folder):
