@@ -319,8 +319,13 @@ class ShardedSave:
         left, latest = of_rank_0.get("left"), of_rank_0["latest"]
         return storage.CheckpointStorageError(
             f"checkpoint '{self.prefix}' was not written, since its storage failed: "
-            f"{'; '.join(words)}. It needs {storage.amount(needed)}, and in '{folder or '.'}' "
-            f"{storage.amount(of_rank_0['free'])} are free. "
+            f"{'; '.join(words)}. "
+            + (
+                f"It needs {storage.amount(needed)}, and in '{folder or '.'}' "
+                f"{storage.amount(of_rank_0['free'])} are free. "
+                if storage.may_lack_room(words)
+                else ""
+            )
             + (
                 f"What is left of it is removed by the next save ({left}). "
                 if left
