@@ -159,7 +159,15 @@ class Commit:
         if publication.state:
             move(self.state, publication.state)
             sync(os.path.dirname(publication.state))
-        recover(self.staging)
+        try:
+            recover(self.staging)
+        except (OSError, tf.errors.OpError) as error:
+            # It is there, and no save that failed: increments have to follow it.
+            tf.logging.warning(
+                "checkpoint '%s' is complete, but what is needless now can't be removed (%s: %s). "
+                "The next save removes it.",
+                *(self.prefix, type(error).__name__, getattr(error, "message", error)),
+            )
 
     def _write_record(self, record: dict[str, Any]) -> None:
         path = os.path.join(self.staging, RECORD)
