@@ -248,6 +248,22 @@ def given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not INHERIT}
 
 
+def check_given(owner: str, given_options: Mapping[str, Any]) -> None:
+    """Checks options of scope() that something else was given.
+
+    Args:
+        owner: what it is, for messages.
+        given_options: the options.
+
+    Raises:
+        ValueError: an option has a value that it can't have.
+    """
+    try:
+        ScopeOptions(**given_options)
+    except ValueError as error:
+        raise ValueError(str(error).replace("scope(", f"{owner}(", 1)) from None
+
+
 def tolerate_foreign(method: str, known: list[str], others: dict[str, Any]) -> None:
     """Warns of options that tune other libraries, and refuses unknown ones.
 

@@ -417,7 +417,7 @@ class CollectiveStrategy:
 
         values = (save_code, checkpoint_blocking, checkpoint_buffer, checkpoint_on_error)
         given = options.given(**dict(zip(options.OF_SAVES, values)))
-        ScopeOptions(**given)
+        options.check_given("estimator", given)
         inherited = {**SCOPES.given, **given}
         return Estimator(
             lambda: Scope(self, lambda: SCOPES.enter(inherited), SCOPES.leave),

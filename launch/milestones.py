@@ -41,7 +41,7 @@ class Milestones:
       steps: how many training runs it has completed.
       start: the global step at which it began: that of the checkpoint it restored, 0 without one.
       checkpoint: the path of the checkpoint that it saved or restored last, if any.
-      step: that checkpoint's global step, as its name tells it.
+      step: that checkpoint's global step.
     """
 
     pid: int = 0

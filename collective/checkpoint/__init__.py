@@ -128,7 +128,8 @@ def save_increment(session: Any, folder: str) -> str:
         The increment's prefix, which `Saver.restore` takes.
 
     Raises:
-        ValueError: there is no whole checkpoint that it could follow.
+        ValueError: there is no whole checkpoint that it could follow, or it is the latest no more.
+        CheckpointStorageError: the storage failed, or that checkpoint is gone.
     """
     from collective.checkpoint import increments
     from collective.ops.sessions import raw_session

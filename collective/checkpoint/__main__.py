@@ -31,7 +31,11 @@ def main(arguments: list[str] | None = None, prog: str = "python -m collective.c
     verifying = commands.add_parser(
         "verify", help="read all of a checkpoint and its increments, and say whether it is whole"
     )
-    verifying.add_argument("path", help=path_help)
+    verifying.add_argument(
+        "path",
+        help="a checkpoint's prefix, an increment's (the state up to it), or a folder: all "
+        "checkpoints in it",
+    )
     _add_import(commands, path_help)
     args = parser.parse_args(arguments)
 

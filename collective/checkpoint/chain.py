@@ -22,6 +22,7 @@ from tensorflow.python.checkpoint import checkpoint_management
 from collective.checkpoint.chain_names import increment_prefix, increments_of, split
 from collective.checkpoint.layout import StoredTable
 from collective.checkpoint.tensor_bundle import Bundle, index_path
+from collective.ops.counting import counted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,15 +107,19 @@ def open_links(base: str, number: int) -> Chain:
 def newest(prefix: str) -> int:
     """Returns the number of the newest increment of the state that a whole checkpoint's name names.
 
-    It is 0 for a checkpoint that isn't its folder's latest. Increments of a checkpoint that this
-    one has replaced don't count.
+    It is 0 for a checkpoint that isn't its folder's latest.
     """
-    increments = increments_of(prefix)
-    if not increments or not _is_latest(prefix):
-        return 0
+    return last_increment(prefix) if increments_of(prefix) and is_latest(prefix) else 0
+
+
+def last_increment(prefix: str) -> int:
+    """Returns the number of the last increment of a whole checkpoint; 0 for none.
+
+    Increments of a checkpoint that this one has replaced don't count.
+    """
     layout = Bundle(prefix).layout
     number = 0
-    for number_there, increment in increments:
+    for number_there, increment in increments_of(prefix):
         try:
             place = Bundle(increment).layout.increment
         except tf.errors.DataLossError:
@@ -125,7 +130,30 @@ def newest(prefix: str) -> int:
     return number
 
 
-def _is_latest(prefix: str) -> bool:
+def newest_state(prefix: str) -> str:
+    """Names the newest state of a whole checkpoint, with its step where the name doesn't tell it.
+
+    Returns:
+        `'model.ckpt-100'`, or `'model.ckpt-100.increment-3' (step 130)`.
+    """
+    number = newest(prefix)
+    if not number:
+        return f"'{prefix}'"
+    increment = increment_prefix(prefix, number)
+    step = step_of(Bundle(increment))
+    return f"'{increment}'" + (f" (step {step})" if step is not None else "")
+
+
+def step_of(bundle: Bundle) -> int | None:
+    """Returns the global step of a checkpoint, or of an increment; None if it has none."""
+    dtype, shape = bundle.entries.get(tf.GraphKeys.GLOBAL_STEP, (np.dtype(object), ()))
+    if shape != () or np.dtype(dtype).kind not in "iu":
+        return None
+    return int(bundle.read_whole(tf.GraphKeys.GLOBAL_STEP))
+
+
+def is_latest(prefix: str) -> bool:
+    """Tells whether a whole checkpoint is the latest in its folder."""
     state = checkpoint_management.get_checkpoint_state(os.path.dirname(prefix) or ".")
     latest = state.model_checkpoint_path if state else ""
     return bool(latest) and os.path.abspath(latest) == os.path.abspath(prefix)
@@ -135,11 +163,7 @@ def _open_increment(base: Bundle, before: list[Bundle], number: int, last: int) 
     prefix = increment_prefix(base.prefix, number)
     advice = _advice(base.prefix, number - 1)
     if not tf.io.gfile.exists(index_path(prefix)):
-        wanted = f"increment {last} follows it" if last > number else "nothing follows it"
-        raise _data_loss(
-            f"increment {number} of checkpoint '{base.prefix}' is missing: there is no file "
-            f"{index_path(prefix)}, and {wanted}. {advice}"
-        )
+        raise _data_loss(f"{_missing(base.prefix, number, last)} {advice}")
     try:
         bundle = Bundle(prefix)
         bundle.check_files()
@@ -161,6 +185,21 @@ def _open_increment(base: Bundle, before: list[Bundle], number: int, last: int) 
             f"increment {number} behind '{previous.layout.id}' belongs. {advice}"
         )
     return bundle
+
+
+def _missing(base: str, number: int, last: int) -> str:
+    """Says that an increment isn't there, of a state that ends with increment `last`."""
+    there = [number_there for number_there, _ in increments_of(base)]
+    behind = [number_there for number_there in there if number_there > number]
+    if not behind:
+        has = counted(len(there), "increment") if there else "no increments"
+        path = index_path(increment_prefix(base, last))
+        return f"checkpoint '{base}' has {has}, and no increment {last}: there is no file {path}."
+    return (
+        f"increment {number} of checkpoint '{base}' is missing: there is no file "
+        f"{index_path(increment_prefix(base, number))}, but increment {behind[-1]} is there, which "
+        "follows it."
+    )
 
 
 def _advice(base: str, number: int) -> str:

@@ -29,6 +29,17 @@ def split(prefix: str) -> tuple[str, int | None]:
     return (match["base"], int(match["number"])) if match else (prefix, None)
 
 
+def whole_checkpoints_in(folder: str) -> list[str]:
+    """Returns the prefixes of the whole checkpoints in a folder, by their names and numbers."""
+    stems = []
+    for entry in tf.io.gfile.listdir(folder):
+        stem, extension = os.path.splitext(entry.rstrip("/"))
+        if extension == ".index" and split(stem)[1] is None:
+            stems.append(stem)
+    stems.sort(key=lambda stem: [int(x) if x.isdigit() else x for x in re.split(r"(\d+)", stem)])
+    return [os.path.join(folder, stem) for stem in stems]
+
+
 def increments_of(base: str) -> list[tuple[int, str]]:
     """Returns the numbers and prefixes of the increments that are there, by their numbers."""
     folder, name = os.path.split(base)

@@ -74,13 +74,16 @@ class Commit:
 
     Only rank 0 makes an object of this class.
 
+    Attributes:
+        id: the checkpoint's, once it is merged.
+
     Args:
         base: the path as the user gave it.
         prefix: the path of the checkpoint: `base`, or `<base>-<step>`.
     """
 
     def __init__(self, base: str, prefix: str):
-        self.prefix = prefix
+        self.prefix, self.id = prefix, ""
         self.staging = f"{prefix}_temp_{secrets.token_hex(8)}"
         self.meta, self.state = os.path.join(self.staging, META), os.path.join(self.staging, STATE)
         self._merged = os.path.join(self.staging, MERGED)
@@ -99,8 +102,9 @@ class Commit:
     def merge(self, written: Sequence[str], layout: CheckpointLayout) -> None:
         """Makes one bundle of the bundles that the ranks wrote, and of the layout."""
         shards = sum(tensor_bundle.BundleIndex(path).shards for path in written)
+        self.id = secrets.token_hex(8)
         layout = dataclasses.replace(
-            layout, id=secrets.token_hex(8), replaced=_id_of(self.prefix) if self._existed else ""
+            layout, id=self.id, replaced=_id_of(self.prefix) if self._existed else ""
         )
         entries = {LAYOUT_ENTRY: layout.to_json(), FORMAT_ENTRY: str(layout.version)}
         bundles = [entries]
@@ -155,7 +159,15 @@ class Commit:
         if publication.state:
             move(self.state, publication.state)
             sync(os.path.dirname(publication.state))
-        recover(self.staging)
+        try:
+            recover(self.staging)
+        except (OSError, tf.errors.OpError) as error:
+            # It is there, and no save that failed: increments have to follow it.
+            tf.logging.warning(
+                "checkpoint '%s' is complete, but what is needless now can't be removed (%s: %s). "
+                "The next save removes it.",
+                *(self.prefix, type(error).__name__, getattr(error, "message", error)),
+            )
 
     def _write_record(self, record: dict[str, Any]) -> None:
         path = os.path.join(self.staging, RECORD)

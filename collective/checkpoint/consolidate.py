@@ -9,7 +9,8 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective.checkpoint import commit, merged_reader, reading
-from collective.checkpoint.chain import Chain
+from collective.checkpoint.chain import Chain, last_increment, open_chain, open_links, step_of
+from collective.checkpoint.chain_names import whole_checkpoints_in
 from collective.checkpoint.layout import (
     DYNAMIC,
     FORMAT_ENTRY,
@@ -29,7 +30,18 @@ from collective.ops.counting import counted
 def description(path: str) -> str:
     """Describes the tables of a checkpoint with their slots, and its other variables, as text."""
     chain = reading.open_checkpoint(path)
-    return "\n".join([describe(chain.base), *map(_increment_text, chain.increments)])
+    lines = [describe(chain.base), *map(_increment_text, chain.increments)]
+    if chain.increments:
+        followed = counted(len(chain.increments), "increment")
+        lines.insert(
+            0, f"{chain.last.prefix}: a whole checkpoint and {followed}{_at_step(chain.last)}"
+        )
+    return "\n".join(lines)
+
+
+def _at_step(bundle: Bundle) -> str:
+    step = step_of(bundle)
+    return "" if step is None else f", at step {step:,}"
 
 
 def describe(bundle: Bundle) -> str:
@@ -40,7 +52,7 @@ def describe(bundle: Bundle) -> str:
     saved_by = "no tables, a plain TensorFlow checkpoint"
     if layout.tables:
         saved_by = f"saved by {layout.ranks} rank{'s' * (layout.ranks > 1)}"
-    lines = [f"{bundle.prefix}: {saved_by}"]
+    lines = [f"{bundle.prefix}: {saved_by}{_at_step(bundle)}"]
     for stored in stored_tables:
         if stored.slot_of is None:
             lines.append(f"  table {stored.name}: {stored.kind}, {_sizes(stored)}")
@@ -66,7 +78,7 @@ def _increment_text(bundle: Bundle) -> str:
     assert place is not None
     lines.append(
         f"  increment {place.number}, {bundle.prefix}: saved by "
-        f"{counted(bundle.layout.ranks, 'rank')}"
+        f"{counted(bundle.layout.ranks, 'rank')}{_at_step(bundle)}"
     )
     for stored in bundle.layout.tables.values():
         if stored.slot_of is not None or stored.whole is None:
@@ -83,14 +95,33 @@ def _increment_text(bundle: Bundle) -> str:
 def verify(path: str) -> str:
     """Reads all of a checkpoint and its increments, by which their checksums are compared.
 
+    Args:
+        path: a prefix; or a folder, for all checkpoints in it, each with its increments.
+
     Returns:
-        What there is, as text.
+        What there is, as text, a line for each checkpoint.
 
     Raises:
         ValueError: there is no checkpoint, or an increment follows another base.
         tf.errors.DataLossError: a part is missing or damaged; it says what can be restored.
     """
-    chain = reading.open_checkpoint(path)
+    if not tf.io.gfile.isdir(path):
+        return _verify(open_chain(path))
+    prefixes = whole_checkpoints_in(path)
+    if not prefixes:
+        raise ValueError(f"There is no checkpoint in '{path}'.")
+    lines, problems = list[str](), list[str]()
+    for prefix in prefixes:
+        try:
+            lines.append(_verify(open_links(prefix, last_increment(prefix))))
+        except (ValueError, tf.errors.OpError) as error:
+            problems.append(str(getattr(error, "message", error)))
+    if problems:
+        raise tf.errors.DataLossError(None, None, "\n".join([*problems, *lines]))
+    return "\n".join(lines)
+
+
+def _verify(chain: Chain) -> str:
     for bundle in (chain.base, *chain.increments):
         with chain.advising(bundle):
             bundle.check_files()

@@ -24,7 +24,7 @@ from collective.checkpoint.running_chain import RunningChain
 from collective.checkpoint.saver import check_same_path, note_last_checkpoint
 from collective.checkpoint.saving import ShardedSave
 from collective.checkpoint.storage import CheckpointStorageError
-from collective.checkpoint.tensor_bundle import Bundle, BundleWriter
+from collective.checkpoint.tensor_bundle import BundleWriter
 from collective.coordination import session_runs
 from collective.coordination.session_state import state_of_session
 from collective.ops import collectives
@@ -45,6 +45,7 @@ def save(session: Any, folder: str) -> str:
 
     Raises:
         ValueError: there is nothing that it could follow.
+        CheckpointStorageError: the storage failed, or what it would follow is gone.
     """
     background.settle(session)
     chain = running_chain.of_folder(session, folder)
@@ -71,8 +72,8 @@ def save(session: Any, folder: str) -> str:
     chain.follower.done()
     chain.number += 1
     chain.step = global_step(session)
-    chain.id = Bundle(prefix).layout.id if collectives.rank() == 0 else ""
-    note_last_checkpoint(prefix)
+    chain.id = increment.started.id if increment.started is not None else ""
+    note_last_checkpoint(prefix, chain.step)
     return prefix
 
 
@@ -86,20 +87,18 @@ class IncrementSave(ShardedSave):
 
     chain: RunningChain = None  # type: ignore[assignment]
 
+    def _begin(self) -> str:
+        if collectives.rank() == 0:
+            running_chain.check_base(self.chain)
+        return super()._begin()
+
     def write_tables(self, writer: BundleWriter) -> dict[str, Any]:
         changes = self.chain.follower.changes()
         return increment_io.write(self.session, self.shards, changes, writer)
 
     def layout(self, written_by_rank: list[dict[str, Any]]) -> CheckpointLayout:
-        chain, base = self.chain, Bundle(self.chain.prefix).layout.id
-        chain.base_id = chain.base_id or base
-        if base != chain.base_id:
-            raise ValueError(
-                f"increment {chain.number + 1} follows the checkpoint '{chain.prefix}' with the id "
-                f"'{chain.base_id}', but another one has taken its place, '{base}'. One job at a "
-                "time saves in a folder; save a whole checkpoint, which begins a chain anew."
-            )
-        increment = Increment(chain.number + 1, base, chain.id or base)
+        chain = self.chain
+        increment = Increment(chain.number + 1, chain.base_id, chain.id or chain.base_id)
         return increment_io.layout_of(self.shards, written_by_rank, increment)
 
 
@@ -212,13 +211,31 @@ class IncrementHook(tf.train.SessionRunHook):
             return
         self._timer.update_last_triggered_step(step)
         saver_hook.settle(session)
-        if state_of_session(session).save_failed:
-            return  # There may be no whole checkpoint that an increment could follow.
-        if running_chain.of_folder(session, self._folder).step != step:
+        if self._save(session, step):
+            run_context.request_stop()
+
+    def _save(self, session: Any, step: int) -> bool:
+        """Saves an increment, or a whole checkpoint where there is none that it could follow.
+
+        Returns:
+            Whether a listener wants training to stop.
+        """
+        state = state_of_session(session)
+        # What has changed since the last save that went well is still known after one that failed.
+        why = running_chain.why_none_can_follow(session, self._folder) if state.save_failed else ""
+        if why:
+            if collectives.rank() == 0:
+                text = "no increment is saved in '%s' at step %d: %s. A whole checkpoint is tried."
+                tf.logging.warning(text, self._folder, step, why.rstrip("."))
+            return saver_hook.save_whole(session, self._folder, step)
+        chain = running_chain.of_folder(session, self._folder)
+        if chain.step != step:
             try:
                 save(session, self._folder)
             except CheckpointStorageError as error:
-                saver_hook.go_on_without(error)
+                state.save_failed = True
+                saver_hook.go_on_without(error, chain.saver)
+        return False
 
 
 def enable(folder: str, graph: tf.Graph | None = None) -> None:

@@ -19,6 +19,13 @@ from collective.ops.sessions import run_unpatched
 BLOCK = 1 << 16
 
 
+class UnknownName(KeyError):
+    """Tells that a checkpoint hasn't got a key or name, in words; a KeyError shows them as code."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class LoadedTable:
     """Reads a table of a checkpoint, or a slot of one; nothing is read before it is asked for.
 
@@ -86,7 +93,7 @@ class LoadedTable:
             if default is None:
                 missing = flat[~is_there]
                 most = "" if self.dynamic else f", whose keys are 0 … {self.shape[0] - 1:,}"
-                raise KeyError(
+                raise UnknownName(
                     f"table '{self.name}'{most} has no key {missing[0]}, and "
                     f"{counted(len(missing) - 1, 'other')} of {len(flat):,}; lookup(keys, "
                     "default=0.0) gives such keys zeros"
@@ -176,7 +183,7 @@ class LoadedCheckpoint(Mapping[str, Union[LoadedTable, np.ndarray]]):
         if name not in self._tables:
             stored = find_stored_table(self._chain.base, name)
             if stored is None:
-                raise KeyError(
+                raise UnknownName(
                     f"checkpoint '{self.path}' has no table '{name}' (it has: "
                     f"{', '.join(self.tables) or 'none'})"
                 )
@@ -188,7 +195,7 @@ class LoadedCheckpoint(Mapping[str, Union[LoadedTable, np.ndarray]]):
             return self.table(name)
         if name in self._variables:
             return self._chain.last.read_whole(name)
-        raise KeyError(f"checkpoint '{self.path}' has no '{name}'; list(…) has its names")
+        raise UnknownName(f"checkpoint '{self.path}' has no '{name}'; list(…) has its names")
 
     def __contains__(self, name: object) -> bool:
         return name in self._layout.tables or name in self._variables

@@ -268,15 +268,34 @@ def make_plan(graph: tf.Graph, sources: list[SourceCheckpoint]) -> StartPlan:
         _check(source, name, by_name[name], problems[number])
         source.values[name] = by_name[name]
         source.taken.add(source.old_names[name])
-    for source, found in zip(sources, problems):
+    for number, found in enumerate(problems):
         found.check()
-        if not source.taken:
+        if not sources[number].taken:
             raise ValueError(
                 f"scope(warm_start=…): no variable of the graph starts from "
-                f"'{source.prefix}'. It has {_listed(source.left_over())}; the graph has "
-                f"{_listed(sorted(by_name))}. WarmStart(path, names={{'there': 'here'}}) renames."
+                f"'{sources[number].prefix}'{_why_none(sources, number, sorted(by_name))}"
             )
     return plan
+
+
+def _why_none(sources: Sequence[SourceCheckpoint], number: int, names: Sequence[str]) -> str:
+    """Says why nothing starts from a source; `names`: of the graph's variables."""
+    source, earlier = sources[number], list[str]()
+    covered = set[str]()
+    for other in sources[:number]:
+        here = {*(shard.name for shard, _ in other.pairs), *other.values} & source.old_names.keys()
+        covered |= here
+        earlier += [f"'{other.prefix}'"] if here else []
+    if covered:
+        return (
+            f": all that it has for the graph ({_listed(sorted(covered))}) starts from "
+            f"{', '.join(earlier)}, which comes before it in the list. Take it out, put it before, "
+            "or leave names out there: WarmStart(path, names={'name there': None})."
+        )
+    return (
+        f". It has {_listed(source.left_over())}; the graph has {_listed(names)}. "
+        "WarmStart(path, names={'there': 'here'}) renames."
+    )
 
 
 def _source_of_shard(

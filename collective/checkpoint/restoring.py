@@ -112,7 +112,10 @@ def _restore(fresh_slots: bool, original: Any, saver: Any, sess: Any, save_path:
     for name in absent:
         if name in states:
             states[name].restart()
-    note_last_checkpoint(prefix)
+    if links[0].increments:
+        note_last_checkpoint(links[0].last.prefix, chain.step_of(links[0].last))
+    else:
+        note_last_checkpoint(prefix)
     fresh = [shard.variable for shard in plan.fresh if not shard.dynamic]
     fresh += [v for name, v in unsharded_variables(saver).items() if name in plan.missing]
     fresh += [v for name, v in optional.items() if name in absent]

@@ -15,9 +15,14 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
+from collective.checkpoint import storage
+from collective.checkpoint.chain import is_latest
 from collective.checkpoint.following import Follower
 from collective.checkpoint.shards import Shard
+from collective.checkpoint.tensor_bundle import Bundle, index_path
+from collective.coordination import barrier
 from collective.coordination.session_state import state_of_session
+from collective.ops import collectives
 from collective.ops.graph_state import state_of
 from collective.tables import write_announcements
 from collective.tables.last_use import global_step
@@ -37,6 +42,7 @@ class RunningChain:
         id: that of the last save, known where increments are published; '' until it was read.
         base_id: that of the whole checkpoint, likewise.
         step: the global step of the last save.
+        is_latest: the whole checkpoint was saved as its folder's latest.
     """
 
     saver: Any
@@ -48,6 +54,7 @@ class RunningChain:
     id: str = ""
     base_id: str = ""
     step: int = 0
+    is_latest: bool = True
 
 
 def enable(graph: tf.Graph, folder: str) -> None:
@@ -57,7 +64,7 @@ def enable(graph: tf.Graph, folder: str) -> None:
         RuntimeError: the compiled operations are missing.
     """
     write_announcements.want(graph)
-    state_of(graph).incremental_folders.add(_normal(folder))
+    state_of(graph).incremental_folders.add(normal(folder))
 
 
 def of_folder(session: Any, folder: str) -> RunningChain:
@@ -66,11 +73,11 @@ def of_folder(session: Any, folder: str) -> RunningChain:
     Raises:
         ValueError: there is none.
     """
-    chain = state_of_session(session).chains.get(_normal(folder))
+    chain = state_of_session(session).chains.get(normal(folder))
     if chain is not None:
         found: RunningChain = chain
         return found
-    if _normal(folder) not in state_of(session.graph).incremental_folders:
+    if normal(folder) not in state_of(session.graph).incremental_folders:
         raise ValueError(
             f"no increments are saved in '{folder}': call collective.checkpoint."
             "enable_increments(folder) while the graph is built, before a session runs it."
@@ -81,15 +88,66 @@ def of_folder(session: Any, folder: str) -> RunningChain:
     )
 
 
+def check_base(chain: RunningChain) -> None:
+    """Checks on rank 0 that an increment can follow the whole checkpoint of a chain.
+
+    Raises:
+        StorageFailure: it is gone, or can't be read.
+        ValueError: another checkpoint is in its place, or is the latest.
+    """
+    advice = "Save a whole checkpoint, which begins a chain anew."
+    with storage.failures():
+        if not tf.io.gfile.exists(index_path(chain.prefix)):
+            raise storage.StorageFailure(
+                f"the whole checkpoint '{chain.prefix}', which it would follow, is gone"
+            )
+        base_id = Bundle(chain.prefix).layout.id
+    chain.base_id = chain.base_id or base_id
+    if base_id != chain.base_id:
+        raise ValueError(
+            f"increment {chain.number + 1} would follow the checkpoint '{chain.prefix}' with the "
+            f"id '{chain.base_id}', but another one has taken its place, '{base_id}'. One job at a "
+            f"time saves in a folder. {advice}"
+        )
+    if chain.is_latest and not is_latest(chain.prefix):
+        raise ValueError(
+            f"increment {chain.number + 1} would follow the checkpoint '{chain.prefix}', but it is "
+            f"not the latest in its folder: a restart would not find the increment. {advice}"
+        )
+
+
+def why_none_can_follow(session: Any, folder: str) -> str:
+    """Tells all ranks why no increment can be saved in a folder now; '' if one can."""
+    chain = state_of_session(session).chains.get(normal(folder))
+    if chain is None:
+        return "this session has saved no whole checkpoint that it could follow"
+
+    def look() -> str:
+        try:
+            check_base(chain)
+        except (OSError, ValueError) as error:
+            return str(error)
+        return ""
+
+    doing = f"looking at the whole checkpoint '{chain.prefix}'"
+    on_ranks = barrier.run_on_all_ranks(session, doing, lambda: collectives.rank() or look())
+    return str(on_ranks[0])
+
+
 @contextlib.contextmanager
 def of_base(
-    saver: Any, session: Any, shards: Sequence[Shard], base: str, prefix: str
+    saver: Any,
+    session: Any,
+    shards: Sequence[Shard],
+    base: str,
+    prefix: str,
+    as_latest: bool = True,
 ) -> Iterator[None]:
     """Makes the whole checkpoint that is saved inside one that increments follow, if any do.
 
     An error inside leaves the chain before as it was.
     """
-    folder = _normal(os.path.dirname(base))
+    folder = normal(os.path.dirname(base))
     if folder not in state_of(session.graph).incremental_folders:
         yield
         return
@@ -106,8 +164,11 @@ def of_base(
         follower.undo()
         raise
     follower.done()
-    chains[folder] = RunningChain(saver, shards, base, prefix, follower, step=step)
+    chains[folder] = RunningChain(
+        saver, shards, base, prefix, follower, step=step, is_latest=as_latest
+    )
 
 
-def _normal(folder: str) -> str:
+def normal(folder: str) -> str:
+    """Returns the name by which sessions know a folder."""
     return os.path.normpath(os.fsdecode(folder) or ".")

@@ -26,6 +26,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 FOLDER, MANIFEST, CURRENT, FILES = "code", "manifest.json", "current", "files"
+# A folder of checkpoints has a file that tells the latest one.
+STATE, STATE_BEGINS = "checkpoint", b"model_checkpoint_path:"
 ENDINGS = (".py", ".yaml", ".yml", ".json", ".toml")
 LEFT_OUT_FOLDERS = frozenset(
     {"__pycache__", "node_modules", "site-packages", "dist-packages", "venv", "build", "dist"}
@@ -67,8 +69,9 @@ def main_script() -> str | None:
 def find_files(script: str, excluded: Sequence[str] = ()) -> Found:
     """Finds the code and configurations below a script's folder.
 
-    Hidden folders, environments and built files are left out, links to folders aren't followed, and
-    all of it is bounded: 1 MB a file, 16 MB and 2,000 files together.
+    Hidden folders, environments, built files, and folders of checkpoints (of any job, with the code
+    that is saved there) are left out, links to folders aren't followed, and all of it is bounded:
+    1 MB a file, 16 MB and 2,000 files together.
 
     Args:
         script: its path.
@@ -90,11 +93,28 @@ def find_files(script: str, excluded: Sequence[str] = ()) -> Found:
             and not os.path.exists(os.path.join(folder, name, "pyvenv.cfg"))
             and os.path.realpath(os.path.join(folder, name)) not in excluded_paths
         )
+        for name in [n for n in folders if _is_of_a_job(os.path.join(folder, n))]:
+            folders.remove(name)
+            path = os.path.relpath(os.path.join(folder, name), root)
+            found.left_out[path] = "it is a folder of checkpoints, or of saved code"
         for name in sorted(names):
             path = os.path.relpath(os.path.join(folder, name), root)
             if name.endswith(ENDINGS) and not name.startswith(".") and path != found.script:
                 size = _add(found, path, size)
     return found
+
+
+def _is_of_a_job(folder: str) -> bool:
+    """Tells whether a folder has checkpoints, or the code that is saved beside them."""
+    with contextlib.suppress(OSError):
+        with open(os.path.join(folder, STATE), "rb") as file:
+            if file.read(len(STATE_BEGINS)) == STATE_BEGINS:
+                return True
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        with open(os.path.join(folder, CURRENT), encoding="utf-8") as file:
+            digest = file.read(100).strip()
+        return os.path.isfile(os.path.join(folder, digest, MANIFEST))
+    return False
 
 
 def _add(found: Found, path: str, size: int) -> int:

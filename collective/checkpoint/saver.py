@@ -334,10 +334,15 @@ _postponed_graphs: dict[str, Callable[[], Any]] = {}  # by their folders
 _last_checkpoint: list[str] = []
 
 
-def note_last_checkpoint(prefix: str) -> None:
-    """Notes that this process saved or restored the checkpoint `prefix`."""
+def note_last_checkpoint(prefix: str, step: int | None = None) -> None:
+    """Notes that this process saved or restored the checkpoint `prefix`.
+
+    Args:
+        prefix: the checkpoint's, or an increment's.
+        step: its global step; None: its name tells it.
+    """
     _last_checkpoint[:] = [prefix]
-    milestones.poster().has_checkpoint(prefix)
+    milestones.poster().has_checkpoint(prefix, step)
 
 
 def last_checkpoint() -> str | None:

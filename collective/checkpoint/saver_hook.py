@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.checkpoint import background, storage
+from collective.checkpoint import background, running_chain, storage
 from collective.checkpoint.saver_options import options_of
 from collective.coordination.session_state import state_of_session
 from collective.ops import collectives
@@ -30,6 +30,7 @@ def save(original: Any, hook: Any, session: Any, step: Any) -> Any:
         Whether a listener wants training to stop.
     """
     state, saver = state_of_session(session), hook._get_saver()
+    state.saver_hooks[running_chain.normal(hook._checkpoint_dir)] = hook
     settle(session, saver)
     if hook._listeners:
         _is_listened_to.set()
@@ -43,6 +44,19 @@ def save(original: Any, hook: Any, session: Any, step: Any) -> Any:
         return False
     finally:
         _is_listened_to.clear()
+
+
+def save_whole(session: Any, folder: str, step: int) -> bool:
+    """Has the hook that saves whole checkpoints in a folder save one now, before its time.
+
+    Returns:
+        Whether a listener wants training to stop.
+    """
+    hook = state_of_session(session).saver_hooks.get(running_chain.normal(folder))
+    if hook is None or hook._timer.last_triggered_step() == step:
+        return False  # It has just tried.
+    hook._timer.update_last_triggered_step(step)
+    return bool(hook._save(session, step))
 
 
 def end(original: Any, hook: Any, session: Any) -> None:

@@ -49,7 +49,7 @@ class Saver(tf.train.Saver):
             checkpoint_buffer=checkpoint_buffer,
             checkpoint_on_error=checkpoint_on_error,
         )
-        ScopeOptions(**self._collective_options)
+        options.check_given("Saver", self._collective_options)
         super().__init__(*arguments, **more)
         goes_beside = self._collective_options.get("checkpoint_blocking") is False
         if goes_beside and not tf.executing_eagerly() and native_library.missing() is None:

@@ -16,6 +16,7 @@ from tensorflow.python.training import training_util
 
 from collective.checkpoint import (
     background,
+    chain,
     commit,
     ownership,
     running_chain,
@@ -114,12 +115,13 @@ def save(
     sharded_save = ShardedSave(
         saver, sess, shards, base, prefix, state_name, retention, publication, options
     )
-    chain = running_chain.of_base(saver, sess, shards, base, prefix)
+    as_latest = write_state and state_name == "checkpoint"
+    following = running_chain.of_base(saver, sess, shards, base, prefix, as_latest)
     if is_blocking:
-        with chain:
+        with following:
             sharded_save.run()
     else:
-        sharded_save.start(options_of(saver).checkpoint_buffer, chain)
+        sharded_save.start(options_of(saver).checkpoint_buffer, following)
     return prefix
 
 
@@ -186,12 +188,14 @@ class ShardedSave:
             self._step("publishing", lambda: self._publish(messages))
         self._succeeded()
 
-    def start(self, buffer: int | float, chain: contextlib.AbstractContextManager[None]) -> None:
+    def start(
+        self, buffer: int | float, following: contextlib.AbstractContextManager[None]
+    ) -> None:
         """Notes what belongs to the checkpoint, and has it written beside what comes.
 
         Args:
             buffer: bounds the memory for rows (`scope(checkpoint_buffer=…)`).
-            chain: is entered now, and left when it is known how the save went.
+            following: is entered now, and left when it is known how the save went.
 
         Raises:
             CheckpointStorageError: the storage failed so far.
@@ -203,8 +207,8 @@ class ShardedSave:
             self._stage_graph_and_state()
             parts.append(PartSnapshot(self.saver, self.session, self.shards, staging, buffer))
 
-        with contextlib.ExitStack() as following:
-            following.enter_context(chain)
+        with contextlib.ExitStack() as entered:
+            entered.enter_context(following)
             with self._undone_if_it_fails():
                 staging = self._step("preparing", self._begin)[0]
                 self._gather()
@@ -214,7 +218,7 @@ class ShardedSave:
                     for part in parts:
                         part.end()
                     raise
-            left_later = following.pop_all()
+            left_later = entered.pop_all()
         background.BackgroundSave(
             self.session,
             self.prefix,
@@ -315,15 +319,20 @@ class ShardedSave:
         left, latest = of_rank_0.get("left"), of_rank_0["latest"]
         return storage.CheckpointStorageError(
             f"checkpoint '{self.prefix}' was not written, since its storage failed: "
-            f"{'; '.join(words)}. It needs {storage.amount(needed)}, and in '{folder or '.'}' "
-            f"{storage.amount(of_rank_0['free'])} are free. "
+            f"{'; '.join(words)}. "
+            + (
+                f"It needs {storage.amount(needed)}, and in '{folder or '.'}' "
+                f"{storage.amount(of_rank_0['free'])} are free. "
+                if storage.may_lack_room(words)
+                else ""
+            )
             + (
                 f"What is left of it is removed by the next save ({left}). "
                 if left
                 else "Nothing of it is left. "
             )
             + (
-                f"The latest checkpoint is '{latest}'."
+                f"The latest checkpoint is {latest}."
                 if latest
                 else "There is no earlier checkpoint."
             )
@@ -413,12 +422,13 @@ def _has_saved_in(folder: str) -> bool:
 
 
 def _latest(folder: str, state_name: str) -> str | None:
-    """Returns the latest checkpoint in a folder, if it is there and can be read."""
+    """Names the latest checkpoint in a folder, with its increments, if it can be read."""
     try:
         state = checkpoint_management.get_checkpoint_state(folder or ".", state_name)
         path = state.model_checkpoint_path if state else ""
-        return path if path and checkpoint_management.checkpoint_exists(path) else None
-    except (OSError, tf.errors.OpError):
+        is_there = path and checkpoint_management.checkpoint_exists(path)
+        return chain.newest_state(path) if is_there else None
+    except (OSError, ValueError, tf.errors.OpError):
         return None
 
 

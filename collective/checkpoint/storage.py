@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import tensorflow.compat.v1 as tf
 
@@ -27,6 +28,13 @@ _ERRNOS = frozenset(
 )
 
 
+# Failures that more room wouldn't mend, as `described` names them.
+_NOT_OF_ROOM = re.compile(
+    r"PermissionError|PermissionDeniedError|FileNotFoundError|NotFoundError|NotADirectoryError"
+    r"|Read-only file system|Operation not permitted|\bis gone\b"
+)
+
+
 class StorageFailure(OSError):
     """Tells that the storage failed; the error that it gave is the cause."""
 
@@ -35,7 +43,8 @@ class CheckpointStorageError(OSError):
     """Tells that a checkpoint was not written since its storage failed, on every rank alike.
 
     The message says what failed on which rank, the bytes that the checkpoint needs and that are
-    free, and which checkpoint is the latest. The session goes on, and the next save tries again.
+    free, if that may be why, and which checkpoint is the latest. The session goes on, and the next
+    save tries again.
     """
 
 
@@ -64,6 +73,11 @@ def described(error: BaseException, rank: int) -> str:
     """Returns the words of a failure, with the rank and host that saw it."""
     name = "" if isinstance(error, StorageFailure) else f"{type(error).__name__}: "
     return f"rank {rank} on host {socket.gethostname()}: {name}{error}"
+
+
+def may_lack_room(words: Iterable[str]) -> bool:
+    """Tells whether one of several failures (`described`) may be that the storage is full."""
+    return not all(_NOT_OF_ROOM.search(each) for each in words)
 
 
 def free_bytes(folder: str) -> int | None:

@@ -74,7 +74,10 @@ class Bundle:
     def __init__(self, prefix: str):
         self.prefix = prefix
         if not tf.io.gfile.exists(index_path(prefix)):
-            raise ValueError(f"There is no checkpoint '{prefix}': no file {index_path(prefix)}.")
+            raise ValueError(
+                f"There is no checkpoint '{prefix}': neither a folder of this name nor a file "
+                f"{index_path(prefix)}."
+            )
         self._index = BundleIndex(prefix)
         self.entries: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
         try:
@@ -351,7 +354,8 @@ class _BundleOperations:
                         dtypes=[dtype],
                     )[0]
         feeds = {self._prefix: prefix, self._names: [name], self._specs: [spec]}
-        return np.asarray(self._run(self._restores[dtype], feeds))
+        with errors_without_stacks():
+            return np.asarray(self._run(self._restores[dtype], feeds))
 
     def save(self, prefix: str, names: list[str], specs: list[str], arrays: list[Any]) -> None:
         dtypes = tuple(

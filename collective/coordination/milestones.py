@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from collective.launch.milestones import VARIABLE, MilestoneBoard, Milestones
 
-# The step in a checkpoint's name; of an increment's that of the checkpoint before it.
+# The step in a checkpoint's name; of an increment's that of the whole checkpoint before it.
 _STEP = re.compile(r"-(\d+)(?:\.increment-\d+)?$")
 
 
@@ -39,12 +39,18 @@ class MilestonePoster:
             self._steps += 1
             self._board.post_steps(self._rank, self._steps)
 
-    def has_checkpoint(self, path: str) -> None:
-        """Posts the checkpoint that was saved or restored last."""
+    def has_checkpoint(self, path: str, step: int | None = None) -> None:
+        """Posts the checkpoint that was saved or restored last.
+
+        Args:
+            path: its prefix.
+            step: its global step; None: as the name tells it, which an increment's doesn't.
+        """
         if self._board is None or self._process != os.getpid():
             return
-        number = _STEP.search(path)
-        step = int(number[1]) if number else 0
+        if step is None:
+            number = _STEP.search(path)
+            step = int(number[1]) if number else 0
         if not self._steps:
             self._start = step
         self._board.post(

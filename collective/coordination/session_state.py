@@ -43,6 +43,7 @@ class SessionState:
         at_close: what is called when the session has been closed, by names.
         background_save: what writes a checkpoint of the session beside its runs, if anything does.
         save_failed: whether the last save of a hook failed, as training could go on without it.
+        saver_hooks: the `CheckpointSaverHook`s that have saved it, by their folders.
         chains: the checkpoints that increments follow, by their folders
             (`collective.checkpoint.running_chain`).
         followers: what follows the changes of tables, by the consumers' names
@@ -63,6 +64,7 @@ class SessionState:
     at_close: dict[str, Callable[[], None]] = dataclasses.field(default_factory=dict)
     background_save: BackgroundWork | None = None
     save_failed: bool = False
+    saver_hooks: dict[str, Any] = dataclasses.field(default_factory=dict)
     chains: dict[str, Any] = dataclasses.field(default_factory=dict)
     followers: dict[str, Any] = dataclasses.field(default_factory=dict)
 

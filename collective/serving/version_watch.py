@@ -98,8 +98,8 @@ class VersionWatch:
             return
         self._warned.add(path)
         warnings.warn(
-            f"'{path}' {problem}. It is passed over, and looked at again later; what was served "
-            "before goes on.",
+            f"'{path}' {problem.rstrip('.')}. It is passed over, and looked at again later; what "
+            "was served before goes on.",
             RuntimeWarning,
             stacklevel=4,
         )

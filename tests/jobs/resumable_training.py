@@ -1,11 +1,11 @@
 """Trains to a global step, from wherever its checkpoint is, on input that the step alone decides:
 for tests of restarts and of preemption.
 
-    resumable_training.py FOLDER STEPS [RANK:STEP:EVENT ...]
+    resumable_training.py FOLDER STEPS [increments:STEPS] [RANK:STEP:EVENT ...]
 
 An event happens on a rank as it comes to a step, once in the job's folder: "kill", "exit:3",
 "raise", "term" or "int" (a signal to this rank alone), "stop" (SIGSTOP), or "always:…", which
-happens in each attempt.
+happens in each attempt. With "increments:3" it saves one every three steps.
 """
 
 import hashlib
@@ -51,6 +51,8 @@ def happen(event, folder, rank, step):
 
 
 def main(folder, steps, events):
+    every_steps = [int(event[11:]) for event in events if event.startswith("increments:")]
+    events = [event for event in events if not event.startswith("increments:")]
     strategy = CollectiveStrategy()
     rank, size = strategy.rank(), strategy.world_size()
     with open(os.path.join(folder, f"pid.{rank}"), "w") as file:
@@ -72,7 +74,8 @@ def main(folder, steps, events):
         hooks = [tf.train.StopAtStepHook(last_step=steps)] if steps else []
         with tf.train.MonitoredTrainingSession(
             checkpoint_dir=os.path.join(folder, "saved"),
-            save_checkpoint_steps=SAVE_EVERY,
+            save_checkpoint_steps=3 * SAVE_EVERY if every_steps else SAVE_EVERY,
+            save_incremental_checkpoint_steps=every_steps[0] if every_steps else None,
             save_summaries_steps=None,
             hooks=hooks,
         ) as session:

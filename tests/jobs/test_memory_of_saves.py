@@ -1,4 +1,8 @@
-"""A save takes no memory that grows with the tables: what a process has anyway, and 300 MB."""
+"""A save and a restore take no memory that grows with the tables: what training has, and 64 MB.
+
+Training itself has some that grows, which isn't ours: TensorFlow's allocator takes up to a sixteenth
+more for a variable than its bytes (768 MB lie in 800, in plain TensorFlow, too).
+"""
 
 import json
 
@@ -8,6 +12,7 @@ from tests.jobs import pool
 
 PROGRAM = pool.ROOT / "tests/jobs/memory_of_saves.py"
 BUFFER = 128  # MB
+MOST = 64  # MB
 
 
 @pytest.mark.parametrize(
@@ -17,7 +22,7 @@ BUFFER = 128  # MB
         pytest.param(10 << 10, marks=[pytest.mark.long, pytest.mark.timeout(1800)]),
     ],
 )
-def test_a_save_takes_300_mb_beyond_the_shards(tmp_path, megabytes):
+def test_a_save_takes_64_mb_beside_what_training_has(tmp_path, megabytes):
     """Real processes: those of the pool share memory with their server."""
     done = pool.launch(
         "-np", 2, "--device", "cpu", PROGRAM, tmp_path, megabytes, BUFFER,
@@ -29,8 +34,9 @@ def test_a_save_takes_300_mb_beyond_the_shards(tmp_path, megabytes):
     ]
     assert len(beyond) == 2
     for of_rank in beyond:
-        # TensorFlow and the graph are there before: what a save adds is bounded.
         print(of_rank)
-        assert of_rank["blocking"] <= 300, of_rank
-        assert of_rank["beside"] <= 300 + BUFFER, of_rank
-        assert of_rank["restore"] <= 300, of_rank
+        training = of_rank["training"]
+        assert training <= 300 + megabytes / 2 / 16, of_rank
+        assert of_rank["blocking"] <= training + MOST, of_rank
+        assert of_rank["beside"] <= training + MOST + BUFFER, of_rank
+        assert of_rank["restore"] <= training + MOST, of_rank

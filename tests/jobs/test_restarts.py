@@ -43,6 +43,23 @@ def test_a_job_of_which_ranks_die_ends_with_the_very_weights(tmp_path):
 
 
 @pytest.mark.matrix
+@pytest.mark.timeout(200)
+def test_a_job_goes_on_at_its_last_increment(tmp_path):
+    """Whole checkpoints are saved at steps 0 and 12, and when it begins again; it dies at 8 and 10.
+
+    Twice it dies before a new whole checkpoint, and each time it has got on.
+    """
+    events = ("increments:3", "1:8:kill", "0:10:kill", "1:17:raise")
+    code, output, weights = restarted(tmp_path / "job", *events)
+    assert code == 0 and weights == undisturbed(tmp_path / "other", 2) and len(weights) == 1
+    saved = tmp_path / "job" / "saved" / "model.ckpt"
+    assert f"in 0.1 s, from step 6, '{saved}-0.increment-2'" in output
+    assert f"in 0.2 s, from step 9, '{saved}-6.increment-1'" in output
+    assert f"in 0.4 s, from step 15, '{saved}-9.increment-2'" in output
+    assert [output.count(f"began at {step}\n") for step in (0, 6, 9, 15)] == [2, 2, 2, 2]
+
+
+@pytest.mark.matrix
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_seeded_deaths(tmp_path, ranks):

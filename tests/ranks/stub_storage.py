@@ -5,7 +5,7 @@ import os
 import tensorflow.compat.v1 as tf
 from tensorflow.python.lib.io import _pywrap_file_io
 
-from collective.checkpoint import tensor_bundle
+from collective.checkpoint import commit, tensor_bundle
 
 SCHEME = "stub://"
 # TensorFlow's own functions on files, with the number of paths that each begins with.
@@ -100,3 +100,26 @@ class StubStorage:
             )
 
         monkeypatch.setattr(tensor_bundle._BundleOperations, name, replaced)
+
+
+class Disk:
+    """Is full, or may not be written, while `error` is set: on the last rank, which writes last."""
+
+    def __init__(self, monkeypatch, rank, size):
+        self.error, sync = None, commit.sync_bundle
+
+        def sync_or_fail(path):
+            if self.error is not None and rank == size - 1:
+                raise self.error
+            sync(path)
+
+        monkeypatch.setattr(commit, "sync_bundle", sync_or_fail)
+
+
+def warnings_noted(monkeypatch):
+    """Returns a list to which the texts of this rank's warnings are added from now on."""
+    texts = []
+    monkeypatch.setattr(
+        tf.logging, "warning", lambda text, *a: texts.append(text % a if a else text)
+    )
+    return texts

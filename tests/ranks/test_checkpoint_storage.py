@@ -13,7 +13,7 @@ from collective.checkpoint import commit, storage, tensor_bundle
 from collective.coordination.session_state import state_of_session
 from collective.ops.sessions import raw_session
 from tests.ranks.checkpoints import model, steps, wait
-from tests.ranks.stub_storage import StubStorage
+from tests.ranks.stub_storage import Disk, StubStorage, warnings_noted
 
 pytestmark = [pytest.mark.either_backend, pytest.mark.ranks(1, 3)]
 
@@ -21,20 +21,6 @@ pytestmark = [pytest.mark.either_backend, pytest.mark.ranks(1, 3)]
 @pytest.fixture(params=[True, False], ids=["blocking", "beside"])
 def blocking(request):
     return request.param
-
-
-class Disk:
-    """Is full, or may not be written, while `error` is set: on the last rank, which writes last."""
-
-    def __init__(self, monkeypatch, rank, size):
-        self.error, sync = None, commit.sync_bundle
-
-        def sync_or_fail(path):
-            if self.error is not None and rank == size - 1:
-                raise self.error
-            sync(path)
-
-        monkeypatch.setattr(commit, "sync_bundle", sync_or_fail)
 
 
 def monitored(folder):
@@ -60,20 +46,10 @@ def files(folder):
     }
 
 
-@pytest.fixture
-def warned(monkeypatch):
-    messages = []
-    warning = tf.logging.warning
-    monkeypatch.setattr(
-        tf.logging, "warning", lambda text, *a: (messages.append(text % a if a else text), warning)
-    )
-    return messages
-
-
 def test_training_goes_on_and_the_next_save_tries_again(
-    strategy, rank, size, folder, monkeypatch, warned, blocking
+    strategy, rank, size, folder, monkeypatch, blocking
 ):
-    disk = Disk(monkeypatch, rank, size)
+    disk, warned = Disk(monkeypatch, rank, size), warnings_noted(monkeypatch)
     with strategy.scope(checkpoint_blocking=blocking), tf.Graph().as_default():
         m = model(strategy)
         with monitored(folder) as session:
@@ -137,12 +113,14 @@ def test_the_last_save_is_never_lost_silently(strategy, rank, size, folder, monk
     disk = Disk(monkeypatch, rank, size)
     with strategy.scope(checkpoint_blocking=blocking), tf.Graph().as_default():
         m = model(strategy)
-        with pytest.raises(checkpoint.CheckpointStorageError, match="ckpt-4' was not written"):
+        words = "ckpt-4' was not written"
+        with pytest.raises(checkpoint.CheckpointStorageError, match=words) as raised:
             with monitored(folder) as session:
                 joined(session)
                 disk.error = PermissionError(13, "Permission denied")
                 steps(session, m, rank, 4)
     wait()
+    assert "are free" not in str(raised.value)  # More room would not help.
     assert tf.train.latest_checkpoint(folder) == f"{folder}/model.ckpt-0"
 
 

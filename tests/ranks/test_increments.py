@@ -85,7 +85,19 @@ def on_rank_0(function):
 
 def check_chain(folder, base, wanted):
     assert consolidate.verify(folder) == f"{base} and 2 increments: whole"
-    assert "increment 2" in consolidate.description(folder)
+    described = consolidate.description(folder).splitlines()
+    assert described[0] == f"{base}.increment-2: a whole checkpoint and 2 increments, at step 6"
+    assert described[1].startswith(f"{base}: saved by ") and described[1].endswith(", at step 3")
+    assert any(line.startswith("  increment 1, ") and "step 4" in line for line in described)
+    first = consolidate.description(f"{base}.increment-1").splitlines()
+    assert first[0] == f"{base}.increment-1: a whole checkpoint and 1 increment, at step 4"
+    with pytest.raises(tf.errors.DataLossError) as missing:
+        consolidate.consolidate(f"{base}.increment-9", f"{folder}/none")
+    assert missing.value.message == (
+        f"checkpoint '{base}' has 2 increments, and no increment 9: there is no file "
+        f"{base}.increment-9.index. '{base}.increment-2' names the newest state that can be "
+        "restored."
+    )
     check_same(contents(folder), wanted)
     consolidate.consolidate(folder, f"{folder}/whole/c")
     check_same(contents(f"{folder}/whole/c"), wanted)
@@ -279,8 +291,9 @@ def test_a_broken_chain_is_refused_by_name(strategy, rank, folder, kind):
     np.testing.assert_array_equal(restored_row(strategy, first), rows[1])
     none = chain_names.increment_prefix(base, 0)
     np.testing.assert_array_equal(restored_row(strategy, none), rows[0])
-    with pytest.raises(Exception, match="increment-1' names the newest state"):
+    with pytest.raises(Exception, match="increment-1' names the newest state") as raised:
         consolidate.verify(folder)
+    assert "\n" not in raised.value.message  # TensorFlow's stacks say nothing of a file.
 
 
 @pytest.mark.matrix

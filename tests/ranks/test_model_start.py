@@ -179,6 +179,18 @@ def test_what_does_not_fit_is_an_error_on_all_ranks(strategy, folder, source, er
             session()
 
 
+def test_a_source_of_which_all_is_taken_from_others_is_named(strategy, folder):
+    sources = [f"{folder}/second", f"{folder}/second/model-3"]
+    words = (
+        r"all that it has for the graph \(e, new/kernel, new/moved\) starts from "
+        r"'.*second/model-3', which comes before it in the list"
+    )
+    with strategy.scope(warm_start=sources), tf.Graph().as_default():
+        model(strategy)
+        with pytest.raises((ValueError, RankError), match=words):
+            session()
+
+
 def test_ranks_must_name_the_same(strategy, size, tmp_path, rank):
     if size == 1:
         return  # there is no other rank

@@ -185,3 +185,19 @@ def test_a_full_disk_at_the_first_file_leaves_no_folder(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         commit.Commit(f"{tmp_path}/m", f"{tmp_path}/m-1")
     assert os.listdir(tmp_path) == []
+
+
+def test_a_checkpoint_that_is_there_is_one_though_nothing_can_be_removed(tmp_path, monkeypatch):
+    """A save of which only the removal fails hasn't failed: a restart takes its checkpoint."""
+    folder, remove = str(tmp_path), tf.io.gfile.rmtree
+    kept = save(folder, 2, 2, before=save(folder, 1, 2))
+
+    def refuse(path):
+        raise tf.errors.PermissionDeniedError(None, None, f"{path}; Permission denied")
+
+    monkeypatch.setattr(tf.io.gfile, "rmtree", refuse)
+    kept = save(folder, 3, 2, before=kept)
+    assert tf.train.latest_checkpoint(folder) == f"{folder}/m-3" and values(f"{folder}/m-3") == {3}
+    monkeypatch.setattr(tf.io.gfile, "rmtree", remove)
+    save(folder, 4, 2, before=kept)
+    check_no_litter(folder)

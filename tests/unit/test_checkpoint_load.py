@@ -14,6 +14,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from collective import checkpoint
+from collective.checkpoint import consolidate, tensor_bundle
 from collective.checkpoint.layout import LAYOUT_ENTRY, CheckpointLayout, StoredTable
 from collective.ops import key_hashing
 from tests.foreign_checkpoints import deeprec
@@ -63,7 +64,7 @@ def test_names(model):
         "table d: dynamic" in repr(model)
         and repr(model["t"]) == "<static table 't': 23 rows of 3 float32>"
     )
-    with pytest.raises(KeyError, match="has no 'x'"):
+    with pytest.raises(KeyError, match="^checkpoint '.*' has no 'x'"):
         model["x"]
     with pytest.raises(KeyError, match="no table 'step' .it has: d, t"):
         model.table("step")
@@ -142,3 +143,22 @@ print(sorted(model["item"].keys().tolist()), model["user"][4].tolist())
 def test_there_is_none(tmp_path):
     with pytest.raises(ValueError, match="There is no checkpoint in"):
         checkpoint.load(str(tmp_path))
+
+
+def test_all_checkpoints_of_a_folder_are_verified(tmp_path):
+    """Not the latest alone: a restart may need the one before."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        v = tf.get_variable("v", [1000])
+        session.run(v.initializer)
+        saver = tf.train.Saver()
+        prefixes = [saver.save(session, str(tmp_path / "m"), global_step=i) for i in (9, 10)]
+    assert consolidate.verify(str(tmp_path)) == "\n".join(f"{p}: whole" for p in prefixes)
+    data = tensor_bundle.data_path(prefixes[0], 0, 1)
+    content = bytearray(open(data, "rb").read())
+    content[5] ^= 1
+    with open(data, "wb") as file:
+        file.write(content)
+    with pytest.raises(tf.errors.DataLossError, match=f"{prefixes[1]}: whole") as raised:
+        consolidate.verify(str(tmp_path))
+    problem, _ = raised.value.message.splitlines()  # without TensorFlow's stacks
+    assert problem.startswith(f"checkpoint '{prefixes[0]}': its entry 'v' can't be read")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective import CollectiveStrategy, options
+from collective import CollectiveStrategy, checkpoint, options
 from collective.options import INHERIT, EmbeddingOptions, ScopeOptions, WarmStart
 
 GOOD: dict[str, list[Any]] = {
@@ -162,3 +162,12 @@ def test_no_other_option_says_nothing():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         options.tolerate_foreign("scope", ["check"], {})
+
+
+def test_the_call_that_was_given_an_option_is_named():
+    with pytest.raises(
+        ValueError, match=r"^Saver\(checkpoint_on_error=…\) is 'continue' or 'stop'"
+    ):
+        checkpoint.Saver(checkpoint_on_error="x")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^estimator\(checkpoint_buffer=…\) is a number of bytes"):
+        CollectiveStrategy().estimator(lambda: None, checkpoint_buffer=0)

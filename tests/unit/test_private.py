@@ -101,7 +101,10 @@ def probes():
         ],
     )
     yield os, ["_exit"]
-    yield tf.train.CheckpointSaverHook("", save_steps=1), ["_get_saver", "_listeners"]
+    yield (
+        tf.train.CheckpointSaverHook("", save_steps=1),
+        ["_checkpoint_dir", "_get_saver", "_listeners"],
+    )
     yield tf.train.SecondOrStepTimer(every_steps=1), ["_last_triggered_step"]
     yield tf.float32, ["_is_ref_dtype"]
     yield variable, ["_initial_value", "_initializer_op", "_shared_name"]

@@ -74,6 +74,31 @@ def test_what_is_saved(job):
     assert not any(secret in text for secret in ("p1", "p2", "p3", "p4"))
 
 
+def test_other_jobs_checkpoints_and_their_code_are_left_out(job):
+    """Else each job would save what those before it have saved."""
+    digests = set()
+    for name in ("runs/one", "runs/two", "runs/three"):
+        folder = job / name
+        folder.mkdir(parents=True)
+        (folder / "checkpoint").write_text('model_checkpoint_path: "m-1"\n')
+        (folder / "options.json").write_text("{}")
+        digests.add(os.path.basename(saved_code.save(str(folder), {}, 1)))
+    assert len(digests) == 1
+    # The script's own folder may have checkpoints; a package may have a file of that name.
+    saved_code.save(str(job), {}, 1)
+    (job / "layers/checkpoint").write_text("# saves\n")
+    code = saved_code.SavedCode(saved_code.save(str(job), {}, 1))
+    assert not any("runs" in name or "code" in name for name in code.manifest["files"])
+    assert "layers/tower.py" in code.manifest["files"]
+    left_out = saved_code.find_files(str(job / "train.py")).left_out
+    assert {name for name, why in left_out.items() if "checkpoints" in why} == {
+        "code",
+        "runs/one",
+        "runs/two",
+        "runs/three",
+    }
+
+
 def test_the_same_code_is_saved_once_and_other_code_beside_it(job):
     folder = str(job / "ckpt")
     first = saved_code.save(folder, {}, 1)

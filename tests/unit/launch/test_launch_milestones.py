@@ -45,6 +45,8 @@ def test_a_rank_posts_its_steps_and_checkpoints(board):
     assert board.read(1) == Milestones(os.getpid(), 3, 40, "/m/model.ckpt-40", 40)
     poster.has_checkpoint("/m/model.ckpt-43")
     assert board.read(1) == Milestones(os.getpid(), 3, 40, "/m/model.ckpt-43", 43)
+    poster.has_checkpoint("/m/model.ckpt-43.increment-2", 57)
+    assert board.read(1).step == 57 and board.read(1).last_step == 57
     poster.has_checkpoint("/m/best")
     assert board.read(1).step == 0 and board.read(1).last_step == 43
     assert not poster.is_ending
