@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 PREFIX = "collective."  # Of the names of all collectives of this library.
+NEAR = "host."  # Follows it in the names of those among the ranks of a host.
 KEYS, ROWS, GRADIENTS, DENSE, AGREEMENT, OTHER = (
     "keys",
     "rows",

@@ -31,8 +31,8 @@ from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.framework import config
 
 from collective.launch import adoption
-from collective.ops import carriers, control_flow, graph_analysis, native_library
-from collective.ops.collective_names import PREFIX
+from collective.ops import carriers, control_flow, graph_analysis, hierarchy, native_library
+from collective.ops.collective_names import NEAR, PREFIX
 from collective.ops.graph_state import state_of
 from collective.ops.graphs import is_function, outermost
 
@@ -67,7 +67,9 @@ def init() -> None:
         adoption.adopt(os.environ, has_mpi=bool(hvd.mpi_built()))
         hvd.init()
     process = carriers.Process(rank(), size(), local_rank(), int(hvd.local_size()))
-    carriers.join(process, _words_of_all)
+    if carriers.join(process, _words_of_all):
+        with tf.Graph().as_default(), tf.device("/cpu:0"):
+            hierarchy.settle(process, _words_of_all, _probe(process))
 
 
 def _words_of_all(words: str) -> list[str]:
@@ -83,6 +85,26 @@ def _words_of_all(words: str) -> list[str]:
             feeds = {data: np.frombuffer(text, np.uint8), size_of_data: [len(text)]}
             joined, sizes = session.run(gathered, feeds)
     return [part.tobytes().decode() for part in np.split(joined, np.cumsum(sizes)[:-1])]
+
+
+def _probe(process: carriers.Process) -> Callable[[bool], None]:
+    """Returns the function with which all ranks send `hierarchy.PROBE` bytes at the same time."""
+    ranks, here = process.size, process.local_size
+
+    def send(within: bool) -> None:
+        to = np.zeros(here if within else ranks, np.int32)
+        to[(process.local_rank + 1) % here if within else (process.rank + here) % ranks] = 1
+        with tf.Graph().as_default(), tf.device("/cpu:0"):
+            data, splits = tf.zeros([1, hierarchy.PROBE], tf.uint8), tf.placeholder(tf.int32, [None])
+            name = f"{PREFIX}probe.{'memory' if within else 'network'}"
+            if within:
+                out, _ = native_library.library().collective_shared_alltoall(data, splits, name=name)
+            else:
+                out, _ = hvd.alltoall(data, splits=splits, name=name, ignore_name_scope=True)
+            with tf.Session(config=tf.ConfigProto(device_count={"GPU": 0})) as session:
+                session.run(out.op, {splits: to})
+
+    return send
 
 
 def rank() -> int:
@@ -215,6 +237,28 @@ def alltoall(
     return _alltoall_by(_is_shared(), x, splits, name, gate, phase)
 
 
+def alltoall_within_host(
+    x: tf.Tensor, splits: tf.Tensor, name: str, gate: Any, phase: Phase = "other"
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Exchanges as `alltoall` does, among the L ranks of this host: `splits` is [L].
+
+    A collective of all ranks may have the same name.
+    """
+    return _alltoall_by(True, x, splits, _near(name), gate, phase)
+
+
+def alltoall_between_hosts(
+    x: tf.Tensor, splits: tf.Tensor, name: str, gate: Any, phase: Phase = "other"
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Exchanges as `alltoall` does, all of it by Horovod: for what ranks of a host don't share."""
+    return _alltoall_by(False, x, splits, name, gate, phase)
+
+
+def _near(name: str) -> str:
+    """Returns the name of what the ranks of a host exchange for a collective of all ranks."""
+    return f"{PREFIX}{NEAR}{name[len(PREFIX) :]}"
+
+
 def _alltoall_by(
     shared: bool, x: tf.Tensor, splits: tf.Tensor, name: str, gate: Any, phase: Phase
 ) -> tuple[tf.Tensor, tf.Tensor]:
@@ -245,12 +289,11 @@ def _mixed_alltoall(
     The ranks of a host follow each other, so what they give and take is in one piece.
     """
     host = carriers.ranks_of_host()
-    near_name = f"{PREFIX}host.{name[len(PREFIX) :]}"
     lower, near_splits, upper = _by_host(splits, host)
     x_lower, x_near, x_upper = tf.split(
         x, [tf.reduce_sum(part) for part in (lower, near_splits, upper)], num=3
     )
-    near, near_received = _alltoall_by(True, x_near, near_splits, near_name, gate, phase)
+    near, near_received = _alltoall_by(True, x_near, near_splits, _near(name), gate, phase)
     far_splits = tf.concat([lower, tf.zeros_like(near_splits), upper], 0)
     far, far_received = _alltoall_by(
         False, tf.concat([x_lower, x_upper], 0), far_splits, name, gate, phase

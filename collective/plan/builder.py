@@ -14,7 +14,14 @@ import tensorflow.compat.v1 as tf
 
 from collective.coordination import agreement
 from collective.coordination.run_analysis import RunFootprint
-from collective.ops import carriers, collectives, graph_analysis, native_library, placement
+from collective.ops import (
+    carriers,
+    collectives,
+    graph_analysis,
+    hierarchy,
+    native_library,
+    placement,
+)
 from collective.ops.collective_names import (
     AGREEMENT,
     DENSE,
@@ -89,6 +96,7 @@ def _notes(graph: tf.Graph, tables: Sequence[Any]) -> dict[str, str]:
         notes["compiled operations"] = f"missing, so every lookup is alone; {missing}"
     if collectives.size() > 1:
         notes["carrier"] = carriers.explanation()
+        notes.update({"hierarchical": text for text in [hierarchy.explanation()] if text})
     in_host = _in_host_memory(tables)
     if in_host:
         notes["dynamic tables"] = in_host
