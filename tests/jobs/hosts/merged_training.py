@@ -8,7 +8,6 @@ the plan's words, the losses and what the tables hold at the end.
 """
 
 import json
-import os
 import sys
 
 import numpy as np
@@ -61,14 +60,17 @@ def main(steps, options):
         weights = tf.placeholder(tf.float32, [None, 3])
         with strategy.embedding_scope():
             outputs, tables = features(ids, weights)
-        loss = tf.reduce_mean(tf.square(tf.layers.dense(tf.concat(outputs, 1), 1) - y))
+        joined = tf.concat(outputs, 1)
+        start = np.linspace(-0.5, 0.5, joined.shape[1], dtype=np.float32)[:, None]
+        dense = tf.get_variable("dense", initializer=start)
+        loss = tf.reduce_mean(tf.square(tf.matmul(joined, dense) - y))
         optimizer, step = tf.train.AdagradOptimizer(0.1), tf.train.get_or_create_global_step()
         pairs = optimizer.compute_gradients(loss)
         clipped, norm = tf.clip_by_global_norm([gradient for gradient, _ in pairs], 2.0)
         train = optimizer.apply_gradients(zip(clipped, [v for _, v in pairs]), global_step=step)
         every = tf.range(V, dtype=tf.int64)
         state = [tf.nn.embedding_lookup(table, every) for table in tables]
-        state += [v for v in tf.trainable_variables() if v.op.name.startswith("dense")]
+        state.append(dense)
         norms = []
         with tf.train.MonitoredTrainingSession() as session:
             for i in range(steps):
@@ -83,9 +85,8 @@ def main(steps, options):
         print("plan", json.dumps([plan.notes.get("hierarchical"), len(keys)]))
         print("norms", json.dumps(norms))
         print("values", json.dumps([x.tolist() for x in values]))
-        print("bits", b"".join(x.tobytes() for x in values).hex()[:4000], flush=True)
+        print("bits", b"".join(x.tobytes() for x in values).hex(), flush=True)
 
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), json.loads(sys.argv[2]))
-    os.environ.clear()
