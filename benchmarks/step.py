@@ -25,9 +25,10 @@ With --against only `step` runs, on this checkout of the library and on another 
 dimensions 16 and 128 unless --dim names one. The ratio is this checkout's step over the other's,
 the median of each round's ratio; the losses must be the same.
 
-With --hosts H the ranks are on H hosts, made of network namespaces (which takes root, `ip` and `tc`),
-with links of --link and --delay. `step` runs with exchanges that are flat, and with hierarchical
-ones, in turn: scope(hierarchical=False), True. What a host sends is read off its interface.
+With --hosts H the ranks are on H hosts, made of network namespaces (which takes root, `ip` and
+`tc`), with links of --link and --delay. `step` runs with exchanges that are flat, and with
+hierarchical ones, in turn: scope(hierarchical=False), True. What a host sends in a step, of
+whatever kind, is read off its interface.
 
 With --json the last line is a JSON object. Its names say what most figures are. *_ms are medians,
 in ms; bytes_per_step is what a rank receives by collectives (its own part included), the mean over

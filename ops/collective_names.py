@@ -22,9 +22,20 @@ def short(name: str) -> str:
     return split_name(name)[1]
 
 
+def near(name: str) -> str:
+    """Returns the name of what the ranks of a host exchange beside the collective called `name`."""
+    return f"{PREFIX}{NEAR}{name[len(PREFIX) :]}"
+
+
+def is_near(name: str) -> bool:
+    """Tells whether the collective called `name` is one among the ranks of a host."""
+    return name.startswith(PREFIX + NEAR)
+
+
 def split_name(name: str) -> tuple[str, str]:
     """Returns (phase, what is exchanged) of the collective called `name`."""
     base = name[len(PREFIX) :] if name.startswith(PREFIX) else name
+    base = base[len(NEAR) :] if base.startswith(NEAR) else base
     match = re.fullmatch(r"(.+)\.(keys|rows)(\.\d+)?((?:\.gradient(?:\.\d+)?)*)", base)
     if match:
         subject = match[1] + (match[3] or "")

@@ -32,7 +32,7 @@ from tensorflow.python.framework import config
 
 from collective.launch import adoption
 from collective.ops import carriers, control_flow, graph_analysis, hierarchy, native_library
-from collective.ops.collective_names import NEAR, PREFIX
+from collective.ops.collective_names import PREFIX, near
 from collective.ops.graph_state import state_of
 from collective.ops.graphs import is_function, outermost
 
@@ -68,8 +68,7 @@ def init() -> None:
         hvd.init()
     process = carriers.Process(rank(), size(), local_rank(), int(hvd.local_size()))
     if carriers.join(process, _words_of_all):
-        with tf.Graph().as_default(), tf.device("/cpu:0"):
-            hierarchy.settle(process, _words_of_all, _probe(process))
+        hierarchy.settle(process, _words_of_all, lambda: _probe(process))
 
 
 def _words_of_all(words: str) -> list[str]:
@@ -87,24 +86,28 @@ def _words_of_all(words: str) -> list[str]:
     return [part.tobytes().decode() for part in np.split(joined, np.cumsum(sizes)[:-1])]
 
 
-def _probe(process: carriers.Process) -> Callable[[bool], None]:
-    """Returns the function with which all ranks send `hierarchy.PROBE` bytes at the same time."""
+@contextlib.contextmanager
+def _probe(process: carriers.Process) -> Iterator[Callable[[bool], None]]:
+    """Gives the function by which all ranks send `hierarchy.PROBE` bytes at the same time."""
     ranks, here = process.size, process.local_size
+    within_host, to_others = np.zeros(here, np.int32), np.zeros(ranks, np.int32)
+    within_host[(process.local_rank + 1) % here] = to_others[(process.rank + here) % ranks] = 1
+    with tf.Graph().as_default(), tf.device("/cpu:0"):
+        data, splits = tf.zeros([1, hierarchy.PROBE], tf.uint8), tf.placeholder(tf.int32, [None])
+        name = f"{PREFIX}probe."
+        by_memory, _ = native_library.library().collective_shared_alltoall(
+            data, splits, name=f"{name}memory"
+        )
+        by_network, _ = hvd.alltoall(
+            data, splits=splits, name=f"{name}network", ignore_name_scope=True
+        )
+        with tf.Session(config=tf.ConfigProto(device_count={"GPU": 0})) as session:
 
-    def send(within: bool) -> None:
-        to = np.zeros(here if within else ranks, np.int32)
-        to[(process.local_rank + 1) % here if within else (process.rank + here) % ranks] = 1
-        with tf.Graph().as_default(), tf.device("/cpu:0"):
-            data, splits = tf.zeros([1, hierarchy.PROBE], tf.uint8), tf.placeholder(tf.int32, [None])
-            name = f"{PREFIX}probe.{'memory' if within else 'network'}"
-            if within:
-                out, _ = native_library.library().collective_shared_alltoall(data, splits, name=name)
-            else:
-                out, _ = hvd.alltoall(data, splits=splits, name=name, ignore_name_scope=True)
-            with tf.Session(config=tf.ConfigProto(device_count={"GPU": 0})) as session:
-                session.run(out.op, {splits: to})
+            def send(within: bool) -> None:
+                sent, to = (by_memory, within_host) if within else (by_network, to_others)
+                session.run(sent.op, {splits: to})
 
-    return send
+            yield send
 
 
 def rank() -> int:
@@ -244,7 +247,7 @@ def alltoall_within_host(
 
     A collective of all ranks may have the same name.
     """
-    return _alltoall_by(True, x, splits, _near(name), gate, phase)
+    return _alltoall_by(True, x, splits, near(name), gate, phase)
 
 
 def alltoall_between_hosts(
@@ -252,11 +255,6 @@ def alltoall_between_hosts(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Exchanges as `alltoall` does, all of it by Horovod: for what ranks of a host don't share."""
     return _alltoall_by(False, x, splits, name, gate, phase)
-
-
-def _near(name: str) -> str:
-    """Returns the name of what the ranks of a host exchange for a collective of all ranks."""
-    return f"{PREFIX}{NEAR}{name[len(PREFIX) :]}"
 
 
 def _alltoall_by(
@@ -293,14 +291,16 @@ def _mixed_alltoall(
     x_lower, x_near, x_upper = tf.split(
         x, [tf.reduce_sum(part) for part in (lower, near_splits, upper)], num=3
     )
-    near, near_received = _alltoall_by(True, x_near, near_splits, _near(name), gate, phase)
+    from_near, near_received = _alltoall_by(True, x_near, near_splits, near(name), gate, phase)
     far_splits = tf.concat([lower, tf.zeros_like(near_splits), upper], 0)
     far, far_received = _alltoall_by(
         False, tf.concat([x_lower, x_upper], 0), far_splits, name, gate, phase
     )
     lower, _, upper = _by_host(far_received, host)
     far_lower, far_upper = tf.split(far, [tf.reduce_sum(part) for part in (lower, upper)], num=2)
-    return tf.concat([far_lower, near, far_upper], 0), tf.concat([lower, near_received, upper], 0)
+    return tf.concat([far_lower, from_near, far_upper], 0), tf.concat(
+        [lower, near_received, upper], 0
+    )
 
 
 def _by_host(splits: tf.Tensor, host: range) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:

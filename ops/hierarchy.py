@@ -11,6 +11,7 @@ then cost less than what needn't travel.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from typing import Callable, NamedTuple, Union
@@ -23,17 +24,20 @@ AUTO = "auto"
 Choice = Union[str, bool]
 # How many times as many bytes a second memory must carry.
 WORTHWHILE = 8.0
+# Bytes that a rank sends to measure, and how often: with eight ranks on hosts with 1 Gbit/s it
+# takes 0.4 s, with 10 Gbit/s 0.04 s.
+PROBE, TRIALS = 1 << 20, 5
 
 
 class Hosts(NamedTuple):
     """Tells how a job's ranks are on hosts, evenly.
 
     Attributes:
-        count: how many hosts there are, H.
+        number: how many hosts there are, H.
         ranks: how many ranks each has, L.
     """
 
-    count: int
+    number: int
     ranks: int
 
 
@@ -70,15 +74,15 @@ _choice: Choice = AUTO
 def settle(
     process: carriers.Process,
     words_of_all: Callable[[str], list[str]],
-    send: Callable[[bool], None],
+    probe: Callable[[], contextlib.AbstractContextManager[Callable[[bool], None]]],
 ) -> None:
     """Lets the ranks find out what they can; every rank calls it, once the carriers are joined.
 
     Args:
         process: this one's place.
         words_of_all: gives all ranks' words, which all ranks say at the same time.
-        send: sends PROBE bytes to another rank, as all ranks do at the same time: one of this host
-            (True) or of another.
+        probe: gives a function that sends PROBE bytes to another rank, as all ranks do at the same
+            time: one of this host (True) or of another.
     """
     global _settled
     if process.on_one_host:
@@ -90,19 +94,19 @@ def settle(
     elif not carriers.can_mix():
         _settled = _Settled(hosts, unavailable="the ranks of a host don't share memory")
     else:
-        own = " ".join(str(_rate(lambda: send(within))) for within in (True, False))
+        with probe() as send:
+            own = f"{_rate(lambda: send(True))} {_rate(lambda: send(False))}"
         measured = [[float(rate) for rate in words.split()] for words in words_of_all(own)]
         _settled = _Settled(hosts, Bandwidths(*map(min, zip(*measured))), "")
 
 
-# What a rank sends to measure: a host with eight ranks and 1 Gbit/s takes 0.03 s.
-PROBE = 512 << 10
-
-
 def _rate(send: Callable[[], None]) -> float:
-    """Returns bytes a second of the faster of two sendings, behind one that opens connections."""
+    """Returns bytes a second of the fastest of a few sendings, behind one that opens connections.
+
+    Others' work on the machine can only make it slower.
+    """
     times = []
-    for _ in range(3):
+    for _ in range(1 + TRIALS):
         start = time.perf_counter()
         send()
         times.append(time.perf_counter() - start)
@@ -165,7 +169,7 @@ def explanation() -> str:
     hosts = _settled.hosts
     assert hosts is not None
     return (
-        f"two levels: the {hosts.ranks} ranks of each of {hosts.count} hosts merge what they "
+        f"two levels: the {hosts.ranks} ranks of each of {hosts.number} hosts merge what they "
         f"exchange with others ({by})"
     )
 

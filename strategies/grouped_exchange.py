@@ -262,7 +262,7 @@ def _request(
         kinds,
         collectives.size(),
         counted,
-        1 if hosts is None else hosts.count,
+        1 if hosts is None else hosts.number,
     )
 
 

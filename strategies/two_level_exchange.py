@@ -61,7 +61,7 @@ class TwoLevelExchange:
         )
         # 3
         self._merged = request_merging.merge(
-            messages, self._sections, self._kinds, hosts.ranks, hosts.count, self._counted
+            messages, self._sections, self._kinds, hosts.ranks, hosts.number, self._counted
         )
         # 4
         return exchange.ReceivedKeys(
@@ -77,7 +77,7 @@ class TwoLevelExchange:
             rows, splits, name, self._zero, self._wire, collectives.alltoall_between_hosts
         )
         # 6
-        spread = request_merging.spread(travelled, self._merged, self._sections, self._hosts.count)
+        spread = request_merging.spread(travelled, self._merged, self._sections, self._hosts.number)
         return collectives.alltoall_within_host(
             spread, self._merged.row_splits, name, self._zero, "rows"
         )[0]
@@ -89,10 +89,10 @@ class TwoLevelExchange:
 
     def _by_proxy(self, splits: tf.Tensor) -> tf.Tensor:
         """Sums `splits` [N], by the owners' numbers on their hosts, then by host: [L]."""
-        return tf.reduce_sum(tf.reshape(splits, [self._hosts.ranks, self._hosts.count]), 1)
+        return tf.reduce_sum(tf.reshape(splits, [self._hosts.ranks, self._hosts.number]), 1)
 
     def _by_owner(self, splits: tf.Tensor) -> tf.Tensor:
         """Returns `splits` [H] for the owners, with 0 for all other ranks: [N]."""
         hosts, number = self._hosts, collectives.local_rank()
         padded = tf.pad(splits[:, None], [[0, 0], [number, hosts.ranks - 1 - number]])
-        return tf.reshape(padded, [hosts.count * hosts.ranks])
+        return tf.reshape(padded, [hosts.number * hosts.ranks])

@@ -81,8 +81,8 @@ def main(steps, options):
             empty = {ids: np.zeros((0, 3)), weights: np.zeros((0, 3)), y: np.zeros((0, 1))}
             values = session.run(state, empty)
     if rank == 0:
-        keys = [x.bytes for x in plan.exchanges if x.phase == "keys"]
-        print("plan", json.dumps([plan.notes.get("hierarchical"), len(keys)]))
+        reaches = [f"{x.phase} {x.reach}" for x in plan.exchanges if x.reach]
+        print("plan", json.dumps([plan.notes.get("hierarchical"), reaches]))
         print("norms", json.dumps(norms))
         print("values", json.dumps([x.tolist() for x in values]))
         print("bits", b"".join(x.tobytes() for x in values).hex(), flush=True)
