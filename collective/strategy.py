@@ -200,15 +200,11 @@ class CollectiveStrategy:
                 everything; the ranks' agreement before a run always follows the variable. The
                 numbers are the same, but for the last bits of dense gradients of three ranks or
                 more, which shared memory adds in the order of the ranks.
-            hierarchical: Lets the ranks of each host merge what they exchange with other hosts,
-                through the memory that they share: a key that several of them look up leaves the
-                host once, its row comes once, and its gradients are added before they leave. True
-                does so where it can be: grouped lookups, on hosts with equal numbers of ranks, two
-                or more, on CPUs, not with deterministic=True. The plan says where it is, or why
-                not. False sends every rank's own. 'auto' (default) merges where memory was at least
-                8 times as fast as the network when the ranks started. The numbers are the same, but
-                for the last bits of sums of gradients, and for gradient_wire_dtype, to which sums
-                are rounded instead of what is added.
+            hierarchical: Lets the ranks of each host merge the keys, rows and gradients that they
+                exchange with other hosts: True where it can be, 'auto' (default) where memory was
+                8 times as fast as the network when the ranks started, or False. The plan says which
+                it is, and why. The numbers are the same, but for the last bits of sums of
+                gradients; with deterministic=True nothing is merged.
             warm_start: Names checkpoints from which variables start: paths, or
                 `collective.checkpoint.WarmStart(path, names={there: here}, slots=True)`, one or a
                 list. Default None. It acts where a `MonitoredTrainingSession`, an Estimator or
