@@ -40,7 +40,7 @@ def summary(program: str, ranks: list[dict[str, Any]]) -> dict[str, Any]:
         "cpu_ms": statistics.mean(rank["cpu_ms"] for rank in ranks),
         "losses": np.mean([rank["losses"] for rank in ranks], 0).tolist(),
         "bytes": round(statistics.mean(rank["bytes"] for rank in ranks)),
-        "sent_by_host": round(statistics.mean(rank["sent_by_host"] for rank in ranks)),
+        "sent_by_host": round(statistics.mean(rank.get("sent_by_host", 0) for rank in ranks)),
         "collectives": ranks[0]["collectives"],
         "peak_rss_mb": max(rank["peak_rss_mb"] for rank in ranks),
         "base_rss_mb": ranks[0]["base_rss_mb"],
