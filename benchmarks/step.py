@@ -132,7 +132,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     scope.add_argument("--dense-compression", choices=["none", "fp16", "bf16"])
     scope.add_argument("--local-steps", type=count)
     scope.add_argument("--prefetch-keys", action="store_true", default=None)
-    return parser.parse_args(arguments)
+    parsed = parser.parse_args(arguments)
+    if parsed.hosts and (parsed.against or parsed.ranks % parsed.hosts):
+        parser.error(
+            f"--hosts {parsed.hosts} takes --ranks that are a multiple of it, not {parsed.ranks}, "
+            "and no --against"
+        )
+    return parsed
 
 
 def settings_of(arguments: argparse.Namespace) -> list[Setting]:
@@ -273,13 +279,14 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 def measure_hosts(arguments: argparse.Namespace) -> dict[str, Any]:
     """Prints flat and hierarchical steps between hosts; returns what --json prints."""
     (setting,) = settings_of(arguments)
+    carrier, malloc, timeout = arguments.carrier, arguments.malloc, arguments.timeout
     ways = {
         name: dataclasses.replace(setting, scope={**setting.scope, "hierarchical": wanted})
         for name, wanted in (("flat", False), ("hierarchical", True))
     }
     rounds = []
     with (
-        step_hosts.slow_hosts(arguments.hosts, arguments.link, arguments.delay) as hosts,
+        step_hosts.slow_hosts(arguments.hosts, arguments.link, arguments.delay) as (hosts, link),
         tempfile.TemporaryDirectory(prefix="step-") as folder,
     ):
         for _ in range(arguments.repeat or 1):
@@ -290,9 +297,9 @@ def measure_hosts(arguments: argparse.Namespace) -> dict[str, Any]:
                     "step",
                     way,
                     Path(folder),
-                    carrier=arguments.carrier,
-                    malloc=arguments.malloc,
-                    timeout=arguments.timeout,
+                    carrier=carrier,
+                    malloc=malloc,
+                    timeout=timeout,
                     trace=arguments.trace and arguments.trace / name,
                     hosts=hosts,
                 )
@@ -300,7 +307,6 @@ def measure_hosts(arguments: argparse.Namespace) -> dict[str, Any]:
                 setting, {"step": round_["hierarchical"], "flat": round_["flat"]}, "flat"
             )
             rounds.append(round_)
-    link = f"{arguments.link} and {arguments.delay}"
     print(step_report.hosts_table(setting, arguments.hosts, link, rounds))
     return {"hosts": arguments.hosts, "link": link, "rounds": rounds}
 

@@ -24,8 +24,10 @@ class SlowHosts(Network):
 
 
 @contextlib.contextmanager
-def slow_hosts(count: int, rate: str, delay: str) -> Iterator[SlowHosts]:
+def slow_hosts(count: int, rate: str, delay: str) -> Iterator[tuple[SlowHosts, str]]:
     """Makes hosts, whose links have a rate and a delay in tc's words, and removes them.
+
+    Gives the hosts, and what their links are like: there is no delay where the kernel has no netem.
 
     Raises:
         SystemExit: they can't be made here.
@@ -37,8 +39,7 @@ def slow_hosts(count: int, rate: str, delay: str) -> Iterator[SlowHosts]:
     hosts = SlowHosts([f"h{number}" for number in range(1, count + 1)])
     try:
         hosts.make()
-        if not hosts.slow_down(rate, delay):
-            print(f"step.py: no delay of {delay}: the kernel has no netem", file=sys.stderr)
-        yield hosts
+        delayed = hosts.slow_down(rate, delay)
+        yield hosts, f"links of {rate}, " + (delay if delayed else "no delay (there is no netem)")
     finally:
         hosts.remove()
