@@ -16,6 +16,8 @@ KEYS, ROWS, GRADIENTS, DENSE, AGREEMENT, OTHER = (
 )
 PHASES = (AGREEMENT, KEYS, ROWS, GRADIENTS, DENSE, OTHER)  # In the order of a step.
 
+_LOOKUP = re.compile(rf"(?:{re.escape(NEAR)})?(.+)\.(keys|rows)(\.\d+)?((?:\.gradient(?:\.\d+)?)*)")
+
 
 def short(name: str) -> str:
     """Returns `name` of a collective without its phase, and without the prefix that all have."""
@@ -35,8 +37,7 @@ def is_near(name: str) -> bool:
 def split_name(name: str) -> tuple[str, str]:
     """Returns (phase, what is exchanged) of the collective called `name`."""
     base = name[len(PREFIX) :] if name.startswith(PREFIX) else name
-    base = base[len(NEAR) :] if base.startswith(NEAR) else base
-    match = re.fullmatch(r"(.+)\.(keys|rows)(\.\d+)?((?:\.gradient(?:\.\d+)?)*)", base)
+    match = _LOOKUP.fullmatch(base)
     if match:
         subject = match[1] + (match[3] or "")
         if match[4]:  # The gradient of a gradient goes the way of the rows.
