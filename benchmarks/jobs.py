@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 # glibc gives large blocks back to the system after each step, and the next step faults their pages
@@ -29,6 +29,18 @@ ALLOCATORS: dict[str, dict[str, str]] = {
     },
 }
 LOG_TAIL = 6000  # characters of a failed job's output that are shown
+
+
+class Hosts(Protocol):
+    """Runs commands on hosts."""
+
+    names: list[str]
+
+    def on_host(self, name: str) -> list[str]:
+        """Returns the words that run the command behind them on a host."""
+
+    def options_of(self, name: str) -> list[str]:
+        """Returns the launcher's options on a host."""
 
 
 def environment_of(library: Path) -> dict[str, str]:
@@ -47,6 +59,7 @@ def run(
     environment: Mapping[str, str] | None = None,
     library: Path = CHECKOUT,
     timeout: float = 600.0,
+    hosts: Hosts | None = None,
 ) -> list[dict[str, Any]]:
     """Runs a program on all ranks, with one intra-op thread each, and returns their measurements.
 
@@ -59,14 +72,21 @@ def run(
         environment: variables to set besides.
         library: the checkout to run on.
         timeout: seconds.
+        hosts: on which the ranks are, as many on each; by default they are here.
 
     Raises:
         SystemExit: the job failed, or took too long.
     """
     for old in folder.glob(f"{name}.*.json"):
         old.unlink()
-    command = [sys.executable, "-m", "collective.launch", "-np", str(ranks), "--device", "cpu"]
-    command += [str(script), name, str(folder), *arguments]
+    launch = [sys.executable, "-m", "collective.launch"]
+    job = ["--device", "cpu", str(script), name, str(folder), *arguments]
+    commands = [[*launch, "-np", str(ranks), *job]]
+    if hosts is not None:
+        here = ["-np", str(ranks // len(hosts.names)), *job]
+        commands = [
+            [*hosts.on_host(host), *launch, *hosts.options_of(host), *here] for host in hosts.names
+        ]
     variables = {
         **environment_of(library),
         "OMP_NUM_THREADS": "1",
@@ -75,17 +95,21 @@ def run(
     }
     with open(folder / f"{name}.log", "w+") as log:
         # `python -m` looks in the current folder first, which must not be another checkout.
-        launcher = subprocess.Popen(
-            command, cwd=folder, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-        )
+        launchers = [
+            subprocess.Popen(
+                command, cwd=folder, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+            for command in commands
+        ]
         try:
-            ending = f"exit code {launcher.wait(timeout)}"
+            codes = {launcher.wait(timeout) for launcher in launchers}
+            ending = f"exit code {max(codes, key=abs)}"
         except subprocess.TimeoutExpired:
-            stop(launcher)
             ending = f"no result after {timeout:.0f} s (--timeout)"
-        except BaseException:  # Ctrl-C, too: the launcher ends its ranks when it is told to end
-            stop(launcher)
-            raise
+        finally:  # After Ctrl-C, too: a launcher ends its ranks when it is told to end.
+            for launcher in launchers:
+                if launcher.poll() is None:
+                    stop(launcher)
         log.seek(0)
         if ending != "exit code 0":
             sys.exit(f"{log.read()[-LOG_TAIL:]}\n{script.name}: {name} ended with {ending}")

@@ -25,6 +25,11 @@ With --against only `step` runs, on this checkout of the library and on another 
 dimensions 16 and 128 unless --dim names one. The ratio is this checkout's step over the other's,
 the median of each round's ratio; the losses must be the same.
 
+With --hosts H the ranks are on H hosts, made of network namespaces (which takes root, `ip` and
+`tc`), with links of --link and --delay. `step` runs with exchanges that are flat, and with
+hierarchical ones, in turn: scope(hierarchical=False), True. What a host sends in a step, of
+whatever kind, is read off its interface.
+
 With --json the last line is a JSON object. Its names say what most figures are. *_ms are medians,
 in ms; bytes_per_step is what a rank receives by collectives (its own part included), the mean over
 ranks, counted in the trace of one step, as is collectives_per_step; copying_ms is what copying
@@ -43,6 +48,7 @@ from pathlib import Path
 from typing import Any
 
 import jobs
+import step_hosts
 import step_parts
 import step_report
 import step_workload
@@ -109,6 +115,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         default="default",
         help="retain: freed memory stays in the process",
     )
+    add("--hosts", type=count, help="compare exchanges between so many hosts")
+    add("--link", default="1gbit", help="bandwidth of a host's link, with --hosts")
+    add("--delay", default="0.2ms", help="delay of a host's link in each direction, with --hosts")
     add("--trace", type=Path, help="folder for Chrome traces of one step of each rank")
     add("--timeout", type=float, default=600, help="seconds for one program")
     add("--json", action="store_true", help="one last line for programs")
@@ -123,7 +132,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     scope.add_argument("--dense-compression", choices=["none", "fp16", "bf16"])
     scope.add_argument("--local-steps", type=count)
     scope.add_argument("--prefetch-keys", action="store_true", default=None)
-    return parser.parse_args(arguments)
+    parsed = parser.parse_args(arguments)
+    if parsed.hosts and (parsed.against or parsed.ranks % parsed.hosts):
+        parser.error(
+            f"--hosts {parsed.hosts} takes --ranks that are a multiple of it, not {parsed.ranks}, "
+            "and no --against"
+        )
+    return parsed
 
 
 def settings_of(arguments: argparse.Namespace) -> list[Setting]:
@@ -158,6 +173,7 @@ def run(
     trace: Path | None = None,
     parts: bool = False,
     timeout: float = 600.0,
+    hosts: jobs.Hosts | None = None,
 ) -> dict[str, Any]:
     """Runs one program on all ranks and returns its `step_report.summary`.
 
@@ -171,6 +187,7 @@ def run(
         trace: folder for Chrome traces.
         parts: take some steps apart: 'parts' of the summary (`step_parts.medians`).
         timeout: seconds.
+        hosts: on which the ranks are.
     """
     for mark in [*folder.glob("start.*"), *folder.glob("end.*")]:
         mark.unlink()
@@ -192,6 +209,7 @@ def run(
         },
         library=library,
         timeout=timeout,
+        hosts=hosts,
     )
     summary = step_report.summary(program, ranks)
     if parts:
@@ -258,10 +276,48 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
+def measure_hosts(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Prints flat and hierarchical steps between hosts; returns what --json prints."""
+    (setting,) = settings_of(arguments)
+    carrier, malloc, timeout = arguments.carrier, arguments.malloc, arguments.timeout
+    ways = {
+        name: dataclasses.replace(setting, scope={**setting.scope, "hierarchical": wanted})
+        for name, wanted in (("flat", False), ("hierarchical", True))
+    }
+    rounds = []
+    with (
+        step_hosts.slow_hosts(arguments.hosts, arguments.link, arguments.delay) as (hosts, link),
+        tempfile.TemporaryDirectory(prefix="step-") as folder,
+    ):
+        for _ in range(arguments.repeat or 1):
+            round_ = {}
+            for name, way in ways.items():
+                step_workload.write(way, Path(folder))
+                round_[name] = run(
+                    "step",
+                    way,
+                    Path(folder),
+                    carrier=carrier,
+                    malloc=malloc,
+                    timeout=timeout,
+                    trace=arguments.trace and arguments.trace / name,
+                    hosts=hosts,
+                )
+            step_report.check_losses(
+                setting, {"step": round_["hierarchical"], "flat": round_["flat"]}, "flat"
+            )
+            rounds.append(round_)
+    print(step_report.hosts_table(setting, arguments.hosts, link, rounds))
+    return {"hosts": arguments.hosts, "link": link, "rounds": rounds}
+
+
 def main() -> None:
     arguments = parse()
     jobs.exit_on_sigterm()
-    result = compare(arguments) if arguments.against else measure(arguments)
+    if arguments.hosts:
+        result = measure_hosts(arguments)
+    else:
+        result = compare(arguments) if arguments.against else measure(arguments)
     if arguments.json:
         print(json.dumps(result))
 

@@ -163,12 +163,13 @@ def measure(
     """
     losses = [program.step(i)[1] for i in range(setting.warmup)]
     together("start")
-    cpu, times = time.process_time(), []
+    cpu, times, sent = time.process_time(), [], bytes_sent()
     for i in range(setting.warmup, setting.warmup + setting.steps):
         took, loss = program.step(i)
         times.append(took)
         losses.append(loss)
     cpu = (time.process_time() - cpu) * 1e3 / setting.steps
+    sent = (bytes_sent() - sent) / setting.steps
     i = setting.warmup + setting.steps
     while busy():
         program.step(i)
@@ -181,8 +182,16 @@ def measure(
         "cpu_ms": cpu,
         "collectives": counts,
         "bytes": received,
+        "sent_by_host": sent,
         "trace": trace,
     }
+
+
+def bytes_sent() -> int:
+    """Returns what this host has sent to others so far: everything but by its loopback."""
+    lines = Path("/proc/net/dev").read_text().splitlines()[2:]
+    counters = dict(line.split(":", 1) for line in lines)
+    return sum(int(text.split()[8]) for name, text in counters.items() if name.strip() != "lo")
 
 
 def traced(program: Program, first: int) -> list[dict[str, Any]]:

@@ -40,6 +40,7 @@ def summary(program: str, ranks: list[dict[str, Any]]) -> dict[str, Any]:
         "cpu_ms": statistics.mean(rank["cpu_ms"] for rank in ranks),
         "losses": np.mean([rank["losses"] for rank in ranks], 0).tolist(),
         "bytes": round(statistics.mean(rank["bytes"] for rank in ranks)),
+        "sent_by_host": round(statistics.mean(rank.get("sent_by_host", 0) for rank in ranks)),
         "collectives": ranks[0]["collectives"],
         "peak_rss_mb": max(rank["peak_rss_mb"] for rank in ranks),
         "base_rss_mb": ranks[0]["base_rss_mb"],
@@ -200,6 +201,19 @@ def comparison_table(setting: Setting, results: list[dict[str, Any]]) -> str:
         rows.append([str(result["dim"]), *map(report.number, numbers), ratios_of_rounds])
     dims = " and ".join(str(result["dim"]) for result in results)
     return "\n".join([title(setting, dims), report.table(names, rows)])
+
+
+def hosts_table(setting: Setting, hosts: int, link: str, rounds: list[Round]) -> str:
+    """Formats the steps of `flat` and `hierarchical` exchanges between hosts."""
+    names = ["", "step ms", "cpu ms", "MB a host sends a step", "÷ flat: ms", "MB"]
+    rows = []
+    for name in rounds[0]:
+        sent = median(rounds, name, "sent_by_host")
+        numbers = [median(rounds, name, "ms"), median(rounds, name, "cpu_ms"), sent and sent / 1e6]
+        numbers += [median_ratio(rounds, key, name, "flat") for key in ("ms", "sent_by_host")]
+        rows.append([name, *map(report.number, numbers)])
+    head = f"{hosts} hosts, {link}: {title(setting, str(setting.dim))}"
+    return "\n".join([head, report.table(names, rows)])
 
 
 def each_round(result: dict[str, Any]) -> str:

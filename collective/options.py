@@ -27,6 +27,7 @@ MissingSlots = Literal["error", "fresh"]
 PlanOutput = Literal["print", "quiet", "full"]
 DenseCompression = Literal["none", "fp16", "bf16"]
 Carrier = Literal["auto", "horovod", "shared_memory", "nccl"]
+Hierarchical = Union[Literal["auto"], bool]
 CheckpointFailure = Literal["continue", "stop"]
 WireType = Literal["float32", "float16", "bfloat16"]
 
@@ -135,6 +136,7 @@ class ScopeOptions:
     check: bool | int = False
     deterministic: bool = False
     carrier: Carrier | None = None
+    hierarchical: Hierarchical = "auto"
     warm_start: Sequence[WarmStartSource] | WarmStartSource | None = None
     save_code: bool = False
     checkpoint_blocking: bool = True
@@ -153,6 +155,7 @@ class ScopeOptions:
         self._is_one_of("deterministic", False, True)
         self._is_one_of("save_code", False, True)
         self._is_one_of("carrier", None, *get_args(Carrier))
+        self._is_one_of("hierarchical", "auto", True, False)
         self.warm_starts  # noqa: B018 (raises an error of its own)
         self._is_one_of("checkpoint_blocking", True, False)
         self._is_one_of("checkpoint_on_error", *get_args(CheckpointFailure))

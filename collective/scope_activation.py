@@ -9,7 +9,7 @@ from collective import rank0_output
 from collective.checkpoint import ownership
 from collective.coordination.preemption import PREEMPTION
 from collective.determinism import Determinism
-from collective.ops import carriers, collectives, native_library
+from collective.ops import carriers, collectives, hierarchy, native_library
 from collective.options import ScopeOptions
 from collective.patches import PATCHES
 from collective.patching import Patches
@@ -53,6 +53,7 @@ def _close_last() -> None:
 def _take_over(options: ScopeOptions | None) -> None:
     _determinism.set(options is not None and options.deterministic)
     carriers.use(None if options is None else options.carrier)
+    hierarchy.use(hierarchy.AUTO if options is None else options.hierarchical)
     grouping.use(options is not None and options.grouping)
 
 

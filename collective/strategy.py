@@ -22,6 +22,7 @@ from collective.options import (
     DType,
     EmbeddingOptions,
     GradientReduction,
+    Hierarchical,
     MissingSlots,
     PlanOutput,
     ScopeOptions,
@@ -100,6 +101,7 @@ class CollectiveStrategy:
         check: bool | int = INHERIT,
         deterministic: bool = INHERIT,
         carrier: Carrier | None = INHERIT,
+        hierarchical: Hierarchical = INHERIT,
         warm_start: Sequence[WarmStartSource] | WarmStartSource | None = INHERIT,
         save_code: bool = INHERIT,
         checkpoint_blocking: bool = INHERIT,
@@ -200,6 +202,11 @@ class CollectiveStrategy:
                 always follows the variable. The numbers are the same, but for the last bits of
                 dense gradients of three ranks or more, which shared memory adds in the order of the
                 ranks.
+            hierarchical: Lets the ranks of each host merge the keys, rows and gradients that they
+                exchange with other hosts: True where it can be, 'auto' (default) where memory was
+                8 times as fast as the network when the ranks started, or False. The plan says which
+                it is, and why. The numbers are the same, but for the last bits of sums of
+                gradients; with deterministic=True nothing is merged.
             warm_start: Names checkpoints from which variables start: paths, or
                 `collective.checkpoint.WarmStart(path, names={there: here}, slots=True)`, one or a
                 list. Default None. It acts where a `MonitoredTrainingSession`, an Estimator or
@@ -249,6 +256,7 @@ class CollectiveStrategy:
             check=check,
             deterministic=deterministic,
             carrier=carrier,
+            hierarchical=hierarchical,
             warm_start=warm_start,
             save_code=save_code,
             checkpoint_blocking=checkpoint_blocking,

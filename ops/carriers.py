@@ -96,8 +96,10 @@ def configured() -> str:
     return choice
 
 
-def join(process: Process, words_of_all: Callable[[str], list[str]]) -> None:
+def join(process: Process, words_of_all: Callable[[str], list[str]]) -> bool:
     """Lets the ranks share memory, if that can be; every rank calls it, once Horovod has started.
+
+    Returns whether they hadn't joined before.
 
     Args:
         process: this one's place.
@@ -110,15 +112,16 @@ def join(process: Process, words_of_all: Callable[[str], list[str]]) -> None:
     global _joined, _unavailable
     configured()
     if _joined == process:
-        return
+        return False
     if configured() == NCCL:
         _joined, _unavailable = process, _own_problem() or ""
         _open_nccl(f"{VARIABLE}={NCCL}")
-        return
+        return True
     problem = _shared(process, "", _own_problem())
     if not process.on_one_host:
         problem = _first_problem(process, words_of_all(f"{process.local_rank} {problem or ''}"))
     _joined, _unavailable = process, problem or ""
+    return True
 
 
 def _open_nccl(asked: str) -> None:
@@ -236,6 +239,11 @@ def of_agreement() -> str:
 def of_broadcasts() -> str:
     """Returns the carrier of values that one rank gives, the same in the whole process."""
     return _resolved(configured())
+
+
+def can_mix() -> bool:
+    """Tells whether the ranks of each of several hosts share memory."""
+    return _joined is not None and not _unavailable and not _joined.on_one_host
 
 
 def ranks_of_host() -> range:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 PREFIX = "collective."  # Of the names of all collectives of this library.
+NEAR = "host."  # Follows it in the names of those among the ranks of a host.
 KEYS, ROWS, GRADIENTS, DENSE, AGREEMENT, OTHER = (
     "keys",
     "rows",
@@ -15,16 +16,28 @@ KEYS, ROWS, GRADIENTS, DENSE, AGREEMENT, OTHER = (
 )
 PHASES = (AGREEMENT, KEYS, ROWS, GRADIENTS, DENSE, OTHER)  # In the order of a step.
 
+_LOOKUP = re.compile(rf"(?:{re.escape(NEAR)})?(.+)\.(keys|rows)(\.\d+)?((?:\.gradient(?:\.\d+)?)*)")
+
 
 def short(name: str) -> str:
     """Returns `name` of a collective without its phase, and without the prefix that all have."""
     return split_name(name)[1]
 
 
+def near(name: str) -> str:
+    """Returns the name of what the ranks of a host exchange beside the collective called `name`."""
+    return f"{PREFIX}{NEAR}{name[len(PREFIX) :]}"
+
+
+def is_near(name: str) -> bool:
+    """Tells whether the collective called `name` is one among the ranks of a host."""
+    return name.startswith(PREFIX + NEAR)
+
+
 def split_name(name: str) -> tuple[str, str]:
     """Returns (phase, what is exchanged) of the collective called `name`."""
     base = name[len(PREFIX) :] if name.startswith(PREFIX) else name
-    match = re.fullmatch(r"(.+)\.(keys|rows)(\.\d+)?((?:\.gradient(?:\.\d+)?)*)", base)
+    match = _LOOKUP.fullmatch(base)
     if match:
         subject = match[1] + (match[3] or "")
         if match[4]:  # The gradient of a gradient goes the way of the rows.

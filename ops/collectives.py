@@ -31,8 +31,8 @@ from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.framework import config
 
 from collective.launch import adoption
-from collective.ops import carriers, control_flow, graph_analysis, native_library, nccl
-from collective.ops.collective_names import PREFIX
+from collective.ops import carriers, control_flow, graph_analysis, hierarchy, native_library, nccl
+from collective.ops.collective_names import PREFIX, near
 from collective.ops.graph_state import state_of
 from collective.ops.graphs import is_function, outermost
 
@@ -69,7 +69,8 @@ def init() -> None:
         adoption.adopt(os.environ, has_mpi=bool(hvd.mpi_built()))
         hvd.init()
     process = carriers.Process(rank(), size(), local_rank(), int(hvd.local_size()))
-    carriers.join(process, _words_of_all)
+    if carriers.join(process, _words_of_all):
+        hierarchy.settle(process, _words_of_all, lambda: _probe(process))
 
 
 def _words_of_all(words: str) -> list[str]:
@@ -85,6 +86,30 @@ def _words_of_all(words: str) -> list[str]:
             feeds = {data: np.frombuffer(text, np.uint8), size_of_data: [len(text)]}
             joined, sizes = session.run(gathered, feeds)
     return [part.tobytes().decode() for part in np.split(joined, np.cumsum(sizes)[:-1])]
+
+
+@contextlib.contextmanager
+def _probe(process: carriers.Process) -> Iterator[Callable[[bool], None]]:
+    """Gives the function by which all ranks send `hierarchy.PROBE` bytes at the same time."""
+    ranks, here = process.size, process.local_size
+    within_host, to_others = np.zeros(here, np.int32), np.zeros(ranks, np.int32)
+    within_host[(process.local_rank + 1) % here] = to_others[(process.rank + here) % ranks] = 1
+    with tf.Graph().as_default(), tf.device("/cpu:0"):
+        data, splits = tf.zeros([1, hierarchy.PROBE], tf.uint8), tf.placeholder(tf.int32, [None])
+        name = f"{PREFIX}probe."
+        by_memory, _ = native_library.library().collective_shared_alltoall(
+            data, splits, name=f"{name}memory"
+        )
+        by_network, _ = hvd.alltoall(
+            data, splits=splits, name=f"{name}network", ignore_name_scope=True
+        )
+        with tf.Session(config=tf.ConfigProto(device_count={"GPU": 0})) as session:
+
+            def send(within: bool) -> None:
+                sent, to = (by_memory, within_host) if within else (by_network, to_others)
+                session.run(sent.op, {splits: to})
+
+            yield send
 
 
 def rank() -> int:
@@ -229,6 +254,23 @@ def alltoall(
     return _alltoall_by(_carrier(x), x, splits, name, gate, phase)
 
 
+def alltoall_within_host(
+    x: tf.Tensor, splits: tf.Tensor, name: str, gate: Any, phase: Phase = "other"
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Exchanges as `alltoall` does, among the L ranks of this host: `splits` is [L].
+
+    A collective of all ranks may have the same name.
+    """
+    return _alltoall_by(carriers.SHARED_MEMORY, x, splits, near(name), gate, phase)
+
+
+def alltoall_between_hosts(
+    x: tf.Tensor, splits: tf.Tensor, name: str, gate: Any, phase: Phase = "other"
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Exchanges as `alltoall` does, all of it by Horovod: for what ranks of a host don't share."""
+    return _alltoall_by(carriers.HOROVOD, x, splits, name, gate, phase)
+
+
 def _alltoall_by(
     carrier: str, x: tf.Tensor, splits: tf.Tensor, name: str, gate: Any, phase: Phase
 ) -> tuple[tf.Tensor, tf.Tensor]:
@@ -263,13 +305,12 @@ def _mixed_alltoall(
     The ranks of a host follow each other, so what they give and take is in one piece.
     """
     host = carriers.ranks_of_host()
-    near_name = f"{PREFIX}host.{name[len(PREFIX) :]}"
     lower, near_splits, upper = _by_host(splits, host)
     x_lower, x_near, x_upper = tf.split(
         x, [tf.reduce_sum(part) for part in (lower, near_splits, upper)], num=3
     )
-    near, near_received = _alltoall_by(
-        carriers.SHARED_MEMORY, x_near, near_splits, near_name, gate, phase
+    from_near, near_received = _alltoall_by(
+        carriers.SHARED_MEMORY, x_near, near_splits, near(name), gate, phase
     )
     far_splits = tf.concat([lower, tf.zeros_like(near_splits), upper], 0)
     far, far_received = _alltoall_by(
@@ -277,7 +318,9 @@ def _mixed_alltoall(
     )
     lower, _, upper = _by_host(far_received, host)
     far_lower, far_upper = tf.split(far, [tf.reduce_sum(part) for part in (lower, upper)], num=2)
-    return tf.concat([far_lower, near, far_upper], 0), tf.concat([lower, near_received, upper], 0)
+    return tf.concat([far_lower, from_near, far_upper], 0), tf.concat(
+        [lower, near_received, upper], 0
+    )
 
 
 def _by_host(splits: tf.Tensor, host: range) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:

@@ -155,6 +155,7 @@ def request(
     kinds: Sequence[int],
     ranks: int,
     counted: Sequence[bool] = (),
+    hosts: int = 1,
 ) -> Request:
     """De-duplicates keys by section, orders them by owner, and says where rows will be found.
 
@@ -165,6 +166,8 @@ def request(
         members, sections, kinds: M, S and T of them.
         ranks: N.
         counted: T of them, True for tables that count keys; none if there is no such table.
+        hosts: H. With more than one host, all with L ranks, the words for rank h L + l are at place
+            l H + h, and so are its split and its rows: by the rank's number on its host.
     """
     return Request(
         *operations().collective_ask(
@@ -179,6 +182,7 @@ def request(
             pooled=[s.pooled for s in sections],
             weighted=[s.weighted for s in sections],
             **({"counted": [counted[s.table] for s in sections]} if any(counted) else {}),
+            **({"hosts": hosts} if hosts > 1 else {}),
         )
     )
 

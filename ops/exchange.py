@@ -5,6 +5,7 @@ The way back of the gradients is the derivative.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
@@ -48,7 +49,12 @@ def keys_to_owners(
 
 
 def rows_back(
-    rows: tf.Tensor, splits: tf.Tensor, name: str, gate: Any, wire: Wire | None = None
+    rows: tf.Tensor,
+    splits: tf.Tensor,
+    name: str,
+    gate: Any,
+    wire: Wire | None = None,
+    alltoall: Callable[..., tuple[tf.Tensor, tf.Tensor]] = collectives.alltoall,
 ) -> tf.Tensor:
     """Returns the rows that this rank requested, from what every owner found.
 
@@ -58,11 +64,12 @@ def rows_back(
         name: the collective's name.
         gate: the gate's zero.
         wire: the types in which rows and gradients travel; their own by default.
+        alltoall: the collective.
     """
     if wire is None or wire == Wire(rows.dtype, rows.dtype):
-        return collectives.alltoall(rows, splits, name, gate, "rows")[0]
+        return alltoall(rows, splits, name, gate, "rows")[0]
     rows_sent = _cast(rows, wire.rows, rows.dtype)
-    received = collectives.alltoall(rows_sent, splits, name, gate, "rows")[0]
+    received = alltoall(rows_sent, splits, name, gate, "rows")[0]
     return _cast(received, rows.dtype, wire.gradients)
 
 

@@ -30,11 +30,13 @@ from collective.ops import (
     exchange,
     gate,
     graphs,
+    hierarchy,
     op_attributes,
     placement,
 )
 from collective.ops.graph_state import state_of
 from collective.strategies.base import Backend, GroupLayout, Lookup
+from collective.strategies.two_level_exchange import TwoLevelExchange
 
 COMBINERS = {None: 0, "sum": 1, "mean": 2, "sqrtn": 3}
 
@@ -79,6 +81,8 @@ class Group:
         pool: the operation whose outputs are the members' results.
         prefetched: True if keys are exchanged in runs of their own, a batch ahead, for all members
             (see `collective.prefetch`).
+        two_levels: True if hosts merge what they exchange
+            (`collective.strategies.two_level_exchange`).
     """
 
     name: str
@@ -88,6 +92,7 @@ class Group:
     keys: tuple[tf.Operation, ...]
     pool: tf.Operation
     prefetched: bool = False
+    two_levels: bool = False
 
 
 def exchange_group(
@@ -132,11 +137,11 @@ def _build(
     wire: exchange.Wire,
     provisional: bool,
 ) -> Group:
-    ranks = collectives.size()
+    ranks, hosts = collectives.size(), None if provisional else hierarchy.of_group()
     kinds = [int(table.hashed) for table in layout.tables]
     counted = [table.counts_keys for table in layout.tables]
     prefix = "lookup" if provisional else "group"
-    base = f"{prefix}{level}.{_digest(group, layout, wire)}"
+    base = f"{prefix}{level}.{_digest(group, layout, wire, hosts)}"
     name = collectives.unique_name(f"{base}/keys")
     rows_name = collectives.unique_name(f"{base}/rows")
     gates = gate.gates_of(tf.get_default_graph())
@@ -149,10 +154,15 @@ def _build(
     else:
         ids = gates.behind_checks(checks, inputs.ids)
     # 1
-    request = _request(group, layout, inputs, ids, kinds, counted)
+    request = _request(group, layout, inputs, ids, kinds, counted, hosts)
     # 2
-    message, splits = exchange.keys_to_owners(
-        request.message, request.splits, name, zero, 2 * len(layout.sections)
+    two_levels = hosts and TwoLevelExchange(hosts, layout.sections, kinds, counted, zero, wire)
+    message, splits = (
+        two_levels.keys_to_owners(request, name)
+        if two_levels
+        else exchange.keys_to_owners(
+            request.message, request.splits, name, zero, 2 * len(layout.sections)
+        )
     )
     # 3
     response = embedding_bag.respond(message, splits, layout.sections, kinds, ranks, counted)
@@ -168,7 +178,11 @@ def _build(
         counted,
     )
     # 4
-    rows = exchange.rows_back(shard_rows, response.row_splits, rows_name, zero, wire)
+    rows = (
+        two_levels.rows_back(shard_rows, response.row_splits, rows_name)
+        if two_levels
+        else exchange.rows_back(shard_rows, response.row_splits, rows_name, zero, wire)
+    )
     # 5
     outputs = _pool(group, layout, inputs, request, rows)
     return Group(
@@ -186,8 +200,10 @@ def _build(
             message.op,
             response.row_splits.op,
             *(check.bounds.op for check in checks),
+            *([two_levels.merging] if two_levels else []),
         ),
         outputs[0].op,
+        two_levels=two_levels is not None,
     )
 
 
@@ -221,6 +237,7 @@ def _request(
     ids: Sequence[tf.Tensor],
     kinds: Sequence[int],
     counted: Sequence[bool],
+    hosts: hierarchy.Hosts | None,
 ) -> embedding_bag.Request:
     samples, weights, members = [], [], []
     for i, (lookup, s) in enumerate(zip(group, layout.members)):
@@ -237,7 +254,15 @@ def _request(
             )
         )
     return embedding_bag.request(
-        ids, samples, weights, members, layout.sections, kinds, collectives.size(), counted
+        ids,
+        samples,
+        weights,
+        members,
+        layout.sections,
+        kinds,
+        collectives.size(),
+        counted,
+        1 if hosts is None else hosts.number,
     )
 
 
@@ -349,7 +374,12 @@ def _in_shape_of_ids(output: tf.Tensor, lookup: Lookup) -> tf.Tensor:
     return output
 
 
-def _digest(group: Sequence[Lookup], layout: GroupLayout, wire: exchange.Wire) -> str:
+def _digest(
+    group: Sequence[Lookup],
+    layout: GroupLayout,
+    wire: exchange.Wire,
+    hosts: hierarchy.Hosts | None,
+) -> str:
     """Returns a name by which ranks notice in time that they are to exchange different things."""
     parts: list[Any] = [
         (x.table.op.name, x.table.rows, x.table.dim, x.combiner, x.max_norm, s)
@@ -360,6 +390,8 @@ def _digest(group: Sequence[Lookup], layout: GroupLayout, wire: exchange.Wire) -
     parts += [s for s, section in enumerate(layout.sections) if _counts(layout, section)]
     if placement.on_device(group[0].table.hashed):
         parts.append("by kernels")
+    if hosts is not None:
+        parts.append(tuple(hosts))
     return hashlib.blake2b(repr(parts).encode(), digest_size=4).hexdigest()
 
 

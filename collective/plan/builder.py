@@ -6,7 +6,7 @@ import dataclasses
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +14,14 @@ import tensorflow.compat.v1 as tf
 
 from collective.coordination import agreement
 from collective.coordination.run_analysis import RunFootprint
-from collective.ops import carriers, collectives, graph_analysis, native_library, placement
+from collective.ops import (
+    carriers,
+    collectives,
+    graph_analysis,
+    hierarchy,
+    native_library,
+    placement,
+)
 from collective.ops.collective_names import (
     AGREEMENT,
     DENSE,
@@ -23,6 +30,8 @@ from collective.ops.collective_names import (
     OTHER,
     PHASES,
     ROWS,
+    is_near,
+    near,
     short,
     split_name,
 )
@@ -89,6 +98,9 @@ def _notes(graph: tf.Graph, tables: Sequence[Any]) -> dict[str, str]:
         notes["compiled operations"] = f"missing, so every lookup is alone; {missing}"
     if collectives.size() > 1:
         notes["carrier"] = carriers.explanation()
+        between_hosts = hierarchy.explanation()
+        if between_hosts:
+            notes["hierarchical"] = between_hosts
     in_host = _in_host_memory(tables)
     if in_host:
         notes["dynamic tables"] = in_host
@@ -225,7 +237,8 @@ def _group_plan(group: Group, graph: tf.Graph) -> GroupPlan:
         lookups = layout.members.count(i)
         sections.append(SectionPlan(table_name, section.dim, section.pooled, lookups))
     level = _level(graph, group.pool)
-    return GroupPlan(short(group.name), level, len(group.members), tuple(sections))
+    lookups = len(group.members)
+    return GroupPlan(short(group.name), level, lookups, tuple(sections), group.two_levels)
 
 
 def _level(graph: tf.Graph, op: tf.Operation) -> int:
@@ -280,13 +293,24 @@ def _exchange_plans(
         if collectives.collective_name(op):
             plans.append(_exchange_plan(graph, op, carried))
     received = state_of(graph).received_bytes
-    plans = [dataclasses.replace(p, received=received.get(p.name)) for p in plans]
+    names = {p.name for p in plans}
+    plans = [
+        dataclasses.replace(p, received=received.get(p.name), reach=_reach(p.name, names))
+        for p in plans
+    ]
 
     def order(plan: ExchangePlan) -> tuple[Any, ...]:
         is_late = plan.phase in (GRADIENTS, DENSE, OTHER)
         return is_late, plan.level, PHASES.index(plan.phase), plan.name
 
     return sorted(plans, key=order)
+
+
+def _reach(name: str, names: Set[str]) -> str:
+    """Tells how far a collective reaches which is, with another one, for all ranks of all hosts."""
+    if is_near(name):
+        return "within host"
+    return "between hosts" if near(name) in names else ""
 
 
 def _all_collectives(graph: tf.Graph) -> set[tf.Operation]:

@@ -96,12 +96,14 @@ class GroupPlan:
         level: 1; one more for keys that depend on the rows of the level before.
         lookups: how many.
         sections: what travels, in this order.
+        hierarchical: the ranks of a host merge what they exchange with other hosts.
     """
 
     name: str
     level: int
     lookups: int
     sections: tuple[SectionPlan, ...]
+    hierarchical: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,6 +157,7 @@ class ExchangePlan:
             once.
         received: bytes a step that this rank received, as of the last profile of the graph, its own
             share included; else None.
+        reach: 'within host' or 'between hosts', where it is one of a pair; else ''.
     """
 
     name: str
@@ -169,6 +172,7 @@ class ExchangePlan:
     bytes: int | None
     exact: bool
     received: float | None = None
+    reach: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -196,12 +196,16 @@ def _exchange_lines(exchanges: Sequence[ExchangePlan], labels: dict[str, str]) -
         if not of and exchange.phase == PHASES[-1]:
             of = exchange.name.partition(".")[2]
         counts = (exchange.tables, exchange.sections, exchange.members)
-        row = [exchange.phase, labels.get(of, of), exchange.kind, str(exchange.level)]
+        row = [exchange.phase, labels.get(of, of), _kind(exchange), str(exchange.level)]
         row += [str(count or "") for count in counts]
         row += [exchange.dtype, bytes_text(exchange.bytes, exchange.exact)]
         rows.append(row + [in_bytes(exchange.received)] * is_measured)
     title = f"{counted(len(rows), 'exchange')} a step:"
     return [title, *columns(head, rows, left=3), *legend(exchanges)]
+
+
+def _kind(exchange: ExchangePlan) -> str:
+    return f"{exchange.kind} {exchange.reach}".rstrip()
 
 
 def legend(exchanges: Sequence[ExchangePlan]) -> list[str]:

@@ -7,7 +7,15 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from collective.ops.collective_names import AGREEMENT, GRADIENTS, KEYS, PHASES, ROWS, split_name
+from collective.ops.collective_names import (
+    AGREEMENT,
+    GRADIENTS,
+    KEYS,
+    PHASES,
+    ROWS,
+    is_near,
+    split_name,
+)
 from collective.ops.counting import counted
 from collective.plan.formatting import columns, imbalance, in_bytes
 from collective.report.phases import COMPUTED, OUTSIDE, REST, WAITING
@@ -307,7 +315,7 @@ def _rows(breakdown: Breakdown) -> tuple[list[dict[str, float]], dict[str, float
         if len(names) > MOST_EXCHANGES and number > 1:
             labels[name] = f"{phase} of {number} exchanges"
         elif phase in PHASES[:-1]:
-            labels[name] = f"{phase} {of}".rstrip()
+            labels[name] = f"{phase} {of}".rstrip() + " within host" * is_near(name)
     rows = []
     for phases in breakdown.phases:
         row: dict[str, float] = collections.defaultdict(float)

@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 
 from collective.coordination import run_analysis
 from collective.ops import collectives, graph_analysis, op_attributes
-from collective.ops.collective_names import KEYS, short, split_name
+from collective.ops.collective_names import KEYS, is_near, short, split_name
 from collective.ops.gate import gates_of
 from collective.strategies import Lookup
 from collective.strategies.grouped_exchange import Group, groups_of
@@ -138,8 +138,9 @@ class LookupCounter:
             is_run: the run computes the result, so that its ids are counted.
         """
         for op in graph_analysis.upstream([out], {x.name for x in lookup.inputs}):
-            phase, subject = split_name(collectives.collective_name(op) or "")
-            if phase == KEYS and op in self._footprint.operations:
+            collective = collectives.collective_name(op) or ""
+            phase, subject = split_name(collective)
+            if phase == KEYS and not is_near(collective) and op in self._footprint.operations:
                 name, dim = lookup.table.op.name, lookup.table.dim
                 self._carried.append(
                     CarriedTensors(

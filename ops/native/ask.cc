@@ -46,6 +46,9 @@ class AskOp : public OpKernel {
     std::vector<int64_t> dims;
     std::vector<bool> pooled, weighted, counted;
     OP_REQUIRES_OK(context, context->GetAttr("ranks", &ranks_));
+    OP_REQUIRES_OK(context, context->GetAttr("hosts", &hosts_));
+    OP_REQUIRES(context, hosts_ >= 1 && ranks_ % hosts_ == 0,
+                errors::InvalidArgument(ranks_, " ranks are not evenly on ", hosts_, " hosts"));
     OP_REQUIRES_OK(context, context->GetAttr("member_sections", &of));
     OP_REQUIRES_OK(context, context->GetAttr("combiners", &combiners));
     OP_REQUIRES_OK(context, context->GetAttr("kinds", &kinds));
@@ -398,7 +401,8 @@ class AskOp : public OpKernel {
     TF_RETURN_IF_ERROR(context->allocate_output(1, TensorShape({ranks_}), &splits));
     TF_RETURN_IF_ERROR(context->allocate_output(2, TensorShape({ranks_}), &row_splits));
     int64_t words = 0, elements = 0;
-    for (int r = 0; r < ranks_; ++r) {
+    for (int place = 0; place < ranks_; ++place) {
+      const int r = OwnerAt(place);
       const int64_t words_before = words, elements_before = elements;
       words += 2 * count;
       for (int64_t s = 0; s < count; ++s) {
@@ -412,15 +416,15 @@ class AskOp : public OpKernel {
                                        words, " words or more, but no more than ", kMaxCount,
                                        " can travel at once: use smaller batches");
       }
-      splits->flat<int32_t>()(r) = static_cast<int32_t>(words - words_before);
-      row_splits->flat<int32_t>()(r) = static_cast<int32_t>(elements - elements_before);
+      splits->flat<int32_t>()(place) = static_cast<int32_t>(words - words_before);
+      row_splits->flat<int32_t>()(place) = static_cast<int32_t>(elements - elements_before);
     }
     TF_RETURN_IF_ERROR(context->allocate_output(0, TensorShape({words}), &message));
     int64_t* header = message->flat<int64_t>().data();
-    for (int r = 0; r < ranks_; ++r) {
+    for (int place = 0; place < ranks_; ++place) {
       int64_t* at = header + 2 * count;
       for (int64_t s = 0; s < count; ++s) {
-        Part& part = run->parts[s * ranks_ + r];
+        Part& part = run->parts[s * ranks_ + OwnerAt(place)];
         header[2 * s] = part.bags;
         header[2 * s + 1] = part.keys;
         part.words = at;
@@ -439,7 +443,11 @@ class AskOp : public OpKernel {
     return OkStatus();
   }
 
-  int ranks_ = 0;
+  // Returns the owner of the part of a message that is at `place`: by its number on its host, then
+  // by host.
+  int OwnerAt(int place) const { return place % hosts_ * (ranks_ / hosts_) + place / hosts_; }
+
+  int ranks_ = 0, hosts_ = 1;
   int pooled_ = 0, weighted_ = 0;
   std::vector<Section> sections_;
   std::vector<Member> members_;

@@ -26,6 +26,7 @@
 #include "hear.cc"
 #include "lookups.cc"
 #include "memory.cc"
+#include "merge.cc"
 #include "ops.cc"
 #include "parts.cc"
 #include "pool.cc"

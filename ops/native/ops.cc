@@ -382,6 +382,7 @@ REGISTER_OP("CollectiveAsk")
     .Attr("P: int >= 0")
     .Attr("W: int >= 0")
     .Attr("ranks: int >= 1")
+    .Attr("hosts: int >= 1 = 1")
     .Attr("member_sections: list(int)")
     .Attr("combiners: list(int)")
     .Attr("kinds: list(int)")
@@ -390,6 +391,51 @@ REGISTER_OP("CollectiveAsk")
     .Attr("weighted: list(bool)")
     .Attr("counted: list(bool) = []")
     .SetShapeFn(AskShapes);
+
+REGISTER_OP("CollectiveMergeRequests")
+    .Input("message: int64")
+    .Output("merged: int64")
+    .Output("splits: int32")
+    .Output("row_splits: int32")
+    .Output("positions: int32")
+    .Output("bags: int64")
+    .Attr("T: int >= 1")
+    .Attr("owners: int >= 1")
+    .Attr("ranks: int >= 1")  // Messages: of each asker to each owner.
+    .Attr("section_tables: list(int)")
+    .Attr("kinds: list(int)")
+    .Attr("dims: list(int)")
+    .Attr("pooled: list(bool)")
+    .Attr("weighted: list(bool)")
+    .Attr("counted: list(bool) = []")
+    .SetShapeFn([](InferenceContext* c) {
+      int owners, messages;
+      TF_RETURN_IF_ERROR(c->GetAttr("owners", &owners));
+      TF_RETURN_IF_ERROR(c->GetAttr("ranks", &messages));
+      SetVectors(c, 0, c->num_outputs());
+      c->set_output(1, c->Vector(owners));
+      c->set_output(2, c->Vector(messages / owners));
+      return OkStatus();
+    });
+
+REGISTER_OP("CollectiveSpreadMerged")
+    .Input("rows: float")
+    .Input("positions: int32")
+    .Input("bags: int64")
+    .Output("flat: float")
+    .Attr("owners: int >= 1")
+    .Attr("dims: list(int)")
+    .SetShapeFn(Flat);
+
+REGISTER_OP("CollectiveSumMerged")
+    .Input("gradient: float")
+    .Input("positions: int32")
+    .Input("bags: int64")
+    .Input("rows: float")  // Of the same size as the sum.
+    .Output("flat: float")
+    .Attr("owners: int >= 1")
+    .Attr("dims: list(int)")
+    .SetShapeFn(Flat);
 
 REGISTER_OP("CollectiveHear")
     .Input("message: int64")

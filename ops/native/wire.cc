@@ -80,6 +80,31 @@ const int32_t* BagOfEachKey(const Piece& piece, Buffer<int32_t>* buffer) {
   return bags;
 }
 
+Status Layout::Lengths(const Tensor& message, Tensor* lengths) const {
+  if (!TensorShapeUtils::IsVector(message.shape()))
+    return InvalidArgument("a message is a vector, not ", message.shape().DebugString());
+  const int64_t count = static_cast<int64_t>(sections.size());
+  const int64_t* words = message.vec<int64_t>().data();
+  int64_t left = message.NumElements();
+  for (int64_t r = 0; r < lengths->NumElements(); ++r) {
+    int64_t length = 2 * count;
+    for (int64_t s = 0; s < count && length <= left; ++s) {
+      const int64_t bags = words[2 * s], keys = words[2 * s + 1];
+      if (bags < 0 || bags > kMaxCount || keys < 0 || keys > kMaxCount)
+        return InvalidArgument("message ", r, " is malformed: section ", s, " has ", bags,
+                               " bags of ", keys, " keys");
+      length += sections[s].Words(bags, keys);
+    }
+    if (length > left || length > kMaxCount)
+      return InvalidArgument("message ", r, " is malformed: it has ", length, " words, and ", left,
+                             " are left");
+    lengths->vec<int32_t>()(r) = static_cast<int32_t>(length);
+    words += length;
+    left -= length;
+  }
+  return OkStatus();
+}
+
 Status Layout::Parse(const Tensor& message, const Tensor& splits, ReceivedMessage* received) const {
   if (!TensorShapeUtils::IsVector(message.shape()) || !TensorShapeUtils::IsVector(splits.shape()) ||
       splits.NumElements() != ranks) {
@@ -98,6 +123,14 @@ Status Layout::Parse(const Tensor& message, const Tensor& splits, ReceivedMessag
   received->elements = 0;
   for (int r = 0; r < ranks; ++r) {
     const int64_t length = lengths[r];
+    if (length == 0) {  // It has a proxy that asks for it.
+      for (int s = 0; s < count; ++s) {
+        const int table = sections[s].table;
+        received->pieces.push_back(
+            {s, 0, 0, words, nullptr, nullptr, nullptr, received->elements, received->rows[table]});
+      }
+      continue;
+    }
     if (length < 2 * count || length > left) {
       return InvalidArgument("the message of rank ", r, " is malformed: it has ", length,
                              " words of ", left, " that are left, and its header needs ",

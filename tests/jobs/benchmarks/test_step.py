@@ -21,6 +21,8 @@ import step_report  # noqa: E402
 import step_workload  # noqa: E402
 from step_workload import CRITEO_ROWS, Setting  # noqa: E402
 
+from tests.jobs.hosts.network import why_not  # noqa: E402
+
 TINY = "--tables 3 --dim 8 --batch 64 --steps 3 --warmup 1 --max-rows 500".split()
 
 
@@ -261,3 +263,21 @@ def test_the_model_computes_what_numpy_does(
             logits += np.bincount(samples, minlength=setting.samples) * 0.01 * of_table.sum()
         expected = np.mean(np.logaddexp(0, logits) - logits * batch["label"][:, 0])
         assert got == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.matrix
+def test_hosts_send_what_their_ranks_want_once():
+    """Ids of small tables are wanted by all ranks: half of them needn't travel."""
+    if why_not():
+        pytest.skip(f"no hosts of network namespaces: {why_not()}")
+    tables = "--tables 8 --dim 32 --batch 8192 --max-rows 300 --steps 5 --warmup 2".split()
+    done = call("--hosts", "2", "--ranks", "4", *tables, "--json")
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    (round_,) = json.loads(done.stdout.splitlines()[-1])["rounds"]
+    assert 0 < round_["hierarchical"]["sent_by_host"] < 0.7 * round_["flat"]["sent_by_host"]
+
+
+def test_hosts_have_equal_numbers_of_ranks(capsys):
+    with pytest.raises(SystemExit):
+        step.parse(["--hosts", "2", "--ranks", "3"])
+    assert "--ranks that are a multiple of it, not 3" in capsys.readouterr().err

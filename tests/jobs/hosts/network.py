@@ -83,6 +83,24 @@ class Network:
         port = f"port{self.names.index(name) + 1}"
         _run("ip", "-n", self._name("bridge"), "link", "set", port, "down")
 
+    def slow_down(self, rate: str, delay: str) -> bool:
+        """Limits what every host sends, in tc's words: "1gbit", "0.2ms".
+
+        Returns whether there is a delay, too, for which the kernel needs netem.
+        """
+        delayed = True
+        for number, name in enumerate(self.names, 1):
+            limit = ("tbf", "rate", rate, "burst", "64kb", "latency", "100ms")
+            self._queue(self._name(name), "net0", *limit)
+            try:
+                self._queue(self._name("bridge"), f"port{number}", "netem", "delay", delay)
+            except subprocess.CalledProcessError:
+                delayed = False
+        return delayed
+
+    def _queue(self, namespace: str, device: str, *how: str) -> None:
+        _run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", *how)
+
     def _namespace(self, name: str) -> str:
         namespace = self._name(name)
         _run("ip", "netns", "add", namespace)

@@ -1,0 +1,210 @@
+"""A host's ranks that merge what they ask for get the rows of NumPy, and owners the gradients."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from collective.ops import embedding_bag, request_merging
+from collective.ops.embedding_bag import DYNAMIC, STATIC, SUM, BagMember, Section
+from collective.ops.key_hashing import owners_np
+
+V, DIMS, KINDS = 40, (3, 5), (STATIC, DYNAMIC)
+SECTIONS = [Section(0, 3), Section(1, 5), Section(0, 3, True, True), Section(1, 5, True)]
+MEMBERS = [
+    BagMember(0, 3),
+    BagMember(1, 5),
+    BagMember(1, 5),
+    BagMember(2, 3, SUM, True),
+    BagMember(3, 5, SUM),
+]
+POOLS = [BagMember(m.section, m.dim, SUM, True) if m.combiner else m for m in MEMBERS]
+COUNTED = [False, True]
+
+
+def owner_of(kind, keys, ranks):
+    return keys % ranks if kind == STATIC else owners_np(keys, ranks)
+
+
+class Rank:
+    """Holds what one rank looks up."""
+
+    def __init__(self, draw, most):
+        sizes = draw.integers(0, most + 1, len(MEMBERS))
+        self.ids = [draw.integers(0, V, size) for size in sizes]
+        self.samples = [np.sort(draw.integers(0, 4, size)) for size in sizes[3:]]
+        self.weights = draw.integers(1, 4, sizes[3]).astype(np.float32)
+
+
+def exchange(parts):
+    """Carries an all-to-all out: parts[i][k] is what i sends k; returns what each k gets."""
+    return [list(got) for got in zip(*parts)]
+
+
+def rows_of(keys, kind, ranks):
+    """Returns the local rows of an owner's keys; a dynamic table has key k in row k + 1."""
+    return keys if kind == STATIC else keys + 1
+
+
+def run(hosts, here, ranks_data, tables):
+    """Returns the results, the gradients by owner and table, and the counts by owner."""
+    ranks = hosts * here
+    shards = [
+        [
+            tf.get_variable(f"s{r}_{t}", initializer=shard, use_resource=True)
+            for t, shard in enumerate(of_rank)
+        ]
+        for r, of_rank in enumerate(tables)
+    ]
+    asked = [
+        embedding_bag.request(
+            [tf.constant(x) for x in data.ids],
+            [tf.constant(x) for x in data.samples],
+            [tf.constant(data.weights)],
+            MEMBERS,
+            SECTIONS,
+            KINDS,
+            ranks,
+            COUNTED,
+            hosts,
+        )
+        for data in ranks_data
+    ]
+
+    def by_proxy(splits):
+        return tf.reduce_sum(tf.reshape(splits, [here, hosts]), 1)
+
+    def within(parts):
+        return sum((exchange(parts[h * here : (h + 1) * here]) for h in range(hosts)), [])
+
+    def between(parts):
+        out = [None] * ranks
+        for number in range(here):
+            for h, got in enumerate(exchange(parts[number::here])):
+                out[h * here + number] = got
+        return out
+
+    to_proxies = within([tf.split(a.message, by_proxy(a.splits), num=here) for a in asked])
+    merged = [
+        request_merging.merge(tf.concat(got, 0), SECTIONS, KINDS, here, hosts, COUNTED)
+        for got in to_proxies
+    ]
+    requests = between([tf.split(m.message, m.splits, num=hosts) for m in merged])
+    sizes, flats, heard, counts = [], [], [], []
+    for r, got in enumerate(requests):
+        message = tf.concat(got, 0)
+        splits = tf.stack([tf.size(x) for x in got])[:, None]
+        number = r % here
+        splits = tf.reshape(tf.pad(splits, [[0, 0], [number, here - 1 - number]]), [ranks])
+        response = embedding_bag.respond(message, splits, SECTIONS, KINDS, ranks, COUNTED)
+        rows = [rows_of(keys, kind, ranks) for keys, kind in zip(response.keys, KINDS)]
+        flat = embedding_bag.gather(
+            [v.handle for v in shards[r]],
+            rows,
+            message,
+            splits,
+            SECTIONS,
+            KINDS,
+            ranks,
+            [v.shape for v in shards[r]],
+            COUNTED,
+        )
+        flats.append(flat)
+        sizes.append(tf.reshape(response.row_splits, [hosts, here])[:, number])
+        heard.append(response.keys[1])
+        counts.append(response.counts[0])
+    back = between([tf.split(flat, size, num=hosts) for flat, size in zip(flats, sizes)])
+    spread = [
+        tf.split(
+            request_merging.spread(tf.concat(got, 0), m, SECTIONS, hosts), m.row_splits, num=here
+        )
+        for got, m in zip(back, merged)
+    ]
+    results = []
+    for got, a in zip(within(spread), asked):
+        results.append(
+            embedding_bag.pool(tf.concat(got, 0), a.positions, a.samples, a.scales, POOLS, a.counts)
+        )
+    loss = tf.add_n([tf.reduce_sum(tf.square(x)) for of_rank in results for x in of_rank])
+    gradients = tf.gradients(loss, [v for of_rank in shards for v in of_rank])
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        return session.run([results, gradients, list(zip(heard, counts))])
+
+
+@pytest.mark.parametrize(("hosts", "here", "most"), [(2, 2, 30), (3, 2, 9), (2, 3, 0), (1, 2, 5)])
+def test_merged_requests_give_the_rows_and_gradients_of_numpy(hosts, here, most):
+    ranks, draw = hosts * here, np.random.default_rng(hosts + 10 * here)
+    whole = [draw.integers(-3, 4, (V, dim)).astype(np.float32) for dim in DIMS]
+    # Row k of rank r: key k N + r of the static table, key k - 1 of the dynamic one.
+    tables = [
+        [whole[0][r::ranks], np.concatenate([np.zeros((1, DIMS[1]), np.float32), whole[1]])]
+        for r in range(ranks)
+    ]
+    data = [Rank(draw, most) for _ in range(ranks)]
+    with tf.Graph().as_default():
+        results, gradients, counted = run(hosts, here, data, tables)
+    expected = [np.zeros((V, dim)) for dim in DIMS]
+    for rank, of_rank in zip(data, results):
+        for m, (member, ids) in enumerate(zip(MEMBERS, rank.ids)):
+            table = SECTIONS[member.section].table
+            rows = whole[table][ids].astype(np.float64)
+            if member.combiner:
+                samples = rank.samples[m - 3]
+                weights = rank.weights if m == 3 else np.ones(len(ids))
+                out = np.zeros((samples.max(initial=-1) + 1, member.dim))
+                np.add.at(out, samples, rows * weights[:, None])
+                np.testing.assert_array_equal(of_rank[m], out)
+                np.add.at(expected[table], ids, 2 * out[samples] * weights[:, None])
+            else:
+                np.testing.assert_array_equal(of_rank[m], rows)
+                np.add.at(expected[table], ids, 2 * rows)
+    found = [np.zeros((V, dim)) for dim in DIMS]
+    for i, slices in enumerate(gradients):
+        r, table = divmod(i, 2)
+        keys = slices.indices * ranks + r if table == 0 else slices.indices - 1
+        assert len(set(keys)) == len(keys)
+        assert (owner_of(KINDS[table], keys, ranks) == r).all()
+        found[table][keys] += slices.values
+    for one, other in zip(found, expected):
+        np.testing.assert_array_equal(one, other)
+    # How often each key of the counted table was asked for, pooled or not; no host asks twice for
+    # a key that isn't pooled.
+    times = np.zeros(V, np.int64)
+    for keys, of_keys in counted:
+        np.add.at(times, keys, of_keys)
+    wanted = np.concatenate([x for rank in data for x in (rank.ids[1], rank.ids[2], rank.ids[4])])
+    np.testing.assert_array_equal(times, np.bincount(wanted, minlength=V))
+
+
+def test_a_key_of_several_ranks_leaves_their_host_once():
+    ids = [np.array(x, np.int64) for x in ([4, 8, 4], [8, 4, 12])]
+    with tf.Graph().as_default(), tf.Session() as session:
+        asked = [
+            embedding_bag.request([x], [], [], [BagMember(0, 2)], [Section(0, 2)], [0], 4, (), 2)
+            for x in ids
+        ]
+        # Of 2 hosts of 2 ranks: what both ask of proxy 0, of owners 0 and 2.
+        messages = [a.message[: a.splits[0] + a.splits[1]] for a in asked]
+        merged = request_merging.merge(tf.concat(messages, 0), [Section(0, 2)], [0], 2, 2)
+        merged = session.run(merged)
+    assert merged.message.tolist() == [3, 3, 4, 8, 12, 0, 0]
+    assert merged.splits.tolist() == [5, 2] and merged.row_splits.tolist() == [4, 6]
+    assert merged.positions.tolist() == [0, 2, 2, 0, 4] and merged.bags.tolist() == [2, 0, 3, 0]
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ([1, 1], "has 3 words, and 2 are left"),
+        ([-1, 0], "section 0 has -1 bags of 0 keys"),
+        ([1, 1, 7, 0, 0, 5], "words over"),
+        ([1, 0, 7, 0, 0], "malformed"),
+    ],
+)
+def test_a_malformed_message_is_an_error(words, problem):
+    with tf.Graph().as_default(), tf.Session() as session:
+        merged = request_merging.merge(tf.constant(words, tf.int64), [Section(0, 2)], [0], 2, 1)
+        with pytest.raises(tf.errors.InvalidArgumentError, match=problem):
+            session.run(merged.message)
