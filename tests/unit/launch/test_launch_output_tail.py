@@ -1,4 +1,4 @@
-"""The end of a rank's output, as the report shows it: also where a line is longer than what is kept."""
+"""The end of a rank's output, as the report shows it, also of lines longer than what is kept."""
 
 from __future__ import annotations
 
