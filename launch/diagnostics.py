@@ -132,7 +132,8 @@ def _check_listed(job: CheckedJob, listed: HostList, here: HostFacts) -> list[Fi
     """Asks all hosts of a job that is started from here."""
     ranks = dict(listed.hosts)
     found = survey(list(ranks), listed.ssh, listed.interface, job.files, job.seconds)
-    others = [each.name for each in found.answers if each.facts and each.facts.address]
+    own = {each for addresses in here.interfaces.values() for each in addresses}
+    others = [each.name for each in found.answers if not own & set(each.addresses)]
     why = "by --network-interface" if listed.interface else f"the way to {', '.join(others[:1])}"
     _show("network", f"{network_text(here, found.address, why)}; {ip_versions(here)}")
     for answer in found.answers:

@@ -160,6 +160,7 @@ def main() -> int:
         line = sys.stdin.readline()
         if line:
             _say(unreachable_peers([tuple(peer) for peer in json.loads(line)]))
+            sys.stdin.read()  # others may still be on their way to this host
     return 0
 
 

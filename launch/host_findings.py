@@ -124,10 +124,11 @@ def of_hosts(
     )
     found = [] if surveyed.address or not surveyed.problem else [Finding(surveyed.problem)]
     for answer in surveyed.answers:
-        found += _of_name(answer, here, bool(surveyed.address))
         if answer.facts is None:
-            found.append(Finding(f"host {answer.name}: {answer.problem}"))
+            problem = answer.problem + _needs_ipv6(answer, here)
+            found.append(Finding(f"host {answer.name}: {problem}"))
             continue
+        found += _of_name(answer, here, bool(surveyed.address))
         count = len(surveyed.answers)
         found += of_host(answer.facts, answer.name, total, ranks[answer.name], count, uses_gpus)
         found += _versions(answer.name, answer.facts, here)
@@ -205,23 +206,26 @@ def _of_name(answer: Answer, here: HostFacts, has_address: bool) -> list[Finding
     """Returns what is wrong with a host's name."""
     name, found = answer.name, answer.addresses
     if not found:
-        # ssh may know it by its own configuration.
         return [
             Finding(
-                f"host {name}: its name doesn't lead to an address here: a line in /etc/hosts, or "
-                "its address in -H",
-                is_obstacle=answer.facts is None or not has_address,
-            )
-        ]
-    versions = {ipaddress.ip_address(each.partition("%")[0]).version for each in found}
-    if versions == {6} and "IPv6" not in ip_versions(here):
-        return [
-            Finding(
-                f"host {name} leads to {', '.join(found)} only, and this host has addresses of "
-                f"{ip_versions(here)}: give its IPv4 address, in -H or /etc/hosts"
+                f"host {name}: ssh knows it, but its name doesn't lead to an address here: a line "
+                "in /etc/hosts, its address in -H, or --network-interface",
+                is_obstacle=not has_address,
             )
         ]
     return []
+
+
+def _needs_ipv6(answer: Answer, here: HostFacts) -> str:
+    """Says that a host can be reached by IPv6 only, which isn't there; "" if it isn't so."""
+    found = answer.addresses
+    versions = {ipaddress.ip_address(each.partition("%")[0]).version for each in found}
+    if versions != {6} or "IPv6" in ip_versions(here):
+        return ""
+    return (
+        f" ({answer.name} leads to {', '.join(found)} only, and this host has addresses of "
+        f"{ip_versions(here)}: give its IPv4 address, in -H or /etc/hosts)"
+    )
 
 
 def _versions(name: str, facts: HostFacts, here: HostFacts) -> list[Finding]:
