@@ -100,12 +100,23 @@ def _addresses(membership: Membership, environment: MutableMapping[str, str]) ->
         )
     if membership.rank == 0:
         own = listening_address(name, None)
+        if ":" in own:
+            raise UsageError(_needs_ipv4(name, own))
         return own, own
-    master = next((each for each in resolve(name, "MASTER_ADDR") if ":" not in each), "")
+    addresses = resolve(name, "MASTER_ADDR")
+    master = next((each for each in addresses if ":" not in each), "")
     if not master:
-        raise UsageError(f"MASTER_ADDR {name} has no IPv4 address, which Horovod needs")
+        raise UsageError(_needs_ipv4(name, ", ".join(addresses)))
     try:
         own = source_address(master)
     except OSError as error:
         raise UsageError(f"no way leads to {name} ({master}): {error.strerror}") from None
     return master, LOOPBACK if own == master and own.startswith("127.") else own
+
+
+def _needs_ipv4(name: str, addresses: str) -> str:
+    return (
+        f"MASTER_ADDR {name} is {addresses}, and ranks without a launcher need an IPv4 address: "
+        "give one, or start the launcher on each host (srun --ntasks-per-node=1, mpirun --map-by "
+        "ppr:1:node)"
+    )
