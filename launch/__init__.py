@@ -30,6 +30,7 @@ Several hosts
   holds the job's secret (COLLECTIVE_SECRET, or a file), and decides for all: what is said here of
   ranks is so of the ranks of all hosts. Lines of rank 1 of host h2 begin with "[h2:1] "; --log-dir
   keeps them there.
+  --check -H h1,h2 asks all hosts first, and says what is in the job's way.
   A failure, a stall, a signal to any launcher ends or stops all, with one report and one exit code
   everywhere. A host whose launcher is gone, or says nothing for --host-timeout, is named, and the
   job ends with 137; without it there is no restart.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -164,7 +166,7 @@ class _AskedHost:
             try:
                 process.wait(1.0)
             except subprocess.TimeoutExpired:
-                process.kill()
+                _kill(process)
                 process.wait()
         self._errors.close()
 
@@ -194,7 +196,7 @@ class _AskedHost:
     def _give_up(self) -> None:
         self._too_late = True
         if self._process is not None:
-            self._process.kill()
+            _kill(self._process)
 
     def _explanation(self) -> str:
         assert self._process is not None
@@ -208,6 +210,14 @@ class _AskedHost:
         lines = self._errors.read(1 << 16).decode("utf-8", "replace").strip().splitlines()
         known = explanation(self._name, code, lines, self._python)
         return known or f"exit code {code}: {lines[-1] if lines else 'it says nothing'}"
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kills a program with what it has started: that, too, holds the pipe which is read."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
 
 
 def _addresses(name: str) -> list[str]:

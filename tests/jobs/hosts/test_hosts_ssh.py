@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Iterator
 
@@ -11,6 +10,7 @@ import pytest
 from tests.jobs.hosts.ssh_servers import SshServers, why_not
 from tests.jobs.hosts.test_hosts import TELL
 from tests.jobs.launch.conftest import MARK
+from tests.jobs.launch.test_launch_check import make_stubs
 
 pytestmark = [
     pytest.mark.timeout(150),
@@ -25,15 +25,11 @@ class Servers:
     def __init__(self, hosts) -> None:
         self._hosts = hosts
         self.ssh: SshServers
-        self.stubs = hosts.folder / "stubs"
-        for name, text in STUBS.items():
-            (self.stubs / name).mkdir(parents=True)
-            (self.stubs / name / "__init__.py").write_text(text)
+        self._path = make_stubs(hosts)
 
     def check(self, *arguments: object) -> tuple[int, list[str]]:
         """Runs --check, and returns the lines that it prints."""
-        path = f"{self.stubs}{os.pathsep}{self._hosts.environment['PYTHONPATH']}"
-        code, stdout, stderr = self.launch("--check", *arguments, PYTHONPATH=path)
+        code, stdout, stderr = self.launch("--check", *arguments, PYTHONPATH=self._path)
         assert not stderr, stderr
         return code, stdout.splitlines()
 
@@ -54,15 +50,6 @@ class Servers:
             timeout=100,
         )
         return done.returncode, done.stdout, done.stderr
-
-
-# Importing TensorFlow is no affair of these tests, and takes long.
-STUBS = {
-    "tensorflow": "from types import SimpleNamespace\n"
-    "__version__ = '0'\ntest = SimpleNamespace(is_built_with_cuda=bool)\n",
-    "horovod": "__version__ = '0'\n",
-    "horovod/tensorflow": "gloo_built = lambda: True\nnccl_built = mpi_built = lambda: False\n",
-}
 
 
 @pytest.fixture

@@ -37,6 +37,7 @@ BATCH_SCRIPT = {
     [
         (OPEN_MPI, "orted", ("mpirun", 5, 8, 1, 4, 1, 2, "", "prterun-1")),
         (OPEN_MPI, "prted", ("mpirun", 5, 8, 1, 4, 1, 2, "", "prterun-1")),
+        (OPEN_MPI, "mpirun.openmpi", ("mpirun", 5, 8, 1, 4, 1, 2, "", "prterun-1")),
         (HYDRA, "hydra_pmi_proxy", ("mpirun", 1, 2, 1, 2, 0, 1, "", "")),
         (SLURM, "slurmstepd", ("srun", 6, 7, 0, 1, 3, 4, "gpu07", "77")),
     ],
