@@ -145,9 +145,8 @@ def _check_membership(
     job: CheckedJob, hosts: HostOptions, here: HostFacts, environment: Mapping[str, str]
 ) -> list[Finding]:
     """Checks this host as one of a job's on each of which a launcher is started."""
-    findings = of_host(
-        here, "", (job.ranks or 1) * hosts.nodes, job.ranks, hosts.nodes, job.uses_gpus
-    )
+    own_ranks = job.ranks or (max(1, here.gpus) if job.uses_gpus else 1)
+    findings = of_host(here, "", own_ranks * hosts.nodes, job.ranks, hosts.nodes, job.uses_gpus)
     address = ""
     try:
         if hosts.node == 0:
