@@ -145,7 +145,14 @@ def test_a_killed_job_goes_on_at_another_number_of_ranks(tmp_path, kind):
 
 @pytest.mark.matrix
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("kind", ["records", "pipeline", "parquet"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "records",
+        pytest.param("pipeline", marks=pytest.mark.long),
+        pytest.param("parquet", marks=pytest.mark.long),
+    ],
+)
 def test_twenty_kills_at_any_step(tmp_path, kind):
     chance = random.Random(f"{kind} {SEED}")
     launches = []

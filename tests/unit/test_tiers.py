@@ -46,6 +46,14 @@ def test_the_matrix_adds_numbers_of_ranks():
     assert ran == sampled(9, 2)
 
 
+@pytest.mark.parametrize("count, most", [(1, 1), (2, 1), (5, 3), (8, 4)])
+def test_half_of_the_parameters_run_in_other_configurations(count, most):
+    added = Configuration(2, "hb")
+    ran = [n for n in range(count) if Choice("matrix").runs(Marks(), added, n, count)]
+    assert ran == sampled(count, most) and len(ran) == most
+    assert all(Choice("all").runs(Marks(), added, n, count) for n in range(count))
+
+
 def test_the_matrix_runs_what_depends_on_the_carrier_over_horovod():
     added = Configuration(2, "sok", carrier="horovod")
     for carriers in (True, False):

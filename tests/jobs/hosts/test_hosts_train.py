@@ -56,7 +56,7 @@ def test_a_job_goes_on_when_its_launchers_are_started_again(hosts, tmp_path):
     assert weights(ends[0][1]) == on_one_host(tmp_path / "one", 2)
 
 
-@pytest.mark.parametrize("told", [1, 0])
+@pytest.mark.parametrize("told", [1, pytest.param(0, marks=pytest.mark.long)])
 def test_a_rank_that_dies_or_is_told_to_stop_costs_no_step(hosts, told, tmp_path):
     """It dies at one step, the job starts again; a signal at another step stops all, who save."""
     hosts.make(2)

@@ -65,7 +65,7 @@ def needs(program: str) -> pytest.MarkDecorator:
     "mpirun",
     [
         pytest.param(OPEN_MPI, marks=needs(OPEN_MPI[0]), id="open-mpi"),
-        pytest.param(MPICH, marks=needs(MPICH[0]), id="mpich"),
+        pytest.param(MPICH, marks=[needs(MPICH[0]), pytest.mark.long], id="mpich"),
     ],
 )
 def test_mpirun_starts_ranks_of_one_host(hosts, mpirun):
@@ -129,6 +129,7 @@ def test_srun_starts_ranks_of_two_hosts(hosts, slurm):
     assert told(run(hosts, *words, on="h1", **slurm.environment)) == TOLD_ON_TWO_HOSTS
 
 
+@pytest.mark.long
 def test_srun_starts_a_launcher_on_each_host(hosts, slurm, tmp_path):
     folder = tmp_path / "job"
     folder.mkdir()
@@ -137,6 +138,7 @@ def test_srun_starts_a_launcher_on_each_host(hosts, slurm, tmp_path):
     assert weights(output) == on_one_host(tmp_path / "one", 2)
 
 
+@pytest.mark.long
 def test_a_batch_file_that_is_stopped_goes_on_from_its_checkpoint(hosts, slurm, tmp_path):
     """The time limit's signal comes: ranks save, the job goes back to the queue, and is done."""
     folder = tmp_path / "job"
