@@ -15,7 +15,7 @@ import hmac
 import os
 from collections.abc import MutableMapping
 
-from .environment import LOOPBACK
+from .environment import LOOPBACK, PATIENCE
 from .errors import UsageError
 from .gloo_address import check_host_name
 from .network import interface_of, listening_address, resolve, source_address
@@ -46,6 +46,8 @@ def adopt(environment: MutableMapping[str, str] = os.environ, has_mpi: bool = Fa
     if membership is None:
         return ""
     environment.update(_identity(membership, environment))
+    for name, value in PATIENCE.items():
+        environment.setdefault(name, value)
     return membership.scheduler
 
 
