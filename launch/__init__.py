@@ -144,7 +144,8 @@ What happens when
   TERM, or INT (Ctrl-C)    is passed on to the ranks, as TERM is for --preempt-signal: see
                            Preemption. Who is there after 60 seconds, or --grace if it is given,
                            gets KILL; after INT first TERM, and KILL after another grace. A second
-                           INT or TERM kills at once, but for a TERM in the same second.
+                           INT or TERM kills at once, but for a TERM in the same second,
+                           or the first one to the launcher of another host.
   HUP or QUIT              is passed on to the ranks' process groups; who is there after the grace
                            gets TERM, after another one KILL. HUP is ignored under nohup.
   the launcher is killed   (KILL) the supervisor kills everything below it at once. Only who kills
