@@ -36,6 +36,7 @@ def _library_functions() -> Any:
         ("append_rows", code, [pointer, number, number, pointer, number, pointer]),
         ("finish", code, [pointer]),
         ("read", code, [path, number, number, pointer, pointer]),
+        ("checksum", ctypes.c_uint32, [path, number]),
         ("write_index", code, [path, path, pointer, number, path, number]),
     ):
         function = getattr(functions, f"data_file_{name}")
@@ -130,13 +131,20 @@ class DataFile:
 
 def read(path: str, offset: int, size: int, out: np.ndarray) -> int | None:
     """Reads bytes of a file into `out`; returns their checksum, None if the file is too short."""
-    checksum = ctypes.c_uint32()
+    total = ctypes.c_uint32()
     error = _library_functions().data_file_read(
-        os.fsencode(path), offset, size, out.ctypes.data, ctypes.byref(checksum)
+        os.fsencode(path), offset, size, out.ctypes.data, ctypes.byref(total)
     )
     if error > 0:
         raise OSError(error, os.strerror(error), path)
-    return None if error else masked(checksum.value)
+    return None if error else masked(total.value)
+
+
+def checksum(data: bytes) -> int | None:
+    """Returns the checksum of bytes as a bundle has it; None where nothing is compiled."""
+    if native_library.missing() is not None:
+        return None
+    return masked(_library_functions().data_file_checksum(data, len(data)))
 
 
 def write_index(path: str, pairs: Sequence[tuple[bytes, bytes]]) -> None:

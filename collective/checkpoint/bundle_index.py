@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.core.protobuf import tensor_bundle_pb2
 
 from collective.checkpoint.index_keys import WHOLE, slice_key
+from collective.ops import data_files
 
 
 def index_path(prefix: str) -> str:
@@ -153,11 +154,16 @@ def _varint(data: bytes, place: int) -> tuple[int, int]:
 
 
 def _block(data: bytes, start: int, size: int) -> bytes:
-    """Returns a block; the byte behind it tells its compression, of which there must be none."""
-    block = data[start : start + size]
-    if len(block) < size or data[start + size] != 0:
+    """Returns a block; a byte behind it tells its compression, of which there must be none, and
+    four its checksum.
+    """
+    end = start + size + 1
+    if end + 4 > len(data) or data[end - 1] != 0:
         raise ValueError(f"the block at {start} is compressed, or cut off")
-    return block
+    checksum = data_files.checksum(data[start:end])
+    if checksum not in (None, *struct.unpack("<I", data[end : end + 4])):
+        raise ValueError(f"the checksum of the block at {start} differs")
+    return data[start : end - 1]
 
 
 def _pairs(block: bytes) -> Iterator[tuple[bytes, bytes]]:

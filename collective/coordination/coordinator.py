@@ -247,6 +247,12 @@ class Coordinator:
                 try:
                     self._answer(attempt)
                 except tf.errors.OpError as failed:
+                    # A peer's ids may be invalid that depend on rows.
+                    refused = attempt.run.disagreement
+                    if refused is not None:
+                        return (
+                            self._judge(refused, member, attempt.run, attempt.description) or failed
+                        )
                     self.broken = f"{type(failed).__name__}: {failed.message}"
                     return failed
                 if PREEMPTION.decided:  # so the peers ask no more
@@ -261,6 +267,7 @@ class Coordinator:
         """Takes part in one run of the peers without data of its own."""
         idle_run = attempt.run.idle_run
         assert idle_run is not None
+        attempt.run.disagreement = None
         self.progress.enters(Phase.ANSWERING)
         feeds = dict(attempt.feeds)
         feeds.update((x.name, value) for x, value in idle_run.feeds)
@@ -376,6 +383,10 @@ class Coordinator:
             lambda: self.channel.texts(agreement.report(description, shared)),
         )
         self.note_verdict(headers, verdict, member)
+        if verdict is not None and not isinstance(verdict, tf.errors.OutOfRangeError):
+            # All ranks raise it, and none answers an evaluation any more. Those that had come to
+            # one and those that hadn't must agree on their next run alike.
+            member.evaluation = None
         return verdict
 
     def note_verdict(

@@ -9,6 +9,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from collective.checkpoint import tensor_bundle
+from collective.checkpoint.index_file import IndexFile
 from collective.ops import data_files
 
 pytestmark = pytest.mark.skipif(
@@ -98,6 +99,58 @@ def test_a_flipped_bit_and_a_cut_off_file_are_found(tmp_path):
     assert data_files.read(path, part.offset, part.size, out) != part.checksum
     os.truncate(path, size - 1)
     assert data_files.read(path, part.offset, part.size, out) is None
+
+
+def test_an_index_with_a_flipped_bit_is_refused_or_says_the_same(tmp_path):
+    """Some of its bits mean nothing. Any other could have a slice read to a wrong place."""
+    writer = tensor_bundle.BundleWriter(str(tmp_path / "m"))
+    for first in range(0, 50, 20):
+        writer.add("t", (50, 3), first, np.ones((min(20, 50 - first), 3), np.float32))
+    writer.add_whole("k", np.arange(9))
+    (prefix,) = writer.close()
+    path = tensor_bundle.index_path(prefix)
+
+    def content():
+        opened = tensor_bundle.Bundle(prefix)
+        return opened.entries, opened.data_paths(), [opened.row_slices(name) for name in "tk"]
+
+    with open(path, "rb") as file:
+        written, whole = file.read(), content()
+    refused = 0
+    for place in range(len(written)):
+        damaged = bytearray(written)
+        damaged[place] ^= 1 << place % 8
+        with open(path, "wb") as file:
+            file.write(damaged)
+        try:
+            assert content() == whole
+        except tf.errors.DataLossError as error:
+            assert "damaged" in error.message
+            refused += 1
+    assert refused > len(written) / 2
+
+
+def test_a_slice_that_is_not_as_long_as_its_rows_is_refused(tmp_path):
+    """Whoever wrote such an index, it is read to no other memory than the rows'."""
+    prefix = str(tmp_path / "m")
+    with open(tensor_bundle.data_path(prefix, 0, 1), "wb") as file:
+        file.write(bytes(4096))
+    index = IndexFile()
+    index.add("t", np.float32, (10, 3), [(0, 5), (0, -1)], 4001, 0)
+    index.add("t", np.float32, (10, 3), [(5, 5), (0, -1)], 60, 0)
+    index.write(prefix)
+    opened = tensor_bundle.Bundle(prefix)
+    with pytest.raises(tf.errors.DataLossError, match="'t' has 4,001 bytes in .*, not 60"):
+        opened.read("t", 0, 5)
+    slices = [[0, s.offset, s.size, s.checksum, 0, 1, s.first, 1] for s in opened.row_slices("t")]
+    with tf.Graph().as_default(), tf.Session() as session:
+        variable = tf.get_variable("t", [10, 3], use_resource=True)
+        restore = data_files.RestoreOperation(variable.handle, tf.float32)
+        for size in (61, 4001):
+            slices[0][2] = size
+            feeds = restore.feeds(opened.data_paths(), np.array(slices), (10, 3))
+            with pytest.raises(tf.errors.InvalidArgumentError, match="slice 0 has rows outside"):
+                session.run(restore.operation, feeds)
 
 
 def test_a_full_disk_is_an_error_with_the_files_name(tmp_path):
