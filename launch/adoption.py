@@ -13,6 +13,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import socket
+import time
 from collections.abc import MutableMapping
 
 from .environment import LOOPBACK, PATIENCE
@@ -24,6 +26,7 @@ from .schedulers import Membership, started_by
 from .secret import job_secret
 
 _FIRST_PORT, _PORTS = 20_000, 10_000
+_CONNECT_SECONDS, _RETRY_SECONDS = 3.0, 0.1
 _rendezvous: Rendezvous | None = None  # of rank 0, as long as the process lives
 
 
@@ -73,6 +76,8 @@ def _identity(membership: Membership, environment: MutableMapping[str, str]) -> 
                 "another MASTER_PORT"
             ) from None
         _rendezvous.serve()
+    else:
+        await_rendezvous(master, port, _patience(environment))
     return {
         "HOROVOD_RANK": str(membership.rank),
         "HOROVOD_SIZE": str(membership.size),
@@ -114,6 +119,32 @@ def _addresses(membership: Membership, environment: MutableMapping[str, str]) ->
     except OSError as error:
         raise UsageError(f"no way leads to {name} ({master}): {error.strerror}") from None
     return master, LOOPBACK if own == master and own.startswith("127.") else own
+
+
+def await_rendezvous(address: str, port: int, seconds: float) -> None:
+    """Waits until rank 0 listens: Horovod would try a few times, and abort.
+
+    Raises:
+      UsageError: it doesn't, in so many seconds.
+    """
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection((address, port), _CONNECT_SECONDS).close()
+            return
+        except OSError as error:
+            if time.monotonic() > end:
+                raise UsageError(
+                    f"after {seconds:g} s (HOROVOD_GLOO_TIMEOUT_SECONDS) rank 0 doesn't listen at "
+                    f"{address} port {port}: {error.strerror or error}; it has failed, or "
+                    "MASTER_ADDR, MASTER_PORT or the job's secret aren't the same on all hosts"
+                ) from None
+        time.sleep(_RETRY_SECONDS)
+
+
+def _patience(environment: MutableMapping[str, str]) -> float:
+    text = {**PATIENCE, **environment}["HOROVOD_GLOO_TIMEOUT_SECONDS"]
+    return float(text) if text.isdigit() else 0.0
 
 
 def _needs_ipv4(name: str, addresses: str) -> str:

@@ -21,6 +21,7 @@ from tests.jobs.hosts.network import Network
 
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sinfo")
 _START_SECONDS = 30.0
+_STOP_SECONDS = 20.0
 
 _CONFIGURATION = """
 ClusterName=test
@@ -114,7 +115,12 @@ class Slurm:
         self._wait(lambda: self._states().count("idle") == count, "all hosts idle")
 
     def stop(self) -> None:
-        """Ends all daemons, those of the hosts first."""
+        """Ends all jobs, and all daemons, those of the hosts first."""
+        end = time.monotonic() + _STOP_SECONDS
+        while self._daemons and self._jobs() and time.monotonic() < end:
+            self._ask("scancel", "--user=root", "--signal=KILL", "--full")
+            self._ask("scancel", "--user=root")
+            time.sleep(0.5)
         for daemon in reversed(self._daemons):
             daemon.terminate()
         for daemon in reversed(self._daemons):
@@ -131,11 +137,20 @@ class Slurm:
         return "\n".join(f"{file.name}:\n{file.read_text()}" for file in files)
 
     def _states(self) -> list[str]:
-        command = [*self._network.on_host(self._network.names[0]), "sinfo", "-h", "-N", "-o", "%t"]
+        return self._ask("sinfo", "-h", "-N", "-o", "%t").split()
+
+    def _jobs(self) -> list[str]:
+        return self._ask("squeue", "-h", "-o", "%i").split()
+
+    def _ask(self, *words: str) -> str:
         done = subprocess.run(
-            command, env={**os.environ, **self.environment}, capture_output=True, text=True
+            [*self._network.on_host(self._network.names[0]), *words],
+            env={**os.environ, **self.environment},
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
-        return done.stdout.split()
+        return done.stdout
 
     def _run(self, host: str, program: str, *arguments: str) -> None:
         with open(self._folder / f"{program}-{host}.out", "wb") as output:
