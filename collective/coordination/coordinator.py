@@ -247,12 +247,10 @@ class Coordinator:
                 try:
                     self._answer(attempt)
                 except tf.errors.OpError as failed:
-                    # A peer's ids may be invalid that depend on rows.
-                    refused = attempt.run.disagreement
-                    if refused is not None:
-                        return (
-                            self._judge(refused, member, attempt.run, attempt.description) or failed
-                        )
+                    run = attempt.run
+                    if run.disagreement is not None:  # A peer's ids that depend on rows.
+                        verdict = self._judge(run.disagreement, member, run, attempt.description)
+                        return verdict or failed
                     self.broken = f"{type(failed).__name__}: {failed.message}"
                     return failed
                 if PREEMPTION.decided:  # so the peers ask no more
@@ -382,20 +380,8 @@ class Coordinator:
             member.checks,
             lambda: self.channel.texts(agreement.report(description, shared)),
         )
-        self.note_verdict(headers, verdict, member)
-        if verdict is not None and not isinstance(verdict, tf.errors.OutOfRangeError):
-            # All ranks raise it, and none answers an evaluation any more. Those that had come to
-            # one and those that hadn't must agree on their next run alike.
-            member.evaluation = None
+        member.note(headers, verdict)
         return verdict
-
-    def note_verdict(
-        self, headers: list[Header], verdict: BaseException | None, member: Membership
-    ) -> None:
-        """Notes whether the session is over."""
-        if any(h.status in (LEFT, FAILED) for h in headers) or isinstance(verdict, RankError):
-            closed = tf.errors.OutOfRangeError(None, None, "this session is closed")
-            member.over = verdict or closed
 
     # Ends, departures and failures
 
