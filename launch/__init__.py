@@ -30,6 +30,7 @@ Several hosts
   holds the job's secret (COLLECTIVE_SECRET, or a file), and decides for all: what is said here of
   ranks is so of the ranks of all hosts. Lines of rank 1 of host h2 begin with "[h2:1] "; --log-dir
   keeps them there.
+  --check -H h1,h2 asks all hosts first, and says what is in the job's way.
   A failure, a stall, a signal to any launcher ends or stops all, with one report and one exit code
   everywhere. A host whose launcher is gone, or says nothing for --host-timeout, is named, and the
   job ends with 137; without it there is no restart.
@@ -143,7 +144,8 @@ What happens when
   TERM, or INT (Ctrl-C)    is passed on to the ranks, as TERM is for --preempt-signal: see
                            Preemption. Who is there after 60 seconds, or --grace if it is given,
                            gets KILL; after INT first TERM, and KILL after another grace. A second
-                           INT or TERM kills at once, but for a TERM in the same second.
+                           INT or TERM kills at once, but for a TERM in the same second,
+                           or the first one to the launcher of another host.
   HUP or QUIT              is passed on to the ranks' process groups; who is there after the grace
                            gets TERM, after another one KILL. HUP is ignored under nohup.
   the launcher is killed   (KILL) the supervisor kills everything below it at once. Only who kills

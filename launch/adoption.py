@@ -13,9 +13,11 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import socket
+import time
 from collections.abc import MutableMapping
 
-from .environment import LOOPBACK
+from .environment import LOOPBACK, PATIENCE
 from .errors import UsageError
 from .gloo_address import check_host_name
 from .network import interface_of, listening_address, resolve, source_address
@@ -24,6 +26,7 @@ from .schedulers import Membership, started_by
 from .secret import job_secret
 
 _FIRST_PORT, _PORTS = 20_000, 10_000
+_CONNECT_SECONDS, _RETRY_SECONDS = 3.0, 0.1
 _rendezvous: Rendezvous | None = None  # of rank 0, as long as the process lives
 
 
@@ -46,6 +49,8 @@ def adopt(environment: MutableMapping[str, str] = os.environ, has_mpi: bool = Fa
     if membership is None:
         return ""
     environment.update(_identity(membership, environment))
+    for name, value in PATIENCE.items():
+        environment.setdefault(name, value)
     return membership.scheduler
 
 
@@ -71,6 +76,8 @@ def _identity(membership: Membership, environment: MutableMapping[str, str]) -> 
                 "another MASTER_PORT"
             ) from None
         _rendezvous.serve()
+    else:
+        await_rendezvous(master, port, _patience(environment))
     return {
         "HOROVOD_RANK": str(membership.rank),
         "HOROVOD_SIZE": str(membership.size),
@@ -100,12 +107,49 @@ def _addresses(membership: Membership, environment: MutableMapping[str, str]) ->
         )
     if membership.rank == 0:
         own = listening_address(name, None)
+        if ":" in own:
+            raise UsageError(_needs_ipv4(name, own))
         return own, own
-    master = next((each for each in resolve(name, "MASTER_ADDR") if ":" not in each), "")
+    addresses = resolve(name, "MASTER_ADDR")
+    master = next((each for each in addresses if ":" not in each), "")
     if not master:
-        raise UsageError(f"MASTER_ADDR {name} has no IPv4 address, which Horovod needs")
+        raise UsageError(_needs_ipv4(name, ", ".join(addresses)))
     try:
         own = source_address(master)
     except OSError as error:
         raise UsageError(f"no way leads to {name} ({master}): {error.strerror}") from None
     return master, LOOPBACK if own == master and own.startswith("127.") else own
+
+
+def await_rendezvous(address: str, port: int, seconds: float) -> None:
+    """Waits until rank 0 listens: Horovod would try a few times, and abort.
+
+    Raises:
+      UsageError: it doesn't, in so many seconds.
+    """
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection((address, port), _CONNECT_SECONDS).close()
+            return
+        except OSError as error:
+            if time.monotonic() > end:
+                raise UsageError(
+                    f"after {seconds:g} s (HOROVOD_GLOO_TIMEOUT_SECONDS) rank 0 doesn't listen at "
+                    f"{address} port {port}: {error.strerror or error}; it has failed, or "
+                    "MASTER_ADDR, MASTER_PORT or the job's secret aren't the same on all hosts"
+                ) from None
+        time.sleep(_RETRY_SECONDS)
+
+
+def _patience(environment: MutableMapping[str, str]) -> float:
+    text = {**PATIENCE, **environment}["HOROVOD_GLOO_TIMEOUT_SECONDS"]
+    return float(text) if text.isdigit() else 0.0
+
+
+def _needs_ipv4(name: str, addresses: str) -> str:
+    return (
+        f"MASTER_ADDR {name} is {addresses}, and ranks without a launcher need an IPv4 address: "
+        "give one, or start the launcher on each host (srun --ntasks-per-node=1, mpirun --map-by "
+        "ppr:1:node)"
+    )

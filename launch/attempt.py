@@ -210,7 +210,7 @@ class Attempt:
             self._say(f"the output can't be written ({error.strerror}): the job ends")
             self._end_ranks(time.monotonic())
 
-    def on_stop_signal(self, signum: signal.Signals) -> None:
+    def on_stop_signal(self, signum: signal.Signals, host: str = "") -> None:
         name = signum.name
         if signum == self._plan.preempt_signal:
             signum = signal.SIGTERM
@@ -224,7 +224,7 @@ class Attempt:
         elif signum not in (signal.SIGINT, signal.SIGTERM):
             self._mark_ending()
         may_save = not (self._shutdown.begun or self._milestones.is_ending)
-        self._shutdown.request(signum, now)
+        self._shutdown.request(signum, now, host)
         time_to_save = ""
         if may_save and self._plan.time_to_save:
             time_to_save = (

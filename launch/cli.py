@@ -33,6 +33,7 @@ from .preempt_signals import signal_number
 _PROGRAM = "python -m collective.launch"
 DEFAULT_GRACE = 5.0
 DEFAULT_TIME_TO_SAVE = 60.0
+DEFAULT_CHECK_SECONDS = 30.0  # in which a host has to answer --check
 
 
 class LauncherOptions(ManifestOptions):
@@ -81,9 +82,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = _PROGRAM) -> int:
             print(emitted(options), end="")
             return 0
         if options.check:
-            from .diagnostics import check
-
-            return check()
+            return _check(options)
         listed = host_list(options, os.environ)
         if listed is not None:
             options.standalone = True  # whatever the environment says of torchrun's hosts
@@ -169,6 +168,26 @@ def emitted(options: LauncherOptions) -> str:
     _min_ranks(options, job.replicas * job.ranks)
     parse_rank_list(options.tee, job.replicas * job.ranks)
     return manifest(job, str(options.emit))
+
+
+def _check(options: LauncherOptions) -> int:
+    """Runs --check for the job that the other options describe."""
+    from .diagnostics import CheckedJob, check
+
+    listed = host_list(options, os.environ)
+    hosts = None if listed is not None else host_options(options, os.environ)
+    ranks = _rank_count(options.ranks or ranks_from_environment(os.environ) or "auto")
+    if ranks == "cpu":
+        ranks = available_cores()
+    job = CheckedJob(
+        ranks=ranks if isinstance(ranks, int) else None,
+        uses_gpus=options.device != "cpu" and options.ranks != "cpu",
+        files=[word for word in options.command[:1] if word.endswith(".py")],
+        hosts=hosts,
+        listed=listed,
+        seconds=min(options.start_timeout, DEFAULT_CHECK_SECONDS),
+    )
+    return check(job)
 
 
 def make_plan(options: LauncherOptions, environment: Mapping[str, str]) -> LaunchPlan:
@@ -449,7 +468,12 @@ def _parser(prog: str) -> _Parser:
     )
     add_options(parser)
     add("--dry-run", action="store_true", help="print the plan, start nothing")
-    add("--check", action="store_true", help="print what is installed and what is missing")
+    add(
+        "--check",
+        action="store_true",
+        help="print what is installed and what is missing; with -H or --nnodes also what is in the "
+        "way of a job on these hosts, each of which may take 30 s, or --start-timeout, to answer",
+    )
     add(
         "--version",
         action="version",

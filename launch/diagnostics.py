@@ -1,4 +1,4 @@
-"""The report of `--check`: versions, resources, what is missing and how to get it.
+"""The report of `--check`: versions, resources, hosts, what is missing and how to get it.
 
 TensorFlow, Horovod and CuPy are imported by another process: it takes seconds, and a broken build
 may crash.
@@ -11,17 +11,31 @@ import json
 import os
 import platform
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from .devices import NO_GPUS, driver_gpus, visible_gpus
 from .errors import UsageError
+from .host_facts import CONNECT_SECONDS, HostFacts, local_facts
+from .host_findings import (
+    Finding,
+    describe,
+    interface_with,
+    ip_versions,
+    network_text,
+    of_host,
+    of_hosts,
+)
+from .host_options import HostList, HostOptions
+from .host_survey import survey
 from .machine import available_cores, memory_bytes, shared_memory_bytes
+from .network import address_of_interface, listening_address, resolve, source_address
+from .secret import VARIABLE, job_secret, missing_secret_file
 
 _OLDEST_PYTHON, _NEWEST_PYTHON = (3, 9), (3, 11)
-# NCCL keeps its buffers there; a container has 64 MB unless told otherwise.
-_ENOUGH_SHARED_MEMORY = 1 << 30
 _IMPORT_TIMEOUT = 180  # seconds
 
 # Of the package, not of this machine: it says nothing of a GPU.
@@ -52,6 +66,28 @@ json.dump({"version": version, **facts}, sys.__stdout__)
 """
 
 
+@dataclass(frozen=True)
+class CheckedJob:
+    """Says what the job will be for which a machine is checked.
+
+    Attributes:
+      ranks: on this host, None for as many as it has GPUs.
+      uses_gpus: whether it may run on GPUs.
+      files: that each host is to have.
+      hosts: which of its hosts this is; None for a job of one host, or one that is started from
+        here.
+      listed: the hosts on which it is started from here.
+      seconds: for how long a host may take to answer.
+    """
+
+    ranks: int | None = None
+    uses_gpus: bool = True
+    files: Sequence[str] = ()
+    hosts: HostOptions | None = None
+    listed: HostList | None = None
+    seconds: float = 30.0
+
+
 def main(arguments: Sequence[str] | None = None, prog: str = "collective check") -> int:
     """Runs the check as a command of its own, which takes no arguments."""
     description = "Says what is installed and what is missing; exits with 1 if nothing can train."
@@ -59,19 +95,137 @@ def main(arguments: Sequence[str] | None = None, prog: str = "collective check")
     return check()
 
 
-def check() -> int:
-    """Prints the report. Returns 0 if nothing is missing that training on the CPU needs, else 1."""
+def check(job: CheckedJob = CheckedJob(), environment: Mapping[str, str] = os.environ) -> int:
+    """Prints the report. Returns 0 if nothing is in the way of training on the CPU, else 1.
+
+    Args:
+      job: what this machine is to be ready for; without hosts only the machine itself is checked.
+      environment: the launcher's.
+    """
     required: list[str] = []  # without these nothing trains
     recommended: list[str] = []  # without these something else doesn't work
     _check_python(required)
     gpus = _visible_gpus()
     _check_packages(required, recommended, bool(gpus))
-    _check_machine(recommended, gpus)
+    _show_machine(gpus)
+    facts = local_facts()
+    _show("open files", f"{facts.open_files} for each process")
+    if job.listed is not None:
+        findings = _check_listed(job, job.listed, facts)
+    elif job.hosts is not None:
+        findings = _check_membership(job, job.hosts, facts, environment)
+    else:
+        _show("network", f"{network_text(facts, '', '')}; {ip_versions(facts)}")
+        findings = of_host(facts, "", job.ranks or 1, job.ranks, 1, job.uses_gpus)
     for sentence in required + recommended:
         print(f"missing: {sentence}")
-    if not required:
-        print("Training on the CPU can start.")
-    return 1 if required else 0
+    for finding in sorted(findings, key=lambda each: not each.is_obstacle):
+        print(f"{'problem' if finding.is_obstacle else 'note'}: {finding.sentence}")
+    obstacles = bool(required) or any(each.is_obstacle for each in findings)
+    if not obstacles:
+        several = job.listed is not None or job.hosts is not None
+        print(f"Training on {'these hosts' if several else 'the CPU'} can start.")
+    return 1 if obstacles else 0
+
+
+def _check_listed(job: CheckedJob, listed: HostList, here: HostFacts) -> list[Finding]:
+    """Asks all hosts of a job that is started from here."""
+    ranks = dict(listed.hosts)
+    found = survey(list(ranks), listed.ssh, listed.interface, job.files, job.seconds)
+    own = {each for addresses in here.interfaces.values() for each in addresses}
+    others = [each.name for each in found.answers if not own & set(each.addresses)]
+    why = "by --network-interface" if listed.interface else f"the way to {', '.join(others[:1])}"
+    _show("network", f"{network_text(here, found.address, why)}; {ip_versions(here)}")
+    for answer in found.answers:
+        _show(f"host {answer.name}", describe(answer))
+    return of_hosts(found, here, ranks, job.uses_gpus)
+
+
+def _check_membership(
+    job: CheckedJob, hosts: HostOptions, here: HostFacts, environment: Mapping[str, str]
+) -> list[Finding]:
+    """Checks this host as one of a job's on each of which a launcher is started."""
+    own_ranks = job.ranks or (max(1, here.gpus) if job.uses_gpus else 1)
+    findings = of_host(here, "", own_ranks * hosts.nodes, job.ranks, hosts.nodes, job.uses_gpus)
+    address = ""
+    try:
+        if hosts.node == 0:
+            address = listening_address(hosts.master, hosts.interface)
+            findings += _check_port(address, hosts.port)
+        else:
+            found = resolve(hosts.master)
+            findings += _check_way(found, hosts)
+            own = hosts.interface
+            address = address_of_interface(own) if own else source_address(found[0])
+    except UsageError as error:
+        findings.append(Finding(str(error)))
+    except OSError as error:
+        findings.append(Finding(f"no way leads to --master-addr {hosts.master}: {error.strerror}"))
+    why = (
+        "by --network-interface" if hosts.interface else f"the way of --master-addr {hosts.master}"
+    )
+    _show("network", f"{network_text(here, address, why)}; {ip_versions(here)}")
+    if address and interface_with(here, address) == "lo":
+        findings.append(
+            Finding(
+                f"--master-addr {hosts.master} is this host's loopback, {address}, which no other "
+                "host reaches: give its address in the network, or --network-interface",
+                is_obstacle=False,
+            )
+        )
+    return findings + _check_secret(environment, hosts.secret_file)
+
+
+def _check_secret(environment: Mapping[str, str], file: str | None) -> list[Finding]:
+    path = missing_secret_file(environment, file)
+    if path is not None:
+        return [
+            Finding(
+                f"the job's secret {path} isn't there: the launcher makes one. Copy it to the "
+                f"other hosts, unless they share the folder, or give all of them one {VARIABLE}",
+                is_obstacle=False,
+            )
+        ]
+    try:
+        job_secret(environment, file)
+    except UsageError as error:
+        return [Finding(str(error))]
+    return []
+
+
+def _check_port(address: str, port: int) -> list[Finding]:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind((address, port))
+        except OSError as error:
+            return [
+                Finding(
+                    f"--master-port {port} at {address} can't be listened at: {error.strerror}; if "
+                    "another job has it, choose another for all hosts"
+                )
+            ]
+    return []
+
+
+def _check_way(addresses: Sequence[str], hosts: HostOptions) -> list[Finding]:
+    """Tries to reach the first host. Where nobody listens yet, it answers all the same."""
+    reason = ""
+    for address in addresses:
+        try:
+            socket.create_connection((address, hosts.port), CONNECT_SECONDS).close()
+            return []
+        except ConnectionRefusedError:
+            return []
+        except OSError as error:
+            reason = f"{address} port {hosts.port}: {error.strerror or error}"
+    return [
+        Finding(
+            f"the first host, --master-addr {hosts.master}, doesn't answer: {reason}; it is down, "
+            "or a firewall is between: open all ports between hosts"
+        )
+    ]
 
 
 def _check_python(required: list[str]) -> None:
@@ -119,17 +273,13 @@ def _check_operations(recommended: list[str]) -> None:
         )
 
 
-def _check_machine(recommended: list[str], gpus: tuple[str, ...]) -> None:
+def _show_machine(gpus: tuple[str, ...]) -> None:
     names = f" ({', '.join(gpus)})" if gpus else ""
     _show("GPUs", f"{len(gpus)} visible{names}, {len(driver_gpus())} reported by the driver")
     _show("cores", f"{available_cores()} available of {os.cpu_count()}")
-    _show("memory", _gibibytes(memory_bytes()))
-    _show("/dev/shm", _gibibytes(shared_memory_bytes()))
-    if len(gpus) > 1 and shared_memory_bytes() < _ENOUGH_SHARED_MEMORY:
-        recommended.append(
-            "shared memory for NCCL; "
-            "`docker run --shm-size=1g` or `--ipc=host` gives a container more"
-        )
+    # CPU ranks share memory without a name, which counts as memory; only NCCL and MPI have files.
+    _show("memory", f"{_gibibytes(memory_bytes())}, what CPU ranks share included")
+    _show("/dev/shm", f"{_gibibytes(shared_memory_bytes())}, for NCCL and MPI")
 
 
 def _visible_gpus() -> tuple[str, ...]:

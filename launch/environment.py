@@ -15,6 +15,9 @@ from . import preempt_signals, progress_board, secret
 from .plan import LaunchPlan
 
 LOOPBACK = "127.0.0.1"
+# Horovod's default of 30 s ends a job in which one rank is merely slow to start, or paused by a
+# debugger.
+PATIENCE = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "600"}
 
 # An outer job's identity under other launchers' names. TF_CONFIG describes a cluster of TensorFlow
 # servers, which Estimator would try to join.
@@ -131,9 +134,7 @@ def _tuning(plan: LaunchPlan) -> dict[str, str]:
         "TF_NUM_INTRAOP_THREADS": threads,
         "TF_NUM_INTEROP_THREADS": threads,
         "HOROVOD_CYCLE_TIME": "0.1" if _horovod_exchanges(plan) else "5",
-        # Horovod's default of 30 s ends a job in which one rank is merely slow to start or paused
-        # by a debugger.
-        "HOROVOD_GLOO_TIMEOUT_SECONDS": "600",
+        **PATIENCE,
         # Large blocks on huge pages: fewer faults where each step's buffers are new memory
         # (benchmarks/RESULTS.md).
         "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",

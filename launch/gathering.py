@@ -288,6 +288,7 @@ def join(
     timeouts: tuple[float, float],
     signals: SignalPipe,
     source: str | None = None,
+    returns: bool = True,
 ) -> tuple[Channel, list[Host], int]:
     """Comes to the first host, and waits with it for the others.
 
@@ -299,6 +300,8 @@ def join(
       timeouts: for how many seconds to try, and to wait for a word.
       signals: the launcher's.
       source: the address of this host from which to come, None to let the kernel choose.
+      returns: whether the first host may still have to start, or starts again where it has gone:
+        a user or a scheduler starts it, not it this host.
 
     Returns:
       The channel, all hosts, and this one's number.
@@ -311,16 +314,18 @@ def join(
     channel: Channel | None = None
     while True:
         if channel is None:
-            channel = _connect(addresses, port, secret, timeouts[1], end, signals, source)
+            channel = _connect(addresses, port, secret, timeouts[1], end, signals, source, returns)
         try:
             return _wait_for_world(channel, introduction, signals)
         except ChannelClosed as error:
-            # Too many strangers came at once, or the first host starts again: it counts as absent.
+            # One that gives up says so. This one had too many strangers at once, or was killed.
             joined = channel.authenticated
             channel.close()
             channel = None
-            if joined or time.monotonic() > end:
+            if (joined and not returns) or time.monotonic() > end:
                 raise UsageError(f"the first host has gone before the job began: {error}") from None
+            if joined:
+                _say(f"the first host has gone ({error}); waiting until it comes again")
             _pause(signals, _RETRY_SECONDS)
         except Refused as error:
             peer = channel.peer
@@ -336,6 +341,7 @@ def _connect(
     end: float,
     signals: SignalPipe,
     source: str | None,
+    returns: bool,
 ) -> Channel:
     told = time.monotonic()
     while True:
@@ -351,6 +357,10 @@ def _connect(
                 return Channel(connection, secret, False, silence)
             except OSError as error:
                 problem = f"{address} port {port}: {error.strerror or error}"
+                if isinstance(error, ConnectionRefusedError) and not returns:
+                    raise UsageError(
+                        f"the first host isn't there, or refuses connections: {problem}"
+                    ) from None
         now = time.monotonic()
         if now > end:
             raise UsageError(f"the first host isn't there, by --start-timeout: {problem}")

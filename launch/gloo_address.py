@@ -38,6 +38,20 @@ def with_gloo_address(plan: LaunchPlan, address: str = LOOPBACK) -> LaunchPlan:
     return plan
 
 
+def has_library() -> bool:
+    """Tells whether the library is there, which makes ranks listen at the right address."""
+    return bool(_library())
+
+
+def addresses_of_name(name: str) -> list[str]:
+    """Returns the addresses to which a name leads; none if it can't be resolved."""
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return []
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
 def check_host_name(address: str) -> None:
     """Checks that Horovod, left alone, would listen at an address of this host.
 
@@ -45,7 +59,7 @@ def check_host_name(address: str) -> None:
       UsageError: it wouldn't, and other hosts couldn't reach it.
     """
     name = socket.gethostname()
-    found = _addresses_of(name)
+    found = addresses_of_name(name)
     if address not in found:
         raise UsageError(
             f"the ranks of this host would listen where its name leads, at "
@@ -61,11 +75,3 @@ def _library() -> str:
         if not set(str(path)) & set(" :;\t\n"):
             return str(path)
     return ""
-
-
-def _addresses_of(name: str) -> list[str]:
-    try:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    except OSError:
-        return []
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))

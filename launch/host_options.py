@@ -284,6 +284,8 @@ def host_options(options: argparse.Namespace, environment: Mapping[str, str]) ->
         node = _number(origin, text, 0, nodes - 1)
     _, given = _given("--master-addr", options.master, "master", environment)
     master = given or first_host
+    if master.startswith("[") and master.endswith("]"):  # an IPv6 address, as in a URL
+        master = master[1:-1]
     if not master:
         raise UsageError(
             f"{nodes} hosts: give --master-addr, too, the name or address of the first one"

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,17 +20,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
-from .errors import UsageError
 from .host_options import SshOptions
-from .network import is_this_host
 from .progress_board import nameless_file
 from .secret import FILE_VARIABLE, VARIABLE
+from .ssh import command_on_host, explanation
 
-_CONNECT_SECONDS = 15
 _FAREWELL_SECONDS = 5.0
 _SHOWN_LINES = 5
-_PATH_NAMES = ("PYTHONPATH", "LD_LIBRARY_PATH")
-_SSH_FAILED = 255  # ssh's own exit code
 
 # What tells of this host, or of this login, and not of the job.
 _OWN_NAMES = frozenset(
@@ -70,7 +64,7 @@ class HostStarter:
           UsageError: there is no ssh here.
         """
         module = (self._python, "-m", "collective.launch.started_host")
-        command = list(module) if is_this_host(host) else self._ssh_command(host, module)
+        command = command_on_host(host, module, self._ssh)
         stdin = nameless_file("collective.instructions")
         with os.fdopen(stdin, "w+b") as file:
             file.write(json.dumps(instructions).encode())
@@ -107,30 +101,10 @@ class HostStarter:
             errors.close()
         self._started = []
 
-    def _ssh_command(self, host: str, module: Sequence[str]) -> list[str]:
-        program = shutil.which("ssh")
-        if program is None:
-            raise UsageError(
-                f"there is no ssh here, which starts the launcher on host {host}: install "
-                "openssh-client, or start the launcher on each host, with --nnodes and --node-rank"
-            )
-        options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_SECONDS}", "-T"]
-        if self._ssh.port is not None:
-            options += ["-p", str(self._ssh.port)]
-        if self._ssh.identity_file is not None:
-            options += ["-i", self._ssh.identity_file]
-        # What Python needs to find this package; all else goes by stdin.
-        paths = [f"{name}={os.environ[name]}" for name in _PATH_NAMES if name in os.environ]
-        command = ["env", *paths, *module] if paths else module
-        remote = f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(command)}"
-        return [program, *options, "--", host, remote]
-
     def _explanation(self, host: str, code: int, lines: Sequence[str]) -> str:
-        last = lines[-1] if lines else "it says nothing"
-        if code == _SSH_FAILED:
-            return f"ssh can't start the launcher there: {last}; `ssh {host} true` must work"
-        if code in (126, 127):
-            return f"there is no {self._python} that runs there ({last}): hosts need it alike"
+        known = explanation(host, code, lines, self._python)
+        if known:
+            return known
         shown = "".join(f"\n    {line}" for line in lines[-_SHOWN_LINES:])
         return f"its launcher has ended with exit code {code}:{shown or ' it says nothing'}"
 

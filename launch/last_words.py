@@ -6,6 +6,7 @@ code 1, and little is written behind it; with another code it must be the last t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from .stderr_lines import begins_warning, is_noise
 _SHOWN_LINES = 20
 _FIRST_LINES = 8  # of a longer error; the rest are its last ones
 _LONGEST_LINE = 500
+_ALREADY_SHORTENED = re.compile(r"\.\.\. \((\d+) characters\)$")  # by output_tail.py
 _UNCAUGHT = 1  # Python's exit code
 # Behind the own line of an uncaught exception: its message, and what is said on the way out.
 _MOST_LINES_BEHIND = 50
@@ -95,4 +97,6 @@ def _first_and_last(lines: Sequence[str]) -> tuple[str, ...]:
 def _shortened(line: str) -> str:
     if len(line) <= _LONGEST_LINE:
         return line
-    return f"{line[:_LONGEST_LINE]}... ({len(line)} characters)"
+    already = _ALREADY_SHORTENED.search(line)
+    length = already[1] if already else len(line)
+    return f"{line[:_LONGEST_LINE]}... ({length} characters)"

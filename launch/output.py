@@ -21,6 +21,7 @@ from typing import BinaryIO
 
 from .digest import JobDigest, RankDigest
 from .environment import line_prefix
+from .output_tail import OutputTail
 from .plan import LaunchPlan
 from .stderr_lines import may_begin_noise
 from .threaded_writer import ThreadedWriter
@@ -33,7 +34,6 @@ _FILE_PATIENCE = 1.0
 # A "line" of more bytes than this is shown in parts.
 _LONGEST_LINE = 16 << 20
 _NOISE_BYTES = 200  # of a line, which show whether it may be noise
-_TAIL_BYTES = 1 << 16
 _SEGMENT_END = re.compile(rb"\r\n|\r|\n")
 
 
@@ -237,7 +237,7 @@ class RankStream:
         self._pending = bytearray()  # not shown yet, for want of its end
         self._pending_since = 0.0
         self._after_return = False
-        self._tail = bytearray()
+        self._tail = OutputTail()
         self._digest = digest
         if digest is not None:
             digest.show = self._show_on_screen
@@ -309,18 +309,13 @@ class RankStream:
 
     def last_lines(self, count: int) -> list[str]:
         """Returns the last lines, of a progress bar only its last state."""
-        text = self._tail.decode("utf-8", "replace").replace("\r\n", "\n").rstrip()
-        if not text:
-            return []
-        return [line.rsplit("\r", 1)[-1] for line in text.split("\n")][-count:]
+        return self._tail.lines(count)
 
     def take(self, data: bytes) -> None:
         """Takes bytes that the rank has written."""
         if not self.open:
             return
-        self._tail += data
-        if len(self._tail) > 2 * _TAIL_BYTES:
-            del self._tail[:-_TAIL_BYTES]
+        self._tail.take(data)
         self._write_log(data)
         if self._screen is None:
             return

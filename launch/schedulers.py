@@ -44,7 +44,12 @@ class Scheduler:
 SCHEDULERS = (
     Scheduler(
         name="mpirun",  # Open MPI
-        daemons=frozenset({"mpirun", "mpiexec", "orterun", "prterun", "orted", "prted", "prte"}),
+        daemons=frozenset(
+            {
+                *("mpirun", "mpiexec", "orterun", "prterun", "orted", "prted", "prte"),
+                *("mpirun.openmpi", "mpiexec.openmpi"),  # Debian's
+            }
+        ),
         rank="OMPI_COMM_WORLD_RANK",
         size="OMPI_COMM_WORLD_SIZE",
         local_rank="OMPI_COMM_WORLD_LOCAL_RANK",

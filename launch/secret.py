@@ -44,7 +44,7 @@ def job_secret(environment: Mapping[str, str], file: str | None) -> bytes:
     value = environment.get(VARIABLE, "")
     if value and file is None:
         return _checked(value, VARIABLE)
-    path = Path(file or environment.get(FILE_VARIABLE) or _DEFAULT_FILE).expanduser()
+    path = _file(environment, file)
     try:
         if not path.exists():
             _make(path)
@@ -64,6 +64,18 @@ def job_secret(environment: Mapping[str, str], file: str | None) -> bytes:
             f"read or write it: chmod 600 {path}"
         )
     return _checked(text.strip(), str(path))
+
+
+def missing_secret_file(environment: Mapping[str, str], file: str | None) -> Path | None:
+    """Returns the file that `job_secret` would make; None where a secret is there."""
+    if environment.get(VARIABLE) and file is None:
+        return None
+    path = _file(environment, file)
+    return None if path.exists() else path
+
+
+def _file(environment: Mapping[str, str], file: str | None) -> Path:
+    return Path(file or environment.get(FILE_VARIABLE) or _DEFAULT_FILE).expanduser()
 
 
 def _checked(value: str, origin: str) -> bytes:

@@ -9,7 +9,8 @@
     a second INT or TERM    KILL
 
 A later beginning never puts off a KILL that was due earlier. A scheduler that signals a process
-twice at one moment means it once; who presses Ctrl-C twice means it.
+twice at one moment, or the launchers of all hosts, means it once; who presses Ctrl-C twice means
+it.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class ShutdownSchedule:
         self._steps: list[tuple[float, signal.Signals]] = []
         self._kill_at = math.inf
         self._requested: tuple[signal.Signals, float] | None = None
+        self._hosts: set[str] = set()  # whose launchers were told
 
     @property
     def begun(self) -> bool:
@@ -46,14 +48,18 @@ class ShutdownSchedule:
         """Tells whether somebody told the launcher to stop, and the ranks to save."""
         return self._requested is not None
 
-    def request(self, signum: signal.Signals, now: float) -> None:
-        """Begins with a signal that the launcher received."""
+    def request(self, signum: signal.Signals, now: float, host: str = "") -> None:
+        """Begins with a signal that the launcher received, or that of another host."""
+        is_first_of_host = host not in self._hosts
+        self._hosts.add(host)
         if signum not in (signal.SIGINT, signal.SIGTERM):
             self.begin(signum, now)
         elif self._requested is None:
             self._requested = signum, now
             self.ask_to_save(signum, now)
-        elif signum == self._requested[0] == signal.SIGTERM and now < self._requested[1] + _SAME:
+        elif signum == self._requested[0] == signal.SIGTERM and (
+            is_first_of_host or now < self._requested[1] + _SAME
+        ):
             pass
         else:
             self.begin(signal.SIGKILL, now)

@@ -50,6 +50,7 @@ def _run(instructions: Mapping[str, Any]) -> int:
             introduction(instructions["node"], instructions["nodes"], plan.devices),
             (options.start_timeout, options.host_timeout),
             signals,
+            returns=False,  # it listens already
         )
     except Stopped as stop:
         return stopped_before_start(stop.signum, plan)

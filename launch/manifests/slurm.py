@@ -1,9 +1,10 @@
 """A batch file for Slurm: one launcher on each host, started by srun.
 
 Slurm says who is where; the batch file turns that into the launcher's flags. Before the time limit
-Slurm sends USR1 to the batch file, which passes it on as TERM: the ranks save and end, and the job
-goes back to the queue. Only USR1 does so: TERM is what scancel sends, and what Slurm sends to jobs
-that it puts back by itself.
+Slurm sends USR1 to the batch file, which passes it on as TERM to its host's launcher, the first
+one: the ranks save and end, and the job goes back to the queue. (srun kills all tasks at once where
+it gets TERM itself, and scancel would signal also what ranks have started.) Only USR1 does so: TERM
+is what scancel sends, and what Slurm sends to jobs that it puts back by itself.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ _FIRST_PORT, _PORTS = 20000, 10000  # below those that the kernel gives away
 _BODY = r"""
 # Launchers know each other by a secret, in the job's folder, which all hosts see.
 export COLLECTIVE_SECRET_FILE="$PWD/.secret-$SLURM_JOB_ID"
-trap 'rm -f "$COLLECTIVE_SECRET_FILE"' EXIT
+export LAUNCHER_FILE="$PWD/.launcher-$SLURM_JOB_ID"
+trap 'rm -f "$COLLECTIVE_SECRET_FILE" "$LAUNCHER_FILE"' EXIT
 (umask 077 && head -c 32 /dev/urandom | base64 >"$COLLECTIVE_SECRET_FILE") || exit 1
 
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST") || exit 1
@@ -27,14 +29,21 @@ export MASTER_PORT=$((FIRST_PORT + SLURM_JOB_ID % PORTS))
 # One launcher that ends must not take the others along: they end by themselves, after they have
 # saved. The words behind "launcher" are those of the command line.
 srun --kill-on-bad-exit=0 --cpus-per-task=CORES bash -c '
+if [ "$SLURM_NODEID" -eq 0 ]; then echo "$$" >"$LAUNCHER_FILE"; fi
 exec python -m collective.launch --nnodes "$SLURM_NNODES" --node-rank "$SLURM_NODEID" \
     --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" "$@"' launcher \
     ARGUMENTS &
 srun=$!
 
+# The launcher on this host stops all. srun would kill all if it got TERM itself: it does only where
+# no launcher has started yet.
+stop() {
+    signals=$((signals + 1))
+    kill -TERM "$(cat "$LAUNCHER_FILE")" || kill -TERM "$srun"
+} 2>/dev/null
 signals=0 again=
-trap 'signals=$((signals + 1)); kill -TERM "$srun"' TERM
-trap 'signals=$((signals + 1)); again=1; kill -TERM "$srun"' USR1
+trap stop TERM
+trap 'again=1; stop' USR1
 while  # a signal ends wait, not srun
     seen=$signals
     wait "$srun"

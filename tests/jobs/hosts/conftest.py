@@ -28,10 +28,10 @@ class Hosts(Launcher):
         self.network = Network([])
         self.environment["COLLECTIVE_SECRET"] = SECRET
 
-    def make(self, count: int) -> Sequence[str]:
-        """Makes hosts "h1", "h2", ... and returns their names."""
+    def make(self, count: int, version: int = 4) -> Sequence[str]:
+        """Makes hosts "h1", "h2", ... with IP of a version, and returns their names."""
         self.network = Network([f"h{number}" for number in range(1, count + 1)])
-        self.network.make()
+        self.network.make(version)
         return self.network.names
 
     def start_on(

@@ -34,15 +34,17 @@ def why_not() -> str:
 
 
 class Network:
-    """Makes hosts with the addresses 10.77.0.1, 10.77.0.2, ..."""
+    """Makes hosts with the addresses 10.77.0.1, 10.77.0.2, ... or fd77::1, fd77::2, ..."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = list(names)
         self._mark = uuid.uuid4().hex[:6]
         self._made: list[str] = []
+        self._version = 4
 
-    def make(self) -> None:
-        """Makes the hosts."""
+    def make(self, version: int = 4) -> None:
+        """Makes the hosts, with addresses of a version of IP."""
+        self._version = version
         bridge = self._namespace("bridge")
         _run("ip", "-n", bridge, "link", "add", "br0", "type", "bridge")
         _run("ip", "-n", bridge, "link", "set", "br0", "up")
@@ -52,7 +54,10 @@ class Network:
             _run("ip", "-n", bridge, "link", "add", port, "type", "veth", *own_end)
             _run("ip", "-n", bridge, "link", "set", port, "master", "br0")
             _run("ip", "-n", bridge, "link", "set", port, "up")
-            _run("ip", "-n", host, "addr", "add", f"{self.address(name)}/24", "dev", "net0")
+            own = f"{self.address(name)}/{24 if version == 4 else 64}"
+            # Whether another host has the address takes IPv6 seconds to find out.
+            sure = ("nodad",) if version == 6 else ()
+            _run("ip", "-n", host, "addr", "add", own, "dev", "net0", *sure)
             for device in ("lo", "net0"):
                 _run("ip", "-n", host, "link", "set", device, "up")
 
@@ -64,7 +69,8 @@ class Network:
 
     def address(self, name: str) -> str:
         """Returns the address of a host."""
-        return f"10.77.0.{self.names.index(name) + 1}"
+        before = "10.77.0." if self._version == 4 else "fd77::"
+        return f"{before}{self.names.index(name) + 1}"
 
     def on_host(self, name: str) -> list[str]:
         """Returns the words that run the command behind them on a host.
@@ -77,6 +83,10 @@ class Network:
         )
         inside = ["unshare", "--uts", "--mount", "sh", "-c", set_name, name]
         return ["ip", "netns", "exec", self._name(name), *inside]
+
+    def part(self, name: str, other: str) -> None:
+        """Lets no packet of a host go to another."""
+        _run("ip", "-n", self._name(name), "route", "add", "unreachable", self.address(other))
 
     def cut(self, name: str) -> None:
         """Cuts a host's link: packets vanish, and nobody is told."""

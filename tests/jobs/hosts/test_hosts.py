@@ -209,6 +209,18 @@ def test_horovods_ranks_meet_across_hosts_by_the_interface(hosts):
     ]
 
 
+@pytest.mark.matrix
+def test_hosts_may_have_addresses_of_ipv6_only(hosts):
+    hosts.make(2, version=6)
+    launchers = hosts.start_all(1, "--master-addr", "[fd77::1]", hosts.script(HOROVOD))
+    (code, stdout, stderr), (other_code, _, _) = hosts.ends(launchers, 100)
+    assert (code, other_code) == (0, 0), stderr
+    assert sorted(stdout.splitlines()) == [
+        "[h1:0] 0 0 1 0 2 3.0 fd77::1",
+        "[h2:1] 1 0 1 1 2 3.0 fd77::2",
+    ]
+
+
 WRITER = """
     import os
     for count in range(200):

@@ -38,6 +38,24 @@ def test_training_ends_with_the_weights_of_one_host(hosts, count, ranks, tmp_pat
     assert weights(ends[0][1]) == on_one_host(tmp_path / "one", count * ranks)
 
 
+def test_a_job_goes_on_when_its_launchers_are_started_again(hosts, tmp_path):
+    """As a scheduler does: a host is lost, all launchers end, and each is started anew."""
+    hosts.make(2)
+    folder = tmp_path / "job"
+    folder.mkdir()
+    job = ("--device", "cpu", ROOT / PROGRAM, folder, STEPS)
+    first = hosts.start_all(1, "--max-restarts", 2, *job, "1:6:stop")
+    hosts.wait_until((folder / "1_6_stop.happened").exists, "the sixth step", 100)
+    first[1].kill()
+    ends = hosts.ends(first, 100)
+    assert [code for code, _, _ in ends] == [137, -9]
+    assert "no restart: host h2 is gone" in ends[0][2]
+    ends = hosts.ends(hosts.start_all(1, *job, "1:6:stop"), 150)
+    assert [code for code, _, _ in ends] == [0, 0], ends[0][2]
+    assert "began at 4" in ends[0][1]
+    assert weights(ends[0][1]) == on_one_host(tmp_path / "one", 2)
+
+
 @pytest.mark.parametrize("told", [1, pytest.param(0, marks=pytest.mark.long)])
 def test_a_rank_that_dies_or_is_told_to_stop_costs_no_step(hosts, told, tmp_path):
     """It dies at one step, the job starts again; a signal at another step stops all, who save."""

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import socket
+from dataclasses import replace
+
 import pytest
 
 from collective.launch import diagnostics
+from collective.launch.host_facts import local_facts
+from collective.launch.host_options import HostOptions
 
 
 @pytest.fixture
@@ -68,3 +73,48 @@ def test_cuda_is_said_of_the_package_not_of_the_machine(has_cuda, capsys, monkey
     facts, problem = diagnostics._facts_of_import(diagnostics._TENSORFLOW)
     expected = "2.15.1 (built with CUDA)" if has_cuda else "2.15.1 (built without CUDA)"
     assert diagnostics._summary(facts, problem) == expected
+
+
+def of_two_hosts(monkeypatch, tmp_path, node=0, port=1, **fields):
+    """Runs the check of one host of two, whose first one is this machine's loopback."""
+    monkeypatch.setattr(diagnostics, "local_facts", lambda: replace(FACTS, **fields))
+    secret = str(tmp_path / "secret")
+    job = diagnostics.CheckedJob(
+        ranks=2, hosts=HostOptions(2, node, "127.0.0.1", port, secret_file=secret)
+    )
+    return diagnostics.check(job, {})
+
+
+FACTS = local_facts()
+
+
+def test_a_port_that_is_taken_is_an_obstacle(packages, capsys, monkeypatch, tmp_path):
+    (tmp_path / "secret").write_text("long enough to be a secret")
+    (tmp_path / "secret").chmod(0o600)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert of_two_hosts(monkeypatch, tmp_path, port=port) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("problem")] == [
+        f"problem: --master-port {port} at 127.0.0.1 can't be listened at: Address already in use; "
+        "if another job has it, choose another for all hosts"
+    ]
+    assert of_two_hosts(monkeypatch, tmp_path, port=port) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert not any(line.startswith("problem") for line in lines)
+    assert any("is this host's loopback, 127.0.0.1, which no other" in line for line in lines)
+
+
+def test_a_secret_that_is_missing_is_not_made(packages, capsys, monkeypatch, tmp_path):
+    assert of_two_hosts(monkeypatch, tmp_path, node=1) == 0
+    assert f"note: the job's secret {tmp_path}/secret isn't there" in capsys.readouterr().out
+    assert not (tmp_path / "secret").exists()
+    (tmp_path / "secret").write_text("short")
+    (tmp_path / "secret").chmod(0o600)
+    assert of_two_hosts(monkeypatch, tmp_path, node=1) == 1
+    assert "secret has 5 characters" in capsys.readouterr().out
+
+
+def test_too_few_open_files_are_an_obstacle(packages, capsys, monkeypatch, tmp_path):
+    assert of_two_hosts(monkeypatch, tmp_path, node=1, open_files=100) == 1
+    assert "a process may open 100 files (ulimit -n), a job of 4 ranks" in capsys.readouterr().out

@@ -79,9 +79,10 @@ class Wait:
         return self.guests
 
 
-def come(port, signals, secret=SECRET, timeout=5.0, **fields):
+def come(port, signals, secret=SECRET, timeout=5.0, returns=True, **fields):
     about = {**introduction(1, 2, [None, "GPU-1"]), **fields}
-    return join(lambda: ["127.0.0.1"], port, secret, about, (timeout, 5.0), signals)
+    how = {"returns": returns}
+    return join(lambda: ["127.0.0.1"], port, secret, about, (timeout, 5.0), signals, **how)
 
 
 def finish(server, waiting, signals):
@@ -246,6 +247,58 @@ def test_a_host_that_waits_hears_that_the_first_gives_up(signals):
     with pytest.raises(UsageError, match="the first host gave up: after 1 s"):
         come(server.port, signals, nodes=3)
     waiting.end()
+
+
+class KilledFirst:
+    """Takes one host, proves that it holds the secret, and is gone without a word."""
+
+    def __init__(self):
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self):
+        connection, _ = self._listener.accept()
+        channel = Channel(connection, SECRET, True, 5.0)
+        while not channel.authenticated:
+            channel.receive()
+        self._listener.close()
+        channel.close()
+
+    def end(self):
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+
+def test_a_host_waits_for_a_first_one_that_is_started_again(signals, capsys):
+    killed = KilledFirst()
+    result = {}
+
+    def be_host():
+        result["joined"] = come(killed.port, signals, timeout=20.0, host="h2")
+
+    host = threading.Thread(target=be_host)
+    host.start()
+    killed.end()
+    server = Gathering("127.0.0.1", killed.port, SECRET, [1], 2, host_timeout=5.0)
+    guests = Wait(server, signals).end()
+    assert guests[1].name == "h2"
+    make_world([Host("h1", (None,))], guests)
+    host.join(10)
+    assert result["joined"][2] == 1
+    assert "waiting until it comes again" in capsys.readouterr().err
+    result["joined"][0].close()
+    guests[1].channel.close()
+
+
+def test_a_host_that_the_first_one_has_started_ends_where_that_is_gone(signals):
+    killed = KilledFirst()
+    with pytest.raises(UsageError, match="the first host has gone before the job began"):
+        come(killed.port, signals, timeout=20.0, returns=False)
+    killed.end()
+    with pytest.raises(UsageError, match="isn't there, or refuses connections: .* refused"):
+        come(killed.port, signals, timeout=20.0, returns=False)
 
 
 def test_a_first_host_that_is_not_there_is_named(signals):

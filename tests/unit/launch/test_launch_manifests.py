@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -160,6 +163,51 @@ def test_compose_runs_the_very_command_line(mixed: list[str]):
     for service in services.values():
         assert service["entrypoint"] == ["python", "-m", "collective.launch"]
         assert [compose_expands(word) for word in service["command"]] == [*GIVEN, *COMMAND]
+
+
+@functools.cache
+def compose_program() -> tuple[str, ...]:
+    """Returns the words that run compose, without a daemon; none where it isn't installed."""
+    for words in (("docker", "compose"), ("docker-compose",)):
+        if shutil.which(words[0]) is None:
+            continue
+        if subprocess.run([*words, "version"], capture_output=True).returncode == 0:
+            return words
+    return ()
+
+
+def understood_by_compose(text: str, folder: Path) -> dict[str, Any]:
+    """Returns what compose itself makes of a file."""
+    if not compose_program():
+        pytest.skip("there is neither `docker compose` nor docker-compose (Debian: docker-compose)")
+    manifest = yaml.safe_load(text)
+    if compose_program() == ("docker-compose",):
+        manifest.pop("name", None)  # its version 1 takes a name from the command line only
+    (folder / "hosts.yaml").write_text(yaml.safe_dump(manifest))
+    done = subprocess.run(
+        [*compose_program(), "--file", "hosts.yaml", "config"],
+        cwd=folder,
+        env={"PATH": os.environ["PATH"], "HOME": str(folder), "COLLECTIVE_SECRET": "x" * 32},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return yaml.safe_load(done.stdout)
+
+
+def test_compose_itself_understands_the_very_command_line(mixed: list[str], tmp_path: Path):
+    services = understood_by_compose(emit("compose", *mixed), tmp_path)["services"]
+    assert list(services) == ["host-0", "host-1"]
+    for service in services.values():
+        assert [compose_expands(word) for word in service["command"]] == [*GIVEN, *COMMAND]
+        assert service["environment"]["COLLECTIVE_SECRET"] == "x" * 32
+
+
+@pytest.mark.parametrize("file", ["hosts.yaml", "compose.yaml"])
+def test_compose_itself_takes_the_files_of_the_images(file: str, tmp_path: Path):
+    text = (Path(__file__).parents[3] / "docker" / file).read_text()
+    assert understood_by_compose(text, tmp_path)["services"]
 
 
 PYTHON = """#!{python}

@@ -88,7 +88,7 @@ def test_the_ranks_of_a_host_are_the_jobs(pair):
     assert (rank_exit.rank, rank_exit.code, rank_exit.host) == (2, -9, "b")
     assert rank_exit.last_words == ("last",)
     assert told["on_milestones"][0] == 1 and told["on_milestones"][1].last_step == 7
-    assert told["on_stop_signal"] == [signal.SIGTERM]
+    assert told["on_stop_signal"] == [signal.SIGTERM, "b"]
     assert told["on_trouble"] == ["host b: a disk is full"]
     assert pair.hosts.done
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+
 import pytest
 
-from collective.launch.adoption import adopt
+from collective.launch.adoption import adopt, await_rendezvous
+from collective.launch.errors import UsageError
 from collective.launch.schedulers import expand_counts, expand_names, started_by
 
 OPEN_MPI = {
@@ -37,6 +41,7 @@ BATCH_SCRIPT = {
     [
         (OPEN_MPI, "orted", ("mpirun", 5, 8, 1, 4, 1, 2, "", "prterun-1")),
         (OPEN_MPI, "prted", ("mpirun", 5, 8, 1, 4, 1, 2, "", "prterun-1")),
+        (OPEN_MPI, "mpirun.openmpi", ("mpirun", 5, 8, 1, 4, 1, 2, "", "prterun-1")),
         (HYDRA, "hydra_pmi_proxy", ("mpirun", 1, 2, 1, 2, 0, 1, "", "")),
         (SLURM, "slurmstepd", ("srun", 6, 7, 0, 1, 3, 4, "gpu07", "77")),
     ],
@@ -83,3 +88,18 @@ def test_nothing_is_told_where_another_has(environment):
     """A launcher, horovodrun; and the tests' own parent is no scheduler."""
     told = dict(environment)
     assert adopt(told) == "" and told == environment
+
+
+def test_ranks_wait_for_rank_0_to_listen():
+    """It may start last: under load Horovod's few tries were over before."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        with pytest.raises(
+            UsageError, match=f"rank 0 doesn't listen at 127.0.0.1 port {port}: Conn"
+        ):
+            await_rendezvous("127.0.0.1", port, 0.2)
+        late = threading.Timer(0.3, listener.listen)
+        late.start()
+        await_rendezvous("127.0.0.1", port, 30)
+        late.join()

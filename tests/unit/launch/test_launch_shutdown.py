@@ -37,6 +37,17 @@ def test_signals_and_their_times(requests, expected):
     assert sent == expected
 
 
+@pytest.mark.parametrize("host, killed_at", [("b", 5), ("", 4)])
+def test_launchers_that_a_scheduler_tells_one_by_one_are_one_wish(host, killed_at):
+    schedule = ShutdownSchedule(5)
+    schedule.request(SIGTERM, 0)
+    assert schedule.take_due(0) == [SIGTERM]
+    schedule.request(SIGTERM, 3, "a")
+    schedule.request(SIGTERM, 4, host)
+    assert schedule.take_due(killed_at - 0.1) == []
+    assert schedule.take_due(killed_at) == [SIGKILL]
+
+
 def test_ranks_that_are_told_to_stop_have_longer():
     """Those that others have left behind have nothing to save."""
     sent = []
