@@ -6,6 +6,7 @@ each module once. All other metadata is in pyproject.toml.
 
 import glob
 import os
+import re
 
 from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
@@ -50,7 +51,7 @@ native = Extension(
     "collective.ops._native",
     ["ops/native/native.cc"],
     language="c++",
-    depends=["ops/keymap.h", *sorted(glob.glob("ops/native/*"))],
+    depends=["ops/keymap.h", *sorted(glob.glob("ops/native/**/*.*", recursive=True))],
 )
 
 
@@ -72,7 +73,8 @@ class Build(build_ext):
                 "pip install 'tensorflow>=2.15.1,<2.16'"
             ) from error
         native.extra_compile_args = [
-            *tf.sysconfig.get_compile_flags(),
+            # as the system's headers: they define macros of one another anew
+            *(re.sub("^-I", "-isystem", flag) for flag in tf.sysconfig.get_compile_flags()),
             *OPTIMIZED,
             "-ffp-contract=off",
             "-fno-math-errno",
@@ -105,7 +107,7 @@ setup(
     package_dir=package_dir,
     package_data={
         "collective": ["py.typed"],
-        "collective.ops": ["*.cu", "*.cuh", "*.cc", "*.h", "native/*.cc", "native/*.h"],
+        "collective.ops": ["*.cu", "*.cuh", "*.cc", "*.h", "native/**/*.cc", "native/**/*.h"],
         "collective.ops.gpu": ["*.cu", "*.cuh"],
     },
     # Else the links' contents count as data of `collective`, and every module is there twice.
