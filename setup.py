@@ -6,6 +6,7 @@ each module once. All other metadata is in pyproject.toml.
 
 import glob
 import os
+import re
 
 from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
@@ -72,7 +73,8 @@ class Build(build_ext):
                 "pip install 'tensorflow>=2.15.1,<2.16'"
             ) from error
         native.extra_compile_args = [
-            *tf.sysconfig.get_compile_flags(),
+            # as the system's headers: they define macros of one another anew
+            *(re.sub("^-I", "-isystem", flag) for flag in tf.sysconfig.get_compile_flags()),
             *OPTIMIZED,
             "-ffp-contract=off",
             "-fno-math-errno",

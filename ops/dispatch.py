@@ -1,8 +1,8 @@
 """Chooses, by device, the operations that compute around an exchange.
 
-On a CPU it is the compiled library (`ops/native`), on a GPU CuPy's kernels (`ops/gpu`), which stand
-in the graph as calls of Python. Whoever wants to know which of them an operation is, or an
-attribute of it, asks here.
+On a CPU it is the compiled library (`ops/native`), on a GPU CuPy's kernels (`ops/gpu`): launched by
+operations of the library (`ops/native/gpu`), or by calls of Python that stand in the graph. Whoever
+wants to know which of them an operation is, or an attribute of it, asks here.
 """
 
 from __future__ import annotations
@@ -70,11 +70,8 @@ def bridge() -> Any:
 
 def operations_of(op: tf.Operation) -> Any:
     """Returns the operations of which `op` is one."""
-    return (
-        _stand_in().about(op_attributes.attribute(op, "of"))
-        if op_attributes.stands_in(op)
-        else native_library.library()
-    )
+    tables = op_attributes.tables(op)
+    return native_library.library() if tables is None else _stand_in().about(tables)
 
 
 def device(dynamic: bool = False) -> contextlib.AbstractContextManager[Any]:

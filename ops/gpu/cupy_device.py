@@ -195,6 +195,10 @@ class _CupyKernel:
     def __init__(self, function: Any):
         self._function = function
 
+    @property
+    def handle(self) -> int:
+        return int(self._function.kernel.ptr)
+
     def __call__(
         self, blocks: int, threads: int, arguments: Sequence[Any], shared: int = 0
     ) -> None:

@@ -16,7 +16,14 @@ from collective.ops.gpu.sources import Source
 
 
 class Kernel(Protocol):
-    """Launches a compiled kernel."""
+    """Launches a compiled kernel.
+
+    Attributes:
+        handle: by which CUDA's driver launches it.
+    """
+
+    @property
+    def handle(self) -> int: ...
 
     def __call__(
         self, blocks: int, threads: int, arguments: Sequence[Any], shared: int = 0

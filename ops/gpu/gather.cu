@@ -11,9 +11,10 @@ constexpr int kFlight = 4;
 constexpr int kRounds = 2;  // of kFlight rows, for each group of a tile
 
 struct Piece {
-  i64 tile;        // its first one
-  i64 first, end;  // of its rows
-  i64 table;       // address
+  i64 tile;   // its first one
+  i64 rows;   // address of their numbers
+  i64 count;  // of its rows
+  i64 table;  // address
   i64 table_rows;
   i64 dim;
   i64 out;      // element
@@ -55,12 +56,12 @@ __device__ __forceinline__ void gather_tile(const Piece& piece, const i64* from,
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 5)
-    gather_rows(const Piece* __restrict__ pieces, int count, const i64* __restrict__ rows,
-                float* __restrict__ out) {
+    gather_rows(const Piece* __restrict__ pieces, int count, float* __restrict__ out) {
   __shared__ i64 from[kMostRows];  // addresses, 0 for none
   const Piece piece = holding(pieces, count, blockIdx.x);
   const int most = kMostRows / static_cast<int>(piece.lanes);
-  const i64 first = piece.first + (blockIdx.x - piece.tile) * most, left = piece.end - first;
+  const i64 first = (blockIdx.x - piece.tile) * most, left = piece.count - first;
+  const i64* rows = reinterpret_cast<const i64*>(piece.rows);
   const int here = left < most ? static_cast<int>(left) : most;
 #pragma unroll 4
   for (int at = threadIdx.x; at < here; at += kThreads) {
@@ -69,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 5)
     from[at] = is_there ? piece.table + row * piece.dim * static_cast<i64>(sizeof(float)) : 0;
   }
   __syncthreads();
-  float* to = out + piece.out + (first - piece.first) * piece.dim;
+  float* to = out + piece.out + first * piece.dim;
   if (piece.vectors != 0) {
     gather_tile<4>(piece, from, here, to);
   } else {

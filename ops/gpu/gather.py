@@ -17,6 +17,7 @@ from collective.ops.gpu.workspace import Workspace
 SOURCE = Source("gather.cu", ("gather_rows",))
 _IN_FLIGHT, _ROUNDS = 4, 2  # as in gather.cu
 _WIDTH, _FLOAT_BYTES = 4, 4  # elements of the widest access, and the bytes of one
+_NUMBER_BYTES = 8  # of a row's number
 
 
 def gather(tables: Sequence[Any], rows: Any, segments: Segments, workspace: Workspace) -> Any:
@@ -42,11 +43,11 @@ def gather(tables: Sequence[Any], rows: Any, segments: Segments, workspace: Work
     Raises:
         ValueError: a segment is of no table, or a table is not a contiguous matrix of float32.
     """
-    pieces, tiles, elements = _pieces(tables, segments, workspace)
+    pieces, tiles, elements = _pieces(tables, rows, segments, workspace)
     out = workspace.take("gather", elements, np.float32)
     on_device = workspace.upload("gather.pieces", pieces)
     workspace.device.kernel(SOURCE, "gather_rows")(
-        tiles, THREADS, (on_device, np.int32(len(pieces)), rows, out)
+        tiles, THREADS, (on_device, np.int32(len(pieces)), out)
     )
     return out
 
@@ -71,7 +72,7 @@ def check_tables(tables: Sequence[Any], segments: Segments) -> None:
 
 
 def _pieces(
-    tables: Sequence[Any], segments: Segments, workspace: Workspace
+    tables: Sequence[Any], rows: Any, segments: Segments, workspace: Workspace
 ) -> tuple[np.ndarray, int, int]:
     """Returns ([P, 9] int64 as gather.cu reads them, how many tiles they have, E)."""
     check_tables(tables, segments)
@@ -90,8 +91,8 @@ def _pieces(
     words = np.stack(
         [
             np.cumsum(tiles) - tiles,
-            segments.offsets[:-1],
-            segments.offsets[1:],
+            workspace.device.pointer(rows) + _NUMBER_BYTES * segments.offsets[:-1],
+            lengths,
             addresses,
             table_rows,
             dims,

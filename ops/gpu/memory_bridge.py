@@ -1,5 +1,5 @@
 """Shares memory between arrays of kernels and tensors of TensorFlow, and orders the work of the
-two.
+two, where Python launches kernels; hands them over to compiled operations, which do without it.
 
 *Memory.* TensorFlow owns all that it sees: kernels read inputs where they are, and write results
 into tensors that TensorFlow has allocated, which are shared through DLPack. CuPy owns what kernels
@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import ctypes
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -36,10 +37,11 @@ from collective.ops import collectives, native_library, placement
 from collective.ops.gpu.cupy_device import CupyDevice, kept_locale
 from collective.ops.gpu.device import Device
 from collective.ops.gpu.kernel_api import Joined, Kernels
+from collective.ops.gpu.sources import Source
 from collective.ops.gpu.workspace import Workspace
 
 # The arrays of a workspace that are results, which kernels write into TensorFlow's memory.
-RESULTS = frozenset({"gather", "pool", "sum_rows"})
+RESULTS = frozenset({"pool", "sum_rows"})
 
 
 class MemoryBridge(abc.ABC):
@@ -48,15 +50,32 @@ class MemoryBridge(abc.ABC):
     Attributes:
         placed: the device of the kernels' operations, as `tf.device` takes it.
         kind: the type of that device, '' for any.
+        label: which of the kernels that TensorFlow knows for compiled operations launch kernels, ''
+            where that is the only one.
         kernels: one object for all calls, which has memory of its own.
     """
 
     placed: str | None
     kind: str
+    label: str
     kernels: Kernels
 
     def __init__(self) -> None:
         self._lock, self._depth = threading.RLock(), 0
+
+    def hand_over(self, source: Source) -> None:
+        """Hands the kernels of `source` to the compiled operations, which launch some of them."""
+        functions = native_library.functions()
+        take = functions.collective_gpu_kernel
+        take.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
+        for name in source.kernels:
+            take(name.encode(), self.handle(source, name))
+
+    @abc.abstractmethod
+    def handle(self, source: Source, name: str) -> int:
+        """Returns the handle by which the driver launches the kernel `name` of `source`, which
+        stays loaded.
+        """
 
     def given(self, tensors: Sequence[Any], dtypes: Sequence[np.dtype]) -> list[Any]:
         """Makes arrays of these types in the memory of eager tensors, once TensorFlow has done all
@@ -185,7 +204,7 @@ class GpuBridge(MemoryBridge):
         RuntimeError: CuPy can't use the GPU, or there are several; says why.
     """
 
-    placed, kind = "/gpu:0", "GPU"
+    placed, kind, label = "/gpu:0", "GPU", ""
 
     def __init__(self) -> None:
         gpus = tf.config.list_physical_devices("GPU")
@@ -206,6 +225,10 @@ class GpuBridge(MemoryBridge):
         self._has_limit = has_limit
         self._lent: dict[int, Any] = {}  # tensors that kernels write to, by address
         self.kernels = Kernels(_LendingWorkspace(device, self))
+
+    def handle(self, source: Source, name: str) -> int:
+        with kept_locale():
+            return self.device.kernel(source, name).handle
 
     def memory(self) -> str:
         if self._has_limit:

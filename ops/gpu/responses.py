@@ -86,11 +86,9 @@ class Response:
         return [self._kernels.rows([table]) for table in self._tables]
 
     def gather(self) -> Any:
-        """Gathers [E] float32: for each run one row a bag."""
-        kernels = self._kernels
-        if self._lookups is None:
-            return kernels.gather(self._tables, self._rows, self._runs.segments(self._table_of))
-        return kernels.pool(self._lookups, self._rows_by_table(), self._ids)
+        """Gathers [E] float32: for each run one row a bag, of sections of which some are pooled."""
+        assert self._lookups is not None
+        return self._kernels.pool(self._lookups, self._rows_by_table(), self._ids)
 
     def reduce(self, gradient: Any, scale: float) -> tuple[Joined, Joined, Joined]:
         """Sums the gradients of each distinct row: for each table values [U, D], indices [U],

@@ -1,8 +1,9 @@
 """Binds the kernels to TensorFlow: computes on a GPU what `ops/native` computes on a CPU.
 
 `DeviceOperations` has the operations of the compiled library under their names, with its inputs,
-outputs and attributes. Each is one call of kernels (`tensorflow_call.py`), and has the gradient
-that is registered for the compiled one.
+outputs and attributes. Each launches kernels (`tensorflow_call.py`): the compiled one itself, where
+the library has a kernel of it for GPUs, else a call of Python, which has the gradient that is
+registered for the compiled one.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective.ops import native_library, tensorflow_lookup
-from collective.ops.gpu import requests
+from collective.ops.gpu import gather, requests
 from collective.ops.gpu.kernel_api import Joined, Kernels
 from collective.ops.gpu.message_layout import Layout
 from collective.ops.gpu.pooling import Members, Pooling
@@ -222,6 +223,12 @@ class DeviceOperations(KernelCaller):
         splits: tf.Tensor,
         **attributes: Any,
     ) -> tf.Tensor:
+        """Gathers by a compiled operation, unless sections are pooled."""
+        if not any(attributes["pooled"]):
+            with self._launching("CollectiveGatherRows", gather.SOURCE):
+                return native_library.library().collective_gather_rows(
+                    handles, rows, message, splits, **attributes
+                )
         return self._respond(
             "CollectiveGatherRows",
             lambda response, _: [response.gather()],

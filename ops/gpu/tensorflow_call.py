@@ -1,14 +1,17 @@
 """Makes operations of TensorFlow that call kernels.
 
     EagerPyFunc on the GPU ──► Python: tensors ──► arrays in their memory ──► kernels ──► tensors
+    a compiled operation ──► kernels
 
-How memory is shared, in which order TensorFlow and kernels work, and what that costs, says
-`memory_bridge.py`.
+How memory is shared with Python, in which order TensorFlow and kernels work, and what that costs,
+says `memory_bridge.py`. Compiled operations (`ops/native/gpu/`) launch kernels on TensorFlow's own
+stream, and share nothing with anybody.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any, Callable
 
 import numpy as np
@@ -17,6 +20,7 @@ import tensorflow.compat.v1 as tf
 from collective.ops import op_attributes
 from collective.ops.counting import counted
 from collective.ops.gpu.memory_bridge import MemoryBridge
+from collective.ops.gpu.sources import Source
 
 # What is int32 in between: tf.py_function takes no int32 on a GPU.
 INT32_BITS = tf.uint32
@@ -66,7 +70,7 @@ class KernelCaller:
                 ) from error
 
         graph = tf.get_default_graph()
-        marks = op_attributes.marks(name, {**attributes, "of": self._tables})
+        marks = {**op_attributes.marks(name, attributes), **op_attributes.table_marks(self._tables)}
         with (
             tf.device(bridge.placed),
             graph._attr_scope(marks),
@@ -79,6 +83,20 @@ class KernelCaller:
                 [INT32_BITS if dtype == tf.int32 else dtype for dtype in types],
             )
         return made[0].op if types else made
+
+    @contextlib.contextmanager
+    def _launching(self, name: str, source: Source) -> Iterator[None]:
+        """Has the compiled operation called `name` that is made inside launch kernels of `source`
+        itself, on TensorFlow's own stream.
+        """
+        self.bridge.hand_over(source)
+        graph, label = tf.get_default_graph(), self.bridge.label
+        with (
+            tf.device(self.bridge.placed),
+            graph._attr_scope(op_attributes.table_marks(self._tables)),
+            graph._kernel_label_map({name: label} if label else {}),
+        ):
+            yield
 
     def _call(
         self,

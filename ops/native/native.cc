@@ -11,6 +11,7 @@
 #include "rows_in_file.cc"
 #include "scans.cc"
 #include "vectors.cc"
+#include "gpu/driver.cc"
 // The others follow in any order.
 #include "addresses.cc"
 #include "ask.cc"
@@ -23,6 +24,7 @@
 #include "checks.cc"
 #include "find_rows.cc"
 #include "gather.cc"
+#include "gpu/gather.cc"
 #include "hear.cc"
 #include "lookups.cc"
 #include "memory.cc"

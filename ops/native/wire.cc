@@ -106,6 +106,11 @@ Status Layout::Lengths(const Tensor& message, Tensor* lengths) const {
 }
 
 Status Layout::Parse(const Tensor& message, const Tensor& splits, ReceivedMessage* received) const {
+  return Parse(message, splits, nullptr, received);
+}
+
+Status Layout::Parse(const Tensor& message, const Tensor& splits, const int64_t* headers,
+                     ReceivedMessage* received) const {
   if (!TensorShapeUtils::IsVector(message.shape()) || !TensorShapeUtils::IsVector(splits.shape()) ||
       splits.NumElements() != ranks) {
     return InvalidArgument("a message is a vector, and its splits are one for each of ", ranks,
@@ -136,13 +141,14 @@ Status Layout::Parse(const Tensor& message, const Tensor& splits, ReceivedMessag
                              " words of ", left, " that are left, and its header needs ",
                              2 * count);
     }
+    const int64_t* header = headers == nullptr ? words : headers + r * 2 * count;
     const int64_t* at = words + 2 * count;
     int64_t rest = length - 2 * count;
     for (int s = 0; s < count; ++s) {
       const Section& section = sections[s];
       Piece piece{s,
-                  words[2 * s],
-                  words[2 * s + 1],
+                  header[2 * s],
+                  header[2 * s + 1],
                   at,
                   nullptr,
                   nullptr,

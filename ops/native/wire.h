@@ -125,6 +125,11 @@ struct Layout {
   // A rank with a split of 0 asks for nothing.
   tensorflow::Status Parse(const tensorflow::Tensor& message, const tensorflow::Tensor& splits,
                            ReceivedMessage* received) const;
+
+  // Parses a message that may be elsewhere, where no section is pooled: `headers` are copies of its
+  // 2 S words for each rank, one after the other.
+  tensorflow::Status Parse(const tensorflow::Tensor& message, const tensorflow::Tensor& splits,
+                           const int64_t* headers, ReceivedMessage* received) const;
 };
 
 }  // namespace collective

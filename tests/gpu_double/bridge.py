@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 
 from collective.ops import memory
 from collective.ops.gpu.memory_bridge import DlpackExporter, MemoryBridge
+from collective.ops.gpu.sources import Source
+from tests.gpu_double.driver import installed
 from tests.gpu_double.kernels import NumpyKernels
+from tests.gpu_double.launched import KERNELS
 from tests.gpu_double.reserved import Reserved
+
+
+@functools.cache
+def _handle(name: str) -> int:
+    return installed().register(name, KERNELS[name])
 
 
 class HostBridge(MemoryBridge):
     """Shares the memory of tensors on the CPU with NumPy's references."""
 
-    placed, kind = None, ""
+    placed, kind, label = None, "", "emulated"
 
     def __init__(self) -> None:
         super().__init__()
         self.kernels = NumpyKernels()
+
+    def handle(self, source: Source, name: str) -> int:
+        return _handle(name)
 
     def memory(self) -> str:
         return "NumPy takes the host's memory"

@@ -1,8 +1,12 @@
-// Gives the stream on which a device runs an operation: its kernels are ordered by it alone.
+// Orders the work of one operation on TensorFlow's stream: copies, kernels, and scratch memory.
 
 #ifndef COLLECTIVE_NATIVE_GPU_STREAM_H_
 #define COLLECTIVE_NATIVE_GPU_STREAM_H_
 
+#include <cstdint>
+#include <vector>
+
+#include "driver.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/platform/stream_executor.h"
 
@@ -15,6 +19,115 @@ inline void* StreamOf(tensorflow::OpKernelContext* context) {
   if (device == nullptr || device->stream() == nullptr) return nullptr;
   return device->stream()->platform_specific_handle().stream;
 }
+
+constexpr int kThreads = 256;  // of a block, as in segments.cuh
+
+// TensorFlow launches all kernels of a GPU on one stream, in the order in which its operations run,
+// and its allocator reuses memory in that order. So nothing waits for what is launched here, but
+// for what an operation reads on the host itself.
+//
+// Where the operation runs on a CPU, by kernels that are emulated, the next one is not ordered
+// behind them: the end of this object waits. So does the end of one whose copies to the host were
+// not waited for, behind an error.
+class Stream {
+ public:
+  explicit Stream(tensorflow::OpKernelContext* context) : context_(context) {
+    stream_ = StreamOf(context);
+    is_emulated_ = stream_ == nullptr;
+  }
+  Stream(const Stream&) = delete;
+
+  ~Stream() {
+    if (event_ != nullptr) driver_->destroy_event(event_);
+    if (driver_ == nullptr || (!is_emulated_ && !is_copying_)) return;
+    context_->SetStatus(Checked(driver_->wait_for_stream(stream_), "cuStreamSynchronize", ""));
+  }
+
+  tensorflow::Status Open() { return FindDriver(&driver_); }
+
+  // Makes memory on the device that lives as long as this object, and longer for what was launched.
+  tensorflow::Status Scratch(size_t bytes, void** scratch) {
+    return Allocate(bytes, tensorflow::AllocatorAttributes(), scratch);
+  }
+
+  // Copies `words` to the device. An operation does so once, with all that its kernels need.
+  tensorflow::Status Upload(const std::vector<int64_t>& words, const int64_t** uploaded) {
+    void* there = nullptr;
+    const size_t bytes = words.size() * sizeof(int64_t);
+    TF_RETURN_IF_ERROR(Scratch(bytes, &there));
+    *uploaded = static_cast<const int64_t*>(there);
+    if (bytes == 0) return tensorflow::OkStatus();
+    return Checked(
+        driver_->copy_to_device(reinterpret_cast<uint64_t>(there), words.data(), bytes, stream_),
+        "cuMemcpyHtoDAsync", "");
+  }
+
+  // Makes memory on the host that `CopyToHost` fills.
+  tensorflow::Status HostScratch(size_t bytes, void** scratch) {
+    tensorflow::AllocatorAttributes attributes;
+    attributes.set_on_host(true);
+    attributes.set_gpu_compatible(true);
+    return Allocate(bytes, attributes, scratch);
+  }
+
+  // Starts a copy to the host. It is there once `WaitForCopies` returns.
+  tensorflow::Status CopyToHost(void* to, const void* from, size_t bytes) {
+    if (bytes == 0) return tensorflow::OkStatus();
+    is_copying_ = true;
+    return Checked(driver_->copy_to_host(to, reinterpret_cast<uint64_t>(from), bytes, stream_),
+                   "cuMemcpyDtoHAsync", "");
+  }
+
+  // Waits for the copies so far, not for what others launch meanwhile.
+  tensorflow::Status WaitForCopies() {
+    constexpr unsigned kWithoutTiming = 2;
+    if (!is_copying_) return tensorflow::OkStatus();
+    if (event_ == nullptr) {
+      TF_RETURN_IF_ERROR(
+          Checked(driver_->create_event(&event_, kWithoutTiming), "cuEventCreate", ""));
+    }
+    TF_RETURN_IF_ERROR(Checked(driver_->record_event(event_, stream_), "cuEventRecord", ""));
+    TF_RETURN_IF_ERROR(Checked(driver_->wait_for_event(event_), "cuEventSynchronize", ""));
+    is_copying_ = false;
+    return tensorflow::OkStatus();
+  }
+
+  // Launches `blocks` of kThreads; arguments are of exactly the kernel's types.
+  template <class... Arguments>
+  tensorflow::Status Launch(Kernel kernel, int64_t blocks, Arguments... arguments) {
+    if (blocks == 0) return tensorflow::OkStatus();
+    void* handle = nullptr;
+    TF_RETURN_IF_ERROR(FindKernel(kernel, &handle));
+    void* addresses[] = {&arguments...};
+    return Checked(driver_->launch(handle, static_cast<unsigned>(blocks), 1, 1, kThreads, 1, 1, 0,
+                                   stream_, addresses, nullptr),
+                   "cuLaunchKernel of ", NameOf(kernel));
+  }
+
+ private:
+  tensorflow::Status Allocate(size_t bytes, const tensorflow::AllocatorAttributes& attributes,
+                              void** memory) {
+    tensorflow::Tensor made;
+    TF_RETURN_IF_ERROR(context_->allocate_temp(
+        tensorflow::DT_INT8, tensorflow::TensorShape({static_cast<int64_t>(bytes)}), &made,
+        attributes));
+    *memory = made.data();
+    scratch_.push_back(made);
+    return tensorflow::OkStatus();
+  }
+
+  static tensorflow::Status Checked(int error, const char* function, const char* of) {
+    if (error == 0) return tensorflow::OkStatus();
+    return tensorflow::errors::Internal("CUDA's driver returned error ", error, " from ", function,
+                                        of);
+  }
+
+  tensorflow::OpKernelContext* context_;
+  const Driver* driver_ = nullptr;
+  void *stream_ = nullptr, *event_ = nullptr;
+  bool is_emulated_ = false, is_copying_ = false;
+  std::vector<tensorflow::Tensor> scratch_;
+};
 
 }  // namespace gpu
 }  // namespace collective

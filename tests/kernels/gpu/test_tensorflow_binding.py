@@ -273,8 +273,9 @@ def test_neither_runs_beside_the_other(graph: Any, monkeypatch: pytest.MonkeyPat
     bridge = Watched()
     bind(bridge, monkeypatch)
     one, ids = table(), tf.constant([3, 1, 3], tf.int64)
-    layout = ([embedding_bag.Section(0, DIM)], [embedding_bag.STATIC], 1)
-    asked = embedding_bag.request([ids], [], [], [embedding_bag.BagMember(0, DIM)], *layout)
+    layout = ([embedding_bag.Section(0, DIM, pooled=True)], [embedding_bag.STATIC], 1)
+    member = embedding_bag.BagMember(0, DIM, embedding_bag.SUM)
+    asked = embedding_bag.request([ids], [tf.constant([0, 0, 1], tf.int64)], [], [member], *layout)
     heard = embedding_bag.respond(asked.message, asked.splits, *layout)
     rows = embedding_bag.gather(
         [one.handle], heard.keys, asked.message, asked.splits, *layout, [one.shape]
@@ -285,7 +286,7 @@ def test_neither_runs_beside_the_other(graph: Any, monkeypatch: pytest.MonkeyPat
         bridge.events.clear()
         assert (
             session.run(rows, dict(zip([asked.message, asked.splits, *heard.keys], given))).tolist()
-            == [1.0] * 2 * DIM
+            == [2.0] * DIM + [1.0] * DIM
         )
     first, last = (
         bridge.events.index("kernel"),

@@ -16,7 +16,7 @@ class EmulatedBridge(GpuBridge):
         seed: of the order in which threads take turns.
     """
 
-    placed, kind = None, ""
+    placed, kind, label = None, "", "emulated"
 
     def __init__(self, seed: int = 0):
         self._begin(EmulatedDevice(seed))

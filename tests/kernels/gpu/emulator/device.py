@@ -15,6 +15,7 @@ import numpy as np
 from collective.ops import memory
 from collective.ops.gpu.device import Device, Kernel, Timed
 from collective.ops.gpu.sources import Source
+from tests.gpu_double.driver import installed
 from tests.gpu_double.reserved import Reserved
 from tests.kernels.gpu.emulator.build import library_of
 
@@ -133,9 +134,10 @@ class EmulatedKernel:
         self._launch.restype = ctypes.c_char_p
         sizes = getattr(loaded, f"sizes_{name}")
         sizes.restype = ctypes.POINTER(ctypes.c_int)
-        self._sizes: list[int] = []
-        while sizes()[len(self._sizes)]:
-            self._sizes.append(sizes()[len(self._sizes)])
+        self.sizes: list[int] = []
+        while sizes()[len(self.sizes)]:
+            self.sizes.append(sizes()[len(self.sizes)])
+        self._handle = 0
 
     def __call__(
         self, blocks: int, threads: int, arguments: Sequence[Any], shared: int = 0
@@ -143,14 +145,29 @@ class EmulatedKernel:
         if blocks == 0:
             return
         held = [self._held(number, argument) for number, argument in enumerate(arguments)]
-        addresses = (ctypes.c_void_p * len(held))(*(value.ctypes.data for value in held))
+        self._start(blocks, threads, shared, [value.ctypes.data for value in held])
+
+    @property
+    def handle(self) -> int:
+        """Returns what the stand-in for CUDA's driver launches it by."""
+        if self._handle == 0:
+            self._handle = installed().register(self._name, self)
+        return self._handle
+
+    def run(self, blocks: int, threads: int, shared: int, arguments: Sequence[bytes]) -> None:
+        """Launches it with arguments of exactly the parameters' sizes."""
+        held = [np.frombuffer(argument, np.uint8) for argument in arguments]
+        self._start(blocks, threads, shared, [value.ctypes.data for value in held])
+
+    def _start(self, blocks: int, threads: int, shared: int, arguments: Sequence[int]) -> None:
+        addresses = (ctypes.c_void_p * len(arguments))(*arguments)
         device = self._device
         device.launches += 1
         launch = _Launch(
             blocks, threads, shared, device.seed and device.seed + device.launches, device.seconds
         )
         with _LOCK:
-            failure = self._launch(ctypes.byref(launch), addresses, len(held))
+            failure = self._launch(ctypes.byref(launch), addresses, len(arguments))
         if failure is not None:
             raise KernelError(f"{self._name}: {failure.decode()}")
         device.check_guards(self._name)
@@ -167,7 +184,7 @@ class EmulatedKernel:
                 f"{self._name}: argument {number} is {type(argument)}, no NumPy scalar"
             )
             value = np.array(argument)
-        wanted = self._sizes[number] if number < len(self._sizes) else value.itemsize
+        wanted = self.sizes[number] if number < len(self.sizes) else value.itemsize
         if value.itemsize != wanted:
             raise KernelError(
                 f"{self._name}: argument {number} has {value.itemsize} bytes, its "

@@ -1,0 +1,47 @@
+// Calls CUDA's driver, and holds the kernels that it launches.
+//
+// CuPy compiles kernels, caches them and keeps them loaded; it hands their handles over once
+// (`collective_gpu_kernel`). Operations launch them on TensorFlow's own stream by the functions of
+// a table: those of libcuda, or what stands in for it on a machine without a GPU
+// (`collective_gpu_driver`).
+
+#ifndef COLLECTIVE_NATIVE_GPU_DRIVER_H_
+#define COLLECTIVE_NATIVE_GPU_DRIVER_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace collective {
+namespace gpu {
+
+// Functions of CUDA's driver, with its types; all return 0, or the number of an error.
+struct Driver {
+  int (*launch)(void* kernel, unsigned blocks_x, unsigned blocks_y, unsigned blocks_z,
+                unsigned threads_x, unsigned threads_y, unsigned threads_z, unsigned shared,
+                void* stream, void** arguments, void** extra);
+  // Pageable memory on the host may be used again once these return.
+  int (*copy_to_device)(uint64_t to, const void* from, size_t bytes, void* stream);
+  int (*copy_to_host)(void* to, uint64_t from, size_t bytes, void* stream);
+  int (*create_event)(void** event, unsigned flags);
+  int (*record_event)(void* event, void* stream);
+  int (*wait_for_event)(void* event);
+  int (*destroy_event)(void* event);
+  int (*wait_for_stream)(void* stream);
+};
+
+// Finds the functions to call.
+tensorflow::Status FindDriver(const Driver** driver);
+
+enum class Kernel { kGatherRows, kCount };
+
+// Finds the handle of a kernel.
+tensorflow::Status FindKernel(Kernel kernel, void** handle);
+
+const char* NameOf(Kernel kernel);
+
+}  // namespace gpu
+}  // namespace collective
+
+#endif  // COLLECTIVE_NATIVE_GPU_DRIVER_H_

@@ -1,0 +1,251 @@
+"""Checks compiled operations that launch kernels themselves, by the emulator's in the place of a
+GPU's and by a stand-in for CUDA's driver.
+
+The stand-in can delay all that is launched until it is waited for, and can let one call fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from tensorflow.python.framework import kernels
+
+from collective.ops import dispatch, embedding_bag, native_library, op_attributes
+from collective.ops.gpu import gather
+from collective.ops.gpu.segments import Segments
+from collective.ops.gpu.workspace import Workspace
+from tests.gpu_double import driver
+from tests.gpu_double.bridge import HostBridge
+from tests.kernels.conftest import bind
+from tests.kernels.gpu.emulator import EmulatedDevice
+from tests.kernels.gpu.emulator.bridge import EmulatedBridge
+
+DIMS = (4, 3, 16, 1)
+SECTION_TABLES = (1, 0, 3, 2)
+ROWS = 9
+
+
+@pytest.fixture
+def stand_in() -> Iterator[driver.StandIn]:
+    made = driver.installed()
+    made.reset()
+    yield made
+    made.reset()
+
+
+@pytest.fixture(params=["emulated", "double"])
+def bound(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    bind(EmulatedBridge(seed=3) if request.param == "emulated" else HostBridge(), monkeypatch)
+
+
+class Gathered:
+    """Builds a gather of several tables by messages of several ranks.
+
+    Args:
+        counts: [N, S] keys.
+    """
+
+    def __init__(self, counts: np.ndarray, seed: int = 0):
+        rng = np.random.default_rng(seed)
+        self.values = [rng.standard_normal((ROWS, dim)).astype(np.float32) for dim in DIMS]
+        self.numbers = [[rng.integers(0, ROWS, count) for count in of_rank] for of_rank in counts]
+        self.tables = [
+            tf.get_variable(f"table{t}", initializer=one, use_resource=True)
+            for t, one in enumerate(self.values)
+        ]
+        words = [
+            np.concatenate([np.stack([one, one], 1).reshape(-1), *keys])
+            for one, keys in zip(counts, self.numbers)
+        ]
+        self.message = tf.placeholder_with_default(np.concatenate(words).astype(np.int64), [None])
+        self.splits = tf.placeholder_with_default([len(one) for one in words], [len(words)])
+        self.rows = [
+            tf.placeholder_with_default(np.concatenate(of_table).astype(np.int64), [None])
+            for of_table in self.by_table()
+        ]
+        self.flat = embedding_bag.gather(
+            [table.handle for table in self.tables],
+            self.rows,
+            self.message,
+            self.splits,
+            [embedding_bag.Section(table, DIMS[table]) for table in SECTION_TABLES],
+            [embedding_bag.STATIC] * len(DIMS),
+            len(counts),
+            [table.shape for table in self.tables],
+        )
+
+    def by_table(self) -> list[list[np.ndarray]]:
+        return [
+            [keys[s] for keys in self.numbers for s, of in enumerate(SECTION_TABLES) if of == t]
+            for t in range(len(DIMS))
+        ]
+
+    def wanted(self) -> np.ndarray:
+        """Computes what the operation returns, key by key."""
+        return np.concatenate(
+            [
+                self.values[table][row]
+                for keys in self.numbers
+                for table, of_section in zip(SECTION_TABLES, keys)
+                for row in of_section
+            ]
+        )
+
+
+COUNTS = np.array([[5, 0, 70, 2], [0, 1, 3, 40]])
+
+
+@pytest.mark.parametrize("delays", [False, True])
+@pytest.mark.usefixtures("bound")
+def test_rows_are_gathered(stand_in: driver.StandIn, delays: bool):
+    """By one kernel, also where nothing is done before somebody waits for it."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        made = Gathered(COUNTS)
+        assert made.flat.op.type == "CollectiveGatherRows"
+        session.run(tf.global_variables_initializer())
+        stand_in.reset()
+        stand_in.delays = delays
+        np.testing.assert_array_equal(session.run(made.flat), made.wanted())
+    assert stand_in.launches == ["gather_rows"] and not stand_in.queued and not stand_in.events
+    assert stand_in.calls.count("copy_to_device") == 1, "all that kernels need, in one piece"
+    assert stand_in.calls.count("wait_for_event") == 1, "for the headers"
+
+
+@pytest.mark.usefixtures("bound")
+def test_nothing_is_gathered(stand_in: driver.StandIn):
+    with tf.Graph().as_default(), tf.Session() as session:
+        made = Gathered(np.zeros((2, 4), np.int64))
+        session.run(tf.global_variables_initializer())
+        assert session.run(made.flat).shape == (0,)
+    assert stand_in.launches == []
+
+
+@pytest.mark.usefixtures("bound")
+def test_rows_outside_of_a_table_are_zeros():
+    with tf.Graph().as_default(), tf.Session() as session:
+        made = Gathered(np.array([[2, 0, 0, 0]]))
+        session.run(tf.global_variables_initializer())
+        dim = DIMS[SECTION_TABLES[0]]
+        for outside in (-1, ROWS):
+            got = session.run(made.flat, {made.rows[SECTION_TABLES[0]]: [outside, 4]})
+            wanted = [np.zeros(dim), made.values[SECTION_TABLES[0]][4]]
+            np.testing.assert_array_equal(got, np.concatenate(wanted))
+
+
+def test_the_plan_is_that_of_python(monkeypatch: pytest.MonkeyPatch, stand_in: driver.StandIn):
+    """Word by word, but for the addresses."""
+    bind(EmulatedBridge(), monkeypatch)
+    device, rng = EmulatedDevice(), np.random.default_rng(1)
+    for trial in range(3):
+        counts = rng.integers(0, 3, (3, 4)) * rng.integers(1, 400, (3, 4))
+        with tf.Graph().as_default(), tf.Session() as session:
+            made = Gathered(counts, trial)
+            session.run(tf.global_variables_initializer())
+            stand_in.reset()
+            session.run(made.flat)
+        (uploaded,) = stand_in.uploads
+        wanted, _, _ = gather._pieces(
+            [device.empty(value.shape, np.float32) for value in made.values],
+            device.empty(int(counts.sum()), np.int64),
+            Segments.of(counts.reshape(-1), SECTION_TABLES * 3),
+            Workspace(device),
+        )
+        got, addresses = np.frombuffer(uploaded, np.int64).reshape(-1, 9), [1, 3]
+        np.testing.assert_array_equal(np.delete(got, addresses, 1), np.delete(wanted, addresses, 1))
+
+
+@pytest.mark.usefixtures("bound")
+def test_each_call_of_the_driver_may_fail(stand_in: driver.StandIn):
+    """Then the operation fails, nothing of it is under way behind it, and the next one works."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        made = Gathered(COUNTS)
+        session.run(tf.global_variables_initializer())
+        stand_in.reset()
+        session.run(made.flat)
+        names = list(stand_in.calls)
+        assert len(names) > 6
+        for number, name in enumerate(names, 1):
+            stand_in.reset()
+            stand_in.delays, stand_in.fails_at = True, number
+            if name == "destroy_event":
+                session.run(made.flat)
+                continue
+            with pytest.raises(tf.errors.InternalError, match="error 719 from cu"):
+                session.run(made.flat)
+            assert stand_in.fails_at is not None and len(stand_in.calls) >= number
+            if name != "wait_for_stream":  # on a GPU, the stream itself keeps what is left in order
+                assert not stand_in.queued
+            assert not stand_in.events
+            stand_in.reset()
+            np.testing.assert_array_equal(session.run(made.flat), made.wanted())
+
+
+@pytest.mark.parametrize(
+    "feed, words",
+    [
+        ({"splits": [500, 10]}, "message of rank 0 is malformed: it has 500 words"),
+        ({"splits": [3, 133]}, "message of rank 0 is malformed: it has 3 words"),
+        ({"splits": [-85, 221]}, "message of rank 0 is malformed: it has -85 words"),
+        ({"splits": [84, 52]}, "message of rank 0 is malformed"),
+        ({"rows": [1, 2]}, "the ranks ask for 5 rows of table 1, but 2 row numbers are given"),
+    ],
+)
+@pytest.mark.usefixtures("bound", "stand_in")
+def test_what_cannot_be_is_refused(feed: dict[str, Any], words: str):
+    with tf.Graph().as_default(), tf.Session() as session:
+        made = Gathered(COUNTS)
+        session.run(tf.global_variables_initializer())
+        given = {made.splits: feed["splits"]} if "splits" in feed else {made.rows[1]: feed["rows"]}
+        with pytest.raises(tf.errors.InvalidArgumentError, match=words):
+            session.run(made.flat, given)
+
+
+@pytest.mark.usefixtures("bound")
+def test_gradients_are_those_of_the_same_kernels():
+    with tf.Graph().as_default():
+        made = Gathered(COUNTS)
+        assert op_attributes.tables(made.flat.op) == []
+        assert dispatch.operations_of(made.flat.op) is not native_library.library()
+        tf.gradients(tf.reduce_sum(made.flat), [table.handle for table in made.tables])
+        graph = tf.get_default_graph()
+        reduces = [
+            op for op in graph.get_operations() if op_attributes.kind(op) == "CollectiveReduceRows"
+        ]
+        assert [op.type for op in reduces] == ["EagerPyFunc"]
+
+
+def test_pooled_sections_are_refused():
+    with tf.Graph().as_default(), tf.Session() as session:
+        one = tf.get_variable("one", [3, 2], use_resource=True)
+        with tf.get_default_graph()._kernel_label_map({"CollectiveGatherRows": "emulated"}):
+            flat = native_library.library().collective_gather_rows(
+                [one.handle],
+                [tf.zeros([0], tf.int64)],
+                tf.zeros([2], tf.int64),
+                [2],
+                ranks=1,
+                section_tables=[0],
+                kinds=[0],
+                dims=[2],
+                pooled=[True],
+                weighted=[False],
+                max_norms=[0.0],
+                shapes=[one.shape],
+            )
+        session.run(one.initializer)
+        with pytest.raises(tf.errors.UnimplementedError, match="section 0 is pooled"):
+            session.run(flat)
+
+
+@pytest.mark.skipif(
+    not tf.test.is_built_with_cuda(),
+    reason="this TensorFlow is built without GPUs: no kernels for them",
+)
+def test_a_gpu_has_the_kernel():
+    found = kernels.get_registered_kernels_for_op("CollectiveGatherRows").kernel
+    (one,) = [kernel for kernel in found if kernel.device_type == "GPU"]
+    assert sorted(one.host_memory_arg) == ["handles", "splits"] and not one.label
