@@ -36,6 +36,7 @@ def _library_functions() -> Any:
         ("append_rows", code, [pointer, number, number, pointer, number, pointer]),
         ("finish", code, [pointer]),
         ("read", code, [path, number, number, pointer, pointer]),
+        ("checksum", ctypes.c_uint32, [path, number]),
         ("write_index", code, [path, path, pointer, number, path, number]),
     ):
         function = getattr(functions, f"data_file_{name}")
@@ -57,24 +58,6 @@ def masked(checksum: int) -> int:
     """Returns a CRC-32C as a bundle's index has it."""
     rotated = (checksum >> 15 | checksum << 17) & 0xFFFFFFFF
     return (rotated + _MASK_DELTA) & 0xFFFFFFFF
-
-
-@functools.cache
-def _checksums_of_bytes() -> tuple[int, ...]:
-    sums = []
-    for value in range(256):
-        for _ in range(8):
-            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
-        sums.append(value)
-    return tuple(sums)
-
-
-def checksum_of(data: bytes) -> int:
-    """Returns the checksum of an index's block, as it is stored; a megabyte takes 0.1 s."""
-    sums, crc = _checksums_of_bytes(), 0xFFFFFFFF
-    for byte in data:
-        crc = sums[(crc ^ byte) & 0xFF] ^ crc >> 8
-    return masked(crc ^ 0xFFFFFFFF)
 
 
 class DataFile:
@@ -148,13 +131,20 @@ class DataFile:
 
 def read(path: str, offset: int, size: int, out: np.ndarray) -> int | None:
     """Reads bytes of a file into `out`; returns their checksum, None if the file is too short."""
-    checksum = ctypes.c_uint32()
+    total = ctypes.c_uint32()
     error = _library_functions().data_file_read(
-        os.fsencode(path), offset, size, out.ctypes.data, ctypes.byref(checksum)
+        os.fsencode(path), offset, size, out.ctypes.data, ctypes.byref(total)
     )
     if error > 0:
         raise OSError(error, os.strerror(error), path)
-    return None if error else masked(checksum.value)
+    return None if error else masked(total.value)
+
+
+def checksum(data: bytes) -> int | None:
+    """Returns the checksum of bytes as a bundle has it; None where nothing is compiled."""
+    if native_library.missing() is not None:
+        return None
+    return masked(_library_functions().data_file_checksum(data, len(data)))
 
 
 def write_index(path: str, pairs: Sequence[tuple[bytes, bytes]]) -> None:

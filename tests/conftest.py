@@ -23,7 +23,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def unsampled(items: list[pytest.Item]) -> set[pytest.Item]:
-    """Returns the items of functions marked `sample` that `make test` leaves to the matrix."""
+    """Returns the items of functions marked `sample` that `make test` leaves to the matrix.
+
+    Those that the matrix leaves out, too, are marked `long`.
+    """
     from tests.rank_plugin.configuration import sampled  # pytest rewrites it as a plugin first
 
     functions = defaultdict(list)
@@ -32,8 +35,13 @@ def unsampled(items: list[pytest.Item]) -> set[pytest.Item]:
             functions[item.parent, item.originalname].append(item)  # type: ignore[attr-defined]
     rest = set()
     for cases in functions.values():
-        numbers = sampled(len(cases), cases[0].get_closest_marker("sample").args[0])
+        in_test, *in_matrix = cases[0].get_closest_marker("sample").args
+        numbers = sampled(len(cases), in_test)
         rest |= {case for number, case in enumerate(cases) if number not in numbers}
+        if in_matrix:
+            numbers += sampled(len(cases), *in_matrix)
+            for number in {*range(len(cases))} - {*numbers}:
+                cases[number].add_marker("long")
     return rest
 
 

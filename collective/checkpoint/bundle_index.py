@@ -49,8 +49,7 @@ class BundleIndex:
     files, the bytes that each must have, and where an entry without slices lies in its file.
 
     The file is a sorted table of LevelDB's format without compression: blocks of (key, value)
-    pairs, of which one lists the others, and a footer with the place of this list. Each block has a
-    checksum.
+    pairs, of which one lists the others, and a footer with the place of this list.
 
     Attributes:
         shards: how many data files there are.
@@ -155,18 +154,15 @@ def _varint(data: bytes, place: int) -> tuple[int, int]:
 
 
 def _block(data: bytes, start: int, size: int) -> bytes:
-    """Returns a block.
-
-    The byte behind it tells its compression, of which there must be none; then comes the checksum
-    of both.
+    """Returns a block; a byte behind it tells its compression, of which there must be none, and
+    four its checksum.
     """
     end = start + size + 1
-    if len(data) < end + 4:
-        raise ValueError(f"the block at {start} is cut off")
-    if data_files.checksum_of(data[start:end]) != struct.unpack("<I", data[end : end + 4])[0]:
-        raise ValueError(f"the checksum of the block at {start}, of {size} bytes, differs")
-    if data[end - 1] != 0:
-        raise ValueError(f"the block at {start} is compressed")
+    if end + 4 > len(data) or data[end - 1] != 0:
+        raise ValueError(f"the block at {start} is compressed, or cut off")
+    checksum = data_files.checksum(data[start:end])
+    if checksum not in (None, *struct.unpack("<I", data[end : end + 4])):
+        raise ValueError(f"the checksum of the block at {start} differs")
     return data[start : end - 1]
 
 

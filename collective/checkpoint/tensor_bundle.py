@@ -180,6 +180,10 @@ class Bundle:
     def _read_slice(self, name: str, part: RowSlice, out: np.ndarray) -> None:
         """Reads a slice into `out`, which has its rows, and checks it."""
         path = self.data_path(part.shard)
+        if part.size != out.nbytes:
+            raise self._data_loss(
+                f"its entry '{name}' has {counted(part.size, 'byte')} in {path}, not {out.nbytes:,}"
+            )
         try:
             checksum = data_files.read(path, part.offset, part.size, out)
         except FileNotFoundError:

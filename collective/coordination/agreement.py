@@ -161,8 +161,8 @@ def agree(
         prerequisites: operations that must have succeeded first: the sources of the run's data.
         on_disagreement: called with the headers if the gate stays closed; the run then fails.
         first: whether the run passes no other gate before.
-        when_agreed: makes an operation that is executed before the gate opens: a run that fails
-            behind its gate may end before TensorFlow comes to an operation beside it.
+        when_agreed: makes an operation that is executed before the gate opens: of a run that has
+            failed behind its gate TensorFlow cancels what then waits for a queue.
 
     Returns:
         [N, WIDTH] int64, the headers of all ranks.

@@ -247,6 +247,10 @@ class Coordinator:
                 try:
                     self._answer(attempt)
                 except tf.errors.OpError as failed:
+                    run = attempt.run
+                    if run.disagreement is not None:  # A peer's ids that depend on rows.
+                        verdict = self._judge(run.disagreement, member, run, attempt.description)
+                        return verdict or failed
                     self.broken = f"{type(failed).__name__}: {failed.message}"
                     return failed
                 if PREEMPTION.decided:  # so the peers ask no more
@@ -261,6 +265,7 @@ class Coordinator:
         """Takes part in one run of the peers without data of its own."""
         idle_run = attempt.run.idle_run
         assert idle_run is not None
+        attempt.run.disagreement = None
         self.progress.enters(Phase.ANSWERING)
         feeds = dict(attempt.feeds)
         feeds.update((x.name, value) for x, value in idle_run.feeds)
@@ -375,16 +380,8 @@ class Coordinator:
             member.checks,
             lambda: self.channel.texts(agreement.report(description, shared)),
         )
-        self.note_verdict(headers, verdict, member)
+        member.note(headers, verdict)
         return verdict
-
-    def note_verdict(
-        self, headers: list[Header], verdict: BaseException | None, member: Membership
-    ) -> None:
-        """Notes whether the session is over."""
-        if any(h.status in (LEFT, FAILED) for h in headers) or isinstance(verdict, RankError):
-            closed = tf.errors.OutOfRangeError(None, None, "this session is closed")
-            member.over = verdict or closed
 
     # Ends, departures and failures
 

@@ -8,8 +8,16 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.coordination import run_analysis
-from collective.coordination.agreement import IDLE, RUNNING, Header, needs_all_ranks
+from collective.coordination.agreement import (
+    FAILED,
+    IDLE,
+    LEFT,
+    RUNNING,
+    Header,
+    needs_all_ranks,
+)
 from collective.coordination.run_extension import NO_PART, SessionPart
+from collective.errors import RankError
 from collective.launch.progress_board import Label
 from collective.ops.gate import Check, Gate
 
@@ -131,6 +139,16 @@ class Membership:
         self.last_evaluation: RunAttempt | None = None
         self.over: BaseException | None = None
         self.part: SessionPart = NO_PART
+
+    def note(self, headers: list[Header], verdict: BaseException | None) -> None:
+        """Notes what the ranks' headers, and the verdict on them, mean for the session."""
+        if any(h.status in (LEFT, FAILED) for h in headers) or isinstance(verdict, RankError):
+            closed = tf.errors.OutOfRangeError(None, None, "this session is closed")
+            self.over = verdict or closed
+        if verdict is not None and not isinstance(verdict, tf.errors.OutOfRangeError):
+            # All ranks raise it, and none answers an evaluation any more. Those that had come to
+            # one and those that hadn't must agree on their next run alike.
+            self.evaluation = None
 
 
 @dataclasses.dataclass

@@ -155,21 +155,25 @@ class RunFootprint:
 
     def _exchanges_inside_control_flow(self, exchanges: Iterable[tf.Operation]) -> bool:
         return any(op._get_control_flow_context() is not None for op in exchanges) or any(
-            graph_analysis.has_inside(op.graph, op, graph_analysis.is_of_carrier)
-            for op in self.operations
-            if op.type in graph_analysis.CALLS
+            map(_calls_collectives, self.operations)
         )
 
     def exchanges_below(self, gates: GraphGates, level: int) -> list[tf.Operation]:
         """Returns the collectives that must be over before ranks agree on the gate of `level`.
 
-        These are the ones that don't wait for it.
+        These are the ones that don't wait for it, and the calls that have some inside: TensorFlow
+        may not begin the call of a function once the run has been refused. (Branches and loops it
+        carries to their end.)
         """
         return _by_name(
             op
             for op in self.operations
-            if (collectives.collective_name(op) or collectives.is_scripts_own(op))
-            and op._get_control_flow_context() is None
+            if op._get_control_flow_context() is None
+            and (
+                collectives.collective_name(op)
+                or collectives.is_scripts_own(op)
+                or _calls_collectives(op)
+            )
             and gates.level(op) < level
         )
 
@@ -233,9 +237,7 @@ def _shared_names(
         name = str(op.name)
         if name.startswith(collectives.ALIKE) or collectives.is_scripts_own(op):
             names.append(name)
-        if op.type in graph_analysis.CALLS and graph_analysis.has_inside(
-            graph, op, graph_analysis.is_of_carrier
-        ):
+        if _calls_collectives(op):
             names.append(f"call of {name}")
     for group in groups_of(graph):
         group_name = group.name.split(".")[1]
@@ -292,6 +294,13 @@ def _is_source_before_gates(op: tf.Operation, gates: GraphGates) -> bool:
         kind(op) in graph_analysis.SOURCES
         and op._get_control_flow_context() is None
         and gates.level(op) == 0
+    )
+
+
+def _calls_collectives(op: tf.Operation) -> bool:
+    """Tells whether `op` is a call, a branch or a loop with collectives inside."""
+    return op.type in graph_analysis.CALLS and graph_analysis.has_inside(
+        op.graph, op, graph_analysis.is_of_carrier
     )
 
 

@@ -148,7 +148,7 @@ class BatchSource(SessionPart):
         if outcome.headers is None:
             self._coordinator.broken = f"{type(error).__name__}: {error}"
             raise error or RankError(self._coordinator.broken)
-        self._coordinator.note_verdict(outcome.headers, verdict, self._member)
+        self._member.note(outcome.headers, verdict)
         failed = error is not None and not isinstance(error, tf.errors.OutOfRangeError)
         if error is not None and (failed or isinstance(verdict, tf.errors.OutOfRangeError)):
             raise error

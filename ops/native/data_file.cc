@@ -263,6 +263,11 @@ COLLECTIVE_EXPORT int data_file_read(const char* path, int64_t offset, int64_t s
   return error;
 }
 
+// Returns the CRC-32C of `size` bytes.
+COLLECTIVE_EXPORT uint32_t data_file_checksum(const char* data, int64_t size) {
+  return static_cast<uint32_t>(collective::Extend(absl::crc32c_t{0}, data, size));
+}
+
 // Writes the index of a bundle: `n` pairs of (key, value) by ascending keys, whose bytes follow
 // each other in `text`; `lengths` [2 n] has the keys' and the values' in turn.
 COLLECTIVE_EXPORT int data_file_write_index(const char* path, const char* text,

@@ -120,7 +120,8 @@ class RestoreRowsOp : public OpKernel {
  private:
   static bool IsWithin(const Slice& slice, int64_t files, int64_t rows, int64_t row_bytes) {
     if (slice.file < 0 || slice.file >= files || slice.size < 0 || slice.skip < 0 ||
-        slice.step < 1 || slice.stride < 1 || slice.first < 0 || row_bytes < 1)
+        slice.step < 1 || slice.stride < 1 || slice.first < 0 || row_bytes < 1 ||
+        slice.size % row_bytes != 0)
       return false;
     const int64_t last = slice.size / row_bytes - 1 - slice.skip;
     return last < 0 || slice.first + last / slice.step * slice.stride < rows;

@@ -13,7 +13,9 @@ import os, sys, time
 import numpy as np
 import tensorflow.compat.v1 as tf
 from collective import CollectiveStrategy
+from collective.checkpoint import ownership
 
+ownership._PATIENCE = 8.0  # an owner renews its mark meanwhile
 tf.logging.set_verbosity(tf.logging.ERROR)
 folder, until, pause = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 strategy = CollectiveStrategy()

@@ -140,19 +140,14 @@ def plainly_trained(batches: list[list[int]], rows: int) -> tuple[np.ndarray, np
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["records", "pipeline", "parquet"])
 def test_a_killed_job_goes_on_at_another_number_of_ranks(tmp_path, kind):
-    train_until_the_end(tmp_path, kind, [(2, 1, 5), (1, 0, 4), (3, -1, 0)])
+    """It dies before its first step, too, and at once again."""
+    kills = [(2, 1, 5), (1, 0, 4), (3, 2, 0), (2, 0, 1)]
+    train_until_the_end(tmp_path, kind, [*kills, (3, -1, 0)])
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "records",
-        pytest.param("pipeline", marks=pytest.mark.long),
-        pytest.param("parquet", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.parametrize("kind", ["records", "pipeline", "parquet"])
 def test_twenty_kills_at_any_step(tmp_path, kind):
     chance = random.Random(f"{kind} {SEED}")
     launches = []

@@ -30,6 +30,15 @@ def launched(folder: Path, launch: int, ranks: int, kills: int = 0, restarts: in
     return done.returncode, done.stdout
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Runs the job of two ranks that nobody kills: its folder, its output."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    code, output = launched(folder, 0, 2)
+    assert code == 0, output
+    return folder, output
+
+
 def used_at(folder: Path) -> dict[int, set[tuple[int, ...]]]:
     """Returns the records that all ranks together used at each step, in each attempt that did."""
     parts: dict[tuple[str, int], list[int]] = collections.defaultdict(list)
@@ -75,19 +84,18 @@ def last_state(folder: Path) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(
     "kills",
     [
-        pytest.param(3, marks=[pytest.mark.matrix, pytest.mark.timeout(300)]),
+        pytest.param(2, marks=[pytest.mark.matrix, pytest.mark.timeout(300)]),
         pytest.param(20, marks=[pytest.mark.long, pytest.mark.timeout(1200)]),
     ],
 )
-def test_restarts_at_the_same_number_of_ranks_give_the_very_weights(tmp_path, kills):
+def test_restarts_at_the_same_number_of_ranks_give_the_very_weights(tmp_path, undisturbed, kills):
     code, output = launched(tmp_path / "killed", 1, 2, kills, restarts=kills)
     assert code == 0, output
     assert output.count("root cause: rank") == kills
-    undisturbed = launched(tmp_path / "undisturbed", 0, 2)[1]
-    weights = [set(re.findall("weights (.*)", text)) for text in (output, undisturbed)]
+    weights = [set(re.findall("weights (.*)", text)) for text in (output, undisturbed[1])]
     assert weights[0] == weights[1] and len(weights[0]) == 1
     check_that_each_record_was_used_once_an_epoch(tmp_path / "killed")
-    killed, other = last_state(tmp_path / "killed"), last_state(tmp_path / "undisturbed")
+    killed, other = last_state(tmp_path / "killed"), last_state(undisturbed[0])
     for name in other:
         np.testing.assert_array_equal(killed[name], other[name])
 
@@ -102,15 +110,14 @@ def test_restarts_at_the_same_number_of_ranks_give_the_very_weights(tmp_path, ki
         ),
     ],
 )
-def test_launches_at_other_numbers_of_ranks_use_each_record_once(tmp_path, ranks):
+def test_launches_at_other_numbers_of_ranks_use_each_record_once(tmp_path, undisturbed, ranks):
     for launch, size in enumerate(ranks):
         is_last = launch == len(ranks) - 1
         code, output = launched(tmp_path / "killed", launch, size, kills=int(not is_last))
         # One that has trained to the end before its moment has lost nothing either.
         assert code == 0 or not is_last and "SIGKILL" in output, output
     check_that_each_record_was_used_once_an_epoch(tmp_path / "killed")
-    launched(tmp_path / "undisturbed", 0, 2)
-    killed, other = last_state(tmp_path / "killed"), last_state(tmp_path / "undisturbed")
+    killed, other = last_state(tmp_path / "killed"), last_state(undisturbed[0])
     np.testing.assert_array_equal(killed["keys"], other["keys"])
     for name in ("static", "dynamic"):
         # Sums over other numbers of ranks have another order.

@@ -90,7 +90,8 @@ def run(tmp_path):
 
     def run(cases, *options):
         (tmp_path / "pytest.ini").write_text(
-            "[pytest]\nrank_cases = cases\nmarkers = long\nxfail_strict = true\n"
+            "[pytest]\nrank_cases = cases\nbeside_ranks = neighbours\nmarkers = long\n"
+            "xfail_strict = true\n"
         )
         (tmp_path / "conftest.py").write_text(CONFTEST)
         (tmp_path / "cases").mkdir(exist_ok=True)
@@ -174,3 +175,33 @@ def test_one_case_in_chosen_configurations(run):
     assert found == {"test_marked[1-hb]": "passed"}
     _, found, _ = run(cases, "-k", "passes", "--tier", "matrix")
     assert found == {"test_passes[2-hb]": "passed"}
+
+
+WAITS = """
+import os, pathlib, time
+
+def wait_for(name):
+    end = time.monotonic() + 60
+    while not pathlib.Path(name).exists():
+        assert time.monotonic() < end, name
+        time.sleep(0.01)
+
+def test_waits_for_the_other_launch():
+    size = int(os.environ["HOROVOD_SIZE"])
+    pathlib.Path(f"came_{size}").touch()
+    wait_for(f"came_{3 - size}")
+"""
+
+
+@pytest.mark.matrix
+def test_launches_run_beside_others_and_beside_tests_of_one_process(run, tmp_path):
+    (tmp_path / "neighbours").mkdir()
+    neighbour = WAITS.partition("def test")[0] + "def test_waits_for_ranks(): wait_for('came_1')"
+    (tmp_path / "neighbours" / "test_neighbour.py").write_text(neighbour)
+    code, found, _ = run(WAITS, "--ranks", "1,2", "--backend", "hb")
+    assert code == 0
+    # Ranks are reported last.
+    assert [*found] == [
+        "test_waits_for_ranks",
+        *(f"test_waits_for_the_other_launch[{n}-hb]" for n in (1, 2)),
+    ]

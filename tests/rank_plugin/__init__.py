@@ -3,7 +3,9 @@
 The process that is started collects the cases, once for each configuration in which they run
 (`test_x[2-hb]`), launches the ranks of one configuration after the other with exactly the cases
 that were selected, and reports each case as it comes: -k, --lf, ::node ids and junit work as for
-any test. A rank, which runs the same files under the same names, is told by its environment.
+any test. A rank, which runs the same files under the same names, is told by its environment. A
+later launch that is small enough runs beside the present one, and the first beside tests that need
+one processor (`beside_ranks`); their cases are reported in their turn.
 
 A case in which the ranks crash, or hang, is reported with all they wrote; the cases after it run in
 a new launch.
@@ -32,6 +34,9 @@ from tests.rank_plugin.reports import crashed, merged
 
 # Launches of one configuration: whoever crashes more often has one cause for all.
 MOST_LAUNCHES = 4
+# Processes that run at a time, this one included where it has tests of its own, unless a launch has
+# more ranks: a single one leaves a processor idle.
+MOST_PROCESSES = 3
 
 
 def inside_a_rank() -> bool:
@@ -40,6 +45,12 @@ def inside_a_rank() -> bool:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini("rank_cases", "the folder of the cases that run on several ranks", default="")
+    parser.addini(
+        "beside_ranks",
+        "folders of tests that launch nothing, beside which the first launches of ranks run",
+        type="args",
+        default=[],
+    )
     group = parser.getgroup("ranks", "cases on several ranks (tests/ranks)")
     group.addoption(
         "--tier",
@@ -104,6 +115,11 @@ def _is_rank_case(node: pytest.Item | pytest.Function) -> bool:
     return bool(folder) and node.config.rootpath / folder in node.path.parents
 
 
+def _runs_beside_ranks(node: pytest.Item) -> bool:
+    folders = node.config.getini("beside_ranks")
+    return any(node.config.rootpath / folder in node.path.parents for folder in folders)
+
+
 def _choice(config: pytest.Config) -> Choice:
     option = config.option
     return Choice(
@@ -128,7 +144,7 @@ class Launching:
         self._collected: dict[tuple, list[pytest.Item]] = {}
         self._chosen: set[pytest.Item] = set()
         self._cases: dict[Configuration, list[pytest.Item]] = {}
-        self._launch: Launch | None = None
+        self._running: dict[Configuration, Launch] = {}
         self._launches: dict[Configuration, int] = {}
         self._refused: dict[Configuration, str] = {}
 
@@ -140,16 +156,16 @@ class Launching:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Leaves out the rank cases that the tier doesn't run; sorts by configuration."""
+        """Leaves out the rank cases that the tier doesn't run.
+
+        The others come last, sorted by configuration, behind those beside which they can begin.
+        """
         choice = _choice(self._config)
         for (*_, configuration), cases in self._collected.items():
             for number, case in enumerate(cases):
                 if choice.runs(Marks.of(case), configuration, number, len(cases)):
                     self._chosen.add(case)
-        places = [i for i, item in enumerate(items) if _is_rank_case(item)]
-        if not places:
-            return
-        cases = [items[i] for i in places]
+        cases = [item for item in items if _is_rank_case(item)]
         chosen = [case for case in cases if case in self._chosen]
         rest = [case for case in cases if case not in self._chosen]
         if rest:
@@ -159,8 +175,10 @@ class Launching:
         for case in chosen:
             # the ranks have their own limits
             case.add_marker(pytest.mark.timeout(0), append=False)
-        others = [item for i, item in enumerate(items) if i > places[0] and not _is_rank_case(item)]
-        items[:] = [*items[: places[0]], *chosen, *others]
+        others = [item for item in items if not _is_rank_case(item)]
+        if chosen:
+            others.sort(key=_runs_beside_ranks)
+        items[:] = [*others, *chosen]
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         for item in session.items:
@@ -170,19 +188,19 @@ class Launching:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
         if not _is_rank_case(item):
+            if _runs_beside_ranks(item):
+                self._start_what_fits_beside(1)
             return None
-        log = item.ihook
-        if self._launch is not None and self._launch.configuration != _configuration(item):
-            self._stop()  # --ff has the cases in another order
-        if self._launch is None and _configuration(item) not in self._refused:
-            self._start(item)
+        log, configuration = item.ihook, _configuration(item)
+        if configuration not in self._running and configuration not in self._refused:
+            self._start(configuration, [item, *self._remaining(item)])
+        self._start_what_fits_beside(0)
         log.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         for report in self._reports(item):
             log.pytest_runtest_logreport(report=report)
         log.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
-        if self._launch is not None and not self._remaining(item):
-            self._launch.close()
-            self._launch = None
+        if configuration in self._running and not self._remaining(item):
+            self._running.pop(configuration).close()
         return True
 
     def _remaining(self, item: pytest.Item) -> list[pytest.Item]:
@@ -197,18 +215,25 @@ class Launching:
             return [crashed(item, text, "setup", 0.0)]
         began = time.monotonic()
         try:
-            return merged(self._config, self._launch.results(item.nodeid))
+            return merged(self._config, self._running[configuration].results(item.nodeid))
         except Crashed as crash:
-            self._stop()
+            self._stop(configuration)
             if not crash.came_up:
                 self._refused[configuration] = "not every rank came to a first case"
             elif self._launches[configuration] == MOST_LAUNCHES:
                 self._refused[configuration] = f"{MOST_LAUNCHES} launches have crashed"
             return [crashed(item, str(crash), "call", time.monotonic() - began)]
 
-    def _start(self, item: pytest.Item) -> None:
-        configuration = _configuration(item)
-        cases = [item, *self._remaining(item)]
+    def _start_what_fits_beside(self, running: int) -> None:
+        """Starts launches to come that have room beside so many processes and the launches."""
+        running += sum(c.ranks for c, launch in self._running.items() if launch.is_running())
+        for configuration, cases in self._cases.items():
+            fits = running + configuration.ranks <= MOST_PROCESSES
+            if fits and configuration not in self._launches:
+                self._start(configuration, cases)
+                running += configuration.ranks
+
+    def _start(self, configuration: Configuration, cases: list[pytest.Item]) -> None:
         self._launches[configuration] = self._launches.get(configuration, 0) + 1
         terminal = self._config.pluginmanager.get_plugin("terminalreporter")
         if terminal is not None and self._config.get_verbosity() >= 0:
@@ -217,7 +242,7 @@ class Launching:
             terminal.write_line(
                 f"launching {configuration} ({number} of {len(self._cases)}): {len(cases)} cases"
             )
-        self._launch = Launch(
+        self._running[configuration] = Launch(
             configuration,
             [case.nodeid for case in cases],
             self._config.rootpath,
@@ -235,10 +260,10 @@ class Launching:
         )
 
     def pytest_sessionfinish(self) -> None:
-        if self._launch is not None:  # it was interrupted, or had its first failure under -x
-            self._stop()
+        for configuration in [*self._running]:  # it was interrupted, or had a failure under -x
+            self._stop(configuration)
 
-    def _stop(self) -> None:
-        self._launch.stop()
-        self._launch.discard()
-        self._launch = None
+    def _stop(self, configuration: Configuration) -> None:
+        launch = self._running.pop(configuration)
+        launch.stop()
+        launch.discard()

@@ -32,7 +32,8 @@ MARKERS = (
     "double(tier): a rank case that runs on the double of a GPU, from this tier on: 'matrix' or "
     "'all' (the default)",
     "sample(n): a test of whose parameters `make test` runs n, always the same ones, and "
-    "`make test-matrix` the others",
+    "`make test-matrix` the others; sample(n, m): it runs m, less those, where the parameters "
+    "are pairs of which more show nothing else",
     "spread: a rank case with a `seed`, which takes turns over two and three ranks on both "
     "backends, "
     "where the tier has these",
@@ -105,12 +106,13 @@ class Marks:
     double: str | None = None
     matrix: bool = False
     sample: int | None = None
+    sample_in_matrix: int | None = None
     spread: bool = False
 
     @classmethod
     def of(cls, node: pytest.Item | pytest.Function) -> Marks:
         """Reads the markers of a test function."""
-        double, sample = node.get_closest_marker("double"), node.get_closest_marker("sample")
+        double, sample = node.get_closest_marker("double"), _arguments(node, "sample")
         return cls(
             ranks=_arguments(node, "ranks"),
             backends=_arguments(node, "backends"),
@@ -120,7 +122,8 @@ class Marks:
             carriers=node.get_closest_marker("carriers") is not None,
             double=None if double is None else (*double.args, "all")[0],
             matrix=node.get_closest_marker("matrix") is not None,
-            sample=None if sample is None else sample.args[0],
+            sample=sample[0] if sample else None,
+            sample_in_matrix=sample[1] if sample[1:] else None,
             spread=node.get_closest_marker("spread") is not None,
         )
 
@@ -179,7 +182,10 @@ class Choice:
         if marks.spread:
             return chosen[number % len(chosen)] == configuration
         if configuration in Choice().of(marks):
-            return not self._runs_in_test(marks, configuration, number, count)
+            most = count if marks.sample_in_matrix is None else marks.sample_in_matrix
+            return number in sampled(count, most) and not self._runs_in_test(
+                marks, configuration, number, count
+            )
         # Every parameter runs where `make test` runs the case: half of them elsewhere, too.
         most = (count + 1) // 2 if marks.sample is None else marks.sample
         return number in sampled(count, most)

@@ -65,7 +65,6 @@ class Launch:
         self._folder = Path(tempfile.mkdtemp(prefix="collective-ranks-"))
         (self._folder / "cases").write_text("".join(f"{case}\n" for case in cases), "utf-8")
         self._readers = [_Reader(self._folder, rank) for rank in range(configuration.ranks)]
-        self._heard = time.monotonic()
         files = dict.fromkeys(case.partition("::")[0] for case in cases)
         with open(self._folder / "output", "wb") as output:
             self._process = subprocess.Popen(
@@ -88,20 +87,24 @@ class Launch:
                 stderr=subprocess.STDOUT,
             )
 
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
     def results(self, case: str) -> list[Result]:
         """Waits until every rank is through with `case`; what became of it on each.
 
         Raises:
             Crashed: that will not happen.
         """
+        heard = time.monotonic()
         while not all(case in reader.results for reader in self._readers):
             ended = self._process.poll() is not None
             # what was written before the end is read after it was seen
             if sum(reader.read() for reader in self._readers):
-                self._heard = time.monotonic()
+                heard = time.monotonic()
             elif ended:
                 raise self._crash(case, f"ended with exit code {self._process.returncode}")
-            elif time.monotonic() - self._heard > SILENCE:
+            elif time.monotonic() - heard > SILENCE:
                 self.stop()
                 raise self._crash(case, f"was ended: no rank said anything for {SILENCE} s")
             else:

@@ -53,6 +53,7 @@ def test_gradients_that_are_shared_in_part_are_refused(strategy):
             tf.train.AdamOptimizer().apply_gradients([(y, b), (gradients[2], c)])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("value", [0, -1, 2.0, True, "2", None])
 def test_the_option_is_a_whole_number(strategy, value):
     with pytest.raises(ValueError, match="local_steps"):

@@ -89,6 +89,7 @@ def test_what_a_rank_alone_decides_is_said(strategy, rank, size, kind):
     assert len(about) == len(said) == (size > 1 and rank == 0), said
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", ["branch", "case", "loop"])
 def test_where_ranks_do_not_all_come_by_nobody_waits(strategy, rank, size, kind, flavour):
     """The best loss of a rank's own so far: taken on one rank, not on another."""
@@ -172,6 +173,7 @@ def test_an_update_at_a_rate_of_the_ranks_own_is_said(strategy, rank, size):
     )
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", ["count", "unlisted"])
 def test_branches_that_ranks_come_to_by_their_own_counts(strategy, rank, size, kind, flavour):
     """One has seen enough, another hasn't: nobody waits."""

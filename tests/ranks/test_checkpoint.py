@@ -17,11 +17,11 @@ pytestmark = [
     pytest.mark.either_backend,
     pytest.mark.ranks(1, 3),
     pytest.mark.backends("hb"),
-    pytest.mark.ungrouped,
     pytest.mark.double,
 ]
 
 
+@pytest.mark.ungrouped
 def test_going_on_is_as_if_there_had_been_no_restart(strategy, rank, folder):
     with strategy.scope():
         with tf.Graph().as_default():
@@ -290,6 +290,7 @@ def test_show(strategy, rank, size, folder, capsys):
     )
 
 
+@pytest.mark.ungrouped
 def test_an_exported_graph(strategy, rank, size, folder):
     """The graph beside a checkpoint: one rank's static tables are ordinary variables in it; others
     can't be imported.
@@ -310,6 +311,7 @@ def test_an_exported_graph(strategy, rank, size, folder):
                     saver.restore(session, f"{folder}/m")
 
 
+@pytest.mark.ungrouped
 def test_a_training_graph_that_was_imported(strategy, rank, size, folder):
     """Without its devices, too: several ranks are told that it can't be run, and none waits."""
     with strategy.scope(), tf.Graph().as_default():

@@ -17,7 +17,6 @@ pytestmark = [
     pytest.mark.either_backend,
     pytest.mark.ranks(1, 3),
     pytest.mark.backends("hb"),
-    pytest.mark.ungrouped,
     pytest.mark.double,
 ]
 

@@ -110,6 +110,7 @@ def test_what_was_read_replaces_all_at_once(strategy, rank, size):
                 assert t.local_count(session) == (key_ops.owners_np(keys, size) == rank).sum()
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     "way",
     [

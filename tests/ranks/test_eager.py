@@ -88,6 +88,7 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("way", WAYS)
 def test_training_is_refused(strategy, way):
     """Before anything has changed, at once or in a function."""

@@ -13,11 +13,11 @@ from tests.ranks.training import IDS, OPTIMIZERS, X, compare, model
 pytestmark = [
     pytest.mark.ranks(1, 3),
     pytest.mark.ungrouped,
-    pytest.mark.carriers,
     pytest.mark.double("matrix"),
 ]
 
 
+@pytest.mark.carriers
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers(strategy, rank, size, name):
     """Beside those of the acceptance script. Slots are the shard's, whatever their first value."""
@@ -48,6 +48,7 @@ def test_the_lookup_fetched_with_its_update_is_the_value_before(strategy, rank, 
         )
 
 
+@pytest.mark.carriers
 def test_a_linear_loss_does_not_update_before_peers_have_read(strategy):
     """The gradient of a linear loss needs no row: without an order, owners could update before they
     answer.
@@ -65,6 +66,7 @@ def test_a_linear_loss_does_not_update_before_peers_have_read(strategy):
                 np.testing.assert_allclose(session.run([emb, train])[0], 1.0 - step, atol=1e-5)
 
 
+@pytest.mark.carriers
 def test_variables_made_in_another_order_on_each_rank(strategy, rank, size):
     """As a loop over a set of names does: Python hashes strings anew in every process."""
 
@@ -109,6 +111,7 @@ def test_the_gradient_tape_of_a_callable_loss(strategy, rank, size):
     compare(strategy, rank, size, train)
 
 
+@pytest.mark.carriers
 def test_moving_averages_do_not_run_ahead_of_a_refused_step(strategy, rank, size):
     with strategy.scope(), tf.Graph().as_default():
         data = tf.data.Dataset.from_tensors(
@@ -170,6 +173,7 @@ def test_gradients_with_respect_to_inputs_stay_local(strategy, rank, size):
     )
 
 
+@pytest.mark.carriers
 def test_sparse_gradients_of_replicated_variables(strategy, rank, size):
     """An embedding outside embedding_scope() keeps its sparse updates: the momentum of absent rows
     stays.
@@ -191,6 +195,7 @@ def test_sparse_gradients_of_replicated_variables(strategy, rank, size):
     np.testing.assert_allclose(got[-1]["v"], want[-1]["v"], rtol=1e-5)
 
 
+@pytest.mark.carriers
 def test_keys_that_come_from_another_lookup(strategy, rank, size):
     """The second lookup's ids are known only behind the first: a gate of its own, and one update
     for both.
@@ -274,6 +279,7 @@ def test_tensorflow_without_its_second_version(strategy):
         tf.enable_resource_variables()
 
 
+@pytest.mark.carriers
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("version", [1, 2])
 def test_lookups_inside_control_flow(strategy, rank, size, version):

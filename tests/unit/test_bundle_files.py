@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective.checkpoint import bundle_index, tensor_bundle
+from collective.checkpoint import tensor_bundle
+from collective.checkpoint.index_file import IndexFile
 from collective.ops import data_files
 
 pytestmark = pytest.mark.skipif(
@@ -100,30 +101,56 @@ def test_a_flipped_bit_and_a_cut_off_file_are_found(tmp_path):
     assert data_files.read(path, part.offset, part.size, out) is None
 
 
-def test_a_flipped_bit_of_an_index_is_found(tmp_path):
-    """Its blocks have checksums: names, shapes and places can't be others without notice."""
-    (prefix,) = write(str(tmp_path / "m"), {name: ENTRIES[name] for name in ("flag", "half")})
-    path, sound = f"{prefix}.index", bundle_index.BundleIndex(prefix)
-    content = (tmp_path / f"{os.path.basename(prefix)}.index").read_bytes()
-    unharmed = 0
-    for place in range(len(content)):
+def test_an_index_with_a_flipped_bit_is_refused_or_says_the_same(tmp_path):
+    """Some of its bits mean nothing. Any other could have a slice read to a wrong place."""
+    writer = tensor_bundle.BundleWriter(str(tmp_path / "m"))
+    for first in range(0, 50, 20):
+        writer.add("t", (50, 3), first, np.ones((min(20, 50 - first), 3), np.float32))
+    writer.add_whole("k", np.arange(9))
+    (prefix,) = writer.close()
+    path = tensor_bundle.index_path(prefix)
+
+    def content():
+        opened = tensor_bundle.Bundle(prefix)
+        return opened.entries, opened.data_paths(), [opened.row_slices(name) for name in "tk"]
+
+    with open(path, "rb") as file:
+        written, whole = file.read(), content()
+    refused = 0
+    for place in range(len(written)):
+        damaged = bytearray(written)
+        damaged[place] ^= 1 << place % 8
         with open(path, "wb") as file:
-            file.write(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
+            file.write(damaged)
         try:
-            found = bundle_index.BundleIndex(prefix)
+            assert content() == whole
         except tf.errors.DataLossError as error:
-            assert path in error.message
-        else:
-            unharmed += 1
-            assert found.entries == sound.entries and found.least_sizes == sound.least_sizes
-    # An unused block of 13 bytes with its checksum, and what pads the footer's four numbers.
-    assert unharmed < 13 + 48 - 8
-    with open(path, "wb") as file:
-        file.write(content[:9] + bytes([content[9] ^ 4]) + content[10:])
-    with pytest.raises(tf.errors.DataLossError, match="the checksum of the block at 0, of"):
-        bundle_index.BundleIndex(prefix)
-    with pytest.raises(tf.errors.OpError, match="block checksum mismatch"):
-        tf.train.load_checkpoint(prefix).get_variable_to_shape_map()
+            assert "damaged" in error.message
+            refused += 1
+    assert refused > len(written) / 2
+
+
+def test_a_slice_that_is_not_as_long_as_its_rows_is_refused(tmp_path):
+    """Whoever wrote such an index, it is read to no other memory than the rows'."""
+    prefix = str(tmp_path / "m")
+    with open(tensor_bundle.data_path(prefix, 0, 1), "wb") as file:
+        file.write(bytes(4096))
+    index = IndexFile()
+    index.add("t", np.float32, (10, 3), [(0, 5), (0, -1)], 4001, 0)
+    index.add("t", np.float32, (10, 3), [(5, 5), (0, -1)], 60, 0)
+    index.write(prefix)
+    opened = tensor_bundle.Bundle(prefix)
+    with pytest.raises(tf.errors.DataLossError, match="'t' has 4,001 bytes in .*, not 60"):
+        opened.read("t", 0, 5)
+    slices = [[0, s.offset, s.size, s.checksum, 0, 1, s.first, 1] for s in opened.row_slices("t")]
+    with tf.Graph().as_default(), tf.Session() as session:
+        variable = tf.get_variable("t", [10, 3], use_resource=True)
+        restore = data_files.RestoreOperation(variable.handle, tf.float32)
+        for size in (61, 4001):
+            slices[0][2] = size
+            feeds = restore.feeds(opened.data_paths(), np.array(slices), (10, 3))
+            with pytest.raises(tf.errors.InvalidArgumentError, match="slice 0 has rows outside"):
+                session.run(restore.operation, feeds)
 
 
 def test_a_full_disk_is_an_error_with_the_files_name(tmp_path):

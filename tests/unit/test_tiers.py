@@ -28,6 +28,17 @@ def test_every_parameter_runs_once_where_make_test_runs_the_case(marks, count):
         assert configuration in matrix.of(marks)
 
 
+def test_the_matrix_can_have_a_sample_of_its_own():
+    marks = Marks(either_backend=True, sample=3, sample_in_matrix=10)
+    [configuration] = Choice().of(marks)
+    tiers = [
+        {n for n in range(30) if Choice(tier).runs(marks, configuration, n, 30)}
+        for tier in ("test", "matrix", "all")
+    ]
+    assert tiers[0] == {*sampled(30, 3)} and tiers[0] | tiers[1] == {*sampled(30, 10)} | tiers[0]
+    assert not tiers[0] & tiers[1] and tiers[2] == {*range(30)}
+
+
 def test_backends_take_turns():
     marks = Marks(backends=BACKENDS)
     ran = [
