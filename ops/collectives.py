@@ -96,20 +96,13 @@ def _probe(process: carriers.Process) -> Iterator[Callable[[bool], None]]:
     within_host[(process.local_rank + 1) % here] = to_others[(process.rank + here) % ranks] = 1
     with tf.Graph().as_default(), tf.device("/cpu:0"):
         data, splits = tf.zeros([1, hierarchy.PROBE], tf.uint8), tf.placeholder(tf.int32, [None])
-        name = f"{PREFIX}probe."
-        by_memory, _ = native_library.library().collective_shared_alltoall(
-            data, splits, name=f"{name}memory"
-        )
-        by_network, _ = hvd.alltoall(
-            data, splits=splits, name=f"{name}network", ignore_name_scope=True
-        )
+        operations = [
+            _alltoall_by(carrier, data, splits, f"{PREFIX}probe.{carrier}", 0, "other")[1].op
+            for carrier in (carriers.HOROVOD, carriers.SHARED_MEMORY)
+        ]
         with tf.Session(config=tf.ConfigProto(device_count={"GPU": 0})) as session:
-
-            def send(within: bool) -> None:
-                sent, to = (by_memory, within_host) if within else (by_network, to_others)
-                session.run(sent.op, {splits: to})
-
-            yield send
+            to = [to_others, within_host]
+            yield lambda within: session.run(operations[within], {splits: to[within]})
 
 
 def rank() -> int:

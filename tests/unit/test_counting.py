@@ -31,6 +31,7 @@ NEVER_ONE = {
     "collective/report/findings.py": "it is the largest of several ranks, in thousands",
     "collective/report/step_section.py": "there are more ranks than are shown",
     "collective/profiling/breakdown.py": "several exchanges were put together",
+    "ops/hierarchy.py": "each of several hosts has several ranks",
     "modelzoo/common/command_line.py": "one rank divides every batch",
     "modelzoo/census_income/train.py": "the model and the data have a given size",
     "modelzoo/census_income/train_estimator.py": "the model and the data have a given size",
