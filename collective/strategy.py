@@ -200,8 +200,7 @@ class CollectiveStrategy:
                 can be. None (default) is what the environment variable COLLECTIVE_CARRIER says,
                 'auto' without it, 'horovod' for everything; the ranks' agreement before a run
                 always follows the variable. The numbers are the same, but for the last bits of
-                dense gradients of three ranks or more, which shared memory adds in the order of the
-                ranks.
+                dense gradients of three ranks or more, which shared memory adds in ranks' order.
             hierarchical: Lets the ranks of each host merge the keys, rows and gradients that they
                 exchange with other hosts: True where it can be, 'auto' (default) where memory was
                 8 times as fast as the network when the ranks started, or False. The plan says which
