@@ -42,24 +42,32 @@ class OutputTail:
         return [line.rsplit("\r", 1)[-1] for line in text.split("\n")][-count:]
 
     def _leave_out(self, cut: bytes) -> None:
-        if self._missing and b"\n" not in cut:
+        if self._missing and not _start_of_line(cut):
             self._missing += _characters(cut)
             return
         if self._missing:  # the long line has ended, and isn't the last one any more
-            cut = cut[cut.index(b"\n") + 1 :]
+            cut = cut[min(cut.find(b) for b in (b"\n", b"\r") if b in cut) + 1 :]
         else:
             cut = self._head + cut
-        start = cut.rfind(b"\n") + 1
+        start = _start_of_line(cut)
         self._head = cut[max(0, start - _BYTES_BEFORE) : start + _LINE_BYTES]
         self._missing = _characters(cut[start + _LINE_BYTES :])
 
     def _rest(self) -> bytes:
         if not self._missing:
             return bytes(self._tail)
-        begun = self._head[self._head.rfind(b"\n") + 1 :]
         end, newline, later = self._tail.partition(b"\n")
+        if anew := _start_of_line(end):
+            return bytes(end[anew - 1 :]) + newline + later
+        begun = self._head[_start_of_line(self._head) :]
         length = _characters(begun) + self._missing + _characters(end)
         return f"... ({length} characters)".encode() + newline + later
+
+
+def _start_of_line(data: bytes) -> int:
+    """Returns where the last line begins, or the last state of a progress bar; 0 for neither."""
+    # A \r at the end may be that of \r\n.
+    return max(data.rfind(b"\n"), data.rfind(b"\r", 0, -1)) + 1
 
 
 def _characters(data: bytes) -> int:

@@ -58,3 +58,15 @@ def test_memory_is_bounded():
 def test_a_progress_bar_shows_its_last_state():
     assert tail_of(b"one\r\ntwo 1%\rtwo 2%\n\n", 4).lines(9) == ["one", "two 2%"]
     assert tail_of(b"\n\n", 1).lines(9) == []
+
+
+@pytest.mark.parametrize("state", [b"\rstep %06d", b"step %06d\r"])
+def test_a_progress_bar_of_megabytes_shows_its_last_state(state):
+    bar = b"begins\n" + b"".join(state % i for i in range(200_000))
+    for size in (4096, 65_537):
+        assert tail_of(bar, size).lines(1)[0].rstrip() == "step 199999"
+    failed = bar + b"Traceback (most recent call last):\n  File\nValueError: x\n"
+    lines = tail_of(failed, 4096).lines(3)
+    assert lines[0].endswith("Traceback (most recent call last):") and lines[2] == "ValueError: x"
+    after = tail_of(b"x" * (1 << 20) + b"\n" + bar, 4096)
+    assert after.lines(1)[0].rstrip() == "step 199999"
