@@ -21,7 +21,7 @@ from typing import Any
 COLLECTIVES = ("agreement", "keys", "rows", "gradients", "dense gradients")
 PARTS = ("python", *COLLECTIVES, "waiting", "gate", "computing", "scheduling")
 _NAME = re.compile(r"(?:^|/)collective\.([^/:]+)$")
-_CARRIED = re.compile(r"= (Horovod|CollectiveShared)")
+_CARRIED = re.compile(r"= (Horovod|CollectiveShared|CollectiveNccl)")
 
 
 def collective_of(name: str) -> str | None:

@@ -34,7 +34,8 @@ from collective import CollectiveStrategy
 PARTED = 30  # steps that are taken apart
 DEADLINE = 300.0  # seconds that one copy of `plain` waits for another
 COLLECTIVE = re.compile(
-    r"= ((?:Horovod(?:Grouped)?|CollectiveShared)(?:Alltoall|Allreduce|Allgather|Broadcast))\("
+    r"= ((?:Horovod(?:Grouped)?|Collective(?:Shared|Nccl))"
+    r"(?:Alltoall|Allreduce|Allgather|Broadcast))\("
 )
 
 

@@ -61,7 +61,7 @@ def of_host(
     """
     of = f"host {name}: " if name else ""
     found = []
-    own = own_ranks or max(1, facts.gpus)
+    own = own_ranks or max(1, facts.gpus if uses_gpus else 0)
     needed = open_files_needed(max(ranks, own), own, hosts)
     if facts.open_files < needed:
         found.append(
@@ -119,7 +119,7 @@ def of_hosts(
       uses_gpus: whether the job may run on GPUs.
     """
     total = sum(
-        ranks[each.name] or max(1, each.facts.gpus if each.facts else 1)
+        ranks[each.name] or max(1, each.facts.gpus if each.facts and uses_gpus else 1)
         for each in surveyed.answers
     )
     found = [] if surveyed.address or not surveyed.problem else [Finding(surveyed.problem)]

@@ -37,7 +37,7 @@ class ShutdownSchedule:
         self._steps: list[tuple[float, signal.Signals]] = []
         self._kill_at = math.inf
         self._requested: tuple[signal.Signals, float] | None = None
-        self._hosts: set[str] = set()  # whose launchers were told
+        self._told: dict[str, float] = {}  # When the launcher of each host was first told TERM.
 
     @property
     def begun(self) -> bool:
@@ -50,16 +50,14 @@ class ShutdownSchedule:
 
     def request(self, signum: signal.Signals, now: float, host: str = "") -> None:
         """Begins with a signal that the launcher received, or that of another host."""
-        is_first_of_host = host not in self._hosts
-        self._hosts.add(host)
+        if signum == signal.SIGTERM:
+            self._told.setdefault(host, now)
         if signum not in (signal.SIGINT, signal.SIGTERM):
             self.begin(signum, now)
         elif self._requested is None:
             self._requested = signum, now
             self.ask_to_save(signum, now)
-        elif signum == self._requested[0] == signal.SIGTERM and (
-            is_first_of_host or now < self._requested[1] + _SAME
-        ):
+        elif signum == self._requested[0] == signal.SIGTERM and now < self._told[host] + _SAME:
             pass
         else:
             self.begin(signal.SIGKILL, now)

@@ -114,8 +114,8 @@ def join(process: Process, words_of_all: Callable[[str], list[str]]) -> bool:
     if _joined == process:
         return False
     if configured() == NCCL:
+        _open_nccl(process, f"{VARIABLE}={NCCL}")
         _joined, _unavailable = process, _own_problem() or ""
-        _open_nccl(f"{VARIABLE}={NCCL}")
         return True
     problem = _shared(process, "", _own_problem())
     if not process.on_one_host:
@@ -124,17 +124,17 @@ def join(process: Process, words_of_all: Callable[[str], list[str]]) -> bool:
     return True
 
 
-def _open_nccl(asked: str) -> None:
+def _open_nccl(process: Process | None, asked: str) -> None:
     """Lets the ranks exchange by NCCL; every rank calls it, at the same time.
 
     Args:
+        process: this one's place; None if it has none.
         asked: what asks for it.
 
     Raises:
         RuntimeError: that can't be.
     """
     global _has_nccl
-    process = _joined
     if process is None or process.size == 1 or _has_nccl:
         return
     problem = nccl.problem()
@@ -218,7 +218,7 @@ def use(choice: str | None) -> None:
     """
     global _scope_choice
     if choice == NCCL:
-        _open_nccl(f"scope(carrier={NCCL!r})")
+        _open_nccl(_joined, f"scope(carrier={NCCL!r})")
     _scope_choice = choice
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 PREFIX = "collective."  # Of the names of all collectives of this library.
-NEAR = "host."  # Follows it in the names of those among the ranks of a host.
+NEAR = "host>"  # Follows it in the names of those among the ranks of a host; no scope has a >.
 KEYS, ROWS, GRADIENTS, DENSE, AGREEMENT, OTHER = (
     "keys",
     "rows",

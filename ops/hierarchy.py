@@ -135,7 +135,7 @@ def hosts_of(local_ranks: Sequence[int]) -> Hosts | str:
 def use(choice: Choice) -> None:
     """Sets the choice for exchanges that are built from now on: AUTO, True or False."""
     global _choice
-    _choice = choice
+    _choice = choice if choice == AUTO else bool(choice)
 
 
 def of_group() -> Hosts | None:

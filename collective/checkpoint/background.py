@@ -207,7 +207,7 @@ class BackgroundSave:
                 continue
             path = os.path.join(self._staging, NOTE.format(rank))
             while not tf.io.gfile.exists(path):
-                if "://" not in path and not os.path.isdir(self._staging):
+                if "://" not in path and _is_gone(self._staging):
                     raise storage.StorageFailure(f"the folder {self._staging} is gone")
                 if time.monotonic() > deadline:
                     raise storage.StorageFailure(
@@ -273,3 +273,14 @@ def _end_of_process() -> None:
 
 _process = os.getpid()
 atexit.register(_end_of_process)
+
+
+def _is_gone(folder: str) -> bool:
+    """Tells whether a folder has been removed; it isn't where that can't be said just now."""
+    try:
+        os.stat(folder)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        pass
+    return False

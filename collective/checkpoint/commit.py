@@ -158,14 +158,15 @@ class Commit:
                 move(debug, os.path.splitext(publication.meta)[0] + ".debug")
         if publication.state:
             move(self.state, publication.state)
-            sync(os.path.dirname(publication.state))
         try:
+            if publication.state:
+                sync(os.path.dirname(publication.state))
             recover(self.staging)
         except (OSError, tf.errors.OpError) as error:
             # It is there, and no save that failed: increments have to follow it.
             tf.logging.warning(
                 "checkpoint '%s' is complete, but what is needless now can't be removed (%s: %s). "
-                "The next save removes it.",
+                "The next save tries again.",
                 *(self.prefix, type(error).__name__, getattr(error, "message", error)),
             )
 
@@ -225,8 +226,19 @@ def recover_all(base: str) -> None:
     parent, name = os.path.split(base)
     staging = re.compile(re.escape(name) + r"(-\d+)?(\.increment-\d+)?_temp_[0-9a-f]{16}/?")
     for entry in tf.io.gfile.listdir(parent or "."):
-        if staging.fullmatch(entry):
-            recover(os.path.join(parent, entry.rstrip("/")))
+        if not staging.fullmatch(entry):
+            continue
+        path = os.path.join(parent, entry.rstrip("/"))
+        try:
+            recover(path)
+        except (OSError, tf.errors.OpError) as error:
+            record = _record(path)
+            if "shards" in record and not _has_become_latest(path, record):
+                raise  # it has to be undone first
+            tf.logging.warning(
+                "'%s', which a save has left behind, can't be removed (%s: %s). Saves go on.",
+                *(path, type(error).__name__, getattr(error, "message", error)),
+            )
 
 
 def recover(staging: str) -> None:
@@ -234,28 +246,43 @@ def recover(staging: str) -> None:
 
     This may be killed, too, and done again.
     """
-    path = os.path.join(staging, RECORD)
-    record: dict[str, Any] = {}
-    if tf.io.gfile.exists(path):
-        with tf.io.gfile.GFile(path, "r") as file:
-            record = json.loads(file.read())
+    record = _record(staging)
     if "shards" in record:
         _finish_or_undo(staging, record)
         # The folder's remaining files say nothing any more, whichever of them goes first.
-        _delete([path])
+        _delete([os.path.join(staging, RECORD)])
         sync(staging)
     if tf.io.gfile.exists(staging):
         tf.io.gfile.rmtree(staging)
 
 
+def _record(staging: str) -> dict[str, Any]:
+    """Reads what a commit has noted of itself; {} if it hasn't, or not any more."""
+    path = os.path.join(staging, RECORD)
+    if not tf.io.gfile.exists(path):
+        return {}
+    with tf.io.gfile.GFile(path, "r") as file:
+        record: dict[str, Any] = json.loads(file.read())
+    return record
+
+
+def _is_there(staging: str, record: dict[str, Any]) -> bool:
+    """Tells whether the checkpoint of a commit is in its place."""
+    return not tf.io.gfile.exists(
+        tensor_bundle.index_path(os.path.join(staging, MERGED))
+    ) and tf.io.gfile.exists(tensor_bundle.index_path(record["prefix"]))
+
+
+def _has_become_latest(staging: str, record: dict[str, Any]) -> bool:
+    """Tells whether it is, and the folder's state names it."""
+    state_waits = record["state"] and tf.io.gfile.exists(os.path.join(staging, STATE))
+    return _is_there(staging, record) and not state_waits
+
+
 def _finish_or_undo(staging: str, record: dict[str, Any]) -> None:
     prefix, shards = record["prefix"], record["shards"]
     new_data_files = [tensor_bundle.data_path(prefix, shard, shards) for shard in range(shards)]
-    is_there = not tf.io.gfile.exists(
-        tensor_bundle.index_path(os.path.join(staging, MERGED))
-    ) and tf.io.gfile.exists(tensor_bundle.index_path(prefix))
-    state_waits = record["state"] and tf.io.gfile.exists(os.path.join(staging, STATE))
-    is_latest = is_there and not state_waits
+    is_there, is_latest = _is_there(staging, record), _has_become_latest(staging, record)
     if is_latest or is_there and record["existed"]:
         _delete(path for path in record["old"] if path not in new_data_files)
         # They followed the checkpoint that was there.

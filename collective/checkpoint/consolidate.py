@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
 
@@ -40,7 +41,9 @@ def description(path: str) -> str:
 
 
 def _at_step(bundle: Bundle) -> str:
-    step = step_of(bundle)
+    step = None
+    with contextlib.suppress(tf.errors.OpError):  # its data may be damaged, or gone
+        step = step_of(bundle)
     return "" if step is None else f", at step {step:,}"
 
 

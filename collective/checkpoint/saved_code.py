@@ -106,12 +106,16 @@ def find_files(script: str, excluded: Sequence[str] = ()) -> Found:
 
 def _is_of_a_job(folder: str) -> bool:
     """Tells whether a folder has checkpoints, or the code that is saved beside them."""
+    state, current = os.path.join(folder, STATE), os.path.join(folder, CURRENT)
     with contextlib.suppress(OSError):
-        with open(os.path.join(folder, STATE), "rb") as file:
-            if file.read(len(STATE_BEGINS)) == STATE_BEGINS:
-                return True
+        if os.path.isfile(state):  # a pipe would be waited for
+            with open(state, "rb") as file:
+                if file.read(len(STATE_BEGINS)) == STATE_BEGINS:
+                    return True
     with contextlib.suppress(OSError, UnicodeDecodeError):
-        with open(os.path.join(folder, CURRENT), encoding="utf-8") as file:
+        if not os.path.isfile(current):
+            return False
+        with open(current, encoding="utf-8") as file:
             digest = file.read(100).strip()
         return os.path.isfile(os.path.join(folder, digest, MANIFEST))
     return False

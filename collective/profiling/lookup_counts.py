@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 
 from collective.coordination import run_analysis
 from collective.ops import collectives, graph_analysis, op_attributes
-from collective.ops.collective_names import KEYS, is_near, short, split_name
+from collective.ops.collective_names import KEYS, short, split_name
 from collective.ops.gate import gates_of
 from collective.strategies import Lookup
 from collective.strategies.grouped_exchange import Group, groups_of
@@ -140,7 +140,7 @@ class LookupCounter:
         for op in graph_analysis.upstream([out], {x.name for x in lookup.inputs}):
             collective = collectives.collective_name(op) or ""
             phase, subject = split_name(collective)
-            if phase == KEYS and not is_near(collective) and op in self._footprint.operations:
+            if phase == KEYS and op in self._footprint.operations:
                 name, dim = lookup.table.op.name, lookup.table.dim
                 self._carried.append(
                     CarriedTensors(
@@ -161,7 +161,9 @@ class LookupCounter:
             keys, elements = of.counts(shapes)
             if of.has_ids:
                 asked[of.table] += keys
-            carried.setdefault(of.subject, {})[of.table] = [keys, elements]
+            # On several hosts the keys for other ranks of this one travel by themselves.
+            before = carried.setdefault(of.subject, {}).get(of.table, [0, 0])
+            carried[of.subject][of.table] = [before[0] + keys, before[1] + elements]
         ids = 0
         for names in self._id_tensors:
             ids += _first_known(shapes, names)

@@ -20,6 +20,7 @@ _BODY = r"""
 export COLLECTIVE_SECRET_FILE="$PWD/.secret-$SLURM_JOB_ID"
 export LAUNCHER_FILE="$PWD/.launcher-$SLURM_JOB_ID"
 trap 'rm -f "$COLLECTIVE_SECRET_FILE" "$LAUNCHER_FILE"' EXIT
+rm -f "$LAUNCHER_FILE"
 (umask 077 && head -c 32 /dev/urandom | base64 >"$COLLECTIVE_SECRET_FILE") || exit 1
 
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST") || exit 1

@@ -65,6 +65,14 @@ def test_all_ranks_go_by_the_slowest_of_each(job):
     )
 
 
+def test_numbers_stand_for_what_they_say(job):
+    settle(job, [["0", "1", "0", "1"], ["1e9 1e9"] * 4])
+    hierarchy.use(1)
+    assert hierarchy.of_group() == Hosts(2, 2)
+    hierarchy.use(0)
+    assert hierarchy.of_group() is None and "hierarchical=False" in hierarchy.explanation()
+
+
 def test_it_measures_both(job):
     assert sorted(set(settle(job, [["0", "1", "0", "1"]], 0.001, 0.02))) == [False, True]
     rates = hierarchy._settled.bandwidths

@@ -191,7 +191,8 @@ def test_the_printed_rows_add_up_to_the_step(ranks, exchanges):
         ("collective.user.rows.gradient.gradient", ("rows", "user")),
         ("collective.group1.0a1b2c3d.keys", ("keys", "group1.0a1b2c3d")),
         ("collective.a.keys.rows", ("rows", "a.keys")),
-        ("collective.host.user.rows.gradient", ("gradients", "user")),  # of a host's ranks
+        ("collective.host>user.rows.gradient", ("gradients", "user")),  # of a host's ranks
+        ("collective.host.user.rows", ("rows", "host.user")),
         ("collective.host.keys", ("keys", "host")),
         ("collective.dense_gradients.0a1b2c3d.1", ("dense gradients", "")),
         ("collective.w.gradient_values", ("dense gradients", "")),

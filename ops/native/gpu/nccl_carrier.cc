@@ -81,7 +81,11 @@ class NcclOp : public AsyncOpKernel {
     exchange->item = item;
     exchange->awaited.assign(ranks, true);
     exchange->awaited[me] = false;
-    const Status usable = communicator->Usable(collective_);
+    Ticket own_ticket{};
+    Status usable = communicator->Usable(collective_);
+    if (usable.ok() && me == 0) {
+      usable = communicator->NextTicket(&own_ticket.number, &own_ticket.communicator);
+    }
     if (!usable.ok()) {
       // The peers must not wait for this rank, which may not end for that.
       exchange->kind = kAborted;
@@ -94,11 +98,6 @@ class NcclOp : public AsyncOpKernel {
       context->SetStatus(usable);
       done();
       return;
-    }
-    Ticket own_ticket{};
-    if (me == 0) {
-      OP_REQUIRES_OK_ASYNC(
-          context, communicator->NextTicket(&own_ticket.number, &own_ticket.communicator), done);
     }
     const uint64_t bytes = me > 0                   ? 0
                            : own_ticket.number == 0 ? sizeof(Ticket)

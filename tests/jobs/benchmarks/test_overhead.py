@@ -70,7 +70,7 @@ def test_a_start_takes_as_long_as_its_slowest_rank():
     [
         ("collective/agreement/meeting/collective.agreement", "agreement"),
         ("meeting/collective.group1.0a1b2c3d.keys", "keys"),
-        ("meeting/collective.host.group1.0a1b2c3d.rows.1", "rows"),
+        ("meeting/collective.host>group1.0a1b2c3d.rows.1", "rows"),
         ("gradients/meeting/collective.group1.0a1b2c3d.rows.gradient", "gradients"),
         ("meeting/collective.dense_gradients.float32", "dense gradients"),
         ("meeting/collective.embedding_sizes", None),

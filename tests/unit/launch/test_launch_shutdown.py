@@ -44,6 +44,8 @@ def test_launchers_that_a_scheduler_tells_one_by_one_are_one_wish(host, killed_a
     assert schedule.take_due(0) == [SIGTERM]
     schedule.request(SIGTERM, 3, "a")
     schedule.request(SIGTERM, 4, host)
+    if host:
+        schedule.request(SIGTERM, 4.01, host)  # Slurm tells each twice.
     assert schedule.take_due(killed_at - 0.1) == []
     assert schedule.take_due(killed_at) == [SIGKILL]
 
