@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,13 +51,21 @@ def is_outside(graph: tf.Graph) -> bool:
     return not is_function(graph) and graph._get_control_flow_context() is None
 
 
+# Queue runners run a session in threads of their own, and any run may have to be prepared first.
+by_one_thread = threading.RLock()
+
+
 @contextlib.contextmanager
 def open_for_changes(graph: tf.Graph) -> Iterator[None]:
-    """Lets `graph` take new operations inside, also if a session has made it final."""
-    finalized: Any = graph.finalized
-    graph._unsafe_unfinalize()
-    try:
-        yield
-    finally:
-        if finalized:
-            graph.finalize()
+    """Lets `graph` take new operations inside, also if a session has made it final.
+
+    One thread at a time is inside: another would find the graph final when the first one leaves.
+    """
+    with by_one_thread:
+        finalized: Any = graph.finalized
+        graph._unsafe_unfinalize()
+        try:
+            yield
+        finally:
+            if finalized:
+                graph.finalize()

@@ -345,18 +345,20 @@ def _prepared_run(
         compared,
     )
     if key not in prepared_runs:
-        try:
-            footprint = run_analysis.footprint_of(graph, leaves, fed)
-        except Exception:
-            return None
-        _refuse_shards(graph, leaves)
-        if footprint.is_step:
-            next_step.check(graph, footprint.operations)
-        if footprint.trains:
-            footprint = footprint.comparing(compared)
-        counted = batch_counter.counted_run(graph, footprint.operations, leaves, fed)
-        prepared_runs[key] = _prepare(graph, footprint, (leaves, fed))
-        prepared_runs[key].counted = counted
+        with graphs.by_one_thread:
+            try:
+                footprint = run_analysis.footprint_of(graph, leaves, fed)
+            except Exception:
+                return None
+            _refuse_shards(graph, leaves)
+            if footprint.is_step:
+                next_step.check(graph, footprint.operations)
+            if footprint.trains:
+                footprint = footprint.comparing(compared)
+            counted = batch_counter.counted_run(graph, footprint.operations, leaves, fed)
+            run = _prepare(graph, footprint, (leaves, fed))
+            run.counted = counted
+            prepared_runs[key] = run
     prepared: PreparedRun = prepared_runs[key]
     return prepared
 

@@ -128,7 +128,7 @@ Status Layout::Parse(const Tensor& message, const Tensor& splits, const int64_t*
   received->elements = 0;
   for (int r = 0; r < ranks; ++r) {
     const int64_t length = lengths[r];
-    if (length == 0) {  // It has a proxy that asks for it.
+    if (length == 0 && message.NumElements() > 0) {  // It has a proxy that asks for it.
       for (int s = 0; s < count; ++s) {
         const int table = sections[s].table;
         received->pieces.push_back(

@@ -192,14 +192,17 @@ echo reported $?
 
 
 def test_a_container_that_ends_lets_its_ranks_save():
-    """The ranks below the server: on this machine there may be others."""
+    """The ranks below the server: on this machine there are others, also of this test's process."""
     server = load("ssh_server")
     session = subprocess.Popen(
-        ["bash", "-c", SESSION], stdout=subprocess.PIPE, text=True, start_new_session=True
+        ["bash", "-c", 'bash -c "$0"; exit', SESSION],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     try:
         assert session.stdout.readline() == "ready\n"
-        waiter = threading.Thread(target=server.stop_ranks, args=(os.getpid(),), daemon=True)
+        waiter = threading.Thread(target=server.stop_ranks, args=(session.pid,), daemon=True)
         waiter.start()
         rest, _ = session.communicate(timeout=30)  # which reaps it, as process 1 would
         assert rest == "saved\nreported 143\n"
