@@ -24,6 +24,7 @@ from .ssh import command_on_host, explanation
 
 _MOST_AT_A_TIME = 256
 _MOST_LINES = 1000  # that a login shell may write
+_MOST_BYTES = 1 << 20  # of a line
 
 
 @dataclass(frozen=True)
@@ -139,19 +140,22 @@ class _AskedHost:
             return Answer(self._name, problem=self._explanation())
         try:
             facts = HostFacts(**told)
+            # It has looked at its clock between the two times.
+            offset = facts.clock - min(max(facts.clock, start), end)
         except TypeError:
             problem = "another version of this package answers there: install the same on all"
             return Answer(self._name, problem=problem)
-        # It has looked at its clock between the two times.
-        offset = facts.clock - min(max(facts.clock, start), end)
         return Answer(self._name, facts, clock_offset=offset)
 
     def meet(self, peers: Sequence[tuple[str, str, int]]) -> dict[str, str]:
         """Returns which of the others it can't reach, and why."""
         others = [peer for peer in peers if peer[0] != self._name]
-        if not others or self._process is None or self._process.poll() is not None:
+        if not others or self._process is None:
             return {}
-        return self._exchange(others) or {}
+        lost = self._exchange(others)
+        if lost is None:
+            return {name: f"it hasn't said so in {self._seconds:g} s" for name, _, _ in others}
+        return lost
 
     def end(self) -> None:
         """Ends the program, if it is still there."""
@@ -181,7 +185,7 @@ class _AskedHost:
             process.stdin.write(json.dumps(words).encode() + b"\n")
             process.stdin.flush()
             for _ in range(_MOST_LINES):
-                line = process.stdout.readline()
+                line = process.stdout.readline(_MOST_BYTES)
                 if not line:
                     break
                 if line.startswith(MARK.encode()):
