@@ -154,7 +154,7 @@ def main() -> int:
         return 2
     signal.alarm(int(2 * question.seconds) + 1)  # whoever asked is gone
     facts = asdict(local_facts(question))
-    with _listener(facts["address"]) as listener:
+    with listener_at(facts["address"]) as listener:
         facts["port"] = listener.getsockname()[1] if facts["address"] else 0
         _say(facts)
         line = sys.stdin.readline()
@@ -168,8 +168,11 @@ def _say(answer: Mapping[str, Any]) -> None:
     print(MARK + json.dumps(answer), flush=True)
 
 
-def _listener(address: str) -> socket.socket:
-    """Listens, without taking anybody: a connection that the kernel takes is proof enough."""
+def listener_at(address: str) -> socket.socket:
+    """Listens at a port that the system gives; at "" it doesn't.
+
+    Nobody is taken: a connection that the kernel takes is proof enough.
+    """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     if address:

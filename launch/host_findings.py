@@ -128,7 +128,7 @@ def of_hosts(
             problem = answer.problem + _needs_ipv6(answer, here)
             found.append(Finding(f"host {answer.name}: {problem}"))
             continue
-        found += _of_name(answer, here, bool(surveyed.address))
+        found += _of_name(answer, bool(surveyed.address))
         count = len(surveyed.answers)
         found += of_host(answer.facts, answer.name, total, ranks[answer.name], count, uses_gpus)
         found += _versions(answer.name, answer.facts, here)
@@ -202,7 +202,7 @@ def interface_with(facts: HostFacts, address: str) -> str:
     return "lo" if address and ipaddress.ip_address(address).is_loopback else ""
 
 
-def _of_name(answer: Answer, here: HostFacts, has_address: bool) -> list[Finding]:
+def _of_name(answer: Answer, has_address: bool) -> list[Finding]:
     """Returns what is wrong with a host's name."""
     name, found = answer.name, answer.addresses
     if not found:

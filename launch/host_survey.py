@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .errors import UsageError
-from .host_facts import MARK, HostFacts, Question
+from .host_facts import MARK, HostFacts, Question, listener_at
 from .host_options import SshOptions
 from .network import address_of_interface, is_this_host, resolve, source_address
 from .ssh import command_on_host, explanation
@@ -85,7 +84,7 @@ def survey(
     with ThreadPoolExecutor(min(len(names), _MOST_AT_A_TIME)) as pool:
         addresses = list(pool.map(_addresses, names))
         address, problem = _own_address(names, addresses, interface)
-        with _listener(address) as listener:
+        with listener_at(address) as listener:
             port = listener.getsockname()[1] if address else 0
             question = Question(address, port, tuple(files), seconds)
             asked = [_AskedHost(name, ssh, python, seconds) for name in names]
@@ -249,13 +248,3 @@ def _own_address(
         except OSError as error:
             problem = f"no way leads from here to {name} ({', '.join(found)}): {error.strerror}"
     return "", problem
-
-
-def _listener(address: str) -> socket.socket:
-    """Listens where hosts come to; the kernel takes them."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    if address:
-        listener.bind((address, 0))
-        listener.listen(socket.SOMAXCONN)
-    return listener
