@@ -222,8 +222,7 @@ class IncrementHook(tf.train.SessionRunHook):
         """
         state = state_of_session(session)
         # What has changed since the last save that went well is still known after one that failed.
-        asks = state.save_failed or running_chain.normal(self._folder) in state.chains
-        why = running_chain.why_none_can_follow(session, self._folder) if asks else ""
+        why = running_chain.why_none_can_follow(session, self._folder) if state.save_failed else ""
         if why:
             if collectives.rank() == 0:
                 text = "no increment is saved in '%s' at step %d: %s. A whole checkpoint is tried."
