@@ -319,7 +319,7 @@ class ShardedSave:
         left, latest = of_rank_0.get("left"), of_rank_0["latest"]
         return storage.CheckpointStorageError(
             f"checkpoint '{self.prefix}' was not written, since its storage failed: "
-            f"{'; '.join(words)}. "
+            f"{'; '.join(words).rstrip('.')}. "
             + (
                 f"It needs {storage.amount(needed)}, and in '{folder or '.'}' "
                 f"{storage.amount(of_rank_0['free'])} are free. "
