@@ -16,9 +16,8 @@ class OutputTail:
     """Keeps the end of a stream in bounded memory."""
 
     def __init__(self) -> None:
-        self._head = (
-            b""  # ends within the line that `_tail` goes on with, if characters are missing
-        )
+        # It ends within the line that `_tail` goes on with, if characters are missing.
+        self._head = b""
         self._missing = 0  # characters between the two
         self._tail = bytearray()
 

@@ -163,9 +163,8 @@ def _shared(process: Process, purpose: str, own_problem: str | None) -> str | No
     """
     if process.size == 1:
         return "there is one rank"
-    if (
-        configured() == HOROVOD and not purpose
-    ):  # The peers that have another choice wait in vain, and go by it.
+    # The peers that have another choice wait in vain, and go by it.
+    if configured() == HOROVOD and not purpose:
         return f"{VARIABLE}={HOROVOD}"
     job = shared_memory.job_of(os.environ)
     if job is None:

@@ -217,9 +217,11 @@ class BackgroundSave:
                 time.sleep(LOOK)
             with storage.failures(), tf.io.gfile.GFile(path, "r") as file:
                 text = file.read()
-            words = f"rank {rank}: its storage failed, and had no room to say how"
-            failed = {"rank": rank, "words": words, "is_storage": True}
-            notes.append(json.loads(text) if text else {"error": failed})
+            if text:
+                notes.append(json.loads(text))
+            else:
+                words = f"rank {rank}: its storage failed, and had no room to say how"
+                notes.append({"error": {"rank": rank, "words": words, "is_storage": True}})
         return notes
 
 
