@@ -1,22 +1,27 @@
-"""Measures what the binding of kernels costs the host in a step of many small tables: tensors
-to arrays, and back.
+"""Measures what a step of many small tables costs the host where operations launch kernels of a
+GPU, by operation.
 
-    python benchmarks/binding.py [--tables 26] [--dim 16] [--batch 64] [--steps 30] [--dynamic]
-    python -m tests.gpu_double benchmarks/binding.py [...]
+    python -m tests.gpu_double benchmarks/binding.py [--tables 26] [--dim 16] [--batch 64]
+        [--steps 30]
+    python benchmarks/binding.py [...]
 
-The second line needs no GPU: NumPy is in the place of the kernels, so the time that they compute is
-no measure and stands by itself. The rest is done as for a GPU, but that CuPy's arrays cost more
-than NumPy's, and that the host waits for the GPU. One rank, Adagrad, one thread. Prints the median,
-the 10th and the 90th percentile of a step's milliseconds, and how many calls it has.
+The first line needs no GPU: launches and copies do nothing, by functions of C++, so the host's time
+is left. The second one measures on a GPU, whose copies the host then waits for. One rank, static
+tables, Adagrad, one thread. Prints the median, the 10th and the 90th percentile of microseconds a
+step, and how many operations of a type it has; of `all of the step`, TensorFlow's own operations
+and its session are a part. Its processor time is that of all threads of the process: on a machine
+that is busy with other work, it is what says most.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import os
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
@@ -25,46 +30,54 @@ import numpy as np  # noqa: E402
 import tensorflow.compat.v1 as tf  # noqa: E402
 
 import collective  # noqa: E402
-from collective.ops import placement  # noqa: E402
-from collective.ops.gpu.memory_bridge import MemoryBridge  # noqa: E402
-from collective.ops.gpu.tensorflow_call import KernelCaller  # noqa: E402
+from collective.ops import dispatch, placement  # noqa: E402
 
 WARM = 5
+WHOLE = "all of the step"
+PROCESSOR = "processor time of it"
 
 
-class Clock:
-    """Adds up the time that methods take."""
-
-    def __init__(self) -> None:
-        self.ms: dict[str, float] = collections.Counter()
-        self.calls: dict[str, int] = collections.Counter()
-
-    def around(self, what: str, function: Any) -> Any:
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            begin = time.perf_counter()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self.ms[what] += 1e3 * (time.perf_counter() - begin)
-                self.calls[what] += 1
-
-        return timed
+def microseconds(metadata: Any, graph: tf.Graph) -> tuple[dict[str, float], dict[str, int]]:
+    """Returns the time and the number of operations of each type in a traced step."""
+    times: dict[str, float] = collections.Counter()
+    counts: dict[str, int] = collections.Counter()
+    kinds = {op.name: op.type for op in graph.get_operations()}
+    for device in metadata.step_stats.dev_stats:
+        for node in device.node_stats:
+            kind = kinds.get(node.node_name, "")
+            if kind.startswith("Collective"):
+                times[kind] += (node.op_end_rel_nanos - node.op_start_rel_nanos) / 1e3
+                counts[kind] += 1
+    return times, counts
 
 
-def watch(clock: Clock) -> None:
-    """Has `clock` time each call of kernels from now on."""
-    for what, method in (("tensors to arrays", "given"), ("arrays to tensors", "results")):
-        owners = [MemoryBridge, *MemoryBridge.__subclasses__()]
-        for owner in owners:
-            if method in vars(owner):
-                setattr(owner, method, clock.around(what, getattr(owner, method)))
-    operation = KernelCaller._operation
+def measured(
+    session: tf.Session, fetches: Any, feeds: dict[Any, Any], steps: int
+) -> tuple[list[dict[str, float]], dict[str, int]]:
+    """Returns for each step the time of each type of operation and of the whole; and counts."""
+    run_options = tf.RunOptions(trace_level=tf.RunOptions.SOFTWARE_TRACE)
+    run, spent, counts = session.make_callable(fetches, list(feeds)), [], {}
+    for step in range(WARM + steps):
+        begin, processor = time.perf_counter(), time.process_time()
+        run(*feeds.values())
+        whole = {
+            WHOLE: 1e6 * (time.perf_counter() - begin),
+            PROCESSOR: 1e6 * (time.process_time() - processor),
+        }
+        metadata = tf.RunMetadata()
+        session.run(fetches, feeds, options=run_options, run_metadata=metadata)
+        times, counts = microseconds(metadata, session.graph)
+        if step >= WARM:
+            spent.append({**times, "all operations here": sum(times.values()), **whole})
+    return spent, counts
 
-    def around_work(caller: Any, name: str, work: Any, *rest: Any) -> Any:
-        return operation(caller, name, clock.around("kernels", work), *rest)
 
-    # not by an assignment, which mypy refuses
-    setattr(KernelCaller, "_operation", around_work)  # noqa: B010
+def report(spent: Sequence[dict[str, float]], counts: dict[str, int]) -> None:
+    """Prints the table."""
+    print(f"{'':<30} {'us':>8} {'p10':>8} {'p90':>8} {'calls':>6}")
+    for what in spent[-1]:
+        low, median, high = np.percentile([step.get(what, 0.0) for step in spent], [10, 50, 90])
+        print(f"{what:<30} {median:8.0f} {low:8.0f} {high:8.0f} {counts.get(what, ''):>6}")
 
 
 def main() -> None:
@@ -73,39 +86,32 @@ def main() -> None:
     )
     for name, default in (("tables", 26), ("dim", 16), ("batch", 64), ("steps", 30)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--dynamic", action="store_true", help="dynamic tables")
     given = parser.parse_args()
-    if not placement.on_device(given.dynamic):
+    if not placement.on_device(False):
         sys.exit("no kernels compute here: see --help for the double of a GPU")
-    clock, strategy, rng = Clock(), collective.CollectiveStrategy(), np.random.default_rng(0)
-    watch(clock)
-    spent: list[dict[str, float]] = []
+    strategy, rng = collective.CollectiveStrategy(), np.random.default_rng(0)
     with strategy.scope(plan="quiet"), tf.Graph().as_default():
         with strategy.embedding_scope():
-            tables = [
-                tf.get_variable(f"t{t}", [None if given.dynamic else 1000, given.dim])
-                for t in range(given.tables)
-            ]
-        ids = [tf.placeholder(tf.int64, [None]) for _ in tables]
+            tables = [tf.get_variable(f"t{t}", [1000, given.dim]) for t in range(given.tables)]
+        # One placeholder: lookups whose ids come by several are not of one exchange.
+        ids = tf.placeholder(tf.int64, [given.tables, None])
         loss = tf.add_n(
-            [tf.reduce_sum(tf.nn.embedding_lookup(table, of)) for table, of in zip(tables, ids)]
+            [
+                tf.reduce_sum(tf.nn.embedding_lookup(table, of))
+                for table, of in zip(tables, tf.unstack(ids))
+            ]
         )
         train = tf.train.AdagradOptimizer(0.1).minimize(loss)
+        feeds = {ids: rng.integers(0, 1000, (given.tables, given.batch))}
         with tf.Session(
             config=tf.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)
         ) as session:
             session.run(tf.global_variables_initializer())
-            for _ in range(WARM + given.steps):
-                feeds = {of: rng.integers(0, 1000, given.batch) for of in ids}
-                clock.ms.clear()
-                clock.calls.clear()
-                clock.around("the whole step", session.run)(train, feeds)
-                spent.append(dict(clock.ms))
-    print(f"{'':<30} {'ms':>8} {'p10':>8} {'p90':>8} {'calls':>6}")
-    for what in sorted(spent[-1]):
-        times = [step.get(what, 0.0) for step in spent[WARM:]]
-        low, median, high = np.percentile(times, [10, 50, 90])
-        print(f"{what:<30} {median:8.2f} {low:8.2f} {high:8.2f} {clock.calls[what]:6}")
+            session.run(train, feeds)
+            replaying = getattr(dispatch.bridge(), "replaying", contextlib.nullcontext)
+            with replaying(lambda: session.run(train, feeds)):
+                spent, counts = measured(session, train, feeds, given.steps)
+    report(spent, counts)
 
 
 if __name__ == "__main__":

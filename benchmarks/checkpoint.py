@@ -74,8 +74,8 @@ def run_rounds(strategy: CollectiveStrategy, rows: int, folder: Path, rounds: in
         train = tf.train.AdagradOptimizer(0.1).minimize(loss)
         saver = tf.train.Saver(max_to_keep=1)
         checkpoint.enable_increments(str(folder))
-        # Each rank asks for its share of 1 % of the rows.
-        changed = np.arange(strategy.rank() * 100, rows, strategy.world_size() * 100)
+        # Each rank trains 1 % of its own rows: of N, rank r has r, r + N, …
+        changed = np.arange(strategy.rank(), rows, strategy.world_size() * 100)
         prefix, copy = str(folder / "m"), folder / "dd"
         count = rows * BYTES_PER_ROW // DD_BLOCK
         with tf.Session() as session:

@@ -82,6 +82,7 @@ def measure(optimizer: Any, setting: Setting, threads: int, rounds: int) -> dict
             rows,
             message,
             splits,
+            [],
             max_norms=[0.0] * tables,
             shapes=[[size, dim] for size in sizes],
             scale=1 / setting.ranks,

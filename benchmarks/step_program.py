@@ -35,7 +35,7 @@ PARTED = 30  # steps that are taken apart
 DEADLINE = 300.0  # seconds that one copy of `plain` waits for another
 COLLECTIVE = re.compile(
     r"= ((?:Horovod(?:Grouped)?|Collective(?:Shared|Nccl))"
-    r"(?:Alltoall|Allreduce|Allgather|Broadcast))\("
+    r"(?:Alltoall|Allreduce|Allgather|Broadcast))(?:Keys|Rows)?\("
 )
 
 

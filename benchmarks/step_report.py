@@ -13,13 +13,15 @@ from typing import Any
 
 import numpy as np
 import report
-from step_workload import Setting
+from step_workload import MergedKeys, Setting
 
 Round = dict[str, dict[str, Any]]
 
 MEDIANS = ("ms", "p90_ms", "cpu_ms", "bytes", "peak_rss_mb", "base_rss_mb")
 # Relative: losses are means of sums of float32, formed in another order.
 LOSS_TOLERANCE = 1e-4
+# Of the bytes that a host sends, what merging on each host is to leave.
+GOAL_BETWEEN_HOSTS = 0.6
 # Options of scope() that round numbers, or take other steps, on purpose.
 INEXACT = {"wire_dtype", "gradient_wire_dtype", "dense_compression", "local_steps"}
 
@@ -213,7 +215,19 @@ def hosts_table(setting: Setting, hosts: int, link: str, rounds: list[Round]) ->
         numbers += [median_ratio(rounds, key, name, "flat") for key in ("ms", "sent_by_host")]
         rows.append([name, *map(report.number, numbers)])
     head = f"{hosts} hosts, {link}: {title(setting, str(setting.dim))}"
-    return "\n".join([head, report.table(names, rows)])
+    return "\n".join([head, report.table(names, rows), merged_keys_text(setting, hosts)])
+
+
+def merged_keys_text(setting: Setting, hosts: int) -> str:
+    """Says what merging can save, and with how many samples it comes to the goal."""
+    merged = MergedKeys(setting, hosts)
+    samples = merged.samples_for(GOAL_BETWEEN_HOSTS)
+    reached = f"from {samples:,} samples of a rank on" if samples else "with no batch"
+    return (
+        f"distinct keys of a host's {setting.ranks // hosts} ranks together ÷ the sum of each's: "
+        f"{merged.share(setting.samples):.2f} with {setting.samples:,} samples of a rank, at most "
+        f"{GOAL_BETWEEN_HOSTS:g} {reached}"
+    )
 
 
 def each_round(result: dict[str, Any]) -> str:

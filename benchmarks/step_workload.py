@@ -154,8 +154,15 @@ def shapes(setting: Setting) -> dict[str, tuple[str, list[int | None]]]:
 
 def _id_source(setting: Setting, feature: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns (cumulative probabilities, ids), the most frequent id first."""
+    return _shares(setting, rows), np.random.default_rng([setting.seed, 1, feature]).permutation(
+        rows
+    )
+
+
+def _shares(setting: Setting, rows: int) -> np.ndarray:
+    """Returns the cumulative probabilities of the ids, the most frequent one first."""
     shares = np.cumsum(np.arange(1, rows + 1, dtype=np.float64) ** -setting.zipf)
-    return shares / shares[-1], np.random.default_rng([setting.seed, 1, feature]).permutation(rows)
+    return shares / shares[-1]
 
 
 def batches(setting: Setting, rank: int) -> Iterator[dict[str, np.ndarray]]:
@@ -219,6 +226,41 @@ def traffic(setting: Setting, batch: dict[str, np.ndarray]) -> np.ndarray:
         else:
             words_and_rows += np.bincount(np.unique(ids) % ranks, minlength=ranks)[:, None]
     return words_and_rows
+
+
+class MergedKeys:
+    """Tells how many distinct keys a host's ranks have together, as expected.
+
+    That over the sum of each rank's is the least that merging on each host leaves of what hosts
+    exchange. The setting's ranks are on `hosts` hosts.
+    """
+
+    def __init__(self, setting: Setting, hosts: int):
+        self._ranks, self._ids = setting.ranks // hosts, sum(setting.ids) / 2
+        # Of each row the logarithm of the probability that an id isn't its.
+        self._misses = [
+            np.log1p(-np.minimum(np.diff(_shares(setting, rows), prepend=0), 1 - 1e-12))
+            for rows in setting.rows()
+        ]
+
+    def share(self, samples: int) -> float:
+        """Returns the share that is left with so many samples of a rank."""
+        together, own = (
+            sum(-np.expm1(ranks * samples * self._ids * misses).sum() for misses in self._misses)
+            for ranks in (self._ranks, 1)
+        )
+        return float(together / (self._ranks * own))
+
+    def samples_for(self, share: float) -> int | None:
+        """Returns from how many samples of a rank on, a power of 2, no more than `share` is left.
+
+        None if it takes more than 2**24.
+        """
+        low, high = 0, 25
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self.share(2**middle) <= share else (middle + 1, high)
+        return None if low == 25 else 2**low
 
 
 def write(setting: Setting, folder: Path) -> None:

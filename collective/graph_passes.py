@@ -28,11 +28,16 @@ from collective.tables.table import Sharded
 def fetch_whole_tables(fetches: Any) -> None:
     """Looks up all rows of tables that are fetched as one value.
 
-    It comes first: these lookups are grouped with the others.
+    It comes first: these lookups are grouped with the others. They are made by the tables' names:
+    ranks may fetch in any order.
     """
-    for leaf in graph_analysis.flatten(fetches):
-        if isinstance(leaf, Sharded) and leaf.rows is not None:
-            leaf.to_be_fetched()
+    tables = [
+        leaf
+        for leaf in graph_analysis.flatten(fetches)
+        if isinstance(leaf, Sharded) and leaf.rows is not None
+    ]
+    for table in sorted(tables, key=lambda table: str(table.op.name)):
+        table.to_be_fetched()
 
 
 def sync_assignments(graph: tf.Graph, options: ScopeOptions) -> None:
@@ -69,7 +74,13 @@ def group_lookups(
     )
     work = f"grouping {counted(len(groupable), 'lookup')}"
     with graph.as_default(), STARTUP.doing(graph, work):
-        lookups.group(strategies.backend(), wire, None if ys is None else tf.nest.flatten(ys), xs)
+        lookups.group(
+            strategies.backend(),
+            wire,
+            None if ys is None else tf.nest.flatten(ys),
+            xs,
+            answers=not options.prefetch_keys,
+        )
 
 
 def connect_step(graph: tf.Graph, options: ScopeOptions) -> None:

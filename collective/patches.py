@@ -15,8 +15,10 @@ from horovod.tensorflow import gradient_aggregation as hvd_aggregation
 from horovod.tensorflow.mpi_ops import MPI_LIB
 from keras.src import backend
 from keras.src.engine.training import Model
+from keras.src.feature_column.dense_features_v2 import DenseFeatures
 from keras.src.layers import Embedding
 from keras.src.layers.normalization.batch_normalization import BatchNormalizationBase
+from keras.src.mixed_precision.loss_scale_optimizer import LossScaleOptimizer
 from keras.src.optimizers import optimizer as keras_optimizer
 from keras.src.optimizers.legacy.optimizer_v2 import OptimizerV2
 from tensorflow.python.client.session import BaseSession
@@ -30,6 +32,7 @@ from tensorflow.python.ops import (
     while_v2,
 )
 from tensorflow.python.ops import resource_variable_ops as resources
+from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 from tensorflow.python.ops.variable_scope import VariableScope
 from tensorflow.python.summary.writer import writer as writer_lib
 from tensorflow.python.training import (
@@ -42,6 +45,7 @@ from tensorflow.python.training import (
     warm_starting_util,
 )
 from tensorflow.python.training import moving_averages as averages_lib
+from tensorflow.python.training.experimental import loss_scale
 from tensorflow_estimator.python.estimator import estimator as estimator_lib
 
 from collective import feature_column, hooks, rank0_output
@@ -73,6 +77,7 @@ OPEN_ENDED = "An indicator of an open-ended column would need its number of keys
 VARIABLES = (
     Patch(VariableScope, "VariableScope.get_variable", variable_getter.get_variable, MISSED),
     Patch(Embedding, "tf.keras.layers.Embedding.add_weight", keras.add_weight, MADE_BY_KERAS),
+    Patch(DenseFeatures, "keras.layers.DenseFeatures.add_weight", keras.add_weight, MADE_BY_KERAS),
     *(
         Patch(owner, name, feature_column.indicator_column, OPEN_ENDED)
         for owner, name in (
@@ -112,6 +117,12 @@ GRADIENTS = (
         WHOLE_TABLE,
     ),
     Patch(
+        LossScaleOptimizer,
+        "tf.keras.mixed_precision.LossScaleOptimizer.apply_gradients",
+        keras.scales_the_loss,
+        OWN_MODEL,
+    ),
+    Patch(
         keras_optimizer._BaseOptimizer,
         "tf.keras.optimizers.Optimizer.compute_gradients",
         keras.trains_nothing,
@@ -148,6 +159,7 @@ CLIPPING = (
     Patch(tf2, "tf2.clip_by_value", clipping.clip_by_value, ONE_SHARD),
     Patch(clip_ops, "clip_ops.clip_by_average_norm", clipping.clip_by_average_norm, ONE_SHARD),
     Patch(tf, "tf.clip_by_average_norm", clipping.clip_by_average_norm, ONE_SHARD),
+    Patch(loss_scale, "loss_scale._is_all_finite", clipping.is_all_finite, ONE_SHARD),
 )
 
 # ---- Slots and sparse updates of tables
@@ -313,21 +325,9 @@ REPLICATION = (
     Patch(resources.ResourceVariable, "ResourceVariable.assign", assignments.assign, TOO_LATE),
     Patch(resources.ResourceVariable, "ResourceVariable.assign_add", assignments.assign, TOO_LATE),
     Patch(resources.ResourceVariable, "ResourceVariable.assign_sub", assignments.assign, TOO_LATE),
-    Patch(
-        resources.BaseResourceVariable, "BaseResourceVariable.assign", assignments.assign, TOO_LATE
-    ),
-    Patch(
-        resources.BaseResourceVariable,
-        "BaseResourceVariable.assign_add",
-        assignments.assign,
-        TOO_LATE,
-    ),
-    Patch(
-        resources.BaseResourceVariable,
-        "BaseResourceVariable.assign_sub",
-        assignments.assign,
-        TOO_LATE,
-    ),
+    Patch(BaseResourceVariable, "BaseResourceVariable.assign", assignments.assign, TOO_LATE),
+    Patch(BaseResourceVariable, "BaseResourceVariable.assign_add", assignments.assign, TOO_LATE),
+    Patch(BaseResourceVariable, "BaseResourceVariable.assign_sub", assignments.assign, TOO_LATE),
     Patch(resources._UnreadVariable, "_UnreadVariable.assign", assignments.assign, TOO_LATE),
     Patch(resources._UnreadVariable, "_UnreadVariable.assign_add", assignments.assign, TOO_LATE),
     Patch(resources._UnreadVariable, "_UnreadVariable.assign_sub", assignments.assign, TOO_LATE),
@@ -381,6 +381,7 @@ NO_AGREEMENT = "A run would start its collectives before the ranks have agreed o
 SEEN = "A graph would be prepared too late: a session takes no change of what it has seen."
 WHOLE_RUNS = "A part of a run would start collectives, but ranks agree on whole runs only."
 LEFT_SILENTLY = "Peers would wait for a rank that has left."
+RECOVERS_ALONE = "After some errors a rank would go on from the last checkpoint, without its peers."
 NOT_ALIKE = "At the end some ranks would run what their hooks run, and others not."
 ONE_CHIEF = "Only one rank would be a chief; each is the chief of its own process."
 INIT_FN = "An init_fn could give variables values that differ between ranks."
@@ -389,6 +390,8 @@ OWN_CLOCK = "Its threads would save by each rank's own clock."
 SAME_STEP = "Hooks that act every so many seconds would do so at different steps."
 ALL_WRITE = "Every rank would write summaries."
 SAME_INPUT = "Every rank would train on the same input, and every record count N times."
+MONITORED = monitored_session._MonitoredSession
+RECOVERABLE = monitored_session._RecoverableSession
 SESSIONS = (
     Patch(BaseSession, "tf.Session.__init__", session_runs.with_own_gpu, ALL_OF_GPU),
     Patch(BaseSession, "tf.Session.run", hooks.run, NO_AGREEMENT),
@@ -403,12 +406,9 @@ SESSIONS = (
     Patch(BaseSession, "tf.Session.partial_run_setup", session_runs.partial_run_setup, WHOLE_RUNS),
     Patch(BaseSession, "tf.Session.close", session_ends.close, LEFT_SILENTLY),
     Patch(tf.Session, "tf.Session.__exit__", session_ends.leave, LEFT_SILENTLY),
-    Patch(
-        monitored_session._MonitoredSession,
-        "monitored_session._MonitoredSession._close_internal",
-        session_ends.end,
-        NOT_ALIKE,
-    ),
+    Patch(MONITORED, "_MonitoredSession._close_internal", session_ends.end, NOT_ALIKE),
+    Patch(RECOVERABLE, "_RecoverableSession.run", session_ends.run_once, RECOVERS_ALONE),
+    Patch(RECOVERABLE, "_RecoverableSession.run_step_fn", session_ends.step_once, RECOVERS_ALONE),
     Patch(
         monitored_session,
         "monitored_session.MonitoredTrainingSession",

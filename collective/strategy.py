@@ -205,7 +205,7 @@ class CollectiveStrategy:
                 exchange with other hosts: True where it can be, 'auto' (default) where memory was
                 8 times as fast as the network when the ranks started, or False. The plan says which
                 it is, and why. The numbers are the same, but for the last bits of sums of
-                gradients; with deterministic=True nothing is merged.
+                gradients; with deterministic=True, of no other bits, only rows are merged.
             warm_start: Names checkpoints from which variables start: paths, or
                 `collective.checkpoint.WarmStart(path, names={there: here}, slots=True)`, one or a
                 list. Default None. It acts where a `MonitoredTrainingSession`, an Estimator or

@@ -127,7 +127,8 @@ Exit codes
   141          nobody reads the output any more (128 + SIGPIPE)
   137          the supervisor was killed, or a host was lost
   126, 127     the interpreter can't be started, or isn't there
-  2            bad usage: one sentence on stderr, nothing was started
+  2            bad usage: one sentence on stderr, nothing was started; also where a host of several
+               can't take part
 
 What happens when
   a rank fails             (a code that isn't 0, or a signal) the others get TERM and after --grace
@@ -144,8 +145,9 @@ What happens when
   TERM, or INT (Ctrl-C)    is passed on to the ranks, as TERM is for --preempt-signal: see
                            Preemption. Who is there after 60 seconds, or --grace if it is given,
                            gets KILL; after INT first TERM, and KILL after another grace. A second
-                           INT or TERM kills at once, but for a TERM in the same second,
-                           or the first one to the launcher of another host.
+                           INT or TERM kills at once, also a TERM after an INT; but for a TERM
+                           within a second of a TERM, and the same signal's first one to the
+                           launcher of another host.
   HUP or QUIT              is passed on to the ranks' process groups; who is there after the grace
                            gets TERM, after another one KILL. HUP is ignored under nohup.
   the launcher is killed   (KILL) the supervisor kills everything below it at once. Only who kills

@@ -20,7 +20,7 @@ import signal
 import time
 from dataclasses import replace
 
-from . import process_tree, stall_detector
+from . import process_tree, schedulers, stall_detector
 from .announcement import announcement
 from .channel import Channel
 from .command import is_interpreter
@@ -43,6 +43,7 @@ from .supervisor import KILL_PATIENCE, SupervisorEvent
 _LAST_OUTPUT_TIMEOUT = 2.0
 # For how many seconds after KILL it waits for the supervisor's word that nothing is left.
 _SUPERVISOR_PATIENCE = 2 * KILL_PATIENCE
+_UNABLE = 2  # the exit code of a job that a host can't start its ranks for, as of bad usage
 
 
 class Attempt:
@@ -69,7 +70,8 @@ class Attempt:
         self._policy = policy
         self._remote = remote
         self._outcome = JobOutcome(plan.size)
-        self._shutdown = ShutdownSchedule(plan.grace, plan.time_to_save)
+        self._is_under_slurm = schedulers.ends_jobs_itself(plan.launcher_environment)
+        self._shutdown = ShutdownSchedule(plan.grace, plan.time_to_save, self._is_under_slurm)
         self._settle_until = math.inf
         self._exit_code: int | None = None  # of an end that wasn't a rank's failure
         self._stall_report = ""
@@ -228,8 +230,8 @@ class Attempt:
         time_to_save = ""
         if may_save and self._plan.time_to_save:
             time_to_save = (
-                f"; who trains may save, for {self._plan.time_to_save:g} s at most; a second "
-                "signal ends all at once"
+                f"; who trains may save, for {self._plan.time_to_save:g} s at most; "
+                f"{'INT' if self._is_under_slurm else 'a second signal'} ends all at once"
             )
         self._say(f"{name}: stopping {self._outcome.running_text()}{time_to_save}")
 
@@ -306,6 +308,16 @@ class Attempt:
                 RankExit(rank, 0, -signal.SIGKILL, time.time(), host=name, lost_by=reason)
             )
 
+    def on_host_unable(self, name: str, ranks: range, reason: str) -> None:
+        """Ends the job as if this host couldn't start its ranks: no restart would help."""
+        self._report(f"collective.launch: host {name}: {reason}")
+        now = time.time()
+        for rank in ranks:
+            self._outcome.add(RankExit(rank, 0, _UNABLE, now, requested=True, host=name))
+        if self._exit_code is None and self._outcome.root_cause() is None:
+            self._exit_code = _UNABLE
+        self._end_ranks(time.monotonic())
+
     def _end_without_supervisor(self, reason: str) -> None:
         """Kills the supervisor and everything else: its orphans are the launcher's."""
         self._end_local()
@@ -352,7 +364,8 @@ class Attempt:
             if words:
                 self._report(f"collective.launch: {words}")
         elif code and (self._exit_code is None or self._stall_report):
-            decision = self._policy.decide(failure_of(self._outcome, milestones), self._plan)
+            failure = failure_of(self._outcome, milestones, self._remote.lost)
+            decision = self._policy.decide(failure, self._plan)
             self.restart = decision.restart
             if decision.text:
                 self._report(decision.text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import signal
 import sys
@@ -13,26 +12,31 @@ from typing import NoReturn
 from collective import __version__
 
 from . import __doc__ as manual
-from .command import FRAMEWORKS, as_framework, misplaced_option, rank_command
+from .command import FRAMEWORKS, as_framework, misplaced_option, rank_command, script_of
 from .devices import NO_GPUS, choose_devices, driver_gpus, visible_gpus
 from .dry_run import describe
 from .durations import seconds
 from .errors import UsageError
 from .host_options import (
     HostList,
+    HostOptions,
     add_host_options,
     host_list,
     host_options,
-    ranks_from_environment,
+    timeouts,
 )
+from .limits import check_limits, least_ranks
 from .machine import available_cores
 from .manifests.options import ManifestOptions, add_options, check_unused
 from .plan import LONGEST_PAUSE, LaunchPlan
 from .preempt_signals import signal_number
+from .rank_count import has_ranks_here, rank_count, ranks_here
+from .unused_options import Mode, check_purpose, check_used
 
 _PROGRAM = "python -m collective.launch"
 DEFAULT_GRACE = 5.0
 DEFAULT_TIME_TO_SAVE = 60.0
+DEFAULT_PAUSE = 1.0  # before the first restart
 DEFAULT_CHECK_SECONDS = 30.0  # in which a host has to answer --check
 
 
@@ -50,8 +54,8 @@ class LauncherOptions(ManifestOptions):
     ssh_port: int | None
     ssh_identity_file: str | None
     interface: str | None
-    start_timeout: float
-    host_timeout: float
+    start_timeout: float | None
+    host_timeout: float | None
     secret_file: str | None
     device: str
     log_dir: str | None
@@ -59,7 +63,7 @@ class LauncherOptions(ManifestOptions):
     grace: float | None
     preempt_signal: int
     max_restarts: int
-    restart_pause: float
+    restart_pause: float | None
     elastic: bool
     min_ranks: int | None
     stall_timeout: float
@@ -78,6 +82,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = _PROGRAM) -> int:
     _open_standard_streams()
     try:
         options = parse_options(sys.argv[1:] if arguments is None else arguments, prog)
+        check_purpose(options)
         if options.emit is not None:
             print(emitted(options), end="")
             return 0
@@ -86,21 +91,26 @@ def main(arguments: Sequence[str] | None = None, prog: str = _PROGRAM) -> int:
         listed = host_list(options, os.environ)
         if listed is not None:
             options.standalone = True  # whatever the environment says of torchrun's hosts
-            options.ranks = _ranks_of(listed)
-        plan = make_plan(options, os.environ)
         hosts = host_options(options, os.environ)
-        if (hosts or listed) is not None and options.elastic:
-            raise UsageError(
-                "--elastic is for jobs of one host: leave it out, or start the job again on the "
-                "hosts that are left"
-            )
-        misplaced = misplaced_option(options.command)
-        if misplaced:
-            print(f"collective.launch: {misplaced}", file=sys.stderr)
+        try:
+            unused = check_used(options, os.environ, _mode(hosts, listed))
+            plan = make_plan(options, os.environ, listed)
+        except UsageError as error:
+            if hosts is None or options.dry_run:
+                raise
+            from .declining import decline
+
+            print(f"collective.launch: {error}", file=sys.stderr, flush=True)
+            decline(hosts, os.environ, str(error))
+            return 2
+        for note in [unused, misplaced_option(options.command)]:
+            if note:
+                print(f"collective.launch: {note}", file=sys.stderr)
         if options.dry_run:
             from .logs import check_logs
 
-            check_logs(plan)
+            if has_ranks_here(listed):
+                check_logs(plan)
             print(describe(plan, hosts, listed))
             return 0
         if listed is not None:
@@ -148,24 +158,21 @@ def emitted(options: LauncherOptions) -> str:
     """
     from .manifests import cluster_job, manifest
 
-    if options.dry_run:
-        raise UsageError("--emit and --dry-run contradict: both print, and start nothing")
-    _check_limits(options)
+    check_purpose(options)
+    check_limits(options)
     job = cluster_job(
         options,
         options.words,
         options.command,
-        ranks=_rank_count(options.ranks or "auto"),
+        ranks=rank_count(options.ranks or "auto"),
         device=options.device,
         max_restarts=options.max_restarts,
         time_to_save=DEFAULT_TIME_TO_SAVE if options.grace is None else options.grace,
         stall_timeout=options.stall_timeout,
     )
-    if options.elastic and job.replicas > 1:
-        raise UsageError(
-            f"--elastic is for jobs of one host: leave it out, or --replicas {job.replicas}"
-        )
-    _min_ranks(options, job.replicas * job.ranks)
+    each: Mode = "one" if job.replicas == 1 else "each"
+    check_used(options, {}, "list" if options.emit == "mpijob" else each)
+    least_ranks(options, job.replicas * job.ranks)
     parse_rank_list(options.tee, job.replicas * job.ranks)
     return manifest(job, str(options.emit))
 
@@ -176,38 +183,69 @@ def _check(options: LauncherOptions) -> int:
 
     listed = host_list(options, os.environ)
     hosts = None if listed is not None else host_options(options, os.environ)
-    ranks = _rank_count(options.ranks or ranks_from_environment(os.environ) or "auto")
+    check_used(options, os.environ, _mode(hosts, listed))
+    if options.command:
+        _command(options)
+    ranks = ranks_here(options.ranks, os.environ, None)
+    check_limits(options)
+    if isinstance(ranks, int):
+        if ranks < 1:
+            raise UsageError(f"-np {ranks}: a job has at least one rank")
+        if (listed or hosts) is None:
+            least_ranks(options, ranks)
+            parse_rank_list(options.tee, ranks)
     if ranks == "cpu":
         ranks = available_cores()
     job = CheckedJob(
         ranks=ranks if isinstance(ranks, int) else None,
         uses_gpus=options.device != "cpu" and options.ranks != "cpu",
-        files=[word for word in options.command[:1] if word.endswith(".py")],
+        files=[path for path in [script_of(options.command, options.no_python)] if path],
         hosts=hosts,
         listed=listed,
-        seconds=min(options.start_timeout, DEFAULT_CHECK_SECONDS),
+        seconds=min(timeouts(options)[0], DEFAULT_CHECK_SECONDS),
     )
     return check(job)
 
 
-def make_plan(options: LauncherOptions, environment: Mapping[str, str]) -> LaunchPlan:
+def _mode(hosts: HostOptions | None, listed: HostList | None) -> Mode:
+    if listed is not None:
+        return "list"
+    return "one" if hosts is None else "each"
+
+
+def _command(options: LauncherOptions) -> tuple[str, ...]:
+    """Returns the command of each rank."""
+    command = rank_command(options.command, options.no_python)
+    if options.framework is not None:
+        command = as_framework(command, options.framework, options.embedding_scope)
+    return command
+
+
+def make_plan(
+    options: LauncherOptions, environment: Mapping[str, str], listed: HostList | None = None
+) -> LaunchPlan:
     """Decides everything that a job needs to know.
+
+    Args:
+      options: as given.
+      environment: the launcher's.
+      listed: the hosts of -H or of a host file, if it is a job of these.
 
     Raises:
       UsageError: the options ask for what can't be had.
     """
-    command = rank_command(options.command, options.no_python)
-    if options.framework is not None:
-        command = as_framework(command, options.framework, options.embedding_scope)
-    _check_limits(options)
+    command = _command(options)
+    check_limits(options)
     grace = DEFAULT_GRACE if options.grace is None else options.grace
     cores = available_cores()
-    ranks = _rank_count(options.ranks or ranks_from_environment(environment) or "auto")
-    gpus = NO_GPUS
-    if "cpu" not in (options.device, ranks):
-        gpus = visible_gpus(environment, driver_gpus())
-    devices = choose_devices(ranks, options.device, gpus, cores)
-    min_ranks = _min_ranks(options, len(devices))
+    devices: tuple[str | None, ...] = (None,)  # a plan has one, even where no rank will be
+    if has_ranks_here(listed):
+        ranks = ranks_here(options.ranks, environment, listed)
+        gpus = NO_GPUS
+        if "cpu" not in (options.device, ranks):
+            gpus = visible_gpus(environment, driver_gpus())
+        devices = choose_devices(ranks, options.device, gpus, cores)
+    min_ranks = least_ranks(options, len(devices))
     terminal = os.isatty(2)
     return LaunchPlan(
         command=command,
@@ -220,33 +258,14 @@ def make_plan(options: LauncherOptions, environment: Mapping[str, str]) -> Launc
         time_to_save=DEFAULT_TIME_TO_SAVE if options.grace is None else grace,
         preempt_signal=options.preempt_signal,
         max_restarts=options.max_restarts,
-        restart_pause=options.restart_pause,
+        restart_pause=DEFAULT_PAUSE if options.restart_pause is None else options.restart_pause,
         most_ranks=len(devices),
         min_ranks=min_ranks,
-        shown_ranks=_shown_ranks(options, environment, len(devices)),
+        shown_ranks=_shown_ranks(options, environment, listed, len(devices)),
         log_dir=options.log_dir,
         verbose=options.verbose,
         stall_timeout=options.stall_timeout,
     )
-
-
-def _check_limits(options: LauncherOptions) -> None:
-    """Refuses what no machine could make good."""
-    if options.framework is None and options.embedding_scope != "script":
-        raise UsageError(
-            "--embedding-scope is for scripts of other frameworks: give --as, too, or mark tables "
-            "by strategy.embedding_scope()"
-        )
-    if options.grace is not None and not 0 <= options.grace < math.inf:
-        raise UsageError(f"--grace {options.grace}: give a number of seconds, 0 or more")
-    if not 0 <= options.stall_timeout < math.inf:
-        raise UsageError(
-            f"--stall-timeout {options.stall_timeout}: give a number of seconds, 0 for no limit"
-        )
-    if not 0 <= options.restart_pause < math.inf:
-        raise UsageError(
-            f"--restart-pause {options.restart_pause}: give a number of seconds, 0 or more"
-        )
 
 
 def parse_rank_list(text: str, size: int) -> frozenset[int]:
@@ -268,41 +287,13 @@ def parse_rank_list(text: str, size: int) -> frozenset[int]:
     return frozenset(ranks)
 
 
-def _ranks_of(listed: HostList) -> str | None:
-    """Returns how many ranks this host gets, if it is the first of a list."""
-    from .network import is_this_host
-
-    name, ranks = listed.hosts[0]
-    if not is_this_host(name):
-        return "1"  # none is here; the plan wants one all the same
-    return None if ranks is None else str(ranks)
-
-
 def _shown_ranks(
-    options: LauncherOptions, environment: Mapping[str, str], size: int
+    options: LauncherOptions, environment: Mapping[str, str], listed: HostList | None, size: int
 ) -> frozenset[int]:
     """Returns the ranks that --tee names; of several hosts all, until it is known who comes."""
-    if options.hosts or options.hostfile or host_options(options, environment) is not None:
+    if listed is not None or host_options(options, environment) is not None:
         return frozenset(range(size))
     return parse_rank_list(options.tee, size)
-
-
-def _min_ranks(options: LauncherOptions, size: int) -> int:
-    """Returns how few ranks an elastic job may have; 0 if the job isn't elastic."""
-    if options.max_restarts < 0:
-        raise UsageError(f"--max-restarts {options.max_restarts}: give 0 or more")
-    if not options.elastic:
-        if options.min_ranks is not None:
-            raise UsageError(f"--min-np {options.min_ranks} is for --elastic: give that, too")
-        return 0
-    if not options.max_restarts:
-        raise UsageError(
-            "--elastic is about the ranks of a restart: give --max-restarts, too, 1 or more"
-        )
-    least = 1 if options.min_ranks is None else options.min_ranks
-    if not 1 <= least <= size:
-        raise UsageError(f"--min-np {least}: the job starts with {size}; give 1 to {size}")
-    return least
 
 
 def _preempt_signal(text: str) -> int:
@@ -310,15 +301,6 @@ def _preempt_signal(text: str) -> int:
         return signal_number(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{error}; give a name like USR1, or a number") from None
-
-
-def _rank_count(text: str) -> int | str:
-    if text in ("auto", "gpu", "cpu"):
-        return text
-    try:
-        return int(text)
-    except ValueError:
-        raise UsageError(f"-np {text}: give a number of ranks, auto, gpu or cpu") from None
 
 
 def _split(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
@@ -439,10 +421,9 @@ def _parser(prog: str) -> _Parser:
     add(
         "--restart-pause",
         type=seconds,
-        default=1.0,
         metavar="TIME",
         help="before the first restart; before each further one twice as long, "
-        f"{LONGEST_PAUSE:g} s at most (default: %(default)g)",
+        f"{LONGEST_PAUSE:g} s at most (default: {DEFAULT_PAUSE:g})",
     )
     add(
         "--elastic",

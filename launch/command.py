@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import sys
+import warnings
 from collections.abc import Sequence
 
 from .errors import UsageError
@@ -104,31 +105,93 @@ def is_interpreter(word: str) -> bool:
     return bool(_INTERPRETER.fullmatch(os.path.basename(word))) and not is_script
 
 
-def _check_program(words: Sequence[str], interpreter: str) -> None:
-    """Says in one sentence what isn't there, before every rank says it with a traceback."""
+def script_of(words: Sequence[str], no_python: bool = False) -> str:
+    """Returns the path of the script, or of the program, that words as of `rank_command` run.
+
+    It is "" for a module, for code, and for a program that PATH finds.
+    """
+    if not words:
+        return ""
+    if no_python:
+        return words[0] if os.sep in words[0] else ""
+    program = _without_options(words[1:]) if is_interpreter(words[0]) else list(words)
+    return program[0] if program and program[0] not in ("-m", "-c") else ""
+
+
+def _without_options(words: Sequence[str]) -> list[str]:
+    """Returns what an interpreter runs: its words without the options before."""
     program = list(words)
-    while interpreter and program and program[0].startswith("-") and program[0] not in ("-m", "-c"):
+    while program and program[0].startswith("-") and program[0] not in ("-m", "-c"):
         del program[: 2 if program[0] in _INTERPRETER_OPTIONS_WITH_VALUE else 1]
+    return program
+
+
+def _check_program(words: Sequence[str], interpreter: str) -> None:
+    """Says in one sentence what can't be run, before every rank says it with a traceback."""
+    program = _without_options(words) if interpreter else list(words)
     if not program:
         raise UsageError(f"{interpreter} is given no script to run")
     kind = program[0]
+    own_interpreter = interpreter in ("", "python", "python3")
     if kind in ("-m", "-c"):
         if len(program) < 2:
             raise UsageError(f"{kind} needs a {'module' if kind == '-m' else 'code'} to run")
-        own_path = interpreter in ("", "python", "python3")
-        if kind == "-m" and own_path and not _has_module(program[1]):
-            raise UsageError(
-                f"there is no module {program[1]} (looked in the current folder and Python's path)"
-            )
-    elif not os.path.exists(program[0]):
-        raise UsageError(f"there is no script {program[0]} (seen from {os.getcwd()})")
+        if kind == "-m" and own_interpreter:
+            _check_module(program[1])
+    elif not os.path.exists(kind):
+        raise UsageError(f"there is no script {kind} (seen from {os.getcwd()})")
+    elif own_interpreter:
+        _check_syntax(kind)
 
 
-def _has_module(name: str) -> bool:
-    """Tells whether `python -m name` may find it, by the outermost package: it imports nothing."""
-    top = name.partition(".")[0]
-    if top in sys.builtin_module_names:
+def _check_module(name: str) -> None:
+    """Looks for what `python -m name` runs, as Python does, but imports nothing."""
+    top, *rest = name.split(".")
+    if not rest and top in sys.builtin_module_names:
+        return
+    # By the last part of a name alone: the whole one would need the packages around it imported.
+    spec = importlib.machinery.PathFinder.find_spec(top, [os.getcwd(), *sys.path])
+    if spec is None:
+        specs = (finder.find_spec(top, None) for finder in sys.meta_path)
+        spec = next((found for found in specs if found), None)
+    where = "the current folder and Python's path"
+    for part in [*rest, "__main__"]:
+        if spec is None:
+            raise UsageError(f"there is no module {name} (looked in {where})")
+        if _may_make_modules(spec):
+            return
+        folders = spec.submodule_search_locations
+        if folders is None:
+            if part == "__main__":
+                return
+            raise UsageError(f"there is no module {name}: {spec.origin} is no package")
+        where = ", ".join(folders)
+        spec = importlib.machinery.PathFinder.find_spec(part, list(folders))
+    if spec is None:
+        raise UsageError(f"{name} is a package, and can't be run without __main__.py in {where}")
+
+
+def _may_make_modules(parent: importlib.machinery.ModuleSpec) -> bool:
+    """Tells whether there may be modules of this name that its folder doesn't show."""
+    if parent.origin is None:  # a package without code, parts of which may lie elsewhere
         return True
-    if importlib.machinery.PathFinder.find_spec(top, [os.getcwd()]):
+    try:
+        with open(parent.origin, "rb") as file:
+            source = file.read(_MOST_SOURCE_READ)
+    except OSError:  # in an archive
         return True
-    return any(finder.find_spec(top, None) for finder in sys.meta_path)
+    return b"__path__" in source or b"sys.modules" in source
+
+
+def _check_syntax(script: str) -> None:
+    if not script.endswith(".py"):
+        return
+    try:
+        with open(script, "rb") as file, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(file.read(), script, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        kind = type(error).__name__
+        raise UsageError(f"{script}, line {error.lineno}: {kind}: {error.msg}") from None
+    except (OSError, ValueError):  # the rank says it
+        pass

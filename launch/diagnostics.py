@@ -31,8 +31,15 @@ from .host_findings import (
 )
 from .host_options import HostList, HostOptions
 from .host_survey import survey
+from .hosts import named_twice
 from .machine import available_cores, memory_bytes, shared_memory_bytes
-from .network import address_of_interface, listening_address, resolve, source_address
+from .network import (
+    address_of_interface,
+    addresses_of_hosts,
+    listening_address,
+    resolve,
+    source_address,
+)
 from .secret import VARIABLE, job_secret, missing_secret_file
 
 _OLDEST_PYTHON, _NEWEST_PYTHON = (3, 9), (3, 11)
@@ -138,7 +145,8 @@ def _check_listed(job: CheckedJob, listed: HostList, here: HostFacts) -> list[Fi
     _show("network", f"{network_text(here, found.address, why)}; {ip_versions(here)}")
     for answer in found.answers:
         _show(f"host {answer.name}", describe(answer))
-    return of_hosts(found, here, ranks, job.uses_gpus)
+    twice = named_twice(listed.hosts, addresses_of_hosts(list(ranks)))
+    return ([Finding(twice)] if twice else []) + of_hosts(found, here, ranks, job.uses_gpus)
 
 
 def _check_membership(

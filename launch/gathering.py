@@ -3,7 +3,10 @@
     first host                                      host i
     listens at --master-addr:--master-port    ◀──   connects, again and again until it is there
     both prove that they hold the secret      ◀─▶
-                                              ◀──   "join": its number, name, devices, version
+                                              ◀──   "join": its number, name, devices, version;
+                                                    or "declined" (declining.py): it can't;
+                                                    who comes just after hears so, too,
+                                                    as where the first host can't itself
     has all: stops listening
     "world": all hosts, in their order        ──▶
 
@@ -38,6 +41,7 @@ _CONNECT_SECONDS = 3.0
 _RETRY_SECONDS = 0.25
 _TELL_SECONDS = 20.0  # between two lines about hosts that are awaited
 _BACKLOG = 128
+_LATE_SECONDS = 10.0  # for hosts that come when one has said that it can't
 
 
 class Stopped(Exception):
@@ -46,6 +50,10 @@ class Stopped(Exception):
     def __init__(self, signum: signal.Signals) -> None:
         super().__init__(signum.name)
         self.signum = signum
+
+
+class Declined(UsageError):
+    """Says that a host has come only to say that it can't take part."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +97,8 @@ class Gathering:
         self._guests: dict[int, Guest] = {}
         self._strangers: dict[Channel, float] = {}  # until when each may prove itself
         self._refusals: dict[str, int] = {}
+        self._given_up = ""  # what hosts are told instead of being taken
+        self._told: set[int] = set()  # the hosts that know that it's no use
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._listener = socket.socket(family, socket.SOCK_STREAM)
         try:
@@ -120,7 +130,7 @@ class Gathering:
           problem: tells why it is no use to wait any longer, "" as long as it is.
 
         Raises:
-          UsageError: not all have come in time, or can't.
+          UsageError: not all have come in time, or one says that it can't.
           Stopped: the launcher is told to stop.
         """
         start = time.monotonic()
@@ -142,15 +152,44 @@ class Gathering:
                     _say(f"waiting for {self._missing()} of {self._nodes}")
                 self._look(signals, now)
         except BaseException as error:
-            words = str(error) or type(error).__name__
-            for guest in self._guests.values():
-                guest.channel.send("refused", reason=f"the first host gave up: {words}")
-                guest.channel.drain(1.0)
-                guest.channel.close()
+            self._give_up(str(error) or type(error).__name__)
+            if isinstance(error, Declined):
+                self._tell_late_hosts(signals)
             raise
         finally:
             self.close()
         return self._guests
+
+    def refuse_all(self, signals: SignalPipe, reason: str) -> None:
+        """Tells hosts that come within seconds why the first one can't take part.
+
+        Raises:
+          Stopped: the launcher is told to stop.
+        """
+        self._selector.register(signals.descriptor, selectors.EVENT_READ, None)
+        try:
+            self._give_up(reason)
+            self._tell_late_hosts(signals)
+        finally:
+            self.close()
+
+    def _give_up(self, words: str) -> None:
+        """Tells all hosts that have come, and ends their connections."""
+        self._given_up = f"the first host gave up: {words}"
+        for node, guest in self._guests.items():
+            guest.channel.send("refused", reason=self._given_up)
+            guest.channel.drain(1.0)
+            self._forget(guest.channel)
+            self._told.add(node)
+        self._guests.clear()
+
+    def _tell_late_hosts(self, signals: SignalPipe) -> None:
+        """Tells those that come within seconds: they would wait for --start-timeout otherwise."""
+        end = time.monotonic() + _LATE_SECONDS
+        if self._awaited - self._told:
+            _say(f"waiting up to {_LATE_SECONDS:g} s for {self._missing()}, to say so there, too")
+        while self._awaited - self._told and time.monotonic() < end:
+            self._look(signals, time.monotonic())
 
     def _look(self, signals: SignalPipe, now: float) -> None:
         """Waits a moment for whatever comes, and takes it."""
@@ -216,7 +255,7 @@ class Gathering:
         """Takes a host that has proved itself and says who it is."""
         if message["kind"] == "alive":
             raise Refused("a word before it has said who it is")
-        if message["kind"] != "join":
+        if message["kind"] not in ("join", "declined"):
             raise Refused(f"a message {message['kind']!r} before it has said who it is")
         node = int(message["node"])
         reason = self._objection(message)
@@ -224,9 +263,24 @@ class Gathering:
             channel.send("refused", reason=reason)
             channel.drain(1.0)
             raise Refused(f"host {message['host'][:100]!r}: {reason}")
+        if self._given_up:
+            channel.send("refused", reason=self._given_up)
+            channel.drain(1.0)
+            self._part(node, channel)
+            return node
+        if message["kind"] == "declined":
+            host = f"host {message['host'][:100]} (node {node})"
+            self._part(node, channel)
+            raise Declined(f"{host} can't take part: {message['reason'][:1000]}")
         del self._strangers[channel]
         self._guests[node] = Guest(channel, message["host"][:255], tuple(message["devices"]))
         return node
+
+    def _part(self, node: int, channel: Channel) -> None:
+        """Ends the connection to a host that knows that it's no use."""
+        del self._strangers[channel]
+        self._forget(channel)
+        self._told.add(node)
 
     def _objection(self, message: Message) -> str:
         node = message["node"]
@@ -241,7 +295,7 @@ class Gathering:
             return f"--node-rank {node} is taken by host {self._guests[node].name}"
         if node not in self._awaited:
             return f"--node-rank {node} isn't awaited, but {sorted(self._awaited)}"
-        return "" if message["devices"] else "it has no rank"
+        return "" if message.get("devices", True) else "it has no rank"
 
     def _refuse(self, channel: Channel, reason: str) -> None:
         self._note(channel.peer, reason)
@@ -264,7 +318,7 @@ class Gathering:
         channel.close()
 
     def _missing(self) -> str:
-        missing = sorted(self._awaited - set(self._guests))
+        missing = sorted(self._awaited - set(self._guests) - self._told)
         return f"node{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
 
     def close(self) -> None:

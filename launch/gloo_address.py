@@ -26,7 +26,7 @@ def with_gloo_address(plan: LaunchPlan, address: str = LOOPBACK) -> LaunchPlan:
       address: one of this host's.
 
     Raises:
-      UsageError: they would listen elsewhere, and other hosts couldn't reach them.
+      UsageError: they would listen elsewhere, and other hosts couldn't reach them; or nowhere.
     """
     if plan.size == 1:
         return plan
@@ -35,6 +35,12 @@ def with_gloo_address(plan: LaunchPlan, address: str = LOOPBACK) -> LaunchPlan:
         return replace(plan, gloo_address=address, gloo_library=library)
     if plan.hosts and plan.local_ranks:
         check_host_name(address)
+    elif not plan.hosts and not addresses_of_name(socket.gethostname()):
+        raise UsageError(
+            f"the ranks would listen where the name of this host, {socket.gethostname()}, leads, "
+            f'and it leads to no address: add a line "127.0.1.1 {socket.gethostname()}" to '
+            "/etc/hosts, or compile the operations (`make setup` in a checkout, or `pip install .`)"
+        )
     return plan
 
 

@@ -11,6 +11,8 @@ It imports no TensorFlow, and ends by itself.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib.metadata
 import json
 import os
@@ -19,8 +21,9 @@ import resource
 import signal
 import socket
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -168,17 +171,39 @@ def _say(answer: Mapping[str, Any]) -> None:
     print(MARK + json.dumps(answer), flush=True)
 
 
-def listener_at(address: str) -> socket.socket:
+@contextlib.contextmanager
+def listener_at(address: str) -> Iterator[socket.socket]:
     """Listens at a port that the system gives; at "" it doesn't.
 
-    Nobody is taken: a connection that the kernel takes is proof enough.
+    Who comes is sent away at once: that the connection was made is proof enough. The kernel keeps
+    few that nobody takes, 128 on old ones, and a job may have more hosts.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    if address:
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        if not address:
+            yield listener
+            return
         listener.bind((address, 0))
         listener.listen(socket.SOMAXCONN)
-    return listener
+        thread = threading.Thread(target=_send_away, args=(listener,), daemon=True)
+        thread.start()
+        try:
+            yield listener
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
+            thread.join()
+
+
+def _send_away(listener: socket.socket) -> None:
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError as error:
+            if error.errno == errno.EINVAL:  # it listens no more
+                return
+            time.sleep(0.05)  # no descriptor is left, or the peer is gone again
+        else:
+            connection.close()
 
 
 def _source(destination: str) -> str:

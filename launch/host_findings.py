@@ -64,11 +64,12 @@ def of_host(
     own = own_ranks or max(1, facts.gpus if uses_gpus else 0)
     needed = open_files_needed(max(ranks, own), own, hosts)
     if facts.open_files < needed:
+        plural = "s" if max(ranks, own) > 1 else ""
         found.append(
             Finding(
                 f"{of}a process may open {facts.open_files} files (ulimit -n), a job of "
-                f"{max(ranks, own)} ranks needs {needed}: `ulimit -n {needed}` before the "
-                "launcher, or nofile in /etc/security/limits.conf"
+                f"{max(ranks, own)} rank{plural} needs {needed}: `ulimit -n {needed}` before "
+                "the launcher, or nofile in /etc/security/limits.conf"
             )
         )
     gpus = facts.gpus if uses_gpus else 0
@@ -99,6 +100,16 @@ def of_host(
                     f"{', '.join(facts.name_addresses) or 'no address'}, not at {facts.address}: a "
                     f'line "{facts.address} {facts.host_name}" in /etc/hosts, or compiled '
                     "operations (`make setup` in a checkout, or `pip install .`)"
+                )
+            )
+    elif hosts == 1 and max(ranks, own) > 1 and not facts.has_address_library:
+        if not facts.name_addresses:
+            found.append(
+                Finding(
+                    f"the ranks would listen where the name of this host, {facts.host_name}, "
+                    f'leads, and it leads to no address: a line "127.0.1.1 {facts.host_name}" in '
+                    "/etc/hosts, or compiled operations (`make setup` in a checkout, or "
+                    "`pip install .`)"
                 )
             )
     return found

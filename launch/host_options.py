@@ -17,6 +17,8 @@ from .hosts import parse_hostfile, parse_hosts
 from .schedulers import Membership, started_by
 
 DEFAULT_PORT = 29500  # torchrun's
+DEFAULT_START_TIMEOUT = 600.0
+DEFAULT_HOST_TIMEOUT = 15.0
 DEFAULT_HOSTFILE = "/etc/mpi/hostfile"  # where Kubeflow's MPI operator puts it
 _MOST_HOSTFILE_CHARACTERS = 1 << 20
 _MOST_NODES = 4096
@@ -51,8 +53,8 @@ class HostOptions:
     master: str
     port: int
     interface: str | None = None
-    start_timeout: float = 600.0
-    host_timeout: float = 15.0
+    start_timeout: float = DEFAULT_START_TIMEOUT
+    host_timeout: float = DEFAULT_HOST_TIMEOUT
     secret_file: str | None = None
 
 
@@ -110,21 +112,45 @@ def host_list(options: argparse.Namespace, environment: Mapping[str, str]) -> Ho
         if path is None:
             return None
         hosts = parse_hostfile(_read(path), path)
+    start_timeout, host_timeout = timeouts(options)
     return HostList(
         hosts=tuple(_share_out(hosts, options.ranks)),
         interface=options.interface,
-        start_timeout=options.start_timeout,
-        host_timeout=options.host_timeout,
+        start_timeout=start_timeout,
+        host_timeout=host_timeout,
         ssh=SshOptions(options.ssh_port, options.ssh_identity_file),
     )
 
 
 def _decides_itself(options: argparse.Namespace, environment: Mapping[str, str]) -> bool:
     """Tells whether hosts are decided on without a host file that happens to be there."""
-    nodes = _given("--nnodes", options.nodes, "nodes", environment)[1]
     # A rank may start a job of its own.
     in_rank = bool(environment.get("COLLECTIVE_LAUNCHED"))
-    return options.standalone or nodes is not None or in_rank
+    return options.standalone or host_count_is_given(options, environment) or in_rank
+
+
+def host_count_is_given(options: argparse.Namespace, environment: Mapping[str, str]) -> bool:
+    """Tells whether --nnodes, or its variable where that counts, says how many hosts there are."""
+    if options.nodes is None and options.standalone:
+        return False
+    return _given("--nnodes", options.nodes, "nodes", environment)[1] is not None
+
+
+def timeouts(options: argparse.Namespace) -> tuple[float, float]:
+    """Returns for how many seconds hosts wait for each other to come, and for a word.
+
+    Raises:
+      UsageError: they can't be that.
+    """
+    given = {"--start-timeout": options.start_timeout, "--host-timeout": options.host_timeout}
+    for flag, value in given.items():
+        if value is not None and not 0 < value < math.inf:
+            raise UsageError(f"{flag} {value:g}: give a number of seconds, more than 0")
+    start, silence = given.values()
+    return (
+        DEFAULT_START_TIMEOUT if start is None else start,
+        DEFAULT_HOST_TIMEOUT if silence is None else silence,
+    )
 
 
 def _read(path: str) -> str:
@@ -139,8 +165,16 @@ def _share_out(
     hosts: Sequence[tuple[str, int | None]], ranks: str | None
 ) -> list[tuple[str, int | None]]:
     """Returns the hosts with their ranks, so many in all as -np says."""
-    if ranks is None or not _is_number(ranks):
+    known = [f"{name}:{slots}" for name, slots in hosts if slots is not None]
+    if ranks in ("gpu", "cpu") and known:
+        raise UsageError(
+            f"-np {ranks} counts the ranks of each host, and the list says how many: {known[0]}; "
+            f"leave one of them out, or give --device {ranks}"
+        )
+    if ranks is None or ranks in ("auto", "gpu", "cpu"):
         return list(hosts)
+    if not _is_number(ranks):
+        raise UsageError(f"-np {ranks}: give the number of all ranks, auto, gpu or cpu")
     unknown = [name for name, slots in hosts if slots is None]
     if unknown:
         raise UsageError(
@@ -226,16 +260,14 @@ def add_host_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--start-timeout",
         type=seconds,
-        default=600.0,
         metavar="TIME",
-        help="how long hosts wait for each other to come (default: %(default)g)",
+        help=f"how long hosts wait for each other to come (default: {DEFAULT_START_TIMEOUT:g})",
     )
     add(
         "--host-timeout",
         type=seconds,
-        default=15.0,
         metavar="TIME",
-        help="after how long a silence a host counts as lost (default: %(default)g)",
+        help=f"after how long a silence a host counts as lost (default: {DEFAULT_HOST_TIMEOUT:g})",
     )
     add(
         "--secret-file",
@@ -257,14 +289,12 @@ def host_options(options: argparse.Namespace, environment: Mapping[str, str]) ->
     Raises:
       UsageError: they contradict each other, or something is missing.
     """
-    for name in ("start_timeout", "host_timeout"):
-        value = getattr(options, name)
-        if not 0 < value < math.inf:
-            flag = "--" + name.replace("_", "-")
-            raise UsageError(f"{flag} {value:g}: give a number of seconds, more than 0")
+    start_timeout, host_timeout = timeouts(options)
     if options.standalone:
         if options.nodes not in (None, "1", "1:1"):
             raise UsageError(f"--standalone is one host, --nnodes {options.nodes} isn't")
+        if options.node:
+            raise UsageError(f"--standalone is one host, which --node-rank {options.node} isn't")
         return None
     origin, text = _given("--nnodes", options.nodes, "nodes", environment)
     if text is None:
@@ -277,6 +307,8 @@ def host_options(options: argparse.Namespace, environment: Mapping[str, str]) ->
     else:
         nodes, first_host = _nodes(origin, text), ""
         if nodes == 1:
+            if options.node:
+                raise UsageError(f"--node-rank {options.node}: {origin} 1 has node 0 only")
             return None
         origin, text = _given("--node-rank", options.node, "node", environment)
         if text is None:
@@ -298,8 +330,8 @@ def host_options(options: argparse.Namespace, environment: Mapping[str, str]) ->
         master=master,
         port=port,
         interface=options.interface,
-        start_timeout=options.start_timeout,
-        host_timeout=options.host_timeout,
+        start_timeout=start_timeout,
+        host_timeout=host_timeout,
         secret_file=options.secret_file,
     )
 

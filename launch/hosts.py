@@ -7,7 +7,7 @@ and 4. A "cross" rank counts the hosts that have a rank with this local number.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from .errors import UsageError
@@ -74,9 +74,13 @@ def ranks_of_node(hosts: Sequence[Host], node: int) -> range:
 
 def distinct_names(names: Sequence[str]) -> list[str]:
     """Returns the names of hosts, with a number where two are alike, as in containers."""
-    return [
-        f"{name}-{number}" if names.count(name) > 1 else name for number, name in enumerate(names)
-    ]
+    distinct = list(names)
+    while len(set(distinct)) < len(distinct):
+        distinct = [
+            f"{name}-{number}" if distinct.count(name) > 1 else name
+            for number, name in enumerate(distinct)
+        ]
+    return distinct
 
 
 def parse_hosts(text: str, option: str = "-H") -> list[tuple[str, int | None]]:
@@ -122,6 +126,31 @@ def parse_hostfile(text: str, path: str) -> list[tuple[str, int | None]]:
     if not hosts:
         raise UsageError(f"--hostfile {path} names no host")
     return _distinct(hosts, f"--hostfile {path}")
+
+
+def named_twice(
+    hosts: Sequence[tuple[str, int | None]], addresses: Mapping[str, Collection[str]]
+) -> str:
+    """Returns a sentence on a host that a list has under two names; "" if there is none.
+
+    Args:
+      hosts: the list: names and ranks.
+      addresses: to which each name leads; none where that isn't known.
+    """
+    ranks = dict(hosts)
+    owners: dict[str, str] = {}
+    for name in ranks:
+        for address in sorted(addresses[name]):
+            other = owners.get(address)
+            if other is not None:
+                counts = [ranks[other], ranks[name]]
+                total = "" if None in counts else f":{sum(count or 0 for count in counts)}"
+                return (
+                    f"the list of hosts has one host twice, as {other} and as {name} (both are "
+                    f"{address}): name it once, {other}{total}"
+                )
+        owners.update(dict.fromkeys(addresses[name], name))
+    return ""
 
 
 def _checked(name: str, origin: str) -> str:

@@ -15,7 +15,7 @@ from .devices import driver_gpus, visible_gpus
 from .errors import UsageError
 from .plan import LaunchPlan
 from .remote_hosts import LOST, RemoteHosts
-from .restarts import RestartPolicy, stopped_before_restart
+from .restarts import RestartPolicy, gone, stopped_before_restart
 from .signals import SignalPipe, stop_signals
 
 
@@ -65,7 +65,9 @@ class Job:
                 return code
             stop = remote.pause(signals, restart.pause)
             if remote.lost:
-                print("collective.launch: no restart: a host is gone", file=sys.stderr, flush=True)
+                words = f"collective.launch: no restart after all: {gone(remote.lost)}"
+                print(words, file=sys.stderr, flush=True)
+                remote.say(words)
                 return LOST
             if stop is not None:
                 return stopped_before_restart(stop, plan)

@@ -17,7 +17,7 @@ _SHOWN_LINES = 20
 _FIRST_LINES = 8  # of a longer error; the rest are its last ones
 _LONGEST_LINE = 500
 _ALREADY_SHORTENED = re.compile(r"\.\.\. \((\d+) characters\)$")  # by output_tail.py
-_UNCAUGHT = 1  # Python's exit code
+UNCAUGHT = 1  # Python's exit code
 # Behind the own line of an uncaught exception: its message, and what is said on the way out.
 _MOST_LINES_BEHIND = 50
 
@@ -48,7 +48,7 @@ def ending_error(words: Sequence[str], code: int) -> RaisedError | None:
     if error is None:
         return None
     behind = [line for line in _later_lines(words[error.own + 1 :]) if line[0] not in " \t"]
-    return error if len(behind) <= (_MOST_LINES_BEHIND if code == _UNCAUGHT else 0) else None
+    return error if len(behind) <= (_MOST_LINES_BEHIND if code == UNCAUGHT else 0) else None
 
 
 def excerpt(words: Sequence[str], code: int) -> Excerpt:

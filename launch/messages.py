@@ -71,6 +71,13 @@ _KINDS: Mapping[str, Mapping[str, Callable[[object], bool]]] = {
         "host": _text,
         "devices": _devices,
     },
+    "declined": {
+        "version": _text,
+        "node": _number,
+        "nodes": _number,
+        "host": _text,
+        "reason": _text,
+    },
     "exited": {
         "rank": _number,
         "pid": _number,
@@ -89,6 +96,7 @@ _KINDS: Mapping[str, Mapping[str, Callable[[object], bool]]] = {
     },
     "milestones": {**_MILESTONES, "checkpoint": _text, "step": _number},
     "trouble": {"text": _text},
+    "unable": {"reason": _text},
     "stopped": {"number": _number},
     "done": {},
     # from the first host to each

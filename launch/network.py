@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 
 from .errors import UsageError
 
 LOOPBACK_INTERFACE = "lo"
+_MOST_LOOKUPS_AT_ONCE = 32
 
 
 def addresses_by_interface() -> dict[str, list[str]]:
@@ -118,6 +121,22 @@ def is_this_host(name: str) -> bool:
     except OSError:
         return False
     return bool(found & addresses)
+
+
+def addresses_of_hosts(names: Sequence[str]) -> dict[str, set[str]]:
+    """Returns to which addresses each name leads: all of this host's, where it is this host."""
+    own = {each for known in addresses_by_interface().values() for each in known}
+
+    def addresses_of(name: str) -> set[str]:
+        if is_this_host(name):
+            return own
+        try:
+            return set(resolve(name, "-H"))
+        except UsageError:
+            return set()  # ssh may know it by another name
+
+    with ThreadPoolExecutor(min(len(names), _MOST_LOOKUPS_AT_ONCE)) as pool:
+        return dict(zip(names, pool.map(addresses_of, names)))
 
 
 def _means_loopback(name: str) -> bool:

@@ -3,7 +3,8 @@
 The rank that failed first isn't always the first to be gone. A rank that raises shuts Horovod down
 on its way out; a peer that waits in a collective gets an error from that, and may well be dead
 before the root cause has finished its own clean-up. Such a *victim* says so in its last words. It
-is not blamed while another rank may still turn out to be the root cause.
+is not blamed while another rank may still turn out to be the root cause. One that takes longer is
+told to stop, and ends by that: it is blamed if a victim has named it and it had raised an error.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import functools
 import os
 import signal
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
-from .last_words import ending_error, excerpt
+from .last_words import UNCAUGHT, ending_error, excerpt
 from .raised_error import RaisedError, lines_without_frames
 from .rank_names import rank_names
-from .stderr_lines import lost_a_peer
+from .stderr_lines import lost_a_peer, lost_rank
 
 # For how many seconds after its first victim the root cause may take to end.
 CAUSE_DELAY = 3.0
@@ -43,6 +44,8 @@ class RankExit:
       last_words_from: "stderr" or "stdout".
       host: the name of its host, "" for the launcher's.
       lost_by: why its host counts as lost, "" for a rank that has ended itself.
+      was_ending: whether it had raised an error, and was told to stop on its way out; `code` is
+        the error's.
     """
 
     rank: int
@@ -54,6 +57,7 @@ class RankExit:
     last_words_from: str = "stderr"
     host: str = ""
     lost_by: str = ""
+    was_ending: bool = False
 
     @property
     def failed(self) -> bool:
@@ -67,11 +71,28 @@ class RankExit:
     @functools.cached_property
     def is_victim(self) -> bool:
         """Tells whether the rank says itself that it failed because of another."""
-        if not self.failed:
-            return False
-        error = (*self.error.chain, *self.error.message) if self.error else ()
-        last_lines = list(lines_without_frames(self.last_words))[-_VICTIM_LINES:]
-        return any(map(lost_a_peer, (*error, *last_lines)))
+        return self.failed and any(map(lost_a_peer, self._words_on_peers()))
+
+    @property
+    def lost_ranks(self) -> frozenset[int]:
+        """Returns the ranks that it has lost, as far as it names them."""
+        found = map(lost_rank, self._words_on_peers()) if self.failed else ()
+        return frozenset(rank for rank in found if rank is not None)
+
+    def _words_on_peers(self) -> Iterator[str]:
+        if self.error:
+            yield from (*self.error.chain, *self.error.message)
+        yield from list(lines_without_frames(self.last_words))[-_VICTIM_LINES:]
+
+    def as_failure(self) -> RankExit:
+        """Returns this end as it would have been without the launcher's TERM, after an error."""
+        if self.code == UNCAUGHT:
+            failure = replace(self, requested=False)
+        elif self.code < 0:
+            failure = replace(self, requested=False, was_ending=True, code=UNCAUGHT)
+        else:
+            return self
+        return failure if failure.error and not failure.is_victim else self
 
     @property
     def shell_code(self) -> int:
@@ -82,6 +103,8 @@ class RankExit:
         """Returns "exit code 3" or "signal SIGKILL (9, ...)"."""
         if self.lost_by:
             return "the loss of its host"
+        if self.was_ending:
+            return "an error; the launcher's TERM came before it was gone"
         if self.code >= 0:
             return f"exit code {self.code}"
         hint = ""
@@ -98,6 +121,8 @@ class JobOutcome:
         self.exits: list[RankExit] = []
 
     def add(self, rank_exit: RankExit) -> None:
+        if rank_exit.requested and any(rank_exit.rank in end.lost_ranks for end in self.exits):
+            rank_exit = rank_exit.as_failure()
         self.exits.append(rank_exit)
 
     @property

@@ -41,7 +41,12 @@ class Listener(Protocol):
     def on_trouble(self, text: str) -> None: ...
     def on_stop_signal(self, signum: signal.Signals, host: str) -> None: ...
     def on_host_lost(self, name: str, ranks: range, reason: str) -> None: ...
+    def on_host_unable(self, name: str, ranks: range, reason: str) -> None: ...
     def apply(self, entry: Entry) -> None: ...
+
+
+class _Unable(Exception):
+    """A host can't start its ranks; the text says why."""
 
 
 class _RemoteHost:
@@ -67,6 +72,7 @@ class RemoteHosts:
 
     Attributes:
       records: what each of their ranks posted last on its progress board.
+      lost: the name of the first host that was lost; "" while all are there.
     """
 
     def __init__(self, guests: Mapping[int, Guest], plan: LaunchPlan) -> None:
@@ -87,7 +93,7 @@ class RemoteHosts:
         self._selector: selectors.BaseSelector | None = None
         self._registered: set[_RemoteHost] = set()
         self._wake: Callable[[], None] = lambda: None
-        self.lost = False
+        self.lost = ""
 
     def __bool__(self) -> bool:
         return bool(self._hosts)
@@ -205,16 +211,20 @@ class RemoteHosts:
 
     def lose(self, host: _RemoteHost, reason: str) -> None:
         """Takes a host for lost."""
+        self._remove(host)
+        assert self._listener is not None
+        self._listener.on_host_lost(host.name, host.ranks, reason)
+
+    def _remove(self, host: _RemoteHost) -> None:
+        """Waits for a host no longer."""
         self._hosts.remove(host)
-        self.lost = True
+        self.lost = self.lost or host.name
         if host in self._registered and self._selector is not None:
             self._selector.unregister(host.channel)
             self._registered.discard(host)
         host.channel.close()
         for rank in host.ranks:
             self.records.pop(rank, None)
-        assert self._listener is not None
-        self._listener.on_host_lost(host.name, host.ranks, reason)
 
     def _tell(self, kind: str, **fields: object) -> None:
         for host in self._hosts:
@@ -230,6 +240,10 @@ class RemoteHosts:
             self.lose(host, str(error))
         except Refused as error:
             self.lose(host, f"it sent what it may not: {error}")
+        except _Unable as error:
+            self._remove(host)
+            assert self._listener is not None
+            self._listener.on_host_unable(host.name, host.ranks, str(error))
 
     def _take(self, host: _RemoteHost, message: Message) -> None:
         listener = self._listener
@@ -251,6 +265,8 @@ class RemoteHosts:
             listener.on_milestones(rank, _milestones(message))
         elif kind == "trouble":
             listener.on_trouble(f"host {host.name}: {message['text'][:1000]}")
+        elif kind == "unable":
+            raise _Unable(message["reason"][:1000])
         elif kind == "stopped":
             listener.on_stop_signal(_signal(message["number"]), host.name)
         elif kind == "done":
@@ -280,6 +296,7 @@ class _PauseListener:
     def on_trouble(self, text: str) -> None: ...
     def apply(self, entry: Entry) -> None: ...
     def on_host_lost(self, name: str, ranks: range, reason: str) -> None: ...
+    def on_host_unable(self, name: str, ranks: range, reason: str) -> None: ...
 
     def on_stop_signal(self, signum: signal.Signals, host: str) -> None:
         self.stop = self.stop or signum

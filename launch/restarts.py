@@ -73,12 +73,15 @@ class Decision:
     text: str = ""
 
 
-def failure_of(outcome: JobOutcome, milestones: Sequence[Milestones]) -> Failure:
+def failure_of(
+    outcome: JobOutcome, milestones: Sequence[Milestones], lost_host: str = ""
+) -> Failure:
     """Returns what a restart depends on.
 
     Args:
       outcome: how the ranks have ended.
       milestones: of each rank.
+      lost_host: a host that was lost, maybe when its ranks had ended already.
     """
     cause = outcome.root_cause()
     # The rank that failed knows best how far it was.
@@ -93,7 +96,7 @@ def failure_of(outcome: JobOutcome, milestones: Sequence[Milestones]) -> Failure
         checkpoint=checkpoint.checkpoint,
         checkpoint_step=checkpoint.step,
         has_trained=any(each.steps for each in milestones),
-        lost_host=next((end.host for end in outcome.exits if end.lost_by), ""),
+        lost_host=next((end.host for end in outcome.exits if end.lost_by), lost_host),
     )
 
 
@@ -162,10 +165,15 @@ def stopped_before_restart(signum: signal.Signals, plan: LaunchPlan) -> int:
     return 128 + (signal.SIGTERM if signum == plan.preempt_signal else signum)
 
 
+def gone(host: str) -> str:
+    """Says why there is no restart without a host."""
+    return f"host {host} is gone: start the job again, on the hosts that are left"
+
+
 def _futility(failure: Failure, previous: Failure | None, plan: LaunchPlan) -> str:
     """Returns why a restart would be no use; "" if it may be."""
     if failure.lost_host:
-        return f"host {failure.lost_host} is gone: start the job again, on the hosts that are left"
+        return gone(failure.lost_host)
     if failure.code in _NOT_STARTED:
         return "the program can't be started"
     if not failure.has_trained and failure.code == _BAD_USAGE:

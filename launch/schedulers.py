@@ -127,6 +127,16 @@ def started_by(
     return None
 
 
+def ends_jobs_itself(environment: Mapping[str, str]) -> bool:
+    """Tells whether this process is in a job of Slurm, which kills what doesn't end in its time.
+
+    `scancel`, a preemption and the end of the time limit send TERM, and KILL after KillWait or
+    GraceTime. TERM may come several times: to the step, by way of the batch file and of srun, and
+    again when a time has passed.
+    """
+    return "SLURM_JOB_ID" in environment
+
+
 def _membership(scheduler: Scheduler, environment: Mapping[str, str]) -> Membership | None:
     numbers = [
         environment.get(name, "") for name in (scheduler.rank, scheduler.size, scheduler.local_rank)

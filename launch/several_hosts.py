@@ -22,10 +22,11 @@ from .gloo_address import with_gloo_address
 from .host_agent import HostAgent
 from .host_options import HostList, HostOptions
 from .host_start import HostStarter, passed_environment
-from .hosts import Host
+from .hosts import Host, named_twice
 from .job import Job
 from .network import (
     address_of_interface,
+    addresses_of_hosts,
     interface_of,
     is_this_host,
     listening_address,
@@ -160,7 +161,7 @@ def run_as_agent(
         plan = with_gloo_address(plan, channel.address)
         return HostAgent(plan, signals, channel).run()
     except UsageError as error:
-        channel.send("trouble", text=str(error))
+        channel.send("unable", reason=str(error))
         channel.drain(1.0)
         channel.close()
         raise
@@ -185,6 +186,9 @@ def run_from_here(
     """
     signals = SignalPipe(stop_signals(plan.preempt_signal))
     names = [name for name, _ in host_list.hosts]
+    twice = named_twice(host_list.hosts, addresses_of_hosts(names)) if len(names) > 1 else ""
+    if twice:
+        raise UsageError(twice)
     first_is_here = is_this_host(names[0])
     others = range(1 if first_is_here else 0, len(names))
     own = [Host(names[0], plan.devices)] if first_is_here else []

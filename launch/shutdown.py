@@ -8,9 +8,10 @@
     HUP, QUIT               the same signal, grace, TERM, grace, KILL
     a second INT or TERM    KILL
 
-A later beginning never puts off a KILL that was due earlier. A scheduler that signals a process
-twice at one moment, or the launchers of all hosts, means it once; who presses Ctrl-C twice means
-it.
+A later beginning never puts off a KILL that was due earlier. Who signals the launchers of all
+hosts means it once, as a Ctrl-C that srun or mpirun passes on to all of them; so does a scheduler
+that sends TERM to a process twice at one moment. Who presses Ctrl-C twice means it. Slurm sends
+TERM by several ways, seconds apart where it is busy, and KILL by itself: there all TERMs are one.
 """
 
 from __future__ import annotations
@@ -18,26 +19,30 @@ from __future__ import annotations
 import math
 import signal
 
-# Seconds in which two TERMs are one.
+# Seconds in which two TERMs to one launcher are one.
 _SAME = 1.0
 
 
 class ShutdownSchedule:
     """Holds the signals still to be sent. Times are seconds of a clock that only goes forward."""
 
-    def __init__(self, grace: float, time_to_save: float | None = None) -> None:
+    def __init__(
+        self, grace: float, time_to_save: float | None = None, term_counts_once: bool = False
+    ) -> None:
         """Makes a schedule on which nothing is due.
 
         Args:
           grace: seconds from TERM to KILL where there is nothing to save.
           time_to_save: seconds that ranks have to save, if they are asked to; by default `grace`.
+          term_counts_once: TERM is sent by who kills the job himself when its time is over.
         """
+        self._term_counts_once = term_counts_once
         self._grace = grace
         self._time_to_save = grace if time_to_save is None else time_to_save
         self._steps: list[tuple[float, signal.Signals]] = []
         self._kill_at = math.inf
-        self._requested: tuple[signal.Signals, float] | None = None
-        self._told: dict[str, float] = {}  # When the launcher of each host was first told TERM.
+        self._requested: signal.Signals | None = None
+        self._told: dict[str, float] = {}  # When the launcher of each host was first told it.
 
     @property
     def begun(self) -> bool:
@@ -50,17 +55,23 @@ class ShutdownSchedule:
 
     def request(self, signum: signal.Signals, now: float, host: str = "") -> None:
         """Begins with a signal that the launcher received, or that of another host."""
-        if signum == signal.SIGTERM:
-            self._told.setdefault(host, now)
         if signum not in (signal.SIGINT, signal.SIGTERM):
             self.begin(signum, now)
         elif self._requested is None:
-            self._requested = signum, now
+            self._requested, self._told[host] = signum, now
             self.ask_to_save(signum, now)
-        elif signum == self._requested[0] == signal.SIGTERM and now < self._told[host] + _SAME:
-            pass
-        else:
+        elif not self._is_same(signum, now, host):
             self.begin(signal.SIGKILL, now)
+
+    def _is_same(self, signum: signal.Signals, now: float, host: str) -> bool:
+        """Tells whether a signal is one more word of the wish that was heard already."""
+        if signum != self._requested:
+            return False
+        is_first = host not in self._told
+        told_at = self._told.setdefault(host, now)
+        if signum == signal.SIGTERM:
+            return self._term_counts_once or now < told_at + _SAME
+        return is_first
 
     def ask_to_save(self, signum: signal.Signals, now: float) -> None:
         """Begins with `signum` at once, and gives the ranks time to save."""

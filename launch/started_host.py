@@ -11,6 +11,7 @@ from typing import Any
 from .cli import make_plan, parse_options
 from .errors import UsageError
 from .gathering import Stopped, introduction, join
+from .host_options import timeouts
 from .several_hosts import run_as_agent, stopped_before_start
 from .signals import SignalPipe, stop_signals
 
@@ -36,7 +37,7 @@ def main() -> int:
 
 def _run(instructions: Mapping[str, Any]) -> int:
     options = parse_options(instructions["arguments"])
-    options.ranks = instructions["ranks"] or options.ranks
+    options.ranks = instructions["ranks"] or options.ranks or "auto"
     options.standalone = True  # hosts are no affair of this command line any more
     options.hosts = options.hostfile = options.nodes = None
     options.elastic, options.min_ranks, options.tee = False, None, "all"
@@ -48,7 +49,7 @@ def _run(instructions: Mapping[str, Any]) -> int:
             instructions["port"],
             instructions["secret"].encode(),
             introduction(instructions["node"], instructions["nodes"], plan.devices),
-            (options.start_timeout, options.host_timeout),
+            timeouts(options),
             signals,
             returns=False,  # it listens already
         )

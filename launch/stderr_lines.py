@@ -33,9 +33,13 @@ _VOLATILE = re.compile(
     r"|(?<=^[IWEF])\d{4} \d\d:\d\d:\d\d\.\d+ +\d+"
     r"|0x[0-9a-f]+"
 )
+_LOST_RANK = (
+    r"lost rank (\d+), which has (?:ended|given up a run that failed or timed out there), while '"
+)
 _LOST_A_PEER = re.compile(
     r"Horovod has been shut down|HorovodInternalError|gloo/transport/"
-    r"|lost rank \d+, which has ended, while '|rank \d+ has aborted NCCL's communicator, while '"
+    rf"|{_LOST_RANK}"
+    r"|rank \d+ has aborted NCCL's communicator, while '"
     r"|says 'remote process exited or there was a network error'"
     r"|RankError: (A rank failed|.* failed on rank \d)"
 )
@@ -80,6 +84,12 @@ def is_log_line(line: str) -> bool:
 def lost_a_peer(line: str) -> bool:
     """Tells whether a rank says that it failed because of another."""
     return _LOST_A_PEER.search(line) is not None
+
+
+def lost_rank(line: str) -> int | None:
+    """Returns the rank that was lost, if a line names it as the reason of a failure."""
+    found = re.search(_LOST_RANK, line)
+    return int(found[1]) if found else None
 
 
 def message_lost_a_peer(message: Sequence[str]) -> bool:

@@ -14,6 +14,8 @@ graph depends on the carrier:
 * A rank that ends is noticed within a tenth of a second, and whoever waits for it gets an
   UnknownError, as from Horovod. A rank that is stopped is waited for; the launcher's stall detector
   names it.
+* After a run that failed half-way the process exchanges nothing more, and whoever waits for it gets
+  an UnknownError, too.
 * Sums are formed in the order of the ranks.
 
 Horovod stays beside it, for what scripts reduce by themselves, and carries everything wherever
@@ -35,12 +37,13 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
+import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import native_library, nccl, shared_memory
+from collective.ops import horovod_threads, native_library, nccl, shared_memory
 
 VARIABLE = "COLLECTIVE_CARRIER"
 AUTO, HOROVOD, SHARED_MEMORY, NCCL = "auto", "horovod", "shared_memory", "nccl"
@@ -54,6 +57,8 @@ _unavailable = "the ranks have not joined"
 _joined: Process | None = None
 # Whether the ranks have memory for headers, and whether NCCL is open.
 _has_memory = _has_nccl = False
+# With which code the process ends, once an error has ended its program.
+_exit_code: int | None = None
 _scope_choice: str | None = None
 
 
@@ -121,6 +126,8 @@ def join(process: Process, words_of_all: Callable[[str], list[str]]) -> bool:
     if not process.on_one_host:
         problem = _first_problem(process, words_of_all(f"{process.local_rank} {problem or ''}"))
     _joined, _unavailable = process, problem or ""
+    if process.size == 1 or of_broadcasts() == SHARED_MEMORY:
+        horovod_threads.give_way()
     return True
 
 
@@ -218,6 +225,8 @@ def use(choice: str | None) -> None:
     global _scope_choice
     if choice == NCCL:
         _open_nccl(_joined, f"scope(carrier={NCCL!r})")
+    if choice == HOROVOD:
+        horovod_threads.compete()
     _scope_choice = choice
 
 
@@ -249,6 +258,43 @@ def ranks_of_host() -> range:
     """Returns the ranks with which this one shares memory, itself among them."""
     assert _joined is not None
     return _joined.host
+
+
+def give_up() -> None:
+    """Ends what waits in memory for other ranks, now and later, and tells them.
+
+    It is for a run that has failed half-way: peers may wait for what will never come.
+    """
+    if _has_memory:
+        native_library.functions().collective_mailbox_give_up()
+
+
+def given_up() -> str:
+    """Returns what waited for which rank when this one gave up; "" if it hasn't."""
+    if not _has_memory:
+        return ""
+    function = native_library.functions().collective_mailbox_given_up
+    function.restype = ctypes.c_char_p
+    words: str = function().decode()
+    return words
+
+
+def die(code: int) -> None:
+    """Notes that an error has ended the program, which ends the process with this code.
+
+    If it has given up, a peer may be stopped, for which Horovod would wait at its end.
+    """
+    global _exit_code
+    _exit_code = code
+
+
+def _leave() -> None:
+    """Tells the others that this process ends; it is called right before Horovod ends."""
+    native_library.functions().collective_mailbox_leave()
+    if _exit_code is not None and given_up():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_exit_code)
 
 
 def explanation() -> str:
@@ -287,7 +333,7 @@ def _opener(rank: int, size: int) -> Callable[[int], str]:
         problem: str = functions.collective_mailbox_open(descriptor, rank, size).decode()
         if problem:
             return f"rank {rank} can't use it: {problem}"
-        atexit.register(functions.collective_mailbox_leave)
+        atexit.register(_leave)
         global _has_memory
         _has_memory = True
         return ""

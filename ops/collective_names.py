@@ -16,7 +16,7 @@ KEYS, ROWS, GRADIENTS, DENSE, AGREEMENT, OTHER = (
 )
 PHASES = (AGREEMENT, KEYS, ROWS, GRADIENTS, DENSE, OTHER)  # In the order of a step.
 
-_LOOKUP = re.compile(rf"(?:{re.escape(NEAR)})?(.+)\.(keys|rows)(\.\d+)?((?:\.gradient(?:\.\d+)?)*)")
+_LOOKUP = re.compile(rf"(?:{re.escape(NEAR)})*(.+)\.(keys|rows)(\.\d+)?((?:\.gradient(?:\.\d+)?)*)")
 
 
 def short(name: str) -> str:
@@ -25,7 +25,10 @@ def short(name: str) -> str:
 
 
 def near(name: str) -> str:
-    """Returns the name of what the ranks of a host exchange beside the collective called `name`."""
+    """Returns the name of what the ranks of a host exchange beside the collective called `name`.
+
+    They may exchange something else beside that, whose name is `near(near(name))`.
+    """
     return f"{PREFIX}{NEAR}{name[len(PREFIX) :]}"
 
 

@@ -35,6 +35,8 @@ from collective.ops import carriers, control_flow, graph_analysis, hierarchy, na
 from collective.ops.collective_names import PREFIX, near
 from collective.ops.graph_state import state_of
 from collective.ops.graphs import is_function, outermost
+from collective.ops.horovod_threads import start
+from collective.ops.sessions import session_before_scripts
 
 try:
     import horovod.tensorflow as hvd
@@ -67,7 +69,7 @@ def init() -> None:
     # registered since: ranks that leave their sessions at the end need Horovod.
     if not hvd.is_initialized():
         adoption.adopt(os.environ, has_mpi=bool(hvd.mpi_built()))
-        hvd.init()
+        start(hvd.init)
     process = carriers.Process(rank(), size(), local_rank(), int(hvd.local_size()))
     if carriers.join(process, _words_of_all):
         hierarchy.settle(process, _words_of_all, lambda: _probe(process))
@@ -81,10 +83,9 @@ def _words_of_all(words: str) -> list[str]:
             hvd.allgather(x, name=f"{PREFIX}words.{name}", ignore_name_scope=True)
             for name, x in (("text", data), ("sizes", size_of_data))
         ]
-        with tf.Session(config=tf.ConfigProto(device_count={"GPU": 0})) as session:
-            text = words.encode()
-            feeds = {data: np.frombuffer(text, np.uint8), size_of_data: [len(text)]}
-            joined, sizes = session.run(gathered, feeds)
+        with session_before_scripts() as session:
+            text = np.frombuffer(words.encode(), np.uint8)
+            joined, sizes = session.run(gathered, {data: text, size_of_data: [len(text)]})
     return [part.tobytes().decode() for part in np.split(joined, np.cumsum(sizes)[:-1])]
 
 
@@ -97,10 +98,10 @@ def _probe(process: carriers.Process) -> Iterator[Callable[[bool], None]]:
     with tf.Graph().as_default(), tf.device("/cpu:0"):
         data, splits = tf.zeros([1, hierarchy.PROBE], tf.uint8), tf.placeholder(tf.int32, [None])
         operations = [
-            _alltoall_by(carrier, data, splits, f"{PREFIX}probe.{carrier}", 0, "other")[1].op
+            alltoall_by(carrier, data, splits, f"{PREFIX}probe.{carrier}", 0, "other")[1].op
             for carrier in (carriers.HOROVOD, carriers.SHARED_MEMORY)
         ]
-        with tf.Session(config=tf.ConfigProto(device_count={"GPU": 0})) as session:
+        with session_before_scripts() as session:
             to = [to_others, within_host]
             yield lambda within: session.run(operations[within], {splits: to[within]})
 
@@ -147,7 +148,7 @@ def is_scripts_own(op: tf.Operation) -> bool:
 
 
 @contextlib.contextmanager
-def _collective_scope(kind: str, name: str, gate: Any) -> Iterator[Any]:
+def collective_scope(kind: str, name: str, gate: Any) -> Iterator[Any]:
     """Prepares the graph for a carrier's operation; gives the gate as it is known there.
 
     Nothing else may have the operation's name there, or TensorFlow would add a number to it.
@@ -216,7 +217,7 @@ def _bitcast_gradient(op: tf.Operation, gradient: Any) -> tf.Tensor:
     return _bits_as(gradient, op.inputs[0].dtype)
 
 
-def _name_and_gate(op: tf.Operation) -> tuple[str, Any]:
+def name_and_gate(op: tf.Operation) -> tuple[str, Any]:
     """Returns (base of the name, gate) of the collective whose gradient is asked for."""
     name, graph = str(op.name).rpartition("/")[2], op.graph
     while name not in state_of(graph).gate_by_collective:
@@ -244,7 +245,7 @@ def alltoall(
         return tf.identity(x), tf.identity(splits)
     if carriers.in_force() == carriers.MIXED:
         return _mixed_alltoall(x, splits, name, gate, phase)
-    return _alltoall_by(_carrier(x), x, splits, name, gate, phase)
+    return alltoall_by(_carrier(x), x, splits, name, gate, phase)
 
 
 def alltoall_within_host(
@@ -254,17 +255,17 @@ def alltoall_within_host(
 
     A collective of all ranks may have the same name.
     """
-    return _alltoall_by(carriers.SHARED_MEMORY, x, splits, near(name), gate, phase)
+    return alltoall_by(carriers.SHARED_MEMORY, x, splits, near(name), gate, phase)
 
 
 def alltoall_between_hosts(
     x: tf.Tensor, splits: tf.Tensor, name: str, gate: Any, phase: Phase = "other"
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Exchanges as `alltoall` does, all of it by Horovod: for what ranks of a host don't share."""
-    return _alltoall_by(carriers.HOROVOD, x, splits, name, gate, phase)
+    return alltoall_by(carriers.HOROVOD, x, splits, name, gate, phase)
 
 
-def _alltoall_by(
+def alltoall_by(
     carrier: str, x: tf.Tensor, splits: tf.Tensor, name: str, gate: Any, phase: Phase
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Exchanges as `alltoall` does, by one carrier.
@@ -272,7 +273,7 @@ def _alltoall_by(
     Through shared memory `splits` has a number for each rank of the host.
     """
     wire, back = _as_wire(x)
-    with _collective_scope("Alltoall", name, gate) as opened:
+    with collective_scope("Alltoall", name, gate) as opened:
         library = native_library.library
         if carrier == carriers.SHARED_MEMORY:
             out, received = library().collective_shared_alltoall(
@@ -302,11 +303,11 @@ def _mixed_alltoall(
     x_lower, x_near, x_upper = tf.split(
         x, [tf.reduce_sum(part) for part in (lower, near_splits, upper)], num=3
     )
-    from_near, near_received = _alltoall_by(
+    from_near, near_received = alltoall_by(
         carriers.SHARED_MEMORY, x_near, near_splits, near(name), gate, phase
     )
     far_splits = tf.concat([lower, tf.zeros_like(near_splits), upper], 0)
-    far, far_received = _alltoall_by(
+    far, far_received = alltoall_by(
         carriers.HOROVOD, tf.concat([x_lower, x_upper], 0), far_splits, name, gate, phase
     )
     lower, _, upper = _by_host(far_received, host)
@@ -334,10 +335,10 @@ def _alltoall_gradient(op: tf.Operation, gradient: Any, _: Any) -> tuple[tf.Tens
     # branch or a loop of version 2 is in another graph, which runs later anyway.)
     with tf.control_dependencies([op.inputs[0]] if op.graph is tf.get_default_graph() else []):
         gradient = tf.identity(gradient)
-    base, gate = _name_and_gate(op)
+    base, gate = name_and_gate(op)
     name = unique_name(base + ".gradient")
     carrier = carrier_of(op) or carriers.HOROVOD
-    return _alltoall_by(carrier, gradient, op.outputs[1], name, gate, "gradients")[0], None
+    return alltoall_by(carrier, gradient, op.outputs[1], name, gate, "gradients")[0], None
 
 
 def allreduce_sum(tensors: Sequence[tf.Tensor], name: str, gate: Any) -> list[tf.Tensor]:
@@ -356,7 +357,7 @@ def allreduce_sum(tensors: Sequence[tf.Tensor], name: str, gate: Any) -> list[tf
         return _marked_replicated([_like(piece, x) for piece, x in zip(pieces, tensors)])
     carrier = _carrier(tensors[0])
     # The gate travels as one more element, which costs no pass over the data.
-    with _collective_scope("Allreduce", name, gate) as opened:
+    with collective_scope("Allreduce", name, gate) as opened:
         if carrier == carriers.NCCL:
             sums = native_library.library().collective_nccl_allreduce(
                 list(tensors), opened, name=name
@@ -410,7 +411,7 @@ def _sum_in_order(x: tf.Tensor, name: str, gate: Any) -> tf.Tensor:
 
 @tf.RegisterGradient("CollectiveAllreduce")
 def _allreduce_gradient(op: tf.Operation, *gradients: tf.Tensor) -> list[tf.Tensor | None]:
-    base, gate = _name_and_gate(op)
+    base, gate = name_and_gate(op)
     tensors = [tf.convert_to_tensor(gradient) for gradient in gradients]
     sums = allreduce_sum(tensors, unique_name(base + ".gradient"), gate)
     return [*sums, *[None] * (len(op.inputs) - len(sums))]  # NCCL's has the gate as an input.
@@ -429,7 +430,7 @@ def allgather(x: tf.Tensor, name: str, gate: Any, carrier: str | None = None) ->
         return tf.identity(x)
     wire, back = _as_wire(x)
     carrier = _carrier(x, carrier)
-    with _collective_scope("Allgather", name, gate) as opened:
+    with collective_scope("Allgather", name, gate) as opened:
         if carrier == carriers.NCCL:
             out = native_library.library().collective_nccl_allgather(wire, opened, name=name)
             out.set_shape([None] + wire.shape[1:].as_list())
@@ -450,7 +451,7 @@ def allgather(x: tf.Tensor, name: str, gate: Any, carrier: str | None = None) ->
 
 @tf.RegisterGradient("CollectiveAllgather")
 def _allgather_gradient(op: tf.Operation, gradient: tf.Tensor) -> list[tf.Tensor | None]:
-    base, gate = _name_and_gate(op)
+    base, gate = name_and_gate(op)
     own_size = tf.shape(op.inputs[0])[0]
     sizes = allgather(own_size[None], unique_name(base + ".sizes"), gate)
     total = allreduce_sum([tf.convert_to_tensor(gradient)], unique_name(base + ".gradient"), gate)[

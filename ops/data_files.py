@@ -76,8 +76,16 @@ class DataFile:
         self._path, self.size = "", 0
 
     def __del__(self) -> None:
-        if hasattr(self, "_file"):
-            self._library.data_file_free(self._file)
+        self.give_up()
+
+    def give_up(self) -> None:
+        """Closes a file that isn't finished, so that its room is free once it is removed.
+
+        Nothing can be written any more.
+        """
+        file, self._file = getattr(self, "_file", None), None
+        if file is not None:
+            self._library.data_file_free(file)
 
     def open(self, path: str) -> None:
         """Begins a file."""

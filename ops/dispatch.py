@@ -1,8 +1,7 @@
 """Chooses, by device, the operations that compute around an exchange.
 
-On a CPU it is the compiled library (`ops/native`), on a GPU CuPy's kernels (`ops/gpu`): launched by
-operations of the library (`ops/native/gpu`), or by calls of Python that stand in the graph. Whoever
-wants to know which of them an operation is, or an attribute of it, asks here.
+They are of the same types: those of the compiled library, on a CPU (`ops/native`) or on a GPU
+(`ops/native/gpu`), where they launch the kernels of `ops/gpu`.
 """
 
 from __future__ import annotations
@@ -15,43 +14,44 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import native_library, op_attributes, placement
+from collective.ops import native_library, placement
 
 _current = threading.local()
 
 
 @contextlib.contextmanager
-def for_tables(tables: Sequence[str], in_host_memory: bool) -> Iterator[None]:
-    """Makes `operations` those for these tables, inside: in the host's memory, or by kernels."""
-    previous = _tables_and_memory()
-    _current.value = tuple(tables), in_host_memory
+def in_host_memory(applies: bool) -> Iterator[None]:
+    """Makes `operations` those for tables in the host's memory, inside; else where kernels are."""
+    previous = _is_in_host_memory()
+    _current.value = applies
     try:
         yield
     finally:
         _current.value = previous
 
 
-def _tables_and_memory() -> tuple[tuple[str, ...], bool]:
-    return getattr(_current, "value", ((), False))
+def _is_in_host_memory() -> bool:
+    return bool(getattr(_current, "value", False))
 
 
 def operations() -> Any:
-    """Returns an object with the operations of the compiled library: the library, or its stand-in.
+    """Returns an object with the operations of the compiled library: the library, or what has those
+    that launch kernels.
 
     Raises:
         ImportError: the compiled library can't be used here; it says why.
         RuntimeError: CuPy can't; it says why.
     """
-    tables, in_host_memory = _tables_and_memory()
-    return (
-        native_library.library()
-        if placement.chosen() == "cpu" or in_host_memory
-        else _stand_in().about(tables)
-    )
+    return _by_kernels() if launch_kernels() else native_library.library()
 
 
-def _stand_in() -> Any:
-    return placement.stand_in() or _on_gpu()
+def launch_kernels() -> bool:
+    """Tells whether `operations` launch kernels."""
+    return placement.chosen() != "cpu" and not _is_in_host_memory()
+
+
+def _by_kernels() -> Any:
+    return placement.injected() or _on_gpu()
 
 
 @functools.cache
@@ -65,13 +65,14 @@ def _on_gpu() -> Any:
 
 def bridge() -> Any:
     """Returns the `collective.ops.gpu.memory_bridge.MemoryBridge` to the memory of kernels."""
-    return _stand_in().bridge
+    return _by_kernels().bridge
 
 
-def operations_of(op: tf.Operation) -> Any:
-    """Returns the operations of which `op` is one."""
-    tables = op_attributes.tables(op)
-    return native_library.library() if tables is None else _stand_in().about(tables)
+def operations_given(sizes: Sequence[tf.Tensor]) -> Any:
+    """Returns the operations of which one is that was given these sizes of a message, in the host's
+    memory. Only those that launch kernels need them: others read the message itself.
+    """
+    return _by_kernels() if sizes else native_library.library()
 
 
 def device(dynamic: bool = False) -> contextlib.AbstractContextManager[Any]:

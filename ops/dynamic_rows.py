@@ -39,7 +39,9 @@ def find(
             and behind have theirs.
     """
     with tf.device("/cpu:0"):
-        rows: list[tf.Tensor] = library().collective_find_rows(numbers, handles, keys, insert)
+        rows: list[tf.Tensor] = library().collective_find_rows(
+            numbers, handles, keys, insert, steps=[]
+        )
     return rows
 
 

@@ -16,8 +16,7 @@ section, one row a bag; positions are element offsets into it. All of it is dete
 ordered by first appearance, whatever the number of threads.
 
 The library is compiled against one TensorFlow (see setup.py). On a GPU, kernels stand in for it
-(`ops/gpu/binding.py`), whose messages look a little different (`ops/gpu/wire.py`). Rows are
-float32, keys int64; no count of elements reaches 2**31.
+(`ops/gpu/tensorflow_binding.py`). Rows are float32, keys int64; no count of elements reaches 2**31.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from typing import Any, NamedTuple
 import tensorflow.compat.v1 as tf
 
 from collective.ops import embedding_bag_gradients  # noqa: F401 (registers gradients)
-from collective.ops.dispatch import operations
+from collective.ops.dispatch import launch_kernels, operations
 from collective.ops.native_library import missing  # noqa: F401 (part of this interface)
 from collective.ops.shard_gradients import scaled  # noqa: F401 (part of this interface)
 
@@ -90,7 +89,9 @@ class Request(NamedTuple):
             SUM, 1/n or 1/sum of weights for MEAN, 1/sqrt(n) or 1/sqrt(sum of squared weights) for
             SQRTN; 0 where that sum is 0.
         counts: empty on a CPU. On a GPU [N · S], how many bags of each section come back from each
-            rank; there, positions count the rows of `flat`, whatever their sections.
+            rank; there, positions count the rows of `flat`, whatever their sections. And [M], how
+            many samples each member has, 0 if the request has none of its samples. Both are in the
+            host's memory.
     """
 
     message: tf.Tensor
@@ -102,6 +103,18 @@ class Request(NamedTuple):
     counts: Sequence[tf.Tensor] = ()
 
 
+class Pooling(NamedTuple):
+    """Says how `pool` makes the members' results of the rows that come back.
+
+    Attributes:
+        samples, weights, members: as there.
+    """
+
+    samples: Sequence[tf.Tensor]
+    weights: Sequence[tf.Tensor]
+    members: Sequence[BagMember]
+
+
 class Response(NamedTuple):
     """Tells what to send back for the requests of the peers.
 
@@ -110,11 +123,14 @@ class Response(NamedTuple):
             rows, of a dynamic one keys.
         row_splits: [N] int32, how many elements of rows go to each rank.
         counts: for each table that counts keys int64 [R], how often each key was asked for.
+        headers: empty on a CPU. On a GPU [2 N · S] int64 in the host's memory, bags and keys of
+            each section of each rank: what other operations need to know of the message.
     """
 
     keys: list[tf.Tensor]
     row_splits: tf.Tensor
     counts: Sequence[tf.Tensor] = ()
+    headers: Sequence[tf.Tensor] = ()
 
 
 def bounds(ids: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -156,6 +172,7 @@ def request(
     ranks: int,
     counted: Sequence[bool] = (),
     hosts: int = 1,
+    own_samples: Sequence[tf.Tensor | None] = (),
 ) -> Request:
     """De-duplicates keys by section, orders them by owner, and says where rows will be found.
 
@@ -168,12 +185,17 @@ def request(
         counted: T of them, True for tables that count keys; none if there is no such table.
         hosts: H. With more than one host, all with L ranks, the words for rank h L + l are at place
             l H + h, and so are its split and its rows: by the rank's number on its host.
+        own_samples: for each member [K] int64, ascending, the sample of each id, if the rank that
+            asks pools it itself (by `pool`); else None. Only operations that launch kernels need
+            them: they tell how many samples there are.
     """
+    own = {m: x for m, x in enumerate(own_samples) if x is not None and launch_kernels()}
     return Request(
         *operations().collective_ask(
             ids,
             samples,
             weights,
+            list(own.values()),
             ranks=ranks,
             member_sections=[m.section for m in members],
             combiners=[m.combiner for m in members],
@@ -183,13 +205,15 @@ def request(
             weighted=[s.weighted for s in sections],
             **({"counted": [counted[s.table] for s in sections]} if any(counted) else {}),
             **({"hosts": hosts} if hosts > 1 else {}),
+            **({"own": list(own)} if own else {}),
         )
     )
 
 
-def _layout(
-    sections: Sequence[Section], kinds: Sequence[int], ranks: int, counted: Sequence[bool]
+def layout_attributes(
+    sections: Sequence[Section], kinds: Sequence[int], ranks: int, counted: Sequence[bool] = ()
 ) -> dict[str, Any]:
+    """Returns the attributes by which operations know the layout of messages."""
     # Kernels of devices, where no table counts keys, know nothing of it.
     layout = {"counted": list(counted)} if any(counted) else {}
     return {
@@ -218,7 +242,11 @@ def respond(
     outputs = {"C": sum(counted)} if any(counted) else {}
     return Response(
         *operations().collective_hear(
-            message, splits, T=len(kinds), **outputs, **_layout(sections, kinds, ranks, counted)
+            message,
+            splits,
+            T=len(kinds),
+            **outputs,
+            **layout_attributes(sections, kinds, ranks, counted),
         )
     )
 
@@ -233,6 +261,7 @@ def gather(
     ranks: int,
     shapes: Sequence[Any],
     counted: Sequence[bool] = (),
+    headers: Sequence[tf.Tensor] = (),
 ) -> tf.Tensor:
     """Returns for each rank, for each section, one row a bag: [E] float32.
 
@@ -247,15 +276,17 @@ def gather(
         sections, kinds, ranks: as for `respond`.
         shapes: for each table the shape of its shard, as far as it is known.
         counted: as for `respond`.
+        headers: those of the response.
     """
     return operations().collective_gather_rows(
         handles,
         rows,
         message,
         splits,
+        headers,
         max_norms=[s.max_norm for s in sections],
         shapes=shapes,
-        **_layout(sections, kinds, ranks, counted),
+        **layout_attributes(sections, kinds, ranks, counted),
     )
 
 
@@ -266,6 +297,7 @@ def pool(
     weights: Sequence[tf.Tensor],
     members: Sequence[BagMember],
     counts: Sequence[tf.Tensor] = (),
+    early: Sequence[tf.Tensor] = (),
 ) -> list[tf.Tensor]:
     """Returns for each member [K, D] float32, or [last sample + 1, D] if it has a combiner.
 
@@ -278,15 +310,23 @@ def pool(
         weights: for each weighted member float32, the weight of each position.
         members: M of them; members of one section may share rows, those of two sections may not.
         counts: those of the request.
+        early: a variant, what was pooled of `members` while rows still came; or none.
     """
     return list(
         operations().collective_pool(
-            rows, positions, samples, weights, *counts, **_lookups(members)
+            rows,
+            positions,
+            samples,
+            weights,
+            list(counts),
+            list(early),
+            **lookup_attributes(members),
         )
     )
 
 
-def _lookups(members: Sequence[BagMember]) -> dict[str, Any]:
+def lookup_attributes(members: Sequence[BagMember]) -> dict[str, Any]:
+    """Returns the attributes by which operations know the members that they pool."""
     return {
         "sections": [m.section for m in members],
         "dims": [m.dim for m in members],

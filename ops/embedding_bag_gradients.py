@@ -1,4 +1,4 @@
-"""Registers gradients of the operations in `embedding_bag.py`, and of their stand-ins."""
+"""Registers gradients of the operations in `embedding_bag.py`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.ops.dispatch import operations_of
+from collective.ops.dispatch import operations_given
 from collective.ops.graph_state import state_of
-from collective.ops.op_attributes import attribute, stands_in
 from collective.ops.shard_gradients import gradient_scale, mark_distinct
 
 _LAYOUT = ("ranks", "section_tables", "kinds", "dims", "pooled", "weighted")
@@ -31,41 +30,53 @@ def _ask_gradient(op: tf.Operation, *gradients: Any) -> list[Any]:
 
 
 def _attributes(op: tf.Operation, *names: str) -> dict[str, Any]:
-    return {name: attribute(op, name) for name in names}
+    return {name: op.get_attr(name) for name in names}
 
 
 def _layout(op: tf.Operation) -> dict[str, Any]:
     """Returns the attributes that describe the received message."""
-    # No table on a device, where operations stand in, counts keys.
-    counted = [] if stands_in(op) else attribute(op, "counted")
-    return {**_attributes(op, *_LAYOUT), **({"counted": counted} if any(counted) else {})}
-
-
-def _handles(shards: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns the handles of variables that an operation was given, or shares the memory of."""
-    return [x.op.inputs[0] if x.op.type == "CollectiveShard" else x for x in shards]
-
-
-@tf.RegisterGradient("CollectiveShard")
-def _shard_gradient(_: tf.Operation, gradient: Any) -> Any:
-    return gradient
+    return _attributes(op, *_LAYOUT, "counted")
 
 
 @tf.RegisterGradient("CollectiveGatherRows")
 def _gather_gradient(op: tf.Operation, gradient: Any) -> list[Any]:
     """Returns `IndexedSlices` of distinct rows for each handle."""
-    tables, inputs = attribute(op, "T"), list(op.inputs)
-    values, indices, _ = operations_of(op).collective_reduce_rows(
+    tables, inputs = op.get_attr("T"), list(op.inputs)
+    message, splits, *headers = inputs[2 * tables :]
+    handles, rows = inputs[:tables], inputs[tables : 2 * tables]
+    slices = _sums_by_row(op, gradient, handles, rows, message, splits, headers)
+    return [*slices, *[None] * (len(inputs) - tables)]
+
+
+def _sums_by_row(
+    op: tf.Operation,
+    gradient: Any,
+    handles: Sequence[tf.Tensor],
+    rows: Sequence[tf.Tensor],
+    message: tf.Tensor,
+    splits: tf.Tensor,
+    headers: Sequence[tf.Tensor] = (),
+) -> list[tf.IndexedSlices]:
+    """Returns the sums of what the ranks sent for each row, a table at a time.
+
+    Args:
+        op: the operation that gathered the rows.
+        gradient: [E] float32, of these rows.
+        handles, rows, message, splits, headers: what it was given, or found.
+    """
+    values, indices, _ = operations_given(headers).collective_reduce_rows(
         tf.convert_to_tensor(gradient),
-        _handles(inputs[:tables]),
-        inputs[tables : 2 * tables],
-        *inputs[2 * tables :],
+        handles,
+        rows,
+        message,
+        splits,
+        list(headers),
         scale=gradient_scale(),
         **_attributes(op, "max_norms", "shapes"),
         **_layout(op),
     )
-    shapes = [tf.TensorShape(shape) for shape in attribute(op, "shapes")]
-    slices = [
+    shapes = [tf.TensorShape(shape) for shape in op.get_attr("shapes")]
+    return [
         tf.IndexedSlices(
             v,
             mark_distinct(i),
@@ -73,7 +84,20 @@ def _gather_gradient(op: tf.Operation, gradient: Any) -> list[Any]:
         )
         for v, i, s in zip(values, indices, shapes)
     ]
-    return [*slices, *[None] * (tables + 2)]
+
+
+@tf.RegisterGradient("CollectiveSharedAlltoallKeys")
+def _keys_gradient(op: tf.Operation, *gradients: Any) -> list[Any]:
+    """Returns `IndexedSlices` of distinct rows for each handle, as `_gather_gradient` does."""
+    tables, (message, splits) = op.get_attr("T"), op.outputs[:2]
+    if gradients[2] is None:
+        return [None] * len(op.inputs)
+    handles, local_rows = list(op.inputs[2:]), list(op.outputs[-tables:])
+    return [
+        None,
+        None,
+        *_sums_by_row(op, gradients[2], handles, local_rows, message, splits),
+    ]
 
 
 @tf.RegisterGradient("CollectiveReduceRows")
@@ -82,22 +106,25 @@ def _reduce_gradient(op: tf.Operation, *gradients: Any) -> list[Any]:
 
     It is linear, but for max_norm.
     """
-    if any(norm > 0 for norm in attribute(op, "max_norms")):
+    if any(norm > 0 for norm in op.get_attr("max_norms")):
         raise NotImplementedError(
             f"{op.name}: there is no second derivative of a pooled lookup with max_norm; look the "
             "table up without max_norm, or without pooling by the owner"
         )
-    tables, inputs = attribute(op, "T"), list(op.inputs)
-    spread = operations_of(op).collective_spread_rows(
+    tables, inputs = op.get_attr("T"), list(op.inputs)
+    message, splits, *headers = inputs[1 + 2 * tables :]
+    spread = operations_given(headers).collective_spread_rows(
         [tf.convert_to_tensor(gradient) for gradient in gradients[:tables]],
         list(op.outputs[2 * tables :]),
-        _handles(inputs[1 : 1 + tables]),
+        inputs[1 : 1 + tables],
         inputs[1 + tables : 1 + 2 * tables],
-        *inputs[1 + 2 * tables :],
+        message,
+        splits,
+        headers,
         **_attributes(op, "scale", "max_norms", "shapes"),
         **_layout(op),
     )
-    return [spread, *[None] * (2 * tables + 2)]
+    return [spread, *[None] * (len(inputs) - 1)]
 
 
 @tf.RegisterGradient("CollectiveSpreadRows")
@@ -121,7 +148,8 @@ def _is_zero(gradient: Any) -> bool:
 class _Pooled(NamedTuple):
     """Holds the inputs of a CollectivePool or CollectivePoolGradient.
 
-    `counts` has one tensor in a stand-in, none otherwise.
+    `counts` has one tensor on a GPU, none on a CPU. `early`, of a pool alone, has what was pooled
+    while rows still came; or none.
     """
 
     rows: tf.Tensor
@@ -130,17 +158,20 @@ class _Pooled(NamedTuple):
     weights: list[tf.Tensor]
     gradients: list[tf.Tensor]
     counts: list[tf.Tensor]
+    early: list[tf.Tensor]
 
 
 def _inputs(op: tf.Operation) -> _Pooled:
     inputs, starts = list(op.inputs), [1]
     for name in ("M", "P", "W"):
-        starts.append(starts[-1] + attribute(op, name))
-    end = len(inputs) - stands_in(op)
-    positions, samples, weights, gradients = (
+        starts.append(starts[-1] + op.get_attr(name))
+    early = [x for x in inputs if x.dtype == tf.variant]
+    end = len(inputs) - len(early)
+    starts.append(end - op.get_attr("C"))
+    positions, samples, weights, gradients, counts = (
         inputs[first:last] for first, last in zip(starts, [*starts[1:], end])
     )
-    return _Pooled(inputs[0], positions, samples, weights, gradients, inputs[end:])
+    return _Pooled(inputs[0], positions, samples, weights, gradients, counts, early)
 
 
 def _pool_gradient(
@@ -150,14 +181,14 @@ def _pool_gradient(
 
     `op` is the pool, or its gradient.
     """
-    _, positions, samples, weights, _, counts = _inputs(op)
-    pool_gradient = operations_of(op).collective_pool_gradient(
+    _, positions, samples, weights, _, counts, _ = _inputs(op)
+    pool_gradient = operations_given(counts).collective_pool_gradient(
         rows,
         positions,
         samples,
         weights,
         [tf.convert_to_tensor(g) for g in gradients],
-        *counts,
+        counts,
         members=members,
         **_attributes(op, *_LOOKUPS),
     )
@@ -174,18 +205,18 @@ def _gradient_of_pool(op: tf.Operation, *gradients: Any) -> list[Any]:
     if not real:
         return [None] * len(op.inputs)
     pool_gradient = _pool_gradient(op, op.inputs[0], *zip(*real))
-    return [
+    of_inputs = [
         pool_gradient.flat,
-        *[None] * (attribute(op, "M") + attribute(op, "P")),
+        *[None] * (op.get_attr("M") + op.get_attr("P")),
         *pool_gradient.weight_gradients,
-        *[None] * stands_in(op),
     ]
+    return of_inputs + [None] * (len(op.inputs) - len(of_inputs))
 
 
 @tf.RegisterGradient("CollectivePoolGradient")
 def _gradient_of_pool_gradient(op: tf.Operation, of_flat: Any, *of_weights: Any) -> list[Any]:
     """Differentiates the flat gradient, which is linear in the gradients and in the weights."""
-    members = attribute(op, "members")
+    members = op.get_attr("members")
     if not all(_is_zero(gradient) for gradient in of_weights):
         raise NotImplementedError(
             f"{op.name}: there is no derivative of the gradient of lookup weights; stop the "
@@ -193,15 +224,15 @@ def _gradient_of_pool_gradient(op: tf.Operation, of_flat: Any, *of_weights: Any)
         )
     if _is_zero(of_flat):
         return [None] * len(op.inputs)
-    if any(attribute(op, "max_norms")[member] > 0 for member in members):
+    if any(op.get_attr("max_norms")[member] > 0 for member in members):
         raise NotImplementedError(
             f"{op.name}: there is no second derivative of a lookup with max_norm; clip the rows "
             "yourself"
         )
     of_flat = tf.convert_to_tensor(of_flat)
-    _, positions, samples, weights, gradients, counts = _inputs(op)
-    pooled = operations_of(op).collective_pool(
-        of_flat, positions, samples, weights, *counts, **_attributes(op, *_LOOKUPS)
+    _, positions, samples, weights, gradients, counts, _ = _inputs(op)
+    pooled = operations_given(counts).collective_pool(
+        of_flat, positions, samples, weights, counts, [], **_attributes(op, *_LOOKUPS)
     )
     pool_gradient = _pool_gradient(op, of_flat, members, gradients)
     return [

@@ -73,6 +73,24 @@ def rows_back(
     return _cast(received, rows.dtype, wire.gradients)
 
 
+def gradients_to_owners(
+    gradients: tf.Tensor, splits: tf.Tensor, name: str, gate: Any, wire: Wire
+) -> tf.Tensor:
+    """Returns the gradients of rows that peers send, as the derivative of `rows_back` does.
+
+    Args:
+        gradients: of the rows that this rank requested.
+        splits: [N] int32, how much of its first dimension goes to each rank.
+        name, gate: the collective's.
+        wire: the types in which rows and gradients travel.
+    """
+    if wire == Wire(gradients.dtype, gradients.dtype):
+        return collectives.alltoall(gradients, splits, name, gate, "gradients")[0]
+    sent = _cast(gradients, wire.gradients, gradients.dtype)
+    received = collectives.alltoall(sent, splits, name, gate, "gradients")[0]
+    return _cast(received, gradients.dtype, wire.rows)
+
+
 def _cast(x: tf.Tensor, dtype: tf.DType, gradient: tf.DType) -> tf.Tensor:
     """Casts as `tf.cast`, but the gradient is cast to `gradient` instead of the type of `x`."""
     graph = tf.get_default_graph()

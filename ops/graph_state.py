@@ -23,6 +23,8 @@ class GraphState:
         gates: the gates and checks of the graph (`collective.ops.gate.gates_of`).
         gate_by_collective: the gate that each collective waits for, by the collective's name.
         gradient_wire_types: the types in which gradients of rows travel, by the casts' names.
+        flat_gradients: what takes a gradient of rows to their owners, by the operation through
+            which the rows came (`collective.strategies.two_level_exchange`).
         distinct_indices: the names of indices that hold no row twice.
         pool_gradients: the members of a group whose gradients an operation sums, by the operation.
         training_flag: bool scalar, True in runs that update something
@@ -85,6 +87,7 @@ class GraphState:
     gates: Any = None
     gate_by_collective: dict[str, Any] = dataclasses.field(default_factory=dict)
     gradient_wire_types: dict[str, tf.DType] = dataclasses.field(default_factory=dict)
+    flat_gradients: dict[tf.Operation, Any] = dataclasses.field(default_factory=dict)
     distinct_indices: set[str] = dataclasses.field(default_factory=set)
     pool_gradients: dict[tf.Operation, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     training_flag: tf.Tensor | None = None

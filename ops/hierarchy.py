@@ -7,6 +7,10 @@ host when they have joined, and, where that can be, how fast memory and network 
 `scope(hierarchical=…)` says what is wanted of exchanges that are built inside. 'auto', the default,
 merges where memory is `WORTHWHILE` times as fast as the network: two more passes through memory
 then cost less than what needn't travel.
+
+With `scope(deterministic=True)` gradients are added in the order of all ranks, as on one host. What
+a host adds up before would be another order, so gradients stay flat, and with them the keys that
+say whose they are. Rows are merged.
 """
 
 from __future__ import annotations
@@ -153,9 +157,12 @@ def why_flat() -> str:
         return "Horovod carries everything"
     if placement.chosen() != "cpu":
         return "tables are on GPUs"
-    if config.is_op_determinism_enabled():
-        return "scope(deterministic=True): gradients are added in the order of the ranks"
     return "" if _choice is True or _is_worthwhile() else f"auto, by {_measured()}"
+
+
+def keeps_order() -> bool:
+    """Tells whether gradients are added in the order of all ranks: only rows are merged then."""
+    return bool(config.is_op_determinism_enabled())
 
 
 def explanation() -> str:
@@ -168,10 +175,13 @@ def explanation() -> str:
     by = f"auto, by {_measured()}" if _choice == AUTO else f"scope(hierarchical={_choice})"
     hosts = _settled.hosts
     assert hosts is not None
-    return (
-        f"two levels: the {hosts.ranks} ranks of each of {hosts.number} hosts merge what they "
-        f"exchange with others ({by})"
-    )
+    ranks = f"two levels: the {hosts.ranks} ranks of each of {hosts.number} hosts"
+    if keeps_order():
+        return (
+            f"{ranks} merge the rows that they get of others ({by}); keys and gradients are flat, "
+            "by scope(deterministic=True): gradients are added in the order of all ranks"
+        )
+    return f"{ranks} merge what they exchange with others ({by})"
 
 
 def _is_worthwhile() -> bool:

@@ -11,33 +11,13 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 CHOICE = "COLLECTIVE_KERNELS"
-WORKSPACE = "COLLECTIVE_GPU_WORKSPACE"
 DYNAMIC = "COLLECTIVE_DYNAMIC_TABLES"
 CHOICES = ("auto", "cpu", "gpu")
 INJECTED = "injected"
-
-
-def memory_shares() -> tuple[float, float]:
-    """Returns the fractions of a GPU's memory that kernels and TensorFlow may have.
-
-    Kernels have the environment variable COLLECTIVE_GPU_WORKSPACE (0.2), TensorFlow what is left
-    but for 5 %, which CUDA, NCCL and cuDNN take. Tables are in TensorFlow's.
-
-    Raises:
-        ValueError: COLLECTIVE_GPU_WORKSPACE isn't a number between 0.01 and 0.9.
-    """
-    text = os.environ.get(WORKSPACE) or "0.2"
-    try:
-        share = float(text)
-    except ValueError:
-        share = float("nan")
-    if not 0.01 <= share <= 0.9:
-        raise ValueError(
-            f"{WORKSPACE}={text}: it must be the fraction of a GPU's memory that kernels may have "
-            "for what they need in a step, between 0.01 and 0.9"
-        )
-    return share, 0.95 - share
-
+SHARE_OPTION = "gpu_options.per_process_gpu_memory_fraction"
+# Of a GPU's memory TensorFlow may take all, unless the session says otherwise, but for what CUDA,
+# NCCL and cuDNN take.
+TENSORFLOW_SHARE = 0.95
 
 _injected: Callable[[], Any] | None = None
 
@@ -46,15 +26,15 @@ def use(make: Callable[[], Any] | None) -> None:
     """Injects operations in the place of a GPU's kernels, before the process makes its first graph.
 
     Args:
-        make: makes what stands in for the compiled operations; None: the environment chooses again.
+        make: makes an object with the compiled operations; None: the environment chooses again.
     """
     global _injected
     _injected = make
-    stand_in.cache_clear()
+    injected.cache_clear()
 
 
 @functools.cache
-def stand_in() -> Any:
+def injected() -> Any:
     """Returns the injected operations, made at their first use; None if there are none."""
     return None if _injected is None else _injected()
 

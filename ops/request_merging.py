@@ -9,6 +9,11 @@ owners into one:
 * in a pooled section the askers' bags travel one behind the other.
 
     messages ──merge──► message ══keys══► … ══rows══► rows ──spread──► rows of each asker
+
+Where gradients must not be added on the way, owners get the messages of all askers as they are.
+They merge them as the proxies do, so that both know which rows travel:
+
+    flat ──first──► one row for each key of a host ══rows══► rows ──spread──► rows of each asker
 """
 
 from __future__ import annotations
@@ -19,9 +24,9 @@ from typing import Any, NamedTuple
 import tensorflow.compat.v1 as tf
 
 from collective.ops import embedding_bag, native_library
-from collective.ops.op_attributes import attribute
 
 tf.no_gradient("CollectiveMergeRequests")
+tf.no_gradient("CollectiveFirstMerged")
 
 
 class MergedRequests(NamedTuple):
@@ -50,10 +55,12 @@ def merge(
     askers: int,
     owners: int,
     counted: Sequence[bool] = (),
+    by_owner: bool = False,
 ) -> MergedRequests:
     """Merges `messages` [Y] int64: those of asker 0 to all owners, then those of asker 1, …
 
-    A malformed message is an `InvalidArgumentError` of the run.
+    With `by_owner` they are those of all askers to owner 0, then those to owner 1, …, and so are
+    the positions and numbers of bags. A malformed message is an `InvalidArgumentError` of the run.
     """
     return MergedRequests(
         *native_library.library().collective_merge_requests(
@@ -67,8 +74,45 @@ def merge(
             pooled=[s.pooled for s in sections],
             weighted=[s.weighted for s in sections],
             counted=list(counted) if any(counted) else [],
+            by_owner=by_owner,
         )
     )
+
+
+def first(
+    rows: tf.Tensor, merged: MergedRequests, sections: Sequence[embedding_bag.Section], owners: int
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns one of the rows of each merged bag, in the order of the merged message.
+
+    Args:
+        rows: [R] float32, for each message and section one row a bag; those of a key are alike.
+        merged: the requests, merged by owner.
+        sections: S of them.
+        owners: O.
+
+    Returns:
+        (the rows, flat; [O] int32, how many elements are for each owner).
+    """
+    flat, splits = native_library.library().collective_first_merged(
+        rows, merged.positions, merged.bags, owners=owners, dims=[s.dim for s in sections]
+    )
+    return flat, splits
+
+
+def row_splits(
+    message: tf.Tensor, splits: tf.Tensor, sections: Sequence[embedding_bag.Section]
+) -> tf.Tensor:
+    """Returns [K] int32: how many elements of rows the requests of K messages come to.
+
+    Args:
+        message: [X] int64, the K messages.
+        splits: [K] int32, how many words each has.
+        sections: S of them.
+    """
+    dims = tf.constant([section.dim for section in sections], tf.int64)
+    bags = 2 * tf.range(len(sections))  # The places of their numbers in a message.
+    numbers = tf.gather(message, tf.cumsum(splits, exclusive=True)[:, None] + bags)
+    return tf.cast(tf.reduce_sum(numbers * dims, 1), tf.int32)
 
 
 def spread(
@@ -106,4 +150,4 @@ def _sum_gradient(op: tf.Operation, gradient: Any) -> list[Any]:
 
 
 def _attributes(op: tf.Operation) -> dict[str, Any]:
-    return {name: attribute(op, name) for name in ("owners", "dims")}
+    return {name: op.get_attr(name) for name in ("owners", "dims")}

@@ -35,6 +35,8 @@ SELF_ANNOUNCING = frozenset(
     {
         *(f"CollectiveSparse{update}" for update in _UPDATES),
         *(f"CollectiveSparseReduce{update}" for update in _UPDATES),
+        "CollectiveSparseUpdate",
+        "CollectiveSparseReduceUpdate",
         "CollectiveFindRows",
         "CollectiveAdmitRows",
         "CollectiveSettleSlots",

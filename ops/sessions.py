@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +22,26 @@ def run_unpatched(session: Any, fetches: Any, feed_dict: Any = None, options: An
     )
     run = kind.run
     return getattr(run, "__wrapped__", run)(session, fetches, feed_dict, options)
+
+
+@contextlib.contextmanager
+def session_before_scripts() -> Iterator[tf.Session]:
+    """Opens a session on the CPU that leaves the number of threads to the script's own sessions.
+
+    A process's first session decides for all, with what its ConfigProto says: of threads that run
+    operations unless it has some of its own, and of those within operations unless TensorFlow is
+    told, before, that every session has its own.
+    """
+    variable = "TF_OVERRIDE_GLOBAL_THREADPOOL"
+    is_set = variable in os.environ
+    os.environ.setdefault(variable, "1")
+    config = tf.ConfigProto(device_count={"GPU": 0}, use_per_session_threads=True)
+    try:
+        with tf.Session(config=config) as session:
+            yield session
+    finally:
+        if not is_set:
+            os.environ.pop(variable, None)
 
 
 @contextlib.contextmanager

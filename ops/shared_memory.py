@@ -28,7 +28,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 MAGIC = b"collective wire\n"
-VERSION = 2  # of the layout, and of what is said here
+VERSION = 4  # of the layout, and of what is said here
 _HEADER = struct.Struct("<16sII")  # magic, version, ranks
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
 _MOST_BYTES = 4096  # of a message

@@ -1,22 +1,20 @@
 """Updates rows of shards by operations of our own, where they beat TensorFlow's by measurement.
 
-On a GPU these are kernels, one operation for many tables. On a CPU they are compiled
-(`ops/native/sparse_updates.cc`): Adagrad, also with one accumulator for each row, momentum, FTRL
-and Adam. There it is one operation for each table, or one for all tables that sums their gradients,
-too (`ops/reduced_updates.py`). Where the compiled library is missing, and for other types than
+They are compiled. On a CPU (`ops/native/sparse_updates.cc`) it is one operation for each table, or
+one for all tables that sums their gradients, too (`ops/reduced_updates.py`). On a GPU
+(`ops/native/gpu/update.cc`) one operation launches a kernel for many tables; there are plain
+gradient descent and RMSProp, too. Where the compiled library is missing, and for other types than
 float32, TensorFlow's operations do the work. `benchmarks/RESULTS.md` has what it gives.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Callable
+from typing import Any
 
 import tensorflow.compat.v1 as tf
 
 from collective.ops import native_library
-from collective.ops.dispatch import for_tables, operations
-from collective.ops.gpu.rules import Rule
 from collective.ops.placement import on_device
 from collective.ops.reduced_updates import RowUpdate, apply
 
@@ -28,51 +26,37 @@ def is_possible(optimizer: str, hashed: bool, *dtypes: tf.DType) -> bool:
 
     The optimizer is called by its name in `tf.train`.
     """
-    return _fits(*dtypes) and (on_device(hashed) or optimizer in COMPILED)
+    return is_compiled(*dtypes) and (on_device(hashed) or optimizer in COMPILED)
 
 
-def is_compiled(hashed: bool, *dtypes: tf.DType) -> bool:
-    """Tells whether the compiled operations update rows of these types: in the host's memory."""
-    return _fits(*dtypes) and not on_device(hashed)
-
-
-def _fits(*dtypes: tf.DType) -> bool:
+def is_compiled(*dtypes: tf.DType) -> bool:
+    """Tells whether the compiled operations update rows of these types."""
     return native_library.missing() is None and all(
         dtype.base_dtype == tf.float32 for dtype in dtypes
     )
 
 
 def update(
-    rule: Callable[..., Rule],
+    rule: str,
+    table: Any,
+    slots: Sequence[Any],
     numbers: Sequence[tf.Tensor],
-    tables: Sequence[Any],
-    slots: Sequence[Sequence[Any]],
-    gradients: Sequence[tf.Tensor],
-    rows: Sequence[tf.Tensor],
-    used: Sequence[tf.Tensor | None] = (),
+    gradient: tf.Tensor,
+    rows: tf.Tensor,
+    used: tf.Tensor | None = None,
 ) -> tf.Operation:
-    """Updates rows by `rule`, with kernels of a GPU, where the gradients are.
+    """Updates rows by a rule, where the table is.
 
     Args:
-        rule: makes the rule of `numbers`.
+        rule: its name, as it ends those of the compiled operations: 'Adagrad', …
+        table, slots: variables of a shard, float32 [R, D].
         numbers: float32 scalars: the learning rate, …
-        tables, slots: variables of T shards, float32 [R, D].
-        gradients: T times float32 [K, D].
-        rows: T times int64 [K], each at most once.
-        used: for each table the last row that there is, int64 scalar: rows 1 to this one are there,
-            row 0 isn't. None if all rows are there. By default all rows of all tables are.
+        gradient: float32 [K, D].
+        rows: int64 [K], each at most once.
+        used: see `adam`, for which it is needed.
     """
-    with for_tables([table.op.name for table in tables], False):
-        updated: tf.Operation = operations().collective_update(
-            rule,
-            numbers,
-            [table.handle for table in tables],
-            [[slot.handle for slot in table_slots] for table_slots in slots],
-            gradients,
-            rows,
-            used,
-        )
-    return updated
+    is_on_device = on_device(getattr(table, "hashed", False))
+    return apply(RowUpdate(rule, table, slots, numbers, gradient, rows, used, is_on_device))
 
 
 def adagrad(
@@ -91,7 +75,7 @@ def adagrad(
         gradient: float32 [K, D].
         rows: int64 [K], each at most once.
     """
-    return apply(RowUpdate("Adagrad", table, [accumulator], [rate], gradient, rows))
+    return update("Adagrad", table, [accumulator], [rate], gradient, rows)
 
 
 def row_wise_adagrad(
@@ -114,7 +98,7 @@ def row_wise_adagrad(
         gradient, rows: as for `adagrad`.
     """
     numbers = [rate, epsilon]
-    return apply(RowUpdate("RowWiseAdagrad", table, [accumulator], numbers, gradient, rows))
+    return update("RowWiseAdagrad", table, [accumulator], numbers, gradient, rows)
 
 
 def momentum(
@@ -138,7 +122,7 @@ def momentum(
         nesterov: subtracts rate * (gradient + decay * accumulator[rows]) instead.
     """
     rule = "NesterovMomentum" if nesterov else "Momentum"
-    return apply(RowUpdate(rule, table, [accumulator], [rate, decay], gradient, rows))
+    return update(rule, table, [accumulator], [rate, decay], gradient, rows)
 
 
 def ftrl(
@@ -169,7 +153,7 @@ def ftrl(
         gradient, rows: as for `adagrad`.
     """
     numbers = [rate, l1, l2, l2_shrinkage, power]
-    return apply(RowUpdate("Ftrl", table, [accumulator, linear], numbers, gradient, rows))
+    return update("Ftrl", table, [accumulator, linear], numbers, gradient, rows)
 
 
 def lazy_adam(
@@ -198,7 +182,7 @@ def lazy_adam(
         gradient, rows: as for `adagrad`.
     """
     numbers = [rate, beta1, beta2, epsilon]
-    return apply(RowUpdate("LazyAdam", table, [m, v], numbers, gradient, rows))
+    return update("LazyAdam", table, [m, v], numbers, gradient, rows)
 
 
 def adam(
@@ -224,4 +208,4 @@ def adam(
     """
     numbers = [rate, beta1, beta2, epsilon]
     used = tf.constant(-1, tf.int64) if used is None else used
-    return apply(RowUpdate("Adam", table, [m, v], numbers, gradient, rows, used))
+    return update("Adam", table, [m, v], numbers, gradient, rows, used)

@@ -10,6 +10,9 @@ That is so however many tables and lookups there are.
     4. rows            ◄── all-to-all ──
     5. pool: the result of each lookup
 
+Where ranks share memory, 2 to 4 may be one: each owner answers a rank as soon as its keys are
+there, and 5 begins while rows still come (`collective.ops.answered_exchange`).
+
 The backend decides what a bag is (`collective.strategies.base.GroupLayout`).
 """
 
@@ -18,12 +21,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Iterable, Sequence, Set
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective.ops import (
+    answered_exchange,
     collectives,
     dispatch,
     embedding_bag,
@@ -31,12 +35,11 @@ from collective.ops import (
     gate,
     graphs,
     hierarchy,
-    op_attributes,
     placement,
 )
 from collective.ops.graph_state import state_of
 from collective.strategies.base import Backend, GroupLayout, Lookup
-from collective.strategies.two_level_exchange import TwoLevelExchange
+from collective.strategies.two_level_exchange import RowsInTwoLevels, TwoLevelExchange
 
 COMBINERS = {None: 0, "sum": 1, "mean": 2, "sqrtn": 3}
 
@@ -81,8 +84,10 @@ class Group:
         pool: the operation whose outputs are the members' results.
         prefetched: True if keys are exchanged in runs of their own, a batch ahead, for all members
             (see `collective.prefetch`).
+        answered: True if owners answer keys as they come (`collective.ops.answered_exchange`).
         two_levels: True if hosts merge what they exchange
             (`collective.strategies.two_level_exchange`).
+        between_hosts: says so, and why; '' for a job on one host.
     """
 
     name: str
@@ -92,7 +97,9 @@ class Group:
     keys: tuple[tf.Operation, ...]
     pool: tf.Operation
     prefetched: bool = False
+    answered: bool = False
     two_levels: bool = False
+    between_hosts: str = ""
 
 
 def exchange_group(
@@ -101,6 +108,7 @@ def exchange_group(
     level: int,
     wire: exchange.Wire,
     provisional: bool = False,
+    answers: bool = True,
 ) -> Group:
     """Builds one exchange for `group`, none of whose inputs depends on another's rows.
 
@@ -113,12 +121,11 @@ def exchange_group(
         level: the level of the gate that the exchange waits for.
         wire: the types in which rows and gradients travel.
         provisional: it gives way to another group; no run leaves any of its lookups out.
+        answers: owners may answer keys as they come, in the run that exchanges them.
     """
-    layout = backend.layout(group)
-    with dispatch.for_tables(
-        [table.op.name for table in layout.tables], not placement.on_device(group[0].table.hashed)
-    ):
-        return _build(group, layout, level, wire, provisional)
+    layout, on_device = backend.layout(group), placement.on_device(group[0].table.hashed)
+    with dispatch.in_host_memory(not on_device):
+        return _build(group, layout, level, wire, provisional, answers and not on_device)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,6 +143,7 @@ def _build(
     level: int,
     wire: exchange.Wire,
     provisional: bool,
+    answers: bool,
 ) -> Group:
     ranks, hosts = collectives.size(), None if provisional else hierarchy.of_group()
     kinds = [int(table.hashed) for table in layout.tables]
@@ -155,13 +163,77 @@ def _build(
         ids = gates.behind_checks(checks, inputs.ids)
     # 1
     request = _request(group, layout, inputs, ids, kinds, counted, hosts)
+    pooling = _pooling(group, layout, inputs, request)
+    # 2 to 4
+    answered = answers and not hosts and answered_exchange.is_possible(kinds, counted, wire)
+    if answered:
+        given = answered_exchange.exchange(
+            [table.handle for table in layout.tables],
+            request,
+            pooling,
+            layout.sections,
+            kinds,
+            [table.shard_shape for table in layout.tables],
+            (name, rows_name),
+            zero,
+        )
+        exchanged = _Exchanged(given.rows, (given.message.op,), (given.early,))
+    else:
+        kind = RowsInTwoLevels if hierarchy.keeps_order() else TwoLevelExchange
+        two_levels = hosts and kind(hosts, layout.sections, kinds, counted, zero, wire)
+        exchanged = _in_turn(
+            layout, request, kinds, counted, (name, rows_name), zero, wire, two_levels
+        )
+    # 5
+    outputs = embedding_bag.pool(
+        exchanged.rows, request.positions, *pooling, request.counts, exchanged.early
+    )
+    return Group(
+        name,
+        level,
+        layout,
+        tuple(
+            GroupMember(lookup, i, s, w, _in_shape_of_ids(output, lookup))
+            for lookup, i, s, w, output in zip(
+                group, inputs.ids, inputs.samples, inputs.weights, outputs
+            )
+        ),
+        (request.message.op, *exchanged.keys, *(check.bounds.op for check in checks)),
+        outputs[0].op,
+        answered=answered,
+        two_levels=hosts is not None,
+        between_hosts=hierarchy.explanation(),
+    )
+
+
+class _Exchanged(NamedTuple):
+    """Holds the rows that came back, the operations with which the exchange of keys ends, and what
+    was pooled while rows still came.
+    """
+
+    rows: tf.Tensor
+    keys: tuple[tf.Operation, ...]
+    early: tuple[tf.Tensor, ...] = ()
+
+
+def _in_turn(
+    layout: GroupLayout,
+    request: embedding_bag.Request,
+    kinds: Sequence[int],
+    counted: Sequence[bool],
+    names: tuple[str, str],
+    zero: Any,
+    wire: exchange.Wire,
+    two_levels: TwoLevelExchange | None,
+) -> _Exchanged:
+    """Exchanges keys and rows, all keys before any row."""
+    ranks, (keys_name, rows_name) = collectives.size(), names
     # 2
-    two_levels = hosts and TwoLevelExchange(hosts, layout.sections, kinds, counted, zero, wire)
     message, splits = (
-        two_levels.keys_to_owners(request, name)
+        two_levels.keys_to_owners(request, keys_name)
         if two_levels
         else exchange.keys_to_owners(
-            request.message, request.splits, name, zero, 2 * len(layout.sections)
+            request.message, request.splits, keys_name, zero, 2 * len(layout.sections)
         )
     )
     # 3
@@ -176,6 +248,7 @@ def _build(
         ranks,
         [table.shard_shape for table in layout.tables],
         counted,
+        response.headers,
     )
     # 4
     rows = (
@@ -183,28 +256,8 @@ def _build(
         if two_levels
         else exchange.rows_back(shard_rows, response.row_splits, rows_name, zero, wire)
     )
-    # 5
-    outputs = _pool(group, layout, inputs, request, rows)
-    return Group(
-        name,
-        level,
-        layout,
-        tuple(
-            GroupMember(lookup, i, s, w, _in_shape_of_ids(output, lookup))
-            for lookup, i, s, w, output in zip(
-                group, inputs.ids, inputs.samples, inputs.weights, outputs
-            )
-        ),
-        (
-            request.message.op,
-            message.op,
-            response.row_splits.op,
-            *(check.bounds.op for check in checks),
-            *([two_levels.merging] if two_levels else []),
-        ),
-        outputs[0].op,
-        two_levels=two_levels is not None,
-    )
+    merging = two_levels.merging if two_levels else ()
+    return _Exchanged(rows, (message.op, response.row_splits.op, *merging))
 
 
 def _flat_inputs(group: Sequence[Lookup], flat: Callable[[tf.Tensor, str], tf.Tensor]) -> _Inputs:
@@ -239,20 +292,16 @@ def _request(
     counted: Sequence[bool],
     hosts: hierarchy.Hosts | None,
 ) -> embedding_bag.Request:
-    samples, weights, members = [], [], []
+    samples, own_samples, weights, members = [], [], [], []
     for i, (lookup, s) in enumerate(zip(group, layout.members)):
         section = layout.sections[s]
+        own_samples.append(None if section.pooled else inputs.samples[i])
         if section.pooled:
             samples += [x for x in (inputs.samples[i],) if x is not None]
             weights += [x for x in (inputs.weights[i],) if x is not None]
-        members.append(
-            embedding_bag.BagMember(
-                s,
-                section.dim,
-                COMBINERS[lookup.combiner] if section.pooled else 0,
-                section.pooled and lookup.sparse_weights is not None,
-            )
-        )
+        combiner = COMBINERS[lookup.combiner] if section.pooled else 0
+        weighted = section.pooled and lookup.sparse_weights is not None
+        members.append(embedding_bag.BagMember(s, section.dim, combiner, weighted))
     return embedding_bag.request(
         ids,
         samples,
@@ -263,17 +312,14 @@ def _request(
         collectives.size(),
         counted,
         1 if hosts is None else hosts.number,
+        own_samples,
     )
 
 
-def _pool(
-    group: Sequence[Lookup],
-    layout: GroupLayout,
-    inputs: _Inputs,
-    request: embedding_bag.Request,
-    rows: tf.Tensor,
-) -> list[tf.Tensor]:
-    """Returns the lookups' results from the rows that came back."""
+def _pooling(
+    group: Sequence[Lookup], layout: GroupLayout, inputs: _Inputs, request: embedding_bag.Request
+) -> embedding_bag.Pooling:
+    """Returns how the lookups' results come of the rows that come back."""
     bag_samples, scales = iter(request.samples), iter(request.scales)
     members, samples, weights = [], [], []
     for i, (lookup, s) in enumerate(zip(group, layout.members)):
@@ -295,7 +341,7 @@ def _pool(
         )
         samples += [x for x in (inputs.samples[i],) if x is not None]
         weights += [x for x in (inputs.weights[i],) if x is not None]
-    return embedding_bag.pool(rows, request.positions, samples, weights, members, request.counts)
+    return embedding_bag.Pooling(samples, weights, members)
 
 
 def _local_rows(
@@ -391,7 +437,7 @@ def _digest(
     if placement.on_device(group[0].table.hashed):
         parts.append("by kernels")
     if hosts is not None:
-        parts.append(tuple(hosts))
+        parts.append((*hosts, *(["in order"] if hierarchy.keeps_order() else [])))
     return hashlib.blake2b(repr(parts).encode(), digest_size=4).hexdigest()
 
 
@@ -445,12 +491,12 @@ def required_operations(
         if input_of is not None and input_of not in needed:
             held_inputs.setdefault(input_of, []).append(op)
             continue
-        if members and op_attributes.kind(op) == "CollectivePoolGradient":
-            for i in op_attributes.attribute(op, "members"):
+        if members and op.type == "CollectivePoolGradient":
+            for i in op.get_attr("members"):
                 need(member_by_output.get((op.inputs[1].name, i)))
         inputs = [x for x in op.inputs if x.name not in fed]
         for x in inputs:
-            if members and op_attributes.kind(x.op) == "CollectivePool":
+            if members and x.op.type == "CollectivePool":
                 need(member_by_output.get((x.op.inputs[1].name, x.value_index)))
         for producer in [x.op for x in inputs] + list(op.control_inputs):
             if producer not in seen:

@@ -13,6 +13,18 @@ Of a job with L ranks on each host, rank l of a host is its *proxy* to the ranks
 So a key that several ranks of a host want leaves the host once, and its row comes once. A pair of
 hosts exchanges L messages, not L · L. The gradient runs the same way back: a proxy adds what its
 host's ranks send for a key before it travels.
+
+Deterministic gradients are added in the order of all ranks, so they come to the owners one by one,
+and with them every rank's keys. Only rows are merged then (`RowsInTwoLevels`):
+
+    asker                     its proxies                     owners
+    1. request
+    2. messages ── memory ──► 3. what each owner sends
+       messages ───────────── flat ─────────────────────────► find rows; one row for each key of
+                                                              a host
+    5. …                      rows      ◄── network ──
+    6. rows     ◄── memory ── one copy for each asker
+       gradients ──────────── flat ─────────────────────────► add
 """
 
 from __future__ import annotations
@@ -22,7 +34,15 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import collectives, embedding_bag, exchange, gate, request_merging
+from collective.ops import (
+    collective_names,
+    collectives,
+    embedding_bag,
+    exchange,
+    gate,
+    request_merging,
+)
+from collective.ops.graph_state import state_of
 from collective.ops.hierarchy import Hosts
 
 
@@ -50,19 +70,8 @@ class TwoLevelExchange:
 
     def keys_to_owners(self, request: embedding_bag.Request, name: str) -> exchange.ReceivedKeys:
         """Sends every key to its owner, by way of this host's proxies."""
-        self._request, hosts = request, self._hosts
-        gates = gate.gates_of(tf.get_default_graph())
-        gates.key_requests[name] = gate.KeyRequest(
-            request.message, request.splits, 2 * len(self._sections)
-        )
-        # 2
-        messages, _ = collectives.alltoall_within_host(
-            request.message, self._by_proxy(request.splits), name, self._zero
-        )
-        # 3
-        self._merged = request_merging.merge(
-            messages, self._sections, self._kinds, hosts.ranks, hosts.number, self._counted
-        )
+        self._announce(request, name)
+        self._merge_as_proxy(request, name)
         # 4
         return exchange.ReceivedKeys(
             *collectives.alltoall_between_hosts(
@@ -83,9 +92,32 @@ class TwoLevelExchange:
         )[0]
 
     @property
-    def merging(self) -> tf.Operation:
-        """Returns the operation that merges the requests."""
-        return self._merged.message.op
+    def merging(self) -> list[tf.Operation]:
+        """Returns the operations beside the exchange of keys that need nothing but keys."""
+        return [self._merged.message.op]
+
+    def _announce(self, request: embedding_bag.Request, name: str) -> None:
+        """Tells what a rank that asks for nothing sends."""
+        gates = gate.gates_of(tf.get_default_graph())
+        gates.key_requests[name] = gate.KeyRequest(
+            request.message, request.splits, 2 * len(self._sections)
+        )
+
+    def _merge_as_proxy(self, request: embedding_bag.Request, name: str) -> None:
+        """Brings the requests of this host's ranks to their proxies, which merge them."""
+        # 2
+        messages, _ = collectives.alltoall_within_host(
+            request.message, self._by_proxy(request.splits), name, self._zero
+        )
+        # 3
+        self._merged = request_merging.merge(
+            messages,
+            self._sections,
+            self._kinds,
+            self._hosts.ranks,
+            self._hosts.number,
+            self._counted,
+        )
 
     def _by_proxy(self, splits: tf.Tensor) -> tf.Tensor:
         """Sums `splits` [N], by the owners' numbers on their hosts, then by host: [L]."""
@@ -96,3 +128,73 @@ class TwoLevelExchange:
         hosts, number = self._hosts, collectives.local_rank()
         padded = tf.pad(splits[:, None], [[0, 0], [number, hosts.ranks - 1 - number]])
         return tf.reshape(padded, [hosts.number * hosts.ranks])
+
+
+class RowsInTwoLevels(TwoLevelExchange):
+    """Carries one group's keys and gradients as a flat exchange does, and rows in two levels."""
+
+    def keys_to_owners(self, request: embedding_bag.Request, name: str) -> exchange.ReceivedKeys:
+        """Sends every key to its owner, and to the proxy that gets its row."""
+        self._announce(request, name)
+        self._merge_as_proxy(request, collective_names.near(name))
+        received = exchange.ReceivedKeys(
+            *collectives.alltoall(*self._by_rank(request.message, request.splits), name, self._zero)
+        )
+        self._merged_by_host = request_merging.merge(
+            received.keys,
+            self._sections,
+            self._kinds,
+            self._hosts.ranks,
+            self._hosts.number,
+            self._counted,
+            by_owner=True,
+        )
+        self._row_splits = request_merging.row_splits(
+            request.message, request.splits, self._sections
+        )
+        return received
+
+    def rows_back(self, rows: tf.Tensor, splits: tf.Tensor, name: str) -> tf.Tensor:
+        """Returns the rows that this rank requested; see `exchange.rows_back`."""
+        first, to_hosts = request_merging.first(
+            rows, self._merged_by_host, self._sections, self._hosts.number
+        )
+        merged = super().rows_back(first, self._by_owner(to_hosts), name)
+        graph = tf.get_default_graph()
+        with graph.gradient_override_map({"IdentityN": "CollectiveFlatGradient"}):
+            received, _ = tf.identity_n([merged, rows])
+        state_of(graph).flat_gradients[received.op] = lambda x: self._to_owners(x, rows, name)
+        return received
+
+    @property
+    def merging(self) -> list[tf.Operation]:
+        """Returns the operations beside the exchange of keys that need nothing but keys."""
+        return [*super().merging, self._merged_by_host.message.op, self._row_splits.op]
+
+    def _to_owners(self, gradient: tf.Tensor, rows: tf.Tensor, name: str) -> tf.Tensor:
+        """Returns what all ranks send to this one as the gradients of the rows that it sent."""
+        # Peers may update their rows as soon as they have every rank's gradients.
+        with tf.control_dependencies([rows]):
+            gradient = tf.identity(gradient)
+        base = f"{name[len(collective_names.PREFIX) :]}.gradient"
+        return exchange.gradients_to_owners(
+            *self._by_rank(gradient, self._row_splits),
+            collectives.unique_name(base),
+            self._zero,
+            self._wire,
+        )
+
+    def _by_rank(self, x: tf.Tensor, splits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Orders `x` and `splits` [N], by the ranks' numbers on their hosts, by rank instead."""
+        numbers, hosts = self._hosts.ranks, self._hosts.number
+        pieces = tf.split(x, splits, num=numbers * hosts)
+        ordered = [
+            pieces[number * hosts + host] for host in range(hosts) for number in range(numbers)
+        ]
+        by_host = tf.transpose(tf.reshape(splits, [numbers, hosts]))
+        return tf.concat(ordered, 0), tf.reshape(by_host, [-1])
+
+
+@tf.RegisterGradient("CollectiveFlatGradient")
+def _flat_gradient(op: tf.Operation, gradient: Any, _: Any) -> list[Any]:
+    return [None, state_of(op.graph).flat_gradients[op](tf.convert_to_tensor(gradient))]

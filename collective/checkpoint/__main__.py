@@ -26,7 +26,7 @@ def main(arguments: list[str] | None = None, prog: str = "python -m collective.c
     )
     consolidating.add_argument("path", metavar="IN", help=path_help)
     consolidating.add_argument(
-        "target", metavar="OUT", help="the new checkpoint's prefix; its folder must be there"
+        "target", metavar="OUT", help="the new checkpoint's prefix, at which nothing may be"
     )
     verifying = commands.add_parser(
         "verify", help="read all of a checkpoint and its increments, and say whether it is whole"

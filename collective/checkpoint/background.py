@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING, Any
 import tensorflow.compat.v1 as tf
 
 from collective.checkpoint import commit, storage
-from collective.coordination import barrier
+from collective.coordination import barrier, coordinator
 from collective.coordination.session_state import state_of_session
+from collective.launch.progress_board import Phase
 from collective.ops import collectives
 from collective.ops.sessions import raw_session
 
@@ -75,8 +76,10 @@ class BackgroundSave:
         self._over, self._storage_error = over, storage_error
         # What went wrong here: words, and whether it was the storage.
         self._error: dict[str, Any] | None = None
+        # Whether this rank's part is on the disk, and on rank 0 whether it knows of all parts.
+        self._written, self._gathered = threading.Event(), threading.Event()
         self._thread = threading.Thread(
-            target=self._work, name=f"checkpoint {os.path.basename(prefix)}", daemon=True
+            target=self._run, name=f"checkpoint {os.path.basename(prefix)}", daemon=True
         )
 
     def start(self) -> None:
@@ -129,6 +132,13 @@ class BackgroundSave:
         return self._error is not None
 
     def _outcome(self) -> dict[str, Any] | None:
+        if collectives.size() > 1 and collectives.rank() == 0:
+            self._written.wait()
+            # The launcher sees that this rank waits for another one, which may be stopped.
+            progress = coordinator.instance().progress
+            progress.enters(Phase.AGREEING)
+            self._gathered.wait()
+            progress.enters(Phase.WORKING)
         self._thread.join()
         self._forget()
         return self._error
@@ -137,6 +147,16 @@ class BackgroundSave:
         state_of_session(self._session).background_save = None
         if self in _running:
             _running.remove(self)
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:
+            self._error = self._error or _described(error)
+        finally:
+            # However it ends, nobody waits for more of it.
+            self._written.set()
+            self._gathered.set()
 
     def _work(self) -> None:
         began = time.monotonic()
@@ -148,6 +168,7 @@ class BackgroundSave:
             self._leave_error()
         finally:
             self._part.end()
+            self._written.set()
         if collectives.rank() == 0:
             try:
                 self._finish(time.monotonic() - began)
@@ -160,8 +181,7 @@ class BackgroundSave:
     def _write(self) -> dict[str, Any]:
         """Writes this rank's part; returns its message, once all of it is on the disk."""
         prefixes, rows = self._part.write()
-        for prefix in prefixes:
-            commit.sync_bundle(prefix)
+        commit.sync_bundles(prefixes)
         files = [os.path.basename(prefix) for prefix in prefixes]
         return {"host": socket.gethostname(), "rows": rows, "files": files}
 
@@ -170,7 +190,6 @@ class BackgroundSave:
         with storage.failures():
             with tf.io.gfile.GFile(path + ".new", "w") as file:
                 file.write(json.dumps(note))
-            commit.sync(path + ".new")
             commit.move(path + ".new", path)
 
     def _leave_error(self) -> None:
@@ -188,6 +207,7 @@ class BackgroundSave:
     def _finish(self, seconds: float) -> None:
         """Makes the checkpoint of all parts, on rank 0."""
         notes = self._notes(max(MOST_SECONDS, MOST_TIMES * seconds))
+        self._gathered.set()
         errors = [note["error"] for note in notes if "error" in note]
         if errors:
             words = "; ".join(error["words"] for error in errors)

@@ -52,6 +52,10 @@ class BundleFile:
         shape, extents = parse_slice(spec) if spec else (values.shape, None)
         self._index.add(name, values.dtype, shape, extents, values.nbytes, checksum)
 
+    def give_up(self) -> None:
+        """Closes what is open; nothing can be written any more."""
+        self._data.give_up()
+
     def finish(self) -> None:
         """Ends the bundle."""
         self._data.finish()

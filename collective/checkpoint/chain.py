@@ -97,6 +97,8 @@ def open_whole(prefix: str) -> Bundle:
 
 def open_links(base: str, number: int) -> Chain:
     """Opens a base and its increments 1 to `number`; errors as of `open_chain`."""
+    if number and not tf.io.gfile.exists(index_path(base)) and increments_of(base):
+        raise _data_loss(_without_base(base))
     opened = Bundle(base)
     increments: list[Bundle] = []
     for link in range(1, number + 1):
@@ -117,6 +119,8 @@ def last_increment(prefix: str) -> int:
 
     Increments of a checkpoint that this one has replaced don't count.
     """
+    if not tf.io.gfile.exists(index_path(prefix)):
+        return max((number for number, _ in increments_of(prefix)), default=0)  # opening it says so
     layout = Bundle(prefix).layout
     number = 0
     for number_there, increment in increments_of(prefix):
@@ -154,9 +158,17 @@ def step_of(bundle: Bundle) -> int | None:
 
 def is_latest(prefix: str) -> bool:
     """Tells whether a whole checkpoint is the latest in its folder."""
-    state = checkpoint_management.get_checkpoint_state(os.path.dirname(prefix) or ".")
-    latest = state.model_checkpoint_path if state else ""
+    latest = latest_of(prefix)
     return bool(latest) and os.path.abspath(latest) == os.path.abspath(prefix)
+
+
+def latest_of(prefix: str) -> str:
+    """Returns the latest checkpoint of the folder where `prefix` is; '' if that isn't known."""
+    try:
+        state = checkpoint_management.get_checkpoint_state(os.path.dirname(prefix) or ".")
+    except ValueError:  # Of some damage; of other TensorFlow gives None.
+        return ""
+    return str(state.model_checkpoint_path) if state else ""
 
 
 def _open_increment(base: Bundle, before: list[Bundle], number: int, last: int) -> Bundle:
@@ -195,10 +207,22 @@ def _missing(base: str, number: int, last: int) -> str:
         has = counted(len(there), "increment") if there else "no increments"
         path = index_path(increment_prefix(base, last))
         return f"checkpoint '{base}' has {has}, and no increment {last}: there is no file {path}."
+    path = index_path(increment_prefix(base, number))
+    is_one = behind[0] == number + 1
+    gap = f"increment {number}" if is_one else f"increments {number} to {behind[0] - 1}"
     return (
-        f"increment {number} of checkpoint '{base}' is missing: there is no file "
-        f"{index_path(increment_prefix(base, number))}, but increment {behind[-1]} is there, which "
-        "follows it."
+        f"{gap} of checkpoint '{base}' {'is' if is_one else 'are'} missing: there is no file "
+        f"{path}, but increment {behind[-1]} is there, which follows {'it' if is_one else 'them'}."
+    )
+
+
+def _without_base(base: str) -> str:
+    """Says that increments are there, and the checkpoint isn't that they follow."""
+    count = len(increments_of(base))
+    follow = f"{counted(count, 'increment')} of it {'is' if count == 1 else 'are'}"
+    return (
+        f"checkpoint '{base}' is missing, and {follow} there: there is no file {index_path(base)}. "
+        f"Nothing of {'it' if count == 1 else 'them'} can be restored without it."
     )
 
 

@@ -29,14 +29,19 @@ def split(prefix: str) -> tuple[str, int | None]:
     return (match["base"], int(match["number"])) if match else (prefix, None)
 
 
-def whole_checkpoints_in(folder: str) -> list[str]:
-    """Returns the prefixes of the whole checkpoints in a folder, by their names and numbers."""
-    stems = []
+def bases_in(folder: str) -> list[str]:
+    """Returns the prefixes of the whole checkpoints in a folder, by their names and numbers.
+
+    One that is gone is among them, too, if increments of it are there.
+    """
+    found = set()
     for entry in tf.io.gfile.listdir(folder):
         stem, extension = os.path.splitext(entry.rstrip("/"))
-        if extension == ".index" and split(stem)[1] is None:
-            stems.append(stem)
-    stems.sort(key=lambda stem: [int(x) if x.isdigit() else x for x in re.split(r"(\d+)", stem)])
+        if extension == ".index":
+            found.add(split(stem)[0])
+    stems = sorted(
+        found, key=lambda stem: [int(x) if x.isdigit() else x for x in re.split(r"(\d+)", stem)]
+    )
     return [os.path.join(folder, stem) for stem in stems]
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import secrets
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,9 +16,10 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.checkpoint import checkpoint_management
 
 from collective.checkpoint import tensor_bundle
-from collective.checkpoint.chain_names import increments_of
+from collective.checkpoint.chain_names import increments_of, split
 from collective.checkpoint.layout import FORMAT_ENTRY, LAYOUT_ENTRY, CheckpointLayout
 from collective.checkpoint.storage import StorageFailure
+from collective.ops.counting import counted
 
 # Files of a staging folder.
 RECORD, MERGED, META, STATE = "record", "merged", "graph.meta", "state"
@@ -25,6 +27,8 @@ RECORD, MERGED, META, STATE = "record", "merged", "graph.meta", "state"
 VISIBILITY_TIMEOUT = 10.0
 # A file that is read whole to see whether it was moved.
 SHORT_BYTES = 1 << 20
+# So many files are synced at a time.
+SYNCS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +53,8 @@ class Commit:
     """Makes one checkpoint: everything is written into a folder beside it, and then moved.
 
         <prefix>_temp_<id>/             the staging folder
-            record                      tells what is being moved, for whoever finds the folder
+            record                      tells what is being moved, for whoever finds the folder;
+                                           empty before that
             rank_0-00000.index …        1. what each rank wrote
             merged.index, merged.data-… 2. merged
         <prefix>.data-…                 3. data files moved, under names that an older checkpoint
@@ -61,9 +66,10 @@ class Commit:
                                            folder at the end
 
     Guarantee: a kill of any processes at any moment leaves every earlier checkpoint restorable, and
-    the latest one is either the one before or this one, complete. On a local disk each step is on
-    the disk before the next begins, so this holds for a loss of power, too. The next save under the
-    same base name removes what a killed save leaves behind (`recover_all`).
+    the latest one is either the one before or this one, complete. On a local disk what is moved is
+    on the disk before, and each move from step 3 on before the next step begins, so this holds for
+    a loss of power, too. The next save under the same base name removes what a killed save leaves
+    behind (`recover_all`).
 
     Limits: moving is atomic where the file system renames atomically. POSIX does; object stores
     copy instead, and a kill while one of their files is copied over an older one may damage this
@@ -87,14 +93,14 @@ class Commit:
         self.staging = f"{prefix}_temp_{secrets.token_hex(8)}"
         self.meta, self.state = os.path.join(self.staging, META), os.path.join(self.staging, STATE)
         self._merged = os.path.join(self.staging, MERGED)
-        self._shards = 0
+        self._shards, self._unsynced = 0, list[str]()
         make_parent(base)
         recover_all(base)
         self._old_data_files = _data_files(prefix)
         self._existed = tf.io.gfile.exists(tensor_bundle.index_path(prefix))
         tf.io.gfile.mkdir(self.staging)
         try:
-            self._write_record({"prefix": prefix})
+            _write(os.path.join(self.staging, RECORD), "")
         except Exception:  # nobody has an object yet that could be recovered
             tf.io.gfile.rmtree(self.staging)
             raise
@@ -114,40 +120,42 @@ class Commit:
             bundles = [{name: value} for name, value in entries.items()]
         layout_bundles: list[str] = []
         for number, entries in enumerate(bundles):
-            writer = tensor_bundle.BundleWriter(os.path.join(self.staging, f"layout_{number}"))
-            for name, value in entries.items():
-                writer.add_whole(name, value)
-            layout_bundles += writer.close()
-        for path in layout_bundles:
-            sync_bundle(path)
+            stem = os.path.join(self.staging, f"layout_{number}")
+            with tensor_bundle.BundleWriter(stem) as writer:
+                for name, value in entries.items():
+                    writer.add_whole(name, value)
+                layout_bundles += writer.close()
         self._shards = shards + len(layout_bundles)
         tensor_bundle.merge([*written, *layout_bundles], self._merged)
-        sync(tensor_bundle.index_path(self._merged))
+        # The layout's data files are the last ones. The ranks have synced theirs.
+        self._unsynced = [tensor_bundle.index_path(self._merged)] + [
+            tensor_bundle.data_path(self._merged, shard, self._shards)
+            for shard in range(shards, self._shards)
+        ]
 
     def publish(self, publication: Publication) -> None:
         """Takes steps 3 to 6. After an error on the way, `recover` undoes what can be undone."""
-        if publication.meta:
-            sync(self.meta)
-        if publication.state:
-            sync(self.state)
-        self._write_record(
-            {
-                "prefix": self.prefix,
-                "shards": self._shards,
-                "meta": publication.meta,
-                "state": publication.state,
-                "existed": self._existed,
-                "old": self._old_data_files,
-                "doomed": list(publication.superseded),
-                "meta_suffix": publication.meta_suffix,
-            }
-        )
-        sync(self.staging)
+        record = {
+            "prefix": self.prefix,
+            "shards": self._shards,
+            "meta": publication.meta,
+            "state": publication.state,
+            "existed": self._existed,
+            "old": self._old_data_files,
+            "doomed": list(publication.superseded),
+            "meta_suffix": publication.meta_suffix,
+        }
+        path = os.path.join(self.staging, RECORD)
+        _write(path, json.dumps(record))
+        beside = [self.meta] * bool(publication.meta) + [self.state] * bool(publication.state)
+        # What is moved is whole, and whoever finds it finds the record, too.
+        sync(path, self.staging, *self._unsynced, *beside)
         for shard in range(self._shards):
             move(
                 tensor_bundle.data_path(self._merged, shard, self._shards),
                 tensor_bundle.data_path(self.prefix, shard, self._shards),
             )
+        # No index without its data files, and no state without its index.
         sync(os.path.dirname(self.prefix))
         move(tensor_bundle.index_path(self._merged), tensor_bundle.index_path(self.prefix))
         sync(os.path.dirname(self.prefix))
@@ -160,6 +168,7 @@ class Commit:
             move(self.state, publication.state)
         try:
             if publication.state:
+                # Older checkpoints stay until it names another one.
                 sync(os.path.dirname(publication.state))
             recover(self.staging)
         except (OSError, tf.errors.OpError) as error:
@@ -169,13 +178,6 @@ class Commit:
                 "The next save tries again.",
                 *(self.prefix, type(error).__name__, getattr(error, "message", error)),
             )
-
-    def _write_record(self, record: dict[str, Any]) -> None:
-        path = os.path.join(self.staging, RECORD)
-        with tf.io.gfile.GFile(path + ".new", "w") as file:
-            file.write(json.dumps(record))
-        sync(path + ".new")
-        move(path + ".new", path)
 
 
 def write_alone(
@@ -188,22 +190,50 @@ def write_alone(
         write: is given what takes the entries, and the staging folder; returns the layout.
 
     Raises:
-        ValueError: there is a checkpoint `target`.
+        ValueError: there is something at `target`, or it names no checkpoint.
     """
-    if tf.io.gfile.exists(tensor_bundle.index_path(target)):
-        raise ValueError(f"There is a checkpoint '{target}' already.")
+    check_new(target)
     started = Commit(target, target)
     try:
-        writer = tensor_bundle.BundleWriter(os.path.join(started.staging, "rank_0"))
-        layout = write(writer, started.staging)
-        prefixes = writer.close()
-        for prefix in prefixes:
-            sync_bundle(prefix)
+        with tensor_bundle.BundleWriter(os.path.join(started.staging, "rank_0")) as writer:
+            layout = write(writer, started.staging)
+            prefixes = writer.close()
+        sync_bundles(prefixes)
         started.merge(prefixes, layout)
         started.publish(Publication())
     except BaseException:
         recover(started.staging)
         raise
+
+
+def check_new(target: str) -> None:
+    """Checks that a checkpoint `target` would touch nothing that is there.
+
+    Raises:
+        ValueError: it says what is there, and what helps.
+    """
+    name = os.path.basename(target)
+    if not name or tf.io.gfile.isdir(target):
+        raise ValueError(
+            f"'{target}' names a folder, and a new checkpoint is named by a prefix: give a name in "
+            f"it, as '{os.path.join(target, 'model.ckpt')}'."
+        )
+    if split(name)[1] is not None:
+        raise ValueError(
+            f"'{target}' is the name of an increment, and this makes a whole checkpoint: give a "
+            "name without '.increment-'."
+        )
+    index = tensor_bundle.index_path(target)
+    files = [index] if tf.io.gfile.exists(index) else []
+    files += _data_files(target)
+    files += [tensor_bundle.index_path(prefix) for _, prefix in increments_of(target)]
+    if files:
+        what = "a checkpoint" if files[0] == index else "files of a checkpoint"
+        more = f" and {counted(len(files) - 1, 'more file')}" if len(files) > 1 else ""
+        raise ValueError(
+            f"There {'is' if files[0] == index else 'are'} {what} '{target}' already: {files[0]}"
+            f"{more}. Nothing is written over it: give another name, or delete it first."
+        )
 
 
 def make_parent(base: str) -> None:
@@ -257,13 +287,26 @@ def recover(staging: str) -> None:
 
 
 def _record(staging: str) -> dict[str, Any]:
-    """Reads what a commit has noted of itself; {} if it hasn't, or not any more."""
+    """Reads what a commit has noted of itself; {} if it hasn't yet, or not any more.
+
+    One that was cut off while it was written tells of nothing: nothing has been moved before all of
+    it was on the disk.
+    """
     path = os.path.join(staging, RECORD)
     if not tf.io.gfile.exists(path):
         return {}
     with tf.io.gfile.GFile(path, "r") as file:
-        record: dict[str, Any] = json.loads(file.read())
+        text = file.read()
+    try:
+        record: dict[str, Any] = json.loads(text)
+    except ValueError:
+        return {}
     return record
+
+
+def _write(path: str, text: str) -> None:
+    with tf.io.gfile.GFile(path, "w") as file:
+        file.write(text)
 
 
 def _is_there(staging: str, record: dict[str, Any]) -> bool:
@@ -357,23 +400,46 @@ def _identity(path: str) -> tuple[int, bytes]:
         return length, file.read()
 
 
-def sync(path: str) -> None:
-    """Waits until a local file or folder is on the disk; other file systems do it by themselves."""
-    if "://" in path:
-        return
-    handle = os.open(path or ".", os.O_RDONLY)
+def sync(*paths: str) -> None:
+    """Waits until local files or folders are on the disk; other file systems do it by themselves.
+
+    They are synced beside each other: each would wait for the disk in turn.
+    """
+    local = [path for path in paths if "://" not in path]
+    errors: list[OSError] = []
+    first, *others = [local[i::SYNCS] for i in range(max(1, min(SYNCS, len(local))))]
+    threads = [threading.Thread(target=_sync_each, args=(share, errors)) for share in others]
+    for thread in threads:
+        thread.start()
+    _sync_each(first, errors)
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def _sync_each(paths: Sequence[str], errors: list[OSError]) -> None:
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        for path in paths:
+            handle = os.open(path or ".", os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+    except OSError as error:
+        errors.append(error)
 
 
-def sync_bundle(prefix: str) -> None:
-    """Waits until a bundle's files are on the disk."""
-    sync(tensor_bundle.index_path(prefix))
-    shards = tensor_bundle.BundleIndex(prefix).shards
-    for shard in range(shards):
-        sync(tensor_bundle.data_path(prefix, shard, shards))
+def sync_bundles(prefixes: Sequence[str]) -> None:
+    """Waits until the data files of bundles are on the disk.
+
+    Their indices needn't be: `Commit.merge` makes one of them all, and syncs that.
+    """
+    paths: list[str] = []
+    for prefix in prefixes:
+        shards = tensor_bundle.BundleIndex(prefix).shards
+        paths += [tensor_bundle.data_path(prefix, shard, shards) for shard in range(shards)]
+    sync(*paths)
 
 
 def becomes_visible(path: str) -> bool:

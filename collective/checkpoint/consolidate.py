@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 
 from collective.checkpoint import commit, merged_reader, reading
 from collective.checkpoint.chain import Chain, last_increment, open_chain, open_links, step_of
-from collective.checkpoint.chain_names import whole_checkpoints_in
+from collective.checkpoint.chain_names import bases_in
 from collective.checkpoint.layout import (
     DYNAMIC,
     FORMAT_ENTRY,
@@ -110,7 +110,7 @@ def verify(path: str) -> str:
     """
     if not tf.io.gfile.isdir(path):
         return _verify(open_chain(path))
-    prefixes = whole_checkpoints_in(path)
+    prefixes = bases_in(path)
     if not prefixes:
         raise ValueError(f"There is no checkpoint in '{path}'.")
     lines, problems = list[str](), list[str]()
@@ -162,8 +162,9 @@ def consolidate(path: str, target: str) -> None:
     ascending keys. It holds about 400 MB, whatever their size.
 
     Raises:
-        ValueError: there is no checkpoint `path`, or there is one `target`.
+        ValueError: there is no checkpoint `path`, or there is something at `target`.
     """
+    commit.check_new(target)  # before a large checkpoint is looked through
     chain = reading.open_checkpoint(path)
     chain.base.check_files()
 

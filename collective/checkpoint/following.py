@@ -3,8 +3,9 @@
     writes are announced ──► a ChangeSet for each table (`collective.ops.row_changes`)
     begin ──► what has changed since, by keys ──► done: the consumer has it; or undo
 
-What isn't followed counts as changed whole: everything before the first `begin`, tables on a GPU,
-and tables that an operation writes which a session had seen before writes were to be announced.
+What isn't followed counts as changed whole: everything before the first `begin`, dynamic tables on
+a GPU, and tables that an operation writes which a session had seen before writes were to be
+announced.
 """
 
 from __future__ import annotations

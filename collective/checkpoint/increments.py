@@ -7,11 +7,12 @@ training is the same with increments and without.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow.compat.v1 as tf
 from tensorflow.python.training import monitored_session
@@ -24,7 +25,7 @@ from collective.checkpoint.running_chain import RunningChain
 from collective.checkpoint.saver import check_same_path, note_last_checkpoint
 from collective.checkpoint.saving import ShardedSave
 from collective.checkpoint.storage import CheckpointStorageError
-from collective.checkpoint.tensor_bundle import BundleWriter
+from collective.checkpoint.tensor_bundle import BundleWriter, index_path
 from collective.coordination import session_runs
 from collective.coordination.session_state import state_of_session
 from collective.ops import collectives
@@ -72,7 +73,7 @@ def save(session: Any, folder: str) -> str:
     chain.follower.done()
     chain.number += 1
     chain.step = global_step(session)
-    chain.id = increment.started.id if increment.started is not None else ""
+    chain.id = increment.id
     note_last_checkpoint(prefix, chain.step)
     return prefix
 
@@ -87,10 +88,21 @@ class IncrementSave(ShardedSave):
 
     chain: RunningChain = None  # type: ignore[assignment]
 
+    at_most: ClassVar[str] = "at most "
+
     def _begin(self) -> str:
         if collectives.rank() == 0:
             running_chain.check_base(self.chain)
         return super()._begin()
+
+    def _latest(self, folder: str) -> str | None:
+        latest = super()._latest(folder)
+        if latest is None:
+            # The folder may not tell, though what this one was to follow is there.
+            with contextlib.suppress(OSError, tf.errors.OpError):
+                if tf.io.gfile.exists(index_path(self.chain.prefix)):
+                    latest = f"'{self.chain.newest}'"
+        return latest
 
     def write_tables(self, writer: BundleWriter) -> dict[str, Any]:
         changes = self.chain.follower.changes()
@@ -197,6 +209,8 @@ class IncrementHook(tf.train.SessionRunHook):
     def after_create_session(self, session: Any, coord: Any) -> None:
         self._timer.reset()
         self._timer.update_last_triggered_step(global_step(session))
+        folder = running_chain.normal(self._folder)
+        state_of_session(session).last_increments[folder] = self._save_last
 
     def before_run(self, run_context: Any) -> Any:
         return tf.train.SessionRunArgs(self._step)
@@ -223,19 +237,37 @@ class IncrementHook(tf.train.SessionRunHook):
         state = state_of_session(session)
         # What has changed since the last save that went well is still known after one that failed.
         why = running_chain.why_none_can_follow(session, self._folder) if state.save_failed else ""
+        if not why:
+            chain = running_chain.of_folder(session, self._folder)
+            if chain.step == step:
+                return False
+            try:
+                save(session, self._folder)
+                return False
+            except CheckpointStorageError as error:
+                state.save_failed = True
+                saver_hook.go_on_without(error, chain.saver)
+            why = running_chain.why_none_can_follow(session, self._folder)
         if why:
             if collectives.rank() == 0:
                 text = "no increment is saved in '%s' at step %d: %s. A whole checkpoint is tried."
                 tf.logging.warning(text, self._folder, step, why.rstrip("."))
             return saver_hook.save_whole(session, self._folder, step)
-        chain = running_chain.of_folder(session, self._folder)
-        if chain.step != step:
-            try:
-                save(session, self._folder)
-            except CheckpointStorageError as error:
-                state.save_failed = True
-                saver_hook.go_on_without(error, chain.saver)
         return False
+
+    def _save_last(self, session: Any, step: int) -> str:
+        """Saves an increment at a session's end, where a whole checkpoint could not be written.
+
+        Returns:
+            The prefix of the newest state, if it is that of `step` now; else ''.
+        """
+        if running_chain.why_none_can_follow(session, self._folder):
+            return ""
+        chain = running_chain.of_folder(session, self._folder)
+        try:
+            return chain.newest if chain.step == step else save(session, self._folder)
+        except CheckpointStorageError:
+            return ""
 
 
 def enable(folder: str, graph: tf.Graph | None = None) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.checkpoint import background, chain, compatibility, table_io, tensor_bundle
+from collective.checkpoint import background, chain, compatibility, storage, table_io, tensor_bundle
 from collective.checkpoint.chain_names import split
 from collective.checkpoint.gathered import gathered_states
 from collective.checkpoint.saver import (
@@ -36,13 +36,15 @@ def restore(original: Any, saver: Any, sess: Any, save_path: Any) -> None:
     Gradients that were summed up over batches (scope(local_steps=…)) are forgotten.
     """
     file_systems.check(save_path)
-    if hasattr(sess, "graph"):
-        background.settle(sess)
-    with STARTUP.doing(getattr(sess, "graph", None), f"restoring checkpoint '{save_path}'"):
+    if not hasattr(sess, "graph"):
+        # Eager code has no session: what it restores is this rank's own.
+        return original(saver, sess, save_path)
+    background.settle(sess)
+    with STARTUP.doing(sess.graph, f"restoring checkpoint '{save_path}'"):
         _restore(SCOPES.options.missing_slots == "fresh", original, saver, sess, save_path)
     accumulation.restart(sess)
-    if hasattr(sess, "graph"):
-        state_of_session(sess).restored()
+    state_of_session(sess).restored()
+    return None
 
 
 def _restore(fresh_slots: bool, original: Any, saver: Any, sess: Any, save_path: Any) -> None:
@@ -60,7 +62,11 @@ def _restore(fresh_slots: bool, original: Any, saver: Any, sess: Any, save_path:
     check_same_path(sess, "restoring a checkpoint", prefix)
 
     def on_all_ranks(doing: str, function: Callable[[], Any]) -> list[Any]:
-        return barrier.run_on_all_ranks(sess, f"restoring checkpoint '{prefix}': {doing}", function)
+        def read() -> Any:
+            with storage.reading():
+                return function()
+
+        return barrier.run_on_all_ranks(sess, f"restoring checkpoint '{prefix}': {doing}", read)
 
     if not tf.io.gfile.exists(tensor_bundle.index_path(base)) and not shards:
         # There is no checkpoint, or it is of TensorFlow's first format.

@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 
 from collective.checkpoint import storage
-from collective.checkpoint.chain import is_latest
+from collective.checkpoint.chain import latest_of
+from collective.checkpoint.chain_names import increment_prefix
 from collective.checkpoint.following import Follower
 from collective.checkpoint.shards import Shard
 from collective.checkpoint.tensor_bundle import Bundle, index_path
@@ -39,10 +40,9 @@ class RunningChain:
         prefix: the whole checkpoint's.
         follower: knows what has changed since the last save.
         number: of the last increment; 0: there is none.
-        id: that of the last save, known where increments are published; '' until it was read.
+        id: that of the last save, known where increments are published.
         base_id: that of the whole checkpoint, likewise.
         step: the global step of the last save.
-        is_latest: the whole checkpoint was saved as its folder's latest.
     """
 
     saver: Any
@@ -54,7 +54,11 @@ class RunningChain:
     id: str = ""
     base_id: str = ""
     step: int = 0
-    is_latest: bool = True
+
+    @property
+    def newest(self) -> str:
+        """Returns the prefix of the newest state: of the last increment, or the checkpoint's."""
+        return increment_prefix(self.prefix, self.number) if self.number else self.prefix
 
 
 def enable(graph: tf.Graph, folder: str) -> None:
@@ -84,7 +88,8 @@ def of_folder(session: Any, folder: str) -> RunningChain:
         )
     raise ValueError(
         f"this session has saved no whole checkpoint in '{folder}' that an increment could follow: "
-        "call Saver.save first."
+        "call Saver.save first. (No restart finds one that was saved with write_state=False or "
+        "latest_filename=….)"
     )
 
 
@@ -92,7 +97,7 @@ def check_base(chain: RunningChain) -> None:
     """Checks on rank 0 that an increment can follow the whole checkpoint of a chain.
 
     Raises:
-        StorageFailure: it is gone, or can't be read.
+        StorageFailure: it is gone, or can't be read; or what tells the folder's latest checkpoint.
         ValueError: another checkpoint is in its place, or is the latest.
     """
     advice = "Save a whole checkpoint, which begins a chain anew."
@@ -102,17 +107,23 @@ def check_base(chain: RunningChain) -> None:
                 f"the whole checkpoint '{chain.prefix}', which it would follow, is gone"
             )
         base_id = Bundle(chain.prefix).layout.id
-    chain.base_id = chain.base_id or base_id
     if base_id != chain.base_id:
         raise ValueError(
             f"increment {chain.number + 1} would follow the checkpoint '{chain.prefix}' with the "
             f"id '{chain.base_id}', but another one has taken its place, '{base_id}'. One job at a "
             f"time saves in a folder. {advice}"
         )
-    if chain.is_latest and not is_latest(chain.prefix):
+    latest = latest_of(chain.prefix)
+    if not latest:
+        state = os.path.join(os.path.dirname(chain.prefix), "checkpoint")
+        raise storage.StorageFailure(
+            f"'{state}', which names '{chain.prefix}' as the latest checkpoint, is gone or "
+            "damaged: a restart would not find the increment"
+        )
+    if os.path.abspath(latest) != os.path.abspath(chain.prefix):
         raise ValueError(
-            f"increment {chain.number + 1} would follow the checkpoint '{chain.prefix}', but it is "
-            f"not the latest in its folder: a restart would not find the increment. {advice}"
+            f"increment {chain.number + 1} would follow the checkpoint '{chain.prefix}', but the "
+            f"latest in its folder is '{latest}': a restart would not find the increment. {advice}"
         )
 
 
@@ -141,18 +152,30 @@ def of_base(
     shards: Sequence[Shard],
     base: str,
     prefix: str,
-    as_latest: bool = True,
+    as_latest: bool,
+    saved_id: Callable[[], str],
 ) -> Iterator[None]:
     """Makes the whole checkpoint that is saved inside one that increments follow, if any do.
 
-    An error inside leaves the chain before as it was.
+    An error inside leaves the chain before as it was. So does a checkpoint that isn't to be its
+    folder's latest: no restart would find what follows it.
+
+    Args:
+        saver: saves it.
+        session: the session.
+        shards: the saver's tables and slots.
+        base: the path as the user gave it.
+        prefix: the checkpoint's.
+        as_latest: it becomes its folder's latest checkpoint.
+        saved_id: returns the checkpoint's id on rank 0, once it is saved.
     """
     folder = normal(os.path.dirname(base))
-    if folder not in state_of(session.graph).incremental_folders:
-        yield
-        return
     chains = state_of_session(session).chains
     before: RunningChain | None = chains.get(folder)
+    as_latest = as_latest or before is not None and before.prefix == prefix
+    if not as_latest or folder not in state_of(session.graph).incremental_folders:
+        yield
+        return
     follower = None if before is None else before.follower
     if follower is None or not follower.follows(shards):
         follower = Follower(session, shards)
@@ -165,7 +188,7 @@ def of_base(
         raise
     follower.done()
     chains[folder] = RunningChain(
-        saver, shards, base, prefix, follower, step=step, is_latest=as_latest
+        saver, shards, base, prefix, follower, base_id=saved_id(), step=step
     )
 
 

@@ -218,6 +218,11 @@ def save(folder: str, options: dict[str, Any], ranks: int) -> str | None:
     return target
 
 
+def is_in(folder: str) -> bool:
+    """Tells whether there is code beside the checkpoints in a folder."""
+    return os.path.isfile(os.path.join(folder, FOLDER, CURRENT))
+
+
 def _text(value: Any) -> Any:
     is_plain = isinstance(value, (bool, int, float, str)) or value is None
     return value if is_plain else repr(value)

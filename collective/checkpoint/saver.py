@@ -9,6 +9,7 @@ Functions that have an argument `original` stand in for a method of TensorFlow's
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -257,6 +258,8 @@ def _restore_latest(
     config: Any,
 ) -> Any:
     if collectives.size() == 1 or not saver or not checkpoint_dir or checkpoint_filename_with_path:
+        if saver and checkpoint_dir and not checkpoint_filename_with_path:
+            _latest_state(checkpoint_dir)
         return original(
             manager,
             master,
@@ -271,8 +274,8 @@ def _restore_latest(
     def find_latest() -> Any:
         deadline = time.monotonic() + max_wait_secs
         while collectives.rank() == 0:
-            state = checkpoint_management.get_checkpoint_state(checkpoint_dir)
-            if state and state.model_checkpoint_path:
+            state = _latest_state(checkpoint_dir)
+            if state is not None:
                 return state.model_checkpoint_path, list(state.all_model_checkpoint_paths)
             if not wait_for_checkpoint or time.monotonic() > deadline:
                 break
@@ -287,6 +290,31 @@ def _restore_latest(
     out = original(manager, master, saver, checkpoint_filename_with_path=latest, config=config)
     saver.recover_last_checkpoints(last_checkpoints)
     return out
+
+
+def _latest_state(folder: str) -> Any:
+    """Reads which checkpoints a folder has, and which is the latest; None if it has none.
+
+    TensorFlow takes a file that it can't read for none: a job would begin anew, beside the
+    checkpoints that it has saved.
+
+    Raises:
+        StorageFailure: it can't be read.
+    """
+    path = os.path.join(folder, "checkpoint")
+    with storage.failures():
+        if not tf.io.gfile.exists(path):
+            return None
+    state = None
+    with contextlib.suppress(ValueError):
+        state = checkpoint_management.get_checkpoint_state(folder)
+    if state is None or not state.model_checkpoint_path:
+        raise storage.StorageFailure(
+            f"'{path}', which names the latest checkpoint, can't be read, or is damaged. Start the "
+            "job again if its storage was not there; write the file anew by "
+            "tf.train.update_checkpoint_state, or remove it, and the job begins at its start."
+        )
+    return state
 
 
 def write_graph(
@@ -332,6 +360,7 @@ _postponed_graphs: dict[str, Callable[[], Any]] = {}  # by their folders
 
 
 _last_checkpoint: list[str] = []
+_folders: set[str] = set()  # in which this process has saved or restored checkpoints
 
 
 def note_last_checkpoint(prefix: str, step: int | None = None) -> None:
@@ -342,9 +371,15 @@ def note_last_checkpoint(prefix: str, step: int | None = None) -> None:
         step: its global step; None: its name tells it.
     """
     _last_checkpoint[:] = [prefix]
+    _folders.add(_normal(os.path.dirname(prefix)))
     milestones.poster().has_checkpoint(prefix, step)
 
 
 def last_checkpoint() -> str | None:
     """Returns the prefix of the checkpoint that this process saved or restored last, if any."""
     return _last_checkpoint[0] if _last_checkpoint else None
+
+
+def knows_folder(folder: str) -> bool:
+    """Tells whether this process has saved or restored a checkpoint in a folder."""
+    return _normal(folder) in _folders

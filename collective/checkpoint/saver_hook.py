@@ -26,6 +26,8 @@ def blocks(saver: Any) -> bool:
 def save(original: Any, hook: Any, session: Any, step: Any) -> Any:
     """Stands in for `CheckpointSaverHook._save`: training may go on without a checkpoint.
 
+    It may end with an increment, which takes less room, in the place of its last one.
+
     Returns:
         Whether a listener wants training to stop.
     """
@@ -40,10 +42,24 @@ def save(original: Any, hook: Any, session: Any, step: Any) -> Any:
         return stops
     except storage.CheckpointStorageError as error:
         state.save_failed = True
-        go_on_without(error, saver)
+        newest = _last_increment(hook, session, step) if _ending.is_set() else ""
+        if not newest:
+            go_on_without(error, saver)
+        elif collectives.rank() == 0:
+            tf.logging.warning(
+                "%s But '%s' has all of step %d: nothing is lost.", error, newest, step
+            )
         return False
     finally:
         _is_listened_to.clear()
+
+
+def _last_increment(hook: Any, session: Any, step: int) -> str:
+    """Saves an increment as the last state of a session; returns its prefix, or '' if none is."""
+    saves = state_of_session(session).last_increments
+    save_increment = saves.get(running_chain.normal(hook._checkpoint_dir))
+    may_go_on = options_of(hook._get_saver()).checkpoint_on_error != "stop"
+    return save_increment(session, step) if save_increment is not None and may_go_on else ""
 
 
 def save_whole(session: Any, folder: str, step: int) -> bool:

@@ -7,7 +7,7 @@ import dataclasses
 import os
 import socket
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow.compat.v1 as tf
 from tensorflow.python.checkpoint import checkpoint_management
@@ -31,7 +31,7 @@ from collective.checkpoint.layout import CheckpointLayout
 from collective.checkpoint.retention import Retention
 from collective.checkpoint.saver import (
     check_same_path,
-    last_checkpoint,
+    knows_folder,
     note_last_checkpoint,
     shards_of_saver,
     unsharded_bytes,
@@ -116,7 +116,8 @@ def save(
         saver, sess, shards, base, prefix, state_name, retention, publication, options
     )
     as_latest = write_state and state_name == "checkpoint"
-    following = running_chain.of_base(saver, sess, shards, base, prefix, as_latest)
+    saved = (base, prefix, as_latest, lambda: sharded_save.id)
+    following = running_chain.of_base(saver, sess, shards, *saved)
     if is_blocking:
         with following:
             sharded_save.run()
@@ -125,22 +126,27 @@ def save(
     return prefix
 
 
-_with_code: set[str] = set()  # folders beside whose checkpoints this process has saved its code
+# By folder of checkpoints: whether this process could save its code there.
+_with_code: dict[str, bool] = {}
 
 
 def _save_code(saver: Any, prefix: str) -> None:
     """Saves the script beside a job's first checkpoint in a folder: `scope(save_code=True)`.
 
-    Rank 0 does it, and the job goes on where it can't be done.
+    Rank 0 does it, again where the folder was removed meanwhile, and the job goes on where it can't
+    be done.
     """
     folder = os.path.dirname(prefix) or "."
-    if not options_of(saver).save_code or collectives.rank() > 0 or folder in _with_code:
+    if not options_of(saver).save_code or collectives.rank() > 0:
         return
-    _with_code.add(folder)
+    if folder in _with_code and (not _with_code[folder] or saved_code.is_in(folder)):
+        return
+    _with_code[folder] = False
     why = "it is on no local file system"
     if "://" not in folder:
         try:
             if saved_code.save(folder, SCOPES.given, collectives.size()):
+                _with_code[folder] = True
                 return
             why = "the program is no script (a notebook, or python -c)"
         except OSError as error:
@@ -174,6 +180,13 @@ class ShardedSave:
     publication: commit.Publication
     meta_graph_options: dict[str, Any]
     started: commit.Commit | None = None
+
+    at_most: ClassVar[str] = ""  # said before the bytes that it needs
+
+    @property
+    def id(self) -> str:
+        """Returns the checkpoint's id on rank 0, once it is merged."""
+        return "" if self.started is None else self.started.id
 
     def run(self) -> None:
         """Takes the steps; an error on any rank undoes what can be undone.
@@ -312,7 +325,7 @@ class ShardedSave:
             except OSError as error:
                 payload["left"] = f"{error}"
             payload["free"] = storage.free_bytes(folder)
-            payload["latest"] = _latest(folder, self.state_name)
+            payload["latest"] = self._latest(folder)
         doing = f"removing what there is of checkpoint '{self.prefix}'"
         payloads = barrier.exchange(self.session, doing, payload)
         of_rank_0, needed = payloads[0], sum(payload["bytes"] for payload in payloads)
@@ -321,7 +334,7 @@ class ShardedSave:
             f"checkpoint '{self.prefix}' was not written, since its storage failed: "
             f"{'; '.join(words).rstrip('.')}. "
             + (
-                f"It needs {storage.amount(needed)}, and in '{folder or '.'}' "
+                f"It needs {self.at_most}{storage.amount(needed)}, and in '{folder or '.'}' "
                 f"{storage.amount(of_rank_0['free'])} are free. "
                 if storage.may_lack_room(words)
                 else ""
@@ -337,6 +350,16 @@ class ShardedSave:
                 else "There is no earlier checkpoint."
             )
         )
+
+    def _latest(self, folder: str) -> str | None:
+        """Names the latest checkpoint in a folder, with its increments, if it can be read."""
+        try:
+            state = checkpoint_management.get_checkpoint_state(folder or ".", self.state_name)
+            path = state.model_checkpoint_path if state else ""
+            is_there = path and checkpoint_management.checkpoint_exists(path)
+            return chain.newest_state(path) if is_there else None
+        except (OSError, ValueError, tf.errors.OpError):
+            return None
 
     def _gather(self) -> None:
         """Brings together what the ranks contribute to states that are saved as one."""
@@ -356,7 +379,7 @@ class ShardedSave:
             try:
                 commit.make_parent(self.base)
             except ValueError as error:
-                if not _has_saved_in(os.path.dirname(self.base)):
+                if not knows_folder(os.path.dirname(self.base)):
                     raise
                 raise storage.StorageFailure(f"the folder is gone: {error}") from error
             ownership.marks().hold(self.session, self.base)
@@ -416,22 +439,6 @@ class _StorageFailed(Exception):
         self.words = words
 
 
-def _has_saved_in(folder: str) -> bool:
-    last = last_checkpoint()
-    return last is not None and os.path.dirname(last) == folder
-
-
-def _latest(folder: str, state_name: str) -> str | None:
-    """Names the latest checkpoint in a folder, with its increments, if it can be read."""
-    try:
-        state = checkpoint_management.get_checkpoint_state(folder or ".", state_name)
-        path = state.model_checkpoint_path if state else ""
-        is_there = path and checkpoint_management.checkpoint_exists(path)
-        return chain.newest_state(path) if is_there else None
-    except (OSError, ValueError, tf.errors.OpError):
-        return None
-
-
 def _prefix(saver: Any, sess: Any, base: str, global_step: Any, state_name: str) -> str:
     """Makes the checkpoint's prefix, and checks the names, as TensorFlow does."""
     if os.path.split(state_name)[0]:
@@ -452,13 +459,12 @@ def _write(save: ShardedSave, staging: str) -> dict[str, Any]:
     """Writes this rank's part; returns the files and their rows as a message to the others."""
     host, rank = socket.gethostname(), collectives.rank()
     _check_staged(staging)
-    writer = tensor_bundle.BundleWriter(os.path.join(staging, f"rank_{rank}"))
-    rows = save.write_tables(writer)
-    prefixes = writer.close()
+    with tensor_bundle.BundleWriter(os.path.join(staging, f"rank_{rank}")) as writer:
+        rows = save.write_tables(writer)
+        prefixes = writer.close()
     if rank == 0:
         prefixes += _write_unsharded(save.saver, save.session, os.path.join(staging, REPLICATED))
-    for prefix in prefixes:
-        commit.sync_bundle(prefix)
+    commit.sync_bundles(prefixes)
     return {"host": host, "rows": rows, "files": [os.path.basename(prefix) for prefix in prefixes]}
 
 
@@ -468,10 +474,10 @@ def _write_unsharded(saver: Any, sess: Any, prefix: str) -> list[str]:
     if tensors is None:
         unsharded.save_itself(saver, sess, prefix)
         return [prefix]
-    writer = tensor_bundle.BundleWriter(prefix)
-    for name, spec, value in unsharded.values(sess, tensors):
-        writer.add_slice(name, spec, value)
-    return writer.close()
+    with tensor_bundle.BundleWriter(prefix) as writer:
+        for name, spec, value in unsharded.values(sess, tensors):
+            writer.add_slice(name, spec, value)
+        return writer.close()
 
 
 def _check_staged(staging: str) -> None:

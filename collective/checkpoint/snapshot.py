@@ -72,9 +72,9 @@ class PartSnapshot:
                 self._take_unsharded(saver, session, staging)
             self._followed = followed
             if at_once:
-                writer = tensor_bundle.BundleWriter(f"{self._stem}_at_once")
-                self._rows = table_io.write(session, at_once, writer)
-                self._written += writer.close()
+                with tensor_bundle.BundleWriter(f"{self._stem}_at_once") as writer:
+                    self._rows = table_io.write(session, at_once, writer)
+                    self._written += writer.close()
         except BaseException:
             self.end()
             raise
@@ -85,15 +85,15 @@ class PartSnapshot:
         Returns:
             (the prefixes of the bundles, how many rows each shard has here).
         """
-        writer = tensor_bundle.BundleWriter(
+        with tensor_bundle.BundleWriter(
             self._stem, file_bytes=self._file_bytes, when_written=self.room.note_progress
-        )
-        rows = {**self._rows, **table_io.write(None, self._followed, writer, self._source)}
-        prefixes = [*self._written, *writer.close()]
-        writer = tensor_bundle.BundleWriter(self._unsharded_stem)
-        for name, spec, value in self._unsharded:
-            writer.add_slice(name, spec, value)
-        return [*prefixes, *writer.close()], rows
+        ) as writer:
+            rows = {**self._rows, **table_io.write(None, self._followed, writer, self._source)}
+            prefixes = [*self._written, *writer.close()]
+        with tensor_bundle.BundleWriter(self._unsharded_stem) as writer:
+            for name, spec, value in self._unsharded:
+                writer.add_slice(name, spec, value)
+            return [*prefixes, *writer.close()], rows
 
     def end(self) -> None:
         """Gives its memory back; training needn't care for it any more."""

@@ -62,6 +62,18 @@ def failures() -> Iterator[None]:
         raise StorageFailure(f"{type(error).__name__}: {error.message}") from error
 
 
+@contextlib.contextmanager
+def reading() -> Iterator[None]:
+    """Makes a `StorageFailure` of errors that TensorFlow's sessions take for a preemption.
+
+    One rank would begin again on its own, and the others not.
+    """
+    try:
+        yield
+    except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
+        raise StorageFailure(f"{type(error).__name__}: {error.message}") from error
+
+
 def is_failure(error: BaseException) -> bool:
     """Tells whether an error that came while a checkpoint was made is one of its storage."""
     return isinstance(error, (StorageFailure, CheckpointStorageError)) or (

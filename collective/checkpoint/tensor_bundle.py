@@ -223,7 +223,8 @@ class BundleWriter:
     """Writes entries into files of about 96 MB, each a bundle of its own, for `merge` to join.
 
     Numbers are written as they are added, where that is possible (`data_files.are_possible`). The
-    others are held, and written by TensorFlow when they are a file.
+    others are held, and written by TensorFlow when they are a file. As a context manager it leaves
+    no file open behind an error, whose traceback may keep it long.
 
     Args:
         stem: the bundles' prefixes are `<stem>-00000`, `<stem>-00001`, …
@@ -245,6 +246,13 @@ class BundleWriter:
         self._names: list[str] = []
         self._specs: list[str] = []
         self._arrays: list[Any] = []
+
+    def __enter__(self) -> BundleWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and self._file is not None:
+            self._file.give_up()
 
     def add(self, name: str, full_shape: Sequence[int], first_row: int, rows: Any) -> None:
         """Adds rows [first_row, first_row + len(rows)) of the entry `name`.

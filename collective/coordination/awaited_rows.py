@@ -25,7 +25,8 @@ def awaiting(exchanges: Sequence[tf.Operation]) -> list[tf.Operation]:
     if not exchanges:
         return []
     names = [collectives.collective_name(op) for op in exchanges]
-    with tf.init_scope(), tf.device("/cpu:0"):
+    # A run may be prepared where another graph is the default one.
+    with exchanges[0].graph.as_default(), tf.init_scope(), tf.device("/cpu:0"):
         return [native_library.library().collective_await_rows(collectives=names)]
 
 
@@ -60,4 +61,8 @@ def beside_gradients(gates: GraphGates, operations: Iterable[tf.Operation]) -> l
 
 
 def _has_phase(op: tf.Operation) -> bool:
-    return op.type in ("CollectiveSharedAlltoall", "CollectiveNcclAlltoall")
+    return op.type in (
+        "CollectiveSharedAlltoall",
+        "CollectiveSharedAlltoallRows",
+        "CollectiveNcclAlltoall",
+    )

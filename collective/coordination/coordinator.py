@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.coordination import agreement
+from collective.coordination import agreement, breakdown
 from collective.coordination.agreement import CLOSING, ENDED, FAILED, IDLE, LEFT, RUNNING, Header
 from collective.coordination.initial_broadcast import broadcast_initial_values
 from collective.coordination.preemption import PREEMPTION
@@ -22,7 +22,7 @@ from collective.coordination.run_extension import NO_PART, extension_of
 from collective.coordination.session_state import is_end, state_of_session
 from collective.errors import RankError
 from collective.launch.progress_board import Label, Phase
-from collective.ops import collectives, graph_analysis, nccl
+from collective.ops import carriers, graph_analysis, nccl
 from collective.ops.gate import gates_of
 from collective.tables.table import is_replicated
 
@@ -37,29 +37,35 @@ class Coordinator:
         progress: tells the launcher what this rank does.
         failure: the session in which a run failed, and a description: told to the peers when they
             next wait for this rank.
-        broken: describes a run that failed half-way, after which peers can't be answered.
+        broken: why peers can't be answered: describes a run that failed half-way, or a fork.
         clock: seconds since 1970 on rank 0, as of the last exchange.
     """
+
+    broken = breakdown.Broken()
 
     def __init__(self) -> None:
         self.channel = agreement.SideChannel()
         self.progress = Progress(os.environ)
         self.failure: tuple[Membership, str] | None = None
-        self.broken: str | None = None
         self.clock: float | None = None
         self._members: dict[Any, Membership] = {}
         self._sessions = 0
         self._dead = False
-        self._process = os.getpid()
         # Collectives of two threads would meet the peers' in no order.
         self._one_at_a_time = threading.RLock()
         atexit.register(self.leave_all)
+        os.register_at_fork(after_in_child=self._note_fork)
         self._excepthook, sys.excepthook = sys.excepthook, self._note_death
 
     def _note_death(self, *error: Any) -> None:
         # The launcher ends the job; peers in a collective can't be told.
         self._dead = True
         self._excepthook(*error)
+        carriers.die(1)
+
+    def _note_fork(self) -> None:
+        self._one_at_a_time = threading.RLock()  # another thread may have held it
+        self.broken = breakdown.FORKED
 
     # Runs
 
@@ -169,7 +175,7 @@ class Coordinator:
         """
         run, part = attempt.run, attempt.member.part
         while True:
-            run.disagreement = None
+            run.begins()
             self.progress.enters(Phase.WORKING if run.gate is None else Phase.RUNNING)
             try:
                 beside = [*run.targets, *run.counts]
@@ -215,7 +221,7 @@ class Coordinator:
         if run.disagreement is not None:
             return self._judge(run.disagreement, member, run, description) or error
         if started:
-            self.broken = f"{type(error).__name__}: {error.message}"
+            self.broken = error = breakdown.failure(error)
             return error
         if isinstance(error, tf.errors.OutOfRangeError):
             if run.idle_run is not None:
@@ -251,7 +257,7 @@ class Coordinator:
                     if run.disagreement is not None:  # A peer's ids that depend on rows.
                         verdict = self._judge(run.disagreement, member, run, attempt.description)
                         return verdict or failed
-                    self.broken = f"{type(failed).__name__}: {failed.message}"
+                    self.broken = failed = breakdown.failure(failed)
                     return failed
                 if PREEMPTION.decided:  # so the peers ask no more
                     return PREEMPTION.error(state_of_session(attempt.session))
@@ -265,7 +271,7 @@ class Coordinator:
         """Takes part in one run of the peers without data of its own."""
         idle_run = attempt.run.idle_run
         assert idle_run is not None
-        attempt.run.disagreement = None
+        attempt.run.begins()
         self.progress.enters(Phase.ANSWERING)
         feeds = dict(attempt.feeds)
         feeds.update((x.name, value) for x, value in idle_run.feeds)
@@ -439,8 +445,7 @@ class Coordinator:
 
     def leave_all(self) -> None:
         """Tells the peers at the end of the program, should they still wait for this rank."""
-        # A fork of this process is no rank.
-        if self._dead or self.broken or self._process != os.getpid():
+        if self._dead or self.broken:
             return
         try:
             self.deliver_failure()
@@ -475,10 +480,7 @@ class Coordinator:
 
     def _refuse_if_broken(self) -> None:
         if self.broken:
-            raise RankError(
-                f"An earlier run failed half-way on rank {collectives.rank()} and left its peers "
-                f"waiting; start again. It failed with: {self.broken}"
-            )
+            raise breakdown.refusal(self.broken)
 
     def member_of(self, session: Any) -> Membership:
         """Returns this rank's part in `session`, which is numbered when it is first asked for."""

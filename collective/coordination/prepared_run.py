@@ -83,6 +83,19 @@ class PreparedRun:
     counted: CountedRun | None = None
     recorder: Any = None
 
+    def begins(self) -> None:
+        """Forgets how it went the time before."""
+        self.disagreement = None
+
+    def refused(self, headers: list[Header], first: bool) -> None:
+        """Notes the headers for which a gate stayed closed: all ranks go on without this run.
+
+        Args:
+            headers: of all ranks.
+            first: whether it was the first gate of the run.
+        """
+        self.disagreement, self.disagreed_later = headers, not first
+
     @property
     def counts(self) -> list[tf.Operation]:
         """Returns the operations beside the fetches that count the batches it takes."""

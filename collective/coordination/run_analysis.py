@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.ops import collectives, graph_analysis
+from collective.ops import answered_exchange, collectives, graph_analysis
 from collective.ops.gate import Check, GraphGates, gates_of
-from collective.ops.op_attributes import kind
 from collective.strategies.grouped_exchange import groups_of, required_operations
 from collective.tables.table import Table
 
@@ -128,7 +127,11 @@ class RunFootprint:
         scripts_own = any(map(collectives.is_scripts_own, self.operations))
         if self.trains or self.initialized or not self.shared or scripts_own:
             return None
-        exchanges = _by_name(op for op in self.operations if collectives.collective_name(op))
+        exchanges = _by_name(
+            op
+            for op in self.operations
+            if collectives.collective_name(op) and not answered_exchange.awaits_rows(op)
+        )
         feeds = self._idle_feeds(gates, exchanges)
         states = [gates.states[name] for name in self.shared if name in gates.states]
         required = graph_analysis.upstream(exchanges, {x.name for x, _ in [*feeds, *states]})
@@ -291,7 +294,7 @@ def _assigns_broadcast(op: tf.Operation) -> bool:
 
 def _is_source_before_gates(op: tf.Operation, gates: GraphGates) -> bool:
     return (
-        kind(op) in graph_analysis.SOURCES
+        op.type in graph_analysis.SOURCES
         and op._get_control_flow_context() is None
         and gates.level(op) == 0
     )

@@ -10,8 +10,10 @@ from typing import Any
 
 from collective.coordination import coordinator
 from collective.coordination.preemption import PREEMPTION
+from collective.coordination.run_analysis import is_shared
 from collective.coordination.session_state import is_end, state_of_session
 from collective.errors import Preempted
+from collective.ops import collectives
 
 
 def close(original: Any, session: Any) -> None:
@@ -85,11 +87,14 @@ def end(original: Any, session: Any, exception_type: Any = None) -> None:
     do the same, and the program ends.
     """
     plain_session = session._coordinated_creator.tf_sess
+    if plain_session is None:
+        # It is closed already, which TensorFlow's method says.
+        return original(session, exception_type)
     # In a `finally` it isn't told of the error.
     error = exception_type or _error_since_start(plain_session)
     if isinstance(exception_type, type) and issubclass(exception_type, Preempted):
         error = exception_type = None
-    ends_well = plain_session is not None and (error is None or is_end(error))
+    ends_well = error is None or is_end(error)
     if ends_well and coordinator.started():
         try:
             coordinator.instance().end(plain_session)
@@ -101,3 +106,30 @@ def end(original: Any, session: Any, exception_type: Any = None) -> None:
     original(session, exception_type)
     if ends_well:
         PREEMPTION.raise_if_decided()
+
+
+def run_once(original: Any, session: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stands in for `_RecoverableSession.run`: with several ranks an error ends the session.
+
+    After an AbortedError or an UnavailableError TensorFlow closes it, says nothing, and goes on in
+    a new one from the last checkpoint. Here the peers would still be in the old one.
+    """
+    if _goes_on_alone(session):
+        return original(session, *args, **kwargs)
+    return session._sess.run(*args, **kwargs)
+
+
+def step_once(
+    original: Any, session: Any, step_fn: Any, raw_session: Any, run_with_hooks: Any
+) -> Any:
+    """Stands in for `_RecoverableSession.run_step_fn`, as `run_once` does for `run`."""
+    if _goes_on_alone(session):
+        return original(session, step_fn, raw_session, run_with_hooks)
+    return session._sess.run_step_fn(step_fn, raw_session, session._sess.run)
+
+
+def _goes_on_alone(session: Any) -> bool:
+    """Tells whether this rank may make a new session in the place of a `_RecoverableSession`'s."""
+    if collectives.size() == 1 or not session._sess:
+        return True
+    return not is_shared(session.graph)

@@ -14,6 +14,7 @@ from typing import Any, Callable, Protocol
 
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
+from tensorflow.python.eager import context
 
 from collective.coordination import (
     agreement,
@@ -25,16 +26,21 @@ from collective.coordination import (
     milestones,
     run_analysis,
 )
-from collective.coordination.agreement import Header
 from collective.coordination.initial_broadcast import broadcast_initial_values
 from collective.coordination.preemption import PREEMPTION
 from collective.coordination.prepared_run import PreparedRun
 from collective.coordination.run_analysis import RunFootprint, is_shared
 from collective.coordination.run_extension import RunExtension, extension_of
 from collective.coordination.session_state import state_of_session
-from collective.ops import collectives, file_systems, graph_analysis, graphs, training_flag
+from collective.ops import (
+    collectives,
+    file_systems,
+    graph_analysis,
+    graphs,
+    training_flag,
+)
 from collective.ops.gate import GraphGates, gates_of
-from collective.ops.placement import chosen, memory_shares
+from collective.ops.placement import TENSORFLOW_SHARE, chosen
 from collective.strategies.grouped_exchange import groups_of
 from collective.tables import next_step
 from collective.tables.table import Sharded, is_replicated
@@ -249,22 +255,34 @@ def with_own_gpu(
 ) -> None:
     """Stands in for `Session.__init__`: a process of several on a host sees one GPU.
 
-    The GPU's memory is taken as it is needed, and some of it is left to kernels.
+    The GPU's memory is taken as it is needed, and some of it is left to CUDA's libraries.
     """
-    defaults = tf.ConfigProto()
-    defaults.gpu_options.allow_growth = True
-    if chosen() == "gpu":
-        defaults.gpu_options.per_process_gpu_memory_fraction = memory_shares()[1]
-    if collectives.size() > 1 and len(tf2.config.list_physical_devices("GPU")) > 1:
-        defaults.gpu_options.visible_device_list = str(collectives.local_rank())
     if config is None:
-        config = defaults
+        # What `tf.config` was told, which names all GPUs that the process may see.
+        merged = tf.ConfigProto()
+        merged.CopyFrom(context.context().config)
+        merged.gpu_options.MergeFrom(_options_of_own_gpu(merged.gpu_options))
+        config = merged
     elif isinstance(config, tf.ConfigProto):
         # Its bytes: a script of another framework may bring what stands for a message.
-        defaults.MergeFromString(config.SerializeToString())
-        config = defaults
+        asked = tf.ConfigProto.FromString(config.SerializeToString())
+        config = tf.ConfigProto(gpu_options=_options_of_own_gpu(asked.gpu_options))
+        config.MergeFrom(asked)
     state_of_session(session).handled_error = id(sys.exc_info()[1])
     original(session, target, graph, config)
+
+
+def _options_of_own_gpu(asked: tf.GPUOptions) -> tf.GPUOptions:
+    """Returns the options by which a session takes its rank's GPU, beside those that are `asked`.
+
+    TensorFlow takes no share of a GPU's memory beside the limits of virtual devices.
+    """
+    options = tf.GPUOptions(allow_growth=True)
+    if chosen() == "gpu" and not asked.experimental.virtual_devices:
+        options.per_process_gpu_memory_fraction = TENSORFLOW_SHARE
+    if collectives.size() > 1 and len(tf2.config.list_physical_devices("GPU")) > 1:
+        options.visible_device_list = str(collectives.local_rank())
+    return options
 
 
 def every_rank_for_itself(original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -435,7 +453,7 @@ def _agreement(
         gates.gates[level - 1],
         {gates.checks.index(check): check for check in checks},
         prerequisites,
-        functools.partial(_note_disagreement, run, first),
+        functools.partial(run.refused, first=first),
         first,
         extension_of(graph).when_agreed if first and run.extended else tf.no_op,
     )
@@ -443,17 +461,15 @@ def _agreement(
 
 def _idle_agreement(gates: GraphGates, run: PreparedRun, level: int) -> tf.Tensor:
     """Makes the agreement that opens the gate of `level`, for a rank that answers its peers."""
+    assert run.idle_run is not None
+    below = run.footprint.exchanges_below(gates, level)
     return agreement.agree(
         gates.gates[level - 1],
         {},
-        run.footprint.exchanges_below(gates, level),
-        functools.partial(_note_disagreement, run, False),
+        [op for op in below if op in run.idle_run.operations],
+        functools.partial(run.refused, first=False),
         first=False,
     )
-
-
-def _note_disagreement(run: PreparedRun, first: bool, headers: list[Header]) -> None:
-    run.disagreement, run.disagreed_later = headers, not first
 
 
 class Clock:

@@ -44,6 +44,8 @@ class SessionState:
         background_save: what writes a checkpoint of the session beside its runs, if anything does.
         save_failed: whether the last save of a hook failed, as training could go on without it.
         saver_hooks: the `CheckpointSaverHook`s that have saved it, by their folders.
+        last_increments: what saves an increment where the session's last whole checkpoint can't be
+            written, by folders: f(session, step) -> the prefix, or ''.
         chains: the checkpoints that increments follow, by their folders
             (`collective.checkpoint.running_chain`).
         followers: what follows the changes of tables, by the consumers' names
@@ -65,6 +67,7 @@ class SessionState:
     background_save: BackgroundWork | None = None
     save_failed: bool = False
     saver_hooks: dict[str, Any] = dataclasses.field(default_factory=dict)
+    last_increments: dict[str, Callable[[Any, int], str]] = dataclasses.field(default_factory=dict)
     chains: dict[str, Any] = dataclasses.field(default_factory=dict)
     followers: dict[str, Any] = dataclasses.field(default_factory=dict)
 

@@ -6,6 +6,7 @@ the signals, by the pipe into which Python writes their numbers at once (`signal
 
     the first one                 is noted, for whoever asks
     the same within SAME seconds  is the same: a scheduler signals launcher and ranks
+    TERM again, under Slurm       is the same: it comes by several ways, and KILL by itself
     another one, later            ends the process at once, as it does without this library
     any, once the launcher ends   the same
     the job
@@ -25,6 +26,7 @@ from typing import Any
 
 from collective.coordination import milestones
 from collective.launch.preempt_signals import VARIABLE, signal_number
+from collective.launch.schedulers import ends_jobs_itself
 
 SAME = 2.0  # seconds in which signals count as one
 
@@ -128,7 +130,10 @@ class StopSignals:
 
     def _note(self, number: int) -> None:
         now = time.monotonic()
-        if milestones.poster().is_ending or self.received and now - self._since > SAME:
+        is_same = now - self._since <= SAME or (
+            number == self.received == signal.SIGTERM and ends_jobs_itself(os.environ)
+        )
+        if milestones.poster().is_ending or self.received and not is_same:
             _end_at_once(number)
         elif not self.received:
             self._since = now

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import itertools
 import pickle
 import warnings
 from collections.abc import Iterator
@@ -47,20 +48,24 @@ def agreed_metrics(metrics: dict[str, Any]) -> dict[str, Any]:
 
 
 def _close(a: Any, b: Any) -> bool:
+    """Tells whether two values of a metric, each one array or a structure of them, are alike."""
+    if tf.nest.is_nested(a) or tf.nest.is_nested(b):
+        parts, other_parts = tf.nest.flatten(a), tf.nest.flatten(b)
+        return len(parts) == len(other_parts) and all(map(_close, parts, other_parts))
     a, b = np.asarray(a), np.asarray(b)
     if a.dtype.kind in "fc" and a.shape == b.shape:
         return bool(np.allclose(a, b, rtol=1e-3, atol=1e-6, equal_nan=True))
     return bool(np.array_equal(a, b))
 
 
-def summing_hooks(values: dict[str, tf.Tensor]) -> list[tf.train.SessionRunHook]:
+def summing_hooks(values: dict[str, Any]) -> list[tf.train.SessionRunHook]:
     """Makes the hooks that sum the variables of metrics over ranks before the metrics are read.
 
     `tf.metrics` sums when it reads (see `collective.replication.metrics`); this is for Keras
     metrics.
 
     Args:
-        values: the metrics' values, by their names.
+        values: the metrics' values, tensors or structures of them, by their names.
 
     Raises:
         ValueError: a variable can't be summed.
@@ -69,7 +74,8 @@ def summing_hooks(values: dict[str, tf.Tensor]) -> list[tf.train.SessionRunHook]
         return []
     unsummed: dict[str, Any] = {}
     for metric in sorted(values):
-        for variable in _unsummed_variables(values[metric]):
+        parts = tf.nest.flatten(values[metric])
+        for variable in itertools.chain.from_iterable(map(_unsummed_variables, parts)):
             if variable.aggregation != tf.VariableAggregation.SUM:
                 raise ValueError(
                     f"metric '{metric}' reads the variable '{variable.name}', whose values on "

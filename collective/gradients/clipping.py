@@ -1,4 +1,4 @@
-"""Clips tables' gradients by norms of the whole table, never of one rank's shard.
+"""Clips and checks tables' gradients as those of the whole table, never of one rank's shard.
 
 Repeated ids are summed first: a norm is that of the gradient as a matrix. Plain TensorFlow takes
 each occurrence of a repeated id for a row of its own: a named difference.
@@ -110,3 +110,20 @@ def clip_by_average_norm(original: Any, t: Any, *args: Any, **kwargs: Any) -> An
             "tf.clip_by_norm."
         )
     return original(t, *args, **kwargs)
+
+
+def is_all_finite(original: Any, gradients: Sequence[Any]) -> tf.Tensor:
+    """Stands in for what optimizers that scale a loss decide by: all ranks decide alike.
+
+    A row's gradient overflows on its owner alone. A rank that decided by its own shards would skip
+    the step, and lower the scale, while others take it.
+    """
+    finite = original(gradients)
+    if collectives.size() == 1 or not any(is_of_table(gradient) for gradient in gradients):
+        return finite
+    is_infinite = tf.cast(tf.logical_not(finite), tf.float32)
+    opened = gate.gates_of(tf.get_default_graph()).beside([is_infinite]).zero
+    ranks = collectives.allreduce_sum(
+        [is_infinite], collectives.unique_name("is_all_finite"), opened
+    )[0]
+    return tf.equal(ranks, 0)

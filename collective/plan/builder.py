@@ -105,13 +105,28 @@ def _notes(graph: tf.Graph, tables: Sequence[Any]) -> dict[str, str]:
         notes["compiled operations"] = f"missing, so every lookup is alone; {missing}"
     if collectives.size() > 1:
         notes["carrier"] = carriers.explanation()
-        between_hosts = hierarchy.explanation()
+        between_hosts = _between_hosts(groups_of(graph))
         if between_hosts:
             notes["hierarchical"] = between_hosts
     in_host = _in_host_memory(tables)
     if in_host:
         notes["dynamic tables"] = in_host
     return notes
+
+
+def _between_hosts(groups: Sequence[Group]) -> str:
+    """Says whether groups merge what travels between hosts, and why; '' for a job on one host.
+
+    Each has gone by the scope in which it was built. Where there is none, it is the scope in force.
+    """
+    names_by_reason: dict[str, list[str]] = {}
+    for group in groups:
+        names_by_reason.setdefault(group.between_hosts, []).append(short(group.name))
+    if not names_by_reason:
+        return hierarchy.explanation()
+    if len(names_by_reason) == 1:
+        return next(iter(names_by_reason))
+    return "; ".join(f"{', '.join(names)} {why}" for why, names in names_by_reason.items())
 
 
 def _in_host_memory(tables: Sequence[Any]) -> str:
@@ -466,10 +481,17 @@ def _members_with_gradient(
 ) -> Sequence[GroupMember]:
     """Returns the lookups whose gradients the exchange `op` carries."""
     pool_gradients = state_of(graph).pool_gradients
-    passes_on = ("Identity", "Cast", "Bitcast", "AddN", "AddV2")
+    passes_on = ("Identity", "Cast", "Bitcast", "AddN", "AddV2", "ConcatV2")
+    # Between hosts. What follows the first input says where rows are.
+    moves = ("SplitV", "CollectiveSharedAlltoall", "CollectiveSumMerged")
+
+    def passed_on(op: tf.Operation) -> list[tf.Operation]:
+        inputs = op.inputs if op.type in passes_on else op.inputs[:1] if op.type in moves else ()
+        return [x.op for x in inputs]
+
     upstream = graph_analysis.walk(
         [op.inputs[0].op],
-        inputs=lambda op: [x.op for x in op.inputs] if op.type in passes_on else [],
+        inputs=passed_on,
         stop=lambda op: op in pool_gradients,
         control=False,
     )

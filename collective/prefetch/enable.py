@@ -10,7 +10,7 @@ from collective.coordination.run_extension import extension_of
 from collective.ops import collectives
 from collective.ops.graph_state import state_of
 from collective.prefetch.batch_source import PrefetchedKeys
-from collective.prefetch.graph_split import GraphSplit, NotPossible, split_graph
+from collective.prefetch.graph_split import GraphSplit, NotPossible, TakenOutside, split_graph
 
 # The name of the note that says in the plan whether keys are exchanged ahead.
 NOTE = "prefetch_keys"
@@ -49,6 +49,14 @@ def split_if_wanted(graph: tf.Graph, wanted: bool) -> None:
         split = split_graph(graph)
     except NotPossible as why:
         state.plan_notes[NOTE] = f"off: {why}"
+        if isinstance(why, TakenOutside):
+            tf.logging.warning(
+                "scope(prefetch_keys=True) exchanges no keys ahead in this graph: gradients of "
+                "lookups in %s were taken outside of that scope. Call tf.gradients, "
+                "compute_gradients or minimize inside `with scope(prefetch_keys=True):`, too, or "
+                "leave prefetch_keys out.",
+                ", ".join(map(repr, why.tables)),
+            )
     else:
         if split is not None:
             state.run_extension = PrefetchedKeys(split)

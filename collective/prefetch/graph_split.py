@@ -26,7 +26,7 @@ from collective.coordination import agreement, run_analysis
 from collective.coordination.agreement import Header
 from collective.coordination.prepared_run import PreparedRun
 from collective.coordination.run_analysis import RunFootprint
-from collective.ops import gate, graphs, op_attributes
+from collective.ops import gate, graphs
 from collective.ops.graph_analysis import SOURCES, VARIABLE_TYPES, upstream, walk
 from collective.ops.graph_state import state_of
 from collective.strategies.grouped_exchange import Group, groups_of
@@ -60,6 +60,17 @@ _LIBRARY_PREFIX = "collective/"
 
 class NotPossible(Exception):
     """Says why keys aren't exchanged ahead."""
+
+
+class TakenOutside(NotPossible):
+    """Says which tables' gradients were taken outside of the scope that prefetches their keys."""
+
+    def __init__(self, tables: Iterable[str]) -> None:
+        super().__init__(
+            "gradients were taken where prefetch_keys was not set; take them inside "
+            "scope(prefetch_keys=True), too"
+        )
+        self.tables = sorted(set(tables))
 
 
 class Start(NamedTuple):
@@ -202,6 +213,8 @@ def split_graph(graph: tf.Graph) -> GraphSplit | None:
         if state_of(graph).seen_by_session:
             raise NotPossible("no lookup with gradients shares an exchange")
         return None
+    if any(group.answered for group in groups):
+        raise TakenOutside(m.lookup.table.op.name for group in groups for m in group.members)
     with graphs.open_for_changes(graph), graph.as_default():
         split = _split(graph, groups)
         key_run(split)
@@ -265,9 +278,7 @@ def _note_disagreement(run: PreparedRun, headers: list[Header]) -> None:
 def _trained_groups(graph: tf.Graph) -> list[Group]:
     """Returns the groups of which gradients were taken, and whose keys depend on no lookup."""
     pools_with_gradient = {
-        op.inputs[1].op
-        for op in graph.get_operations()
-        if op_attributes.kind(op) == "CollectivePoolGradient"
+        op.inputs[1].op for op in graph.get_operations() if op.type == "CollectivePoolGradient"
     }
     return [
         group

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective.coordination import run_analysis
-from collective.ops import collectives, graph_analysis, op_attributes
+from collective.ops import collectives, graph_analysis
 from collective.ops.collective_names import KEYS, short, split_name
 from collective.ops.gate import gates_of
 from collective.strategies import Lookup
@@ -108,12 +108,11 @@ class LookupCounter:
     def _count_keys_of(self, group: Group) -> None:
         tables = group.layout.tables
         for op in graph_analysis.upstream([group.pool]):
-            is_response = op_attributes.kind(op) == "CollectiveHear"
-            has_keys_by_table = is_response and len(op.outputs) > len(tables)
-            if has_keys_by_table and op in self._footprint.operations:
+            keys_by_table = _keys_by_table(op, len(tables))
+            if keys_by_table and op in self._footprint.operations:
                 carried = [
-                    CarriedTensors(short(group.name), table.op.name, table.dim, op.outputs[i].name)
-                    for i, table in enumerate(tables)
+                    CarriedTensors(short(group.name), table.op.name, table.dim, keys.name)
+                    for table, keys in zip(tables, keys_by_table)
                 ]
                 _add_pooled(group, carried, self._unneeded)
                 self._carried += carried
@@ -176,6 +175,16 @@ class LookupCounter:
         if lookups_by_rows:
             samples = max(lookups_by_rows, key=lambda rows: (lookups_by_rows[rows], rows))
         return LookupCounts(samples, ids, dict(asked), carried)
+
+
+def _keys_by_table(op: tf.Operation, tables: int) -> list[tf.Tensor]:
+    """Returns the keys that the ranks request of each of a group's tables; [] if `op` has none."""
+    kind = op.type
+    if kind == "CollectiveSharedAlltoallKeys":
+        return list(op.outputs[-tables:])
+    if kind == "CollectiveHear" and len(op.outputs) > tables:
+        return list(op.outputs[:tables])
+    return []
 
 
 def _add_pooled(group: Group, carried: list[CarriedTensors], unneeded: Set[str]) -> None:

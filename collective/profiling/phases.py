@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.coordination import run_analysis
-from collective.ops import graph_analysis, op_attributes
+from collective.ops import graph_analysis
 from collective.ops.collective_names import AGREEMENT
 from collective.ops.gate import gates_of
 from collective.report.phases import DENSE, INPUT, LOOKUP, OPTIMIZER
@@ -96,7 +96,7 @@ class Phases:
             return INPUT
         op = self._operation(name)
         while op is not None:
-            if op in self._lookup or _is_compiled(op_attributes.kind(op)):
+            if op in self._lookup or _is_compiled(op.type):
                 return LOOKUP
             if op in self._input:
                 return INPUT

@@ -15,7 +15,6 @@ import tensorflow.compat.v1 as tf
 from collective.ops import collectives, graph_analysis, graphs
 from collective.ops.gate import gates_of
 from collective.ops.graph_state import state_of
-from collective.ops.op_attributes import kind
 from collective.tables.table import is_movable, is_replicated
 
 # Kinds of collectives whose results all ranks have.
@@ -235,7 +234,7 @@ def _producers(op: tf.Operation) -> Iterable[tf.Operation]:
 
 def takes_data(op: tf.Operation) -> bool:
     """Tells whether `op`, or a function that it calls, reads data."""
-    if kind(op) in DATA:
+    if op.type in DATA:
         return True
     return op.type in graph_analysis.CALLS and graph_analysis.has_inside(op.graph, op, READS.match)
 

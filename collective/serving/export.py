@@ -17,6 +17,7 @@ from tensorflow.core.protobuf import meta_graph_pb2
 from tensorflow.python.saved_model.model_utils import export_utils
 
 from collective.checkpoint import chain, chain_names, commit, consolidate, saver
+from collective.checkpoint.storage import StorageFailure
 from collective.coordination.barrier import Steps
 from collective.errors import RankError
 from collective.ops import collectives
@@ -24,7 +25,13 @@ from collective.ops.counting import counted
 from collective.scope import SCOPES
 from collective.serving import unfinished, variable_files
 from collective.serving.base_version import BaseVersion, find_base
-from collective.serving.export_record import ExportedFile, ExportRecord, described, files_in
+from collective.serving.export_record import (
+    RECORD,
+    ExportedFile,
+    ExportRecord,
+    described,
+    files_in,
+)
 from collective.serving.served_checkpoint import ServedCheckpoint
 from collective.serving.variable_copy import CopiedVariables
 from collective.tables.served_table import served_graph
@@ -110,6 +117,8 @@ def export(
             record = _complete(built, version, served.copied)
             tf.io.gfile.rename(built, final)
             commit.sync(folder)
+            if "://" in final and not commit.becomes_visible(os.path.join(final, RECORD)):
+                raise StorageFailure(f"'{built}' was moved to '{final}', but is not there")
         path = str(steps.meet({"path": final})[0]["path"])
         if rank == 0:
             problem = served.copied.problem if served.copied else ""

@@ -214,13 +214,13 @@ class VariableFiles:
         digest = "" if not can_link else digest_of(_bytes_of(array) for array in arrays)
         file = self._link(prefix, digest, contents, arrays)
         if file is None:
-            writer = BundleWriter(prefix, file_bytes=1 << 62)
-            for rows, array in zip(contents, arrays):
-                if rows.is_whole:
-                    writer.add_whole(rows.name, array)
-                else:
-                    writer.add(rows.name, rows.shape, rows.first, array)
-            (prefix,) = writer.close()
+            with BundleWriter(prefix, file_bytes=1 << 62) as writer:
+                for rows, array in zip(contents, arrays):
+                    if rows.is_whole:
+                        writer.add_whole(rows.name, array)
+                    else:
+                        writer.add(rows.name, rows.shape, rows.first, array)
+                (prefix,) = writer.close()
             values = tuple(BundleIndex(prefix).stored_values())
             file = ExportedFile(sum(size for size, _ in values), digest, values)
         self._written.append(WrittenFile(prefix, file))

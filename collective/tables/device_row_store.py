@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from collective.ops import placement
 from collective.ops.counting import counted
 from collective.ops.gpu import device_key_map
 from collective.ops.gpu.kernel_api import Kernels
-from collective.ops.gpu.memory_bridge import MemoryBridge
+from collective.ops.gpu.memory_bridge import AdvisedMemoryError, MemoryBridge
 from collective.tables import initializers
 from collective.tables.row_columns import RowColumn, is_small
 from collective.tables.row_store import MORE_MEMORY, Store, registered
@@ -71,13 +71,13 @@ class DeviceColumn(RowColumn):
             try:
                 self._bridge.grow(self._memory, size)
             except MemoryError as error:
-                raise MemoryError(
+                raise AdvisedMemoryError(
                     f"'{self._name}' has memory for "
                     f"{counted(before // self._row_bytes, 'row')}, and needs "
                     f"{size - before:,} bytes more for {count:,}: {error}. "
                     f"{self._bridge.memory()}, and TensorFlow what it has taken. Train on more "
                     f"ranks; or set {placement.DYNAMIC}=host, which has dynamic tables in the "
-                    "host's memory."
+                    "host's memory"
                 ) from error
             self._bridge.within(
                 self._memory, (self._memory.taken - before,), np.uint8, before
@@ -153,7 +153,7 @@ class DeviceStore(Store):
             insert: inserts new keys.
             step: the step to which an insertion leads; 0 for none that counts as a use.
         """
-        with self._lock(), self._drawing():
+        with self._lock(), self._drawing(), _advising():
             return self.keys.find_or_insert(keys, step) if insert else self.keys.find(keys)
 
     def all_last_uses(self, column: Any) -> np.ndarray:
@@ -204,9 +204,16 @@ def find(
     with contextlib.ExitStack() as drawing:  # All stores draw, also if one fails.
         for store in stores:
             drawing.callback(store.draw)
-        try:
+        with _advising():
             return device_key_map.rows(
                 kernels, [store.keys for store in stores], keys, sizes, steps
             )
-        except MemoryError as error:
-            raise MemoryError(f"{error}. {MORE_MEMORY}.") from error
+
+
+@contextlib.contextmanager
+def _advising() -> Iterator[None]:
+    """Says what to do where a map is full."""
+    try:
+        yield
+    except device_key_map.FullMapError as error:
+        raise AdvisedMemoryError(f"{error}. {MORE_MEMORY}.") from error

@@ -248,8 +248,13 @@ class DynamicTable(ReservedVariable, Table):
         numbers = [table.number for table in tables]
         if tables[0].bridge is not None:
             steps = [table._noted_step() for table in tables]
-            found = dispatch.operations().collective_find(
-                _device_row_store().find, numbers, keys_, insert, steps
+            found = dispatch.operations().collective_find_rows(
+                _device_row_store().find,
+                numbers,
+                [table.handle for table in tables],
+                keys_,
+                insert,
+                steps,
             )
             return [table._marked(rows, insert) for table, rows in zip(tables, found)]
         if all(table.compiled for table in tables):

@@ -16,7 +16,6 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.training import adagrad, adam, ftrl, gradient_descent, momentum, rmsprop
 
 from collective.ops import placement, reduced_updates, shard_gradients, sparse_updates
-from collective.ops.gpu import rules
 from collective.tables import optimizer_slots
 from collective.tables.table import Table
 
@@ -25,41 +24,35 @@ class OptimizerRule(NamedTuple):
     """Describes the update that an optimizer asks for.
 
     Attributes:
-        make_rule: makes the rule of `numbers`, for kernels of a GPU.
-        numbers: scalars.
+        name: as it ends the names of the compiled operations.
+        numbers: scalars, which these are given.
         slots: the slots' names.
         all_rows: True if rows without a gradient change, too.
-        compiled: the function of `sparse_updates` that updates one table in the host's memory; it
-            is given the table, its slots, the numbers, the gradient and the rows. None if there is
-            none.
     """
 
-    make_rule: Callable[..., rules.Rule]
+    name: str
     numbers: Sequence[Any]
     slots: Sequence[str] = ()
     all_rows: bool = False
-    compiled: Callable[..., tf.Operation] | None = None
 
 
 def _gradient_descent(optimizer: Any) -> OptimizerRule:
-    return OptimizerRule(rules.SGD, [optimizer._learning_rate_tensor])
+    return OptimizerRule("SGD", [optimizer._learning_rate_tensor])
 
 
 def _momentum(optimizer: Any) -> OptimizerRule:
     return OptimizerRule(
-        functools.partial(rules.Momentum, nesterov=optimizer._use_nesterov),
+        "NesterovMomentum" if optimizer._use_nesterov else "Momentum",
         [optimizer._learning_rate_tensor, optimizer._momentum_tensor],
         ["momentum"],
-        compiled=functools.partial(sparse_updates.momentum, nesterov=optimizer._use_nesterov),
     )
 
 
 def _adagrad(optimizer: Any) -> OptimizerRule:
     return OptimizerRule(
-        rules.Adagrad,
+        "Adagrad",
         [optimizer._learning_rate_tensor],
         ["accumulator"],
-        compiled=sparse_updates.adagrad,
     )
 
 
@@ -67,17 +60,16 @@ def _adam(optimizer: Any) -> OptimizerRule:
     beta1, beta2 = (tf.cast(power, tf.float32) for power in optimizer._get_beta_accumulators())
     rate = tf.cast(optimizer._lr_t, tf.float32) * tf.sqrt(1 - beta2) / (1 - beta1)
     return OptimizerRule(
-        functools.partial(rules.Adam, corrected=True),
+        "Adam",
         [rate, optimizer._beta1_t, optimizer._beta2_t, optimizer._epsilon_t],
         ["m", "v"],
         all_rows=True,
-        compiled=sparse_updates.adam,
     )
 
 
 def _ftrl(optimizer: Any) -> OptimizerRule:
     return OptimizerRule(
-        rules.Ftrl,
+        "Ftrl",
         [
             optimizer._learning_rate_tensor,
             optimizer._l1_regularization_strength_tensor,
@@ -86,7 +78,6 @@ def _ftrl(optimizer: Any) -> OptimizerRule:
             optimizer._learning_rate_power_tensor,
         ],
         ["accum", "linear"],
-        compiled=sparse_updates.ftrl,
     )
 
 
@@ -98,8 +89,8 @@ def _rmsprop(optimizer: Any) -> OptimizerRule:
         optimizer._epsilon_tensor,
     ]
     if optimizer._centered:
-        return OptimizerRule(rules.CenteredRMSProp, numbers, ["rms", "momentum", "mg"])
-    return OptimizerRule(rules.RMSProp, numbers, ["rms", "momentum"])
+        return OptimizerRule("CenteredRMSProp", numbers, ["rms", "momentum", "mg"])
+    return OptimizerRule("RMSProp", numbers, ["rms", "momentum"])
 
 
 def update_of(kind: type, rule_of: Callable[[Any], OptimizerRule]) -> Callable[..., Any]:
@@ -112,77 +103,27 @@ def update_of(kind: type, rule_of: Callable[[Any], OptimizerRule]) -> Callable[.
     return functools.partial(_apply, kind, rule_of)
 
 
-class _PendingUpdate(NamedTuple):
-    """Holds an update of one table that waits for those of other tables.
+class _Rules(threading.local):
+    """Holds the rules of optimizers in one `apply_gradients` of this thread; None outside."""
 
-    Attributes:
-        slot_row_count: the number of rows that a dynamic table's slots have, beside row 0.
-        done: the operation that stands for the update.
-    """
-
-    optimizer: Any
-    rule_of: Callable[[Any], OptimizerRule]
-    table: Table
-    gradient: tf.Tensor
-    rows: tf.Tensor
-    slot_row_count: tf.Tensor | None
-    done: tf.Operation
+    by_optimizer: dict[tuple[int, Any], OptimizerRule] | None = None
 
 
-class _Pending(threading.local):
-    """Holds what one `apply_gradients` of this thread has met so far.
-
-    Attributes:
-        updates: those on a device; None outside.
-        rules: the rules of optimizers that update tables in the host's memory, by optimizer.
-    """
-
-    updates: list[_PendingUpdate] | None = None
-    rules: dict[tuple[int, Any], OptimizerRule] | None = None
-
-
-_pending = _Pending()
+_rules = _Rules()
 
 
 def fuse_updates(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns an `Optimizer.apply_gradients` that updates all of its tables in one operation."""
+    """Returns an `Optimizer.apply_gradients` that updates many tables in one operation."""
 
     def apply_gradients(*args: Any, **kwargs: Any) -> Any:
-        previous = _pending.updates, _pending.rules
-        _pending.updates, _pending.rules = [], {}
+        previous, _rules.by_optimizer = _rules.by_optimizer, {}
         try:
             with reduced_updates.fusing():
-                applied = original(*args, **kwargs)
-            # A script's optimizer may have others do a part of the work.
-            by_rule: dict[tuple[int, Any], list[_PendingUpdate]] = {}
-            for update in _pending.updates:
-                by_rule.setdefault((id(update.optimizer), update.rule_of), []).append(update)
-            for updates in by_rule.values():
-                _update(updates)
-            return applied
+                return original(*args, **kwargs)
         finally:
-            _pending.updates, _pending.rules = previous
+            _rules.by_optimizer = previous
 
     return apply_gradients
-
-
-def _update(updates: Sequence[_PendingUpdate]) -> None:
-    first = updates[0]
-    rule = first.rule_of(first.optimizer)
-    op = sparse_updates.update(
-        rule.make_rule,
-        [tf.cast(number, tf.float32) for number in rule.numbers],
-        [update.table for update in updates],
-        [
-            [first.optimizer.get_slot(update.table, name) for name in rule.slots]
-            for update in updates
-        ],
-        [update.gradient for update in updates],
-        [update.rows for update in updates],
-        [update.slot_row_count if rule.all_rows else None for update in updates],
-    )
-    for update in updates:
-        update.done._add_control_input(op)
 
 
 def _apply(
@@ -207,24 +148,14 @@ def _apply(
     if kind is gradient_descent.GradientDescentOptimizer:
         gradient, rows = shard_gradients.summed(gradient, rows)
     rows = tf.cast(rows, tf.int64)
-    if not placement.on_device(variable.hashed):
-        rule = _rule_of(optimizer, rule_of)
-        return _update_in_host_memory(optimizer, rule, variable, gradient, rows)
-    # The identities wait for the control dependencies of this update.
-    update = _PendingUpdate(
-        optimizer,
-        rule_of,
-        variable,
-        tf.identity(gradient),
-        tf.identity(rows),
-        variable.slot_row_count if variable.hashed else None,
-        tf.no_op(),
-    )
-    if _pending.updates is None:
-        _update([update])
-    else:
-        _pending.updates.append(update)
-    return update.done
+    rule = _rule_of(optimizer, rule_of)
+    slots = [optimizer.get_slot(variable, name) for name in rule.slots]
+    numbers = [tf.cast(number, tf.float32) for number in rule.numbers]
+    used = None
+    if rule.all_rows:
+        used = variable.slot_row_count if variable.hashed else None
+        used = tf.constant(-1, tf.int64) if used is None else used
+    return sparse_updates.update(rule.name, variable, slots, numbers, gradient, rows, used)
 
 
 def _is_possible(kind: Any, variable: Any, gradient: tf.Tensor) -> bool:
@@ -242,21 +173,11 @@ def _is_possible(kind: Any, variable: Any, gradient: tf.Tensor) -> bool:
 def _rule_of(optimizer: Any, rule_of: Callable[[Any], OptimizerRule]) -> OptimizerRule:
     """Returns an optimizer's rule: the same numbers for all of its tables, as far as it can be."""
     graph, key = tf.get_default_graph(), (id(optimizer), rule_of)
-    if _pending.rules is None or graph._get_control_flow_context() is not None:
+    if _rules.by_optimizer is None or graph._get_control_flow_context() is not None:
         return rule_of(optimizer)
-    if key not in _pending.rules:
-        _pending.rules[key] = rule_of(optimizer)
-    return _pending.rules[key]
-
-
-def _update_in_host_memory(
-    optimizer: Any, rule: OptimizerRule, table: Table, gradient: tf.Tensor, rows: tf.Tensor
-) -> tf.Operation:
-    assert rule.compiled is not None
-    slots = [optimizer.get_slot(table, name) for name in rule.slots]
-    numbers = [tf.cast(number, tf.float32) for number in rule.numbers]
-    options = {"used": table.slot_row_count} if rule.all_rows and table.hashed else {}
-    return rule.compiled(table, *slots, *numbers, gradient, rows, **options)
+    if key not in _rules.by_optimizer:
+        _rules.by_optimizer[key] = rule_of(optimizer)
+    return _rules.by_optimizer[key]
 
 
 gradient_descent_update = update_of(gradient_descent.GradientDescentOptimizer, _gradient_descent)

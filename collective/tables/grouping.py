@@ -36,7 +36,6 @@ from collective.ops.graph_analysis import (
     upstream,
 )
 from collective.ops.graph_state import GraphState, state_of
-from collective.ops.op_attributes import kind
 from collective.ops.placement import on_device
 from collective.startup import STARTUP
 from collective.strategies.grouped_exchange import Group, exchange_group, groups_of
@@ -98,6 +97,7 @@ class GraphLookups:
         wire: Wire,
         ys: Iterable[Any] | None = None,
         xs: Iterable[Any] = (),
+        answers: bool = True,
     ) -> None:
         """Builds exchanges for lookups that have none but their own.
 
@@ -109,6 +109,7 @@ class GraphLookups:
             wire: the types in which rows and gradients travel.
             ys: only lookups that these depend on are grouped; by default all.
             xs: gradients are about to be taken with respect to these.
+            answers: keys are exchanged in the runs that use their rows.
         """
         graph = tf.get_default_graph()
         for written in self.groupable():
@@ -143,6 +144,7 @@ class GraphLookups:
                         [_with_weight_gradients(w.lookup, xs_operations) for w in lookups],
                         level,
                         wire,
+                        answers=answers,
                     )
                 groups_of(graph).append(group)
                 for written, member in zip(lookups, group.members):
@@ -193,7 +195,7 @@ def _sources(lookups: Iterable[WrittenLookup]) -> list[int]:
         return [0] * len(lookups)
     inputs = [[x.op for x in written.lookup.inputs] for written in lookups]
     found = upstream(op for operations in inputs for op in operations)
-    sources = [op for op in found if gives_other_values(kind(op))]
+    sources = [op for op in found if gives_other_values(op.type)]
     marks = {op: 1 << i for i, op in enumerate(sources)}
     before = marks_upstream(found, marks)
     numbers: dict[int, int] = {}

@@ -25,7 +25,7 @@ def adding_table_sizes(graph: tf.Graph) -> Iterator[None]:
         yield
     except tf.errors.ResourceExhaustedError as error:
         text = _tables(graph)
-        known = (text, placement.DYNAMIC, placement.WORKSPACE)
+        known = (text, placement.DYNAMIC, placement.SHARE_OPTION)
         if text and not any(words in error.message for words in known):
             error._message = f"{error.message}\n{text}"
         raise
@@ -54,8 +54,8 @@ def _tables(graph: tf.Graph) -> str:
 def _advice() -> Any:
     if placement.chosen() != "gpu":
         return ""
-    share = 100 * placement.memory_shares()[1]
+    share = f"{100 * placement.TENSORFLOW_SHARE:.0f} %"
     return (
-        f" TensorFlow may have {share:.0f} % of the GPU's memory, unless the session's "
-        f"configuration says otherwise, and kernels the rest: see {placement.WORKSPACE}."
+        f" TensorFlow may have {share} of the GPU's memory, unless "
+        f"config.{placement.SHARE_OPTION} of the session says otherwise."
     )

@@ -21,12 +21,12 @@ from tensorflow.python.ops import variable_scope
 from tensorflow.python.training import adam, optimizer
 
 from collective.errors import TableError
-from collective.ops import dynamic_rows, reduced_updates, training_flag
+from collective.ops import collectives, dynamic_rows, reduced_updates, training_flag
 from collective.ops.counting import counted
 from collective.tables import initializers, row_store, rows_in_file, weight_bound
 from collective.tables.dynamic_table import DynamicTable
 from collective.tables.slots import Slot
-from collective.tables.table import Sharded, in_shard_view, mark_shard
+from collective.tables.table import Sharded, in_shard_view, mark_shard, shard_view
 
 BLOCK = 1 << 20  # Elements of a table that a dense update holds at once.
 
@@ -48,8 +48,9 @@ def create_slot_var(
 ) -> Any:
     """Makes slots in `slot_creator._create_slot_var`, whose place it takes.
 
-    A dynamic table gets a `Slot`, a static one a variable that is sharded as it is. Either has rows
-    of any width. A slot that is one number for the whole table is a replicated variable.
+    A dynamic table gets a `Slot`, a static one a variable that is sharded as it is, also where a
+    script makes it before the update, of the whole table's shape. Either has rows of any width. A
+    slot that is one number for the whole table is a replicated variable.
 
     Raises:
         TableError: an optimizer's slot of a table has another shape.
@@ -59,19 +60,22 @@ def create_slot_var(
         if (
             not isinstance(primary, Sharded)
             or slot_shape.rank != 2
-            or not slot_shape[:1].is_compatible_with(primary.shard_shape[:1])
+            # Its shape is the shard's inside apply_gradients.
+            or not slot_shape[:1].is_compatible_with(primary.shape[:1])
         ):
             if isinstance(primary, Sharded) and in_shard_view():
                 _refuse_shape(primary, slot_shape)
             return original(primary, val, scope, validate_shape, shape, dtype, **kwargs)
         rows, dim = slot_shape.as_list()
         initial_value = val
-        if initializers.is_constant(val):
+        if not in_shard_view() or initializers.is_constant(val):
+            part = (0, 1) if in_shard_view() else (collectives.rank(), collectives.size())
+            shape = [rows, dim]
 
             def initial_value(*_: Any, **__: Any) -> tf.Tensor:
-                return initializers.shard(val, (rows, dim), dtype, scope, 0, 1)
+                return initializers.shard(val, (rows, dim), dtype, scope, *part)
 
-        with tf.variable_creator_scope(functools.partial(sharded_as, primary, dim)):
+        with shard_view(), tf.variable_creator_scope(functools.partial(sharded_as, primary, dim)):
             return original(primary, initial_value, scope, validate_shape, shape, dtype, **kwargs)
 
     if slot_shape.rank == 0:

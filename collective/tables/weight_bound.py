@@ -8,6 +8,8 @@ on, the rows of the gradient are clipped in place:
 A row without a gradient is left alone, also where the optimizer moves all rows, as Adam does: a
 step would have to go over the whole table once more. Such a row is clipped with its next gradient.
 
+On a GPU, an update by a kernel clips the rows itself, where it is all that the optimizer does.
+
 Minimum and maximum leave an element within the bound as it is, bit for bit, and NaN, too. They lose
 nothing of another update of the same row in the same run, as a clipped copy written back would.
 """
@@ -21,6 +23,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from tensorflow.python.training import optimizer
 
+from collective.ops import reduced_updates
 from collective.policy import TablePolicy
 from collective.tables.table import Table
 
@@ -52,6 +55,10 @@ def largest_within(bound: float, dtype: tf.DType) -> Any:
     return rounded
 
 
+def _bound_of(table: Table) -> Any:
+    return largest_within(float(table.policy.weight_bound or 0), table.dtype.base_dtype)
+
+
 def bounded(processor: Any, variable: Any) -> Any:
     """Returns an optimizer's processor of a variable, or one that keeps its rows within its bound.
 
@@ -75,6 +82,8 @@ class _BoundedProcessor(optimizer._OptimizableVariable):
 
     def update_op(self, optimizer_: Any, gradient: Any) -> tf.Operation:
         updated = self._processor.update_op(optimizer_, gradient)
+        if reduced_updates.keep_within(float(_bound_of(self._table)), updated):
+            return updated
         with tf.control_dependencies([updated]):
             return clip_rows(self._table, gradient)
 
@@ -109,7 +118,7 @@ def clip_rows(table: Table, gradient: Any) -> tf.Operation:
         if isinstance(gradient, tf.IndexedSlices)
         else tf.range(tf.shape(gradient, out_type=tf.int64)[0])
     )
-    bound = largest_within(float(table.policy.weight_bound or 0), table.dtype.base_dtype)
+    bound = _bound_of(table)
     with tf.name_scope("weight_bound"):
         from_above = tf.raw_ops.ResourceScatterMin(
             resource=table.handle, indices=rows, updates=tf.constant(bound)

@@ -27,7 +27,7 @@ READERS = frozenset(
         "CollectiveGatherRows",
         "CollectiveHoldRows",
         "CollectiveReduceRows",
-        "CollectiveShard",
+        "CollectiveSharedAlltoallKeys",
         "CollectiveWatchShard",
         "DisableCopyOnRead",
         "ReadVariableOp",
@@ -87,9 +87,9 @@ def watch(session: Any, variables: Sequence[Any]) -> list[int]:
     with graphs.open_for_changes(session.graph), session.graph.as_default(), tf.init_scope():
         for variable in variables:
             if not hasattr(variable, "_collective_watch"):
-                store = (
-                    getattr(variable, "number", None) if variable is shard_of(variable) else None
-                )
+                # On a device, a table's keys are nobody's to announce.
+                has_store = variable is shard_of(variable) and not getattr(variable, "bridge", None)
+                store = getattr(variable, "number", None) if has_store else None
                 with tf.control_dependencies(None), tf.name_scope("collective/watch/"):
                     variable._collective_watch = row_changes.watch(variable.handle, store)
     if not variables:

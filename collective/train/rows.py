@@ -34,7 +34,7 @@ class Rows:
         return (
             self.indices is not None
             and isinstance(variable, Table)
-            and sparse_updates.is_compiled(variable.hashed, variable.dtype, self.gradient.dtype)
+            and sparse_updates.is_compiled(variable.dtype, self.gradient.dtype)
         )
 
     def cast(self, number: Any) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""Makes Keras work in graphs: legacy optimizers, its Embedding layer, seeds of its initializers.
+"""Makes Keras work in graphs: legacy optimizers, its embeddings, seeds of its initializers.
 
 `tf.keras.optimizers.legacy.…` (in `tf.compat.v1` these are `tf.keras.optimizers.…`) make slots and
 updates by methods of their own, not by those of `tf.train`. The new `tf.keras.optimizers.…` don't
@@ -14,11 +14,12 @@ from typing import Any, Callable
 import tensorflow.compat.v1 as tf
 from keras.src import backend
 from keras.src.engine import base_layer_utils
-from keras.src.layers.core import embedding
+from keras.src.feature_column.dense_features_v2 import DenseFeatures
+from keras.src.layers import Embedding
 from tensorflow.python.framework.func_graph import FuncGraph
 
 from collective.gradients.reduction import updating_shards
-from collective.ops import graphs
+from collective.ops import collectives, graphs
 from collective.ops.graph_state import state_of
 from collective.options import EmbeddingOptions
 from collective.replication import assignments
@@ -27,6 +28,9 @@ from collective.tables import weight_bound
 from collective.tables.optimizer_slots import sharded_as
 from collective.tables.table import Table
 from collective.tables.variable_getter import table_getter
+
+# Whose weights are embeddings. (The DenseFeatures of tf.compat.v1 calls tf.get_variable.)
+EMBEDDING_LAYERS = (Embedding, DenseFeatures)
 
 
 def apply_gradients(
@@ -66,6 +70,25 @@ def apply_gradients(
     with updating_shards(grads_and_vars), tf.variable_creator_scope(create_slot):
         applied = original(optimizer, grads_and_vars, *args, **kwargs)
         return weight_bound.behind(applied, grads_and_vars)
+
+
+def scales_the_loss(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stands in for `LossScaleOptimizer.apply_gradients`: refuses a dynamic scale on several ranks.
+
+    It makes slots, and decides by its own gradients whether to take a step, before they come to the
+    `apply_gradients` of the optimizer within.
+
+    Raises:
+        NotImplementedError: there are several ranks, and the scale is dynamic.
+    """
+    if optimizer.dynamic and collectives.size() > 1:
+        raise NotImplementedError(
+            "tf.keras.mixed_precision.LossScaleOptimizer with a dynamic scale would decide on each "
+            "rank for itself whether to take a step. Use "
+            "tf.train.experimental.MixedPrecisionLossScaleOptimizer with an optimizer of "
+            "tf.compat.v1.train, or dynamic=False."
+        )
+    return original(optimizer, *args, **kwargs)
 
 
 def trains_nothing(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -146,13 +169,8 @@ def create_seed(original: Callable[..., int], generator: Any, seed: int | None) 
     return int.from_bytes(digest, "little") % (2**31 - 1)
 
 
-def add_weight(
-    original: Callable[..., Any],
-    layer: Any,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    """Stands in for `tf.keras.layers.Embedding.add_weight`: makes a table in embedding_scope().
+def add_weight(original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stands in for `add_weight` of EMBEDDING_LAYERS: makes a table in embedding_scope().
 
     Keras makes weights without `tf.get_variable`.
 
@@ -163,7 +181,8 @@ def add_weight(
     options = SCOPES.embedding_options
     if options is not None:
         kwargs.setdefault("getter", functools.partial(_get_table, options))
-    return super(embedding.Embedding, layer).add_weight(*args, **kwargs)
+    kind: Any = next(kind for kind in EMBEDDING_LAYERS if isinstance(layer, kind))
+    return super(kind, layer).add_weight(*args, **kwargs)
 
 
 def _get_table(options: EmbeddingOptions, name: str, **kwargs: Any) -> Any:

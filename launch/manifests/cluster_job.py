@@ -6,6 +6,7 @@ What a scheduler would refuse minutes later, or a pod would die of, is refused h
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,10 +29,16 @@ _RESERVED = re.compile(
     r"PET_.*|COLLECTIVE_SECRET(_FILE)?|(LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE|"
     r"HOROVOD_((LOCAL_|CROSS_)?(RANK|SIZE)|HOSTNAME|GLOO_RENDEZVOUS_.*)"
 )
-# What a scheduler says to each launcher.
-_SCHEDULERS_OPTIONS = frozenset(
-    "--nnodes --node-rank --master-addr --master-port --standalone -H --hosts --hostfile".split()
-)
+# What a scheduler says to each launcher: the options by their attributes.
+_SCHEDULERS_OPTIONS = {
+    "nodes": "--nnodes",
+    "node": "--node-rank",
+    "master": "--master-addr",
+    "port": "--master-port",
+    "standalone": "--standalone",
+    "hosts": "-H",
+    "hostfile": "--hostfile",
+}
 # Which options a kind has no use for, and why.
 _UNUSED = {
     "mpijob": {
@@ -131,7 +138,7 @@ def cluster_job(
     """Makes a job of the options.
 
     Args:
-      options: those of manifests, of which `emit` is given.
+      options: the launcher's, of which `emit` is given.
       launcher_words: all options as given, up to the command.
       command: the words of the command.
       ranks: what -np says: a number, "auto", "gpu" or "cpu".
@@ -143,7 +150,8 @@ def cluster_job(
     """
     if not command:
         raise UsageError(f"--emit {options.emit}: no script given, which the job would run")
-    _check_use(options, launcher_words)
+    _check_use(options)
+    _check_encoding([*launcher_words, *command])
     replicas = _count("--replicas", options.replicas, 1, otherwise=1)
     gpus = _count("--gpus-per-replica", options.gpus_per_replica, 0, otherwise=0)
     cpus = _count("--cpus-per-replica", options.cpus_per_replica, 1, otherwise=0)
@@ -179,10 +187,10 @@ def _arguments(
     return (*words, *(["--"] if unclear else []), *command)
 
 
-def _check_use(options: ManifestOptions, launcher_words: Sequence[str]) -> None:
-    for word in launcher_words:
-        option = word.partition("=")[0].replace("_", "-")
-        if option in _SCHEDULERS_OPTIONS:
+def _check_use(options: ManifestOptions) -> None:
+    for name, option in _SCHEDULERS_OPTIONS.items():
+        value = getattr(options, name)
+        if value is not None and value is not False:
             raise UsageError(
                 f"{option} with --emit {options.emit}: the scheduler says which hosts there are; "
                 "leave it out, and give their number by --replicas"
@@ -193,6 +201,17 @@ def _check_use(options: ManifestOptions, launcher_words: Sequence[str]) -> None:
                 f"--{name.replace('_', '-')} is of no use with --emit {options.emit} ({reason}): "
                 "leave it out"
             )
+
+
+def _check_encoding(words: Sequence[str]) -> None:
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise UsageError(
+                f"--emit: a manifest is UTF-8, and {os.fsencode(word)!r} isn't: give the job "
+                "arguments in UTF-8"
+            ) from None
 
 
 def _count(option: str, value: int | None, least: int, otherwise: int) -> int:

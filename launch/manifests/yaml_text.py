@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,10 +11,27 @@ import yaml
 Document = Mapping[str, Any]
 
 
+class _Literal(str):
+    """Is written in double quotes, whatever it looks like."""
+
+
 class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: object) -> bool:
         """Writes what is the same twice out twice: anchors are hard to edit."""
         return True
+
+
+# The readers of Kubernetes and compose take more for numbers and booleans than PyYAML does, as 1e3,
+# 0o17 and y: whatever begins like one of these is quoted.
+_Dumper.add_implicit_resolver(
+    "",
+    re.compile(r"([-+]?\.?[0-9][-+.:_0-9A-Fa-foxX]*|[yYnN])\Z"),
+    list("-+.0123456789yYnN"),
+)
+_Dumper.add_representer(
+    _Literal,
+    lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", str(text), style='"'),
+)
 
 
 def yaml_text(comment: Sequence[str], *documents: Document) -> str:
@@ -31,5 +49,8 @@ def yaml_text(comment: Sequence[str], *documents: Document) -> str:
 
 
 def literal(text: str) -> str:
-    """Escapes a text in which Kubernetes or compose would put variables in the place of $(...)."""
-    return text.replace("$", "$$")
+    """Returns a text that Kubernetes and compose take for this one.
+
+    They would put variables in the place of $(...), and take 1e3 for a number.
+    """
+    return _Literal(text.replace("$", "$$"))

@@ -22,19 +22,20 @@ _STATIC_SHARED = 48 * 1024  # bytes; more must be asked for
 _FILLER = 2**30  # bytes, many times an L2
 _FILLINGS = tuple(4**n for n in range(1, 6))  # how often it is filled: some 1 to 300 ms
 
+_use_locale = ctypes.CDLL(None).uselocale
+_use_locale.argtypes, _use_locale.restype = [ctypes.c_void_p], ctypes.c_void_p
+
 
 @contextlib.contextmanager
 def kept_locale() -> Iterator[None]:
     """Keeps the thread's locale: NVIDIA's compiler (12.2) leaves it at "C", where files are then
     read as ASCII.
     """
-    library = ctypes.CDLL(None)
-    library.uselocale.argtypes, library.uselocale.restype = [ctypes.c_void_p], ctypes.c_void_p
-    before = library.uselocale(None)
+    before = _use_locale(None)
     try:
         yield
     finally:
-        library.uselocale(before)
+        _use_locale(before)
 
 
 class CupyDevice(Device):
@@ -136,6 +137,12 @@ class CupyDevice(Device):
     def rows_that_fit(self, row_bytes: int, most: int) -> int:
         return memory.rows_within(int(self.xp.cuda.runtime.memGetInfo()[1]), row_bytes, most)
 
+    def on_stream(self, number: int) -> contextlib.AbstractContextManager[Any]:
+        stream: contextlib.AbstractContextManager[Any] = self.xp.cuda.ExternalStream(
+            number, self._number
+        )
+        return stream
+
     def stream(self) -> int:
         if self.xp.cuda.runtime.getDevice() != self._number:
             raise RuntimeError(
@@ -177,17 +184,13 @@ class CupyDevice(Device):
             "driver": _version(runtime.driverGetVersion()),
         }
 
-    def limit(self, share: float) -> None:
-        """Lets arrays take at most this fraction of the GPU's memory from now on."""
-        self.xp.get_default_memory_pool().set_limit(fraction=share)
-
     def memory(self) -> str:
         """Says how much memory arrays take, for a report."""
         pool = self.xp.get_default_memory_pool()
         free, total = self.xp.cuda.runtime.memGetInfo()
         return (
-            f"kernels use {pool.used_bytes():,} bytes and hold {pool.total_bytes():,} of the "
-            f"{pool.get_limit():,} they may; {free:,} of the GPU's {total:,} are free"
+            f"hash tables and kernels use {pool.used_bytes():,} bytes and hold "
+            f"{pool.total_bytes():,}; {free:,} of the GPU's {total:,} are free"
         )
 
 

@@ -7,6 +7,7 @@ in tests.
 from __future__ import annotations
 
 import abc
+import contextlib
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple, Protocol
 
@@ -138,6 +139,10 @@ class Device(abc.ABC):
         """Says how many rows to reserve for a column whose rows take `row_bytes`: see
         `collective.ops.memory`.
         """
+
+    @abc.abstractmethod
+    def on_stream(self, number: int) -> contextlib.AbstractContextManager[Any]:
+        """Makes another stream, which somebody else has made, the current one of this thread."""
 
     @abc.abstractmethod
     def stream(self) -> int:

@@ -22,6 +22,10 @@ from collective.ops.gpu.segments import Segments
 from collective.ops.keymap import check_ascending
 
 
+class FullMapError(MemoryError):
+    """Says that a map has no rows left for new keys."""
+
+
 class DeviceKeyMap:
     """Maps keys to the rows 1, 2, 3, … in the order of their insertion: see
     `collective.ops.keymap.KeyMap`.
@@ -129,8 +133,9 @@ def rows(
             each map's keys leads; 0 for none that counts.
 
     Raises:
-        MemoryError: a map has no rows left for all new keys, of which those that came first have
-            got theirs; or none was inserted, as slots can't grow.
+        FullMapError: a map has no rows left for all new keys, of which those that came first have
+            got theirs.
+        MemoryError: none was inserted, as slots can't grow.
     """
     tables, segments = [one._table for one in maps], Segments.of(sizes, range(len(maps)))
     if steps is None:
@@ -139,7 +144,7 @@ def rows(
         inserted = kernels.find_or_insert(tables, keys, segments, steps)
     except FullError as error:
         _note(kernels, maps, error.inserted)
-        raise MemoryError(str(error)) from error
+        raise FullMapError(str(error)) from error
     _note(kernels, maps, inserted)
     return inserted.rows
 

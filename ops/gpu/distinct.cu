@@ -13,11 +13,20 @@ __device__ __forceinline__ u32 fetch(const u32* word) {
   return *static_cast<const volatile u32*>(word);
 }
 
-// slots[i]: the word that key i found or took; it comes to hold the first position of that key.
+// slots[i]: the word that key i found or took; it comes to hold the first position of that key. If
+// keys are not de-duplicated, i.
 extern "C" __global__ void __launch_bounds__(kThreads)
     distinct_insert(const i64* __restrict__ keys, const Segment* __restrict__ segments,
                     int segment_count, u32* words, u32 base, u32* __restrict__ slots) {
   const Tile tile(segments, segment_count);
+  if (tile.slot_count == 0) {
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const i64 at = tile.key(turn);
+      if (at < tile.end) slots[at] = static_cast<u32>(at);
+    }
+    return;
+  }
 #pragma unroll
   for (int turn = 0; turn < kTurns; turn += kFlight) {
     i64 key[kFlight];
@@ -66,6 +75,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   extern __shared__ u32 counters[];
   const Tile tile(segments, segment_count);
   count_tile(tile, keys, ranks, ByOwner{tile.dynamic, ranks}, counts, tiles, counters, [=](i64 at) {
+    if (tile.slot_count == 0) return true;
     const u32 first = words[firsts[at]] - base;
     firsts[at] = first;
     return first == static_cast<u32>(at);
@@ -98,4 +108,36 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     const i64 at = first + turn * kThreads;
     if (at < count) inverse[at] = numbers[inverse[at]];
   }
+}
+
+// Numbers that are copied to or from a part of an array.
+struct Part {
+  i64 tile;      // its first one
+  i64 from, to;  // addresses
+  i64 count;
+  i64 before;  // what is subtracted from each
+};
+
+template <class Number>
+__device__ __forceinline__ void copy_part(const Part& part) {
+  const Number* from = reinterpret_cast<const Number*>(part.from);
+  Number* to = reinterpret_cast<Number*>(part.to);
+  const i64 first = (blockIdx.x - part.tile) * kTile + threadIdx.x;
+#pragma unroll
+  for (int turn = 0; turn < kTurns; ++turn) {
+    const i64 at = first + turn * kThreads;
+    if (at < part.count) to[at] = from[at] - static_cast<Number>(part.before);
+  }
+}
+
+// Joins keys of several arrays, or deals keys out to several.
+extern "C" __global__ void __launch_bounds__(kThreads)
+    copy_keys(const Part* __restrict__ parts, int count) {
+  copy_part<i64>(holding(parts, count, blockIdx.x));
+}
+
+// The same of numbers of keys; those of each part begin at 0 again.
+extern "C" __global__ void __launch_bounds__(kThreads)
+    copy_numbers(const Part* __restrict__ parts, int count) {
+  copy_part<int>(holding(parts, count, blockIdx.x));
 }

@@ -27,7 +27,15 @@ from collective.ops.gpu.sources import Source
 from collective.ops.gpu.workspace import Workspace
 
 SOURCE = Source(
-    "distinct.cu", ("distinct_insert", "distinct_count", "distinct_number", "distinct_inverse")
+    "distinct.cu",
+    (
+        "distinct_insert",
+        "distinct_count",
+        "distinct_number",
+        "distinct_inverse",
+        "copy_keys",
+        "copy_numbers",
+    ),
 )
 _WARPS = THREADS // 32
 

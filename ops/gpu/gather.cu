@@ -1,4 +1,5 @@
-// Rows of many tables into one buffer. gather.py describes and launches the kernel.
+// Rows of many tables into one buffer. gather.py describes and launches gather_rows; spread_rows
+// does the same by numbers of 32 bits, and multiplies, as scale_values does alone.
 //
 // A row is read by a group of lanes, a power of two that covers it, at most a warp; a thread has
 // kFlight rows in flight. What neighbouring groups write lies side by side. A block first reads the
@@ -24,9 +25,9 @@ struct Piece {
 
 constexpr int kMostRows = kThreads * kFlight * kRounds;  // of a tile
 
-template <int kCount>
+template <int kCount, bool kScales>
 __device__ __forceinline__ void gather_tile(const Piece& piece, const i64* from, int count,
-                                            float* out) {
+                                            float* out, float scale) {
   const int lanes = static_cast<int>(piece.lanes), lane = threadIdx.x & (lanes - 1),
             groups = kThreads / lanes, accesses = static_cast<int>(piece.dim / kCount);
 #pragma unroll 1
@@ -49,19 +50,24 @@ __device__ __forceinline__ void gather_tile(const Piece& piece, const i64* from,
       }
 #pragma unroll
       for (int f = 0; f < kFlight; ++f) {
+        if (kScales) {
+#pragma unroll
+          for (int e = 0; e < kCount; ++e) values[f].elements[e] *= scale;
+        }
         if (first + f * groups < count) store<kCount>(to + f * stride + access * kCount, values[f]);
       }
     }
   }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 5)
-    gather_rows(const Piece* __restrict__ pieces, int count, float* __restrict__ out) {
-  __shared__ i64 from[kMostRows];  // addresses, 0 for none
+// Works on the tile of a block. A Number is what rows are numbered by.
+template <class Number, bool kScales>
+__device__ __forceinline__ void gather_block(const Piece* pieces, int count, float* out,
+                                             float scale, i64* from) {
   const Piece piece = holding(pieces, count, blockIdx.x);
   const int most = kMostRows / static_cast<int>(piece.lanes);
   const i64 first = (blockIdx.x - piece.tile) * most, left = piece.count - first;
-  const i64* rows = reinterpret_cast<const i64*>(piece.rows);
+  const Number* rows = reinterpret_cast<const Number*>(piece.rows);
   const int here = left < most ? static_cast<int>(left) : most;
 #pragma unroll 4
   for (int at = threadIdx.x; at < here; at += kThreads) {
@@ -72,8 +78,31 @@ extern "C" __global__ void __launch_bounds__(kThreads, 5)
   __syncthreads();
   float* to = out + piece.out + first * piece.dim;
   if (piece.vectors != 0) {
-    gather_tile<4>(piece, from, here, to);
+    gather_tile<4, kScales>(piece, from, here, to, scale);
   } else {
-    gather_tile<1>(piece, from, here, to);
+    gather_tile<1, kScales>(piece, from, here, to, scale);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 5)
+    gather_rows(const Piece* __restrict__ pieces, int count, float* __restrict__ out) {
+  __shared__ i64 from[kMostRows];  // addresses, 0 for none
+  gather_block<i64, false>(pieces, count, out, 1, from);
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 5)
+    spread_rows(const Piece* __restrict__ pieces, int count, float* __restrict__ out, float scale) {
+  __shared__ i64 from[kMostRows];
+  gather_block<int, true>(pieces, count, out, scale, from);
+}
+
+// Multiplies values where they are.
+extern "C" __global__ void __launch_bounds__(kThreads)
+    scale_values(float* __restrict__ values, i64 count, float scale) {
+  const i64 first = static_cast<i64>(blockIdx.x) * kTile + threadIdx.x;
+#pragma unroll
+  for (int turn = 0; turn < kTurns; ++turn) {
+    const i64 at = first + turn * kThreads;
+    if (at < count) values[at] *= scale;
   }
 }

@@ -14,7 +14,7 @@ from collective.ops.gpu.segments import THREADS, Segments
 from collective.ops.gpu.sources import Source
 from collective.ops.gpu.workspace import Workspace
 
-SOURCE = Source("gather.cu", ("gather_rows",))
+SOURCE = Source("gather.cu", ("gather_rows", "spread_rows", "scale_values"))
 _IN_FLIGHT, _ROUNDS = 4, 2  # as in gather.cu
 _WIDTH, _FLOAT_BYTES = 4, 4  # elements of the widest access, and the bytes of one
 _NUMBER_BYTES = 8  # of a row's number

@@ -124,11 +124,6 @@ class HashTable:
         """Counts the bytes of the device's memory that it holds."""
         return int(self._sectors.nbytes + self.counters.nbytes)
 
-    @property
-    def highest_bound(self) -> int:
-        """Bounds the number of rows without waiting for the device."""
-        return min(self._most_highest, self.most_rows)
-
     def count(self) -> int:
         """Counts the keys, which have the rows up to this one. The host waits for the device."""
         return int(self.read()[HIGHEST])
@@ -196,8 +191,7 @@ class HashTable:
         self.counters[REFUSED:LOST].fill(0)
         return (
             f"hash table '{self.name}' is full: all of its {self.most_rows:,} rows are taken, and "
-            f"{counted(refused, 'new key')} got none. Remove keys, or make room for the values of "
-            "more rows and set most_rows."
+            f"{counted(refused, 'new key')} got none"
         )
 
     def read(self) -> np.ndarray:

@@ -57,6 +57,19 @@ __device__ __forceinline__ Pack<4> read_where(bool there, const float* at) {
   return pack;
 }
 
+// The same of a single one.
+__device__ __forceinline__ float read_one_where(bool there, const float* at) {
+  float one = 0;
+#ifdef __CUDA_ARCH__
+  asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p ld.global.f32 %0, [%1]; }"
+               : "+f"(one)
+               : "l"(at), "r"(static_cast<unsigned>(there)));
+#else
+  if (there) one = *at;
+#endif
+  return one;
+}
+
 template <int kCount>
 __device__ __forceinline__ void store(float* at, const Pack<kCount>& pack) {
   *reinterpret_cast<typename Access<kCount>::Type*>(at) = pack.words;

@@ -74,13 +74,23 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       });
 }
 
+// Keys of one table that one rank sent.
+struct Keys {
+  i64 tile;        // its first one
+  i64 keys, rows;  // addresses
+  i64 count;
+  i64 dynamic;  // its table is
+};
+
 extern "C" __global__ void __launch_bounds__(kThreads)
-    local_rows(const i64* __restrict__ keys, const Segment* __restrict__ segments,
-               int segment_count, u32 ranks, i64* __restrict__ rows) {
-  const Tile tile(segments, segment_count);
+    local_rows(const Keys* __restrict__ pieces, int count, u32 ranks) {
+  const Keys piece = holding(pieces, count, blockIdx.x);
+  const i64* keys = reinterpret_cast<const i64*>(piece.keys);
+  i64* rows = reinterpret_cast<i64*>(piece.rows);
+  const i64 first = (blockIdx.x - piece.tile) * kTile + threadIdx.x;
 #pragma unroll
   for (int turn = 0; turn < kTurns; ++turn) {
-    const i64 at = tile.key(turn);
-    if (at < tile.end) rows[at] = local_of(keys[at], tile.dynamic, ranks);
+    const i64 at = first + turn * kThreads;
+    if (at < piece.count) rows[at] = local_of(keys[at], piece.dynamic != 0, ranks);
   }
 }

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from collective.ops.gpu.segments import THREADS, Plan, Segments, check_ranks, plan
+from collective.ops.gpu.segments import THREADS, TILE, Plan, Segments, check_ranks, plan
 from collective.ops.gpu.sources import Source
 from collective.ops.gpu.workspace import Workspace
 
@@ -141,10 +141,24 @@ def local_rows(
             isn't checked.
     """
     check_ranks(ranks)
-    made = plan(segments, kinds)
     rows = workspace.take("local_rows.rows", segments.keys, np.int64)
-    on_device = workspace.upload("local_rows.segments", made.segments)
+    words, tiles = keys_words(segments, kinds, *map(workspace.device.pointer, (keys, rows)))
+    on_device = workspace.upload("local_rows.pieces", words)
     workspace.device.kernel(SOURCE, "local_rows")(
-        made.tiles, THREADS, (keys, on_device, np.int32(len(made.segments)), np.uint32(ranks), rows)
+        tiles, THREADS, (on_device, np.int32(len(words)), np.uint32(ranks))
     )
     return rows
+
+
+def keys_words(
+    segments: Segments, kinds: Sequence[int], keys: int, rows: int
+) -> tuple[np.ndarray, int]:
+    """Returns [P, 5] int64, the segments that have keys, as `local_rows` of partition.cu reads
+    them, for keys and rows at these addresses; and how many tiles there are.
+    """
+    lengths, offsets = np.diff(segments.offsets), 8 * segments.offsets[:-1]
+    tiles = -(-lengths // TILE)
+    dynamic = np.asarray(kinds, np.int64)[segments.sections]
+    first = np.cumsum(tiles) - tiles
+    words = np.stack([first, keys + offsets, rows + offsets, lengths, dynamic], 1)
+    return words[lengths > 0], int(tiles.sum())

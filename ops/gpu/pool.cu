@@ -4,6 +4,7 @@
 #include "sums.cuh"
 
 constexpr int kFlight = 4;
+constexpr u32 kNowhere = 0xFFFFFFFFu;  // no row that could be has this number
 
 enum Combiner { kRows, kSum, kMean, kSqrtN };  // as in ops/embedding_bag.py
 
@@ -17,33 +18,45 @@ struct Lookup {
   i64 combiner;
   i64 weighted;
   i64 max_norm;  // the bits of a float; 0 for none
+  // Addresses where those of the first id of all look-ups would be, if this one had it.
+  i64 positions, weights;
 
   __device__ __forceinline__ float norm() const {
     return __uint_as_float(static_cast<u32>(max_norm));
   }
-};
 
-// Ids of all look-ups: where the row of each is, its weight, and the square of its row's norm where
-// there is a max_norm.
-struct Ids {
-  const void* positions;
-  int wide;  // positions are of 64 bits
-  const int* offsets;
-  const float* weights;
-  const float* squares;
-
-  __device__ __forceinline__ i64 row(u32 id) const {
-    return wide != 0 ? static_cast<const i64*>(positions)[id]
-                     : static_cast<const int*>(positions)[id];
+  __device__ __forceinline__ float weight(u32 id) const {
+    return __ldg(reinterpret_cast<const float*>(weights + static_cast<i64>(id) * kFloatBytes));
   }
 };
 
-#define IDS_PARAMETERS                                                                      \
-  const Lookup *__restrict__ lookups, int lookup_count, const void *__restrict__ positions, \
-      int wide, const int *__restrict__ offsets, const float *__restrict__ weights,         \
+// Ids of all look-ups: which belong to each sample, and the square of the norm of the row of each
+// where there is a max_norm.
+struct Ids {
+  int wide;  // positions are of 64 bits
+  const int* offsets;
+  const float* squares;
+
+  __device__ __forceinline__ i64 row(const Lookup& lookup, u32 id) const {
+    const i64 bytes = wide != 0 ? sizeof(i64) : sizeof(int), at = lookup.positions + id * bytes;
+    return wide != 0 ? __ldg(reinterpret_cast<const i64*>(at))
+                     : __ldg(reinterpret_cast<const int*>(at));
+  }
+};
+
+// The samples of one look-up, numbered among those of all, and its ids.
+struct Batch {
+  i64 tile;        // its first one, of kThreads samples
+  i64 first, end;  // of its samples
+  i64 id, ids;     // the first of all, and how many
+  i64 samples;     // address: of each id, ascending; 0: each id is a sample of its own
+};
+
+#define IDS_PARAMETERS                                                                             \
+  const Lookup *__restrict__ lookups, int lookup_count, int wide, const int *__restrict__ offsets, \
       const float *__restrict__ squares
 #define IDS \
-  Ids { positions, wide, offsets, weights, squares }
+  Ids { wide, offsets, squares }
 
 // The factor by which a row's norm isn't above max_norm. A NaN stays one.
 __device__ __forceinline__ float clip_of(float square, float max_norm) {
@@ -52,7 +65,7 @@ __device__ __forceinline__ float clip_of(float square, float max_norm) {
 }
 
 __device__ __forceinline__ float factor_of(const Lookup& lookup, const Ids& ids, u32 id) {
-  const float weight = lookup.weighted != 0 ? ids.weights[id] : 1.f;
+  const float weight = lookup.weighted != 0 ? lookup.weight(id) : 1.f;
   return lookup.max_norm != 0 ? weight * clip_of(ids.squares[id], lookup.norm()) : weight;
 }
 
@@ -72,7 +85,7 @@ __device__ __forceinline__ float divisor_of(const Lookup& lookup, const Ids& ids
   double sum = end - begin;
   if (lookup.weighted != 0 && lookup.combiner != kSum) {
     sum = 0;
-    for (u32 id = begin; id < end; ++id) sum += share_of(lookup, ids.weights[id]);
+    for (u32 id = begin; id < end; ++id) sum += share_of(lookup, lookup.weight(id));
   }
   return divisor_of(lookup, sum);
 }
@@ -84,7 +97,7 @@ struct FindId {
   const Run* runs;
 
   __device__ __forceinline__ Found operator()(u32 id) const {
-    const i64 row = ids.row(id);
+    const i64 row = ids.row(lookup, id);
     return {address_of(runs, static_cast<int>(lookup.runs), row, lookup.dim * kFloatBytes),
             factor_of(lookup, ids, id)};
   }
@@ -92,12 +105,13 @@ struct FindId {
 
 // The same where all rows are in one run and have the factor 1.
 struct FindInRun {
+  const Lookup& lookup;
   const Ids& ids;
   Run run;
   i64 pitch;
 
   __device__ __forceinline__ Found operator()(u32 id) const {
-    return {address_in(run, ids.row(id), pitch), 1};
+    return {address_in(run, ids.row(lookup, id), pitch), 1};
   }
 };
 
@@ -146,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3)
     pool_rows_plain(IDS_PARAMETERS, const Run* __restrict__ runs) {
   const Ids ids = IDS;
   const Lookup& lookup = holding(lookups, lookup_count, blockIdx.x);
-  pool_tile<true>(lookup, ids, FindInRun{ids, runs[lookup.run], lookup.dim * kFloatBytes});
+  pool_tile<true>(lookup, ids, FindInRun{lookup, ids, runs[lookup.run], lookup.dim * kFloatBytes});
 }
 
 // products[id]: of its row with itself, or with its sample's gradient if there are any. One sample
@@ -166,8 +180,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
                         : address_of(gradients, gradient_count, sample, lookup.dim * kFloatBytes);
   for (u32 id = static_cast<u32>(offsets[sample]); id < static_cast<u32>(offsets[sample + 1]);
        ++id) {
-    const i64 row[1] = {address_of(runs + lookup.run, static_cast<int>(lookup.runs), ids.row(id),
-                                   lookup.dim * kFloatBytes)};
+    const i64 row[1] = {address_of(runs + lookup.run, static_cast<int>(lookup.runs),
+                                   ids.row(lookup, id), lookup.dim * kFloatBytes)};
     const i64 with[1] = {gradients == nullptr ? row[0] : other};
     float sum = 0;
     for (int access = static_cast<int>(lane); access * kWidth < lookup.dim;
@@ -187,10 +201,11 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 }
 
 // Makes the terms of each id: its sample, the factor of that sample's gradient, and how much of the
-// row itself belongs to its gradient. One sample for each thread; tiles are of kThreads samples.
+// row itself belongs to its gradient; and, if there are `numbers`, the number of its row, 0 for one
+// that isn't there. One sample for each thread; tiles are of kThreads samples.
 extern "C" __global__ void __launch_bounds__(kThreads)
     pool_terms(IDS_PARAMETERS, const float* __restrict__ products, Term* __restrict__ terms,
-               float* __restrict__ along) {
+               float* __restrict__ along, int* __restrict__ numbers, i64 row_count) {
   const Ids ids = IDS;
   const Lookup& lookup = holding(lookups, lookup_count, blockIdx.x);
   const i64 sample = lookup.first + (blockIdx.x - lookup.tile) * kThreads + threadIdx.x;
@@ -200,6 +215,12 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   for (u32 id = begin; id < end; ++id) {
     const float factor = factor_of(lookup, ids, id) * share;
     terms[id] = {static_cast<u32>(sample), factor};
+    if (numbers != nullptr) {
+      const i64 row = ids.row(lookup, id);
+      const bool there = row >= 0 && row < row_count;
+      numbers[id] = there ? static_cast<int>(row) : 0;
+      if (!there) terms[id].row = kNowhere;
+    }
     if (along == nullptr) continue;
     const float square = lookup.max_norm != 0 ? squares[id] : 0;
     const bool clipped = square > 0 && sqrtf(square) >= lookup.norm();
@@ -207,29 +228,56 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Gradients of weights, which `products` become. With p the product of the (clipped) row and its
-// sample's gradient: p for sums; (p - sum(w p) / sum(w)) / sum(w) for means; (p - w sum(w p) / q) /
-// sqrt(q) with q = sum(w w) for sqrtn. 0 where the sum of weights is.
+// Gradients of weights, to where a look-up's `out` has that of the first id of all. With p the
+// product of the (clipped) row and its sample's gradient: p for sums; (p - sum(w p) / sum(w)) /
+// sum(w) for means; (p - w sum(w p) / q) / sqrt(q) with q = sum(w w) for sqrtn. 0 where the sum of
+// weights is.
 extern "C" __global__ void __launch_bounds__(kThreads)
-    pool_weights(IDS_PARAMETERS, const float* __restrict__ products,
-                 float* __restrict__ gradients) {
+    pool_weights(IDS_PARAMETERS, const float* __restrict__ products) {
   const Ids ids = IDS;
   const Lookup& lookup = holding(lookups, lookup_count, blockIdx.x);
   const i64 sample = lookup.first + (blockIdx.x - lookup.tile) * kThreads + threadIdx.x;
-  if (sample >= lookup.end) return;
+  if (sample >= lookup.end || lookup.out == 0) return;
+  const auto gradient_of = [&lookup](u32 id) -> float& {
+    return *reinterpret_cast<float*>(lookup.out + static_cast<i64>(id) * kFloatBytes);
+  };
   const u32 begin = static_cast<u32>(offsets[sample]), end = static_cast<u32>(offsets[sample + 1]);
   const double divisor = divisor_of(lookup, ids, begin, end);
   double pooled = 0;
   for (u32 id = begin; id < end; ++id) {
     const float product =
         lookup.max_norm != 0 ? products[id] * clip_of(squares[id], lookup.norm()) : products[id];
-    gradients[id] = lookup.weighted != 0 ? product : 0;
-    if (lookup.weighted != 0) pooled += static_cast<double>(weights[id]) * product;
+    gradient_of(id) = lookup.weighted != 0 ? product : 0;
+    if (lookup.weighted != 0) pooled += static_cast<double>(lookup.weight(id)) * product;
   }
   if (lookup.combiner == kSum || lookup.weighted == 0) return;
   for (u32 id = begin; id < end; ++id) {
-    const double share = lookup.combiner == kMean ? 1 / divisor : weights[id] / (divisor * divisor);
-    gradients[id] =
-        divisor == 0 ? 0 : static_cast<float>((gradients[id] - share * pooled) / divisor);
+    const double share =
+        lookup.combiner == kMean ? 1 / divisor : lookup.weight(id) / (divisor * divisor);
+    gradient_of(id) =
+        divisor == 0 ? 0 : static_cast<float>((gradient_of(id) - share * pooled) / divisor);
   }
+}
+
+// offsets[sample]: its first id. They ascend, and are of the look-up's own ids, whatever its
+// samples are.
+extern "C" __global__ void __launch_bounds__(kThreads)
+    sample_offsets(const Batch* __restrict__ batches, int batch_count, int* __restrict__ offsets) {
+  const Batch& batch = holding(batches, batch_count, blockIdx.x);
+  const i64 number = (blockIdx.x - batch.tile) * kThreads + threadIdx.x,
+            sample = batch.first + number;
+  if (sample >= batch.end) return;
+  const i64* samples = reinterpret_cast<const i64*>(batch.samples);
+  i64 low = samples == nullptr ? number : 0, high = samples == nullptr ? number : batch.ids;
+  if (number == 0) high = 0;
+  while (low < high) {
+    const i64 middle = (low + high) / 2;
+    if (__ldg(samples + middle) < number) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  offsets[sample] = static_cast<int>(batch.id + low);
+  if (sample == batch.end - 1) offsets[batch.end] = static_cast<int>(batch.id + batch.ids);
 }

@@ -18,13 +18,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from collective.ops.gpu.device import Device
 from collective.ops.gpu.segments import THREADS
 from collective.ops.gpu.sources import Source
 from collective.ops.gpu.sums import NULL, Rows, group_lanes
 from collective.ops.gpu.workspace import Workspace
 
 SOURCE = Source(
-    "pool.cu", ("pool_rows", "pool_rows_plain", "pool_products", "pool_terms", "pool_weights")
+    "pool.cu",
+    (
+        "pool_rows",
+        "pool_rows_plain",
+        "pool_products",
+        "pool_terms",
+        "pool_weights",
+        "sample_offsets",
+    ),
 )
 SUM, MEAN, SQRTN = range(1, 4)  # combiners, as in ops/embedding_bag.py
 _WIDTH, _FLOAT_BYTES = 4, 4  # elements of one access, and the bytes of one
@@ -142,7 +151,7 @@ def pool_flat(
         else NULL
     )
     addresses = device.pointer(out) + firsts * _FLOAT_BYTES
-    words, tiles = _words(lookups, by_lookup, addresses, _IN_FLIGHT)
+    words, tiles = _words(lookups, by_lookup, addresses, _addresses(ids, device), _IN_FLIGHT)
     given = _given(words, ids, squares, workspace, "pool.lookups")
     name = "pool_rows_plain" if _are_plain(lookups, words_by_source, addresses) else "pool_rows"
     device.kernel(SOURCE, name)(tiles, THREADS, (*given, runs))
@@ -192,16 +201,22 @@ def pool_terms(
     products = _products(lookups, rows, ids, gradients, workspace) if clips or of_weights else NULL
     terms = workspace.take("pool_terms.terms", 2 * size, np.uint32).reshape(size, 2)
     along = workspace.take("pool_terms.along", size, np.float32) if clips else NULL
+    made = workspace.take("pool_terms.weights", size, np.float32) if of_weights else None
+    device = workspace.device
     words, tiles = _words(
-        lookups, np.zeros((len(lookups), 2), np.int64), np.zeros(len(lookups), np.int64), 1, lanes=1
+        lookups,
+        np.zeros((len(lookups), 2), np.int64),
+        np.full(len(lookups), 0 if made is None else device.pointer(made)),
+        _addresses(ids, device),
+        1,
+        lanes=1,
     )
     given = _given(words, ids, squares, workspace, "pool_terms.lookups")
-    kernels = workspace.device
-    kernels.kernel(SOURCE, "pool_terms")(tiles, THREADS, (*given, products, terms, along))
-    made = None
+    device.kernel(SOURCE, "pool_terms")(
+        tiles, THREADS, (*given, products, terms, along, NULL, np.int64(0))
+    )
     if of_weights:
-        made = workspace.take("pool_terms.weights", size, np.float32)
-        kernels.kernel(SOURCE, "pool_weights")(tiles, THREADS, (*given, products, made))
+        device.kernel(SOURCE, "pool_weights")(tiles, THREADS, (*given, products))
     return Terms(terms, along if clips else None, made)
 
 
@@ -240,11 +255,12 @@ def _words(
     lookups: Sequence[Lookup],
     runs: np.ndarray,
     out: np.ndarray,
+    ids: tuple[int, int],
     each: int,
     lanes: int | None = None,
 ) -> tuple[np.ndarray, int]:
-    """Returns ([M, 11] int64 as pool.cu reads them, how many tiles they have); `each` samples for a
-    group of lanes.
+    """Returns ([M, 13] int64 as pool.cu reads them, how many tiles they have); `each` samples for a
+    group of lanes, `ids` are the addresses of positions and weights.
     """
     samples = np.array([lookup.samples for lookup in lookups], np.int64)
     dims = np.array([lookup.dim for lookup in lookups], np.int64)
@@ -264,9 +280,14 @@ def _words(
             [lookup.combiner for lookup in lookups],
             [lookup.weighted for lookup in lookups],
             norms,
+            *(np.full(len(lookups), address) for address in ids),
         ]
     )
     return words[samples > 0].astype(np.int64), int(tiles.sum())
+
+
+def _addresses(ids: Ids, device: Device) -> tuple[int, int]:
+    return device.pointer(ids.positions), 0 if ids.weights is None else device.pointer(ids.weights)
 
 
 def _given(
@@ -275,10 +296,8 @@ def _given(
     return (
         workspace.upload(name, words),
         np.int32(len(words)),
-        ids.positions,
         np.int32(ids.positions.dtype == np.int64),
         ids.offsets,
-        NULL if ids.weights is None else ids.weights,
         squares,
     )
 
@@ -294,7 +313,13 @@ def _products(
     name = "pool.squares" if gradients is None else "pool.products"
     products = workspace.take(name, int(ids.positions.size), np.float32)
     runs, by_lookup = _runs(lookups, [one.words() for one in rows], workspace)
-    words, tiles = _words(lookups, by_lookup, np.zeros(len(lookups), np.int64), 1)
+    words, tiles = _words(
+        lookups,
+        by_lookup,
+        np.zeros(len(lookups), np.int64),
+        _addresses(ids, workspace.device),
+        1,
+    )
     gradient_runs, count = NULL, 0
     if gradients is not None:
         known = gradients.words()

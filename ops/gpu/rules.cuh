@@ -33,6 +33,20 @@ struct Adagrad {
   }
 };
 
+// One number a row: `squares` is the sum of its gradient's squares.
+struct RowWiseAdagrad {
+  static constexpr int kSlots = 0;  // of an element
+  float rate, epsilon;
+  __device__ __forceinline__ explicit RowWiseAdagrad(const float* options)
+      : rate(options[0]), epsilon(options[1]) {}
+  __device__ __forceinline__ float accumulated(float sum, float squares, i64 dim) const {
+    return sum + squares / static_cast<float>(dim);
+  }
+  __device__ __forceinline__ float operator()(float w, float g, float sum) const {
+    return w - rate * g / (sqrtf(sum) + epsilon);
+  }
+};
+
 struct Adam {
   static constexpr int kSlots = 2;
   float rate, beta1, beta2, epsilon, rest1, rest2;
@@ -64,7 +78,9 @@ struct Ftrl {
   }
   __device__ __forceinline__ float operator()(float w, float g, float* slots) const {
     const float sum = slots[0] + g * g, after = root(sum);
-    const float linear = slots[1] + (g + 2 * shrinkage * w) - (after - root(slots[0])) / rate * w;
+    // Without shrinkage an infinite weight is multiplied by nothing.
+    const float pulled = shrinkage > 0 ? g + 2 * shrinkage * w : g,
+                linear = slots[1] + pulled - (after - root(slots[0])) / rate * w;
     slots[0] = sum;
     slots[1] = linear;
     const float nearest = linear > l1 ? l1 : linear < -l1 ? -l1 : linear;

@@ -20,11 +20,22 @@ class Rule:
         rate: the learning rate.
         kernel: the name of its kernel.
         slots: how many it has.
+        row_wise: a slot has one number a row, not the table's dimension.
     """
 
     rate: float
     kernel: ClassVar[str]
     slots: ClassVar[int] = 1
+    row_wise: ClassVar[bool] = False
+
+    @property
+    def operation(self) -> str:
+        """Returns its name for the compiled operations, which `numbers` are given to."""
+        return type(self).__name__
+
+    def numbers(self) -> list[float]:
+        """Returns the inputs of a compiled operation."""
+        return self.options()
 
     def options(self) -> list[float]:
         """Returns what the kernel is given, in the order of rules.cuh."""
@@ -47,8 +58,15 @@ class Momentum(Rule):
     nesterov: bool = False
     kernel = "momentum"
 
+    @property
+    def operation(self) -> str:
+        return "NesterovMomentum" if self.nesterov else "Momentum"
+
+    def numbers(self) -> list[float]:
+        return [self.rate, self.momentum]
+
     def options(self) -> list[float]:
-        return [self.rate, self.momentum, float(self.nesterov)]
+        return [*self.numbers(), float(self.nesterov)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +78,24 @@ class Adagrad(Rule):
 
     epsilon: float = 0.0
     kernel = "adagrad"
+
+    def numbers(self) -> list[float]:
+        if self.epsilon != 0:
+            raise ValueError(f"the compiled Adagrad has no epsilon, but this one {self.epsilon}")
+        return [self.rate]
+
+    def options(self) -> list[float]:
+        return [self.rate, self.epsilon]
+
+
+@dataclasses.dataclass(frozen=True)
+class RowWiseAdagrad(Rule):
+    """a += mean(g²), one number a row; w -= rate g / (sqrt(a) + epsilon).
+    `collective.train.RowWiseAdagradOptimizer`; slots: a, [V, 1].
+    """
+
+    epsilon: float = 0.0
+    kernel, row_wise = "row_wise_adagrad", True
 
     def options(self) -> list[float]:
         return [self.rate, self.epsilon]
@@ -87,15 +123,15 @@ class Adam(Rule):
     corrected: bool = False
     kernel, slots = "adam", 2
 
+    @property
+    def operation(self) -> str:
+        return "LazyAdam" if self.lazy else "Adam"
+
+    def numbers(self) -> list[float]:
+        return [self.corrected_rate(), self.beta1, self.beta2, self.epsilon]
+
     def options(self) -> list[float]:
-        return [
-            self.corrected_rate(),
-            self.beta1,
-            self.beta2,
-            self.epsilon,
-            1 - self.beta1,
-            1 - self.beta2,
-        ]
+        return [*self.numbers(), 1 - self.beta1, 1 - self.beta2]
 
     def corrected_rate(self) -> float:
         """Returns r."""
@@ -134,6 +170,9 @@ class RMSProp(Rule):
     epsilon: float = 1e-10
     kernel, slots = "rmsprop", 2
 
+    def numbers(self) -> list[float]:
+        return [self.rate, self.decay, self.momentum, self.epsilon]
+
     def options(self) -> list[float]:
         return [self.rate, self.decay, 1 - self.decay, self.momentum, self.epsilon]
 
@@ -146,4 +185,4 @@ class CenteredRMSProp(RMSProp):
     kernel, slots = "centered_rmsprop", 3
 
 
-RULES = (SGD, Momentum, Adagrad, Adam, Ftrl, RMSProp, CenteredRMSProp)
+RULES = (SGD, Momentum, Adagrad, RowWiseAdagrad, Adam, Ftrl, RMSProp, CenteredRMSProp)

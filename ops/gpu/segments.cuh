@@ -8,7 +8,7 @@ struct Segment {
   i64 section;
   i64 dynamic;     // its table is
   i64 slots;       // where its section's part of a scratch table begins
-  i64 slot_count;  // and how large that is
+  i64 slot_count;  // and how large that is; 0: its keys are not de-duplicated
 };
 
 constexpr int kThreads = 256;
@@ -29,6 +29,18 @@ __device__ __forceinline__ const T& holding(const T* things, int count, i64 tile
     }
   }
   return things[low];
+}
+
+// Calls use(thing, i) for each i of a block's tile of a thing that has `count`.
+template <class T, class Use>
+__device__ __forceinline__ void for_tile(const T* things, int count, Use use) {
+  const T thing = holding(things, count, blockIdx.x);
+  const i64 first = (blockIdx.x - thing.tile) * kTile + threadIdx.x;
+#pragma unroll
+  for (int turn = 0; turn < kTurns; ++turn) {
+    const i64 at = first + turn * kThreads;
+    if (at < thing.count) use(thing, at);
+  }
 }
 
 struct Tile {

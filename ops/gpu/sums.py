@@ -168,7 +168,7 @@ def launch(
         kernel, long_kernel: with targets.cuh's parameters, then `extra`; the second for long
             segments.
         targets, tiles: of `target_words`.
-        rows: [U] int64 or NULL.
+        rows: for each target the address of its rows, int64; NULL if they are in order.
         terms, along: as for `sum_rows`, NULL for none.
     """
     device, most = workspace.device, most_pieces(int(occurrences.order.size))

@@ -24,8 +24,8 @@ struct Target {
 struct Work {
   const Target* targets;
   int target_count;
-  const int* offsets;  // of segments in the places
-  const i64* rows;     // which row each segment is of; null: they are in order
+  const int* offsets;      // of segments in the places; null: each is one place
+  const i64* const* rows;  // which row each segment of a target is of; null: they are in order
   const u32* counters;
   const Long* longs;
   const float* along;  // of each occurrence: how much of the row itself belongs to its gradient;
@@ -36,7 +36,7 @@ struct Work {
 
 #define WORK_PARAMETERS                                                                  \
   const Target *__restrict__ targets, int target_count, const int *__restrict__ offsets, \
-      const i64 *__restrict__ rows, const u32 *__restrict__ counters,                    \
+      const i64 *const *__restrict__ rows, const u32 *__restrict__ counters,             \
       const Long *__restrict__ longs, const float *__restrict__ along,                   \
       const float *__restrict__ partial_along, i64 width, const u32 *__restrict__ order, \
       const Term *__restrict__ terms, const Run *__restrict__ runs, int run_count
@@ -73,7 +73,8 @@ __device__ __forceinline__ float sum_along(const float* along, const u32* order,
 }
 
 __device__ __forceinline__ i64 row_of(const Work& work, const Target& target, i64 segment) {
-  const i64 row = work.rows == nullptr ? segment - target.first : work.rows[segment];
+  const i64 at = segment - target.first,
+            row = work.rows == nullptr ? at : work.rows[&target - work.targets][at];
   return row >= 0 && row < target.count ? row : -1;
 }
 
@@ -99,8 +100,9 @@ __device__ __forceinline__ void find_segments(const Work& work, Share<kFlight>& 
                     threadIdx.x / lanes,
             segment = first + share.group.lane % kFlight * groups,
             at = segment < target.end ? segment : target.first;
-  const u32 begin = static_cast<u32>(work.offsets[at]),
-            end = static_cast<u32>(work.offsets[at + 1]);
+  const bool once = work.offsets == nullptr;
+  const u32 begin = static_cast<u32>(once ? at : work.offsets[at]),
+            end = once ? begin + 1 : static_cast<u32>(work.offsets[at + 1]);
   i64 row = row_of(work, target, at);
   if (segment >= target.end || end - begin > kLong || (!kEmpty && begin == end)) row = -1;
   share.range = {begin, row < 0 ? begin : end};

@@ -1,7 +1,7 @@
 // Updates of rows by the sums of their gradients. update.py describes and launches these kernels.
 
-#include "rules.cuh"
 #include "targets.cuh"
+#include "rules.cuh"
 
 constexpr int kFlight = 2;
 
@@ -10,6 +10,11 @@ constexpr int kFlight = 2;
 #define RESIDENT(Rule) 2
 #else
 #define RESIDENT(Rule) (Rule::kSlots > 1 ? 2 : 3)
+#endif
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#define RESIDENT_ROW_WISE 2
+#else
+#define RESIDENT_ROW_WISE 3
 #endif
 
 // Weights and slots are read and written in the same kernel: not by way of read-only memory.
@@ -22,6 +27,19 @@ __device__ __forceinline__ Pack<kWidth> read(i64 address, i64 row, i64 dim, cons
   for (int e = 0; e < kWidth; ++e) pack.elements[e] = e < span.count && row >= 0 ? from[e] : 0;
   return pack;
 }
+
+// What weights are kept within behind their update; a NaN stays one.
+struct Bound {
+  bool is_there;
+  float bound;
+
+  // Args: bounds: of each target; null if there are none.
+  __device__ __forceinline__ Bound(const float* bounds, i64 target)
+      : is_there(bounds != nullptr), bound(is_there ? bounds[target] : 0) {}
+  __device__ __forceinline__ float operator()(float w) const {
+    return is_there && w > bound ? bound : is_there && w < -bound ? -bound : w;
+  }
+};
 
 // A thread's elements of rows and of their slots. kWhole: as `fetch` has it.
 template <class Rule, int kRows, bool kWhole>
@@ -40,9 +58,12 @@ struct Held {
     }
   }
 
-  __device__ __forceinline__ void update(const Rule& rule, const Target& target,
+  // Args: rule: of the flight, the weight, its gradient, and its slots.
+  template <class OfFlight>
+  __device__ __forceinline__ void update(const OfFlight& rule, const Target& target,
                                          const i64 (&rows)[kRows], const Span& span,
-                                         const float (&gradients)[kRows][kWidth]) {
+                                         const float (&gradients)[kRows][kWidth],
+                                         const Bound& bound) {
 #pragma unroll
     for (int f = 0; f < kRows; ++f) {
       if (rows[f] < 0) continue;
@@ -51,7 +72,7 @@ struct Held {
         float values[kSlots + 1];
 #pragma unroll
         for (int s = 0; s < kSlots; ++s) values[s] = slots[f][s].elements[e];
-        weights[f].elements[e] = rule(weights[f].elements[e], gradients[f][e], values);
+        weights[f].elements[e] = bound(rule(f, weights[f].elements[e], gradients[f][e], values));
 #pragma unroll
         for (int s = 0; s < kSlots; ++s) slots[f][s].elements[e] = values[s];
       }
@@ -72,8 +93,24 @@ __device__ __forceinline__ bool are_whole(const Target& target) {
   return target.dim % kWidth == 0 && addresses % kAccessBytes == 0;
 }
 
+template <bool kLong>
+__device__ __forceinline__ void sum_gradients(const Share<kFlight>& share, const Span& span,
+                                              float scale, float (&sums)[kFlight][kWidth]) {
+  if (kLong) {
+    sum_long(share, span, sums);
+  } else {
+    sum_segments(share, span, sums);
+  }
+#pragma unroll
+  for (int f = 0; f < kFlight; ++f) {
+#pragma unroll
+    for (int e = 0; e < kWidth; ++e) sums[f][e] *= scale;
+  }
+}
+
 template <bool kLong, bool kWhole, class Rule>
-__device__ __forceinline__ void update_spans(const Rule& rule, const Share<kFlight>& share) {
+__device__ __forceinline__ void update_spans(const Rule& rule, const Share<kFlight>& share,
+                                             float scale, const Bound& bound) {
   const Target& target = *share.target;
 #pragma unroll 1
   for (int base = 0; base < accesses_of(target); base += share.group.lanes) {
@@ -81,17 +118,15 @@ __device__ __forceinline__ void update_spans(const Rule& rule, const Share<kFlig
     // Before the sums: what they wait for is a chain of four.
     Held<Rule, kFlight, kWhole> held(target, share.row, span);
     float sums[kFlight][kWidth];
-    if (kLong) {
-      sum_long(share, span, sums);
-    } else {
-      sum_segments(share, span, sums);
-    }
-    held.update(rule, target, share.row, span, sums);
+    sum_gradients<kLong>(share, span, scale, sums);
+    held.update([&](int, float w, float g, float* slots) { return rule(w, g, slots); }, target,
+                share.row, span, sums, bound);
   }
 }
 
 template <bool kLong, class Rule>
-__device__ __forceinline__ void update_rows(const Rule& rule, const Share<kFlight>& share) {
+__device__ __forceinline__ void update_rows(const Rule& rule, const Share<kFlight>& share,
+                                            float scale, const Bound& bound) {
   const Target& target = *share.target;
 #pragma unroll
   for (int f = 0; f < kFlight; ++f) {
@@ -100,26 +135,88 @@ __device__ __forceinline__ void update_rows(const Rule& rule, const Share<kFligh
     }
   }
   if (are_whole<Rule>(target)) {
-    update_spans<kLong, true>(rule, share);
+    update_spans<kLong, true>(rule, share, scale, bound);
   } else {
-    update_spans<kLong, false>(rule, share);
+    update_spans<kLong, false>(rule, share, scale, bound);
   }
 }
 
-#define UPDATE(name, Rule)                                                                    \
-  extern "C" __global__ void __launch_bounds__(kThreads, RESIDENT(Rule))                      \
-      update_##name(WORK_PARAMETERS, const float* __restrict__ options) {                     \
-    const Rule rule(options);                                                                 \
-    for_segments<kFlight, false>(                                                             \
-        WORK, SOURCE, [=](const Share<kFlight>& share) { update_rows<false>(rule, share); }); \
-  }                                                                                           \
-  extern "C" __global__ void __launch_bounds__(kThreads, 2)                                   \
-      update_##name##_long(WORK_PARAMETERS, const float* __restrict__ options) {              \
-    const Rule rule(options);                                                                 \
-    for_longs<kFlight>(WORK, SOURCE,                                                          \
-                       [=](const Share<kFlight>& share) { update_rows<true>(rule, share); }); \
+// A row's slot is one number: gradients are summed for it first, and once more for the weights of a
+// row that the group's lanes don't cover in one turn.
+template <bool kLong, bool kWhole>
+__device__ __forceinline__ void update_row_wise_spans(const RowWiseAdagrad& rule,
+                                                      const Share<kFlight>& share, float scale,
+                                                      const Bound& bound) {
+  const Target& target = *share.target;
+  float* const slots = reinterpret_cast<float*>(target.slots[0]);
+  float accumulated[kFlight], sums[kFlight][kWidth], squares[kFlight] = {};
+  // Before the sums, as above.
+#pragma unroll
+  for (int f = 0; f < kFlight; ++f)
+    accumulated[f] = read_one_where(share.row[f] >= 0, slots + share.row[f]);
+  Held<RowWiseAdagrad, kFlight, kWhole> held(target, share.row, Span(share.group.lane, target.dim));
+#pragma unroll 1
+  for (int base = 0; base < accesses_of(target); base += share.group.lanes) {
+    sum_gradients<kLong>(share, Span(base + share.group.lane, target.dim), scale, sums);
+#pragma unroll
+    for (int f = 0; f < kFlight; ++f) {
+#pragma unroll
+      for (int e = 0; e < kWidth; ++e) squares[f] += sums[f][e] * sums[f][e];
+    }
   }
+#pragma unroll
+  for (int f = 0; f < kFlight; ++f) {
+#pragma unroll 1
+    for (int lanes = share.group.lanes / 2; lanes > 0; lanes /= 2)
+      squares[f] += __shfl_xor_sync(kAllLanes, squares[f], lanes);
+    accumulated[f] = rule.accumulated(accumulated[f], squares[f], target.dim);
+  }
+  __syncwarp();  // All lanes have read.
+#pragma unroll
+  for (int f = 0; f < kFlight; ++f) {
+    if (share.group.lane == 0 && share.row[f] >= 0) slots[share.row[f]] = accumulated[f];
+  }
+#pragma unroll 1
+  for (int base = 0; base < accesses_of(target); base += share.group.lanes) {
+    const Span span(base + share.group.lane, target.dim);
+    if (base > 0) held = {target, share.row, span};
+    if (accesses_of(target) > share.group.lanes) sum_gradients<kLong>(share, span, scale, sums);
+    held.update([&](int f, float w, float g, float*) { return rule(w, g, accumulated[f]); }, target,
+                share.row, span, sums, bound);
+  }
+}
 
+template <bool kLong>
+__device__ __forceinline__ void update_row_wise(const RowWiseAdagrad& rule,
+                                                const Share<kFlight>& share, float scale,
+                                                const Bound& bound) {
+  if (are_whole<RowWiseAdagrad>(*share.target)) {
+    update_row_wise_spans<kLong, true>(rule, share, scale, bound);
+  } else {
+    update_row_wise_spans<kLong, false>(rule, share, scale, bound);
+  }
+}
+
+#define KERNELS(name, Rule, resident, rows)                                                 \
+  extern "C" __global__ void __launch_bounds__(kThreads, resident)                          \
+      update_##name(WORK_PARAMETERS, float scale, const float* __restrict__ options,        \
+                    const float* __restrict__ bounds) {                                     \
+    const Rule rule(options);                                                               \
+    for_segments<kFlight, false>(WORK, SOURCE, [=](const Share<kFlight>& share) {           \
+      rows<false>(rule, share, scale, Bound(bounds, share.target - targets));               \
+    });                                                                                     \
+  }                                                                                         \
+  extern "C" __global__ void __launch_bounds__(kThreads, 2)                                 \
+      update_##name##_long(WORK_PARAMETERS, float scale, const float* __restrict__ options, \
+                           const float* __restrict__ bounds) {                              \
+    const Rule rule(options);                                                               \
+    for_longs<kFlight>(WORK, SOURCE, [=](const Share<kFlight>& share) {                     \
+      rows<true>(rule, share, scale, Bound(bounds, share.target - targets));                \
+    });                                                                                     \
+  }
+#define UPDATE(name, Rule) KERNELS(name, Rule, RESIDENT(Rule), update_rows)
+
+KERNELS(row_wise_adagrad, RowWiseAdagrad, RESIDENT_ROW_WISE, update_row_wise)
 UPDATE(sgd, SGD)
 UPDATE(momentum, Momentum)
 UPDATE(adagrad, Adagrad)
@@ -148,6 +245,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   for (int access = lane; access < accesses_of(target); access += lanes) {
     const Span span(access, target.dim);
     Held<Adam, 1, false> held(target, rows, span);
-    held.update(adam, target, rows, span, none);
+    held.update([&](int, float w, float g, float* slots) { return adam(w, g, slots); }, target,
+                rows, span, none, Bound(nullptr, 0));
   }
 }

@@ -28,6 +28,7 @@ SOURCE = Source(
     ),
 )
 _IN_FLIGHT = 2
+_NUMBER_BYTES = 8  # of a row's number
 
 
 class Table(NamedTuple):
@@ -35,7 +36,7 @@ class Table(NamedTuple):
 
     Attributes:
         weights: [V, D] float32, C-contiguous.
-        slots: as many as the rule has, each as the weights are.
+        slots: as many as the rule has, each as the weights are; [V, 1] of a rule by row.
     """
 
     weights: Any
@@ -51,6 +52,7 @@ def update(
     occurrences: Occurrences,
     workspace: Workspace,
     terms: Any = None,
+    bounds: Sequence[float] | None = None,
 ) -> None:
     """Updates the tables' rows in place. One kernel, or three if there are more than `LONG`
     occurrences; Adam that isn't lazy has one more, over all rows of the tables. The host waits for
@@ -74,6 +76,8 @@ def update(
         workspace: for what is needed meanwhile.
         terms: [K, 2] uint32, for each occurrence a row of `gradients` and, as the bits of a
             float32, its factor.
+        bounds: for each table what its weights are kept within where they are updated by a
+            gradient: min(max(w, -bound), bound), but a NaN stays one. None: nothing.
 
     Raises:
         ValueError: a table isn't what the rule needs, or a segment is of none.
@@ -95,18 +99,23 @@ def update(
     targets, tiles = target_words(
         segments, dims[of], addresses[of], counts[of], _IN_FLIGHT, touched[of]
     )
+    row_addresses = device.pointer(rows) + _NUMBER_BYTES * segments.offsets[:-1]
     options = workspace.upload("update.options", np.array(rule.options(), np.float32))
     launch(
         device.kernel(SOURCE, f"update_{rule.kernel}"),
         device.kernel(SOURCE, f"update_{rule.kernel}_long"),
         targets,
         tiles,
-        rows,
+        workspace.upload("update.rows", row_addresses[np.diff(segments.offsets) > 0]),
         gradients,
         occurrences,
         NULL if terms is None else terms,
         NULL,
-        (options,),
+        (
+            np.float32(1),
+            options,
+            NULL if bounds is None else _by_target(bounds, segments, workspace),
+        ),
         workspace,
         "update",
     )
@@ -118,6 +127,11 @@ def update(
             THREADS,
             (workspace.upload("update.decay", targets), np.int32(len(targets)), options),
         )
+
+
+def _by_target(bounds: Sequence[float], segments: Segments, workspace: Workspace) -> Any:
+    some = np.diff(segments.offsets) > 0
+    return workspace.upload("update.bounds", np.array(bounds, np.float32)[segments.sections][some])
 
 
 def _touched(number: int, rows: int, workspace: Workspace) -> Any:
@@ -145,9 +159,13 @@ def check_tables(rule: Rule, tables: Sequence[Table], segments: Segments) -> Non
         if table.weights.ndim != 2 or table.weights.shape[1] < 1:
             raise ValueError(f"table {number} must be a matrix, but is {table.weights.shape}")
         shape = table.weights.shape
-        for array in (table.weights, *table.slots):
-            if array.dtype != np.float32 or array.shape != shape or not array.flags.c_contiguous:
+        slot_shape = (shape[0], 1) if rule.row_wise else shape
+        for array, wanted in [
+            (table.weights, shape),
+            *((slot, slot_shape) for slot in table.slots),
+        ]:
+            if array.dtype != np.float32 or array.shape != wanted or not array.flags.c_contiguous:
                 raise ValueError(
                     f"table {number}: weights and slots must be contiguous and float32, slots "
-                    f"{shape}, but one is {array.dtype} {array.shape}"
+                    f"{slot_shape}, but one is {array.dtype} {array.shape}"
                 )

@@ -29,7 +29,7 @@ struct Member {
 struct Part {
   int64_t bags = 0, keys = 0;
   int64_t* words = nullptr;  // Where its keys are written.
-  int64_t flat = 0;
+  int64_t flat = 0;          // The position of its first row.
 };
 
 struct Scratch {
@@ -49,6 +49,10 @@ class AskOp : public OpKernel {
     OP_REQUIRES_OK(context, context->GetAttr("hosts", &hosts_));
     OP_REQUIRES(context, hosts_ >= 1 && ranks_ % hosts_ == 0,
                 errors::InvalidArgument(ranks_, " ranks are not evenly on ", hosts_, " hosts"));
+    OP_REQUIRES_OK(context, context->GetAttr("C", &counts_));
+    OP_REQUIRES(
+        context, counts_ <= 1,
+        errors::InvalidArgument("there are counts once or not at all, not ", counts_, " times"));
     OP_REQUIRES_OK(context, context->GetAttr("member_sections", &of));
     OP_REQUIRES_OK(context, context->GetAttr("combiners", &combiners));
     OP_REQUIRES_OK(context, context->GetAttr("kinds", &kinds));
@@ -225,7 +229,7 @@ class AskOp : public OpKernel {
     const int32_t* owner = run.owner + run.first[s] + s;
     int32_t* place = run.place + run.first[s] + s;
     const Part* parts = &run.parts[s * ranks_];
-    const int64_t dim = sections_[s].dim;
+    const int64_t dim = Stride(s);
     if (sections_[s].counted) WriteCounts(run, s);
     for (int64_t u = 0; u < run.counts[s]; ++u) {
       const Part& part = parts[owner[u]];
@@ -354,7 +358,7 @@ class AskOp : public OpKernel {
   void ListBags(Run& run, int64_t s, int32_t count, const int32_t* starts, const float* weights,
                 std::vector<Writer>* writers) const {
     const int m = members_of_[s][0], p = members_[m].pooled;
-    const int64_t *samples = run.samples[p].flat<int64_t>().data(), dim = sections_[s].dim;
+    const int64_t *samples = run.samples[p].flat<int64_t>().data(), dim = Stride(s);
     int32_t* positions = run.positions[m]->flat<int32_t>().data();
     int64_t* bag_samples = run.bag_samples[p]->flat<int64_t>().data();
     float* bag_scales = run.bag_scales[p]->flat<float>().data();
@@ -400,14 +404,23 @@ class AskOp : public OpKernel {
     Tensor *message = nullptr, *splits = nullptr, *row_splits = nullptr;
     TF_RETURN_IF_ERROR(context->allocate_output(1, TensorShape({ranks_}), &splits));
     TF_RETURN_IF_ERROR(context->allocate_output(2, TensorShape({ranks_}), &row_splits));
-    int64_t words = 0, elements = 0;
+    int32_t* counts = nullptr;
+    if (counts_ == 1) {
+      Tensor* out = nullptr;
+      TF_RETURN_IF_ERROR(context->allocate_output(context->num_outputs() - 1,
+                                                  TensorShape({ranks_ * count}), &out));
+      counts = out->flat<int32_t>().data();
+    }
+    int64_t words = 0, elements = 0, rows = 0;
     for (int place = 0; place < ranks_; ++place) {
       const int r = OwnerAt(place);
       const int64_t words_before = words, elements_before = elements;
       words += 2 * count;
       for (int64_t s = 0; s < count; ++s) {
         Part& part = run->parts[s * ranks_ + r];
-        part.flat = elements;
+        part.flat = counts == nullptr ? elements : rows;
+        if (counts != nullptr) *counts++ = static_cast<int32_t>(part.bags);
+        rows += part.bags;
         words += sections_[s].Words(part.bags, part.keys);
         elements += part.bags * sections_[s].dim;
       }
@@ -447,7 +460,10 @@ class AskOp : public OpKernel {
   // by host.
   int OwnerAt(int place) const { return place % hosts_ * (ranks_ / hosts_) + place / hosts_; }
 
-  int ranks_ = 0, hosts_ = 1;
+  // Returns how far apart the positions of two rows of a section are.
+  int64_t Stride(int64_t s) const { return counts_ == 1 ? 1 : sections_[s].dim; }
+
+  int ranks_ = 0, hosts_ = 1, counts_ = 0;
   int pooled_ = 0, weighted_ = 0;
   std::vector<Section> sections_;
   std::vector<Member> members_;

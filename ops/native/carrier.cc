@@ -6,8 +6,10 @@
 #include <string.h>
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -25,7 +27,15 @@ using mailbox::Mailbox;
 using mailbox::Message;
 using mailbox::Piece;
 
-enum Kind : uint32_t { kAlltoall = 1, kAllgather, kAllreduce, kSums, kBroadcast };
+enum Kind : uint32_t {
+  kAlltoall = 1,
+  kAllgather,
+  kAllreduce,
+  kSums,
+  kBroadcast,
+  kKeys,
+  kRowsThere
+};
 // Added to the kind where the data go by NCCL (gpu/nccl_carrier.cc), and headers by the mailbox.
 constexpr uint32_t kByNccl = 32;
 // Stands for a collective of which this rank has no part, since it has aborted its communicator.
@@ -46,6 +56,10 @@ std::string Described(uint32_t kind) {
       return "an allreduce";
     case kBroadcast:
       return "a broadcast";
+    case kKeys:
+      return "an all-to-all of keys";
+    case kRowsThere:
+      return "an all-to-all of rows";
     case kAborted:
       return "given up, like all by NCCL";
     default:
@@ -55,6 +69,15 @@ std::string Described(uint32_t kind) {
 
 // Says that a peer is gone; launch/stderr_lines.py knows these words.
 Status Lost(const std::string& name, int rank) {
+  if (rank == mailbox::kGivenUp) {
+    return errors::Cancelled("'", name, "' was given up: its run timed out, or failed elsewhere");
+  }
+  if (Mailbox::Get()->HasGivenUp(rank)) {
+    return errors::Unknown("lost rank ", rank,
+                           ", which has given up a run that failed or timed "
+                           "out there, while '",
+                           name, "' waited for it in shared memory");
+  }
   return errors::Unknown("lost rank ", rank, ", which has ended, while '", name,
                          "' waited for it in shared memory");
 }
@@ -103,6 +126,30 @@ Status CheckSplits(const std::string& name, const Tensor& x, const Tensor& split
                                    " rows");
   }
   return OkStatus();
+}
+
+// Returns how many rows came from each rank; `own` are this one's.
+std::vector<int64_t> RowsFrom(const std::vector<Message>& received, int me, int64_t own) {
+  std::vector<int64_t> rows;
+  for (const Message& message : received) rows.push_back(message.rows);
+  rows[me] = own;
+  return rows;
+}
+
+// Makes the first output, for so many rows like those of the first input from each rank.
+Status MakeRows(OpKernelContext* context, const std::vector<int64_t>& rows, Tensor** out) {
+  TensorShape shape = context->input(0).shape();
+  shape.set_dim(0, std::accumulate(rows.begin(), rows.end(), int64_t{0}));
+  return context->allocate_output(0, shape, out);
+}
+
+// Makes what an all-to-all gives: `out` for its rows, and the splits, which it fills.
+Status MakeRowsAndSplits(OpKernelContext* context, const std::vector<int64_t>& rows, Tensor** out) {
+  Tensor* splits = nullptr;
+  TF_RETURN_IF_ERROR(
+      context->allocate_output(1, TensorShape({static_cast<int64_t>(rows.size())}), &splits));
+  std::copy(rows.begin(), rows.end(), splits->vec<int32>().data());
+  return MakeRows(context, rows, out);
 }
 
 // Keeps an all-to-all in its place of a run: gradients wait for the rows that are read beside them.
@@ -278,17 +325,8 @@ class AlltoallOp : public SharedOp {
     }
     const int64_t own_rows = counts(me);
     auto take = [=](Exchange* own) -> Status {
-      Tensor *out = nullptr, *received = nullptr;
-      TF_RETURN_IF_ERROR(context->allocate_output(1, TensorShape({ranks}), &received));
-      auto rows = received->vec<int32>();
-      int64_t total = 0;
-      for (int rank = 0; rank < ranks; ++rank) {
-        rows(rank) = static_cast<int32>(rank == me ? own_rows : own->received[rank].rows);
-        total += rows(rank);
-      }
-      TensorShape shape = x.shape();
-      shape.set_dim(0, total);
-      TF_RETURN_IF_ERROR(context->allocate_output(0, shape, &out));
+      Tensor* out = nullptr;
+      TF_RETURN_IF_ERROR(MakeRowsAndSplits(context, RowsFrom(own->received, me, own_rows), &out));
       return Copy(mailbox, *own, own_data, own_rows * item, BytesOf(out));
     };
     Run(context, mailbox, exchange, take, std::move(done));
@@ -309,14 +347,8 @@ class AllgatherOp : public SharedOp {
     auto exchange = NewExchange(*mailbox, kAllgather, x, item);
     SendToAll(*mailbox, BytesOf(x), rows * item, rows, exchange.get());
     auto take = [=](Exchange* own) -> Status {
-      int64_t total = rows;
-      for (int rank = 0; rank < mailbox->ranks(); ++rank) {
-        if (rank != mailbox->rank()) total += own->received[rank].rows;
-      }
-      TensorShape shape = x.shape();
-      shape.set_dim(0, total);
       Tensor* out = nullptr;
-      TF_RETURN_IF_ERROR(context->allocate_output(0, shape, &out));
+      TF_RETURN_IF_ERROR(MakeRows(context, RowsFrom(own->received, mailbox->rank(), rows), &out));
       return Copy(mailbox, *own, BytesOf(x), rows * item, BytesOf(out));
     };
     Run(context, mailbox, exchange, take, std::move(done));
@@ -536,10 +568,29 @@ COLLECTIVE_CARRIER_EXPORT void collective_mailbox_leave() {
   if (Mailbox* mailbox = Mailbox::Get()) mailbox->Leave();
 }
 
+// Ends what waits for other ranks, now and later, and tells them: a run has failed half-way.
+COLLECTIVE_CARRIER_EXPORT void collective_mailbox_give_up() {
+  if (Mailbox* mailbox = Mailbox::Get()) mailbox->GiveUp();
+}
+
+// Returns what had waited for whom when this rank gave up; "" if it hasn't.
+COLLECTIVE_CARRIER_EXPORT const char* collective_mailbox_given_up() {
+  thread_local std::string waited;
+  Mailbox* mailbox = Mailbox::Get();
+  waited = mailbox == nullptr ? "" : mailbox->given_up();
+  return waited.c_str();
+}
+
 // Returns the bytes of this rank's arena.
 COLLECTIVE_CARRIER_EXPORT int64_t collective_mailbox_bytes() {
   Mailbox* mailbox = Mailbox::Get();
   return mailbox == nullptr ? 0 : static_cast<int64_t>(mailbox->arena_bytes());
+}
+
+// Returns how many messages waited for room of which this rank wasn't told, for tests.
+COLLECTIVE_CARRIER_EXPORT int64_t collective_mailbox_unheard() {
+  Mailbox* mailbox = Mailbox::Get();
+  return mailbox == nullptr ? 0 : mailbox->unheard();
 }
 
 }  // namespace carrier

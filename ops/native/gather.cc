@@ -120,6 +120,14 @@ class GatherRowsOp : public AnswerOp {
     std::vector<Table> tables;
     OP_REQUIRES_OK(context, context->input_list("handles", &handles));
     OP_REQUIRES_OK(context, context->input_list("rows", &rows));
+    // TensorFlow runs this where the variable is, whatever device was requested.
+    OP_REQUIRES(
+        context, context->num_inputs() == 2 * layout_.tables + 2,
+        errors::FailedPrecondition(
+            "the variable ", HandleFromInput(context, 0).name(),
+            " is on a CPU, but is looked up and updated on a GPU: make its table outside of "
+            "tf.device, and use an optimizer that TensorFlow has a kernel of for a GPU; or set "
+            "COLLECTIVE_KERNELS=cpu"));
     OP_REQUIRES_OK(context, Parse(context, rows, &received));
     OP_REQUIRES_OK(context, variables.Lock(context, handles, &tables));
     AnswerAll<int64_t>(context, tables, rows, received, 1);

@@ -20,6 +20,10 @@ class HearOp : public OpKernel {
     OP_REQUIRES(context, counted == wanted,
                 errors::InvalidArgument("of the tables ", wanted, " are counted, but there are ",
                                         counted, " outputs of counts"));
+    OP_REQUIRES_OK(context, context->GetAttr("H", &headers_));
+    OP_REQUIRES(
+        context, headers_ <= 1,
+        errors::InvalidArgument("there are headers once or not at all, not ", headers_, " times"));
   }
 
   void Compute(OpKernelContext* context) override {
@@ -58,10 +62,17 @@ class HearOp : public OpKernel {
                                                      &row_splits));
     std::copy(received.row_splits.begin(), received.row_splits.end(),
               row_splits->flat<int32_t>().data());
+    if (headers_ == 0) return;
+    Tensor* headers = nullptr;
+    const int64_t size = 2 * static_cast<int64_t>(received.pieces.size());
+    OP_REQUIRES_OK(context, context->allocate_output(context->num_outputs() - 1,
+                                                     TensorShape({size}), &headers));
+    received.WriteHeaders(headers->flat<int64_t>().data());
   }
 
  private:
   Layout layout_;
+  int headers_ = 0;
 };
 
 REGISTER_KERNEL_BUILDER(Name("CollectiveHear").Device(DEVICE_CPU), HearOp);

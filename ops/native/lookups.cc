@@ -55,6 +55,26 @@ Status ReadLookups(OpKernelConstruction* context, std::vector<Lookup>* members) 
   return OkStatus();
 }
 
+Status ReadMembersOfGradients(OpKernelConstruction* context, size_t members, std::vector<int>* of) {
+  int gradients = 0;
+  TF_RETURN_IF_ERROR(context->GetAttr("members", of));
+  TF_RETURN_IF_ERROR(context->GetAttr("G", &gradients));
+  if (of->size() != static_cast<size_t>(gradients)) {
+    return errors::InvalidArgument("there are ", gradients, " gradients, of ", of->size(),
+                                   " members");
+  }
+  std::vector<bool> seen(members);
+  for (size_t g = 0; g < of->size(); ++g) {
+    const int member = (*of)[g];
+    if (member < 0 || member >= static_cast<int>(members) || seen[member]) {
+      return errors::InvalidArgument("gradient ", g, " is of member ", member, " of ", members,
+                                     ", or that has two");
+    }
+    seen[member] = true;
+  }
+  return OkStatus();
+}
+
 Status LookupInputs::Read(OpKernelContext* context) {
   TF_RETURN_IF_ERROR(context->input("rows", &flat));
   TF_RETURN_IF_ERROR(context->input_list("positions", &positions));

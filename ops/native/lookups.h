@@ -21,6 +21,10 @@ struct Lookup {
 tensorflow::Status ReadLookups(tensorflow::OpKernelConstruction* context,
                                std::vector<Lookup>* members);
 
+// Reads which member each of CollectivePoolGradient's gradients is of: each has at most one.
+tensorflow::Status ReadMembersOfGradients(tensorflow::OpKernelConstruction* context, size_t members,
+                                          std::vector<int>* of);
+
 struct LookupScratch {
   Buffer<int64_t> iota, bag_samples;
   Buffer<int32_t> starts;

@@ -30,6 +30,7 @@ struct RankPage {
   alignas(64) std::atomic<uint32_t> bell;      // Rung for each message to this rank.
   alignas(64) std::atomic<uint32_t> sleeping;  // Whether it waits for its bell on the futex.
   alignas(64) std::atomic<uint32_t> state;
+  std::atomic<uint32_t> nccl_aborted;  // Whether it has aborted what goes past the mailbox.
 };
 
 constexpr int kEntries = 63;
@@ -37,6 +38,7 @@ constexpr int kEntries = 63;
 struct Ring {
   alignas(64) std::atomic<uint64_t> taken;
   alignas(64) std::atomic<uint64_t> posted;
+  std::atomic<uint32_t> was_full;  // Its sender has more, and must hear when there is room.
   alignas(64) Message messages[kEntries];
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free, "atomics are shared between processes");
@@ -46,8 +48,8 @@ namespace {
 
 constexpr char kMagic[16] = {'c', 'o', 'l', 'l', 'e', 'c', 't', 'i',
                              'v', 'e', ' ', 'w', 'i', 'r', 'e', '\n'};
-constexpr uint32_t kVersion = 2;
-constexpr uint32_t kHere = 1, kLeft = 2;
+constexpr uint32_t kVersion = 4;
+constexpr uint32_t kHere = 1, kLeft = 2, kGaveUp = 3;
 constexpr uint64_t kPage = 4096, kRingBytes = 64 * 256;
 constexpr uint64_t kHugePage = 2 << 20;
 // Between the starts of two arenas in the file, which is sparse.
@@ -55,6 +57,7 @@ constexpr uint64_t kArenaStride = uint64_t{1} << 40;
 constexpr uint64_t kSmallestPiece = 4 << 20, kLargestPiece = 64 << 20;
 constexpr uint64_t kFirstMapping = 64 << 20;
 constexpr uint64_t kAlignment = 64;
+constexpr int kCollapse = 25;  // MADV_COLLAPSE, which older headers lack.
 constexpr auto kLook = std::chrono::milliseconds(100);
 constexpr auto kPolling = std::chrono::microseconds(60);
 constexpr auto kFarewell = std::chrono::seconds(5);
@@ -95,6 +98,26 @@ struct flock LockOf(int rank) {
   lock.l_start = rank;
   lock.l_len = 1;
   return lock;
+}
+
+// Maps a part of the file, which begins with a huge page, where huge pages can be mapped; null if
+// that fails.
+char* MapAligned(int file, uint64_t start, uint64_t length) {
+  void* reserved = mmap(nullptr, length + kHugePage, PROT_NONE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (reserved == MAP_FAILED) return nullptr;
+  char* first = static_cast<char*>(reserved);
+  char* base = first + (kHugePage - reinterpret_cast<uintptr_t>(first) % kHugePage) % kHugePage;
+  const uint64_t before = base - first;
+  if (before > 0) munmap(first, before);
+  if (before < kHugePage) munmap(base + length, kHugePage - before);
+  void* mapped = mmap(base, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED,
+                      file, start);
+  if (mapped == MAP_FAILED) {
+    munmap(base, length);
+    return nullptr;
+  }
+  return base;
 }
 
 Mailbox* instance = nullptr;
@@ -168,11 +191,10 @@ char* Mailbox::At(int rank, uint64_t place, uint64_t bytes) {
     // The mapping before stays: others may be reading there.
     uint64_t length = std::max(mapping.length, kFirstMapping);
     while (length < place + bytes) length *= 2;
-    void* base = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file_,
-                      arena_start_ + rank * kArenaStride);
-    if (base == MAP_FAILED) return nullptr;
+    char* base = MapAligned(file_, arena_start_ + rank * kArenaStride, length);
+    if (base == nullptr) return nullptr;
     madvise(base, length, MADV_HUGEPAGE);
-    mapping.base = static_cast<char*>(base);
+    mapping.base = base;
     mapping.length = length;
   }
   return mapping.base + place;
@@ -226,7 +248,9 @@ std::string Mailbox::Grow(uint64_t bytes) {
     return Failed("there is no room for " + std::to_string(piece >> 20) +
                   " MB more of shared memory, beside " + std::to_string(size >> 20) + " MB");
   }
-  if (At(rank_, size, piece) == nullptr) return Failed("shared memory can't be mapped");
+  char* base = At(rank_, size, piece);
+  if (base == nullptr) return Failed("shared memory can't be mapped");
+  grown_.emplace_back(base, piece);
   arena_size_ = size + piece;
   // The place 0 stands for a message without a block.
   Free(size == 0 ? kAlignment : size, size == 0 ? piece - kAlignment : piece);
@@ -255,9 +279,34 @@ const char* Mailbox::Data(int from, const Message& message) {
   return block == nullptr ? nullptr : block + sizeof(Block);
 }
 
-void Mailbox::Release(int from, const Message& message) {
-  if (message.place == 0) return;
-  Block* block = BlockAt(from, message.place);
+void Mailbox::UseHugePages() {
+  std::vector<Mapping> grown;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    grown.swap(grown_);
+  }
+  for (const Mapping& piece : grown) madvise(piece.base, piece.length, kCollapse);
+}
+
+std::string Mailbox::Reserve(uint64_t bytes, int readers, uint64_t* place) {
+  std::string problem;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    problem = Allocate(sizeof(Block) + bytes, place);
+    if (problem.empty()) BlockAt(rank_, *place)->readers.store(static_cast<uint32_t>(readers));
+  }
+  UseHugePages();
+  return problem;
+}
+
+char* Mailbox::Part(int rank, uint64_t place, uint64_t start, uint64_t bytes) {
+  char* block = At(rank, place, sizeof(Block) + start + bytes);
+  return block == nullptr ? nullptr : block + sizeof(Block) + start;
+}
+
+void Mailbox::Release(int from, uint64_t place) {
+  if (place == 0) return;
+  Block* block = BlockAt(from, place);
   if (block != nullptr) block->readers.fetch_sub(1, std::memory_order_release);
 }
 
@@ -271,6 +320,29 @@ void Parcel::CopyTo(char* out) const {
 }
 
 std::string Mailbox::Start(const std::shared_ptr<Exchange>& exchange) {
+  const std::string problem = Send(exchange);
+  if (!problem.empty()) return problem;
+  if (exchange->meanwhile) exchange->meanwhile();
+  Poll(*exchange);
+  return "";
+}
+
+std::string Mailbox::Begin(const std::shared_ptr<Exchange>& exchange) { return Send(exchange); }
+
+void Mailbox::Send(const Exchange& exchange, int to, int64_t rows, bool more) {
+  Message message{};
+  message.name = exchange.key;
+  message.sequence = exchange.sequence;
+  message.rows = rows;
+  message.item = exchange.item;
+  message.kind = exchange.kind;
+  message.dtype = exchange.dtype;
+  message.more = more;
+  std::lock_guard<std::mutex> lock(mutex_);
+  Post(to, message);
+}
+
+std::string Mailbox::Send(const std::shared_ptr<Exchange>& exchange) {
   Exchange& own = *exchange;
   own.key = Hash(own.name);
   own.received.resize(ranks_);
@@ -278,6 +350,7 @@ std::string Mailbox::Start(const std::shared_ptr<Exchange>& exchange) {
   std::vector<uint64_t> places(own.parcels.size(), 0);
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    if (!given_up_.empty()) return "this rank has given up a run before: " + given_up_;
     auto& known = names_.emplace(own.key, std::make_pair(own.name, uint64_t{0})).first->second;
     if (known.first != own.name) {
       return "'" + own.name + "' and '" + known.first + "' are one name to shared memory";
@@ -290,10 +363,18 @@ std::string Mailbox::Start(const std::shared_ptr<Exchange>& exchange) {
         continue;
       }
       const std::string problem = Allocate(sizeof(Block) + own.parcels[i].bytes, &places[i]);
-      if (!problem.empty()) return problem;
+      if (!problem.empty()) {
+        for (size_t made = 0; made < i; ++made) {
+          if (places[made] != 0) BlockAt(rank_, places[made])->readers.store(0);
+        }
+        return problem;
+      }
       const size_t readers = own.same_data ? own.parcels.size() : 1;
       BlockAt(rank_, places[i])->readers.store(static_cast<uint32_t>(readers));
     }
+  }
+  if (std::any_of(places.begin(), places.end(), [](uint64_t place) { return place > 0; })) {
+    UseHugePages();
   }
   std::vector<Message> messages(own.parcels.size());
   for (size_t i = 0; i < messages.size(); ++i) {
@@ -307,29 +388,35 @@ std::string Mailbox::Start(const std::shared_ptr<Exchange>& exchange) {
     message.item = own.item;
     message.kind = own.kind;
     message.dtype = own.dtype;
+    message.answer = parcel.answer;
+    message.answer_start = parcel.answer_start;
+    message.answer_bytes = parcel.answer_bytes;
     if (places[i] == 0) {
       parcel.CopyTo(message.text);
     } else if (!own.same_data || i == 0) {
       parcel.CopyTo(At(rank_, places[i], sizeof(Block) + parcel.bytes) + sizeof(Block));
     }
   }
-  Finished finished;
+  Events events;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     for (size_t i = 0; i < messages.size(); ++i) Post(own.parcels[i].rank, messages[i]);
     const Key key{own.key, own.sequence};
-    if (own.missing == 0) {
+    if (!given_up_.empty()) {
       own.over = true;
-      finished.emplace_back(exchange, kNobodyLost);
+      events.push_back({exchange, kGivenUp, -1});
+    } else if (own.missing == 0) {
+      own.over = true;
+      events.push_back({exchange, kNobodyLost, -1});
     } else {
       waiting_[key] = exchange;
       auto early = early_.find(key);
       if (early != early_.end()) {
         const auto messages_before = std::move(early->second);
         early_.erase(early);
-        for (const auto& [from, message] : messages_before) Deliver(from, message, &finished);
+        for (const auto& [from, message] : messages_before) Deliver(from, message, &events);
       }
-      Pump(false, &finished);
+      Pump(false, &events);
     }
     if (!thread_started_) {
       thread_started_ = true;
@@ -341,8 +428,7 @@ std::string Mailbox::Start(const std::shared_ptr<Exchange>& exchange) {
       pthread_sigmask(SIG_SETMASK, &before, nullptr);
     }
   }
-  Finish(&finished);
-  Poll(own);
+  Tell(&events);
   return "";
 }
 
@@ -357,7 +443,13 @@ void Mailbox::Post(int to, const Message& message) {
 bool Mailbox::Put(int to, const Message& message) {
   Ring* ring = RingOf(rank_, to);
   const uint64_t posted = ring->posted.load(std::memory_order_relaxed);
-  if (posted - ring->taken.load(std::memory_order_acquire) >= kEntries) return false;
+  auto full = [&] { return posted - ring->taken.load() >= kEntries; };
+  if (full()) {
+    // Before a second look: either there is room by then, or the receiver, who takes messages first
+    // and looks at this next, rings.
+    ring->was_full.store(1);
+    if (full()) return false;
+  }
   memcpy(&ring->messages[posted % kEntries], &message,
          sizeof(Message) - kInlineBytes + (message.place == 0 ? message.bytes : 0));
   ring->posted.store(posted + 1, std::memory_order_release);
@@ -373,9 +465,10 @@ void Mailbox::RingBell(int rank) {
 
 // Receiving.
 
-void Mailbox::Pump(bool always, Finished* finished) {
+void Mailbox::Pump(bool always, Events* events) {
   const uint32_t bell = Page(rank_)->bell.load();
   if (bell == seen_ && !always) return;
+  const bool rung = bell != seen_;
   seen_ = bell;
   for (int to = 0; unsent_count_ > 0 && to < ranks_; ++to) {
     size_t sent = 0;
@@ -383,6 +476,7 @@ void Mailbox::Pump(bool always, Finished* finished) {
     while (sent < unsent.size() && (lost_[to] || Put(to, unsent[sent]))) ++sent;
     unsent.erase(unsent.begin(), unsent.begin() + sent);
     unsent_count_ -= static_cast<int>(sent);
+    if (!rung && !lost_[to]) unheard_ += sent;
   }
   for (int from = 0; from < ranks_; ++from) {
     if (from == rank_) continue;
@@ -390,14 +484,13 @@ void Mailbox::Pump(bool always, Finished* finished) {
     uint64_t taken = ring->taken.load(std::memory_order_relaxed);
     const uint64_t posted = ring->posted.load(std::memory_order_acquire);
     if (taken == posted) continue;
-    const bool was_full = posted - taken == kEntries;
-    for (; taken < posted; ++taken) Deliver(from, ring->messages[taken % kEntries], finished);
-    ring->taken.store(taken, std::memory_order_release);
-    if (was_full) RingBell(from);  // It may have more.
+    for (; taken < posted; ++taken) Deliver(from, ring->messages[taken % kEntries], events);
+    ring->taken.store(taken);
+    if (ring->was_full.load() != 0 && ring->was_full.exchange(0) != 0) RingBell(from);
   }
 }
 
-void Mailbox::Deliver(int from, const Message& message, Finished* finished) {
+void Mailbox::Deliver(int from, const Message& message, Events* events) {
   const Key key{message.name, message.sequence};
   auto found = waiting_.find(key);
   if (found == waiting_.end()) {
@@ -405,35 +498,47 @@ void Mailbox::Deliver(int from, const Message& message, Finished* finished) {
     return;
   }
   Exchange* exchange = found->second.get();
+  if (message.more != 0) {
+    if (exchange->partly) events->push_back({found->second, kNobodyLost, from, message.rows});
+    return;
+  }
   exchange->received[from] = message;
   if (!exchange->awaited[from]) return;  // It does something else by that name: an error.
   exchange->awaited[from] = false;
+  if (exchange->arrived) events->push_back({found->second, kNobodyLost, from});
   if (--exchange->missing > 0) return;
-  finished->emplace_back(found->second, kNobodyLost);
+  events->push_back({found->second, kNobodyLost, -1});
   waiting_.erase(found);
 }
 
-void Mailbox::Finish(Finished* finished) {
-  for (auto& [exchange, lost] : *finished) {
-    exchange->finish(exchange.get(), lost);
-    exchange->over = true;
+void Mailbox::Tell(Events* events) {
+  for (auto& [exchange, lost, from, rows] : *events) {
+    if (rows >= 0) {
+      exchange->partly(from, rows);
+    } else if (from >= 0) {
+      exchange->arrived(exchange.get(), from);
+    } else {
+      exchange->finish(exchange.get(), lost);
+      exchange->over = true;
+    }
   }
-  finished->clear();
+  events->clear();
+}
+
+void Mailbox::Look() {
+  std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) return;
+  Events events;
+  Pump(false, &events);
+  lock.unlock();
+  Tell(&events);
 }
 
 void Mailbox::Poll(const Exchange& exchange) {
   if (!exchange.over && spins_ > 0) {
     const auto until = std::chrono::steady_clock::now() + kPolling;
     do {
-      {
-        std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
-        if (lock.owns_lock()) {
-          Finished finished;
-          Pump(false, &finished);
-          lock.unlock();
-          Finish(&finished);
-        }
-      }
+      Look();
       for (int i = 0; i < 16 && !exchange.over; ++i) Pause();
     } while (!exchange.over && std::chrono::steady_clock::now() < until);
   }
@@ -454,17 +559,17 @@ void Mailbox::Wait() {
       idle_ = false;
       continue;
     }
-    Finished finished;
-    Pump(timed_out, &finished);
+    Events events;
+    Pump(timed_out, &events);
     timed_out = false;
     const auto now = std::chrono::steady_clock::now();
-    if (finished.empty() && now - looked_ >= kLook) {
+    if (events.empty() && now - looked_ >= kLook) {
       looked_ = now;
-      FindLost(&finished);
+      FindLost(&events);
     }
-    if (!finished.empty()) {
+    if (!events.empty()) {
       lock.unlock();
-      Finish(&finished);
+      Tell(&events);
       lock.lock();
       continue;
     }
@@ -482,7 +587,7 @@ void Mailbox::Wait() {
 
 bool Mailbox::IsLost(int rank) {
   const uint32_t state = Page(rank)->state.load();
-  if (state == kLeft) return true;
+  if (state == kLeft || state == kGaveUp) return true;
   if (state != kHere) return false;  // It hasn't come yet.
   struct flock lock = LockOf(rank);
   return fcntl(file_, F_GETLK, &lock) == 0 && lock.l_type == F_UNLCK;
@@ -495,14 +600,25 @@ int Mailbox::Ended() {
   return kNobodyLost;
 }
 
-void Mailbox::FindLost(Finished* finished) {
+void Mailbox::SayNcclAborted() {
+  if (getpid() == process_) Page(rank_)->nccl_aborted.store(1);
+}
+
+int Mailbox::NcclAborted() {
+  for (int rank = 0; rank < ranks_; ++rank) {
+    if (rank != rank_ && Page(rank)->nccl_aborted.load() != 0) return rank;
+  }
+  return kNobodyLost;
+}
+
+void Mailbox::FindLost(Events* events) {
   bool any = false;
   for (int rank = 0; rank < ranks_; ++rank) {
     if (rank != rank_ && !lost_[rank]) lost_[rank] = IsLost(rank);
     any = any || lost_[rank];
   }
   if (!any) return;
-  Pump(true, finished);  // What they have sent before.
+  Pump(true, events);  // What they have sent before.
   for (auto it = waiting_.begin(); it != waiting_.end();) {
     int lost = kNobodyLost;
     for (int rank = 0; rank < ranks_ && lost == kNobodyLost; ++rank) {
@@ -512,25 +628,56 @@ void Mailbox::FindLost(Finished* finished) {
       ++it;
       continue;
     }
-    finished->emplace_back(it->second, lost);
+    events->push_back({it->second, lost, -1});
     it = waiting_.erase(it);
   }
+}
+
+bool Mailbox::HasGivenUp(int rank) const { return Page(rank)->state.load() == kGaveUp; }
+
+void Mailbox::GiveUp() {
+  if (getpid() != process_) return;
+  Events events;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!given_up_.empty()) return;
+    std::string waited;
+    for (const auto& [key, exchange] : waiting_) {
+      std::string ranks;
+      for (int rank = 0; rank < ranks_; ++rank) {
+        if (exchange->awaited[rank]) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
+      }
+      waited += (waited.empty() ? "'" : ", '") + exchange->name + "' waited for rank " + ranks;
+    }
+    given_up_ = waited.empty() ? "no exchange waited" : waited;
+    for (const auto& [key, exchange] : waiting_) events.push_back({exchange, kGivenUp, -1});
+    waiting_.clear();
+  }
+  Page(rank_)->state.store(kGaveUp);
+  for (int rank = 0; rank < ranks_; ++rank) RingBell(rank);
+  Tell(&events);
+}
+
+std::string Mailbox::given_up() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return given_up_;
 }
 
 void Mailbox::Leave() {
   if (getpid() != process_) return;  // A fork of this process is no rank.
   const auto until = std::chrono::steady_clock::now() + kFarewell;
   while (true) {
-    Finished finished;
+    Events events;
     std::unique_lock<std::mutex> lock(mutex_);
-    if (unsent_count_ == 0 || std::chrono::steady_clock::now() > until) break;
-    Pump(true, &finished);
-    FindLost(&finished);
+    if (unsent_count_ == 0 || !given_up_.empty() || std::chrono::steady_clock::now() > until) break;
+    Pump(true, &events);
+    FindLost(&events);
     lock.unlock();
-    Finish(&finished);
+    Tell(&events);
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  Page(rank_)->state.store(kLeft);
+  uint32_t here = kHere;  // A rank that has given up has said more.
+  Page(rank_)->state.compare_exchange_strong(here, kLeft);
   for (int rank = 0; rank < ranks_; ++rank) RingBell(rank);
 }
 

@@ -19,6 +19,16 @@
 // microseconds; after that one thread of the process waits for all, on a futex, and sleeps as long
 // as nothing is in flight. With more ranks than cores nobody polls.
 //
+// Answers: a rank that asks for something may say with its message where in its own arena the
+// answer belongs. Who is asked writes it there, past the rings, and posts that it is there. The
+// block stays until all have written who were to, whatever became of the run. It may say in between
+// how much is there, by messages of which there are more.
+//
+// Giving up: a run that is cancelled while it waits (its time is over, or it has failed elsewhere)
+// ends every exchange of the process. Which messages of the run came is not known on all ranks
+// then, so the process exchanges nothing more, and says so: who waits for it is told, as of a lost
+// peer.
+//
 // Lost peers: each rank locks a byte of the file, which the kernel unlocks when the process ends,
 // however it ends. Who waits looks at the lock of a rank it waits for, ten times a second. A rank
 // that is about to leave says so. What it has posted before is still taken: a message is posted
@@ -54,7 +64,9 @@ struct Message {
   uint64_t bytes;
   int64_t rows, item;    // How many, and the bytes of each.
   uint32_t kind, dtype;  // Of the collective: must be the same on all ranks.
-  uint64_t reserved[4];
+  // Where an answer belongs: a block in the sender's arena (0: nowhere), and a part of it.
+  uint64_t answer, answer_start, answer_bytes;
+  uint64_t more;  // Not 0: the rank sends more of the exchange, and its last message has 0.
   char text[kInlineBytes];
 };
 static_assert(sizeof(Message) == 256, "rings hold messages of 256 bytes");
@@ -82,9 +94,11 @@ struct Parcel {
   std::vector<Piece> pieces;
   uint64_t bytes = 0;
   int64_t rows;
+  uint64_t answer = 0, answer_start = 0, answer_bytes = 0;  // As in the message.
 };
 
-constexpr int kNobodyLost = -1;
+// In the place of a lost rank: nobody, and this one, which has given up.
+constexpr int kNobodyLost = -1, kGivenUp = -2;
 
 // Holds one collective that this rank has begun.
 struct Exchange {
@@ -94,6 +108,13 @@ struct Exchange {
   std::vector<Parcel> parcels;
   bool same_data = false;     // All parcels are of one data.
   std::vector<bool> awaited;  // By rank: whether it sends something.
+  // Called for each rank as soon as its message has come, in any thread, several at a time; may be
+  // empty.
+  std::function<void(Exchange*, int from)> arrived;
+  // Called for each message of which a rank sends more, likewise; with what it says.
+  std::function<void(int from, int64_t rows)> partly;
+  // Called once all is sent, by whoever starts the exchange; may be empty.
+  std::function<void()> meanwhile;
   // Called once, in any thread: with the lost rank, or when all has come.
   std::function<void(Exchange*, int lost)> finish;
 
@@ -115,17 +136,48 @@ class Mailbox {
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }
   uint64_t arena_bytes() const { return arena_size_; }
+  // Returns how many messages had room in a ring, and nobody said so, for tests.
+  int64_t unheard() const { return unheard_; }
 
   // Sends an exchange's parcels, and waits for the others' for some microseconds. `finish` may be
   // called before this returns, or later. Returns why it couldn't be sent; empty if it was.
   std::string Start(const std::shared_ptr<Exchange>& exchange);
 
+  // Begins an exchange that sends nothing by itself, and doesn't wait. Returns as `Start`.
+  std::string Begin(const std::shared_ptr<Exchange>& exchange);
+  // Sends a parcel without data in an exchange that has begun; `more` of them follow.
+  void Send(const Exchange& exchange, int to, int64_t rows, bool more = false);
+  // Takes what has come; nothing, if somebody else does.
+  void Look();
+  // Waits for the others' for some microseconds, and leaves the rest to the thread that waits.
+  void Poll(const Exchange& exchange);
+
+  // Reserves a block of this rank's arena, which is lent until `Release` was called `readers`
+  // times. Returns why there is none; empty if there is.
+  std::string Reserve(uint64_t bytes, int readers, uint64_t* place);
+  // Returns where a part of a block is; null if it can't be mapped.
+  char* Part(int rank, uint64_t place, uint64_t start, uint64_t bytes);
+
   // Returns the data of a message, which is valid until it is released.
   const char* Data(int from, const Message& message);
-  void Release(int from, const Message& message);
+  void Release(int from, const Message& message) { Release(from, message.place); }
+  void Release(int from, uint64_t place);
 
   // Returns a rank that has ended, or has said that it leaves; kNobodyLost if there is none.
   int Ended();
+
+  // Tells the others, once and for all, that this rank has aborted what they move past the
+  // mailbox, by NCCL: they may wait for it on a device, where they see no message.
+  void SayNcclAborted();
+  // Returns a rank that has said so; kNobodyLost if there is none.
+  int NcclAborted();
+
+  // Gives up all exchanges, now and later, and tells the others: a run has failed half-way.
+  void GiveUp();
+  // Returns what had waited for whom when this rank gave up; empty if it hasn't.
+  std::string given_up();
+  // Tells whether another rank has given up.
+  bool HasGivenUp(int rank) const;
 
   // Tells the others that this rank sends nothing more, once what it has sent is on its way.
   void Leave();
@@ -136,17 +188,29 @@ class Mailbox {
     char padding[60];
   };
   struct Mapping {
-    char* base = nullptr;
-    uint64_t length = 0;
+    Mapping(char* base = nullptr, uint64_t length = 0) : base(base), length(length) {}
+    char* base;
+    uint64_t length;
   };
   using Key = std::pair<uint64_t, uint64_t>;
-  using Finished = std::vector<std::pair<std::shared_ptr<Exchange>, int>>;
+  // What is to be told an exchange: that a rank's message has come, of which there may be more
+  // (`rows` is what it says, or else -1), or that it is over.
+  struct Event {
+    std::shared_ptr<Exchange> exchange;
+    int lost, from;
+    int64_t rows = -1;
+  };
+  using Events = std::vector<Event>;
 
   Mailbox(int file, int rank, int ranks)
       : file_(file), rank_(rank), ranks_(ranks), process_(getpid()) {}
   std::string Map();
   std::string Allocate(uint64_t bytes, uint64_t* place);
   std::string Grow(uint64_t bytes);
+  // Asks for huge pages where the arena has grown, whatever the machine does of its own with shared
+  // memory: rows are read there in no order. Since Linux 6.1; where there are none, small ones do.
+  // It takes long, so nobody is kept waiting for it.
+  void UseHugePages();
   void Free(uint64_t place, uint64_t bytes);
   char* At(int rank, uint64_t place, uint64_t bytes);
   Block* BlockAt(int rank, uint64_t place);
@@ -154,12 +218,12 @@ class Mailbox {
   void Post(int to, const Message& message);
   bool Put(int to, const Message& message);
   void RingBell(int rank);
-  void Pump(bool always, Finished* finished);
-  void Deliver(int from, const Message& message, Finished* finished);
-  void FindLost(Finished* finished);
+  void Pump(bool always, Events* events);
+  void Deliver(int from, const Message& message, Events* events);
+  void FindLost(Events* events);
   bool IsLost(int rank);
-  static void Finish(Finished* finished);
-  void Poll(const Exchange& exchange);
+  static void Tell(Events* events);
+  std::string Send(const std::shared_ptr<Exchange>& exchange);
   void Wait();
 
   RankPage* Page(int rank) const;
@@ -176,11 +240,14 @@ class Mailbox {
   std::map<Key, std::vector<std::pair<int, Message>>> early_;
   std::vector<std::vector<Message>> unsent_;  // By rank: what its ring has had no room for.
   int unsent_count_ = 0;
+  std::atomic<int64_t> unheard_{0};
   std::unordered_map<uint64_t, std::pair<std::string, uint64_t>> names_;  // Name, next sequence.
   std::map<uint64_t, uint64_t> free_;                                     // Place -> bytes.
   std::vector<std::pair<uint64_t, uint64_t>> lent_;  // (Place, bytes) that readers may still read.
   std::atomic<uint64_t> arena_size_{0};
+  std::vector<Mapping> grown_;  // Pieces of the arena that have no huge pages yet.
   std::vector<bool> lost_;
+  std::string given_up_;
   std::chrono::steady_clock::time_point looked_;
   uint32_t seen_ = 0;
   int polling_ = 0;

@@ -8,6 +8,10 @@
 //
 // In an unpooled section a key of several askers travels once, in the order of first appearance,
 // and so does its row. A pooled section has the askers' bags one after the other.
+//
+// An owner that got the messages of all ranks merges them, too, host by host (`by_owner`: what is
+// for one of the `owners` stands together): CollectiveFirstMerged leaves one row of each key for
+// each host. The ranks of the host find the same merged message, so they know where each row is.
 
 #include <algorithm>
 #include <limits>
@@ -39,6 +43,7 @@ class MergeRequestsOp : public OpKernel {
     OP_REQUIRES(context, owners_ >= 1 && layout_.ranks % owners_ == 0,
                 errors::InvalidArgument(layout_.ranks, " messages are not of askers to ", owners_,
                                         " owners each"));
+    OP_REQUIRES_OK(context, context->GetAttr("by_owner", &by_owner_));
     askers_ = layout_.ranks / owners_;
   }
 
@@ -61,7 +66,7 @@ class MergeRequestsOp : public OpKernel {
     for (int64_t p = 0; p < pieces; ++p) bags->flat<int64_t>()(p) = received.pieces[p].bags;
     for (int a = 0; a < askers_; ++a) {
       int64_t elements = 0;
-      for (int o = 0; o < owners_; ++o) elements += received.row_splits[a * owners_ + o];
+      for (int o = 0; o < owners_; ++o) elements += received.row_splits[Message(a, o)];
       row_splits->flat<int32_t>()(a) = static_cast<int32_t>(elements);
     }
 
@@ -69,7 +74,7 @@ class MergeRequestsOp : public OpKernel {
     std::vector<Merged> merged(owners_ * sections);
     std::vector<Buffer<int64_t>> distinct(merged.size()), counts(merged.size());
     int32_t* numbers = positions->flat<int32_t>().data();
-    const auto of_asker = [&](int64_t m, int a) { return (a * owners_) * sections + m; };
+    const auto of_asker = [&](int64_t m, int a) { return PieceOf(m, a, sections); };
     Parallel(context, static_cast<int64_t>(merged.size()), 6 * first[pieces], [&](int64_t m) {
       Merged& out = merged[m];
       const Section& section = layout_.sections[m % sections];
@@ -143,13 +148,23 @@ class MergeRequestsOp : public OpKernel {
   }
 
  private:
+  // Returns the number of the message of an asker to an owner.
+  int64_t Message(int64_t asker, int64_t owner) const {
+    return by_owner_ ? owner * askers_ + asker : asker * owners_ + owner;
+  }
+
+  // Returns the number of an asker's piece of m, which counts owners and sections.
+  int64_t PieceOf(int64_t m, int64_t asker, int64_t sections) const {
+    return Message(asker, m / sections) * sections + m % sections;
+  }
+
   // Adds up how often the askers ask for each distinct key of an owner and section.
   Status Count(const ReceivedMessage& received, int64_t m, const std::vector<int64_t>& first,
                const int32_t* numbers, int64_t* counts, int64_t most) const {
     const int64_t sections = static_cast<int64_t>(layout_.sections.size());
     std::fill_n(counts, most, 0);
     for (int a = 0; a < askers_; ++a) {
-      const int64_t p = a * owners_ * sections + m;
+      const int64_t p = PieceOf(m, a, sections);
       const Piece& piece = received.pieces[p];
       for (int64_t k = 0; k < piece.keys; ++k) counts[numbers[first[p] + k]] += piece.counts[k];
     }
@@ -174,7 +189,7 @@ class MergeRequestsOp : public OpKernel {
     if (section.weighted && part.keys % 2 == 1) after_lengths[part.keys / 2] = 0;
     int64_t flat = part.flat;
     for (int a = 0; a < askers_; ++a) {
-      const int64_t p = a * owners_ * sections + m;
+      const int64_t p = PieceOf(m, a, sections);
       const Piece& piece = received.pieces[p];
       keys = std::copy_n(piece.key, piece.keys, keys);
       if (piece.bags > 0) lengths = std::copy_n(piece.lengths, piece.bags, lengths);
@@ -187,6 +202,7 @@ class MergeRequestsOp : public OpKernel {
 
   Layout layout_;
   int owners_ = 1, askers_ = 1;
+  bool by_owner_ = false;
   ObjectPool<Numbering> numberings_;
 };
 
@@ -309,6 +325,63 @@ class SumMergedOp : public MergedRowsOp {
   ObjectPool<Buffer<uint32_t>> targets_;
 };
 
+// Of messages that were merged by owner.
+class FirstMergedOp : public MergedRowsOp {
+ public:
+  using MergedRowsOp::MergedRowsOp;
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor& rows = context->input(0);
+    std::vector<Piece> pieces;
+    int64_t all = 0;
+    OP_REQUIRES_OK(context,
+                   Read(context->input(1), context->input(2), rows.NumElements(), &pieces, &all));
+    OP_REQUIRES(context, rows.NumElements() == all,
+                errors::InvalidArgument("there are ", rows.NumElements(),
+                                        " elements, but the askers have ", all));
+    // The first bags of each owner and section begin where those of the one before end.
+    const int64_t sections = static_cast<int64_t>(dims_.size()), merged = owners_ * sections;
+    const int64_t askers = static_cast<int64_t>(pieces.size()) / merged;
+    std::vector<int64_t> starts(merged + 1, 0);
+    Tensor *flat = nullptr, *splits = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({owners_}), &splits));
+    for (int o = 0; o < owners_; ++o) {
+      for (int64_t s = 0; s < sections; ++s) {
+        const int64_t m = o * sections + s;
+        int64_t end = starts[m];
+        for (int64_t a = 0; a < askers; ++a) {
+          const Piece& piece = pieces[(o * askers + a) * sections + s];
+          for (int64_t b = 0; b < piece.bags; ++b)
+            end = std::max(end, piece.position[b] + piece.dim);
+        }
+        starts[m + 1] = end;
+      }
+      splits->flat<int32_t>()(o) =
+          static_cast<int32_t>(starts[(o + 1) * sections] - starts[o * sections]);
+    }
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({starts[merged]}), &flat));
+    const float* from = rows.flat<float>().data();
+    float* out = flat->flat<float>().data();
+    std::atomic<int64_t> written{0};
+    Parallel(context, merged, all, [&](int64_t m) {
+      int64_t next = starts[m];
+      for (int64_t a = 0; a < askers; ++a) {
+        const Piece& piece = pieces[(m / sections * askers + a) * sections + m % sections];
+        for (int64_t b = 0; b < piece.bags; ++b) {
+          if (piece.position[b] != next) continue;
+          std::copy_n(from + piece.flat + b * piece.dim, piece.dim, out + next);
+          next += piece.dim;
+        }
+      }
+      written += next - starts[m];
+    });
+    OP_REQUIRES(context, written == starts[merged],
+                errors::InvalidArgument("rows came for ", written.load(), " of the ",
+                                        starts[merged], " elements that travel"));
+  }
+};
+
+REGISTER_KERNEL_BUILDER(Name("CollectiveFirstMerged").Device(DEVICE_CPU), FirstMergedOp);
 REGISTER_KERNEL_BUILDER(Name("CollectiveMergeRequests").Device(DEVICE_CPU), MergeRequestsOp);
 REGISTER_KERNEL_BUILDER(Name("CollectiveSpreadMerged").Device(DEVICE_CPU), SpreadMergedOp);
 REGISTER_KERNEL_BUILDER(Name("CollectiveSumMerged").Device(DEVICE_CPU), SumMergedOp);

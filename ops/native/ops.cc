@@ -70,6 +70,14 @@ Status HearShapes(InferenceContext* c) {
   int tables;
   TF_RETURN_IF_ERROR(c->GetAttr("T", &tables));
   c->set_output(tables, c->Vector(ranks));
+  int headers;
+  std::vector<int> sections;
+  TF_RETURN_IF_ERROR(c->GetAttr("H", &headers));
+  TF_RETURN_IF_ERROR(c->GetAttr("section_tables", &sections));
+  if (headers == 1) {
+    c->set_output(c->num_outputs() - 1,
+                  c->Vector(2 * ranks * static_cast<int64_t>(sections.size())));
+  }
   return OkStatus();
 }
 
@@ -119,12 +127,6 @@ Status PoolGradientShapes(InferenceContext* c) {
   TF_RETURN_IF_ERROR(c->GetAttr("W", &weights));
   c->set_output(0, c->input(0));
   for (int w = 0; w < weights; ++w) c->set_output(1 + w, c->input(1 + members + pooled + w));
-  return OkStatus();
-}
-
-Status ShardShape(InferenceContext* c) {
-  const auto* known = c->input_handle_shapes_and_types(0);
-  c->set_output(0, known != nullptr && known->size() == 1 ? known->at(0).shape : c->UnknownShape());
   return OkStatus();
 }
 
@@ -294,21 +296,57 @@ REDUCE_AND_UPDATE("LazyAdam");
 REDUCE_AND_UPDATE("Adam");
 #undef REDUCE_AND_UPDATE
 
-REGISTER_OP("CollectiveShard")
-    .Input("handle: resource")
-    .Output("value: dtype")
-    .Attr("dtype: type")
-    .Attr("device: string = ''")
+// Updates rows of T tables by one rule, on a GPU: each row is at most once in `rows`, and those
+// outside of the table are left out. `used` has a number for each table, as CollectiveSparseAdam
+// takes it, or none for any. `bounds` has one for each, or none: behind the update, elements of
+// rows with a gradient are in [-bound, bound], or NaN.
+REGISTER_OP("CollectiveSparseUpdate")
+    .Input("tables: T * resource")
+    .Input("slots: S * resource")
+    .Input("numbers: N * float")
+    .Input("used: R * int64")
+    .Input("gradients: T * float")
+    .Input("rows: T * int64")
+    .Attr("rule: string")
+    .Attr("bounds: list(float) = []")
+    .Attr("T: int >= 1")
+    .Attr("S: int >= 0")
+    .Attr("N: int >= 1")
+    .Attr("R: int >= 0")
     .SetIsStateful()
-    .SetShapeFn(ShardShape);
+    .SetShapeFn(shape_inference::NoOutputs);
 
-REGISTER_OP("CollectiveSparseShard")
-    .Input("handle: resource")
-    .Output("value: dtype")
-    .Attr("dtype: type")
-    .Attr("device: string = ''")
+// Sums gradients as CollectiveReduceRows does, and updates the tables with the numbers `updated`: U
+// of T; what belongs to the update is as for CollectiveSparseUpdate.
+REGISTER_OP("CollectiveSparseReduceUpdate")
+    .Input("tables: U * resource")
+    .Input("slots: S * resource")
+    .Input("numbers: N * float")
+    .Input("used: R * int64")
+    .Input("gradient: float")
+    .Input("rows: U * int64")
+    .Input("message: int64")
+    .Input("splits: int32")
+    .Input("headers: H * int64")
+    .Attr("rule: string")
+    .Attr("bounds: list(float) = []")
+    .Attr("U: int >= 1")
+    .Attr("S: int >= 0")
+    .Attr("N: int >= 1")
+    .Attr("R: int >= 0")
+    .Attr("T: int >= 1")
+    .Attr("H: int >= 0 = 0")
+    .Attr("updated: list(int)")
+    .Attr("ranks: int >= 1")
+    .Attr("section_tables: list(int)")
+    .Attr("kinds: list(int)")
+    .Attr("dims: list(int)")
+    .Attr("pooled: list(bool)")
+    .Attr("weighted: list(bool)")
+    .Attr("counted: list(bool) = []")
+    .Attr("scale: float = 1.0")
     .SetIsStateful()
-    .SetShapeFn(ShardShape);
+    .SetShapeFn(shape_inference::NoOutputs);
 
 REGISTER_OP("CollectiveMemory")
     .Input("address: int64")
@@ -320,24 +358,14 @@ REGISTER_OP("CollectiveMemory")
     .SetIsStateful()
     .SetShapeFn(shape_inference::ExplicitShape);
 
-REGISTER_OP("CollectiveAddresses")
-    .Input("tensors: T")
-    .Output("addresses: int32")
-    .Attr("T: list(type) >= 1")
-    .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Matrix(c->num_inputs(), 8));
-      return OkStatus();
-    });
-
-REGISTER_OP("CollectiveParts")
-    .Input("whole: dtype")
-    .Input("sizes: int64")
-    .Output("parts: N * dtype")
+REGISTER_OP("CollectiveEmptyRows")
+    .Output("rows: dtype")
     .Attr("dtype: type")
-    .Attr("N: int >= 1")
-    .Attr("dims: list(int)")
-    .SetShapeFn(shape_inference::UnknownShape);
+    .Attr("shape: shape")
+    .SetIsStateful()
+    .SetShapeFn(shape_inference::ExplicitShape);
+
+REGISTER_OP("CollectiveStream").SetIsStateful().SetShapeFn(shape_inference::NoOutputs);
 
 REGISTER_OP("CollectiveRefuse")
     .Input("bounds: int64")
@@ -372,15 +400,22 @@ REGISTER_OP("CollectiveAsk")
     .Input("ids: M * int64")
     .Input("samples: P * int64")
     .Input("weights: W * float")
+    .Input("own_samples: L * int64")  // Of members that the rank that asks pools itself: `own`.
     .Output("message: int64")
     .Output("splits: int32")
     .Output("row_splits: int32")
     .Output("positions: M * int32")
     .Output("bag_samples: P * int64")
     .Output("bag_scales: P * float")
+    .Output("counts: C * int32")
     .Attr("M: int >= 1")
     .Attr("P: int >= 0")
     .Attr("W: int >= 0")
+    .Attr("L: int >= 0 = 0")
+    // 1: also the counts, by which positions are numbers of rows; 2: and how many samples each
+    // member has.
+    .Attr("C: int >= 0 = 0")
+    .Attr("own: list(int) = []")
     .Attr("ranks: int >= 1")
     .Attr("hosts: int >= 1 = 1")
     .Attr("member_sections: list(int)")
@@ -408,6 +443,7 @@ REGISTER_OP("CollectiveMergeRequests")
     .Attr("pooled: list(bool)")
     .Attr("weighted: list(bool)")
     .Attr("counted: list(bool) = []")
+    .Attr("by_owner: bool = false")  // Messages: of all askers to owner 0, then to owner 1, …
     .SetShapeFn([](InferenceContext* c) {
       int owners, messages;
       TF_RETURN_IF_ERROR(c->GetAttr("owners", &owners));
@@ -427,6 +463,22 @@ REGISTER_OP("CollectiveSpreadMerged")
     .Attr("dims: list(int)")
     .SetShapeFn(Flat);
 
+REGISTER_OP("CollectiveFirstMerged")
+    .Input("rows: float")
+    .Input("positions: int32")
+    .Input("bags: int64")
+    .Output("flat: float")
+    .Output("splits: int32")
+    .Attr("owners: int >= 1")
+    .Attr("dims: list(int)")
+    .SetShapeFn([](InferenceContext* c) {
+      int owners;
+      TF_RETURN_IF_ERROR(c->GetAttr("owners", &owners));
+      SetVectors(c, 0, 1);
+      c->set_output(1, c->Vector(owners));
+      return OkStatus();
+    });
+
 REGISTER_OP("CollectiveSumMerged")
     .Input("gradient: float")
     .Input("positions: int32")
@@ -443,8 +495,10 @@ REGISTER_OP("CollectiveHear")
     .Output("keys: T * int64")
     .Output("row_splits: int32")
     .Output("counts: C * int64")
+    .Output("headers: H * int64")
     .Attr("T: int >= 1")
     .Attr("C: int >= 0 = 0")
+    .Attr("H: int >= 0 = 0")  // 1: also the headers, for operations that find them nowhere else.
     .Attr("ranks: int >= 1")
     .Attr("section_tables: list(int)")
     .Attr("kinds: list(int)")
@@ -459,8 +513,11 @@ REGISTER_OP("CollectiveFindRows")
     .Input("handles: T * resource")
     .Input("keys: T * int64")
     .Input("insert: bool")
+    .Input("steps: S * int64")  // On a GPU: to which an insertion leads; 0 for none that counts.
     .Output("rows: T * int64")
     .Attr("T: int >= 1")
+    .Attr("S: int >= 0 = 0")
+    .Attr("finder: int = 0")  // On a GPU: which function of Python finds them.
     .SetIsStateful()
     .SetShapeFn(FindRowsShapes);
 
@@ -501,8 +558,10 @@ REGISTER_OP("CollectiveGatherRows")
     .Input("rows: T * int64")
     .Input("message: int64")
     .Input("splits: int32")
+    .Input("headers: H * int64")
     .Output("flat: float")
     .Attr("T: int >= 1")
+    .Attr("H: int >= 0 = 0")
     .Attr("ranks: int >= 1")
     .Attr("section_tables: list(int)")
     .Attr("kinds: list(int)")
@@ -521,10 +580,12 @@ REGISTER_OP("CollectiveReduceRows")
     .Input("rows: T * int64")
     .Input("message: int64")
     .Input("splits: int32")
+    .Input("headers: H * int64")
     .Output("values: T * float")
     .Output("indices: T * int64")
     .Output("inverse: T * int32")
     .Attr("T: int >= 1")
+    .Attr("H: int >= 0 = 0")
     .Attr("ranks: int >= 1")
     .Attr("section_tables: list(int)")
     .Attr("kinds: list(int)")
@@ -538,8 +599,8 @@ REGISTER_OP("CollectiveReduceRows")
     .SetIsStateful()
     .SetShapeFn(ReduceShapes);
 
-// Transposes CollectiveReduceRows, for gradients of gradients: the last four inputs are those of
-// the reduction.
+// Transposes CollectiveReduceRows, for gradients of gradients: the last inputs, from the handles
+// on, are those of the reduction.
 REGISTER_OP("CollectiveSpreadRows")
     .Input("values: T * float")
     .Input("inverse: T * int32")
@@ -547,8 +608,10 @@ REGISTER_OP("CollectiveSpreadRows")
     .Input("rows: T * int64")
     .Input("message: int64")
     .Input("splits: int32")
+    .Input("headers: H * int64")
     .Output("flat: float")
     .Attr("T: int >= 1")
+    .Attr("H: int >= 0 = 0")
     .Attr("ranks: int >= 1")
     .Attr("section_tables: list(int)")
     .Attr("kinds: list(int)")
@@ -561,15 +624,22 @@ REGISTER_OP("CollectiveSpreadRows")
     .Attr("scale: float = 1.0")
     .SetShapeFn(Flat);
 
+// On a CPU, positions are elements of `rows`. On a GPU they are numbers of rows, and `counts` has
+// one tensor, on the host: [N · S], how many rows came from each rank for each section. `early` has
+// what CollectiveSharedAlltoallRows has pooled already, of the same members.
 REGISTER_OP("CollectivePool")
     .Input("rows: float")
     .Input("positions: M * int32")
     .Input("samples: P * int64")
     .Input("weights: W * float")
+    .Input("counts: C * int32")
+    .Input("early: E * variant")
     .Output("pooled: M * float")
     .Attr("M: int >= 1")
     .Attr("P: int >= 0")
     .Attr("W: int >= 0")
+    .Attr("C: int >= 0 = 0")
+    .Attr("E: int >= 0 = 0")
     .Attr("sections: list(int)")
     .Attr("dims: list(int)")
     .Attr("combiners: list(int)")
@@ -583,12 +653,14 @@ REGISTER_OP("CollectivePoolGradient")
     .Input("samples: P * int64")
     .Input("weights: W * float")
     .Input("gradients: G * float")
+    .Input("counts: C * int32")
     .Output("flat: float")
     .Output("weight_gradients: W * float")
     .Attr("M: int >= 1")
     .Attr("P: int >= 0")
     .Attr("W: int >= 0")
     .Attr("G: int >= 1")
+    .Attr("C: int >= 0 = 0")
     .Attr("sections: list(int)")
     .Attr("dims: list(int)")
     .Attr("combiners: list(int)")
@@ -612,6 +684,65 @@ REGISTER_OP("CollectiveSharedAlltoall")
     .Attr("phase: {'other', 'rows', 'gradients'} = 'other'")
     .Attr(COLLECTIVE_WIRE_TYPES)
     .SetShapeFn(RowsShape);
+
+// Exchanges keys, and looks rows up for each rank as its keys come (answer.cc). `rows` are there
+// when CollectiveSharedAlltoallRows has them; `row_splits` says how many of them come from each
+// rank.
+REGISTER_OP("CollectiveSharedAlltoallKeys")
+    .Input("message: int64")
+    .Input("splits: int32")
+    .Input("handles: T * resource")
+    .Output("output: int64")
+    .Output("received_splits: int32")
+    .Output("rows: float")
+    .Output("row_splits: int32")
+    .Output("answers: variant")
+    .Output("local_rows: T * int64")
+    .Attr("rows_name: string")
+    .Attr("T: int >= 1")
+    .Attr("ranks: int >= 1")
+    .Attr("section_tables: list(int)")
+    .Attr("kinds: list(int)")
+    .Attr("dims: list(int)")
+    .Attr("pooled: list(bool)")
+    .Attr("weighted: list(bool)")
+    .Attr("counted: list(bool) = []")
+    .Attr("max_norms: list(float)")
+    .Attr("shapes: list(shape)")
+    .SetIsStateful()  // as CollectiveGatherRows
+    .SetShapeFn([](InferenceContext* c) {
+      SetVectors(c, 0, c->num_outputs());
+      c->set_output(1, c->input(1));
+      c->set_output(3, c->input(1));
+      c->set_output(4, c->Scalar());
+      return OkStatus();
+    });
+
+// While rows still come, it pools members whose rows have come already, into `early`: from
+// `positions` on, inputs and attributes are those of CollectivePool.
+REGISTER_OP("CollectiveSharedAlltoallRows")
+    .Input("rows: float")
+    .Input("row_splits: int32")
+    .Input("answers: variant")
+    .Input("positions: M * int32")
+    .Input("samples: P * int64")
+    .Input("weights: W * float")
+    .Output("output: float")
+    .Output("early: variant")
+    .Attr("phase: {'other', 'rows', 'gradients'} = 'rows'")
+    .Attr("M: int >= 1")
+    .Attr("P: int >= 0")
+    .Attr("W: int >= 0")
+    .Attr("sections: list(int)")
+    .Attr("dims: list(int)")
+    .Attr("combiners: list(int)")
+    .Attr("weighted: list(bool)")
+    .Attr("max_norms: list(float)")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->input(0));
+      c->set_output(1, c->Scalar());
+      return OkStatus();
+    });
 
 REGISTER_OP("CollectiveAwaitRows")
     .Attr("collectives: list(string)")

@@ -15,28 +15,17 @@ using namespace tensorflow;
 class PoolGradientOp : public OpKernel {
  public:
   explicit PoolGradientOp(OpKernelConstruction* context) : OpKernel(context) {
-    int gradients = 0;
     OP_REQUIRES_OK(context, ReadLookups(context, &members_));
-    OP_REQUIRES_OK(context, context->GetAttr("members", &of_));
-    OP_REQUIRES_OK(context, context->GetAttr("G", &gradients));
-    OP_REQUIRES(context, of_.size() == static_cast<size_t>(gradients),
-                errors::InvalidArgument("there are ", gradients, " gradients, of ", of_.size(),
-                                        " members"));
-    const int count = static_cast<int>(members_.size());
-    std::vector<bool> seen(count);
+    OP_REQUIRES_OK(context, ReadMembersOfGradients(context, members_.size(), &of_));
     std::vector<int> group_of;
-    for (int g = 0; g < gradients; ++g) {
-      OP_REQUIRES(context, of_[g] >= 0 && of_[g] < count && !seen[of_[g]],
-                  errors::InvalidArgument("gradient ", g, " is of member ", of_[g], " of ", count,
-                                          ", or that has two"));
-      seen[of_[g]] = true;
+    for (size_t g = 0; g < of_.size(); ++g) {
       const size_t section = members_[of_[g]].section;
       if (section >= group_of.size()) group_of.resize(section + 1, -1);
       if (group_of[section] < 0) {
         group_of[section] = static_cast<int>(groups_.size());
         groups_.emplace_back();
       }
-      groups_[group_of[section]].push_back(g);
+      groups_[group_of[section]].push_back(static_cast<int>(g));
     }
   }
 

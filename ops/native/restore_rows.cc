@@ -6,7 +6,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,6 +15,7 @@
 
 #include "data_file.h"
 #include "parallel.h"
+#include "row_pages.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/resource_var.h"
@@ -141,27 +141,13 @@ class RestoreRowsOp : public OpKernel {
       if (!var->is_initialized || !var->tensor()->IsInitialized() ||
           var->tensor()->shape() != shape || var->tensor()->dtype() != dtype_) {
         Tensor fresh;
-        AllocatorAttributes attributes;
-        attributes.set_nic_compatible(true);
-        TF_RETURN_IF_ERROR(context->allocate_temp(dtype_, shape, &fresh, attributes));
-        AskForHugePages(fresh);
+        TF_RETURN_IF_ERROR(TakeRows(context, dtype_, shape, &fresh));
         *var->tensor() = fresh;
         var->is_initialized = true;
         return OkStatus();
       }
     }
     return EnsureOwned(context, var);
-  }
-
-  // Taking memory by small pages takes longer than reading what goes into it.
-  static void AskForHugePages(const Tensor& memory) {
-#ifdef MADV_HUGEPAGE
-    constexpr uintptr_t kHuge = 2 << 20;
-    const auto begin = reinterpret_cast<uintptr_t>(memory.data());
-    const uintptr_t first = (begin + kHuge - 1) / kHuge * kHuge;
-    const uintptr_t end = (begin + memory.TotalBytes()) / kHuge * kHuge;
-    if (end > first) madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
-#endif
   }
 
   static Status Read(const Slice& slice, int file, int64_t row_bytes, char* rows) {

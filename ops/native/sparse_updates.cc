@@ -14,20 +14,16 @@
 
 #include <algorithm>
 #include <array>
-#include <memory>
 #include <utility>
 #include <vector>
 
 #include "clones.h"
 #include "gradient_sums.h"
 #include "parallel.h"
-#include "row_changes.h"
 #include "scans.h"
 #include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/resource_mgr.h"
-#include "tensorflow/core/framework/resource_var.h"
 #include "update_rules.h"
-#include "variables.h"
+#include "updated_tables.h"
 
 namespace collective {
 namespace sparse_updates_op {
@@ -102,11 +98,6 @@ void UpdateInPieces(OpKernelContext* context, const Rule& rule, const Update<Rul
   });
 }
 
-// Rows of a table, [first, last).
-struct RowRange {
-  int64_t first, last;
-};
-
 // Updates the rows in `range` that aren't in `update`, by a gradient of zeros.
 template <class Rule>
 Status UpdateOthers(OpKernelContext* context, const Rule& rule, const Update<Rule>& update,
@@ -135,107 +126,18 @@ Status UpdateOthers(OpKernelContext* context, const Rule& rule, const Update<Rul
   return OkStatus();
 }
 
-// Holds tables with their slots, locked against writers of whole variables, as a rule updates them.
+// Makes the update of rows of table t, each at most once, by gradients [n, D]; and finds the rows
+// that there are, as `used` says.
 template <class Rule>
-class UpdatedTables {
- public:
-  static constexpr int kVariables = 1 + Rule::kSlots;
-  using Handles = std::array<const ResourceHandle*, kVariables>;  // Of a table, and its slots.
-
-  Status Lock(OpKernelContext* context, const std::vector<Handles>& handles) {
-    variables_.resize(handles.size());
-    std::vector<mutex*> locks;
-    for (size_t t = 0; t < handles.size(); ++t) {
-      for (int i = 0; i < kVariables; ++i) {
-        TF_RETURN_IF_ERROR(Prepare(context, *handles[t][i], &variables_[t][i]));
-        locks.push_back(variables_[t][i]->mu());
-      }
-    }
-    locks_ = std::make_unique<SharedLocks>(std::move(locks));
-    for (const auto& of_table : variables_) {
-      const Tensor& value = *of_table[0]->tensor();
-      for (int i = 1; i < kVariables; ++i) {
-        const Tensor& slot = *of_table[i]->tensor();
-        if (slot.dim_size(0) < value.dim_size(0) ||
-            slot.dim_size(1) != (Rule::kRowWise ? 1 : value.dim_size(1))) {
-          return errors::InvalidArgument("a slot is ", slot.shape().DebugString(), ", the table ",
-                                         value.shape().DebugString());
-        }
-      }
-    }
-    return OkStatus();
+Status UpdateOf(const UpdatedTables& tables, int64_t t, const float* gradients, const int64_t* rows,
+                int64_t n, int64_t used, Update<Rule>* update, RowRange* range) {
+  TF_RETURN_IF_ERROR(tables.Range(t, used, range));
+  if (!AreWithin(rows, n, range->last)) {
+    return errors::InvalidArgument("a row to be updated is not in [0, ", range->last, ")");
   }
-
-  int64_t dim(int64_t t) const { return variables_[t][0]->tensor()->dim_size(1); }
-
-  // Makes the update of rows, each at most once, by gradients [n, D]. The rows that there are: all
-  // of them, or rows 1 to `used` if that isn't negative.
-  Status Of(int64_t t, const float* gradients, const int64_t* rows, int64_t n, int64_t used,
-            Update<Rule>* update, RowRange* range) const {
-    const int64_t last = variables_[t][0]->tensor()->dim_size(0);
-    *range = {0, last};
-    if (used >= last) {
-      return errors::InvalidArgument("there are ", used, " rows beside row 0, but memory for ",
-                                     last, " only");
-    }
-    if (used >= 0) *range = {1, used + 1};
-    if (!AreWithin(rows, n, range->last)) {
-      return errors::InvalidArgument("a row to be updated is not in [0, ", range->last, ")");
-    }
-    *update = {gradients, dim(t), rows, n, dim(t), Values(t, 0)};
-    for (int i = 0; i < Rule::kSlots; ++i) update->slots[i] = Values(t, 1 + i);
-    return OkStatus();
-  }
-
- private:
-  // Finds a variable, and makes its memory its own.
-  static Status Prepare(OpKernelContext* context, const ResourceHandle& handle,
-                        core::RefCountPtr<Var>* variable) {
-    if (!LookupResource(context, handle, variable).ok()) {
-      return errors::FailedPrecondition("the variable ", handle.name(),
-                                        " does not exist: was it initialized?");
-    }
-    const Tensor& value = *(*variable)->tensor();
-    if (value.dtype() != DT_FLOAT || value.dims() != 2) {
-      return errors::InvalidArgument("the variable ", handle.name(),
-                                     " is no float32 matrix, or not initialized");
-    }
-    return EnsureOwned(context, variable->get());
-  }
-
-  float* Values(int64_t t, int i) const {
-    return variables_[t][i]->tensor()->template flat<float>().data();
-  }
-
-  std::vector<std::array<core::RefCountPtr<Var>, kVariables>> variables_;
-  std::unique_ptr<SharedLocks> locks_;  // They are given back before the variables.
-};
-
-// Tells who listens which rows of a table and its slots are about to change.
-template <class Handles>
-void AnnounceUpdate(OpKernelContext* context, const Handles& handles, const RowWrite& write) {
-  for (const ResourceHandle* handle : handles) AnnounceWrite(context, *handle, write);
-}
-
-// Reads the numbers of a rule: number_of(i) is the i-th.
-template <class Rule, class NumberOf>
-Status ReadNumbers(const NumberOf& number_of, float* numbers) {
-  for (int i = 0; i < Rule::kNumbers; ++i) {
-    const Tensor& number = number_of(i);
-    if (number.NumElements() != 1) {
-      return errors::InvalidArgument("a number of the rule, such as the learning rate, is ",
-                                     number.shape().DebugString());
-    }
-    numbers[i] = number.flat<float>()(0);
-  }
-  return OkStatus();
-}
-
-Status ReadUsed(const Tensor& used, int64_t* count) {
-  if (used.NumElements() != 1) {
-    return errors::InvalidArgument("the number of rows is ", used.shape().DebugString());
-  }
-  *count = used.flat<int64_t>()(0);
+  const int64_t dim = tables.dim(t);
+  *update = {gradients, dim, rows, n, dim, tables.Values(t, 0)};
+  for (int i = 0; i < Rule::kSlots; ++i) update->slots[i] = tables.Values(t, 1 + i);
   return OkStatus();
 }
 
@@ -248,15 +150,17 @@ class SparseUpdateOp : public OpKernel {
   void Compute(OpKernelContext* context) override {
     const Tensor &gradient = context->input(kGradient), &rows = context->input(kGradient + 1);
     const int64_t n = rows.NumElements(), *row = rows.flat<int64_t>().data();
-    typename UpdatedTables<Rule>::Handles handles;
-    for (int i = 0; i < kVariables; ++i) handles[i] = &HandleFromInput(context, i);
+    UpdatedTables::Handles handles;
+    for (int i = 0; i < kVariables; ++i) handles.push_back(&HandleFromInput(context, i));
     if (AnybodyListens())
       AnnounceUpdate(context, handles, kAllRows ? RowWrite() : RowWrite{RowWrite::kValues, row, n});
-    UpdatedTables<Rule> tables;
+    UpdatedTables tables(Rule::kSlots, Rule::kRowWise);
     OP_REQUIRES_OK(context, tables.Lock(context, {handles}));
-    std::array<float, Rule::kNumbers> numbers;
-    OP_REQUIRES_OK(context, ReadNumbers<Rule>([&](int i) { return context->input(kVariables + i); },
-                                              numbers.data()));
+    std::array<float, Rule::kNumbers> numbers{};
+    OP_REQUIRES_OK(
+        context,
+        ReadNumbers(
+            Rule::kNumbers, [&](int i) { return context->input(kVariables + i); }, numbers.data()));
     OP_REQUIRES(context, gradient.shape() == TensorShape({n, tables.dim(0)}),
                 errors::InvalidArgument("the gradient of ", n, " rows of dimension ", tables.dim(0),
                                         " is ", gradient.shape().DebugString()));
@@ -264,8 +168,8 @@ class SparseUpdateOp : public OpKernel {
     if (kAllRows) OP_REQUIRES_OK(context, ReadUsed(context->input(kGradient + 2), &used));
     Update<Rule> update;
     RowRange range;
-    OP_REQUIRES_OK(context,
-                   tables.Of(0, gradient.flat<float>().data(), row, n, used, &update, &range));
+    OP_REQUIRES_OK(
+        context, UpdateOf(tables, 0, gradient.flat<float>().data(), row, n, used, &update, &range));
     const Rule rule(numbers.data());
     // Both write rows of their own: it doesn't matter which is first.
     if (kAllRows) OP_REQUIRES_OK(context, UpdateOthers(context, rule, update, range));
@@ -303,20 +207,21 @@ class ReduceAndUpdateOp : public OpKernel {
     GradientSums::Run run;
     OP_REQUIRES_OK(context, sums_.Number(context, &run));
     const int64_t count = sums_.size();
-    std::vector<typename UpdatedTables<Rule>::Handles> variables(count);
+    std::vector<UpdatedTables::Handles> variables(count);
     for (int64_t t = 0; t < count; ++t) {
-      variables[t][0] = &handles[t].template flat<ResourceHandle>()(0);
+      variables[t].push_back(&handles[t].template flat<ResourceHandle>()(0));
       for (int s = 0; s < Rule::kSlots; ++s)
-        variables[t][1 + s] = &slots[t * Rule::kSlots + s].template flat<ResourceHandle>()(0);
+        variables[t].push_back(&slots[t * Rule::kSlots + s].template flat<ResourceHandle>()(0));
       if (!AnybodyListens()) continue;
       const SummedRows& rows = run.rows[t];
       AnnounceUpdate(context, variables[t],
                      kAllRows ? RowWrite() : RowWrite{RowWrite::kValues, rows.distinct, rows.kept});
     }
-    UpdatedTables<Rule> tables;
+    UpdatedTables tables(Rule::kSlots, Rule::kRowWise);
     OP_REQUIRES_OK(context, tables.Lock(context, variables));
-    std::array<float, Rule::kNumbers> of_rule;
-    OP_REQUIRES_OK(context, ReadNumbers<Rule>([&](int i) { return numbers[i]; }, of_rule.data()));
+    std::array<float, Rule::kNumbers> of_rule{};
+    OP_REQUIRES_OK(context,
+                   ReadNumbers(Rule::kNumbers, [&](int i) { return numbers[i]; }, of_rule.data()));
     const Rule rule(of_rule.data());
 
     // 1. Check everything before anything is updated.
@@ -331,8 +236,8 @@ class ReduceAndUpdateOp : public OpKernel {
                                   " were asked for, but the table has rows of ", tables.dim(t)));
       int64_t last = -1;
       if (kAllRows) OP_REQUIRES_OK(context, ReadUsed(used[t], &last));
-      OP_REQUIRES_OK(
-          context, tables.Of(t, nullptr, rows.distinct, rows.kept, last, &updates[t], &ranges[t]));
+      OP_REQUIRES_OK(context, UpdateOf(tables, t, nullptr, rows.distinct, rows.kept, last,
+                                       &updates[t], &ranges[t]));
       const int64_t elements = rows.count * sums_.dim(t);
       total += elements;
       largest = std::max(largest, elements);

@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "row_pages.h"
 #include "tensorflow/core/framework/device.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
@@ -22,6 +24,22 @@ struct Table {
   const float* values = nullptr;
   int64_t rows = 0, dim = 0;
 };
+
+// Starts to load what a look-up of the variables of handles reads. It lies all over memory, so that
+// a loop over hundreds of them would wait for each in its turn.
+inline void PrefetchHandles(const tensorflow::OpInputList& handles) {
+  constexpr size_t kLine = 64;
+  for (int t = 0; t < handles.size(); ++t) {
+    const char* handle = static_cast<const char*>(handles[t].data());
+    for (size_t at = 0; at < sizeof(tensorflow::ResourceHandle); at += kLine)
+      __builtin_prefetch(handle + at);
+  }
+  for (int t = 0; t < handles.size(); ++t) {
+    const auto& handle = handles[t].flat<tensorflow::ResourceHandle>()(0);
+    __builtin_prefetch(handle.device().data());
+    __builtin_prefetch(handle.name().data());
+  }
+}
 
 // Locks mutexes against writers while it lives: each once, in the order of their addresses, like
 // other operations that lock several.
@@ -48,6 +66,8 @@ class LockedVariables {
                           const tensorflow::OpInputList& handles, std::vector<Table>* tables) {
     std::vector<tensorflow::mutex*> locks;
     variables_.resize(handles.size());
+    locks.reserve(handles.size());
+    PrefetchHandles(handles);
     for (int t = 0; t < handles.size(); ++t) {
       const auto& handle = handles[t].flat<tensorflow::ResourceHandle>()(0);
       if (!LookupResource(context, handle, &variables_[t]).ok()) {
@@ -60,24 +80,29 @@ class LockedVariables {
     }
     locks_ = std::make_unique<SharedLocks>(std::move(locks));
     tables->clear();
+    tables->reserve(handles.size());
     for (int t = 0; t < handles.size(); ++t) {
       const tensorflow::Tensor& value = *variables_[t]->tensor();
-      const auto& name = handles[t].flat<tensorflow::ResourceHandle>()(0).name();
-      if (!value.IsInitialized()) {
-        return tensorflow::errors::FailedPrecondition("the variable ", name, " of table ", t,
-                                                      " is not initialized");
-      }
-      if (value.dtype() != tensorflow::DT_FLOAT || value.dims() != 2) {
-        return tensorflow::errors::InvalidArgument(
-            "the variable ", name, " of table ", t, " is no float32 matrix, but ",
-            tensorflow::DataTypeString(value.dtype()), value.shape().DebugString());
-      }
-      tables->push_back({value.matrix<float>().data(), value.dim_size(0), value.dim_size(1)});
+      if (!value.IsInitialized() || value.dtype() != tensorflow::DT_FLOAT || value.dims() != 2)
+        return Refusal(handles[t].flat<tensorflow::ResourceHandle>()(0).name(), t, value);
+      tables->push_back(
+          {static_cast<const float*>(value.data()), value.dim_size(0), value.dim_size(1)});
     }
     return tensorflow::OkStatus();
   }
 
  private:
+  static tensorflow::Status Refusal(const std::string& name, int t,
+                                    const tensorflow::Tensor& value) {
+    if (!value.IsInitialized()) {
+      return tensorflow::errors::FailedPrecondition("the variable ", name, " of table ", t,
+                                                    " is not initialized");
+    }
+    return tensorflow::errors::InvalidArgument(
+        "the variable ", name, " of table ", t, " is no float32 matrix, but ",
+        tensorflow::DataTypeString(value.dtype()), value.shape().DebugString());
+  }
+
   std::vector<tensorflow::core::RefCountPtr<tensorflow::Var>> variables_;
   std::unique_ptr<SharedLocks> locks_;  // They are given back before the variables.
 };
@@ -103,9 +128,7 @@ inline tensorflow::Status Copy(tensorflow::OpKernelContext* context, const tenso
 
 inline tensorflow::Status CopyToNew(tensorflow::OpKernelContext* context,
                                     const tensorflow::Tensor& from, tensorflow::Tensor* to) {
-  tensorflow::AllocatorAttributes attributes;
-  attributes.set_nic_compatible(true);
-  TF_RETURN_IF_ERROR(context->allocate_temp(from.dtype(), from.shape(), to, attributes));
+  TF_RETURN_IF_ERROR(TakeRows(context, from.dtype(), from.shape(), to));
   return Copy(context, from, to);
 }
 

@@ -121,11 +121,7 @@ Status Layout::Parse(const Tensor& message, const Tensor& splits, const int64_t*
   const int64_t* words = message.vec<int64_t>().data();
   const int32_t* lengths = splits.vec<int32_t>().data();
   int64_t left = message.NumElements();
-  received->rows.assign(tables, 0);
-  received->pieces.clear();
-  received->pieces.reserve(static_cast<size_t>(ranks) * count);
-  received->row_splits.assign(ranks, 0);
-  received->elements = 0;
+  Clear(received);
   for (int r = 0; r < ranks; ++r) {
     const int64_t length = lengths[r];
     if (length == 0 && message.NumElements() > 0) {  // It has a proxy that asks for it.
@@ -136,69 +132,90 @@ Status Layout::Parse(const Tensor& message, const Tensor& splits, const int64_t*
       }
       continue;
     }
-    if (length < 2 * count || length > left) {
-      return InvalidArgument("the message of rank ", r, " is malformed: it has ", length,
-                             " words of ", left, " that are left, and its header needs ",
-                             2 * count);
-    }
-    const int64_t* header = headers == nullptr ? words : headers + r * 2 * count;
-    const int64_t* at = words + 2 * count;
-    int64_t rest = length - 2 * count;
-    for (int s = 0; s < count; ++s) {
-      const Section& section = sections[s];
-      Piece piece{s,
-                  header[2 * s],
-                  header[2 * s + 1],
-                  at,
-                  nullptr,
-                  nullptr,
-                  nullptr,
-                  received->elements,
-                  received->rows[section.table]};
-      const bool plausible = piece.keys >= 0 && piece.keys <= rest && piece.bags >= 0 &&
-                             piece.bags <= 2 * rest && (section.pooled || piece.bags == piece.keys);
-      if (!plausible || section.Words(piece.bags, piece.keys) > rest) {
-        return InvalidArgument("the message of rank ", r, " is malformed: section ", s, " has ",
-                               piece.bags, " bags of ", piece.keys, " keys in ", rest, " words");
-      }
-      at += piece.keys;
-      if (section.pooled) {
-        piece.lengths = reinterpret_cast<const int32_t*>(at);
-        at += (piece.bags + 1) / 2;
-        const int64_t sum = SumOfLengths(piece.lengths, piece.bags);
-        if (sum != piece.keys) {
-          return InvalidArgument("the message of rank ", r, " is malformed: the bags of section ",
-                                 s, " have ", sum < 0 ? "negative lengths" : "other lengths",
-                                 " than its ", piece.keys, " keys");
-        }
-      }
-      if (section.weighted) {
-        piece.weights = reinterpret_cast<const float*>(at);
-        at += (piece.keys + 1) / 2;
-      }
-      if (section.counted) {
-        piece.counts = reinterpret_cast<const int32_t*>(at);
-        at += (piece.keys + 1) / 2;
-      }
-      rest -= section.Words(piece.bags, piece.keys);
-      received->elements += piece.bags * section.dim;
-      received->row_splits[r] += piece.bags * section.dim;
-      received->rows[section.table] += piece.keys;
-      if (received->elements > kMaxCount) {
-        return InvalidArgument("the ranks ask for ", received->elements,
-                               " elements of rows or more, but no more than ", kMaxCount,
-                               " can travel at once: use smaller batches");
-      }
-      received->pieces.push_back(piece);
-    }
-    if (rest != 0)
-      return InvalidArgument("the message of rank ", r, " is malformed: ", rest,
-                             " words are left over");
+    TF_RETURN_IF_ERROR(Append(r, words, length, left,
+                              headers == nullptr ? words : headers + r * 2 * count, received));
     words += length;
     left -= length;
   }
   if (left != 0)
     return InvalidArgument("the message is malformed: its splits leave ", left, " words over");
+  return OkStatus();
+}
+
+void Layout::Clear(ReceivedMessage* received) const {
+  received->rows.assign(tables, 0);
+  received->pieces.clear();
+  received->pieces.reserve(static_cast<size_t>(ranks) * sections.size());
+  received->row_splits.assign(ranks, 0);
+  received->elements = 0;
+}
+
+Status Layout::ParseOne(int rank, const int64_t* words, int64_t length,
+                        ReceivedMessage* received) const {
+  Clear(received);
+  return Append(rank, words, length, length, words, received);
+}
+
+Status Layout::Append(int rank, const int64_t* words, int64_t length, int64_t left,
+                      const int64_t* header, ReceivedMessage* received) const {
+  const int count = static_cast<int>(sections.size());
+  if (length < 2 * count || length > left) {
+    return InvalidArgument("the message of rank ", rank, " is malformed: it has ", length,
+                           " words of ", left, " that are left, and its header needs ", 2 * count);
+  }
+  const int64_t* at = words + 2 * count;
+  int64_t rest = length - 2 * count;
+  for (int s = 0; s < count; ++s) {
+    const Section& section = sections[s];
+    Piece piece{s,
+                header[2 * s],
+                header[2 * s + 1],
+                at,
+                nullptr,
+                nullptr,
+                nullptr,
+                received->elements,
+                received->rows[section.table]};
+    const bool plausible = piece.keys >= 0 && piece.keys <= rest && piece.bags >= 0 &&
+                           piece.bags <= 2 * rest && (section.pooled || piece.bags == piece.keys);
+    if (!plausible || section.Words(piece.bags, piece.keys) > rest) {
+      return InvalidArgument("the message of rank ", rank, " is malformed: section ", s, " has ",
+                             piece.bags, " bags of ", piece.keys, " keys in ", rest, " words");
+    }
+    at += piece.keys;
+    if (section.pooled) {
+      piece.lengths = reinterpret_cast<const int32_t*>(at);
+      at += (piece.bags + 1) / 2;
+      // Where the header is a copy, the message isn't in the host's memory.
+      const int64_t sum = header == words ? SumOfLengths(piece.lengths, piece.bags) : piece.keys;
+      if (sum != piece.keys) {
+        return InvalidArgument("the message of rank ", rank, " is malformed: the bags of section ",
+                               s, " have ", sum < 0 ? "negative lengths" : "other lengths",
+                               " than its ", piece.keys, " keys");
+      }
+    }
+    if (section.weighted) {
+      piece.weights = reinterpret_cast<const float*>(at);
+      at += (piece.keys + 1) / 2;
+    }
+    if (section.counted) {
+      piece.counts = reinterpret_cast<const int32_t*>(at);
+      at += (piece.keys + 1) / 2;
+    }
+    rest -= section.Words(piece.bags, piece.keys);
+    received->elements += piece.bags * section.dim;
+    received->row_splits[rank] += piece.bags * section.dim;
+    received->rows[section.table] += piece.keys;
+    if (received->elements > kMaxCount) {
+      return InvalidArgument("the ranks ask for ", received->elements,
+                             " elements of rows or more, but no more than ", kMaxCount,
+                             " can travel at once: use smaller batches");
+    }
+    received->pieces.push_back(piece);
+  }
+  if (rest != 0)
+    return InvalidArgument("the message of rank ", rank, " is malformed: ", rest,
+                           " words are left over");
   return OkStatus();
 }
 

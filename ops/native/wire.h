@@ -110,6 +110,14 @@ struct ReceivedMessage {
   std::vector<int64_t> rows;        // [T], the number of keys of each table.
   std::vector<int64_t> row_splits;  // [N], elements that go back to each rank.
   int64_t elements = 0;
+
+  // Writes bags and keys of each piece, as `Parse` takes them.
+  void WriteHeaders(int64_t* headers) const {
+    for (const Piece& piece : pieces) {
+      *headers++ = piece.bags;
+      *headers++ = piece.keys;
+    }
+  }
 };
 
 // The attributes of an operation that describe the received message.
@@ -126,10 +134,20 @@ struct Layout {
   tensorflow::Status Parse(const tensorflow::Tensor& message, const tensorflow::Tensor& splits,
                            ReceivedMessage* received) const;
 
-  // Parses a message that may be elsewhere, where no section is pooled: `headers` are copies of its
-  // 2 S words for each rank, one after the other.
+  // Parses what the rank `rank` asks for, `length` words, as a message of its own.
+  tensorflow::Status ParseOne(int rank, const int64_t* words, int64_t length,
+                              ReceivedMessage* received) const;
+
+  // Parses a message that is elsewhere: `headers` are copies of its 2 S words for each rank, one
+  // after the other. The lengths of bags are not looked at.
   tensorflow::Status Parse(const tensorflow::Tensor& message, const tensorflow::Tensor& splits,
                            const int64_t* headers, ReceivedMessage* received) const;
+
+ private:
+  void Clear(ReceivedMessage* received) const;
+  // Appends the pieces of one rank's words, of which `left` are there; `header` as above.
+  tensorflow::Status Append(int rank, const int64_t* words, int64_t length, int64_t left,
+                            const int64_t* header, ReceivedMessage* received) const;
 };
 
 }  // namespace collective

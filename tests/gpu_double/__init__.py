@@ -1,5 +1,5 @@
-"""Stands in for a GPU: NumPy's references in the place of the kernels, and the host's memory in the
-place of the GPU's. By it all that is built upon the kernels runs on a CPU, slowly.
+"""Stands in for a GPU: the emulator runs the kernels, and the host's memory is in the place of the
+GPU's. By it all that is built upon the kernels runs on a CPU, slowly.
 
     tests.gpu_double.use()                          # in a process, before its first graph
     python -m tests.gpu_double SCRIPT [ARGUMENT...]    # a program, also under the launcher
@@ -12,11 +12,11 @@ from typing import Any
 
 
 def device_operations() -> Any:
-    """Makes the operations of the binding to TensorFlow, with the double's kernels."""
+    """Makes the operations of the binding to TensorFlow, with the emulator's kernels."""
     from collective.ops.gpu.tensorflow_binding import DeviceOperations
-    from tests.gpu_double.bridge import HostBridge
+    from tests.kernels.gpu.emulator.bridge import EmulatedBridge
 
-    return DeviceOperations(HostBridge())
+    return DeviceOperations(EmulatedBridge())
 
 
 def use() -> None:

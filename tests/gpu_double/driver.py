@@ -26,10 +26,13 @@ _FUNCTIONS = (
     ("wait_for_event", (_POINTER,)),
     ("destroy_event", (_POINTER,)),
     ("wait_for_stream", (_POINTER,)),
+    ("set_memory", (ctypes.c_uint64, ctypes.c_ubyte, _SIZE, _POINTER)),
 )
 
 
-class _Table(ctypes.Structure):
+class Table(ctypes.Structure):
+    """Holds the functions that operations call: `Driver` of driver.h."""
+
     _fields_ = [(name, ctypes.CFUNCTYPE(_INT, *types)) for name, types in _FUNCTIONS]
 
 
@@ -56,6 +59,7 @@ class StandIn:
         calls: the names of the functions that were called.
         launches: the names of the kernels that were launched.
         uploads: what was copied to the device.
+        downloads: what was copied to the host.
         queued: work that wasn't done yet.
         events: those that were made and not destroyed.
         failures: what kernels raised.
@@ -66,8 +70,8 @@ class StandIn:
         self._kernels: list[tuple[str, Launchable]] = []
         self._made = 0
         self.reset()
-        self.table = _Table(
-            *(made(self._guarded(name)) for name, made in _Table._fields_)  # type: ignore[operator]
+        self.table = Table(
+            *(made(self._guarded(name)) for name, made in Table._fields_)  # type: ignore[operator]
         )
 
     def reset(self) -> None:
@@ -77,6 +81,7 @@ class StandIn:
         self.calls: list[str] = []
         self.launches: list[str] = []
         self.uploads: list[bytes] = []
+        self.downloads: list[bytes] = []
         self.queued: list[Callable[[], Any]] = []
         self.events: dict[int, int] = {}  # how much of what was queued is before each
         self.failures: list[BaseException] = []
@@ -127,7 +132,15 @@ class StandIn:
 
     def _copy_to_host(self, to: int, source: int, size: int, stream: int) -> None:
         ctypes.memset(to, NOT_COPIED, size)
-        self._add(lambda: ctypes.memmove(to, source, size))
+
+        def copy() -> None:
+            ctypes.memmove(to, source, size)
+            self.downloads.append(ctypes.string_at(to, size))
+
+        self._add(copy)
+
+    def _set_memory(self, at: int, value: int, size: int, stream: int) -> None:
+        self._add(lambda: ctypes.memset(at, value, size))
 
     def _create_event(self, event: Any, flags: int) -> None:
         self._made += 1

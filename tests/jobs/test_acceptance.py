@@ -53,7 +53,7 @@ def on_ranks(ranks, backend, command, double=False):
     return done.stdout
 
 
-# What runs on a GPU, with NumPy in its place.
+# What runs on a GPU, with the emulator in its place.
 DOUBLE = (2, "sok")
 ON_THE_DOUBLE = pytest.mark.parametrize(
     "ranks, backend",

@@ -264,9 +264,12 @@ ON_DEVICE = """
         from collective.tables import device_row_store
         ensure_capacity = device_row_store.DeviceColumn.ensure_capacity
 
+        def full(memory, size):
+            raise MemoryError('the device is full')
+
         def little(column, count):
             if rank == 1 and count > 100:
-                raise MemoryError('there is memory for 100 rows')
+                column._bridge.grow = full
             ensure_capacity(column, count)
         device_row_store.DeviceColumn.ensure_capacity = little
 """
@@ -284,7 +287,7 @@ IN_HOST_MEMORY = """
         (
             "from tests import gpu_double\ngpu_double.use()\n",
             ON_DEVICE,
-            "table 'open': there is memory for 100 rows",
+            "'open' has memory for 256 rows, and needs",
         ),
         pytest.param(
             "",

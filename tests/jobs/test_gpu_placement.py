@@ -15,9 +15,7 @@ from tests.jobs import pool
 @pytest.mark.matrix
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_operations_on_tables_have_kernels_for_gpus(ranks):
-    """With one that has not, TensorFlow would have a table in the host's memory (which
-    `CollectiveShard` refuses).
-    """
+    """With one that has not, TensorFlow would have a table in the host's memory."""
     done = pool.launch(
         *("-np", ranks, "--device", "cpu"),
         *("-m", "tests.gpu_double", "tests/jobs/gpu_placement.py"),

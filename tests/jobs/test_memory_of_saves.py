@@ -1,7 +1,6 @@
-"""A save and a restore take no memory that grows with the tables: what training has, and 64 MB.
+"""Training, a save and a restore take no memory that grows with the tables beside their rows.
 
-Training itself has some that grows, which isn't ours: TensorFlow's allocator takes up to a sixteenth
-more for a variable than its bytes (768 MB lie in 800, in plain TensorFlow, too).
+What is there in any case, TensorFlow itself, takes some 200 MB.
 """
 
 import json
@@ -12,7 +11,7 @@ from tests.jobs import pool
 
 PROGRAM = pool.ROOT / "tests/jobs/memory_of_saves.py"
 BUFFER = 128  # MB
-MOST = 64  # MB
+ALL, MOST = 300, 64  # MB beyond the shards; and beyond what training has
 
 
 @pytest.mark.parametrize(
@@ -22,7 +21,7 @@ MOST = 64  # MB
         pytest.param(10 << 10, marks=[pytest.mark.long, pytest.mark.timeout(1800)]),
     ],
 )
-def test_a_save_takes_64_mb_beside_what_training_has(tmp_path, megabytes):
+def test_memory_beyond_the_shards(tmp_path, megabytes):
     """Real processes: those of the pool share memory with their server."""
     done = pool.launch(
         "-np", 2, "--device", "cpu", PROGRAM, tmp_path, megabytes, BUFFER,
@@ -36,7 +35,6 @@ def test_a_save_takes_64_mb_beside_what_training_has(tmp_path, megabytes):
     for of_rank in beyond:
         print(of_rank)
         training = of_rank["training"]
-        assert training <= 300 + megabytes / 2 / 16, of_rank
-        assert of_rank["blocking"] <= training + MOST, of_rank
-        assert of_rank["beside"] <= training + MOST + BUFFER, of_rank
-        assert of_rank["restore"] <= training + MOST, of_rank
+        assert of_rank["blocking"] <= min(ALL, training + MOST), of_rank
+        assert of_rank["beside"] <= min(ALL, training + MOST) + BUFFER, of_rank
+        assert of_rank["restore"] <= min(ALL, training + MOST), of_rank

@@ -9,6 +9,7 @@ from collective import checkpoint
 from tests.jobs import pool
 
 PROGRAM = """
+import shutil
 import sys
 import tensorflow.compat.v1 as tf
 from collective import CollectiveStrategy
@@ -23,8 +24,10 @@ if __name__ == "__main__":
     with strategy.scope(save_code=True, check=5), tf.Graph().as_default():
         build(strategy)
         tf.train.get_or_create_global_step()
-        with tf.train.MonitoredTrainingSession(checkpoint_dir=sys.argv[1]):
-            pass
+        for turn in range(2):
+            with tf.train.MonitoredTrainingSession(checkpoint_dir=sys.argv[1]):
+                if turn == 0 and strategy.rank() == 0:
+                    shutil.rmtree(sys.argv[1] + "/code")
 """
 
 

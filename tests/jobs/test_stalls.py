@@ -142,6 +142,33 @@ def test_a_rank_that_is_stopped(ended):
 
 @pytest.mark.job(
     """
+    import signal, threading
+    from collective import checkpoint
+    from collective.checkpoint import background
+    saver = tf.train.Saver()
+    if rank == 1:
+        background.BackgroundSave._leave_note = lambda *_: threading.Event().wait()
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        steps(session, 2)
+        with strategy.scope(checkpoint_blocking=False):
+            saver.save(session, os.path.join(os.path.dirname(sys.argv[1]), 'model'))
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        checkpoint.wait()
+    """,
+)
+def test_a_rank_that_is_stopped_while_it_saves_beside_training(ended):
+    """Rank 0 waits for its part, and not for ten minutes."""
+    code, output = ended
+    told = report(output)
+    assert code == 124 and told[None].endswith("rank 1 of 2 is missing")
+    assert "in no run since" in told[1]
+    assert "waiting for the others' word" in told[0] and "waiting for checkpoint" in told[0]
+
+
+@pytest.mark.job(
+    """
     if rank == 0:
         time.sleep(1000)
     with tf.train.MonitoredTrainingSession('') as session:

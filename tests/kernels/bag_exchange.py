@@ -148,6 +148,12 @@ class Simulation:
                     ],
                     self.members,
                     *layout,
+                    own_samples=[
+                        None
+                        if lookup.by_owner or lookup.combiner is None
+                        else given(lookup.samples[rank])
+                        for lookup in self.lookups
+                    ],
                 )
             )
         messages = [tf.split(a.message, a.splits, num=ranks) for a in self.asked]
@@ -172,6 +178,7 @@ class Simulation:
                 splits,
                 *layout,
                 [s.shape for s in shards],
+                headers=heard.headers,
             )
             answers.append(tf.split(flat, heard.row_splits, num=ranks))
         self.flats, self.outputs = [], []

@@ -13,7 +13,6 @@ import pytest
 from collective.ops import placement
 from collective.ops.gpu.memory_bridge import MemoryBridge
 from collective.ops.gpu.tensorflow_binding import DeviceOperations
-from tests.gpu_double.bridge import HostBridge
 from tests.kernels.gpu.emulator.bridge import EmulatedBridge
 
 
@@ -21,15 +20,15 @@ def bind(bridge: MemoryBridge, monkeypatch: pytest.MonkeyPatch) -> DeviceOperati
     """Has kernels stand in for the compiled operations from now on, until the test ends."""
     bound = DeviceOperations(bridge)
     monkeypatch.setattr(placement, "_injected", lambda: bound)
-    monkeypatch.setattr(placement, "stand_in", lambda: bound)
+    monkeypatch.setattr(placement, "injected", lambda: bound)
     return bound
 
 
 @pytest.fixture(params=["compiled", "bound"])
 def computing(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Yields the compiled operations, or the binding with NumPy's references."""
+    """Yields the compiled operations, or the binding with emulated kernels."""
     if request.param == "bound":
-        bind(HostBridge(), monkeypatch)
+        bind(EmulatedBridge(), monkeypatch)
     yield request.param
 
 

@@ -143,7 +143,7 @@ def check(
         np.testing.assert_array_equal(one, other)
     for one, other in zip(got.scales, model.scales):
         np.testing.assert_allclose(one, other, rtol=1e-6)
-    for rank, (keys, row_splits, counts) in enumerate(answers):
+    for rank, (keys, row_splits, counts, _) in enumerate(answers):
         assert counts == []  # No table of these counts keys.
         np.testing.assert_array_equal(row_splits, [model.row_splits[rank]] * ranks)
         header, body = words[rank][: 2 * len(sections)], words[rank][2 * len(sections) :]

@@ -195,6 +195,7 @@ def test_a_gradient_of_another_shape():
             [],
             [],
             [gradient],
+            [],
             members=[0],
             sections=[0],
             dims=[2],
@@ -257,7 +258,7 @@ def all_that_reads(message: Any, splits: Any) -> list[Any]:
         embedding_bag.respond(message, splits, SECTIONS, KINDS, RANKS)[1],
         embedding_bag.gather(handles, rows, message, splits, SECTIONS, KINDS, RANKS, [None, None]),
         library.collective_reduce_rows(
-            given([0.0], np.float32), handles, rows, message, splits, **layout
+            given([0.0], np.float32), handles, rows, message, splits, [], **layout
         )[0][0],
         library.collective_spread_rows(
             [tf.zeros([1, 3]), tf.zeros([1, 2])],
@@ -266,6 +267,7 @@ def all_that_reads(message: Any, splits: Any) -> list[Any]:
             rows,
             message,
             splits,
+            [],
             **layout,
         ),
     ]
@@ -284,7 +286,7 @@ def test_a_message_with_any_word_changed():
     good = [*GOOD, *[0] * 6]
     refusals = 0
     with tf.Session() as session:
-        keys, row_splits, _ = session.run(heard, {message: good, splits: [len(GOOD), 6]})
+        keys, row_splits, *_ = session.run(heard, {message: good, splits: [len(GOOD), 6]})
         np.testing.assert_array_equal(keys[0], [2, 3, 4])
         np.testing.assert_array_equal(keys[1], [10, 20, 30])
         np.testing.assert_array_equal(row_splits, [2 * 3 + 2 * 2 + 3, 0])
@@ -355,6 +357,7 @@ def test_row_numbers_and_gradients_of_another_count():
         [given([0, 1])],
         asked.message,
         [8, 2],
+        [],
         ranks=2,
         section_tables=[0],
         kinds=[0],

@@ -244,6 +244,35 @@ with tf.Session() as session:
 
 
 @pytest.mark.timeout(100)
+def test_who_waits_for_a_rank_that_gave_up_and_lives_is_told(tmp_path):
+    """It has issued what the other one failed to issue, and NCCL tells it nothing."""
+    output = run(
+        tmp_path,
+        FAILS
+        + f"""
+told = {str(tmp_path / "told")!r}
+with tf.Session() as session:
+    assert tried(session, gathered).tolist() == [0, 1]
+    double.double_quiet()
+    if rank == 0:
+        double.double_fail(b'ncclSend', 4)
+    tried(session, gathered)
+    if rank == 1:
+        open(told, 'w').close()
+    end = time.monotonic() + 30
+    while not os.path.exists(told) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert os.path.exists(told)
+    tried(session, again)
+""",
+    )
+    assert "rank 0 says: UnknownError 'wanted' failed in NCCL: ncclSend" in output
+    gone = "rank 0 has aborted NCCL's communicator, while 'NCCL' waited for it; its own error says"
+    assert f"rank 1 says: UnknownError {gone}" in output
+    assert "UnknownError 'next' can't go by NCCL any more: rank 0 has aborted" in output
+
+
+@pytest.mark.timeout(100)
 @pytest.mark.parametrize(
     "when",
     [
@@ -300,6 +329,27 @@ with tf.Session() as session:
     )
     said = "an exchange that is under way' failed in NCCL: ncclCommGetAsyncError says 'remote"
     assert output.count(f"says: UnknownError '{said}") == 2, output
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(100)
+def test_nobody_frees_the_communicator_while_a_group_is_put_together(tmp_path):
+    run(
+        tmp_path,
+        FAILS
+        + """
+with tf.Session() as session:
+    assert tried(session, gathered).tolist() == [0, 1]
+    double.double_slow_sends(400)
+    threading.Timer(0.2, lambda: double.double_async_error(6)).start()
+    tried(session, gathered)
+    # The run may be over before who watches NCCL sees the error.
+    until = time.monotonic() + 30
+    while not called('CommAbort') and time.monotonic() < until:
+        time.sleep(0.01)
+    assert len(called('CommAbort')) == 1 and not called('used after its abort')
+""",
+    )
 
 
 @pytest.mark.timeout(100)

@@ -11,7 +11,6 @@ from bag_exchange import Lookup, Simulation, Table, dense
 from test_sparse_updates import CASES, Case, expected, start, values_of
 
 from collective.ops import embedding_bag, reduced_updates
-from collective.ops.op_attributes import attribute
 
 RANKS, RANK = 3, 1  # Ranks, and the one that updates.
 SCALE = 0.3  # It is no power of two: sums are multiplied by it at their end.
@@ -104,7 +103,7 @@ def kinds_upstream(operations: Any) -> list[str]:
 
 def hide_some_rows(op: tf.Operation, table: int) -> None:
     """Has some keys of a dynamic table no row, and others one that later runs see."""
-    place = 1 + attribute(op, "T") + table
+    place = 1 + op.get_attr("T") + table
     rows = op.inputs[place]
     seen_later = tf.where(rows % 3 == 1, -1 - rows, rows)
     op._update_input(place, tf.where(rows % 3 == 2, -tf.ones_like(rows), seen_later))
@@ -184,7 +183,7 @@ def test_a_sum_that_is_used_is_made_once(used: str):
             tf.constant(1)
     if used == "clips":
         op = first[0].indices.op
-        norms = tf.AttrValue(list=tf.AttrValue.ListValue(f=[1.0] * len(attribute(op, "max_norms"))))
+        norms = tf.AttrValue(list=tf.AttrValue.ListValue(f=[1.0] * len(op.get_attr("max_norms"))))
         op._set_attr("max_norms", norms)
     with reduced_updates.fusing():
         done = adagrad_of(first[:2], "some")

@@ -194,6 +194,75 @@ def test_a_key_of_several_ranks_leaves_their_host_once():
     assert merged.positions.tolist() == [0, 2, 2, 0, 4] and merged.bags.tolist() == [2, 0, 3, 0]
 
 
+@pytest.mark.parametrize(("hosts", "here"), [(2, 2), (3, 2), (1, 3), (2, 1)])
+def test_an_owner_sends_a_host_one_row_a_key_in_the_order_of_the_proxy(hosts, here):
+    """Of an unpooled section of dimension 2, and a pooled one of dimension 1."""
+    draw = np.random.default_rng(3)
+    sections = [Section(0, 2), Section(0, 1, True)]
+    keys = [draw.integers(0, 6, draw.integers(0, 5)) for _ in range(hosts * here)]
+    keys = [np.array(list(dict.fromkeys(x)), np.int64) for x in keys]  # distinct, in order
+    bags = [draw.integers(0, 3) for _ in keys]
+    messages, rows, wanted, sizes = [], [], [], []
+    for of_rank, count in zip(keys, bags):
+        # Each bag of the pooled section has one key; lengths are int32, two to a word.
+        lengths = np.ones(count + count % 2, np.int32)
+        lengths[count:] = 0
+        head = [len(of_rank), len(of_rank), count, count]
+        messages.append(np.concatenate([head, of_rank, np.full(count, 9), lengths.view(np.int64)]))
+        rows.append(np.concatenate([np.repeat(of_rank, 2), draw.random(count)]))
+    for host in range(hosts):
+        of_host = range(host * here, (host + 1) * here)
+        distinct = list(dict.fromkeys(np.concatenate([keys[r] for r in of_host]).tolist()))
+        pooled = [rows[r][2 * len(keys[r]) :] for r in of_host]
+        wanted.append(np.concatenate([np.repeat(np.array(distinct, float), 2), *pooled]))
+        sizes.append(len(wanted[-1]))
+    with tf.Graph().as_default(), tf.Session() as session:
+        message = tf.constant(np.concatenate(messages).astype(np.int64))
+        merged = request_merging.merge(message, sections, [0], here, hosts, by_owner=True)
+        flat = tf.constant(np.concatenate(rows).astype(np.float32))
+        first, splits = request_merging.first(flat, merged, sections, hosts)
+        words = tf.constant([len(x) for x in messages], tf.int32)
+        counted = request_merging.row_splits(message, words, sections)
+        proxies = [
+            request_merging.merge(
+                tf.constant(np.concatenate(messages[h * here : (h + 1) * here]).astype(np.int64)),
+                sections,
+                [0],
+                here,
+                1,
+            )
+            for h in range(hosts)
+        ]
+        spread = [
+            request_merging.spread(part, proxy, sections, 1)
+            for part, proxy in zip(tf.split(first, splits, num=hosts), proxies)
+        ]
+        got, got_sizes, elements, everyones = session.run([first, splits, counted, spread])
+    np.testing.assert_array_equal(got, np.concatenate(wanted).astype(np.float32))
+    assert got_sizes.tolist() == sizes and elements.tolist() == [len(x) for x in rows]
+    np.testing.assert_array_equal(
+        np.concatenate(everyones), np.concatenate(rows).astype(np.float32)
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "positions", "bags", "problem"),
+    [
+        ([1.0], [0, 2], [1, 1], "positions of rows of 2"),
+        ([1.0] * 6, [0, 2], [1, 1], "there are 6 elements, but the askers have 4"),
+        ([1.0] * 4, [2, 2], [1, 1], "rows came for 0 of the 4"),
+        ([1.0] * 4, [0, 2], [1], "1 positions are of no bag"),
+    ],
+)
+def test_wrong_positions_of_rows_are_an_error(rows, positions, bags, problem):
+    with tf.Graph().as_default(), tf.Session() as session:
+        places = tf.constant(positions, tf.int32), tf.constant(bags, tf.int64)
+        merged = request_merging.MergedRequests(None, None, None, *places)
+        first, _ = request_merging.first(tf.constant(rows), merged, [Section(0, 2)], 1)
+        with pytest.raises(tf.errors.InvalidArgumentError, match=problem):
+            session.run(first)
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [

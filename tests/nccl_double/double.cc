@@ -59,6 +59,8 @@ std::mutex mutex;
 std::map<std::string, int> calls, failing;
 std::string hanging, journal, last_error;
 std::atomic<int> async_error{0}, live{0};
+std::atomic<bool> quiet{false};
+std::atomic<int> send_milliseconds{0};
 thread_local std::vector<Part> group;
 thread_local int depth = 0;
 
@@ -246,6 +248,8 @@ int Run(std::vector<Part>* parts) {
 }
 
 int Begin(const Part& part) {
+  // NCCL has freed it by then.
+  if (part.comm->aborted) Called("used after its abort");
   if (depth > 0) {
     group.push_back(part);
     return kOk;
@@ -300,7 +304,7 @@ int ncclCommAbort(void* comm) {
   Comm* own = static_cast<Comm*>(comm);
   own->aborted = true;
   for (int one : own->sockets) {
-    if (one >= 0) shutdown(one, SHUT_RDWR);
+    if (one >= 0 && !quiet) shutdown(one, SHUT_RDWR);
   }
   --live;
   return kOk;
@@ -335,6 +339,7 @@ int ncclGroupEnd() {
 
 int ncclSend(const void* from, size_t count, int type, int peer, void* comm, void*) {
   const uint64_t bytes = count * SizeOf(type);
+  std::this_thread::sleep_for(std::chrono::milliseconds(send_milliseconds));
   const int said = Called("ncclSend", " " + std::to_string(bytes) + " to " + std::to_string(peer));
   return said != kOk ? said
                      : Begin({'s', static_cast<const char*>(from), nullptr, bytes, type, peer,
@@ -404,6 +409,12 @@ void double_hang(const char* function) {
 }
 
 void double_async_error(int error) { async_error = error; }
+
+// Lets each send take so long to be issued.
+void double_slow_sends(int milliseconds) { send_milliseconds = milliseconds; }
+
+// Lets aborts go unnoticed by peers, as they do where NCCL moves data through a host's memory.
+void double_quiet() { quiet = true; }
 
 // Returns how many communicators were made and not aborted.
 int double_live() { return live; }

@@ -82,7 +82,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="what carries the collectives of the rank cases, instead of the tier's",
     )
     group.addoption(
-        "--double", action="store_true", help="run the rank cases on the double of a GPU"
+        "--double",
+        action="store_true",
+        help="run the rank cases that are marked `double` on the double of a GPU, no others",
     )
 
 
@@ -170,6 +172,12 @@ class Launching:
         rest = [case for case in cases if case not in self._chosen]
         if rest:
             self._config.hook.pytest_deselected(items=rest)
+        unmarked = [case for case in rest if choice.double and Marks.of(case).double is None]
+        if unmarked:
+            self._say(
+                f"--double leaves out {len(unmarked)} rank cases without the marker `double`, "
+                f"{unmarked[0].nodeid} for one: they are not made for the double of a GPU"
+            )
         order = {c: i for i, c in enumerate(dict.fromkeys(map(_configuration, chosen)))}
         chosen.sort(key=lambda case: order[_configuration(case)])
         for case in chosen:
@@ -235,11 +243,9 @@ class Launching:
 
     def _start(self, configuration: Configuration, cases: list[pytest.Item]) -> None:
         self._launches[configuration] = self._launches.get(configuration, 0) + 1
-        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
-        if terminal is not None and self._config.get_verbosity() >= 0:
+        if self._config.get_verbosity() >= 0:
             number = list(self._cases).index(configuration) + 1
-            terminal.ensure_newline()
-            terminal.write_line(
+            self._say(
                 f"launching {configuration} ({number} of {len(self._cases)}): {len(cases)} cases"
             )
         self._running[configuration] = Launch(
@@ -248,6 +254,12 @@ class Launching:
             self._config.rootpath,
             ["--tier", self._config.option.tier, f"--hypothesis-seed={self._seed(configuration)}"],
         )
+
+    def _say(self, line: str) -> None:
+        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+        if terminal is not None:
+            terminal.ensure_newline()
+            terminal.write_line(line)
 
     def _seed(self, configuration: Configuration) -> int:
         given = self._config.getoption("--hypothesis-seed", None)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 BACKENDS = ("hb", "sok")
-CARRIERS = ("horovod", "shared_memory", "mixed", "nccl")
+CARRIERS = ("horovod", "shared_memory", "mixed", "two_levels", "nccl")
 TIERS = ("test", "matrix", "all")
 RANKS = (1, 2, 3)
 # The backend of `make test`. A case marked `backends` runs there on those it names.
@@ -29,6 +29,8 @@ MARKERS = (
     "ungrouped: a rank case that `make test-matrix` also runs with an exchange for each lookup",
     "carriers: a rank case that depends on what carries collectives: `make test-matrix` runs it "
     "over Horovod, and on two hosts, too",
+    "two_levels: a rank case that depends on what travels: `make test-matrix` runs it on two hosts "
+    "that merge what they exchange, too",
     "double(tier): a rank case that runs on the double of a GPU, from this tier on: 'matrix' or "
     "'all' (the default)",
     "sample(n): a test of whose parameters `make test` runs n, always the same ones, and "
@@ -48,10 +50,11 @@ class Configuration:
         ranks: how many processes run each case.
         backend: the value of COLLECTIVE_STRATEGY.
         grouping: lookups share exchanges unless a case says otherwise.
-        double: the kernels of GPUs are replaced by their references in NumPy.
+        double: tables are on the double of a GPU, whose kernels the emulator runs.
         carrier: of collectives; "auto" is shared memory, and Horovod for the double, as on GPUs;
-            "mixed" is what two hosts have, as which the ranks count then; "nccl" is by the double
-            of NCCL.
+            "mixed" is what two hosts have, as which the ranks count then; with "two_levels" hosts
+            merge what they exchange, too, if each has as many ranks; "nccl" is by the double of
+            NCCL.
     """
 
     ranks: int
@@ -78,7 +81,7 @@ class Configuration:
     def environment(self) -> dict[str, str]:
         """Returns the variables by which the ranks of a launch are told."""
         carrier = "horovod" if self.double and self.carrier == "auto" else self.carrier
-        if carrier == "mixed":
+        if carrier in ("mixed", "two_levels"):
             # The launcher believes that Horovod carries nothing at each step, and lets it sleep.
             more = {FIRST_HOST: str((self.ranks + 1) // 2), "HOROVOD_CYCLE_TIME": "1"}
             carrier = "shared_memory"
@@ -104,6 +107,7 @@ class Marks:
     grouped: bool = False
     ungrouped: bool = False
     carriers: bool = False
+    two_levels: bool = False
     double: str | None = None
     matrix: bool = False
     sample: int | None = None
@@ -121,6 +125,7 @@ class Marks:
             grouped=node.get_closest_marker("grouped") is not None,
             ungrouped=node.get_closest_marker("ungrouped") is not None,
             carriers=node.get_closest_marker("carriers") is not None,
+            two_levels=node.get_closest_marker("two_levels") is not None,
             double=None if double is None else (*double.args, "all")[0],
             matrix=node.get_closest_marker("matrix") is not None,
             sample=sample[0] if sample else None,
@@ -171,7 +176,11 @@ class Choice:
             chosen = _in_matrix(marks)
         else:
             chosen = _everywhere(marks)
-        return [c for c in dict.fromkeys(chosen) if c.grouping or not marks.grouped]
+        return [
+            c
+            for c in dict.fromkeys(chosen)
+            if (c.grouping or not marks.grouped) and (marks.double or not c.double)
+        ]
 
     def runs(self, marks: Marks, configuration: Configuration, number: int, count: int) -> bool:
         """Tells whether a case runs, the `number`-th of `count` with other parameters."""
@@ -231,20 +240,26 @@ def _in_matrix(marks: Marks) -> list[Configuration]:
     if marks.carriers:
         chosen.append(Configuration(2, DEFAULT_BACKEND, carrier="horovod"))
         chosen.append(Configuration(3, OTHER_BACKEND, carrier="mixed"))
+    if marks.two_levels:
+        chosen.append(Configuration(4, OTHER_BACKEND, carrier="two_levels"))
     if marks.double == "matrix":
         chosen.append(Configuration(2, DEFAULT_BACKEND, double=True))
     return chosen
 
 
 def _everywhere(marks: Marks) -> list[Configuration]:
-    return [
-        Configuration(n, backend, grouping, double)
-        for double in ((False, True) if marks.double else (False,))
-        for grouping in (True, False)
-        for n in sorted({*RANKS, *marks.ranks})
-        for backend in BACKENDS
-    ] + [
-        Configuration(3, backend, carrier=carrier)
-        for carrier in ("horovod", "mixed", "nccl")
-        for backend in BACKENDS
-    ]
+    return (
+        [
+            Configuration(n, backend, grouping, double)
+            for double in ((False, True) if marks.double else (False,))
+            for grouping in (True, False)
+            for n in sorted({*RANKS, *marks.ranks})
+            for backend in BACKENDS
+        ]
+        + [
+            Configuration(3, backend, carrier=carrier)
+            for carrier in ("horovod", "mixed", "nccl")
+            for backend in BACKENDS
+        ]
+        + [Configuration(4, backend, carrier="two_levels") for backend in BACKENDS]
+    )

@@ -55,8 +55,9 @@ def pytest_configure(config):
         suppress_health_check=list(hypothesis.HealthCheck),
     )
     hypothesis.settings.load_profile("ranks")
-    SCOPES.defaults = ScopeOptions(grouping=GROUPING)
     text = os.environ.get("COLLECTIVE_TEST_CONFIGURATION")
+    two_levels = bool(text) and Configuration.parse(text).carrier == "two_levels"
+    SCOPES.defaults = ScopeOptions(grouping=GROUPING, hierarchical=True if two_levels else "auto")
     if text and Configuration.parse(text).double:
         gpu_double.use()
     if text and Configuration.parse(text).carrier == "nccl":

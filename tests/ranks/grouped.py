@@ -7,7 +7,7 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.ops import graph_analysis, op_attributes
+from collective.ops import collective_names, graph_analysis
 from tests.ranks import reference
 
 B = 12  # samples of a global batch: 1 to 4 ranks divide it
@@ -64,6 +64,25 @@ def counted(session, fetches, feed=None):
 
     Returns (the run's results, the counts).
     """
+    out, operations = _traced(session, fetches, feed)
+    return out, collections.Counter(kind for _, kind in operations)
+
+
+def exchanged(session, fetches, feed=None):
+    """Counts (all-to-alls, allreduces, allgathers) of a run.
+
+    On several hosts an all-to-all is two, one of them among the ranks of a host: they count as one.
+    """
+    operations = _traced(session, fetches, feed)[1]
+    names = [name.rpartition("/")[2] for name, kind in operations if kind == "Alltoall"]
+    within_host = [name for name in names if collective_names.is_near(name)]
+    assert set(within_host) <= {collective_names.near(name) for name in names}
+    counts = collections.Counter(kind for _, kind in operations)
+    return len(names) - len(within_host), counts["Allreduce"], counts["Allgather"]
+
+
+def _traced(session, fetches, feed):
+    """Runs; returns its results, and (name, type) of each operation that was executed."""
     metadata = tf.RunMetadata()
     out = session.run(
         fetches,
@@ -77,18 +96,13 @@ def counted(session, fetches, feed=None):
         for node in device.node_stats
     ]
     found = [match for label in labels if (match := re.search(r"(\S*) = (\w+)\(", label))]
-    return out, collections.Counter(
-        op_attributes.kind(session.graph.get_operation_by_name(match.group(1)))
-        if match.group(2) == "EagerPyFunc"
-        else graph_analysis.collective_kind(match.group(2))
+    return out, [
+        (
+            match.group(1),
+            graph_analysis.collective_kind(match.group(2)),
+        )
         for match in found
-    )
-
-
-def exchanged(session, fetches, feed=None):
-    """Counts (all-to-alls, allreduces, allgathers) of a run."""
-    counts = counted(session, fetches, feed)[1]
-    return tuple(counts[kind] for kind in ("Alltoall", "Allreduce", "Allgather"))
+    ]
 
 
 def everyone(value):

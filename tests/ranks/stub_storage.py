@@ -1,9 +1,13 @@
 """Stands in for a remote file system, `stub://…`: it fails, comes late and loses what is moved."""
 
 import os
+import shutil
 
+import numpy as np
 import tensorflow.compat.v1 as tf
+from tensorflow.python.client import session as session_lib
 from tensorflow.python.lib.io import _pywrap_file_io
+from tensorflow.python.summary.writer import event_file_writer
 
 from collective.checkpoint import commit, tensor_bundle
 
@@ -42,6 +46,10 @@ class StubStorage:
         monkeypatch.setattr(tf.io.gfile, "get_registered_schemes", lambda: [*schemes, "stub"])
         for name in ("save", "restore", "merge"):
             self._replace_operation(monkeypatch, name)
+        self._replace_feeds(monkeypatch)
+        writer = event_file_writer._pywrap_events_writer
+        make = writer.EventsWriter
+        monkeypatch.setattr(writer, "EventsWriter", lambda path: make(self.local("events", path)))
 
     def local(self, name, path):
         text = os.fsdecode(path)
@@ -71,7 +79,8 @@ class StubStorage:
             if name == "RenameFile":
                 target = os.fsdecode(arguments[1])
                 if self.loses(source, target):
-                    os.remove(paths[0])
+                    delete = shutil.rmtree if os.path.isdir(paths[0]) else os.remove
+                    delete(paths[0])
                     return None
                 self._hidden[target] = self.late
             found = original(*paths, *arguments[count:])
@@ -80,6 +89,21 @@ class StubStorage:
             return found
 
         monkeypatch.setattr(owner, name, replaced)
+
+    def _replace_feeds(self, monkeypatch):
+        """Replaces the paths that a script's own operations, as a Saver's, are fed."""
+        original = session_lib.BaseSession._do_run
+
+        def path(value):
+            text = value.item() if isinstance(value, np.ndarray) and value.size == 1 else None
+            is_path = isinstance(text, (str, bytes)) and os.fsdecode(text).startswith(SCHEME)
+            return np.array(self.local("restore", text), object) if is_path else value
+
+        def replaced(session, handle, targets, fetches, feeds, *arguments):
+            feeds = {key: path(value) for key, value in feeds.items()}
+            return original(session, handle, targets, fetches, feeds, *arguments)
+
+        monkeypatch.setattr(session_lib.BaseSession, "_do_run", replaced)
 
     def _replace_operation(self, monkeypatch, name):
         original = getattr(tensor_bundle._BundleOperations, name)
@@ -103,17 +127,23 @@ class StubStorage:
 
 
 class Disk:
-    """Is full, or may not be written, while `error` is set: on the last rank, which writes last."""
+    """Is full, or may not be written, while `error` is set: on the last rank, which writes last.
+
+    Attributes:
+        error: see above.
+        spares: files with this in their paths can be written all the same.
+    """
 
     def __init__(self, monkeypatch, rank, size):
-        self.error, sync = None, commit.sync_bundle
+        self.error, self.spares, sync = None, None, commit.sync_bundles
 
-        def sync_or_fail(path):
-            if self.error is not None and rank == size - 1:
+        def sync_or_fail(prefixes):
+            is_spared = self.spares is not None and self.spares in prefixes[0]
+            if self.error is not None and rank == size - 1 and not is_spared:
                 raise self.error
-            sync(path)
+            sync(prefixes)
 
-        monkeypatch.setattr(commit, "sync_bundle", sync_or_fail)
+        monkeypatch.setattr(commit, "sync_bundles", sync_or_fail)
 
 
 def warnings_noted(monkeypatch):

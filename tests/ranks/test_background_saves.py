@@ -205,14 +205,14 @@ def test_an_error_is_everyones_where_ranks_meet_next(
     strategy, rank, size, folder, monkeypatch, held
 ):
     """The disk is full on the last rank: nothing is left, and the next save works."""
-    sync = commit.sync_bundle
+    sync = commit.sync_bundles
 
-    def full(path):
+    def full(prefixes):
         if rank == size - 1 and fails:
             raise OSError(28, "No space left on device")
-        sync(path)
+        sync(prefixes)
 
-    monkeypatch.setattr(commit, "sync_bundle", full)
+    monkeypatch.setattr(commit, "sync_bundles", full)
     words = rf"rank {size - 1} on host .*No space left on device.*needs [\d,]+ bytes.*are free"
 
     def build():
@@ -254,16 +254,40 @@ def test_a_mistake_is_no_failure_of_the_storage(strategy, rank, size, folder, mo
 
     with training(strategy, build) as (session, step, saver, _):
 
-        def wrong(path):
+        def wrong(prefixes):
             raise KeyError("a bug")
 
         with monkeypatch.context() as patch:
-            patch.setattr(commit, "sync_bundle", wrong)
+            patch.setattr(commit, "sync_bundles", wrong)
             saver.save(session, f"{folder}/m")
             with pytest.raises(RuntimeError, match="was not written: rank 0 .*a bug"):
                 checkpoint.wait()
         assert [name for name in os.listdir(folder) if not name.endswith(".owner")] == []
         step(1)
+
+
+def test_a_thread_that_ends_by_a_mistake_is_not_awaited(strategy, folder, monkeypatch):
+    from collective.checkpoint import snapshot
+
+    end = snapshot.PartSnapshot.end
+
+    def wrong(part):
+        end(part)
+        raise KeyError("a bug")
+
+    def build():
+        return static_model(strategy, tf.train.AdagradOptimizer(0.1))
+
+    with training(strategy, build) as (session, step, saver, _):
+        with monkeypatch.context() as patch:
+            patch.setattr(snapshot.PartSnapshot, "end", wrong)
+            saver.save(session, f"{folder}/m")
+            with pytest.raises(RuntimeError, match="was not written: rank 0 .*a bug"):
+                checkpoint.wait()
+        step(1)
+        saver.save(session, f"{folder}/m")
+        checkpoint.wait()
+    assert not any("_temp_" in name for name in os.listdir(folder))
 
 
 @pytest.mark.ranks(1, 3)
@@ -294,6 +318,7 @@ def test_slow_storage_is_given_up_and_training_goes_on(strategy, folder, monkeyp
 def test_a_rank_that_does_not_finish_is_named(strategy, rank, size, folder, monkeypatch, held):
     if size == 1:
         pytest.skip("one rank")
+    patience = background.MOST_SECONDS
     monkeypatch.setattr(background, "MOST_SECONDS", 0.2)
     monkeypatch.setattr(background, "MOST_TIMES", 0)
     if rank == 0:
@@ -313,6 +338,7 @@ def test_a_rank_that_does_not_finish_is_named(strategy, rank, size, folder, monk
         ):
             checkpoint.wait()
         step(1)
+        monkeypatch.setattr(background, "MOST_SECONDS", patience)
         saver.save(session, f"{folder}/m")
 
 

@@ -102,3 +102,45 @@ def test_a_tables_gradient_is_no_matrix(strategy, size):
         for use in (tf.convert_to_tensor, tf.norm, lambda g: tf.clip_by_average_norm(g, 1.0)):
             with pytest.raises(TableError):
                 use(gradient)
+
+
+def overflowing_in_step_1(table):
+    """Returns 0, of which the gradient of row 3 is infinite in step 1; and the step."""
+    step = tf.get_variable("step", initializer=0, trainable=False)
+    largest = tf.where_v2(tf.equal(step, 1), np.float32(np.inf), 0.0)
+
+    @tf.custom_gradient
+    def overflowing(rows):
+        return 0 * tf.reduce_sum(rows), lambda _: largest + tf.zeros_like(rows)
+
+    return overflowing(tf.nn.embedding_lookup(table, [3])), step
+
+
+def test_a_loss_scale_where_one_rows_gradient_overflows(strategy, rank, size):
+    """The row's owner alone sees it, and yet no rank takes that step."""
+
+    def train(loss, variables):
+        nothing, step = overflowing_in_step_1(variables[0])
+        optimizer = tf.train.experimental.MixedPrecisionLossScaleOptimizer(
+            tf.train.AdagradOptimizer(0.3), tf.train.experimental.DynamicLossScale(128.0)
+        )
+        gradients = optimizer.compute_gradients(loss + nothing, variables)
+        with tf.control_dependencies([optimizer.apply_gradients(gradients)]):
+            return {"train": tf.assign_add(step, 1).op}
+
+    compare(strategy, rank, size, train)
+
+
+def test_a_step_that_a_script_skips_where_one_rows_gradient_overflows(strategy, rank, size):
+    """Its norm is the same on all ranks, which `is_finite` of a gradient's values isn't."""
+
+    def train(loss, variables):
+        nothing, step = overflowing_in_step_1(variables[0])
+        optimizer = tf.train.AdagradOptimizer(0.3)
+        gradients = optimizer.compute_gradients(loss + nothing, variables)
+        finite = tf.is_finite(tf.linalg.global_norm([gradient for gradient, _ in gradients]))
+        trained = tf.cond(finite, lambda: optimizer.apply_gradients(gradients), tf.no_op)
+        with tf.control_dependencies([trained]):
+            return {"train": tf.assign_add(step, 1).op}
+
+    compare(strategy, rank, size, train)

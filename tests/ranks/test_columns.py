@@ -5,6 +5,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
 
+from collective import Table
 from tests.ranks import grouped, reference
 
 COLUMN, V2 = tf.feature_column, tf2.feature_column
@@ -134,8 +135,9 @@ def trained(strategy, rank, size, wide):
     [
         (kind, layer)
         for kind in COLUMNS
-        for layer in ("input_layer", "DenseFeatures")
+        for layer in ("input_layer", "DenseFeatures", "tf2.DenseFeatures")
         if (kind, layer) != ("v2", "input_layer")
+        and (layer != "tf2.DenseFeatures" or kind in ("v2", "several", "not_trained"))
     ],
 )
 def test_columns(strategy, rank, size, kind, layer, tmp_path):
@@ -143,9 +145,23 @@ def test_columns(strategy, rank, size, kind, layer, tmp_path):
         columns = COLUMNS[kind](tmp_path / "words")
         if layer == "input_layer":
             return COLUMN.input_layer(found, columns)
+        if layer == "tf2.DenseFeatures":
+            return tf2.keras.layers.DenseFeatures(columns)(found)
         return tf.keras.layers.DenseFeatures(columns)(found)
 
     trained(strategy, rank, size, wide)
+
+
+@pytest.mark.parametrize("keras", [tf.keras, tf2.keras], ids=["tf", "tf2"])
+def test_weights_of_a_layer_are_tables(strategy, keras):
+    """The layer of TensorFlow's second version makes them in a way of its own."""
+    with strategy.scope(), tf.Graph().as_default():
+        found = features()[1]
+        with strategy.embedding_scope():
+            keras.layers.DenseFeatures([embedded(identity("id"), 2), embedded(identity("other"))])(
+                found
+            )
+        assert [type(v) for v in tf.global_variables()] == [Table, Table]
 
 
 @pytest.mark.sample(1)

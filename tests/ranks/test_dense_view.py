@@ -76,6 +76,20 @@ def test_fetching_a_table(strategy, rank, size):
             np.testing.assert_array_equal(session.run(t), VALUES)
 
 
+def test_fetches_are_in_any_order(strategy, rank):
+    """As those that a script has from a set of names, whose order is another in each process."""
+    with strategy.scope(), tf.Graph().as_default():
+        with strategy.embedding_scope():
+            tables = [reference.table(name, V, D, seed) for seed, name in enumerate("tu")]
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            order = tables if rank % 2 else tables[::-1]
+            for _ in range(2):
+                out = session.run({table.op.name: table for table in order})
+                for seed, name in enumerate("tu"):
+                    np.testing.assert_array_equal(out[name], reference.table_values(V, D, seed))
+
+
 def test_writes_take_a_whole_value(strategy, rank, size):
     def build(embedding_scope):
         with embedding_scope():
@@ -156,6 +170,56 @@ def test_slots_are_whole_to_whoever_reads_them(strategy, rank, size):
         [(["train"], b) for b in batches] + [(["m", "v", "row", "norm"], {})],
     )
     grouped.same(got[-1], want[-1])
+
+
+class Starting(tf.train.MomentumOptimizer):
+    """Starts its slots from a value of the table's shape, as one that keeps copies of tables."""
+
+    def _create_slots(self, var_list):
+        for v in var_list:
+            value = tf.constant(reference.table_values(*v.shape.as_list(), 3))
+            self._get_or_make_slot(v, value, "momentum", self._name)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: tf.train.MomentumOptimizer(0.1, 0.9),
+        lambda: tf.train.AdagradOptimizer(0.1),
+        lambda: Starting(0.1, 0.9),
+    ],
+    ids=["zeros", "constant", "value"],
+)
+def test_slots_that_a_script_makes_before_the_update(strategy, rank, size, make):
+    """As it does where the update is in a branch, in which no variable may be made."""
+
+    def build(embedding_scope):
+        with embedding_scope():
+            tables = [reference.table("t", V, D), reference.table("one", 1, D)]
+        ids = tf.placeholder(tf.int64, [None])
+        optimizer = make()
+        optimizer._create_slots(tables)
+        rows = [tf.nn.embedding_lookup(tables[0], ids), tf.nn.embedding_lookup(tables[1], ids * 0)]
+        train = optimizer.minimize(tf.reduce_mean(tf.square(rows[0] + rows[1])))
+        (name,) = optimizer.get_slot_names()
+        slots = [optimizer.get_slot(table, name) for table in tables]
+        assert [slot.shape.as_list() for slot in slots] == [[V, D], [1, D]]
+        shards = [[len(range(rank, n, size)), D] for n in (V, 1)]
+        assert embedding_scope is contextlib.nullcontext or (
+            [slot.shard_shape.as_list() for slot in slots] == shards
+        )
+        return {"train": train, "slots": slots, "tables": tables}, {"ids": ids}
+
+    rng = np.random.default_rng(4)
+    batches = [{"ids": rng.integers(0, V, grouped.B)} for _ in range(2)]
+    runs = [(["train"], batch) for batch in batches] + [(["slots", "tables"], {})]
+    want, got = grouped.both(strategy, rank, size, build, runs)
+    for name in ("slots", "tables"):
+        for number in (0, 1):
+            grouped.same(
+                {name: got[-1][name][number]},
+                {name: want[-1][name][number]},
+            )
 
 
 def test_nothing_is_read_whole_unasked(strategy, size, caplog):

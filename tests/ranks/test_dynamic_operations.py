@@ -101,8 +101,8 @@ def test_memory_that_is_gone_is_an_error(strategy):
         find = native_library.library().collective_find_rows
         keys, insert = [tf.constant([1], tf.int64)], tf.constant(True)
         wrong = [
-            find([tf.constant(2**60, tf.int64)], [one.handle], keys, insert)[0],
-            find([one.number], [other.handle], keys, insert)[0],
+            find([tf.constant(2**60, tf.int64)], [one.handle], keys, insert, [])[0],
+            find([one.number], [other.handle], keys, insert, [])[0],
         ]
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())

@@ -294,6 +294,16 @@ def python_functions_of_a_graph() -> Any:
             return session.run([y, tf.gradients(y, x)[0]])
 
 
+def savers():
+    variable = tf.Variable([1.0, 2.0], use_resource=True, name="saved_eagerly")
+    with tempfile.TemporaryDirectory() as folder:
+        saver = tf.train.Saver([variable])
+        prefix = saver.save(None, f"{folder}/saved", global_step=3)
+        variable.assign([5.0, 5.0])
+        saver.restore(None, prefix)
+    return [variable]
+
+
 WORKS = [
     arithmetic,
     gradients_of_tensors,
@@ -301,6 +311,7 @@ WORKS = [
     layers,
     data,
     saved_models,
+    savers,
     summaries,
     python_functions_of_a_graph,
 ]

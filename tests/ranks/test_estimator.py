@@ -110,6 +110,19 @@ def test_keras_metrics_and_combinations(strategy, folder):
     assert_equal(got, plain(folder, keras_metrics).evaluate(records(13)))
 
 
+def test_a_metric_of_several_values(strategy, folder):
+    """TensorFlow takes any structure of tensors for a metric's value."""
+
+    def several(labels, p, weights):
+        mean, update = tf.metrics.mean(p, weights)
+        recall, counted = tf.metrics.recall(labels, p > 0.3)
+        return {"several": ((mean, {"recall": tf.stack([recall])}), tf.group(update, counted))}
+
+    (mean, others) = made(strategy, folder, metrics=several).evaluate(records(13))["several"]
+    (mean_of_all, others_of_all) = plain(folder, several).evaluate(records(13))["several"]
+    assert_equal({"mean": mean, **others}, {"mean": mean_of_all, **others_of_all})
+
+
 def test_a_metric_of_ones_own_must_be_everyones(strategy, folder, size):
     def own(labels, p, weights):
         total = tf.get_local_variable("total", [], initializer=tf.zeros_initializer())

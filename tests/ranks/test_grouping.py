@@ -8,7 +8,11 @@ import collective
 from tests.ranks import reference
 from tests.ranks.grouped import B, both, exchanged, padded, rows_of, same, sparse
 
-pytestmark = [pytest.mark.ranks(1, 3), pytest.mark.backends("hb", "sok")]
+pytestmark = [
+    pytest.mark.ranks(1, 3),
+    pytest.mark.backends("hb", "sok"),
+    pytest.mark.two_levels,
+]
 
 TABLES = {"one": (9, 1), "three": (7, 3), "wide": (40, 16), "widest": (5, 128), "tiny": (1, 3)}
 KEYS = 5  # of each dynamic table

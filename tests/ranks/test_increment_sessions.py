@@ -1,9 +1,5 @@
 """Sessions and Estimators save increments by steps, and start from the newest; consumers follow."""
 
-import contextlib
-import os
-import shutil
-
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -11,29 +7,11 @@ import tensorflow.compat.v1 as tf
 import collective
 from collective import checkpoint
 from collective.checkpoint import chain_names
-from collective.coordination import barrier, milestones
 from tests.ranks import reference
 from tests.ranks.dynamic_tables import D, normal
-from tests.ranks.stub_storage import Disk, warnings_noted
+from tests.ranks.increments import V, build, increments_in
 
 pytestmark = [pytest.mark.either_backend, pytest.mark.ranks(1, 3)]
-
-V = 40
-
-
-def build(strategy):
-    with strategy.embedding_scope():
-        table = reference.table("s", V, D)
-    ids = tf.placeholder_with_default(tf.constant([1, 2], tf.int64), [None])
-    loss = tf.reduce_sum(tf.nn.embedding_lookup(table, ids) ** 2)
-    step = tf.train.get_or_create_global_step()
-    train = tf.train.AdagradOptimizer(0.1).minimize(loss, global_step=step)
-    return table, ids, train, step
-
-
-def increments_in(folder):
-    names = (entry[: -len(".index")] for entry in os.listdir(folder) if entry.endswith(".index"))
-    return sorted(name for name in names if chain_names.split(name)[1])
 
 
 def test_a_monitored_session_saves_increments_and_starts_from_the_newest(strategy, folder):
@@ -69,104 +47,6 @@ def test_a_monitored_session_saves_increments_and_starts_from_the_newest(strateg
             for _ in range(8):
                 session.run(train, {ids: [3]})
             np.testing.assert_array_equal(session.run(row), found)
-
-
-class Stopped(Exception):
-    """Ends a session without a last save, as a kill does."""
-
-
-def sessions_of(strategy, folder, **options):
-    """Yields a model in a monitored session that saves increments in each step; it is killed."""
-    with strategy.scope(plan="quiet", **options), tf.Graph().as_default():
-        table, ids, train, step = build(strategy)
-        with (
-            contextlib.suppress(Stopped),
-            tf.train.MonitoredTrainingSession(
-                checkpoint_dir=folder, save_checkpoint_steps=4, save_incremental_checkpoint_steps=1
-            ) as session,
-        ):
-            yield lambda row: session.run(train, {ids: [row]})
-            raise Stopped
-
-
-def restored(strategy, folder):
-    """Returns the step and the rows that a job in this folder goes on with."""
-    with strategy.scope(plan="quiet"), tf.Graph().as_default():
-        table, _, _, step = build(strategy)
-        rows = tf.nn.embedding_lookup(table, tf.range(V))
-        path = tf.train.latest_checkpoint(folder)
-        with tf.Session() as session:
-            tf.train.Saver().restore(session, path)
-            return session.run([step, rows])
-
-
-def trained(strategy, *rows):
-    """Returns all rows of the table after a step with each of these."""
-    with strategy.scope(plan="quiet"), tf.Graph().as_default():
-        table, ids, train, _ = build(strategy)
-        every = tf.nn.embedding_lookup(table, tf.range(V))
-        with tf.Session() as session:
-            session.run(tf.global_variables_initializer())
-            for row in rows:
-                session.run(train, {ids: [row]})
-            return session.run(every)
-
-
-@pytest.mark.parametrize(
-    "blocking", [True, pytest.param(False, marks=pytest.mark.matrix)], ids=["blocking", "beside"]
-)
-def test_increments_go_on_behind_a_whole_save_that_failed(
-    strategy, rank, size, folder, monkeypatch, blocking
-):
-    """They follow the whole checkpoint before, and have what was to be in the one that failed."""
-    disk, warned = Disk(monkeypatch, rank, size), warnings_noted(monkeypatch)
-    for step in sessions_of(strategy, folder, checkpoint_blocking=blocking):
-        for row in (3, 4, 5):
-            step(row)
-        disk.error = OSError(28, "No space left on device")
-        step(6)  # A whole save.
-        step(7)  # By then a save beside training has failed, too, and an increment fails.
-        disk.error = None
-        step(8)
-    last = f"{folder}/model.ckpt-0.increment-4"
-    assert increments_in(folder)[-1] == os.path.basename(last)
-    posted = []  # What a launcher says of a restart.
-    monkeypatch.setattr(
-        milestones.MilestonePoster, "has_checkpoint", lambda _, *given: posted.append(given)
-    )
-    done, rows = restored(strategy, folder)
-    assert done == 6 and posted == [(last, 6)]
-    np.testing.assert_array_equal(rows, trained(strategy, 3, 4, 5, 6, 7, 8))
-    # The whole save, an increment of the same step, and the next one.
-    lost = [text for text in warned if "was not written" in text]
-    assert len(lost) == (0 if rank else 3)
-    assert all(f"latest checkpoint is '{last[:-1]}3' (step 3)." in text for text in lost)
-
-
-def test_a_folder_that_is_gone_is_a_failure_of_the_storage(strategy, rank, folder):
-    """Training goes on. Once it can be saved again, a whole checkpoint is, before its time."""
-    inner, saved = f"{folder}/a/b", []
-    barrier.run_on_all_ranks(None, "a", lambda: rank or os.makedirs(f"{folder}/a"))
-    for step in sessions_of(strategy, inner):
-        step(3)
-        barrier.run_on_all_ranks(None, "b", lambda: rank or shutil.rmtree(f"{folder}/a"))
-        step(4)
-        step(5)
-        assert not os.path.exists(f"{folder}/a")
-        barrier.exchange(None, "c", {})
-        barrier.run_on_all_ranks(None, "d", lambda: rank or os.makedirs(f"{folder}/a"))
-        step(6)
-        saved.append(tf.train.latest_checkpoint(inner))
-        step(7)
-    assert saved == [f"{inner}/model.ckpt-4"] and increments_in(inner)
-    done, rows = restored(strategy, inner)
-    assert done == 5
-    np.testing.assert_array_equal(rows, trained(strategy, 3, 4, 5, 6, 7))
-    with pytest.raises(checkpoint.CheckpointStorageError, match="ckpt-5', which it would .* gone"):
-        for step in sessions_of(strategy, inner, checkpoint_on_error="stop"):
-            step(3)
-            barrier.run_on_all_ranks(None, "e", lambda: rank or shutil.rmtree(folder + "/a"))
-            step(4)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ IDS = np.random.default_rng(0).integers(0, 9, grouped.B)
 X = np.random.default_rng(1).normal(size=(grouped.B, 3)).astype(np.float32)
 Y = np.random.default_rng(2).integers(0, 2, (grouped.B, 2)).astype(np.float32)
 STEP = {"ids": IDS, "x": X, "y": Y}
-legacy = tf2.keras.optimizers.legacy
+legacy, mixed_precision = tf2.keras.optimizers.legacy, tf2.keras.mixed_precision
 
 
 def model(embedding_scope):
@@ -164,6 +164,31 @@ def test_what_legacy_optimizers_do_not_do_is_refused(strategy, rank, size):
         loss, variables, _ = model(strategy.embedding_scope)
         with pytest.raises(NotImplementedError, match="compat.v1.train.*local_steps=2"):
             legacy.Adam(0.1).get_updates(loss(), variables)
+
+
+def scaling(**options):
+    """Returns the operation of a step of Keras's optimizer that scales the loss."""
+
+    def train(loss, variables):
+        optimizer = mixed_precision.LossScaleOptimizer(legacy.Adagrad(0.3), **options)
+        scaled = tf.gradients(optimizer.get_scaled_loss(loss()), variables)
+        gradients = optimizer.get_unscaled_gradients(scaled)
+        return optimizer.apply_gradients(zip(gradients, variables))
+
+    return train
+
+
+def test_a_loss_scale_of_keras(strategy, rank, size):
+    train = scaling(dynamic=False, initial_scale=64)
+    compare(strategy, rank, size, build(train), ["t", "w"], 2e-4)
+
+
+@pytest.mark.ranks(2, 3)
+def test_a_dynamic_loss_scale_of_keras_is_refused(strategy):
+    with strategy.scope(), tf.Graph().as_default():
+        loss, variables, _ = model(strategy.embedding_scope)
+        with pytest.raises(NotImplementedError, match="dynamic scale.*MixedPrecision"):
+            scaling()(loss, variables)
 
 
 @pytest.mark.parametrize("way", ["minimize", "apply"])

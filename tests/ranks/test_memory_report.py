@@ -12,7 +12,7 @@ pytestmark = pytest.mark.either_backend
 
 @pytest.mark.parametrize(
     "chosen, words",
-    [("cpu", "what their rows take. Train on more ranks"), ("gpu", "75 % of the GPU's")],
+    [("cpu", "what their rows take. Train on more ranks"), ("gpu", "95 % of the GPU's")],
 )
 def test_tables_are_named_with_what_they_take(strategy, size, monkeypatch, chosen, words):
     def full(x):

@@ -9,8 +9,8 @@ import tensorflow.compat.v2 as tf2
 
 from collective import RankError, TablePolicy, every_steps
 from collective.ops.graph_analysis import collective_kind
-from collective.ops.op_attributes import kind
 from collective.prefetch.enable import split_of
+from collective.strategies.grouped_exchange import groups_of
 from tests.ranks.prefetched_models import B, D, V, batches, dataset, expects, model
 
 pytestmark = pytest.mark.grouped  # only keys of groups are exchanged ahead
@@ -83,7 +83,7 @@ def test_rows_go_between_steps(strategy, rank, size):
             split = split_of(tf.get_default_graph())
             if ahead and size > 1:
                 expects(size, "on: ")
-                kinds = {collective_kind(kind(op)) for op in split.prefetched}
+                kinds = {collective_kind(op.type) for op in split.prefetched}
                 assert "Alltoall" in kinds
                 assert not kinds & {"CollectiveFindRows", "ResourceScatterMax", "PyFunc"}
         return out, rows
@@ -355,6 +355,21 @@ def test_where_it_is_off_the_plan_says_why(strategy, rank, size, why):
             }[why],
         )
         assert (split_of(tf.get_default_graph()) is None) == (size == 1 or why != "nothing")
+
+
+def test_gradients_that_were_taken_outside_are_warned_of(strategy, rank, size, caplog):
+    """Once, by the tables' names; where owners don't answer keys as they come they do no harm."""
+    with tf.Graph().as_default(), caplog.at_level("WARNING", "tensorflow"):
+        with strategy.scope(plan="quiet"):
+            batch = tf.data.make_one_shot_iterator(dataset(rank, 3)).get_next()
+            fetches = model(strategy, batch)
+        with strategy.scope(prefetch_keys=True, plan="quiet"), tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            for _ in range(2):
+                session.run(fetches["train"])
+        answered = any(group.answered for group in groups_of(tf.get_default_graph()))
+    words = "gradients of lookups in 't', 'u' were taken outside of that scope. Call tf.gradients"
+    assert caplog.text.count(words) == (answered and size > 1)
 
 
 def test_what_is_added_after_a_run_sees_the_batch_of_its_run(strategy, rank, size):

@@ -36,14 +36,14 @@ def test_a_saver_saves_beside_training_where_the_scope_blocks(strategy, rank, fo
 
 
 def test_a_savers_hooks_stop_where_it_says_so(strategy, rank, size, folder, monkeypatch):
-    fails, sync = [False], commit.sync_bundle
+    fails, sync = [False], commit.sync_bundles
 
-    def full(path):
+    def full(prefixes):
         if fails[0] and rank == size - 1:
             raise OSError(28, "No space left on device")
-        sync(path)
+        sync(prefixes)
 
-    monkeypatch.setattr(commit, "sync_bundle", full)
+    monkeypatch.setattr(commit, "sync_bundles", full)
     with strategy.scope(), tf.Graph().as_default():
         m = model(strategy)
         scaffold = tf.train.Scaffold(saver=checkpoint.Saver(checkpoint_on_error="stop"))

@@ -143,3 +143,23 @@ def test_a_session_grows_into_the_gpu_and_keeps_the_users_settings(strategy):
         config = tf.Session(config=mine)._config
         assert config.operation_timeout_in_ms == 77 and config.gpu_options.allow_growth
     assert not mine.gpu_options.allow_growth
+
+
+def test_a_session_keeps_what_tf_config_says(strategy):
+    """TensorFlow gives it to a session that is opened without a ConfigProto."""
+    tf2.config.optimizer.set_experimental_options({"min_graph_nodes": -1})
+    placement = tf2.config.get_soft_device_placement()
+    tf2.config.set_soft_device_placement(not placement)
+    try:
+        with tf.Graph().as_default():
+            outside = tf.Session()._config
+            with strategy.scope():
+                config = tf.Session()._config
+    finally:
+        tf2.config.optimizer.set_experimental_options({"min_graph_nodes": 0})
+        tf2.config.set_soft_device_placement(placement)
+    assert config.graph_options.rewrite_options.min_graph_nodes == -1
+    assert config.allow_soft_placement is not placement and config.gpu_options.allow_growth
+    outside.ClearField("gpu_options")
+    config.ClearField("gpu_options")
+    assert config == outside

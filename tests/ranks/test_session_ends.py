@@ -244,3 +244,70 @@ def test_a_session_closed_for_an_error_is_no_end(strategy, rank, size):
         # a rank that survives its error says so when it next waits for its peers
         with tf.Session() as other:
             other.run(tf.global_variables_initializer())
+
+
+def test_a_session_that_is_closed_inside_its_with(strategy, rank, size):
+    """It is closed again, which is TensorFlow's error."""
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        f = build(strategy.embedding_scope)
+        with pytest.raises(RuntimeError, match="Session is already closed"):
+            with tf.train.MonitoredSession() as session:
+                session.run(f["train"], {f["ids"]: [rank, 3]})
+                session.close()
+
+
+@pytest.mark.parametrize("by", ["run", "run_step_fn"])
+def test_an_error_after_which_tensorflow_makes_a_new_session(strategy, rank, size, by):
+    """On several ranks it ends the session, and all are told of it, not of what came of it."""
+    if size == 1:
+        return
+
+    class Unavailable(tf.train.SessionRunHook):
+        runs = 0
+
+        def after_run(self, run_context, run_values):
+            self.runs += 1
+            if rank == size - 1 and self.runs == 2:
+                raise tf.errors.UnavailableError(None, None, "the service is down")
+
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        f = build(strategy.embedding_scope)
+        error = tf.errors.UnavailableError if rank == size - 1 else RankError
+        with pytest.raises(error, match="the service is down"):
+            with tf.train.MonitoredTrainingSession("", hooks=[Unavailable()]) as session:
+                for _ in range(4):
+                    if by == "run":
+                        session.run(f["train"], {f["ids"]: [rank, 3]})
+                    else:
+                        session.run_step_fn(
+                            lambda step_context: step_context.run_with_hooks(
+                                f["train"], {f["ids"]: [rank, 3]}
+                            )
+                        )
+        # a rank that survives its error says so when it next waits for its peers
+        with tf.Session() as other:
+            other.run(tf.global_variables_initializer())
+
+
+@pytest.mark.sample(1)
+def test_the_run_in_which_the_data_end_changes_nothing(strategy, rank):
+    """Plain TensorFlow's Adam decays the moments of all rows in it, which waits for no data."""
+    with strategy.scope(), tf.Graph().as_default():
+        batches = tf.data.Dataset.range(2 + rank).batch(1)
+        iterator = tf.data.make_initializable_iterator(batches)
+        ids = iterator.get_next()
+        with strategy.embedding_scope():
+            table = tf.get_variable("table", [4, 1], initializer=tf.ones_initializer())
+        replicated = tf.get_variable("replicated", [4, 1], initializer=tf.ones_initializer())
+        rows = [tf.nn.embedding_lookup(weights, ids) for weights in (table, replicated)]
+        train = tf.train.AdamOptimizer(0.1).minimize(tf.reduce_sum(rows))
+        values = [v.read_value() for v in tf.global_variables()]
+        with tf.Session() as session:
+            session.run([tf.global_variables_initializer(), iterator.initializer])
+            for _ in range(2):
+                session.run(train)
+            before = session.run(values)
+            with pytest.raises(tf.errors.OutOfRangeError):
+                session.run(train)
+            for value, was in zip(session.run(values), before):
+                np.testing.assert_array_equal(value, was)

@@ -98,6 +98,8 @@ def test_several_sessions_over_one_graph(strategy, rank, size):
 
 
 def test_several_graphs_in_one_scope(strategy, rank, size):
+    """They run while none of them is the default graph; rows are as they were before the step."""
+    before = [expected(step)["rows"] for step in range(STEPS)]
     with strategy.scope(plan="quiet"):
         graphs = [tf.Graph(), tf.Graph()]
         models, sessions = [], []
@@ -108,7 +110,9 @@ def test_several_graphs_in_one_scope(strategy, rank, size):
                 sessions[-1].run(tf.global_variables_initializer())
         for step in range(STEPS):
             for f, session in zip(models, sessions):
-                session.run(f["train"], {f["ids"]: part(step, rank, size)})
+                feeds = {f["ids"]: part(step, rank, size)}
+                _, rows = session.run([f["train"], f["rows"]], feeds)
+                grouped.same(rows, before[step])
         for f, session in zip(models, sessions):
             grouped.same(session.run({name: f[name] for name in ("rows", "w", "step")}), expected())
             session.close()

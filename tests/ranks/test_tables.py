@@ -197,6 +197,8 @@ def test_given_values(strategy):
         lambda: tf.get_variable("t", initializer=tf.constant(values)),
         lambda: tf.get_variable("t", [7, 3], initializer=lambda shape, dtype: tf.constant(values)),
         lambda: tf.get_variable("t", [7, 3], initializer=tf2.initializers.Constant(values)),
+        lambda: tf.get_variable("t", [7, 3], initializer=lambda shape, dtype: values.astype("f8")),
+        lambda: tf.get_variable("t", [7, 3], initializer=lambda shape, dtype: values.tolist()),
     ):
         np.testing.assert_array_equal(all_rows(strategy, make, 7), values)
     for init, value in (
@@ -214,6 +216,14 @@ def test_given_values(strategy):
             strategy, lambda init=init: tf.get_variable("t", [6, 3], initializer=init), 6
         )
         np.testing.assert_allclose(orthogonal.T @ orthogonal, np.eye(3), atol=1e-5)
+
+
+def test_values_of_another_shape_are_refused(strategy):
+    """Also where they are as many: rows would be others."""
+    values = reference.table_values(3, 7)
+    with strategy.scope(plan="quiet"), tf.Graph().as_default(), strategy.embedding_scope():
+        with pytest.raises(ValueError, match=r"table 't'.*\(3, 7\).*\(7, 3\)"):
+            tf.get_variable("t", [7, 3], initializer=lambda shape, dtype: values)
 
 
 @pytest.mark.parametrize(

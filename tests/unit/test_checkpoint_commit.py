@@ -73,8 +73,7 @@ def save(folder, step, files, keep=2, before=(), value=None):
             "v", (files * 2, 1), i * 2, np.full((2, 1), float(step if value is None else value))
         )
         written += writer.close()
-    for path in written:
-        commit.sync_bundle(path)
+    commit.sync_bundles(written)
     made.merge(written, CheckpointLayout())
     with open(made.meta, "w") as file:
         file.write(f"{step}")
@@ -178,13 +177,70 @@ def test_other_base_names_are_left_alone(tmp_path, cut):
 
 
 def test_a_full_disk_at_the_first_file_leaves_no_folder(tmp_path, monkeypatch):
-    def full(path):
+    def full(path, text):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(commit, "sync", full)
+    monkeypatch.setattr(commit, "_write", full)
     with pytest.raises(OSError, match="No space left"):
         commit.Commit(f"{tmp_path}/m", f"{tmp_path}/m-1")
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_what_is_moved_is_on_the_disk_and_moves_are_in_order(tmp_path, monkeypatch, again):
+    """A loss of power keeps what was synced, and of all else anything or nothing."""
+    folder, move, fsync = str(tmp_path), commit.move, os.fsync
+    synced, moved = {}, []
+
+    def noted(handle):
+        of_file = os.fstat(handle)
+        synced[of_file.st_ino] = of_file.st_mtime_ns
+        fsync(handle)
+        if os.path.samestat(of_file, os.stat(folder)):
+            moved.append("-- synced --")
+
+    def checked(source, target):
+        of_file, staging = os.stat(source), os.stat(os.path.dirname(source))
+        assert synced.get(of_file.st_ino) == of_file.st_mtime_ns, f"{source} was not synced"
+        if os.path.dirname(target) == folder:
+            record = os.stat(f"{os.path.dirname(source)}/record")
+            assert synced.get(record.st_ino) == record.st_mtime_ns, "the record was not"
+            assert staging.st_ino in synced, "the record's folder was not"
+            moved.append(os.path.basename(target))
+        move(source, target)
+
+    step, files, keep, before = scenario(folder, again)
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(commit, "move", checked)
+    save(folder, step, files, keep, before, value=7)
+    shards = tensor_bundle.BundleIndex(f"{folder}/m-{step}").shards
+    name = f"m-{step}"
+    data = [f"{name}.data-{i:05d}-of-{shards:05d}" for i in range(shards)]
+    index, beside = [f"{name}.index"], [f"{name}.meta", "checkpoint"]
+    end = ["-- synced --"]
+    assert moved == [*data, *end, *index, *end, *beside, *end]
+
+
+@pytest.mark.parametrize("kept", [0, 1, 100, -1])
+def test_a_record_that_was_cut_off_tells_of_nothing(tmp_path, monkeypatch, kept):
+    folder, sync = str(tmp_path), commit.sync
+    before = save(folder, 2, 2, before=save(folder, 1, 2))
+
+    def cut_off(path, *others):
+        if os.path.basename(path) == commit.RECORD:
+            text = open(path).read()
+            assert len(text) > 100
+            with open(path, "w") as file:
+                file.write(text[:kept])
+            raise Cut
+        sync(path, *others)
+
+    with monkeypatch.context() as patch, pytest.raises(Cut):
+        patch.setattr(commit, "sync", cut_off)
+        save(folder, 2, 3, before=before, value=7)
+    assert values(f"{folder}/m-2") == {2.0}
+    save(folder, 4, 1, before=before)
+    check_no_litter(folder)
 
 
 def test_a_checkpoint_that_is_there_is_one_though_nothing_can_be_removed(tmp_path, monkeypatch):

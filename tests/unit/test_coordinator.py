@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import threading
 
 import numpy as np
@@ -202,6 +203,32 @@ def test_after_a_run_that_failed_half_way_nothing_goes_on(rank_threads):
     (error,) = rank_threads(1, on_rank)
     assert isinstance(error, RankError) and "failed half-way on rank 0" in str(error)
     assert "out of memory" in str(error)
+
+
+def test_a_fork_of_a_rank_waits_for_no_peer(rank_threads):
+    """It leaves the sessions that it was forked in, and is told that it runs nothing in them."""
+
+    def on_rank(rank, coordinator):
+        session = Session()
+        run = FakeRun(coordinator, session, batches=2)
+        run()
+        exchanged = len(coordinator.channel.exchanged)
+        child = os.fork()
+        if child == 0:
+            try:
+                with pytest.raises(RankError, match="forked from a rank and is none itself"):
+                    run()
+                coordinator.end(session)
+                coordinator.leave(session)
+                coordinator.leave_all()
+                os._exit(len(coordinator.channel.exchanged) - exchanged)
+            finally:
+                os._exit(99)
+        ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        return ended, run()
+
+    ((ended, values),) = rank_threads(1, on_rank)
+    assert (ended, values) == (0, "result")
 
 
 @pytest.fixture

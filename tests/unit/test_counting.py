@@ -40,7 +40,6 @@ NEVER_ONE = {
     "ops/gpu/checks/step.py": "the checks have many ids and tables",
     "ops/gpu/checks/training.py": "the checks have many steps and tables",
     "ops/gpu/hash_table.py": "hash tables have many slots and rows",
-    "ops/gpu/message_layout.py": "it is beyond a limit of 2**31, or twice a number",
     "ops/gpu/occurrences.py": "it is beyond a limit of 2**31",
     "ops/gpu/segments.py": "it is beyond a limit",
     "ops/gpu_check.py": "the checks have many rules",

@@ -113,6 +113,8 @@ def test_names_of_what_is_fed(leaf: object, expected: list[str]):
         ("HorovodBroadcastInplace", True, True),
         ("HorovodSize", True, False),
         ("CollectiveSharedAlltoall", True, True),
+        ("CollectiveSharedAlltoallKeys", True, True),
+        ("CollectiveSharedAlltoallRows", True, True),
         ("CollectiveSharedBroadcast", True, True),
         ("CollectiveAsk", False, False),
     ],

@@ -100,9 +100,6 @@ def test_what_can_not_be_merged_is_flat(job, monkeypatch):
     settle(job, [["0", "1", "0", "1"], ["9e9 1e8"] * 4])
     hierarchy.use(True)
     with monkeypatch.context() as patch:
-        patch.setattr(config, "is_op_determinism_enabled", lambda: True)
-        assert "in the order of the ranks" in hierarchy.why_flat()
-    with monkeypatch.context() as patch:
         patch.setattr(placement, "chosen", lambda: "gpu")
         assert hierarchy.why_flat() == "tables are on GPUs"
     carriers.use("horovod")
@@ -110,6 +107,16 @@ def test_what_can_not_be_merged_is_flat(job, monkeypatch):
     monkeypatch.setattr(carriers, "_unavailable", "the ranks have GPUs")
     assert settle(job, [["0", "1", "0", "1"]]) == []
     assert hierarchy.explanation() == "flat: the ranks of a host don't share memory"
+
+
+def test_deterministic_gradients_are_flat(job, monkeypatch):
+    settle(job, [["0", "1", "0", "1"], ["9e9 1e8"] * 4])
+    monkeypatch.setattr(config, "is_op_determinism_enabled", lambda: True)
+    assert hierarchy.of_group() == Hosts(2, 2)
+    assert hierarchy.explanation().startswith(
+        "two levels: the 2 ranks of each of 2 hosts merge the rows that they get of others (auto,"
+    )
+    assert "keys and gradients are flat, by scope(deterministic=True)" in hierarchy.explanation()
 
 
 def test_a_job_on_one_host_says_nothing(job):

@@ -45,7 +45,7 @@ def meet(job, size, problems=(), broken=(), absent=(), patience=20.0, late=()):
             if rank in broken:
                 return f"rank {rank} is broken"
             header = os.pread(descriptor, 24, 0)
-            assert header == shared_memory.MAGIC + bytes([2, 0, 0, 0, size, 0, 0, 0])
+            assert header == shared_memory.MAGIC + bytes([4, 0, 0, 0, size, 0, 0, 0])
             opened[rank] = os.fstat(descriptor).st_ino
             return ""
 

@@ -118,7 +118,7 @@ def probes():
     yield indexed_slices, ["_indexed_slices_to_tensor"]
     yield feature_column, ["_CategoricalColumn"]
     yield session_lib, ["_FetchMapper"]
-    yield monitored_session, ["_MonitoredSession"]
+    yield monitored_session, ["_MonitoredSession", "_RecoverableSession"]
     yield tf.errors.ResourceExhaustedError(None, None, ""), ["_message"]
     yield tf2.data.Dataset.range(1), ["_variant_tensor"]
     yield tf.data.Dataset.range(1), ["_dataset"]

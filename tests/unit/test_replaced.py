@@ -5,6 +5,7 @@ import inspect
 from pathlib import Path
 
 from horovod.tensorflow import mpi_ops
+from keras.src.engine.base_layer import Layer
 
 from collective.patches import PATCHES
 from collective.patching import ReplacedValue
@@ -24,6 +25,10 @@ def replaced():
         )
         if owner is mpi_ops.MPI_LIB:  # called by a number of its own
             place = "horovod.tensorflow.mpi_ops.MPI_LIB"
+        if inspect.isclass(owner) and issubclass(owner, Layer) and attribute not in vars(owner):
+            owner = (
+                Layer  # Behind a first layer in a graph, Keras inherits from that of TensorFlow 1.
+            )
         original = getattr(owner, attribute, None)
         try:
             parameters = [

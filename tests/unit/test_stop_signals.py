@@ -50,6 +50,22 @@ def test_the_first_is_noted_and_one_at_the_same_moment_is_the_same():
     assert run(body) == (0, "15\n")
 
 
+def test_under_slurm_term_comes_more_than_once():
+    """Slurm tells the step, the batch file and srun, and kills by itself who takes too long."""
+    body = """
+    os.environ["SLURM_JOB_ID"] = "7"
+    signals.watch()
+    tell(15)
+    time.sleep(0.6)
+    tell(15)
+    time.sleep(0.1)
+    print(signals.received, flush=True)
+    tell(2)
+    time.sleep(5)
+    """
+    assert run(body) == (-2, "15\n")
+
+
 @pytest.mark.parametrize("first, second", [(15, 15), (2, 15), (15, 2)])
 def test_a_later_one_ends_the_process_wherever_it_is(first, second):
     """The main thread is in C, where no handler of Python is called."""

@@ -70,5 +70,18 @@ def test_the_matrix_runs_what_depends_on_the_carrier_over_horovod():
     for carriers in (True, False):
         assert (added in Choice("matrix").of(Marks(carriers=carriers))) is carriers
     assert added.environment()["COLLECTIVE_CARRIER"] == "horovod"
+    merging = Configuration(4, "hb", carrier="two_levels")
+    assert Configuration.parse(str(merging)) == merging
+    for two_levels in (True, False):
+        assert (merging in Choice("matrix").of(Marks(two_levels=two_levels))) is two_levels
+    assert merging.environment()["COLLECTIVE_TEST_FIRST_HOST"] == "2"
     assert Configuration(2, "sok").environment()["COLLECTIVE_CARRIER"] == "auto"
     assert Configuration(2, "sok", double=True).environment()["COLLECTIVE_CARRIER"] == "horovod"
+
+
+def test_the_double_is_for_marked_cases_alone():
+    forced = Choice(double=True)
+    assert forced.of(Marks()) == []
+    marked = Marks(double="all")
+    assert [c.double for c in forced.of(marked)] == [True]
+    assert Choice().of(Marks()) == Choice().of(marked) != []

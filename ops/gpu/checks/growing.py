@@ -14,7 +14,6 @@ import tensorflow.compat.v1 as tf
 from collective.ops import collectives, dispatch, native_library
 from collective.ops.gpu import device_key_map
 from collective.ops.gpu.kernel_api import Kernels
-from collective.ops.gpu.rules import SGD
 
 CAPACITY, DIM, STEPS = 2**22, 24, 6
 BATCH = 200  # keys of the first step; of each later one four times as many
@@ -42,15 +41,20 @@ class Growing:
             self.start = tf.raw_ops.AssignVariableOp(resource=handle, value=given)
             self.keys = tf.placeholder(tf.int64, [None])
             self.step = tf.placeholder(tf.int64, [])
-            rows = dispatch.operations().collective_find(
-                self._find, [tf.constant(0, tf.int64)], [self.keys], tf.constant(True), [self.step]
+            rows = dispatch.operations().collective_find_rows(
+                self._find,
+                [tf.constant(0, tf.int64)],
+                [handle],
+                [self.keys],
+                tf.constant(True),
+                [self.step],
             )[0]
             ones = tf.ones([tf.size(rows), DIM])
             added = tf.raw_ops.ResourceScatterAdd(resource=handle, indices=rows, updates=ones)
             with tf.control_dependencies([added]):
                 distinct = tf.unique(rows)[0]
                 updated = dispatch.operations().collective_update(
-                    SGD,
+                    "SGD",
                     [tf.constant(0.5)],
                     [handle],
                     [[]],

@@ -25,15 +25,17 @@ from collective.ops.gpu.rules import (
     Ftrl,
     Momentum,
     RMSProp,
+    RowWiseAdagrad,
     Rule,
 )
 
 SHAPES = ((40, 3), (9, 8), (1000, 16))  # of the tables
-STEPS, BATCH, MAX_NORM, STARTS_FROM = 3, 50, 0.7, 0.1
+STEPS, BATCH, MAX_NORM, STARTS_FROM, RATE = 3, 50, 0.7, 0.1, 0.1
 RULES: tuple[Callable[..., Rule], ...] = (
     SGD,
     functools.partial(Momentum, momentum=0.9),
     Adagrad,
+    RowWiseAdagrad,
     functools.partial(Adam, lazy=True),
     Adam,
     functools.partial(Ftrl, l1=0.01, l2=0.02),
@@ -78,7 +80,7 @@ def factors(t: int) -> np.ndarray:
 def truth(seed: int, rule: Rule, ranks: int) -> list[np.ndarray]:
     """Computes the tables after all steps, in float64."""
     tables = [values.astype(np.float64) for values in first_values(seed)]
-    slots = [[np.full_like(table, STARTS_FROM) for _ in range(rule.slots)] for table in tables]
+    slots = [[_first_slot(rule, table) for _ in range(rule.slots)] for table in tables]
     for step in range(STEPS):
         batches = [batch(seed, step, rank) for rank in range(ranks)]
         for t, table in enumerate(tables):
@@ -94,6 +96,10 @@ def truth(seed: int, rule: Rule, ranks: int) -> list[np.ndarray]:
             for slot, values in zip(slots[t], made):
                 slot[seen] = values
     return tables
+
+
+def _first_slot(rule: Rule, values: np.ndarray) -> np.ndarray:
+    return np.full_like(values[:, :1] if rule.row_wise else values, STARTS_FROM)
 
 
 def _row_gradients(t: int, one: Batch, table: np.ndarray) -> np.ndarray:
@@ -117,6 +123,7 @@ class Model:
 
     def __init__(self, seed: int, rule: Callable[..., Rule], by_owner: bool):
         rank, ranks = collectives.rank(), collectives.size()
+        self._make_rule, self.rule = rule, rule(rate=RATE)
         self.ids = [tf.placeholder(tf.int64, [None]) for _ in SHAPES]
         self.samples, self.weights = (
             tf.placeholder(tf.int64, [None]),
@@ -128,8 +135,8 @@ class Model:
         ]
         slots = [
             [
-                self._variable(np.full_like(values[rank::ranks], STARTS_FROM), f"slot{t}.{i}")
-                for i in range(rule(rate=0.0).slots)
+                self._variable(_first_slot(self.rule, values[rank::ranks]), f"slot{t}.{i}")
+                for i in range(self.rule.slots)
             ]
             for t, values in enumerate(first_values(seed))
         ]
@@ -148,6 +155,7 @@ class Model:
                 for t, (_, dim) in enumerate(SHAPES)
             ],
             *layout,
+            own_samples=[None, self.samples, None if by_owner else self.samples],
         )
         message, splits = exchange.keys_to_owners(
             asked.message, asked.splits, collectives.unique_name("check/keys"), 0
@@ -161,6 +169,7 @@ class Model:
                 splits,
                 *layout,
                 [shard.shape for shard in self.shards],
+                headers=heard.headers,
             )
             received = exchange.rows_back(
                 found, heard.row_splits, collectives.unique_name("check/rows"), 0
@@ -179,10 +188,10 @@ class Model:
             )
             loss = tf.add_n([tf.reduce_sum(out * factors(t)) for t, out in enumerate(outs)])
             gradients = tf.gradients(loss, [shard.handle for shard in self.shards])
-        self.step = tf.placeholder(tf.float32, [])
+        self.numbers = [tf.placeholder(tf.float32, []) for _ in self._numbers(0)]
         self.train = dispatch.operations().collective_update(
-            lambda rate, step: rule(rate=rate, **({"step": int(step)} if _has_steps(rule) else {})),
-            [tf.constant(0.1), self.step],
+            self.rule.operation,
+            self.numbers,
             [shard.handle for shard in self.shards],
             [[slot.handle for slot in of] for of in slots],
             [g.values for g in gradients],
@@ -192,17 +201,17 @@ class Model:
     def _variable(self, values: np.ndarray, name: str) -> Any:
         return tf.get_variable(name, initializer=values, use_resource=True)
 
+    def _numbers(self, step: int) -> list[float]:
+        steps = {"step": step + 1} if isinstance(self.rule, Adam) else {}
+        return self._make_rule(rate=RATE, **steps).numbers()
+
     def feeds(self, one: Batch, step: int) -> dict[tf.Tensor, Any]:
         return {
             **dict(zip(self.ids, one.ids)),
             self.samples: one.samples,
             self.weights: one.weights,
-            self.step: step + 1,
+            **dict(zip(self.numbers, self._numbers(step))),
         }
-
-
-def _has_steps(rule: Callable[..., Rule]) -> bool:
-    return isinstance(rule(rate=0.0), Adam)
 
 
 def check(seed: int) -> list[str]:
@@ -223,14 +232,14 @@ def check(seed: int) -> list[str]:
                 if not difference < 2e-4:
                     how = "pooled by its owner" if by_owner else "by distinct rows"
                     wrong.append(
-                        f"rank {rank}: table {t} after {STEPS} steps with {rule(rate=0.1)}, {how}: "
+                        f"rank {rank}: table {t} after {STEPS} steps with {model.rule}, {how}: "
                         f"{difference:.1e} from the truth"
                     )
     return wrong
 
 
 def _truth_of(seed: int, rule: Callable[..., Rule], ranks: int) -> list[np.ndarray]:
-    return truth(seed, rule(rate=0.1), ranks)
+    return truth(seed, rule(rate=RATE), ranks)
 
 
 def milliseconds(seed: int, steps: int = 50) -> tuple[float, float]:
@@ -266,10 +275,10 @@ def _median(run: Callable[[], object], times: int) -> float:
 
 
 def config() -> tf.ConfigProto:
-    """Configures a session so that it leaves kernels their share of a GPU's memory."""
+    """Configures a session as a script's sessions are."""
     made = tf.ConfigProto()
     made.gpu_options.allow_growth = True
-    made.gpu_options.per_process_gpu_memory_fraction = placement.memory_shares()[1]
+    made.gpu_options.per_process_gpu_memory_fraction = placement.TENSORFLOW_SHARE
     return made
 
 

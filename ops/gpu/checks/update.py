@@ -14,7 +14,7 @@ from collective.ops.gpu.checks import Measurement, Scale
 from collective.ops.gpu.checks.inputs import on
 from collective.ops.gpu.checks.sums import DIMS, Case, assert_close, case
 from collective.ops.gpu.device import Device
-from collective.ops.gpu.occurrences import Occurrences, occurrences
+from collective.ops.gpu.occurrences import PIECE, Occurrences, occurrences
 from collective.ops.gpu.reference import update as reference
 from collective.ops.gpu.rules import (
     SGD,
@@ -24,6 +24,7 @@ from collective.ops.gpu.rules import (
     Ftrl,
     Momentum,
     RMSProp,
+    RowWiseAdagrad,
     Rule,
 )
 from collective.ops.gpu.segments import Segments
@@ -37,6 +38,7 @@ RULES: tuple[Rule, ...] = (
     Momentum(0.1, 0.8, True),
     Adagrad(0.1),
     Adagrad(0.1, 1e-3),
+    RowWiseAdagrad(0.1, 1e-3),
     Adam(0.01, step=3, lazy=True),
     Adam(0.01, step=2),
     Ftrl(0.1),
@@ -56,7 +58,7 @@ def tables_for(rule: Rule, shapes: list[tuple[int, int]], rng: np.random.Generat
             signed = isinstance(rule, (Momentum, Adam, Ftrl, RMSProp)) and (
                 number > 0
             ) != isinstance(rule, (Momentum, Adam))
-            slot = rng.uniform(0.5, 1.5, shape)
+            slot = rng.uniform(0.5, 1.5, (shape[0], 1) if rule.row_wise else shape)
             slots.append(((slot - 1) * 0.5 if signed else slot).astype(np.float32))
         made.append(Table(rng.standard_normal(shape).astype(np.float32), slots))
     return made
@@ -70,6 +72,7 @@ def _agree(
     one: Case,
     workspace: Workspace,
     steps: int = 1,
+    bounds: list[float] | None = None,
 ) -> None:
     there = [
         Table(on(device, table.weights), [on(device, slot) for slot in table.slots])
@@ -79,10 +82,10 @@ def _agree(
     matrices, known = one.here()
     for _ in range(steps):
         kernels.update(
-            rule, there, on(device, rows), one.segments, gradients, found, workspace, terms
+            rule, there, on(device, rows), one.segments, gradients, found, workspace, terms, bounds
         )
-        reference.update(rule, tables, rows, one.segments, matrices, known, None, one.terms)
-    what = f"{rule} on {[table.weights.shape for table in tables]}"
+        reference.update(rule, tables, rows, one.segments, matrices, known, None, one.terms, bounds)
+    what = f"{rule} within {bounds} on {[table.weights.shape for table in tables]}"
     for got, wanted in zip(there, tables):
         assert_close(device.download(got.weights), wanted.weights, 2e-5, f"weights of {what}")
         for number, (slot, wanted_slot) in enumerate(zip(got.slots, wanted.slots)):
@@ -102,7 +105,8 @@ def every_rule(device: Device, scale: Scale, rng: np.random.Generator) -> None:
         )
         rows[[3, 60]] = -1, 50
         tables = tables_for(rule, shapes, rng)
-        _agree(device, rule, tables, rows, one, Workspace(device), steps=2)
+        bounds = [np.inf, 0.25, 0.75] if number % 3 == 0 else None
+        _agree(device, rule, tables, rows, one, Workspace(device), 2, bounds)
 
 
 def every_dimension(device: Device, scale: Scale, rng: np.random.Generator) -> None:
@@ -113,6 +117,19 @@ def every_dimension(device: Device, scale: Scale, rng: np.random.Generator) -> N
         one = case([size], [dim], [2 * size], False, True, rng)
         tables = tables_for(rule, [(size + 5, dim)], rng)
         _agree(device, rule, tables, rng.permutation(size), one, workspace)
+
+
+def hot_row(device: Device, scale: Scale, rng: np.random.Generator) -> None:
+    """Updates a row of which so much occurs that a block sums its pieces, and one that a warp sums,
+    beside a rare one.
+    """
+    numbers = rng.permutation(np.repeat([0, 1, 2], [9 * PIECE, 2 * PIECE, 1])).astype(np.int32)
+    for rule in (Adagrad(0.1), RowWiseAdagrad(0.1), Adam(0.01, step=2)):
+        for dim in (4, 132):
+            made = 0.01 * rng.standard_normal((len(numbers), dim)).astype(np.float32)
+            one = Case(Segments.of([3], [0]), [dim], numbers, None, [made])
+            tables = tables_for(rule, [(5, dim)], rng)
+            _agree(device, rule, tables, np.array([4, 0, 2]), one, Workspace(device))
 
 
 def not_finite(device: Device, scale: Scale, rng: np.random.Generator) -> None:
@@ -133,7 +150,7 @@ def nothing(device: Device, scale: Scale, rng: np.random.Generator) -> None:
         _agree(device, rule, tables, np.arange(4), one, Workspace(device), steps=2)
 
 
-CHECKS = (every_rule, every_dimension, not_finite, nothing)
+CHECKS = (every_rule, every_dimension, hot_row, not_finite, nothing)
 
 
 def _timed(

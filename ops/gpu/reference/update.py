@@ -17,6 +17,7 @@ from collective.ops.gpu.rules import (
     Ftrl,
     Momentum,
     RMSProp,
+    RowWiseAdagrad,
     Rule,
 )
 from collective.ops.gpu.segments import Segments
@@ -35,6 +36,9 @@ def applied(
         return w - rate * (g + rule.momentum * m if rule.nesterov else m), [m]
     if isinstance(rule, Adagrad):
         a = slots[0] + g * g
+        return w - rate * g / (np.sqrt(a) + rule.epsilon), [a]
+    if isinstance(rule, RowWiseAdagrad):
+        a = slots[0] + (g * g).mean(1, keepdims=True)
         return w - rate * g / (np.sqrt(a) + rule.epsilon), [a]
     if isinstance(rule, Adam):
         m = rule.beta1 * slots[0] + (1 - rule.beta1) * g
@@ -66,6 +70,7 @@ def update(
     occurrences: Occurrences,
     workspace: Any = None,
     terms: np.ndarray | None = None,
+    bounds: Sequence[float] | None = None,
 ) -> None:
     """See `collective.ops.gpu.update.update`."""
     dims = [table.weights.shape[1] for table in tables]
@@ -91,5 +96,10 @@ def update(
                 [slot[touched].astype(np.float64) for slot in table.slots],
             )
             table.weights[touched] = weights
+            if bounds is not None:
+                with_gradient = np.concatenate(seen)
+                table.weights[with_gradient] = np.clip(
+                    table.weights[with_gradient], -bounds[t], bounds[t]
+                )
             for slot, made in zip(table.slots, slots):
                 slot[touched] = made

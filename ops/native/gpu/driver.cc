@@ -15,7 +15,62 @@ using tensorflow::errors::FailedPrecondition;
 
 namespace {
 
-constexpr const char* kKernelNames[] = {"gather_rows"};
+constexpr const char* kKernelNames[] = {
+    "begin_bags",
+    "count_bags",
+    "count_samples",
+    "gather_rows",
+    "bag_offsets",
+    "copy_keys",
+    "copy_numbers",
+    "distinct_count",
+    "distinct_insert",
+    "distinct_inverse",
+    "distinct_number",
+    "join_ids",
+    "list_bags",
+    "local_rows",
+    "number_bags",
+    "occurrences_count",
+    "occurrences_offsets",
+    "occurrences_place",
+    "occurrences_split",
+    "order_bags",
+    "partition_scan",
+    "place_runs",
+    "pool_products",
+    "pool_rows",
+    "pool_rows_plain",
+    "pool_terms",
+    "pool_weights",
+    "run_starts",
+    "sample_offsets",
+    "scale_values",
+    "spread_rows",
+    "sum_pieces",
+    "sum_rows",
+    "sum_rows_long",
+    "write_bags",
+    "write_positions",
+    "write_request",
+    "update_sgd",
+    "update_sgd_long",
+    "update_momentum",
+    "update_momentum_long",
+    "update_adagrad",
+    "update_adagrad_long",
+    "update_row_wise_adagrad",
+    "update_row_wise_adagrad_long",
+    "update_adam",
+    "update_adam_long",
+    "update_ftrl",
+    "update_ftrl_long",
+    "update_rmsprop",
+    "update_rmsprop_long",
+    "update_centered_rmsprop",
+    "update_centered_rmsprop_long",
+    "adam_decay",
+};
 constexpr int kKernels = static_cast<int>(Kernel::kCount);
 static_assert(sizeof(kKernelNames) / sizeof(kKernelNames[0]) == kKernels, "one name for each");
 
@@ -41,6 +96,7 @@ struct Cuda {
     Find(library, "cuEventSynchronize", &driver.wait_for_event);
     Find(library, "cuEventDestroy_v2", &driver.destroy_event);
     Find(library, "cuStreamSynchronize", &driver.wait_for_stream);
+    Find(library, "cuMemsetD8Async", &driver.set_memory);
   }
 
   template <class Function>

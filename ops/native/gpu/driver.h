@@ -29,12 +29,70 @@ struct Driver {
   int (*wait_for_event)(void* event);
   int (*destroy_event)(void* event);
   int (*wait_for_stream)(void* stream);
+  int (*set_memory)(uint64_t at, unsigned char value, size_t bytes, void* stream);
 };
 
 // Finds the functions to call.
 tensorflow::Status FindDriver(const Driver** driver);
 
-enum class Kernel { kGatherRows, kCount };
+// In the order of their names in driver.cc.
+enum class Kernel {
+  kBeginBags,
+  kCountBags,
+  kCountSamples,
+  kGatherRows,
+  kBagOffsets,
+  kCopyKeys,
+  kCopyNumbers,
+  kDistinctCount,
+  kDistinctInsert,
+  kDistinctInverse,
+  kDistinctNumber,
+  kJoinIds,
+  kListBags,
+  kLocalRows,
+  kNumberBags,
+  kOccurrencesCount,
+  kOccurrencesOffsets,
+  kOccurrencesPlace,
+  kOccurrencesSplit,
+  kOrderBags,
+  kPartitionScan,
+  kPlaceRuns,
+  kPoolProducts,
+  kPoolRows,
+  kPoolRowsPlain,
+  kPoolTerms,
+  kPoolWeights,
+  kRunStarts,
+  kSampleOffsets,
+  kScaleValues,
+  kSpreadRows,
+  kSumPieces,
+  kSumRows,
+  kSumRowsLong,
+  kWriteBags,
+  kWritePositions,
+  kWriteRequest,
+  kUpdateSGD,
+  kUpdateSGDLong,
+  kUpdateMomentum,
+  kUpdateMomentumLong,
+  kUpdateAdagrad,
+  kUpdateAdagradLong,
+  kUpdateRowWiseAdagrad,
+  kUpdateRowWiseAdagradLong,
+  kUpdateAdam,
+  kUpdateAdamLong,
+  kUpdateFtrl,
+  kUpdateFtrlLong,
+  kUpdateRMSProp,
+  kUpdateRMSPropLong,
+  kUpdateCenteredRMSProp,
+  kUpdateCenteredRMSPropLong,
+  kAdamDecay,
+  kCount
+};
 
 // Finds the handle of a kernel.
 tensorflow::Status FindKernel(Kernel kernel, void** handle);

@@ -115,6 +115,10 @@ class NcclOp : public AsyncOpKernel {
     };
     exchange->finish = [=](Exchange* headers, int lost) {
       Status status;
+      if (lost == mailbox::kGivenUp || (lost >= 0 && mailbox->HasGivenUp(lost))) {
+        give_up(Lost(headers->name, lost));
+        return;
+      }
       if (lost != mailbox::kNobodyLost) {
         give_up(errors::Unknown("lost rank ", lost, ", which has ended, while '", headers->name,
                                 "' waited for it before NCCL"));
@@ -183,13 +187,6 @@ class NcclOp : public AsyncOpKernel {
     }
   }
 
-  static std::vector<int64_t> RowsFrom(const Headers& headers, int me, int64_t own) {
-    std::vector<int64_t> rows;
-    for (const Message& header : headers) rows.push_back(header.rows);
-    rows[me] = own;
-    return rows;
-  }
-
   std::string collective_;
 };
 
@@ -222,16 +219,8 @@ class NcclAlltoallOp : public NcclOp {
     const int64_t item = RowBytes(x);
     auto plan = [=](const Headers& headers, std::vector<Move>* moves) -> Status {
       const std::vector<int64_t> received = RowsFrom(headers, me, rows[me]);
-      Tensor *out = nullptr, *received_splits = nullptr;
-      TF_RETURN_IF_ERROR(context->allocate_output(1, TensorShape({ranks}), &received_splits));
-      TensorShape shape = x.shape();
-      int64_t total = 0;
-      for (int rank = 0; rank < ranks; ++rank) {
-        received_splits->vec<int32>()(rank) = static_cast<int32>(received[rank]);
-        total += received[rank];
-      }
-      shape.set_dim(0, total);
-      TF_RETURN_IF_ERROR(context->allocate_output(0, shape, &out));
+      Tensor* out = nullptr;
+      TF_RETURN_IF_ERROR(MakeRowsAndSplits(context, received, &out));
       Exchanged(x, from, rows, out, received, item, moves);
       return OkStatus();
     };
@@ -254,12 +243,8 @@ class NcclAllgatherOp : public NcclOp {
     const std::vector<int64_t> from(ranks, 0), rows(ranks, x.dim_size(0));
     auto plan = [=](const Headers& headers, std::vector<Move>* moves) -> Status {
       const std::vector<int64_t> received = RowsFrom(headers, me, rows[me]);
-      TensorShape shape = x.shape();
-      int64_t total = 0;
-      for (int64_t count : received) total += count;
-      shape.set_dim(0, total);
       Tensor* out = nullptr;
-      TF_RETURN_IF_ERROR(context->allocate_output(0, shape, &out));
+      TF_RETURN_IF_ERROR(MakeRows(context, received, &out));
       Exchanged(x, from, rows, out, received, item, moves);
       return OkStatus();
     };
@@ -304,23 +289,24 @@ class NcclAllreduceOp : public NcclOp {
 
  protected:
   void Begin(OpKernelContext* context, Mailbox* mailbox, DoneCallback done) override {
-    std::vector<Move> sums;
     int64_t bytes = 0;
     for (int i = 0; i < context->num_outputs(); ++i) {
-      const Tensor& x = context->input(i);
-      const void* values = DataOf(x);
-      const int64_t size = x.NumElements();
-      const int type = TypeOf(x.dtype());
-      bytes += x.tensor_data().size();
-      Tensor* out = nullptr;
-      OP_REQUIRES_OK_ASYNC(
-          context, context->forward_input_or_allocate_output({i}, i, x.shape(), &out), done);
-      if (size > 0) {
-        sums.push_back({Move::kAllReduce, values, DataOf(out), static_cast<size_t>(size), type, 0});
-      }
+      bytes += context->input(i).tensor_data().size();
     }
+    // Room is made once all ranks are there, so that none waits for one that has found no memory.
     auto plan = [=](const Headers&, std::vector<Move>* moves) -> Status {
-      *moves = sums;
+      for (int i = 0; i < context->num_outputs(); ++i) {
+        const Tensor& x = context->input(i);
+        const void* values = DataOf(x);
+        const int64_t size = x.NumElements();
+        const int type = TypeOf(x.dtype());
+        Tensor* out = nullptr;
+        TF_RETURN_IF_ERROR(context->forward_input_or_allocate_output({i}, i, x.shape(), &out));
+        if (size > 0) {
+          moves->push_back(
+              {Move::kAllReduce, values, DataOf(out), static_cast<size_t>(size), type, 0});
+        }
+      }
       return OkStatus();
     };
     const std::vector<int64_t> rows(mailbox->ranks(), 1);
@@ -386,7 +372,7 @@ COLLECTIVE_CARRIER_EXPORT const char* collective_nccl_problem() {
 
 COLLECTIVE_CARRIER_EXPORT void collective_nccl_leave() {
   Communicator* communicator = Communicator::Get();
-  if (communicator != nullptr) communicator->Break(errors::Aborted("the process ends"));
+  if (communicator != nullptr) communicator->Leave();
 }
 
 }  // namespace carrier

@@ -165,6 +165,7 @@ Status Communicator::Issue(const Call& call) {
   std::vector<Move> moves;
   TF_RETURN_IF_ERROR(call.plan(&moves));
   if (moves.empty()) return tensorflow::OkStatus();
+  std::unique_lock<std::mutex> grouping(grouping_);
   Comm comm;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -198,12 +199,17 @@ Status Communicator::Issue(const Call& call) {
     }
     if (!status.ok()) break;
   }
+  grouping.unlock();  // What comes may wait for peers, until the communicator is aborted.
   // A group that was begun must be ended, or the next one were within it.
   const int ended = functions_.group_end();
   return status.ok() ? Checked(ended, "ncclGroupEnd", call.name) : status;
 }
 
-void Communicator::Break(const Status& reason) {
+void Communicator::Break(const Status& reason) { Abort(reason, true); }
+
+void Communicator::Leave() { Abort(errors::Aborted("the process ends"), false); }
+
+void Communicator::Abort(const Status& reason, bool tells_peers) {
   std::map<uint64_t, Call> given_up;
   std::shared_ptr<Call> connecting;
   Comm comm;
@@ -217,8 +223,12 @@ void Communicator::Break(const Status& reason) {
     connecting.swap(connecting_);
     if (connecting != nullptr) connecting->told = true;
   }
-  // Another thread may be in a function of NCCL: it is aborted for that, too.
-  if (comm != nullptr) functions_.comm_abort(comm);
+  if (tells_peers) Mailbox::Get()->SayNcclAborted();
+  // Another thread may wait in ncclGroupEnd: it is aborted for that, too.
+  if (comm != nullptr) {
+    std::lock_guard<std::mutex> grouping(grouping_);
+    functions_.comm_abort(comm);
+  }
   if (connecting != nullptr) connecting->done(reason);
   for (auto& [_, call] : given_up) {
     if (call.plan != nullptr) call.done(Refusal(call.name));
@@ -246,6 +256,11 @@ void Communicator::Watch() {
     }
     if (error != kSuccess && error != kInProgress) {
       Break(Checked(error, "ncclCommGetAsyncError", "an exchange that is under way"));
+      return;
+    }
+    if (const int rank = mailbox->NcclAborted(); rank != mailbox::kNobodyLost) {
+      Break(errors::Unknown("rank ", rank, " has aborted NCCL's communicator, while 'NCCL' ",
+                            "waited for it; its own error says why"));
       return;
     }
     if (lost == mailbox::kNobodyLost) {

@@ -14,7 +14,9 @@
 //
 // Lost peers: a collective whose headers don't come fails as in shared memory. One that is under
 // way on the device would wait for ever: the communicator is aborted, which ends its kernels. What
-// the run gives then is worthless, so whoever runs it asks for Problem() behind it.
+// the run gives then is worthless, so whoever runs it asks for Problem() behind it. A rank that
+// aborts says so in its page of the mailbox, since within a host NCCL doesn't tell its peers, who
+// have issued what this rank hasn't.
 
 #ifndef COLLECTIVE_NATIVE_GPU_NCCL_COMMUNICATOR_H_
 #define COLLECTIVE_NATIVE_GPU_NCCL_COMMUNICATOR_H_
@@ -105,8 +107,11 @@ class Communicator {
   void Know(const UniqueId& id);
   // Issues the call when those of all tickets before have been issued.
   void Ready(uint64_t ticket, Call call);
-  // Aborts the communicator, and fails whatever waits; once.
+  // Aborts the communicator, tells the peers, and fails whatever waits; once.
   void Break(const Status& reason);
+  // Does the same at the end of the process, of which the peers need not hear: they have what this
+  // rank has sent.
+  void Leave();
   // Returns why the communicator was aborted; empty if it wasn't.
   std::string Problem();
 
@@ -115,6 +120,7 @@ class Communicator {
   Communicator(const Functions& functions, bool on_host, int rank, int ranks)
       : functions_(functions), on_host_(on_host), rank_(rank), ranks_(ranks) {}
 
+  void Abort(const Status& reason, bool tells_peers);
   void IssueAll();
   Status Issue(const Call& call);
   Status Connect(const Call& call);
@@ -126,6 +132,10 @@ class Communicator {
   const Functions functions_;
   const bool on_host_;
   const int rank_, ranks_;
+
+  // Held while a group is put together, which waits for nobody: meanwhile nobody frees the
+  // communicator. Taken before `mutex_`.
+  std::mutex grouping_;
 
   std::mutex mutex_;  // Of everything below.
   std::condition_variable wake_;

@@ -22,6 +22,15 @@ inline void* StreamOf(tensorflow::OpKernelContext* context) {
 
 constexpr int kThreads = 256;  // of a block, as in segments.cuh
 
+// How a kernel is launched: blocks, threads of each, bytes of dynamic shared memory.
+struct Grid {
+  Grid(int64_t blocks, int threads = kThreads, size_t shared = 0)  // NOLINT: blocks alone will do
+      : blocks(blocks), threads(threads), shared(shared) {}
+  int64_t blocks;
+  int threads;
+  size_t shared;
+};
+
 // TensorFlow launches all kernels of a GPU on one stream, in the order in which its operations run,
 // and its allocator reuses memory in that order. So nothing waits for what is launched here, but
 // for what an operation reads on the host itself.
@@ -62,12 +71,36 @@ class Stream {
         "cuMemcpyHtoDAsync", "");
   }
 
+  // Makes memory on the device that is 0.
+  tensorflow::Status ZeroScratch(size_t bytes, void** scratch) {
+    TF_RETURN_IF_ERROR(Scratch(bytes, scratch));
+    if (bytes == 0) return tensorflow::OkStatus();
+    return Checked(driver_->set_memory(reinterpret_cast<uint64_t>(*scratch), 0, bytes, stream_),
+                   "cuMemsetD8Async", "");
+  }
+
+  // Fills memory on the device with zeros.
+  tensorflow::Status Zero(void* there, size_t bytes) {
+    if (bytes == 0) return tensorflow::OkStatus();
+    return Checked(driver_->set_memory(reinterpret_cast<uint64_t>(there), 0, bytes, stream_),
+                   "cuMemsetD8Async", "");
+  }
+
   // Makes memory on the host that `CopyToHost` fills.
   tensorflow::Status HostScratch(size_t bytes, void** scratch) {
     tensorflow::AllocatorAttributes attributes;
     attributes.set_on_host(true);
     attributes.set_gpu_compatible(true);
     return Allocate(bytes, attributes, scratch);
+  }
+
+  // Makes the output `index`, which is in host memory, so that `CopyToHost` fills it.
+  tensorflow::Status HostOutput(int index, const tensorflow::TensorShape& shape,
+                                tensorflow::Tensor** output) {
+    tensorflow::AllocatorAttributes attributes = context_->output_alloc_attr(index);
+    attributes.set_on_host(true);
+    attributes.set_gpu_compatible(true);
+    return context_->allocate_output(index, shape, output, attributes);
   }
 
   // Starts a copy to the host. It is there once `WaitForCopies` returns.
@@ -92,15 +125,16 @@ class Stream {
     return tensorflow::OkStatus();
   }
 
-  // Launches `blocks` of kThreads; arguments are of exactly the kernel's types.
+  // Arguments are of exactly the kernel's types. Nothing happens for no blocks.
   template <class... Arguments>
-  tensorflow::Status Launch(Kernel kernel, int64_t blocks, Arguments... arguments) {
-    if (blocks == 0) return tensorflow::OkStatus();
+  tensorflow::Status Launch(Kernel kernel, Grid grid, Arguments... arguments) {
+    if (grid.blocks == 0) return tensorflow::OkStatus();
     void* handle = nullptr;
     TF_RETURN_IF_ERROR(FindKernel(kernel, &handle));
     void* addresses[] = {&arguments...};
-    return Checked(driver_->launch(handle, static_cast<unsigned>(blocks), 1, 1, kThreads, 1, 1, 0,
-                                   stream_, addresses, nullptr),
+    return Checked(driver_->launch(handle, static_cast<unsigned>(grid.blocks), 1, 1,
+                                   static_cast<unsigned>(grid.threads), 1, 1,
+                                   static_cast<unsigned>(grid.shared), stream_, addresses, nullptr),
                    "cuLaunchKernel of ", NameOf(kernel));
   }
 

@@ -1,14 +1,16 @@
 """Trains a model of static and dynamic tables, looked up in every way: for tests of exchanges that
 are merged on each host.
 
-    merged_training.py STEPS OPTIONS
+    merged_training.py STEPS OPTIONS [FOLDER]
 
 OPTIONS are those of scope(), as JSON. Every rank takes its part of the same batches. Rank 0 prints
-the plan's words, the losses and what the tables hold at the end.
+the plan's words, the losses and what the tables hold at the end. Each rank makes a file in FOLDER
+after its third step.
 """
 
 import json
 import sys
+from pathlib import Path
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -51,7 +53,7 @@ def features(ids, weights):
     return outputs, (static, dynamic)
 
 
-def main(steps, options):
+def main(steps, options, folder=None):
     strategy = collective.CollectiveStrategy()
     rank, size = strategy.rank(), strategy.world_size()
     with strategy.scope(plan="quiet", **options), tf.Graph().as_default() as graph:
@@ -77,6 +79,8 @@ def main(steps, options):
                 parts = batch(i, rank, size)
                 _, value = session.run([train, norm], dict(zip((ids, weights, y), parts)))
                 norms.append(float(value))
+                if folder and i == 2:
+                    Path(folder, f"rank{rank}").touch()
             plan = strategy.plan(graph)
             empty = {ids: np.zeros((0, 3)), weights: np.zeros((0, 3)), y: np.zeros((0, 1))}
             values = session.run(state, empty)
@@ -89,4 +93,4 @@ def main(steps, options):
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), json.loads(sys.argv[2]))
+    main(int(sys.argv[1]), json.loads(sys.argv[2]), *sys.argv[3:])

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import time
 
+import psutil
 import pytest
 
 from tests.jobs.hosts.conftest import SECRET
@@ -90,6 +91,19 @@ def test_a_host_whose_link_is_cut_is_named_after_the_bound(hosts):
     assert "root cause: the first host, h1, was lost" in ends[1][2]
 
 
+@pytest.mark.matrix
+def test_a_host_that_cannot_start_its_ranks_ends_the_job_and_says_why(hosts):
+    hosts.make(3)
+    launchers = [hosts.start_on(name, "-np", 1, hosts.sleeper()) for name in ("h1", "h3")]
+    logs = ("--log-dir", "/proc/none", "--max-restarts", 3)
+    launchers.append(hosts.start_on("h2", "-np", 1, *logs, hosts.sleeper()))
+    ends = hosts.ends(launchers)
+    assert [code for code, _, _ in ends] == [2, 2, 2], ends
+    for _, _, stderr in ends:
+        assert "--log-dir /proc/none can't be written" in stderr and "was lost" not in stderr
+    assert "collective.launch: host h2: --log-dir" in ends[0][2]
+
+
 @pytest.mark.parametrize("told", [1, 0])
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.matrix
@@ -99,6 +113,28 @@ def test_a_launcher_that_is_told_to_stop_stops_all(hosts, told, signum):
     ends = hosts.ends(launchers)
     assert [code for code, _, _ in ends] == [128 + signum] * 2
     assert f"{signum.name}: stopping" in ends[0][2]
+
+
+SAVE = """
+    def save(signum, frame):
+        time.sleep(1)
+        tell(f"saved{rank}", signum)
+        sys.exit(0)
+    signal.signal(signal.SIGINT, save)
+"""
+
+
+@pytest.mark.matrix
+def test_one_interrupt_of_all_launchers_lets_the_ranks_save(hosts):
+    """As srun and mpirun pass a Ctrl-C on."""
+    hosts.make(2)
+    launchers = hosts.start_all(1, hosts.sleeper(SAVE))
+    hosts.files("rank0", "rank1")
+    for launcher in launchers:
+        launcher.send_signal(signal.SIGINT)
+    ends = hosts.ends(launchers)
+    assert [code for code, _, _ in ends] == [130, 130], ends
+    assert hosts.files("saved0", "saved1") == [signal.SIGINT] * 2
 
 
 @pytest.mark.matrix
@@ -119,6 +155,73 @@ def test_a_restart_starts_the_ranks_of_all_hosts(hosts):
         assert f"[{host}:{rank}] attempt 1\n" in ends[0][1]
     for _, _, stderr in ends:
         assert "root cause: rank 2 of 4" in stderr and "restart    1 of 2 in 0.1 s" in stderr
+
+
+def test_a_script_that_one_host_lacks_ends_all_at_once(hosts):
+    """Nobody waits for --start-timeout: the host and its path are named on each."""
+    hosts.make(3)
+    script = hosts.script(TELL)
+    joined = [hosts.start_on(name, "-np", 1, script) for name in ("h1", "h2")]
+    hosts.wait_until(
+        lambda: has_port(hosts, "h1", ESTABLISHED), "the second launcher has come to the first"
+    )
+    start = time.monotonic()
+    ends = hosts.ends([hosts.start_on("h3", "-np", 1, "none.py"), *joined])
+    assert time.monotonic() < start + 30
+    assert [code for code, _, _ in ends] == [2, 2, 2], ends
+    reason = f"there is no script none.py (seen from {hosts.folder})"
+    named = f" (node 2) can't take part: {reason}\n"
+    assert ends[0][2] == f"collective.launch: {reason}\n"
+    assert ends[1][2].startswith("collective.launch: host ") and ends[1][2].endswith(named)
+    assert ends[2][2].endswith(named) and "the first host gave up: host " in ends[2][2]
+
+
+def test_a_script_that_the_first_host_lacks_ends_all_at_once(hosts):
+    """It gathers nobody, but listens for some seconds, to tell those that come."""
+    hosts.make(3)
+    script = hosts.script(TELL)
+    others = [hosts.start_on(name, "-np", 1, script) for name in ("h2", "h3")]
+    first = hosts.start_on("h1", "-np", 1, "none.py")
+    reason = f"there is no script none.py (seen from {hosts.folder})"
+    assert first.stderr.readline().decode() == f"collective.launch: {reason}\n"
+    ends = hosts.ends([first, *others])
+    assert [code for code, _, _ in ends] == [2, 2, 2], ends
+    for _, _, stderr in ends[1:]:
+        assert stderr.endswith(f"collective.launch: the first host gave up: {reason}\n")
+
+
+@pytest.mark.matrix
+def test_no_restart_is_announced_without_a_host(hosts):
+    """Its ranks had left well when its launcher was killed; then another rank fails."""
+    hosts.make(2)
+    extra = """
+    rank == 1 and (tell("left", 1), os._exit(0))
+    wait_for("lost")
+    sys.exit(5)
+    """
+    options = ("--max-restarts", 2, "--restart-pause", 0.1)
+    launchers = hosts.start_all(1, *options, hosts.sleeper(extra))
+    hosts.files_exist("left")
+    hosts.wait_until(lambda: not ranks_of(launchers[1].pid), "the rank of h2 is gone")
+    launchers[1].kill()
+    line = launchers[0].stderr.readline()
+    assert b"host h2 was lost" in line
+    (hosts.folder / "lost").write_text("1\n")
+    code, _, stderr = hosts.ends(launchers)[0]
+    assert code == 5 and "no restart: host h2 is gone: start the job again" in stderr
+    assert "restart    1 of 2" not in stderr
+
+
+def ranks_of(launcher):
+    """Returns the processes below a launcher's supervisor."""
+    try:
+        return [
+            child
+            for process in psutil.Process(launcher).children()
+            for child in process.children(recursive=True)
+        ]
+    except psutil.NoSuchProcess:
+        return []
 
 
 @pytest.mark.matrix
@@ -159,18 +262,22 @@ def test_a_port_that_is_taken_is_an_error(hosts):
     hosts.make(2)
     script = hosts.script(TELL)
     first = hosts.start_on("h1", "-np", 1, script)
-    hosts.wait_until(lambda: listens(hosts, "h1"), "the first launcher listens")
+    hosts.wait_until(lambda: has_port(hosts, "h1", LISTENING), "the first launcher listens")
     [(code, _, stderr)] = hosts.ends([hosts.start_on("h1", "-np", 1, script)])
     assert code == 2 and "--master-port 29500 at 10.77.0.1 can't be listened at" in stderr
     second = hosts.start_on("h2", "-np", 1, script)
     assert [code for code, _, _ in hosts.ends([first, second])] == [0, 0]
 
 
-def listens(hosts, name):
-    """Tells whether a launcher listens on a host."""
+LISTENING, ESTABLISHED = "0A", "01"
+
+
+def has_port(hosts, name, state):
+    """Tells whether the port of the first launcher is in a state on a host."""
     command = [*hosts.network.on_host(name), "cat", "/proc/net/tcp"]
     table = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return f":{29500:04X} 00000000:0000 0A" in table
+    sockets = [line.split() for line in table.splitlines()[1:]]
+    return any(each[1].endswith(f":{29500:04X}") and each[3] == state for each in sockets)
 
 
 HOROVOD = """

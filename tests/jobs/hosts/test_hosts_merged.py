@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 
 import numpy as np
@@ -27,9 +28,10 @@ def on_hosts(hosts, backend, **options):
     return ends[0][1]
 
 
-def on_one_host(**options):
+def on_one_host(backend, **options):
     job = ("--device", "cpu", PROGRAM, STEPS, json.dumps(options))
-    done = pool.launch("-np", 4, *job, timeout=150)
+    environment = {"COLLECTIVE_STRATEGY": backend}
+    done = pool.launch("-np", 4, *job, environment=environment, timeout=150)
     assert done.returncode == 0, done.stdout
     return done.stdout
 
@@ -37,7 +39,7 @@ def on_one_host(**options):
 @pytest.fixture(scope="module")
 def one_host():
     """Returns what the job gives on one host, in the order of the ranks."""
-    return on_one_host(deterministic=True)
+    return on_one_host("hb", deterministic=True)
 
 
 @pytest.mark.parametrize("backend", ["hb", "sok"])
@@ -56,8 +58,41 @@ def test_merged_exchanges_train_as_one_host_does(hosts, one_host, backend):
         np.testing.assert_allclose(values, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_deterministic_training_has_the_bits_of_one_host(hosts, one_host):
+@pytest.mark.parametrize("backend", ["hb", "sok"])
+def test_deterministic_training_has_the_bits_of_one_host(hosts, one_host, backend):
+    """Only rows are merged then: gradients are added in the order of all ranks."""
     hosts.make(2)
-    output = on_hosts(hosts, "hb", hierarchical=True, deterministic=True)
-    assert told(output, "plan")[0].startswith("flat: scope(deterministic=True)")
-    assert re.search("bits .*", output)[0] == re.search("bits .*", one_host)[0]
+    output = on_hosts(hosts, backend, hierarchical=True, deterministic=True)
+    words, reaches = told(output, "plan")
+    assert "2 hosts merge the rows that they get of others" in words
+    assert words.endswith("gradients are added in the order of all ranks")
+    # Dense gradients are summed in order by all-to-alls, too.
+    assert sorted(x for x in reaches if re.match("keys|rows|gradients", x)) == sorted(
+        ["keys within host", "keys within host", "keys between hosts"]
+        + ["rows within host", "rows between hosts"]
+        + ["gradients within host", "gradients between hosts"]
+    )
+    expected = one_host if backend == "hb" else on_one_host(backend, deterministic=True)
+    assert re.search("bits .*", output)[0] == re.search("bits .*", expected)[0]
+
+
+@pytest.mark.parametrize("how", ["cut", "killed"])
+def test_a_host_that_is_lost_in_a_step_ends_the_job_within_the_bound(hosts, how):
+    """A proxy that waits for it doesn't hold its host's ranks, nor they the launcher."""
+    hosts.make(2)
+    job = ("--device", "cpu", PROGRAM, 10**7, json.dumps({"hierarchical": True}), hosts.folder)
+    launchers = hosts.start_all(2, "--host-timeout", 3, *job)
+    files = [hosts.folder / f"rank{rank}" for rank in range(4)]
+    hosts.wait_until(lambda: all(file.exists() for file in files), "three steps", 120)
+    start = time.monotonic()
+    if how == "cut":
+        hosts.network.cut("h2")
+    else:
+        launchers[1].kill()
+    (code, _, stderr), (other_code, _, other) = hosts.ends(launchers, 60)
+    # The bound, 5 s of grace, and what a busy machine takes.
+    assert time.monotonic() - start < 30
+    assert (code, other_code) == (137, 137 if how == "cut" else -9)
+    assert "root cause: host h2 (ranks 2, 3 of 4) was lost" in stderr
+    if how == "cut":
+        assert "root cause: the first host, h1, was lost" in other

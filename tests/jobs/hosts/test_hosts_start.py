@@ -65,6 +65,15 @@ def start(hosts):
     return start
 
 
+def test_a_host_that_stands_there_by_name_and_by_address_is_refused(hosts, start):
+    hosts.make(2)
+    script = hosts.script(TELL)
+    [(code, _, stderr)] = hosts.ends([start("-H", "localhost:1,10.77.0.1:2", script)])
+    assert code == 2 and "has one host twice, as localhost and as 10.77.0.1" in stderr
+    assert "name it once, localhost:3" in stderr
+    assert not start.calls.exists()
+
+
 def test_a_job_starts_on_all_hosts_from_the_first(hosts, start):
     hosts.make(3)
     script = hosts.script(TELL + "    print(e['PASSED'], flush=True)\n")

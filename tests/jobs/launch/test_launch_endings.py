@@ -104,6 +104,22 @@ def test_a_victim_is_not_blamed_for_a_root_cause_that_ends_after_it(launch, word
     assert "root cause: rank 1 of 2" in stderr and "the real reason" in stderr
 
 
+def test_a_root_cause_that_is_long_in_ending_is_blamed_for_its_error(launch):
+    """A busy machine: it has raised, which its victim names, and still ends when that one is gone."""
+    extra = """
+    if rank == 0:
+        wait_for("raised")
+        sys.exit("lost rank 1, which has ended, while 'x' waited for it in shared memory")
+    import atexit
+    atexit.register(lambda: (tell("raised", 1), time.sleep(60)))
+    raise ValueError("the real reason")
+    """
+    code, stderr = launch.end(launch.start("-np", 2, launch.sleeper(extra)))
+    assert code == 1
+    assert "root cause: rank 1 of 2" in stderr and "    ValueError: the real reason" in stderr
+    assert "an error; the launcher's TERM came before it was gone" in stderr
+
+
 def test_a_rank_may_leave_before_the_others(launch):
     script = launch.sleeper("rank == 0 and sys.exit(0)\n    time.sleep(0.5)\n    sys.exit(0)")
     assert launch.end(launch.start("-np", 2, script)) == (0, "")

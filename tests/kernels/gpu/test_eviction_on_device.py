@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,25 +12,20 @@ import tensorflow.compat.v1 as tf
 
 import collective
 from collective import CollectiveStrategy, TablePolicy, checkpoint
-from collective.ops import op_attributes, placement
+from collective.ops import placement
 from collective.ops.gpu.device_key_map import DeviceKeyMap
 from collective.ops.gpu.memory_bridge import MemoryBridge
 from collective.ops.keymap import KeyMap
 from collective.tables import device_row_store, row_store
-from tests.gpu_double.bridge import HostBridge
 from tests.kernels.conftest import bind
 from tests.kernels.gpu.emulator.bridge import EmulatedBridge
 
 FIRST = np.array([0.5, -2], np.float32)  # the row that a slot starts from
-BRIDGES: dict[str, Callable[[], MemoryBridge]] = {
-    "double": HostBridge,
-    "emulator": lambda: EmulatedBridge(seed=3),
-}
 
 
-@pytest.fixture(params=BRIDGES)
-def bridge(request: Any) -> MemoryBridge:
-    return BRIDGES[request.param]()
+@pytest.fixture
+def bridge() -> MemoryBridge:
+    return EmulatedBridge(seed=3)
 
 
 def drawn(keys: np.ndarray, dim: int) -> np.ndarray:
@@ -243,30 +238,30 @@ def program(policy: TablePolicy, optimizer: str, grouping: bool, folder: Path) -
             seen += model.found(session)
             seen.append(list(collective.clear_embeddings(session).values()))
             seen += model.found(session)
-        on_device = {"CollectiveFind"} <= {op_attributes.kind(op) for op in graph.get_operations()}
+        found = [op for op in graph.get_operations() if op.type == "CollectiveFindRows"]
+        on_device = any(op.get_attr("S") for op in found)
         assert not grouping or on_device == (model.table.bridge is not None)
     return seen
 
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
-    "policy, optimizer, grouping, where",
+    "policy, optimizer, grouping",
     [
-        ("both", "adagrad", True, "double"),
-        ("age", "adam", False, "double"),
-        ("both", "adam", True, "emulator"),
-        ("age", "adagrad", True, "double"),
-        ("age", "adagrad", False, "emulator"),
-        ("both", "adam", False, "double"),
-        ("capacity", "adagrad", True, "double"),
-        ("capacity", "adam", False, "emulator"),
+        ("both", "adagrad", True),
+        ("age", "adam", False),
+        ("both", "adam", True),
+        ("age", "adagrad", True),
+        ("age", "adagrad", False),
+        ("both", "adam", False),
+        ("capacity", "adagrad", True),
+        ("capacity", "adam", False),
     ],
 )
 def test_rows_go_as_in_the_hosts_memory(
     policy: str,
     optimizer: str,
     grouping: bool,
-    where: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ):
@@ -274,7 +269,7 @@ def test_rows_go_as_in_the_hosts_memory(
     placement.chosen_by_environment.cache_clear()
     arguments = POLICIES[policy], optimizer, grouping, tmp_path
     wanted = program(*arguments)
-    bind(BRIDGES[where](), monkeypatch)
+    bind(EmulatedBridge(seed=3), monkeypatch)
     got = program(*arguments)
     assert len(got) == len(wanted)
     for one, other in zip(got, wanted):
@@ -291,7 +286,7 @@ def test_last_uses_go_from_the_host_to_a_gpu_and_back(
     def on(where: str, restores: bool, *batches: np.ndarray) -> list[np.ndarray]:
         with monkeypatch.context() as patch:
             if where == "device":
-                bind(HostBridge(), patch)
+                bind(EmulatedBridge(), patch)
             with CollectiveStrategy().scope(plan="quiet"), tf.Graph().as_default():
                 model = Model(POLICIES["age"])
                 with tf.Session() as session:
@@ -313,7 +308,7 @@ def test_last_uses_go_from_the_host_to_a_gpu_and_back(
 
 
 def test_training_without_a_global_step_is_refused(monkeypatch: pytest.MonkeyPatch):
-    bind(HostBridge(), monkeypatch)
+    bind(EmulatedBridge(), monkeypatch)
     with CollectiveStrategy().scope(plan="quiet"), tf.Graph().as_default():
         model = Model(POLICIES["age"], has_global_step=False)
         with tf.Session() as session:
@@ -325,7 +320,7 @@ def test_training_without_a_global_step_is_refused(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_plan_names_tables_that_stay_in_the_hosts_memory(monkeypatch: pytest.MonkeyPatch):
-    bind(HostBridge(), monkeypatch)
+    bind(EmulatedBridge(), monkeypatch)
     strategy = CollectiveStrategy()
 
     def note(*dtypes: tf.DType) -> str | None:

@@ -10,6 +10,7 @@ import re
 
 import pytest
 
+from collective.ops.gpu import ask, bags
 from collective.ops.gpu.checks import FAMILIES
 from collective.ops.gpu.cupy_device import OPTIONS
 from collective.ops.gpu.sources import FOLDER, Source
@@ -20,8 +21,9 @@ ALL_OPTIONS = (*OPTIONS, "-ftz=true", "--ptxas-options=-v")
 SOURCES = [
     importlib.import_module(f"collective.ops.gpu.{name}").SOURCE
     for name in FAMILIES
-    if name not in ("step", "reserved")
-]  # which have no kernels of their own
+    if name not in ("step", "reserved")  # which have no kernels of their own
+]
+SOURCES += [ask.SOURCE, ask.BAGS, bags.SOURCE]
 _KERNEL = re.compile(r"Compiling entry function '(\w+)'")
 _LOCAL = re.compile(r"([1-9]\d*) bytes (stack frame|spill stores|spill loads)")
 

@@ -210,10 +210,8 @@ def cupy_double(gpus: int, compiler: bool = True) -> types.SimpleNamespace:
         set_allocator=lambda allocator: calls.append(("allocator", allocator)),
     )
     pool = types.SimpleNamespace(
-        set_limit=lambda fraction: calls.append(("limit", fraction)),
         used_bytes=lambda: 5,
         total_bytes=lambda: 6000,
-        get_limit=lambda: 7,
     )
     return types.SimpleNamespace(
         cuda=cuda,
@@ -250,12 +248,11 @@ def test_cupys_stream_and_pool(monkeypatch: pytest.MonkeyPatch):
         "a kernel on trial"
     )
     cupy.calls.clear()
-    device.limit(0.25)
     assert device.memory() == (
-        "kernels use 5 bytes and hold 6,000 of the 7 they may; 40 of the GPU's 8,000 are free"
+        "hash tables and kernels use 5 bytes and hold 6,000; 40 of the GPU's 8,000 are free"
     )
     CupyDevice(pooled=False)
-    assert cupy.calls[0] == ("limit", 0.25) and cupy.calls[-1] == ("allocator", None)
+    assert cupy.calls[-1] == ("allocator", None)
     cupy.current[0] = 1  # of another thread, say
     with pytest.raises(
         RuntimeError, match="GPU 1 is current in this thread, but kernels run on GPU 0"

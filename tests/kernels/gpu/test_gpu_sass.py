@@ -65,18 +65,37 @@ def test_the_plain_kernel_has_no_other_way_to_a_row():
     assert flights(kernels["pool_rows_plain"], ROWS) == [4]
 
 
+def test_a_warp_reads_its_indices_at_once_and_shuffles_what_they_lead_to():
+    """Each lane reads the index of one row, of 32 bits or 64; then four addresses, each of two
+    registers, go round before four rows are fetched.
+    """
+    kernels, _ = compile_for_hopper(pool.SOURCE.text())
+    names = [one.name for one in kernels["pool_rows_plain"]]
+    names = [name for name in names if name.startswith(("LDG", "SHFL"))]
+    first = names.index(ROWS)
+    assert names[first : first + 4] == [ROWS] * 4
+    assert names[first - 8 : first] == ["SHFL.IDX"] * 8
+    assert sorted(names[first - 10 : first - 8]) == ["LDG.E.64.CONSTANT", "LDG.E.CONSTANT"]
+
+
 @pytest.mark.parametrize(
     "rule", [pytest.param(rule, marks=_MORE * (rule is not Adagrad)) for rule in RULES]
 )
 def test_updates_fetch_rows_with_all_slots_together(rule: type[Rule]):
-    """Two rows' weights and slots at once, and before these are used two rows of gradients."""
+    """Two rows' weights and slots at once, and before these are used two rows of gradients.
+
+    Where a row's slot is one number, later turns of the lanes fetch two rows' weights at once, too.
+    """
     kernel = f"update_{rule.kernel}"
-    others = re.compile(rf"^UPDATE\((?!{rule.kernel},).*\n", re.MULTILINE)
+    others = re.compile(rf"^(UPDATE|KERNELS)\((?!{rule.kernel},).*\n", re.MULTILINE)
     kernels, registers = compile_for_hopper(others.sub("", update.SOURCE.text()))
     state = [one for one in kernels[kernel] if not one.name.endswith("CONSTANT")]
-    assert 2 * (1 + rule.slots) in flights(state, "LDG.E.128")
+    assert 2 * (1 + rule.slots) in flights(state, "LDG.E")
     assert 2 in flights(kernels[kernel], ROWS)
-    assert resident_warps(registers[kernel]) >= (16 if rule.slots > 1 else 24)
+    of_elements = 0 if rule.row_wise else rule.slots
+    turns = 2 if rule.row_wise else 1
+    assert flights(state, "LDG.E.128").count(2 * (1 + of_elements)) >= turns
+    assert resident_warps(registers[kernel]) >= (16 if of_elements > 1 else 24)
     assert resident_warps(registers[f"{kernel}_long"]) >= 16
 
 

@@ -31,6 +31,8 @@ def in_a_folder_with_a_script(tmp_path, monkeypatch):
     for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     tmp_path.joinpath("script.py").touch()
+    tmp_path.joinpath("half.py").write_text("import os\nsize = 1 +\n")
+    tmp_path.joinpath("space").mkdir()
 
 
 @pytest.mark.parametrize(
@@ -71,8 +73,8 @@ def test_options_and_their_defaults():
         "ssh_identity_file": None,
         "standalone": False,
         "interface": None,
-        "start_timeout": 600.0,
-        "host_timeout": 15.0,
+        "start_timeout": None,
+        "host_timeout": None,
         "secret_file": None,
         "device": "auto",
         "log_dir": None,
@@ -80,7 +82,7 @@ def test_options_and_their_defaults():
         "grace": None,
         "preempt_signal": 15,
         "max_restarts": 0,
-        "restart_pause": 1.0,
+        "restart_pause": None,
         "elastic": False,
         "min_ranks": None,
         "stall_timeout": 600.0,
@@ -120,6 +122,9 @@ def test_options_and_their_defaults():
         ("python3 -c pass", [sys.executable, "-c", "pass"]),
         ("-m script", [sys.executable, "-m", "script"]),
         ("-m json.tool", [sys.executable, "-m", "json.tool"]),
+        ("-m unittest", [sys.executable, "-m", "unittest"]),
+        ("-m os.path", [sys.executable, "-m", "os.path"]),  # that os.py makes itself
+        ("-m space.of.names", [sys.executable, "-m", "space.of.names"]),
         ("-m sys", [sys.executable, "-m", "sys"]),
         # Another interpreter is taken at its word, also for the modules that it has.
         ("python3.9 script.py", ["python3.9", "script.py"]),
@@ -145,6 +150,12 @@ def test_a_script_may_be_called_python(tmp_path):
         ("python3", "python3 is given no script"),
         ("-m", "-m needs a module"),
         ("-m no_such_module_anywhere", "there is no module no_such_module_anywhere"),
+        ("-m no_such_package.module", "there is no module no_such_package.module"),
+        ("-m json.none", "there is no module json.none (looked in "),
+        ("-m json.tool.none", "tool.py is no package"),
+        ("-m json", "json is a package, and can't be run without __main__.py in "),
+        ("half.py", "half.py, line 2: SyntaxError: invalid syntax"),
+        ("python3 -u half.py", "half.py, line 2: SyntaxError"),
         ("-np 0 script.py", "-np 0: a job has at least one rank"),
         ("-np -3 script.py", "-np -3: a job has at least one rank"),
         ("-np two script.py", "-np two: give a number"),
@@ -366,3 +377,19 @@ def test_a_script_of_another_framework():
 def test_what_another_framework_is_refused_for(line, message):
     with pytest.raises(UsageError, match=message):
         make_plan(parse_options(line.split()), {})
+
+
+@pytest.mark.parametrize(
+    "line, words",
+    [
+        ("--max-restarts -3", "--max-restarts -3: give 0 or more"),
+        ("-np 2 --tee 7", "--tee 7: there is no rank 7"),
+        ("-np 0", "-np 0: a job has at least one rank"),
+        ("--stall-timeout -1", "--stall-timeout -1"),
+        ("-np 2 --elastic --max-restarts 1 --min-np 3", "--min-np 3: the job starts with 2"),
+    ],
+)
+def test_a_check_of_what_no_machine_makes_good_is_refused_at_once(line, words, capsys, monkeypatch):
+    monkeypatch.setattr("collective.launch.diagnostics.check", lambda job: pytest.fail("inspects"))
+    assert cli.main([*line.split(), "--check"]) == 2
+    assert words in capsys.readouterr().err

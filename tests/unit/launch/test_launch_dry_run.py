@@ -122,5 +122,6 @@ def test_hosts_that_are_started_from_here(tmp_path):
     script = tmp_path / "s.py"
     script.write_text("")
     options = parse_options(["-H", "a:2,b", "--device", "cpu", str(script)])
-    text = describe(make_plan(options, {}), None, host_list(options, {}))
+    listed = host_list(options, {})
+    text = describe(make_plan(options, {}, listed), None, listed)
     assert "hosts        a with 2, b, started from here." in text

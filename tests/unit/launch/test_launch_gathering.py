@@ -15,8 +15,10 @@ import pytest
 from collective import __version__
 from collective.launch import gathering as module
 from collective.launch.channel import Channel
+from collective.launch.declining import decline
 from collective.launch.errors import UsageError
 from collective.launch.gathering import Gathering, Stopped, introduction, join, make_world
+from collective.launch.host_options import HostOptions
 from collective.launch.hosts import Host
 
 SECRET = b"a secret of the test"
@@ -104,6 +106,117 @@ def finish(server, waiting, signals):
         socket.create_connection(("127.0.0.1", server.port), 1)
     guests[1].channel.close()
     channel.close()
+
+
+@pytest.mark.parametrize("has_joined", [True, False])
+def test_a_host_that_can_not_take_part_ends_the_waiting(has_joined, signals, capsys):
+    """Its script isn't there: the first host, and those that come soon, end at once."""
+    server = gathering(nodes=3)
+    waiting = Wait(server, signals, timeout=60.0)
+    others = Signals()
+    told = []
+
+    def be_host_1():
+        try:
+            come(server.port, others, nodes=3)
+        except UsageError as error:
+            told.append(str(error))
+
+    host = threading.Thread(target=be_host_1)
+    late = "waiting up to 10 s for node 1, to say so there, too"
+    if has_joined:
+        host.start()
+        end = time.monotonic() + 10
+        while not server._guests and time.monotonic() < end:
+            time.sleep(0.01)
+        assert server._guests
+    start = time.monotonic()
+    options = HostOptions(3, 2, "127.0.0.1", server.port)
+    decline(options, {"COLLECTIVE_SECRET": SECRET.decode()}, "there is no script s.py")
+    if not has_joined:
+        host.start()
+    waiting.end()
+    name = os.uname().nodename
+    sentence = f"host {name} (node 2) can't take part: there is no script s.py"
+    assert str(waiting.error) == sentence and time.monotonic() < start + 20
+    host.join(10)
+    assert told == [f"the first host gave up: {sentence}"]
+    assert (late in capsys.readouterr().err) is not has_joined
+    others.close()
+
+
+def test_late_hosts_are_not_awaited_for_long(signals, monkeypatch):
+    monkeypatch.setattr(module, "_LATE_SECONDS", 0.3)
+    server = gathering(nodes=3)
+    waiting = Wait(server, signals, timeout=60.0)
+    options = HostOptions(3, 2, "127.0.0.1", server.port)
+    decline(options, {"COLLECTIVE_SECRET": SECRET.decode()}, "there is no script s.py")
+    waiting.end()
+    assert "can't take part: there is no script s.py" in str(waiting.error)
+
+
+def test_two_hosts_decline_and_a_third_hears_the_first_reason(signals):
+    server = gathering(nodes=4)
+    waiting = Wait(server, signals, timeout=60.0)
+    for node in (1, 2):
+        options = HostOptions(4, node, "127.0.0.1", server.port)
+        decline(options, {"COLLECTIVE_SECRET": SECRET.decode()}, f"no script on node {node}")
+    with pytest.raises(
+        UsageError, match=r"gave up: host .* \(node 1\) can't.*: no script on node 1"
+    ):
+        come(server.port, signals, node=3, nodes=4)
+    waiting.end()
+    assert str(waiting.error).endswith("(node 1) can't take part: no script on node 1")
+
+
+def test_the_first_host_declines(signals, capsys):
+    """It listens until all have heard why, those that decline themselves, too."""
+    server = gathering(nodes=3)
+    others = Signals()
+    thread = threading.Thread(target=server.refuse_all, args=(others, "there is no script s.py"))
+    thread.start()
+    with pytest.raises(UsageError, match="^the first host gave up: there is no script s.py$"):
+        come(server.port, signals, node=1, nodes=3)
+    assert thread.is_alive()
+    options = HostOptions(3, 2, "127.0.0.1", server.port)
+    decline(options, {"COLLECTIVE_SECRET": SECRET.decode()}, "another reason")
+    thread.join(5)
+    assert not thread.is_alive()
+    assert "waiting up to 10 s for nodes 1, 2, to say so there, too" in capsys.readouterr().err
+    others.close()
+
+
+def test_the_first_host_waits_for_nobody_for_long(signals, monkeypatch):
+    monkeypatch.setattr(module, "_LATE_SECONDS", 0.1)
+    gathering().refuse_all(signals, "there is no script s.py")
+    signals.come()
+    with pytest.raises(Stopped):
+        gathering().refuse_all(signals, "there is no script s.py")
+
+
+@pytest.mark.parametrize(
+    "options, secret",
+    [
+        ({"nodes": 4}, SECRET),  # of another job
+        ({"node": 2}, SECRET),
+        ({}, b"another secret, long enough"),
+    ],
+)
+def test_a_stranger_can_not_decline(options, secret, signals, capsys):
+    server = gathering()
+    waiting = Wait(server, signals)
+    about = HostOptions(
+        **{"nodes": 2, "node": 1, "master": "127.0.0.1", "port": server.port, **options}
+    )
+    decline(about, {"COLLECTIVE_SECRET": secret.decode()}, "there is no script")
+    finish(server, waiting, signals)
+    assert "refused a connection from 127.0.0.1" in capsys.readouterr().err
+
+
+def test_declining_to_nobody_is_no_error():
+    decline(HostOptions(2, 1, "127.0.0.1", 9), {"COLLECTIVE_SECRET": SECRET.decode()}, "why")
+    decline(HostOptions(2, 1, "nowhere.invalid", 9), {"COLLECTIVE_SECRET": SECRET.decode()}, "why")
+    decline(HostOptions(2, 1, "127.0.0.1", 9, secret_file="/none/x"), {}, "why")
 
 
 def test_hosts_come_together(signals):

@@ -148,7 +148,22 @@ def test_open_files_grow_with_the_ranks():
     assert open_files_needed(64, 8, 8) == 128 + 63 * 4
     assert open_files_needed(64, 64) == 128 + 63 * 4
     [finding] = of_host(replace(HERE, open_files=256), "", 64, 64, 1, True)
-    assert finding.sentence.startswith("a process may open 256 files (ulimit -n), a job of 64")
+    assert finding.sentence.startswith(
+        "a process may open 256 files (ulimit -n), a job of 64 ranks"
+    )
+    [finding] = of_host(replace(HERE, open_files=100), "", 1, None, 1, False)
+    assert "a job of 1 rank needs 128: `ulimit -n 128`" in finding.sentence and finding.is_obstacle
+
+
+def test_ranks_of_one_host_need_a_name_that_leads_somewhere():
+    """Without the library that gives them an address Horovod's ranks end by a signal there."""
+    nameless = replace(HERE, has_address_library=False, name_addresses=[])
+    [finding] = of_host(nameless, "", 2, 2, 1, False)
+    assert 'leads to no address: a line "127.0.1.1 a" in /etc/hosts' in finding.sentence
+    assert finding.is_obstacle
+    assert of_host(nameless, "", 1, 1, 1, False) == []
+    assert of_host(replace(nameless, name_addresses=["127.0.1.1"]), "", 2, 2, 1, False) == []
+    assert of_host(replace(nameless, has_address_library=True), "", 2, 2, 1, False) == []
 
 
 @pytest.mark.parametrize(

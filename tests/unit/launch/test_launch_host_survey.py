@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import sys
 from dataclasses import asdict, replace
 
 import pytest
 
-from collective.launch import host_survey
+from collective.launch import host_facts, host_survey
 from collective.launch.host_facts import MARK
 from collective.launch.ssh import SshOptions
 from tests.unit.launch.test_launch_host_findings import HERE
@@ -49,3 +50,14 @@ def test_a_host_that_reaches_all(monkeypatch):
 )
 def test_a_host_that_answers_something_else(monkeypatch, told, then, words):
     assert all(re.search(words, a.problem) for a in survey(monkeypatch, told, then))
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_more_hosts_than_a_listener_s_queue_holds_reach_it(address, monkeypatch):
+    """Old kernels keep 128 connections that nobody takes, and drop others without a word."""
+    monkeypatch.setattr(socket, "SOMAXCONN", 1)
+    with host_facts.listener_at(address) as listener:
+        port = listener.getsockname()[1]
+        peers = [(str(number), address, port) for number in range(60)]
+        assert host_facts.unreachable_peers(peers) == {}
+    assert host_facts.unreachable_peers(peers[:1]) == {"0": "Connection refused"}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from collective.launch import schedulers
+from collective.launch import cli, schedulers
 from collective.launch.cli import make_plan, parse_options
 from collective.launch.environment import line_prefix, rank_environment
 from collective.launch.errors import UsageError
@@ -12,6 +14,7 @@ from collective.launch.host_options import host_list, host_options
 from collective.launch.hosts import (
     Host,
     distinct_names,
+    named_twice,
     parse_hostfile,
     parse_hosts,
     placements,
@@ -69,6 +72,8 @@ def test_environment_of_a_rank():
 def test_names_are_distinct():
     assert distinct_names(["a", "b"]) == ["a", "b"]
     assert distinct_names(["vm", "b", "vm"]) == ["vm-0", "b", "vm-2"]
+    assert len(set(distinct_names(["a", "a", "a-1"]))) == 3
+    assert len(set(distinct_names(["a", "a", "a-1", "a-1-1", "a-0"]))) == 5
 
 
 @pytest.mark.parametrize(
@@ -100,6 +105,27 @@ def test_lists_of_hosts(text, hosts):
 def test_lists_that_are_none(text, words):
     with pytest.raises(UsageError, match=words):
         parse_hosts(text)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "sentence"),
+    [
+        ([("h1", 1), ("h2", 2)], ""),
+        ([("h1", 1), ("10.0.0.1", 2)], r"as h1 and as 10.0.0.1 \(both .*\): name it once, h1:3$"),
+        ([("h2", 1), ("h1", None), ("10.0.0.1", 2)], "as h1 and as 10.0.0.1 .* once, h1$"),
+        ([("alias", 1), ("other", 2)], ""),  # ssh alone knows them
+    ],
+)
+def test_a_host_under_two_names(hosts, sentence):
+    addresses = {
+        "h1": {"10.0.0.1", "fd00::1"},
+        "h2": {"10.0.0.2"},
+        "10.0.0.1": {"10.0.0.1"},
+        "alias": set(),
+        "other": set(),
+    }
+    said = named_twice(hosts, addresses)
+    assert re.search(sentence, said) if sentence else said == ""
 
 
 def test_host_files():
@@ -168,6 +194,8 @@ def test_a_launcher_on_each_host_by_srun(monkeypatch):
         (("--nnodes", "1:4"), "a fixed number of hosts; give one number, as 4"),
         (("--nnodes", "x"), "--nnodes x: give a number, 1 to 4096"),
         (("--node-rank", "1"), "give --nnodes, too"),
+        (("--node-rank", "1", "--standalone"), "--standalone is one host, which --node-rank 1"),
+        (("--node-rank", "1", "--nnodes", "1"), "--node-rank 1: --nnodes 1 has node 0 only"),
         (("--nnodes", "2", "--node-rank", "2"), "--node-rank 2: give a number, 0 to 1"),
         (("--nnodes", "2", "--standalone"), "--standalone is one host"),
         (("--host-timeout", "0"), "--host-timeout 0: give a number of seconds, more than 0"),
@@ -198,10 +226,15 @@ def test_ranks_are_shared_out_in_the_lists_order():
     ("words", "message"),
     [
         (("-H", "a:2,b:2", "-np", "5"), "-np 5: the hosts have places for 1 to 4 ranks"),
+        (("-H", "a:2,b:2", "-np", "nonsense"), "-np nonsense: give the number of all ranks"),
+        (("-H", "a,b", "-np", "-1"), "-np -1: give the number of all ranks"),
         (("-H", "a:2,b", "-np", "2"), "host b doesn't say how many it takes"),
         (("-H", "a", "--hostfile", "f"), "both name the hosts"),
         (("-H", "a", "--nnodes", "2"), "-H starts the launcher on all hosts"),
         (("--hostfile", "/none"), "--hostfile /none can't be read"),
+        (("-H", "a,b:2", "-np", "cpu"), "-np cpu counts .* b:2; leave one .* --device cpu"),
+        (("-H", "a:1", "-np", "gpu"), "-np gpu counts the ranks of each host, and the list says"),
+        (("-H", "a:1", "--start-timeout", "-1"), "--start-timeout -1: give a number of seconds"),
     ],
 )
 def test_lists_that_contradict(words, message):
@@ -216,3 +249,44 @@ def test_ranks_by_torchruns_variable(tmp_path):
     assert make_plan(options, {"PET_NPROC_PER_NODE": "3"}).size == 3
     options = parse_options(["--device", "cpu", "-np", "2", str(script)])
     assert make_plan(options, {"PET_NPROC_PER_NODE": "3"}).size == 2
+
+
+@pytest.fixture
+def plan_of(tmp_path):
+    """Returns a function that makes the plan of this host, with the hosts that a list names."""
+    script = tmp_path / "s.py"
+    script.write_text("")
+
+    def plan(*words, **environment):
+        options = parse_options([*words, str(script)])
+        found = host_list(options, environment)
+        assert found is not None
+        options.standalone = True  # as the command line has it of a list
+        return make_plan(options, environment, found)
+
+    return plan
+
+
+def test_the_first_host_counts_its_ranks_as_the_others_do(plan_of, monkeypatch):
+    monkeypatch.setattr(cli, "available_cores", lambda: 3)
+    variables = {"CUDA_VISIBLE_DEVICES": "0,1", "PET_NPROC_PER_NODE": "7"}
+    assert plan_of("-H", "localhost,b", **variables).devices == ("0", "1")
+    assert plan_of("-H", "localhost,b", "-np", "cpu", **variables).devices == (None,) * 3
+    assert plan_of("-H", "localhost:1,b:2", **variables).devices == ("0",)
+    assert plan_of("-H", "localhost:2,b:2", "-np", "3", **variables).devices == ("0", "1")
+    with pytest.raises(UsageError, match="-np gpu: no GPU is visible"):
+        plan_of("-H", "localhost,b", "-np", "gpu", CUDA_VISIBLE_DEVICES="")
+
+
+def test_a_host_without_ranks_needs_no_gpus(plan_of):
+    """As the launcher's pod of an MPIJob."""
+    plan = plan_of("-H", "192.0.2.1:2", "--device", "gpu", CUDA_VISIBLE_DEVICES="")
+    assert plan.size == 1
+
+
+def test_tee_is_for_the_ranks_of_a_host_file_that_is_found(plan_of, tmp_path, monkeypatch):
+    """Nobody knows yet how many ranks the hosts will have."""
+    file = tmp_path / "hostfile"
+    file.write_text("192.0.2.1 slots=4\n192.0.2.2 slots=4\n")
+    monkeypatch.setattr("collective.launch.host_options.DEFAULT_HOSTFILE", str(file))
+    assert plan_of("--device", "cpu", "--tee", "7").shown_ranks == {0}

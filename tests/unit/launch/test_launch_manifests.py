@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ import yaml
 from collective.launch import cli
 from collective.launch.cli import emitted, parse_options
 from collective.launch.errors import UsageError
-from collective.launch.manifests import cluster_job
 from tests.manifest_schemas.checker import complaints, schemas
 
 KINDS = ("trainjob", "mpijob", "slurm", "compose")
@@ -47,6 +47,9 @@ ODD_WORDS = (
     "yes",
     "0x1F",
     "1e3",
+    "1e-3",
+    "y",
+    "0o17",
     "{a: b}",
     "&anchor",
     "!tag",
@@ -150,6 +153,42 @@ def test_the_host_file_of_an_mpijob_says_the_ranks_of_each_worker(given: str):
         *"--tee 0 --no-python ./run".split()
     ]
     assert spec["slotsPerWorker"] == 2
+
+
+def scalars(node: yaml.Node, above: str = "") -> Iterator[tuple[str, yaml.ScalarNode]]:
+    """Returns the values of a document as they are written, each with the keys above it."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield from scalars(value, f"{above}.{key.value}")
+    elif isinstance(node, yaml.SequenceNode):
+        for value in node.value:
+            yield from scalars(value, above)
+    else:
+        yield above, node
+
+
+# What YAML 1.1 or 1.2, or the readers of Kubernetes (goyaml.v2) and compose (go-yaml v3), take for
+# a number or a boolean, and PyYAML for text.
+OTHERS_NUMBERS = ("1e-3", "1.5e5", "1E5", "+.5e3", "0o17", "-0o17", "y", "N", "1_000.5e2")
+
+
+@pytest.mark.parametrize("kind", ["trainjob", "mpijob", "compose"])
+def test_arguments_are_text_for_every_reader_of_yaml(kind: str):
+    variables = [f"--env=V{number}={text}" for number, text in enumerate(OTHERS_NUMBERS)]
+    text = emit(kind, *variables, "--job-name", "y", "train.py", *OTHERS_NUMBERS)
+    values = [one for node in yaml.compose_all(text) for one in scalars(node)]
+    for given in OTHERS_NUMBERS:
+        written = [(keys, node.style) for keys, node in values if node.value == given]
+        assert len(written) >= 2
+        assert {style for _, style in written} <= {"'", '"'}, written
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_argument_that_no_manifest_can_have_is_refused(kind: str):
+    word = os.fsdecode(b"--title=\xff")
+    for words in (["train.py", word], ["--env", f"A={word}", "train.py"]):
+        with pytest.raises(UsageError, match=r"xff' isn't: give the job arguments in UTF-8"):
+            emit(kind, *words)
 
 
 def test_a_script_that_looks_like_an_option_stays_one():
@@ -620,30 +659,25 @@ def test_what_no_scheduler_takes_is_refused(line: str, words: str, capsys):
 
 
 @pytest.mark.parametrize(
-    "words",
+    "line, option",
     [
-        ["--nnodes", "2"],
-        ["--nnodes=2"],
-        ["--node_rank", "0"],
-        ["--master-addr=h"],
-        ["--standalone"],
-        ["-H", "a,b"],
-        ["--hostfile", "hosts"],
+        ("--nnodes 2", "--nnodes"),
+        ("--nnodes=2", "--nnodes"),
+        ("--node_rank 0", "--node-rank"),
+        ("--master-addr=h", "--master-addr"),
+        ("--master_port 1", "--master-port"),
+        ("--standalone", "--standalone"),
+        ("-H a,b", "-H"),
+        ("-Ha:1,b:1", "-H"),
+        ("--host a:1,b:1", "-H"),
+        ("--hosts=a", "-H"),
+        ("--hostfile hosts", "--hostfile"),
+        ("-hostfile hosts", "--hostfile"),
     ],
 )
-def test_the_scheduler_says_which_hosts_there_are(words: list[str]):
-    option = words[0].partition("=")[0].replace("_", "-")
-    with pytest.raises(UsageError, match=f"{option} with --emit slurm: .*--replicas"):
-        cluster_job(
-            parse_options(["--emit", "slurm", "train.py"]),
-            words,
-            ["train.py"],
-            ranks="auto",
-            device="auto",
-            max_restarts=0,
-            time_to_save=60.0,
-            stall_timeout=600.0,
-        )
+def test_the_scheduler_says_which_hosts_there_are(line: str, option: str):
+    with pytest.raises(UsageError, match=f"^{option} with --emit slurm: .*--replicas"):
+        emit("slurm", *line.split(), "train.py")
 
 
 def test_emit_prints_and_starts_nothing(capsys):

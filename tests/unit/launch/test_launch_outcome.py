@@ -56,6 +56,10 @@ def test_who_is_blamed(ends, rank, certain):
         ("horovod.common.exceptions.HorovodInternalError: ...", True),
         ("[gloo/transport/tcp/pair.cc:598] Connection closed by peer", True),
         ("lost rank 1, which has ended, while 'collective.x' waited for it in ...", True),
+        (
+            "lost rank 1, which has given up a run that failed or timed out there, while 'x' ...",
+            True,
+        ),
         ("rank 1 has aborted NCCL's communicator, while 'collective.x' waited for it; ...", True),
         (
             "ncclGroupEnd says 'remote process exited or there was a network error' (rank 0 is ...",
@@ -194,3 +198,41 @@ def test_a_victim_may_report_its_error_itself():
     frames = ['  File "/lib/python3.11/site-packages/x.py", line 1, in f', "    f()"] * 300
     words = (*SURVIVED[:-1], "UnknownError: Graph execution error:", "", *HOROVOD, *frames)
     assert RankExit(0, 1, 3, 0.0, last_words=words).is_victim
+
+
+LOST_RANK_1 = (
+    "RuntimeError: lost rank 1, which has ended, while 'x' waited for it in shared memory",
+)
+RAISED = ("Traceback (most recent call last):", '  File "a.py", line 3', "ValueError: bad record")
+
+
+@pytest.mark.parametrize(
+    "code, words, blamed",
+    [
+        (-15, RAISED, 1),
+        (-9, RAISED, 1),
+        (1, RAISED, 1),
+        (143, RAISED, 0),  # it has stopped as it was told
+        (0, RAISED, 0),
+        (-15, ("an epoch more",), 0),
+        (-15, (*RAISED[:2], *LOST_RANK_1), 0),  # a victim, too
+    ],
+)
+def test_a_rank_that_was_long_in_ending_is_blamed_for_its_error(code, words, blamed):
+    """A victim that was gone sooner names it; the launcher's TERM ends it on its way out."""
+    outcome = JobOutcome(2)
+    outcome.add(RankExit(0, 100, 1, 0.0, last_words=LOST_RANK_1))
+    outcome.add(RankExit(1, 101, code, 1.0, requested=True, last_words=words))
+    assert outcome.root_cause().rank == blamed and outcome.root_cause().shell_code == 1
+    report = outcome.failure_report()
+    assert ("ValueError: bad record" in report) is bool(blamed)
+    assert ("an error; the launcher's TERM came before it was gone" in report) is (
+        blamed == 1 and code < 0
+    )
+
+
+def test_a_rank_that_no_victim_names_may_have_handled_its_error():
+    outcome = JobOutcome(2)
+    outcome.add(RankExit(0, 100, 1, 0.0, last_words=HOROVOD))
+    outcome.add(RankExit(1, 101, -15, 1.0, requested=True, last_words=RAISED))
+    assert outcome.root_cause().rank == 0

@@ -161,6 +161,17 @@ def test_a_host_that_is_silent_is_lost():
     ]
 
 
+def test_a_host_that_cannot_start_its_ranks_isnt_lost(pair):
+    pair.agent.send("unable", reason="--log-dir x can't be written")
+    pair.agent.flush()
+    pair.hear()
+    pair.agent.close()
+    assert pair.attempt.told == [
+        ("on_host_unable", "b", range(1, 3), "--log-dir x can't be written")
+    ]
+    assert pair.hosts.done  # nobody waits for it
+
+
 def test_the_end_is_told_with_its_code(pair):
     pair.hosts.send_signal(signal.SIGTERM, to_groups=False)
     pair.hosts.mark_ending()

@@ -99,3 +99,14 @@ def test_what_a_failure_depends_on():
     milestones = [Milestones(5, 8, 10, "m-15", 15), Milestones(6, 7, 10, "m-10", 10)]
     assert failure_of(outcome, milestones) == Failure(1, 1, "K", 17, "m-15", 15, True)
     assert failure_of(JobOutcome(2), milestones) == Failure(None, 1, "", 18, "m-15", 15, True)
+
+
+def test_a_host_that_was_lost_behind_its_ranks_is_no_restart_either():
+    """They had left with 0; another rank's failure comes later."""
+    outcome = JobOutcome(2)
+    outcome.add(RankExit(1, 11, 0, 1.0, host="b"))
+    outcome.add(RankExit(0, 10, 5, 2.0, host="a"))
+    failure = failure_of(outcome, [Milestones(), Milestones()], "b")
+    decision = RestartPolicy(lambda: ()).decide(failure, plan())
+    assert decision.restart is None
+    assert decision.text.startswith("  no restart: host b is gone: start the job again")

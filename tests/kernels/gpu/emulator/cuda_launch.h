@@ -44,7 +44,7 @@ const char* Start(void (*kernel)(Parameters...), const Launch& launch, void** ar
     RunBlock();
     if (failure[0] != 0) {
       for (const Thread& thread : threads) {
-        if (thread.started && thread.state != kDone) std::free(thread.stack);
+        if (thread.started && thread.state != kDone) delete thread.fibre;
       }
       return failure;
     }

@@ -56,12 +56,19 @@ constexpr int kWarp = 32;
 
 enum State { kReady, kAtBarrier, kAtExchange, kDone };
 
+// A stack, and where on it the next thread starts.
+struct Fibre {
+  jmp_buf idle;
+  bool started = false;
+  std::unique_ptr<char[]> stack{new char[kStack]};
+};
+
 struct Thread {
   dim3 index;
   unsigned number;
   State state = kReady;
   bool started = false;
-  char* stack = nullptr;
+  Fibre* fibre = nullptr;
   jmp_buf resume;
   const char* waits = nullptr;  // the name of the operation
   unsigned mask = 0;
@@ -74,7 +81,7 @@ static Thread* current = nullptr;
 static std::vector<Thread> threads;
 static std::vector<std::vector<unsigned>> ready;  // of each warp
 static size_t favourite = 0;                      // warp
-static std::vector<char*> stacks;
+static std::vector<Fibre*> fibres;                // Without a thread.
 static std::vector<char> shared_memory;
 static char* dynamic_shared = nullptr;
 static std::function<void()> body;
@@ -177,10 +184,13 @@ static inline int Barrier(const char* name, bool value) {
 // ---- One block
 
 static inline void Run() {
-  body();
-  current->state = kDone;
-  stacks.push_back(current->stack);
-  _longjmp(scheduler, 1);
+  while (true) {
+    body();
+    current->state = kDone;
+    Fibre* fibre = current->fibre;
+    fibres.push_back(fibre);
+    if (_setjmp(fibre->idle) == 0) _longjmp(scheduler, 1);
+  }
 }
 
 static inline void Resume(Thread* thread) {
@@ -191,12 +201,14 @@ static inline void Resume(Thread* thread) {
   }
   if (thread->started) _longjmp(thread->resume, 1);
   thread->started = true;
-  if (stacks.empty()) stacks.push_back(static_cast<char*>(std::malloc(kStack)));
-  thread->stack = stacks.back();
-  stacks.pop_back();
+  if (fibres.empty()) fibres.push_back(new Fibre);
+  Fibre* fibre = thread->fibre = fibres.back();
+  fibres.pop_back();
+  if (fibre->started) _longjmp(fibre->idle, 1);
+  fibre->started = true;
   static ucontext_t context;
   getcontext(&context);
-  context.uc_stack.ss_sp = thread->stack;
+  context.uc_stack.ss_sp = fibre->stack.get();
   context.uc_stack.ss_size = kStack;
   context.uc_link = nullptr;
   makecontext(&context, Run, 0);

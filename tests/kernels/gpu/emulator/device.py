@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Callable
 
@@ -106,6 +107,14 @@ class EmulatedDevice(Device):
 
     def rows_that_fit(self, row_bytes: int, most: int) -> int:
         return memory.rows_that_fit(row_bytes, most)
+
+    @contextlib.contextmanager
+    def on_stream(self, number: int) -> Iterator[None]:
+        before, self.current_stream = self.current_stream, number
+        try:
+            yield
+        finally:
+            self.current_stream = before
 
     def stream(self) -> int:
         return self.current_stream

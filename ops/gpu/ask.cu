@@ -1,0 +1,71 @@
+// What a rank requests: ids of many tensors into one array, the message of the distinct keys, and
+// the row of each id. ops/native/gpu/ask.cc launches these kernels, distinct.py describes what is
+// between them; ask_bags.cu has what pooled sections need besides.
+
+#include "segments.cuh"
+
+struct Member {
+  i64 tile;            // its first one
+  i64 ids, positions;  // addresses
+  i64 first, count;    // of its ids among all
+};
+
+extern "C" __global__ void __launch_bounds__(kThreads)
+    join_ids(const Member* __restrict__ members, int count, i64* __restrict__ keys) {
+  for_tile(members, count, [=](const Member& member, i64 at) {
+    keys[member.first + at] = reinterpret_cast<const i64*>(member.ids)[at];
+  });
+}
+
+// rows[n]: the row of key n; null: n.
+extern "C" __global__ void __launch_bounds__(kThreads)
+    write_positions(const Member* __restrict__ members, int count, const u32* __restrict__ numbers,
+                    const u32* __restrict__ firsts, const u32* __restrict__ rows) {
+  for_tile(members, count, [=](const Member& member, i64 at) {
+    const u32 number = numbers[firsts[member.first + at]];
+    reinterpret_cast<u32*>(member.positions)[at] = rows == nullptr ? number : rows[number];
+  });
+}
+
+// How many samples each member has, by the address of its last one; 0: it has none. -1 if that one
+// is negative, and the largest number if there are more.
+extern "C" __global__ void __launch_bounds__(kThreads)
+    count_samples(const i64* __restrict__ lasts, int members, int* __restrict__ counts) {
+  constexpr i64 kMost = 0x7FFFFFFF;
+  const int at = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
+  if (at >= members) return;
+  const i64 last = lasts[at] == 0 ? -1 : *reinterpret_cast<const i64*>(lasts[at]);
+  const i64 count = last < kMost ? last + 1 : kMost;
+  counts[at] = static_cast<int>(lasts[at] != 0 && last < 0 ? -1 : count);
+}
+
+// For each rank, for each section twice its count, and the keys. `keys` are in that order, those of
+// rank r from starts[r] on; starts[ranks] is how many there are.
+extern "C" __global__ void __launch_bounds__(kThreads)
+    write_request(const i64* __restrict__ keys, const int* __restrict__ counts,
+                  const u32* __restrict__ starts, u32 ranks, u32 sections,
+                  i64* __restrict__ message) {
+  const i64 header = 2 * static_cast<i64>(sections), headers = header * ranks;
+  const i64 first = static_cast<i64>(blockIdx.x) * kTile + threadIdx.x;
+#pragma unroll 1
+  for (int turn = 0; turn < kTurns; ++turn) {
+    const i64 at = first + turn * kThreads;
+    if (at < headers) {
+      const i64 rank = at / header, word = at % header;
+      message[rank * header + starts[rank] + word] = counts[rank * sections + word / 2];
+      continue;
+    }
+    const i64 key = at - headers;
+    if (key >= starts[ranks]) return;
+    u32 low = 0, high = ranks;  // the last rank whose keys begin at or before this one
+    while (high - low > 1) {
+      const u32 middle = (low + high) / 2;
+      if (starts[middle] <= key) {
+        low = middle;
+      } else {
+        high = middle;
+      }
+    }
+    message[(low + 1) * header + key] = keys[key];
+  }
+}

@@ -1,0 +1,140 @@
+// Orders occurrences by row, by which gradients are summed without atomics: a sort by counting, by
+// the kernels of occurrences.cu and the scan of partition.cu.
+
+#ifndef COLLECTIVE_NATIVE_GPU_OCCURRENCES_H_
+#define COLLECTIVE_NATIVE_GPU_OCCURRENCES_H_
+
+#include <algorithm>
+#include <cstdint>
+
+#include "segments.h"
+#include "stream.h"
+
+namespace collective {
+namespace gpu {
+
+constexpr int64_t kKeysOfTile = 2048;           // keys of a block, as in segments.cuh
+constexpr int64_t kLongRow = 64, kPiece = 512;  // as in occurrences.cuh
+constexpr int64_t kWordsOfLong = 3, kWordsOfPiece = 3;
+
+// As segments.cuh reads it.
+struct SegmentWords {
+  int64_t tile;
+  int64_t first, end;  // of its keys
+  int64_t section;
+  int64_t dynamic;
+  int64_t slots, slot_count;
+};
+
+// How many passes sort row numbers, of how many bits each.
+struct Digits {
+  int passes, bits;
+
+  // Finds those that move the fewest bytes: larger digits need fewer passes, and more counters.
+  static Digits Of(int64_t rows) {
+    constexpr int kMostBits = 10;  // what shared memory has counters for
+    constexpr double kKeyBytes = 20, kCounterBytes = 16;
+    int bits = 1;
+    while (bits < 63 && (rows - 1) >> bits > 0) ++bits;
+    Digits best{0, 0};
+    double fewest = 0;
+    for (int passes = 1; passes <= bits; ++passes) {
+      const int width = (bits + passes - 1) / passes;
+      if (width > kMostBits) continue;
+      const double moved =
+          passes *
+          (kKeyBytes + kCounterBytes * static_cast<double>(int64_t{1} << width) / kKeysOfTile);
+      if (best.passes == 0 || moved < fewest) {
+        best = {passes, width};
+        fewest = moved;
+      }
+    }
+    return best;
+  }
+};
+
+// K occurrences of R rows; K and R fit in 31 bits. See occurrences.py for what it holds.
+class Occurrences {
+ public:
+  Occurrences(int64_t count, int64_t rows)
+      : count_(count), rows_(rows), digits_(Digits::Of(rows)) {}
+
+  // Bounds the pieces that rows with many occurrences have.
+  int64_t most_pieces() const { return count_ / kPiece + count_ / kLongRow; }
+  int64_t most_longs() const { return count_ / kLongRow; }
+
+  void AddTo(Packed* packed) {
+    tiled_.Add({0, 0, count_, 0, 0, 0, 2 * count_}, CeilOfQuotient(count_, kKeysOfTile));
+    segments_at_ = packed->Add(tiled_);
+    // Numbers of 32 bits: the tiles of the one section begin and end; and the scan's counter.
+    scan_at_ = packed->Add(std::vector<int64_t>{tiled_.tiles() << 32, 0});
+  }
+
+  // Orders by the `numbers` [K] int32, of rows that there are. `uploaded`: all that was packed.
+  tensorflow::Status Order(Stream* stream, const void* numbers, const int64_t* uploaded) {
+    const int64_t values = int64_t{1} << digits_.bits, tiles = tiled_.tiles();
+    constexpr int64_t kBytes = sizeof(int32_t);
+    void *counts = nullptr, *starts = nullptr, *section_counts = nullptr, *room[2][2] = {};
+    TF_RETURN_IF_ERROR(stream->Scratch(values * (tiles + 1) * kBytes, &counts));
+    TF_RETURN_IF_ERROR(stream->Scratch((values + 1) * kBytes, &starts));
+    TF_RETURN_IF_ERROR(stream->Scratch(values * kBytes, &section_counts));
+    for (int way = 0; way < std::min(digits_.passes, 2); ++way) {
+      for (void*& one : room[way]) TF_RETURN_IF_ERROR(stream->Scratch(count_ * kBytes, &one));
+    }
+    const int64_t* segments = uploaded + segments_at_;
+    const int32_t segment_count = tiled_.count();
+    const uint32_t tile_count = static_cast<uint32_t>(tiles),
+                   digits = static_cast<uint32_t>(values);
+    for (int pass = 0; pass < digits_.passes; ++pass) {
+      const uint32_t shift = static_cast<uint32_t>(pass * digits_.bits);
+      void *placed = room[pass % 2][0], *placed_order = room[pass % 2][1];
+      TF_RETURN_IF_ERROR(stream->Launch(
+          Kernel::kOccurrencesCount, Grid(tiles, kThreads, static_cast<size_t>(4 * values)),
+          numbers, segments, segment_count, shift, digits, counts, tile_count));
+      TF_RETURN_IF_ERROR(Scan(stream, counts, section_counts, starts, uploaded + scan_at_));
+      TF_RETURN_IF_ERROR(stream->Launch(
+          Kernel::kOccurrencesPlace,
+          Grid(tiles, kThreads, static_cast<size_t>(4 * kThreads / kLanesOfWarp * values)), numbers,
+          order, segments, segment_count, shift, digits, counts, tile_count, starts, placed,
+          placed_order));
+      numbers = placed;
+      order = placed_order;
+    }
+    TF_RETURN_IF_ERROR(stream->Scratch((rows_ + 1) * kBytes, &offsets));
+    TF_RETURN_IF_ERROR(stream->Scratch(2 * kBytes, &counters));
+    TF_RETURN_IF_ERROR(stream->Scratch(most_longs() * kWordsOfLong * kBytes, &longs));
+    TF_RETURN_IF_ERROR(stream->Scratch(most_pieces() * kWordsOfPiece * kBytes, &pieces));
+    TF_RETURN_IF_ERROR(stream->Launch(Kernel::kOccurrencesOffsets, Grid(count_ / kKeysOfTile + 1),
+                                      numbers, count_, static_cast<uint32_t>(rows_), offsets,
+                                      counters));
+    return stream->Launch(Kernel::kOccurrencesSplit, Grid(CeilOfQuotient(rows_, kThreads)), offsets,
+                          rows_, counters, longs, pieces);
+  }
+
+  // On the device, once they are ordered.
+  void *offsets = nullptr, *counters = nullptr, *longs = nullptr, *pieces = nullptr;
+  const void* order = nullptr;
+
+ private:
+  tensorflow::Status Scan(Stream* stream, void* counts, void* section_counts, void* starts,
+                          const int64_t* uploaded) const {
+    constexpr int64_t kMostThreads = 1024;
+    const int64_t tiles = tiled_.tiles();
+    const int64_t threads = std::min(
+        kMostThreads, kLanesOfWarp * CeilOfQuotient(std::max<int64_t>(tiles, 1), kLanesOfWarp));
+    const int64_t* ended = uploaded + 1;
+    return stream->Launch(
+        Kernel::kPartitionScan, Grid(int64_t{1} << digits_.bits, static_cast<int>(threads)), counts,
+        static_cast<uint32_t>(tiles), uploaded, uint32_t{1}, section_counts, starts, ended);
+  }
+
+  int64_t count_, rows_;
+  Digits digits_;
+  Tiled<SegmentWords> tiled_;
+  size_t segments_at_ = 0, scan_at_ = 0;
+};
+
+}  // namespace gpu
+}  // namespace collective
+
+#endif  // COLLECTIVE_NATIVE_GPU_OCCURRENCES_H_

@@ -1,0 +1,119 @@
+// Reads and plans lookups for the kernels of pool.cu.
+
+#ifndef COLLECTIVE_NATIVE_GPU_POOLING_H_
+#define COLLECTIVE_NATIVE_GPU_POOLING_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "../lookups.h"
+#include "segments.h"
+#include "stream.h"
+
+namespace collective {
+namespace gpu {
+
+constexpr int64_t kSamplesInFlight = 4;  // of a group, as in pool.cu
+
+// As pool.cu reads it.
+struct LookupWords {
+  int64_t tile;
+  int64_t first, end;  // of its samples
+  int64_t dim;
+  int64_t lanes;      // of a group
+  int64_t out;        // address
+  int64_t run, runs;  // where its rows are
+  int64_t combiner;
+  int64_t weighted;
+  int64_t max_norm;  // the bits of a float; 0 for none
+  int64_t positions, weights;
+};
+
+// As pool.cu reads it.
+struct BatchWords {
+  int64_t tile;
+  int64_t first, end;  // of its samples
+  int64_t id, ids;     // the first of all, and how many
+  int64_t samples;     // address
+};
+
+// A lookup whose rows are combined by sample.
+struct PooledLookup {
+  int64_t first = 0, samples = 0;  // Numbered among those of all lookups.
+  int64_t dim = 0;
+  int64_t combiner = kSum;
+  bool weighted = false;
+  float max_norm = 0;
+  int64_t run = 0, runs = 0;
+  // Addresses where those of the first id of all lookups would be, if this one had it.
+  int64_t positions = 0, weights = 0;
+};
+
+// Adds a lookup, of which a group of `lanes` works on `each` samples at once.
+inline void AddLookup(const PooledLookup& lookup, int64_t lanes, int64_t each, int64_t out,
+                      Tiled<LookupWords>* tiled) {
+  uint32_t norm = 0;
+  std::memcpy(&norm, &lookup.max_norm, sizeof(norm));
+  LookupWords words{};
+  words.first = lookup.first;
+  words.end = lookup.first + lookup.samples;
+  words.dim = lookup.dim;
+  words.lanes = lanes;
+  words.out = out;
+  words.run = lookup.run;
+  words.runs = lookup.runs;
+  words.combiner = lookup.combiner;
+  words.weighted = lookup.weighted;
+  words.max_norm = norm;
+  words.positions = lookup.positions;
+  words.weights = lookup.weights;
+  tiled->Add(words, CeilOfQuotient(lookup.samples, kThreads / lanes * each));
+}
+
+// A member of CollectivePool, and its inputs on the device.
+struct Member {
+  Lookup attributes;
+  int number = 0;
+  int64_t id = 0, ids = 0;  // The first among those of all, and how many.
+  int64_t samples = 0;      // Rows of its result.
+  const int32_t* positions = nullptr;
+  const int64_t* of = nullptr;  // The sample of each id; null: each has its own.
+  const float* weights = nullptr;
+};
+
+// The members that an operation pools, and the rows that came back.
+class Pooling {
+ public:
+  // Reads inputs, and checks what can be checked without the device. `counts`: of CollectiveAsk,
+  // [N · S] rows and [M] samples.
+  tensorflow::Status Open(tensorflow::OpKernelContext* context, const std::vector<Lookup>& members,
+                          const std::vector<int>& wanted);
+
+  // Describes the members for sample_offsets.
+  Tiled<BatchWords> Batches() const;
+  // Describes the members for the other kernels; `out` of each; `lanes` 0: by its dimension.
+  Tiled<LookupWords> Lookups(int64_t lanes, int64_t each, const std::vector<int64_t>& out) const;
+  // Tells whether rows are taken as they are, each lookup's from one run, by whole accesses: what
+  // the faster kernel can do.
+  bool IsPlain(const std::vector<int64_t>& out) const;
+
+  std::vector<Member> members;
+  Runs rows;  // Those that came back.
+  // The same by rank and section, also where none came.
+  std::vector<int64_t> run_counts, run_dims, run_addresses;
+  int64_t ids = 0, samples = 0;  // Of all members.
+  bool clips = false;
+
+ private:
+  tensorflow::Status ReadRows(const tensorflow::Tensor& flat, const tensorflow::Tensor& counts,
+                              const std::vector<Lookup>& members);
+  // `samples`: of the member, if it has a combiner.
+  tensorflow::Status ReadMember(const LookupInputs& inputs, int64_t samples, Member* member);
+};
+
+}  // namespace gpu
+}  // namespace collective
+
+#endif  // COLLECTIVE_NATIVE_GPU_POOLING_H_
