@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from .last_words import UNCAUGHT, ending_error, excerpt
 from .raised_error import RaisedError, lines_without_frames
 from .rank_names import rank_names
-from .stderr_lines import lost_a_peer, lost_rank
+from .stderr_lines import is_log_line, lost_a_peer, lost_rank
 
 # For how many seconds after its first victim the root cause may take to end.
 CAUSE_DELAY = 3.0
@@ -80,9 +80,13 @@ class RankExit:
         return frozenset(rank for rank in found if rank is not None)
 
     def _words_on_peers(self) -> Iterator[str]:
+        words = self.last_words
         if self.error:
             yield from (*self.error.chain, *self.error.message)
-        yield from list(lines_without_frames(self.last_words))[-_VICTIM_LINES:]
+            # Horovod's threads tell, behind the error, of peers that have died of it.
+            behind = [line for line in words[self.error.end :] if not is_log_line(line)]
+            words = (*words[: self.error.end], *behind)
+        yield from list(lines_without_frames(words))[-_VICTIM_LINES:]
 
     def as_failure(self) -> RankExit:
         """Returns this end as it would have been without the launcher's TERM, after an error."""

@@ -231,6 +231,18 @@ def test_a_rank_that_was_long_in_ending_is_blamed_for_its_error(code, words, bla
     )
 
 
+def test_horovods_thread_makes_no_victim_of_a_rank_behind_its_own_error():
+    """It loses the peers that die of the error, before the rank itself is gone."""
+    horovod = (
+        "[2026-11-26 03:45:31.355576: E operations.cc:697] [1]: Horovod background loop uncaught "
+        "exception: [gloo/transport/tcp/pair.cc:598] Connection closed by peer [127.0.0.1]:58525"
+    )
+    outcome = JobOutcome(2)
+    outcome.add(RankExit(0, 100, 1, 0.0, last_words=LOST_RANK_1))
+    outcome.add(RankExit(1, 101, 1, 0.1, last_words=(*RAISED, horovod)))
+    assert outcome.root_cause().rank == 1
+
+
 def test_a_rank_that_no_victim_names_may_have_handled_its_error():
     outcome = JobOutcome(2)
     outcome.add(RankExit(0, 100, 1, 0.0, last_words=HOROVOD))
