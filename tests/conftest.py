@@ -27,7 +27,7 @@ def unsampled(items: list[pytest.Item]) -> set[pytest.Item]:
 
     Those that the matrix leaves out, too, are marked `long`.
     """
-    from tests.rank_plugin.configuration import sampled  # pytest rewrites it as a plugin first
+    from tests.rank_plugin.configuration import Marks  # pytest rewrites it as a plugin first
 
     functions = defaultdict(list)
     for item in items:
@@ -35,13 +35,11 @@ def unsampled(items: list[pytest.Item]) -> set[pytest.Item]:
             functions[item.parent, item.originalname].append(item)  # type: ignore[attr-defined]
     rest = set()
     for cases in functions.values():
-        in_test, *in_matrix = cases[0].get_closest_marker("sample").args
-        numbers = sampled(len(cases), in_test)
-        rest |= {case for number, case in enumerate(cases) if number not in numbers}
-        if in_matrix:
-            numbers += sampled(len(cases), *in_matrix)
-            for number in {*range(len(cases))} - {*numbers}:
-                cases[number].add_marker("long")
+        marks = Marks.of(cases[0])
+        in_matrix = {cases[number] for number in marks.in_matrix(len(cases))}
+        rest |= in_matrix
+        for case in {*cases} - in_matrix - {cases[number] for number in marks.in_test(len(cases))}:
+            case.add_marker("long")
     return rest
 
 

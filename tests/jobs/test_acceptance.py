@@ -23,7 +23,7 @@ ON_RANKS = pytest.mark.parametrize(
     "ranks, backend",
     [
         (2, "sok"),
-        pytest.param(1, "hb", marks=MATRIX),
+        pytest.param(1, "hb", marks=LONG),
         pytest.param(3, "hb", marks=MATRIX),
         pytest.param(1, "sok", marks=LONG),
         pytest.param(2, "hb", marks=LONG),
@@ -89,6 +89,7 @@ def test_seed_estimator_and_what_it_exports(ranks, backend, tmp_path, double=Fal
     assert served.returncode == 0 and "serve check ok" in served.stdout
 
 
+@pytest.mark.long
 @ON_THE_DOUBLE
 def test_seed_estimator_on_the_double_of_a_gpu(ranks, backend, tmp_path):
     test_seed_estimator_and_what_it_exports(ranks, backend, tmp_path, double=True)

@@ -28,7 +28,11 @@ def job(folder, ranks, victims="", kind="blocking", moment=0, name="KILL"):
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "seed", [SEED, *(pytest.param(SEED + i, marks=pytest.mark.long) for i in range(1, 5))]
+    "seed",
+    [
+        pytest.param(SEED, marks=pytest.mark.matrix),
+        *(pytest.param(SEED + i, marks=pytest.mark.long) for i in range(1, 5)),
+    ],
 )
 def test_six_moments(tmp_path, seed):
     """A chain of jobs, each struck in a save, the next one restoring what is there."""

@@ -80,6 +80,7 @@ with strategy.scope(), tf.Graph().as_default():
 '''
 
 
+@pytest.mark.sample(1)
 @pytest.mark.matrix
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind, shard", [("static", 293), ("dynamic", 244 + 29)])

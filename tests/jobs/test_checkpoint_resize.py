@@ -218,7 +218,7 @@ def compare(got, want):
     [
         ([(2, []), (1, [2])], "whole"),
         # A base and increments have whole tables in the base.
-        (ROUND, "increments"),
+        pytest.param(ROUND, "increments", marks=pytest.mark.long),
         pytest.param(ROUND, "whole", marks=pytest.mark.long),
     ],
 )

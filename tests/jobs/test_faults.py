@@ -35,6 +35,7 @@ with strategy.scope(), tf.Graph().as_default():
 """
 
 
+@pytest.mark.matrix
 def test_ranks_of_which_only_one_uses_kernels_are_told(tmp_path, monkeypatch):
     """Their messages look different."""
     monkeypatch.setitem(

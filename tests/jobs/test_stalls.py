@@ -194,6 +194,7 @@ BRANCH_ALONE = """
     """
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "version",

@@ -124,9 +124,9 @@ def random_table(rng: np.random.Generator) -> Table:
 @pytest.mark.parametrize(
     "seed",
     [
-        *range(2),
-        *(pytest.param(seed, marks=pytest.mark.matrix) for seed in (2, 3, 8, 9, 10, 11)),
-        *(pytest.param(seed, marks=pytest.mark.long) for seed in (4, 5, 6, 7, 12, 13, 14, 15)),
+        1,
+        *(pytest.param(seed, marks=pytest.mark.matrix) for seed in (2, 3, 8)),
+        *(pytest.param(seed, marks=pytest.mark.long) for seed in (0, *range(4, 8), *range(9, 16))),
     ],
 )
 def test_random_lookups(seed: int):
@@ -248,7 +248,7 @@ def test_weights_below_zero_and_of_zero(by_owner: bool):
         )
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("by_owner", [False, True])
 def test_rows_that_are_clipped(by_owner: bool):
     """To a norm that some exceed, that some have, and rows of zeros."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 
 import pytest
@@ -14,28 +15,30 @@ RANKS = (1, 2, 3)
 DEFAULT_BACKEND = "sok"
 # The backend of the configurations that `make test-matrix` adds for other numbers of ranks.
 OTHER_BACKEND = "hb"
+# Of a case's parameters `make test` runs so many, unless it is marked `sample`, and the matrix so
+# many more at most.
+FEW = 2
 
 # How many ranks count as one host, the others as another one.
 FIRST_HOST = "COLLECTIVE_TEST_FIRST_HOST"
 
 MARKERS = (
     "ranks(N, ...): a rank case that depends on the number of ranks: `make test-matrix` runs it "
-    "at these numbers, too",
+    "at the largest one, too; the others are among its turns",
     "backends(name, ...): a rank case that depends on the backend: its parameters take turns over "
     "these in `make test`, and `make test-matrix` runs the others",
-    "either_backend: a rank case that has nothing to do with the backend: `make test-matrix` "
-    "doesn't repeat it on the other one",
+    "either_backend: a rank case that has nothing to do with the backend, which is none of its "
+    "turns in the matrix",
     "grouped: a rank case of lookups that share exchanges; left out where grouping is off",
-    "ungrouped: a rank case that `make test-matrix` also runs with an exchange for each lookup",
-    "carriers: a rank case that depends on what carries collectives: `make test-matrix` runs it "
-    "over Horovod, and on two hosts, too",
-    "two_levels: a rank case that depends on what travels: `make test-matrix` runs it on two hosts "
-    "that merge what they exchange, too",
-    "double(tier): a rank case that runs on the double of a GPU, from this tier on: 'matrix' or "
-    "'all' (the default)",
+    "ungrouped: a rank case of whose turns in the matrix one is an exchange for each lookup",
+    "carriers: a rank case that depends on what carries collectives: of its turns in the matrix "
+    "one is Horovod, one two hosts",
+    "two_levels: a rank case that depends on what travels: of its turns in the matrix one is two "
+    "hosts that merge what they exchange",
+    "double(tier): a rank case that runs on the double of a GPU, from this tier on: 'matrix' (one "
+    "of its turns) or 'all' (the default)",
     "sample(n): a test of whose parameters `make test` runs n, always the same ones, and "
-    "`make test-matrix` the others; sample(n, m): it runs m, less those, where the parameters "
-    "are pairs of which more show nothing else",
+    "`make test-matrix` one or two others; sample(n, m): m others",
     "spread: a rank case with a `seed`, which takes turns over two and three ranks on both "
     "backends, "
     "where the tier has these",
@@ -99,7 +102,11 @@ class Configuration:
 
 @dataclass(frozen=True)
 class Marks:
-    """What a case's markers say about its configurations."""
+    """What a case's markers say about its configurations.
+
+    Attributes:
+        turn: of a case that has turns in the matrix, which one it takes: by its name.
+    """
 
     ranks: tuple[int, ...] = ()
     backends: tuple[str, ...] = ()
@@ -111,8 +118,8 @@ class Marks:
     double: str | None = None
     matrix: bool = False
     sample: int | None = None
-    sample_in_matrix: int | None = None
     spread: bool = False
+    turn: int = 0
 
     @classmethod
     def of(cls, node: pytest.Item | pytest.Function) -> Marks:
@@ -129,9 +136,19 @@ class Marks:
             double=None if double is None else (*double.args, "all")[0],
             matrix=node.get_closest_marker("matrix") is not None,
             sample=sample[0] if sample else None,
-            sample_in_matrix=sample[1] if sample[1:] else None,
             spread=node.get_closest_marker("spread") is not None,
+            turn=zlib.crc32(node.nodeid.partition("[")[0].encode()),
         )
+
+    def in_test(self, count: int) -> list[int]:
+        """Returns which of `count` parameters `make test` runs."""
+        return [] if self.matrix else sampled(count, self.sample or FEW)
+
+    def in_matrix(self, count: int) -> list[int]:
+        """Returns which of those that `make test` leaves out the matrix runs."""
+        rest = [number for number in range(count) if number not in self.in_test(count)]
+        most = self.sample if self.matrix and self.sample else FEW
+        return [rest[place] for place in sampled(len(rest), most)]
 
 
 def _arguments(node: pytest.Item | pytest.Function, marker: str) -> tuple:
@@ -186,32 +203,19 @@ class Choice:
         """Tells whether a case runs, the `number`-th of `count` with other parameters."""
         if self.by_hand or self.tier == "all" and not marks.spread:
             return True
-        if self.tier == "test":
-            return self._runs_in_test(marks, configuration, number, count)
         chosen = self.of(marks)
-        if marks.spread:
+        if marks.spread and self.tier != "test":
             return chosen[number % len(chosen)] == configuration
-        if configuration in Choice().of(marks):
-            most = count if marks.sample_in_matrix is None else marks.sample_in_matrix
-            return number in sampled(count, most) and not self._runs_in_test(
-                marks, configuration, number, count
-            )
-        # Every parameter runs where `make test` runs the case: half of them elsewhere, too.
-        most = (count + 1) // 2 if marks.sample is None else marks.sample
-        return number in sampled(count, most)
-
-    @staticmethod
-    def _runs_in_test(marks: Marks, configuration: Configuration, number: int, count: int) -> bool:
-        if marks.matrix:
-            return False
-        chosen = Choice().of(marks)
-        numbers = sampled(count, count if marks.sample is None else marks.sample)
+        by_default = Choice().of(marks)
+        if configuration not in by_default:
+            return number == marks.turn % count
+        numbers = marks.in_test(count) if self.tier == "test" else marks.in_matrix(count)
         if number not in numbers:
             return False
         place = numbers.index(number)
         # The parameters of two decorators come in order: each of the inner one's changes its turn.
-        turn = place + place // len(chosen)
-        return chosen[turn % len(chosen)] == configuration
+        turn = place + place // len(by_default)
+        return by_default[turn % len(by_default)] == configuration
 
 
 def sampled(count: int, most: int) -> list[int]:
@@ -229,22 +233,26 @@ def _in_test(marks: Marks) -> tuple[str, ...]:
 
 
 def _in_matrix(marks: Marks) -> list[Configuration]:
-    """Those of `make test`, for the parameters that it leaves out, and what is added for the
-    others.
+    """Those of `make test`, for parameters that it leaves out; one with more ranks, and one of the
+    others in turn.
     """
     backends = _in_test(marks) if marks.either_backend else BACKENDS
-    chosen = [Configuration(2, backend) for backend in backends]
-    chosen += [Configuration(n, OTHER_BACKEND) for n in marks.ranks]
+    chosen = Choice().of(marks)
+    if marks.ranks:
+        chosen.append(Configuration(max(marks.ranks), OTHER_BACKEND))
+    turns = [Configuration(2, backend) for backend in backends]
+    turns += [Configuration(n, OTHER_BACKEND) for n in marks.ranks]
     if marks.ungrouped:
-        chosen.append(Configuration(2, OTHER_BACKEND, grouping=False))
+        turns.append(Configuration(2, OTHER_BACKEND, grouping=False))
     if marks.carriers:
-        chosen.append(Configuration(2, DEFAULT_BACKEND, carrier="horovod"))
-        chosen.append(Configuration(3, OTHER_BACKEND, carrier="mixed"))
+        turns.append(Configuration(2, DEFAULT_BACKEND, carrier="horovod"))
+        turns.append(Configuration(3, OTHER_BACKEND, carrier="mixed"))
     if marks.two_levels:
-        chosen.append(Configuration(4, OTHER_BACKEND, carrier="two_levels"))
+        turns.append(Configuration(4, OTHER_BACKEND, carrier="two_levels"))
     if marks.double == "matrix":
-        chosen.append(Configuration(2, DEFAULT_BACKEND, double=True))
-    return chosen
+        turns.append(Configuration(2, DEFAULT_BACKEND, double=True))
+    turns = [c for c in turns if c not in chosen]
+    return [*chosen, turns[marks.turn % len(turns)]] if turns else chosen
 
 
 def _everywhere(marks: Marks) -> list[Configuration]:

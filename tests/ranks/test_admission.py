@@ -65,7 +65,7 @@ def test_rows_are_those_of_numpy(strategy, name, grouping, crowded):
             assert seen.refused > 0
 
 
-@pytest.mark.sample(2, 6)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("optimizer", [*OPTIMIZERS, *MORE_OPTIMIZERS])
 def test_deeprecs_published_counter(strategy, optimizer):
     """In the run that counts a key's third occurrence it reads zeros, and its row is updated."""

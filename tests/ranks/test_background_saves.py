@@ -121,7 +121,7 @@ def both(strategy, session, saver, folder):
 
 
 @pytest.mark.ranks(1, 3)
-@pytest.mark.sample(3, 9)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop", *sorted({*ALL_OPTIMIZERS} - {"adam"})])
 def test_static_tables(strategy, rank, folder, held, optimizer):
     make = ALL_OPTIMIZERS[optimizer]
@@ -141,7 +141,7 @@ def test_static_tables(strategy, rank, folder, held, optimizer):
 
 
 @pytest.mark.ranks(1, 3)
-@pytest.mark.sample(2, 21)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "optimizer", ["adagrad", "adam", "ftrl", *sorted({*ALL_OPTIMIZERS} - {"adagrad"})]
 )

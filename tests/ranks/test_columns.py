@@ -129,7 +129,7 @@ def trained(strategy, rank, size, wide):
     assert names
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "kind, layer",
     [

@@ -99,6 +99,7 @@ def model(vocabulary):
     return {"p": p, "k": k}, outputs
 
 
+@pytest.mark.matrix
 def test_versions_stand_alone_and_share_what_is_the_same(strategy, folder, rank, capsys):
     """Each step trains a few ids; the first one all keys. Then a new key comes."""
     vocabulary, export = os.path.join(folder, "words.txt"), os.path.join(folder, "export")

@@ -15,9 +15,8 @@ from tests.ranks.stub_storage import Disk, warnings_noted
 pytestmark = [pytest.mark.either_backend, pytest.mark.ranks(1, 3)]
 
 
-@pytest.mark.parametrize(
-    "blocking", [True, pytest.param(False, marks=pytest.mark.matrix)], ids=["blocking", "beside"]
-)
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "beside"])
 def test_increments_go_on_behind_a_whole_save_that_failed(
     strategy, rank, size, folder, monkeypatch, blocking
 ):
@@ -76,9 +75,7 @@ def on_rank_0(rank, step):
     barrier.run_on_all_ranks(None, "a step of rank 0", lambda: rank or step())
 
 
-@pytest.mark.parametrize(
-    "how", ["missing", "damaged", pytest.param("empty", marks=pytest.mark.matrix)]
-)
+@pytest.mark.parametrize("how", ["missing", "damaged", "empty"])
 def test_the_file_that_tells_the_latest_is_gone_or_damaged(
     strategy, rank, folder, monkeypatch, how
 ):
@@ -178,11 +175,8 @@ def test_a_whole_checkpoint_that_is_not_the_latest_begins_no_chain(strategy, fol
     np.testing.assert_array_equal(rows, trained(strategy, 3, 4, 5))
 
 
-@pytest.mark.parametrize(
-    "increments_too",
-    [False, pytest.param(True, marks=pytest.mark.matrix)],
-    ids=["whole fails", "all fail"],
-)
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("increments_too", [False, True], ids=["whole fails", "all fail"])
 def test_the_last_whole_save_fails(strategy, rank, size, folder, monkeypatch, increments_too):
     """An increment takes less room: if it can be written a job has ended well."""
     disk, warned = Disk(monkeypatch, rank, size), warnings_noted(monkeypatch)

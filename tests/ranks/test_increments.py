@@ -177,6 +177,7 @@ def state(model, session):
     return found, dict(zip(*(x.tolist() for x in store.keys.counts())))
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", POLICIES)
 def test_what_policies_keep(strategy, rank, folder, name):

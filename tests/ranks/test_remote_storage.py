@@ -147,9 +147,8 @@ def test_a_file_system_that_is_late(strategy, rank, size, folder, stub, monkeypa
             job.session.close()
 
 
-@pytest.mark.parametrize(
-    "blocking", [True, pytest.param(False, marks=pytest.mark.matrix)], ids=["blocking", "beside"]
-)
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "beside"])
 def test_a_job_that_is_started_again(strategy, rank, size, folder, stub, monkeypatch, blocking):
     """It goes on at the newest state, whatever failed before; a restore that fails says so."""
     warned = warnings_noted(monkeypatch)
@@ -184,10 +183,8 @@ def test_a_job_that_is_started_again(strategy, rank, size, folder, stub, monkeyp
 
 
 @pytest.mark.backends("hb")
-@pytest.mark.parametrize(
-    "fault",
-    ["loses", *(pytest.param(fault, marks=pytest.mark.matrix) for fault in ("fails", "late"))],
-)
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("fault", ["loses", "fails", "late"])
 def test_an_export_with_a_base(strategy, rank, folder, stub, fault):
     """A version whose files fail or are lost isn't there; the next one is complete."""
     prefix = exported_model(strategy, one_table, folder)

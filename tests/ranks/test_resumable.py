@@ -291,6 +291,7 @@ def functions_of_estimator(strategy, used):
     return model_fn, input_fn
 
 
+@pytest.mark.matrix
 def test_an_estimators_input_goes_on(strategy, folder):
     used = []
     with strategy.scope(plan="quiet"):

@@ -44,7 +44,7 @@ def fed(ids):
     return {"ids:0": ids}
 
 
-@pytest.mark.sample(3, 10)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("counts", [(3, 5, 0, 4), (3, 5, 4, 6), (2, 2, 2, 2), (0, 1, 1, 1)])
 @pytest.mark.parametrize(
     "source", ["one_shot", "initializable", "queue", "generator", "branch", "feedable"]

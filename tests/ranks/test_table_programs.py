@@ -19,6 +19,7 @@ def seeds():
     return range(int(first or 0), int(last))
 
 
+@pytest.mark.matrix
 @pytest.mark.sample(2)
 @pytest.mark.spread
 @pytest.mark.double("all")

@@ -59,6 +59,7 @@ def test_exchanges_of_gradients_name_the_lookups_that_have_some(strategy, size, 
             assert (exchange.members, exchange.tables, exchange.sections) == (2, 2, 2)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("wire", [None, "float16"])
 def test_deterministic_training_has_the_bits_of_flat_exchanges(strategy, rank, size, wire):
     runs = [

@@ -110,6 +110,7 @@ def scenario(folder, again):
     return (2, 2, 2, kept) if again == "same" else (2, 3, 1, kept) if again else (3, 2, 2, kept)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "again, after", [(False, True), (True, False), ("same", False), ("same", True)]
 )

@@ -1,10 +1,10 @@
-"""Holds the choice of tests by tier to its promise: what `make test` leaves out the matrix runs."""
+"""Holds the choice of tests by tier to what CONTRIBUTING.md says of it."""
 
 import itertools
 
 import pytest
 
-from tests.rank_plugin.configuration import BACKENDS, Choice, Configuration, Marks, sampled
+from tests.rank_plugin.configuration import BACKENDS, FEW, Choice, Configuration, Marks
 
 MARKS = [
     Marks(),
@@ -20,27 +20,26 @@ MARKS = [
 
 @pytest.mark.parametrize("marks", MARKS, ids=str)
 @pytest.mark.parametrize("count", [1, 2, 5, 12])
-def test_every_parameter_runs_once_where_make_test_runs_the_case(marks, count):
+def test_the_matrix_runs_others_than_make_test_where_that_runs_the_case(marks, count):
     test, matrix = Choice(), Choice("matrix")
-    for configuration, number in itertools.product(test.of(marks), range(count)):
-        ran = [tier.runs(marks, configuration, number, count) for tier in (test, matrix)]
-        assert sum(ran) == 1, (configuration, number)
-        assert configuration in matrix.of(marks)
-
-
-def test_the_matrix_can_have_a_sample_of_its_own():
-    marks = Marks(either_backend=True, sample=3, sample_in_matrix=10)
-    [configuration] = Choice().of(marks)
-    tiers = [
-        {n for n in range(30) if Choice(tier).runs(marks, configuration, n, 30)}
-        for tier in ("test", "matrix", "all")
-    ]
-    assert tiers[0] == {*sampled(30, 3)} and tiers[0] | tiers[1] == {*sampled(30, 10)} | tiers[0]
-    assert not tiers[0] & tiers[1] and tiers[2] == {*range(30)}
+    ran = {
+        tier: [
+            number
+            for configuration, number in itertools.product(test.of(marks), range(count))
+            if tier.runs(marks, configuration, number, count)
+        ]
+        for tier in (test, matrix)
+    }
+    few = min(marks.sample or FEW, count)
+    assert len(ran[test]) == (0 if marks.matrix else few)
+    assert len(ran[matrix]) == (few if marks.matrix else min(FEW, count - few))
+    both = ran[test] + ran[matrix]
+    assert len(both) == len({*both}) and {*test.of(marks)} <= {*matrix.of(marks)}
+    assert all(Choice("all").runs(marks, c, n, count) for c in test.of(marks) for n in range(count))
 
 
 def test_backends_take_turns():
-    marks = Marks(backends=BACKENDS)
+    marks = Marks(backends=BACKENDS, sample=4)
     ran = [
         [c.backend for c in Choice().of(marks) if Choice().runs(marks, c, number, 4)]
         for number in range(4)
@@ -49,32 +48,41 @@ def test_backends_take_turns():
     assert ran == [["hb"], ["sok"], ["sok"], ["hb"]]
 
 
-def test_the_matrix_adds_numbers_of_ranks():
-    marks = Marks(ranks=(1, 3), sample=2)
-    added = Configuration(3, "hb")
-    assert added in Choice("matrix").of(marks) and added not in Choice().of(marks)
-    ran = [n for n in range(9) if Choice("matrix").runs(marks, added, n, 9)]
-    assert ran == sampled(9, 2)
+def added(marks):
+    return [c for c in Choice("matrix").of(marks) if c not in Choice().of(marks)]
 
 
-@pytest.mark.parametrize("count, most", [(1, 1), (2, 1), (5, 3), (8, 4)])
-def test_half_of_the_parameters_run_in_other_configurations(count, most):
-    added = Configuration(2, "hb")
-    ran = [n for n in range(count) if Choice("matrix").runs(Marks(), added, n, count)]
-    assert ran == sampled(count, most) and len(ran) == most
-    assert all(Choice("all").runs(Marks(), added, n, count) for n in range(count))
+def test_the_matrix_adds_the_most_ranks_and_one_more_configuration_in_turn():
+    depends = dict(ranks=(1, 3), ungrouped=True, carriers=True, two_levels=True, double="matrix")
+    turns = [added(Marks(**depends, turn=turn)) for turn in range(7)]
+    assert {first for first, _ in turns} == {Configuration(3, "hb")}
+    assert {str(second) for _, second in turns} == {
+        "2-hb",
+        "1-hb",
+        "2-hb-ungrouped",
+        "2-sok-horovod",
+        "3-hb-mixed",
+        "4-hb-two_levels",
+        "2-sok-double",
+    }
+    assert added(Marks()) == [Configuration(2, "hb")] and added(Marks(either_backend=True)) == []
 
 
-def test_the_matrix_runs_what_depends_on_the_carrier_over_horovod():
-    added = Configuration(2, "sok", carrier="horovod")
-    for carriers in (True, False):
-        assert (added in Choice("matrix").of(Marks(carriers=carriers))) is carriers
-    assert added.environment()["COLLECTIVE_CARRIER"] == "horovod"
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_one_parameter_runs_in_an_added_configuration(count):
+    marks = Marks(ranks=(1, 3), turn=11)
+    for configuration in added(marks):
+        ran = [n for n in range(count) if Choice("matrix").runs(marks, configuration, n, count)]
+        assert ran == [11 % count]
+        assert all(Choice("all").runs(marks, configuration, n, count) for n in range(count))
+
+
+def test_configurations_tell_ranks_what_they_are():
     merging = Configuration(4, "hb", carrier="two_levels")
     assert Configuration.parse(str(merging)) == merging
-    for two_levels in (True, False):
-        assert (merging in Choice("matrix").of(Marks(two_levels=two_levels))) is two_levels
     assert merging.environment()["COLLECTIVE_TEST_FIRST_HOST"] == "2"
+    horovod = Configuration(2, "sok", carrier="horovod")
+    assert horovod.environment()["COLLECTIVE_CARRIER"] == "horovod"
     assert Configuration(2, "sok").environment()["COLLECTIVE_CARRIER"] == "auto"
     assert Configuration(2, "sok", double=True).environment()["COLLECTIVE_CARRIER"] == "horovod"
 

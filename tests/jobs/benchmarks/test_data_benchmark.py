@@ -11,7 +11,7 @@ import pytest
 DATA = Path(__file__).resolve().parents[3] / "benchmarks" / "data.py"
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 def test_it_prints_a_table():
     ran = subprocess.run(
         [sys.executable, DATA, "--records", "5000", "--rounds", "1", "--batch", "512"],

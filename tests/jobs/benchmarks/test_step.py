@@ -82,7 +82,7 @@ def test_the_last_line_has_every_figure():
     assert first["step"] == pytest.approx(first["plain"], rel=1e-5) and first["step"] > 0.1
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 def test_two_checkouts_are_compared_in_one_run():
     done = call(*TINY, "--against", str(ROOT), "--repeat", "1", "--json")
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
@@ -265,7 +265,7 @@ def test_the_model_computes_what_numpy_does(
         assert got == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 def test_hosts_send_what_their_ranks_want_once():
     """Ids of small tables are wanted by all ranks: half of them needn't travel."""
     if why_not():

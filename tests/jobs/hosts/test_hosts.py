@@ -338,7 +338,7 @@ WRITER = """
 """
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 def test_a_slow_reader_on_the_first_host_slows_the_ranks_of_all(hosts):
     hosts.make(2)
     script = hosts.script(WRITER)

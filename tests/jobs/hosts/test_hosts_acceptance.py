@@ -26,6 +26,7 @@ def test_seed_session(hosts):
         assert f"rank {rank} of 4: seed session ok" in out
 
 
+@pytest.mark.long
 def test_seed_estimator_and_what_it_exports(hosts, tmp_path):
     out = on_two_hosts(hosts, 1, "hb", script("seed_estimator.py"), "--out", tmp_path / "out")
     for rank in range(2):

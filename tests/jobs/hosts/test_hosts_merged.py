@@ -42,6 +42,7 @@ def one_host():
     return on_one_host("hb", deterministic=True)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("backend", ["hb", "sok"])
 def test_merged_exchanges_train_as_one_host_does(hosts, one_host, backend):
     hosts.make(2)
@@ -58,6 +59,7 @@ def test_merged_exchanges_train_as_one_host_does(hosts, one_host, backend):
         np.testing.assert_allclose(values, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("backend", ["hb", "sok"])
 def test_deterministic_training_has_the_bits_of_one_host(hosts, one_host, backend):
     """Only rows are merged then: gradients are added in the order of all ranks."""
@@ -76,6 +78,7 @@ def test_deterministic_training_has_the_bits_of_one_host(hosts, one_host, backen
     assert re.search("bits .*", output)[0] == re.search("bits .*", expected)[0]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("how", ["cut", "killed"])
 def test_a_host_that_is_lost_in_a_step_ends_the_job_within_the_bound(hosts, how):
     """A proxy that waits for it doesn't hold its host's ranks, nor they the launcher."""

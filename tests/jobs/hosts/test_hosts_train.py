@@ -27,6 +27,7 @@ def on_one_host(folder, ranks):
     return weights(done.stdout)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("count", "ranks"), [(2, 2), (3, 1)])
 def test_training_ends_with_the_weights_of_one_host(hosts, count, ranks, tmp_path):
     hosts.make(count)
@@ -56,6 +57,7 @@ def test_a_job_goes_on_when_its_launchers_are_started_again(hosts, tmp_path):
     assert weights(ends[0][1]) == on_one_host(tmp_path / "one", 2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("told", [1, pytest.param(0, marks=pytest.mark.long)])
 def test_a_rank_that_dies_or_is_told_to_stop_costs_no_step(hosts, told, tmp_path):
     """It dies at one step, the job starts again; a signal at another step stops all, who save."""

@@ -44,6 +44,7 @@ def attempts(launch):
     return [tuple(map(float, file.read_text().split())) for file in files]
 
 
+@pytest.mark.matrix
 def test_pauses_grow_and_the_report_says_what_comes(launch):
     body = """
     post(2, 10 * attempt, f"m-{10 * attempt}", 10 * attempt)

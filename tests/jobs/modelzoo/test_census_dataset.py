@@ -122,7 +122,7 @@ def start(home: Path, *arguments: Path) -> subprocess.Popen:
     )
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 def test_a_killed_preparation_is_redone_and_only_one_of_several_processes_prepares(tmp_path):
     log = click_log.generate(train_rows=12000, test_rows=6000)
     files = census_files.from_rows(tmp_path / "files", log.train, log.test)

@@ -28,7 +28,7 @@ def bare_machine(tmp_path_factory) -> dict[str, str | None]:
     return {"COLLECTIVE_DATA_DIR": None, "TFDS_DATA_DIR": str(home), **NO_NETWORK}
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 def test_two_ranks_train_on_the_generated_click_log():
     options = ("--data", "generated", "--steps", 300, "--optimizer", "adam", "--dim", 4)
     completed = train(2, *options)

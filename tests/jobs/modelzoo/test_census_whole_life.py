@@ -58,7 +58,7 @@ def uninterrupted() -> float:
     return auc(train(1, *QUICK))
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 def test_killed_and_continued_on_another_number_of_ranks_it_is_an_uninterrupted_run(
     tmp_path, uninterrupted
 ):

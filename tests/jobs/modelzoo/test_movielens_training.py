@@ -35,7 +35,7 @@ def results(completed) -> list[tuple[float, ...]]:
     return [tuple(map(float, numbers)) for numbers in RESULT.findall(completed.stdout)]
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 def test_two_ranks_train_and_export_what_tensorflow_alone_serves(tmp_path):
     completed = launch(
         MOVIELENS / "train.py",

@@ -120,7 +120,7 @@ def test_two_ranks_train_dlrm_on_criteos_text(tmp_path):
     assert "best possible" not in completed.stdout
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_policies_bound_the_tables_of_hashed_ids_and_cost_no_auc(tmp_path):
     """A capacity of 40,000 rows a table, a lifetime and a filter; beside a run without limits."""

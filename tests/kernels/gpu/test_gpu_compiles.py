@@ -37,7 +37,7 @@ def complaints(text: str, kernels: tuple[str, ...], architecture: str) -> list[s
     return found
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("architecture", ["sm_70", "sm_80", "sm_90"])
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.file)
 def test_kernels_compile_without_warnings_and_spills(source: Source, architecture: str):

@@ -101,6 +101,7 @@ def _records(batch, order):
     ]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("batch_size", [4, 6])
 def test_any_pipeline_is_dealt_by_global_batches(as_rank, ranks, batch_size):
