@@ -171,8 +171,8 @@ def test_one_case_in_chosen_configurations(run):
     cases = CASES.replace("CRASHES", "")
     _, found, _ = run(cases, "-k", "passes", "--ranks", "1,3", "--backend", "hb")
     assert found == {"test_passes[1-hb]": "passed", "test_passes[3-hb]": "passed"}
-    _, found, _ = run(cases, "cases/test_some.py::test_marked[1-hb]", "--tier", "matrix")
-    assert found == {"test_marked[1-hb]": "passed"}
+    _, found, _ = run(cases, "cases/test_some.py::test_marked[3-hb]", "--tier", "matrix")
+    assert found == {"test_marked[3-hb]": "passed"}
     _, found, _ = run(cases, "-k", "passes", "--tier", "matrix")
     assert found == {"test_passes[2-hb]": "passed"}
 
