@@ -136,6 +136,7 @@ def plainly_trained(batches: list[list[int]], rows: int) -> tuple[np.ndarray, np
     return table, weight
 
 
+@pytest.mark.sample(1)
 @pytest.mark.matrix
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["records", "pipeline", "parquet"])

@@ -307,7 +307,7 @@ if strategy.rank() == 0:
 """
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_an_export_takes_no_more_than_its_blocks(tmp_path):
     """A table of 600 MB, saved and exported by two ranks. The exporting processes hold no shard;
