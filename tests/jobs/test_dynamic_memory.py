@@ -50,13 +50,14 @@ with strategy.scope(), tf.Graph().as_default():
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.matrix
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "optimizer, slots, dim, adds",
     [
-        ("GradientDescentOptimizer", 0, 16, 60),
         ("AdagradOptimizer", 1, 16, 60),
+        ("GradientDescentOptimizer", 0, 16, 60),
         ("AdamOptimizer", 2, 8, 40),
     ],
 )

@@ -8,12 +8,13 @@ import tensorflow as tf
 from tests.jobs import pool
 
 
+@pytest.mark.sample(1)
 @pytest.mark.skipif(
     not tf.test.is_built_with_cuda(),
     reason="this TensorFlow is built without GPUs: no kernels for them",
 )
 @pytest.mark.matrix
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [2, 1])
 def test_operations_on_tables_have_kernels_for_gpus(ranks):
     """With one that has not, TensorFlow would have a table in the host's memory."""
     done = pool.launch(

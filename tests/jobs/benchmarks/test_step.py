@@ -37,7 +37,7 @@ def call(*arguments: str, timeout: int = 250) -> subprocess.CompletedProcess:
     )
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 def test_the_last_line_has_every_figure():
     done = call(*TINY, "--ids", "1-3", "--network", "dlrm", "--json")
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]

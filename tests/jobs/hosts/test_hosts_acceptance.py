@@ -20,6 +20,7 @@ def on_two_hosts(hosts, ranks, backend, *command):
     return ends[0][1]
 
 
+@pytest.mark.long
 def test_seed_session(hosts):
     out = on_two_hosts(hosts, 2, "sok", script("seed_session.py"))
     for rank in range(4):

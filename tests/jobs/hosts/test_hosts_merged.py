@@ -42,6 +42,7 @@ def one_host():
     return on_one_host("hb", deterministic=True)
 
 
+@pytest.mark.long
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("backend", ["hb", "sok"])
 def test_merged_exchanges_train_as_one_host_does(hosts, one_host, backend):

@@ -39,6 +39,7 @@ def test_training_ends_with_the_weights_of_one_host(hosts, count, ranks, tmp_pat
     assert weights(ends[0][1]) == on_one_host(tmp_path / "one", count * ranks)
 
 
+@pytest.mark.long
 def test_a_job_goes_on_when_its_launchers_are_started_again(hosts, tmp_path):
     """As a scheduler does: a host is lost, all launchers end, and each is started anew."""
     hosts.make(2)

@@ -104,7 +104,7 @@ def test_the_numbers_of_ranks_agree_in_every_mode(tmp_path, name):
     assert metrics.auc(test["label"], served) == pytest.approx(whole[0], abs=2e-3)
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 def test_two_ranks_train_dlrm_on_criteos_text(tmp_path):
     random = np.random.default_rng(0)
     for name, count in (("train.txt", 300), ("eval.txt", 50)):
