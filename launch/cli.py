@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -143,7 +144,7 @@ def parse_options(arguments: Sequence[str], prog: str = _PROGRAM) -> LauncherOpt
       UsageError: it can't be read, or --emit is missing.
     """
     words, command = _split(arguments)
-    options = _parser(prog).parse_args(words, namespace=LauncherOptions())
+    options = _parser(prog).parse_args(_with_ranks_apart(words), namespace=LauncherOptions())
     check_unused(options)
     options.words = tuple(words)
     options.command = tuple(command)
@@ -164,7 +165,7 @@ def emitted(options: LauncherOptions) -> str:
         options,
         options.words,
         options.command,
-        ranks=rank_count(options.ranks or "auto"),
+        ranks=rank_count("auto" if options.ranks is None else options.ranks),
         device=options.device,
         max_restarts=options.max_restarts,
         time_to_save=DEFAULT_TIME_TO_SAVE if options.grace is None else options.grace,
@@ -321,6 +322,11 @@ def _split(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
             break
         position += 2 if word in options_with_value else 1
     return arguments[:position], arguments[position:]
+
+
+def _with_ranks_apart(words: Sequence[str]) -> list[str]:
+    """Returns the options with -np2 as -np=2, which argparse would take for -n p2."""
+    return [re.sub("^-np(?=[^=])", "-np=", word) for word in words]
 
 
 class _Parser(argparse.ArgumentParser):

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
+import subprocess
 import sys
+import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +20,8 @@ from collective.launch.environment import rank_environment
 from collective.launch.errors import UsageError
 from collective.launch.logs import open_logs
 from collective.launch.plan import LaunchPlan
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +56,8 @@ def in_a_folder_with_a_script(tmp_path, monkeypatch):
         ("-np -1 train.py", "-1", "train.py"),
         ("-n 2 train.py -n 3", "2", "train.py -n 3"),
         ("-n2 train.py", "2", "train.py"),
+        ("-np2 train.py -np3", "2", "train.py -np3"),
+        ("-npauto train.py", "auto", "train.py"),
         ("--nproc_per_node 2 train.py", "2", "train.py"),
         ("--verbose --no-python -n 2 ./run.sh --verbose", "2", "./run.sh --verbose"),
         ("--dry-run", None, ""),
@@ -159,6 +167,8 @@ def test_a_script_may_be_called_python(tmp_path):
         ("-np 0 script.py", "-np 0: a job has at least one rank"),
         ("-np -3 script.py", "-np -3: a job has at least one rank"),
         ("-np two script.py", "-np two: give a number"),
+        ("-np2x script.py", "-np 2x: give a number"),
+        ("-np= script.py", "-np '': give a number"),  # of a shell's variable that isn't set
         ("-np 3 script.py", "3 ranks, but 2 GPUs are visible (0, 1); --device cpu"),
         ("-np gpu --device cpu script.py", "contradict"),
         ("--tee 5 script.py", "there is no rank 5"),
@@ -222,6 +232,23 @@ def test_a_program_that_is_no_script(tmp_path):
     plan = make_plan(parse_options(["--no-python", "./run.sh", "-m", "x"]), {})
     assert plan.command == ("./run.sh", "-m", "x")
     assert rank_command(["sh", "-c", "true"], no_python=True) == ("sh", "-c", "true")
+
+
+def test_an_interrupt_before_there_is_a_job_ends_quietly():
+    """Ctrl-C in the first moments comes while modules are imported."""
+    program = """
+    import os, runpy, signal, sys
+    class Interrupter:
+        def find_spec(self, name, *_):
+            if name == "collective.launch.cli":
+                os.kill(os.getpid(), signal.SIGINT)
+    sys.meta_path.insert(0, Interrupter())
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    runpy.run_module("collective.launch", run_name="__main__")
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    end = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60)
+    assert (end.returncode, end.stdout, end.stderr) == (-signal.SIGINT, b"", b"")
 
 
 def test_the_version(capsys):
