@@ -27,6 +27,8 @@ _LOG_LINE = re.compile(
     r"\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d|[IWEF]\d{4} \d\d:\d\d:\d\d\.\d"
     r"|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL):[\w.]+:"
 )
+# A line of Horovod's own log.
+_HOROVODS = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [A-Z] \S+:\d+\] \[\d+\]: ")
 # Different on every rank and in every run.
 _VOLATILE = re.compile(
     r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?"
@@ -79,6 +81,11 @@ def continues_warning(line: str, before: str) -> bool:
 
 def is_log_line(line: str) -> bool:
     return _LOG_LINE.match(line) is not None or begins_warning(line)
+
+
+def is_horovods(line: str) -> bool:
+    """Tells whether a line is of Horovod's log, into which its threads write."""
+    return _HOROVODS.match(line) is not None
 
 
 def lost_a_peer(line: str) -> bool:
