@@ -69,12 +69,37 @@ def test_who_is_blamed(ends, rank, certain):
         ("collective.errors.RankError: A rank failed", True),
         ("collective.errors.RankError: calling model_fn (train) failed on rank 1: KeyError", True),
         ("collective.errors.RankError: the ranks disagree", False),
+        ("ERROR: RankError('calling model_fn (train) failed on rank 1: KeyError')", True),
+        (
+            "ERROR:tensorflow:stopped: A rank failed. Rank 0: runs 'train'. Rank 1: left its "
+            "session with ValueError: boom.",
+            True,
+        ),
+        (
+            "tensorflow.python.framework.errors_impl.OutOfRangeError: rank 1, 2 has left the "
+            "session: the step ends on all ranks",
+            True,
+        ),
+        ("saving failed on rank 1: OSError", False),
         ("ValueError: wrong", False),
     ],
 )
 def test_victims_are_known_by_their_last_words(words, is_victim):
     assert RankExit(0, 1, 1, 0.0, last_words=("first", words, "last")).is_victim == is_victim
     assert not RankExit(0, 1, 0, 0.0, last_words=(words,)).is_victim
+
+
+@pytest.mark.parametrize(
+    "words, rank",
+    [
+        ("RankError: A rank failed. Rank 0: runs 'a'. Rank 2: left its session with ...", 2),
+        ("collective.errors.RankError: calling model_fn (train) failed on rank 1: KeyError", 1),
+        ("lost rank 12, which has ended, while 'collective.x' waited for it in ...", 12),
+        ("Horovod has been shut down. This was caused by ...", None),
+    ],
+)
+def test_victims_name_the_rank_that_they_lost(words, rank):
+    assert RankExit(0, 1, 1, 0.0, last_words=(words,)).lost_ranks == {rank} - {None}
 
 
 @pytest.mark.parametrize(
