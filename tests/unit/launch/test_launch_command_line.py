@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import resource
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from collective.launch.cli import make_plan, parse_options, parse_rank_list
 from collective.launch.command import as_framework, rank_command
 from collective.launch.environment import rank_environment
 from collective.launch.errors import UsageError
+from collective.launch.local_ranks import LocalRanks
 from collective.launch.logs import open_logs
 from collective.launch.plan import LaunchPlan
 
@@ -262,6 +264,31 @@ def test_logs_that_cannot_be_written():
     plan = make_plan(parse_options(["--log-dir", "script.py/logs", "script.py"]), {})
     with pytest.raises(UsageError, match="--log-dir script.py/logs can't be written"):
         open_logs(plan)
+
+
+def test_the_current_folder_may_be_gone(tmp_path, monkeypatch):
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    with pytest.raises(UsageError, match=r"no script a.py \(seen from a folder that has been del"):
+        rank_command(["a.py"])
+    with pytest.raises(UsageError, match="there is no module no_such_module_anywhere"):
+        rank_command(["-m", "no_such_module_anywhere"])
+    assert rank_command(["-m", "json.tool"])
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 500])
+def test_too_few_files_may_be_open(ranks):
+    """Nothing is started then: neither this process nor the supervisor would come far."""
+    plan = make_plan(parse_options(["-np", str(ranks), "script.py"]), {})
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (19, hard))
+    try:
+        with pytest.raises(UsageError, match=f"-np {ranks} needs 4 pipe ends a rank and 16 files"):
+            LocalRanks(plan, signals=None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize(
