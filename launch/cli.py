@@ -85,8 +85,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = _PROGRAM) -> int:
         options = parse_options(sys.argv[1:] if arguments is None else arguments, prog)
         check_purpose(options)
         if options.emit is not None:
-            print(emitted(options), end="")
-            return 0
+            return _print(emitted(options))
         if options.check:
             return _check(options)
         listed = host_list(options, os.environ)
@@ -112,8 +111,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = _PROGRAM) -> int:
 
             if has_ranks_here(listed):
                 check_logs(plan)
-            print(describe(plan, hosts, listed))
-            return 0
+            return _print(describe(plan, hosts, listed) + "\n")
         if listed is not None:
             from .several_hosts import run_from_here
 
@@ -135,6 +133,22 @@ def main(arguments: Sequence[str] | None = None, prog: str = _PROGRAM) -> int:
     except UsageError as error:
         print(f"collective.launch: {error}", file=sys.stderr)
         return 2
+
+
+def _print(text: str) -> int:
+    """Prints what the user has asked for; returns the exit code.
+
+    Raises:
+      UsageError: it can't be written.
+    """
+    try:
+        print(text, end="", flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python tries again at its end
+        if isinstance(error, BrokenPipeError):  # `| head` has what it wants
+            return 128 + signal.SIGPIPE
+        raise UsageError(f"stdout can't be written: {error.strerror}") from None
+    return 0
 
 
 def parse_options(arguments: Sequence[str], prog: str = _PROGRAM) -> LauncherOptions:

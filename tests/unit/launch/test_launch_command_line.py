@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import resource
 import signal
 import subprocess
@@ -251,6 +252,29 @@ def test_an_interrupt_before_there_is_a_job_ends_quietly():
     command = [sys.executable, "-c", textwrap.dedent(program)]
     end = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60)
     assert (end.returncode, end.stdout, end.stderr) == (-signal.SIGINT, b"", b"")
+
+
+@pytest.mark.parametrize(
+    "place, code, words",
+    [
+        ("/dev/full", 2, b"collective.launch: stdout can't be written: No space left on device\n"),
+        ("a pipe", 141, b""),
+    ],
+)
+def test_a_plan_that_nobody_can_read(place, code, words):
+    """It goes to a full disk, or to a program that has ended."""
+    if place == "a pipe":
+        reading, writing = os.pipe()
+        os.close(reading)
+    else:
+        writing = os.open(place, os.O_WRONLY)
+    command = [sys.executable, "-m", "collective.launch", "--dry-run", "--device", "cpu"]
+    script = os.path.abspath("script.py")
+    end = subprocess.run(
+        [*command, script], cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, timeout=60
+    )
+    os.close(writing)
+    assert (end.returncode, end.stderr) == (code, words)
 
 
 def test_the_version(capsys):
