@@ -42,7 +42,11 @@ class Command(NamedTuple):
 
 
 COMMANDS = (
-    Command("launch", "collective.launch.cli", "start the ranks of a script, and watch over them"),
+    Command(
+        "launch",
+        "collective.launch.__main__",
+        "start the ranks of a script, and watch over them",
+    ),
     Command("check", "collective.launch.diagnostics", "say what is installed and what is missing"),
     Command(
         "checkpoint",

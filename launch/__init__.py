@@ -133,10 +133,10 @@ Exit codes
 What happens when
   a rank fails             (a code that isn't 0, or a signal) the others get TERM and after --grace
                            seconds KILL. The report on the root cause comes last: where in the
-                           script, and 20 lines of its stderr (stdout if that is empty), from the
-                           exception's own line on without stacks, or the last ones if it didn't
+                           script, and 20 lines of its stderr (stdout if only that tells why), from
+                           the exception's own line on without stacks, or the last ones if it didn't
                            end with an exception: with code 1 and at most 50 lines behind, or with
-                           another code and nothing behind. If a rank's last words say that Horovod
+                           another code and nothing behind. If a rank's last words say that it
                            lost a peer, the launcher waits up to 3 seconds for that peer to fail,
                            too: Horovod's errors can overtake their cause.
   a rank leaves with 0     while others work: nothing. If others fail later, the report names it as

@@ -146,7 +146,8 @@ class Attempt:
             else:
                 self._end_ranks(now)
         for signum in self._shutdown.take_due(now):
-            if signum == signal.SIGKILL and self._outcome.any_running:
+            is_over = self._local_done and self._remote.done
+            if signum == signal.SIGKILL and self._outcome.any_running and not is_over:
                 self._say(f"{self._outcome.running_text()} still there: KILL")
             # What a rank has started works for it until it has saved.
             to_groups = not self._asked_to_save(signum)

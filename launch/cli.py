@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -84,8 +85,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = _PROGRAM) -> int:
         options = parse_options(sys.argv[1:] if arguments is None else arguments, prog)
         check_purpose(options)
         if options.emit is not None:
-            print(emitted(options), end="")
-            return 0
+            return _print(emitted(options))
         if options.check:
             return _check(options)
         listed = host_list(options, os.environ)
@@ -111,8 +111,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = _PROGRAM) -> int:
 
             if has_ranks_here(listed):
                 check_logs(plan)
-            print(describe(plan, hosts, listed))
-            return 0
+            return _print(describe(plan, hosts, listed) + "\n")
         if listed is not None:
             from .several_hosts import run_from_here
 
@@ -136,6 +135,22 @@ def main(arguments: Sequence[str] | None = None, prog: str = _PROGRAM) -> int:
         return 2
 
 
+def _print(text: str) -> int:
+    """Prints what the user has asked for; returns the exit code.
+
+    Raises:
+      UsageError: it can't be written.
+    """
+    try:
+        print(text, end="", flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python tries again at its end
+        if isinstance(error, BrokenPipeError):  # `| head` has what it wants
+            return 128 + signal.SIGPIPE
+        raise UsageError(f"stdout can't be written: {error.strerror}") from None
+    return 0
+
+
 def parse_options(arguments: Sequence[str], prog: str = _PROGRAM) -> LauncherOptions:
     """Reads the command line.
 
@@ -143,7 +158,7 @@ def parse_options(arguments: Sequence[str], prog: str = _PROGRAM) -> LauncherOpt
       UsageError: it can't be read, or --emit is missing.
     """
     words, command = _split(arguments)
-    options = _parser(prog).parse_args(words, namespace=LauncherOptions())
+    options = _parser(prog).parse_args(_with_ranks_apart(words), namespace=LauncherOptions())
     check_unused(options)
     options.words = tuple(words)
     options.command = tuple(command)
@@ -164,7 +179,7 @@ def emitted(options: LauncherOptions) -> str:
         options,
         options.words,
         options.command,
-        ranks=rank_count(options.ranks or "auto"),
+        ranks=rank_count("auto" if options.ranks is None else options.ranks),
         device=options.device,
         max_restarts=options.max_restarts,
         time_to_save=DEFAULT_TIME_TO_SAVE if options.grace is None else options.grace,
@@ -321,6 +336,11 @@ def _split(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
             break
         position += 2 if word in options_with_value else 1
     return arguments[:position], arguments[position:]
+
+
+def _with_ranks_apart(words: Sequence[str]) -> list[str]:
+    """Returns the options with -np2 as -np=2, which argparse would take for -n p2."""
+    return [re.sub("^-np(?=[^=])", "-np=", word) for word in words]
 
 
 class _Parser(argparse.ArgumentParser):

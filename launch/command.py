@@ -139,9 +139,17 @@ def _check_program(words: Sequence[str], interpreter: str) -> None:
         if kind == "-m" and own_interpreter:
             _check_module(program[1])
     elif not os.path.exists(kind):
-        raise UsageError(f"there is no script {kind} (seen from {os.getcwd()})")
+        raise UsageError(f"there is no script {kind} (seen from {_folder()})")
     elif own_interpreter:
         _check_syntax(kind)
+
+
+def _folder() -> str:
+    """Returns the current folder, in words if it has been deleted."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return "a folder that has been deleted"
 
 
 def _check_module(name: str) -> None:
@@ -150,7 +158,7 @@ def _check_module(name: str) -> None:
     if not rest and top in sys.builtin_module_names:
         return
     # By the last part of a name alone: the whole one would need the packages around it imported.
-    spec = importlib.machinery.PathFinder.find_spec(top, [os.getcwd(), *sys.path])
+    spec = importlib.machinery.PathFinder.find_spec(top, [_folder(), *sys.path])
     if spec is None:
         specs = (finder.find_spec(top, None) for finder in sys.meta_path)
         spec = next((found for found in specs if found), None)

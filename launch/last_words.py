@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .raised_error import RaisedError, errors_in, fatal_line, last_error, lines_without_frames
-from .stderr_lines import begins_warning, is_noise
+from .stderr_lines import begins_warning, continues_warning, is_noise, lost_a_peer
 
 _SHOWN_LINES = 20
 _FIRST_LINES = 8  # of a longer error; the rest are its last ones
@@ -35,6 +35,23 @@ class Excerpt:
     is_error: bool
     place: str
     lines: tuple[str, ...]
+
+
+def tells_more(stdout: Sequence[str], stderr: Sequence[str]) -> bool:
+    """Tells whether a process says on stdout, and not on stderr, why it has ended.
+
+    Its stderr counts, unless there is nothing but noise, or nothing but warnings while an error is
+    on stdout, where a script's handler of a log may write.
+    """
+    if not stdout or all(map(is_noise, stderr)):
+        return bool(stdout)
+    before = ""
+    for line in stderr:
+        is_warning = begins_warning(line) or (before and continues_warning(line, before))
+        if not is_warning and not is_noise(line):
+            return False
+        before = line if is_warning else ""
+    return last_error(stdout) is not None or any(map(lost_a_peer, stdout))
 
 
 def ending_error(words: Sequence[str], code: int) -> RaisedError | None:

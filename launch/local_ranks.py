@@ -19,6 +19,9 @@ from .rendezvous import Entry, Rendezvous, scope_members
 from .signals import SignalPipe
 from .supervisor import KILL_PATIENCE, RankSpec, Supervisor, SupervisorEvent
 
+# A rank's pipes have four ends; so many more files may be open, here or in the supervisor.
+_FILES_A_RANK = 4
+_OTHER_FILES = 16
 # For how many seconds to wait for threads that answer ranks which are gone.
 _THREAD_PATIENCE = 5.0
 
@@ -52,6 +55,7 @@ class LocalRanks:
           UsageError: the logs can't be written, or there are too many ranks for this system.
         """
         self.ranks = plan.local_ranks
+        _check_open_files(len(self.ranks))
         self.logs = open_logs(plan)
         # A shell that exec'ed the launcher may have had children: the launcher's now, but not of
         # this job.
@@ -63,8 +67,8 @@ class LocalRanks:
             pipes = {rank: (os.pipe(), os.pipe()) for rank in self.ranks}
         except OSError as error:
             raise UsageError(
-                f"-np {len(self.ranks)} needs four pipe ends a rank: {error.strerror}; "
-                "start fewer ranks, or allow more open files (ulimit -n)"
+                f"the memory by which {plan.size} ranks tell of their progress can't be had: "
+                f"{error.strerror}"
             ) from None
         specs = []
         for rank, (stdout, stderr) in pipes.items():
@@ -126,3 +130,19 @@ class LocalRanks:
         end = time.monotonic() + _THREAD_PATIENCE
         while threading.active_count() > 1 and time.monotonic() < end:
             time.sleep(0.01)
+
+
+def _check_open_files(ranks: int) -> None:
+    """Raises UsageError if so many ranks need more open files than this process may have."""
+    opened: list[int] = []
+    try:
+        for _ in range(_FILES_A_RANK * ranks + _OTHER_FILES):
+            opened.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        raise UsageError(
+            f"-np {ranks} needs {_FILES_A_RANK} pipe ends a rank and {_OTHER_FILES} files more: "
+            f"{error.strerror}; start fewer ranks, or allow more open files (ulimit -n)"
+        ) from None
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)

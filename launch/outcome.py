@@ -5,6 +5,10 @@ on its way out; a peer that waits in a collective gets an error from that, and m
 before the root cause has finished its own clean-up. Such a *victim* says so in its last words. It
 is not blamed while another rank may still turn out to be the root cause. One that takes longer is
 told to stop, and ends by that: it is blamed if a victim has named it and it had raised an error.
+
+The root cause may tell of lost peers, too: they die of its error while it cleans up. So a victim is
+for certain who ends with that, and nothing else. Who has raised an error of its own is blamed
+before such a one, and behind a rank that says nothing of peers.
 """
 
 from __future__ import annotations
@@ -13,13 +17,19 @@ import functools
 import os
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from .last_words import UNCAUGHT, ending_error, excerpt
 from .raised_error import RaisedError, lines_without_frames
 from .rank_names import rank_names
-from .stderr_lines import is_log_line, lost_a_peer, lost_rank
+from .stderr_lines import (
+    is_horovods,
+    is_log_line,
+    lost_a_peer,
+    lost_rank,
+    message_lost_a_peer,
+)
 
 # For how many seconds after its first victim the root cause may take to end.
 CAUSE_DELAY = 3.0
@@ -69,9 +79,26 @@ class RankExit:
         return ending_error(self.last_words, self.code)
 
     @functools.cached_property
+    def victimhood(self) -> int:
+        """Tells how sure it is, by the rank's own words, that it failed because of another.
+
+        0: it says nothing of lost peers. 1: it does, and its error was another one at first.
+        2: it has failed of that, as far as it says.
+        """
+        if not self.failed:
+            return 0
+        if self.error is None:
+            # Horovod's threads write whenever they like: of peers that went before, or after.
+            spoken = [line for line in self._words_on_peers() if not is_horovods(line)]
+            is_certain = any(map(lost_a_peer, spoken))
+        else:
+            is_certain = message_lost_a_peer(self.error.messages[0])
+        return 2 if is_certain else int(any(map(lost_a_peer, self._words_on_peers())))
+
+    @property
     def is_victim(self) -> bool:
         """Tells whether the rank says itself that it failed because of another."""
-        return self.failed and any(map(lost_a_peer, self._words_on_peers()))
+        return self.victimhood > 0
 
     @property
     def lost_ranks(self) -> frozenset[int]:
@@ -79,14 +106,16 @@ class RankExit:
         found = map(lost_rank, self._words_on_peers()) if self.failed else ()
         return frozenset(rank for rank in found if rank is not None)
 
-    def _words_on_peers(self) -> Iterator[str]:
+    def _words_on_peers(self) -> list[str]:
         words = self.last_words
+        error: list[str] = []
         if self.error:
-            yield from (*self.error.chain, *self.error.message)
-            # Horovod's threads tell, behind the error, of peers that have died of it.
+            error = [*self.error.chain, *self.error.message]
+            # Horovod's threads, and others, tell of peers that have died of the error.
+            before = [line for line in words[: self.error.end] if not is_horovods(line)]
             behind = [line for line in words[self.error.end :] if not is_log_line(line)]
-            words = (*words[: self.error.end], *behind)
-        yield from list(lines_without_frames(words))[-_VICTIM_LINES:]
+            words = (*before, *behind)
+        return error + list(lines_without_frames(words))[-_VICTIM_LINES:]
 
     def as_failure(self) -> RankExit:
         """Returns this end as it would have been without the launcher's TERM, after an error."""
@@ -96,7 +125,7 @@ class RankExit:
             failure = replace(self, requested=False, was_ending=True, code=UNCAUGHT)
         else:
             return self
-        return failure if failure.error and not failure.is_victim else self
+        return failure if failure.error and failure.victimhood < 2 else self
 
     @property
     def shell_code(self) -> int:
@@ -147,10 +176,7 @@ class JobOutcome:
     def root_cause(self) -> RankExit | None:
         """Returns the first rank that failed unasked; a victim only if there is nobody else."""
         failed = [end for end in self.exits if end.failed and not end.requested]
-        for rank_exit in failed:
-            if not rank_exit.is_victim:
-                return rank_exit
-        return failed[0] if failed else None
+        return min(failed, key=lambda end: end.victimhood, default=None)
 
     @property
     def is_preempted(self) -> bool:

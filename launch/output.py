@@ -21,6 +21,7 @@ from typing import BinaryIO
 
 from .digest import JobDigest, RankDigest
 from .environment import line_prefix
+from .last_words import tells_more
 from .output_tail import OutputTail
 from .plan import LaunchPlan
 from .stderr_lines import may_begin_noise
@@ -143,7 +144,7 @@ class Console:
     def last_words(self, rank: int) -> tuple[tuple[str, ...], str]:
         """Returns the last lines of a rank that has ended, and the name of their stream.
 
-        They are those of its stderr or, if that is empty, of its stdout.
+        They are those of its stderr or, if that tells nothing, of its stdout.
         """
         return last_words(*self._streams[rank])
 
@@ -198,11 +199,10 @@ def last_words(stdout: RankStream, stderr: RankStream) -> tuple[tuple[str, ...],
     """Returns the last lines of a rank that has ended, and the name of their stream."""
     stdout.drain()
     stderr.drain()
-    for stream, name in ((stderr, "stderr"), (stdout, "stdout")):
-        lines = stream.last_lines(_LAST_WORDS_LINES)
-        if lines:
-            return tuple(lines), name
-    return (), ""
+    on_stdout, on_stderr = (stream.last_lines(_LAST_WORDS_LINES) for stream in (stdout, stderr))
+    if tells_more(on_stdout, on_stderr):
+        return tuple(on_stdout), "stdout"
+    return tuple(on_stderr), "stderr" if on_stderr else ""
 
 
 class RankStream:

@@ -132,7 +132,7 @@ def _error_at(lines: Sequence[str], first: int) -> RaisedError | None:
             return None
         position += 1
         frames = position
-        while position < len(lines) and (not lines[position] or lines[position][0] in " \t"):
+        while position < len(lines) and _is_of_stack(lines[position]):
             position += 1
         if position == len(lines):
             return None
@@ -162,6 +162,11 @@ def _error_at(lines: Sequence[str], first: int) -> RaisedError | None:
         message,
         places[-1] if places else "",
     )
+
+
+def _is_of_stack(line: str) -> bool:
+    """Tells whether a line is of a stack, or was written in between: by another thread."""
+    return not line or line[0] in " \t" or is_log_line(line)
 
 
 def _places(lines: Iterable[str]) -> list[str]:

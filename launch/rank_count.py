@@ -19,7 +19,8 @@ def rank_count(text: str) -> int | str:
     try:
         return int(text)
     except ValueError:
-        raise UsageError(f"-np {text}: give a number of ranks, auto, gpu or cpu") from None
+        typed = text if text.strip() else repr(text)
+        raise UsageError(f"-np {typed}: give a number of ranks, auto, gpu or cpu") from None
 
 
 def has_ranks_here(listed: HostList | None) -> bool:
@@ -44,7 +45,7 @@ def ranks_here(
     Raises:
       UsageError: -np isn't a number of ranks.
     """
-    if listed is None:
-        return rank_count(given or ranks_from_environment(environment) or "auto")
-    ranks = listed.hosts[0][1]
-    return rank_count(given or "auto") if ranks is None else ranks
+    if listed is None and given is None:
+        given = ranks_from_environment(environment)
+    ranks = None if listed is None else listed.hosts[0][1]
+    return rank_count("auto" if given is None else given) if ranks is None else ranks

@@ -27,21 +27,27 @@ _LOG_LINE = re.compile(
     r"\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d|[IWEF]\d{4} \d\d:\d\d:\d\d\.\d"
     r"|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL):[\w.]+:"
 )
+# A line of Horovod's own log.
+_HOROVODS = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [A-Z] \S+:\d+\] \[\d+\]: ")
 # Different on every rank and in every run.
 _VOLATILE = re.compile(
     r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?"
     r"|(?<=^[IWEF])\d{4} \d\d:\d\d:\d\d\.\d+ +\d+"
     r"|0x[0-9a-f]+"
 )
-_LOST_RANK = (
+# What names the rank that is to blame, as far as is known.
+_LOST_RANK = re.compile(
     r"lost rank (\d+), which has (?:ended|given up a run that failed or timed out there), while '"
+    r"|A rank failed\. .*?Rank (\d+): left its session with "
+    r"|RankError(?:: |\(['\"]).* failed on rank (\d+)"
 )
 _LOST_A_PEER = re.compile(
     r"Horovod has been shut down|HorovodInternalError|gloo/transport/"
-    rf"|{_LOST_RANK}"
+    rf"|{_LOST_RANK.pattern}"
     r"|rank \d+ has aborted NCCL's communicator, while '"
     r"|says 'remote process exited or there was a network error'"
-    r"|RankError: (A rank failed|.* failed on rank \d)"
+    r"|A rank failed\. Rank 0: |RankError: A rank failed"
+    r"|rank \d+(?:, \d+)* (?:has left|is at the end of) the session: the step ends on all ranks"
 )
 # TensorFlow may say only behind an error's own line that a peer was lost.
 _MAY_LOSE_A_PEER = re.compile(r"[\w.]*\.errors_impl\.(?:Unknown|Aborted|Cancelled|Internal)Error: ")
@@ -81,6 +87,11 @@ def is_log_line(line: str) -> bool:
     return _LOG_LINE.match(line) is not None or begins_warning(line)
 
 
+def is_horovods(line: str) -> bool:
+    """Tells whether a line is of Horovod's log, into which its threads write."""
+    return _HOROVODS.match(line) is not None
+
+
 def lost_a_peer(line: str) -> bool:
     """Tells whether a rank says that it failed because of another."""
     return _LOST_A_PEER.search(line) is not None
@@ -88,8 +99,8 @@ def lost_a_peer(line: str) -> bool:
 
 def lost_rank(line: str) -> int | None:
     """Returns the rank that was lost, if a line names it as the reason of a failure."""
-    found = re.search(_LOST_RANK, line)
-    return int(found[1]) if found else None
+    found = _LOST_RANK.search(line)
+    return int(found[found.lastindex or 0]) if found else None
 
 
 def message_lost_a_peer(message: Sequence[str]) -> bool:

@@ -238,7 +238,8 @@ def verdict(
 ) -> BaseException | None:
     """Returns the error that every rank raises for these headers; None if all are well.
 
-    The error is the same on every rank.
+    The error is the same on every rank. launch/stderr_lines.py knows the words by which it tells of
+    a rank that has failed, or left.
 
     Args:
         headers: those of ranks 0, 1, ….

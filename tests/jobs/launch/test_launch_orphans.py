@@ -76,6 +76,7 @@ def test_the_family_goes_when_the_supervisor_is_killed(launch):
     code, stderr = launch.end(process)
     assert code == 137
     assert f"supervisor process {supervisor} has died: the job was killed" in stderr
+    assert "still there" not in stderr
 
 
 @pytest.mark.parametrize("how", ["TERM to the launcher", "a rank fails"])

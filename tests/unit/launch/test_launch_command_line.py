@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import resource
+import signal
+import subprocess
 import sys
+import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -14,8 +20,11 @@ from collective.launch.cli import make_plan, parse_options, parse_rank_list
 from collective.launch.command import as_framework, rank_command
 from collective.launch.environment import rank_environment
 from collective.launch.errors import UsageError
+from collective.launch.local_ranks import LocalRanks
 from collective.launch.logs import open_logs
 from collective.launch.plan import LaunchPlan
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +59,8 @@ def in_a_folder_with_a_script(tmp_path, monkeypatch):
         ("-np -1 train.py", "-1", "train.py"),
         ("-n 2 train.py -n 3", "2", "train.py -n 3"),
         ("-n2 train.py", "2", "train.py"),
+        ("-np2 train.py -np3", "2", "train.py -np3"),
+        ("-npauto train.py", "auto", "train.py"),
         ("--nproc_per_node 2 train.py", "2", "train.py"),
         ("--verbose --no-python -n 2 ./run.sh --verbose", "2", "./run.sh --verbose"),
         ("--dry-run", None, ""),
@@ -159,6 +170,8 @@ def test_a_script_may_be_called_python(tmp_path):
         ("-np 0 script.py", "-np 0: a job has at least one rank"),
         ("-np -3 script.py", "-np -3: a job has at least one rank"),
         ("-np two script.py", "-np two: give a number"),
+        ("-np2x script.py", "-np 2x: give a number"),
+        ("-np= script.py", "-np '': give a number"),  # of a shell's variable that isn't set
         ("-np 3 script.py", "3 ranks, but 2 GPUs are visible (0, 1); --device cpu"),
         ("-np gpu --device cpu script.py", "contradict"),
         ("--tee 5 script.py", "there is no rank 5"),
@@ -224,6 +237,46 @@ def test_a_program_that_is_no_script(tmp_path):
     assert rank_command(["sh", "-c", "true"], no_python=True) == ("sh", "-c", "true")
 
 
+def test_an_interrupt_before_there_is_a_job_ends_quietly():
+    """Ctrl-C in the first moments comes while modules are imported."""
+    program = """
+    import os, runpy, signal, sys
+    class Interrupter:
+        def find_spec(self, name, *_):
+            if name == "collective.launch.cli":
+                os.kill(os.getpid(), signal.SIGINT)
+    sys.meta_path.insert(0, Interrupter())
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    runpy.run_module("collective.launch", run_name="__main__")
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    end = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60)
+    assert (end.returncode, end.stdout, end.stderr) == (-signal.SIGINT, b"", b"")
+
+
+@pytest.mark.parametrize(
+    "place, code, words",
+    [
+        ("/dev/full", 2, b"collective.launch: stdout can't be written: No space left on device\n"),
+        ("a pipe", 141, b""),
+    ],
+)
+def test_a_plan_that_nobody_can_read(place, code, words):
+    """It goes to a full disk, or to a program that has ended."""
+    if place == "a pipe":
+        reading, writing = os.pipe()
+        os.close(reading)
+    else:
+        writing = os.open(place, os.O_WRONLY)
+    command = [sys.executable, "-m", "collective.launch", "--dry-run", "--device", "cpu"]
+    script = os.path.abspath("script.py")
+    end = subprocess.run(
+        [*command, script], cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, timeout=60
+    )
+    os.close(writing)
+    assert (end.returncode, end.stderr) == (code, words)
+
+
 def test_the_version(capsys):
     with pytest.raises(SystemExit) as end:
         cli.main(["--version"])
@@ -235,6 +288,31 @@ def test_logs_that_cannot_be_written():
     plan = make_plan(parse_options(["--log-dir", "script.py/logs", "script.py"]), {})
     with pytest.raises(UsageError, match="--log-dir script.py/logs can't be written"):
         open_logs(plan)
+
+
+def test_the_current_folder_may_be_gone(tmp_path, monkeypatch):
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    with pytest.raises(UsageError, match=r"no script a.py \(seen from a folder that has been del"):
+        rank_command(["a.py"])
+    with pytest.raises(UsageError, match="there is no module no_such_module_anywhere"):
+        rank_command(["-m", "no_such_module_anywhere"])
+    assert rank_command(["-m", "json.tool"])
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 500])
+def test_too_few_files_may_be_open(ranks):
+    """Nothing is started then: neither this process nor the supervisor would come far."""
+    plan = make_plan(parse_options(["-np", str(ranks), "script.py"]), {})
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (19, hard))
+    try:
+        with pytest.raises(UsageError, match=f"-np {ranks} needs 4 pipe ends a rank and 16 files"):
+            LocalRanks(plan, signals=None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize(

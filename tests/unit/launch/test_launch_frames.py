@@ -172,6 +172,7 @@ WRONG = [
     b'{"kind": "signal", "number": %d, "groups": true}' % (1 << 63),
     b'{"kind": "signal", "number": 1, "groups": 1}',
     b'{"kind": "exited", "rank": 0, "pid": 1, "code": 0, "time": NaN, "words": [], "source": ""}',
+    b'{"kind": "exited", "rank": 0, "pid": 1, "code": 0, "time": 1e300, "words": [], "source": ""}',
     b'{"kind": "exited", "rank": 0, "pid": 1, "code": 0, "time": 1, "words": [1], "source": ""}',
     b'{"kind": "world", "node": 1, "hosts": [{"name": "a"}]}',
     b'{"kind": "world", "node": 1, "hosts": [{"name": "a", "devices": [1]}]}',

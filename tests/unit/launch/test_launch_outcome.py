@@ -69,12 +69,37 @@ def test_who_is_blamed(ends, rank, certain):
         ("collective.errors.RankError: A rank failed", True),
         ("collective.errors.RankError: calling model_fn (train) failed on rank 1: KeyError", True),
         ("collective.errors.RankError: the ranks disagree", False),
+        ("ERROR: RankError('calling model_fn (train) failed on rank 1: KeyError')", True),
+        (
+            "ERROR:tensorflow:stopped: A rank failed. Rank 0: runs 'train'. Rank 1: left its "
+            "session with ValueError: boom.",
+            True,
+        ),
+        (
+            "tensorflow.python.framework.errors_impl.OutOfRangeError: rank 1, 2 has left the "
+            "session: the step ends on all ranks",
+            True,
+        ),
+        ("saving failed on rank 1: OSError", False),
         ("ValueError: wrong", False),
     ],
 )
 def test_victims_are_known_by_their_last_words(words, is_victim):
     assert RankExit(0, 1, 1, 0.0, last_words=("first", words, "last")).is_victim == is_victim
     assert not RankExit(0, 1, 0, 0.0, last_words=(words,)).is_victim
+
+
+@pytest.mark.parametrize(
+    "words, rank",
+    [
+        ("RankError: A rank failed. Rank 0: runs 'a'. Rank 2: left its session with ...", 2),
+        ("collective.errors.RankError: calling model_fn (train) failed on rank 1: KeyError", 1),
+        ("lost rank 12, which has ended, while 'collective.x' waited for it in ...", 12),
+        ("Horovod has been shut down. This was caused by ...", None),
+    ],
+)
+def test_victims_name_the_rank_that_they_lost(words, rank):
+    assert RankExit(0, 1, 1, 0.0, last_words=(words,)).lost_ranks == {rank} - {None}
 
 
 @pytest.mark.parametrize(
@@ -200,6 +225,10 @@ def test_a_victim_may_report_its_error_itself():
     assert RankExit(0, 1, 3, 0.0, last_words=words).is_victim
 
 
+HOROVODS_LOG = (
+    "[2026-11-26 03:45:31.355576: E operations.cc:697] [1]: Horovod background loop uncaught "
+    "exception: [gloo/transport/tcp/pair.cc:598] Connection closed by peer [127.0.0.1]:58525"
+)
 LOST_RANK_1 = (
     "RuntimeError: lost rank 1, which has ended, while 'x' waited for it in shared memory",
 )
@@ -233,13 +262,9 @@ def test_a_rank_that_was_long_in_ending_is_blamed_for_its_error(code, words, bla
 
 def test_horovods_thread_makes_no_victim_of_a_rank_behind_its_own_error():
     """It loses the peers that die of the error, before the rank itself is gone."""
-    horovod = (
-        "[2026-11-26 03:45:31.355576: E operations.cc:697] [1]: Horovod background loop uncaught "
-        "exception: [gloo/transport/tcp/pair.cc:598] Connection closed by peer [127.0.0.1]:58525"
-    )
     outcome = JobOutcome(2)
     outcome.add(RankExit(0, 100, 1, 0.0, last_words=LOST_RANK_1))
-    outcome.add(RankExit(1, 101, 1, 0.1, last_words=(*RAISED, horovod)))
+    outcome.add(RankExit(1, 101, 1, 0.1, last_words=(*RAISED, HOROVODS_LOG)))
     assert outcome.root_cause().rank == 1
 
 
@@ -248,3 +273,46 @@ def test_a_rank_that_no_victim_names_may_have_handled_its_error():
     outcome.add(RankExit(0, 100, 1, 0.0, last_words=HOROVOD))
     outcome.add(RankExit(1, 101, -15, 1.0, requested=True, last_words=RAISED))
     assert outcome.root_cause().rank == 0
+
+
+CHAINED = ("", "During handling of the above exception, another exception occurred:", "")
+LOST_LATER = (*RAISED, *CHAINED, *RAISED[:2], *LOST_RANK_1)
+IN_THREAD = ("Exception in thread Thread-1 (fetch):", *RAISED[:2], *LOST_RANK_1)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (HOROVODS_LOG, *RAISED),
+        (*RAISED[:2], HOROVODS_LOG, RAISED[2]),
+        (HOROVODS_LOG, "bad record"),  # of an excepthook of the script's own
+        (*IN_THREAD, *RAISED),
+        (*RAISED, *IN_THREAD),
+        LOST_LATER,  # as it left its session
+        (*RAISED, "Exception ignored in: <function Session.__del__>", *RAISED[:2], *LOST_RANK_1),
+    ],
+)
+def test_the_root_cause_may_have_lost_its_victims(words):
+    """They die of its error while it cleans up."""
+    outcome = JobOutcome(3)
+    outcome.add(failed(0, *LOST_RANK_1))
+    outcome.add(failed(2, *SURVIVED))
+    outcome.add(failed(1, *words))
+    assert outcome.root_cause().rank == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (*RAISED[:2], *LOST_RANK_1, *CHAINED, *RAISED),  # of its handler
+        (f"ERROR:tensorflow:stopped: {LOST_RANK_1[0]}", *RAISED),
+        (HOROVODS_LOG,),
+    ],
+)
+def test_a_victim_may_raise_an_error_of_its_own(words):
+    """A rank that says nothing of peers is blamed, though it ends last."""
+    outcome = JobOutcome(2)
+    outcome.add(failed(0, *words))
+    assert not outcome.cause_is_certain()
+    outcome.add(failed(1, "boom"))
+    assert outcome.root_cause().rank == 1
