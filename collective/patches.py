@@ -65,7 +65,7 @@ from collective.ops import control_flow
 from collective.patching import OperationPatch, Patch, ReplacedValue
 from collective.replication import assignments, metrics, moving_averages
 from collective.serving import export
-from collective.tables import fused_updates, optimizer_slots, variable_getter
+from collective.tables import dense_view, fused_updates, optimizer_slots, variable_getter
 from collective.tables.table import Sharded
 from collective.wrappers import horovod, keras
 
@@ -389,7 +389,9 @@ NO_CHIEF = "A worker would wait for a chief that shares no variables with it."
 OWN_CLOCK = "Its threads would save by each rank's own clock."
 SAME_STEP = "Hooks that act every so many seconds would do so at different steps."
 ALL_WRITE = "Every rank would write summaries."
+OUTSIDE = "Checks would execute the error that a table is to sessions outside of scope()."
 SAME_INPUT = "Every rank would train on the same input, and every record count N times."
+MANAGER = tf.train.SessionManager
 MONITORED = monitored_session._MonitoredSession
 RECOVERABLE = monitored_session._RecoverableSession
 SESSIONS = (
@@ -417,18 +419,13 @@ SESSIONS = (
     ),
     Patch(tf.train, "tf.train.MonitoredTrainingSession", increments.training_session, ONE_CHIEF),
     Patch(
-        tf.train.SessionManager,
-        "tf.train.SessionManager.prepare_session",
-        session_runs.prepare_session,
-        INIT_FN,
+        MANAGER, "tf.train.SessionManager.prepare_session", session_runs.prepare_session, INIT_FN
     ),
     Patch(
-        tf.train.SessionManager,
-        "tf.train.SessionManager.wait_for_session",
-        session_runs.wait_for_session,
-        NO_CHIEF,
+        MANAGER, "tf.train.SessionManager.wait_for_session", session_runs.wait_for_session, NO_CHIEF
     ),
     Patch(tf.train.Supervisor, "tf.train.Supervisor.__init__", session_runs.supervise, OWN_CLOCK),
+    Patch(tf, "tf.add_check_numerics_ops", dense_view.check_numerics, OUTSIDE),
     ReplacedValue(
         basic_session_run_hooks, "basic_session_run_hooks.time", session_runs.Clock(), SAME_STEP
     ),
@@ -467,16 +464,10 @@ CHECKPOINTS = (
     Patch(SAVER_HOOK, "tf.train.CheckpointSaverHook._save", saver_hook.save, GOES_ON),
     Patch(SAVER_HOOK, "tf.train.CheckpointSaverHook.end", saver_hook.end, GOES_ON),
     Patch(
-        tf.train.SessionManager,
-        "tf.train.SessionManager._restore_checkpoint",
-        saver.restore_latest,
-        OTHER_LATEST,
+        MANAGER, "tf.train.SessionManager._restore_checkpoint", saver.restore_latest, OTHER_LATEST
     ),
     Patch(
-        tf.train.SessionManager,
-        "tf.train.SessionManager.prepare_session",
-        model_start.prepare_session,
-        NOT_STARTED,
+        MANAGER, "tf.train.SessionManager.prepare_session", model_start.prepare_session, NOT_STARTED
     ),
     Patch(
         checkpoint_utils,

@@ -426,22 +426,22 @@ class Coordinator:
             session: the session.
             error: the error with which it is left, if any.
         """
-        member = self._members.pop(session, None)
-        if member is None or self.broken:
+        state_of_session(session).has_left = True
+        if session not in self._members or self.broken:
             return
         with self._one_at_a_time, self.progress.does("leaves its session"):
-            if self._leave_part(member):
+            member = self._members.pop(session, None)  # behind another thread's run
+            if member is None or self._leave_part(member):
                 return
-        if error is not None and not is_end(error):
-            # Most likely the end of this program. Should it go on, the peers hear of it when they
-            # next wait for this rank.
-            description = f"left its session with {type(error).__name__}: {error}"
-            self.failure = self.failure or (member, description)
-            self._dead = self._dead or isinstance(error, SystemExit)
-            return
-        with self._one_at_a_time, self.progress.does("leaves its session"):
-            headers = self._exchange_headers(Header(LEFT, member.number))
-            self._judge(headers, member, None, "left its session")
+            if error is None or is_end(error):
+                headers = self._exchange_headers(Header(LEFT, member.number))
+                self._judge(headers, member, None, "left its session")
+                return
+        # Most likely the end of this program. Should it go on, the peers hear of it when they next
+        # wait for this rank.
+        description = f"left its session with {type(error).__name__}: {error}"
+        self.failure = self.failure or (member, description)
+        self._dead = self._dead or isinstance(error, SystemExit)
 
     def leave_all(self) -> None:
         """Tells the peers at the end of the program, should they still wait for this rank."""
@@ -485,6 +485,7 @@ class Coordinator:
     def member_of(self, session: Any) -> Membership:
         """Returns this rank's part in `session`, which is numbered when it is first asked for."""
         if session not in self._members:
+            state_of_session(session).refuse_if_left()
             self._sessions += 1
             self._members[session] = Membership(self._sessions, gates_of(session.graph).checks)
         return self._members[session]

@@ -37,6 +37,7 @@ class SessionState:
         eviction_graph_version: the graph's version as of `steps_of_run`.
         handled_error: the identity of the error that was being handled when the session was made.
         is_stopping: whether it was told that all ranks are preempted, or ends: it may run on.
+        has_left: whether this rank has closed it, or is about to: it runs nothing more.
         begun_iterators: the names of the iterators of which batches were taken that are counted
             (`collective.coordination.batch_counter`).
         void_iterators: those of them of which a restored checkpoint knows nothing.
@@ -61,6 +62,7 @@ class SessionState:
     eviction_graph_version: int | None = None
     handled_error: int | None = None
     is_stopping: bool = False
+    has_left: bool = False
     begun_iterators: set[str] = dataclasses.field(default_factory=set)
     void_iterators: set[str] = dataclasses.field(default_factory=set)
     at_close: dict[str, Callable[[], None]] = dataclasses.field(default_factory=dict)
@@ -75,6 +77,15 @@ class SessionState:
         """Takes note that a checkpoint was restored: the global step may be another one now."""
         self.eviction_step, self.runs_to_eviction = None, 0
         self.void_iterators |= self.begun_iterators
+
+    def refuse_if_left(self) -> None:
+        """Refuses a session that this rank has left, which would count as one that no peer has.
+
+        Raises:
+            RuntimeError: TensorFlow's own error.
+        """
+        if self.has_left:
+            raise RuntimeError("Attempted to use a closed Session.")
 
     def close(self) -> None:
         """Calls what is to be called when the session has been closed."""

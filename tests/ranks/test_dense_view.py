@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 
 from collective import RankError, TableError
 from collective.tables.grouping import lookups_of
-from tests.ranks import grouped, reference
+from tests.ranks import grouped, reference, training
 
 V, D = 11, 3  # rows that no number of ranks divides
 ONES = np.ones([V, D], np.float32)
@@ -47,6 +47,16 @@ def test_a_read_has_every_row(strategy, rank, size, way):
 
     want, got = grouped.both(strategy, rank, size, build, [(["out"], {})])
     np.testing.assert_allclose(got[0]["out"], want[0]["out"], rtol=1e-6)
+
+
+def test_a_graph_of_which_every_number_is_checked(strategy, rank, size):
+    """Its tables' own errors, for sessions outside of scope(), are none of its numbers."""
+
+    def train(loss, _):
+        update = tf.train.AdagradOptimizer(0.1).minimize(loss)
+        return {"train": tf.group(update, tf.add_check_numerics_ops())}
+
+    training.compare(strategy, rank, size, train, steps=2)
 
 
 def test_fetching_a_table(strategy, rank, size):

@@ -231,6 +231,43 @@ def test_a_fork_of_a_rank_waits_for_no_peer(rank_threads):
     assert (ended, values) == (0, "result")
 
 
+def test_a_session_that_one_rank_has_closed_is_no_other_session(rank_threads):
+    """Its peers wouldn't count it, and take the next one for another."""
+
+    def on_rank(rank, coordinator):
+        session = Session()
+        run = FakeRun(coordinator, session, batches=2)
+        run()
+        coordinator.leave(session)
+        if rank == 0:
+            with pytest.raises(RuntimeError, match="Attempted to use a closed Session"):
+                run()
+        return FakeRun(coordinator, Session(), batches=1)()
+
+    assert rank_threads(2, on_rank) == ["result", "result"]
+
+
+def test_a_thread_that_closes_a_session_waits_for_its_run(rank_threads):
+    def on_rank(rank, coordinator):
+        session = Session()
+        run = FakeRun(coordinator, session, batches=2)
+        closing = threading.Thread(target=coordinator.leave, args=(session,))
+
+        def closed_in_mid_run(*args):
+            closing.start()
+            closing.join(0.1)
+            return FakeRun.original(run, *args)
+
+        run.original = closed_in_mid_run
+        values = run()
+        closing.join()
+        with pytest.raises(RuntimeError, match="Attempted to use a closed Session"):
+            run()
+        return values
+
+    assert rank_threads(1, on_rank) == ["result"]
+
+
 @pytest.fixture
 def wishes(monkeypatch):
     """The wish of each rank, as threads have one each; what they decide is forgotten."""
