@@ -92,11 +92,12 @@ class LoadedTable:
         if not is_there.all():
             if default is None:
                 missing = flat[~is_there]
-                most = "" if self.dynamic else f", whose keys are 0 … {self.shape[0] - 1:,}"
+                all_keys = "" if self.dynamic else f" (keys 0 … {self.shape[0] - 1:,})"
+                others = counted(len(missing) - 1, "other")
                 raise UnknownName(
-                    f"table '{self.name}'{most} has no key {missing[0]}, and "
-                    f"{counted(len(missing) - 1, 'other')} of {len(flat):,}; lookup(keys, "
-                    "default=0.0) gives such keys zeros"
+                    f"table '{self.name}'{all_keys} has no key {missing[0]}"
+                    + (f", nor {others} of the {len(flat):,}" if len(missing) > 1 else "")
+                    + "; lookup(keys, default=0.0) gives such keys zeros"
                 )
             rows[~is_there] = default
         return rows.reshape(*array.shape, self.dim)

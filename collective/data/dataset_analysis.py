@@ -18,13 +18,21 @@ DEALT_BY_READER = "collective/data/ShardDataset"
 OF_READERS = "collective/data/"
 # Begins the names of the operations by which `collective.data.resumable` does.
 RESUMABLE = "collective/data/resumable/"
+# Begins the names of those by which a `collective.data.WorkQueue` gives a rank its items.
+OF_WORK_QUEUE = "collective/data/work_queue/"
 
 
 def is_dealt_by_reader(dataset: Any) -> bool:
-    """Tells whether `collective.data.parquet` has dealt the batches that a dataset is made of."""
-    if any(op.name.startswith(DEALT_BY_READER) for op in operations(dataset)):
+    """Tells whether what a dataset is made of is dealt: batches of `parquet`, items of work."""
+    dealt = (DEALT_BY_READER, OF_WORK_QUEUE)
+    if any(op.name.startswith(dealt) for op in operations(dataset)):
         return True
     return any(hasattr(part, "collective_is_dealt") for part in _eager_parts(dataset))
+
+
+def is_of_work_queue(dataset: Any) -> bool:
+    """Tells whether a graph's dataset is made of the items of a `collective.data.WorkQueue`."""
+    return any(op.name.startswith(OF_WORK_QUEUE) for op in operations(dataset))
 
 
 def is_of_reader(dataset: Any) -> bool:

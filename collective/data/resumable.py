@@ -175,6 +175,12 @@ def _check_records(dataset: Any) -> None:
     """Refuses what isn't the same dataset of records on every rank."""
     if not isinstance(dataset, tf2.data.Dataset):
         raise TypeError(f"resumable() takes a tf.data.Dataset, not {type(dataset).__name__}.")
+    if dataset_analysis.is_of_work_queue(dataset):
+        raise ValueError(
+            "resumable(): the dataset reads the items of a WorkQueue, so each rank has records of "
+            "its own. Give it a dataset of all items instead: resumable() deals their records, and "
+            "goes on in the middle of an item. (A WorkQueue goes on with the next item by itself.)"
+        )
     if dataset_analysis.is_of_reader(dataset):
         raise ValueError(
             "resumable(): the dataset is made of batches of collective.data.parquet() or of "

@@ -16,6 +16,7 @@ import tensorflow.compat.v2 as tf2
 from tensorflow.python.training.saving import saveable_object
 
 from collective.checkpoint.gathered import GatheredState
+from collective.data import dataset_analysis
 from collective.ops import collectives
 from collective.ops.counting import counted
 from collective.policy import is_whole
@@ -109,13 +110,16 @@ class WorkQueue(GatheredState):
 
     def input_dataset(self) -> tf2.data.Dataset:
         """Returns a dataset of this rank's items, which takes them as they are needed."""
-        dataset = tf2.data.Dataset.from_generator(
-            self._taken_items, output_signature=tf2.TensorSpec([], tf.string)
-        )
+        # An Estimator and strategy.shard() know by this name that the items have been dealt.
+        with tf.name_scope(dataset_analysis.OF_WORK_QUEUE):
+            dataset = tf2.data.Dataset.from_generator(
+                self._taken_items, output_signature=tf2.TensorSpec([], tf.string)
+            )
         # TensorFlow would take an item ahead by itself; a checkpoint would count it as used.
         options = tf2.data.Options()
         options.experimental_optimization.inject_prefetch = False
         dataset = dataset.with_options(options)
+        dataset.collective_is_dealt = True
         # So that a file can be looked at for its columns.
         dataset.collective_files = [self._prefix + item for item in self._all_items]
         return dataset

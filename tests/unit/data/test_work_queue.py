@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from collective.data import WorkQueue
+from collective.data import WorkQueue, resumable
+from collective.estimator import input_sharding
 from collective.ops import collectives
 
 ITEMS = [f"part-{i}" for i in range(7)]
@@ -136,3 +137,34 @@ def test_items_are_dealt_a_whole_number_of_times(num_epochs):
     message = re.escape(f"WorkQueue(num_epochs={num_epochs!r}): items are dealt a whole number")
     with pytest.raises(ValueError, match=message):
         WorkQueue(ITEMS, num_epochs)
+
+
+@pytest.mark.parametrize("again", [input_sharding.deal, input_sharding.shard])
+def test_items_are_dealt_once(monkeypatch, tmp_path, again):
+    """An Estimator dealt the batches of a rank's own files once more: half of them were lost."""
+    for item in ITEMS[:4]:
+        (tmp_path / item).write_text(f"{item} a\n{item} b\n")
+    monkeypatch.setattr(collectives, "size", lambda: 2)
+    monkeypatch.setattr(collectives, "rank", lambda: 1)
+    with tf.Graph().as_default():
+        queue = WorkQueue(ITEMS[:4], shuffle=False, prefix=f"{tmp_path}/")
+        with tf.name_scope("input"):
+            lines = again(tf.data.TextLineDataset(queue.input_dataset()))
+        line, got = tf.data.make_one_shot_iterator(lines).get_next(), []
+        with tf.Session() as session, pytest.raises(tf.errors.OutOfRangeError):
+            while True:
+                got.append(session.run(line))
+    assert got == [b"part-1 a", b"part-1 b", b"part-3 a", b"part-3 b"]
+    with tf.init_scope():
+        items = WorkQueue(ITEMS[:4], shuffle=False).input_dataset()
+        assert list(again(items).as_numpy_iterator()) == [b"part-1", b"part-3"]
+
+
+def test_items_are_no_records_of_resumable(monkeypatch):
+    """It would leave out records: those of a rank's own files that would be other ranks'."""
+    monkeypatch.setattr(collectives, "size", lambda: 2)
+    monkeypatch.setattr(collectives, "rank", lambda: 1)
+    with tf.Graph().as_default():
+        lines = tf.data.TextLineDataset(WorkQueue(ITEMS).input_dataset())
+        with pytest.raises(ValueError, match="items of a WorkQueue.*Give it a dataset of all"):
+            resumable(lines, batch_size=2)
