@@ -364,6 +364,24 @@ def test_half_precision_tables(strategy, rank):
         )
 
 
+def test_a_half_precision_row_is_rounded_once_a_step(strategy):
+    """Gradient descent adds up the small steps of a repeated key: each alone would be lost."""
+
+    def build(embedding_scope):
+        with embedding_scope():
+            t = tf.get_variable("t", [2, 1], tf.bfloat16, initializer=tf.ones_initializer())
+        ids = tf.placeholder(tf.int64, [None])
+        loss = tf.reduce_sum(tf.cast(tf.nn.embedding_lookup(t, ids), tf.float32))
+        train = tf.train.GradientDescentOptimizer(2.0**-9).minimize(loss)
+        row = tf.cast(tf.nn.embedding_lookup(t, [0])[0, 0], tf.float32)
+        return {"train": train, "row": row}, {"ids": ids}
+
+    runs = [(["train"], {"ids": np.zeros(48, np.int64)}), (["row"], {})]
+    # 1 - 2**-9 is 1 in bfloat16, whose numbers below 1 are 2**-8 apart.
+    assert reference.plain(build, runs)[-1]["row"] == 1
+    assert reference.sharded(strategy, build, runs)[-1]["row"] == 1 - 48 * 2.0**-9
+
+
 def test_bad_arguments_are_named(strategy):
     with strategy.scope(), tf.Graph().as_default():
         with strategy.embedding_scope():
