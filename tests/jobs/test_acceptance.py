@@ -125,10 +125,7 @@ def test_equivalence(ranks, optimizer, backend, references, double=False):
 
 @pytest.mark.parametrize(
     "optimizer",
-    [
-        pytest.param(name, marks=[] if name in ("adagrad", "adam", "ftrl") else LONG)
-        for name in OPTIMIZERS
-    ],
+    [pytest.param(name, marks=[] if name == "adam" else LONG) for name in OPTIMIZERS],
 )
 @ON_THE_DOUBLE
 def test_equivalence_on_the_double_of_a_gpu(ranks, optimizer, backend, references):

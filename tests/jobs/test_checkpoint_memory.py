@@ -80,8 +80,7 @@ with strategy.scope(), tf.Graph().as_default():
 '''
 
 
-@pytest.mark.sample(1)
-@pytest.mark.matrix
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind, shard", [("static", 293), ("dynamic", 244 + 29)])
 def test_saving_and_restoring_in_the_memory_of_a_shard(tmp_path: Path, kind: str, shard: int):

@@ -84,7 +84,7 @@ def last_state(folder: Path) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(
     "kills",
     [
-        pytest.param(1, marks=[pytest.mark.matrix, pytest.mark.timeout(300)]),
+        pytest.param(2, marks=[pytest.mark.long, pytest.mark.timeout(300)]),
         pytest.param(20, marks=[pytest.mark.long, pytest.mark.timeout(1200)]),
     ],
 )

@@ -97,7 +97,7 @@ def test_an_elastic_job_goes_on_without_the_rank_that_died(tmp_path):
         assert output.count(f"attempt {attempt} of {ranks} ranks") == ranks
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 @pytest.mark.timeout(200)
 def test_a_rank_that_stands_still_is_a_failure_too(tmp_path):
     options = ("--stall-timeout", 4, "--grace", 1)

@@ -279,7 +279,7 @@ def test_an_idle_rank_of_an_evaluation_whose_peer_does_not_go_on(ended):
     assert "waiting for the others' word since" in told[0] and "runs rows:0" in told[0]
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 @pytest.mark.job(
     """
     def slowly():

@@ -16,8 +16,8 @@ DEFAULT_BACKEND = "sok"
 # The backend of the configurations that `make test-matrix` adds for other numbers of ranks.
 OTHER_BACKEND = "hb"
 # Of a case's parameters `make test` runs so many, unless it is marked `sample`, and the matrix so
-# many more at most.
-FEW = 2
+# many more.
+PARAMETERS = 1
 
 # How many ranks count as one host, the others as another one.
 FIRST_HOST = "COLLECTIVE_TEST_FIRST_HOST"
@@ -38,7 +38,7 @@ MARKERS = (
     "double(tier): a rank case that runs on the double of a GPU, from this tier on: 'matrix' (one "
     "of its turns) or 'all' (the default)",
     "sample(n): a test of whose parameters `make test` runs n, always the same ones, and "
-    "`make test-matrix` one or two others; sample(n, m): m others",
+    "`make test-matrix` another one",
     "spread: a rank case with a `seed`, which takes turns over two and three ranks on both "
     "backends, "
     "where the tier has these",
@@ -105,7 +105,7 @@ class Marks:
     """What a case's markers say about its configurations.
 
     Attributes:
-        turn: of a case that has turns in the matrix, which one it takes: by its name.
+        turn: of a case that has turns in the matrix, which one it takes, if any: by its name.
     """
 
     ranks: tuple[int, ...] = ()
@@ -142,12 +142,12 @@ class Marks:
 
     def in_test(self, count: int) -> list[int]:
         """Returns which of `count` parameters `make test` runs."""
-        return [] if self.matrix else sampled(count, self.sample or FEW)
+        return [] if self.matrix else sampled(count, self.sample or PARAMETERS)
 
     def in_matrix(self, count: int) -> list[int]:
         """Returns which of those that `make test` leaves out the matrix runs."""
         rest = [number for number in range(count) if number not in self.in_test(count)]
-        most = self.sample if self.matrix and self.sample else FEW
+        most = self.sample if self.matrix and self.sample else PARAMETERS
         return [rest[place] for place in sampled(len(rest), most)]
 
 
@@ -233,8 +233,8 @@ def _in_test(marks: Marks) -> tuple[str, ...]:
 
 
 def _in_matrix(marks: Marks) -> list[Configuration]:
-    """Those of `make test`, for parameters that it leaves out; one with more ranks, and one of the
-    others in turn.
+    """Those of `make test`, for parameters that it leaves out; one with more ranks, and for every
+    other case one of the rest in turn.
     """
     backends = _in_test(marks) if marks.either_backend else BACKENDS
     chosen = Choice().of(marks)
@@ -252,7 +252,8 @@ def _in_matrix(marks: Marks) -> list[Configuration]:
     if marks.double == "matrix":
         turns.append(Configuration(2, DEFAULT_BACKEND, double=True))
     turns = [c for c in turns if c not in chosen]
-    return [*chosen, turns[marks.turn % len(turns)]] if turns else chosen
+    takes_turn = bool(turns) and (marks.turn >> 8) % 2 == 0
+    return [*chosen, turns[marks.turn % len(turns)]] if takes_turn else chosen
 
 
 def _everywhere(marks: Marks) -> list[Configuration]:

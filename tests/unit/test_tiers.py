@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from tests.rank_plugin.configuration import BACKENDS, FEW, Choice, Configuration, Marks
+from tests.rank_plugin.configuration import BACKENDS, PARAMETERS, Choice, Configuration, Marks
 
 MARKS = [
     Marks(),
@@ -30,9 +30,9 @@ def test_the_matrix_runs_others_than_make_test_where_that_runs_the_case(marks, c
         ]
         for tier in (test, matrix)
     }
-    few = min(marks.sample or FEW, count)
+    few = min(marks.sample or PARAMETERS, count)
     assert len(ran[test]) == (0 if marks.matrix else few)
-    assert len(ran[matrix]) == (few if marks.matrix else min(FEW, count - few))
+    assert len(ran[matrix]) == (few if marks.matrix else min(PARAMETERS, count - few))
     both = ran[test] + ran[matrix]
     assert len(both) == len({*both}) and {*test.of(marks)} <= {*matrix.of(marks)}
     assert all(Choice("all").runs(marks, c, n, count) for c in test.of(marks) for n in range(count))
@@ -66,6 +66,7 @@ def test_the_matrix_adds_the_most_ranks_and_one_more_configuration_in_turn():
         "2-sok-double",
     }
     assert added(Marks()) == [Configuration(2, "hb")] and added(Marks(either_backend=True)) == []
+    assert added(Marks(**depends, turn=1 << 8)) == [Configuration(3, "hb")]
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 @pytest.mark.timeout(200)
 def test_the_first_session_of_a_script_has_the_threads_that_it_asks_for(hosts):
     """TensorFlow keeps the numbers of a process's first session, whatever later ones say."""

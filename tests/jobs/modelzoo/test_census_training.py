@@ -41,7 +41,7 @@ def test_two_ranks_train_on_the_generated_click_log():
     assert progress == [str(step) for step in range(30, 301, 30)]
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 def test_a_batch_size_that_three_ranks_do_not_divide_ends_the_job_with_code_2():
     completed = train(3, "--batch-size", 256, "--click-log")
     assert completed.returncode == 2

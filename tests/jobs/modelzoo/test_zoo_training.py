@@ -145,7 +145,7 @@ def test_policies_bound_the_tables_of_hashed_ids_and_cost_no_auc(tmp_path):
     assert bounded[-1]["auc"] == pytest.approx(unbounded[-1]["auc"], abs=0.002)
 
 
-@pytest.mark.matrix
+@pytest.mark.long
 def test_a_mode_without_a_checkpoint_ends_the_job_with_code_2(tmp_path):
     completed = launch(
         PROGRAMS["dlrm"], 2, "--mode", "evaluate", "--checkpoint-dir", tmp_path, "--rows", 1000
