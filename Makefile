@@ -67,7 +67,7 @@ image-check: ready  ## Check docker/: a linter, the pins, docker's own checks; w
 test: lint  ## lint, and the tests: 15 minutes on two cores
 	$(python) -m pytest $(ARGS)
 
-test-matrix: ready  ## What CI runs beside it: other numbers of ranks, the other backend, ...: 20 minutes
+test-matrix: ready  ## What CI runs beside it: other numbers of ranks, the other backend, ...: 25 minutes
 	$(python) -m pytest --tier matrix $(ARGS)
 
 test-all: lint  ## lint, and every test in every configuration, with more examples: hours

@@ -158,7 +158,7 @@ def _check_module(name: str) -> None:
     if not rest and top in sys.builtin_module_names:
         return
     # By the last part of a name alone: the whole one would need the packages around it imported.
-    spec = importlib.machinery.PathFinder.find_spec(top, [_folder(), *sys.path])
+    spec = importlib.machinery.PathFinder.find_spec(top, ["", *sys.path])
     if spec is None:
         specs = (finder.find_spec(top, None) for finder in sys.meta_path)
         spec = next((found for found in specs if found), None)
