@@ -27,7 +27,10 @@ from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import embedding_bag_gradients  # noqa: F401 (registers gradients)
+from collective.ops import (
+    embedding_bag_gradients,  # noqa: F401 (registers gradients)
+    native_library,
+)
 from collective.ops.dispatch import launch_kernels, operations
 from collective.ops.native_library import missing  # noqa: F401 (part of this interface)
 from collective.ops.shard_gradients import scaled  # noqa: F401 (part of this interface)
@@ -136,9 +139,11 @@ class Response(NamedTuple):
 def bounds(ids: Sequence[tf.Tensor]) -> tf.Tensor:
     """Returns the smallest and the largest of each of the int64 `ids`, [M, 2] int64.
 
-    Without ids these are int64's largest and smallest.
+    Without ids these are int64's largest and smallest. The host finds them, wherever tables are:
+    ids come from there, and the gate needs to know before anything moves.
     """
-    return operations().collective_bounds(ids)
+    with tf.device("/cpu:0"):
+        return native_library.library().collective_bounds(ids)
 
 
 def mismatches(
@@ -151,7 +156,8 @@ def mismatches(
 
     All are 0 if nothing is wrong. For each lookup there are two numbers: its samples less its ids,
     and the number of samples that are smaller than the one before (the first: than 0). Then there
-    is one for each of the weights: their number less that of the ids.
+    is one for each of the weights: their number less that of the ids. The host finds them, as it
+    finds `bounds`.
 
     Args:
         ids: for each lookup int64.
@@ -159,7 +165,10 @@ def mismatches(
         weights: W times float32.
         weighted: the places of the lookups that they belong to.
     """
-    return operations().collective_mismatches(ids, samples, weights, weighted=list(weighted))
+    with tf.device("/cpu:0"):
+        return native_library.library().collective_mismatches(
+            ids, samples, weights, weighted=list(weighted)
+        )
 
 
 def request(

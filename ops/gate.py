@@ -227,10 +227,12 @@ class GraphGates:
         """Returns `tensors`, behind `checks`: with one rank there is no gate that looks at them."""
         if not checks:
             return list(tensors)
-        made = [check.made_now() for check in checks]
-        self.checked += made
-        with tf.control_dependencies(made):
-            return [tf.identity(x) for x in tensors]
+        # What is checked is in the host's memory, and stays there.
+        with tf.device("/cpu:0"):
+            made = [check.made_now() for check in checks]
+            self.checked += made
+            with tf.control_dependencies(made):
+                return [tf.identity(x) for x in tensors]
 
     def level(self, op: tf.Operation) -> int:
         """Returns the highest level of a gate upstream of `op`, 0 for none."""

@@ -261,17 +261,24 @@ def _in_turn(
 
 
 def _flat_inputs(group: Sequence[Lookup], flat: Callable[[tf.Tensor, str], tf.Tensor]) -> _Inputs:
-    ids = [flat(lookup.ids, "ids") for lookup in group]
-    samples = [
-        None if x.sparse_ids is None else flat(x.sparse_ids.indices[:, 0], "samples") for x in group
-    ]
-    weights = [
-        None
-        if x.sparse_weights is None
-        else flat(tf.cast(x.sparse_weights.values, tf.float32), "weights")
-        for x in group
-    ]
-    return _Inputs(ids, samples, weights)
+    """Returns the inputs of lookups. The host has them, checks them and hands them to who asks: on
+    their way there TensorFlow would take them to a GPU and back. Only weights that the model learns
+    are where it computes.
+    """
+
+    def weights_of(lookup: Lookup) -> tf.Tensor | None:
+        if lookup.sparse_weights is None:
+            return None
+        with tf.device(None if lookup.weights_have_gradients else "/cpu:0"):
+            return flat(tf.cast(lookup.sparse_weights.values, tf.float32), "weights")
+
+    with tf.device("/cpu:0"):
+        ids = [flat(lookup.ids, "ids") for lookup in group]
+        samples = [
+            None if x.sparse_ids is None else flat(x.sparse_ids.indices[:, 0], "samples")
+            for x in group
+        ]
+    return _Inputs(ids, samples, [weights_of(lookup) for lookup in group])
 
 
 def _flat(x: tf.Tensor, name: str) -> tf.Tensor:
@@ -408,14 +415,17 @@ def _mismatch_checks(name: str, group: Sequence[Lookup], inputs: _Inputs) -> lis
     tables = [group[i].table.op.name for i in combined for _ in range(2)]
     tables += [group[i].table.op.name for _, i, _ in weighted]
     wrong = [gate.PLACES, gate.ORDER] * len(combined) + [gate.WEIGHTS] * len(weighted)
-    bounds = tf.stack([mismatches, mismatches], 1)
+    with tf.device("/cpu:0"):
+        bounds = tf.stack([mismatches, mismatches], 1)
     return [gate.Check(name, tuple(tables), (1,) * len(wrong), bounds, tuple(wrong))]
 
 
 def _in_shape_of_ids(output: tf.Tensor, lookup: Lookup) -> tf.Tensor:
     if lookup.sparse_ids is None:
         if lookup.ids.shape.ndims != 1:
-            output = tf.reshape(output, tf.concat([tf.shape(lookup.ids), [lookup.table.dim]], 0))
+            with tf.device("/cpu:0"):
+                shape = tf.concat([tf.shape(lookup.ids), [lookup.table.dim]], 0)
+            output = tf.reshape(output, shape)
         output.set_shape(lookup.ids.shape.concatenate([lookup.table.dim]))
     return output
 

@@ -51,11 +51,11 @@ def _checked(table: Sharded | ServedTable, ids: tf.Tensor) -> strategies.Lookup:
 
 def _as_keys(table: Sharded | ServedTable, ids: tf.Tensor) -> tf.Tensor:
     """Returns int64 keys of `ids`; strings are keys of dynamic tables only."""
-    return (
-        key_hashing.of_strings(ids)
-        if table.rows is None and ids.dtype == tf.string
-        else tf.cast(ids, tf.int64)
-    )
+    if table.rows is None and ids.dtype == tf.string:
+        return key_hashing.of_strings(ids)
+    # Where they are checked.
+    with tf.device("/cpu:0"):
+        return tf.cast(ids, tf.int64)
 
 
 def _check_now(table: Sharded, bounds: tf.Tensor) -> tf.Operation:

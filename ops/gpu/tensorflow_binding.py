@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import native_library, tensorflow_lookup
+from collective.ops import native_library
 from collective.ops.gpu import (
     ask,
     bags,
@@ -61,25 +61,6 @@ class DeviceOperations:
             graph._kernel_label_map({name: label} if label else {}),
         ):
             yield
-
-    def collective_bounds(self, ids: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Finds bounds by TensorFlow's operations, wherever it has kernels for them."""
-        return tf.stack([tensorflow_lookup.bounds(x) for x in ids])
-
-    def collective_mismatches(
-        self,
-        ids: Sequence[tf.Tensor],
-        samples: Sequence[tf.Tensor],
-        weights: Sequence[tf.Tensor],
-        weighted: Sequence[int],
-    ) -> tf.Tensor:
-        """Finds mismatches by TensorFlow's operations."""
-        found = [tensorflow_lookup.mismatches(x, y, None) for x, y in zip(ids, samples)]
-        more = [
-            tf.size(w, out_type=tf.int64) - tf.size(ids[place], out_type=tf.int64)
-            for w, place in zip(weights, weighted)
-        ]
-        return tf.concat([*found, more], 0) if more else tf.concat(found, 0)
 
     def collective_ask(
         self,
