@@ -255,7 +255,7 @@ class GradientSums {
   PlannedTerms PackTerms(Run* run, Packed* packed) const {
     PlannedTerms terms{};
     run->bags->Pack(packed);
-    terms.by_thread = run->bags->PackLookups(1, 1, packed);
+    terms.by_thread = run->bags->PackLookups(1, Samples::kOne, packed);
     const std::vector<RunWords> gradients = run->gradients.entries();
     terms.gradient_count = static_cast<int32_t>(gradients.size());
     terms.gradients_at = packed->Add(gradients);
