@@ -258,8 +258,9 @@ def _words(
     each_lane: bool,
     lanes: int | None = None,
 ) -> tuple[np.ndarray, int]:
-    """Returns ([M, 13] int64 as pool.cu reads them, how many tiles they have); a sample for each lane
-    of a group, or for the group; `ids` are the addresses of positions and weights.
+    """Returns ([M, 13] int64 as pool.cu reads them, how many tiles they have).
+
+    A group of lanes has a sample for each lane, or one. `ids`: addresses of positions and weights.
     """
     samples = np.array([lookup.samples for lookup in lookups], np.int64)
     dims = np.array([lookup.dim for lookup in lookups], np.int64)
