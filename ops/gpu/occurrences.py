@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from collective.ops.gpu.partition import scan, tiled
-from collective.ops.gpu.segments import MOST, STATIC, THREADS, TILE, Segments
+from collective.ops.gpu.partition import scan_counts
+from collective.ops.gpu.segments import MOST, THREADS, TILE
 from collective.ops.gpu.sources import Source
 from collective.ops.gpu.workspace import Workspace
 
@@ -25,8 +25,10 @@ SOURCE = Source(
     ("occurrences_count", "occurrences_place", "occurrences_offsets", "occurrences_split"),
 )
 LONG, PIECE = 64, 512  # as in occurrences.cuh
-_MOST_BITS = 10  # of a digit: what shared memory has counters for
-_KEY_BYTES, _COUNTER_BYTES = 20, 16  # that a pass moves: of a key, and of a counter of a tile
+SORT_TILE = 16 * THREADS  # as in occurrences.cu
+_MOST_BITS = 9  # of a digit: what shared memory has counters for
+# That a pass moves: of a key; of a digit of a tile, with what its keys miss of whole sectors.
+_KEY_BYTES, _DIGIT_BYTES = 20, 64
 _WARPS = THREADS // 32
 
 
@@ -58,14 +60,15 @@ def most_pieces(occurrences: int) -> int:
 
 def digits(rows: int) -> tuple[int, int]:
     """Returns (how many passes, of how many bits) sort the numbers of `rows` rows: those that move
-    the fewest bytes. Larger digits need fewer passes, and more counters.
+    the fewest bytes. Larger digits need fewer passes, but more counters, and what is written of one
+    is shorter.
     """
     bits = max((rows - 1).bit_length(), 1)
     ways = [(passes, -(-bits // passes)) for passes in range(1, bits + 1)]
 
     def moved(way: tuple[int, int]) -> float:  # for each key
         passes, width = way
-        return passes * (_KEY_BYTES + _COUNTER_BYTES * 2**width / TILE)
+        return passes * (_KEY_BYTES + _DIGIT_BYTES * 2**width / SORT_TILE)
 
     return min((way for way in ways if way[1] <= _MOST_BITS), key=moved)
 
@@ -77,7 +80,7 @@ def occurrences(
     host waits for nothing.
 
     Bytes moved: in each pass 4 K for the counts, 16 K for the order (12 K in the first), and for
-        each 2,048 keys 16 for each value of a digit; then 4 K + 8 R.
+        each 4,096 keys 16 for each value of a digit; then 4 K + 8 R.
 
     Args:
         numbers: [K] int32, the row of each occurrence, at least 0 and smaller than `rows`: that
@@ -98,35 +101,25 @@ def occurrences(
         )
     passes, bits = digits(rows)
     values = 2**bits
-    tiles = tiled(Segments.of([size], [0]), [STATIC], values, workspace, name)
-    count, by_tile = tiles.plan.tiles, (tiles.segments, np.int32(len(tiles.plan.segments)))
+    tiles = -(-size // SORT_TILE)
+    counts = workspace.take(f"{name}.tile_counts", values * (tiles + 1), np.uint32)
+    starts = workspace.take(f"{name}.starts", values + 1, np.uint32)
+    nobody_asks = workspace.take(f"{name}.counts", values, np.int32)
     order: Any = np.uint64(0)
     for number in range(passes):
-        digit = (np.uint32(number * bits), np.uint32(values))
+        digit = (np.int64(size), np.uint32(number * bits), np.uint32(values))
         device.kernel(SOURCE, "occurrences_count")(
-            count,
-            THREADS,
-            (numbers, *by_tile, *digit, tiles.counts, np.uint32(count)),
-            shared=4 * values,
+            tiles, THREADS, (numbers, *digit, counts, np.uint32(tiles)), shared=4 * values
         )
-        scan(tiles, values, workspace, name)
+        all_tiles = np.array([0, tiles], np.uint32)
+        scan_counts(counts, all_tiles, nobody_asks, starts, workspace, name)
         placed = workspace.take(f"{name}.rows{number % 2}", size, np.int32)
         placed_order = workspace.take(f"{name}.order{number % 2}", size, np.int32)
         device.kernel(SOURCE, "occurrences_place")(
-            count,
+            tiles,
             THREADS,
-            (
-                numbers,
-                order,
-                *by_tile,
-                *digit,
-                tiles.counts,
-                np.uint32(count),
-                tiles.starts,
-                placed,
-                placed_order,
-            ),
-            shared=4 * _WARPS * values,
+            (numbers, order, *digit, counts, np.uint32(tiles), starts, placed, placed_order),
+            shared=4 * (2 * SORT_TILE + values) + 2 * _WARPS * values,
         )
         numbers, order = placed, placed_order
     offsets = workspace.take(f"{name}.offsets", rows + 1, np.int32)

@@ -71,19 +71,34 @@ def tiled(
 
 def scan(tiles: Tiled, ranks: int, workspace: Workspace, name: str) -> None:
     """Turns counts by tile into sums of those before, and fills `starts` and `section_counts`."""
-    section_tiles = workspace.upload(f"{name}.section_tiles", tiles.plan.section_tiles)
+    scan_counts(
+        tiles.counts, tiles.plan.section_tiles, tiles.section_counts, tiles.starts, workspace, name
+    )
+
+
+def scan_counts(
+    counts: Any,
+    section_tiles: np.ndarray,
+    section_counts: Any,
+    starts: Any,
+    workspace: Workspace,
+    name: str,
+) -> None:
+    """Turns counts [N, tiles + 1] into sums of those before, and fills `starts` [N + 1] and
+    `section_counts` [N, S]; `section_tiles` are [S + 1] uint32, where each section's tiles begin.
+    """
+    count = int(section_tiles[-1])
     ended = workspace.keep(f"{name}.ended", lambda: workspace.device.zeros(1, np.uint32))
-    threads = min(_SCAN_THREADS, 32 * -(-max(tiles.plan.tiles, 1) // 32))
     workspace.device.kernel(SOURCE, "partition_scan")(
-        ranks,
-        threads,
+        int(starts.size) - 1,
+        min(_SCAN_THREADS, 32 * -(-max(count, 1) // 32)),
         (
-            tiles.counts,
-            np.uint32(tiles.plan.tiles),
-            section_tiles,
-            np.uint32(len(tiles.plan.section_tiles) - 1),
-            tiles.section_counts,
-            tiles.starts,
+            counts,
+            np.uint32(count),
+            workspace.upload(f"{name}.section_tiles", section_tiles),
+            np.uint32(len(section_tiles) - 1),
+            section_counts,
+            starts,
             ended,
         ),
     )

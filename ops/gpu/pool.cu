@@ -20,6 +20,7 @@ struct Lookup {
   i64 max_norm;  // the bits of a float; 0 for none
   // Addresses where those of the first id of all look-ups would be, if this one had it.
   i64 positions, weights;
+  i64 each;  // samples of a group
 
   __device__ __forceinline__ float norm() const {
     return __uint_as_float(static_cast<u32>(max_norm));
@@ -133,23 +134,28 @@ __device__ __forceinline__ void sum_turn(const Group& group, int turn, const Ran
   }
 }
 
-// Pools the samples of a tile, as many as a block has threads. Each lane looks a sample and its
-// first id up; then kFlight samples of a group are in flight at once. So where samples have one id,
-// as many often do, what leads to rows is waited for once.
+// Pools the samples of a tile. Each lane looks a sample of its group up, with its first id; then
+// kFlight samples are in flight at once. Where samples have one id, as they often do, a group has
+// one for each lane: what leads to their rows is waited for once. Where they have more, it has
+// kFlight: so much work is shared out better in small parts.
 template <bool kPlain, class Find>
 __device__ __forceinline__ void pool_tile(const Lookup& lookup, const Ids& ids, Find find) {
   const int lanes = static_cast<int>(lookup.lanes), groups = kThreads / lanes;
   const Group group = {lanes, static_cast<int>(threadIdx.x) & (lanes - 1)};
-  const i64 first = lookup.first + (blockIdx.x - lookup.tile) * kThreads + threadIdx.x / lanes,
-            sample = first + group.lane * groups, at = sample < lookup.end ? sample : lookup.first;
+  const int each = static_cast<int>(lookup.each);
+  const i64 first =
+                lookup.first + (blockIdx.x - lookup.tile) * (groups * each) + threadIdx.x / lanes,
+            sample = first + group.lane * groups;
+  const bool is_there = group.lane < each && sample < lookup.end;
+  const i64 at = is_there ? sample : lookup.first;
   Range own = {static_cast<u32>(ids.offsets[at]), static_cast<u32>(ids.offsets[at + 1])};
-  if (sample >= lookup.end) own.end = own.begin;
+  if (!is_there) own.end = own.begin;
   const float divisor = kPlain ? divisor_of(lookup, own.end - own.begin)
                                : divisor_of(lookup, ids, own.begin, own.end);
   Found head = {0, 1};
   if (own.begin < own.end) head = find(own.begin);
 #pragma unroll 1
-  for (int turn = 0; turn < lanes; turn += kFlight) {
+  for (int turn = 0; turn < each; turn += kFlight) {
     const i64 begin = first + turn * groups;
     if (!__any_sync(kAllLanes, begin < lookup.end)) return;
     const int of = turn + group.lane % kFlight;

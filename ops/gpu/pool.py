@@ -36,6 +36,7 @@ SOURCE = Source(
     ),
 )
 SUM, MEAN, SQRTN = range(1, 4)  # combiners, as in ops/embedding_bag.py
+_IN_FLIGHT = 4  # samples of a group whose samples have several ids
 _WIDTH, _FLOAT_BYTES = 4, 4  # elements of one access, and the bytes of one
 _ACCESS_BYTES = _WIDTH * _FLOAT_BYTES
 
@@ -150,7 +151,8 @@ def pool_flat(
         else NULL
     )
     addresses = device.pointer(out) + firsts * _FLOAT_BYTES
-    words, tiles = _words(lookups, by_lookup, addresses, _addresses(ids, device), True)
+    each = None if ids.positions.size <= sum(lookup.samples for lookup in lookups) else _IN_FLIGHT
+    words, tiles = _words(lookups, by_lookup, addresses, _addresses(ids, device), each)
     given = _given(words, ids, squares, workspace, "pool.lookups")
     name = "pool_rows_plain" if _are_plain(lookups, words_by_source, addresses) else "pool_rows"
     device.kernel(SOURCE, name)(tiles, THREADS, (*given, runs))
@@ -207,7 +209,7 @@ def pool_terms(
         np.zeros((len(lookups), 2), np.int64),
         np.full(len(lookups), 0 if made is None else device.pointer(made)),
         _addresses(ids, device),
-        False,
+        1,
         lanes=1,
     )
     given = _given(words, ids, squares, workspace, "pool_terms.lookups")
@@ -255,19 +257,21 @@ def _words(
     runs: np.ndarray,
     out: np.ndarray,
     ids: tuple[int, int],
-    each_lane: bool,
+    each: int | None,
     lanes: int | None = None,
 ) -> tuple[np.ndarray, int]:
-    """Returns ([M, 13] int64 as pool.cu reads them, how many tiles they have).
+    """Returns ([M, 14] int64 as pool.cu reads them, how many tiles they have).
 
-    A group of lanes has a sample for each lane, or one. `ids`: addresses of positions and weights.
+    A group of lanes has `each` samples, or one for each lane. `ids`: addresses of positions and
+    weights.
     """
     samples = np.array([lookup.samples for lookup in lookups], np.int64)
     dims = np.array([lookup.dim for lookup in lookups], np.int64)
     norms = np.array([max(lookup.max_norm, 0) for lookup in lookups], np.float32).view(np.uint32)
     firsts = np.cumsum(samples) - samples
     group = group_lanes(dims) if lanes is None else np.full_like(dims, lanes)
-    tiles = -(-samples // (THREADS if each_lane else THREADS // group))
+    of_group = group if each is None else np.full_like(group, each)
+    tiles = -(-samples // (THREADS // group * of_group))
     words = np.column_stack(
         [
             np.cumsum(tiles) - tiles,
@@ -281,6 +285,7 @@ def _words(
             [lookup.weighted for lookup in lookups],
             norms,
             *(np.full(len(lookups), address) for address in ids),
+            of_group,
         ]
     )
     return words[samples > 0].astype(np.int64), int(tiles.sum())
@@ -318,7 +323,7 @@ def _products(
         by_lookup,
         np.zeros(len(lookups), np.int64),
         _addresses(ids, workspace.device),
-        False,
+        1,
     )
     gradient_runs, count = NULL, 0
     if gradients is not None:

@@ -14,26 +14,20 @@ namespace collective {
 namespace gpu {
 
 constexpr int64_t kKeysOfTile = 2048;           // keys of a block, as in segments.cuh
+constexpr int64_t kSortTile = 16 * kThreads;    // keys of a block that sorts, as in occurrences.cu
 constexpr int64_t kLongRow = 64, kPiece = 512;  // as in occurrences.cuh
 constexpr int64_t kWordsOfLong = 3, kWordsOfPiece = 3;
-
-// As segments.cuh reads it.
-struct SegmentWords {
-  int64_t tile;
-  int64_t first, end;  // of its keys
-  int64_t section;
-  int64_t dynamic;
-  int64_t slots, slot_count;
-};
 
 // How many passes sort row numbers, of how many bits each.
 struct Digits {
   int passes, bits;
 
-  // Finds those that move the fewest bytes: larger digits need fewer passes, and more counters.
+  // Finds those that move the fewest bytes: larger digits need fewer passes, but more counters, and
+  // what is written of one is shorter.
   static Digits Of(int64_t rows) {
-    constexpr int kMostBits = 10;  // what shared memory has counters for
-    constexpr double kKeyBytes = 20, kCounterBytes = 16;
+    constexpr int kMostBits = 9;  // what shared memory has counters for
+    // Of a key; of a digit of a tile, with what its keys miss of whole sectors.
+    constexpr double kKeyBytes = 20, kDigitBytes = 64;
     int bits = 1;
     while (bits < 63 && (rows - 1) >> bits > 0) ++bits;
     Digits best{0, 0};
@@ -42,8 +36,7 @@ struct Digits {
       const int width = (bits + passes - 1) / passes;
       if (width > kMostBits) continue;
       const double moved =
-          passes *
-          (kKeyBytes + kCounterBytes * static_cast<double>(int64_t{1} << width) / kKeysOfTile);
+          passes * (kKeyBytes + kDigitBytes * static_cast<double>(int64_t{1} << width) / kSortTile);
       if (best.passes == 0 || moved < fewest) {
         best = {passes, width};
         fewest = moved;
@@ -57,46 +50,44 @@ struct Digits {
 class Occurrences {
  public:
   Occurrences(int64_t count, int64_t rows)
-      : count_(count), rows_(rows), digits_(Digits::Of(rows)) {}
+      : count_(count),
+        rows_(rows),
+        tiles_(CeilOfQuotient(count, kSortTile)),
+        digits_(Digits::Of(rows)) {}
 
   // Bounds the pieces that rows with many occurrences have.
   int64_t most_pieces() const { return count_ / kPiece + count_ / kLongRow; }
   int64_t most_longs() const { return count_ / kLongRow; }
 
   void AddTo(Packed* packed) {
-    tiled_.Add({0, 0, count_, 0, 0, 0, 2 * count_}, CeilOfQuotient(count_, kKeysOfTile));
-    segments_at_ = packed->Add(tiled_);
     // Numbers of 32 bits: the tiles of the one section begin and end; and the scan's counter.
-    scan_at_ = packed->Add(std::vector<int64_t>{tiled_.tiles() << 32, 0});
+    scan_at_ = packed->Add(std::vector<int64_t>{tiles_ << 32, 0});
   }
 
   // Orders by the `numbers` [K] int32, of rows that there are. `uploaded`: all that was packed.
   tensorflow::Status Order(Stream* stream, const void* numbers, const int64_t* uploaded) {
-    const int64_t values = int64_t{1} << digits_.bits, tiles = tiled_.tiles();
-    constexpr int64_t kBytes = sizeof(int32_t);
+    const int64_t values = int64_t{1} << digits_.bits;
+    constexpr int64_t kBytes = sizeof(int32_t), kWarps = kThreads / kLanesOfWarp;
     void *counts = nullptr, *starts = nullptr, *section_counts = nullptr, *room[2][2] = {};
-    TF_RETURN_IF_ERROR(stream->Scratch(values * (tiles + 1) * kBytes, &counts));
+    TF_RETURN_IF_ERROR(stream->Scratch(values * (tiles_ + 1) * kBytes, &counts));
     TF_RETURN_IF_ERROR(stream->Scratch((values + 1) * kBytes, &starts));
     TF_RETURN_IF_ERROR(stream->Scratch(values * kBytes, &section_counts));
     for (int way = 0; way < std::min(digits_.passes, 2); ++way) {
       for (void*& one : room[way]) TF_RETURN_IF_ERROR(stream->Scratch(count_ * kBytes, &one));
     }
-    const int64_t* segments = uploaded + segments_at_;
-    const int32_t segment_count = tiled_.count();
-    const uint32_t tile_count = static_cast<uint32_t>(tiles),
+    const size_t room_to_place = kBytes * (2 * kSortTile + values) + 2 * kWarps * values;
+    const uint32_t tile_count = static_cast<uint32_t>(tiles_),
                    digits = static_cast<uint32_t>(values);
     for (int pass = 0; pass < digits_.passes; ++pass) {
       const uint32_t shift = static_cast<uint32_t>(pass * digits_.bits);
       void *placed = room[pass % 2][0], *placed_order = room[pass % 2][1];
       TF_RETURN_IF_ERROR(stream->Launch(
-          Kernel::kOccurrencesCount, Grid(tiles, kThreads, static_cast<size_t>(4 * values)),
-          numbers, segments, segment_count, shift, digits, counts, tile_count));
+          Kernel::kOccurrencesCount, Grid(tiles_, kThreads, static_cast<size_t>(kBytes * values)),
+          numbers, count_, shift, digits, counts, tile_count));
       TF_RETURN_IF_ERROR(Scan(stream, counts, section_counts, starts, uploaded + scan_at_));
       TF_RETURN_IF_ERROR(stream->Launch(
-          Kernel::kOccurrencesPlace,
-          Grid(tiles, kThreads, static_cast<size_t>(4 * kThreads / kLanesOfWarp * values)), numbers,
-          order, segments, segment_count, shift, digits, counts, tile_count, starts, placed,
-          placed_order));
+          Kernel::kOccurrencesPlace, Grid(tiles_, kThreads, room_to_place), numbers, order, count_,
+          shift, digits, counts, tile_count, starts, placed, placed_order));
       numbers = placed;
       order = placed_order;
     }
@@ -119,19 +110,17 @@ class Occurrences {
   tensorflow::Status Scan(Stream* stream, void* counts, void* section_counts, void* starts,
                           const int64_t* uploaded) const {
     constexpr int64_t kMostThreads = 1024;
-    const int64_t tiles = tiled_.tiles();
     const int64_t threads = std::min(
-        kMostThreads, kLanesOfWarp * CeilOfQuotient(std::max<int64_t>(tiles, 1), kLanesOfWarp));
+        kMostThreads, kLanesOfWarp * CeilOfQuotient(std::max<int64_t>(tiles_, 1), kLanesOfWarp));
     const int64_t* ended = uploaded + 1;
     return stream->Launch(
         Kernel::kPartitionScan, Grid(int64_t{1} << digits_.bits, static_cast<int>(threads)), counts,
-        static_cast<uint32_t>(tiles), uploaded, uint32_t{1}, section_counts, starts, ended);
+        static_cast<uint32_t>(tiles_), uploaded, uint32_t{1}, section_counts, starts, ended);
   }
 
-  int64_t count_, rows_;
+  int64_t count_, rows_, tiles_;
   Digits digits_;
-  Tiled<SegmentWords> tiled_;
-  size_t segments_at_ = 0, scan_at_ = 0;
+  size_t scan_at_ = 0;
 };
 
 }  // namespace gpu

@@ -37,7 +37,8 @@ class PoolOp : public OpKernel {
  private:
   static Status Launch(Stream* stream, const Pooling& pooling, const std::vector<int64_t>& out) {
     const Tiled<BatchWords> batches = pooling.Batches();
-    const Tiled<LookupWords> lookups = pooling.Lookups(0, Samples::kOneForEachLane, out);
+    const Tiled<LookupWords> lookups =
+        pooling.Lookups(0, SamplesOfGroup(pooling.ids, pooling.samples), out);
     const Tiled<LookupWords> by_id =
         pooling.clips ? pooling.Lookups(0, Samples::kOne, out) : Tiled<LookupWords>();
     Packed packed;

@@ -15,8 +15,13 @@
 namespace collective {
 namespace gpu {
 
-// Whether a group of lanes works on one sample, or on one for each lane.
-enum class Samples { kOne, kOneForEachLane };
+// How many samples a group of lanes works on.
+enum class Samples { kOne, kInFlight, kOneForEachLane };
+
+// Returns what is best for pooling.
+inline Samples SamplesOfGroup(int64_t ids, int64_t samples) {
+  return ids <= samples ? Samples::kOneForEachLane : Samples::kInFlight;
+}
 
 // As pool.cu reads it.
 struct LookupWords {
@@ -30,6 +35,7 @@ struct LookupWords {
   int64_t weighted;
   int64_t max_norm;  // the bits of a float; 0 for none
   int64_t positions, weights;
+  int64_t each;  // samples of a group
 };
 
 // As pool.cu reads it.
@@ -70,8 +76,9 @@ inline void AddLookup(const PooledLookup& lookup, int64_t lanes, Samples of_grou
   words.max_norm = norm;
   words.positions = lookup.positions;
   words.weights = lookup.weights;
-  const int64_t groups = kThreads / lanes;
-  tiled->Add(words, CeilOfQuotient(lookup.samples, of_group == Samples::kOne ? groups : kThreads));
+  constexpr int64_t kInFlight = 4;  // as in pool.cu
+  words.each = of_group == Samples::kOne ? 1 : of_group == Samples::kInFlight ? kInFlight : lanes;
+  tiled->Add(words, CeilOfQuotient(lookup.samples, kThreads / lanes * words.each));
 }
 
 // A member of CollectivePool, and its inputs on the device.
