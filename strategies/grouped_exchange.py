@@ -299,13 +299,15 @@ def _request(
     counted: Sequence[bool],
     hosts: hierarchy.Hosts | None,
 ) -> embedding_bag.Request:
-    samples, own_samples, weights, members = [], [], [], []
+    samples, own_samples, weights, own_weights, members = [], [], [], [], []
     for i, (lookup, s) in enumerate(zip(group, layout.members)):
         section = layout.sections[s]
         own_samples.append(None if section.pooled else inputs.samples[i])
         if section.pooled:
             samples += [x for x in (inputs.samples[i],) if x is not None]
             weights += [x for x in (inputs.weights[i],) if x is not None]
+        elif not lookup.weights_have_gradients:
+            own_weights += [x for x in (inputs.weights[i],) if x is not None]
         combiner = COMBINERS[lookup.combiner] if section.pooled else 0
         weighted = section.pooled and lookup.sparse_weights is not None
         members.append(embedding_bag.BagMember(s, section.dim, combiner, weighted))
@@ -320,6 +322,7 @@ def _request(
         counted,
         1 if hosts is None else hosts.number,
         own_samples,
+        own_weights,
     )
 
 
@@ -328,6 +331,7 @@ def _pooling(
 ) -> embedding_bag.Pooling:
     """Returns how the lookups' results come of the rows that come back."""
     bag_samples, scales = iter(request.samples), iter(request.scales)
+    own_samples, own_weights = iter(request.own_samples), iter(request.own_weights)
     members, samples, weights = [], [], []
     for i, (lookup, s) in enumerate(zip(group, layout.members)):
         section = layout.sections[s]
@@ -346,8 +350,10 @@ def _pooling(
                 lookup.max_norm or 0.0,
             )
         )
-        samples += [x for x in (inputs.samples[i],) if x is not None]
-        weights += [x for x in (inputs.weights[i],) if x is not None]
+        if inputs.samples[i] is not None:
+            samples.append(next(own_samples))
+        if (own := inputs.weights[i]) is not None:
+            weights.append(own if lookup.weights_have_gradients else next(own_weights))
     return embedding_bag.Pooling(samples, weights, members)
 
 

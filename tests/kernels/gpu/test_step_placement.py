@@ -71,7 +71,9 @@ def trained() -> tf.Operation:
 
 @pytest.mark.parametrize("backend", ["hb", "sok"])
 def test_the_host_checks_what_it_has(backend: str, monkeypatch: pytest.MonkeyPatch):
-    """What it gives is taken to the GPU to be looked up there, and never comes back."""
+    """What it gives is in its memory until it is asked for, by the one operation that takes it to
+    the GPU.
+    """
     monkeypatch.setenv("COLLECTIVE_STRATEGY", backend)
     with tf.Graph().as_default():
         devices = placing.placed([trained()])
@@ -79,7 +81,6 @@ def test_the_host_checks_what_it_has(backend: str, monkeypatch: pytest.MonkeyPat
     types = collections.Counter(op.type for op in devices)
     assert types["CollectiveAsk"] == types["CollectiveBounds"] == types["CollectiveMismatches"] == 1
     assert not {"Min", "Max"} & set(types)
-    users = {user.type for copy in copies if copy.up for user in copy.users}
-    assert users <= {"CollectiveAsk", "CollectivePool", "CollectivePoolGradient"}
+    assert not [str(copy) for copy in copies if copy.up]
     # What comes back are an optimizer's numbers.
     assert {copy.tensor.dtype for copy in copies if not copy.up} <= {tf.float32}
