@@ -49,6 +49,12 @@ def gpu_kernel(op: tf.Operation) -> Any:
     return fitting.get(GPU, fitting.get("DEFAULT"))
 
 
+def _prefers_cpu(op: tf.Operation) -> bool:
+    found = kernels.get_registered_kernels_for_op(op.type).kernel
+    of_cpu = [kernel.priority for kernel in found if kernel.device_type == CPU]
+    return max(of_cpu, default=0) > gpu_kernel(op).priority
+
+
 def _types(op: tf.Operation, name: str) -> list[int]:
     found = op.get_attr(name)
     return [
@@ -61,8 +67,8 @@ def placed(targets: Sequence[tf.Operation]) -> dict[tf.Operation, str]:
     """Returns the devices of all operations that a run of `targets` executes.
 
     An operation is where a script wants it, or where the resource is that it uses. Else it is on
-    the GPU, if it has a kernel for it; but where its input is if it only reads a shape, and where
-    its users are if it has no input.
+    the GPU, if it has a kernel for it that isn't second to the CPU's; but where its input is if it
+    only reads a shape, and where its users are if it has no input.
     """
     devices: dict[tf.Operation, str] = {}
     generators = []
@@ -73,7 +79,7 @@ def placed(targets: Sequence[tf.Operation]) -> dict[tf.Operation, str]:
             devices[op] = wanted
         elif resources:
             devices[op] = devices[resources[0]]
-        elif gpu_kernel(op) is None:
+        elif gpu_kernel(op) is None or _prefers_cpu(op):
             devices[op] = CPU
         elif op.type in _METADATA:
             devices[op] = devices[op.inputs[0].op]

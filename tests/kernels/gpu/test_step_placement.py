@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Callable
 
 import pytest
 import tensorflow.compat.v1 as tf
@@ -58,29 +59,56 @@ def results() -> list[tf.Tensor]:
     ]
 
 
-def trained() -> tf.Operation:
-    """Returns a step of training."""
+def prepared() -> list[tf.Tensor]:
+    """Looks up ids that a graph prepares, as scripts and feature columns do, also by the rows of
+    another lookup.
+    """
+    data = tf.data.Dataset.from_generator(lambda: iter(()), output_signature=BATCH)
+    batch = tf.data.make_one_shot_iterator(data).get_next()
+    first, second, third = (tf.get_variable(f"t{t}", [50, 4]) for t in range(3))
+    by_sample = tf.SparseTensor(batch["at"], batch["summed"], tf.constant([9, 9], tf.int64))
+    bucket = tf.math.floormod(batch["plain"], 50)
+    rows = tf.nn.embedding_lookup(first, tf.where(bucket > 7, bucket, bucket // 2))
+    return [
+        rows,
+        tf.nn.safe_embedding_lookup_sparse(second, by_sample, combiner="mean"),
+        tf.nn.embedding_lookup(third, tf.argmax(rows, 1)),
+    ]
+
+
+def placed_step(looked_up: Callable[[], list[tf.Tensor]]) -> dict[tf.Operation, str]:
+    """Returns the devices of all operations of a step of training; each has a kernel there."""
     strategy = CollectiveStrategy()
-    with strategy.scope(plan="quiet"):
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
         with strategy.embedding_scope():
-            looked_up = results()
-        loss = tf.add_n([tf.reduce_sum(tf.square(rows)) for rows in looked_up])
-        step: tf.Operation = tf.train.AdagradOptimizer(0.1).minimize(loss)
-    return step
+            rows = looked_up()
+        loss = tf.add_n([tf.reduce_sum(tf.square(of_one)) for of_one in rows])
+        devices = placing.placed([tf.train.AdagradOptimizer(0.1).minimize(loss)])
+    on_gpu = [op for op, device in devices.items() if device == placing.GPU]
+    assert not [op.name for op in on_gpu if placing.gpu_kernel(op) is None]
+    ours = {op.type for op in on_gpu if op.type.startswith("Collective")}
+    assert {"CollectiveAsk", "CollectivePool", "CollectiveSparseReduceUpdate"} <= ours
+    return devices
 
 
 @pytest.mark.parametrize("backend", ["hb", "sok"])
 def test_the_host_checks_what_it_has(backend: str, monkeypatch: pytest.MonkeyPatch):
     """What it gives is in its memory until it is asked for, by the one operation that takes it to
-    the GPU.
+    the GPU. Nothing else of a step is copied.
     """
     monkeypatch.setenv("COLLECTIVE_STRATEGY", backend)
-    with tf.Graph().as_default():
-        devices = placing.placed([trained()])
-        copies = list(placing.copies(devices))
+    devices = placed_step(results)
     types = collections.Counter(op.type for op in devices)
     assert types["CollectiveAsk"] == types["CollectiveBounds"] == types["CollectiveMismatches"] == 1
     assert not {"Min", "Max"} & set(types)
-    assert not [str(copy) for copy in copies if copy.up]
-    # What comes back are an optimizer's numbers.
-    assert {copy.tensor.dtype for copy in copies if not copy.up} <= {tf.float32}
+    assert not [str(copy) for copy in placing.copies(devices)]
+
+
+def test_the_host_prepares_what_it_has():
+    copies = placing.copies(placed_step(prepared))
+    assert {(copy.up, copy.tensor.op.type) for copy in copies} == {
+        (False, "ArgMax"),  # keys that come of rows
+        (True, "SparseFillEmptyRows"),  # which samples are empty, for their zeros
+        (True, "Const"),  # the shape of these zeros: TensorFlow goes to and fro by itself
+        (False, "Cast"),
+    }
