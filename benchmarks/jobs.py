@@ -60,6 +60,7 @@ def run(
     library: Path = CHECKOUT,
     timeout: float = 600.0,
     hosts: Hosts | None = None,
+    device: str = "cpu",
 ) -> list[dict[str, Any]]:
     """Runs a program on all ranks, with one intra-op thread each, and returns their measurements.
 
@@ -73,6 +74,7 @@ def run(
         library: the checkout to run on.
         timeout: seconds.
         hosts: on which the ranks are, as many on each; by default they are here.
+        device: the launcher's --device.
 
     Raises:
         SystemExit: the job failed, or took too long.
@@ -80,7 +82,7 @@ def run(
     for old in folder.glob(f"{name}.*.json"):
         old.unlink()
     launch = [sys.executable, "-m", "collective.launch"]
-    job = ["--device", "cpu", str(script), name, str(folder), *arguments]
+    job = ["--device", device, str(script), name, str(folder), *arguments]
     commands = [[*launch, "-np", str(ranks), *job]]
     if hosts is not None:
         here = ["-np", str(ranks // len(hosts.names)), *job]

@@ -12,6 +12,8 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from step_workload import BOTTOM, TOP, Setting, shapes
 
+from collective.train import LazyAdamOptimizer
+
 LEARNING_RATE = 0.01
 # Of every element of a table: all programs then have the same loss on step 1.
 INITIAL_VALUE = 0.01
@@ -19,6 +21,7 @@ OPTIMIZERS = {
     "adagrad": tf.train.AdagradOptimizer,
     "ftrl": tf.train.FtrlOptimizer,
     "sgd": tf.train.GradientDescentOptimizer,
+    "lazy_adam": LazyAdamOptimizer,  # TensorFlow alone has none
 }
 # The optimizers' own defaults.
 SLOT_INITIAL_VALUES = {"accumulator": 0.1, "accum": 0.1, "linear": 0.0}
@@ -26,7 +29,9 @@ SLOT_INITIAL_VALUES = {"accumulator": 0.1, "accum": 0.1, "linear": 0.0}
 
 def session_config(setting: Setting) -> tf.ConfigProto:
     return tf.ConfigProto(
-        intra_op_parallelism_threads=1, inter_op_parallelism_threads=setting.inter_op
+        intra_op_parallelism_threads=1,
+        inter_op_parallelism_threads=setting.inter_op,
+        allow_soft_placement=True,
     )
 
 
@@ -125,6 +130,8 @@ def loss(setting: Setting, batch: Mapping[str, tf.Tensor], table_scope: Any) -> 
         table_scope: within it the tables are made.
     """
     vectors = embeddings(setting, batch, table_scope)
+    if setting.network == "squares":
+        return tf.add_n([tf.nn.l2_loss(vector) for vector in vectors]) / setting.samples
     if setting.network == "none":
         joined = tf.concat(vectors, 1)
         generator = np.random.default_rng(7)

@@ -33,7 +33,7 @@ FEWEST_ROWS = 100
 DENSE_FEATURES = 13
 # Units of hidden layers; the bottom network ends in D units, the top one in 1.
 BOTTOM, TOP = (512, 256), (512, 256)
-SLOTS = {"adagrad": 1, "ftrl": 2, "sgd": 0}
+SLOTS = {"adagrad": 1, "ftrl": 2, "sgd": 0, "lazy_adam": 2}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,8 @@ class Setting:
         batch: samples of all ranks together, with up to 26 tables; see `samples`.
         backend: COLLECTIVE_STRATEGY.
         optimizer: a key of SLOTS.
-        network: 'dlrm' or 'none', the logit then being a fixed weighted sum of the embeddings.
+        network: 'dlrm'; or 'none', the logit then being a fixed weighted sum of the embeddings; or
+            'squares', the loss then being half the embeddings' squares, without a product.
         input: 'feed' or 'dataset', how a batch reaches the graph.
         dynamic: tables of this library take any key; the other programs have static ones.
         policy: options of the `collective.TablePolicy` of dynamic tables.
@@ -108,7 +109,7 @@ class Setting:
 
     def layers(self) -> list[tuple[int, int]]:
         """Returns (inputs, units) of the network's layers, bottom ones first."""
-        if self.network == "none":
+        if self.network != "dlrm":
             return []
         vectors = self.tables + 1
         bottom = [DENSE_FEATURES, *BOTTOM, self.dim]

@@ -14,7 +14,7 @@ from collective import __version__
 
 from . import __doc__ as manual
 from .command import FRAMEWORKS, as_framework, misplaced_option, rank_command, script_of
-from .devices import NO_GPUS, choose_devices, driver_gpus, visible_gpus
+from .devices import NO_GPUS, SHARED, choose_devices, driver_gpus, visible_gpus
 from .dry_run import describe
 from .durations import seconds
 from .errors import UsageError
@@ -259,7 +259,8 @@ def make_plan(
         gpus = NO_GPUS
         if "cpu" not in (options.device, ranks):
             gpus = visible_gpus(environment, driver_gpus())
-        devices = choose_devices(ranks, options.device, gpus, cores)
+        shared = environment.get(SHARED) == "1"
+        devices = choose_devices(ranks, options.device, gpus, cores, shared)
     min_ranks = least_ranks(options, len(devices))
     terminal = os.isatty(2)
     return LaunchPlan(

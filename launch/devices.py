@@ -11,6 +11,9 @@ a list means its length, but at most as many as the driver reports.
 Where neither is set, every GPU counts that the driver reports. Without a driver the variables are
 believed as they stand: CUDA_VISIBLE_DEVICES=0,1 is two devices, so that a job can be planned and
 tested on a machine without a GPU.
+
+Two ranks can't share a GPU, but for tests: where COLLECTIVE_TEST_SHARED_GPU is 1, the ranks of a
+job take the visible ones in turn. NCCL refuses such ranks, so Horovod exchanges by Gloo then.
 """
 
 from __future__ import annotations
@@ -22,10 +25,11 @@ from pathlib import Path
 from .errors import UsageError
 
 NO_GPUS: tuple[str, ...] = ()
+SHARED = "COLLECTIVE_TEST_SHARED_GPU"
 
 
 def choose_devices(
-    ranks: int | str, device: str, gpus: tuple[str, ...], cores: int
+    ranks: int | str, device: str, gpus: tuple[str, ...], cores: int, shared: bool = False
 ) -> tuple[str | None, ...]:
     """Returns the device of each rank: a GPU, or None for the CPU.
 
@@ -34,6 +38,7 @@ def choose_devices(
       device: "auto", "cpu" or "gpu".
       gpus: the visible ones.
       cores: how many are available.
+      shared: ranks may share a GPU.
 
     Raises:
       UsageError: there are no such devices, or not enough.
@@ -55,6 +60,8 @@ def choose_devices(
         count = ranks if isinstance(ranks, int) else cores if ranks == "cpu" else 1
         return (None,) * count
     count = ranks if isinstance(ranks, int) else len(gpus)
+    if shared:
+        return tuple(gpus[rank % len(gpus)] for rank in range(count))
     if count > len(gpus):
         are = "GPUs are" if len(gpus) > 1 else "GPU is"
         raise UsageError(

@@ -95,8 +95,8 @@ def exchange(
     gates_of(tf.get_default_graph()).key_requests[keys_name] = KeyRequest(
         request.message, request.splits, 2 * len(sections)
     )
-    library = native_library.library()
-    with collectives.collective_scope("Alltoall", keys_name, gate) as opened:
+    library = native_library.on_host()
+    with collectives.collective_scope("Alltoall", request.message, keys_name, gate) as opened:
         keys = library.collective_shared_alltoall_keys(
             request.message,
             request.splits + opened,
@@ -107,7 +107,7 @@ def exchange(
             **embedding_bag.layout_attributes(sections, kinds, collectives.size()),
             name=keys_name,
         )
-    with collectives.collective_scope("Alltoall", rows_name, gate):
+    with collectives.collective_scope("Alltoall", keys.rows, rows_name, gate):
         rows = library.collective_shared_alltoall_rows(
             keys.rows,
             keys.row_splits,

@@ -31,7 +31,15 @@ from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.framework import config
 
 from collective.launch import adoption
-from collective.ops import carriers, control_flow, graph_analysis, hierarchy, native_library, nccl
+from collective.ops import (
+    carriers,
+    control_flow,
+    device_scopes,
+    graph_analysis,
+    hierarchy,
+    native_library,
+    nccl,
+)
 from collective.ops.collective_names import PREFIX, near
 from collective.ops.graph_state import state_of
 from collective.ops.graphs import is_function, outermost
@@ -148,8 +156,8 @@ def is_scripts_own(op: tf.Operation) -> bool:
 
 
 @contextlib.contextmanager
-def collective_scope(kind: str, name: str, gate: Any) -> Iterator[Any]:
-    """Prepares the graph for a carrier's operation; gives the gate as it is known there.
+def collective_scope(kind: str, x: tf.Tensor, name: str, gate: Any) -> Iterator[Any]:
+    """Prepares the graph for a carrier's operation on `x`; gives the gate as it is known there.
 
     Nothing else may have the operation's name there, or TensorFlow would add a number to it.
 
@@ -168,6 +176,7 @@ def collective_scope(kind: str, name: str, gate: Any) -> Iterator[Any]:
     name_attribute = {"_collective": attr_value_pb2.AttrValue(s=name.encode())}
     with (
         tf.name_scope("meeting"),
+        device_scopes.beside(x),
         graph._attr_scope(name_attribute),
         graph.gradient_override_map(
             {
@@ -273,14 +282,13 @@ def alltoall_by(
     Through shared memory `splits` has a number for each rank of the host.
     """
     wire, back = _as_wire(x)
-    with collective_scope("Alltoall", name, gate) as opened:
-        library = native_library.library
+    with collective_scope("Alltoall", x, name, gate) as opened:
         if carrier == carriers.SHARED_MEMORY:
-            out, received = library().collective_shared_alltoall(
+            out, received = native_library.on_host().collective_shared_alltoall(
                 wire, splits + opened, phase=phase, name=name
             )
         elif carrier == carriers.NCCL:
-            out, received = library().collective_nccl_alltoall(
+            out, received = native_library.library().collective_nccl_alltoall(
                 wire, splits + opened, phase=phase, name=name
             )
         else:
@@ -357,7 +365,7 @@ def allreduce_sum(tensors: Sequence[tf.Tensor], name: str, gate: Any) -> list[tf
         return _marked_replicated([_like(piece, x) for piece, x in zip(pieces, tensors)])
     carrier = _carrier(tensors[0])
     # The gate travels as one more element, which costs no pass over the data.
-    with collective_scope("Allreduce", name, gate) as opened:
+    with collective_scope("Allreduce", tensors[0], name, gate) as opened:
         if carrier == carriers.NCCL:
             sums = native_library.library().collective_nccl_allreduce(
                 list(tensors), opened, name=name
@@ -365,7 +373,7 @@ def allreduce_sum(tensors: Sequence[tf.Tensor], name: str, gate: Any) -> list[tf
             return _marked_replicated(sums)
         gate_element = tf.cast(opened, dtype)[None]
         if carrier == carriers.SHARED_MEMORY:
-            *sums, _ = native_library.library().collective_shared_allreduce(
+            *sums, _ = native_library.on_host().collective_shared_allreduce(
                 [*tensors, gate_element], name=name
             )
             return _marked_replicated(sums)
@@ -430,7 +438,7 @@ def allgather(x: tf.Tensor, name: str, gate: Any, carrier: str | None = None) ->
         return tf.identity(x)
     wire, back = _as_wire(x)
     carrier = _carrier(x, carrier)
-    with collective_scope("Allgather", name, gate) as opened:
+    with collective_scope("Allgather", x, name, gate) as opened:
         if carrier == carriers.NCCL:
             out = native_library.library().collective_nccl_allgather(wire, opened, name=name)
             out.set_shape([None] + wire.shape[1:].as_list())
@@ -442,7 +450,7 @@ def allgather(x: tf.Tensor, name: str, gate: Any, carrier: str | None = None) ->
             else wire + tf.cast(opened, wire.dtype)
         )
         if carrier == carriers.SHARED_MEMORY:
-            out = native_library.library().collective_shared_allgather(gated, name=name)
+            out = native_library.on_host().collective_shared_allgather(gated, name=name)
         else:
             out = hvd.allgather(gated, name=name, ignore_name_scope=True)
     out.set_shape([None] + x.shape[1:].as_list())
@@ -488,10 +496,10 @@ def broadcast(x: tf.Tensor, name: str) -> tf.Tensor:
     if size() == 1:
         return tf.identity(x)
     wire, back = _as_wire(x)
-    with tf.name_scope("meeting"):
+    with tf.name_scope("meeting"), device_scopes.beside(x):
         carrier = _carrier(x, carriers.of_broadcasts())
         if carrier == carriers.SHARED_MEMORY:
-            out = native_library.library().collective_shared_broadcast(wire, name=name)
+            out = native_library.on_host().collective_shared_broadcast(wire, name=name)
         elif carrier == carriers.NCCL:
             out = native_library.library().collective_nccl_broadcast(wire, name=name)
         else:

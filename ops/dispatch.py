@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import native_library, placement
+from collective.ops import device_scopes, native_library, placement
 
 _current = threading.local()
 
@@ -42,7 +42,7 @@ def operations() -> Any:
         ImportError: the compiled library can't be used here; it says why.
         RuntimeError: CuPy can't; it says why.
     """
-    return _by_kernels() if launch_kernels() else native_library.library()
+    return _by_kernels() if launch_kernels() else native_library.on_host()
 
 
 def launch_kernels() -> bool:
@@ -72,16 +72,11 @@ def operations_given(sizes: Sequence[tf.Tensor]) -> Any:
     """Returns the operations of which one is that was given these sizes of a message, in the host's
     memory. Only those that launch kernels need them: others read the message itself.
     """
-    return _by_kernels() if sizes else native_library.library()
+    return _by_kernels() if sizes else native_library.on_host()
 
 
-def device(dynamic: bool = False) -> contextlib.AbstractContextManager[Any]:
-    """Returns `tf.device` for the memory of dynamic tables, or of static ones.
-
-    In the host's memory, tables are where the script has them.
-    """
-    return (
-        tf.device("/gpu:0")
-        if placement.chosen() == "gpu" and placement.on_device(dynamic)
-        else contextlib.nullcontext()
-    )
+def device(dynamic: bool = False) -> contextlib.AbstractContextManager[None]:
+    """Has operations that are made inside be where dynamic tables are, or static ones."""
+    if not placement.on_device(dynamic):
+        return device_scopes.on_host()
+    return device_scopes.on("/gpu:0" if placement.chosen() == "gpu" else None)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops.native_library import library
+from collective.ops.native_library import on_host
 
 for _name in (
     "CollectiveFindRows",
@@ -38,10 +38,7 @@ def find(
         tf.errors.ResourceExhaustedError: in a run; there is no room for new rows. The tables before
             and behind have theirs.
     """
-    with tf.device("/cpu:0"):
-        rows: list[tf.Tensor] = library().collective_find_rows(
-            numbers, handles, keys, insert, steps=[]
-        )
+    rows: list[tf.Tensor] = on_host().collective_find_rows(numbers, handles, keys, insert, steps=[])
     return rows
 
 
@@ -71,8 +68,7 @@ def admit(
     Raises:
         tf.errors.ResourceExhaustedError: in a run; there is no room for new rows or counts.
     """
-    with tf.device("/cpu:0"):
-        admitted = library().collective_admit_rows(numbers, handles, keys, counts, training, step)
+    admitted = on_host().collective_admit_rows(numbers, handles, keys, counts, training, step)
     return list(admitted.rows), list(admitted.added)
 
 
@@ -88,8 +84,7 @@ def updated(rows: tf.Tensor) -> tf.Tensor:
 
 def count(number: tf.Tensor) -> tf.Tensor:
     """Returns the number of rows of a table, int64 scalar, behind the control dependencies."""
-    with tf.device("/cpu:0"):
-        rows: tf.Tensor = library().collective_count_rows(number)
+    rows: tf.Tensor = on_host().collective_count_rows(number)
     return rows
 
 
@@ -114,8 +109,7 @@ def settle_slots(
     Returns:
         The number of rows that slots have values for, int64 scalar.
     """
-    with tf.device("/cpu:0"):
-        count: tf.Tensor = library().collective_settle_slots(
-            training, rows, number, slots, handles, refusal=refusal
-        )
+    count: tf.Tensor = on_host().collective_settle_slots(
+        training, rows, number, slots, handles, refusal=refusal
+    )
     return count

@@ -23,7 +23,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import native_library
+from collective.ops import device_scopes, native_library
 from collective.ops.graph_state import state_of
 from collective.ops.graphs import outermost
 
@@ -82,7 +82,7 @@ class Check:
         """
         # A number that stands for any, of which a message has the digits once.
         stand_in = 1234567890123456789
-        refuse: tf.Operation = native_library.library().collective_refuse(
+        refuse: tf.Operation = native_library.on_host().collective_refuse(
             self.bounds,
             ends=self.rows,
             messages=[
@@ -136,7 +136,7 @@ class Gate:
         with (
             tf.init_scope(),
             tf.name_scope(f"collective/gate{'_ahead' if ahead else level}/"),
-            tf.device("/cpu:0"),
+            device_scopes.on_host(),
         ):
             self.ticket = tf.placeholder_with_default(
                 tf.constant([0] * TICKET, tf.int64), [TICKET], "ticket"

@@ -30,7 +30,11 @@ With --tensorflow it is the binding to TensorFlow that is checked, on as many ra
 beside NumPy in float64: exchanges, gradients, every optimizer's rule, a table that grows; then how
 long a step and a call of kernels take. Needs all of collective:
 
-    python -m collective.launch -m collective.ops.gpu_check --tensorflow
+    python -m collective.launch -m collective.ops.gpu_check --tensorflow [--case NAME ...]
+
+Each case is reported as it ends: a rule's name, by distinct rows; with ".owner" behind it, pooled
+by the owner; "growing", a table that grows. A fault of the GPU ends a process, so that one for each
+case tells most.
 """
 
 from __future__ import annotations
@@ -43,6 +47,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -169,13 +174,24 @@ def write(file: Path, device: Device, rows: Sequence[timing.Row]) -> None:
     )
 
 
-def check_tensorflow(seed: int) -> int:
-    """Checks the binding on the ranks that there are; returns the exit code."""
+def check_tensorflow(seed: int, names: Sequence[str]) -> int:
+    """Checks the binding by these cases, or by all, on the ranks that there are; returns the exit
+    code.
+    """
     os.environ.setdefault("COLLECTIVE_KERNELS", "gpu")
     # TensorFlow, which nothing else here needs
     from collective.ops import collectives, dispatch, placement
     from collective.ops.gpu.checks import growing, training
 
+    cases: dict[str, Callable[[], list[str]]] = {
+        name + ending: partial(training.check, seed, name, by_owner)
+        for name in training.RULES
+        for ending, by_owner in (("", False), (".owner", True))
+    }
+    cases["growing"] = lambda: growing.check(seed, training.config())
+    if unknown := [name for name in names if name not in cases]:
+        print(f"gpu_check: --case {unknown[0]}: known are {', '.join(cases)}", file=sys.stderr)
+        return 2
     collectives.init()
     rank = collectives.rank()
     try:
@@ -183,14 +199,21 @@ def check_tensorflow(seed: int) -> int:
     except RuntimeError as error:
         print(f"gpu_check: rank {rank}: {error}", file=sys.stderr)
         return 2
-    wrong = [*training.check(seed), *growing.check(seed, training.config())]
-    lines = wrong or [
-        f"rank {rank} of {collectives.size()}: {len(training.RULES)} rules, by distinct rows and "
-        f"pooled by the owner, and a table that grows: right ({placement.chosen()})",
-        *training.report(seed),
-    ]
-    print("\n".join(lines), flush=True)
-    return 1 if wrong else 0
+    failed = 0
+    for name in names or cases:
+        begin = time.monotonic()
+        try:
+            wrong = cases[name]()
+        except Exception:
+            wrong = [traceback.format_exc()]
+        failed += bool(wrong)
+        verdict = "WRONG" if wrong else "right"
+        print(f"rank {rank}: {name}: {verdict} ({time.monotonic() - begin:.1f} s)", flush=True)
+        print("".join(f"{line}\n" for line in wrong), end="", flush=True)
+    print(f"rank {rank} of {collectives.size()}: {placement.chosen()}", flush=True)
+    if not names and not failed:
+        print("\n".join(training.report(seed)), flush=True)
+    return 1 if failed else 0
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:
@@ -223,6 +246,9 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         "--tensorflow",
         action="store_true",
         help="check the binding to TensorFlow instead, on all ranks",
+    )
+    parser.add_argument(
+        "--case", action="append", default=[], metavar="NAME", help="of --tensorflow: this one only"
     )
     return parser
 
@@ -257,7 +283,7 @@ def main(
     """Runs the command line; returns the exit code."""
     options = _parsed(_parser(prog), arguments)
     if options.tensorflow:
-        return check_tensorflow(options.seed)
+        return check_tensorflow(options.seed, options.case)
     families = options.family or checks.FAMILIES
     try:
         device = CupyDevice(pooled=not options.small)

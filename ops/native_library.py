@@ -11,9 +11,11 @@ import importlib.machinery
 import mmap
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import tensorflow.compat.v1 as tf
+
+from collective.ops import device_scopes
 
 
 def _file() -> Path | None:
@@ -53,6 +55,28 @@ def library() -> Any:
     if reason is not None:
         raise ImportError(f"the compiled operations of collective: {reason}")
     return tf.load_op_library(str(_file()))
+
+
+class _HostOperations:
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        operation = getattr(library(), name)
+
+        @functools.wraps(operation)
+        def on_cpu(*args: Any, **kwargs: Any) -> Any:
+            with device_scopes.on_host():
+                return operation(*args, **kwargs)
+
+        return on_cpu
+
+
+@functools.cache
+def on_host() -> Any:
+    """Returns the compiled operations as `library` does, but they will be on the CPU.
+
+    Some have kernels for GPUs, too, which take other inputs: TensorFlow would choose these.
+    """
+    library()
+    return _HostOperations()
 
 
 @functools.cache

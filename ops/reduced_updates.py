@@ -317,4 +317,4 @@ def _is_bounded(update: RowUpdate) -> bool:
 
 
 def _operation(op_type: str) -> Any:
-    return getattr(native_library.library(), re.sub("(?<!^)(?=[A-Z])", "_", op_type).lower())
+    return getattr(native_library.on_host(), re.sub("(?<!^)(?=[A-Z])", "_", op_type).lower())

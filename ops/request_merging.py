@@ -63,7 +63,7 @@ def merge(
     the positions and numbers of bags. A malformed message is an `InvalidArgumentError` of the run.
     """
     return MergedRequests(
-        *native_library.library().collective_merge_requests(
+        *native_library.on_host().collective_merge_requests(
             messages,
             T=len(kinds),
             owners=owners,
@@ -93,7 +93,7 @@ def first(
     Returns:
         (the rows, flat; [O] int32, how many elements are for each owner).
     """
-    flat, splits = native_library.library().collective_first_merged(
+    flat, splits = native_library.on_host().collective_first_merged(
         rows, merged.positions, merged.bags, owners=owners, dims=[s.dim for s in sections]
     )
     return flat, splits
@@ -126,7 +126,7 @@ def spread(
         sections: S of them.
         owners: O.
     """
-    return native_library.library().collective_spread_merged(
+    return native_library.on_host().collective_spread_merged(
         rows, merged.positions, merged.bags, owners=owners, dims=[s.dim for s in sections]
     )
 
@@ -134,7 +134,7 @@ def spread(
 @tf.RegisterGradient("CollectiveSpreadMerged")
 def _spread_gradient(op: tf.Operation, gradient: Any) -> list[Any]:
     rows, positions, bags = op.inputs
-    summed = native_library.library().collective_sum_merged(
+    summed = native_library.on_host().collective_sum_merged(
         tf.convert_to_tensor(gradient), positions, bags, rows, **_attributes(op)
     )
     return [summed, None, None]
@@ -143,7 +143,7 @@ def _spread_gradient(op: tf.Operation, gradient: Any) -> list[Any]:
 @tf.RegisterGradient("CollectiveSumMerged")
 def _sum_gradient(op: tf.Operation, gradient: Any) -> list[Any]:
     _, positions, bags, _ = op.inputs
-    spread_again = native_library.library().collective_spread_merged(
+    spread_again = native_library.on_host().collective_spread_merged(
         tf.convert_to_tensor(gradient), positions, bags, **_attributes(op)
     )
     return [spread_again, None, None, None]

@@ -10,7 +10,7 @@ from typing import Any, Callable, NamedTuple
 import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import resource_variable_ops
 
-from collective.ops import shard_gradients
+from collective.ops import device_scopes, shard_gradients
 
 
 class Distinct(NamedTuple):
@@ -86,8 +86,10 @@ def bounds(ids: tf.Tensor) -> tf.Tensor:
 
     Without ids these are int64's largest and smallest.
     """
-    flat = tf.reshape(tf.cast(ids, tf.int64), [-1])
-    return tf.stack([tf.reduce_min(flat), tf.reduce_max(flat)])
+    # TensorFlow has no kernel for GPUs of the minimum.
+    with device_scopes.on_host():
+        flat = tf.reshape(tf.cast(ids, tf.int64), [-1])
+        return tf.stack([tf.reduce_min(flat), tf.reduce_max(flat)])
 
 
 def mismatches(ids: tf.Tensor, samples: tf.Tensor, weights: tf.Tensor | None) -> tf.Tensor:

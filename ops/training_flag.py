@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tensorflow.compat.v1 as tf
 
+from collective.ops import device_scopes
 from collective.ops.graph_state import state_of
 from collective.ops.graphs import outermost
 
@@ -17,7 +18,7 @@ def flag(graph: tf.Graph) -> tf.Tensor:
     graph = outermost(graph)
     state = state_of(graph)
     if state.training_flag is None:
-        with graph.as_default(), tf.init_scope(), tf.device("/cpu:0"):
+        with graph.as_default(), tf.init_scope(), device_scopes.on_host():
             state.training_flag = tf.placeholder_with_default(
                 tf.constant(False), [], "collective/training"
             )

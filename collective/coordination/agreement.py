@@ -19,7 +19,7 @@ import tensorflow.compat.v1 as tf
 
 from collective.coordination.preemption import PREEMPTION
 from collective.errors import RankError
-from collective.ops import carriers, collectives
+from collective.ops import carriers, collectives, device_scopes
 from collective.ops.gate import TICKET, Check, Gate
 
 RUNNING, INVALID, ENDED, LEFT, FAILED, IDLE, CLOSING = range(7)
@@ -170,7 +170,7 @@ def agree(
     with (
         gate.zero.graph.as_default(),
         tf.init_scope(),
-        tf.device("/cpu:0"),
+        device_scopes.on_host(),
         tf.name_scope("collective/agreement"),
     ):
         header = _header(checks, gate.ticket)

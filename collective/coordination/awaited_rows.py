@@ -26,8 +26,8 @@ def awaiting(exchanges: Sequence[tf.Operation]) -> list[tf.Operation]:
         return []
     names = [collectives.collective_name(op) for op in exchanges]
     # A run may be prepared where another graph is the default one.
-    with exchanges[0].graph.as_default(), tf.init_scope(), tf.device("/cpu:0"):
-        return [native_library.library().collective_await_rows(collectives=names)]
+    with exchanges[0].graph.as_default(), tf.init_scope():
+        return [native_library.on_host().collective_await_rows(collectives=names)]
 
 
 def beside_gradients(gates: GraphGates, operations: Iterable[tf.Operation]) -> list[tf.Operation]:

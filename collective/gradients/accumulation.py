@@ -27,7 +27,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.gradients.clipping import is_of_table, table_gradient
-from collective.ops import collectives, graph_analysis, graphs, shard_gradients
+from collective.ops import collectives, device_scopes, graph_analysis, graphs, shard_gradients
 from collective.ops.graph_state import state_of
 from collective.ops.sessions import raw_session, run_unpatched
 from collective.tables import rows_in_file
@@ -149,7 +149,7 @@ class GradientAccumulator:
     def __init__(self, proxies: Sequence[GradientProxy], steps: int):
         gradients = [proxy.gradient for proxy in proxies]
         # Without what a script makes updates wait for, which may be downstream of a proxy.
-        with tf.init_scope(), tf.device(None), tf.name_scope(f"{SCOPE}/"):
+        with tf.init_scope(), device_scopes.anywhere(), tf.name_scope(f"{SCOPE}/"):
             self._count = _variable(tf.int64, f"{collectives.ALIKE}local_steps_{steps}")
             self._kept = [
                 [_variable(_sum_type(x.dtype), f"{SCOPE}/sum") for x in _tensors(g)]
@@ -235,7 +235,7 @@ def _apply_every_kth(
 
     # All sums first: where a branch is part of the graph, its operations don't wait for each
     # other's inputs.
-    with tf.control_dependencies(accumulator.sums):
+    with tf.control_dependencies(accumulator.sums), device_scopes.anywhere():
         done = tf.cond(accumulator.last, update, accumulator.keep, name="local_steps")
     with tf.control_dependencies([done]):
         applied = tf.no_op(name or optimizer.get_name())

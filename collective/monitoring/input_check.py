@@ -30,7 +30,7 @@ import tensorflow.compat.v1 as tf
 from collective.coordination import barrier
 from collective.coordination.prepared_run import PreparedRun
 from collective.coordination.run_analysis import RunFootprint
-from collective.ops import collectives, graph_analysis
+from collective.ops import collectives, device_scopes, graph_analysis
 from collective.ops.graph_state import state_of
 from collective.ops.graphs import open_for_changes
 from collective.prefetch.enable import split_of
@@ -157,7 +157,7 @@ class Recorder:
         self.record: tf.Operation | None = None
         if not batches:
             return
-        with tf.name_scope("collective/input_check/"), tf.device("/cpu:0"):
+        with tf.name_scope("collective/input_check/"), device_scopes.on_host():
             # Nothing is kept once this variable has a value: a new session need not be told.
             off = tf.raw_ops.VarHandleOp(dtype=tf.bool, shape=[], shared_name=_own_name("off"))
             is_off = tf.raw_ops.VarIsInitializedOp(resource=off)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import dense_allreduce, graph_analysis, graphs
+from collective.ops import dense_allreduce, device_scopes, graph_analysis, graphs
 from collective.ops.gate import gates_of
 from collective.ops.graph_state import state_of
 from collective.replication.analysis import ReplicationAnalysis, takes_data
@@ -107,7 +107,7 @@ def sync_pending(graph: tf.Graph) -> None:
         graphs.open_for_changes(graph),
         graph.as_default(),
         tf.init_scope(),
-        tf.device(None),
+        device_scopes.anywhere(),
         tf.name_scope("collective/written/"),
     ):
         while values:

@@ -16,7 +16,14 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.errors import TableError
-from collective.ops import collectives, dynamic_rows, graph_analysis, graphs, placement
+from collective.ops import (
+    collectives,
+    device_scopes,
+    dynamic_rows,
+    graph_analysis,
+    graphs,
+    placement,
+)
 from collective.ops.compiled_row_store import FilterShape
 from collective.ops.graph_state import state_of
 from collective.policy import COUNTER_TYPES, TablePolicy
@@ -42,7 +49,7 @@ class Frequencies(Slot):
 
     def add(self, rows: tf.Tensor, added: tf.Tensor) -> tf.Operation:
         """Adds numbers [K] int64 to those of local rows [K]; what row 0 gets is nobody's."""
-        with tf.device("/cpu:0"):
+        with device_scopes.on_host():
             # Behind an IdentityN a write doesn't make a run training
             # (`collective.ops.graph_analysis.holder`); a branch takes it from outside.
             with tf.init_scope():
@@ -153,7 +160,7 @@ def _noted(
         noted.append(table.last_used.mark(owned, training))
     if not noted:
         return rows
-    with tf.control_dependencies(noted), tf.device("/cpu:0"):
+    with tf.control_dependencies(noted), device_scopes.on_host():
         return tf.identity(rows)
 
 

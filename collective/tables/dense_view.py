@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from tensorflow.python import pywrap_tfe
 
-from collective.ops import collectives, control_flow, gate, shard_gradients
+from collective.ops import collectives, control_flow, device_scopes, gate, shard_gradients
 
 WARN_ABOVE = 64 << 20  # Bytes of a table that is read as one value.
 UNREAD = "/unread/"  # In the names of the operations that `unread` makes.
@@ -55,7 +55,7 @@ def unread(table: ShardedRows) -> tf.Tensor:
         f"table '{table.op.name}' is sharded, and fetched by a session that isn't run inside "
         "`with strategy.scope():`."
     )
-    with tf.init_scope(), tf.device("/cpu:0"), tf.name_scope(table.op.name + UNREAD):
+    with tf.init_scope(), device_scopes.on_host(), tf.name_scope(table.op.name + UNREAD):
         with tf.control_dependencies(
             [tf.raw_ops.Assert(condition=tf.constant(False), data=[message])]
         ):

@@ -24,6 +24,7 @@ import tensorflow.compat.v1 as tf
 from collective.errors import TableError
 from collective.ops import (
     collectives,
+    device_scopes,
     dispatch,
     dynamic_rows,
     gate,
@@ -106,7 +107,7 @@ class DynamicTable(ReservedVariable, Table):
         if initializer is None:
             initializer = tf.truncated_normal_initializer(stddev=self.dim**-0.5)
         self._fill = initializers.by_key(initializer, self.dim, name)
-        with tf.init_scope(), tf.device("/cpu:0"):
+        with tf.init_scope(), device_scopes.on_host():
             # The number of rows that were read and wait to replace the session's, 0 for none.
             self.source = tf.placeholder_with_default(
                 tf.constant(0, tf.int64), [], f"{name}/source"
@@ -270,7 +271,7 @@ class DynamicTable(ReservedVariable, Table):
         """
         graph = tf.get_default_graph()
         local, gradient = self.local(keys_, counts), row_gradients.PLAIN
-        with tf.device("/cpu:0") if self.bridge is None else dispatch.device(dynamic=True):
+        with device_scopes.on_host() if self.bridge is None else dispatch.device(dynamic=True):
             if self.admission is not None:
                 local, gradient = dynamic_rows.seen(local), row_gradients.ADMITTED
             with graph.gradient_override_map({"ResourceGather": gradient}):

@@ -27,7 +27,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python import pywrap_tfe
 
 from collective import strategies
-from collective.ops import collectives, gate, graphs, native_library
+from collective.ops import collectives, device_scopes, gate, graphs, native_library
 from collective.ops.exchange import Wire
 from collective.ops.graph_analysis import (
     VARIABLE_TYPES,
@@ -136,7 +136,7 @@ class GraphLookups:
             for (level, *_), lookups in sorted(by_level.items(), key=lambda item: item[0]):
                 with (
                     tf.init_scope(),
-                    tf.device(None),
+                    device_scopes.anywhere(),
                     tf.name_scope(f"collective/group{len(groups_of(graph)) + 1}/"),
                 ):
                     group = exchange_group(
@@ -173,11 +173,11 @@ def exchange_alone(lookup: strategies.Lookup) -> tuple[tf.Tensor, str]:
         (the result; why it can't be grouped, '' if it can)
     """
     reason, graph = _reason_ungrouped(lookup), tf.get_default_graph()
-    if reason or graphs.is_function(graph) or on_device(lookup.table.hashed) or not _enabled:
-        return exchange_single(lookup), reason
-    level = gate.gates_of(graph).behind(lookup.inputs).level if collectives.size() > 1 else 1
-    wire = Wire(tf.float32, tf.float32)
-    with tf.device(None):
+    with device_scopes.anywhere():
+        if reason or graphs.is_function(graph) or on_device(lookup.table.hashed) or not _enabled:
+            return exchange_single(lookup), reason
+        level = gate.gates_of(graph).behind(lookup.inputs).level if collectives.size() > 1 else 1
+        wire = Wire(tf.float32, tf.float32)
         if lookup.sparse_weights is not None:
             lookup = dataclasses.replace(lookup, weights_have_gradients=True)
         alone = exchange_group(strategies.backend(), [lookup], level, wire, provisional=True)

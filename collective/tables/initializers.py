@@ -26,7 +26,7 @@ from keras.src import backend
 from tensorflow.python.framework import random_seed
 from tensorflow.python.ops import variable_scope, variables
 
-from collective.ops import compiled_row_store, graphs, native_library
+from collective.ops import compiled_row_store, device_scopes, graphs, native_library
 from collective.ops.compiled_row_store import FirstValues
 from collective.startup import STARTUP
 
@@ -461,7 +461,7 @@ def filled(shape: tuple[int, int], dtype: tf.DType, fill: Callable[[np.ndarray],
         return np.int64(0)
 
     STARTUP.will_initialise(graphs.outermost(tf.get_default_graph()))
-    with tf.device("/cpu:0"):
+    with device_scopes.on_host():
         # Both are stateful: the graph optimizer would fold a constant and then keep the whole shard
         # with the graph.
         out = empty(shape, dtype)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from collective.ops import graph_analysis
+from collective.ops import device_scopes, graph_analysis
 from collective.ops.sessions import run_unpatched
 from collective.tables import next_step, write_announcements
 from collective.tables.dynamic_table import DynamicTable
@@ -47,7 +47,7 @@ class LastUse(Slot):
     def mark(self, rows: tf.Tensor, training: tf.Tensor) -> tf.Tensor:
         """Returns local `rows`, behind the operation that notes their use in a run that trains."""
         step = next_step.tensor(tf.get_default_graph())
-        with tf.device("/cpu:0"):
+        with device_scopes.on_host():
             # Evaluation doesn't count as an update: behind an IdentityN a write isn't seen as one
             # (`collective.ops.graph_analysis.holder`); a branch takes it from outside. It writes 0,
             # which is no later use.

@@ -18,7 +18,14 @@ from tensorflow.python.framework import tensor as tensor_lib
 from tensorflow.python.ops import variables
 
 from collective import strategies
-from collective.ops import collectives, graphs, key_hashing, native_library, tensorflow_lookup
+from collective.ops import (
+    collectives,
+    device_scopes,
+    graphs,
+    key_hashing,
+    native_library,
+    tensorflow_lookup,
+)
 from collective.ops.gate import gates_of
 from collective.tables.dynamic_table import DynamicTable
 from collective.tables.grouping import exchange_alone, lookups_of
@@ -67,14 +74,15 @@ def _check_now(table: Sharded, bounds: tf.Tensor) -> tf.Operation:
             f"table '{table.op.name}': id {low if low < 0 else high} is not in [0, {table.rows})"
         )
 
-    is_inside = tf.logical_or(
-        bounds[0] > bounds[1], tf.logical_and(bounds[0] >= 0, bounds[1] < table.rows)
-    )
-    return tf.cond(
-        is_inside,
-        lambda: tf.constant(True),
-        lambda: tf.reshape(tf.numpy_function(refuse, [bounds], tf.bool), []),
-    ).op
+    with device_scopes.on_host():
+        is_inside = tf.logical_or(
+            bounds[0] > bounds[1], tf.logical_and(bounds[0] >= 0, bounds[1] < table.rows)
+        )
+        return tf.cond(
+            is_inside,
+            lambda: tf.constant(True),
+            lambda: tf.reshape(tf.numpy_function(refuse, [bounds], tf.bool), []),
+        ).op
 
 
 def _exchange(lookup: strategies.Lookup, name: str | None) -> tf.Tensor:
@@ -95,7 +103,8 @@ def lookup_rows(
     table: Sharded | ServedTable, ids: Any, max_norm: float | None, name: str | None
 ) -> tf.Tensor:
     with tf.name_scope(name, "embedding_lookup") as scope:
-        lookup = _checked(table, tf.convert_to_tensor(ids, name="ids"))
+        with device_scopes.anywhere():
+            lookup = _checked(table, tf.convert_to_tensor(ids, name="ids"))
         return _exchange(
             strategies.Lookup(table, lookup.ids, lookup.unchecked, max_norm=max_norm), scope
         )
@@ -130,7 +139,8 @@ def lookup_pooled(
             of_ids, of_weights = getattr(sparse_ids, part), getattr(sparse_weights, part)
             of_ids.shape.assert_is_compatible_with(of_weights.shape)
     with tf.name_scope(name, "embedding_lookup_sparse") as scope:
-        lookup = _checked(table, sparse_ids.values)
+        with device_scopes.anywhere():
+            lookup = _checked(table, sparse_ids.values)
         return _exchange(
             strategies.Lookup(
                 table, lookup.ids, lookup.unchecked, sparse_ids, sparse_weights, combiner, max_norm
@@ -158,7 +168,7 @@ def lookup_safely(
             f"table '{table.op.name}': sparse_ids must be a SparseTensor, got "
             f"{type(sparse_ids).__name__}."
         )
-    with tf.name_scope(name, "embedding_lookup"):
+    with tf.name_scope(name, "embedding_lookup"), device_scopes.anywhere():
         shape = sparse_ids.dense_shape
         samples = tf.reduce_prod(shape[:-1])
         ids = tf.sparse.reshape(sparse_ids, tf.stack([samples, shape[-1]]))

@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from collective.errors import TableError
-from collective.ops import graphs
+from collective.ops import device_scopes, graphs
 from collective.ops.graph_analysis import (
     ASSIGNS,
     PASSES,
@@ -42,7 +42,7 @@ def tensor(graph: tf.Graph) -> tf.Tensor:
     graph = graphs.outermost(graph)
     state = state_of(graph)
     if state.next_step is None:
-        with graph.as_default(), tf.init_scope(), tf.device("/cpu:0"):
+        with graph.as_default(), tf.init_scope(), device_scopes.on_host():
             state.next_step = tf.placeholder_with_default(
                 tf.constant(0, tf.int64), [], "collective/next_step"
             )
@@ -60,7 +60,12 @@ def connect(graph: tf.Graph) -> None:
     step = tf.train.get_global_step(graph)
     if step is None or state.next_step.op._id <= state.seen_by_session:
         return
-    with graphs.open_for_changes(graph), graph.as_default(), tf.init_scope(), tf.device("/cpu:0"):
+    with (
+        graphs.open_for_changes(graph),
+        graph.as_default(),
+        tf.init_scope(),
+        device_scopes.on_host(),
+    ):
         # The update that counts the step waits for gradients, these for lookups, and so for this.
         value = step.read_value() if hasattr(step, "read_value") else step
         led_to = tf.add(tf.cast(value, tf.int64), 1, "collective/step_led_to")

@@ -21,7 +21,13 @@ from tensorflow.python.ops import variable_scope
 from tensorflow.python.training import adam, optimizer
 
 from collective.errors import TableError
-from collective.ops import collectives, dynamic_rows, reduced_updates, training_flag
+from collective.ops import (
+    collectives,
+    device_scopes,
+    dynamic_rows,
+    reduced_updates,
+    training_flag,
+)
 from collective.ops.counting import counted
 from collective.tables import initializers, row_store, rows_in_file, weight_bound
 from collective.tables.dynamic_table import DynamicTable
@@ -214,7 +220,7 @@ def _settle(
     waited, rows = gradient.values, gradient.indices
     if table.compiled:
         waited, rows = reduced_updates.before_sum(waited, rows)
-    with tf.device("/cpu:0"), tf.control_dependencies([waited, rows]):
+    with device_scopes.on_host(), tf.control_dependencies([waited, rows]):
         if table.compiled:
             settled = dynamic_rows.settle_slots(
                 is_training,

@@ -15,7 +15,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.ops import resource_variable_ops
 
-from collective.ops import dispatch, native_library
+from collective.ops import device_scopes, dispatch, native_library
 from collective.tables import row_store
 
 _paths = itertools.count()
@@ -51,14 +51,10 @@ class ReservedVariable(resource_variable_ops.ResourceVariable):
         """
         path = os.path.join(tempfile.gettempdir(), f"collective-{os.getpid()}-{next(_paths)}")
 
-        def placement_scope() -> contextlib.ExitStack:
-            stack = contextlib.ExitStack()
-            if on_device:
-                stack.enter_context(tf.device(None))
-                stack.enter_context(dispatch.device(dynamic=True))
-            return stack
+        def placement_scope() -> contextlib.AbstractContextManager[None]:
+            return dispatch.device(dynamic=True) if on_device else device_scopes.on_host()
 
-        with tf.init_scope(), tf.device("/cpu:0"), tf.name_scope(name) as scope:
+        with tf.init_scope(), device_scopes.on_host(), tf.name_scope(name) as scope:
             name = scope[:-1]
             with placement_scope():
                 handle = resource_variable_ops._variable_handle_from_shape_and_dtype(

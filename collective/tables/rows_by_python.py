@@ -7,6 +7,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from collective.ops import device_scopes
 from collective.tables import row_store
 
 
@@ -22,7 +23,7 @@ def find(
         step: that to which an insertion leads, int64 scalar, for a store on a device; else None.
     """
     inputs = [number, keys, insert, *([] if step is None else [step])]
-    with tf.device("/cpu:0"):
+    with device_scopes.on_host():
         rows = tf.numpy_function(_find, inputs, tf.int64, stateful=True)
     rows.set_shape(keys.shape)
     return rows
@@ -30,7 +31,7 @@ def find(
 
 def count(number: tf.Tensor) -> tf.Tensor:
     """Returns the number of rows in the store of this number, behind the control dependencies."""
-    with tf.device("/cpu:0"):
+    with device_scopes.on_host():
         counted = tf.numpy_function(_count, [tf.identity(number)], tf.int64, stateful=True)
     counted.set_shape([])
     return counted

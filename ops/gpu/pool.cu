@@ -115,34 +115,61 @@ struct FindInRun {
   }
 };
 
-// Pools the samples of a tile; a group of lanes has kFlight in flight. Each lane looks one of them
-// up.
+// Sums the rows of kFlight samples, from that of lane `turn` on. `range`: that of this lane's
+// flight; `head`: the row of the first id of this lane's sample.
+template <bool kPlain, class Find>
+__device__ __forceinline__ void sum_turn(const Group& group, int turn, const Range& range,
+                                         const Found& head, const Span& span, i64 dim, Find find,
+                                         float (&sums)[kFlight][kWidth]) {
+  if (!__all_sync(kAllLanes, range.end - range.begin <= 1)) {
+    sum_ranges<kFlight, kPlain>(group, range, span, dim, find, sums);
+    return;
+  }
+  set_zero(sums);
+  if (kPlain || reads_whole(head, dim)) {
+    add_found<kFlight, kPlain, true>(group, turn, head, span, sums);
+  } else {
+    add_found<kFlight, false, false>(group, turn, head, span, sums);
+  }
+}
+
+// Pools the samples of a tile, as many as a block has threads. Each lane looks a sample and its
+// first id up; then kFlight samples of a group are in flight at once. So where samples have one id,
+// as many often do, what leads to rows is waited for once.
 template <bool kPlain, class Find>
 __device__ __forceinline__ void pool_tile(const Lookup& lookup, const Ids& ids, Find find) {
   const int lanes = static_cast<int>(lookup.lanes), groups = kThreads / lanes;
   const Group group = {lanes, static_cast<int>(threadIdx.x) & (lanes - 1)};
-  const i64 first = lookup.first + (blockIdx.x - lookup.tile) * (groups * kFlight) +
-                    threadIdx.x / lanes,
-            sample = first + group.lane % kFlight * groups,
-            at = sample < lookup.end ? sample : lookup.first;
-  Range range = {static_cast<u32>(ids.offsets[at]), static_cast<u32>(ids.offsets[at + 1])};
-  if (sample >= lookup.end) range.end = range.begin;
-  const float divisor = kPlain ? divisor_of(lookup, range.end - range.begin)
-                               : divisor_of(lookup, ids, range.begin, range.end);
+  const i64 first = lookup.first + (blockIdx.x - lookup.tile) * kThreads + threadIdx.x / lanes,
+            sample = first + group.lane * groups, at = sample < lookup.end ? sample : lookup.first;
+  Range own = {static_cast<u32>(ids.offsets[at]), static_cast<u32>(ids.offsets[at + 1])};
+  if (sample >= lookup.end) own.end = own.begin;
+  const float divisor = kPlain ? divisor_of(lookup, own.end - own.begin)
+                               : divisor_of(lookup, ids, own.begin, own.end);
+  Found head = {0, 1};
+  if (own.begin < own.end) head = find(own.begin);
 #pragma unroll 1
-  for (int base = 0; base * kWidth < lookup.dim; base += lanes) {
-    const Span span(base + group.lane, lookup.dim);
-    float sums[kFlight][kWidth];
-    sum_ranges<kFlight, kPlain>(group, range, span, lookup.dim, find, sums);
+  for (int turn = 0; turn < lanes; turn += kFlight) {
+    const i64 begin = first + turn * groups;
+    if (!__any_sync(kAllLanes, begin < lookup.end)) return;
+    const int of = turn + group.lane % kFlight;
+    const Range range = {__shfl_sync(kAllLanes, own.begin, of, lanes),
+                         __shfl_sync(kAllLanes, own.end, of, lanes)};
+#pragma unroll 1
+    for (int base = 0; base * kWidth < lookup.dim; base += lanes) {
+      const Span span(base + group.lane, lookup.dim);
+      float sums[kFlight][kWidth];
+      sum_turn<kPlain>(group, turn, range, head, span, lookup.dim, find, sums);
 #pragma unroll
-    for (int f = 0; f < kFlight; ++f) {
-      const float by = __shfl_sync(kAllLanes, divisor, f, lanes);
-      Pack<kWidth> pooled;
+      for (int f = 0; f < kFlight; ++f) {
+        const float by = __shfl_sync(kAllLanes, divisor, turn + f, lanes);
+        Pack<kWidth> pooled;
 #pragma unroll
-      for (int e = 0; e < kWidth; ++e) pooled.elements[e] = by == 0 ? 0 : sums[f][e] / by;
-      if (first + f * groups >= lookup.end) continue;
-      put<kPlain>(lookup.out + (first - lookup.first + f * groups) * lookup.dim * kFloatBytes, span,
-                  pooled);
+        for (int e = 0; e < kWidth; ++e) pooled.elements[e] = by == 0 ? 0 : sums[f][e] / by;
+        if (begin + f * groups >= lookup.end) continue;
+        put<kPlain>(lookup.out + (begin - lookup.first + f * groups) * lookup.dim * kFloatBytes,
+                    span, pooled);
+      }
     }
   }
 }

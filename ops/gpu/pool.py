@@ -38,7 +38,6 @@ SOURCE = Source(
 SUM, MEAN, SQRTN = range(1, 4)  # combiners, as in ops/embedding_bag.py
 _WIDTH, _FLOAT_BYTES = 4, 4  # elements of one access, and the bytes of one
 _ACCESS_BYTES = _WIDTH * _FLOAT_BYTES
-_IN_FLIGHT = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,7 +150,7 @@ def pool_flat(
         else NULL
     )
     addresses = device.pointer(out) + firsts * _FLOAT_BYTES
-    words, tiles = _words(lookups, by_lookup, addresses, _addresses(ids, device), _IN_FLIGHT)
+    words, tiles = _words(lookups, by_lookup, addresses, _addresses(ids, device), True)
     given = _given(words, ids, squares, workspace, "pool.lookups")
     name = "pool_rows_plain" if _are_plain(lookups, words_by_source, addresses) else "pool_rows"
     device.kernel(SOURCE, name)(tiles, THREADS, (*given, runs))
@@ -208,7 +207,7 @@ def pool_terms(
         np.zeros((len(lookups), 2), np.int64),
         np.full(len(lookups), 0 if made is None else device.pointer(made)),
         _addresses(ids, device),
-        1,
+        False,
         lanes=1,
     )
     given = _given(words, ids, squares, workspace, "pool_terms.lookups")
@@ -256,18 +255,19 @@ def _words(
     runs: np.ndarray,
     out: np.ndarray,
     ids: tuple[int, int],
-    each: int,
+    each_lane: bool,
     lanes: int | None = None,
 ) -> tuple[np.ndarray, int]:
-    """Returns ([M, 13] int64 as pool.cu reads them, how many tiles they have); `each` samples for a
-    group of lanes, `ids` are the addresses of positions and weights.
+    """Returns ([M, 13] int64 as pool.cu reads them, how many tiles they have).
+
+    A group of lanes has a sample for each lane, or one. `ids`: addresses of positions and weights.
     """
     samples = np.array([lookup.samples for lookup in lookups], np.int64)
     dims = np.array([lookup.dim for lookup in lookups], np.int64)
     norms = np.array([max(lookup.max_norm, 0) for lookup in lookups], np.float32).view(np.uint32)
     firsts = np.cumsum(samples) - samples
     group = group_lanes(dims) if lanes is None else np.full_like(dims, lanes)
-    tiles = -(-samples // (THREADS // group * each))
+    tiles = -(-samples // (THREADS if each_lane else THREADS // group))
     words = np.column_stack(
         [
             np.cumsum(tiles) - tiles,
@@ -318,7 +318,7 @@ def _products(
         by_lookup,
         np.zeros(len(lookups), np.int64),
         _addresses(ids, workspace.device),
-        1,
+        False,
     )
     gradient_runs, count = NULL, 0
     if gradients is not None:

@@ -125,7 +125,29 @@ struct Found {
   float factor;
 };
 
-// Adds the rows of some turns, which lanes have found, to the sums. kOnes: all factors are 1.
+// Adds the rows that kFlight lanes have found, from lane `first` on, to the sums: all fetched at
+// once. kOnes: all factors are 1.
+template <int kFlight, bool kOnes, bool kWhole>
+__device__ __forceinline__ void add_found(const Group& group, int first, const Found& found,
+                                          const Span& span, float (&sums)[kFlight][kWidth]) {
+  i64 addresses[kFlight];
+  float factors[kFlight], values[kFlight][kWidth];
+#pragma unroll
+  for (int f = 0; f < kFlight; ++f) {
+    addresses[f] = __shfl_sync(kAllLanes, found.address, first + f, group.lanes);
+    factors[f] = kOnes ? 1 : __shfl_sync(kAllLanes, found.factor, first + f, group.lanes);
+  }
+  fetch<kWhole>(addresses, span, values);
+#pragma unroll
+  for (int f = 0; f < kFlight; ++f) {
+    // Not even an infinite factor makes something of a row that isn't there.
+    if (!kOnes && addresses[f] == 0) continue;
+#pragma unroll
+    for (int e = 0; e < kWidth; ++e) sums[f][e] += kOnes ? values[f][e] : factors[f] * values[f][e];
+  }
+}
+
+// Adds the rows of some turns, which lanes have found, to the sums.
 template <int kFlight, bool kOnes, bool kWhole>
 __device__ __forceinline__ void add_turns(const Group& group, const Range& range,
                                           const Found& found, const Span& span,
@@ -133,22 +155,21 @@ __device__ __forceinline__ void add_turns(const Group& group, const Range& range
 #pragma unroll 1
   for (int first = 0; first < group.lanes; first += kFlight) {
     if (!__any_sync(kAllLanes, range.begin + first / kFlight < range.end)) return;
-    i64 addresses[kFlight];
-    float factors[kFlight], values[kFlight][kWidth];
+    add_found<kFlight, kOnes, kWhole>(group, first, found, span, sums);
+  }
+}
+
+// Whether all lanes of a warp have found rows whose accesses are whole.
+__device__ __forceinline__ bool reads_whole(const Found& found, i64 dim) {
+  return __all_sync(kAllLanes, dim % kWidth == 0 && found.address % kAccessBytes == 0);
+}
+
+template <int kFlight>
+__device__ __forceinline__ void set_zero(float (&sums)[kFlight][kWidth]) {
 #pragma unroll
-    for (int f = 0; f < kFlight; ++f) {
-      addresses[f] = __shfl_sync(kAllLanes, found.address, first + f, group.lanes);
-      factors[f] = kOnes ? 1 : __shfl_sync(kAllLanes, found.factor, first + f, group.lanes);
-    }
-    fetch<kWhole>(addresses, span, values);
+  for (int f = 0; f < kFlight; ++f) {
 #pragma unroll
-    for (int f = 0; f < kFlight; ++f) {
-      // Not even an infinite factor makes something of a row that isn't there.
-      if (!kOnes && addresses[f] == 0) continue;
-#pragma unroll
-      for (int e = 0; e < kWidth; ++e)
-        sums[f][e] += kOnes ? values[f][e] : factors[f] * values[f][e];
-    }
+    for (int e = 0; e < kWidth; ++e) sums[f][e] = 0;
   }
 }
 
@@ -164,17 +185,13 @@ template <int kFlight, bool kPlain, class Find>
 __device__ __forceinline__ void sum_ranges(const Group& group, Range range, const Span& span,
                                            i64 dim, Find find, float (&sums)[kFlight][kWidth]) {
   static_assert(kFlight <= kFewestLanes, "a lane for each flight");
-#pragma unroll
-  for (int f = 0; f < kFlight; ++f) {
-#pragma unroll
-    for (int e = 0; e < kWidth; ++e) sums[f][e] = 0;
-  }
+  set_zero(sums);
   const u32 ahead = static_cast<u32>(group.lane / kFlight);
 #pragma unroll 1
   while (__any_sync(kAllLanes, range.begin < range.end)) {
     Found found = {0, 1};
     if (range.begin + ahead < range.end) found = find(range.begin + ahead);
-    if (kPlain || __all_sync(kAllLanes, dim % kWidth == 0 && found.address % kAccessBytes == 0)) {
+    if (kPlain || reads_whole(found, dim)) {
       add_turns<kFlight, kPlain, true>(group, range, found, span, sums);
     } else {
       add_turns<kFlight, false, false>(group, range, found, span, sums);

@@ -1,12 +1,20 @@
-"""Trains by each optimizer, and prints which operations on tables or slots TensorFlow could not
-place on a GPU.
+"""Trains on the double, and prints what TensorFlow would refuse to place on a machine with a GPU, or
+would place elsewhere than it belongs.
 """
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-from tensorflow.python.framework import kernels
 
-from collective import CollectiveStrategy, train
+from collective import CollectiveStrategy, TablePolicy, train
+from collective.ops import placement
+from tests.gpu_double import placer
 
 OPTIMIZERS = (
     tf.train.GradientDescentOptimizer(0.1),
@@ -21,81 +29,140 @@ OPTIMIZERS = (
     lambda: train.AdagradDecayOptimizer(0.1, tf.train.get_or_create_global_step()),
     train.AdamAsyncOptimizer(0.1),
 )
+DEVICES = (None, "/device:GPU:0", "/cpu:0")
+# Of tables: all on the GPU, the dynamic ones in the host's memory, all there.
+CHOICES = (("gpu", "gpu"), ("gpu", "host"), ("cpu", "host"))
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {"prefetch_keys": True, "checkpoint_blocking": False},
+    {"grouping": False, "local_steps": 2, "dense_compression": "bf16", "wire_dtype": "float16"},
+)
+# Operations of a lookup that take no table, but are where it is.
+BESIDE_TABLES = {"CollectiveAsk", "CollectiveHear", "CollectivePool", "CollectivePoolGradient"}
 
 
-def has_gpu_kernel(op):
-    def fits(kernel):
-        return all(
-            set(values(op, c.name)) <= set(c.allowed_values.list.type) for c in kernel.constraint
-        )
+class Model:
+    """Looks up static and dynamic tables in all ways, beside a variable that is replicated.
 
-    return any(
-        fits(kernel)
-        for kernel in kernels.get_registered_kernels_for_op(op.type).kernel
-        if kernel.device_type in ("GPU", "DEFAULT")
-    )
-
-
-def values(op, name):
-    found = op.get_attr(name)
-    return [
-        tf.as_dtype(x).as_datatype_enum
-        for x in (found if isinstance(found, (list, tuple)) else [found])
-    ]
-
-
-def misplaced(strategy, optimizer):
-    """Returns the operations that can't be on a GPU, of a graph that is trained, saved, read as a
-    whole.
+    Args:
+        device: of the script, which makes all but its data there.
+        optimizer: of its training, or what makes it.
     """
-    with strategy.scope(plan="quiet"), tf.Graph().as_default() as graph:
-        with strategy.embedding_scope():
-            plain, pooled = (tf.get_variable(name, [10, 3]) for name in "ab")
-            dynamic = tf.get_variable("c", [None, 3])
-        ids = tf.placeholder(tf.int64, [None])
-        at = tf.stack([tf.range(tf.size(ids, out_type=tf.int64))] * 2, 1)
-        rows = tf.nn.embedding_lookup_sparse(
-            pooled, tf.SparseTensor(at, ids, [3, 3]), None, combiner="mean"
-        )
-        loss = (
-            tf.reduce_sum(tf.nn.embedding_lookup(plain, ids))
-            + tf.reduce_sum(rows)
-            + tf.nn.l2_loss(plain)
-        )
-        loss += tf.reduce_sum(tf.nn.embedding_lookup(dynamic, ids))
-        if callable(optimizer):
-            optimizer = optimizer()
-        update = optimizer.minimize(loss, global_step=tf.train.get_or_create_global_step())
-        saver = tf.train.Saver()
-        with tf.train.MonitoredTrainingSession("") as session:
+
+    def __init__(self, device: str | None, optimizer: Any):
+        data = tf.data.Dataset.from_tensors((np.arange(6) % 5, np.stack([np.arange(6)] * 2, 1)))
+        with tf.device("/cpu:0"):
+            ids, at = tf.data.make_one_shot_iterator(data.repeat()).get_next()
+        with tf.device(device):
+            self.static, self.dynamic = _tables()
+            weights = tf.get_variable("weights", [3, 1])
+            keys = tf.SparseTensor(at, ids, [6, 6])
+            rows = [
+                rows
+                for table, other in (self.static, self.dynamic)
+                for rows in (
+                    tf.nn.embedding_lookup(table, ids),
+                    tf.gather(table, ids),
+                    tf.nn.embedding_lookup_sparse(table, keys, None, combiner="mean"),
+                    tf.nn.safe_embedding_lookup_sparse(other, keys, None, combiner="sum"),
+                )
+            ]
+            rows.append(
+                tf.cond(
+                    weights[0, 0] > 0,
+                    lambda: tf.nn.embedding_lookup(self.static[0], ids),
+                    lambda: tf.nn.embedding_lookup(self.static[1], ids),
+                )
+            )
+            self.loss = tf.add_n([tf.reduce_mean(tf.square(x @ weights)) for x in rows])
+            self.loss += tf.nn.l2_loss(self.static[0])
+            self.mean_loss = tf.metrics.mean(self.loss)
+            step = tf.train.get_or_create_global_step()
+            optimizer = optimizer() if callable(optimizer) else optimizer
+            gradients, variables = zip(*optimizer.compute_gradients(self.loss))
+            clipped, _ = tf.clip_by_global_norm(gradients, 1.0)
+            self.update = optimizer.apply_gradients(zip(clipped, variables), global_step=step)
+            self.count = self.dynamic[0].total_count()
+
+    def run(self) -> None:
+        """Trains, saves, evaluates, and reads a table as a whole."""
+        config = tf.ConfigProto(allow_soft_placement=True)
+        with tf.train.MonitoredTrainingSession(config=config) as session:
             for _ in range(2):
-                session.run(update, {ids: [1, 2, 3]})
-            assert np.isfinite(session.run(plain)).all()
-            assert dynamic.local_count(session)
+                session.run(self.update)
+            assert np.isfinite(session.run(self.mean_loss)).all()
+            assert np.isfinite(session.run(self.static[0])).all()
+            assert session.run(self.count) == 5
+
+
+def _tables() -> tuple[list[Any], list[Any]]:
+    strategy = CollectiveStrategy()
+    with strategy.embedding_scope():
+        static = [tf.get_variable(name, [10, 3]) for name in ("a", "b")]
+    with strategy.embedding_scope(policy=TablePolicy(steps_to_live=100, weight_bound=1.0)):
+        return static, [tf.get_variable(name, [None, 3]) for name in ("c", "d")]
+
+
+def misplaced(device: str | None, optimizer: Any, choice: str, options: Any) -> Iterator[str]:
+    """Yields what is wrong with the devices of a graph that was trained."""
+    with CollectiveStrategy().scope(plan="quiet", **options), tf.Graph().as_default() as graph:
+        model = Model(device, optimizer)
+        saver = tf.train.Saver()
+        model.run()
         assert saver.saver_def
-        sharded = {v.handle.op for v in tf.global_variables() if v.shape.rank == 2}
-        sharded |= {
-            op
-            for op in graph.get_operations()
-            if op.type == "IdentityN" and op.inputs[0].op in sharded
-        }
-        users = [
-            op
-            for op in graph.get_operations()
-            if op in sharded or any(x.op in sharded for x in op.inputs)
-        ]
-        assert len(users) > 8
-        return [
-            f"{op.type} {op.name} {op.device}"
-            for op in users
-            if not has_gpu_kernel(op) or "CPU" in op.device.upper()
-        ]
+        try:
+            devices = placer.devices(graph)
+        except ValueError as error:
+            yield str(error)
+            return
+        on_device = {"a": choice == "gpu", "c": placement.on_device(dynamic=True)}
+        for table, wanted in on_device.items():
+            for op in _users(graph, {"a": "ab", "c": "cd"}[table]):
+                if devices[op.name] != ("GPU" if wanted else "CPU"):
+                    yield f"{op.type} {op.name} is on the {devices[op.name]}"
+        if len(set(on_device.values())) == 1:
+            for op in graph.get_operations():
+                if op.type in BESIDE_TABLES and (devices[op.name] == "GPU") != on_device["a"]:
+                    yield f"{op.type} {op.name} is on the {devices[op.name]}"
+
+
+def _users(graph: tf.Graph, tables: str) -> list[tf.Operation]:
+    """Returns tables and slots with their operations."""
+    sharded = {
+        v.handle.op
+        for v in tf.global_variables()
+        if v.shape.rank == 2 and v.op.name.partition("/")[0] in tables and "last_used" not in v.name
+    }
+    sharded |= {
+        op for op in graph.get_operations() if op.type == "IdentityN" and op.inputs[0].op in sharded
+    }
+    users = [
+        op
+        for op in graph.get_operations()
+        if op in sharded or (op.type != "If" and any(x.op in sharded for x in op.inputs))
+    ]
+    assert len(users) > 8
+    return users
+
+
+def cases() -> Iterator[tuple[Any, ...]]:
+    """Yields (device of the script, optimizer, choices, options): of the latter, all pairs."""
+    for optimizer in OPTIMIZERS:
+        yield "/device:GPU:0", optimizer, CHOICES[0], {}
+    for (d, device), (c, choices) in itertools.product(enumerate(DEVICES), enumerate(CHOICES)):
+        yield device, tf.train.AdagradOptimizer(0.1), choices, OPTIONS[(d + c) % len(OPTIONS)]
+
+
+def main() -> None:
+    found = []
+    rank = CollectiveStrategy().rank()
+    for device, optimizer, (choice, dynamic), options in cases():
+        placer.use(choice)
+        os.environ[placement.DYNAMIC] = dynamic
+        for line in misplaced(device, optimizer, choice, options):
+            found.append(f"{device} {optimizer} {choice} {dynamic} {options}: {line}")
+    print("\n".join(found) or f"rank {rank}: everything is placed", flush=True)
 
 
 if __name__ == "__main__":
-    made = CollectiveStrategy()
-    found = [line for one in OPTIMIZERS for line in misplaced(made, one)]
-    print(
-        "\n".join(found) or f"rank {made.rank()}: all operations on tables have kernels for GPUs",
-        flush=True,
-    )
+    main()

@@ -1,5 +1,5 @@
-"""Where tables would be on a GPU: TensorFlow knows its kernels for GPUs also on a machine without
-one.
+"""Where a machine with a GPU would have what the library makes: TensorFlow knows its kernels for GPUs
+also on a machine without one.
 """
 
 import pytest
@@ -14,14 +14,16 @@ from tests.jobs import pool
     reason="this TensorFlow is built without GPUs: no kernels for them",
 )
 @pytest.mark.matrix
+@pytest.mark.parametrize("backend", ["sok", "hb"])
 @pytest.mark.parametrize("ranks", [2, 1])
-def test_operations_on_tables_have_kernels_for_gpus(ranks):
-    """With one that has not, TensorFlow would have a table in the host's memory."""
+def test_a_session_places_tables_where_they_belong(ranks, backend):
+    """Without soft placement, and whatever devices the script is written for. With one operation
+    that has no kernel for GPUs, TensorFlow would refuse the graph, or have tables in the host's
+    memory.
+    """
     done = pool.launch(
         *("-np", ranks, "--device", "cpu"),
-        *("-m", "tests.gpu_double", "tests/jobs/gpu_placement.py"),
+        "tests/jobs/gpu_placement.py",
+        environment={"COLLECTIVE_STRATEGY": backend},
     )
-    assert (
-        done.returncode == 0
-        and done.stdout.count("all operations on tables have kernels for GPUs") == ranks
-    ), done.stdout
+    assert done.returncode == 0 and done.stdout.count("everything is placed") == ranks, done.stdout

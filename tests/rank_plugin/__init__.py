@@ -86,6 +86,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run the rank cases that are marked `double` on the double of a GPU, no others",
     )
+    group.addoption(
+        "--gpu",
+        action="store_true",
+        help="run the rank cases that are marked `double` on this machine's GPU, no others",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -131,6 +136,7 @@ def _choice(config: pytest.Config) -> Choice:
         not option.ungrouped,
         option.double,
         option.carrier,
+        option.gpu,
     )
 
 
@@ -172,11 +178,13 @@ class Launching:
         rest = [case for case in cases if case not in self._chosen]
         if rest:
             self._config.hook.pytest_deselected(items=rest)
-        unmarked = [case for case in rest if choice.double and Marks.of(case).double is None]
+        on_device = choice.double or choice.gpu
+        unmarked = [case for case in rest if on_device and Marks.of(case).double is None]
         if unmarked:
+            option = "--gpu" if choice.gpu else "--double"
             self._say(
-                f"--double leaves out {len(unmarked)} rank cases without the marker `double`, "
-                f"{unmarked[0].nodeid} for one: they are not made for the double of a GPU"
+                f"{option} leaves out {len(unmarked)} rank cases without the marker `double`, "
+                f"{unmarked[0].nodeid} for one: they are not made for a GPU"
             )
         order = {c: i for i, c in enumerate(dict.fromkeys(map(_configuration, chosen)))}
         chosen.sort(key=lambda case: order[_configuration(case)])

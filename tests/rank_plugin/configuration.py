@@ -22,6 +22,14 @@ PARAMETERS = 1
 # How many ranks count as one host, the others as another one.
 FIRST_HOST = "COLLECTIVE_TEST_FIRST_HOST"
 
+# Processes share one GPU, whose matrix products are to be those of the truth: not of 10 bits.
+_OF_GPUS = {
+    "COLLECTIVE_KERNELS": "gpu",
+    "COLLECTIVE_TEST_SHARED_GPU": "1",
+    "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+    "NVIDIA_TF32_OVERRIDE": "0",
+}
+
 MARKERS = (
     "ranks(N, ...): a rank case that depends on the number of ranks: `make test-matrix` runs it "
     "at the largest one, too; the others are among its turns",
@@ -58,6 +66,7 @@ class Configuration:
             "mixed" is what two hosts have, as which the ranks count then; with "two_levels" hosts
             merge what they exchange, too, if each has as many ranks; "nccl" is by the double of
             NCCL.
+        gpu: tables are on the machine's GPU, which all ranks share.
     """
 
     ranks: int
@@ -65,6 +74,7 @@ class Configuration:
     grouping: bool = True
     double: bool = False
     carrier: str = "auto"
+    gpu: bool = False
 
     def __str__(self) -> str:
         return (
@@ -72,6 +82,7 @@ class Configuration:
             + ("" if self.grouping else "-ungrouped")
             + ("-double" if self.double else "")
             + ("" if self.carrier == "auto" else f"-{self.carrier}")
+            + ("-gpu" if self.gpu else "")
         )
 
     @classmethod
@@ -79,23 +90,26 @@ class Configuration:
         """Reads what str() gives."""
         ranks, backend, *rest = text.split("-")
         (carrier,) = [c for c in CARRIERS if c in rest] or ["auto"]
-        return cls(int(ranks), backend, "ungrouped" not in rest, "double" in rest, carrier)
+        return cls(
+            int(ranks), backend, "ungrouped" not in rest, "double" in rest, carrier, "gpu" in rest
+        )
 
     def environment(self) -> dict[str, str]:
         """Returns the variables by which the ranks of a launch are told."""
-        carrier = "horovod" if self.double and self.carrier == "auto" else self.carrier
+        on_device = self.double or self.gpu
+        carrier = "horovod" if on_device and self.carrier == "auto" else self.carrier
         if carrier in ("mixed", "two_levels"):
             # The launcher believes that Horovod carries nothing at each step, and lets it sleep.
             more = {FIRST_HOST: str((self.ranks + 1) // 2), "HOROVOD_CYCLE_TIME": "1"}
             carrier = "shared_memory"
         else:
-            more = {}
+            more = _OF_GPUS if self.gpu else {}
         return {
+            "COLLECTIVE_KERNELS": "cpu",
             **more,
             "COLLECTIVE_TEST_CONFIGURATION": str(self),
             "COLLECTIVE_STRATEGY": self.backend,
             "COLLECTIVE_TEST_GROUPING": "on" if self.grouping else "off",
-            "COLLECTIVE_KERNELS": "cpu",
             "COLLECTIVE_CARRIER": carrier,
         }
 
@@ -166,6 +180,7 @@ class Choice:
     grouping: bool = True
     double: bool = False
     carrier: str = "auto"
+    gpu: bool = False
 
     @property
     def by_hand(self) -> bool:
@@ -174,6 +189,7 @@ class Choice:
             or self.backends
             or not self.grouping
             or self.double
+            or self.gpu
             or self.carrier != "auto"
         )
 
@@ -181,7 +197,7 @@ class Choice:
         """Returns the configurations in which a case with these markers runs, in order."""
         if self.by_hand:
             chosen = [
-                Configuration(n, backend, self.grouping, self.double, self.carrier)
+                Configuration(n, backend, self.grouping, self.double, self.carrier, self.gpu)
                 for n in self.ranks or (2,)
                 for backend in self.backends or _in_test(marks)
             ]
@@ -196,7 +212,7 @@ class Choice:
         return [
             c
             for c in dict.fromkeys(chosen)
-            if (c.grouping or not marks.grouped) and (marks.double or not c.double)
+            if (c.grouping or not marks.grouped) and (marks.double or not (c.double or c.gpu))
         ]
 
     def runs(self, marks: Marks, configuration: Configuration, number: int, count: int) -> bool:

@@ -71,7 +71,8 @@ class Launch:
             self._process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "collective.launch"),
-                    *("-np", str(configuration.ranks), "--device", "cpu"),
+                    *("-np", str(configuration.ranks)),
+                    *("--device", "gpu" if configuration.gpu else "cpu"),
                     *("-m", "pytest", "-q", "-s", "-p", "no:cacheprovider"),
                     *("--timeout", str(CASE_TIMEOUT), "--timeout-method", "thread"),
                     *options,

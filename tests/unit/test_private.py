@@ -77,6 +77,7 @@ def probes():
         tf.get_default_graph(),
         [
             "_attr_scope",
+            "_attr_scope_map",
             "_current_control_dependencies",
             "_functions",
             "_unsafe_unfinalize",

@@ -31,17 +31,17 @@ from collective.ops.gpu.rules import (
 
 SHAPES = ((40, 3), (9, 8), (1000, 16))  # of the tables
 STEPS, BATCH, MAX_NORM, STARTS_FROM, RATE = 3, 50, 0.7, 0.1, 0.1
-RULES: tuple[Callable[..., Rule], ...] = (
-    SGD,
-    functools.partial(Momentum, momentum=0.9),
-    Adagrad,
-    RowWiseAdagrad,
-    functools.partial(Adam, lazy=True),
-    Adam,
-    functools.partial(Ftrl, l1=0.01, l2=0.02),
-    RMSProp,
-    CenteredRMSProp,
-)
+RULES: dict[str, Callable[..., Rule]] = {
+    "SGD": SGD,
+    "Momentum": functools.partial(Momentum, momentum=0.9),
+    "Adagrad": Adagrad,
+    "RowWiseAdagrad": RowWiseAdagrad,
+    "LazyAdam": functools.partial(Adam, lazy=True),
+    "Adam": Adam,
+    "Ftrl": functools.partial(Ftrl, l1=0.01, l2=0.02),
+    "RMSProp": RMSProp,
+    "CenteredRMSProp": CenteredRMSProp,
+}
 
 
 class Batch(NamedTuple):
@@ -215,32 +215,25 @@ class Model:
         }
 
 
-def check(seed: int) -> list[str]:
-    """Returns what is wrong on this rank; every rank must call it."""
+def check(seed: int, name: str, by_owner: bool) -> list[str]:
+    """Trains by one of RULES; returns what is wrong on this rank. Every rank must call it."""
     wrong = []
-    rank, ranks = collectives.rank(), collectives.size()
-    for rule in RULES:
-        for by_owner in (False, True):
-            with tf.Graph().as_default():
-                model = Model(seed, rule, by_owner)
-                with tf.Session(config=config()) as session:
-                    session.run(tf.global_variables_initializer())
-                    for step in range(STEPS):
-                        session.run(model.train, model.feeds(batch(seed, step, rank), step))
-                    got = session.run([shard.read_value() for shard in model.shards])
-            for t, (mine, whole) in enumerate(zip(got, _truth_of(seed, rule, ranks))):
-                difference = float(np.abs(mine - whole[rank::ranks]).max(initial=0))
-                if not difference < 2e-4:
-                    how = "pooled by its owner" if by_owner else "by distinct rows"
-                    wrong.append(
-                        f"rank {rank}: table {t} after {STEPS} steps with {model.rule}, {how}: "
-                        f"{difference:.1e} from the truth"
-                    )
+    rank, ranks, rule = collectives.rank(), collectives.size(), RULES[name]
+    with tf.Graph().as_default():
+        model = Model(seed, rule, by_owner)
+        with tf.Session(config=config()) as session:
+            session.run(tf.global_variables_initializer())
+            for step in range(STEPS):
+                session.run(model.train, model.feeds(batch(seed, step, rank), step))
+            got = session.run([shard.read_value() for shard in model.shards])
+    for t, (mine, whole) in enumerate(zip(got, truth(seed, rule(rate=RATE), ranks))):
+        difference = float(np.abs(mine - whole[rank::ranks]).max(initial=0))
+        if not difference < 2e-4:
+            wrong.append(
+                f"rank {rank}: table {t} after {STEPS} steps with {model.rule}: {difference:.1e} "
+                "from the truth"
+            )
     return wrong
-
-
-def _truth_of(seed: int, rule: Callable[..., Rule], ranks: int) -> list[np.ndarray]:
-    return truth(seed, rule(rate=RATE), ranks)
 
 
 def milliseconds(seed: int, steps: int = 50) -> tuple[float, float]:

@@ -93,15 +93,15 @@ class Bags {
     std::vector<RunWords> runs;
     for (const Table& table : tables_) runs.push_back({0, table.rows, AddressOf(table.values)});
     runs_at_ = packed->Add(runs);
-    if (clips_) by_bag_ = PackLookups(0, 1, packed);
+    if (clips_) by_bag_ = PackLookups(0, Samples::kOne, packed);
   }
 
-  // Packs lookups of which a group of `lanes` (0: by the dimension) works on `each` bags at once.
-  PackedLookups PackLookups(int64_t lanes, int64_t each, Packed* packed) const {
+  // Packs lookups of which a group of `lanes` (0: by the dimension) works on bags `of_group`.
+  PackedLookups PackLookups(int64_t lanes, Samples of_group, Packed* packed) const {
     Tiled<LookupWords> tiled;
     for (size_t i = 0; i < lookups_.size(); ++i) {
       const PooledLookup& lookup = lookups_[i];
-      AddLookup(lookup, lanes == 0 ? GroupLanes(lookup.dim) : lanes, each, out_[i], &tiled);
+      AddLookup(lookup, lanes == 0 ? GroupLanes(lookup.dim) : lanes, of_group, out_[i], &tiled);
     }
     return {packed->Add(tiled), tiled.count(), tiled.tiles()};
   }

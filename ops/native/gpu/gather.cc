@@ -49,7 +49,7 @@ class AnswerOp : public OpKernel {
     Packed packed;
     const size_t pieces_at = packed.Add(plan.pieces());
     if (bags.count() > 0) bags.Pack(&packed);
-    const PackedLookups pooled = bags.PackLookups(0, kSamplesInFlight, &packed);
+    const PackedLookups pooled = bags.PackLookups(0, Samples::kOneForEachLane, &packed);
     const int64_t* there = nullptr;
     TF_RETURN_IF_ERROR(stream->Upload(packed.words(), &there));
     TF_RETURN_IF_ERROR(stream->Launch(kernel, plan.pieces().tiles(), there + pieces_at,

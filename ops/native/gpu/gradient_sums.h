@@ -54,6 +54,9 @@ class GradientSums {
     int64_t* distinct = nullptr;       // Those of all tables, one after the other.
     int32_t* inverse = nullptr;        // [K], the number of each key among these.
     Runs gradients;                    // Those of all bags, table by table.
+    // [U], the gradients of keys that one rank alone has asked for, in one section; null: of
+    // others.
+    std::vector<const float*> alone;
     std::optional<Bags<int64_t>> bags;
     void *terms = nullptr, *along = nullptr;  // Of each key; null: all are gradients of their own.
     std::optional<Occurrences> occurrences;
@@ -88,6 +91,8 @@ class GradientSums {
       dims_[u] = section.dim;
       pooled_ |= section.pooled;
       clips_ |= section.max_norm > 0;
+      // Keys without a row all have the first one of a dynamic table.
+      repeats_ |= section.pooled || section.kind != kStatic;
     }
     for (int64_t& dim : dims_) dim = std::max<int64_t>(dim, 1);
     return tensorflow::OkStatus();
@@ -98,10 +103,49 @@ class GradientSums {
   bool clips() const { return clips_; }
   float scale() const { return scale_; }
 
-  // Reads the inputs `gradient`, `rows`, `message`, `splits` and `headers`, and numbers the
-  // distinct rows. The host waits for how many there are.
-  tensorflow::Status Number(tensorflow::OpKernelContext* context, Stream* stream, Run* run) const {
-    TF_RETURN_IF_ERROR(Open(context, run));
+  // Reads the inputs `gradient`, `rows`, `message`, `splits` and `headers`.
+  tensorflow::Status Open(tensorflow::OpKernelContext* context, Run* run) const {
+    using tensorflow::errors::InvalidArgument;
+    const tensorflow::Tensor *message = nullptr, *splits = nullptr;
+    tensorflow::OpInputList headers;
+    TF_RETURN_IF_ERROR(context->input("gradient", &run->gradient));
+    TF_RETURN_IF_ERROR(context->input_list("rows", &run->rows));
+    TF_RETURN_IF_ERROR(context->input("message", &message));
+    TF_RETURN_IF_ERROR(context->input("splits", &splits));
+    TF_RETURN_IF_ERROR(context->input_list("headers", &headers));
+    TF_RETURN_IF_ERROR(ParseByHeaders(layout_, *message, *splits, headers, &run->received));
+    if (run->gradient->NumElements() != run->received.elements) {
+      return InvalidArgument("the gradient has ", run->gradient->NumElements(),
+                             " elements, but the ranks asked for ", run->received.elements);
+    }
+    for (int64_t u = 0; u < size(); ++u) {
+      const int64_t came = run->rows[u].NumElements();
+      if (came != run->received.rows[tables_[u]]) {
+        return InvalidArgument("the ranks asked for ", run->received.rows[tables_[u]],
+                               " rows of table ", tables_[u], ", but ", came,
+                               " row numbers are given");
+      }
+      run->came.push_back(came);
+      run->keys += came;
+    }
+    run->count.assign(size(), 0);
+    if (run->keys > kMaxCount) {
+      return InvalidArgument(run->keys, " keys at once, but no more than ", kMaxCount,
+                             " can be: use smaller batches");
+    }
+    return AddPieces(run);
+  }
+
+  // Tells whether each row has one gradient: what a rank asks for in a section is distinct. Then
+  // there is nothing to sum.
+  bool AreDistinct(const Run& run) const {
+    for (int64_t u = 0; u < size(); ++u)
+      if (repeats_ || (run.came[u] > 0 && run.alone[u] == nullptr)) return false;
+    return true;
+  }
+
+  // Numbers the distinct rows. The host waits for how many there are.
+  tensorflow::Status Number(Stream* stream, Run* run) const {
     if (run->keys == 0) return tensorflow::OkStatus();
     // 1. Plan all of it, and upload the plan.
     std::vector<Segment> segments;
@@ -178,38 +222,6 @@ class GradientSums {
     PackedLookups by_thread;
   };
 
-  tensorflow::Status Open(tensorflow::OpKernelContext* context, Run* run) const {
-    using tensorflow::errors::InvalidArgument;
-    const tensorflow::Tensor *message = nullptr, *splits = nullptr;
-    tensorflow::OpInputList headers;
-    TF_RETURN_IF_ERROR(context->input("gradient", &run->gradient));
-    TF_RETURN_IF_ERROR(context->input_list("rows", &run->rows));
-    TF_RETURN_IF_ERROR(context->input("message", &message));
-    TF_RETURN_IF_ERROR(context->input("splits", &splits));
-    TF_RETURN_IF_ERROR(context->input_list("headers", &headers));
-    TF_RETURN_IF_ERROR(ParseByHeaders(layout_, *message, *splits, headers, &run->received));
-    if (run->gradient->NumElements() != run->received.elements) {
-      return InvalidArgument("the gradient has ", run->gradient->NumElements(),
-                             " elements, but the ranks asked for ", run->received.elements);
-    }
-    for (int64_t u = 0; u < size(); ++u) {
-      const int64_t came = run->rows[u].NumElements();
-      if (came != run->received.rows[tables_[u]]) {
-        return InvalidArgument("the ranks asked for ", run->received.rows[tables_[u]],
-                               " rows of table ", tables_[u], ", but ", came,
-                               " row numbers are given");
-      }
-      run->came.push_back(came);
-      run->keys += came;
-    }
-    run->count.assign(size(), 0);
-    if (run->keys > kMaxCount) {
-      return InvalidArgument(run->keys, " keys at once, but no more than ", kMaxCount,
-                             " can be: use smaller batches");
-    }
-    return AddPieces(run);
-  }
-
   // Numbers the gradients of all bags through, in the order of the keys: table by table.
   tensorflow::Status AddPieces(Run* run) const {
     const std::vector<Piece>& pieces = run->received.pieces;
@@ -219,6 +231,7 @@ class GradientSums {
     const int64_t begin = AddressOf(run->gradient->flat<float>().data()), nowhere = 0;
     run->tables.resize(size());
     run->bags.emplace(run->tables);
+    run->alone.assign(size(), nullptr);
     for (int64_t u = 0; u < size(); ++u) {
       const Table& table = run->tables[u];
       if (clips_ && run->came[u] > 0 && table.dim != dims_[u]) {
@@ -229,6 +242,8 @@ class GradientSums {
       for (const size_t* i = by_table.begin(u); i != by_table.end(u); ++i) {
         const Piece* piece = &pieces[*i];
         run->gradients.Add(begin + piece->flat * kFloatBytes, piece->bags, dims_[u]);
+        if (piece->bags == run->came[u])
+          run->alone[u] = run->gradient->flat<float>().data() + piece->flat;
         if (!pooled_) continue;
         TF_RETURN_IF_ERROR(run->bags->Add(layout_.sections[piece->section], *piece,
                                           numbers + piece->row, u, nowhere));
@@ -240,7 +255,7 @@ class GradientSums {
   PlannedTerms PackTerms(Run* run, Packed* packed) const {
     PlannedTerms terms{};
     run->bags->Pack(packed);
-    terms.by_thread = run->bags->PackLookups(1, 1, packed);
+    terms.by_thread = run->bags->PackLookups(1, Samples::kOne, packed);
     const std::vector<RunWords> gradients = run->gradients.entries();
     terms.gradient_count = static_cast<int32_t>(gradients.size());
     terms.gradients_at = packed->Add(gradients);
@@ -268,7 +283,7 @@ class GradientSums {
   std::vector<int> place_of_;  // [T], among these; -1: none.
   std::vector<int64_t> dims_;  // [U]
   float scale_ = 1;
-  bool pooled_ = false, clips_ = false;
+  bool pooled_ = false, clips_ = false, repeats_ = false;
 };
 
 }  // namespace gpu

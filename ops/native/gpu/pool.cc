@@ -37,9 +37,9 @@ class PoolOp : public OpKernel {
  private:
   static Status Launch(Stream* stream, const Pooling& pooling, const std::vector<int64_t>& out) {
     const Tiled<BatchWords> batches = pooling.Batches();
-    const Tiled<LookupWords> lookups = pooling.Lookups(0, kSamplesInFlight, out);
+    const Tiled<LookupWords> lookups = pooling.Lookups(0, Samples::kOneForEachLane, out);
     const Tiled<LookupWords> by_id =
-        pooling.clips ? pooling.Lookups(0, 1, out) : Tiled<LookupWords>();
+        pooling.clips ? pooling.Lookups(0, Samples::kOne, out) : Tiled<LookupWords>();
     Packed packed;
     const size_t batches_at = packed.Add(batches), lookups_at = packed.Add(lookups),
                  by_id_at = packed.Add(by_id), runs_at = packed.Add(pooling.rows.entries());

@@ -84,8 +84,8 @@ class PoolGradientOp : public OpKernel {
     const bool has_weights =
         std::any_of(of_weights.begin(), of_weights.end(), [](int64_t at) { return at != 0; });
     const Tiled<BatchWords> batches = pooling.Batches();
-    const Tiled<LookupWords> by_sample = pooling.Lookups(1, 1, of_weights),
-                             by_id = pooling.Lookups(0, 1, of_weights);
+    const Tiled<LookupWords> by_sample = pooling.Lookups(1, Samples::kOne, of_weights),
+                             by_id = pooling.Lookups(0, Samples::kOne, of_weights);
     Runs gradient_runs;
     for (size_t g = 0; g < of_.size(); ++g) {
       gradient_runs.Add(AddressOf(gradients[g].flat<float>().data()), pooling.members[g].samples,

@@ -131,7 +131,7 @@ Tiled<BatchWords> Pooling::Batches() const {
   return tiled;
 }
 
-Tiled<LookupWords> Pooling::Lookups(int64_t lanes, int64_t each,
+Tiled<LookupWords> Pooling::Lookups(int64_t lanes, Samples of_group,
                                     const std::vector<int64_t>& out) const {
   Tiled<LookupWords> tiled;
   const int64_t runs = static_cast<int64_t>(rows.entries().size());
@@ -150,7 +150,7 @@ Tiled<LookupWords> Pooling::Lookups(int64_t lanes, int64_t each,
         AddressOf(member.positions) - member.id * static_cast<int64_t>(sizeof(int32_t));
     if (lookup.weighted) lookup.weights = AddressOf(member.weights) - member.id * kFloatBytes;
     first += member.samples;
-    AddLookup(lookup, lanes == 0 ? GroupLanes(lookup.dim) : lanes, each, out[m], &tiled);
+    AddLookup(lookup, lanes == 0 ? GroupLanes(lookup.dim) : lanes, of_group, out[m], &tiled);
   }
   return tiled;
 }

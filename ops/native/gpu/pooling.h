@@ -15,7 +15,8 @@
 namespace collective {
 namespace gpu {
 
-constexpr int64_t kSamplesInFlight = 4;  // of a group, as in pool.cu
+// Whether a group of lanes works on one sample, or on one for each lane.
+enum class Samples { kOne, kOneForEachLane };
 
 // As pool.cu reads it.
 struct LookupWords {
@@ -51,8 +52,8 @@ struct PooledLookup {
   int64_t positions = 0, weights = 0;
 };
 
-// Adds a lookup, of which a group of `lanes` works on `each` samples at once.
-inline void AddLookup(const PooledLookup& lookup, int64_t lanes, int64_t each, int64_t out,
+// Adds a lookup, of which a group of `lanes` works on samples `of_group`.
+inline void AddLookup(const PooledLookup& lookup, int64_t lanes, Samples of_group, int64_t out,
                       Tiled<LookupWords>* tiled) {
   uint32_t norm = 0;
   std::memcpy(&norm, &lookup.max_norm, sizeof(norm));
@@ -69,7 +70,8 @@ inline void AddLookup(const PooledLookup& lookup, int64_t lanes, int64_t each, i
   words.max_norm = norm;
   words.positions = lookup.positions;
   words.weights = lookup.weights;
-  tiled->Add(words, CeilOfQuotient(lookup.samples, kThreads / lanes * each));
+  const int64_t groups = kThreads / lanes;
+  tiled->Add(words, CeilOfQuotient(lookup.samples, of_group == Samples::kOne ? groups : kThreads));
 }
 
 // A member of CollectivePool, and its inputs on the device.
@@ -94,7 +96,8 @@ class Pooling {
   // Describes the members for sample_offsets.
   Tiled<BatchWords> Batches() const;
   // Describes the members for the other kernels; `out` of each; `lanes` 0: by its dimension.
-  Tiled<LookupWords> Lookups(int64_t lanes, int64_t each, const std::vector<int64_t>& out) const;
+  Tiled<LookupWords> Lookups(int64_t lanes, Samples of_group,
+                             const std::vector<int64_t>& out) const;
   // Tells whether rows are taken as they are, each lookup's from one run, by whole accesses: what
   // the faster kernel can do.
   bool IsPlain(const std::vector<int64_t>& out) const;

@@ -27,7 +27,8 @@ class ReduceRowsOp : public OpKernel {
     OP_REQUIRES_OK(context, stream.Open());
     OP_REQUIRES_OK(context, context->input_list("handles", &handles));
     if (sums_.clips()) OP_REQUIRES_OK(context, variables.Lock(context, handles, &run.tables));
-    OP_REQUIRES_OK(context, sums_.Number(context, &stream, &run));
+    OP_REQUIRES_OK(context, sums_.Open(context, &run));
+    OP_REQUIRES_OK(context, sums_.Number(&stream, &run));
     OP_REQUIRES_OK(context, Sum(context, &stream, &run));
   }
 

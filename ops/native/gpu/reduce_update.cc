@@ -1,6 +1,7 @@
 // CollectiveSparseReduceUpdate: sums the gradients of bags by row of each table (gradient_sums.h),
 // and updates rows and slots by the sums, which are never written: one kernel of update.cu for all
-// tables, beside those for rows of which much occurs.
+// tables, beside those for rows of which much occurs. Where no other rank has asked for the rows of
+// any table, as on a single one, each has one gradient, and the host waits for nothing.
 
 #include <vector>
 
@@ -34,21 +35,36 @@ class ReduceUpdateOp : public OpKernel {
     GradientSums::Run run;
     Stream stream(context);  // Where its end waits, tables are locked still.
     OP_REQUIRES_OK(context, stream.Open());
-    OP_REQUIRES_OK(context, sums_.Number(context, &stream, &run));
-    int64_t first = 0;
-    for (int64_t t = 0; t < sums_.size(); ++t) {
-      updates[t].rows = run.distinct + first;
-      updates[t].n = run.count[t];
-      updates[t].gradients_are = TensorShape({run.count[t], sums_.dim(t)});
-      first += run.count[t];
-    }
+    OP_REQUIRES_OK(context, sums_.Open(context, &run));
+    const bool distinct = sums_.AreDistinct(run);
+    if (!distinct) OP_REQUIRES_OK(context, sums_.Number(&stream, &run));
+    Describe(run, distinct, &updates);
     OP_REQUIRES_OK(context, Announce(context, &stream, *rule_, updates));
     OP_REQUIRES_OK(context, Plan(context, &stream, *rule_, updates, &tables, &plan));
     if (plan.updated().tiles() == 0 && plan.decayed().tiles() == 0) return;
-    OP_REQUIRES_OK(context, Launch(&stream, numbers.data(), &run, &plan));
+    if (distinct) {
+      OP_REQUIRES_OK(context, UpdateEach(&stream, *rule_, numbers.data(), sums_.scale(), &plan));
+    } else {
+      OP_REQUIRES_OK(context, Launch(&stream, numbers.data(), &run, &plan));
+    }
   }
 
  private:
+  // Says which rows are updated: those that came, if they are `distinct`, or what is distinct of
+  // them, by sums that nobody keeps.
+  void Describe(const GradientSums::Run& run, bool distinct,
+                std::vector<TableUpdate>* updates) const {
+    int64_t first = 0;
+    for (int64_t t = 0; t < sums_.size(); ++t) {
+      TableUpdate& update = (*updates)[t];
+      update.n = distinct ? run.came[t] : run.count[t];
+      update.rows = distinct ? run.rows[t].flat<int64_t>().data() : run.distinct + first;
+      if (distinct) update.gradients = run.alone[t];
+      update.gradients_are = TensorShape({update.n, sums_.dim(t)});
+      first += update.n;
+    }
+  }
+
   Status Launch(Stream* stream, const float* numbers, GradientSums::Run* run,
                 UpdatePlan* plan) const {
     Packed packed;

@@ -172,6 +172,29 @@ inline tensorflow::Status Decay(Stream* stream, const Rule& rule, const UpdatePl
   return HalfDone(decayed, "Rows with a gradient are updated already");
 }
 
+// Updates each row by a gradient of its own, times `scale`, in their order: there are no offsets,
+// no counters, no long segments.
+inline tensorflow::Status UpdateEach(Stream* stream, const Rule& rule, const float* numbers,
+                                     float scale, UpdatePlan* plan) {
+  Packed packed;
+  const size_t targets_at = packed.Add(plan->updated().tiled());
+  const std::vector<RunWords> runs = plan->gradients().entries();
+  const size_t runs_at = packed.Add(runs);
+  plan->Pack(rule.options(numbers), &packed);
+  const int64_t* there = nullptr;
+  TF_RETURN_IF_ERROR(stream->Upload(packed.words(), &there));
+  const int* offsets = nullptr;
+  const uint32_t *counters = nullptr, *order = nullptr;
+  const void *longs = nullptr, *terms = nullptr;
+  const float *along = nullptr, *partial_along = nullptr;
+  TF_RETURN_IF_ERROR(stream->Launch(rule.kernel, plan->updated().tiles(), there + targets_at,
+                                    plan->updated().count(), offsets, plan->rows(there), counters,
+                                    longs, along, partial_along, int64_t{0}, order, terms,
+                                    there + runs_at, static_cast<int32_t>(runs.size()), scale,
+                                    plan->options(there), plan->bounds(there)));
+  return Decay(stream, rule, *plan, there);
+}
+
 // Refuses to update tables in the host's memory: TensorFlow runs an operation where its variable
 // is, whatever device was requested.
 class ElsewhereOp : public tensorflow::OpKernel {

@@ -16,28 +16,6 @@ namespace update_op {
 
 using namespace tensorflow;
 
-// Updates each row by a gradient of its own, in their order: there are no offsets, no counters, no
-// long segments.
-Status Launch(Stream* stream, const Rule& rule, const float* numbers, UpdatePlan* plan) {
-  Packed packed;
-  const size_t targets_at = packed.Add(plan->updated().tiled());
-  const std::vector<RunWords> runs = plan->gradients().entries();
-  const size_t runs_at = packed.Add(runs);
-  plan->Pack(rule.options(numbers), &packed);
-  const int64_t* there = nullptr;
-  TF_RETURN_IF_ERROR(stream->Upload(packed.words(), &there));
-  const int* offsets = nullptr;
-  const uint32_t *counters = nullptr, *order = nullptr;
-  const void *longs = nullptr, *terms = nullptr;
-  const float *along = nullptr, *partial_along = nullptr;
-  TF_RETURN_IF_ERROR(stream->Launch(rule.kernel, plan->updated().tiles(), there + targets_at,
-                                    plan->updated().count(), offsets, plan->rows(there), counters,
-                                    longs, along, partial_along, int64_t{0}, order, terms,
-                                    there + runs_at, static_cast<int32_t>(runs.size()), 1.0f,
-                                    plan->options(there), plan->bounds(there)));
-  return Decay(stream, rule, *plan, there);
-}
-
 // Updates tables. Nothing is launched that changes them before all is checked.
 void Update(OpKernelContext* context, const Rule& rule, const std::vector<TableUpdate>& updates,
             const float* numbers) {
@@ -48,7 +26,7 @@ void Update(OpKernelContext* context, const Rule& rule, const std::vector<TableU
   OP_REQUIRES_OK(context, Announce(context, &stream, rule, updates));
   OP_REQUIRES_OK(context, Plan(context, &stream, rule, updates, &tables, &plan));
   if (plan.updated().tiles() == 0 && plan.decayed().tiles() == 0) return;
-  OP_REQUIRES_OK(context, Launch(&stream, rule, numbers, &plan));
+  OP_REQUIRES_OK(context, UpdateEach(&stream, rule, numbers, 1.0f, &plan));
 }
 
 void TakeGradient(const Tensor& gradients, const Tensor& rows, TableUpdate* update) {

@@ -45,7 +45,7 @@ class Bagged:
 
     Args:
         most: bags that a rank asks for in a section.
-        keys: the most keys of a bag; of an unpooled section it is one.
+        keys: the most keys of a bag; of an unpooled section it is one, and each key comes once.
     """
 
     def __init__(
@@ -101,7 +101,10 @@ class Bagged:
     @staticmethod
     def _sent(section: Section, most: int, keys: int, rng: np.random.Generator) -> Sent:
         bags = int(rng.integers(min(most, 3), most + 1))
-        lengths = rng.integers(0, keys + 1, bags) if section.pooled else np.ones(bags, int)
+        if not section.pooled:
+            rows = rng.permutation(ROWS)[:bags]
+            return Sent(np.ones(len(rows), int), rows, np.ones(len(rows), np.float32))
+        lengths = rng.integers(0, keys + 1, bags)
         size = int(lengths.sum())
         weights = rng.uniform(0.5, 2, size) if section.weighted else np.ones(size)
         return Sent(lengths, rng.integers(0, ROWS, size), weights.astype(np.float32))

@@ -81,7 +81,7 @@ def test_no_bags(stand_in: driver.StandIn):
     assert stand_in.launches == []
 
 
-def _planned(made: Bagged, order: list[tuple[int, int]], each: int, lanes: int | None) -> Any:
+def _planned(made: Bagged, order: list[tuple[int, int]], each_lane: bool, lanes: int | None) -> Any:
     """Returns the words of these pieces' lookups as Python plans them, but for the addresses."""
     lookups = [
         pool.Lookup(
@@ -96,7 +96,7 @@ def _planned(made: Bagged, order: list[tuple[int, int]], each: int, lanes: int |
     ]
     runs = np.array([[lookup.source, 1] for lookup in lookups]).reshape(-1, 2)
     nowhere = np.zeros(len(lookups), np.int64)
-    return without_addresses(pool._words(lookups, runs, nowhere, (0, 0), each, lanes)[0])
+    return without_addresses(pool._words(lookups, runs, nowhere, (0, 0), each_lane, lanes)[0])
 
 
 def without_addresses(words: np.ndarray) -> np.ndarray:
@@ -118,8 +118,8 @@ def test_the_plan_is_that_of_python(
         everything = [(rank, s) for rank in range(3) for s in range(len(made.sections))]
         pooled = [(rank, s) for rank, s in everything if made.sections[s].pooled]
         bags = some_bags(made, pooled)
-        lookups = _planned(made, pooled, 4, None)
-        by_id = _planned(made, pooled, 1, None)
+        lookups = _planned(made, pooled, True, None)
+        by_id = _planned(made, pooled, False, None)
         split = np.split(words[::-1], np.cumsum([13 * len(lookups), 13 * len(by_id), 9]))
         got = [one[::-1] for one in split]
         np.testing.assert_array_equal(without_addresses(got[0]), lookups)
@@ -133,7 +133,7 @@ def test_the_plan_is_that_of_python(
         session.run(sums)
         words = np.frombuffer(stand_in.uploads[0], np.int64)
         by_table = [piece for t in range(len(DIMS)) for piece in made.pieces(t)]
-        by_thread, by_id = (_planned(made, by_table, 1, lanes) for lanes in (1, None))
+        by_thread, by_id = (_planned(made, by_table, False, lanes) for lanes in (1, None))
         bags = some_bags(made, by_table)
         runs = len(bags)  # of gradients: pieces of one table don't lie side by side
         sizes = [3 * runs, 13 * len(by_thread), 13 * len(by_id), 9, 6 * len(bags)]

@@ -318,8 +318,8 @@ def test_the_plan_is_that_of_python(
         1,
     )
 
-    def lookup_words(each: int, lanes: int | None = None) -> np.ndarray:
-        words, _ = pool._words(lookups, by_lookup, nowhere, (0, 0), each, lanes)
+    def lookup_words(each_lane: bool, lanes: int | None = None) -> np.ndarray:
+        words, _ = pool._words(lookups, by_lookup, nowhere, (0, 0), each_lane, lanes)
         return _without(words, [5, 11, 12])
 
     class Reader:
@@ -334,8 +334,10 @@ def test_the_plan_is_that_of_python(
 
     reader = Reader(forward)
     np.testing.assert_array_equal(reader.take(6, 6)[:, :5], batches)
-    for each in (4, 1):
-        np.testing.assert_array_equal(_without(reader.take(6, 13), [5, 11, 12]), lookup_words(each))
+    for each_lane in (True, False):
+        np.testing.assert_array_equal(
+            _without(reader.take(6, 13), [5, 11, 12]), lookup_words(each_lane)
+        )
     got = reader.take(len(runs), 3)
     np.testing.assert_array_equal(got - [0, 0, got[0, 2] - runs[0, 2]], runs)
     assert reader.at == len(reader.words)
@@ -344,7 +346,7 @@ def test_the_plan_is_that_of_python(
     np.testing.assert_array_equal(reader.take(6, 6)[:, :5], batches)
     for lanes in (1, None):
         got = _without(reader.take(6, 13), [5, 11, 12])
-        wanted = lookup_words(1, lanes)
+        wanted = lookup_words(False, lanes)
         by = [5, 6] if lanes == 1 else []  # terms need no runs
         np.testing.assert_array_equal(_without(got, by), _without(wanted, by))
     got = reader.take(len(runs), 3)

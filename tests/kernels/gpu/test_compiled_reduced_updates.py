@@ -107,6 +107,27 @@ def test_rows_that_occur_often_are_updated_by_their_pieces(
     assert "sum_pieces" in stand_in.launches
 
 
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_rows_with_one_gradient_are_not_summed(
+    name: str, ranks: int, bound: DeviceOperations, stand_in: driver.StandIn
+):
+    """One rank alone asks for what is of a table: nothing is ordered, and nobody waits. Two ranks
+    ask for the same rows.
+    """
+    sections = (Section(0, False), Section(2, False))
+    with tf.Graph().as_default(), tf.Session() as session:
+        made = Updated(bound, name, sections, updated=(0, 2), ranks=ranks)
+        initialized(session, stand_in, delays=True)
+        session.run(made.update)
+        launches, calls = list(stand_in.launches), list(stand_in.calls)
+        assert_close(made.got(session), made.wanted(), 5e-5)
+    updates = [one for one in launches if one.startswith("update_")]
+    assert (launches[: len(updates)] == updates) == (ranks == 1), launches
+    assert calls.count("wait_for_event") == ranks - 1
+
+
 @pytest.mark.parametrize("sections", [PLAIN, (Section(1, False), Section(0, False))])
 def test_some_tables_are_updated_and_keep_their_bounds(
     sections: tuple[Section, ...], bound: DeviceOperations

@@ -13,7 +13,6 @@ import tensorflow.compat.v1 as tf
 from collective.ops import embedding_bag, native_library, placement
 from collective.ops.gpu import memory_bridge
 from collective.ops.gpu.checks import growing, training
-from collective.ops.gpu.rules import SGD, Adagrad
 from collective.ops.gpu.tensorflow_binding import DeviceOperations
 from tests.kernels.conftest import bind
 from tests.kernels.gpu.emulator.bridge import EmulatedBridge
@@ -116,18 +115,19 @@ def test_a_table_elsewhere_is_refused(graph: Any):
 
 def test_kernels_train_through_tensorflow(monkeypatch: pytest.MonkeyPatch):
     """Runs the check that a user with a GPU runs, with emulated kernels; it sees a wrong one."""
-    monkeypatch.setattr(training, "RULES", [Adagrad, SGD])
+    cases = [(rule, by_owner) for rule in ("Adagrad", "SGD") for by_owner in (False, True)]
     bind(EmulatedBridge(seed=2), monkeypatch)
     training.collectives.init()
     monkeypatch.setattr(growing, "BATCH", 20)
-    assert training.check(3) == growing.check(3, training.config()) == []
+    assert [line for case in cases for line in training.check(3, *case)] == []
+    assert growing.check(3, training.config()) == []
     update = DeviceOperations.collective_update
 
     def by_twice_the_rate(self: Any, rule: str, numbers: Any, *rest: Any) -> Any:
         return update(self, rule, [2 * numbers[0], *numbers[1:]], *rest)
 
     monkeypatch.setattr(DeviceOperations, "collective_update", by_twice_the_rate)
-    wrong = training.check(3)
+    wrong = [line for case in cases for line in training.check(3, *case)]
     assert len(wrong) == 12 and all("(rate=0.1" in text for text in wrong), wrong
     assert (
         growing.check(3, training.config())[0]

@@ -96,3 +96,8 @@ def test_choose_devices(ranks, device, gpus, expected):
 def test_what_cannot_be_had(ranks, device, gpus, words):
     with pytest.raises(UsageError, match=words):
         choose_devices(ranks, device, gpus, cores=4)
+
+
+def test_ranks_share_a_gpu_where_a_test_says_so():
+    assert choose_devices(3, "auto", ("0", "1"), cores=4, shared=True) == ("0", "1", "0")
+    assert choose_devices("gpu", "auto", ("0", "1"), cores=4, shared=True) == ("0", "1")
