@@ -146,8 +146,7 @@ def bounds(ids: Sequence[tf.Tensor]) -> tf.Tensor:
     Without ids these are int64's largest and smallest. The host finds them, wherever tables are:
     ids come from there, and the gate needs to know before anything moves.
     """
-    with tf.device("/cpu:0"):
-        return native_library.library().collective_bounds(ids)
+    return native_library.on_host().collective_bounds(ids)
 
 
 def mismatches(
@@ -169,10 +168,9 @@ def mismatches(
         weights: W times float32.
         weighted: the places of the lookups that they belong to.
     """
-    with tf.device("/cpu:0"):
-        return native_library.library().collective_mismatches(
-            ids, samples, weights, weighted=list(weighted)
-        )
+    return native_library.on_host().collective_mismatches(
+        ids, samples, weights, weighted=list(weighted)
+    )
 
 
 def request(

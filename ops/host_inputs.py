@@ -19,19 +19,21 @@ _CPU = {"device_type": "CPU", "device_index": 0}
 
 
 def keep_on_host(tensors: Iterable[tf.Tensor]) -> None:
-    """Places what computes `tensors` on the CPU, as far as it computes them of data alone.
+    """Places on the CPU what computes those of `tensors` that are computed of data alone.
 
-    What a script has placed stays there, as does what needs a variable, another lookup, or anything
-    that a script has on a GPU.
+    What a script has placed stays there. A tensor that needs a variable, another lookup, or
+    anything that a script has on a GPU, is computed wherever TensorFlow does.
     """
-    operations = graph_analysis.walk([x.op for x in tensors], control=False)
+    targets = [x.op for x in tensors]
+    operations = graph_analysis.walk(targets, control=False)
     users: dict[tf.Operation, list[tf.Operation]] = {}
     for op in operations:
         for x in op.inputs:
             users.setdefault(x.op, []).append(op)
     of_device = [op for op in operations if _is_of_device(op)]
     need_device = graph_analysis.walk(of_device, lambda op: users.get(op, []), control=False)
-    for op in operations - need_device:
+    of_data = [op for op in targets if op not in need_device]
+    for op in graph_analysis.walk(of_data, control=False):
         if _can_be_placed(op):
             op._set_device(tf.DeviceSpec.from_string(op.device).replace(**_CPU))
 

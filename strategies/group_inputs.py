@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import dispatch, embedding_bag, gate, host_inputs
+from collective.ops import device_scopes, dispatch, embedding_bag, gate, host_inputs
 from collective.strategies.base import Lookup
 
 
@@ -43,12 +43,13 @@ def inputs_of(group: Sequence[Lookup], optional: bool) -> GroupInputs:
     def weights_of(lookup: Lookup) -> tf.Tensor | None:
         if lookup.sparse_weights is None:
             return None
-        with tf.device(None if lookup.weights_have_gradients else "/cpu:0"):
+        learned = lookup.weights_have_gradients
+        with device_scopes.anywhere() if learned else device_scopes.on_host():
             return flat(tf.cast(lookup.sparse_weights.values, tf.float32), "weights")
 
     if dispatch.launch_kernels():
         host_inputs.keep_on_host(x for lookup in group for x in lookup.inputs)
-    with tf.device("/cpu:0"):
+    with device_scopes.on_host():
         ids = [flat(lookup.ids, "ids") for lookup in group]
         samples = [
             None if x.sparse_ids is None else flat(x.sparse_ids.indices[:, 0], "samples")
@@ -108,6 +109,6 @@ def _mismatch_checks(name: str, group: Sequence[Lookup], inputs: GroupInputs) ->
     tables = [group[i].table.op.name for i in combined for _ in range(2)]
     tables += [group[i].table.op.name for _, i, _ in weighted]
     wrong = [gate.PLACES, gate.ORDER] * len(combined) + [gate.WEIGHTS] * len(weighted)
-    with tf.device("/cpu:0"):
+    with device_scopes.on_host():
         bounds = tf.stack([mismatches, mismatches], 1)
     return [gate.Check(name, tuple(tables), (1,) * len(wrong), bounds, tuple(wrong))]

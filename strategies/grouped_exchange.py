@@ -29,6 +29,7 @@ import tensorflow.compat.v1 as tf
 from collective.ops import (
     answered_exchange,
     collectives,
+    device_scopes,
     dispatch,
     embedding_bag,
     exchange,
@@ -352,7 +353,7 @@ def groups_of(graph: tf.Graph) -> list[Group]:
 def _in_shape_of_ids(output: tf.Tensor, lookup: Lookup) -> tf.Tensor:
     if lookup.sparse_ids is None:
         if lookup.ids.shape.ndims != 1:
-            with tf.device("/cpu:0"):
+            with device_scopes.on_host():
                 shape = tf.concat([tf.shape(lookup.ids), [lookup.table.dim]], 0)
             output = tf.reshape(output, shape)
         output.set_shape(lookup.ids.shape.concatenate([lookup.table.dim]))

@@ -30,11 +30,14 @@ def test_what_computes_of_data_alone_is_on_the_host():
 
 
 def test_what_needs_a_variable_stays():
+    """All of it: what it takes of the data would be copied to the GPU one by one."""
     ids, variable = data(), tf.get_variable("v", [9], tf.int64, use_resource=True)
-    looked_up = tf.gather(variable, shifted := ids + 1)
-    keep_on_host([argument := looked_up * 2])
-    assert shifted.device == CPU
-    assert not looked_up.device and not argument.device and not variable.handle.device
+    other = ids - 1
+    looked_up = tf.gather(variable, shifted := other + 1)
+    keep_on_host([argument := looked_up * 2, other])
+    assert other.device == CPU
+    for x in (shifted, looked_up, argument, variable.handle):
+        assert not x.device
 
 
 def test_what_a_script_has_placed_stays():
