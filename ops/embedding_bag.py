@@ -91,6 +91,8 @@ class Request(NamedTuple):
         scales: for each pooled member [B] float32, what the row of each bag is multiplied by: 1 for
             SUM, 1/n or 1/sum of weights for MEAN, 1/sqrt(n) or 1/sqrt(sum of squared weights) for
             SQRTN; 0 where that sum is 0.
+        own_samples, own_weights: samples and weights of the members that the rank itself pools, as
+            they were given, in the memory where `pool` takes them.
         counts: empty on a CPU. On a GPU [N · S], how many bags of each section come back from each
             rank; there, positions count the rows of `flat`, whatever their sections. And [M], how
             many samples each member has, 0 if the request has none of its samples. Both are in the
@@ -103,6 +105,8 @@ class Request(NamedTuple):
     positions: list[tf.Tensor]
     samples: list[tf.Tensor]
     scales: list[tf.Tensor]
+    own_samples: list[tf.Tensor]
+    own_weights: list[tf.Tensor]
     counts: Sequence[tf.Tensor] = ()
 
 
@@ -142,8 +146,7 @@ def bounds(ids: Sequence[tf.Tensor]) -> tf.Tensor:
     Without ids these are int64's largest and smallest. The host finds them, wherever tables are:
     ids come from there, and the gate needs to know before anything moves.
     """
-    with tf.device("/cpu:0"):
-        return native_library.library().collective_bounds(ids)
+    return native_library.on_host().collective_bounds(ids)
 
 
 def mismatches(
@@ -165,10 +168,9 @@ def mismatches(
         weights: W times float32.
         weighted: the places of the lookups that they belong to.
     """
-    with tf.device("/cpu:0"):
-        return native_library.library().collective_mismatches(
-            ids, samples, weights, weighted=list(weighted)
-        )
+    return native_library.on_host().collective_mismatches(
+        ids, samples, weights, weighted=list(weighted)
+    )
 
 
 def request(
@@ -182,6 +184,7 @@ def request(
     counted: Sequence[bool] = (),
     hosts: int = 1,
     own_samples: Sequence[tf.Tensor | None] = (),
+    own_weights: Sequence[tf.Tensor] = (),
 ) -> Request:
     """De-duplicates keys by section, orders them by owner, and says where rows will be found.
 
@@ -196,15 +199,17 @@ def request(
             l H + h, and so are its split and its rows: by the rank's number on its host.
         own_samples: for each member [K] int64, ascending, the sample of each id, if the rank that
             asks pools it itself (by `pool`); else None. Only operations that launch kernels need
-            them: they tell how many samples there are.
+            them: they tell how many samples there are, and take them to the device with all else.
+        own_weights: for any of these [K] float32.
     """
-    own = {m: x for m, x in enumerate(own_samples) if x is not None and launch_kernels()}
-    return Request(
+    own = {m: x for m, x in enumerate(own_samples) if x is not None}
+    given = (list(own.values()), list(own_weights)) if launch_kernels() else ([], [])
+    made = Request(
         *operations().collective_ask(
             ids,
             samples,
             weights,
-            list(own.values()),
+            *given,
             ranks=ranks,
             member_sections=[m.section for m in members],
             combiners=[m.combiner for m in members],
@@ -214,9 +219,12 @@ def request(
             weighted=[s.weighted for s in sections],
             **({"counted": [counted[s.table] for s in sections]} if any(counted) else {}),
             **({"hosts": hosts} if hosts > 1 else {}),
-            **({"own": list(own)} if own else {}),
+            **({"own": list(own)} if own and launch_kernels() else {}),
         )
     )
+    if launch_kernels():
+        return made
+    return made._replace(own_samples=list(own.values()), own_weights=list(own_weights))
 
 
 def layout_attributes(

@@ -21,7 +21,14 @@ for _name in ("CollectiveBounds", "CollectiveMismatches", "CollectiveHear"):
 
 @tf.RegisterGradient("CollectiveAsk")
 def _ask_gradient(op: tf.Operation, *gradients: Any) -> list[Any]:
-    """Refuses: only weights that the owner multiplies by could have a gradient."""
+    """Returns the gradients of weights that only pass; those that the owner multiplies by have
+    none.
+    """
+    pooled, passed = op.get_attr("P"), op.get_attr("V")
+    first = 3 + op.get_attr("M") + pooled
+    scales, weights = gradients[first:][:pooled], gradients[first + pooled + op.get_attr("L") :]
+    if all(map(_is_zero, scales)):
+        return [*[None] * (len(op.inputs) - passed), *weights[:passed]]
     raise NotImplementedError(
         f"{op.name}: the gradient with respect to weights of a lookup that its owner pools is "
         "asked for after the lookup was built into an exchange; ask for it first, or use "

@@ -228,7 +228,7 @@ class GraphGates:
         if not checks:
             return list(tensors)
         # What is checked is in the host's memory, and stays there.
-        with tf.device("/cpu:0"):
+        with device_scopes.on_host():
             made = [check.made_now() for check in checks]
             self.checked += made
             with tf.control_dependencies(made):

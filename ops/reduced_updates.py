@@ -27,7 +27,7 @@ from typing import Any, Callable, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import graph_analysis, native_library
+from collective.ops import graph_analysis, host_inputs, native_library
 from collective.ops.dispatch import operations
 
 _LAYOUT = ("T", "ranks", "section_tables", "kinds", "dims", "pooled", "weighted", "counted")
@@ -298,6 +298,7 @@ def _on_device(
 ) -> tf.Operation:
     """Makes the operation of a device called `name`, which updates by `gradients`."""
     first = updates[0]
+    host_inputs.keep_on_host(first.numbers)
     made: tf.Operation = getattr(operations(), name)(
         first.rule,
         first.numbers,

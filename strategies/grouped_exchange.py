@@ -21,7 +21,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Iterable, Sequence, Set
-from typing import Any, Callable, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -29,6 +29,7 @@ import tensorflow.compat.v1 as tf
 from collective.ops import (
     answered_exchange,
     collectives,
+    device_scopes,
     dispatch,
     embedding_bag,
     exchange,
@@ -39,6 +40,7 @@ from collective.ops import (
 )
 from collective.ops.graph_state import state_of
 from collective.strategies.base import Backend, GroupLayout, Lookup
+from collective.strategies.group_inputs import GroupInputs, checks_of, inputs_of
 from collective.strategies.two_level_exchange import RowsInTwoLevels, TwoLevelExchange
 
 COMBINERS = {None: 0, "sum": 1, "mean": 2, "sqrtn": 3}
@@ -128,15 +130,6 @@ def exchange_group(
         return _build(group, layout, level, wire, provisional, answers and not on_device)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Inputs:
-    """Holds the flat inputs of a group's lookups; None where a lookup has none."""
-
-    ids: list[tf.Tensor]
-    samples: list[tf.Tensor | None]
-    weights: list[tf.Tensor | None]
-
-
 def _build(
     group: Sequence[Lookup],
     layout: GroupLayout,
@@ -154,8 +147,8 @@ def _build(
     rows_name = collectives.unique_name(f"{base}/rows")
     gates = gate.gates_of(tf.get_default_graph())
     zero = gates.at(level).zero if ranks > 1 else 0
-    inputs = _flat_inputs(group, _flat if provisional else _optional_input)
-    checks = _bound_checks(name, group, inputs) + _mismatch_checks(name, group, inputs)
+    inputs = inputs_of(group, optional=not provisional)
+    checks = checks_of(name, group, inputs)
     if ranks > 1:
         gates.checks += checks
         ids = inputs.ids
@@ -260,52 +253,24 @@ def _in_turn(
     return _Exchanged(rows, (message.op, response.row_splits.op, *merging))
 
 
-def _flat_inputs(group: Sequence[Lookup], flat: Callable[[tf.Tensor, str], tf.Tensor]) -> _Inputs:
-    """Returns the inputs of lookups. The host has them, checks them and hands them to who asks: on
-    their way there TensorFlow would take them to a GPU and back. Only weights that the model learns
-    are where it computes.
-    """
-
-    def weights_of(lookup: Lookup) -> tf.Tensor | None:
-        if lookup.sparse_weights is None:
-            return None
-        with tf.device(None if lookup.weights_have_gradients else "/cpu:0"):
-            return flat(tf.cast(lookup.sparse_weights.values, tf.float32), "weights")
-
-    with tf.device("/cpu:0"):
-        ids = [flat(lookup.ids, "ids") for lookup in group]
-        samples = [
-            None if x.sparse_ids is None else flat(x.sparse_ids.indices[:, 0], "samples")
-            for x in group
-        ]
-    return _Inputs(ids, samples, [weights_of(lookup) for lookup in group])
-
-
-def _flat(x: tf.Tensor, name: str) -> tf.Tensor:
-    return tf.reshape(x, [-1], name)
-
-
-def _optional_input(x: tf.Tensor, name: str) -> tf.Tensor:
-    """Returns `x`, flat, behind a placeholder by which a run can leave the lookup out."""
-    return tf.placeholder_with_default(_flat(x, "flat"), [None], name)
-
-
 def _request(
     group: Sequence[Lookup],
     layout: GroupLayout,
-    inputs: _Inputs,
+    inputs: GroupInputs,
     ids: Sequence[tf.Tensor],
     kinds: Sequence[int],
     counted: Sequence[bool],
     hosts: hierarchy.Hosts | None,
 ) -> embedding_bag.Request:
-    samples, own_samples, weights, members = [], [], [], []
+    samples, own_samples, weights, own_weights, members = [], [], [], [], []
     for i, (lookup, s) in enumerate(zip(group, layout.members)):
         section = layout.sections[s]
         own_samples.append(None if section.pooled else inputs.samples[i])
         if section.pooled:
             samples += [x for x in (inputs.samples[i],) if x is not None]
             weights += [x for x in (inputs.weights[i],) if x is not None]
+        elif not lookup.weights_have_gradients:
+            own_weights += [x for x in (inputs.weights[i],) if x is not None]
         combiner = COMBINERS[lookup.combiner] if section.pooled else 0
         weighted = section.pooled and lookup.sparse_weights is not None
         members.append(embedding_bag.BagMember(s, section.dim, combiner, weighted))
@@ -320,14 +285,19 @@ def _request(
         counted,
         1 if hosts is None else hosts.number,
         own_samples,
+        own_weights,
     )
 
 
 def _pooling(
-    group: Sequence[Lookup], layout: GroupLayout, inputs: _Inputs, request: embedding_bag.Request
+    group: Sequence[Lookup],
+    layout: GroupLayout,
+    inputs: GroupInputs,
+    request: embedding_bag.Request,
 ) -> embedding_bag.Pooling:
     """Returns how the lookups' results come of the rows that come back."""
     bag_samples, scales = iter(request.samples), iter(request.scales)
+    own_samples, own_weights = iter(request.own_samples), iter(request.own_weights)
     members, samples, weights = [], [], []
     for i, (lookup, s) in enumerate(zip(group, layout.members)):
         section = layout.sections[s]
@@ -346,8 +316,10 @@ def _pooling(
                 lookup.max_norm or 0.0,
             )
         )
-        samples += [x for x in (inputs.samples[i],) if x is not None]
-        weights += [x for x in (inputs.weights[i],) if x is not None]
+        if inputs.samples[i] is not None:
+            samples.append(next(own_samples))
+        if (own := inputs.weights[i]) is not None:
+            weights.append(own if lookup.weights_have_gradients else next(own_weights))
     return embedding_bag.Pooling(samples, weights, members)
 
 
@@ -378,52 +350,10 @@ def groups_of(graph: tf.Graph) -> list[Group]:
     return groups
 
 
-def _bound_checks(name: str, group: Sequence[Lookup], inputs: _Inputs) -> list[gate.Check]:
-    """Checks that ids of static tables are in their tables."""
-    static = [i for i, lookup in enumerate(group) if lookup.unchecked]
-    if not static:
-        return []
-    return [
-        gate.Check(
-            name,
-            tuple(group[i].table.op.name for i in static),
-            tuple(group[i].table.rows for i in static),
-            embedding_bag.bounds([inputs.ids[i] for i in static]),
-        )
-    ]
-
-
-def _mismatch_checks(name: str, group: Sequence[Lookup], inputs: _Inputs) -> list[gate.Check]:
-    """Checks that indices, weights and ids of the lookups that combine rows belong together.
-
-    So all that comes before these inputs has succeeded, too, before anything moves.
-    """
-    combined = [i for i, x in enumerate(inputs.samples) if x is not None]
-    if not combined:
-        return []
-    weighted = [
-        (place, i, inputs.weights[i])
-        for place, i in enumerate(combined)
-        if inputs.weights[i] is not None
-    ]
-    mismatches = embedding_bag.mismatches(
-        [inputs.ids[i] for i in combined],
-        [inputs.samples[i] for i in combined],
-        [weights for _, _, weights in weighted],
-        [place for place, _, _ in weighted],
-    )
-    tables = [group[i].table.op.name for i in combined for _ in range(2)]
-    tables += [group[i].table.op.name for _, i, _ in weighted]
-    wrong = [gate.PLACES, gate.ORDER] * len(combined) + [gate.WEIGHTS] * len(weighted)
-    with tf.device("/cpu:0"):
-        bounds = tf.stack([mismatches, mismatches], 1)
-    return [gate.Check(name, tuple(tables), (1,) * len(wrong), bounds, tuple(wrong))]
-
-
 def _in_shape_of_ids(output: tf.Tensor, lookup: Lookup) -> tf.Tensor:
     if lookup.sparse_ids is None:
         if lookup.ids.shape.ndims != 1:
-            with tf.device("/cpu:0"):
+            with device_scopes.on_host():
                 shape = tf.concat([tf.shape(lookup.ids), [lookup.table.dim]], 0)
             output = tf.reshape(output, shape)
         output.set_shape(lookup.ids.shape.concatenate([lookup.table.dim]))

@@ -222,7 +222,8 @@ class DynamicTable(ReservedVariable, Table):
     def _noted_step(self) -> tf.Tensor:
         """Returns the step that the hash table notes with a use, int64 scalar; 0 for no policy."""
         if self.last_used is None:
-            return tf.zeros([], tf.int64)
+            with device_scopes.on_host():
+                return tf.zeros([], tf.int64)
         step: tf.Tensor = self.last_used.noted_step()
         return step
 

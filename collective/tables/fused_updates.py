@@ -15,7 +15,13 @@ from typing import Any, Callable, NamedTuple
 import tensorflow.compat.v1 as tf
 from tensorflow.python.training import adagrad, adam, ftrl, gradient_descent, momentum, rmsprop
 
-from collective.ops import placement, reduced_updates, shard_gradients, sparse_updates
+from collective.ops import (
+    device_scopes,
+    placement,
+    reduced_updates,
+    shard_gradients,
+    sparse_updates,
+)
 from collective.tables import optimizer_slots
 from collective.tables.table import Table
 
@@ -154,7 +160,9 @@ def _apply(
     used = None
     if rule.all_rows:
         used = variable.slot_row_count if variable.hashed else None
-        used = tf.constant(-1, tf.int64) if used is None else used
+        if used is None:
+            with device_scopes.on_host():
+                used = tf.constant(-1, tf.int64)
     return sparse_updates.update(rule.name, variable, slots, numbers, gradient, rows, used)
 
 

@@ -61,7 +61,7 @@ def _as_keys(table: Sharded | ServedTable, ids: tf.Tensor) -> tf.Tensor:
     if table.rows is None and ids.dtype == tf.string:
         return key_hashing.of_strings(ids)
     # Where they are checked.
-    with tf.device("/cpu:0"):
+    with device_scopes.on_host():
         return tf.cast(ids, tf.int64)
 
 
@@ -191,12 +191,13 @@ def lookup_safely(
                 else tf.sparse.fill_empty_rows(weights, tf.ones([], weights.dtype))[0]
             )
         pooled = lookup_pooled(table, ids, weights, combiner, max_norm, None)
-        # Samples behind the last one that has a key; earlier ones without keys are zeros already.
-        behind = samples - tf.shape(pooled, out_type=tf.int64)[0]
-        rows = tf.pad(
-            pooled, tf.stack([tf.stack([tf.zeros([], tf.int64), behind]), tf.zeros([2], tf.int64)])
-        )
-        out = tf.reshape(rows, tf.concat([shape[:-1], [table.dim]], 0))
+        rows = tf.shape(pooled)[0]
+        with device_scopes.on_host():
+            # Samples behind the last one that has a key; earlier ones without keys are zeros
+            # already. TensorFlow has shapes of int32, not of int64, on the host.
+            behind = tf.cast(samples, tf.int32) - rows
+            shape_of_out = tf.concat([shape[:-1], [table.dim]], 0)
+        out = tf.reshape(tf.pad(pooled, [[0, behind], [0, 0]]), shape_of_out)
         rank = tf.compat.dimension_value(shape.shape[0])
         out.set_shape(tf.TensorShape(None if rank is None else [None] * (rank - 1) + [table.dim]))
         return out

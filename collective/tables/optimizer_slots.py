@@ -248,8 +248,10 @@ def _initialized_slot_rows(
     """
     # The size makes it wait for the keys: in a branch, TensorFlow drops the control input that it
     # has for them.
+    with device_scopes.anywhere():  # Else all indices would come to the host.
+        size = tf.size(gradient.indices)
     inputs = [
-        tf.size(gradient.indices),
+        size,
         tf.identity(table.number),
         *(slot.number for slot in slots),
     ]

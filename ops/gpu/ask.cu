@@ -1,21 +1,14 @@
-// What a rank requests: ids of many tensors into one array, the message of the distinct keys, and
-// the row of each id. ops/native/gpu/ask.cc launches these kernels, distinct.py describes what is
-// between them; ask_bags.cu has what pooled sections need besides.
+// What a rank requests: the message of the distinct keys, and the row of each id.
+// ops/native/gpu/ask.cc launches these kernels, distinct.py describes what is before them;
+// ask_bags.cu has what pooled sections need besides.
 
 #include "segments.cuh"
 
 struct Member {
-  i64 tile;            // its first one
-  i64 ids, positions;  // addresses
-  i64 first, count;    // of its ids among all
+  i64 tile;          // its first one
+  i64 positions;     // address
+  i64 first, count;  // of its ids among all
 };
-
-extern "C" __global__ void __launch_bounds__(kThreads)
-    join_ids(const Member* __restrict__ members, int count, i64* __restrict__ keys) {
-  for_tile(members, count, [=](const Member& member, i64 at) {
-    keys[member.first + at] = reinterpret_cast<const i64*>(member.ids)[at];
-  });
-}
 
 // rows[n]: the row of key n; null: n.
 extern "C" __global__ void __launch_bounds__(kThreads)
@@ -25,18 +18,6 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     const u32 number = numbers[firsts[member.first + at]];
     reinterpret_cast<u32*>(member.positions)[at] = rows == nullptr ? number : rows[number];
   });
-}
-
-// How many samples each member has, by the address of its last one; 0: it has none. -1 if that one
-// is negative, and the largest number if there are more.
-extern "C" __global__ void __launch_bounds__(kThreads)
-    count_samples(const i64* __restrict__ lasts, int members, int* __restrict__ counts) {
-  constexpr i64 kMost = 0x7FFFFFFF;
-  const int at = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
-  if (at >= members) return;
-  const i64 last = lasts[at] == 0 ? -1 : *reinterpret_cast<const i64*>(lasts[at]);
-  const i64 count = last < kMost ? last + 1 : kMost;
-  counts[at] = static_cast<int>(lasts[at] != 0 && last < 0 ? -1 : count);
 }
 
 // For each rank, for each section twice its count, and the keys. `keys` are in that order, those of

@@ -17,7 +17,7 @@ enum Combiner { kRows, kSum, kMean, kSqrtN };  // as in ops/embedding_bag.py
 struct Member {
   i64 tile;              // its first one
   i64 first, count;      // of its ids among all
-  i64 samples, weights;  // addresses; no weights: 0
+  i64 samples, weights;  // where, in words of what was uploaded; no weights: 0
   i64 number;            // positive, larger than those of the members behind it
   i64 combiner;
   i64 positions, bag_samples, bag_scales;  // addresses, by bag
@@ -82,14 +82,16 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 // Moves samples and weights of ids to where their keys went. `*unsorted` becomes the largest number
 // of a member whose samples don't ascend from 0 on.
 extern "C" __global__ void __launch_bounds__(kThreads)
-    order_bags(const Member* __restrict__ members, int count, const u32* __restrict__ numbers,
-               i64* __restrict__ samples, float* __restrict__ weights, u32* unsorted) {
+    order_bags(const Member* __restrict__ members, int count, const i64* __restrict__ uploaded,
+               const u32* __restrict__ numbers, i64* __restrict__ samples,
+               float* __restrict__ weights, u32* unsorted) {
   for_tile(members, count, [=](const Member& member, i64 at) {
-    const i64* mine = reinterpret_cast<const i64*>(member.samples);
+    const i64* mine = uploaded + member.samples;
     const u32 key = numbers[member.first + at];
     const i64 sample = mine[at];
     samples[key] = sample;
-    if (member.weights != 0) weights[key] = reinterpret_cast<const float*>(member.weights)[at];
+    if (member.weights != 0)
+      weights[key] = reinterpret_cast<const float*>(uploaded + member.weights)[at];
     if (sample < (at > 0 ? mine[at - 1] : 0)) atomicMax(unsorted, static_cast<u32>(member.number));
   });
 }
@@ -235,11 +237,12 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 
 // The factor of the sum of the ids from `first` to before `end`; weights are added in double
 // precision, as on the CPU.
-__device__ __forceinline__ float scale_of(const Member& member, i64 first, i64 end) {
+__device__ __forceinline__ float scale_of(const Member& member, const i64* uploaded, i64 first,
+                                          i64 end) {
   if (member.combiner == kSum) return 1;
   double sum = static_cast<double>(end - first);
   if (member.weights != 0) {
-    const float* weights = reinterpret_cast<const float*>(member.weights);
+    const float* weights = reinterpret_cast<const float*>(uploaded + member.weights);
     sum = 0;
     for (i64 at = first; at < end; ++at) {
       const double weight = weights[at];
@@ -253,12 +256,12 @@ __device__ __forceinline__ float scale_of(const Member& member, i64 first, i64 e
 // Lists the bags of each member by sample, then owner. `before`: how many begin before each tile of
 // ids. A thread goes over all ids of a sample, once for each bag of it.
 extern "C" __global__ void __launch_bounds__(kThreads)
-    list_bags(const Member* __restrict__ members, int count, const u32* __restrict__ begun,
-              const u32* __restrict__ before) {
+    list_bags(const Member* __restrict__ members, int count, const i64* __restrict__ uploaded,
+              const u32* __restrict__ begun, const u32* __restrict__ before) {
   __shared__ u32 sums[33];
   const Member member = holding(members, count, blockIdx.x);
   const i64 first = (blockIdx.x - member.tile) * kTile + threadIdx.x;
-  const i64* samples = reinterpret_cast<const i64*>(member.samples);
+  const i64* samples = uploaded + member.samples;
   const u32* mine = begun + member.first;
   u32 until = before[blockIdx.x] - before[member.tile];
 #pragma unroll 1
@@ -281,6 +284,6 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       if (mine[high] < bag) ++place;
     reinterpret_cast<u32*>(member.positions)[place] = bag;
     reinterpret_cast<i64*>(member.bag_samples)[place] = sample;
-    reinterpret_cast<float*>(member.bag_scales)[place] = scale_of(member, low, high);
+    reinterpret_cast<float*>(member.bag_scales)[place] = scale_of(member, uploaded, low, high);
   }
 }

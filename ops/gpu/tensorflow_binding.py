@@ -68,6 +68,7 @@ class DeviceOperations:
         samples: Sequence[tf.Tensor],
         weights: Sequence[tf.Tensor],
         own_samples: Sequence[tf.Tensor],
+        own_weights: Sequence[tf.Tensor],
         *,
         own: Sequence[int] = (),
         ranks: int,
@@ -79,7 +80,8 @@ class DeviceOperations:
         weighted: Sequence[bool],
     ) -> tuple[Any, ...]:
         """Asks by the compiled operation. Gives, as the last output, `counts`: [N · S] of bags and
-        [M] of samples; `kinds` are by section here. `own_samples` are those of members `own`.
+        [M] of samples; `kinds` are by section here. `own_samples` are those of members `own`; they
+        and `own_weights` are outputs, too, in the memory of rows.
         """
         sources = [ask.SOURCE, distinct.SOURCE, partition.SOURCE, *[ask.BAGS] * any(pooled)]
         with self._launching("CollectiveAsk", *sources):
@@ -88,6 +90,7 @@ class DeviceOperations:
                 samples,
                 weights,
                 own_samples,
+                own_weights,
                 C=2,
                 own=list(own),
                 ranks=ranks,

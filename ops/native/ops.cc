@@ -401,17 +401,21 @@ REGISTER_OP("CollectiveAsk")
     .Input("samples: P * int64")
     .Input("weights: W * float")
     .Input("own_samples: L * int64")  // Of members that the rank that asks pools itself: `own`.
+    .Input("own_weights: V * float")  // Of some of them.
     .Output("message: int64")
     .Output("splits: int32")
     .Output("row_splits: int32")
     .Output("positions: M * int32")
     .Output("bag_samples: P * int64")
     .Output("bag_scales: P * float")
+    .Output("uploaded_samples: L * int64")  // The same as own_samples, in the memory of rows.
+    .Output("uploaded_weights: V * float")
     .Output("counts: C * int32")
     .Attr("M: int >= 1")
     .Attr("P: int >= 0")
     .Attr("W: int >= 0")
     .Attr("L: int >= 0 = 0")
+    .Attr("V: int >= 0 = 0")
     // 1: also the counts, by which positions are numbers of rows; 2: and how many samples each
     // member has.
     .Attr("C: int >= 0 = 0")

@@ -191,6 +191,7 @@ class Simulation:
             ):
                 flat = tf.identity(flat)
             members, samples, weights, by_owner = [], [], [], 0
+            own_samples = iter(asked.own_samples)
             for i, lookup in enumerate(self.lookups):
                 member = self.members[i]
                 if lookup.by_owner:
@@ -199,7 +200,7 @@ class Simulation:
                     weights.append(asked.scales[by_owner])
                     by_owner += 1
                 elif lookup.combiner is not None:
-                    samples.append(given(lookup.samples[rank]))
+                    samples.append(next(own_samples))
                     if lookup.weights is not None:
                         weights.append(self.weights[rank][i])
                 members.append(member)

@@ -96,6 +96,7 @@ def probes():
             "_original_op",
             "_remove_all_control_inputs",
             "_set_attr",
+            "_set_device",
             "_set_func_attr",
             "_set_func_list_attr",
             "_update_input",

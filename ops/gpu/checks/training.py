@@ -156,6 +156,7 @@ class Model:
             ],
             *layout,
             own_samples=[None, self.samples, None if by_owner else self.samples],
+            own_weights=[self.weights],
         )
         message, splits = exchange.keys_to_owners(
             asked.message, asked.splits, collectives.unique_name("check/keys"), 0
@@ -177,8 +178,8 @@ class Model:
             outs = embedding_bag.pool(
                 received,
                 asked.positions,
-                [self.samples, asked.samples[0] if by_owner else self.samples],
-                [self.weights, *(asked.scales if by_owner else ())],
+                [*asked.own_samples, *asked.samples],
+                [*asked.own_weights, *asked.scales],
                 [
                     embedding_bag.BagMember(0, SHAPES[0][1]),
                     embedding_bag.BagMember(1, SHAPES[1][1], embedding_bag.MEAN, True, MAX_NORM),

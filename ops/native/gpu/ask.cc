@@ -1,21 +1,24 @@
 // CollectiveAsk on a GPU: the keys of each section by owner, as a message, and where the rows that
 // come back belong. Keys of a section that isn't pooled are distinct, and each id has a row.
 //
-//     join_ids         the ids of all members, one behind the other
-//     count_samples    how many samples members have, for who pools them
 //     distinct_…       distinct.h
 //     write_request    the message, in room for one of keys that are all distinct; if sections are
 //                      pooled, ask_bags.h instead
 //     write_positions
 //
-// All is launched before the host waits for the counts, which tell how long the message is and how
-// many samples there are; but for the lists of bags, whose lengths they tell.
+// Ids, samples and weights come from the host's memory, and are uploaded in one piece, those of all
+// members one behind the other. Where the rank that asks pools them itself, parts of it are
+// outputs.
+//
+// All is launched before the host waits for the counts, which tell how long the message is; but for
+// the lists of bags, whose lengths they tell.
 
 #include <algorithm>
 #include <vector>
 
 #include "ask_bags.h"
 #include "distinct.h"
+#include "joined_upload.h"
 #include "segments.h"
 #include "stream.h"
 #include "../wire.h"
@@ -28,8 +31,8 @@ using namespace tensorflow;
 
 // As ask.cu reads it.
 struct MemberWords {
-  int64_t tile;  // its first one
-  int64_t ids, positions;
+  int64_t tile;          // its first one
+  int64_t positions;     // address
   int64_t first, count;  // of its ids among all
 };
 
@@ -59,22 +62,23 @@ class AskOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* context) override {
-    Tensor message;  // It outlives what writes to it.
+    Tensor message;  // It and what is uploaded outlive what reads and writes there.
+    Asked asked;
     Stream stream(context);
     OP_REQUIRES_OK(context, stream.Open());
-    Asked asked;
     OP_REQUIRES_OK(context, Read(context, &asked));
     const int64_t runs = ranks_ * static_cast<int64_t>(sections_.size());
     const int last = context->num_outputs() - 1;
     Tensor *counts = nullptr, *samples = nullptr;
     OP_REQUIRES_OK(context, stream.HostOutput(last - 1, TensorShape({runs}), &counts));
-    OP_REQUIRES_OK(
-        context,
-        stream.HostOutput(last, TensorShape({static_cast<int64_t>(members_.size())}), &samples));
-    asked.sample_counts = samples->flat<int32_t>().data();
+    OP_REQUIRES_OK(context,
+                   context->allocate_output(
+                       last, TensorShape({static_cast<int64_t>(members_.size())}), &samples));
+    std::copy(asked.sample_counts.begin(), asked.sample_counts.end(),
+              samples->flat<int32_t>().data());
     int32_t *bags = counts->flat<int32_t>().data(), *keys = bags;
     if (pooled_.empty()) {
-      OP_REQUIRES_OK(context, AskRows(context, &stream, asked, &message, bags));
+      OP_REQUIRES_OK(context, AskRows(context, &stream, &asked, &message, bags));
     } else {
       void* told = nullptr;
       OP_REQUIRES_OK(context, stream.HostScratch((2 * runs + 1) * sizeof(int32_t), &told));
@@ -83,20 +87,28 @@ class AskOp : public OpKernel {
       std::copy_n(static_cast<int32_t*>(told), runs, bags);
       keys = static_cast<int32_t*>(told) + runs;
     }
+    GiveUploaded(context, asked);
     Finish(context, bags, keys, message);
   }
 
  private:
+  // An array within what was uploaded, in words from where all of it is.
+  struct Part {
+    int64_t at, count;
+  };
+
   // What members ask for, and what kernels read of it.
   struct Asked {
     std::vector<Segment> segments;
-    Tiled<MemberWords> all, plain;  // Members; those that aren't pooled.
+    Tiled<MemberWords> plain;  // Members that aren't pooled.
     Tiled<BagMemberWords> pooled;
     std::vector<int> member_of;  // Of each of those.
     int64_t keys = 0, pooled_keys = 0, weighted_keys = 0;
-    std::vector<int64_t> lasts;        // [M], the address of each member's last sample, or 0.
-    int32_t* sample_counts = nullptr;  // [M], on the host.
+    std::vector<int32_t> sample_counts;  // [M]
+    JoinedUpload joined;                 // It begins with the ids.
     Packed packed;
+    std::vector<Part> own_samples, own_weights;
+    Tensor uploaded;
   };
 
   Status ReadSections(OpKernelConstruction* context) {
@@ -186,15 +198,30 @@ class AskOp : public OpKernel {
   }
 
   Status Read(OpKernelContext* context, Asked* asked) const {
-    OpInputList ids, samples, weights, own_samples;
-    OpOutputList positions;
+    OpInputList ids, samples, weights, own_samples, own_weights;
     TF_RETURN_IF_ERROR(context->input_list("ids", &ids));
     TF_RETURN_IF_ERROR(context->input_list("samples", &samples));
     TF_RETURN_IF_ERROR(context->input_list("weights", &weights));
     TF_RETURN_IF_ERROR(context->input_list("own_samples", &own_samples));
+    TF_RETURN_IF_ERROR(context->input_list("own_weights", &own_weights));
+    for (const Tensor& of : ids) asked->joined.Add(of);
+    TF_RETURN_IF_ERROR(AddMembers(context, ids, samples, weights, asked));
+    for (const Member& member : members_)
+      asked->sample_counts.push_back(member.pooled >= 0 ? CountOf(samples[member.pooled])
+                                     : member.own >= 0  ? CountOf(own_samples[member.own])
+                                                        : 0);
+    for (const Tensor& of : own_samples)
+      asked->own_samples.push_back({asked->joined.AddTensor(of), of.NumElements()});
+    for (const Tensor& of : own_weights)
+      asked->own_weights.push_back({asked->joined.AddTensor(of), of.NumElements()});
+    return OkStatus();
+  }
+
+  Status AddMembers(OpKernelContext* context, const OpInputList& ids, const OpInputList& samples,
+                    const OpInputList& weights, Asked* asked) const {
+    OpOutputList positions;
     TF_RETURN_IF_ERROR(context->output_list("positions", &positions));
     asked->segments.reserve(members_.size());
-    asked->lasts.reserve(members_.size());
     for (size_t m = 0; m < members_.size(); ++m) {
       const Member& member = members_[m];
       const TensorShape& shape = ids[m].shape();
@@ -202,30 +229,25 @@ class AskOp : public OpKernel {
         return errors::InvalidArgument("ids of member ", m, " must be a vector, but are ",
                                        shape.DebugString());
       }
-      const int64_t count = ids[m].NumElements(), tiles = TilesOf(count);
+      const int64_t count = ids[m].NumElements();
       if (asked->keys + count > kMaxCount) {
         return errors::InvalidArgument(asked->keys + count,
                                        " ids or more are looked up at once, but no more than ",
                                        kMaxCount, " can be: use smaller batches");
       }
       asked->segments.push_back({count, member.section});
-      MemberWords words{};
-      words.ids = AddressOf(ids[m].flat<int64_t>().data());
-      words.first = asked->keys;
-      words.count = count;
       if (member.pooled >= 0) {
         TF_RETURN_IF_ERROR(AddPooled(static_cast<int>(m), shape, samples, weights, asked));
       } else {
         Tensor* out = nullptr;
         TF_RETURN_IF_ERROR(positions.allocate(static_cast<int>(m), shape, &out));
+        MemberWords words{};
         words.positions = AddressOf(out->flat<int32_t>().data());
-        asked->plain.Add(words, tiles);
+        words.first = asked->keys;
+        words.count = count;
+        asked->plain.Add(words, TilesOf(count));
       }
-      asked->all.Add(words, tiles);
       asked->keys += count;
-      asked->lasts.push_back(member.pooled >= 0 ? AddressOfLast(samples[member.pooled])
-                             : member.own >= 0  ? AddressOfLast(own_samples[member.own])
-                                                : 0);
     }
     return OkStatus();
   }
@@ -241,14 +263,14 @@ class AskOp : public OpKernel {
     };
     BagMemberWords words{};
     TF_RETURN_IF_ERROR(check("samples", samples[member.pooled]));
-    words.samples = AddressOf(samples[member.pooled].flat<int64_t>().data());
+    words.samples = asked->joined.Add(samples[member.pooled]);
     words.first = asked->keys;
     words.count = shape.num_elements();
     words.number = static_cast<int64_t>(pooled_.size()) - member.pooled;
     words.combiner = member.combiner;
     if (member.weighted >= 0) {
       TF_RETURN_IF_ERROR(check("weights", weights[member.weighted]));
-      words.weights = AddressOf(weights[member.weighted].flat<float>().data());
+      words.weights = asked->joined.Add(weights[member.weighted]);
       asked->weighted_keys += words.count;
     }
     asked->pooled_keys += words.count;
@@ -257,39 +279,26 @@ class AskOp : public OpKernel {
     return OkStatus();
   }
 
-  static int64_t AddressOfLast(const Tensor& samples) {
+  // How many samples there are, by the last one: -1 if that is negative, and the largest number if
+  // there are more.
+  static int32_t CountOf(const Tensor& samples) {
     const int64_t count = samples.NumElements();
-    return count == 0 ? 0 : AddressOf(samples.flat<int64_t>().data() + count - 1);
-  }
-
-  // Has the counts of samples copied to the host. `lasts`: those of `asked`, on the device.
-  static Status CountSamples(Stream* stream, const Asked& asked, const int64_t* lasts) {
-    const int64_t members = static_cast<int64_t>(asked.lasts.size());
-    const size_t bytes = members * sizeof(int32_t);
-    if (std::count(asked.lasts.begin(), asked.lasts.end(), 0) == members) {
-      std::fill_n(asked.sample_counts, members, 0);
-      return OkStatus();
-    }
-    void* counts = nullptr;
-    TF_RETURN_IF_ERROR(stream->Scratch(bytes, &counts));
-    TF_RETURN_IF_ERROR(stream->Launch(Kernel::kCountSamples, CeilOfQuotient(members, kThreads),
-                                      lasts, static_cast<int32_t>(members), counts));
-    return stream->CopyToHost(asked.sample_counts, counts, bytes);
+    if (count == 0) return 0;
+    const int64_t last = samples.flat<int64_t>()(count - 1);
+    return last < 0 ? -1 : static_cast<int32_t>(std::min(last, kMaxCount - 1) + 1);
   }
 
   // Launches what both ways begin with. The words of `asked` are on the device at `*there`, those
   // of the plan from `plan_at` on.
-  Status Order(Stream* stream, Asked* asked, const DistinctPlan& plan, size_t plan_at,
-               const int64_t** there, DistinctKeys* distinct) const {
-    void* joined = nullptr;
-    const size_t lasts_at = asked->packed.Add(asked->lasts);
-    TF_RETURN_IF_ERROR(stream->Upload(asked->packed.words(), there));
-    TF_RETURN_IF_ERROR(stream->Scratch(asked->keys * sizeof(int64_t), &joined));
-    int64_t* all_keys = static_cast<int64_t*>(joined);
+  Status Order(OpKernelContext* context, Stream* stream, Asked* asked, const DistinctPlan& plan,
+               size_t plan_at, const int64_t** there, DistinctKeys* distinct) const {
     TF_RETURN_IF_ERROR(
-        stream->Launch(Kernel::kJoinIds, asked->all.tiles(), *there, asked->all.count(), all_keys));
-    TF_RETURN_IF_ERROR(CountSamples(stream, *asked, *there + lasts_at));
-    return LaunchDistinct(stream, plan, *there + plan_at, ranks_, all_keys, distinct);
+        asked->joined.Launch(context, stream, asked->packed, &asked->uploaded, there));
+    return LaunchDistinct(stream, plan, *there + plan_at, ranks_, AllKeys(*asked), distinct);
+  }
+
+  static const int64_t* AllKeys(const Asked& asked) {
+    return static_cast<const int64_t*>(asked.uploaded.data());
   }
 
   // Makes room for the longest message that there could be.
@@ -311,21 +320,22 @@ class AskOp : public OpKernel {
     return context->allocate_temp(DT_INT64, TensorShape({most}), message);
   }
 
-  Status AskRows(OpKernelContext* context, Stream* stream, Asked asked, Tensor* message,
+  Status AskRows(OpKernelContext* context, Stream* stream, Asked* asked, Tensor* message,
                  int32_t* counts) const {
-    const DistinctPlan plan(asked.segments, is_dynamic_);
-    const size_t members_at = asked.packed.Add(asked.all), plan_at = AddPlan(plan, &asked.packed);
+    const DistinctPlan plan(asked->segments, is_dynamic_);
+    const size_t members_at = asked->packed.Add(asked->plain),
+                 plan_at = AddPlan(plan, &asked->packed);
     const int64_t* there = nullptr;
     DistinctKeys distinct{};
-    TF_RETURN_IF_ERROR(Order(stream, &asked, plan, plan_at, &there, &distinct));
-    TF_RETURN_IF_ERROR(MakeMessage(context, asked, message));
+    TF_RETURN_IF_ERROR(Order(context, stream, asked, plan, plan_at, &there, &distinct));
+    TF_RETURN_IF_ERROR(MakeMessage(context, *asked, message));
     const uint32_t sections = static_cast<uint32_t>(sections_.size());
     const uint32_t* by_number = nullptr;
     TF_RETURN_IF_ERROR(stream->Launch(Kernel::kWriteRequest, TilesOf(message->NumElements()),
                                       distinct.keys, distinct.counts, distinct.starts,
                                       static_cast<uint32_t>(ranks_), sections, message->data()));
-    TF_RETURN_IF_ERROR(stream->Launch(Kernel::kWritePositions, asked.all.tiles(),
-                                      there + members_at, asked.all.count(), distinct.numbers,
+    TF_RETURN_IF_ERROR(stream->Launch(Kernel::kWritePositions, asked->plain.tiles(),
+                                      there + members_at, asked->plain.count(), distinct.numbers,
                                       distinct.firsts, by_number));
     TF_RETURN_IF_ERROR(
         stream->CopyToHost(counts, distinct.counts, ranks_ * sections * sizeof(int32_t)));
@@ -337,16 +347,15 @@ class AskOp : public OpKernel {
                  int32_t* told) const {
     const DistinctPlan plan(asked->segments, is_dynamic_, is_pooled_);
     Packed* packed = &asked->packed;
-    packed->Add(asked->all);
     const size_t plan_at = AddPlan(plan, packed), plain_at = packed->Add(asked->plain),
                  pooled_at = packed->Add(asked->pooled),
                  kinds_at = packed->Add(BagRequest::KindsOf(sections_));
     const int64_t* there = nullptr;
     DistinctKeys distinct{};
-    TF_RETURN_IF_ERROR(Order(stream, asked, plan, plan_at, &there, &distinct));
+    TF_RETURN_IF_ERROR(Order(context, stream, asked, plan, plan_at, &there, &distinct));
     TF_RETURN_IF_ERROR(MakeMessage(context, *asked, message));
-    BagRequest bags(stream, asked->pooled, there + pooled_at, there + kinds_at, ranks_,
-                    static_cast<int64_t>(sections_.size()));
+    BagRequest bags(stream, asked->pooled, there + pooled_at, AllKeys(*asked), there + kinds_at,
+                    ranks_, static_cast<int64_t>(sections_.size()));
     TF_RETURN_IF_ERROR(bags.Number(distinct, asked->keys, asked->weighted_keys > 0,
                                    plan.SectionTiles(there + plan_at)));
     TF_RETURN_IF_ERROR(bags.Write(distinct, asked->keys, message->data()));
@@ -400,6 +409,25 @@ class AskOp : public OpKernel {
     return packed->Add(words);
   }
 
+  // Gives out samples and weights where the rank's own pooling takes them.
+  static void GiveUploaded(OpKernelContext* context, const Asked& asked) {
+    OpOutputList samples, weights;
+    OP_REQUIRES_OK(context, context->output_list("uploaded_samples", &samples));
+    OP_REQUIRES_OK(context, context->output_list("uploaded_weights", &weights));
+    for (int i = 0; i < samples.size(); ++i) {
+      const Part& part = asked.own_samples[i];
+      samples.set(i, asked.uploaded.Slice(part.at, part.at + part.count));
+    }
+    for (int i = 0; i < weights.size(); ++i) {
+      const Part& part = asked.own_weights[i];
+      const int64_t words = CeilOfQuotient(part.count, 2);
+      Tensor floats;
+      OP_REQUIRES_OK(context, floats.BitcastFrom(asked.uploaded.Slice(part.at, part.at + words),
+                                                 DT_FLOAT, TensorShape({2 * words})));
+      weights.set(i, floats.Slice(0, part.count));
+    }
+  }
+
   // Gives out the splits that bags and keys [N, S] tell, and as much of the message as there is.
   void Finish(OpKernelContext* context, const int32_t* bags, const int32_t* keys,
               const Tensor& message) const {
@@ -434,6 +462,11 @@ class AskOp : public OpKernel {
 
 REGISTER_KERNEL_BUILDER(Name("CollectiveAsk")
                             .Device(DEVICE_GPU)
+                            .HostMemory("ids")
+                            .HostMemory("samples")
+                            .HostMemory("weights")
+                            .HostMemory("own_samples")
+                            .HostMemory("own_weights")
                             .HostMemory("splits")
                             .HostMemory("row_splits")
                             .HostMemory("counts"),

@@ -29,7 +29,7 @@ namespace gpu {
 struct BagMemberWords {
   int64_t tile;
   int64_t first, count;      // of its ids among all
-  int64_t samples, weights;  // addresses; no weights: 0
+  int64_t samples, weights;  // where, in words of what was uploaded; no weights: 0
   int64_t number;            // positive, larger than those of the members behind it
   int64_t combiner;
   int64_t positions, bag_samples, bag_scales;  // addresses
@@ -47,13 +47,15 @@ class BagRequest {
     return kinds;
   }
 
-  // `members` of pooled sections are also `member_words` on the device, `kinds` are the sections'.
+  // `members` of pooled sections are also `member_words` on the device, `kinds` are the sections',
+  // and `uploaded` begins with ids: nothing else is at 0.
   BagRequest(Stream* stream, const Tiled<BagMemberWords>& members, const int64_t* member_words,
-             const int64_t* kinds, int ranks, int64_t sections)
+             const int64_t* uploaded, const int64_t* kinds, int ranks, int64_t sections)
       : stream_(stream),
         tiles_(members.tiles()),
         members_(members.count()),
         member_words_(member_words),
+        uploaded_(uploaded),
         kinds_(kinds),
         runs_(static_cast<uint32_t>(ranks * sections)),
         sections_(static_cast<uint32_t>(sections)) {}
@@ -66,7 +68,7 @@ class BagRequest {
     TF_RETURN_IF_ERROR(
         stream_->Launch(Kernel::kRunStarts, Grid(1), distinct.counts, runs_, starts_));
     TF_RETURN_IF_ERROR(stream_->Launch(Kernel::kOrderBags, tiles_, member_words_, members_,
-                                       distinct.numbers, samples_, weights_, unsorted_));
+                                       uploaded_, distinct.numbers, samples_, weights_, unsorted_));
     TF_RETURN_IF_ERROR(stream_->Launch(Kernel::kCountBags, key_tiles, starts_, runs_, sections_,
                                        kinds_, samples_, bag_counts_));
     TF_RETURN_IF_ERROR(Scan(bag_counts_, key_tiles, section_tiles));
@@ -89,7 +91,8 @@ class BagRequest {
 
   // Lists the bags of each member. The words at `listed` say where to.
   tensorflow::Status List(const int64_t* listed) {
-    return stream_->Launch(Kernel::kListBags, tiles_, listed, members_, begun_, begun_counts_);
+    return stream_->Launch(Kernel::kListBags, tiles_, listed, members_, uploaded_, begun_,
+                           begun_counts_);
   }
 
   // [2, R] how many bags and keys each run has, and the number of a member whose samples don't
@@ -137,7 +140,7 @@ class BagRequest {
   Stream* stream_;
   int64_t tiles_;
   int32_t members_;
-  const int64_t *member_words_, *kinds_;
+  const int64_t *member_words_, *uploaded_, *kinds_;
   uint32_t runs_, sections_;
   int64_t* samples_ = nullptr;  // [K], as the following; of each key.
   float* weights_ = nullptr;

@@ -18,7 +18,6 @@ namespace {
 constexpr const char* kKernelNames[] = {
     "begin_bags",
     "count_bags",
-    "count_samples",
     "gather_rows",
     "bag_offsets",
     "copy_keys",
@@ -27,7 +26,6 @@ constexpr const char* kKernelNames[] = {
     "distinct_insert",
     "distinct_inverse",
     "distinct_number",
-    "join_ids",
     "list_bags",
     "local_rows",
     "number_bags",

@@ -39,7 +39,6 @@ tensorflow::Status FindDriver(const Driver** driver);
 enum class Kernel {
   kBeginBags,
   kCountBags,
-  kCountSamples,
   kGatherRows,
   kBagOffsets,
   kCopyKeys,
@@ -48,7 +47,6 @@ enum class Kernel {
   kDistinctInsert,
   kDistinctInverse,
   kDistinctNumber,
-  kJoinIds,
   kListBags,
   kLocalRows,
   kNumberBags,

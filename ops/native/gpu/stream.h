@@ -86,7 +86,7 @@ class Stream {
                    "cuMemsetD8Async", "");
   }
 
-  // Makes memory on the host that `CopyToHost` fills.
+  // Makes memory on the host that `CopyToHost` fills, or that `CopyToDevice` reads.
   tensorflow::Status HostScratch(size_t bytes, void** scratch) {
     tensorflow::AllocatorAttributes attributes;
     attributes.set_on_host(true);
@@ -101,6 +101,14 @@ class Stream {
     attributes.set_on_host(true);
     attributes.set_gpu_compatible(true);
     return context_->allocate_output(index, shape, output, attributes);
+  }
+
+  // Starts a copy out of memory of `HostScratch`, which is read until `WaitForCopies` returns.
+  tensorflow::Status CopyToDevice(void* to, const void* from, size_t bytes) {
+    if (bytes == 0) return tensorflow::OkStatus();
+    is_copying_ = true;
+    return Checked(driver_->copy_to_device(reinterpret_cast<uint64_t>(to), from, bytes, stream_),
+                   "cuMemcpyHtoDAsync", "");
   }
 
   // Starts a copy to the host. It is there once `WaitForCopies` returns.

@@ -23,8 +23,6 @@ from tests.kernels.gpu.emulator.bridge import EmulatedBridge
 DIMS, KINDS, MEMBERS = (4, 3, 16), (0, 1, 0), (2, 0, 1, 0, 2)
 OWN = [3, 1, 4]  # members that the rank that asks pools itself, by sample
 LAUNCHES = [
-    "join_ids",
-    "count_samples",
     "distinct_insert",
     "distinct_count",
     "partition_scan",
@@ -55,6 +53,7 @@ class Asked:
     def __init__(self, ranks: int, members: Sequence[int] = MEMBERS, own: Sequence[int] = OWN):
         self.ids = [tf.placeholder(tf.int64, [None]) for _ in members]
         self.samples = {m: tf.placeholder(tf.int64, [None]) for m in own}
+        self.weights = {m: tf.placeholder(tf.float32, [None]) for m in own[1:]}
         attributes = dict(
             ranks=ranks,
             member_sections=list(members),
@@ -65,16 +64,26 @@ class Asked:
             weighted=[False] * len(DIMS),
         )
         build = native_library.library().collective_ask
-        self.cpu = build(self.ids, [], [], [], C=1, **attributes)
+        self.cpu = build(self.ids, [], [], [], [], C=1, **attributes)
         with tf.get_default_graph()._kernel_label_map({"CollectiveAsk": "emulated"}):
             self.device = build(
-                self.ids, [], [], list(self.samples.values()), C=2, own=list(own), **attributes
+                self.ids,
+                [],
+                [],
+                list(self.samples.values()),
+                list(self.weights.values()),
+                C=2,
+                own=list(own),
+                **attributes,
             )
 
     def feeds(self, ids: Sequence[Any]) -> dict[Any, Any]:
-        """Feeds ids, and for the members that are pooled a sample for every two of them."""
+        """Feeds ids, and for the members that are pooled a sample for every two of them; weights of
+        some.
+        """
         samples = {at: np.arange(len(ids[m])) // 2 for m, at in self.samples.items()}
-        return {**dict(zip(self.ids, ids)), **samples}
+        weights = {at: np.arange(len(ids[m])) / 4 for m, at in self.weights.items()}
+        return {**dict(zip(self.ids, ids)), **samples, **weights}
 
 
 def ids_of(rng: np.random.Generator, most: int) -> list[np.ndarray]:
@@ -91,7 +100,7 @@ def sample_counts(ids: Sequence[np.ndarray], own: Sequence[int] = OWN) -> list[i
 
 def without_samples(got: Any) -> Any:
     """Returns what the CPU's operation gives, too."""
-    return got._replace(counts=got.counts[:1])
+    return got._replace(counts=got.counts[:1], uploaded_samples=[], uploaded_weights=[])
 
 
 def equal(got: Any, wanted: Any) -> None:
@@ -113,11 +122,13 @@ def test_asking_is_that_of_the_cpu(ranks: int, delays: bool, stand_in: driver.St
             got, wanted = (session.run(one, feeds) for one in (asked.device, asked.cpu))
             equal(without_samples(got), wanted)
             assert got.counts[1].tolist() == sample_counts(ids)
+            equal(got.uploaded_samples, [feeds[at] for at in asked.samples.values()])
+            equal(got.uploaded_weights, [feeds[at] for at in asked.weights.values()])
             assert stand_in.launches == LAUNCHES
             assert stand_in.calls.count("copy_to_device") == 1, (
-                "all that kernels need, in one piece"
+                "ids and all that kernels need, in one piece"
             )
-            assert stand_in.calls.count("copy_to_host") == 2, "the counts, of rows and of samples"
+            assert stand_in.calls.count("copy_to_host") == 1, "the counts of rows"
             assert stand_in.calls.count("wait_for_event") == 1
             assert not stand_in.queued and not stand_in.events
 
@@ -131,18 +142,6 @@ def test_nothing_is_asked():
         equal(without_samples(got), wanted)
         assert got.message.tolist() == [0] * 2 * 3 * len(DIMS)
         assert got.counts[1].tolist() == [0] * len(MEMBERS)
-
-
-@pytest.mark.usefixtures("handed_over")
-def test_no_samples_are_counted_where_nobody_has_any(stand_in: driver.StandIn):
-    with tf.Graph().as_default(), tf.Session() as session:
-        asked = Asked(3, own=[])
-        feeds = asked.feeds(ids_of(np.random.default_rng(2), 50))
-        got, wanted = (session.run(one, feeds) for one in (asked.device, asked.cpu))
-    equal(without_samples(got), wanted)
-    assert got.counts[1].tolist() == [0] * len(MEMBERS)
-    assert "count_samples" not in stand_in.launches
-    assert stand_in.calls.count("copy_to_host") == 1
 
 
 @pytest.mark.usefixtures("handed_over")
@@ -193,7 +192,9 @@ def test_the_plan_is_that_of_python(monkeypatch: pytest.MonkeyPatch, stand_in: d
             wanted = plan(Segments.of([len(one) for one in ids], MEMBERS), KINDS)
             segments = wanted.segments.reshape(-1)
             words = np.frombuffer(stand_in.uploads[0], np.int64)
-            words = words[5 * sum(len(one) > 0 for one in ids) :]
+            keys = np.concatenate(ids)
+            np.testing.assert_array_equal(words[: len(keys)], keys)
+            words = words[-(len(segments) + (len(DIMS) + 2) // 2) :]
             np.testing.assert_array_equal(words[: len(segments)], segments)
             section_tiles = words[len(segments) :].view(np.uint32)[: len(DIMS) + 1]
             np.testing.assert_array_equal(section_tiles, wanted.section_tiles)
@@ -258,6 +259,7 @@ def build(own_samples: Sequence[Any] = (), **changed: Any) -> Any:
             [],
             [],
             list(own_samples),
+            [],
             **{**attributes, **changed},
         )
 
@@ -292,4 +294,6 @@ def test_what_cannot_be_is_refused(changed: dict[str, Any], words: str):
 def test_a_gpu_has_the_kernel():
     found = kernels.get_registered_kernels_for_op("CollectiveAsk").kernel
     (one,) = [kernel for kernel in found if kernel.device_type == "GPU"]
-    assert sorted(one.host_memory_arg) == ["counts", "row_splits", "splits"] and not one.label
+    given = ["ids", "samples", "weights", "own_samples", "own_weights"]
+    assert set(one.host_memory_arg) == {*given, "counts", "row_splits", "splits"}
+    assert not one.label

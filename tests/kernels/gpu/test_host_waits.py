@@ -123,7 +123,7 @@ def test_a_step_waits_three_times(
                 stand_in.reset()
                 stand_in.delays = True
                 session.run(model.train)
-                assert {"pool_rows", "count_samples"} <= set(stand_in.launches)
+                assert "pool_rows" in stand_in.launches
                 assert ("list_bags" in stand_in.launches) == (backend == "sok"), "owners pool"
                 assert stand_in.calls.count("wait_for_event") == 3
                 assert not stand_in.queued and not stand_in.events
