@@ -73,6 +73,11 @@ __device__ __forceinline__ u32 next(const Table& table, u32 sector) {
   return sector + 1 == table.count ? 0 : sector + 1;
 }
 
+// A slot is read while other threads write words of it. Both pass through the L2 cache, which
+// blocks share. CUDA doesn't promise that 16 bytes are read at one moment. That 8 bytes are holds
+// on all of NVIDIA's GPUs: the key is never half of another one.
+__device__ __forceinline__ void put(u32* word, u32 value) { __stcg(word, value); }
+
 __device__ __forceinline__ Slot fetch_slot(const Slot* at) {
   const ulonglong2 words = __ldcg(reinterpret_cast<const ulonglong2*>(at));
   return {words.x, static_cast<u32>(words.y), static_cast<u32>(words.y >> 32)};

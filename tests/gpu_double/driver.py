@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import sys
 import threading
 from collections.abc import Sequence
 from typing import Any, Callable, Protocol
@@ -103,6 +104,7 @@ class StandIn:
                     function(*arguments)
                 except BaseException as failure:  # ctypes would only print it
                     self.failures.append(failure)
+                    print(f"{name} on the double: {failure}", file=sys.stderr)
                     return LAUNCH_FAILED
                 return 0
 
