@@ -119,7 +119,8 @@ __device__ __forceinline__ Place find_or_put(const Table& table, u64 key, u32 se
   for (u32 more = probes(table); more != 0; --more) {
 #pragma unroll
     for (u32 s = 0; s < 2; ++s) {
-      const Slot slot = seen.slots[s];
+      // By an index some compilers would keep the sector in local memory.
+      const Slot slot = s == 0 ? seen.slots[0] : seen.slots[1];
       const u32 index = 2 * sector + s;
       if (slot.key == key) return {index, slot.row, slot.step, true};
       if (slot.key != kFree) continue;
