@@ -5,11 +5,6 @@ The emulator runs threads in a few orders; the search knows which of their acces
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -20,8 +15,8 @@ from collective.ops.gpu.sources import Source
 from tests.kernels.gpu.emulator import EmulatedDevice, races
 from tests.kernels.gpu.emulator.build import library
 from tests.kernels.gpu.emulator.device import EmulatedKernel, RaceError
+from tests.kernels.gpu.nested import run_tests
 
-FOLDER = Path(__file__).resolve().parent
 CHECKS = [
     pytest.param(check, id=f"{name}-{check.__name__}")
     for name in FAMILIES
@@ -45,13 +40,7 @@ def test_kernels_have_no_races(check: Check):
 )
 def test_what_compiled_operations_launch_has_no_races(operations: str):
     """By the operations' own tests, which find a kernel failing where it has one."""
-    finished = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tier", "all"]
-        + [str(FOLDER / f"test_compiled_{operations}.py")],
-        env={**os.environ, races.WANTED: "1"},
-        capture_output=True,
-        text=True,
-    )
+    finished = run_tests(f"compiled_{operations}", **{races.WANTED: "1"})
     assert finished.returncode == 0, finished.stdout + finished.stderr
 
 

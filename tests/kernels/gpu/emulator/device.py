@@ -16,6 +16,7 @@ import numpy as np
 from collective.ops import memory
 from collective.ops.gpu.device import Device, Kernel, Timed
 from collective.ops.gpu.sources import Source
+from tests.gpu_double import hidden
 from tests.gpu_double.driver import installed
 from tests.gpu_double.reserved import Reserved
 from tests.kernels.gpu.emulator import races
@@ -162,7 +163,8 @@ class EmulatedKernel:
         if blocks == 0:
             return
         held = [self._held(number, argument) for number, argument in enumerate(arguments)]
-        self._start(blocks, threads, shared, [value.ctypes.data for value in held])
+        with hidden.on_device():
+            self._start(blocks, threads, shared, [value.ctypes.data for value in held])
 
     @property
     def handle(self) -> int:
