@@ -23,6 +23,14 @@ struct Piece {
   i64 vectors;  // whether all addresses allow accesses of four elements
 };
 
+// The blocks that a multiprocessor holds. For GPUs newer than the H100 and H200 compilers need more
+// registers than five blocks leave a thread; the rows that four have in flight fill the bandwidth.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr int kBlocks = 4;
+#else
+constexpr int kBlocks = 5;
+#endif
+
 constexpr int kMostRows = kThreads * kFlight * kRounds;  // of a tile
 
 template <int kCount, bool kScales>
@@ -84,13 +92,13 @@ __device__ __forceinline__ void gather_block(const Piece* pieces, int count, flo
   }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 5)
+extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
     gather_rows(const Piece* __restrict__ pieces, int count, float* __restrict__ out) {
   __shared__ i64 from[kMostRows];  // addresses, 0 for none
   gather_block<i64, false>(pieces, count, out, 1, from);
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 5)
+extern "C" __global__ void __launch_bounds__(kThreads, kBlocks)
     spread_rows(const Piece* __restrict__ pieces, int count, float* __restrict__ out, float scale) {
   __shared__ i64 from[kMostRows];
   gather_block<int, true>(pieces, count, out, scale, from);

@@ -67,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
                }
                Slot* slot = table.slot(place.slot);
                if (is_row(place.row)) {
-                 if (place.step < step) slot->step = step;
+                 if (place.step < step) put(&slot->step, step);
                  rows[at] = place.row;
                  return;
                }
@@ -177,7 +177,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const i64 at = thread_index();
   if (at >= count) return;
   const Place place = find(*table, static_cast<u64>(keys[at]));
-  if (place.there && is_row(place.row)) table->slot(place.slot)->row = rows[at];
+  if (place.there && is_row(place.row)) put(&table->slot(place.slot)->row, rows[at]);
 }
 
 // Puts what lives of `old` into `table`, whose slots are all free.
@@ -194,8 +194,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       table->add(kLost, 1);
     } else {
       Slot* to = table->slot(place.slot);
-      to->row = slot.row;
-      to->step = slot.step;
+      put(&to->row, slot.row);
+      put(&to->step, slot.step);
       used = slot.key != kFree;
     }
   }
@@ -219,5 +219,5 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const i64 at = thread_index();
   if (at >= count) return;
   const Place place = find(*table, static_cast<u64>(keys[at]));
-  if (place.there && is_row(place.row)) table->slot(place.slot)->step = steps[at];
+  if (place.there && is_row(place.row)) put(&table->slot(place.slot)->step, steps[at]);
 }

@@ -73,6 +73,11 @@ __device__ __forceinline__ u32 next(const Table& table, u32 sector) {
   return sector + 1 == table.count ? 0 : sector + 1;
 }
 
+// A slot is read while other threads write words of it. Both pass through the L2 cache, which
+// blocks share. CUDA doesn't promise that 16 bytes are read at one moment. That 8 bytes are holds
+// on all of NVIDIA's GPUs: the key is never half of another one.
+__device__ __forceinline__ void put(u32* word, u32 value) { __stcg(word, value); }
+
 __device__ __forceinline__ Slot fetch_slot(const Slot* at) {
   const ulonglong2 words = __ldcg(reinterpret_cast<const ulonglong2*>(at));
   return {words.x, static_cast<u32>(words.y), static_cast<u32>(words.y >> 32)};
@@ -114,7 +119,8 @@ __device__ __forceinline__ Place find_or_put(const Table& table, u64 key, u32 se
   for (u32 more = probes(table); more != 0; --more) {
 #pragma unroll
     for (u32 s = 0; s < 2; ++s) {
-      const Slot slot = seen.slots[s];
+      // By an index some compilers would keep the sector in local memory.
+      const Slot slot = s == 0 ? seen.slots[0] : seen.slots[1];
       const u32 index = 2 * sector + s;
       if (slot.key == key) return {index, slot.row, slot.step, true};
       if (slot.key != kFree) continue;

@@ -13,7 +13,8 @@ _protect = ctypes.CDLL(None, use_errno=True).mprotect
 _protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
-def _allow(address: int, size: int, accesses: int) -> None:
+def allow(address: int, size: int, accesses: int) -> None:
+    """Lets whole pages be accessed in some ways, or in none."""
     if _protect(address, size, accesses) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
@@ -24,7 +25,7 @@ class Reserved(memory.Region):
     def __init__(self, size: int):
         super().__init__(size)
         self.taken = 0
-        _allow(self.address, self.size, 0)
+        allow(self.address, self.size, 0)
 
     @property
     def address(self) -> int:
@@ -35,7 +36,7 @@ class Reserved(memory.Region):
         if size > self.taken:
             taken = self._whole(size)
             begin, size = self.address + self.taken, taken - self.taken
-            _allow(begin, size, mmap.PROT_READ | mmap.PROT_WRITE)
+            allow(begin, size, mmap.PROT_READ | mmap.PROT_WRITE)
             ctypes.memset(begin, _UNFILLED, size)  # A GPU's memory isn't filled, either.
             self.taken = taken
 
@@ -43,7 +44,7 @@ class Reserved(memory.Region):
         """Gives pages back that lie behind the first `size` bytes."""
         left = self._whole(size)
         if left < self.taken:
-            _allow(self.address + left, self.taken - left, 0)
+            allow(self.address + left, self.taken - left, 0)
             self.taken = left
 
     def _whole(self, size: int) -> int:

@@ -7,9 +7,12 @@ from collections.abc import Iterator
 import pytest
 
 from collective.ops.gpu.tensorflow_binding import DeviceOperations
-from tests.gpu_double import driver
+from tests.gpu_double import driver, hidden
 from tests.kernels.conftest import bind
 from tests.kernels.gpu.emulator.bridge import EmulatedBridge
+
+if hidden.wanted():
+    hidden.use()
 
 
 @pytest.fixture

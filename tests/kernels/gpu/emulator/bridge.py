@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any, Callable
 
 from collective.ops.gpu.memory_bridge import GpuBridge
+from tests.gpu_double import hidden
 from tests.gpu_double.replay import replaying
 from tests.kernels.gpu.emulator.device import EmulatedDevice
 
@@ -21,6 +23,11 @@ class EmulatedBridge(GpuBridge):
 
     def __init__(self, seed: int = 0):
         self._begin(EmulatedDevice(seed))
+
+    @contextlib.contextmanager
+    def call(self, stream: int | None = None) -> Iterator[None]:
+        with super().call(stream), hidden.on_device():
+            yield
 
     def replaying(self, step: Callable[[], Any]) -> contextlib.AbstractContextManager[None]:
         """Has compiled operations launch nothing inside, once `step` has run: see `replay`."""

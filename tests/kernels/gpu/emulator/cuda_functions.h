@@ -25,7 +25,10 @@ inline int __syncthreads_or(int value) {
 inline void __syncwarp(unsigned mask = 0xFFFFFFFFu) {
   cuda_on_cpu::Exchange("__syncwarp", mask, 0);
 }
-inline void __threadfence() { cuda_on_cpu::Tick(); }
+inline void __threadfence() {
+  cuda_on_cpu::Tick();
+  races::Fence();
+}
 inline void __threadfence_block() { cuda_on_cpu::Tick(); }
 inline void __nanosleep(unsigned) { cuda_on_cpu::Yield(); }
 
@@ -92,19 +95,26 @@ inline float __fmaf_rn(float x, float y, float z) { return std::fma(x, y, z); }
 inline float __fmul_rn(float x, float y) { return x * y; }
 inline float __fadd_rn(float x, float y) { return x + y; }
 template <class T>
-T __ldg(const T* at) {
+__forceinline__ T __ldg(const T* at) {
+  const races::As as(races::kReadOnly);
   return *at;
 }
 template <class T>
-T __ldcg(const T* at) {
+__forceinline__ T __ldcg(const T* at) {
+  const races::As as(races::kThroughL2);
   return *at;
 }
 template <class T>
-T __ldcs(const T* at) {
+__forceinline__ T __ldcs(const T* at) {
   return *at;
 }
 template <class T>
-void __stcs(T* at, T value) {
+__forceinline__ void __stcs(T* at, T value) {
+  *at = value;
+}
+template <class T>
+__forceinline__ void __stcg(T* at, T value) {
+  const races::As as(races::kThroughL2);
   *at = value;
 }
 inline int min(int x, int y) { return x < y ? x : y; }
@@ -116,35 +126,36 @@ inline long long max(long long x, long long y) { return x > y ? x : y; }
 
 // What was there before.
 template <class T, class Change>
-T Atomic(T* at, Change change) {
+__forceinline__ T Atomic(T* at, Change change) {
   cuda_on_cpu::Yield();
+  const races::As as(races::kAtomic);
   const T old = *at;
   *at = change(old);
   return old;
 }
 
 #define CUDA_ATOMIC_BOUNDS(T)                                            \
-  inline T atomicMin(T* at, T value) {                                   \
+  __forceinline__ T atomicMin(T* at, T value) {                          \
     return Atomic(at, [=](T old) { return old < value ? old : value; }); \
   }                                                                      \
-  inline T atomicMax(T* at, T value) {                                   \
+  __forceinline__ T atomicMax(T* at, T value) {                          \
     return Atomic(at, [=](T old) { return old > value ? old : value; }); \
   }
 #define CUDA_INTEGER_ATOMICS(T)                                              \
   CUDA_ATOMIC_BOUNDS(T)                                                      \
-  inline T atomicAdd(T* at, T value) {                                       \
+  __forceinline__ T atomicAdd(T* at, T value) {                              \
     return Atomic(at, [=](T old) { return static_cast<T>(old + value); });   \
   }                                                                          \
-  inline T atomicExch(T* at, T value) {                                      \
+  __forceinline__ T atomicExch(T* at, T value) {                             \
     return Atomic(at, [=](T) { return value; });                             \
   }                                                                          \
-  inline T atomicAnd(T* at, T value) {                                       \
+  __forceinline__ T atomicAnd(T* at, T value) {                              \
     return Atomic(at, [=](T old) { return static_cast<T>(old & value); });   \
   }                                                                          \
-  inline T atomicOr(T* at, T value) {                                        \
+  __forceinline__ T atomicOr(T* at, T value) {                               \
     return Atomic(at, [=](T old) { return static_cast<T>(old | value); });   \
   }                                                                          \
-  inline T atomicCAS(T* at, T expected, T value) {                           \
+  __forceinline__ T atomicCAS(T* at, T expected, T value) {                  \
     return Atomic(at, [=](T old) { return old == expected ? value : old; }); \
   }
 CUDA_INTEGER_ATOMICS(int)
@@ -153,12 +164,12 @@ CUDA_INTEGER_ATOMICS(unsigned long long)
 CUDA_ATOMIC_BOUNDS(long long)
 #undef CUDA_INTEGER_ATOMICS
 #undef CUDA_ATOMIC_BOUNDS
-inline float atomicAdd(float* at, float value) {
+__forceinline__ float atomicAdd(float* at, float value) {
   return Atomic(at, [=](float old) { return old + value; });
 }
-inline double atomicAdd(double* at, double value) {
+__forceinline__ double atomicAdd(double* at, double value) {
   return Atomic(at, [=](double old) { return old + value; });
 }
-inline float atomicExch(float* at, float value) {
+__forceinline__ float atomicExch(float* at, float value) {
   return Atomic(at, [=](float) { return value; });
 }

@@ -31,6 +31,8 @@ const char* Start(void (*kernel)(Parameters...), const Launch& launch, void** ar
   shared_memory.resize(launch.shared + 256);
   dynamic_shared = reinterpret_cast<char*>(
       (reinterpret_cast<uintptr_t>(shared_memory.data()) + 255) / 256 * 256);
+  races::BeginLaunch({__start_cuda_shared, __stop_cuda_shared},
+                     {shared_memory.data(), shared_memory.data() + shared_memory.size()});
   body = [&] { Call(kernel, arguments, std::index_sequence_for<Parameters...>()); };
   shuffled = launch.seed != 0;
   random_numbers.seed(launch.seed);
@@ -49,6 +51,7 @@ const char* Start(void (*kernel)(Parameters...), const Launch& launch, void** ar
       return failure;
     }
   }
+  races::EndLaunch();
   return nullptr;
 }
 

@@ -25,6 +25,8 @@
 
 #include <ucontext.h>
 
+#include "race_hooks.h"
+
 #define __global__
 #define __device__
 #define __host__
@@ -125,6 +127,7 @@ static inline void MakeReady(Thread& thread) {
 
 // Lets others go first, sometimes.
 static inline void Yield() {
+  const races::Aside aside;
   Tick();
   if (shuffled && random_numbers() % 4 == 0) {
     MakeReady(*current);
@@ -138,6 +141,7 @@ static inline unsigned FirstOfWarp() { return current->number / kWarp * kWarp; }
 
 // What each lane of `mask` brings to the same operation; waits for all of them.
 static inline const uint64_t* Exchange(const char* name, unsigned mask, uint64_t value) {
+  const races::Aside aside;
   Tick();
   if ((mask >> Lane() & 1) == 0)
     Fail("thread %u calls %s with mask %08x, which lacks itself", current->number, name, mask);
@@ -158,6 +162,7 @@ static inline const uint64_t* Exchange(const char* name, unsigned mask, uint64_t
           std::strcmp(other.waits, name) == 0;
   }
   if (all) {
+    races::Exchange(first, mask);
     for (unsigned to = 0; to < kWarp; ++to) {
       if ((mask >> to & 1) == 0) continue;
       Thread& other = threads[first + to];
@@ -173,6 +178,7 @@ static inline const uint64_t* Exchange(const char* name, unsigned mask, uint64_t
 
 // How many threads brought something else than 0; waits for all that have not ended.
 static inline int Barrier(const char* name, bool value) {
+  const races::Aside aside;
   Tick();
   current->waits = name;
   current->value = value;
@@ -185,7 +191,9 @@ static inline int Barrier(const char* name, bool value) {
 
 static inline void Run() {
   while (true) {
+    races::Continue();
     body();
+    races::Suspend();
     current->state = kDone;
     Fibre* fibre = current->fibre;
     fibres.push_back(fibre);
@@ -196,14 +204,19 @@ static inline void Run() {
 static inline void Resume(Thread* thread) {
   current = thread;
   if (_setjmp(scheduler) != 0) {
+    races::Suspend();
     current = nullptr;
     return;
   }
+  if (!thread->started) {
+    if (fibres.empty()) fibres.push_back(new Fibre);
+    thread->fibre = fibres.back();
+    fibres.pop_back();
+  }
+  Fibre* fibre = thread->fibre;
+  races::Resume(thread->number, {fibre->stack.get(), fibre->stack.get() + kStack});
   if (thread->started) _longjmp(thread->resume, 1);
   thread->started = true;
-  if (fibres.empty()) fibres.push_back(new Fibre);
-  Fibre* fibre = thread->fibre = fibres.back();
-  fibres.pop_back();
   if (fibre->started) _longjmp(fibre->idle, 1);
   fibre->started = true;
   static ucontext_t context;
@@ -225,6 +238,7 @@ static inline bool Release() {
     name = thread.waits;
     count += thread.value;
   }
+  races::Barrier();
   for (Thread& thread : threads) {
     if (thread.state == kDone) continue;
     thread.seen[0] = count;
@@ -266,6 +280,8 @@ static inline void RunBlock() {
   threads.assign(block_size.x * block_size.y * block_size.z, Thread());
   ready.assign((threads.size() + kWarp - 1) / kWarp, {});
   favourite = 0;
+  races::BeginBlock(static_cast<unsigned>(threads.size()),
+                    {threads.data(), threads.data() + threads.size()});
   for (unsigned t = static_cast<unsigned>(threads.size()); t-- > 0;) {
     threads[t].number = t;
     threads[t].index = {t % block_size.x, t / block_size.x % block_size.y,

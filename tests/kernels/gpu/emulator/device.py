@@ -16,8 +16,10 @@ import numpy as np
 from collective.ops import memory
 from collective.ops.gpu.device import Device, Kernel, Timed
 from collective.ops.gpu.sources import Source
+from tests.gpu_double import hidden
 from tests.gpu_double.driver import installed
 from tests.gpu_double.reserved import Reserved
+from tests.kernels.gpu.emulator import races
 from tests.kernels.gpu.emulator.build import library_of
 
 GUARD = 256  # bytes on both sides of an array
@@ -28,6 +30,10 @@ _LOCK = threading.Lock()
 
 class KernelError(RuntimeError):
     """Says that a kernel can not go on, or wrote where it must not."""
+
+
+class RaceError(KernelError):
+    """Says that other orders of threads or blocks may give something else."""
 
 
 class _Launch(ctypes.Structure):
@@ -49,21 +55,23 @@ class EmulatedDevice(Device):
     Args:
         seed: in which order blocks and threads take turns; 0 for ascending order.
         seconds: how long a launch may take.
+        searches_races: a launch with a race is an error; None if the environment says so.
 
     Attributes:
         current_stream: what `stream` returns.
     """
 
-    def __init__(self, seed: int = 0, seconds: float = 60.0):
+    def __init__(self, seed: int = 0, seconds: float = 60.0, searches_races: bool | None = None):
         super().__init__()
         self.xp, self.name, self.multiprocessors = np, "emulator", 2
         self.seed, self.seconds, self.launches = seed, seconds, 0
+        self.searches_races = races.wanted() if searches_races is None else searches_races
         self.allocations = 0
         self.current_stream = 0
         self._guarded: list[Any] = []
 
     def _load(self, source: Source, name: str) -> Kernel:
-        return EmulatedKernel(self, library_of(source), name)
+        return EmulatedKernel(self, library_of(source, self.searches_races), name)
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any) -> Any:
         self.allocations += 1
@@ -138,7 +146,8 @@ class EmulatedKernel:
     """Launches one kernel of a library that `build.library` made."""
 
     def __init__(self, device: EmulatedDevice, library: Path, name: str):
-        loaded = ctypes.CDLL(str(library))
+        loaded = self._loaded = ctypes.CDLL(str(library))
+        self._library = library
         self._device, self._name, self._launch = device, name, getattr(loaded, f"launch_{name}")
         self._launch.restype = ctypes.c_char_p
         sizes = getattr(loaded, f"sizes_{name}")
@@ -154,7 +163,8 @@ class EmulatedKernel:
         if blocks == 0:
             return
         held = [self._held(number, argument) for number, argument in enumerate(arguments)]
-        self._start(blocks, threads, shared, [value.ctypes.data for value in held])
+        with hidden.on_device():
+            self._start(blocks, threads, shared, [value.ctypes.data for value in held])
 
     @property
     def handle(self) -> int:
@@ -177,8 +187,11 @@ class EmulatedKernel:
         )
         with _LOCK:
             failure = self._launch(ctypes.byref(launch), addresses, len(arguments))
+            found = races.found(self._loaded, self._library) if device.searches_races else []
         if failure is not None:
             raise KernelError(f"{self._name}: {failure.decode()}")
+        if found:
+            raise RaceError("\n".join([f"{self._name} has races:", *found]))
         device.check_guards(self._name)
 
     def _held(self, number: int, argument: Any) -> np.ndarray:
