@@ -4,12 +4,12 @@
         [--rows N] [--network dlrm] [--optimizer adagrad] [--steps 30] [--json FILE]
 
 `step` is this library on one rank, `plain` is TensorFlow alone, the same model on the same GPU;
-their data come by tf.data (`step_workload`), their losses must be the same. Times are medians, in
-milliseconds, of whole runs of a session, which ends when the GPU is done.
+their data are in memory already (`step_workload`), their losses must be the same. Times are
+medians, in milliseconds, of whole runs of a session, which ends when the GPU is done.
 
 A step is traced, too: by CUPTI, where TensorFlow finds it. `GPU` is how long the GPU is busy in
-that step, kernels and copies, `launches` how many kernels there are, `copies` how many copies
-between host and GPU; the longest kernels follow, each with its number, its time and its share.
+that step, with kernels and with copies. The longest of these follow, each with its number and time,
+and the longest operations on the host by their type, which run beside each other.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ import json
 import re
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jobs
 import numpy as np
@@ -30,46 +31,73 @@ from argument_types import count, span
 from step_workload import SLOTS, Setting
 
 PROGRAMS = ("step", "plain")
-SHOWN = 24
-_COPY = re.compile(r"memcpy|memset", re.IGNORECASE)
+SHOWN = 18
 
 
-def events(trace: Path) -> list[dict[str, Any]]:
-    """Returns what the GPU's streams have done in a trace, in order."""
-    read = json.loads(trace.read_text())["traceEvents"]
-    streams = {
-        event["pid"]
-        for event in read
-        if event.get("name") == "process_name" and "stream:all" in event["args"]["name"]
-    }
-    found = [event for event in read if event["ph"] == "X" and event["pid"] in streams]
-    return sorted(found, key=lambda event: event["ts"])
+class Event(NamedTuple):
+    """Is something that ran in a step: `begin` and `end` in milliseconds."""
+
+    name: str
+    begin: float
+    end: float
 
 
-def busy(of: list[dict[str, Any]]) -> float:
+class Trace(NamedTuple):
+    """Says what ran in a step: kernels and copies on the GPU, operations on the host's threads."""
+
+    kernels: list[Event]
+    copies: list[Event]
+    operations: list[Event]
+
+
+def read_trace(path: Path) -> Trace:
+    """Reads a trace as TensorFlow made it."""
+    import tensorflow.compat.v1 as tf
+
+    trace = Trace([], [], [])
+    for device in tf.RunMetadata.FromString(path.read_bytes()).step_stats.dev_stats:
+        where = device.device
+        if "stream:all" in where:
+            events = trace.kernels
+        elif "memcpy" in where:
+            events = trace.copies
+        elif "stream:" in where:
+            continue  # what `all` has, too
+        else:
+            events = trace.operations
+        for node in device.node_stats:
+            begin = (node.all_start_nanos or 1000 * node.all_start_micros) / 1e6
+            took = (node.all_end_rel_nanos or 1000 * node.all_end_rel_micros) / 1e6
+            events.append(Event(f"{node.node_name} | {node.timeline_label}", begin, begin + took))
+    return trace
+
+
+def busy(events: Sequence[Event]) -> float:
     """Returns the milliseconds in which at least one of them runs."""
     total = end = 0.0
-    for event in of:
-        begin, until = event["ts"], event["ts"] + event["dur"]
-        total += max(0.0, until - max(begin, end))
-        end = max(end, until)
-    return total / 1e3
+    for event in sorted(events, key=lambda event: event.begin):
+        total += max(0.0, event.end - max(event.begin, end))
+        end = max(end, event.end)
+    return total
 
 
-def kernels(of: list[dict[str, Any]]) -> list[tuple[str, int, float]]:
-    """Returns (name, how many, ms) of the operations of kernels, the longest first."""
+def longest(events: Sequence[Event], name_of: Callable[[str], str]) -> list[tuple[str, int, float]]:
+    """Returns (name, how many, ms) of events with the same name, those with most time first."""
     times: dict[str, list[float]] = collections.defaultdict(list)
-    for event in of:
-        times[_name(event)].append(event["dur"] / 1e3)
+    for event in events:
+        times[name_of(event.name)].append(event.end - event.begin)
     named = [(name, len(taken), sum(taken)) for name, taken in times.items()]
     return sorted(named, key=lambda one: -one[2])
 
 
-def _name(event: dict[str, Any]) -> str:
-    """Names an event: its kernel, where the trace tells it, and the type of its operation."""
-    arguments = event.get("args", {})
-    label = str(arguments.get("label") or arguments.get("name") or event["name"])
-    return f"{event['name']}: {label[:70]}" if label != event["name"] else label
+def kind(name: str) -> str:
+    """Returns the type of an operation, by the label that TensorFlow gives it: name = Type(...)."""
+    found = re.search(r"= (\w+)\(", name)
+    return found[1] if found else name.partition(" | ")[0].rpartition("/")[2][:60]
+
+
+def whole(name: str) -> str:
+    return name[:150]
 
 
 def measured(setting: Setting, folder: Path, program: str, device: str) -> dict[str, Any]:
@@ -85,27 +113,33 @@ def measured(setting: Setting, folder: Path, program: str, device: str) -> dict[
         environment={"COLLECTIVE_STRATEGY": setting.backend},
         device=device,
     )
-    return {**rank, "events": events(traces / f"{program}.0.json")}
+    return {**rank, "trace": read_trace(traces / f"{program}.0.trace")}
 
 
 def report(program: str, rank: dict[str, Any]) -> dict[str, Any]:
     """Prints what a program has taken; returns it for --json."""
-    copies = [event for event in rank["events"] if _COPY.search(_name(event))]
-    launches = [event for event in rank["events"] if not _COPY.search(_name(event))]
+    trace: Trace = rank["trace"]
     ms = {f"p{p}": float(np.percentile(rank["times"], p)) for p in (10, 50, 90)}
+    gpu = busy([*trace.kernels, *trace.copies])
     print(
         f"{program:<6} {ms['p50']:.3f} ms a step ({ms['p10']:.3f} to {ms['p90']:.3f}), processor "
-        f"{rank['cpu_ms']:.3f}; GPU {busy(rank['events']):.3f} ms: {len(launches)} launches "
-        f"{busy(launches):.3f}, {len(copies)} copies {busy(copies):.3f}"
+        f"{rank['cpu_ms']:.3f}; GPU {gpu:.3f} ms: {len(trace.kernels)} kernels "
+        f"{busy(trace.kernels):.3f}, {len(trace.copies)} copies {busy(trace.copies):.3f}"
     )
-    for name, number, took in kernels(rank["events"])[:SHOWN]:
-        print(f"       {took:9.4f} ms {number:4d}  {name}")
+    for what, events, name_of in (
+        ("kernels", trace.kernels, whole),
+        ("copies", trace.copies, whole),
+        ("operations on the host", trace.operations, kind),
+    ):
+        print(f"  {what}")
+        for name, number, took in longest(events, name_of)[:SHOWN]:
+            print(f"    {took:9.4f} ms {number:4d}  {name}")
     return {
         "program": program,
         **{f"ms_{name}": value for name, value in ms.items()},
-        "gpu_ms": busy(rank["events"]),
-        "launches": len(launches),
-        "copies": len(copies),
+        "gpu_ms": gpu,
+        "kernels": len(trace.kernels),
+        "copies": len(trace.copies),
         "cpu_ms": rank["cpu_ms"],
         "peak_rss_mb": rank["peak_rss_mb"],
     }
@@ -139,7 +173,7 @@ def main() -> None:
         backend=given.backend,
         optimizer=given.optimizer,
         network=given.network,
-        input="dataset",
+        input="memory",
         steps=given.steps,
         pool=3,
         inter_op=2,

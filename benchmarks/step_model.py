@@ -44,16 +44,22 @@ class Input:
 
     Attributes:
         tensors: by the names in `step_workload.shapes`.
-        start: the operation to run before the first step.
     """
 
     def __init__(self, setting: Setting, batches: list[dict[str, np.ndarray]]):
-        self.start = tf.no_op()
+        self._start = tf.no_op()
+        self._starts_with: dict[Any, Any] = {}
         self._feeds: list[dict[Any, Any]] = [{}]
         if setting.input == "feed":
             self._make_placeholders(setting, batches)
+        elif setting.input == "memory":
+            self._keep_in_memory(setting, batches)
         else:
             self._make_dataset(setting, batches)
+
+    def start(self, session: tf.Session) -> None:
+        """Begins to read, before the first step."""
+        session.run(self._start, self._starts_with)
 
     def feed(self, step: int) -> dict[Any, Any]:
         """Returns the feeds of a step for `Session.run`."""
@@ -68,6 +74,21 @@ class Input:
             {tensor: batch[name] for name, tensor in self.tensors.items()} for batch in batches
         ]
 
+    def _keep_in_memory(self, setting: Setting, batches: list[dict[str, np.ndarray]]) -> None:
+        data = None
+        for batch in batches:
+            given = {
+                name: tf.placeholder(dtype, batch[name].shape)
+                for name, (dtype, _) in shapes(setting).items()
+            }
+            self._starts_with.update({given[name]: batch[name] for name in given})
+            one = tf.data.Dataset.from_tensors(given)
+            data = one if data is None else data.concatenate(one)
+        assert data is not None
+        iterator = tf.data.make_initializable_iterator(data.repeat().prefetch(2))
+        self._start = iterator.initializer
+        self.tensors = iterator.get_next()
+
     def _make_dataset(self, setting: Setting, batches: list[dict[str, np.ndarray]]) -> None:
         names = list(shapes(setting))
         dtypes = [dtype for dtype, _ in shapes(setting).values()]
@@ -80,7 +101,7 @@ class Input:
         options = tf.data.Options()
         options.threading.private_threadpool_size = 1
         iterator = tf.data.make_initializable_iterator(data.with_options(options))
-        self.start = iterator.initializer
+        self._start = iterator.initializer
         self.tensors = dict(zip(names, iterator.get_next()))
         for name, (_, shape) in shapes(setting).items():
             self.tensors[name].set_shape(shape)

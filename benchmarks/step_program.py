@@ -79,7 +79,7 @@ def sharded_tables(setting: Setting, folder: Path, rank: int) -> Iterator[Progra
         train = model.optimizer(setting).minimize(loss, global_step=step)
         with tf.Session(config=model.session_config(setting)) as session:
             session.run(tf.global_variables_initializer())
-            session.run(data.start)
+            data.start(session)
             yield Program(session, [loss, train], data.feed)
 
 
@@ -103,7 +103,7 @@ def whole_tables(setting: Setting, folder: Path, rank: int, replicated: bool) ->
         train = wrapped.minimize(loss)
         with tf.Session(config=model.session_config(setting)) as session:
             model.initialize_whole(session, optimizer)
-            session.run(data.start)
+            data.start(session)
             yield Program(session, [loss, train], data.feed)
 
 
@@ -240,10 +240,11 @@ def copying_ms(size: int, repeat: int = 20) -> float:
 
 
 def save_trace(trace: tf.RunMetadata, path: Path) -> None:
-    """Writes a trace for chrome://tracing or Perfetto."""
+    """Writes a trace for chrome://tracing or Perfetto, and as TensorFlow made it."""
     from tensorflow.python.client import timeline
 
     path.write_text(timeline.Timeline(trace.step_stats).generate_chrome_trace_format())
+    path.with_suffix(".trace").write_bytes(trace.SerializeToString())
 
 
 def peak_rss() -> float:

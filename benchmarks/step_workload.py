@@ -51,7 +51,7 @@ class Setting:
         optimizer: a key of SLOTS.
         network: 'dlrm'; or 'none', the logit then being a fixed weighted sum of the embeddings; or
             'squares', the loss then being half the embeddings' squares, without a product.
-        input: 'feed' or 'dataset', how a batch reaches the graph.
+        input: 'feed', 'dataset' or 'memory', how a batch reaches the graph; the last copies none.
         dynamic: tables of this library take any key; the other programs have static ones.
         policy: options of the `collective.TablePolicy` of dynamic tables.
         steps, warmup: how many are timed, and come before that.
