@@ -31,16 +31,9 @@ from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.framework import config
 
 from collective.launch import adoption
-from collective.ops import (
-    carriers,
-    control_flow,
-    device_scopes,
-    graph_analysis,
-    hierarchy,
-    native_library,
-    nccl,
-)
+from collective.ops import carriers, control_flow, graph_analysis, hierarchy, native_library, nccl
 from collective.ops.collective_names import PREFIX, near
+from collective.ops.device_scopes import beside
 from collective.ops.graph_state import state_of
 from collective.ops.graphs import is_function, outermost
 from collective.ops.horovod_threads import start
@@ -176,7 +169,7 @@ def collective_scope(kind: str, x: tf.Tensor, name: str, gate: Any) -> Iterator[
     name_attribute = {"_collective": attr_value_pb2.AttrValue(s=name.encode())}
     with (
         tf.name_scope("meeting"),
-        device_scopes.beside(x),
+        beside(x),
         graph._attr_scope(name_attribute),
         graph.gradient_override_map(
             {
@@ -283,18 +276,17 @@ def alltoall_by(
     """
     wire, back = _as_wire(x)
     with collective_scope("Alltoall", x, name, gate) as opened:
+        splits = splits + opened
         if carrier == carriers.SHARED_MEMORY:
             out, received = native_library.on_host().collective_shared_alltoall(
-                wire, splits + opened, phase=phase, name=name
+                wire, splits, phase=phase, name=name
             )
         elif carrier == carriers.NCCL:
             out, received = native_library.library().collective_nccl_alltoall(
-                wire, splits + opened, phase=phase, name=name
+                wire, splits, phase=phase, name=name
             )
         else:
-            out, received = hvd.alltoall(
-                wire, splits=splits + opened, name=name, ignore_name_scope=True
-            )
+            out, received = hvd.alltoall(wire, splits=splits, name=name, ignore_name_scope=True)
     out.set_shape([None] + wire.shape[1:].as_list())
     return (_bits_as(out, back) if back else out), received
 
@@ -496,7 +488,7 @@ def broadcast(x: tf.Tensor, name: str) -> tf.Tensor:
     if size() == 1:
         return tf.identity(x)
     wire, back = _as_wire(x)
-    with tf.name_scope("meeting"), device_scopes.beside(x):
+    with tf.name_scope("meeting"), beside(x):
         carrier = _carrier(x, carriers.of_broadcasts())
         if carrier == carriers.SHARED_MEMORY:
             out = native_library.on_host().collective_shared_broadcast(wire, name=name)

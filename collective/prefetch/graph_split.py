@@ -9,8 +9,8 @@
 
 What the iterator gives, and what is computed of it on the way to the keys, is executed by runs of
 keys only. Whatever else of the graph uses any of it is redirected to the same tensor as it was
-staged, and so are a script's fetches (`GraphSplit.staged_fetch`). No operation is copied: random
-ones draw the numbers that they would draw anyway.
+staged, and so are a script's fetches (`GraphSplit.staged_fetch`). What is in a GPU's memory is
+staged there. No operation is copied: random ones draw the numbers that they would draw anyway.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from collective.coordination import agreement, run_analysis
 from collective.coordination.agreement import Header
 from collective.coordination.prepared_run import PreparedRun
 from collective.coordination.run_analysis import RunFootprint
-from collective.ops import gate, graphs
+from collective.ops import device_scopes, gate, graphs, memory_types
 from collective.ops.graph_analysis import SOURCES, VARIABLE_TYPES, upstream, walk
 from collective.ops.graph_state import state_of
 from collective.strategies.grouped_exchange import Group, groups_of
@@ -179,8 +179,6 @@ class GraphSplit:
     def redirect(self, users: Iterable[tf.Operation]) -> None:
         """Lets `users` take what they use of the batch as it was staged."""
         for op in users:
-            if op is self.stage.put:
-                continue
             for i, x in enumerate(op.inputs):
                 if x.op in self.prefetched:
                     op._update_input(i, self._staged_tensor(x, op))
@@ -295,13 +293,13 @@ def _split(graph: tf.Graph, groups: Sequence[Group]) -> GraphSplit:
     iterator = _iterator(path)
     prefetched = _depending_on_batch(path - upstream([iterator]))
     _refuse_unmovable(prefetched, seen_by_session)
-    with tf.init_scope(), tf.device("/cpu:0"), tf.name_scope("collective/ahead/"):
+    with tf.init_scope(), device_scopes.on_host(), tf.name_scope("collective/ahead/"):
         start = _make_start()
         _let_wait(prefetched, start.started)
         _replace_input(path, closed, gates.open_ahead().zero)
         operations = graph.get_operations()
         users = [op for op in operations if op not in path and op._id > seen_by_session]
-        stage = _make_stage(_kept(prefetched, users))
+        stage = _make_stage(_kept(prefetched, users), users)
     outputs = {x.name for op in path if not _is_librarys(op) for x in op.outputs}
     split = GraphSplit(
         graph, iterator, frozenset(prefetched), frozenset(outputs), len(groups), start, stage
@@ -405,19 +403,98 @@ def _kept(prefetched: Set[tf.Operation], users: Iterable[tf.Operation]) -> list[
     ]
 
 
-def _make_stage(kept: Sequence[tf.Tensor]) -> Stage:
+def _make_stage(kept: Sequence[tf.Tensor], users: Iterable[tf.Operation]) -> Stage:
     number, batch = (tf.placeholder(tf.int64, [], name) for name in ("number", "batch"))
-    indices = tf.range(len(kept))
-    about = {"dtypes": [x.dtype for x in kept], "shared_name": "collective/ahead"}
-    put = tf.raw_ops.MapStage(key=number, indices=indices, values=kept, **about)
-    taken = tf.raw_ops.MapUnstage(key=batch, indices=indices, **about)
-    # With its shape: what TensorFlow's graph optimizer makes of the rest depends on it, to the last
-    # bit of the numbers.
-    tensors = {
-        x.name: tf.ensure_shape(y, x.shape) if x.shape.ndims is not None else y
-        for x, y in zip(kept, taken)
+    there = _on_device(kept, users)
+    here = [x for x in kept if x.name not in there]
+    maps = [
+        _StagingMap(name, device, tensors)
+        for name, device, tensors in (
+            ("collective/ahead_on_device", "/gpu:0", [x for x in kept if x.name in there]),
+            ("collective/ahead", "/cpu:0", here),
+        )
+        if tensors
+    ]
+    # A run of keys stages all or nothing, and a run of the script takes all.
+    with tf.control_dependencies([tf.group(*(x.op for x in kept))]):
+        put = tf.group(*(one.put(number) for one in maps))
+    tensors: dict[str, tf.Tensor] = {}
+    takes: list[tf.Operation] = []
+    for one in maps:
+        with tf.control_dependencies(takes):
+            takes.append(one.take(batch))
+    for one in maps:
+        with tf.control_dependencies(takes[-1:]):
+            tensors.update(one.staged())
+    return Stage(number, put, batch, takes[-1], tensors, tf.group(*(one.clear() for one in maps)))
+
+
+def _on_device(kept: Sequence[tf.Tensor], users: Iterable[tf.Operation]) -> set[str]:
+    """Returns the names of those of `kept` that are made on the GPU.
+
+    So are those of the library's that `users` take there, wherever their carrier leaves them.
+    """
+    taken = {
+        x.name
+        for op in users
+        if memory_types.is_on_gpu(op)
+        for place, x in enumerate(op.inputs)
+        if _is_librarys(x.op) and memory_types.is_taken_on_device(op, place)
     }
-    return Stage(number, put, batch, taken[0].op, tensors, tf.raw_ops.MapClear(**about))
+    return {x.name for x in kept if x.name in taken or memory_types.is_on_device(x)}
+
+
+class _StagingMap:
+    """Keeps tensors in the memory of one device.
+
+    Args:
+        name: of the map, in a session.
+        device: the device.
+        kept: the tensors.
+    """
+
+    def __init__(self, name: str, device: str, kept: Sequence[tf.Tensor]) -> None:
+        self._device, self._kept, self._indices = device, kept, tf.range(len(kept))
+        self._about = {"dtypes": [x.dtype for x in kept], "shared_name": name}
+
+    def put(self, number: tf.Tensor) -> tf.Operation:
+        with device_scopes.on(self._device):
+            put: tf.Operation = tf.raw_ops.MapStage(
+                key=number, indices=self._indices, values=self._kept, **self._about
+            )
+        return put
+
+    def take(self, batch: tf.Tensor) -> tf.Operation:
+        with device_scopes.on(self._device):
+            taken = tf.raw_ops.MapUnstage(key=batch, indices=self._indices, **self._about)
+        self._taken: list[tf.Tensor] = taken
+        return taken[0].op
+
+    def staged(self) -> dict[str, tf.Tensor]:
+        """Returns what was taken, behind the control dependencies, by the names of `kept`."""
+        with device_scopes.on(self._device):
+            # Of all operations that do nothing this one leaves int32 in the memory of a GPU.
+            passed = tf.raw_ops.IdentityN(input=self._taken)
+            return {x.name: _of_shape(y, x) for x, y in zip(self._kept, passed)}
+
+    def clear(self) -> tf.Operation:
+        with device_scopes.on(self._device):
+            cleared: tf.Operation = tf.raw_ops.MapClear(**self._about)
+        return cleared
+
+
+def _of_shape(y: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    """Returns `y` with the shape of `x`.
+
+    What TensorFlow's graph optimizer makes of the rest depends on it, to the last bit of the
+    numbers.
+    """
+    if x.shape.ndims is None:
+        return y
+    if x.dtype in (tf.int32, tf.bool) and memory_types.is_on_gpu(y.op):
+        y.set_shape(x.shape)  # The other way ends in the host's memory.
+        return y
+    return tf.ensure_shape(y, x.shape)
 
 
 def _is_librarys(op: tf.Operation) -> bool:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
 import sys
@@ -15,6 +16,7 @@ from typing import Any, Callable, Protocol
 from collective.ops import native_library
 from tests.gpu_double import hidden
 
+NOT_READY = 600  # CUDA_ERROR_NOT_READY
 LAUNCH_FAILED = 719  # CUDA_ERROR_LAUNCH_FAILED
 NOT_COPIED = 0xCD
 
@@ -29,6 +31,7 @@ _FUNCTIONS = (
     ("destroy_event", (_POINTER,)),
     ("wait_for_stream", (_POINTER,)),
     ("set_memory", (ctypes.c_uint64, ctypes.c_ubyte, _SIZE, _POINTER)),
+    ("query_event", (_POINTER,)),
 )
 
 
@@ -58,12 +61,13 @@ class StandIn:
         delays: whether work is only queued, until something waits for it: who reads what a kernel
             or a copy writes and didn't wait finds something else there.
         fails_at: the number of the call, from 1, that does nothing and returns an error; None.
+        interrupts: does something before each call, whose name it is given; None.
         calls: the names of the functions that were called.
         launches: the names of the kernels that were launched.
         uploads: what was copied to the device.
         downloads: what was copied to the host.
         queued: work that wasn't done yet.
-        events: those that were made and not destroyed.
+        events: those that were made and not destroyed, by whichever test.
         failures: what kernels raised.
     """
 
@@ -71,6 +75,7 @@ class StandIn:
         self._lock = threading.RLock()
         self._kernels: list[tuple[str, Launchable]] = []
         self._made = 0
+        self.events: dict[int, int] = {}  # how much of what was queued is before each
         self.reset()
         self.table = Table(
             *(made(self._guarded(name)) for name, made in Table._fields_)  # type: ignore[operator]
@@ -80,12 +85,13 @@ class StandIn:
         """Forgets calls, and does all work at once from now on."""
         self.delays = False
         self.fails_at: int | None = None
+        self.interrupts: Callable[[str], Any] | None = None
         self.calls: list[str] = []
         self.launches: list[str] = []
         self.uploads: list[bytes] = []
         self.downloads: list[bytes] = []
         self.queued: list[Callable[[], Any]] = []
-        self.events: dict[int, int] = {}  # how much of what was queued is before each
+        self.events = dict.fromkeys(self.events, 0)
         self.failures: list[BaseException] = []
 
     def register(self, name: str, kernel: Launchable) -> int:
@@ -94,12 +100,18 @@ class StandIn:
         return len(self._kernels)
 
     def _guarded(self, name: str) -> Callable[..., int]:
-        function = getattr(self, f"_{name}")
+        function = getattr(self, f"_{name}", None)
 
         def call(*arguments: Any) -> int:
+            if self.interrupts is not None:
+                self.interrupts(name)
             with self._lock:
+                if name == "query_event":  # How often depends on how many uploads are under way.
+                    return NOT_READY if self.events[arguments[0]] else 0
                 self.calls.append(name)
                 if len(self.calls) == self.fails_at:
+                    if name == "destroy_event":
+                        self.events.pop(arguments[0])  # Nobody asks a second time.
                     return LAUNCH_FAILED
                 try:
                     function(*arguments)
@@ -130,9 +142,11 @@ class StandIn:
         self._add(lambda: kernel.run(blocks, threads, shared, given))
 
     def _copy_to_device(self, to: int, source: int, size: int, stream: int) -> None:
-        copied = ctypes.string_at(source, size)
-        self.uploads.append(copied)
-        self._add(lambda: ctypes.memmove(to, copied, size))
+        def copy() -> None:  # memory on the host is taken for pinned: it is read now
+            self.uploads.append(ctypes.string_at(source, size))
+            ctypes.memmove(to, source, size)
+
+        self._add(copy)
 
     def _copy_to_host(self, to: int, source: int, size: int, stream: int) -> None:
         ctypes.memset(to, NOT_COPIED, size)
@@ -167,6 +181,8 @@ class StandIn:
 @functools.cache
 def installed() -> StandIn:
     """Returns the one of this process, which operations call from now on."""
-    made = StandIn()
-    native_library.functions().collective_gpu_driver(ctypes.byref(made.table))
+    made, functions = StandIn(), native_library.functions()
+    functions.collective_gpu_driver(ctypes.byref(made.table))
+    # Sessions that nobody ended destroy events where Python can't be called any more.
+    atexit.register(functions.collective_gpu_driver, None)
     return made

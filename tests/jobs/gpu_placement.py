@@ -13,7 +13,8 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from collective import CollectiveStrategy, TablePolicy, train
-from collective.ops import placement
+from collective.ops import graph_analysis, placement
+from collective.prefetch.enable import split_of
 from tests.gpu_double import placer
 
 OPTIMIZERS = (
@@ -39,6 +40,12 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 )
 # Operations of a lookup that take no table, but are where it is.
 BESIDE_TABLES = {"CollectiveAsk", "CollectiveHear", "CollectivePool", "CollectivePoolGradient"}
+# What these leave in the host's memory, on a GPU; the rest is in the GPU's.
+IN_HOST_MEMORY = {
+    "CollectiveAsk": {"splits", "row_splits", "counts"},
+    "CollectiveHear": {"row_splits", "headers"},
+    "IteratorGetNext": {"components"},
+}
 
 
 class Model:
@@ -120,10 +127,44 @@ def misplaced(device: str | None, optimizer: Any, choice: str, options: Any) -> 
             for op in _users(graph, {"a": "ab", "c": "cd"}[table]):
                 if devices[op.name] != ("GPU" if wanted else "CPU"):
                     yield f"{op.type} {op.name} is on the {devices[op.name]}"
+        yield from _staged_wrongly(graph, devices)
         if len(set(on_device.values())) == 1:
             for op in graph.get_operations():
                 if op.type in BESIDE_TABLES and (devices[op.name] == "GPU") != on_device["a"]:
                     yield f"{op.type} {op.name} is on the {devices[op.name]}"
+
+
+def _staged_wrongly(graph: tf.Graph, devices: dict[str, str]) -> Iterator[str]:
+    """Yields what of the keys ahead is staged in another memory than it is in, or left behind."""
+    split = split_of(graph)
+    if split is None:
+        return
+    stages = [op for op in graph.get_operations() if op.type == "MapStage"]
+    for stage in stages:
+        for x in stage.inputs[2:]:
+            if x.op.type in IN_HOST_MEMORY:
+                in_host = _output_name(x) in IN_HOST_MEMORY[x.op.type]
+                there = devices[x.op.name] == "GPU" and not in_host
+                if there != (devices[stage.name] == "GPU"):
+                    yield f"{x.name}, {_output_name(x)}, is staged on the {devices[stage.name]}"
+    for name, x in split.stage.tensors.items():
+        taken = [op for op in graph_analysis.upstream([x.op]) if op.type == "MapUnstage"]
+        if len(taken) < len(stages):
+            yield f"a run that uses {name} leaves other tensors of its batch behind"
+        # TensorFlow's kernels for a GPU take int32 in the host's memory.
+        if x.dtype == tf.int32 and devices[x.op.name] == "GPU" and x.op.type != "IdentityN":
+            yield f"{name} comes back by {x.op.type}"
+
+
+def _output_name(x: tf.Tensor) -> str:
+    names: list[str] = []
+    for argument in x.op.op_def.output_arg:
+        if argument.type_list_attr:
+            count = len(x.op.get_attr(argument.type_list_attr))
+        else:
+            count = x.op.get_attr(argument.number_attr) if argument.number_attr else 1
+        names += [argument.name] * count
+    return names[x.value_index]
 
 
 def _users(graph: tf.Graph, tables: str) -> list[tf.Operation]:

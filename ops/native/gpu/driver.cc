@@ -95,6 +95,7 @@ struct Cuda {
     Find(library, "cuEventDestroy_v2", &driver.destroy_event);
     Find(library, "cuStreamSynchronize", &driver.wait_for_stream);
     Find(library, "cuMemsetD8Async", &driver.set_memory);
+    Find(library, "cuEventQuery", &driver.query_event);
   }
 
   template <class Function>

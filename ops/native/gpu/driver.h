@@ -21,7 +21,7 @@ struct Driver {
   int (*launch)(void* kernel, unsigned blocks_x, unsigned blocks_y, unsigned blocks_z,
                 unsigned threads_x, unsigned threads_y, unsigned threads_z, unsigned shared,
                 void* stream, void** arguments, void** extra);
-  // Pageable memory on the host may be used again once these return.
+  // Pinned memory on the host stays as it is until the copies have been made.
   int (*copy_to_device)(uint64_t to, const void* from, size_t bytes, void* stream);
   int (*copy_to_host)(void* to, uint64_t from, size_t bytes, void* stream);
   int (*create_event)(void** event, unsigned flags);
@@ -30,7 +30,17 @@ struct Driver {
   int (*destroy_event)(void* event);
   int (*wait_for_stream)(void* stream);
   int (*set_memory)(uint64_t at, unsigned char value, size_t bytes, void* stream);
+  int (*query_event)(void* event);  // 0 if it has come
 };
+
+constexpr unsigned kWithoutTiming = 2;  // the flag of an event
+
+// Returns an error that names the driver's function, and what it was called for.
+inline tensorflow::Status Checked(int error, const char* function, const char* of = "") {
+  if (error == 0) return tensorflow::OkStatus();
+  return tensorflow::errors::Internal("CUDA's driver returned error ", error, " from ", function,
+                                      of);
+}
 
 // Finds the functions to call.
 tensorflow::Status FindDriver(const Driver** driver);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "driver.h"
+#include "pinned_buffers.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/platform/stream_executor.h"
 
@@ -49,7 +50,7 @@ class Stream {
   ~Stream() {
     if (event_ != nullptr) driver_->destroy_event(event_);
     if (driver_ == nullptr || (!is_emulated_ && !is_copying_)) return;
-    context_->SetStatus(Checked(driver_->wait_for_stream(stream_), "cuStreamSynchronize", ""));
+    context_->SetStatus(Checked(driver_->wait_for_stream(stream_), "cuStreamSynchronize"));
   }
 
   tensorflow::Status Open() { return FindDriver(&driver_); }
@@ -66,9 +67,9 @@ class Stream {
     TF_RETURN_IF_ERROR(Scratch(bytes, &there));
     *uploaded = static_cast<const int64_t*>(there);
     if (bytes == 0) return tensorflow::OkStatus();
-    return Checked(
-        driver_->copy_to_device(reinterpret_cast<uint64_t>(there), words.data(), bytes, stream_),
-        "cuMemcpyHtoDAsync", "");
+    tensorflow::core::RefCountPtr<PinnedBuffers> buffers;
+    TF_RETURN_IF_ERROR(PinnedBuffers::Of(context_, &buffers));
+    return buffers->Copy(context_, driver_, stream_, words.data(), bytes, there);
   }
 
   // Makes memory on the device that is 0.
@@ -76,14 +77,14 @@ class Stream {
     TF_RETURN_IF_ERROR(Scratch(bytes, scratch));
     if (bytes == 0) return tensorflow::OkStatus();
     return Checked(driver_->set_memory(reinterpret_cast<uint64_t>(*scratch), 0, bytes, stream_),
-                   "cuMemsetD8Async", "");
+                   "cuMemsetD8Async");
   }
 
   // Fills memory on the device with zeros.
   tensorflow::Status Zero(void* there, size_t bytes) {
     if (bytes == 0) return tensorflow::OkStatus();
     return Checked(driver_->set_memory(reinterpret_cast<uint64_t>(there), 0, bytes, stream_),
-                   "cuMemsetD8Async", "");
+                   "cuMemsetD8Async");
   }
 
   // Makes memory on the host that `CopyToHost` fills, or that `CopyToDevice` reads.
@@ -116,19 +117,17 @@ class Stream {
     if (bytes == 0) return tensorflow::OkStatus();
     is_copying_ = true;
     return Checked(driver_->copy_to_host(to, reinterpret_cast<uint64_t>(from), bytes, stream_),
-                   "cuMemcpyDtoHAsync", "");
+                   "cuMemcpyDtoHAsync");
   }
 
   // Waits for the copies so far, not for what others launch meanwhile.
   tensorflow::Status WaitForCopies() {
-    constexpr unsigned kWithoutTiming = 2;
     if (!is_copying_) return tensorflow::OkStatus();
     if (event_ == nullptr) {
-      TF_RETURN_IF_ERROR(
-          Checked(driver_->create_event(&event_, kWithoutTiming), "cuEventCreate", ""));
+      TF_RETURN_IF_ERROR(Checked(driver_->create_event(&event_, kWithoutTiming), "cuEventCreate"));
     }
-    TF_RETURN_IF_ERROR(Checked(driver_->record_event(event_, stream_), "cuEventRecord", ""));
-    TF_RETURN_IF_ERROR(Checked(driver_->wait_for_event(event_), "cuEventSynchronize", ""));
+    TF_RETURN_IF_ERROR(Checked(driver_->record_event(event_, stream_), "cuEventRecord"));
+    TF_RETURN_IF_ERROR(Checked(driver_->wait_for_event(event_), "cuEventSynchronize"));
     is_copying_ = false;
     return tensorflow::OkStatus();
   }
@@ -156,12 +155,6 @@ class Stream {
     *memory = made.data();
     scratch_.push_back(made);
     return tensorflow::OkStatus();
-  }
-
-  static tensorflow::Status Checked(int error, const char* function, const char* of) {
-    if (error == 0) return tensorflow::OkStatus();
-    return tensorflow::errors::Internal("CUDA's driver returned error ", error, " from ", function,
-                                        of);
   }
 
   tensorflow::OpKernelContext* context_;

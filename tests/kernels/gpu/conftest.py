@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -19,8 +20,12 @@ if hidden.wanted():
 def stand_in() -> Iterator[driver.StandIn]:
     made = driver.installed()
     made.reset()
+    gc.collect()
+    others = set(made.events)
     yield made
     made.reset()
+    gc.collect()  # A session's end is that of its object.
+    assert set(made.events) <= others, "an event was left over"
 
 
 @pytest.fixture

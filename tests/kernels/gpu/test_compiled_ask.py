@@ -130,7 +130,7 @@ def test_asking_is_that_of_the_cpu(ranks: int, delays: bool, stand_in: driver.St
             )
             assert stand_in.calls.count("copy_to_host") == 1, "the counts of rows"
             assert stand_in.calls.count("wait_for_event") == 1
-            assert not stand_in.queued and not stand_in.events
+            assert not stand_in.queued
 
 
 @pytest.mark.usefixtures("handed_over")
@@ -206,6 +206,7 @@ def test_each_call_of_the_driver_may_fail(stand_in: driver.StandIn):
     with tf.Graph().as_default(), tf.Session() as session:
         asked = Asked(2)
         feeds = asked.feeds(ids_of(np.random.default_rng(0), 50))
+        session.run(asked.device, feeds)
         stand_in.reset()
         wanted = session.run(asked.device, feeds)
         names = list(stand_in.calls)
@@ -220,7 +221,6 @@ def test_each_call_of_the_driver_may_fail(stand_in: driver.StandIn):
                 session.run(asked.device, feeds)
             if name != "wait_for_stream":
                 assert not stand_in.queued
-            assert not stand_in.events
             stand_in.reset()
             equal(session.run(asked.device, feeds), wanted)
 

@@ -52,7 +52,7 @@ def test_gradients_of_bags_are_summed_by_row(
         sums = made.reduced()
         initialized(session, stand_in, delays=True)
         got = session.run(sums)
-        assert not stand_in.queued and not stand_in.events
+        assert not stand_in.queued
         near(got, made.wanted_sums())
         near(got, session.run(on_cpu))
     assert ("gather_rows" in stand_in.launches) == (sections == CLIPPED)
@@ -201,6 +201,8 @@ def test_each_call_of_the_driver_may_fail(kind: str, bound: Any, stand_in: drive
         fetched = getattr(made, kind)()
         initialized(session, stand_in)
         session.run(fetched)
+        stand_in.reset()
+        session.run(fetched)
         names = list(stand_in.calls)
         assert len(names) > 4
         for number, name in enumerate(names, 1):
@@ -213,7 +215,6 @@ def test_each_call_of_the_driver_may_fail(kind: str, bound: Any, stand_in: drive
                 session.run(fetched)
             if name != "wait_for_stream":  # on a GPU, the stream itself keeps what is left in order
                 assert not stand_in.queued
-            assert not stand_in.events
         stand_in.reset()
         got = session.run(fetched)
         if kind == "gathered":

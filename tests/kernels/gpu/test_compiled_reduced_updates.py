@@ -84,7 +84,7 @@ def test_rows_are_updated_by_sums(name: str, bound: DeviceOperations, stand_in: 
         made = Updated(bound, name)
         initialized(session, stand_in, delays=True)
         session.run(made.update)
-        assert not stand_in.queued and not stand_in.events
+        assert not stand_in.queued
         launches, calls = list(stand_in.launches), list(stand_in.calls)
         assert_close(made.got(session), made.wanted(), 5e-5)
     assert not any(one.startswith("sum_rows") for one in launches)
@@ -163,8 +163,9 @@ def test_each_call_of_the_driver_may_fail(
     """
     with tf.Graph().as_default(), tf.Session() as session:
         made = Updated(bound, name)
-        initialized(session, stand_in)
-        session.run(made.update)
+        for _ in range(2):
+            initialized(session, stand_in)
+            session.run(made.update)
         calls, halves = list(stand_in.calls), 0
         assert len(calls) > 20
         for number, call in enumerate(calls[:-1], 1):  # the last waits for what emulates
@@ -175,7 +176,7 @@ def test_each_call_of_the_driver_may_fail(
                 continue
             with pytest.raises(tf.errors.InternalError, match="error 719 from cu") as caught:
                 session.run(made.update)
-            assert not stand_in.queued and not stand_in.events
+            assert not stand_in.queued
             is_half = any(one.startswith("update_") for one in stand_in.launches)
             halves += is_half
             stand_in.reset()

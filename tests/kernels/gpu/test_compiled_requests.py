@@ -98,7 +98,7 @@ def test_hearing_is_that_of_the_cpu(ranks: int, delays: bool, stand_in: driver.S
             assert stand_in.launches == ["local_rows"] * bool(keys.max() > 0)
             assert stand_in.calls.count("copy_to_device") == len(stand_in.launches)
             assert stand_in.calls.count("wait_for_event") == 1, "for the headers"
-            assert not stand_in.queued and not stand_in.events
+            assert not stand_in.queued
 
 
 def test_the_plan_of_hearing_is_that_of_python(
@@ -125,6 +125,7 @@ def test_each_call_of_the_driver_may_fail(stand_in: driver.StandIn):
     with tf.Graph().as_default(), tf.Session() as session:
         heard = Heard(2)
         feeds = heard.feeds(*message_of(np.random.default_rng(0), np.full((2, len(TABLES)), 5)))
+        session.run(heard.device, feeds)
         stand_in.reset()
         wanted = session.run(heard.device, feeds)
         names = list(stand_in.calls)
@@ -139,7 +140,6 @@ def test_each_call_of_the_driver_may_fail(stand_in: driver.StandIn):
                 session.run(heard.device, feeds)
             if name != "wait_for_stream":
                 assert not stand_in.queued
-            assert not stand_in.events
             stand_in.reset()
             equal(session.run(heard.device, feeds), wanted)
 
