@@ -33,7 +33,6 @@ SEARCHED = (
     "-g1",
     "-fsanitize=thread",
     "--param=tsan-distinguish-volatile=1",
-    "--param=tsan-instrument-func-entry-exit=0",
     "-DSEARCHES_RACES",
 )
 SEARCH = HERE / "race_search.cc"

@@ -273,3 +273,5 @@ CALLBACK void __tsan_write_range(void* address, unsigned long size) {
   RECORD(size, true, races::kind);
 }
 CALLBACK void __tsan_init() {}
+CALLBACK void __tsan_func_entry(void*) {}
+CALLBACK void __tsan_func_exit() {}
