@@ -416,7 +416,7 @@ def _make_stage(kept: Sequence[tf.Tensor], users: Iterable[tf.Operation]) -> Sta
         if tensors
     ]
     # A run of keys stages all or nothing, and a run of the script takes all.
-    with tf.control_dependencies([tf.group(*(x.op for x in kept))]):
+    with tf.control_dependencies([one.await_all() for one in maps]):
         put = tf.group(*(one.put(number) for one in maps))
     tensors: dict[str, tf.Tensor] = {}
     takes: list[tf.Operation] = []
@@ -457,10 +457,17 @@ class _StagingMap:
         self._device, self._kept, self._indices = device, kept, tf.range(len(kept))
         self._about = {"dtypes": [x.dtype for x in kept], "shared_name": name}
 
+    def await_all(self) -> tf.Operation:
+        """Returns an operation behind the tensors, not behind what makes one that is fed."""
+        with device_scopes.on(self._device):
+            # Of all operations that do nothing this one leaves int32 in the memory of a GPU.
+            self._awaited: list[tf.Tensor] = tf.raw_ops.IdentityN(input=self._kept)
+        return self._awaited[0].op
+
     def put(self, number: tf.Tensor) -> tf.Operation:
         with device_scopes.on(self._device):
             put: tf.Operation = tf.raw_ops.MapStage(
-                key=number, indices=self._indices, values=self._kept, **self._about
+                key=number, indices=self._indices, values=self._awaited, **self._about
             )
         return put
 
@@ -473,7 +480,6 @@ class _StagingMap:
     def staged(self) -> dict[str, tf.Tensor]:
         """Returns what was taken, behind the control dependencies, by the names of `kept`."""
         with device_scopes.on(self._device):
-            # Of all operations that do nothing this one leaves int32 in the memory of a GPU.
             passed = tf.raw_ops.IdentityN(input=self._taken)
             return {x.name: _of_shape(y, x) for x, y in zip(self._kept, passed)}
 

@@ -141,7 +141,7 @@ def _staged_wrongly(graph: tf.Graph, devices: dict[str, str]) -> Iterator[str]:
         return
     stages = [op for op in graph.get_operations() if op.type == "MapStage"]
     for stage in stages:
-        for x in stage.inputs[2:]:
+        for x in stage.inputs[2].op.inputs:  # They are awaited together.
             if x.op.type in IN_HOST_MEMORY:
                 in_host = _output_name(x) in IN_HOST_MEMORY[x.op.type]
                 there = devices[x.op.name] == "GPU" and not in_host
