@@ -45,14 +45,14 @@ OF_SAMPLES = {
     "Pack": 1,
 }
 CALLS = {
-    "launch": 40,
-    "set_memory": 2,
-    "copy_to_device": 7,
-    "copy_to_host": 3,
-    "create_event": 3,
-    "record_event": 3,
-    "wait_for_event": 3,
-    "destroy_event": 3,
+    "launch": 24,
+    "set_memory": 1,
+    "copy_to_device": 6,
+    "copy_to_host": 2,
+    "create_event": 2,
+    "record_event": 7,
+    "wait_for_event": 2,
+    "destroy_event": 3,  # the last one where the session ends: of the memory that uploads have
 }
 
 
