@@ -44,15 +44,13 @@ OF_SAMPLES = {
     "Const": 2,
     "Pack": 1,
 }
+# Of one rank, which updates rows without a sum.
 CALLS = {
-    "launch": 40,
-    "set_memory": 2,
-    "copy_to_device": 7,
-    "copy_to_host": 3,
-    "create_event": 3,
-    "record_event": 3,
-    "wait_for_event": 3,
-    "destroy_event": 3,
+    "launch": 24,
+    "set_memory": 1,
+    "copy_to_device": 6,
+    "copy_to_host": 2,
+    "wait_for_event": 2,
 }
 
 
@@ -95,6 +93,4 @@ def test_what_a_step_costs_the_host(by_sample: bool, stand_in: driver.StandIn):
     nodes = [node for graph in metadata.partition_graphs for node in graph.node]
     operations = collections.Counter(node.op for node in nodes if SCRIPT not in node.name)
     assert operations == EXCHANGE | (OF_SAMPLES if by_sample else {})
-    calls = collections.Counter(stand_in.calls)
-    del calls["wait_for_stream"]  # of the emulator: on a GPU operations are in order by themselves
-    assert calls == CALLS
+    assert {name: stand_in.calls.count(name) for name in CALLS} == CALLS
