@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
-from tensorflow.python.framework import kernels
 
-CPU, GPU = "CPU", "GPU"
+from collective.ops.gpu_kernels import GPU, gpu_kernel
+
+CPU = "CPU"
 _METADATA = ("Shape", "ShapeN", "Size", "Rank")
 
 
@@ -34,27 +35,6 @@ class Copy(NamedTuple):
         users = ", ".join(f"{user.type} {user.name}" for user in self.users)
         made_by, dtype = self.tensor.op.type, self.tensor.dtype.name
         return f"{'up' if self.up else 'down'}: {dtype} {self.tensor.name} of {made_by} for {users}"
-
-
-def gpu_kernel(op: tf.Operation) -> Any:
-    """Describes the kernel for GPUs that `op` takes, as TensorFlow does; None if there is none."""
-
-    def fits(kernel: Any) -> bool:
-        return not kernel.label and all(
-            set(_types(op, c.name)) <= set(c.allowed_values.list.type) for c in kernel.constraint
-        )
-
-    found = kernels.get_registered_kernels_for_op(op.type).kernel
-    fitting = {k.device_type: k for k in found if k.device_type in (GPU, "DEFAULT") and fits(k)}
-    return fitting.get(GPU, fitting.get("DEFAULT"))
-
-
-def _types(op: tf.Operation, name: str) -> list[int]:
-    found = op.get_attr(name)
-    return [
-        tf.as_dtype(x).as_datatype_enum
-        for x in (found if isinstance(found, (list, tuple)) else [found])
-    ]
 
 
 def placed(targets: Sequence[tf.Operation]) -> dict[tf.Operation, str]:
