@@ -67,6 +67,7 @@ from collective.replication import assignments, metrics, moving_averages
 from collective.serving import export
 from collective.tables import dense_view, fused_updates, optimizer_slots, variable_getter
 from collective.tables.table import Sharded
+from collective.train import composed_rules
 from collective.wrappers import horovod, keras
 
 # ---- Variables become tables
@@ -167,6 +168,7 @@ CLIPPING = (
 FIXED_SLOTS = "A dynamic table's slots would not grow with the table."
 ALL_ROWS = "An update would go over all rows that a dynamic table could have."
 TWICE_UNIQUE = "Rows that an exchange has made unique would be made unique once more."
+NO_KERNEL = "TensorFlow couldn't update tables that are on a GPU."
 MANY_UPDATES = "Each table would be updated by several operations of its own."
 OPTIMIZERS = (
     Patch(
@@ -209,6 +211,11 @@ OPTIMIZERS = (
         "tf.train.RMSPropOptimizer._resource_apply_sparse",
         fused_updates.rmsprop_update,
         MANY_UPDATES,
+    ),
+    *(
+        Patch(owner, f"tf.train.{owner.__name__}.{method}", update, NO_KERNEL)
+        for owner, update in composed_rules.UPDATES.items()
+        for method in ("_resource_apply_sparse", "_resource_apply_dense")
     ),
 )
 

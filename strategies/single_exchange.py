@@ -19,7 +19,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.ops import collectives, exchange, gate, tensorflow_lookup
+from collective.ops import collectives, exchange, gate, placement, tensorflow_lookup
 from collective.ops.graphs import is_outside
 from collective.strategies.base import Lookup
 
@@ -34,6 +34,9 @@ def exchange_single(lookup: Lookup) -> tf.Tensor:
         bounds = tensorflow_lookup.bounds(ids)[None]
         checks.append(gate.Check(name, (table.op.name,), (table.rows,), bounds))
     if ranks == 1:
+        # Of what it pools on a GPU, TensorFlow checks nothing.
+        if lookup.sparse_ids is not None and placement.chosen() != "cpu":
+            checks.append(_mismatch_check(name, lookup, lookup.sparse_ids.indices[:, 0]))
         (ids,) = gates.behind_checks(checks, [ids])
     else:
         zero = gates.behind(lookup.inputs).zero

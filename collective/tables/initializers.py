@@ -387,7 +387,8 @@ def shard(
     fill = by_row(init, shape, name) if value is None else _constant(value, shape)
     shard_rows = len(range(rank, shape[0], ranks))
     if fill is None:
-        with _same_on_all_ranks(init, name):
+        # A GPU may have no room for the whole table.
+        with _same_on_all_ranks(init, name), device_scopes.on_host():
             # As TensorFlow converts it: from NumPy's and Python's numbers of any type.
             all_rows = tf.convert_to_tensor(
                 _call(init, shape, dtype) if callable(init) else init, dtype
@@ -397,8 +398,9 @@ def shard(
                 f"table '{name}': the initializer's value has the shape {all_rows.shape}, and the "
                 f"table {tf.TensorShape(shape)}. Return one row for each of the table's."
             )
-        all_rows = tf.ensure_shape(all_rows, shape)
-        return tf.ensure_shape(all_rows[rank::ranks], [shard_rows, shape[1]])
+        with device_scopes.on_host():
+            all_rows = tf.ensure_shape(all_rows, shape)
+            return tf.ensure_shape(all_rows[rank::ranks], [shard_rows, shape[1]])
 
     def draw(out: np.ndarray) -> None:
         step = max(1, BLOCK // max(1, shape[1]))

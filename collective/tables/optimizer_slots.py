@@ -29,7 +29,13 @@ from collective.ops import (
     training_flag,
 )
 from collective.ops.counting import counted
-from collective.tables import initializers, row_store, rows_in_file, weight_bound
+from collective.tables import (
+    initializers,
+    row_store,
+    rows_in_file,
+    update_kernels,
+    weight_bound,
+)
 from collective.tables.dynamic_table import DynamicTable
 from collective.tables.slots import Slot
 from collective.tables.table import Sharded, in_shard_view, mark_shard, shard_view
@@ -159,7 +165,8 @@ def sharded_as(table: Sharded, dim: int, next_creator: Any, **arguments: Any) ->
 
 def get_processor(original: Any, v: Any) -> Any:
     """Returns what applies a gradient to `v`: in place of `optimizer._get_processor`."""
-    return weight_bound.bounded(_Processor(v) if isinstance(v, DynamicTable) else original(v), v)
+    processor = _Processor(v) if isinstance(v, DynamicTable) else original(v)
+    return weight_bound.bounded(update_kernels.checked(processor, v), v)
 
 
 class _Processor(optimizer._OptimizableVariable):

@@ -24,7 +24,7 @@ from collective.ops.graph_state import state_of
 from collective.options import EmbeddingOptions
 from collective.replication import assignments
 from collective.scope import SCOPES
-from collective.tables import weight_bound
+from collective.tables import update_kernels, weight_bound
 from collective.tables.optimizer_slots import sharded_as
 from collective.tables.table import Table
 from collective.tables.variable_getter import table_getter
@@ -69,6 +69,8 @@ def apply_gradients(
 
     with updating_shards(grads_and_vars), tf.variable_creator_scope(create_slot):
         applied = original(optimizer, grads_and_vars, *args, **kwargs)
+        for table in tables:
+            update_kernels.check(optimizer, table)
         return weight_bound.behind(applied, grads_and_vars)
 
 

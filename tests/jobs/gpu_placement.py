@@ -25,10 +25,16 @@ OPTIMIZERS = (
     tf.train.FtrlOptimizer(0.1),
     tf.train.RMSPropOptimizer(0.1),
     tf.train.AdadeltaOptimizer(0.1),
+    tf.train.ProximalAdagradOptimizer(0.1),
     # One number a row, an integer a row, and one for the whole table.
     train.RowWiseAdagradOptimizer(0.1),
     lambda: train.AdagradDecayOptimizer(0.1, tf.train.get_or_create_global_step()),
     train.AdamAsyncOptimizer(0.1),
+)
+# TensorFlow has these for CPUs only: there they update variables that are no tables.
+OPTIMIZERS_OF_CPUS = (
+    tf.train.ProximalGradientDescentOptimizer(0.1),
+    lambda: tf.train.AdagradDAOptimizer(0.1, tf.train.get_or_create_global_step()),
 )
 DEVICES = (None, "/device:GPU:0", "/cpu:0")
 # Of tables: all on the GPU, the dynamic ones in the host's memory, all there.
@@ -105,7 +111,11 @@ class Model:
 def _tables() -> tuple[list[Any], list[Any]]:
     strategy = CollectiveStrategy()
     with strategy.embedding_scope():
-        static = [tf.get_variable(name, [10, 3]) for name in ("a", "b")]
+        orthogonal = tf.orthogonal_initializer()
+        static = [
+            tf.get_variable(name, [10, 3], initializer=initializer)
+            for name, initializer in (("a", None), ("b", orthogonal))
+        ]
     with strategy.embedding_scope(policy=TablePolicy(steps_to_live=100, weight_bound=1.0)):
         return static, [tf.get_variable(name, [None, 3]) for name in ("c", "d")]
 
@@ -128,6 +138,10 @@ def misplaced(device: str | None, optimizer: Any, choice: str, options: Any) -> 
                 if devices[op.name] != ("GPU" if wanted else "CPU"):
                     yield f"{op.type} {op.name} is on the {devices[op.name]}"
         yield from _staged_wrongly(graph, devices)
+        for op in graph.get_operations():
+            # The first value of a whole table, of which a rank keeps its rows.
+            if op.type == "Qr" and devices[op.name] != "CPU":
+                yield f"{op.type} {op.name} is on the {devices[op.name]}"
         if len(set(on_device.values())) == 1:
             for op in graph.get_operations():
                 if op.type in BESIDE_TABLES and (devices[op.name] == "GPU") != on_device["a"]:
@@ -190,6 +204,8 @@ def cases() -> Iterator[tuple[Any, ...]]:
     """Yields (device of the script, optimizer, choices, options): of the latter, all pairs."""
     for optimizer in OPTIMIZERS:
         yield "/device:GPU:0", optimizer, CHOICES[0], {}
+    for optimizer in OPTIMIZERS_OF_CPUS:
+        yield None, optimizer, CHOICES[0], {}
     for (d, device), (c, choices) in itertools.product(enumerate(DEVICES), enumerate(CHOICES)):
         yield device, tf.train.AdagradOptimizer(0.1), choices, OPTIONS[(d + c) % len(OPTIONS)]
 

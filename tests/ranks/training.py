@@ -47,12 +47,14 @@ def compare(strategy, rank, size, train, steps=3, names=("train",), rtol=2e-5):
 
 
 OPTIMIZERS = {
-    "adagrad_da": lambda: tf.train.AdagradDAOptimizer(0.1, tf.train.get_or_create_global_step()),
+    "adagrad_da": lambda: tf.train.AdagradDAOptimizer(
+        0.1, tf.train.get_or_create_global_step(), l1_regularization_strength=0.001
+    ),
     "proximal_adagrad": lambda: tf.train.ProximalAdagradOptimizer(
         0.1, l1_regularization_strength=0.001
     ),
     "proximal_sgd": lambda: tf.train.ProximalGradientDescentOptimizer(
-        0.1, l2_regularization_strength=0.01
+        0.1, l1_regularization_strength=0.001, l2_regularization_strength=0.01
     ),
     "centered_rmsprop": lambda: tf.train.RMSPropOptimizer(0.01, centered=True),
     "nesterov": lambda: tf.train.MomentumOptimizer(0.1, 0.9, use_nesterov=True),

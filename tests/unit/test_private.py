@@ -172,6 +172,27 @@ def probes():
     adagrad = tf.train.AdagradOptimizer(0.1)
     adagrad._prepare()
     yield adagrad, ["_learning_rate_tensor"]
+    adagrad_da = tf.train.AdagradDAOptimizer(0.1, tf.train.get_or_create_global_step())
+    adagrad_da._prepare()
+    yield (
+        adagrad_da,
+        [
+            "_global_step_on_worker",
+            "_l1_regularization_strength",
+            "_l2_regularization_strength",
+            "_learning_rate_tensor",
+        ],
+    )
+    proximal = tf.train.ProximalGradientDescentOptimizer(0.1)
+    proximal._prepare()
+    yield (
+        proximal,
+        [
+            "_l1_regularization_strength_tensor",
+            "_l2_regularization_strength_tensor",
+            "_learning_rate_tensor",
+        ],
+    )
     ftrl = tf.train.FtrlOptimizer(0.1)
     ftrl._prepare()
     yield (

@@ -108,8 +108,8 @@ class Batch:
 def test_a_step_waits_for_sizes_only(
     backend: str, stand_in: driver.StandIn, monkeypatch: pytest.MonkeyPatch
 ):
-    """For counts of the request and headers of the message; where the owner pools, for how many rows
-    are distinct, too. Nothing is done before somebody waits.
+    """For counts of the request, and headers of the message; where the owner pools, for how many
+    rows are distinct, too. Nothing is done before somebody waits.
     """
     monkeypatch.setenv("COLLECTIVE_STRATEGY", backend)
     wanted = [values.astype(np.float64) for values in first_values()]

@@ -1,0 +1,176 @@
+"""Checks optimizers whose updates TensorFlow has for CPUs only, on tables that are on a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Callable
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import collective
+from collective import CollectiveStrategy
+from tests.kernels.conftest import bind
+from tests.kernels.gpu.emulator.bridge import EmulatedBridge
+from tests.ranks import reference
+
+V, D = 10, 3
+MADE = tuple[dict[str, Any], dict[str, tf.Tensor]]
+
+
+@pytest.fixture(autouse=True)
+def on_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    bind(EmulatedBridge(seed=7), monkeypatch)
+
+
+@pytest.fixture
+def strategy() -> Any:
+    return CollectiveStrategy()
+
+
+def proximal_gradient_descent(l1: float, l2: float) -> tf.train.Optimizer:
+    return tf.train.ProximalGradientDescentOptimizer(
+        0.1, l1_regularization_strength=l1, l2_regularization_strength=l2
+    )
+
+
+def adagrad_da(l1: float, l2: float) -> tf.train.Optimizer:
+    return tf.train.AdagradDAOptimizer(
+        0.5,
+        tf.train.get_or_create_global_step(),
+        l1_regularization_strength=l1,
+        l2_regularization_strength=l2,
+    )
+
+
+def sparse(table: Any, ids: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_sum(tf.nn.embedding_lookup(table, ids) ** 2)
+
+
+@pytest.mark.parametrize(
+    # TensorFlow's dense proximal gradient descent is of float32 only.
+    "is_dense, dtype",
+    [(False, tf.float32), (False, tf.float64), (True, tf.float32)],
+)
+@pytest.mark.parametrize("l1, l2", [(0.0, 0.0), (0.2, 0.3)])
+@pytest.mark.parametrize("make", [proximal_gradient_descent, adagrad_da])
+def test_rules_that_are_composed(
+    strategy: Any, make: Callable[..., Any], l1: float, l2: float, is_dense: bool, dtype: Any
+):
+    """Rows and slots are plain TensorFlow's: of ids that come several times, or never."""
+
+    def build(embedding_scope: Callable[[], Any]) -> MADE:
+        with embedding_scope():
+            table = reference.table("table", V, D, dtype=dtype)
+        ids = tf.placeholder(tf.int64, [None])
+        optimizer = make(l1, l2)
+        step = tf.train.get_or_create_global_step()
+        [(gradient, _)] = optimizer.compute_gradients(sparse(table, ids))
+        if is_dense:
+            gradient = tf.convert_to_tensor(gradient)
+        train = optimizer.apply_gradients([(gradient, table)], global_step=step)
+        slots = [optimizer.get_slot(table, name) for name in optimizer.get_slot_names()]
+        state = [tf.identity(each) for each in (table, *slots)]
+        return {"train": train, "state": state}, {"ids": ids}
+
+    runs: list[Any] = [(["train"], {"ids": ids}) for ids in ([1, 2, 2], [7], [2, 9, 1], [])]
+    runs.append((["state"], {}))
+    wanted, got = reference.plain(build, runs), reference.sharded(strategy, build, runs)
+    if l1:
+        assert (wanted[-1]["state"][0] == 0).any()
+    tolerance = 1e-5 if dtype == tf.float32 else 1e-12
+    for one, other in zip(got[-1]["state"], wanted[-1]["state"], strict=True):
+        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
+
+
+class OwnMomentum(tf.train.MomentumOptimizer):
+    """Updates rows by an operation that TensorFlow has for CPUs only."""
+
+    def _resource_apply_sparse(self, grad: Any, var: Any, indices: Any) -> tf.Operation:
+        return tf.raw_ops.ResourceSparseApplyMomentum(
+            var=var.handle,
+            accum=self.get_slot(var, "momentum").handle,
+            lr=0.1,
+            grad=grad,
+            indices=indices,
+            momentum=0.9,
+        )
+
+
+@pytest.mark.parametrize(
+    "rows, setting", [(V, "COLLECTIVE_KERNELS=cpu"), (None, "COLLECTIVE_DYNAMIC_TABLES=host")]
+)
+@pytest.mark.parametrize("local_steps, version", [(1, 2), (2, 2), (2, 1)])
+def test_an_update_that_a_gpu_has_no_kernel_of_is_refused(
+    strategy: Any,
+    rows: int | None,
+    setting: str,
+    local_steps: int,
+    version: int,
+    request: pytest.FixtureRequest,
+):
+    """With local_steps, the update is in a branch, of either version."""
+    if version == 1:
+        tf.disable_control_flow_v2()
+        request.addfinalizer(tf.enable_control_flow_v2)
+    with strategy.scope(plan="quiet", local_steps=local_steps), tf.Graph().as_default():
+        with strategy.embedding_scope():
+            table = tf.get_variable("users", [rows, D])
+        loss = sparse(table, tf.constant([1, 2], tf.int64))
+        with pytest.raises(
+            collective.TableError,
+            match="table 'users' is in a GPU's memory, where OwnMomentum can't update it: "
+            "TensorFlow has ResourceSparseApplyMomentum of float32 for CPUs only. Use another "
+            f"optimizer, or keep the table in the host's memory: {setting} in the environment",
+        ):
+            OwnMomentum(0.1, 0.9).minimize(loss)
+
+
+def test_an_update_in_a_function_is_refused(strategy: Any):
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        with strategy.embedding_scope():
+            table = tf.get_variable("users", [V, D])
+        optimizer = OwnMomentum(0.1, 0.9)
+        pairs = optimizer.compute_gradients(sparse(table, tf.constant([1, 2], tf.int64)))
+        optimizer._create_slots([table])
+        update = tf.function(lambda: optimizer.apply_gradients(pairs), autograph=False)
+        with pytest.raises(collective.TableError, match="'users' .* OwnMomentum can't update it"):
+            update()
+
+
+@pytest.mark.parametrize("dtype, is_refused", [(tf.float16, False), (tf.bfloat16, True)])
+def test_an_update_that_has_kernels_of_some_types_is_refused_of_others(
+    strategy: Any, dtype: tf.DType, is_refused: bool
+):
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        with strategy.embedding_scope():
+            table = tf.get_variable("users", [V, D], dtype)
+        loss = sparse(table, tf.constant([1, 2], tf.int64))
+        refusal = pytest.raises(collective.TableError, match="Adagrad.* of bfloat16 for CPUs only")
+        with refusal if is_refused else contextlib.nullcontext():
+            tf.train.AdagradOptimizer(0.1).minimize(loss)
+
+
+def test_an_optimizer_of_keras_is_refused(strategy: Any):
+    optimizer = tf.keras.optimizers.legacy.RMSprop(0.1, momentum=0.5)
+    with strategy.scope(plan="quiet"), tf.Graph().as_default():
+        with strategy.embedding_scope():
+            table = tf.get_variable("users", [V, D])
+        loss = sparse(table, tf.constant([1, 2], tf.int64))
+        with pytest.raises(collective.TableError, match="'users' .* RMSprop can't update it"):
+            optimizer.apply_gradients(zip(tf.gradients(loss, [table]), [table]))
+
+
+def test_other_variables_are_none_of_ours(strategy: Any):
+    """TensorFlow has what it can't update on a GPU on the CPU."""
+    with strategy.scope(plan="quiet"), tf.Graph().as_default(), tf.Session() as session:
+        weights = tf.get_variable("weights", [V, D], initializer=tf.ones_initializer())
+        with strategy.embedding_scope():
+            table = tf.get_variable("users", [V, D])
+        ids = tf.constant([1, 2], tf.int64)
+        loss = sparse(weights, ids) + 0 * sparse(table, ids)
+        update = OwnMomentum(0.1, 0.9).minimize(loss, var_list=[weights])
+        session.run(tf.global_variables_initializer())
+        session.run(update)
+        np.testing.assert_allclose(session.run(weights)[:3, 0], [1, 0.8, 0.8], rtol=1e-6)
