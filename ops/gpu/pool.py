@@ -36,7 +36,8 @@ SOURCE = Source(
     ),
 )
 SUM, MEAN, SQRTN = range(1, 4)  # combiners, as in ops/embedding_bag.py
-_IN_FLIGHT = 4  # samples of a group whose samples have several ids
+_IN_FLIGHT = 4  # samples of a group, where they have several ids
+_MANY = 4096 * THREADS  # samples, of which groups have more
 _WIDTH, _FLOAT_BYTES = 4, 4  # elements of one access, and the bytes of one
 _ACCESS_BYTES = _WIDTH * _FLOAT_BYTES
 
@@ -151,7 +152,8 @@ def pool_flat(
         else NULL
     )
     addresses = device.pointer(out) + firsts * _FLOAT_BYTES
-    each = None if ids.positions.size <= sum(lookup.samples for lookup in lookups) else _IN_FLIGHT
+    samples = sum(lookup.samples for lookup in lookups)
+    each = None if ids.positions.size <= samples or samples >= _MANY else _IN_FLIGHT
     words, tiles = _words(lookups, by_lookup, addresses, _addresses(ids, device), each)
     given = _given(words, ids, squares, workspace, "pool.lookups")
     name = "pool_rows_plain" if _are_plain(lookups, words_by_source, addresses) else "pool_rows"

@@ -18,9 +18,10 @@ namespace gpu {
 // How many samples a group of lanes works on.
 enum class Samples { kOne, kInFlight, kOneForEachLane };
 
-// Returns what is best for pooling.
+// Returns what is best for pooling: long parts of the work, but several for each multiprocessor.
 inline Samples SamplesOfGroup(int64_t ids, int64_t samples) {
-  return ids <= samples ? Samples::kOneForEachLane : Samples::kInFlight;
+  constexpr int64_t kMany = 4096 * kThreads;
+  return ids <= samples || samples >= kMany ? Samples::kOneForEachLane : Samples::kInFlight;
 }
 
 // As pool.cu reads it.
