@@ -110,7 +110,10 @@ def measured(setting: Setting, folder: Path, program: str, device: str) -> dict[
         folder,
         ranks=1,
         arguments=["--trace", str(traces)],
-        environment={"COLLECTIVE_STRATEGY": setting.backend},
+        environment={
+            "COLLECTIVE_STRATEGY": setting.backend,
+            "TF_NUM_INTRAOP_THREADS": str(setting.intra_op),
+        },
         device=device,
     )
     return {**rank, "trace": read_trace(traces / f"{program}.0.trace")}
@@ -160,6 +163,7 @@ def main() -> None:
     parser.add_argument("--backend", choices=("hb", "sok"), default="hb")
     parser.add_argument("--prefetch-keys", action="store_true")
     parser.add_argument("--only", nargs="+", choices=PROGRAMS, default=PROGRAMS)
+    parser.add_argument("--threads", type=count, default=8, help="within an operation")
     parser.add_argument("--steps", type=count, default=30)
     parser.add_argument("--json", type=Path, help="write the figures there, too")
     parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu")
@@ -177,6 +181,7 @@ def main() -> None:
         steps=given.steps,
         pool=3,
         inter_op=2,
+        intra_op=given.threads,
         zipf=given.zipf,
         min_rows=given.rows or Setting.min_rows,
         max_rows=given.rows or Setting.max_rows,

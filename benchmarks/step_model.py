@@ -29,7 +29,7 @@ SLOT_INITIAL_VALUES = {"accumulator": 0.1, "accum": 0.1, "linear": 0.0}
 
 def session_config(setting: Setting) -> tf.ConfigProto:
     return tf.ConfigProto(
-        intra_op_parallelism_threads=1,
+        intra_op_parallelism_threads=setting.intra_op,
         inter_op_parallelism_threads=setting.inter_op,
         allow_soft_placement=True,
     )

@@ -60,6 +60,7 @@ class Setting:
         pool: different batches of a rank, taken in turn.
         seed: of the data.
         inter_op: threads that run operations.
+        intra_op: threads within an operation.
         scope: options of scope().
     """
 
@@ -82,6 +83,7 @@ class Setting:
     pool: int = 20
     seed: int = 2024
     inter_op: int = 1
+    intra_op: int = 1
     scope: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property

@@ -136,8 +136,8 @@ __device__ __forceinline__ void sum_turn(const Group& group, int turn, const Ran
 
 // Pools the samples of a tile. Each lane looks a sample of its group up, with its first id; then
 // kFlight samples are in flight at once. Where samples have one id, as they often do, a group has
-// one for each lane: what leads to their rows is waited for once. Where they have more, it has
-// kFlight: so much work is shared out better in small parts.
+// one for each lane: what leads to their rows is waited for once. Where they have more, and there
+// are not many, it has kFlight: so much work is shared out better in small parts.
 template <bool kPlain, class Find>
 __device__ __forceinline__ void pool_tile(const Lookup& lookup, const Ids& ids, Find find) {
   const int lanes = static_cast<int>(lookup.lanes), groups = kThreads / lanes;
