@@ -96,6 +96,11 @@ def kind(name: str) -> str:
     return found[1] if found else name.partition(" | ")[0].rpartition("/")[2][:60]
 
 
+def launched_by(name: str) -> str:
+    """Returns the type of the operation that has launched a kernel: name:Type | kernel."""
+    return name.partition(" | ")[0].rpartition(":")[2]
+
+
 def whole(name: str) -> str:
     return name[:150]
 
@@ -130,6 +135,7 @@ def report(program: str, rank: dict[str, Any]) -> dict[str, Any]:
         f"{busy(trace.kernels):.3f}, {len(trace.copies)} copies {busy(trace.copies):.3f}"
     )
     for what, events, name_of in (
+        ("kernels by the operations that launch them", trace.kernels, launched_by),
         ("kernels", trace.kernels, whole),
         ("copies", trace.copies, whole),
         ("operations on the host", trace.operations, kind),
