@@ -233,27 +233,46 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// The last lane of a warp whose `begin` is `id` or less, if those of all lanes ascend.
+__device__ __forceinline__ int lane_holding(u32 begin, u32 id) {
+  int lane = 0;
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+    if (__shfl_sync(kAllLanes, begin, lane + step) <= id) lane += step;
+  }
+  return lane;
+}
+
 // Makes the terms of each id: its sample, the factor of that sample's gradient, and how much of the
 // row itself belongs to its gradient; and, if there are `numbers`, the number of its row, 0 for one
-// that isn't there. One sample for each thread; tiles are of kThreads samples.
+// that isn't there. A warp has as many samples as lanes, and goes over their ids together: these
+// lie side by side. Tiles are of kThreads samples.
 extern "C" __global__ void __launch_bounds__(kThreads)
     pool_terms(IDS_PARAMETERS, const float* __restrict__ products, Term* __restrict__ terms,
                float* __restrict__ along, int* __restrict__ numbers, i64 row_count) {
   const Ids ids = IDS;
   const Lookup& lookup = holding(lookups, lookup_count, blockIdx.x);
   const i64 sample = lookup.first + (blockIdx.x - lookup.tile) * kThreads + threadIdx.x;
-  if (sample >= lookup.end) return;
-  const u32 begin = static_cast<u32>(offsets[sample]), end = static_cast<u32>(offsets[sample + 1]);
+  const u32 lane = threadIdx.x % 32;
+  // Behind the last sample there are empty ones.
+  const u32 begin = static_cast<u32>(offsets[min(sample, lookup.end)]),
+            end = static_cast<u32>(offsets[min(sample + 1, lookup.end)]);
   const float divisor = divisor_of(lookup, ids, begin, end), share = divisor == 0 ? 0 : 1 / divisor;
-  for (u32 id = begin; id < end; ++id) {
-    const float factor = factor_of(lookup, ids, id) * share;
-    terms[id] = {static_cast<u32>(sample), factor};
+  const u32 last = __shfl_sync(kAllLanes, end, 31);
+  for (u32 base = __shfl_sync(kAllLanes, begin, 0); base < last; base += 32) {
+    const u32 id = base + lane;
+    const int of = lane_holding(begin, id);
+    const float share_of_sample = __shfl_sync(kAllLanes, share, of);
+    if (id >= last) continue;
+    const float factor = factor_of(lookup, ids, id) * share_of_sample;
+    Term term = {static_cast<u32>(sample - lane + of), factor};
     if (numbers != nullptr) {
       const i64 row = ids.row(lookup, id);
       const bool there = row >= 0 && row < row_count;
       numbers[id] = there ? static_cast<int>(row) : 0;
-      if (!there) terms[id].row = kNowhere;
+      if (!there) term.row = kNowhere;
     }
+    terms[id] = term;
     if (along == nullptr) continue;
     const float square = lookup.max_norm != 0 ? squares[id] : 0;
     const bool clipped = square > 0 && sqrtf(square) >= lookup.norm();
