@@ -10,6 +10,31 @@ struct Member {
   i64 first, count;  // of its ids among all
 };
 
+// Samples that are told by the ids with which they begin.
+struct Offsets {
+  i64 tile;              // its first one, of kThreads samples
+  i64 offsets, samples;  // where these are: among numbers of 32 bits, among samples
+  i64 count;             // of samples
+};
+
+// samples[id]: the sample of each id. A warp goes over the ids of its samples together.
+extern "C" __global__ void __launch_bounds__(kThreads)
+    fill_samples(const Offsets* __restrict__ members, int count, const int* __restrict__ numbers,
+                 i64* __restrict__ samples) {
+  const Offsets& member = holding(members, count, blockIdx.x);
+  const i64 sample = (blockIdx.x - member.tile) * kThreads + threadIdx.x;
+  const int* offsets = numbers + member.offsets;
+  const u32 lane = threadIdx.x % 32;
+  // Behind the last sample there are empty ones.
+  const u32 begin = static_cast<u32>(offsets[min(sample, member.count)]),
+            end = static_cast<u32>(offsets[min(sample + 1, member.count)]);
+  const u32 last = __shfl_sync(kAllLanes, end, 31);
+  for (u32 base = __shfl_sync(kAllLanes, begin, 0); base < last; base += 32) {
+    const int of = lane_holding(begin, base + lane);
+    if (base + lane < last) samples[member.samples + base + lane] = sample - lane + of;
+  }
+}
+
 // rows[n]: the row of key n; null: n.
 extern "C" __global__ void __launch_bounds__(kThreads)
     write_positions(const Member* __restrict__ members, int count, const u32* __restrict__ numbers,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collective.ops.gpu.sources import Source
 
-SOURCE = Source("ask.cu", ("write_request", "write_positions"))
+SOURCE = Source("ask.cu", ("fill_samples", "write_request", "write_positions"))
 BAGS = Source(
     "ask_bags.cu",
     (

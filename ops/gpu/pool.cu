@@ -233,16 +233,6 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// The last lane of a warp whose `begin` is `id` or less, if those of all lanes ascend.
-__device__ __forceinline__ int lane_holding(u32 begin, u32 id) {
-  int lane = 0;
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-    if (__shfl_sync(kAllLanes, begin, lane + step) <= id) lane += step;
-  }
-  return lane;
-}
-
 // Makes the terms of each id: its sample, the factor of that sample's gradient, and how much of the
 // row itself belongs to its gradient; and, if there are `numbers`, the number of its row, 0 for one
 // that isn't there. A warp has as many samples as lanes, and goes over their ids together: these

@@ -30,7 +30,22 @@ WANTED = "COLLECTIVE_TEST_HIDDEN"
 _OPEN = mmap.PROT_READ | mmap.PROT_WRITE
 
 _lock = threading.RLock()
-_regions: weakref.WeakSet[memory.Region] = weakref.WeakSet()
+
+
+class _Region(memory.Region):
+    """Is unmapped while nobody changes who may touch it: a weak set has it until then."""
+
+    def __del__(self) -> None:
+        with _lock:
+            super().__del__()
+            self._owned = False
+
+    def allow(self, accesses: int) -> None:
+        if self._owned:
+            allow(self.address, self.size, accesses)
+
+
+_regions: weakref.WeakSet[_Region] = weakref.WeakSet()
 _entered = 0  # how often the device is at work
 
 
@@ -54,17 +69,17 @@ def on_device() -> Iterator[None]:
 
 def _protect(accesses: int) -> None:
     for region in _regions:
-        allow(region.address, region.size, accesses)
+        region.allow(accesses)
 
 
 def hide(values: np.ndarray) -> np.ndarray:
     """Returns a copy that the host can't touch."""
-    region = memory.Region(values.nbytes)
+    region = _Region(values.nbytes)
     copy = region.view(*values.shape, dtype=values.dtype)
     copy[...] = values
     with _lock:
         _regions.add(region)
-        allow(region.address, region.size, _OPEN if _entered else 0)
+        region.allow(_OPEN if _entered else 0)
     return copy
 
 

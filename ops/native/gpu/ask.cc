@@ -36,6 +36,13 @@ struct MemberWords {
   int64_t first, count;  // of its ids among all
 };
 
+// As ask.cu reads it.
+struct OffsetWords {
+  int64_t tile;              // its first one
+  int64_t offsets, samples;  // where these are: among numbers of 32 bits, among samples
+  int64_t count;             // of samples
+};
+
 struct Member {
   int section, combiner;
   int pooled;    // Its number among the pooled members, or -1.
@@ -95,6 +102,7 @@ class AskOp : public OpKernel {
   // An array within what was uploaded, in words from where all of it is.
   struct Part {
     int64_t at, count;
+    bool is_filled = false;  // On the device: it is among what is filled in there.
   };
 
   // What members ask for, and what kernels read of it.
@@ -108,7 +116,9 @@ class AskOp : public OpKernel {
     JoinedUpload joined;                 // It begins with the ids.
     Packed packed;
     std::vector<Part> own_samples, own_weights;
-    Tensor uploaded;
+    Tiled<OffsetWords> offsets;  // Of samples of the rank's own that are filled in on the device.
+    int64_t filled = 0;          // Their words.
+    Tensor uploaded, filled_in;
   };
 
   Status ReadSections(OpKernelConstruction* context) {
@@ -210,11 +220,25 @@ class AskOp : public OpKernel {
       asked->sample_counts.push_back(member.pooled >= 0 ? CountOf(samples[member.pooled])
                                      : member.own >= 0  ? CountOf(own_samples[member.own])
                                                         : 0);
-    for (const Tensor& of : own_samples)
-      asked->own_samples.push_back({asked->joined.AddTensor(of), of.NumElements()});
+    for (const Tensor& of : own_samples) AddOwn(of, asked);
     for (const Tensor& of : own_weights)
-      asked->own_weights.push_back({asked->joined.AddTensor(of), of.NumElements()});
+      asked->own_weights.push_back({asked->joined.AddTensor(of), of.NumElements(), false});
     return OkStatus();
+  }
+
+  // Adds samples that the rank pools by itself: by their offsets, where these are fewer bytes.
+  static void AddOwn(const Tensor& samples, Asked* asked) {
+    const int64_t ids = samples.NumElements(), count = CountOf(samples);
+    Part part{0, ids, count >= 0 && (count + 2) / 2 < ids && count < kMaxCount};
+    if (part.is_filled) {
+      part.at = asked->filled = JoinedUpload::Aligned(asked->filled);
+      asked->filled += ids;
+      asked->offsets.Add({0, 2 * asked->joined.AddOffsets(samples, count), part.at, count},
+                         CeilOfQuotient(count, kThreads));
+    } else {
+      part.at = asked->joined.AddTensor(samples);
+    }
+    asked->own_samples.push_back(part);
   }
 
   Status AddMembers(OpKernelContext* context, const OpInputList& ids, const OpInputList& samples,
@@ -292,8 +316,17 @@ class AskOp : public OpKernel {
   // of the plan from `plan_at` on.
   Status Order(OpKernelContext* context, Stream* stream, Asked* asked, const DistinctPlan& plan,
                size_t plan_at, const int64_t** there, DistinctKeys* distinct) const {
+    const size_t offsets_at = asked->packed.Add(asked->offsets);
     TF_RETURN_IF_ERROR(
         asked->joined.Launch(context, stream, asked->packed, &asked->uploaded, there));
+    if (asked->filled > 0) {
+      TF_RETURN_IF_ERROR(
+          context->allocate_temp(DT_INT64, TensorShape({asked->filled}), &asked->filled_in));
+      const void* numbers = asked->uploaded.data();
+      TF_RETURN_IF_ERROR(stream->Launch(Kernel::kFillSamples, asked->offsets.tiles(),
+                                        *there + offsets_at, asked->offsets.count(), numbers,
+                                        asked->filled_in.data()));
+    }
     return LaunchDistinct(stream, plan, *there + plan_at, ranks_, AllKeys(*asked), distinct);
   }
 
@@ -416,7 +449,8 @@ class AskOp : public OpKernel {
     OP_REQUIRES_OK(context, context->output_list("uploaded_weights", &weights));
     for (int i = 0; i < samples.size(); ++i) {
       const Part& part = asked.own_samples[i];
-      samples.set(i, asked.uploaded.Slice(part.at, part.at + part.count));
+      const Tensor& of = part.is_filled ? asked.filled_in : asked.uploaded;
+      samples.set(i, of.Slice(part.at, part.at + part.count));
     }
     for (int i = 0; i < weights.size(); ++i) {
       const Part& part = asked.own_weights[i];

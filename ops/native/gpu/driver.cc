@@ -26,6 +26,7 @@ constexpr const char* kKernelNames[] = {
     "distinct_insert",
     "distinct_inverse",
     "distinct_number",
+    "fill_samples",
     "list_bags",
     "local_rows",
     "number_bags",

@@ -57,6 +57,7 @@ enum class Kernel {
   kDistinctInsert,
   kDistinctInverse,
   kDistinctNumber,
+  kFillSamples,
   kListBags,
   kLocalRows,
   kNumberBags,

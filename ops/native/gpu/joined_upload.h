@@ -4,6 +4,7 @@
 #define COLLECTIVE_NATIVE_GPU_JOINED_UPLOAD_H_
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -24,7 +25,7 @@ class JoinedUpload {
     const int64_t at = words_, bytes = static_cast<int64_t>(array.TotalBytes());
     const char* from = static_cast<const char*>(array.data());
     for (int64_t done = 0; done < bytes; done += kPiece)
-      pieces_.push_back({at * kWord + done, from + done, std::min(kPiece, bytes - done)});
+      pieces_.push_back({at * kWord + done, from + done, std::min(kPiece, bytes - done), 0, 0, -1});
     words_ += CeilOfQuotient(bytes, kWord);
     bytes_ += bytes;
     return at;
@@ -32,9 +33,28 @@ class JoinedUpload {
 
   // The same, but where a tensor may begin: it can be an output.
   int64_t AddTensor(const tensorflow::Tensor& array) {
-    constexpr int64_t kAligned = tensorflow::Allocator::kAllocatorAlignment / kWord;
-    words_ = CeilOfQuotient(words_, kAligned) * kAligned;
+    words_ = Aligned(words_);
     return Add(array);
+  }
+
+  // Adds numbers of 32 bits in the place of `ids` samples [K] int64, which ascend from 0 to
+  // `count` - 1: with which id each sample begins, and K. They are fewer bytes to copy.
+  int64_t AddOffsets(const tensorflow::Tensor& ids, int64_t count) {
+    const int64_t at = words_, size = ids.NumElements();
+    const char* from = static_cast<const char*>(ids.data());
+    for (int64_t first = 0; first < size; first += kPiece / kWord) {
+      pieces_.push_back(
+          {at * kWord, from, std::min(kPiece / kWord, size - first), first, size, count});
+    }
+    words_ += CeilOfQuotient(count + 1, 2);
+    bytes_ += size * kWord;
+    return at;
+  }
+
+  // Returns the next word at which a tensor may begin.
+  static int64_t Aligned(int64_t word) {
+    constexpr int64_t kAligned = tensorflow::Allocator::kAllocatorAlignment / kWord;
+    return CeilOfQuotient(word, kAligned) * kAligned;
   }
 
   // Makes `uploaded` of the arrays and, behind them, of the words of `packed`, which `*words` are.
@@ -48,9 +68,20 @@ class JoinedUpload {
     TF_RETURN_IF_ERROR(stream->HostScratch(size * kWord, &joined));
     char* to = static_cast<char*>(joined);
     constexpr int64_t kBytesPerNanosecond = 4;
-    Parallel(
-        context, static_cast<int64_t>(pieces_.size()), bytes_ / kBytesPerNanosecond,
-        [&](int64_t i) { std::memcpy(to + pieces_[i].to, pieces_[i].from, pieces_[i].bytes); });
+    std::atomic<bool> ascend{true};
+    Parallel(context, static_cast<int64_t>(pieces_.size()), bytes_ / kBytesPerNanosecond,
+             [&](int64_t i) {
+               const Piece& piece = pieces_[i];
+               if (piece.samples < 0) {
+                 std::memcpy(to + piece.to, piece.from, piece.size);
+               } else if (!WriteOffsets(piece, reinterpret_cast<int32_t*>(to + piece.to))) {
+                 ascend = false;
+               }
+             });
+    if (!ascend) {
+      return tensorflow::errors::InvalidArgument(
+          "samples must ascend from 0 on, but those of a lookup don't");
+    }
     std::copy(packed.words().begin(), packed.words().end(), static_cast<int64_t*>(joined) + words_);
     *words = static_cast<const int64_t*>(uploaded->data()) + words_;
     return stream->CopyToDevice(uploaded->data(), joined, size * kWord);
@@ -60,12 +91,30 @@ class JoinedUpload {
   static constexpr int64_t kWord = sizeof(int64_t);
   static constexpr int64_t kPiece = 256 * 1024;
 
-  // What one thread copies.
+  // What one thread writes: some bytes of an array, or where some ids begin a sample.
   struct Piece {
     int64_t to;  // in bytes
     const char* from;
-    int64_t bytes;
+    int64_t size;          // of bytes, or of ids
+    int64_t first = 0;     // of the ids
+    int64_t ids = 0;       // in all
+    int64_t samples = -1;  // of these; -1: an array
   };
+
+  // Writes the offsets of samples that the ids of a piece begin; behind the last id those of what
+  // is left. Returns whether its samples ascend.
+  static bool WriteOffsets(const Piece& piece, int32_t* offsets) {
+    const int64_t* samples = reinterpret_cast<const int64_t*>(piece.from);
+    const int64_t end = piece.first + piece.size;
+    int64_t before = piece.first == 0 ? -1 : samples[piece.first - 1];
+    for (int64_t id = piece.first; id < end; ++id) {
+      const int64_t sample = samples[id];
+      if (sample < before || sample < 0 || sample >= piece.samples) return false;
+      while (before < sample) offsets[++before] = static_cast<int32_t>(id);
+    }
+    if (end == piece.ids) offsets[piece.samples] = static_cast<int32_t>(end);
+    return true;
+  }
 
   std::vector<Piece> pieces_;
   int64_t words_ = 0, bytes_ = 0;
