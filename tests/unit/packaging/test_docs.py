@@ -153,7 +153,7 @@ def test_anchors_are_those_of_github(heading: str, anchor: str):
 def test_the_readme_has_what_a_visitor_needs_on_its_first_screen():
     screen = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()[:52]
     text = "\n".join(screen)
-    for needed in ("Limits", "Graphs only", "one GPU has been tried", "One machine", "make train"):
+    for needed in ("Limits", "Graphs only", "One GPU has been tried", "One machine", "make train"):
         assert needed in text
     assert [f"# {number}" in text for number in (1, 2, 3, 4)] == [True] * 4
     assert max(map(len, screen)) <= 100
