@@ -82,6 +82,7 @@ enum class Kernel {
   kWriteBags,
   kWritePositions,
   kWriteRequest,
+  kWriteRows,
   kUpdateSGD,
   kUpdateSGDLong,
   kUpdateMomentum,
