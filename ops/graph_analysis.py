@@ -84,7 +84,7 @@ def flatten(structure: Any) -> list[Any]:
 
 # Operations that write the variable which is their first input (a reference, or a resource).
 WRITES = re.compile(
-    "(Resource(Sparse)?Apply|CollectiveSparse|ResourceScatter|ResourceStridedSliceAssign|ResourceCountUpTo|Assign|(Sparse)?Apply|Scatter|CountUpTo)"
+    "(Resource(Sparse)?Apply|CollectiveSparse|CollectiveWriteRows|ResourceScatter|ResourceStridedSliceAssign|ResourceCountUpTo|Assign|(Sparse)?Apply|Scatter|CountUpTo)"
 )
 
 # The operations that hold a variable.

@@ -14,7 +14,7 @@ from collective.checkpoint.layout import DYNAMIC, STATIC, StoredTable, part_rows
 from collective.checkpoint.tensor_bundle import slice_rows
 from collective.ops import collectives, data_files, graphs, native_library, placement
 from collective.ops.sessions import run_unpatched
-from collective.tables import initializers
+from collective.tables import initializers, row_writes
 from collective.tables.table import Table, shard_of
 
 
@@ -151,13 +151,9 @@ class ShardOperations:
             tf.name_scope("collective/checkpoint"),
         ):
             self.rows = tf.placeholder(tf.int64, [None])
-            self.gathered = tf.raw_ops.ResourceGather(
-                resource=variable.handle, indices=self.rows, dtype=dtype
-            )
+            self.gathered = row_writes.read(variable, self.rows)
             self.values = tf.placeholder(dtype, [None, shape[1]])
-            self.update = tf.raw_ops.ResourceScatterUpdate(
-                resource=variable.handle, indices=self.rows, updates=self.values
-            )
+            self.update = row_writes.write(variable, self.rows, self.values)
             self.allocate = tf.raw_ops.AssignVariableOp(
                 resource=variable.handle, value=initializers.empty(shape, dtype)
             )

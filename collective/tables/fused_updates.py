@@ -22,7 +22,7 @@ from collective.ops import (
     shard_gradients,
     sparse_updates,
 )
-from collective.tables import optimizer_slots
+from collective.tables import optimizer_slots, row_writes
 from collective.tables.table import Table
 
 
@@ -149,6 +149,8 @@ def _apply(
     if not _is_possible(kind, variable, gradient):
         if kind is adam.AdamOptimizer and getattr(variable, "slot_row_count", None) is not None:
             return optimizer_slots.update_by_adam(optimizer, gradient, variable, rows)
+        if row_writes.on_device(variable):
+            original, others = _without_scatters(kind, original, others)
         return original(optimizer, gradient, variable, rows, *others)
     # The other optimizers get each row once.
     if kind is gradient_descent.GradientDescentOptimizer:
@@ -164,6 +166,27 @@ def _apply(
             with device_scopes.on_host():
                 used = tf.constant(-1, tf.int64)
     return sparse_updates.update(rule.name, variable, slots, numbers, gradient, rows, used)
+
+
+def _without_scatters(
+    kind: Any, original: Any, others: Sequence[Any]
+) -> tuple[Callable[..., Any], Sequence[Any]]:
+    """Returns TensorFlow's update, and what Adam hands on, for a table on a GPU (`row_writes`)."""
+    if kind is gradient_descent.GradientDescentOptimizer:
+        return _descend, others
+    return original, [_add_to_slot] if kind is adam.AdamOptimizer else others
+
+
+def _descend(optimizer: Any, gradient: Any, variable: Any, rows: Any) -> tf.Operation:
+    gradient, rows = shard_gradients.summed(gradient, rows)
+    rate = tf.cast(optimizer._learning_rate_tensor, gradient.dtype.base_dtype)
+    return row_writes.subtract(variable, rows, rate * gradient)
+
+
+def _add_to_slot(slot: Any, rows: tf.Tensor, amounts: tf.Tensor) -> tf.Tensor:
+    """Returns a whole slot, after amounts were added to some rows."""
+    with tf.control_dependencies([row_writes.add(slot, rows, amounts)]):
+        return slot.value()
 
 
 def _is_possible(kind: Any, variable: Any, gradient: tf.Tensor) -> bool:

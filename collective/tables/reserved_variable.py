@@ -26,6 +26,7 @@ class ReservedVariable(resource_variable_ops.ResourceVariable):
 
     Attributes:
         number: the read of the number under which `collective.tables.row_store` knows its memory.
+        on_device: its memory is where kernels compute, not the host's.
     """
 
     def _create(
@@ -47,8 +48,9 @@ class ReservedVariable(resource_variable_ops.ResourceVariable):
             rows: the memory's number of rows.
             make: f(path, *inputs) -> int64 [1, 1], run by the initializer: the number of a column
                 that it exposes at `path`.
-            on_device: the column is where kernels compute, not in the host's memory.
+            on_device: the attribute.
         """
+        self.on_device = on_device
         path = os.path.join(tempfile.gettempdir(), f"collective-{os.getpid()}-{next(_paths)}")
 
         def placement_scope() -> contextlib.AbstractContextManager[None]:
@@ -105,10 +107,15 @@ class ReservedVariable(resource_variable_ops.ResourceVariable):
                 with tf.control_dependencies([assigned]):
                     # The first sparse update of a variable copies it if anybody else holds the
                     # memory. Nobody does now.
-                    owned = tf.raw_ops.ResourceScatterUpdate(
-                        resource=at,
-                        indices=tf.zeros([0], tf.int64),
-                        updates=tf.zeros([0, dim], dtype),
+                    nothing = {
+                        "resource": at,
+                        "indices": tf.zeros([0], tf.int64),
+                        "updates": tf.zeros([0, dim], dtype),
+                    }
+                    owned = (
+                        dispatch.operations().collective_write_rows(**nothing)
+                        if on_device
+                        else tf.raw_ops.ResourceScatterUpdate(**nothing)
                     )
             with tf.control_dependencies([owned]):
                 adopted = tf.numpy_function(

@@ -27,7 +27,6 @@ class Slot(ReservedVariable):
         table: the table.
         dim: values in a row: D, or another number.
         zero: True if rows start from zeros, which fresh memory is.
-        on_device: its memory is the device's.
     """
 
     def __init__(
@@ -47,7 +46,6 @@ class Slot(ReservedVariable):
         self._numpy = first.dtype.as_numpy_dtype
         value = tf.get_static_value(first)
         self.zero = value is not None and not np.asarray(value, np.float64).any()
-        self.on_device = table.bridge is not None if on_device is None else on_device
         self._create(
             name,
             table.capacity + 1,
@@ -57,7 +55,7 @@ class Slot(ReservedVariable):
             [table.source, first],
             False,
             collections,
-            on_device=self.on_device,
+            on_device=table.bridge is not None if on_device is None else on_device,
         )
         table.slots.append(self)
         mark_shard(self, table)

@@ -11,7 +11,8 @@ step would have to go over the whole table once more. Such a row is clipped with
 On a GPU, an update by a kernel clips the rows itself, where it is all that the optimizer does.
 
 Minimum and maximum leave an element within the bound as it is, bit for bit, and NaN, too. They lose
-nothing of another update of the same row in the same run, as a clipped copy written back would.
+nothing of another update of the same row in the same run, as a clipped copy written back would. On
+a GPU that is such a copy (`row_writes`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from tensorflow.python.training import optimizer
 
 from collective.ops import reduced_updates
 from collective.policy import TablePolicy
+from collective.tables import row_writes
 from collective.tables.table import Table
 
 
@@ -120,6 +122,9 @@ def clip_rows(table: Table, gradient: Any) -> tf.Operation:
     )
     bound = _bound_of(table)
     with tf.name_scope("weight_bound"):
+        if row_writes.on_device(table):
+            values = row_writes.read(table, rows)
+            return row_writes.write(table, rows, tf.clip_by_value(values, -bound, bound))
         from_above = tf.raw_ops.ResourceScatterMin(
             resource=table.handle, indices=rows, updates=tf.constant(bound)
         )

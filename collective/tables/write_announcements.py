@@ -202,7 +202,7 @@ def _announce_before(graph: tf.Graph, op: tf.Operation, number: int) -> None:
 
 def _rows(op: tf.Operation) -> tf.Tensor | None:
     """Returns the rows that an operation writes; None if it isn't known to write some only."""
-    if not op.type.startswith(("ResourceSparseApply", "ResourceScatter")):
+    if not op.type.startswith(("ResourceSparseApply", "ResourceScatter", "CollectiveWriteRows")):
         return None
     if op.type.startswith("ResourceScatterNd"):
         return None

@@ -13,6 +13,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import resource_variable_ops
 
 from collective.ops import sparse_updates
+from collective.tables import row_writes
 from collective.tables.table import Table
 
 
@@ -43,12 +44,11 @@ class Rows:
 
     def read(self, holder: Any) -> tf.Tensor:
         """Returns these rows of `holder`: of the variable, or of a slot of it."""
-        dtype = holder.dtype.base_dtype
         if not _is_resource(holder):
             return tf.identity(holder) if self.indices is None else tf.gather(holder, self.indices)
         if self.indices is None:
-            return tf.raw_ops.ReadVariableOp(resource=holder.handle, dtype=dtype)
-        return tf.raw_ops.ResourceGather(resource=holder.handle, indices=self.indices, dtype=dtype)
+            return tf.raw_ops.ReadVariableOp(resource=holder.handle, dtype=holder.dtype.base_dtype)
+        return row_writes.read(holder, self.indices)
 
     def write(self, holder: Any, values: tf.Tensor) -> Any:
         """Returns an operation that gives these rows of `holder` new values."""
@@ -58,9 +58,7 @@ class Rows:
             return tf.scatter_update(holder, self.indices, values)
         if self.indices is None:
             return tf.raw_ops.AssignVariableOp(resource=holder.handle, value=values)
-        return tf.raw_ops.ResourceScatterUpdate(
-            resource=holder.handle, indices=self.indices, updates=values
-        )
+        return row_writes.write(holder, self.indices, values)
 
     def subtract(self, amounts: tf.Tensor) -> Any:
         """Returns an operation that subtracts [K, ...] from these rows of the variable."""
@@ -71,9 +69,7 @@ class Rows:
             return tf.scatter_sub(variable, self.indices, amounts)
         if self.indices is None:
             return tf.raw_ops.AssignSubVariableOp(resource=variable.handle, value=amounts)
-        return tf.raw_ops.ResourceScatterSub(
-            resource=variable.handle, indices=self.indices, updates=amounts
-        )
+        return row_writes.subtract(variable, self.indices, amounts)
 
     def sum(self, values: tf.Tensor) -> tf.Tensor:
         """Returns the sum over each row of `values` [K, ...], of the shape of a slot by row."""

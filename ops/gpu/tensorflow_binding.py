@@ -25,6 +25,7 @@ from collective.ops.gpu import (
     row_finders,
     sums,
     update,
+    write,
 )
 from collective.ops.gpu.memory_bridge import MemoryBridge
 from collective.ops.gpu.row_finders import Find
@@ -303,6 +304,22 @@ class DeviceOperations:
                 **attributes,
             )
         return updated
+
+    def collective_write_rows(
+        self, resource: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor
+    ) -> tf.Operation:
+        """Gives rows of a variable new values, in place.
+
+        Args:
+            resource: the handle of a variable [V, ...] of any type of numbers.
+            indices: [K] int64 rows, each at most once; one outside of the variable is left out.
+            updates: [K, ...].
+        """
+        with self._launching("CollectiveWriteRows", write.SOURCE):
+            written: tf.Operation = native_library.library().collective_write_rows(
+                resource, indices, updates
+            )
+        return written
 
 
 # Kernels that sum gradients by row.

@@ -45,4 +45,5 @@
 #include "reduce.cc"
 #include "sparse_updates.cc"
 #include "gpu/update.cc"
+#include "gpu/write.cc"
 #include "wire.cc"

@@ -348,6 +348,16 @@ REGISTER_OP("CollectiveSparseReduceUpdate")
     .SetIsStateful()
     .SetShapeFn(shape_inference::NoOutputs);
 
+// Gives K rows of a variable [V, ...] the values [K, ...], on a GPU. Each row is at most once in
+// `indices`, and those outside of the variable are left out.
+REGISTER_OP("CollectiveWriteRows")
+    .Input("resource: resource")
+    .Input("indices: int64")
+    .Input("updates: dtype")
+    .Attr("dtype: type")
+    .SetIsStateful()
+    .SetShapeFn(shape_inference::NoOutputs);
+
 REGISTER_OP("CollectiveMemory")
     .Input("address: int64")
     .Input("keeper: int64")

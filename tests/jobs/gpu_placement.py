@@ -137,6 +137,10 @@ def misplaced(device: str | None, optimizer: Any, choice: str, options: Any) -> 
             for op in _users(graph, {"a": "ab", "c": "cd"}[table]):
                 if devices[op.name] != ("GPU" if wanted else "CPU"):
                     yield f"{op.type} {op.name} is on the {devices[op.name]}"
+                # Of integers, and of all types under op determinism, TensorFlow's kernels copy the
+                # whole variable to the host: of a dynamic table it is address space.
+                if op.type.startswith("ResourceScatter") and devices[op.name] == "GPU":
+                    yield f"{op.type} {op.name} copies the whole table"
         yield from _staged_wrongly(graph, devices)
         for op in graph.get_operations():
             # The first value of a whole table, of which a rank keeps its rows.

@@ -52,6 +52,7 @@ constexpr const char* kKernelNames[] = {
     "write_bags",
     "write_positions",
     "write_request",
+    "write_rows",
     "update_sgd",
     "update_sgd_long",
     "update_momentum",

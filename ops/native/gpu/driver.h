@@ -83,6 +83,7 @@ enum class Kernel {
   kWriteBags,
   kWritePositions,
   kWriteRequest,
+  kWriteRows,
   kUpdateSGD,
   kUpdateSGDLong,
   kUpdateMomentum,

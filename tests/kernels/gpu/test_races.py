@@ -22,7 +22,7 @@ CHECKS = [
     for name in FAMILIES
     for check in checks.family(name).CHECKS
 ]
-IN_MATRIX = ("ask", "requests", "reduction", "pooling", "spread_bags")
+IN_MATRIX = ("ask", "requests", "reduction", "pooling", "spread_bags", "writes")
 
 
 @pytest.mark.sample(14)
