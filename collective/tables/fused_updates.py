@@ -169,12 +169,12 @@ def _apply(
 
 
 def _without_scatters(
-    kind: Any, original: Any, others: Sequence[Any]
-) -> tuple[Callable[..., Any], Sequence[Any]]:
+    kind: Any, original: Any, others: tuple[Any, ...]
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Returns TensorFlow's update, and what Adam hands on, for a table on a GPU (`row_writes`)."""
     if kind is gradient_descent.GradientDescentOptimizer:
         return _descend, others
-    return original, [_add_to_slot] if kind is adam.AdamOptimizer else others
+    return original, (_add_to_slot,) if kind is adam.AdamOptimizer else others
 
 
 def _descend(optimizer: Any, gradient: Any, variable: Any, rows: Any) -> tf.Operation:

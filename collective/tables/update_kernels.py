@@ -2,7 +2,8 @@
 
 TensorFlow has some updates for CPUs only. It would refuse the graph when a session starts, without
 a word of table or optimizer; or, told to place softly, take the table to the CPU, away from its
-lookups.
+lookups. Some others it has for a GPU, too, but does there by a copy of the whole variable, which
+ends the process where that is a dynamic table's address space (`row_writes`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import tensorflow.compat.v1 as tf
+from tensorflow.python.framework import config
 from tensorflow.python.training import optimizer
 
 from collective.errors import TableError
@@ -67,7 +69,10 @@ def check(optimizer_: Any, variable: Any) -> None:
     for updated in (variable, *slots):
         for op in _users(updated.handle) if hasattr(updated, "handle") else ():
             if gpu_kernel(op) is None:
-                _refuse(optimizer_, variable, op)
+                dtype = variable.dtype.base_dtype.name
+                _refuse(optimizer_, variable, f"has {op.type} of {dtype} for CPUs only")
+            if variable.hashed and _copies_all(op):
+                _refuse(optimizer_, variable, f"does {op.type} on a copy in the host's memory")
 
 
 def _users(handle: tf.Tensor) -> Iterator[tf.Operation]:
@@ -82,12 +87,19 @@ def _users(handle: tf.Tensor) -> Iterator[tf.Operation]:
                 yield op
 
 
-def _refuse(optimizer_: Any, table: Table, op: tf.Operation) -> None:
+def _copies_all(op: tf.Operation) -> bool:
+    """Tells whether TensorFlow's kernel for GPUs copies the whole variable to the host and back."""
+    if not op.type.startswith("ResourceScatter"):
+        return False
+    is_of_integers = not op.type.startswith("ResourceScatterNd") and op.get_attr("dtype").is_integer
+    return is_of_integers or config.is_op_determinism_enabled()
+
+
+def _refuse(optimizer_: Any, table: Table, reason: str) -> None:
     """Raises the error that names what can be done."""
     setting = f"{placement.DYNAMIC}=host" if table.hashed else f"{placement.CHOICE}=cpu"
     raise TableError(
         f"table '{table.op.name}' is in a GPU's memory, where {type(optimizer_).__name__} can't "
-        f"update it: TensorFlow has {op.type} of {table.dtype.base_dtype.name} for CPUs only. Use "
-        "another optimizer, or keep the table in the host's memory: "
-        f"{setting} in the environment."
+        f"update it: TensorFlow {reason}. Use another optimizer, or keep the table in the host's "
+        f"memory: {setting} in the environment."
     )
