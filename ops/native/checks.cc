@@ -1,8 +1,11 @@
 // CollectiveBounds, -Mismatches, -Refuse: check the inputs of lookups, before anything moves.
 
+#include <algorithm>
+#include <array>
 #include <string>
 #include <vector>
 
+#include "parallel.h"
 #include "scans.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
@@ -10,6 +13,33 @@ namespace collective {
 namespace checks_op {
 
 using namespace tensorflow;
+
+// A part of one of several arrays.
+struct Part {
+  int array;
+  const int64_t* values;
+  int64_t first, count;
+};
+
+std::vector<Part> PartsOf(const OpInputList& arrays) {
+  constexpr int64_t kMost = 64 * 1024;
+  std::vector<Part> parts;
+  for (int a = 0; a < arrays.size(); ++a) {
+    const int64_t size = arrays[a].NumElements();
+    const int64_t* values = arrays[a].flat<int64_t>().data();
+    for (int64_t first = 0; first < size; first += kMost)
+      parts.push_back({a, values, first, std::min(kMost, size - first)});
+  }
+  return parts;
+}
+
+// Calls task(number) for each part, on several threads if that is worth it.
+template <class Task>
+void ForEach(OpKernelContext* context, const std::vector<Part>& parts, const Task& task) {
+  int64_t nanoseconds = 0;
+  for (const Part& part : parts) nanoseconds += part.count;  // One a value, about.
+  Parallel(context, static_cast<int64_t>(parts.size()), nanoseconds, task);
+}
 
 class BoundsOp : public OpKernel {
  public:
@@ -21,9 +51,19 @@ class BoundsOp : public OpKernel {
     Tensor* bounds = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({ids.size(), 2}), &bounds));
     int64_t* out = bounds->flat<int64_t>().data();
-    for (int m = 0; m < ids.size(); ++m) {
-      SmallestAndLargest(ids[m].flat<int64_t>().data(), ids[m].NumElements(), &out[2 * m],
-                         &out[2 * m + 1]);
+    for (int m = 0; m < ids.size(); ++m)
+      SmallestAndLargest(nullptr, 0, &out[2 * m], &out[2 * m + 1]);
+    const std::vector<Part> parts = PartsOf(ids);
+    std::vector<std::array<int64_t, 2>> found(parts.size());
+    ForEach(context, parts, [&](int64_t number) {
+      const Part& part = parts[number];
+      SmallestAndLargest(part.values + part.first, part.count, &found[number][0],
+                         &found[number][1]);
+    });
+    for (size_t number = 0; number < parts.size(); ++number) {
+      int64_t* of = out + 2 * parts[number].array;
+      of[0] = std::min(of[0], found[number][0]);
+      of[1] = std::max(of[1], found[number][1]);
     }
   }
 };
@@ -47,11 +87,16 @@ class MismatchesOp : public OpKernel {
     OP_REQUIRES_OK(
         context, context->allocate_output(0, TensorShape({2 * lookups + weights.size()}), &found));
     int64_t* out = found->flat<int64_t>().data();
+    const std::vector<Part> parts = PartsOf(samples);
+    std::vector<int64_t> falls(parts.size());
+    ForEach(context, parts, [&](int64_t number) { falls[number] = FallsOf(parts[number]); });
     for (int m = 0; m < lookups; ++m) {
-      const int64_t n = samples[m].NumElements();
-      *out++ = n - ids[m].NumElements();
-      *out++ = CountFalls(samples[m].flat<int64_t>().data(), n);
+      out[2 * m] = samples[m].NumElements() - ids[m].NumElements();
+      out[2 * m + 1] = 0;
     }
+    for (size_t number = 0; number < parts.size(); ++number)
+      out[2 * parts[number].array + 1] += falls[number];
+    out += 2 * lookups;
     for (int w = 0; w < weights.size(); ++w) {
       OP_REQUIRES(context, weighted_[w] >= 0 && weighted_[w] < lookups,
                   errors::InvalidArgument("weights of lookup ", weighted_[w], " of ", lookups));
@@ -60,6 +105,13 @@ class MismatchesOp : public OpKernel {
   }
 
  private:
+  // Counts those of a part, the first of which is beside the one before the part.
+  static int64_t FallsOf(const Part& part) {
+    if (part.first == 0) return CountFalls(part.values, part.count);
+    const int64_t* before = part.values + part.first - 1;
+    return CountFalls(before, part.count + 1) - (*before < 0);
+  }
+
   std::vector<int> weighted_;
 };
 
