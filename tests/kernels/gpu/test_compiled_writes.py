@@ -87,7 +87,7 @@ def test_its_rows_are_known_to_who_announces_writes(bound: DeviceOperations):
     """Else all rows would count as changed."""
     with tf.Graph().as_default():
         made = Write(bound, (5, 3), np.float32)
-        assert write_announcements._rows(made.write).name == made.rows.name
+        assert write_announcements._rows(made.write).name == made.write.inputs[1].name
 
 
 def test_others_that_hold_the_value_keep_it(bound: DeviceOperations):
