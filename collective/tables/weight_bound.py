@@ -123,8 +123,11 @@ def clip_rows(table: Table, gradient: Any) -> tf.Operation:
     bound = _bound_of(table)
     with tf.name_scope("weight_bound"):
         if row_writes.on_device(table):
+            # TensorFlow's minimum of NaN and a bound is not NaN on every device.
             values = row_writes.read(table, rows)
-            return row_writes.write(table, rows, tf.clip_by_value(values, -bound, bound))
+            values = tf.where_v2(values > bound, bound, values)
+            values = tf.where_v2(values < -bound, -bound, values)
+            return row_writes.write(table, rows, values)
         from_above = tf.raw_ops.ResourceScatterMin(
             resource=table.handle, indices=rows, updates=tf.constant(bound)
         )

@@ -11,6 +11,7 @@ from tensorflow.python.framework import kernels
 
 from collective.ops import native_library
 from collective.ops.gpu.tensorflow_binding import DeviceOperations
+from collective.tables import write_announcements
 from tests.gpu_double import driver
 
 ROWS = 300
@@ -80,6 +81,13 @@ def test_nothing_is_launched_for_nothing(
         got = session.run(made.variable.read_value())
     assert got.tobytes() == made.before.tobytes()
     assert stand_in.launches == []
+
+
+def test_its_rows_are_known_to_who_announces_writes(bound: DeviceOperations):
+    """Else all rows would count as changed."""
+    with tf.Graph().as_default():
+        made = Write(bound, (5, 3), np.float32)
+        assert write_announcements._rows(made.write).name == made.write.inputs[1].name
 
 
 def test_others_that_hold_the_value_keep_it(bound: DeviceOperations):

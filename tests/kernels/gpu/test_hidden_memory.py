@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
     reason="this TensorFlow is built without GPUs: no kernels say what is on the host",
 )
 
-IN_MATRIX = ("requests", "ask", "pooling", "reduction", "updates")
+IN_MATRIX = ("requests", "ask", "pooling", "reduction", "updates", "writes")
 LONG = ("ask_bags", "bags", "spread_bags", "reduced_updates")
 
 

@@ -133,7 +133,9 @@ def test_rows_are_written_in_place(strategy: Any, name: str, deterministic: bool
             tf.reduce_sum(tf.nn.embedding_lookup(table, of_table) * factors)
             for table, of_table in zip((static, dynamic), used)
         ]
-        update = make().minimize(tf.add_n(losses), global_step=step())
+        # Without a step to count, what trains is known by the writes of tables alone.
+        counted = step() if name == "adagrad_decay" else None
+        update = make().minimize(tf.add_n(losses), global_step=counted)
         rows = [tf.nn.embedding_lookup(*one) for one in ((static, np.arange(V)), (dynamic, keys))]
         session.run(tf.global_variables_initializer())
         for batch_ids, gradients in batches:
@@ -146,6 +148,29 @@ def test_rows_are_written_in_place(strategy: Any, name: str, deterministic: bool
         if found is got[1]:
             wanted[np.setdiff1d(np.arange(V), came)] = 0.0
         np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-6)
+
+
+def test_rows_that_an_optimizer_writes_are_kept_within_their_bound(strategy: Any):
+    with (
+        strategy.scope(plan="quiet"),
+        tf.Graph().as_default() as graph,
+        tf.Session() as session,
+    ):
+        with strategy.embedding_scope(policy=collective.TablePolicy(weight_bound=0.5)):
+            tables = [
+                tf.get_variable(name, [rows, D], initializer=tf.ones_initializer())
+                for name, rows in (("static", V), ("dynamic", None))
+            ]
+        ids, gradient = tf.constant([1, 2], tf.int64), [[np.nan, 9, -9], [0.75, 0.25, 1.25]]
+        loss = tf.add_n([tf.reduce_sum(tf.nn.embedding_lookup(t, ids) * gradient) for t in tables])
+        update = tf.train.ProximalGradientDescentOptimizer(1.0).minimize(loss)
+        session.run(tf.global_variables_initializer())
+        session.run(update)
+        for table, others in zip(tables, (1, 0)):
+            rows = session.run(tf.nn.embedding_lookup(table, [1, 2, 3]))
+            wanted = [[np.nan, -0.5, 0.5], [0.25, 0.5, -0.25], [others] * D]
+            np.testing.assert_array_equal(rows, wanted)
+        assert scatters(graph) == []
 
 
 def scatters(graph: tf.Graph) -> list[str]:
