@@ -251,7 +251,7 @@ def test_the_model_computes_what_numpy_does(
         optimizer.minimize(loss)
         with tf.Session(config=step_model.session_config(setting)) as session:
             step_model.initialize_whole(session, optimizer)
-            session.run(data.start)
+            data.start(session)
             # The third step has the first batch again.
             losses = [session.run(loss, data.feed(i)) for i in range(3)]
     generator = np.random.default_rng(7)

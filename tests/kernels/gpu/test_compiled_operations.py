@@ -105,7 +105,9 @@ def test_rows_are_gathered(stand_in: driver.StandIn, delays: bool):
 @pytest.mark.usefixtures("bound")
 def test_a_plan_stays_until_it_was_copied(stand_in: driver.StandIn):
     """Another operation uploads its own while nothing of the first has been done yet."""
-    with tf.Graph().as_default(), tf.Session() as session:
+    # A run within a run takes a second thread, which the process may not have.
+    threads = tf.ConfigProto(inter_op_parallelism_threads=3, use_per_session_threads=True)
+    with tf.Graph().as_default(), tf.Session(config=threads) as session:
         first = Gathered(COUNTS)
         with tf.variable_scope("second"):
             second = Gathered(COUNTS[::-1], seed=1)
