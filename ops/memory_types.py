@@ -5,12 +5,12 @@ Some are in the host's, as the operation's kernel says.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import tensorflow.compat.v1 as tf
-from tensorflow.python.framework import kernels
+
+from collective.ops import gpu_kernels
 
 
 def is_on_device(x: tf.Tensor) -> bool:
@@ -29,7 +29,8 @@ def is_on_gpu(op: tf.Operation) -> bool:
 
 
 def _places_on_host(op: tf.Operation, arguments: Iterable[Any]) -> set[int]:
-    on_host = _arguments_on_host(op.type)
+    kernel = gpu_kernels.gpu_kernel(op)
+    on_host = set() if kernel is None else set(kernel.host_memory_arg)
     names = [name for argument in arguments for name in _repeated(op, argument)]
     return {place for place, name in enumerate(names) if name in on_host}
 
@@ -43,11 +44,3 @@ def _repeated(op: tf.Operation, argument: Any) -> Iterator[str]:
         count = len(op.get_attr(argument.type_list_attr))
     for _ in range(count):
         yield argument.name
-
-
-@functools.cache
-def _arguments_on_host(op_type: str) -> frozenset[str]:
-    found = kernels.get_registered_kernels_for_op(op_type).kernel
-    return frozenset(
-        name for kernel in found if kernel.device_type == "GPU" for name in kernel.host_memory_arg
-    )
