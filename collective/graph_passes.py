@@ -11,7 +11,8 @@ from typing import Any, Callable
 import tensorflow.compat.v1 as tf
 
 from collective import strategies
-from collective.ops import function_copies, graph_analysis, native_library
+from collective.gradients import rank_parts
+from collective.ops import function_copies, graph_analysis, library_operations, native_library
 from collective.ops.counting import counted
 from collective.ops.exchange import Wire
 from collective.ops.graph_state import state_of
@@ -38,6 +39,14 @@ def fetch_whole_tables(fetches: Any) -> None:
     ]
     for table in sorted(tables, key=lambda table: str(table.op.name)):
         table.to_be_fetched()
+
+
+def settle_gradient_parts(graph: tf.Graph, options: ScopeOptions) -> None:
+    """Makes what a script computes of tables' gradients that of all ranks.
+
+    It comes before the assignments: what is of all ranks is the same on each.
+    """
+    rank_parts.settle(graph)
 
 
 def sync_assignments(graph: tf.Graph, options: ScopeOptions) -> None:
@@ -73,7 +82,11 @@ def group_lookups(
         tf.as_dtype(options.gradient_wire_dtype or "float32"),
     )
     work = f"grouping {counted(len(groupable), 'lookup')}"
-    with graph.as_default(), STARTUP.doing(graph, work):
+    with (
+        graph.as_default(),
+        library_operations.noted(graph),
+        STARTUP.doing(graph, work),
+    ):
         lookups.group(
             strategies.backend(),
             wire,
@@ -108,6 +121,7 @@ def announce_writes(graph: tf.Graph, options: ScopeOptions) -> None:
 
 # In the order in which they are carried out.
 PASSES: tuple[Callable[[tf.Graph, ScopeOptions], None], ...] = (
+    settle_gradient_parts,
     sync_assignments,
     copy_called_functions,
     group_lookups,
@@ -117,23 +131,28 @@ PASSES: tuple[Callable[[tf.Graph, ScopeOptions], None], ...] = (
 )
 
 
-def prepare_run(graph: tf.Graph, fetches: Any = None) -> None:
+def prepare_run(graph: tf.Graph, fetches: Any = None) -> Any:
     """Prepares a graph that a session is about to run, once for each version of the graph.
 
     Args:
         graph: the session's.
         fetches: of the run, if they are known.
+
+    Returns:
+        What the session is to fetch in their place.
     """
     if fetches is not None:
         fetch_whole_tables(fetches)
+        fetches = rank_parts.fetched(graph, fetches)
     options, state = SCOPES.options, state_of(graph)
     if state.prepared_version == (graph.version, options):
-        return
+        return fetches
     # A script may run a graph that isn't the default one, and TensorFlow is eager there.
     with graph.as_default():
         for graph_pass in PASSES:
             graph_pass(graph, options)
     state.prepared_version = (graph.version, options)
+    return fetches
 
 
 def prepare_gradients(graph: tf.Graph, ys: Any, xs: list[Any]) -> list[Any]:
@@ -143,5 +162,6 @@ def prepare_gradients(graph: tf.Graph, ys: Any, xs: list[Any]) -> list[Any]:
         `xs`, or the tensors as they are staged in a graph that was split.
     """
     xs = enable.staged(graph, xs)
+    rank_parts.settle(graph)
     group_lookups(graph, SCOPES.options, ys, xs)
     return xs

@@ -47,7 +47,8 @@ def run(original: Any, session: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _run(original: Any, session: Any, *args: Any, **kwargs: Any) -> Any:
-    graph_passes.prepare_run(session.graph, args[0] if args else kwargs["fetches"])
+    fetches, args = (args[0], args[1:]) if args else (kwargs.pop("fetches"), ())
+    args = (graph_passes.prepare_run(session.graph, fetches), *args)
     with memory_report.adding_table_sizes(session.graph):
         observer = run_observer.of_options(SCOPES.options)
         return session_runs.run(observer, original, session, *args, **kwargs)

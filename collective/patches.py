@@ -60,7 +60,7 @@ from collective.checkpoint import (
 )
 from collective.coordination import session_ends, session_runs
 from collective.estimator import refusal
-from collective.gradients import clipping, reduction
+from collective.gradients import clipping, reduction, row_scatters
 from collective.ops import control_flow
 from collective.patching import OperationPatch, Patch, ReplacedValue
 from collective.replication import assignments, metrics, moving_averages
@@ -329,24 +329,26 @@ REPLICATION = (
         moving_averages.of_layer,
         THIS_RANK_ONLY,
     ),
-    Patch(resources.ResourceVariable, "ResourceVariable.assign", assignments.assign, TOO_LATE),
-    Patch(resources.ResourceVariable, "ResourceVariable.assign_add", assignments.assign, TOO_LATE),
-    Patch(resources.ResourceVariable, "ResourceVariable.assign_sub", assignments.assign, TOO_LATE),
-    Patch(BaseResourceVariable, "BaseResourceVariable.assign", assignments.assign, TOO_LATE),
-    Patch(BaseResourceVariable, "BaseResourceVariable.assign_add", assignments.assign, TOO_LATE),
-    Patch(BaseResourceVariable, "BaseResourceVariable.assign_sub", assignments.assign, TOO_LATE),
-    Patch(resources._UnreadVariable, "_UnreadVariable.assign", assignments.assign, TOO_LATE),
-    Patch(resources._UnreadVariable, "_UnreadVariable.assign_add", assignments.assign, TOO_LATE),
-    Patch(resources._UnreadVariable, "_UnreadVariable.assign_sub", assignments.assign, TOO_LATE),
-    Patch(state_ops, "state_ops.assign", assignments.assign, TOO_LATE),
-    Patch(state_ops, "state_ops.assign_add", assignments.assign, TOO_LATE),
-    Patch(state_ops, "state_ops.assign_sub", assignments.assign, TOO_LATE),
-    Patch(tf, "tf.assign", assignments.assign, TOO_LATE),
-    Patch(tf, "tf.assign_add", assignments.assign, TOO_LATE),
-    Patch(tf, "tf.assign_sub", assignments.assign, TOO_LATE),
+    *(
+        Patch(owner, f"{where}.{assign}", assignments.assign, TOO_LATE)
+        for owner, where in (
+            (resources.ResourceVariable, "ResourceVariable"),
+            (BaseResourceVariable, "BaseResourceVariable"),
+            (resources._UnreadVariable, "_UnreadVariable"),
+            (state_ops, "state_ops"),
+            (tf, "tf"),
+        )
+        for assign in ("assign", "assign_add", "assign_sub")
+    ),
     Patch(Sharded, "Sharded.assign", assignments.assign_table, WHOLE_VALUE),
     Patch(Sharded, "Sharded.assign_add", assignments.assign_table, WHOLE_VALUE),
     Patch(Sharded, "Sharded.assign_sub", assignments.assign_table, WHOLE_VALUE),
+    *(
+        Patch(owner, f"{where}.scatter_{kind}{how}", row_scatters.scatter, ONE_SHARD)
+        for owner, where in ((state_ops, "state_ops"), (tf, "tf"), (Sharded, "Sharded"))
+        for kind, hows in (("", row_scatters.HOWS), ("nd_", ("update", "add", "sub")))
+        for how in hows
+    ),
     Patch(state_ops, "state_ops.assign_add", metrics.updated, OWN_RECORDS),
     Patch(state_ops, "state_ops.scatter_add", metrics.updated, OWN_RECORDS),
     Patch(

@@ -51,8 +51,14 @@ class GraphState:
             by its operations (`collective.gradients.accumulation`).
         kept_batches: int64 scalars, numbers of batches whose gradients a session keeps for a later
             run (`collective.gradients.accumulation`). They know rows by their numbers.
-        table_gradient_indices: the names of the indices of tables' gradients
-            (`collective.gradients.clipping`).
+        library_operations: the numbers of the first and the last operation of each part that the
+            library has made for itself (`collective.ops.library_operations`).
+        optimizer_operations: the same of what optimizers have made to update tables.
+        table_gradients: the gradients of tables, by the names of their indices
+            (`collective.gradients.table_gradients`).
+        gradient_parts: what a script makes of tables' gradients
+            (`collective.gradients.rank_parts`).
+        refused_operations: why no run may need an operation, by the operation.
         prefetch_refused: why keys of the graph are not to be exchanged ahead; '' if nobody minds.
         prefetch_settled_version: the graph's version when prefetching was considered last.
         keras_seeds: how many seeds Keras was given (`collective.wrappers.keras.create_seed`).
@@ -103,7 +109,11 @@ class GraphState:
     pending_syncs: Any = None
     gradient_proxies: dict[tf.Operation, Any] = dataclasses.field(default_factory=dict)
     kept_batches: list[tf.Tensor] = dataclasses.field(default_factory=list)
-    table_gradient_indices: set[str] = dataclasses.field(default_factory=set)
+    library_operations: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    optimizer_operations: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    table_gradients: dict[str, Any] = dataclasses.field(default_factory=dict)
+    gradient_parts: Any = None
+    refused_operations: dict[tf.Operation, str] = dataclasses.field(default_factory=dict)
     prefetch_refused: str = ""
     prefetch_settled_version: int | None = None
     keras_seeds: int = 0

@@ -32,6 +32,7 @@ from collective.coordination.prepared_run import PreparedRun
 from collective.coordination.run_analysis import RunFootprint, is_shared
 from collective.coordination.run_extension import RunExtension, extension_of
 from collective.coordination.session_state import state_of_session
+from collective.errors import TableError
 from collective.ops import (
     collectives,
     file_systems,
@@ -40,6 +41,7 @@ from collective.ops import (
     training_flag,
 )
 from collective.ops.gate import GraphGates, gates_of
+from collective.ops.graph_state import state_of
 from collective.ops.placement import TENSORFLOW_SHARE, chosen
 from collective.strategies.grouped_exchange import groups_of
 from collective.tables import next_step
@@ -369,6 +371,7 @@ def _prepared_run(
             except Exception:
                 return None
             _refuse_shards(graph, leaves)
+            _refuse_operations(graph, footprint)
             if footprint.is_step:
                 next_step.check(graph, footprint.operations)
             if footprint.trains:
@@ -393,6 +396,17 @@ def _refuse_shards(graph: tf.Graph, leaves: list[Any]) -> None:
         op = op if isinstance(op, tf.Operation) else op.op
         if op.type == "ReadVariableOp" and op.inputs[0].op in tables:
             tables[op.inputs[0].op].refuse("Fetching the value")
+
+
+def _refuse_operations(graph: tf.Graph, footprint: RunFootprint) -> None:
+    """Refuses operations that would compute with this rank's part of what all ranks have.
+
+    Raises:
+        TableError: the run needs one.
+    """
+    refused = state_of(graph).refused_operations
+    for op in sorted(refused.keys() & footprint.operations, key=lambda op: op._id):
+        raise TableError(refused[op])
 
 
 def _identity(leaf: Any) -> Any:

@@ -26,8 +26,15 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from collective.gradients.clipping import is_of_table, table_gradient
-from collective.ops import collectives, device_scopes, graph_analysis, graphs, shard_gradients
+from collective.gradients.table_gradients import ShardGradient
+from collective.ops import (
+    collectives,
+    device_scopes,
+    graph_analysis,
+    graphs,
+    library_operations,
+    shard_gradients,
+)
 from collective.ops.graph_state import state_of
 from collective.ops.sessions import raw_session, run_unpatched
 from collective.tables import rows_in_file
@@ -59,7 +66,7 @@ def proxy_of(gradient: Any) -> Any:
     graph = tf.get_default_graph()
     if not graphs.is_outside(graph):
         return gradient
-    with tf.name_scope(f"{SCOPE}/gradient"):
+    with library_operations.noted(graph), tf.name_scope(f"{SCOPE}/gradient"):
         if isinstance(gradient, tf.IndexedSlices):
             # Not an identity: the number of slices may be known, and is another one in the mean.
             values, indices = (
@@ -149,7 +156,13 @@ class GradientAccumulator:
     def __init__(self, proxies: Sequence[GradientProxy], steps: int):
         gradients = [proxy.gradient for proxy in proxies]
         # Without what a script makes updates wait for, which may be downstream of a proxy.
-        with tf.init_scope(), device_scopes.anywhere(), tf.name_scope(f"{SCOPE}/"):
+        graph = graphs.outermost(tf.get_default_graph())
+        with (
+            library_operations.noted(graph),
+            tf.init_scope(),
+            device_scopes.anywhere(),
+            tf.name_scope(f"{SCOPE}/"),
+        ):
             self._count = _variable(tf.int64, f"{collectives.ALIKE}local_steps_{steps}")
             self._kept = [
                 [_variable(_sum_type(x.dtype), f"{SCOPE}/sum") for x in _tensors(g)]
@@ -166,7 +179,7 @@ class GradientAccumulator:
             self.last = self._batches >= steps
             self.restart = self._assign_count(tf.constant(0, tf.int64))
             self._put_behind(proxies)
-            state = state_of(graphs.outermost(tf.get_default_graph()))
+            state = state_of(graph)
             state.kept_batches.append(self._batches_before([]))
 
     def _batches_before(self, gradients: Sequence[Any]) -> tf.Tensor:
@@ -301,7 +314,7 @@ def _slices_like(
     """Returns `IndexedSlices` of which the library knows what it knows of `gradient`."""
     if shard_gradients.is_distinct(gradient.indices):
         shard_gradients.mark_distinct(indices)
-    kind = table_gradient if is_of_table(gradient) else tf.IndexedSlices
+    kind = ShardGradient if isinstance(gradient, ShardGradient) else tf.IndexedSlices
     return kind(values, indices, gradient.dense_shape)
 
 
@@ -312,7 +325,7 @@ def _sum_type(dtype: tf.DType) -> tf.DType:
 def _first(gradient: Any) -> list[tf.Tensor]:
     """Returns what is kept of the first batch."""
     first = [tf.cast(x, _sum_type(x.dtype)) for x in _tensors(gradient)]
-    return list(shard_gradients.summed(*first)) if is_of_table(gradient) else first
+    return list(shard_gradients.summed(*first)) if isinstance(gradient, ShardGradient) else first
 
 
 def _added(gradient: Any, kept: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -326,7 +339,7 @@ def _added(gradient: Any, kept: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         return [tf.add(*old, *new)]
     both = [tf.concat(pair, 0) for pair in zip(old, new)]
     # A replicated variable's slices stay apart, as they do in one larger batch.
-    return list(shard_gradients.summed(*both)) if is_of_table(gradient) else both
+    return list(shard_gradients.summed(*both)) if isinstance(gradient, ShardGradient) else both
 
 
 def _variable(dtype: tf.DType, name: str) -> tf.Tensor:

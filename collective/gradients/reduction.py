@@ -16,14 +16,14 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import variables
 
-from collective.gradients import accumulation
-from collective.gradients.clipping import table_gradient
+from collective.gradients import accumulation, rank_parts, table_gradients
 from collective.ops import (
     collectives,
     dense_allreduce,
     gate,
     graph_analysis,
     graphs,
+    library_operations,
     shard_gradients,
 )
 from collective.ops.counting import counted
@@ -91,14 +91,15 @@ def reduce_gradients(
         taped: whether a tape takes them, which knows nothing of the gradients that the library's
             operations have.
     """
-    options = SCOPES.options
+    options, tables = SCOPES.options, [_table_of(x) for x in xs]
     gradients = _take(take, xs, options.embedding_gradients == "mean", taped)
     reduced, dense = list(gradients), []
     for i, (gradient, x) in enumerate(zip(gradients, xs)):
         if gradient is None or not _is_variable(x):
             continue
-        if _table_of(x) is not None:
-            reduced[i] = _table_gradient(gradient)
+        if tables[i] is not None:
+            with library_operations.noted(tf.get_default_graph()):
+                reduced[i] = _shard_gradient(gradient)
         elif collectives.size() == 1:
             continue
         elif isinstance(gradient, tf.IndexedSlices):
@@ -118,6 +119,10 @@ def reduce_gradients(
         for i, (gradient, x) in enumerate(zip(reduced, xs)):
             if gradient is not None and _is_variable(x):
                 reduced[i] = accumulation.proxy_of(gradient)
+    taking = table_gradients.next_taking(tf.get_default_graph())
+    for i, table in enumerate(tables):
+        if table is not None and reduced[i] is not None:
+            reduced[i] = table_gradients.present(reduced[i], table, taking)
     return reduced
 
 
@@ -125,7 +130,10 @@ def _take(
     take: Callable[[], Sequence[Any]], xs: Sequence[Any], mean: bool, taped: bool
 ) -> list[Any]:
     """Computes this rank's gradients; those of tables are divided by N if `mean`."""
-    with shard_gradients.scaled(1 / collectives.size() if mean else 1.0):
+    with (
+        library_operations.noted(tf.get_default_graph()),
+        shard_gradients.scaled(1 / collectives.size() if mean else 1.0),
+    ):
         gradients = list(take())
         for i, (gradient, x) in enumerate(zip(gradients, xs)):
             if taped and isinstance(gradient, tf.IndexedSlices) and _table_of(x) is not None:
@@ -133,12 +141,12 @@ def _take(
     return gradients
 
 
-def _table_gradient(gradient: Any) -> tf.IndexedSlices:
+def _shard_gradient(gradient: Any) -> tf.IndexedSlices:
     if not isinstance(gradient, tf.IndexedSlices):
         # A loop's: TensorFlow adds up whole matrices there, here the shard's.
-        shape = tf.shape(gradient)
-        gradient = tf.IndexedSlices(gradient, tf.range(shape[0]), shape)
-    return table_gradient(gradient.values, gradient.indices, gradient.dense_shape)
+        rows = tf.range(tf.shape(gradient, out_type=tf.int64)[0])
+        return table_gradients.of_rows(gradient, shard_gradients.mark_distinct(rows))
+    return table_gradients.of_rows(gradient.values, gradient.indices)
 
 
 def deduplicated(
@@ -160,14 +168,17 @@ def apply_to_shards(
 ) -> Any:
     """Stands in for `Optimizer.apply_gradients`: slots and updates of tables are the shards'."""
     graphs.refuse_eager("scope()", f"{type(optimizer).__name__} updates variables")
-    grads_and_vars = assignments.sync_gradients(grads_and_vars)
+    grads_and_vars = assignments.sync_gradients(of_shards(grads_and_vars))
     grads_and_vars, apply = accumulation.accumulate(
         SCOPES.options.local_steps,
         fused_updates.fuse_updates(original),
         optimizer,
         grads_and_vars,
     )
-    with updating_shards(grads_and_vars):
+    with (
+        updating_shards(grads_and_vars),
+        library_operations.noted_as_optimizers(tf.get_default_graph()),
+    ):
         applied = apply(optimizer, grads_and_vars, *args, **kwargs)
     for _, variable in grads_and_vars:
         if isinstance(variable, Sharded):
@@ -177,6 +188,24 @@ def apply_to_shards(
                 if slot is not None and slot.shape.rank != 0:
                     mark_shard(slot, variable)
     return applied
+
+
+def of_shards(grads_and_vars: Any) -> list[Any]:
+    """Returns what an optimizer is to apply, of what a script has made of gradients.
+
+    Raises:
+        TableError: a gradient has this rank's rows, where that of all ranks is needed.
+    """
+    rank_parts.settle(tf.get_default_graph())
+    return [
+        (
+            table_gradients.to_shard(gradient, variable)
+            if isinstance(variable, Sharded)
+            else rank_parts.check_gradient(gradient, variable),
+            variable,
+        )
+        for gradient, variable in grads_and_vars
+    ]
 
 
 @contextlib.contextmanager

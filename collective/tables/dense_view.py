@@ -34,19 +34,28 @@ class ShardedRows(Protocol):
 
 def read(table: ShardedRows, name: str | None = None) -> tf.Tensor:
     """Returns all rows on every rank, [V, D]. The gradient is the rows', as a sparse one."""
-    size = table.rows * table.dim * table.dtype.size
-    if size > WARN_ABOVE and not table.warned_of_dense_read:
-        table.warned_of_dense_read = True
-        tf.logging.warning(
-            "table '%s' is read as one value: each run that uses it sends all of its %.1f GB to "
-            "every rank. Look rows up instead (tf.nn.embedding_lookup), or make it outside "
-            "embedding_scope().",
-            table.op.name,
-            size / 1e9,
-        )
+    warn_of_size(
+        table,
+        "table '%s' is read as one value: each run that uses it sends all of its %.1f GB to "
+        "every rank. Look rows up instead (tf.nn.embedding_lookup), or make it outside "
+        "embedding_scope().",
+    )
     # In a loop it would be read in every iteration, of which ranks may have different numbers.
     with tf.init_scope() if None in control_flow.deciders() else contextlib.nullcontext():
         return tf.nn.embedding_lookup(table, tf.range(table.rows, dtype=tf.int64), name=name)
+
+
+def warn_of_size(table: ShardedRows, message: str) -> None:
+    """Warns, once for a large table, of what a script does with all of its rows.
+
+    Args:
+        table: the table.
+        message: has places for the table's name and its size in GB.
+    """
+    size = table.rows * table.dim * table.dtype.size
+    if size > WARN_ABOVE and not table.warned_of_dense_read:
+        table.warned_of_dense_read = True
+        tf.logging.warning(message, table.op.name, size / 1e9)
 
 
 def unread(table: ShardedRows) -> tf.Tensor:

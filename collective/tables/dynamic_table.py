@@ -185,10 +185,7 @@ class DynamicTable(ReservedVariable, Table):
 
     @property
     def shard_shape(self) -> tf.TensorShape:
-        """Returns a shape of unknown rows.
-
-        So nobody can make a matrix of a gradient, which would be as large as all reserved memory.
-        """
+        """Returns a shape of unknown rows: all reserved memory is not their number."""
         return tf.TensorShape([None, self.dim])
 
     def owners(self, keys_: tf.Tensor) -> tf.Tensor:
@@ -281,6 +278,12 @@ class DynamicTable(ReservedVariable, Table):
                 )
         rows.set_shape(keys_.shape.concatenate([self.dim]))
         return rows
+
+    def ids_of_rows(self, rows: tf.Tensor) -> tf.Tensor:
+        return rows_by_python.keys_of(self.number, rows)
+
+    def rows_of_ids(self, ids: tf.Tensor) -> tf.Tensor:
+        return rows_by_python.rows_of(self.number, tf.cast(ids, tf.int64))
 
     def refuse(self, way: str) -> NoReturn:
         raise TableError(

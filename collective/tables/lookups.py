@@ -23,6 +23,7 @@ from collective.ops import (
     device_scopes,
     graphs,
     key_hashing,
+    library_operations,
     native_library,
     tensorflow_lookup,
 )
@@ -93,7 +94,8 @@ def _exchange(lookup: strategies.Lookup, name: str | None) -> tf.Tensor:
         tape.variable_accessed(lookup.table)
     # Grouping points the identity elsewhere. The exchange behind it is complete, so it is never
     # wrong.
-    rows, reason = exchange_alone(lookup)
+    with library_operations.noted(tf.get_default_graph()):
+        rows, reason = exchange_alone(lookup)
     out = tf.identity(rows, name=name)
     lookups_of(out.graph).add(lookup, out, reason)
     return out

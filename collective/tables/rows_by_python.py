@@ -1,5 +1,5 @@
 """Finds and counts rows of dynamic tables where compiled operations don't: without these, and on a
-device where a lookup is alone.
+device where a lookup is alone. Finds the keys of rows, which only a script's own work needs.
 """
 
 from __future__ import annotations
@@ -35,6 +35,44 @@ def count(number: tf.Tensor) -> tf.Tensor:
         counted = tf.numpy_function(_count, [tf.identity(number)], tf.int64, stateful=True)
     counted.set_shape([])
     return counted
+
+
+def keys_of(number: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    """Returns the keys of local rows [K] in the store of this number, int64 [K].
+
+    Row 0, which is no key's, has -1: outside of training, unknown keys have it.
+    """
+    with device_scopes.on_host():
+        keys = tf.numpy_function(_keys_of, [number, rows], tf.int64, stateful=True)
+    keys.set_shape(rows.shape)
+    return keys
+
+
+def rows_of(number: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
+    """Returns the local rows of keys [K] that have one in the store of this number, int64 [K].
+
+    A run in which one has none fails.
+    """
+    with device_scopes.on_host():
+        rows = tf.numpy_function(_rows_of, [number, keys], tf.int64, stateful=True)
+    rows.set_shape(keys.shape)
+    return rows
+
+
+def _keys_of(number: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    keys = np.full(rows.shape, -1, np.int64)
+    known = rows > 0
+    keys[known] = row_store.registered(int(number)).all_keys()[rows[known] - 1]
+    return keys
+
+
+def _rows_of(number: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    rows: np.ndarray = row_store.registered(int(number)).locate(keys)
+    if (rows < 1).any():
+        raise ValueError(
+            f"key {keys[rows < 1][0]} of a gradient has no row in the memory of this rank."
+        )
+    return rows
 
 
 def _find(

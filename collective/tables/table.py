@@ -109,6 +109,16 @@ class Sharded(resource_variable_ops.ResourceVariable):
         """
         return tensorflow_lookup.gather_rows(self, keys // collectives.size(), [self.dim])
 
+    def ids_of_rows(self, rows: tf.Tensor) -> tf.Tensor:
+        """Returns the ids, int64 [K], of `rows` [K] of this rank's shard."""
+        if collectives.size() == 1:
+            return rows
+        return tf.cast(rows, tf.int64) * collectives.size() + collectives.rank()
+
+    def rows_of_ids(self, ids: tf.Tensor) -> tf.Tensor:
+        """Returns the rows of this rank's shard, int64 [K], of `ids` [K], which it owns."""
+        return ids if collectives.size() == 1 else tf.cast(ids, tf.int64) // collectives.size()
+
     def __iter__(self) -> Iterator[Any]:
         """Yields the table, as the only part of what TensorFlow would have partitioned.
 
@@ -298,7 +308,8 @@ WHOLE_VALUE_METHODS = {
     "load": "Loading the value",
 }
 REFUSED_METHODS = {
-    "initialized_value": "initialized_value (its initial_value is there)",
+    "initialized_value": "initialized_value (take initial_value; gradients of several batches are "
+    "added up by strategy.scope(local_steps=…))",
     "count_up_to": "Counting up",
     "scatter_sub": "A scatter",
     "scatter_add": "A scatter",

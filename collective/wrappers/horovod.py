@@ -15,6 +15,7 @@ from typing import Any, Callable, NoReturn
 import horovod.tensorflow as hvd
 import tensorflow.compat.v1 as tf
 
+from collective.gradients.table_gradients import is_of_table
 from collective.ops import collectives, control_flow, graphs
 from collective.ops.gate import gates_of
 from collective.tables.table import is_replicated
@@ -95,8 +96,8 @@ def take_over(wrapper: Any) -> None:
     if graphs.is_eager():
         return
     reduce = getattr(wrapper, "_allreduce_grads", None)
-    if reduce is not None and hasattr(reduce, "python_function"):
-        wrapper._allreduce_grads = reduce.python_function
+    if reduce is not None and not hasattr(reduce, "leaves_tables_alone"):
+        wrapper._allreduce_grads = _leaving_tables_alone(getattr(reduce, "python_function", reduce))
     if collectives.size() > 1 and (
         getattr(wrapper, "_local_vars", None) or getattr(wrapper, "_local_sources", None)
     ):
@@ -105,6 +106,26 @@ def take_over(wrapper: Any) -> None:
             "leave it out. A variable made by tf.get_variable inside strategy.embedding_scope() is "
             "sharded instead.",
         )
+
+
+def _leaving_tables_alone(reduce: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns Horovod's reduction of gradients, which is not given those of tables.
+
+    With `sparse_as_dense=True` it would make matrices of them, so that they can be reduced by
+    Horovod's allreduce. They are reduced already.
+    """
+
+    def of_others(gradients: Any, *args: Any, **kwargs: Any) -> list[Any]:
+        # Horovod forms groups by numbers: a number stands for each that is left out.
+        stand_ins = [tf.zeros([]) if is_of_table(gradient) else gradient for gradient in gradients]
+        reduced = reduce(stand_ins, *args, **kwargs)
+        return [
+            gradient if is_of_table(gradient) else other
+            for gradient, other in zip(gradients, reduced)
+        ]
+
+    of_others.leaves_tables_alone = True  # type: ignore[attr-defined]
+    return of_others
 
 
 def aggregate(original: Callable[..., Any], helper: Any, *args: Any, **kwargs: Any) -> Any:

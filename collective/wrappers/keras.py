@@ -18,8 +18,8 @@ from keras.src.feature_column.dense_features_v2 import DenseFeatures
 from keras.src.layers import Embedding
 from tensorflow.python.framework.func_graph import FuncGraph
 
-from collective.gradients.reduction import updating_shards
-from collective.ops import collectives, graphs
+from collective.gradients.reduction import of_shards, updating_shards
+from collective.ops import collectives, graphs, library_operations
 from collective.ops.graph_state import state_of
 from collective.options import EmbeddingOptions
 from collective.replication import assignments
@@ -48,7 +48,7 @@ def apply_gradients(
     """
     name = type(optimizer).__name__
     graphs.refuse_eager("scope()", f"the Keras optimizer {name} updates variables")
-    grads_and_vars = assignments.sync_gradients(list(grads_and_vars))
+    grads_and_vars = assignments.sync_gradients(of_shards(grads_and_vars))
     tables = [v for g, v in grads_and_vars if g is not None and isinstance(v, Table)]
     advice = f"Use an optimizer of tf.compat.v1.train in the place of the Keras optimizer {name}"
     local_steps = SCOPES.options.local_steps
@@ -67,7 +67,8 @@ def apply_gradients(
                 return sharded_as(table, table.dim, next_creator, **kwargs)
         return next_creator(**kwargs)
 
-    with updating_shards(grads_and_vars), tf.variable_creator_scope(create_slot):
+    noted = library_operations.noted_as_optimizers(tf.get_default_graph())
+    with noted, updating_shards(grads_and_vars), tf.variable_creator_scope(create_slot):
         applied = original(optimizer, grads_and_vars, *args, **kwargs)
         for table in tables:
             update_kernels.check(optimizer, table)

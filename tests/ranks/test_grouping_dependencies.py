@@ -169,11 +169,10 @@ def test_penalties_on_gradients_of_looked_up_rows(strategy, rank, size):
 
 @pytest.mark.grouped
 def test_penalties_on_gradients_of_tables(strategy, rank, size):
-    """Second derivatives through the exchange. A rank has its shard's part of the whole gradient,
-    each row summed once.
+    """Second derivatives through the exchange. A rank has its part of the whole gradient, each row
+    summed once, and the penalty is that of all ranks' parts.
 
-    Training takes the mean of the ranks' losses, and the penalty is the sum of their parts: N times
-    each. TensorFlow's own pooling (and with one rank, or ungrouped, it is what pools) has no second
+    TensorFlow's own pooling (and with one rank, or ungrouped, it is what pools) has no second
     derivative: the truth pools by hand.
     """
     if size == 1:
@@ -201,11 +200,7 @@ def test_penalties_on_gradients_of_tables(strategy, rank, size):
         loss = tf.reduce_mean(tf.square(tf.sigmoid(tf.matmul(tf.concat(rows, 1), w)) - 0.3))
         gradients = tf.gradients(loss, list(t.values()))
         parts = [tf.convert_to_tensor(g) if whole else g.values for g in gradients]
-        penalty = (
-            (1.0 if whole else size)
-            * 20.0
-            * tf.add_n([tf.reduce_sum(tf.square(part)) for part in parts])
-        )
+        penalty = 20.0 * tf.add_n([tf.reduce_sum(tf.square(part)) for part in parts])
         return {
             "train": tf.train.GradientDescentOptimizer(0.5).minimize(loss + penalty),
             "state": {**rows_of(t), "w": w.read_value()},

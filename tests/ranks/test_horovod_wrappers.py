@@ -77,8 +77,10 @@ def clip(wrap, loss, variables):
         (clip, {}, {}),
         (clip, {"gradient_predivide_factor": 2.0, "groups": 2}, {}),
         (minimize, {}, {"local_steps": 2}),
+        (minimize, {"sparse_as_dense": True}, {}),
+        (clip, {"sparse_as_dense": True, "groups": 3}, {}),
     ],
-    ids=["minimize", "clipped", "grouped", "local_steps"],
+    ids=["minimize", "clipped", "grouped", "local_steps", "dense", "dense_grouped"],
 )
 def test_gradients_are_reduced_once(strategy, rank, size, train, options, scope):
     if scope and grouped.B // size % 2:

@@ -326,10 +326,10 @@ def test_which_variables_are_tables(strategy, size):
 @pytest.mark.parametrize(
     "way",
     [
-        lambda t: tf.scatter_update(t, [0], tf.ones([1, 3])),
         lambda t: t.initialized_value(),
-        lambda t: t.scatter_sub(tf.IndexedSlices(tf.ones([1, 3]), [0])),
-        lambda t: t.scatter_nd_add([[0]], tf.ones([1, 3])),
+        lambda t: t.batch_scatter_update(tf.IndexedSlices(tf.ones([1, 3]), [0])),
+        lambda t: t.scatter_nd_max([[0]], tf.ones([1, 3])),
+        lambda t: t.count_up_to(3),
     ],
 )
 def test_what_would_see_one_shard_is_refused(strategy, size, way):

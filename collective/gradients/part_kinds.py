@@ -1,0 +1,64 @@
+"""Says what a tensor has of this rank's part of a table's gradient, and what is made of it.
+
+values [K, D] ── * 2 ──► ROWS [K, D] ── tf.reduce_sum ──► a number: of all ranks, once exchanged
+indices [K] ──────────► IDS [K] ── tf.size ────────────► COUNT: of all ranks, once exchanged
+                           └── tf.unique ──► IDS, PLACES
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Mapping
+
+
+class Kind(enum.Enum):
+    """Tells what a tensor says of this rank's rows.
+
+    Attributes:
+        ROWS: its first dimension is of them.
+        IDS: so it is, and its numbers are ids of the table.
+        LOCAL: so it is, and its numbers are rows of the shard.
+        PLACES: so it is, and its numbers are places in another part.
+        COUNT: it is how many rows there are, times what isn't a part.
+        SHAPE: it is a shape, which begins with how many rows there are.
+    """
+
+    ROWS = "rows"
+    IDS = "ids"
+    LOCAL = "local rows"
+    PLACES = "places"
+    COUNT = "count"
+    SHAPE = "shape"
+
+
+BY_ROW = frozenset({Kind.ROWS, Kind.IDS, Kind.LOCAL, Kind.PLACES})
+SIZES = frozenset({Kind.COUNT, Kind.SHAPE})
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """Says what an operation makes of parts.
+
+    Attributes:
+        outputs: the kinds of its outputs, by their numbers; the others are the same on all ranks.
+        reduces: it reduces the rows of its first input.
+        gathered: the inputs in whose place the rows of all ranks come.
+        counted: the inputs in whose place the sum over ranks comes.
+        refused: why it can't be told what it makes; '' if it can.
+    """
+
+    outputs: Mapping[int, Kind] = dataclasses.field(default_factory=dict)
+    reduces: bool = False
+    gathered: tuple[int, ...] = ()
+    counted: tuple[int, ...] = ()
+    refused: str = ""
+
+
+NOTHING = Verdict()
+MIXES = Verdict(refused="it mixes rows")
+
+
+def by_row(*kinds: Kind) -> Verdict:
+    """Returns the verdict on an operation with outputs of these kinds."""
+    return Verdict(dict(enumerate(kinds)))

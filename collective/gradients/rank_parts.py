@@ -1,0 +1,448 @@
+"""Makes what a script computes of tables' gradients that of all ranks.
+
+A rank has its part of a table's gradient: the rows that it owns. What a script computes row by row
+(scaling, clipping by value, the decay of the same rows) is right as it is. Where it puts rows
+together (a norm, a count, a matrix of all rows), the rows of all ranks are to come in. This is read
+off the graph (`collective.gradients.part_rules`), from the gradients downward, whatever functions
+of TensorFlow have made it:
+
+    part ── reduction                  part ── reduction of this rank ── allgather ── reduction
+    part ── scatter of rows by id      part ── allgather ── scatter
+    part ── what can't be told         a run that needs it is refused
+
+It happens before gradients are taken or applied, and before a session runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from collective.errors import TableError
+from collective.gradients import part_rules
+from collective.gradients.part_kinds import BY_ROW, Kind, Verdict
+from collective.gradients.table_gradients import is_of_table
+from collective.ops import (
+    collectives,
+    device_scopes,
+    gate,
+    graph_analysis,
+    graphs,
+    library_operations,
+)
+from collective.ops.graph_state import state_of
+from collective.tables.grouping import lookups_of
+
+SCOPE = "collective/gradient_parts/"
+ADVICE = (
+    "Reduce it (tf.reduce_sum, tf.reduce_max, tf.norm, …), clip it (tf.clip_by_norm, "
+    "tf.clip_by_global_norm), or take it whole: tf.convert_to_tensor(gradient), a matrix of all "
+    "rows. To add up gradients over several batches, use strategy.scope(local_steps=…)."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Describes a tensor that is computed from this rank's part of a table's gradient.
+
+    Attributes:
+        kind: what it says of this rank's rows.
+        table: the table's name.
+        takings: the numbers of the `tf.gradients` that it comes from.
+    """
+
+    kind: Kind
+    table: str
+    takings: frozenset[int]
+
+
+class GradientParts:
+    """Knows what a graph computes of tables' gradients.
+
+    Attributes:
+        settled: operations into which the rows of all ranks come.
+    """
+
+    def __init__(self, graph: tf.Graph) -> None:
+        self._graph = graph
+        self.settled: set[tf.Operation] = set()
+        self._parts: dict[str, Part] = {}
+        self._work: list[tuple[tf.Operation, Verdict, Mapping[int, Part]]] = []
+        self._version: tuple[int, int] = (-1, -1)
+        self._is_changing = False
+        self._gathered: dict[str, tf.Tensor] = {}
+
+    def part_of(self, tensor: Any) -> Part | None:
+        """Returns what is known of a tensor that is a part; None if it is none."""
+        if not isinstance(tensor, tf.Tensor) or tensor.graph is not self._graph:
+            return None
+        self._read()
+        return self._parts.get(tensor.name)
+
+    def _read(self) -> list[tuple[tf.Operation, Verdict, Mapping[int, Part]]]:
+        """Follows the parts through the graph; returns what is to be done where."""
+        gradients = state_of(self._graph).table_gradients
+        version = (self._graph.version, len(gradients))
+        if version == self._version or self._is_changing:
+            return self._work
+        reading = _Reading(self._graph, self)
+        reading.follow(gradients.values())
+        self._parts, self._work, self._version = reading.parts, reading.work, version
+        state_of(self._graph).refused_operations.update(reading.refused)
+        return self._work
+
+    def fetched(self, fetches: Any) -> Any:
+        """Returns `fetches`, with the rows of all ranks in the place of this rank's."""
+        leaves = graph_analysis.flatten(fetches)
+        if not any(self.part_of(leaf) for leaf in leaves):
+            return fetches
+        with self._changing():
+            return tf.nest.map_structure(self._of_all_ranks_if_part, fetches)
+
+    def _of_all_ranks_if_part(self, leaf: Any) -> Any:
+        if isinstance(leaf, tf.IndexedSlices):
+            values, indices = map(self._of_all_ranks_if_part, (leaf.values, leaf.indices))
+            return tf.IndexedSlices(values, indices, leaf.dense_shape)
+        part = self.part_of(leaf)
+        if part is None or part.kind not in (Kind.ROWS, Kind.IDS, Kind.COUNT):
+            return leaf
+        if part.kind is Kind.COUNT:
+            return self._count_of_all_ranks(leaf, part)
+        return self._of_all_ranks(leaf, part)
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Adds to the graph inside, wherever a script is."""
+        with (
+            graphs.open_for_changes(self._graph),
+            self._graph.as_default(),
+            tf.init_scope(),
+            device_scopes.anywhere(),
+            library_operations.noted(self._graph),
+            tf.name_scope(SCOPE),
+        ):
+            self._is_changing = True
+            try:
+                yield
+            finally:
+                self._is_changing = False
+
+    def settle(self) -> None:
+        """Lets the rows of all ranks come in wherever a script puts rows together."""
+        while work := self._read():
+            with self._changing():
+                self._check_changeable(work)
+                for op, verdict, parts in work:
+                    for i in verdict.gathered:
+                        op._update_input(i, self._of_all_ranks(op.inputs[i], parts[i]))
+                    for i in verdict.counted:
+                        op._update_input(i, self._count_of_all_ranks(op.inputs[i], parts[i]))
+                reductions = [(op, parts[0]) for op, verdict, parts in work if verdict.reduces]
+                for together in _independent(reductions, self._taken()):
+                    _reduce_over_ranks(together)
+                self.settled.update(op for op, _, _ in work)
+            gate.gates_of(self._graph).changed()
+            self._version = (-1, -1)
+
+    def _taken(self) -> set[tf.Operation]:
+        """Returns the operations that give the gradients, before a script does anything."""
+        gradients = state_of(self._graph).table_gradients.values()
+        return {x.op for known in gradients for x in (known.values, known.rows, known.ids)}
+
+    def _check_changeable(self, work: Sequence[Any]) -> None:
+        seen = state_of(self._graph).seen_by_session
+        for op, _, parts in work:
+            if op._id <= seen:
+                part = next(iter(parts.values()))
+                raise TableError(
+                    f"'{op.name}' ({op.type}) computes with the gradient of table '{part.table}', "
+                    "and a session had run it before that was known. Build the whole graph before "
+                    "the first run."
+                )
+
+    def _of_all_ranks(self, x: tf.Tensor, part: Part) -> tf.Tensor:
+        """Returns the rows of all ranks, one rank's below the other's."""
+        if x.name not in self._gathered:
+            self._gathered[x.name] = _allgather(x, [part.table])
+        return self._gathered[x.name]
+
+    def _count_of_all_ranks(self, x: tf.Tensor, part: Part) -> tf.Tensor:
+        key = f"count of {x.name}"
+        if key not in self._gathered:
+            counts = _allgather(tf.reshape(x, [1]), [part.table])
+            self._gathered[key] = tf.reshape(tf.reduce_sum(counts), tf.shape(x))
+        return self._gathered[key]
+
+
+def parts_of(graph: tf.Graph) -> GradientParts:
+    """Returns what `graph`, which a session runs, computes of tables' gradients."""
+    state = state_of(graph)
+    if state.gradient_parts is None:
+        state.gradient_parts = GradientParts(graph)
+    parts: GradientParts = state.gradient_parts
+    return parts
+
+
+def settle(graph: tf.Graph) -> None:
+    """Makes what a script computes of tables' gradients that of all ranks.
+
+    Raises:
+        TableError: a session has run it already.
+    """
+    graph = graphs.outermost(graph)
+    if collectives.size() > 1 and state_of(graph).table_gradients:
+        parts_of(graph).settle()
+
+
+def fetched(graph: tf.Graph, fetches: Any) -> Any:
+    """Returns what a session is to fetch: the rows of all ranks in the place of this rank's.
+
+    One rank's rows come below the other's, so the values and the ids of a gradient fit.
+    """
+    if collectives.size() == 1 or not state_of(graph).table_gradients:
+        return fetches
+    return parts_of(graph).fetched(fetches)
+
+
+def part_of(tensor: Any) -> Part | None:
+    """Returns what `tensor` says of this rank's rows of a table's gradient; None if it doesn't."""
+    if collectives.size() == 1 or not isinstance(tensor, tf.Tensor):
+        return None
+    if not tf.is_symbolic_tensor(tensor) or not state_of(tensor.graph).table_gradients:
+        return None
+    return parts_of(tensor.graph).part_of(tensor)
+
+
+def is_part(gradient: Any) -> bool:
+    """Tells whether `IndexedSlices` are of a table's gradient, whoever has made them."""
+    if is_of_table(gradient):
+        return True
+    return isinstance(gradient, tf.IndexedSlices) and any(
+        part_of(x) is not None for x in (gradient.indices, gradient.values)
+    )
+
+
+class _Reading:
+    """Follows parts downward through a graph, once."""
+
+    def __init__(self, graph: tf.Graph, known: GradientParts) -> None:
+        self.parts: dict[str, Part] = {}
+        self.refused: dict[tf.Operation, str] = {}
+        self._verdicts: dict[tf.Operation, tuple[Verdict, Mapping[int, Part]]] = {}
+        self._settled = known.settled
+        self._noted = library_operations.NotedOperations(graph)
+        self._lookups: dict[str, list[Any]] = {}
+        for written in lookups_of(graph).written:
+            self._lookups.setdefault(written.lookup.ids.name, []).append(written)
+        self._waiting: list[tuple[int, tf.Operation]] = []
+        self._is_waiting: set[tf.Operation] = set()
+
+    @property
+    def work(self) -> list[tuple[tf.Operation, Verdict, Mapping[int, Part]]]:
+        """Returns the operations into which the rows of all ranks are to come."""
+        return [
+            (op, verdict, parts)
+            for op, (verdict, parts) in sorted(self._verdicts.items(), key=lambda x: x[0]._id)
+            if verdict.reduces or verdict.gathered or verdict.counted
+        ]
+
+    def follow(self, gradients: Any) -> None:
+        for known in gradients:
+            takings, table = frozenset({known.taking}), str(known.table.op.name)
+            self._note(known.values, Part(Kind.ROWS, table, takings))
+            self._note(known.rows, Part(Kind.LOCAL, table, takings))
+            self._note(known.ids, Part(Kind.IDS, table, takings))
+        while self._waiting:
+            _, op = heapq.heappop(self._waiting)
+            self._is_waiting.discard(op)
+            self._judge(op)
+
+    def _note(self, tensor: tf.Tensor, part: Part) -> None:
+        before = self.parts.get(tensor.name)
+        if before is not None:
+            # A gradient's own tensors stay what they are; rows with one rank are ids.
+            part = Part(before.kind, before.table, before.takings | part.takings)
+            if part == before:
+                return
+        self.parts[tensor.name] = part
+        for written in self._lookups.get(tensor.name, ()):
+            self._note_lookup(written, part)
+        for op in tensor.consumers():
+            if op not in self._is_waiting:
+                self._is_waiting.add(op)
+                heapq.heappush(self._waiting, (op._id, op))
+
+    def _note_lookup(self, written: Any, part: Part) -> None:
+        """Notes the rows that were looked up by ids of a gradient."""
+        if written.lookup.sparse_ids is not None or part.kind not in (Kind.IDS, Kind.ROWS):
+            self.refused[written.out] = _refusal(written.out, part, "it pools rows")
+        else:
+            self._note(written.out.outputs[0], Part(Kind.ROWS, part.table, part.takings))
+
+    def _judge(self, op: tf.Operation) -> None:
+        if op in self._settled or graph_analysis.is_of_carrier(op.type):
+            return
+        if op.type.startswith("Collective") or self._noted.is_librarys(op):
+            return
+        parts = {i: self.parts[x.name] for i, x in enumerate(op.inputs) if x.name in self.parts}
+        verdict = part_rules.verdict(op, {i: part.kind for i, part in parts.items()})
+        is_lenient = self._noted.is_optimizers(op)
+        if is_lenient:
+            verdict = _leniently(op, verdict)
+        shared = verdict.reduces or verdict.gathered or verdict.counted
+        part = next(iter(parts.values()))
+        if shared and op._get_control_flow_context() is not None:
+            verdict = Verdict(refused="it is inside tf.cond or tf.while_loop")
+        self._verdicts[op] = verdict, parts
+        self.refused.pop(op, None)
+        if verdict.refused and not is_lenient:
+            self.refused[op] = _refusal(op, part, verdict.refused)
+        takings = frozenset().union(*(each.takings for each in parts.values()))
+        for i, kind in verdict.outputs.items():
+            self._note(op.outputs[i], Part(kind, part.table, takings))
+
+
+def _leniently(op: tf.Operation, verdict: Verdict) -> Verdict:
+    """Returns the verdict on an operation of an optimizer: it updates this rank's shard."""
+    if verdict.reduces:
+        return verdict
+    return Verdict(verdict.outputs)
+
+
+def _refusal(op: tf.Operation, part: Part, why: str) -> str:
+    return (
+        f"'{op.name}' ({op.type}) computes with the gradient of table '{part.table}', of which "
+        f"this rank has the rows that it owns, and {why}: what it makes of them would not be that "
+        f"of the whole gradient. {ADVICE}"
+    )
+
+
+def _independent(
+    reductions: Sequence[tuple[tf.Operation, Part]], taken: set[tf.Operation]
+) -> Iterator[list[tuple[tf.Operation, Part]]]:
+    """Yields reductions that can share an exchange.
+
+    They are of the same gradients, of one type, and none waits for another.
+
+    Args:
+        reductions: the operations.
+        taken: the operations that give the gradients, which wait for none of these.
+    """
+    waiting = list(reductions)
+    while waiting:
+        operations = {op for op, _ in waiting}
+        ready = []
+        for op, part in waiting:
+            before = graph_analysis.walk(
+                [x.op for x in op.inputs], stop=lambda x: x in taken, control=False
+            )
+            if not operations & before:
+                ready.append((op, part))
+        by_key: dict[Any, list[tuple[tf.Operation, Part]]] = {}
+        for op, part in ready:
+            key = (sorted(part.takings), _travels_as(op.inputs[0].dtype).name)
+            by_key.setdefault(str(key), []).append((op, part))
+        yield from by_key.values()
+        done = {op for op, _ in ready}
+        waiting = [(op, part) for op, part in waiting if op not in done]
+
+
+def _travels_as(dtype: tf.DType) -> tf.DType:
+    if dtype == tf.bool:
+        return tf.uint8
+    return tf.float32 if dtype in (tf.float16, tf.bfloat16) else dtype
+
+
+def _reduce_over_ranks(reductions: Sequence[tuple[tf.Operation, Part]]) -> None:
+    """Gives reductions, in the place of this rank's rows, one row for each rank.
+
+    It is what the reduction makes of that rank's rows. All travel by one exchange.
+    """
+    sent: list[tf.Tensor] = []
+    for op, _ in reductions:
+        sent += _of_this_rank(op)
+    dtype = _travels_as(reductions[0][0].inputs[0].dtype)
+    flat = tf.concat([tf.reshape(tf.cast(x, dtype), [-1]) for x in sent], 0)
+    received = _allgather(flat[None], [part.table for _, part in reductions])
+    pieces = iter(
+        tf.split(received, [tf.size(x) for x in sent], axis=1, num=len(sent))
+        if len(sent) > 1
+        else [received]
+    )
+    numbers = iter(sent)
+    for op, _ in reductions:
+        x = next(numbers)
+        # [N, …]: each rank's, one below the other.
+        ranks = tf.reshape(next(pieces), tf.concat([[-1], tf.shape(x)[1:]], 0))
+        if op.type == "Mean":
+            next(numbers)
+            rows = tf.reduce_sum(next(pieces))
+            ranks = tf.reduce_sum(ranks, 0, keepdims=True) / rows
+        ranks = tf.cast(ranks, op.inputs[0].dtype)
+        ranks.set_shape([None, *x.shape[1:].as_list()])
+        op._update_input(0, ranks)
+
+
+def _of_this_rank(op: tf.Operation) -> list[tf.Tensor]:
+    """Returns what a reduction makes of this rank's rows, [1, …]; for a mean their number, too."""
+    x = op.inputs[0]
+    if x.dtype != tf.bool:
+        x = tf.cast(x, _travels_as(x.dtype))
+    if op.type == "Mean":
+        return [tf.reduce_sum(x, 0, keepdims=True), tf.cast(tf.shape(x)[:1], x.dtype)]
+    reduce = _REDUCE["EuclideanNorm" if op.type == "L2Loss" else op.type]
+    return [reduce(x, 0, keepdims=True)]
+
+
+_REDUCE = {
+    "Sum": tf.reduce_sum,
+    "Max": tf.reduce_max,
+    "Min": tf.reduce_min,
+    "Prod": tf.reduce_prod,
+    "All": tf.reduce_all,
+    "Any": tf.reduce_any,
+    "EuclideanNorm": tf.math.reduce_euclidean_norm,
+}
+
+
+def _allgather(x: tf.Tensor, tables: Sequence[str]) -> tf.Tensor:
+    digest = hashlib.blake2b("\n".join(sorted(set(tables))).encode(), digest_size=4).hexdigest()
+    sent = tf.cast(x, tf.uint8) if x.dtype == tf.bool else x
+    opened = gate.gates_of(tf.get_default_graph()).beside([sent]).zero
+    name = collectives.unique_name(f"gradient_parts.{digest}")
+    received = collectives.allgather(sent, name, opened)
+    return tf.cast(received, tf.bool) if x.dtype == tf.bool else received
+
+
+def check_gradient(gradient: Any, variable: Any) -> Any:
+    """Returns the gradient of a replicated variable, which a script may have made of a table's.
+
+    Raises:
+        TableError: it is this rank's rows, which no replica could be updated by.
+    """
+    if isinstance(gradient, tf.IndexedSlices):
+        parts = [part_of(gradient.values), part_of(gradient.indices)]
+        if None in parts:
+            return gradient
+        parts_here = parts_of(gradient.values.graph)
+        with library_operations.noted(gradient.values.graph), device_scopes.anywhere():
+            values, indices = (
+                parts_here._of_all_ranks(x, part)
+                for x, part in zip((gradient.values, gradient.indices), parts)
+                if part is not None
+            )
+        return tf.IndexedSlices(values, indices, gradient.dense_shape)
+    part = part_of(gradient)
+    if part is not None and part.kind in BY_ROW:
+        raise TableError(
+            f"The gradient '{gradient.op.name}' of the replicated variable '{variable.op.name}' is "
+            f"made of that of table '{part.table}', of which this rank has the rows that it owns. "
+            f"{ADVICE}"
+        )
+    return gradient
