@@ -42,6 +42,6 @@ def refusal(broken: str) -> RankError:
     if broken is FORKED:
         return RankError(FORKED)
     return RankError(
-        f"An earlier run failed half-way on rank {collectives.rank()} and left its peers waiting; "
-        f"start again. It failed with: {broken}"
+        f"An earlier run failed half-way on rank {collectives.rank()}, and this process can "
+        f"exchange nothing more with the other ranks. Start the job again. It failed with: {broken}"
     )
