@@ -23,6 +23,7 @@ from keras.src.optimizers import optimizer as keras_optimizer
 from keras.src.optimizers.legacy.optimizer_v2 import OptimizerV2
 from tensorflow.python.client.session import BaseSession
 from tensorflow.python.feature_column import feature_column_v2
+from tensorflow.python.framework import convert_to_constants
 from tensorflow.python.ops import (
     clip_ops,
     cond_v2,
@@ -69,7 +70,7 @@ from collective.gradients import clipping, reduction
 from collective.ops import control_flow
 from collective.patching import OperationPatch, Patch, ReplacedValue
 from collective.replication import assignments, metrics, moving_averages
-from collective.serving import export
+from collective.serving import export, freezing
 from collective.tables import dense_view, fused_updates, optimizer_slots, variable_getter
 from collective.tables.table import Sharded
 from collective.train import composed_rules
@@ -481,6 +482,12 @@ CHECKPOINTS = (
         tf.saved_model.Builder,
         "tf.saved_model.Builder.add_meta_graph_and_variables",
         export.add_graph,
+        NOT_SERVABLE,
+    ),
+    Patch(
+        convert_to_constants,
+        "convert_to_constants.convert_variables_to_constants_from_session_graph",
+        freezing.freeze,
         NOT_SERVABLE,
     ),
 )

@@ -156,8 +156,9 @@ def shards_of_saver(saver: Any, graph: tf.Graph) -> list[Shard]:
     lost = sorted(tables_trained - tables_here)
     if lost:
         raise ValueError(
-            f"This graph was imported, and tables ('{', '.join(lost)}') can't be: build the model "
-            "by its code inside scope(), then make a Saver and restore."
+            f"This graph was imported, and its tables ('{', '.join(lost)}') cannot be: build the "
+            "model by its code inside scope(), then make a Saver and restore. To freeze it, export "
+            "a SavedModel by strategy.export_saved_model, which plain TensorFlow can freeze."
         )
     return []
 
