@@ -312,7 +312,7 @@ def _latest_state(folder: str) -> Any:
     if state is None or not state.model_checkpoint_path:
         raise storage.StorageFailure(
             f"'{path}', which names the latest checkpoint, can't be read, or is damaged. Start the "
-            "job again if its storage was not there; write the file anew by "
+            "job again if its storage was not there; write the file again by "
             "tf.train.update_checkpoint_state, or remove it, and the job begins at its start."
         )
     return state

@@ -249,7 +249,7 @@ def _read(bundle: Bundle, stored: StoredTable, spec: str, dtype: tf.DType) -> tf
         if list(map(int, extents)) != shape:
             raise ValueError(
                 f"checkpoint '{bundle.prefix}': '{stored.name}' has the shape {shape}, and a slice "
-                f"of it is to be read as of [{', '.join(extents)}]."
+                f"of a tensor of shape [{', '.join(extents)}] was asked for."
             )
         for axis, piece in enumerate(pieces.split(":")):
             if piece != "-":

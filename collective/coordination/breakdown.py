@@ -12,7 +12,8 @@ from collective.errors import RankError
 from collective.ops import carriers, collectives
 
 FORKED = (
-    "This process was forked from a rank and is none itself: what all ranks run, they run alone."
+    "This process was forked from a rank and is not a rank itself. Only the ranks can run what all "
+    "of them run."
 )
 
 

@@ -185,7 +185,7 @@ def test_other_data_than_the_checkpoints_are_refused(strategy, rank, size, folde
     records = order()
     assert used == [sorted(records[:24]), sorted(records[24:48])]
     assert position(folder) == 2
-    warned = capfd.readouterr().err.count("those of this job begin anew")
+    warned = capfd.readouterr().err.count("those of this job begin again")
     assert warned == (rank == 0)
 
 
